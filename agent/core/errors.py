@@ -1,0 +1,166 @@
+"""The tree of errors. A class exists only where a caller does something different.
+
+AgentError
+├── SettingsError        a file, variable or flag cannot be used: exit 78
+├── PermissionFault      a directory or socket may not be used: exit 77
+├── DriverError          the driver as a whole does not answer
+│   └── DriverMissing    there is no driver library, or it refuses to start: exit 69 or wait
+├── GpuError             one GPU does not answer; the others go on
+├── StateError           the state directory cannot be written: answers become UNAVAILABLE
+│   └── StateCorrupt     a generation is unreadable: fall back to the one before
+├── MalformedText        an annotation, a lock or a message does not follow its grammar
+├── KubeletError         the kubelet cannot be reached or answered with an error
+│   ├── RegistrationRefused   it answered, and said no
+│   ├── WitnessThrottled      PodResources is over its rate limit: ask again after 20 ms
+│   └── WitnessUnsupported    this kubelet has no Get (before 1.34)
+├── ApiError             the API server answered with an error status, or not at all
+│   ├── ApiNotFound 404   ├── ApiConflict 409   ├── ApiGone 410   ├── ApiInvalid 422
+│   ├── ApiForbidden 401, 403                   └── ApiThrottled 429, with retry_after
+└── Refusal              an Allocate is answered with an error on purpose
+"""
+
+import enum
+
+FOREIGN_TEXT_LIMIT = 256
+
+
+def cap(text: str, limit: int = FOREIGN_TEXT_LIMIT) -> str:
+    """One line of foreign text, at most `limit` characters, the cut marked by an ellipsis."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+class AgentError(Exception):
+    """Root of every error that the agent raises on purpose. str() is one sentence for people."""
+
+
+class SettingsError(AgentError):
+    """A setting cannot be used. The text names file:line, field and the mend."""
+
+
+class PermissionFault(AgentError):  # noqa: N818 -- PermissionError is a builtin
+    """A path that the agent needs may not be read, written or bound."""
+
+
+class DriverError(AgentError):
+    """The driver as a whole did not answer, or answered with an error."""
+
+
+class DriverMissing(DriverError):  # noqa: N818 -- the state, not the call, is the error
+    """There is no usable driver library on this node (yet)."""
+
+
+class GpuError(AgentError):
+    """One GPU did not answer. `gpu` is its UUID, or `index N` where the UUID is unknown."""
+
+    def __init__(self, gpu: str, text: str, *, lost: bool = False) -> None:
+        super().__init__(f"GPU {gpu}: {text}")
+        self.gpu = gpu
+        self.lost = lost
+
+
+class StateError(AgentError):
+    """The state directory cannot be read or written; the text says which path and why."""
+
+
+class StateCorrupt(StateError):  # noqa: N818 -- names what was found
+    """A stored generation fails its checksum, version or shape."""
+
+
+class MalformedText(AgentError):  # noqa: N818 -- names what was found
+    """An annotation, a lock or a message does not follow its grammar."""
+
+
+class KubeletError(AgentError):
+    """The kubelet cannot be reached or answered with an error."""
+
+
+class RegistrationRefused(KubeletError):  # noqa: N818 -- names what happened
+    """The kubelet answered Register with an error; the text is the kubelet's."""
+
+
+class WitnessThrottled(KubeletError):  # noqa: N818 -- names what happened
+    """PodResources is over its rate limit (burst 10, then 100 a second, for all its clients)."""
+
+
+class WitnessUnsupported(KubeletError):  # noqa: N818 -- names what happened
+    """This kubelet does not serve PodResources Get (kubelet before 1.34)."""
+
+
+class ApiError(AgentError):
+    """The API server answered with an error status (`status`), or not at all (`status` 0)."""
+
+    def __init__(self, text: str, *, status: int = 0, retry_after: float | None = None) -> None:
+        super().__init__(text)
+        self.status = status
+        self.retry_after = retry_after
+
+
+class ApiNotFound(ApiError):  # noqa: N818 -- the API's word
+    """404: the object is not there."""
+
+
+class ApiConflict(ApiError):  # noqa: N818 -- the API's word
+    """409: a precondition (uid, resourceVersion) does not hold."""
+
+
+class ApiGone(ApiError):  # noqa: N818 -- the API's word
+    """410: the watch is too old; list again."""
+
+
+class ApiInvalid(ApiError):  # noqa: N818 -- the API's word
+    """422: the patch cannot be applied, for one because its `test` failed."""
+
+
+class ApiForbidden(ApiError):  # noqa: N818 -- the API's word
+    """401 or 403: the identity may not do this."""
+
+
+class ApiThrottled(ApiError):  # noqa: N818 -- the API's word
+    """429: ask again after `retry_after` seconds."""
+
+
+class Gate(enum.Enum):
+    """Why an Allocate is refused. The value is the id that the runbook explains."""
+
+    EMPTY_REQUEST = "HA-1001"
+    MALFORMED_REQUEST = "HA-1002"
+    NO_POD_ADMITTED = "HA-2001"
+    MANY_PODS_ADMITTED = "HA-2002"
+    POD_DELETED = "HA-2003"
+    NO_RIGHT = "HA-2004"
+    NO_LOCK = "HA-2005"
+    STATIC_POD = "HA-2006"
+    WITNESS_SILENT = "HA-2007"
+    STALE_LOCK = "HA-2008"
+    OVERLAP = "HA-2009"
+    NO_ANNOTATION = "HA-3001"
+    MALFORMED_ANNOTATION = "HA-3002"
+    WRONG_NODE = "HA-3003"
+    COUNT_MISMATCH = "HA-3004"
+    NO_CONTAINER_LEFT = "HA-3005"
+    DROPPED_REQUEST = "HA-3006"
+    UNKNOWN_GPU = "HA-4001"
+    BAD_GPU = "HA-4002"
+    MEMORY_EXCEEDED = "HA-4003"
+    CORES_EXCEEDED = "HA-4004"
+    DRIVER_UNRESPONSIVE = "HA-4005"
+    STATE_UNWRITABLE = "HA-5001"
+    OUT_OF_TIME = "HA-5002"
+    HOST_DIRECTORY = "HA-5003"
+    STOPPING = "HA-5004"
+
+
+class Refusal(AgentError):  # noqa: N818 -- an answer, not a fault
+    """An Allocate is answered with an error on purpose.
+
+    `sentence` is for the pod's owner: what is wrong and what to do. str() adds the id, as it
+    appears in the pod's status. `transient` refusals become UNAVAILABLE, the others
+    FAILED_PRECONDITION (INVALID_ARGUMENT for a malformed request).
+    """
+
+    def __init__(self, gate: Gate, sentence: str, *, transient: bool = False) -> None:
+        super().__init__(f"{sentence} [{gate.value}]")
+        self.gate = gate
+        self.sentence = sentence
+        self.transient = transient

@@ -1,0 +1,44 @@
+"""What the driver and a probe can report of a GPU."""
+
+import dataclasses
+import enum
+
+from agent.core.gpu import GpuUuid
+
+
+class EventKind(enum.StrEnum):
+    """Kinds of driver reports."""
+
+    XID = "xid"
+    ECC_SINGLE = "ecc-single"
+    ECC_DOUBLE = "ecc-double"
+    CHANGED = "changed"
+    """GPUs came, went or were re-arranged: scan again."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DriverEvent:
+    """One report of the driver. `uuid` None: it concerns all GPUs, or the driver cannot tell."""
+
+    kind: EventKind
+    uuid: GpuUuid | None = None
+    xid: int | None = None
+
+
+class ProbeOutcome(enum.StrEnum):
+    """What an active question to a GPU found."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    LOST = "lost"
+    SILENT = "silent"
+    """No answer within the deadline."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Probe:
+    """The result of one active question to the GPU `uuid`; `text` is the driver's words."""
+
+    uuid: GpuUuid
+    outcome: ProbeOutcome
+    text: str = ""

@@ -1,0 +1,68 @@
+"""A GPU as the driver describes it: facts only, no judgement, no sharing."""
+
+import dataclasses
+import enum
+from typing import NewType
+
+GpuUuid = NewType("GpuUuid", str)
+"""`GPU-…` as NVML prints it: the identity of a GPU. The index is for display and ordering."""
+
+
+class PciPath(enum.IntEnum):
+    """How two GPUs reach each other over PCI; HAMi's points for the pair (§1.4 of its contract).
+
+    Source: HAMi pkg/device/nvidia/calculate_score.go.
+    """
+
+    CROSS_CPU = 10
+    SAME_CPU = 20
+    HOST_BRIDGE = 30
+    MULTI_SWITCH = 40
+    SINGLE_SWITCH = 50
+    SAME_BOARD = 60
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Link:
+    """What connects a GPU to the GPU `peer`: its PCI path, if known, and its number of NVLinks."""
+
+    peer: GpuUuid
+    path: PciPath | None = None
+    nvlinks: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Gpu:
+    """One physical GPU.
+
+    `memory_mib` is total bytes // 2**20, None where the driver cannot tell (coherent memory).
+    `numa` is None when unknown; `minor` is the N of /dev/nvidiaN.
+    """
+
+    uuid: GpuUuid
+    index: int
+    name: str
+    memory_mib: int | None
+    pci: str
+    numa: int | None = None
+    minor: int | None = None
+    mig_enabled: bool = False
+    links: tuple[Link, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GpuFault:
+    """A GPU that the driver lists but could not describe: left out of the inventory, and said."""
+
+    gpu: str
+    text: str
+    lost: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scan:
+    """One look at all GPUs of the node, sorted by index."""
+
+    driver_version: str
+    gpus: tuple[Gpu, ...]
+    faults: tuple[GpuFault, ...] = ()

@@ -1,0 +1,73 @@
+"""The inventory: which GPUs are shared here, how, and how they are. One immutable snapshot."""
+
+import dataclasses
+
+from agent.core.condition import Health
+from agent.core.gpu import Gpu, GpuUuid
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SharedGpu:
+    """A GPU as it is offered.
+
+    `registered_mib` and `core_percent` are after scaling; `type_name` is the name with the
+    `NVIDIA` prefix that the scheduler matches; `mode` is HAMi's operating mode text.
+    `present` is False for a GPU that vanished while a slice of it is held.
+    """
+
+    gpu: Gpu
+    health: Health
+    split_count: int
+    registered_mib: int
+    core_percent: int
+    type_name: str
+    mode: str
+    present: bool = True
+
+    @property
+    def uuid(self) -> GpuUuid:
+        """The identity of the GPU."""
+        return self.gpu.uuid
+
+    @property
+    def serving(self) -> bool:
+        """True when new containers may be given this GPU."""
+        return self.present and self.health.serving
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Inventory:
+    """All shared GPUs, sorted by index then UUID. `generation` rises with every change."""
+
+    generation: int = 0
+    gpus: tuple[SharedGpu, ...] = ()
+    driver_version: str = ""
+
+    def find(self, uuid: GpuUuid) -> SharedGpu | None:
+        """The GPU of that identity, or None."""
+        return next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class InventoryDiff:
+    """What differs between two snapshots, by UUID."""
+
+    added: tuple[GpuUuid, ...] = ()
+    removed: tuple[GpuUuid, ...] = ()
+    changed: tuple[GpuUuid, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """True when nothing differs."""
+        return not (self.added or self.removed or self.changed)
+
+
+def diff(old: Inventory, new: Inventory) -> InventoryDiff:
+    """What `new` adds to, removes from and changes in `old`, each in the order of its snapshot."""
+    before = {gpu.uuid: gpu for gpu in old.gpus}
+    after = {gpu.uuid: gpu for gpu in new.gpus}
+    return InventoryDiff(
+        added=tuple(uuid for uuid in after if uuid not in before),
+        removed=tuple(uuid for uuid in before if uuid not in after),
+        changed=tuple(u for u, gpu in after.items() if u in before and before[u] != gpu),
+    )

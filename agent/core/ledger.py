@@ -1,0 +1,133 @@
+"""The ledger: which container holds what. Rows and the outbox of effects that may follow.
+
+Transitions are methods that return a new ledger; the old one stays as it was. A row counts once
+it is on disk (`committed`); effects are rows too, so that a crash after the answer loses none.
+"""
+
+import dataclasses
+import datetime as dt
+import enum
+from collections.abc import Iterable, Mapping
+
+from agent.core.edits import ContainerEdits
+from agent.core.gpu import GpuUuid
+from agent.core.holdings import KubeletEpoch
+from agent.core.pods import PodUid, Role
+from agent.core.share import Share
+from agent.core.slices import SliceId
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class ContainerKey:
+    """The identity of a row."""
+
+    pod_uid: PodUid
+    container: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """One container's hold.
+
+    `shares` in the order of the answer; `slice_ids` the kubelet's ids of the last answer (drift is
+    allowed: only their number counts in hami mode). `group` is the container's position in
+    `…-allocated`. `epoch` is the kubelet that was answered; `confirmed` once PodResources named
+    ids of our resource for it under that kubelet.
+    """
+
+    key: ContainerKey
+    namespace: str
+    pod: str
+    role: Role
+    group: int
+    shares: tuple[Share, ...]
+    slice_ids: tuple[SliceId, ...]
+    edits: ContainerEdits
+    answered_at: dt.datetime
+    epoch: KubeletEpoch
+    confirmed: bool = False
+
+
+class EffectKind(enum.StrEnum):
+    """Effects that may follow an answer."""
+
+    SETTLE_POD = "settle-pod"
+    RELEASE_LOCK = "release-lock"
+    POST_EVENT = "post-event"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Effect:
+    """One row of the outbox, retried until done, also after a crash.
+
+    settle-pod: `phase` is success or failed, `groups` the consumed positions; `due` is when it may
+    run (more containers may still come). release-lock: `value` is the lock's exact text.
+    post-event: `reason` and `value` (its text). Equal (kind, pod_uid, value, reason): one effect.
+    """
+
+    kind: EffectKind
+    pod_uid: PodUid
+    namespace: str
+    pod: str
+    due: dt.datetime
+    phase: str = ""
+    groups: tuple[int, ...] = ()
+    value: str = ""
+    reason: str = ""
+
+    @property
+    def identity(self) -> tuple[EffectKind, PodUid, str, str]:
+        """What makes two effects the same one."""
+        return self.kind, self.pod_uid, self.value, self.reason
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ledger:
+    """Rows by container, in order of answering, and the outbox in order of arrival."""
+
+    rows: tuple[Row, ...] = ()
+    outbox: tuple[Effect, ...] = ()
+
+    def find(self, key: ContainerKey) -> Row | None:
+        """The row of that container, or None."""
+        return next((row for row in self.rows if row.key == key), None)
+
+    def rows_of(self, uid: PodUid) -> tuple[Row, ...]:
+        """The rows of one pod."""
+        return tuple(row for row in self.rows if row.key.pod_uid == uid)
+
+    def put(self, row: Row) -> "Ledger":
+        """With `row` in the place of the one of the same container, or at the end."""
+        if self.find(row.key) is None:
+            return dataclasses.replace(self, rows=(*self.rows, row))
+        rows = tuple(row if old.key == row.key else old for old in self.rows)
+        return dataclasses.replace(self, rows=rows)
+
+    def drop(self, keys: Iterable[ContainerKey]) -> "Ledger":
+        """Without the rows of those containers."""
+        gone = frozenset(keys)
+        rows = tuple(row for row in self.rows if row.key not in gone)
+        return dataclasses.replace(self, rows=rows)
+
+    def owe(self, effect: Effect) -> "Ledger":
+        """With `effect` in the outbox; one of the same identity is replaced in its place."""
+        if any(old.identity == effect.identity for old in self.outbox):
+            outbox = tuple(
+                effect if old.identity == effect.identity else old for old in self.outbox
+            )
+            return dataclasses.replace(self, outbox=outbox)
+        return dataclasses.replace(self, outbox=(*self.outbox, effect))
+
+    def done(self, effect: Effect) -> "Ledger":
+        """Without `effect`; a newer one of the same identity stays."""
+        outbox = tuple(old for old in self.outbox if old != effect)
+        return dataclasses.replace(self, outbox=outbox)
+
+    def held_ids(self) -> Mapping[GpuUuid, tuple[SliceId, ...]]:
+        """Slice ids in use by GPU, as the kubelet named them."""
+        held: dict[GpuUuid, list[SliceId]] = {}
+        for row in self.rows:
+            for text in row.slice_ids:
+                uuid = GpuUuid(text.rpartition("-")[0])
+                held.setdefault(uuid, []).append(text)
+        return {uuid: tuple(sorted(set(ids))) for uuid, ids in held.items()}

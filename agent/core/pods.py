@@ -1,0 +1,138 @@
+"""Pods and the Node as the agent sees them: only the fields that decide something here."""
+
+import dataclasses
+import datetime as dt
+import enum
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NewType
+
+PodUid = NewType("PodUid", str)
+
+EMPTY: Mapping[str, str] = MappingProxyType({})
+
+
+class Phase(enum.StrEnum):
+    """status.phase of a pod."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    UNKNOWN = "Unknown"
+
+
+class Role(enum.StrEnum):
+    """What a container is in its pod."""
+
+    INIT = "init"
+    SIDECAR = "sidecar"
+    """A restartable init container."""
+    APP = "app"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ContainerView:
+    """One container: `count` slices of our resource (0: none asked).
+
+    `control_disabled`: a literal env CUDA_DISABLE_CONTROL that Go's ParseBool reads as true.
+    `running_id`: the runtime's id while status says running, else None.
+    `memory_text`: the raw `gpumem` limit, kept to name a value that HAMi drops.
+    """
+
+    name: str
+    role: Role
+    count: int
+    control_disabled: bool = False
+    running_id: str | None = None
+    memory_text: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PodView:
+    """One pod bound to this node. `containers`: init and sidecars first, then apps, spec order.
+
+    `annotations` holds only the keys of hami.io/. `static`: a mirror pod of the kubelet's files.
+    """
+
+    uid: PodUid
+    namespace: str
+    name: str
+    node: str
+    phase: Phase
+    created: dt.datetime
+    containers: tuple[ContainerView, ...]
+    annotations: Mapping[str, str] = EMPTY
+    deleting: bool = False
+    static: bool = False
+    scheduler: str = ""
+    reason: str = ""
+    """status.reason, `UnexpectedAdmissionError` for one."""
+    message: str = ""
+    resource_version: str = ""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name: how the kubelet and the node lock name the pod."""
+        return self.namespace, self.name
+
+    @property
+    def terminal(self) -> bool:
+        """True once no container of it will ever run again."""
+        return self.phase in {Phase.SUCCEEDED, Phase.FAILED}
+
+    @property
+    def gpu_containers(self) -> tuple[ContainerView, ...]:
+        """The containers that ask for our resource, in admission order."""
+        return tuple(c for c in self.containers if c.count > 0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Tombstone:
+    """A pod that was deleted: the kubelet may still ask for it for a while."""
+
+    pod: PodView
+    deleted_at: dt.datetime
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PodTable:
+    """All pods of this node by UID, and the ones deleted in the last minutes.
+
+    `synced` is False until the first LIST; `stale` while the watch is down.
+    """
+
+    pods: Mapping[PodUid, PodView] = MappingProxyType({})
+    tombstones: tuple[Tombstone, ...] = ()
+    synced: bool = False
+    stale: bool = False
+
+    def named(self, namespace: str, name: str) -> PodView | None:
+        """The present pod of that name, or None."""
+        return next((p for p in self.pods.values() if p.key == (namespace, name)), None)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeView:
+    """This Node: `annotations` holds all of them (the reporter compares what the server holds)."""
+
+    name: str
+    uid: str
+    resource_version: str
+    annotations: Mapping[str, str] = EMPTY
+    labels: Mapping[str, str] = EMPTY
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeLock:
+    """HAMi's mutex on the Node: `value` is its exact text. A legacy lock names no owner."""
+
+    value: str
+    stamp: dt.datetime
+    namespace: str = ""
+    name: str = ""
+
+    @property
+    def owner(self) -> tuple[str, str] | None:
+        """Namespace and name of the pod that holds it, or None in the legacy form."""
+        return (self.namespace, self.name) if self.name else None

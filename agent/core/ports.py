@@ -1,0 +1,186 @@
+"""The Protocols of the outside world. Services depend on these; agent.host implements them.
+
+Every async method raises only errors of agent.core.errors. Deadlines are the caller's
+(asyncio.timeout), except where a method says that it keeps its own.
+"""
+
+import datetime as dt
+from collections.abc import AsyncIterator, Mapping
+from typing import Protocol
+
+from agent.core.changes import NodeChange, NodeEvent, PodChange, PodList
+from agent.core.edits import HookFacts
+from agent.core.events import DriverEvent, Probe
+from agent.core.gpu import GpuUuid, Scan
+from agent.core.holdings import Holding, KubeletEpoch
+from agent.core.pods import NodeView, PodUid
+
+
+class Clock(Protocol):
+    """Wall time, for display and for stamps that other programs read."""
+
+    def now(self) -> dt.datetime:
+        """The present, aware, in UTC."""
+        ...
+
+
+class Driver(Protocol):
+    """The GPU driver: one session for the life of the process."""
+
+    async def scan(self) -> Scan:
+        """Look at all GPUs. Raises DriverMissing, DriverError."""
+        ...
+
+    async def probe(self, uuid: GpuUuid) -> Probe:
+        """Ask one GPU for a sign of life. Raises DriverError when the driver as a whole fails."""
+        ...
+
+    def events(self) -> AsyncIterator[DriverEvent]:
+        """Reports as they come, for ever. Raises DriverError when the session ends."""
+        ...
+
+    async def close(self) -> None:
+        """End the session; a second call does nothing."""
+        ...
+
+
+class Witness(Protocol):
+    """PodResources: what the kubelet has on its books."""
+
+    async def get(self, namespace: str, pod: str) -> Holding | None:
+        """The pod as the kubelet knows it, or None: it is not being admitted and not active.
+
+        Raises WitnessThrottled, WitnessUnsupported, KubeletError.
+        """
+        ...
+
+    async def list(self) -> tuple[Holding, ...]:
+        """All active pods. Raises WitnessThrottled, KubeletError."""
+        ...
+
+    async def allocatable(self, resource: str) -> frozenset[str]:
+        """Healthy ids of `resource`, allocated or not. Raises WitnessThrottled, KubeletError."""
+        ...
+
+
+class Registrar(Protocol):
+    """The kubelet's Registration service."""
+
+    async def register(self, endpoint: str, resource: str, *, preferred: bool) -> None:
+        """Register the socket named `endpoint`. Raises RegistrationRefused, KubeletError."""
+        ...
+
+
+class SocketWatch(Protocol):
+    """The kubelet's device plugin directory."""
+
+    def epoch(self) -> KubeletEpoch | None:
+        """The kubelet's socket as it is now, or None when there is none."""
+        ...
+
+    def exists(self, name: str) -> bool:
+        """True when `name` is there."""
+        ...
+
+    def changes(self) -> AsyncIterator[str]:
+        """Names that appeared or went; an empty name means look at everything again."""
+        ...
+
+
+class NodeApi(Protocol):
+    """This Node at the API server. Methods keep their own deadline of 10 s a request."""
+
+    def watch_node(self) -> AsyncIterator[NodeChange]:
+        """The Node and its changes, one WATCH, for as long as it lasts. Raises ApiError."""
+        ...
+
+    async def annotate_node(self, annotations: Mapping[str, str | None]) -> NodeView:
+        """Merge-patch annotations (None removes) and return the Node. Raises ApiError."""
+        ...
+
+    async def release_lock(self, key: str, value: str) -> None:
+        """JSON patch: test that annotation `key` is `value`, then remove. Raises ApiInvalid."""
+        ...
+
+
+class PodApi(Protocol):
+    """The pods of this node at the API server. Methods keep their own deadline of 10 s."""
+
+    async def list_pods(self) -> PodList:
+        """One LIST with spec.nodeName of this node. Raises ApiError."""
+        ...
+
+    def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
+        """One WATCH from there on. Raises ApiGone, ApiError."""
+        ...
+
+    async def annotate_pod(
+        self, namespace: str, name: str, uid: PodUid, annotations: Mapping[str, str | None]
+    ) -> None:
+        """Merge-patch through pods/status with metadata.uid. Raises ApiConflict, ApiNotFound."""
+        ...
+
+    async def post_event(self, event: NodeEvent) -> None:
+        """Create or update an Event. Raises ApiError."""
+        ...
+
+
+class Disk(Protocol):
+    """The state directory: a few named files, replaced whole or not at all."""
+
+    async def read(self, name: str) -> bytes | None:
+        """The content, or None when absent. Raises StateError."""
+        ...
+
+    async def replace(self, name: str, data: bytes, *, keep: str | None = None) -> None:
+        """Durably replace: temp, write, fsync, rename, directory fsync.
+
+        `keep` names a file that receives the content before (a second durable generation).
+        Raises StateError; then the old content stands.
+        """
+        ...
+
+
+class HookDirs(Protocol):
+    """HAMi-core's directories below the hook path. Link-safe; nothing outside is touched."""
+
+    def facts(self) -> HookFacts:
+        """What lies in the hook directory now."""
+        ...
+
+    async def prepare(self, name: str, *, wipe: bool) -> None:
+        """Make the container directory `name` and the lock directory. Raises StateError."""
+        ...
+
+    async def remove(self, name: str) -> None:
+        """Remove the container directory `name`; absent is done. Raises StateError."""
+        ...
+
+
+class ServiceNotifier(Protocol):
+    """systemd, or nobody."""
+
+    def ready(self) -> None:
+        """The service serves."""
+        ...
+
+    def status(self, text: str) -> None:
+        """One line for `systemctl status`."""
+        ...
+
+    def stopping(self) -> None:
+        """The service is about to end."""
+        ...
+
+    def reloading(self) -> None:
+        """A reload has begun; ready() ends it."""
+        ...
+
+    def alive(self) -> None:
+        """The watchdog's sign of life."""
+        ...
+
+    @property
+    def watchdog(self) -> dt.timedelta | None:
+        """How often alive() is expected at the latest, or None."""
+        ...

@@ -1,0 +1,99 @@
+"""Slices: how one GPU becomes many ids, and the arithmetic of what is registered."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import NewType
+
+from agent.core.gpu import GpuUuid
+
+SliceId = NewType("SliceId", str)
+"""`<GPU UUID>-<n>`, n from 0: HAMi's form, so that a node that switches keeps its ids."""
+
+MIB = 1024 * 1024
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SharingSettings:
+    """How GPUs are shared.
+
+    `split_count` slices per GPU; scalings are factors on what is registered;
+    `preconfigured_mib` stands in where the driver cannot tell the memory (0: leave the GPU out).
+    """
+
+    split_count: int = 10
+    memory_scaling: float = 1.0
+    core_scaling: float = 1.0
+    preconfigured_mib: int = 0
+    mode: str = "hami-core"
+    filter_uuids: frozenset[str] = frozenset()
+    filter_indexes: frozenset[int] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SliceGroup:
+    """The listed slices of one GPU: all agree on health, in number order."""
+
+    uuid: GpuUuid
+    ids: tuple[SliceId, ...]
+    healthy: bool
+    numa: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SliceList:
+    """What one ListAndWatch message says: groups in inventory order. `generation` names it."""
+
+    generation: int = 0
+    groups: tuple[SliceGroup, ...] = ()
+
+
+def slice_id(uuid: GpuUuid, number: int) -> SliceId:
+    """The id of slice `number` of the GPU."""
+    return SliceId(f"{uuid}-{number}")
+
+
+def split_slice_id(text: str) -> tuple[GpuUuid, int] | None:
+    """GPU and number of a slice id, or None when `text` is not one."""
+    uuid, dash, number = text.rpartition("-")
+    if not dash or not uuid or not number.isascii() or not number.isdigit():
+        return None
+    if str(int(number)) != number:
+        return None
+    return GpuUuid(uuid), int(number)
+
+
+def listed_ids(uuid: GpuUuid, split_count: int, held: Iterable[SliceId]) -> tuple[SliceId, ...]:
+    """The ids to list for a GPU: all held ones, then the lowest free up to the split count.
+
+    A split count lowered under running pods never takes a held id out of the list.
+    """
+    numbers = {pair[1] for text in held if (pair := split_slice_id(text)) and pair[0] == uuid}
+    number = 0
+    while len(numbers) < split_count:
+        numbers.add(number)
+        number += 1
+    return tuple(slice_id(uuid, n) for n in sorted(numbers))
+
+
+def registered_mib(memory_mib: int | None, settings: SharingSettings) -> int | None:
+    """MiB to register for a GPU, or None when the GPU must be left out.
+
+    Truncated towards zero as HAMi's int32 conversion does.
+    Source: HAMi pkg/device-plugin/nvidiadevice/nvinternal/plugin/register.go getAPIDevices.
+    """
+    known = memory_mib if memory_mib is not None else settings.preconfigured_mib
+    if known <= 0:
+        return None
+    if settings.memory_scaling == 1 or settings.mode == "mig":
+        return known
+    return int(known * settings.memory_scaling)
+
+
+def registered_core_percent(settings: SharingSettings) -> int:
+    """Percent of compute to register: the scaling times 100, truncated; 100 in mode mig."""
+    return 100 if settings.mode == "mig" else int(settings.core_scaling * 100)
+
+
+def type_name(name: str) -> str:
+    """The GPU's name with the prefix that HAMi's scheduler (2.8 and later) matches."""
+    return name if name.startswith("NVIDIA") else f"NVIDIA-{name}"
