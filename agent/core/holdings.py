@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from agent.core.slices import SliceId
 
@@ -12,7 +11,7 @@ class ContainerHolding:
     """The ids of one container, by resource name. No resource: nothing was allocated (yet)."""
 
     name: str
-    ids: Mapping[str, frozenset[SliceId]] = MappingProxyType({})
+    ids: Mapping[str, frozenset[SliceId]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

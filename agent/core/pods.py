@@ -4,12 +4,11 @@ import dataclasses
 import datetime as dt
 import enum
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import NewType
 
-PodUid = NewType("PodUid", str)
+from agent.core.share import Share
 
-EMPTY: Mapping[str, str] = MappingProxyType({})
+PodUid = NewType("PodUid", str)
 
 
 class Phase(enum.StrEnum):
@@ -53,6 +52,8 @@ class PodView:
     """One pod bound to this node. `containers`: init and sidecars first, then apps, spec order.
 
     `annotations` holds only the keys of hami.io/. `static`: a mirror pod of the kubelet's files.
+    `groups` is the decoded `…-devices-allocated`, None when it is absent; `groups_error` says why
+    it could not be decoded.
     """
 
     uid: PodUid
@@ -62,7 +63,7 @@ class PodView:
     phase: Phase
     created: dt.datetime
     containers: tuple[ContainerView, ...]
-    annotations: Mapping[str, str] = EMPTY
+    annotations: Mapping[str, str] = dataclasses.field(default_factory=dict)
     deleting: bool = False
     static: bool = False
     scheduler: str = ""
@@ -70,6 +71,8 @@ class PodView:
     """status.reason, `UnexpectedAdmissionError` for one."""
     message: str = ""
     resource_version: str = ""
+    groups: tuple[tuple[Share, ...], ...] | None = None
+    groups_error: str = ""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -102,7 +105,7 @@ class PodTable:
     `synced` is False until the first LIST; `stale` while the watch is down.
     """
 
-    pods: Mapping[PodUid, PodView] = MappingProxyType({})
+    pods: Mapping[PodUid, PodView] = dataclasses.field(default_factory=dict)
     tombstones: tuple[Tombstone, ...] = ()
     synced: bool = False
     stale: bool = False
@@ -119,8 +122,8 @@ class NodeView:
     name: str
     uid: str
     resource_version: str
-    annotations: Mapping[str, str] = EMPTY
-    labels: Mapping[str, str] = EMPTY
+    annotations: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

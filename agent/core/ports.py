@@ -13,6 +13,7 @@ from agent.core.edits import HookFacts
 from agent.core.events import DriverEvent, Probe
 from agent.core.gpu import GpuUuid, Scan
 from agent.core.holdings import Holding, KubeletEpoch
+from agent.core.ledger import ContainerKey
 from agent.core.pods import NodeView, PodUid
 
 
@@ -60,6 +61,22 @@ class Witness(Protocol):
 
     async def allocatable(self, resource: str) -> frozenset[str]:
         """Healthy ids of `resource`, allocated or not. Raises WitnessThrottled, KubeletError."""
+        ...
+
+
+class KubeletRecords(Protocol):
+    """The kubelet's checkpoint file, read-only."""
+
+    async def read(self, resource: str) -> frozenset[ContainerKey] | None:
+        """The containers it records with ids of `resource`; None when absent or unreadable."""
+        ...
+
+
+class Containers(Protocol):
+    """The runtime's containers on this host."""
+
+    async def running(self, ids: frozenset[str]) -> frozenset[str]:
+        """Which of these runtime ids have a live cgroup; all of them where that cannot be seen."""
         ...
 
 
@@ -111,7 +128,7 @@ class PodApi(Protocol):
         ...
 
     def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
-        """One WATCH from there on. Raises ApiGone, ApiError."""
+        """One WATCH from there on; first a bookmark of that version: it is open. Raises ApiGone."""
         ...
 
     async def annotate_pod(

@@ -1,6 +1,7 @@
 """Slices: how one GPU becomes many ids, and the arithmetic of what is registered."""
 
 import dataclasses
+import re
 from collections.abc import Iterable
 from typing import NewType
 
@@ -10,6 +11,10 @@ SliceId = NewType("SliceId", str)
 """`<GPU UUID>-<n>`, n from 0: HAMi's form, so that a node that switches keeps its ids."""
 
 MIB = 1024 * 1024
+INT32_MAX = 2**31 - 1
+"""The greatest number of MiB or percent that the register annotation can say."""
+
+_SLICE_ID = re.compile(r"(.+)-(0|[1-9][0-9]{0,9})", re.DOTALL)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,12 +59,8 @@ def slice_id(uuid: GpuUuid, number: int) -> SliceId:
 
 def split_slice_id(text: str) -> tuple[GpuUuid, int] | None:
     """GPU and number of a slice id, or None when `text` is not one."""
-    uuid, dash, number = text.rpartition("-")
-    if not dash or not uuid or not number.isascii() or not number.isdigit():
-        return None
-    if str(int(number)) != number:
-        return None
-    return GpuUuid(uuid), int(number)
+    match = _SLICE_ID.fullmatch(text)
+    return (GpuUuid(match[1]), int(match[2])) if match else None
 
 
 def listed_ids(uuid: GpuUuid, split_count: int, held: Iterable[SliceId]) -> tuple[SliceId, ...]:
@@ -78,20 +79,20 @@ def listed_ids(uuid: GpuUuid, split_count: int, held: Iterable[SliceId]) -> tupl
 def registered_mib(memory_mib: int | None, settings: SharingSettings) -> int | None:
     """MiB to register for a GPU, or None when the GPU must be left out.
 
-    Truncated towards zero as HAMi's int32 conversion does.
+    Truncated towards zero as HAMi's int32 conversion does; what is too great for 32 bits becomes
+    the greatest number, where HAMi's overflows into one that no scheduler can use.
     Source: HAMi pkg/device-plugin/nvidiadevice/nvinternal/plugin/register.go getAPIDevices.
     """
     known = memory_mib if memory_mib is not None else settings.preconfigured_mib
     if known <= 0:
         return None
-    if settings.memory_scaling == 1 or settings.mode == "mig":
-        return known
-    return int(known * settings.memory_scaling)
+    scaling = 1.0 if settings.mode == "mig" else settings.memory_scaling
+    return min(known, INT32_MAX) if scaling == 1 else int(min(known * scaling, INT32_MAX))
 
 
 def registered_core_percent(settings: SharingSettings) -> int:
     """Percent of compute to register: the scaling times 100, truncated; 100 in mode mig."""
-    return 100 if settings.mode == "mig" else int(settings.core_scaling * 100)
+    return 100 if settings.mode == "mig" else int(min(settings.core_scaling * 100, INT32_MAX))
 
 
 def type_name(name: str) -> str:

@@ -1,0 +1,77 @@
+"""The node lock: HAMi's mutex on the Node, `<RFC 3339>,<namespace>,<pod>`.
+
+Source: HAMi v2.10 pkg/util/nodelock/nodelock.go, ParseNodeLock and SetNodeLock.
+"""
+
+import datetime as dt
+import re
+
+from agent.core.annotations import MUTEX_LOCK
+from agent.core.errors import MalformedText, cap
+from agent.core.pods import NodeLock, NodeView
+
+_STAMP = re.compile(
+    r"(?P<seconds>[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.(?P<fraction>[0-9]+))?"
+    r"(?:Z|(?P<sign>[+-])(?P<hours>[01][0-9]|2[0-4]):(?P<minutes>[0-5][0-9]))"
+)
+
+
+def decode_node_lock(text: str) -> NodeLock:
+    """The lock that `text` says; its `value` is `text` itself.
+
+    The legacy form, a bare stamp or one with `,,` behind it, names no owner.
+
+    Raises:
+        MalformedText: the stamp is no RFC 3339 time, or there are not exactly 1 or 3 parts.
+    """
+    parts = text.split(",")
+    if len(parts) not in {1, 3}:
+        raise MalformedText(
+            f"node lock {cap(text)!r} has {len(parts)} parts; "
+            "expected a time, or a time, a namespace and a pod"
+        )
+    stamp, namespace, name = parts if len(parts) == 3 else (text, "", "")
+    return NodeLock(value=text, stamp=decode_stamp(stamp), namespace=namespace, name=name)
+
+
+def encode_node_lock(stamp: dt.datetime, namespace: str, name: str) -> str:
+    """The text of a lock, in whole seconds of UTC as the scheduler writes it."""
+    return f"{encode_stamp(stamp)},{namespace},{name}"
+
+
+def encode_stamp(stamp: dt.datetime) -> str:
+    """An aware time in RFC 3339, whole seconds of UTC."""
+    whole = stamp.astimezone(dt.UTC).replace(microsecond=0, tzinfo=None)
+    return f"{whole.isoformat()}Z"
+
+
+def decode_stamp(text: str) -> dt.datetime:
+    """An RFC 3339 time, aware, in UTC; what is finer than 1 µs is cut.
+
+    Raises:
+        MalformedText: `text` is no such time.
+    """
+    match = _STAMP.fullmatch(text)
+    if match is None:
+        raise MalformedText(f"{cap(text)!r} is no RFC 3339 time such as 2026-08-21T10:00:00Z")
+    micros = int((match["fraction"] or "")[:6].ljust(6, "0"))
+    offset = dt.timedelta(hours=int(match["hours"] or 0), minutes=int(match["minutes"] or 0))
+    try:
+        local = dt.datetime.fromisoformat(match["seconds"])
+        utc = local + offset if match["sign"] == "-" else local - offset
+    except (ValueError, OverflowError) as error:
+        raise MalformedText(f"{cap(text)!r} is no RFC 3339 time: {error}") from error
+    return utc.replace(microsecond=micros, tzinfo=dt.UTC)
+
+
+def held_lock(node: NodeView | None) -> NodeLock | None:
+    """The lock on the Node, or None: there is none, or its text is unreadable.
+
+    An unreadable lock proves nobody's right, so it counts as none here; HAMi's scheduler itself
+    binds nothing on the node until somebody removes it.
+    """
+    text = node.annotations.get(MUTEX_LOCK) if node else None
+    try:
+        return decode_node_lock(text) if text is not None else None
+    except MalformedText:
+        return None

@@ -1,0 +1,177 @@
+"""Pods and Nodes as the API server sends them, to views: only what decides something here.
+
+An object without uid or name is refused. All else that is missing or of another type counts as
+absent: the API server has checked it, and one odd pod must not blind the agent for the others.
+"""
+
+import datetime as dt
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from agent.codec.nodelock import decode_stamp
+from agent.codec.pod import Groups, decode_pod_devices, validate
+from agent.codec.quantity import decode_quantity
+from agent.core.annotations import ALLOCATED, MIRROR, PREFIX
+from agent.core.errors import MalformedText, cap
+from agent.core.pods import ContainerView, NodeView, Phase, PodUid, PodView, Role
+
+CONTROL_ENV = "CUDA_DISABLE_CONTROL"
+GO_TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
+"""What Go's strconv.ParseBool reads as true."""
+
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+NOTHING: Mapping[str, object] = MappingProxyType({})
+
+
+def decode_pod(
+    obj: Mapping[str, object], resource: str, memory_resource: str = "nvidia.com/gpumem"
+) -> PodView:
+    """The pod `obj`, its containers counted by their request of `resource`.
+
+    Raises:
+        MalformedText: metadata.uid or metadata.name is missing or no text.
+    """
+    metadata, spec, status = (_object(obj, key) for key in ("metadata", "spec", "status"))
+    annotations = _texts(metadata, "annotations")
+    uid, name = _identity(metadata, "pod")
+    groups, groups_error = _groups(annotations.get(ALLOCATED))
+    return PodView(
+        uid=PodUid(uid),
+        namespace=_text(metadata, "namespace"),
+        name=name,
+        node=_text(spec, "nodeName"),
+        phase=_phase(_text(status, "phase")),
+        created=_stamp(_text(metadata, "creationTimestamp")),
+        containers=tuple(_containers(spec, status, (resource, memory_resource))),
+        annotations={key: text for key, text in annotations.items() if key.startswith(PREFIX)},
+        deleting=metadata.get("deletionTimestamp") is not None,
+        static=MIRROR in annotations,
+        scheduler=_text(spec, "schedulerName"),
+        reason=_text(status, "reason"),
+        message=_text(status, "message"),
+        resource_version=_text(metadata, "resourceVersion"),
+        groups=groups,
+        groups_error=groups_error,
+    )
+
+
+def decode_node(obj: Mapping[str, object]) -> NodeView:
+    """The Node `obj` with all of its annotations and labels.
+
+    Raises:
+        MalformedText: metadata.uid or metadata.name is missing or no text.
+    """
+    metadata = _object(obj, "metadata")
+    uid, name = _identity(metadata, "node")
+    return NodeView(
+        name=name,
+        uid=uid,
+        resource_version=_text(metadata, "resourceVersion"),
+        annotations=_texts(metadata, "annotations"),
+        labels=_texts(metadata, "labels"),
+    )
+
+
+def _identity(metadata: Mapping[str, object], kind: str) -> tuple[str, str]:
+    uid, name = _text(metadata, "uid"), _text(metadata, "name")
+    if not uid or not name:
+        known = cap(name or uid) or "without a name"
+        raise MalformedText(f"{kind} {known}: metadata.uid and metadata.name must both be texts")
+    return uid, name
+
+
+def _groups(text: str | None) -> tuple[Groups | None, str]:
+    """What the scheduler gave the pod; a text that cannot be read is a reason, not a failure."""
+    if text is None:
+        return None, ""
+    try:
+        return validate(decode_pod_devices(text)), ""
+    except MalformedText as error:
+        return None, str(error)
+
+
+def _containers(
+    spec: Mapping[str, object], status: Mapping[str, object], resources: tuple[str, str]
+) -> Iterator[ContainerView]:
+    """Init containers and sidecars first, then apps: the order of the kubelet's admission."""
+    running = _running(status, "initContainerStatuses")
+    for item in _objects(spec, "initContainers"):
+        sidecar = item.get("restartPolicy") == "Always"
+        yield _container(item, Role.SIDECAR if sidecar else Role.INIT, running, resources)
+    running = _running(status, "containerStatuses")
+    for item in _objects(spec, "containers"):
+        yield _container(item, Role.APP, running, resources)
+
+
+def _container(
+    item: Mapping[str, object], role: Role, running: Mapping[str, str], resources: tuple[str, str]
+) -> ContainerView:
+    resource, memory_resource = resources
+    name = _text(item, "name")
+    return ContainerView(
+        name=name,
+        role=role,
+        count=max(0, decode_quantity(_asked(item, resource)) or 0),
+        control_disabled=any(
+            _text(env, "name") == CONTROL_ENV and _text(env, "value") in GO_TRUE
+            for env in _objects(item, "env")
+        ),
+        running_id=running.get(name),
+        memory_text=_asked(item, memory_resource),
+    )
+
+
+def _asked(item: Mapping[str, object], resource: str) -> str:
+    """The quantity in limits, else in requests, as text; empty when there is none."""
+    resources = _object(item, "resources")
+    for part in ("limits", "requests"):
+        value = _object(resources, part).get(resource)
+        if isinstance(value, str):
+            return value
+        if type(value) is int and abs(value) < 2**63:
+            return str(value)
+    return ""
+
+
+def _running(status: Mapping[str, object], key: str) -> Mapping[str, str]:
+    """Ids of the containers that status calls running, by name; the id without `runtime://`."""
+    return {
+        _text(item, "name"): _text(item, "containerID").rpartition("://")[2]
+        for item in _objects(status, key)
+        if isinstance(_object(item, "state").get("running"), Mapping)
+    }
+
+
+def _phase(text: str) -> Phase:
+    """A pod that has no phase yet is pending; a phase that we do not know is unknown."""
+    if not text:
+        return Phase.PENDING
+    return next((phase for phase in Phase if phase == text), Phase.UNKNOWN)
+
+
+def _stamp(text: str) -> dt.datetime:
+    try:
+        return decode_stamp(text)
+    except MalformedText:
+        return EPOCH
+
+
+def _object(parent: Mapping[str, object], key: str) -> Mapping[str, object]:
+    value = parent.get(key)
+    return value if isinstance(value, Mapping) else NOTHING
+
+
+def _objects(parent: Mapping[str, object], key: str) -> tuple[Mapping[str, object], ...]:
+    value = parent.get(key)
+    items = value if isinstance(value, list | tuple) else ()
+    return tuple(item for item in items if isinstance(item, Mapping))
+
+
+def _text(parent: Mapping[str, object], key: str) -> str:
+    value = parent.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def _texts(parent: Mapping[str, object], key: str) -> Mapping[str, str]:
+    pairs = _object(parent, key).items()
+    return {name: value for name, value in pairs if isinstance(value, str)}

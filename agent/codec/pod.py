@@ -1,0 +1,110 @@
+"""The devices text of a pod: groups of shares, one group a container.
+
+    pod = { group ";" }    group = { device ":" }    device = UUID "," type "," MiB "," percent
+
+Source: HAMi v2.10 pkg/device/devices.go, DecodePodDevices and EncodePodSingleDevice.
+"""
+
+import re
+from collections.abc import Collection, Sequence
+
+from agent.core.annotations import TEXT_LIMIT
+from agent.core.errors import MalformedText, cap
+from agent.core.gpu import GpuUuid
+from agent.core.share import Share
+
+TYPE_WORD = "NVIDIA"
+INT32_MAX = 2**31 - 1
+INT32_MIN = -(2**31)
+
+Groups = tuple[tuple[Share, ...], ...]
+
+_NUMBER = re.compile(r"([+-]?)0*([0-9]{1,10})")
+"""Go's ParseInt in base 10: a sign and digits, no space, no underscore; leading zeros apart."""
+
+
+def decode_pod_devices(text: str) -> Groups:
+    """Groups of shares in the order of the text; an empty group is a container without GPUs.
+
+    The numbers of a share may be negative here, as in HAMi: `validate` refuses them. A text that
+    ends in `;`, as written, has an empty group behind it. Devices without a UUID (`,,0,0`, what
+    schedulers 2.4 and 2.5 write for a container without GPUs) are absent.
+
+    Raises:
+        MalformedText: fewer than four fields, a number outside int32, a text over 256 KiB.
+    """
+    if len(text) > TEXT_LIMIT:
+        raise MalformedText(
+            f"devices text has {len(text)} characters; at most {TEXT_LIMIT} fit an annotation"
+        )
+    return tuple(_decode_group(part, place) for place, part in enumerate(text.split(";")))
+
+
+def encode_pod_devices(groups: Sequence[Sequence[Share]]) -> str:
+    """The text of the groups, every device followed by `:` and every group by `;`."""
+    return "".join(
+        "".join(
+            f"{share.uuid},{TYPE_WORD},{share.memory_mib},{share.core_percent}:" for share in group
+        )
+        + ";"
+        for group in groups
+    )
+
+
+def consume(text: str, groups: Collection[int]) -> str:
+    """`text` with the groups at those positions emptied; separators and all else stay.
+
+    A position beyond the text changes nothing, so consuming twice is consuming once.
+    """
+    return ";".join("" if place in groups else part for place, part in enumerate(text.split(";")))
+
+
+def validate(groups: Groups) -> Groups:
+    """`groups`, unchanged.
+
+    Raises:
+        MalformedText: a share has negative memory or cores: HAMi reads such a text, but no
+            container can be given it.
+    """
+    for place, group in enumerate(groups):
+        for share in group:
+            if share.memory_mib < 0 or share.core_percent < 0:
+                raise MalformedText(
+                    f"devices text, group {place}: GPU {cap(share.uuid)} has "
+                    f"{share.memory_mib} MiB and {share.core_percent} percent; "
+                    "neither may be negative"
+                )
+    return groups
+
+
+def _decode_group(text: str, place: int) -> tuple[Share, ...]:
+    """The shares of one group; pieces without a comma are skipped, as HAMi does."""
+    shares = (_decode_share(piece, place) for piece in text.split(":") if "," in piece)
+    return tuple(share for share in shares if share.uuid)
+
+
+def _decode_share(text: str, place: int) -> Share:
+    """One device; fields after the fourth are ignored."""
+    fields = text.split(",")
+    if len(fields) < 4:
+        raise MalformedText(
+            f"devices text, group {place}: {cap(text)!r} has {len(fields)} of 4 fields "
+            "(UUID, type, MiB, percent)"
+        )
+    uuid, _, memory, cores = fields[:4]
+    return Share(
+        uuid=GpuUuid(uuid),
+        memory_mib=_number(memory, place, "memory"),
+        core_percent=_number(cores, place, "cores"),
+    )
+
+
+def _number(text: str, place: int, what: str) -> int:
+    """A signed 32-bit decimal."""
+    match = _NUMBER.fullmatch(text)
+    value = int(match[1] + match[2]) if match else None
+    if value is None or not INT32_MIN <= value <= INT32_MAX:
+        raise MalformedText(
+            f"devices text, group {place}: {what} {cap(text)!r} is no decimal of 32 bits"
+        )
+    return value

@@ -1,0 +1,178 @@
+"""The register annotation: the Node's inventory, as schedulers from 2.8 on read it.
+
+A JSON array of GPUs: fixed key order, zero values absent.
+Source: HAMi v2.10 pkg/device/devices.go, MarshalNodeDevices and UnMarshalNodeDevices.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Iterable
+
+from agent.codec import gojson
+from agent.core.annotations import TEXT_LIMIT
+from agent.core.errors import MalformedText
+from agent.core.gpu import GpuUuid
+from agent.core.inventory import Inventory, SharedGpu
+
+NO_GPU = GpuUuid("")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a MIG instance may lie: first memory slice and their number."""
+
+    start: int = 0
+    size: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MigProfile:
+    """A kind of MIG instance that the GPU offers."""
+
+    name: str = ""
+    memory_mib: int = 0
+    core_percent: int = 0
+    slice_count: int = 0
+    placements: tuple[Placement, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RegisteredGpu:
+    """One element of the annotation. Absent in the text is the default here."""
+
+    uuid: GpuUuid = NO_GPU
+    index: int = 0
+    split_count: int = 0
+    registered_mib: int = 0
+    core_percent: int = 0
+    type_name: str = ""
+    numa: int = 0
+    mode: str = ""
+    mig_profiles: tuple[MigProfile, ...] = ()
+    healthy: bool = False
+
+
+def registered(inventory: Inventory) -> tuple[RegisteredGpu, ...]:
+    """What the inventory makes known, sorted by index.
+
+    A GPU that serves no new container, absent ones included, stays with its health absent: a
+    scheduler keeps GPUs that vanish from the text. An unknown NUMA node is 0, as in HAMi.
+    """
+    gpus = sorted(inventory.gpus, key=lambda shared: (shared.gpu.index, shared.uuid))
+    return tuple(_registered(shared) for shared in gpus)
+
+
+def _registered(shared: SharedGpu) -> RegisteredGpu:
+    """One GPU of the inventory, as the scheduler shall know it."""
+    return RegisteredGpu(
+        uuid=shared.uuid,
+        index=shared.gpu.index,
+        split_count=shared.split_count,
+        registered_mib=shared.registered_mib,
+        core_percent=shared.core_percent,
+        type_name=shared.type_name,
+        numa=shared.gpu.numa or 0,
+        mode=shared.mode,
+        healthy=shared.serving,
+    )
+
+
+def encode_register(gpus: Iterable[RegisteredGpu]) -> str:
+    """The text of the GPUs in the given order, byte for byte what HAMi v2.10 would write."""
+    return gojson.encode(
+        [{key: value for key, value in _wire_fields(gpu).items() if value} for gpu in gpus]
+    )
+
+
+def _wire_fields(gpu: RegisteredGpu) -> dict[str, object]:
+    """Keys and values in the order of HAMi's struct."""
+    return {
+        "id": gpu.uuid,
+        "index": gpu.index,
+        "count": gpu.split_count,
+        "devmem": gpu.registered_mib,
+        "devcore": gpu.core_percent,
+        "type": gpu.type_name,
+        "numa": gpu.numa,
+        "mode": gpu.mode,
+        "migProfiles": [
+            {
+                "name": profile.name,
+                "memoryMB": profile.memory_mib,
+                "core": profile.core_percent,
+                "sliceCount": profile.slice_count,
+                "placements": [dataclasses.asdict(place) for place in profile.placements],
+            }
+            for profile in gpu.mig_profiles
+        ],
+        "health": gpu.healthy,
+    }
+
+
+def decode_register(text: str) -> tuple[RegisteredGpu, ...]:
+    """The GPUs of the text, in its order; unknown keys are ignored.
+
+    HAMi hands out what it read before an error; here an error hands out nothing.
+
+    Raises:
+        MalformedText: no JSON array of objects, a value of another type or range, or no GPU.
+    """
+    if len(text) > TEXT_LIMIT:
+        raise MalformedText(f"register annotation is over {TEXT_LIMIT} characters")
+    value = gojson.decode(text, "register annotation")
+    if not isinstance(value, list) and value is not None:
+        raise MalformedText("register annotation is JSON, but no array")
+    if not value:
+        raise MalformedText("register annotation names no GPU")
+    return tuple(
+        RegisteredGpu(**gojson.fields(element, _GPU, f"register annotation, GPU {place}"))
+        for place, element in enumerate(value)
+    )
+
+
+def same_meaning(one: str | None, other: str | None) -> bool:
+    """True when a scheduler reads the same inventory from both, or both are absent.
+
+    A text that cannot be decoded means the same as itself only.
+    """
+    if one == other:
+        return True
+    if one is None or other is None:
+        return False
+    try:
+        return collections.Counter(decode_register(one)) == collections.Counter(
+            decode_register(other)
+        )
+    except MalformedText:
+        return False
+
+
+_PLACEMENT: gojson.Table = {
+    "start": ("start", gojson.integer(gojson.UINT32)),
+    "size": ("size", gojson.integer(gojson.UINT32)),
+}
+_PROFILE: gojson.Table = {
+    "name": ("name", gojson.text),
+    "memorymb": ("memory_mib", gojson.integer(gojson.INT32)),
+    "core": ("core_percent", gojson.integer(gojson.INT32)),
+    "slicecount": ("slice_count", gojson.integer(gojson.UINT32)),
+    "placements": (
+        "placements",
+        gojson.array(lambda item, where: Placement(**gojson.fields(item, _PLACEMENT, where))),
+    ),
+}
+_GPU: gojson.Table = {
+    "id": ("uuid", gojson.text),
+    "index": ("index", gojson.integer(gojson.UINT64)),
+    "count": ("split_count", gojson.integer(gojson.INT32)),
+    "devmem": ("registered_mib", gojson.integer(gojson.INT32)),
+    "devcore": ("core_percent", gojson.integer(gojson.INT32)),
+    "type": ("type_name", gojson.text),
+    "numa": ("numa", gojson.integer(gojson.INT64)),
+    "mode": ("mode", gojson.text),
+    "migprofiles": (
+        "mig_profiles",
+        gojson.array(lambda item, where: MigProfile(**gojson.fields(item, _PROFILE, where))),
+    ),
+    "health": ("healthy", gojson.flag),
+}

@@ -1,0 +1,184 @@
+"""What one container receives: HAMi's environment and mounts for its shares of GPUs.
+
+Equal inputs make equal bytes: a container that is asked for again gets what it got before, down
+to the name of its cache file. Source: HAMi v2.10 pkg/device-plugin/nvidiadevice/nvinternal/plugin
+/server.go, Allocate and getAllocateResponse; read by HAMi-core from the environment.
+
+Three things differ from HAMi on purpose. The shares are ordered by PCI bus id, because HAMi-core
+takes the i of CUDA_DEVICE_MEMORY_LIMIT_i for the container's own CUDA index. No memory means all
+that is registered of the GPU, because HAMi-core takes `0m` for no limit and then reports a size of
+0. Names of files follow from pod UID and container instead of from chance.
+"""
+
+import dataclasses
+import re
+import uuid
+from collections.abc import Iterable, Sequence
+
+from agent.core.edits import (
+    ContainerEdits,
+    EditSettings,
+    GrantedShare,
+    HookFacts,
+    MountEdit,
+    NodeEdit,
+)
+from agent.core.errors import Gate, Refusal, SettingsError, cap
+from agent.core.gpu import GpuUuid
+from agent.core.pods import PodUid
+
+STRATEGIES = frozenset({"envvar", "volume-mounts"})
+"""The device list strategies that an answer can be made for."""
+
+MODES = frozenset({"hami-core", "mps", ""})
+"""The operating modes that get HAMi-core's environment; empty is a node without one."""
+
+LIST_DIRECTORY = "/var/run/nvidia-container-devices"
+LOCK_DIRECTORY = "/tmp/vgpulock"  # noqa: S108 -- where libvgpu.so looks in the container
+PRELOAD_FILE = "/etc/ld.so.preload"
+CACHE_NAMES = uuid.UUID("8f1f6f0e-6e0e-5d0c-9a65-0c2f8b6d3a41")
+"""The namespace of cache file names. Never to change: running containers map those files."""
+
+_POD_UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}")
+_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EditRequest:
+    """One container to answer for. `control_disabled`: it asked to run without HAMi-core."""
+
+    pod_uid: PodUid
+    container: str
+    control_disabled: bool
+    shares: tuple[GrantedShare, ...]
+
+
+def container_edits(
+    request: EditRequest, settings: EditSettings, facts: HookFacts
+) -> ContainerEdits:
+    """The whole answer for one container.
+
+    Raises:
+        SettingsError: no answer can be made for the mode or a device list strategy.
+        Refusal: pod UID or container cannot name a directory.
+    """
+    check_edit_settings(settings)
+    shares = cuda_order(request.shares)
+    uuids = tuple(dict.fromkeys(granted.share.uuid for granted in shares))
+    return ContainerEdits(
+        envs=tuple(sorted(_envs(request, shares, uuids, settings))),
+        mounts=(*_list_mounts(uuids, settings), *_hook_mounts(request, settings, facts)),
+        nodes=tuple(_nodes(shares, settings, facts)) if settings.pass_device_specs else (),
+    )
+
+
+def check_edit_settings(settings: EditSettings) -> None:
+    """Nothing, when answers can be made with these settings.
+
+    Raises:
+        SettingsError: they ask for a mode or a device list strategy that is not served.
+    """
+    if settings.mode not in MODES:
+        raise SettingsError(f"operating mode {cap(settings.mode)!r} is not served; use hami-core")
+    refused = [name for name in settings.device_list_strategies if name not in STRATEGIES]
+    if refused or not settings.device_list_strategies:
+        named = ", ".join(cap(name) for name in refused) or "none"
+        raise SettingsError(
+            f"device list strategy {named} is not served; use {' or '.join(sorted(STRATEGIES))}"
+        )
+
+
+def container_directory(pod_uid: str, container: str) -> str:
+    """The name of the container's own directory, `<pod UID>_<container>`: one path component.
+
+    Raises:
+        Refusal: the UID is no UID or the container no DNS label: either could leave the directory.
+    """
+    if not _POD_UID.fullmatch(pod_uid):
+        raise Refusal(Gate.HOST_DIRECTORY, f"{cap(pod_uid)!r} is no UID of a pod")
+    if not _LABEL.fullmatch(container):
+        raise Refusal(Gate.HOST_DIRECTORY, f"{cap(container)!r} is no name of a container")
+    return f"{pod_uid}_{container}"
+
+
+def cache_file(pod_uid: str, container: str) -> str:
+    """The name of the container's cache file, a function of both, free of chance."""
+    return f"{uuid.uuid5(CACHE_NAMES, f'{pod_uid}/{container}')}.cache"
+
+
+def cuda_order(shares: Iterable[GrantedShare]) -> tuple[GrantedShare, ...]:
+    """The shares as CUDA numbers their GPUs: by PCI bus id.
+
+    A second share of one GPU has no CUDA index of its own: it goes behind all first ones.
+    """
+    seen: dict[GpuUuid, int] = {}
+    keyed: list[tuple[int, tuple[int, ...], GrantedShare]] = []
+    for granted in shares:
+        turn = seen.get(granted.share.uuid, 0)
+        seen[granted.share.uuid] = turn + 1
+        keyed.append((turn, pci_key(granted.pci), granted))
+    return tuple(granted for _, _, granted in sorted(keyed, key=lambda item: item[:2]))
+
+
+def pci_key(pci: str) -> tuple[int, ...]:
+    """A PCI bus id as numbers, so that `0000:0A:00.0` and `00000000:0a:00.0` are the same place."""
+    return tuple(int(part, 16) for part in re.findall(r"[0-9A-Fa-f]+", pci))
+
+
+def _envs(
+    request: EditRequest,
+    shares: Sequence[GrantedShare],
+    uuids: Sequence[GpuUuid],
+    settings: EditSettings,
+) -> Iterable[tuple[str, str]]:
+    mounted = "volume-mounts" in settings.device_list_strategies
+    yield "NVIDIA_VISIBLE_DEVICES", LIST_DIRECTORY if mounted else ",".join(uuids)
+    for index, granted in enumerate(shares):
+        mib = granted.share.memory_mib or granted.registered_mib
+        yield f"CUDA_DEVICE_MEMORY_LIMIT_{index}", f"{mib}m"
+    for granted in shares[:1]:
+        yield "CUDA_DEVICE_SM_LIMIT", str(granted.share.core_percent)
+    cache = cache_file(request.pod_uid, request.container)
+    yield "CUDA_DEVICE_MEMORY_SHARED_CACHE", f"{settings.hook_path}/vgpu/{cache}"
+    for name, value, wanted in (
+        ("CUDA_OVERSUBSCRIBE", "true", settings.memory_scaling > 1),
+        ("LIBCUDA_LOG_LEVEL", settings.cuda_log_level, bool(settings.cuda_log_level)),
+        ("GPU_CORE_UTILIZATION_POLICY", "disable", settings.disable_core_limit),
+        ("NVIDIA_GDRCOPY", "enabled", settings.gdrcopy),
+        ("NVIDIA_GDS", "enabled", settings.gds),
+        ("NVIDIA_MOFED", "enabled", settings.mofed),
+    ):
+        if wanted:
+            yield name, value
+
+
+def _list_mounts(uuids: Sequence[GpuUuid], settings: EditSettings) -> Iterable[MountEdit]:
+    """The GPUs as file names, which a tenant, other than an environment, cannot set."""
+    if "volume-mounts" in settings.device_list_strategies:
+        for gpu in uuids:
+            yield MountEdit(f"{LIST_DIRECTORY}/{gpu}", "/dev/null", read_only=False)
+
+
+def _hook_mounts(
+    request: EditRequest, settings: EditSettings, facts: HookFacts
+) -> Iterable[MountEdit]:
+    hook = f"{settings.hook_path}/vgpu"
+    own = container_directory(request.pod_uid, request.container)
+    yield MountEdit(f"{hook}/libvgpu.so", facts.library, read_only=True)
+    yield MountEdit(hook, f"{hook}/containers/{own}", read_only=False)
+    yield MountEdit(LOCK_DIRECTORY, f"{hook}/lock", read_only=False)
+    if not request.control_disabled:
+        yield MountEdit(PRELOAD_FILE, f"{hook}/ld.so.preload", read_only=True)
+    if facts.has_license:
+        yield MountEdit("/tmp/license", f"{hook}/license", read_only=True)  # noqa: S108 -- external
+        yield MountEdit("/usr/bin/vgpuvalidator", f"{hook}/vgpuvalidator", read_only=True)
+
+
+def _nodes(
+    shares: Sequence[GrantedShare], settings: EditSettings, facts: HookFacts
+) -> Iterable[NodeEdit]:
+    """Control nodes that exist, then one node per GPU, found on the host below the dev root."""
+    minors = (granted.minor for granted in shares if granted.minor is not None)
+    gpus = (f"/dev/nvidia{minor}" for minor in minors)
+    for path in dict.fromkeys((*facts.device_nodes, *gpus)):
+        yield NodeEdit(path, f"{settings.dev_root.rstrip('/')}{path}", "rw")

@@ -1,0 +1,99 @@
+"""What a decision about an Allocate rests on, what it may ask, and what it grants."""
+
+import dataclasses
+import datetime as dt
+import enum
+
+from agent.core.candidates import Books, Candidate, Known
+from agent.core.inventory import Inventory
+from agent.core.ledger import ContainerKey, Ledger, Row
+from agent.core.pods import NodeLock, PodTable, PodUid
+from agent.core.share import Share
+
+
+class UnlockedPods(enum.StrEnum):
+    """What to do with a pod that holds no lock because HAMi took none."""
+
+    STRICT = "strict"
+    UNIQUE = "unique"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MatchSettings:
+    """`resource` is the kubelet's name; `unlocked_pods` the policy for pods without a lock."""
+
+    node: str
+    resource: str = "nvidia.com/gpu"
+    unlocked_pods: UnlockedPods = UnlockedPods.STRICT
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Evidence:
+    """Everything a decision may rest on.
+
+    `ledger` includes rows that are being written. `known` holds the witness's answers of this
+    request. `can_ask`: this kubelet serves Get. `records_read`, `listed`, `waited`: what was done
+    already. `checked`: runtime ids that were looked up. `claimed`: pods of calls in flight.
+    """
+
+    table: PodTable
+    ledger: Ledger
+    lock: NodeLock | None
+    inventory: Inventory
+    books: Books
+    now: dt.datetime
+    known: Known
+    can_ask: bool = True
+    records_read: bool = False
+    checked: frozenset[str] = frozenset()
+    listed: bool = False
+    waited: bool = False
+    claimed: frozenset[PodUid] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AskKubelet:
+    """Ask PodResources for this pod."""
+
+    namespace: str
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReadRecords:
+    """Read the kubelet's checkpoint file: an init container's record is nowhere else."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckRunning:
+    """Which of these runtime ids have a live container: a pod's status can be late or stale."""
+
+    ids: frozenset[str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ListPods:
+    """Our view lags: one LIST of this node's pods."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AwaitLock:
+    """The Node's watch may lag behind the pods': wait a moment for its next frame."""
+
+
+Question = AskKubelet | ReadRecords | CheckRunning | ListPods | AwaitLock
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Grant:
+    """The container is served. `dead` rows were found to hold nothing any more."""
+
+    candidate: Candidate
+    group: int
+    shares: tuple[Share, ...]
+    dead: tuple[ContainerKey, ...] = ()
+
+    @property
+    def replay(self) -> Row | None:
+        """The row that is answered again, or None for a first answer."""
+        return self.candidate.row

@@ -1,0 +1,135 @@
+"""Whether what the scheduler wrote for a container may be granted.
+
+Everything is held against the inventory and the ledger: annotations can be written by tenants, so
+a GPU, an amount or a count is never taken on trust.
+"""
+
+from agent.core.annotations import ALLOCATED, VGPU_NODE
+from agent.core.candidates import Candidate, is_live
+from agent.core.condition import Condition
+from agent.core.container_order import pair_groups
+from agent.core.errors import Gate, Refusal, cap
+from agent.core.evidence import AskKubelet, Evidence, Grant, MatchSettings, Question
+from agent.core.gpu import GpuUuid
+from agent.core.inventory import SharedGpu
+from agent.core.ledger import Row
+from agent.core.pods import PodView
+from agent.core.room import Claim, Shortage, claim_of, shortage
+from agent.core.share import Share
+
+
+def replay(found: Candidate, row: Row, evidence: Evidence) -> Grant:
+    """The same answer again; only a GPU that is gone can stand in the way."""
+    for share in row.shares:
+        gpu = evidence.inventory.find(share.uuid)
+        if gpu is None or not gpu.present or gpu.health.condition is Condition.LOST:
+            raise Refusal(
+                Gate.BAD_GPU,
+                f"Container {row.key.container} holds GPU {share.uuid}, which is no longer there; "
+                "delete the pod so that it is placed again.",
+            )
+    return Grant(found, row.group, row.shares)
+
+
+def check(found: Candidate, evidence: Evidence, settings: MatchSettings) -> Question | Grant:
+    """What the scheduler wrote for the container, held against the inventory and the ledger."""
+    group, shares = _assigned(found, settings)
+    gpus = _usable(found, shares, evidence)
+    wanted = Claim(found.pod.uid, found.container.role, shares)
+    dead = tuple(row.key for row in evidence.ledger.rows if not _live(row, evidence))
+    live = [row for row in evidence.ledger.rows if row.key not in dead]
+    short = shortage(wanted, map(claim_of, live), gpus)
+    if short is None:
+        return Grant(found, group, shares, dead)
+    for row in live:
+        uses = any(share.uuid == short.gpu.uuid for share in row.shares)
+        other = row.key.pod_uid != found.pod.uid
+        if uses and other and evidence.can_ask and (row.namespace, row.pod) not in evidence.known:
+            return AskKubelet(row.namespace, row.pod)
+    raise _oversold(found, short)
+
+
+def _oversold(found: Candidate, short: Shortage) -> Refusal:
+    if short.memory:
+        gate, what = Gate.MEMORY_EXCEEDED, "memory"
+        total, limit = f"{short.total.memory_mib} MiB", f"{short.gpu.registered_mib} MiB"
+    else:
+        gate, what = Gate.CORES_EXCEEDED, "compute"
+        total, limit = f"{short.total.core_percent} %", f"{short.gpu.core_percent} %"
+    return Refusal(
+        gate,
+        f"With container {found.container.name}, GPU {short.gpu.uuid} would have {total} of "
+        f"{what} promised, and it has {limit}; create the pod again, so that it is placed anew.",
+    )
+
+
+def _live(row: Row, evidence: Evidence) -> bool:
+    return is_live(row, evidence.table, evidence.known, evidence.books)
+
+
+def _assigned(found: Candidate, settings: MatchSettings) -> tuple[int, tuple[Share, ...]]:
+    """Group number and shares of the container in the scheduler's annotation."""
+    pod, container = found.pod, found.container
+    name = "/".join(pod.key)
+    if pod.groups_error:
+        raise Refusal(
+            Gate.MALFORMED_ANNOTATION,
+            f"Annotation {ALLOCATED} of pod {name} cannot be read: {cap(pod.groups_error)}; "
+            "create the pod again.",
+        )
+    if not any(pod.groups or ()):
+        raise _unplaced(pod, container.memory_text)
+    node = pod.annotations.get(VGPU_NODE)
+    if node != settings.node:
+        raise Refusal(
+            Gate.WRONG_NODE,
+            f"Pod {name} was given GPUs of node {cap(node or 'none', 63)}, and this is "
+            f"{settings.node}; create it again.",
+        )
+    for assignment in pair_groups(pod.groups or (), pod.containers):
+        if assignment.container == container.name:
+            return assignment.group_index, assignment.shares
+    raise Refusal(
+        Gate.NO_CONTAINER_LEFT,
+        f"HAMi's scheduler wrote no GPUs for container {container.name} of pod {name}; "
+        "create it again.",
+    )
+
+
+def _unplaced(pod: PodView, memory_text: str) -> Refusal:
+    name = "/".join(pod.key)
+    if memory_text and not memory_text.isdigit():
+        return Refusal(
+            Gate.DROPPED_REQUEST,
+            f"HAMi's scheduler dropped the request of pod {name}: gpumem {cap(memory_text, 40)} is "
+            "not a number of MiB that it can hold; write the number of MiB without a unit.",
+        )
+    return Refusal(
+        Gate.NO_ANNOTATION,
+        f"Pod {name} was not placed by HAMi's scheduler: annotation {ALLOCATED} is missing; "
+        "create it with schedulerName of HAMi's scheduler.",
+    )
+
+
+def _usable(
+    found: Candidate, shares: tuple[Share, ...], evidence: Evidence
+) -> dict[GpuUuid, SharedGpu]:
+    """The GPUs of the shares, all known and serving."""
+    gpus: dict[GpuUuid, SharedGpu] = {}
+    for share in shares:
+        gpu = evidence.inventory.find(share.uuid)
+        if gpu is None:
+            raise Refusal(
+                Gate.UNKNOWN_GPU,
+                f"Pod {'/'.join(found.pod.key)} was given GPU {cap(share.uuid, 64)}, which this "
+                "node does not share; create it again, so that it is placed anew.",
+            )
+        if not gpu.serving:
+            raise Refusal(
+                Gate.BAD_GPU,
+                f"GPU {gpu.gpu.index} ({gpu.uuid}) is {gpu.health.condition.value}: "
+                f"{gpu.health.text or gpu.health.cause}; create the pod again, so that it is "
+                "placed on another GPU.",
+            )
+        gpus[share.uuid] = gpu
+    return gpus

@@ -1,0 +1,163 @@
+"""Which pod an Allocate is for: one pure decision, or the next question.
+
+The kubelet is the witness: it adds a pod to its books just before it admits it, so of all pods
+that could be asking it knows, without ids, the one that is. The node lock is the proof of right:
+only it needs rights on the Node, while a pod's annotations can be written by a tenant.
+The caller performs a question, adds the answer to the evidence and decides again from the start,
+so that every decision rests on the newest view.
+"""
+
+from agent.core.candidates import Candidate, all_confirmed, candidates
+from agent.core.errors import Gate, Refusal, cap
+from agent.core.evidence import (
+    AskKubelet,
+    AwaitLock,
+    CheckRunning,
+    Evidence,
+    Grant,
+    ListPods,
+    MatchSettings,
+    Question,
+    ReadRecords,
+    UnlockedPods,
+)
+from agent.core.grant import check, replay
+from agent.core.pods import Role
+
+
+def decide(count: int, evidence: Evidence, settings: MatchSettings) -> Question | Grant:
+    """Serve one container that asks for `count` slices, or say what must be known first.
+
+    Raises Refusal with the gate that closed and a sentence for the pod's owner.
+    """
+    found = _being_admitted(count, evidence, settings)
+    if not isinstance(found, Candidate):
+        return found
+    if found.row is not None:
+        return replay(found, found.row, evidence)
+    question = _right(found, evidence, settings)
+    if question is not None:
+        return question
+    return check(found, evidence, settings)
+
+
+def _being_admitted(
+    count: int, evidence: Evidence, settings: MatchSettings
+) -> Candidate | Question:
+    """The one candidate that the kubelet is admitting."""
+    all_found = candidates(
+        count, evidence.table, evidence.ledger, evidence.books, settings.resource, evidence.known
+    )
+    found = tuple(one for one in all_found if one.pod.uid not in evidence.claimed)
+    if not evidence.can_ask:
+        return _without_witness(found, evidence)
+    question = _unsure(found, evidence)
+    if question is not None:
+        return question
+    owner = evidence.lock.owner if evidence.lock else None
+    for candidate in sorted(found, key=lambda one: one.pod.key != owner):
+        if candidate.pod.key not in evidence.known:
+            return AskKubelet(*candidate.pod.key)
+        if candidate.pod.key == owner and _settles(candidate, found, evidence, settings):
+            return candidate
+    admitted = tuple(one for one in found if evidence.known.get(one.pod.key) is not None)
+    return _only(count, admitted, evidence)
+
+
+def _settles(
+    owner: Candidate, found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
+) -> bool:
+    """Whether the lock owner's answer alone is enough: nobody else can be asking."""
+    twins = sum(1 for one in found if one.pod.key == owner.pod.key)
+    admitted = evidence.known.get(owner.pod.key) is not None and not owner.deleted
+    return (
+        admitted
+        and twins == 1
+        and all_confirmed(
+            evidence.table, evidence.ledger, evidence.books, settings.resource, evidence.known
+        )
+    )
+
+
+def _unsure(found: tuple[Candidate, ...], evidence: Evidence) -> Question | None:
+    """What must be known of the containers that may be replayed, before anyone is asked."""
+    replays = [one for one in found if one.row is not None]
+    if not evidence.records_read and any(one.container.role is Role.INIT for one in replays):
+        return ReadRecords()
+    running = {one.container.running_id for one in replays if one.container.running_id}
+    unchecked = frozenset(running) - evidence.checked
+    return CheckRunning(unchecked) if unchecked else None
+
+
+def _only(count: int, admitted: tuple[Candidate, ...], evidence: Evidence) -> Candidate | Question:
+    """The single one of `admitted`; equal shares of one name are the same answer."""
+    present = tuple(one for one in admitted if not one.deleted)
+    if len(admitted) == 1:
+        return admitted[0]
+    if not admitted:
+        if not evidence.listed:
+            return ListPods()
+        raise Refusal(
+            Gate.NO_POD_ADMITTED,
+            f"The kubelet asks for {count} slice(s), but no pod of this node that requests as many "
+            "is being admitted: static pods and deleted pods cannot be given GPUs; create the pod "
+            "through the API server.",
+        )
+    same_name = len({one.pod.key for one in admitted}) == 1
+    if same_name and len(present) == 1 and len({one.pod.groups for one in admitted}) == 1:
+        return present[0]
+    names = ", ".join(sorted({"/".join(one.pod.key) for one in admitted}))
+    raise Refusal(
+        Gate.MANY_PODS_ADMITTED,
+        f"The kubelet is admitting several pods at once ({cap(names)}) and does not say for which "
+        "it asks, so none is guessed; create this pod again.",
+    )
+
+
+def _without_witness(found: tuple[Candidate, ...], evidence: Evidence) -> Candidate:
+    """Kubelets before 1.34: only a lock owner that is the only candidate is served."""
+    owner = evidence.lock.owner if evidence.lock else None
+    if len(found) == 1 and found[0].pod.key == owner:
+        return found[0]
+    raise Refusal(
+        Gate.WITNESS_SILENT,
+        f"This kubelet cannot say which pod it admits and {len(found)} pods could be meant; "
+        "upgrade the kubelet to 1.34 or later, or start GPU pods one at a time.",
+    )
+
+
+def _right(found: Candidate, evidence: Evidence, settings: MatchSettings) -> Question | None:
+    """Whether the pod has a right to an answer: it owns the node lock."""
+    pod, lock = found.pod, evidence.lock
+    name = "/".join(pod.key)
+    if found.deleted:
+        raise Refusal(
+            Gate.POD_DELETED,
+            f"Pod {name} was deleted before the kubelet took it up; its controller starts a new "
+            "one.",
+        )
+    if pod.static:
+        raise Refusal(
+            Gate.STATIC_POD,
+            f"Pod {name} is a static pod, which HAMi's scheduler never sees; create it through the "
+            "API server.",
+        )
+    if lock is not None and lock.owner == pod.key:
+        return None
+    if not evidence.waited:
+        return AwaitLock()
+    if lock is not None and lock.owner is not None:
+        raise Refusal(
+            Gate.NO_RIGHT,
+            f"Pod {name} asks for GPUs, but HAMi's scheduler is placing "
+            f"{'/'.join(lock.owner)} on this node: was the pod bound by another scheduler, or was "
+            "its lock handed over? Create it again with schedulerName of HAMi's scheduler.",
+        )
+    if settings.unlocked_pods is UnlockedPods.UNIQUE:
+        return None
+    raise Refusal(
+        Gate.NO_LOCK,
+        f"Pod {name} holds no node lock of HAMi's scheduler (it takes none when only an init "
+        "container requests GPUs); request the GPU in an app container too, or have the operator "
+        "set allocation.unlockedPods to unique.",
+    )

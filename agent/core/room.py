@@ -1,0 +1,107 @@
+"""Whether a share fits on its GPU beside the live rows, by HAMi's arithmetic.
+
+Per pod and GPU what counts is the greater of the largest init container and the sum of the app
+containers, for init containers run one after another and are gone before the apps start.
+Source: HAMi pkg/scheduler (usage of a pod on a card).
+"""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+from agent.core.gpu import GpuUuid
+from agent.core.inventory import SharedGpu
+from agent.core.ledger import Row
+from agent.core.pods import PodUid, Role
+from agent.core.share import Share
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Use:
+    """Memory in MiB and compute in percent."""
+
+    memory_mib: int = 0
+    core_percent: int = 0
+
+    def plus(self, other: "Use") -> "Use":
+        """The sum."""
+        return Use(self.memory_mib + other.memory_mib, self.core_percent + other.core_percent)
+
+    def peak(self, other: "Use") -> "Use":
+        """The greater of each."""
+        return Use(
+            max(self.memory_mib, other.memory_mib), max(self.core_percent, other.core_percent)
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Claim:
+    """One container's shares, by role: what a row holds, or what a request wants."""
+
+    pod_uid: PodUid
+    role: Role
+    shares: tuple[Share, ...]
+
+
+def claim_of(row: Row) -> Claim:
+    """What a row holds."""
+    return Claim(row.key.pod_uid, row.role, row.shares)
+
+
+def _use_of(claim: Claim, gpu: SharedGpu) -> Use:
+    """What one container uses of one GPU; 0 MiB means the whole of it."""
+    total = Use()
+    for share in claim.shares:
+        if share.uuid == gpu.uuid:
+            total = total.plus(Use(share.memory_mib or gpu.registered_mib, share.core_percent))
+    return total
+
+
+def pod_use(claims: Iterable[Claim], gpu: SharedGpu) -> Use:
+    """What the containers of one pod use of `gpu`: max(largest init, sum of the others)."""
+    peak, total = Use(), Use()
+    for claim in claims:
+        use = _use_of(claim, gpu)
+        if claim.role is Role.APP:
+            total = total.plus(use)
+        else:
+            peak = peak.peak(use)
+    return peak.peak(total)
+
+
+def gpu_use(claims: Iterable[Claim], gpu: SharedGpu) -> Use:
+    """What all pods together use of `gpu`."""
+    by_pod: dict[PodUid, list[Claim]] = {}
+    for claim in claims:
+        by_pod.setdefault(claim.pod_uid, []).append(claim)
+    total = Use()
+    for pod_claims in by_pod.values():
+        total = total.plus(pod_use(pod_claims, gpu))
+    return total
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shortage:
+    """A GPU on which the wanted share does not fit: what is there, what all together would use."""
+
+    gpu: SharedGpu
+    total: Use
+    memory: bool
+    """True: memory is short. False: compute is."""
+
+
+def shortage(
+    wanted: Claim, live: Iterable[Claim], gpus: Mapping[GpuUuid, SharedGpu]
+) -> Shortage | None:
+    """The first GPU of `wanted` that would be oversold, or None: it fits.
+
+    Every GPU of `wanted` must be in `gpus`.
+    """
+    claims = (*live, wanted)
+    for uuid in dict.fromkeys(share.uuid for share in wanted.shares):
+        gpu = gpus[uuid]
+        total = gpu_use(claims, gpu)
+        if total.memory_mib > gpu.registered_mib:
+            return Shortage(gpu, total, memory=True)
+        if total.core_percent > gpu.core_percent:
+            return Shortage(gpu, total, memory=False)
+    return None

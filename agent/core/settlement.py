@@ -1,0 +1,105 @@
+"""What must follow what happened: effects owed for rejected pods and for locks left over."""
+
+import dataclasses
+import datetime as dt
+
+from agent.core.annotations import BIND_PHASE, BIND_TIME, PHASE_FAILED, VGPU_NODE
+from agent.core.ledger import Effect, EffectKind, Ledger
+from agent.core.pods import NodeLock, Phase, PodTable, PodView
+
+REJECTED = "UnexpectedAdmissionError"
+"""status.reason that the kubelet gives a pod whose Allocate was answered with an error."""
+
+ANSWERED_GRACE = dt.timedelta(seconds=2)
+"""How long a lock may outlive the last answer to its owner: the outbox is usually faster."""
+
+REFUSED_EVENT = "AllocationRefused"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scene:
+    """What settlement looks at."""
+
+    table: PodTable
+    ledger: Ledger
+    lock: NodeLock | None
+    now: dt.datetime
+
+
+def refusal_text(pod: PodView) -> str:
+    """The agent's own sentence in the status of a pod that it refused, or nothing."""
+    if pod.phase is not Phase.FAILED or pod.reason != REJECTED or "[HA-" not in pod.message:
+        return ""
+    _, found, text = pod.message.partition("desc = ")
+    sentence, bracket, rest = (text if found else pod.message).partition("[HA-")
+    return f"{sentence}{bracket}{rest.partition(']')[0]}]"
+
+
+def owed(scene: Scene) -> tuple[Effect, ...]:
+    """All effects that the present calls for; those already in the outbox are left out."""
+    effects = [*_for_rejected(scene), *_for_lock(scene)]
+    known = {effect.identity for effect in scene.ledger.outbox}
+    return tuple(effect for effect in effects if effect.identity not in known)
+
+
+def _for_rejected(scene: Scene) -> list[Effect]:
+    """A pod that the kubelet reports as refused by us is settled as failed, and told why."""
+    effects: list[Effect] = []
+    for pod in scene.table.pods.values():
+        text = refusal_text(pod)
+        placed = VGPU_NODE in pod.annotations
+        if not text or not placed or pod.annotations.get(BIND_PHASE) == PHASE_FAILED:
+            continue
+        settle = _effect(EffectKind.SETTLE_POD, pod, scene.now)
+        effects.append(dataclasses.replace(settle, phase=PHASE_FAILED))
+        event = _effect(EffectKind.POST_EVENT, pod, scene.now)
+        effects.append(dataclasses.replace(event, reason=REFUSED_EVENT, value=text))
+    return effects
+
+
+def _effect(kind: EffectKind, pod: PodView, due: dt.datetime) -> Effect:
+    return Effect(kind=kind, pod_uid=pod.uid, namespace=pod.namespace, pod=pod.name, due=due)
+
+
+def _for_lock(scene: Scene) -> list[Effect]:
+    """The lock of an owner that needs it no more: terminal, gone, or answered in full."""
+    if scene.lock is None or scene.lock.owner is None or not scene.table.synced:
+        return []
+    owner = scene.table.named(*scene.lock.owner)
+    if owner is not None:
+        over = owner.terminal or _answered(owner, scene)
+        return [_release(owner, scene.lock, scene.now)] if over else []
+    for stone in scene.table.tombstones:
+        if stone.pod.key == scene.lock.owner and _took(stone.pod, scene.lock):
+            return [_release(stone.pod, scene.lock, scene.now)]
+    return []
+
+
+def _release(owner: PodView, lock: NodeLock, now: dt.datetime) -> Effect:
+    effect = _effect(EffectKind.RELEASE_LOCK, owner, now)
+    return dataclasses.replace(effect, value=lock.value)
+
+
+def _took(pod: PodView, lock: NodeLock) -> bool:
+    """Whether the lock was taken for this pod and not for a later one of the same name.
+
+    bind-time and the lock's stamp come from the same writer, the scheduler, which stamps the lock
+    first; our own clock is never compared with either.
+    """
+    try:
+        bound = int(pod.annotations.get(BIND_TIME, ""))
+    except ValueError:
+        return False
+    return lock.stamp.timestamp() <= bound
+
+
+def _answered(pod: PodView, scene: Scene) -> bool:
+    """Whether every GPU container of the pod has its answer, for a while now."""
+    if scene.lock is None or not _took(pod, scene.lock):
+        return False
+    rows = {row.key.container: row for row in scene.ledger.rows_of(pod.uid)}
+    wanted = [container.name for container in pod.gpu_containers]
+    if not wanted or any(name not in rows for name in wanted):
+        return False
+    last = max(rows[name].answered_at for name in wanted)
+    return scene.now - last >= ANSWERED_GRACE

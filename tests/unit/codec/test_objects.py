@@ -1,0 +1,208 @@
+"""Pods and Nodes of the API server to views."""
+
+import datetime as dt
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.codec.objects import EPOCH, decode_node, decode_pod
+from agent.core.annotations import ALLOCATED, REGISTER
+from agent.core.errors import MalformedText
+from agent.core.pods import NodeView, Phase, PodView, Role
+from tests.builders import G1, POD_UID, a_container, a_pod, a_share
+from tests.hami_vectors import vectors
+
+GPU = "nvidia.com/gpu"
+
+
+def pod_object(**parts: Any) -> dict[str, Any]:
+    """A pod of one GPU container; `parts` replace spec, status or metadata fields."""
+    metadata = {
+        "uid": POD_UID,
+        "namespace": "team-a",
+        "name": "train-0",
+        "resourceVersion": "1",
+        "creationTimestamp": "2026-09-01T12:00:00Z",
+        **parts.get("metadata", {}),
+    }
+    spec = {
+        "nodeName": "node-1",
+        "schedulerName": "hami-scheduler",
+        "containers": [{"name": "main", "resources": {"limits": {GPU: "1"}}}],
+        **parts.get("spec", {}),
+    }
+    return {
+        "metadata": metadata,
+        "spec": spec,
+        "status": {"phase": "Pending"} | parts.get("status", {}),
+    }
+
+
+def container(**parts: Any) -> PodView:
+    """The pod whose only container is `parts`."""
+    return decode_pod(pod_object(spec={"containers": [{"name": "main", **parts}]}), GPU)
+
+
+def test_a_pending_pod_of_one_gpu_container():
+    assert a_pod() == decode_pod(pod_object(), GPU)
+
+
+def test_init_containers_and_sidecars_come_first_in_the_order_of_the_spec():
+    spec = {
+        "initContainers": [
+            {"name": "fetch", "resources": {"limits": {GPU: 2}}},
+            {"name": "proxy", "restartPolicy": "Always"},
+        ],
+        "containers": [{"name": "a"}, {"name": "b", "resources": {"limits": {GPU: "3"}}}],
+    }
+    expected = (
+        a_container(name="fetch", role=Role.INIT, count=2),
+        a_container(name="proxy", role=Role.SIDECAR, count=0),
+        a_container(name="a", count=0),
+        a_container(name="b", count=3),
+    )
+    assert expected == decode_pod(pod_object(spec=spec), GPU).containers
+
+
+@pytest.mark.parametrize(
+    ("resources", "count"),
+    [
+        ({"requests": {GPU: "2"}}, 2),
+        ({"requests": {GPU: "2"}, "limits": {"cpu": "1"}}, 2),
+        ({"requests": {GPU: "2"}, "limits": {GPU: "4"}}, 4),
+        ({"limits": {GPU: "1k"}}, 1000),
+        ({"limits": {GPU: "many"}}, 0),
+        ({"limits": {GPU: "-1"}}, 0),
+        ({"limits": {GPU: True}}, 0),
+        ({"limits": {GPU: 2**63}}, 0),
+        ({"limits": [GPU]}, 0),
+        ({}, 0),
+    ],
+)
+def test_the_count_is_the_limit_else_the_request(resources, count: int):
+    assert count == container(resources=resources).containers[0].count
+
+
+def test_the_memory_limit_is_kept_as_it_was_written():
+    limits = {GPU: "1", "nvidia.com/gpumem": "99999999999", "ours/mem": "7"}
+    assert "99999999999" == container(resources={"limits": limits}).containers[0].memory_text
+    obj = pod_object(spec={"containers": [{"name": "main", "resources": {"limits": limits}}]})
+    assert "7" == decode_pod(obj, GPU, "ours/mem").containers[0].memory_text
+
+
+@pytest.mark.parametrize("word", ["1", "t", "T", "TRUE", "true", "True"])
+def test_control_is_disabled_by_what_go_reads_as_true(word: str):
+    env = [
+        {"name": "CUDA_DISABLE_CONTROL", "value": "no"},
+        {"name": "CUDA_DISABLE_CONTROL", "value": word},
+    ]
+    assert container(env=env).containers[0].control_disabled
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"name": "CUDA_DISABLE_CONTROL", "value": "yes"},
+        {"name": "CUDA_DISABLE_CONTROL", "value": "tRUE"},
+        {"name": "CUDA_DISABLE_CONTROL", "value": "0"},
+        {"name": "CUDA_DISABLE_CONTROL", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "OTHER", "value": "true"},
+        "CUDA_DISABLE_CONTROL=true",
+    ],
+)
+def test_control_stays_on_otherwise(entry):
+    assert not container(env=[entry]).containers[0].control_disabled
+
+
+def test_a_container_runs_while_its_status_says_so():
+    status = {
+        "phase": "Running",
+        "initContainerStatuses": [
+            {"name": "fetch", "containerID": "containerd://aa", "state": {"terminated": {}}},
+            {"name": "proxy", "containerID": "containerd://bb", "state": {"running": {}}},
+        ],
+        "containerStatuses": [
+            {"name": "main", "containerID": "cc", "state": {"running": {"startedAt": "x"}}},
+            {"name": "fetch", "containerID": "containerd://dd", "state": {"running": {}}},
+        ],
+    }
+    spec = {"initContainers": [{"name": "fetch"}, {"name": "proxy"}]}
+    pod = decode_pod(pod_object(spec=spec, status=status), GPU)
+    assert [None, "bb", "cc"] == [container.running_id for container in pod.containers]
+    assert Phase.RUNNING is pod.phase
+
+
+@pytest.mark.parametrize(
+    ("text", "phase"), [("", Phase.PENDING), ("Failed", Phase.FAILED), ("New", Phase.UNKNOWN)]
+)
+def test_a_phase_of_later_versions_is_unknown(text: str, phase: Phase):
+    assert phase is decode_pod(pod_object(status={"phase": text}), GPU).phase
+
+
+def test_only_annotations_of_hami_are_kept_and_a_mirror_pod_is_static():
+    annotations = {"hami.io/bind-phase": "success", "team": "a", "kubernetes.io/config.mirror": ""}
+    metadata = {"annotations": annotations, "deletionTimestamp": "2026-09-01T12:00:00Z"}
+    status = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "[HA-2001]"}
+    pod = decode_pod(pod_object(metadata=metadata, status=status), GPU)
+    assert {"hami.io/bind-phase": "success"} == pod.annotations
+    assert (True, True) == (pod.static, pod.deleting)
+    assert ("UnexpectedAdmissionError", "[HA-2001]") == (pod.reason, pod.message)
+
+
+def test_what_the_scheduler_gave_is_decoded_once():
+    metadata = {"annotations": {ALLOCATED: f"{G1},NVIDIA,3000,30:;"}}
+    assert ((a_share(),), ()) == decode_pod(pod_object(metadata=metadata), GPU).groups
+
+
+def test_a_pod_without_the_annotation_has_no_groups():
+    assert vectors("pod_decode")["pod_decode-056"].given is None
+    pod = decode_pod(pod_object(), GPU)
+    assert (None, "") == (pod.groups, pod.groups_error)
+
+
+@pytest.mark.parametrize("text", [f"{G1},NVIDIA,3000:;", f"{G1},NVIDIA,-1,0:;"])
+def test_groups_that_cannot_be_granted_are_a_reason_and_no_failure(text: str):
+    pod = decode_pod(pod_object(metadata={"annotations": {ALLOCATED: text}}), GPU)
+    assert pod.groups is None
+    assert "devices text, group 0" in pod.groups_error
+
+
+@pytest.mark.parametrize("missing", ["uid", "name"])
+@pytest.mark.parametrize("decode", [lambda obj: decode_pod(obj, GPU), decode_node])
+def test_an_object_without_uid_or_name_is_refused(decode, missing: str):
+    with pytest.raises(MalformedText, match=r"metadata\.uid and metadata\.name"):
+        decode(pod_object(metadata={missing: 7}))
+    with pytest.raises(MalformedText, match="without a name"):
+        decode({})
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", 7])
+def test_a_pod_without_a_time_of_creation_is_the_oldest(text):
+    assert EPOCH == decode_pod(pod_object(metadata={"creationTimestamp": text}), GPU).created
+    assert EPOCH < dt.datetime(2014, 6, 6, tzinfo=dt.UTC)
+
+
+def test_a_node_keeps_all_annotations_and_labels():
+    metadata = {"annotations": {REGISTER: "[]", "other": "x", "odd": 1}, "labels": {"gpu": "on"}}
+    expected = NodeView("train-0", POD_UID, "1", {REGISTER: "[]", "other": "x"}, {"gpu": "on"})
+    assert expected == decode_node(pod_object(metadata=metadata))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=4), inner, max_size=2)
+    ),
+    max_leaves=6,
+)
+KEYS = ["annotations", "labels", "namespace", "containers", "initContainers", "containerStatuses"]
+odd_parts = st.dictionaries(st.sampled_from([*KEYS, "phase", "nodeName"]), json_values, max_size=4)
+
+
+@given(odd_parts, odd_parts, odd_parts)
+def test_fields_of_odd_types_never_fail(metadata, spec, status):
+    odd = pod_object(metadata=metadata, spec=spec, status=status)
+    assert POD_UID == decode_pod(odd, GPU).uid
+    assert "train-0" == decode_node(odd).name

@@ -1,0 +1,131 @@
+"""The devices text of a pod against HAMi v2.10's own code, and what is stricter here."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.codec.pod import INT32_MAX, consume, decode_pod_devices, encode_pod_devices, validate
+from agent.core.annotations import TEXT_LIMIT
+from agent.core.errors import MalformedText
+from agent.core.gpu import GpuUuid
+from agent.core.share import Share
+from tests.builders import G1, G2, a_share
+from tests.hami_vectors import Vector, cases, vectors
+
+PLACEHOLDER = "pod_decode-044"
+KEY_ABSENT = "pod_decode-056"
+
+numbers = st.integers(-(2**31), INT32_MAX)
+uuids = st.text(
+    st.characters(codec="utf-8", exclude_characters=",:;"), min_size=1, max_size=20
+).map(GpuUuid)
+shares = st.builds(Share, uuid=uuids, memory_mib=numbers, core_percent=numbers)
+groups_of_shares = st.lists(st.lists(shares, max_size=3).map(tuple), max_size=4).map(tuple)
+
+
+def groups_of(containers: list[list[dict[str, Any]]]) -> tuple[tuple[Share, ...], ...]:
+    """HAMi's PodSingleDevice in our words."""
+    return tuple(
+        tuple(Share(device["UUID"], device["Usedmem"], device["Usedcores"]) for device in group)
+        for group in containers
+    )
+
+
+@pytest.mark.parametrize(
+    "vector",
+    cases("pod_decode", without={PLACEHOLDER: "tested below", KEY_ABSENT: "in test_objects"}),
+    ids=str,
+)
+def test_a_text_is_read_or_refused_as_hami_does(vector: Vector):
+    if vector.expected["error"] is None:
+        assert groups_of(vector.expected["containers"]) == decode_pod_devices(vector.given)
+    else:
+        with pytest.raises(MalformedText):
+            decode_pod_devices(vector.given)
+
+
+def test_the_placeholder_of_old_schedulers_is_no_device():
+    """HAMi takes `,,0,0` for a request of a GPU without a name and fails the pod."""
+    vector = vectors("pod_decode")[PLACEHOLDER]
+    assert 1 == len(vector.expected["containers"][0])
+    groups = decode_pod_devices(vector.given)
+    assert [0, 1, 0] == [len(group) for group in groups]
+
+
+@pytest.mark.parametrize("vector", cases("pod_encode"), ids=str)
+def test_the_text_is_byte_for_byte_what_hami_writes(vector: Vector):
+    assert vector.expected == encode_pod_devices(groups_of(vector.given or []))
+
+
+@given(groups_of_shares)
+def test_decoding_what_was_encoded_gives_the_same_groups_and_an_empty_one(groups):
+    assert (*groups, ()) == decode_pod_devices(encode_pod_devices(groups))
+
+
+@given(st.text() | st.text(alphabet=";:,0123456789-+GPU", max_size=60))
+def test_any_text_is_read_or_refused_and_nothing_else(text: str):
+    try:
+        groups = decode_pod_devices(text)
+    except MalformedText:
+        return
+    assert len(text.split(";")) == len(groups)
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("G,NVIDIA,1", "group 1: 'G,NVIDIA,1' has 3 of 4 fields"),
+        ("G,NVIDIA,1_0,5", "group 1: memory '1_0'"),
+        ("G,NVIDIA,10,\N{ARABIC-INDIC DIGIT FIVE}", "group 1: cores"),
+        ("G,NVIDIA,-2147483649,5", "group 1: memory '-2147483649' is no decimal of 32 bits"),
+        (f"G,NVIDIA,1{'0' * 5_000},5", "group 1: memory '1000"),
+        ("G,NVIDIA,,5", "group 1: memory ''"),
+    ],
+)
+def test_a_refusal_says_where_and_what(device: str, words: str):
+    with pytest.raises(MalformedText) as caught:
+        decode_pod_devices(f";{device}:;")
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_leading_zeros_are_as_many_as_they_like():
+    assert 7 == decode_pod_devices(f"G,NVIDIA,{'0' * 5_000}7,0")[0][0].memory_mib
+
+
+def test_a_text_that_is_too_long_for_an_annotation_is_refused_unread():
+    assert TEXT_LIMIT + 1 == len(decode_pod_devices(";" * TEXT_LIMIT))
+    with pytest.raises(MalformedText, match="262145 characters"):
+        decode_pod_devices(";" * (TEXT_LIMIT + 1))
+
+
+@pytest.mark.parametrize("share", [a_share(memory_mib=-5), a_share(core_percent=-1)])
+def test_negative_amounts_are_read_as_hami_does_but_never_granted(share: Share):
+    groups = decode_pod_devices(encode_pod_devices([[], [share]]))
+    assert share == groups[1][0]
+    with pytest.raises(MalformedText, match=r"group 1: .* neither may be negative"):
+        validate(groups)
+
+
+def test_amounts_of_zero_are_granted():
+    groups = ((a_share(memory_mib=0, core_percent=0),),)
+    assert groups == validate(groups)
+
+
+def test_consuming_empties_groups_and_keeps_every_separator():
+    text = f"{G1},NVIDIA,1,2:;;{G2},NVIDIA,3,4:;"
+    assert f";;{G2},NVIDIA,3,4:;" == consume(text, {0})
+    assert ";;;" == consume(text, {0, 2})
+
+
+def test_consuming_twice_or_beyond_the_end_changes_nothing():
+    once = consume(f"{G1},NVIDIA,1,2:;junk;", {0})
+    assert ";junk;" == once == consume(once, {0, 9})
+
+
+@given(groups_of_shares, st.sets(st.integers(0, 5)))
+def test_consumed_groups_are_empty_and_the_others_as_before(groups, places):
+    expected = tuple(() if at in places else group for at, group in enumerate((*groups, ())))
+    assert expected == decode_pod_devices(consume(encode_pod_devices(groups), places))

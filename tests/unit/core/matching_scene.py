@@ -1,0 +1,114 @@
+"""Scenes for tests of matching: evidence with short names for what differs."""
+
+import dataclasses
+
+from agent.core.candidates import Books
+from agent.core.condition import Condition
+from agent.core.evidence import Evidence, Grant, MatchSettings, Question, UnlockedPods
+from agent.core.holdings import ContainerHolding, Holding, KubeletEpoch
+from agent.core.ledger import Ledger, Row
+from agent.core.matching import decide
+from agent.core.pods import PodTable, PodView, Tombstone
+from agent.core.slices import SliceId
+from tests.builders import (
+    NODE,
+    NOON,
+    a_gpu,
+    a_health,
+    a_lock,
+    a_pod,
+    a_pod_uid,
+    a_shared_gpu,
+    an_inventory,
+)
+
+G1 = a_gpu(index=0).uuid
+G2 = a_gpu(index=1).uuid
+RESOURCE = "nvidia.com/gpu"
+NOW_KUBELET = KubeletEpoch(inode=7, ctime_ns=2)
+OLD_KUBELET = KubeletEpoch(inode=7, ctime_ns=1)
+SETTINGS = MatchSettings(node=NODE)
+UNIQUE = MatchSettings(node=NODE, unlocked_pods=UnlockedPods.UNIQUE)
+
+
+def annotated(text: str = f"{G1},NVIDIA,3000,30:;", node: str = NODE) -> dict[str, str]:
+    """What HAMi's scheduler writes on a pod."""
+    return {
+        "hami.io/vgpu-node": node,
+        "hami.io/vgpu-devices-allocated": text,
+        "hami.io/vgpu-devices-to-allocate": text,
+        "hami.io/bind-phase": "allocating",
+        "hami.io/bind-time": str(int(NOON.timestamp())),
+    }
+
+
+def named_pod(number: int, **changes: object) -> PodView:
+    """The pod team-a/train-N, annotated for one share of the first GPU."""
+    base = a_pod(uid=a_pod_uid(number), name=f"train-{number}", annotations=annotated())
+    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+
+
+def holding(pod: PodView, **ids: str) -> Holding:
+    """What the kubelet knows of a pod: `container=id` for each container that holds one."""
+    held = {name: frozenset({SliceId(text)}) for name, text in ids.items()}
+    return Holding(
+        pod.namespace,
+        pod.name,
+        tuple(
+            ContainerHolding(one.name, {RESOURCE: held[one.name]} if one.name in held else {})
+            for one in pod.containers
+        ),
+    )
+
+
+def a_scene(
+    *pods: PodView,
+    rows: tuple[Row, ...] = (),
+    lock: PodView | None = None,
+    gone: tuple[PodView, ...] = (),
+) -> Evidence:
+    """Pods and rows; `lock` is held by that pod; `gone` pods were deleted."""
+    return Evidence(
+        table=PodTable(
+            pods={pod.uid: pod for pod in pods},
+            tombstones=tuple(Tombstone(pod, NOON) for pod in gone),
+            synced=True,
+        ),
+        ledger=Ledger(rows=rows),
+        lock=a_lock(namespace=lock.namespace, name=lock.name) if lock else None,
+        inventory=an_inventory(count=2),
+        books=Books(NOW_KUBELET),
+        now=NOON,
+        known={},
+    )
+
+
+def knowing(scene: Evidence, *holdings: Holding, absent: tuple[PodView, ...] = ()) -> Evidence:
+    """The scene after the kubelet was asked for these pods."""
+    known = dict(scene.known)
+    known.update({(one.namespace, one.pod): one for one in holdings})
+    known.update({pod.key: None for pod in absent})
+    return dataclasses.replace(scene, known=known)
+
+
+def changed(scene: Evidence, **changes: object) -> Evidence:
+    """The scene with other fields."""
+    return dataclasses.replace(scene, **changes)  # type: ignore[arg-type]
+
+
+def with_bad_gpu(scene: Evidence, condition: Condition = Condition.BAD) -> Evidence:
+    """The scene with the first GPU in that condition."""
+    sick = a_shared_gpu(gpu=a_gpu(index=0), health=a_health(condition=condition, text="XID 79"))
+    return changed(scene, inventory=an_inventory(gpus=(sick, a_shared_gpu(gpu=a_gpu(index=1)))))
+
+
+def ask(scene: Evidence, count: int = 1, settings: MatchSettings = SETTINGS) -> Question | Grant:
+    """One decision."""
+    return decide(count, scene, settings)
+
+
+def granted(scene: Evidence, count: int = 1, settings: MatchSettings = SETTINGS) -> Grant:
+    """A decision that must be a grant."""
+    step = decide(count, scene, settings)
+    assert isinstance(step, Grant)
+    return step

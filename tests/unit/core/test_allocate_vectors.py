@@ -1,0 +1,162 @@
+"""From pod object and devices text to the answer, against HAMi v2.10's Allocate."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from agent.codec.objects import decode_pod
+from agent.codec.pod import consume, decode_pod_devices
+from agent.core.annotations import TO_ALLOCATE
+from agent.core.container_edits import LOCK_DIRECTORY, EditRequest, cache_file, container_edits
+from agent.core.container_order import next_assignment, pair_groups
+from agent.core.edits import ContainerEdits, EditSettings, GrantedShare, HookFacts
+from agent.core.errors import AgentError
+from agent.core.pods import PodView
+from tests.builders import G1, G2, NODE
+from tests.hami_vectors import Vector, cases, vectors
+
+GPU = "nvidia.com/gpu"
+REGISTERED_MIB = 81559
+PLACES = {G1: ("0000:10:00.0", 0), G2: ("0000:20:00.0", 1)}
+
+DIFFERENT = {
+    "allocate-160": "what is served decides, not what is consumed: see container order",
+    "allocate-164": "the annotation names the GPU; the kubelet's ids only count",
+    "allocate-165": "who may be answered without a lock is a setting, decided before",
+    "allocate-166": "who may be answered beside a lock is decided before",
+    "allocate-167": "no memory means all of it",
+    "allocate-168": "the kubelet's ids only count",
+    "allocate-179": "device nodes alone, tested below",
+}
+
+
+def pod_of(given: dict[str, Any]) -> PodView:
+    """The vector's pod; the k-th container asks for as many slices as the k-th call brings."""
+    calls = iter(given["kubeletCalls"])
+    spec: dict[str, list[Any]] = {"initContainers": [], "containers": []}
+    for part, items in spec.items():
+        for item in given[part]:
+            limits = {GPU: str(len(next(calls)))}
+            items.append({**item, "resources": {"limits": limits}})
+    metadata = {"uid": given["podUID"], "name": "p", "annotations": given["podAnnotations"]}
+    return decode_pod({"metadata": metadata, "spec": {"nodeName": NODE, **spec}}, GPU)
+
+
+def answers(given: dict[str, Any]) -> tuple[list[ContainerEdits], str]:
+    """All answers to the vector's calls, and the devices text afterwards."""
+    settings = EditSettings(
+        hook_path=given["HOOK_PATH"],
+        memory_scaling=given["deviceMemoryScaling"],
+        cuda_log_level=given["libCudaLogLevel"],
+        disable_core_limit=given["disableCoreLimit"],
+        mode=given["mode"],
+        device_list_strategies=tuple(given["deviceListStrategy"]),
+    )
+    facts = HookFacts(library="/usr/local/vgpu/libvgpu.so", has_license=given["licenseFilePresent"])
+    pod = pod_of(given)
+    text = pod.annotations[TO_ALLOCATE]
+    pairs = pair_groups(decode_pod_devices(text), pod.containers)
+    found: list[ContainerEdits] = []
+    for _ in given["kubeletCalls"]:
+        one = next_assignment(pairs, {pair.container for pair in pairs[: len(found)]})
+        view = next(view for view in pod.containers if view.name == one.container)
+        shares = tuple(
+            GrantedShare(share, PLACES[share.uuid][0], REGISTERED_MIB, PLACES[share.uuid][1])
+            for share in one.shares
+        )
+        request = EditRequest(pod.uid, one.container, view.control_disabled, shares)
+        found.append(container_edits(request, settings, facts))
+        text = consume(text, {one.group_index})
+    return found, text
+
+
+def expected_edits(response: dict[str, Any], edits: ContainerEdits) -> dict[str, Any]:
+    """HAMi's response with the two names that differ on purpose put in their place.
+
+    The cache file has no random name, and the lock directory is no world-writable one of the host.
+    """
+    wanted = copy.deepcopy(response)
+    own = next(m.host_path for m in edits.mounts if "/containers/" in m.host_path)
+    uid, _, container = own.rpartition("/")[2].partition("_")
+    wanted["envs"]["CUDA_DEVICE_MEMORY_SHARED_CACHE"] = (
+        f"/usr/local/vgpu/{cache_file(uid, container)}"
+    )
+    for mount in wanted["mounts"]:
+        if mount["container"] == LOCK_DIRECTORY:
+            mount["host"] = "/usr/local/vgpu/lock"
+    return wanted
+
+
+def as_response(edits: ContainerEdits) -> dict[str, Any]:
+    """The edits in the vectors' form."""
+    mounts = [
+        {"container": one.container_path, "host": one.host_path, "readOnly": one.read_only}
+        for one in edits.mounts
+    ]
+    return {"annotations": None, "envs": dict(edits.envs), "mounts": mounts}
+
+
+def responses(vector: Vector) -> list[dict[str, Any]]:
+    calls = vector.expected["calls"]
+    return [response for call in calls for response in call["containerResponses"] or ()]
+
+
+@pytest.mark.parametrize("vector", cases("allocate", without=DIFFERENT), ids=str)
+def test_a_container_gets_what_hami_gives_it_or_is_refused_as_there(vector: Vector):
+    if not responses(vector):
+        with pytest.raises(AgentError):
+            answers(vector.given)
+        return
+    found, text = answers(vector.given)
+    expected = [expected_edits(r, e) for r, e in zip(responses(vector), found, strict=True)]
+    assert expected == [as_response(edits) for edits in found]
+    # HAMi's text grows by one separator with every container; ours keeps its length.
+    after = vector.expected["podAnnotationsAfter"][TO_ALLOCATE]
+    assert after == text + ";" * len(found)
+
+
+def test_a_text_without_groups_serves_nobody():
+    vector = vectors("allocate")["allocate-160"]
+    assert "no pending device allocation found" == vector.expected["calls"][0]["error"]
+    with pytest.raises(AgentError, match="wrote GPUs for 0 containers, but 1"):
+        answers(vector.given)
+
+
+def test_the_annotation_names_the_gpu_even_when_the_kubelet_names_another():
+    """HAMi with preferred allocation follows the kubelet, and books the other GPU."""
+    vector = vectors("allocate")["allocate-164"]
+    assert G2 == responses(vector)[0]["envs"]["NVIDIA_VISIBLE_DEVICES"]
+    found, _ = answers(vector.given)
+    assert G1 == dict(found[0].envs)["NVIDIA_VISIBLE_DEVICES"]
+
+
+def test_ids_that_the_kubelet_made_up_only_count():
+    """HAMi fails a pod for an id that looks like a MIG instance and is none."""
+    vector = vectors("allocate")["allocate-168"]
+    assert "unknown device: MIG-unknown" in vector.expected["calls"][0]["error"]
+    found, _ = answers(vector.given)
+    assert G1 == dict(found[0].envs)["NVIDIA_VISIBLE_DEVICES"]
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [("165", None), ("166", 'pods "gone" not found')], ids=["none", "foreign"]
+)
+def test_the_answer_does_not_depend_on_the_lock(number: str, error: str | None):
+    """HAMi guesses from a list without a lock, and looks a lock's owner up within Allocate.
+
+    Here the right to an answer is decided before an answer is made.
+    """
+    vector = vectors("allocate")[f"allocate-{number}"]
+    assert error == vector.expected["calls"][0]["error"]
+    assert answers(vectors("allocate")["allocate-153"].given) == answers(vector.given)
+
+
+def test_no_memory_means_all_that_is_registered():
+    """HAMi writes `0m`: no limit, with which a container reads its GPU's size as 0."""
+    vector = vectors("allocate")["allocate-167"]
+    assert "0m" == responses(vector)[0]["envs"]["CUDA_DEVICE_MEMORY_LIMIT_0"]
+    found, _ = answers(vector.given)
+    envs = dict(found[0].envs)
+    assert f"{REGISTERED_MIB}m" == envs["CUDA_DEVICE_MEMORY_LIMIT_0"]
+    assert "0" == envs["CUDA_DEVICE_SM_LIMIT"]

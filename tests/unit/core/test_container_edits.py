@@ -1,0 +1,178 @@
+"""What one container receives, where HAMi's vectors are silent or we differ."""
+
+import dataclasses
+import uuid
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.core.container_edits import (
+    EditRequest,
+    cache_file,
+    check_edit_settings,
+    container_directory,
+    container_edits,
+    cuda_order,
+    pci_key,
+)
+from agent.core.edits import ContainerEdits, EditSettings, GrantedShare, HookFacts, NodeEdit
+from agent.core.errors import Gate, Refusal, SettingsError
+from tests.builders import G1, G2, POD_UID, a_share
+from tests.hami_vectors import vectors
+
+FACTS = HookFacts(library="/usr/local/vgpu/libvgpu.so.2.10.0")
+
+
+def granted(uuid_: str = G1, pci: str = "0000:10:00.0", mib: int = 3000) -> GrantedShare:
+    return GrantedShare(a_share(uuid=uuid_, memory_mib=mib), pci, 81559, minor=int(pci[5]))
+
+
+def edits_of(*shares: GrantedShare, **settings: Any) -> ContainerEdits:
+    request = EditRequest(POD_UID, "main", control_disabled=False, shares=shares)
+    return container_edits(request, dataclasses.replace(EditSettings(), **settings), FACTS)
+
+
+def test_the_group_is_ordered_by_bus_id_because_cuda_numbers_so():
+    """HAMi numbers in the order of the annotation: unequal limits are swapped."""
+    envs = dict(edits_of(granted(G2, "0000:20:00.0", 4000), granted(G1, mib=3000)).envs)
+    assert f"{G1},{G2}" == envs["NVIDIA_VISIBLE_DEVICES"]
+    assert ("3000m", "4000m") == (
+        envs["CUDA_DEVICE_MEMORY_LIMIT_0"],
+        envs["CUDA_DEVICE_MEMORY_LIMIT_1"],
+    )
+
+
+def test_a_second_share_of_one_gpu_takes_no_cuda_index_from_the_others():
+    shares = (granted(G1, mib=1), granted(G1, mib=2), granted(G2, "0000:20:00.0", 3))
+    assert [1, 3, 2] == [one.share.memory_mib for one in cuda_order(shares)]
+
+
+def test_bus_ids_are_numbers_however_they_are_written():
+    assert pci_key("00000000:0A:00.0") == pci_key("0000:0a:00.0") < pci_key("0000:10:00.0")
+    assert pci_key("0000:ff:00.0") < pci_key("0001:00:00.0")
+
+
+def test_the_same_request_is_answered_with_equal_bytes():
+    one, two = granted(), granted(G2, "0000:20:00.0")
+    assert edits_of(one, two) == edits_of(two, one)
+    names = [name for name, _ in edits_of(one, two).envs]
+    assert sorted(names) == names
+
+
+def test_the_cache_file_follows_from_pod_and_container():
+    name = cache_file(POD_UID, "main")
+    assert name not in {cache_file(POD_UID, "other"), cache_file(POD_UID[:-1] + "2", "main")}
+    assert 5 == uuid.UUID(name.removesuffix(".cache")).version
+    assert (
+        f"/opt/vgpu/{name}"
+        == (dict(edits_of(granted(), hook_path="/opt").envs)["CUDA_DEVICE_MEMORY_SHARED_CACHE"])
+    )
+
+
+def test_every_host_path_but_devices_lies_below_the_hook_path():
+    edits = edits_of(granted(), hook_path="/opt", device_list_strategies=("envvar",))
+    request = EditRequest(POD_UID, "main", control_disabled=True, shares=(granted(),))
+    facts = HookFacts(library="/opt/vgpu/libvgpu.so", has_license=True)
+    more = container_edits(request, EditSettings(hook_path="/opt"), facts)
+    hosts = {one.host_path for one in (*edits.mounts[1:], *more.mounts)}
+    assert {f"/opt/vgpu/containers/{POD_UID}_main", "/opt/vgpu/lock"} <= hosts
+    assert all(host.startswith("/opt/vgpu/") for host in hosts)
+
+
+def test_the_versioned_library_is_mounted_under_the_plain_name():
+    first = edits_of(granted()).mounts[0]
+    assert ("/usr/local/vgpu/libvgpu.so", FACTS.library, True) == (
+        first.container_path,
+        first.host_path,
+        first.read_only,
+    )
+
+
+def test_with_volume_mounts_each_gpu_is_mounted_once_even_beside_envvar():
+    both = ("envvar", "volume-mounts")
+    edits = edits_of(granted(), granted(), device_list_strategies=both)
+    paths = [one.container_path for one in edits.mounts if one.host_path == "/dev/null"]
+    assert [f"/var/run/nvidia-container-devices/{G1}"] == paths
+    assert "/var/run/nvidia-container-devices" == dict(edits.envs)["NVIDIA_VISIBLE_DEVICES"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "name", "value"),
+    [
+        ({"memory_scaling": 1.01}, "CUDA_OVERSUBSCRIBE", "true"),
+        ({"cuda_log_level": "4"}, "LIBCUDA_LOG_LEVEL", "4"),
+        ({"disable_core_limit": True}, "GPU_CORE_UTILIZATION_POLICY", "disable"),
+        ({"gdrcopy": True}, "NVIDIA_GDRCOPY", "enabled"),
+        ({"gds": True}, "NVIDIA_GDS", "enabled"),
+        ({"mofed": True}, "NVIDIA_MOFED", "enabled"),
+    ],
+)
+def test_a_setting_adds_its_variable_and_none_without_it(setting, name: str, value: str):
+    assert value == dict(edits_of(granted(), **setting).envs)[name]
+    plain = edits_of(granted(), cuda_log_level="", memory_scaling=0.5)
+    assert name not in dict(plain.envs)
+
+
+def test_device_nodes_are_passed_only_when_asked_for():
+    assert () == edits_of(granted()).nodes
+
+
+def test_device_nodes_are_the_control_nodes_that_exist_and_one_per_gpu():
+    facts = HookFacts(library="/x", device_nodes=("/dev/nvidiactl", "/dev/nvidia-uvm"))
+    shares = (granted(), granted(), GrantedShare(a_share(uuid=G2), "0000:20:00.0", 1, minor=None))
+    request = EditRequest(POD_UID, "main", control_disabled=False, shares=shares)
+    nodes = container_edits(request, EditSettings(pass_device_specs=True), facts).nodes
+    names = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia1")
+    assert tuple(NodeEdit(name, name, "rw") for name in names) == nodes
+
+
+def test_device_nodes_lie_below_the_dev_root_of_the_host():
+    vector = vectors("allocate")["allocate-179"]
+    share = dataclasses.replace(granted(), minor=0)
+    edits = edits_of(share, pass_device_specs=True, dev_root=vector.given["devRoot"])
+    assert vector.expected["devices"] == [
+        {"container": one.container_path, "host": one.host_path, "permissions": one.permissions}
+        for one in edits.nodes
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (EditSettings(mode="mig"), "operating mode 'mig' is not served"),
+        (EditSettings(device_list_strategies=("envvar", "cdi-cri")), "strategy cdi-cri is not"),
+        (EditSettings(device_list_strategies=()), "strategy none is not served"),
+    ],
+)
+def test_settings_that_no_answer_can_be_made_for_are_refused(settings: EditSettings, words: str):
+    with pytest.raises(SettingsError, match=words):
+        check_edit_settings(settings)
+    with pytest.raises(SettingsError, match=words):
+        container_edits(EditRequest(POD_UID, "main", False, (granted(),)), settings, FACTS)
+
+
+def test_the_directory_is_named_by_pod_and_container():
+    assert f"{POD_UID}_main" == container_directory(POD_UID, "main")
+    assert f"{'0f' * 16}_a-1" == container_directory("0f" * 16, "a-1")
+
+
+@pytest.mark.parametrize(
+    "bad", ["", ".", "..", "../x", "a/b", "a_b", "A", "-a", "a-", "a" * 64, "a\n"]
+)
+def test_a_name_that_could_leave_the_directory_is_refused(bad: str):
+    for pair in ((POD_UID, bad), (bad, "main")):
+        with pytest.raises(Refusal, match="is no") as caught:
+            container_directory(*pair)
+        assert Gate.HOST_DIRECTORY is caught.value.gate
+
+
+@given(st.text(), st.text())
+def test_a_directory_name_is_one_component_or_refused(uid: str, container: str):
+    try:
+        name = container_directory(uid, container)
+    except Refusal:
+        return
+    assert name.partition("_") == (uid, "_", container)
+    assert not set(name) & set("/.\0")

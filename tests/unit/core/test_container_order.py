@@ -1,0 +1,119 @@
+"""Which group belongs to which container: HAMi's vectors, and where we differ."""
+
+import pytest
+
+from agent.codec.pod import consume, decode_pod_devices
+from agent.core.container_order import Assignment, next_assignment, pair_groups
+from agent.core.errors import Gate, Refusal
+from agent.core.pods import ContainerView, Role
+from agent.core.share import Share
+from tests.builders import G1, G2, a_container, a_share
+from tests.hami_vectors import Vector, cases, vectors
+
+DIFFERENT = {
+    "next_container-061": "positions in the text decide nothing",
+    "next_container-062": "is served, not consumed, what counts",
+    "next_container-063": "a placeholder is no request",
+    "next_container-244": "names of sockets",
+}
+BOTH = f"{G1},NVIDIA,1000,10:;{G2},NVIDIA,2000,20:;"
+
+
+def containers_of(vector: Vector) -> tuple[ContainerView, ...]:
+    """The vector's containers; each asks for what the text has at its position."""
+    inits, apps = vector.given["initContainers"], vector.given["containers"]
+    groups = decode_pod_devices(vector.given["annotation"])
+    views = [a_container(name=f"init{n}", role=Role.INIT) for n in range(inits)]
+    views += [a_container(name=f"ctr{n}") for n in range(apps)]
+    return tuple(
+        a_container(name=view.name, role=view.role, count=len(group))
+        for view, group in zip(views, groups, strict=False)
+    )
+
+
+@pytest.mark.parametrize("vector", cases("next_container", without=DIFFERENT), ids=str)
+def test_the_next_container_is_the_one_that_hami_takes(vector: Vector):
+    text = vector.given["annotation"]
+    found = next_assignment(pair_groups(decode_pod_devices(text), containers_of(vector)), ())
+    expected = tuple(
+        Share(device["UUID"], device["Usedmem"], device["Usedcores"])
+        for device in vector.expected["devices"]
+    )
+    assert (vector.expected["container"], expected) == (found.container, found.shares)
+    # HAMi's text grows by one separator with every container; ours keeps its length.
+    assert vector.expected["annotationAfter"] == consume(text, {found.group_index}) + ";"
+
+
+def test_groups_that_an_old_scheduler_shifted_still_find_their_container():
+    """HAMi counts positions and fails the pod: `container index 2 out of range`."""
+    vector = vectors("next_container")["next_container-061"]
+    groups = decode_pod_devices(vector.given["annotation"])
+    expected = Assignment(2, "ctr0", (a_share(uuid=G2, memory_mib=2000, core_percent=20),))
+    assert (expected,) == pair_groups(groups, (a_container(name="ctr0"),))
+
+
+def test_a_placeholder_is_not_served():
+    """HAMi gives container 0 a GPU without a name."""
+    vector = vectors("next_container")["next_container-063"]
+    containers = (a_container(name="ctr0", count=0), a_container(name="ctr1"))
+    found = next_assignment(
+        pair_groups(decode_pod_devices(vector.given["annotation"]), containers), ()
+    )
+    assert (1, "ctr1") == (found.group_index, found.container)
+
+
+def test_a_pod_whose_containers_are_all_served_gets_no_more():
+    """HAMi finds the consumed text empty; here the full text stays and names are served."""
+    assert (
+        "no pending device allocation found"
+        == (vectors("next_container")["next_container-062"].expected["error"])
+    )
+    containers = (a_container(name="a"), a_container(name="b"))
+    pairs = pair_groups(decode_pod_devices(BOTH), containers)
+    assert "b" == next_assignment(pairs, {"a"}).container
+    with pytest.raises(Refusal, match="has them already") as caught:
+        next_assignment(pairs, {"a", "b"})
+    assert Gate.NO_CONTAINER_LEFT is caught.value.gate
+
+
+def test_init_containers_come_first_and_containers_without_gpus_are_skipped():
+    containers = (
+        a_container(name="fetch", role=Role.INIT),
+        a_container(name="proxy", role=Role.SIDECAR, count=0),
+        a_container(name="idle", count=0),
+        a_container(name="main"),
+    )
+    groups = decode_pod_devices(f"{G1},NVIDIA,1,1:;;;{G2},NVIDIA,2,2:;")
+    assert [(0, "fetch"), (3, "main")] == [
+        (one.group_index, one.container) for one in pair_groups(groups, containers)
+    ]
+
+
+def test_a_scheduler_that_writes_no_groups_for_init_containers_means_the_others():
+    containers = (
+        a_container(name="fetch", role=Role.INIT),
+        a_container(name="proxy", role=Role.SIDECAR),
+        a_container(name="main"),
+    )
+    assert ["main"] == [one.container for one in pair_groups([(a_share(),)], containers)]
+
+
+@pytest.mark.parametrize(
+    ("groups", "containers", "words"),
+    [
+        ([(a_share(),)], [a_container(), a_container(name="b")], "for 1 containers, but 2"),
+        ([(a_share(),), (a_share(),)], [a_container()], "for 2 containers, but 1"),
+        ([(a_share(),)], [a_container(count=0)], "for 1 containers, but 0"),
+        ([()], [a_container(role=Role.INIT)], "for 0 containers, but 1"),
+        ([(a_share(),)], [a_container(count=2)], "main asks for 2 GPUs, but the scheduler wrote 1"),
+        ([(a_share(),) * 3], [a_container(count=2)], "asks for 2 GPUs, but the scheduler wrote 3"),
+    ],
+)
+def test_counts_that_do_not_agree_are_refused_with_both_numbers(groups, containers, words: str):
+    with pytest.raises(Refusal, match=words) as caught:
+        pair_groups(groups, containers)
+    assert Gate.COUNT_MISMATCH is caught.value.gate
+
+
+def test_a_pod_that_asks_for_nothing_and_was_given_nothing_has_no_assignment():
+    assert () == pair_groups([(), ()], [a_container(count=0)])

@@ -1,0 +1,187 @@
+"""What the container gets: nothing in an annotation is taken on trust."""
+
+import pytest
+
+from agent.core.condition import Condition
+from agent.core.errors import Gate, Refusal
+from agent.core.evidence import AskKubelet, Evidence
+from agent.core.pods import Phase, PodView, Role
+from tests.builders import a_container, a_pod, a_row, a_share
+from tests.unit.core.matching_scene import (
+    G1,
+    G2,
+    NOW_KUBELET,
+    OLD_KUBELET,
+    a_scene,
+    annotated,
+    ask,
+    granted,
+    holding,
+    knowing,
+    named_pod,
+    with_bad_gpu,
+)
+
+
+def scene_of(pod: PodView, **options: object) -> Evidence:
+    """The pod is being admitted and holds the lock."""
+    return knowing(a_scene(pod, lock=pod, **options), holding(pod))  # type: ignore[arg-type]
+
+
+def pod_with(text: str, **changes: object) -> PodView:
+    """A pod annotated with that devices text."""
+    return a_pod(name="train-1", annotations=annotated(text), **changes)  # type: ignore[arg-type]
+
+
+def refused(scene: Evidence, gate: Gate, count: int = 1) -> str:
+    with pytest.raises(Refusal) as caught:
+        ask(scene, count)
+    assert caught.value.gate is gate
+    assert str(caught.value).endswith(f"[{gate.value}]")
+    return caught.value.sentence
+
+
+def test_the_shares_are_those_of_the_annotation() -> None:
+    grant = granted(scene_of(pod_with(f"{G2},NVIDIA,4000,40:;")))
+
+    assert grant.shares == (a_share(uuid=G2, memory_mib=4000, core_percent=40),)
+
+
+def test_the_group_of_the_second_container_is_not_the_first_ones() -> None:
+    pod = pod_with(
+        f"{G1},NVIDIA,1000,10:;;{G2},NVIDIA,2000,20:;",
+        containers=(
+            a_container(name="c0"),
+            a_container(name="none", count=0),
+            a_container(name="c2"),
+        ),
+    )
+    row = a_row(pod_uid=pod.uid, pod=pod.name, container="c0", epoch=NOW_KUBELET)
+    scene = knowing(a_scene(pod, rows=(row,), lock=pod), holding(pod, c0=f"{G1}-1"))
+
+    grant = granted(scene)
+
+    assert (grant.candidate.container.name, grant.group) == ("c2", 2)
+    assert grant.shares == (a_share(uuid=G2, memory_mib=2000, core_percent=20),)
+
+
+def test_a_pod_that_hami_never_placed_is_told_how_to_be_placed() -> None:
+    pod = a_pod(name="train-1", annotations={"hami.io/vgpu-node": "node-1"})
+
+    assert "schedulerName" in refused(scene_of(pod), Gate.NO_ANNOTATION)
+
+
+def test_a_gpumem_value_that_hami_drops_is_named() -> None:
+    pod = a_pod(name="train-1", containers=(a_container(memory_text="3Gi"),))
+
+    assert "3Gi" in refused(scene_of(pod), Gate.DROPPED_REQUEST)
+
+
+def test_a_malformed_annotation_is_refused_with_its_place() -> None:
+    pod = pod_with(f"{G1},NVIDIA,x,1:;", groups_error="group 0: memory is not a number")
+
+    assert "memory is not a number" in refused(scene_of(pod), Gate.MALFORMED_ANNOTATION)
+
+
+def test_an_annotation_for_another_node_is_refused() -> None:
+    pod = a_pod(name="train-1", annotations=annotated(node="node-9"))
+
+    assert "node-9" in refused(scene_of(pod), Gate.WRONG_NODE)
+
+
+def test_another_number_of_groups_than_containers_is_refused() -> None:
+    pod = pod_with(f"{G1},NVIDIA,1,1:;{G1},NVIDIA,1,1:;")
+
+    refused(scene_of(pod), Gate.COUNT_MISMATCH)
+
+
+def test_a_gpu_that_is_not_here_is_refused() -> None:
+    assert "GPU-elsewhere" in refused(
+        scene_of(pod_with("GPU-elsewhere,NVIDIA,1,1:;")), Gate.UNKNOWN_GPU
+    )
+
+
+def test_a_bad_gpu_is_refused_with_its_reason() -> None:
+    assert "XID 79" in refused(with_bad_gpu(scene_of(pod_with(f"{G1},NVIDIA,1,1:;"))), Gate.BAD_GPU)
+
+
+def test_memory_beyond_what_is_registered_is_refused_with_both_numbers() -> None:
+    sentence = refused(scene_of(pod_with(f"{G1},NVIDIA,90000,1:;")), Gate.MEMORY_EXCEEDED)
+
+    assert "90000 MiB" in sentence
+    assert "81559 MiB" in sentence
+
+
+def test_compute_beyond_what_is_registered_is_refused() -> None:
+    refused(scene_of(pod_with(f"{G1},NVIDIA,1,101:;")), Gate.CORES_EXCEEDED)
+
+
+def test_before_a_refusal_for_room_the_kubelet_is_asked_for_the_pod_in_the_way() -> None:
+    holder = named_pod(2, phase=Phase.RUNNING)
+    row = a_row(
+        pod_uid=holder.uid,
+        pod=holder.name,
+        shares=(a_share(uuid=G1, memory_mib=80000),),
+        epoch=NOW_KUBELET,
+        confirmed=True,
+    )
+    pod = pod_with(f"{G1},NVIDIA,3000,30:;")
+    scene = knowing(a_scene(pod, holder, rows=(row,), lock=pod), holding(pod))
+    assert ask(scene) == AskKubelet(*holder.key)
+
+    finished = granted(knowing(scene, absent=(holder,)))
+    refused(knowing(scene, holding(holder, main=f"{G1}-0")), Gate.MEMORY_EXCEEDED)
+
+    assert finished.dead == (row.key,)
+
+
+def test_a_new_kubelet_that_does_not_know_a_pod_yet_frees_nothing() -> None:
+    holder = named_pod(2, phase=Phase.RUNNING)
+    row = a_row(
+        pod_uid=holder.uid,
+        pod=holder.name,
+        shares=(a_share(uuid=G1, memory_mib=80000),),
+        epoch=OLD_KUBELET,
+        confirmed=True,
+    )
+    pod = pod_with(f"{G1},NVIDIA,3000,30:;")
+    scene = knowing(a_scene(pod, holder, rows=(row,), lock=pod), holding(pod), absent=(holder,))
+
+    refused(scene, Gate.MEMORY_EXCEEDED)
+
+
+def test_the_peak_of_init_containers_counts_and_not_their_sum_with_the_apps() -> None:
+    pod = pod_with(
+        f"{G1},NVIDIA,80000,10:;{G1},NVIDIA,70000,10:;",
+        containers=(a_container(name="init", role=Role.INIT), a_container()),
+    )
+    row = a_row(
+        pod_uid=pod.uid,
+        pod=pod.name,
+        container="init",
+        role=Role.INIT,
+        epoch=NOW_KUBELET,
+        shares=(a_share(uuid=G1, memory_mib=80000),),
+    )
+    scene = knowing(a_scene(pod, rows=(row,), lock=pod), holding(pod))
+    recorded = type(scene.books)(NOW_KUBELET, frozenset({row.key}))
+    scene = type(scene)(
+        **{
+            field: getattr(scene, field)
+            for field in scene.__dataclass_fields__
+            if field not in {"books", "records_read"}
+        },
+        books=recorded,
+        records_read=True,
+    )
+
+    assert granted(scene).candidate.container.name == "main"
+
+
+def test_a_replay_passes_every_gate_but_a_gpu_that_is_gone() -> None:
+    pod = a_pod(name="train-1", annotations={}, phase=Phase.RUNNING)
+    row = a_row(pod_uid=pod.uid, pod=pod.name, epoch=OLD_KUBELET, shares=(a_share(uuid=G1),))
+    scene = knowing(a_scene(pod, rows=(row,)), holding(pod))
+
+    assert granted(with_bad_gpu(scene)).replay == row
+    refused(with_bad_gpu(scene, Condition.LOST), Gate.BAD_GPU)

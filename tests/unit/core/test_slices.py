@@ -1,0 +1,138 @@
+"""Slices and the arithmetic of what is registered."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.core.gpu import GpuUuid
+from agent.core.slices import (
+    INT32_MAX,
+    MIB,
+    SharingSettings,
+    SliceId,
+    listed_ids,
+    registered_core_percent,
+    registered_mib,
+    slice_id,
+    split_slice_id,
+    type_name,
+)
+from tests.builders import G1, G2
+from tests.hami_vectors import Vector, cases, vectors
+
+MEMORY_DIFFERENT = {
+    "memory_scaling-113": "a GPU without a whole MiB is left out",
+    "memory_scaling-114": "an overflow is held at the greatest number",
+    "memory_scaling-242": "another input, tested below",
+    "memory_scaling-243": "another input, tested below",
+}
+
+
+def memory_of(vector: Vector) -> int | None:
+    settings = SharingSettings(memory_scaling=vector.given["deviceMemoryScaling"])
+    return registered_mib(vector.given["totalBytes"] // MIB, settings)
+
+
+@pytest.mark.parametrize("vector", cases("memory_scaling", without=MEMORY_DIFFERENT), ids=str)
+def test_memory_is_scaled_as_hami_does(vector: Vector):
+    assert vector.expected == memory_of(vector)
+
+
+def test_a_gpu_without_a_whole_mib_is_left_out():
+    """HAMi registers it with no memory: a scheduler would give it away as if without limit."""
+    vector = vectors("memory_scaling")["memory_scaling-113"]
+    assert 0 == vector.expected
+    assert memory_of(vector) is None
+
+
+def test_memory_that_32_bits_cannot_say_is_held_at_the_greatest_number():
+    """HAMi registers a negative number."""
+    vector = vectors("memory_scaling")["memory_scaling-114"]
+    assert -(2**31) == vector.expected
+    assert INT32_MAX == memory_of(vector)
+    assert INT32_MAX == registered_mib(2**31, SharingSettings())
+
+
+def test_a_gpu_that_cannot_tell_its_memory_has_the_preconfigured_one():
+    vector = vectors("memory_scaling")["memory_scaling-242"]
+    settings = SharingSettings(
+        memory_scaling=vector.given["deviceMemoryScaling"],
+        preconfigured_mib=vector.given["preConfiguredDeviceMemory"],
+    )
+    assert vector.expected == registered_mib(None, settings)
+    assert registered_mib(None, SharingSettings()) is None
+
+
+def test_nothing_is_scaled_in_mode_mig():
+    vector = vectors("memory_scaling")["memory_scaling-243"]
+    settings = SharingSettings(
+        memory_scaling=vector.given["deviceMemoryScaling"],
+        core_scaling=vector.given["deviceCoreScaling"],
+        mode=vector.given["mode"],
+    )
+    assert vector.expected == {
+        "devmem": registered_mib(vector.given["totalBytes"] // MIB, settings),
+        "devcore": registered_core_percent(settings),
+    }
+
+
+@pytest.mark.parametrize("vector", cases("core_scaling"), ids=str)
+def test_cores_are_scaled_as_hami_does(vector: Vector):
+    assert vector.expected == registered_core_percent(SharingSettings(core_scaling=vector.given))
+
+
+@given(st.integers(1, 2**40), st.floats(0.01, 1e9))
+def test_what_is_registered_always_fits_32_bits(memory: int, scaling: float):
+    settings = SharingSettings(memory_scaling=scaling, core_scaling=scaling)
+    assert 0 <= (registered_mib(memory, settings) or 0) <= INT32_MAX
+    assert 0 <= registered_core_percent(settings) <= INT32_MAX
+
+
+@given(st.text(min_size=1).map(GpuUuid), st.integers(0, 10**10 - 1))
+def test_a_slice_id_is_taken_apart_as_it_was_put_together(uuid: GpuUuid, number: int):
+    assert (uuid, number) == split_slice_id(slice_id(uuid, number))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "7",
+        "-7",
+        "GPU",
+        "GPU-",
+        "GPU-07",
+        "GPU-x",
+        "GPU-\N{SUPERSCRIPT TWO}",
+        f"GPU-{'9' * 5000}",
+    ],
+    ids=lambda text: text[:50],
+)
+def test_what_is_no_slice_id_is_none(text: str):
+    assert split_slice_id(text) is None
+
+
+def test_ids_are_the_lowest_numbers_up_to_the_split_count():
+    assert (f"{G1}-0", f"{G1}-1") == listed_ids(G1, 2, ())
+
+
+def test_held_ids_stay_listed_when_the_split_count_falls():
+    held = [SliceId(text) for text in (f"{G1}-7", f"{G1}-1", f"{G2}-0", "junk")]
+    assert (f"{G1}-1", f"{G1}-7") == listed_ids(G1, 1, held)
+    assert (f"{G1}-0", f"{G1}-1", f"{G1}-7") == listed_ids(G1, 3, held)
+
+
+@given(st.integers(0, 50), st.sets(st.integers(0, 99)))
+def test_all_held_ids_are_listed_and_no_free_one_too_many(split_count: int, numbers: set[int]):
+    held = [slice_id(G1, number) for number in numbers]
+    listed = listed_ids(G1, split_count, held)
+    assert set(held) <= set(listed)
+    assert max(split_count, len(held)) == len(listed) == len(set(listed))
+
+
+@pytest.mark.parametrize(
+    ("name", "registered"),
+    [("Tesla P4", "NVIDIA-Tesla P4"), ("NVIDIA H100", "NVIDIA H100"), ("nvidia", "NVIDIA-nvidia")],
+)
+def test_a_type_begins_with_the_word_that_the_scheduler_matches(name: str, registered: str):
+    assert registered == type_name(name)
