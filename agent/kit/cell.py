@@ -1,0 +1,98 @@
+"""An observable value: state is published, not events.
+
+Followers see the newest value, each at its own pace; what changed twice while one was busy, it
+sees once. A cell has one writer by convention, any number of readers, and no lock: everything
+happens on one loop.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class CellClosed(Exception):  # noqa: N818 -- names what happened
+    """The cell was closed before the awaited value came."""
+
+
+class Cell(Generic[T]):
+    """A value that can be followed. Values are immutable and comparable."""
+
+    def __init__(self, value: T) -> None:
+        self._value = value
+        self._version = 0
+        self._closed = False
+        self._news = asyncio.Event()
+
+    @property
+    def value(self) -> T:
+        """The newest value."""
+        return self._value
+
+    @property
+    def closed(self) -> bool:
+        """True once followers have been told to end."""
+        return self._closed
+
+    def set(self, value: T) -> bool:
+        """Publish `value` if it differs from the present one; return whether it did.
+
+        After close() the value is still stored, but nobody is told.
+        """
+        if value == self._value:
+            return False
+        self._value = value
+        if not self._closed:
+            self._version += 1
+            self._tell()
+        return True
+
+    def close(self) -> None:
+        """End every follower once it has seen the newest value; a second call does nothing."""
+        self._closed = True
+        self._tell()
+
+    def follow(self) -> AsyncIterator[T]:
+        """The present value first, then the newest one after each change; ends on close()."""
+        return _Follower(self)
+
+    async def until(self, predicate: Callable[[T], bool]) -> T:
+        """The first value for which `predicate` holds, the present one included.
+
+        Raises CellClosed when the cell closes before.
+        """
+        async for value in self.follow():
+            if predicate(value):
+                return value
+        raise CellClosed("the cell was closed while a value was awaited")
+
+    def _tell(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    async def _newer(self, seen: int) -> int | None:
+        """The version after `seen` as soon as there is one; None when no more will come."""
+        while self._version == seen:
+            if self._closed:
+                return None
+            await self._news.wait()
+        return self._version
+
+
+class _Follower(Generic[T]):
+    """One reader's cursor. Not a generator, so that a reader may leave without closing it."""
+
+    def __init__(self, cell: Cell[T]) -> None:
+        self._cell = cell
+        self._seen = -1
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        version = await self._cell._newer(self._seen)  # noqa: SLF001 -- two halves of one thing
+        if version is None:
+            raise StopAsyncIteration
+        self._seen = version
+        return self._cell.value

@@ -1,0 +1,45 @@
+"""Delays follow their row, repeat the last entry, and grow by chance only as far as allowed."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.kit.backoff import Backoff
+from tests.fakes.chance import Seeded
+
+
+def test_the_last_delay_repeats():
+    backoff = Backoff((1.0, 2.0, 4.0), 0.0, Seeded(0))
+
+    assert [1.0, 2.0, 4.0, 4.0, 4.0] == [backoff.next() for _ in range(5)]
+
+
+def test_reset_starts_over():
+    backoff = Backoff((1.0, 2.0), 0.0, Seeded(0))
+    backoff.next()
+    backoff.next()
+
+    backoff.reset()
+
+    assert 1.0 == backoff.next()
+
+
+@given(st.integers(), st.floats(0, 3))
+def test_jitter_only_adds_and_never_more_than_its_fraction(seed, jitter):
+    backoff = Backoff((2.0, 8.0), jitter, Seeded(seed))
+
+    assert 2.0 <= backoff.next() <= 2.0 * (1 + jitter)
+    assert 8.0 <= backoff.next() <= 8.0 * (1 + jitter)
+
+
+def test_the_same_seed_gives_the_same_delays():
+    delays = [Backoff((1.0,), 0.5, Seeded(7)).next() for _ in range(2)]
+
+    assert delays[0] == delays[1]
+    assert 1.0 != delays[0]
+
+
+@pytest.mark.parametrize(("delays", "jitter"), [((), 0.0), ((1.0, -1.0), 0.0), ((1.0,), -0.1)])
+def test_a_row_that_makes_no_sense_is_refused(delays, jitter):
+    with pytest.raises(ValueError, match="delays"):
+        Backoff(delays, jitter, Seeded(0))

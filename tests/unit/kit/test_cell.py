@@ -1,0 +1,144 @@
+"""A cell publishes state: each follower sees the newest value at its own pace, and then the end."""
+
+import asyncio
+
+import pytest
+
+from agent.kit.cell import Cell, CellClosed
+
+
+async def collect(cell, into, pause=0.0):
+    async for value in cell.follow():
+        into.append(value)
+        await asyncio.sleep(pause)
+
+
+async def test_a_follower_sees_the_present_value_first():
+    cell = Cell(7)
+
+    assert 7 == await anext(cell.follow())
+
+
+async def test_a_follower_sees_each_change_it_has_time_for():
+    cell = Cell(0)
+    seen: list[object] = []
+    async with asyncio.TaskGroup() as group:
+        group.create_task(collect(cell, seen))
+        for value in (1, 2, 3):
+            await asyncio.sleep(1)
+            cell.set(value)
+        await asyncio.sleep(1)
+        cell.close()
+
+    assert [0, 1, 2, 3] == seen
+
+
+async def test_a_slow_follower_skips_to_the_newest_and_does_not_hold_the_quick_one():
+    cell = Cell(0)
+    quick: list[int] = []
+    slow: list[int] = []
+    async with asyncio.TaskGroup() as group:
+        group.create_task(collect(cell, quick))
+        group.create_task(collect(cell, slow, pause=10.0))
+        for value in (1, 2, 3):
+            await asyncio.sleep(1)
+            cell.set(value)
+        await asyncio.sleep(20)
+        cell.close()
+
+    assert [0, 1, 2, 3] == quick
+    assert [0, 3] == slow
+
+
+async def test_a_value_set_again_is_not_published():
+    cell: Cell[tuple[int, ...]] = Cell((1, 2))
+    seen: list[object] = []
+    async with asyncio.TaskGroup() as group:
+        group.create_task(collect(cell, seen))
+        await asyncio.sleep(1)
+        assert not cell.set((1, 2))
+        await asyncio.sleep(1)
+        assert cell.set((3,))
+        await asyncio.sleep(1)
+        cell.close()
+
+    assert [(1, 2), (3,)] == seen
+
+
+async def test_there_and_back_again_is_seen_as_a_change():
+    cell = Cell("a")
+    follower = cell.follow()
+    await anext(follower)
+    cell.set("b")
+    cell.set("a")
+
+    assert "a" == await anext(follower)
+
+
+async def test_closing_ends_followers_after_the_newest_value():
+    cell = Cell(0)
+    follower = cell.follow()
+    await anext(follower)
+    cell.set(1)
+    cell.close()
+    cell.close()
+
+    assert [1] == [value async for value in follower]
+    assert cell.closed
+
+
+async def test_a_follower_of_a_closed_cell_sees_one_value_and_ends():
+    cell = Cell(5)
+    cell.close()
+
+    assert [5] == [value async for value in cell.follow()]
+
+
+async def test_a_closed_cell_keeps_the_newest_value_but_tells_nobody():
+    cell = Cell(5)
+    follower = cell.follow()
+    await anext(follower)
+    cell.close()
+
+    assert cell.set(6)
+    assert 6 == cell.value
+    assert [] == [value async for value in follower]
+
+
+async def test_until_returns_the_first_value_that_fits():
+    cell = Cell(0)
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(cell.until(lambda value: value >= 2))
+        for value in (1, 2, 3):
+            await asyncio.sleep(1)
+            cell.set(value)
+
+    assert 2 == waiting.result()
+
+
+async def test_until_looks_at_the_present_value():
+    assert 4 == await Cell(4).until(lambda value: value == 4)
+
+
+async def test_until_says_when_the_cell_was_closed_before():
+    cell = Cell(0)
+    cell.close()
+
+    with pytest.raises(CellClosed):
+        await cell.until(lambda value: value == 1)
+
+
+async def test_a_cancelled_follower_leaves_the_others_alone():
+    cell = Cell(0)
+    seen: list[object] = []
+    async with asyncio.TaskGroup() as group:
+        leaver = group.create_task(collect(cell, []))
+        group.create_task(collect(cell, seen))
+        await asyncio.sleep(1)
+        leaver.cancel()
+        await asyncio.sleep(1)
+        cell.set(1)
+        await asyncio.sleep(1)
+        cell.close()
+
+    assert [0, 1] == seen
