@@ -1,0 +1,194 @@
+"""One Allocate's questions: asks the outside world until the decision is made.
+
+Every answer is kept for this call only. Nothing here waits without a bound: the caller's deadline
+ends the whole inquiry.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Collection
+
+import structlog
+
+from agent.codec.nodelock import held_lock
+from agent.core.candidates import Books
+from agent.core.errors import (
+    ApiError,
+    Gate,
+    KubeletError,
+    Refusal,
+    WitnessThrottled,
+    WitnessUnsupported,
+)
+from agent.core.evidence import (
+    AskKubelet,
+    AwaitLock,
+    CheckRunning,
+    Evidence,
+    Grant,
+    ListPods,
+    MatchSettings,
+    Question,
+    ReadRecords,
+)
+from agent.core.holdings import Holding, KubeletEpoch
+from agent.core.inventory import Inventory
+from agent.core.ledger import ContainerKey, Ledger
+from agent.core.matching import decide
+from agent.core.pods import NodeView, PodTable, PodUid
+from agent.core.ports import Clock, Containers, KubeletRecords, Witness
+from agent.kit.cell import Cell
+
+log = structlog.get_logger(__name__)
+
+THROTTLED_PAUSE = 0.02
+"""Seconds until PodResources is asked again after it was over its rate limit."""
+
+LOCK_PAUSE = 0.25
+"""Seconds that the Node's watch is given to catch up with the pods'."""
+
+MAX_QUESTIONS = 256
+"""More than the pods of any node: a decision that asks more is a defect, and is refused."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Views:
+    """The facts that a decision reads."""
+
+    pods: Cell[PodTable]
+    node: Cell[NodeView | None]
+    inventory: Cell[Inventory]
+    ledger: Cell[Ledger]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Peers:
+    """Whom an inquiry asks. `refresh` makes the one LIST of this node's pods.
+
+    `epoch` names the kubelet that is there now.
+    """
+
+    witness: Witness
+    records: KubeletRecords
+    containers: Containers
+    refresh: Callable[[], Awaitable[PodTable]]
+    epoch: Callable[[], KubeletEpoch | None]
+    clock: Clock
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Done:
+    """What this inquiry did so far."""
+
+    recorded: frozenset[ContainerKey] | None = None
+    records_read: bool = False
+    alive: frozenset[str] = frozenset()
+    checked: frozenset[str] = frozenset()
+    can_ask: bool = True
+    listed: bool = False
+    waited: bool = False
+
+
+class Inquiry:
+    """The evidence of one call, growing answer by answer."""
+
+    def __init__(
+        self, views: Views, peers: Peers, settings: MatchSettings, *, patient: bool
+    ) -> None:
+        self._views = views
+        self._peers = peers
+        self._settings = settings
+        self._patient = patient
+        self._known: dict[tuple[str, str], Holding | None] = {}
+        self._state = _Done()
+
+    async def grant(
+        self, count: int, ledger: Callable[[], Ledger], claimed: Callable[[], Collection[PodUid]]
+    ) -> Grant | None:
+        """The decision for `count` slices. Raises Refusal.
+
+        `ledger` and `claimed` are read anew for each attempt. None: the decision would need the API
+        server, and this inquiry is not `patient`.
+        """
+        for _ in range(MAX_QUESTIONS):
+            evidence = self._evidence(ledger(), frozenset(claimed()))
+            step = decide(count, evidence, self._settings)
+            if isinstance(step, Grant):
+                return step
+            if isinstance(step, ListPods | AwaitLock) and not self._patient:
+                return None
+            await self._perform(step)
+        raise Refusal(Gate.OUT_OF_TIME, "The agent could not decide; report this.", transient=True)
+
+    def _evidence(self, ledger: Ledger, claimed: frozenset[PodUid]) -> Evidence:
+        done = self._state
+        return Evidence(
+            table=self._views.pods.value,
+            ledger=ledger,
+            lock=held_lock(self._views.node.value),
+            inventory=self._views.inventory.value,
+            books=Books(self._peers.epoch() or KubeletEpoch(), done.recorded, done.alive),
+            now=self._peers.clock.now(),
+            known=self._known,
+            can_ask=done.can_ask,
+            records_read=done.records_read,
+            checked=done.checked,
+            listed=done.listed,
+            waited=done.waited,
+            claimed=claimed,
+        )
+
+    async def _perform(self, question: Question) -> None:
+        match question:
+            case AskKubelet():
+                await self._ask(question.namespace, question.name)
+            case ReadRecords():
+                recorded = await self._peers.records.read(self._settings.resource)
+                self._state = dataclasses.replace(self._state, recorded=recorded, records_read=True)
+            case CheckRunning():
+                alive = await self._peers.containers.running(question.ids)
+                self._state = dataclasses.replace(
+                    self._state,
+                    alive=self._state.alive | alive,
+                    checked=self._state.checked | question.ids,
+                )
+            case ListPods():
+                await self._list()
+            case AwaitLock():
+                await self._await_lock()
+
+    async def _ask(self, namespace: str, name: str) -> None:
+        while True:
+            try:
+                self._known[(namespace, name)] = await self._peers.witness.get(namespace, name)
+            except WitnessThrottled:
+                await asyncio.sleep(THROTTLED_PAUSE)
+            except WitnessUnsupported:
+                self._state = dataclasses.replace(self._state, can_ask=False)
+                return
+            except KubeletError as error:
+                raise Refusal(
+                    Gate.WITNESS_SILENT,
+                    "The kubelet does not say which pod it is admitting "
+                    f"({error}); the pod's controller starts it again.",
+                    transient=True,
+                ) from error
+            else:
+                return
+
+    async def _list(self) -> None:
+        try:
+            await self._peers.refresh()
+        except ApiError as error:
+            log.warning("pods.list_failed", err=str(error))
+        self._known.clear()
+        self._state = dataclasses.replace(self._state, listed=True)
+
+    async def _await_lock(self) -> None:
+        before = self._views.node.value
+        try:
+            async with asyncio.timeout(LOCK_PAUSE):
+                await self._views.node.until(lambda node: node != before)
+        except TimeoutError:
+            log.debug("lock.unchanged", waited=LOCK_PAUSE)
+        self._state = dataclasses.replace(self._state, waited=True)

@@ -1,0 +1,288 @@
+"""One Allocate: which pod, which shares, on disk, and only then the answer.
+
+Prepare, commit, answer: the host directory is made and the row is durable before the kubelet hears
+anything. What may follow (the pod's annotations, the lock) is owed in the same row of disk.
+"""
+
+import asyncio
+import dataclasses
+import datetime as dt
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+import structlog
+
+from agent.codec.nodelock import held_lock
+from agent.core.annotations import PHASE_SUCCESS
+from agent.core.container_edits import EditRequest, container_directory, container_edits
+from agent.core.edits import ContainerEdits, EditSettings, GrantedShare
+from agent.core.errors import Gate, Refusal, StateError
+from agent.core.evidence import Grant, MatchSettings
+from agent.core.holdings import KubeletEpoch
+from agent.core.ledger import ContainerKey, Effect, EffectKind, Ledger, Row
+from agent.core.pods import PodUid
+from agent.core.ports import HookDirs
+from agent.core.preference import nearest, steer
+from agent.core.share import Share
+from agent.core.slices import SliceId
+from agent.kit.tally import Tally
+from agent.services.allocation.inquiry import Inquiry, Peers, Views
+
+log = structlog.get_logger(__name__)
+
+ALLOCATE_BUDGET = 1.0
+"""Seconds for one Allocate: while it is held, the kubelet starts and stops nothing on the node."""
+
+PREFER_BUDGET = 0.3
+"""Seconds for GetPreferredAllocation, which the kubelet asks just before."""
+
+QUIET = dt.timedelta(seconds=1)
+"""After so long without another request, what was consumed so far is written to the pod."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AllocationSettings:
+    """How pods are matched and how answers are made."""
+
+    match: MatchSettings
+    edits: EditSettings
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Storage:
+    """Where an answer becomes durable: the ledger's commit, and the host directories."""
+
+    commit: Callable[[Callable[[Ledger], Ledger]], Awaitable[None]]
+    hooks: HookDirs
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Calls:
+    """The calls in flight, and the rows that are on their way to disk."""
+
+    active: int = 0
+    claimed: set[PodUid] = dataclasses.field(default_factory=set)
+    pending: dict[ContainerKey, Row] = dataclasses.field(default_factory=dict)
+
+
+class Allocation:
+    """Answers the kubelet. Calls may overlap; each claims its pod before it waits for the disk."""
+
+    def __init__(
+        self, *, views: Views, peers: Peers, storage: Storage, settings: AllocationSettings
+    ) -> None:
+        self._views = views
+        self._peers = peers
+        self._storage = storage
+        self._settings = settings
+        self._calls = _Calls()
+        self.results = Tally(
+            "allocations", "Answers to Allocate by result and reason.", ("result", "reason")
+        )
+
+    async def allocate(self, ids: tuple[SliceId, ...]) -> ContainerEdits:
+        """What the container that the kubelet is admitting receives. Raises Refusal.
+
+        In hami mode only the number of `ids` counts: which ids the kubelet names is normal to
+        differ after restarts and never a reason to refuse.
+        """
+        if not ids:
+            raise Refusal(Gate.EMPTY_REQUEST, "The kubelet asked for no slice at all.")
+        with self._entered():
+            try:
+                async with asyncio.timeout(ALLOCATE_BUDGET):
+                    row, replay = await self._serve(ids)
+            except Refusal as refusal:
+                self._refused(refusal, len(ids))
+                raise
+            except (TimeoutError, StateError) as error:
+                translated = _as_refusal(error)
+                self._refused(translated, len(ids))
+                raise translated from error
+        result = "replay" if replay else "ok"
+        self.results.add(result, "")
+        log.info(
+            "alloc.answered",
+            result=result,
+            ns=row.namespace,
+            pod=row.pod,
+            ctr=row.key.container,
+            gpus=[share.uuid for share in row.shares],
+        )
+        return row.edits
+
+    async def prefer(
+        self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
+    ) -> tuple[SliceId, ...]:
+        """`size` of the offered ids: of the annotated GPUs if they can be had, else near ones.
+
+        Never refuses: an error here would fail the pod's admission and leak ids in the kubelet.
+        """
+        ledger = self._ledger()
+        held = frozenset(text for ids in ledger.held_ids().values() for text in ids)
+        try:
+            async with asyncio.timeout(PREFER_BUDGET):
+                inquiry = Inquiry(self._views, self._peers, self._settings.match, patient=False)
+                grant = await inquiry.grant(size, self._ledger, self._claimed)
+        except (Refusal, TimeoutError) as error:
+            log.debug("prefer.unsteered", reason=str(error))
+            grant = None
+        if grant is not None:
+            wanted = tuple(share.uuid for share in grant.shares)
+            steered = steer(available, must_include, wanted, held)
+            if steered is not None:
+                return steered
+        gpus = {one.uuid: one.gpu for one in self._views.inventory.value.gpus}
+        return nearest(available, must_include, size, gpus, held)
+
+    async def _serve(self, ids: tuple[SliceId, ...]) -> tuple[Row, bool]:
+        inquiry = Inquiry(self._views, self._peers, self._settings.match, patient=True)
+        grant = await inquiry.grant(len(ids), self._ledger, self._claimed)
+        if grant is None:  # pragma: no cover -- a patient inquiry decides or raises
+            raise Refusal(Gate.OUT_OF_TIME, "The agent could not decide; report this.")
+        if grant.replay is not None and self._calls.active > 1:
+            raise Refusal(
+                Gate.OVERLAP,
+                "The kubelet asks for several containers at once after it lost its records; it "
+                "asks again for this one in a few seconds.",
+                transient=True,
+            )
+        row = self._row(grant, ids)
+        with self._claiming(row):
+            await self._prepare(row, wipe=grant.replay is None)
+            await self._storage.commit(self._change(grant, row))
+        return row, grant.replay is not None
+
+    def _row(self, grant: Grant, ids: tuple[SliceId, ...]) -> Row:
+        """The row as it will stand: a replay keeps its answer and gets the new kubelet's ids."""
+        epoch = self._peers.epoch() or KubeletEpoch()
+        if grant.replay is not None:
+            return dataclasses.replace(
+                grant.replay, slice_ids=tuple(sorted(ids)), epoch=epoch, confirmed=False
+            )
+        pod, container = grant.candidate.pod, grant.candidate.container
+        granted = tuple(
+            sorted(map(self._granted, grant.shares), key=lambda one: (one.pci, one.share.uuid))
+        )
+        request = EditRequest(
+            pod_uid=pod.uid,
+            container=container.name,
+            control_disabled=container.control_disabled,
+            shares=granted,
+        )
+        edits = container_edits(request, self._settings.edits, self._storage.hooks.facts())
+        return Row(
+            key=ContainerKey(pod.uid, container.name),
+            namespace=pod.namespace,
+            pod=pod.name,
+            role=container.role,
+            group=grant.group,
+            shares=grant.shares,
+            slice_ids=tuple(sorted(ids)),
+            edits=edits,
+            answered_at=self._peers.clock.now(),
+            epoch=epoch,
+        )
+
+    def _granted(self, share: Share) -> GrantedShare:
+        gpu = self._views.inventory.value.find(share.uuid)
+        if gpu is None:  # the inventory changed between the decision and here
+            raise Refusal(
+                Gate.UNKNOWN_GPU,
+                f"GPU {share.uuid} vanished just now; create the pod again.",
+                transient=True,
+            )
+        return GrantedShare(share, gpu.gpu.pci, gpu.registered_mib, gpu.gpu.minor)
+
+    async def _prepare(self, row: Row, *, wipe: bool) -> None:
+        name = container_directory(row.key.pod_uid, row.key.container)
+        try:
+            await self._storage.hooks.prepare(name, wipe=wipe)
+        except StateError as error:
+            raise Refusal(
+                Gate.HOST_DIRECTORY,
+                f"The container's directory on the node cannot be made ({error}); ask the "
+                "operator to look at the node's hook path.",
+                transient=True,
+            ) from error
+
+    def _change(self, grant: Grant, row: Row) -> Callable[[Ledger], Ledger]:
+        """The change of the ledger: the row, the dead ones out, and what is owed after it."""
+        pod = grant.candidate.pod
+        lock = held_lock(self._views.node.value)
+
+        def change(ledger: Ledger) -> Ledger:
+            ledger = ledger.drop(grant.dead).put(row)
+            if grant.replay is not None:
+                return ledger
+            rows = ledger.rows_of(pod.uid)
+            complete = {one.key.container for one in rows} >= {
+                container.name for container in pod.gpu_containers
+            }
+            settle = Effect(
+                kind=EffectKind.SETTLE_POD,
+                pod_uid=pod.uid,
+                namespace=pod.namespace,
+                pod=pod.name,
+                due=row.answered_at if complete else row.answered_at + QUIET,
+                phase=PHASE_SUCCESS if complete else "",
+                groups=tuple(sorted(one.group for one in rows)),
+            )
+            ledger = ledger.owe(settle)
+            if complete and lock is not None and lock.owner == pod.key:
+                release = dataclasses.replace(
+                    settle, kind=EffectKind.RELEASE_LOCK, phase="", groups=(), value=lock.value
+                )
+                ledger = ledger.owe(release)
+            return ledger
+
+        return change
+
+    def _ledger(self) -> Ledger:
+        """The ledger with the rows that are being written."""
+        ledger = self._views.ledger.value
+        for row in self._calls.pending.values():
+            ledger = ledger.put(row)
+        return ledger
+
+    def _claimed(self) -> frozenset[PodUid]:
+        return frozenset(self._calls.claimed)
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        self._calls.active += 1
+        try:
+            yield
+        finally:
+            self._calls.active -= 1
+
+    @contextmanager
+    def _claiming(self, row: Row) -> Iterator[None]:
+        """No other call may take this pod while the row is on its way to disk."""
+        self._calls.claimed.add(row.key.pod_uid)
+        self._calls.pending[row.key] = row
+        try:
+            yield
+        finally:
+            self._calls.claimed.discard(row.key.pod_uid)
+            self._calls.pending.pop(row.key, None)
+
+    def _refused(self, refusal: Refusal, count: int) -> None:
+        self.results.add("refused", refusal.gate.name.lower())
+        log.warning("alloc.refused", gate=refusal.gate.value, count=count, reason=refusal.sentence)
+
+
+def _as_refusal(error: Exception) -> Refusal:
+    if isinstance(error, StateError):
+        return Refusal(
+            Gate.STATE_UNWRITABLE,
+            f"The agent cannot keep its state ({error}), so it answers no new container; ask the "
+            "operator to look at the node's disk.",
+            transient=True,
+        )
+    return Refusal(
+        Gate.OUT_OF_TIME,
+        f"The agent did not find out within {ALLOCATE_BUDGET:g} s which pod this is; its "
+        "controller starts it again.",
+        transient=True,
+    )

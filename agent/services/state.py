@@ -1,0 +1,184 @@
+"""The durable state: sole writer of the ledger, on disk before in memory.
+
+A change counts once its generation is on disk: only then is it published and its author told. All
+changes that arrive while a write is running share the next one. Health memory is written too, but
+nobody waits for it.
+"""
+
+import asyncio
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+import structlog
+
+from agent.codec.checkpoint import decode_state, encode_state
+from agent.core.condition import Health
+from agent.core.errors import StateCorrupt, StateError
+from agent.core.gpu import GpuUuid
+from agent.core.ledger import Ledger
+from agent.core.ports import Disk
+from agent.core.state import State
+from agent.kit.cell import Cell
+from agent.kit.tally import Tally
+
+log = structlog.get_logger(__name__)
+
+CURRENT = "state.json"
+PREVIOUS = "state.previous.json"
+
+Change = Callable[[Ledger], Ledger]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recovered:
+    """What start found: the state, and how it came about when that must be told.
+
+    `notice` is empty when the newest generation was read or the node is new. `fresh`: nothing
+    could be read, so rows have to be rebuilt from annotations and the kubelet.
+    """
+
+    state: State
+    notice: str = ""
+    fresh: bool = False
+
+
+async def recover(disk: Disk, *, boot_id: str, machine_id: str) -> Recovered:
+    """The newest readable generation of this host, or an empty one. Raises StateError.
+
+    Never raises for what a file contains: an unreadable generation is said, and the one before it
+    is used.
+    """
+    problems: list[str] = []
+    for name in (CURRENT, PREVIOUS):
+        content = await disk.read(name)
+        if content is None:
+            continue
+        try:
+            state = _own(decode_state(content), machine_id)
+        except StateCorrupt as error:
+            problems.append(f"{name} is not usable: {error}")
+            continue
+        notice = "; ".join(problems)
+        if notice:
+            notice += f"; went on from generation {state.generation} in {name}"
+        return Recovered(state, notice)
+    empty = State(boot_id=boot_id, machine_id=machine_id)
+    if not problems:
+        return Recovered(empty, fresh=True)
+    notice = "; ".join(problems) + "; rebuilding from the pods' annotations and the kubelet"
+    return Recovered(empty, notice, fresh=True)
+
+
+def _own(state: State, machine_id: str) -> State:
+    if state.machine_id != machine_id:
+        raise StateCorrupt("it belongs to another machine")
+    return state
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Waiting:
+    change: Change
+    done: asyncio.Future[None]
+
+
+class StateService:
+    """Writes generations, one at a time. `run()` must be alive for `commit()` to come back."""
+
+    def __init__(self, *, disk: Disk, recovered: State, boot_id: str, limit: int = 1024) -> None:
+        self._disk = disk
+        self._state = dataclasses.replace(recovered, boot_id=boot_id)
+        self._waiting: deque[_Waiting] = deque()
+        self._health: Mapping[GpuUuid, Health] | None = None
+        self._news = asyncio.Event()
+        self._limit = limit
+        self.ledger: Cell[Ledger] = Cell(recovered.ledger)
+        self.error: Cell[str] = Cell("")
+        self.errors = Tally("checkpoint_errors", "Failed writes of the state file.")
+
+    @property
+    def generation(self) -> int:
+        """The generation that is on disk."""
+        return self._state.generation
+
+    @property
+    def health(self) -> Mapping[GpuUuid, Health]:
+        """The memory of health as it is on disk."""
+        return self._state.health
+
+    async def commit(self, change: Change) -> None:
+        """Apply `change` to the ledger; return when the result is on disk and published.
+
+        Raises StateError when it could not be written; then nothing has changed.
+        """
+        if len(self._waiting) >= self._limit:
+            raise StateError(f"{self._limit} changes already wait for the disk; look at its health")
+        waiting = _Waiting(change, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        self._news.set()
+        await waiting.done
+
+    def remember(self, health: Mapping[GpuUuid, Health]) -> None:
+        """Keep `health` with the next write, soon. Nobody is told when."""
+        self._health = dict(health)
+        self._news.set()
+
+    async def run(self) -> NoReturn:
+        """Write whenever something waits."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            await self._write_all()
+
+    async def flush(self) -> None:
+        """Write what waits now: the last act of a stop."""
+        await self._write_all()
+
+    async def _write_all(self) -> None:
+        batch = list(self._waiting)
+        self._waiting.clear()
+        ledger = self._state.ledger
+        for waiting in batch:
+            ledger = waiting.change(ledger)
+        health = self._state.health if self._health is None else self._health
+        if ledger == self._state.ledger and health == self._state.health:
+            self._health = None
+            _resolve(batch, None)
+            return
+        generation = self._state.generation + 1
+        state = dataclasses.replace(
+            self._state, generation=generation, ledger=ledger, health=health
+        )
+        try:
+            await self._disk.replace(CURRENT, encode_state(state), keep=PREVIOUS)
+        except StateError as error:
+            self._failed(error)
+            _resolve(batch, error)
+            return
+        except asyncio.CancelledError:
+            _resolve(batch, StateError("the agent is stopping"))
+            raise
+        self._state = state
+        if self._health is health:
+            self._health = None
+        if self.error.set(""):
+            log.info("state.writable", generation=generation)
+        self.ledger.set(ledger)
+        _resolve(batch, None)
+
+    def _failed(self, error: StateError) -> None:
+        self.errors.add()
+        if self.error.set(str(error)):
+            log.error("state.unwritable", err=str(error))
+
+
+def _resolve(batch: list[_Waiting], error: StateError | None) -> None:
+    """Tell the authors; one that gave up waiting is passed over."""
+    for waiting in batch:
+        if waiting.done.done():
+            continue
+        if error is None:
+            waiting.done.set_result(None)
+        else:
+            waiting.done.set_exception(error)
