@@ -1,0 +1,115 @@
+"""What the API server answers when it refuses: one class for each reason of a Status object."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+Json = dict[str, Any]
+"""A plain JSON object, as it is stored and as it crosses the wire."""
+
+
+class StatusError(Exception):
+    """A refusal of the API server; `message` is the text of the Status object."""
+
+    code: ClassVar[int] = 500
+    reason: ClassVar[str] = "InternalError"
+
+    def __init__(self, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.headers = dict(headers or {})
+
+    def status(self) -> Json:
+        """The `Status` object that a client of the real server receives."""
+        return {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": self.message,
+            "reason": self.reason,
+            "code": self.code,
+        }
+
+
+class BadRequestError(StatusError):
+    """The request cannot be understood."""
+
+    code = 400
+    reason = "BadRequest"
+
+
+class UnauthorizedError(StatusError):
+    """No token, or one that nobody knows."""
+
+    code = 401
+    reason = "Unauthorized"
+
+
+class ForbiddenError(StatusError):
+    """A known user without the right."""
+
+    code = 403
+    reason = "Forbidden"
+
+
+class NotFoundError(StatusError):
+    """No such object, or no such path."""
+
+    code = 404
+    reason = "NotFound"
+
+
+class MethodNotAllowedError(StatusError):
+    """The path exists, the method does not."""
+
+    code = 405
+    reason = "MethodNotAllowed"
+
+
+class AlreadyExistsError(StatusError):
+    """An object of this name is there already."""
+
+    code = 409
+    reason = "AlreadyExists"
+
+
+class ConflictError(StatusError):
+    """A precondition (UID or resource version) does not hold."""
+
+    code = 409
+    reason = "Conflict"
+
+
+class GoneError(StatusError):
+    """The history that the watch asks for is no longer kept."""
+
+    code = 410
+    reason = "Expired"
+
+
+class BodyTooLargeError(StatusError):
+    """The body is longer than the server reads."""
+
+    code = 413
+    reason = "RequestEntityTooLarge"
+
+
+class UnsupportedMediaTypeError(StatusError):
+    """A patch of a kind that the server does not know."""
+
+    code = 415
+    reason = "UnsupportedMediaType"
+
+
+class InvalidError(StatusError):
+    """Understood, but the result would not be a valid object."""
+
+    code = 422
+    reason = "Invalid"
+
+
+class TooManyRequestsError(StatusError):
+    """The server asks the client to come again later."""
+
+    code = 429
+    reason = "TooManyRequests"

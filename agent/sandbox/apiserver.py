@@ -1,0 +1,219 @@
+"""The API server model: real HTTP on loopback over an `ObjectStore`.
+
+It serves the paths, the patch types, the preconditions, the errors and the watches that an agent,
+a kubelet and a scheduler use, and nothing else. Faults are switched on from outside: `throttle`,
+`begin_outage`, `forget_history`, `end_watches`.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from aiohttp import web
+
+from agent.sandbox import apiserver_writes
+from agent.sandbox.api_errors import (
+    BadRequestError,
+    BodyTooLargeError,
+    Json,
+    NotFoundError,
+    StatusError,
+    TooManyRequestsError,
+)
+from agent.sandbox.apiserver_access import Target, authorize, identify
+from agent.sandbox.apiserver_journal import Call, Journal
+from agent.sandbox.apiserver_paths import parse_target
+from agent.sandbox.apiserver_watch import WatchStream
+from agent.sandbox.store import KINDS, ObjectStore
+
+BODY_LIMIT: Final = 3 * 1024 * 1024
+BODY_DEADLINE: Final = 30.0
+CLOSE_DEADLINE: Final = 1.0
+_HOST: Final = "127.0.0.1"
+_VERSION: Final = {"major": "1", "minor": "36", "gitVersion": "v1.36.3"}
+
+
+class ApiServerModel:
+    """One API server; `tokens` maps bearer tokens to user names.
+
+    `admin` may do everything, `system:node:<name>` what NodeRestriction leaves to a node,
+    `system:serviceaccount:…` what the agent's ClusterRole grants, others nothing. `admit` is the
+    mutating webhook of new pods: it returns the pod to store, or raises a StatusError.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        tokens: Mapping[str, str],
+        admit: Callable[[Json], Json] | None = None,
+    ) -> None:
+        self.store = store
+        self._admit = admit
+        self.journal = Journal()
+        self.port = 0
+        self._tokens = dict(tokens)
+        self._throttled = 0
+        self._retry_after = 1
+        self._watches: set[WatchStream] = set()
+        self._server: web.Server | None = None
+        self._listener: asyncio.Server | None = None
+
+    @property
+    def url(self) -> str:
+        """The base address, without a slash at the end."""
+        return f"http://{_HOST}:{self.port}"
+
+    async def start(self) -> None:
+        """Listen, on a free port the first time and on the same port ever after."""
+        loop = asyncio.get_running_loop()
+        self._server = web.Server(self._answer, handler_cancellation=True, access_log=None)
+        self._listener = await loop.create_server(self._server, _HOST, self.port)
+        self.port = self._listener.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Close the listener and cut every connection, in the middle of what it says."""
+        listener, server = self._listener, self._server
+        self._listener = self._server = None
+        if listener is not None:
+            listener.close()
+        if server is not None:
+            for connection in server.connections:
+                if connection.transport is not None:
+                    connection.transport.abort()
+            await server.shutdown(CLOSE_DEADLINE)
+
+    async def begin_outage(self) -> None:
+        """Vanish: refuse connections, cut those there are. The store lives on."""
+        await self.stop()
+
+    async def end_outage(self) -> None:
+        """Come back on the same port."""
+        await self.start()
+
+    def throttle(self, count: int, retry_after: int = 1) -> None:
+        """Answer the next `count` requests with 429 and `Retry-After: retry_after` seconds."""
+        self._throttled = count
+        self._retry_after = retry_after
+
+    def end_watches(self) -> None:
+        """End all open watches as if their time were over."""
+        for watch in self._watches:
+            watch.end()
+
+    def forget_history(self) -> None:
+        """Compact the history and end all watches: who continues from an old version gets 410."""
+        self.store.forget_history()
+        self.end_watches()
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path in ("/readyz", "/livez", "/healthz"):
+            return web.Response(text="ok")
+        user, target = "", Target(request.method.lower(), request.path)
+        try:
+            user = identify(self._tokens, request.headers.get("Authorization"))
+            self._refuse_when_throttled()
+            if request.path == "/version":
+                return self._finish(user, target, 200, dict(_VERSION))
+            target = parse_target(request.method, request.path, request.query)
+            authorize(user, target, self._find(target))
+            if target.verb == "watch":
+                return await self._watch(request, user, target)
+            body = await _read_body(request)
+            code, answer = self._act(target, request.content_type, body)
+        except StatusError as refusal:
+            return self._finish(user, target, refusal.code, refusal.status(), refusal.headers)
+        return self._finish(user, target, code, answer)
+
+    def _act(self, target: Target, content_type: str, body: bytes) -> tuple[int, Json]:
+        store = self.store
+        match target.verb:
+            case "get":
+                return 200, store.get(target.resource, target.namespace, target.name)
+            case "list":
+                return 200, self._list(target)
+            case "create":
+                return 201, apiserver_writes.create(store, target, body, self._admit)
+            case "patch":
+                return 200, apiserver_writes.patch(store, target, content_type, body)
+            case _:
+                return 200, apiserver_writes.delete(store, target, body)
+
+    def _list(self, target: Target) -> Json:
+        namespace = target.namespace or None
+        return {
+            "kind": KINDS[target.resource] + "List",
+            "apiVersion": "v1",
+            "metadata": {"resourceVersion": str(self.store.version)},
+            "items": self.store.select(target.resource, namespace=namespace, fields=target.fields),
+        }
+
+    async def _watch(
+        self, request: web.BaseRequest, user: str, target: Target
+    ) -> web.StreamResponse:
+        watch = WatchStream(target, request.query)
+        self._note(user, target, 200)
+        self._watches.add(watch)
+        try:
+            return await watch.serve(request, self.store)
+        finally:
+            self._watches.discard(watch)
+
+    def _find(self, target: Target) -> Json | None:
+        if not target.name:
+            return None
+        try:
+            return self.store.get(target.resource, target.namespace, target.name)
+        except NotFoundError:
+            return None
+
+    def _refuse_when_throttled(self) -> None:
+        if self._throttled > 0:
+            self._throttled -= 1
+            raise TooManyRequestsError(
+                "the server has received too many requests and has asked us to try again later",
+                {"Retry-After": str(self._retry_after)},
+            )
+
+    def _finish(
+        self,
+        user: str,
+        target: Target,
+        code: int,
+        answer: Json,
+        headers: Mapping[str, str] | None = None,
+    ) -> web.Response:
+        self._note(user, target, code)
+        text = json.dumps(answer, separators=(",", ":"))
+        return web.Response(
+            status=code, text=text, headers=headers, content_type="application/json"
+        )
+
+    def _note(self, user: str, target: Target, code: int) -> None:
+        self.journal.note(
+            Call(
+                user=user,
+                verb=target.verb,
+                resource=target.resource,
+                subresource=target.subresource,
+                namespace=target.namespace,
+                name=target.name,
+                code=code,
+            )
+        )
+
+
+async def _read_body(request: web.BaseRequest) -> bytes:
+    too_large = BodyTooLargeError(f"Request entity too large: limit is {BODY_LIMIT}")
+    if (request.content_length or 0) > BODY_LIMIT:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_DEADLINE):
+            async for chunk in request.content.iter_any():
+                body += chunk
+                if len(body) > BODY_LIMIT:
+                    raise too_large
+    except TimeoutError as slow:
+        raise BadRequestError(f"the body did not arrive within {BODY_DEADLINE:g} s") from slow
+    return bytes(body)

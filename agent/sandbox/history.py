@@ -1,0 +1,191 @@
+"""The bounded history of writes that watches read, and the cursors that read it.
+
+A subscriber owns nothing but a cursor, so a slow one costs no memory and is told `GoneError` once
+the history has moved past it.
+"""
+
+import asyncio
+import weakref
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Self
+
+from agent.sandbox.api_errors import BadRequestError, GoneError, Json
+
+_FIELDS: Final[Mapping[str, tuple[str, str]]] = {
+    "metadata.name": ("metadata", "name"),
+    "metadata.namespace": ("metadata", "namespace"),
+    "spec.nodeName": ("spec", "nodeName"),
+    "status.phase": ("status", "phase"),
+}
+
+
+class Change(NamedTuple):
+    """One event of a watch: `type` is ADDED, MODIFIED or DELETED."""
+
+    type: str
+    object: Json
+    resource_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One write, with the object before and after it."""
+
+    version: int
+    before: Json | None
+    after: Json | None
+
+
+def matches(stored: Json, namespace: str | None, fields: Mapping[str, str]) -> bool:
+    """Tell whether an object is in the namespace and passes the field selector.
+
+    Raises:
+        BadRequestError: a field that the real server does not select by.
+    """
+    for label in fields:
+        if label not in _FIELDS:
+            raise BadRequestError(f"field label not supported: {label}")
+    if namespace is not None and stored["metadata"].get("namespace") != namespace:
+        return False
+    for label, wanted in fields.items():
+        part, key = _FIELDS[label]
+        if (stored.get(part) or {}).get(key, "") != wanted:
+            return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What one watch looks at: a resource, perhaps one namespace, and a field selector."""
+
+    resource: str
+    namespace: str | None
+    fields: Mapping[str, str]
+
+    def see(self, record: Record) -> Change | None:
+        """What the watcher is told about one write; entering the selection is ADDED."""
+        before, after = self._admit(record.before), self._admit(record.after)
+        if after is not None:
+            return Change("ADDED" if before is None else "MODIFIED", after, record.version)
+        if before is None:
+            return None
+        last = record.after or before
+        told = last | {"metadata": last["metadata"] | {"resourceVersion": str(record.version)}}
+        return Change("DELETED", told, record.version)
+
+    def _admit(self, stored: Json | None) -> Json | None:
+        if stored is None or not matches(stored, self.namespace, self.fields):
+            return None
+        return stored
+
+
+class History:
+    """All writes of late, at most `limit` of each resource, and the version counter."""
+
+    def __init__(self, resources: Iterable[str], limit: int) -> None:
+        self.version = 1
+        self._limit = limit
+        self._records: dict[str, list[Record]] = {resource: [] for resource in resources}
+        self._forgotten = dict.fromkeys(self._records, 0)
+        self._followers: weakref.WeakSet[Subscription] = weakref.WeakSet()
+        self._changed = asyncio.Event()
+
+    def append(self, resource: str, before: Json | None, after: Json | None) -> None:
+        """Count the version on and wake everyone who follows."""
+        self.version += 1
+        records = self._records[resource]
+        records.append(Record(self.version, before, after))
+        if len(records) > self._limit:
+            self._forgotten[resource] = records[-self._limit - 1].version
+            del records[: -self._limit]
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def forget(self) -> None:
+        """Drop everything; those who are up to date go on, who comes back later gets Gone."""
+        before = self.version
+        self.version += 1
+        for resource, records in self._records.items():
+            records.clear()
+            self._forgotten[resource] = self.version
+        for follower in self._followers:
+            if follower.cursor >= before:
+                follower.cursor = self.version
+
+    def after(self, resource: str, since: int) -> Sequence[Record]:
+        """The writes after a version.
+
+        Raises:
+            GoneError: some of them are no longer kept.
+        """
+        if since < self._forgotten[resource]:
+            oldest = self._forgotten[resource]
+            raise GoneError(f"too old resource version: {since} ({oldest})")
+        records = self._records[resource]
+        return records[bisect_right(records, since, key=lambda record: record.version) :]
+
+    def follow(
+        self, selection: Selection, since: int | None, found: Iterable[Json]
+    ) -> "Subscription":
+        """Start a cursor at a version, or (None) now with the objects that were found.
+
+        Raises:
+            GoneError: `since` is older than what is kept.
+        """
+        if since is None:
+            follower = Subscription(self, selection, self.version, found)
+        else:
+            self.after(selection.resource, since)
+            follower = Subscription(self, selection, since, ())
+        self._followers.add(follower)
+        return follower
+
+    async def wait(self) -> None:
+        """Return after the next write."""
+        await self._changed.wait()
+
+
+class Subscription:
+    """An endless iterator over the changes of one selection; a cancelled `anext` loses nothing."""
+
+    def __init__(
+        self, history: History, selection: Selection, cursor: int, found: Iterable[Json]
+    ) -> None:
+        self._history = history
+        self._selection = selection
+        self._found = list(found)[::-1]
+        self.cursor = cursor
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Change:
+        while True:
+            change = self.take()
+            if change is not None:
+                return change
+            await self._history.wait()
+
+    @property
+    def is_started(self) -> bool:
+        """True once every object of the beginning was taken: from then on the cursor is true."""
+        return not self._found
+
+    def take(self) -> Change | None:
+        """The next change, if there is one already.
+
+        Raises:
+            GoneError: the history has moved past this subscriber.
+        """
+        if self._found:
+            first = self._found.pop()
+            return Change("ADDED", first, int(first["metadata"]["resourceVersion"]))
+        for record in self._history.after(self._selection.resource, self.cursor):
+            self.cursor = record.version
+            change = self._selection.see(record)
+            if change is not None:
+                return change
+        self.cursor = max(self.cursor, self._history.version)
+        return None

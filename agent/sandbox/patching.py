@@ -1,0 +1,159 @@
+"""The three kinds of patch that the API server understands, as pure functions on JSON values."""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any, Final
+
+from agent.sandbox.api_errors import BadRequestError, InvalidError, Json
+
+MERGE_KEYS: Final[Mapping[str, str]] = {
+    "addresses": "type",
+    "conditions": "type",
+    "containers": "name",
+    "env": "name",
+    "initContainers": "name",
+    "ownerReferences": "uid",
+    "volumeMounts": "mountPath",
+    "volumes": "name",
+}
+"""Lists that a strategic merge patch merges by element, and the key they merge by."""
+
+
+def merge_patch(target: Json, patch: Json) -> Json:
+    """Apply a JSON merge patch (RFC 7396): maps merged, null deletes, all else replaces."""
+    merged = dict(target)
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(value, dict):
+            held = merged.get(key)
+            merged[key] = merge_patch(held if isinstance(held, dict) else {}, value)
+        else:
+            merged[key] = deepcopy(value)
+    return merged
+
+
+def strategic_merge_patch(target: Json, patch: Json) -> Json:
+    """Apply a strategic merge patch: like a merge patch, but some lists merge by element.
+
+    `$patch: delete` and `$patch: replace` are obeyed; `$setElementOrder/…` only orders a list and
+    is passed over.
+
+    Raises:
+        BadRequestError: another `$` directive.
+    """
+    directive = patch.get("$patch")
+    if directive == "replace":
+        return {key: deepcopy(value) for key, value in patch.items() if key != "$patch"}
+    if directive is not None:
+        raise BadRequestError(f"unknown patch directive: {directive}")
+    merged = dict(target)
+    for key, value in patch.items():
+        if key.startswith("$"):
+            if not key.startswith("$setElementOrder/"):
+                raise BadRequestError(f"patch directive not supported: {key}")
+        elif value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = _merge_value(key, merged.get(key), value)
+    return merged
+
+
+def _merge_value(key: str, held: object, value: object) -> object:
+    if isinstance(value, dict):
+        return strategic_merge_patch(held if isinstance(held, dict) else {}, value)
+    if isinstance(value, list) and key in MERGE_KEYS:
+        return _merge_list(MERGE_KEYS[key], held if isinstance(held, list) else [], value)
+    return deepcopy(value)
+
+
+def _merge_list(by: str, held: Sequence[Json], patch: Sequence[Json]) -> list[Json]:
+    merged = {entry.get(by): entry for entry in held}
+    for entry in patch:
+        if by not in entry:
+            raise BadRequestError(f"map: {entry} does not contain declared merge key: {by}")
+        if entry.get("$patch") == "delete":
+            merged.pop(entry[by], None)
+        else:
+            merged[entry[by]] = strategic_merge_patch(merged.get(entry[by], {}), entry)
+    return list(merged.values())
+
+
+def json_patch(target: Json, operations: Sequence[Json]) -> Json:
+    """Apply a JSON patch (RFC 6902): add, replace, remove and test, all of it or nothing.
+
+    Raises:
+        InvalidError: a test that fails, or a path that does not exist.
+        BadRequestError: an operation that is none.
+    """
+    result = deepcopy(target)
+    for operation in operations:
+        _apply(result, operation)
+    return result
+
+
+def _apply(document: Json, operation: Json) -> None:
+    name, path = operation.get("op"), operation.get("path")
+    if name not in ("add", "replace", "remove", "test") or not isinstance(path, str):
+        raise BadRequestError(f"unexpected JSON patch operation: {operation}"[:256])
+    parts = [part.replace("~1", "/").replace("~0", "~") for part in path.split("/")[1:]]
+    if not parts:
+        raise InvalidError(f"{name} operation does not apply: doc is whole")
+    holder = _walk(document, parts[:-1], path)
+    if isinstance(holder, list):
+        _apply_to_list(holder, name, parts[-1], operation)
+    elif isinstance(holder, dict):
+        _apply_to_map(holder, name, parts[-1], operation)
+    else:
+        raise _missing(name, path)
+
+
+def _apply_to_map(holder: Json, name: str, key: str, operation: Json) -> None:
+    if name == "add":
+        holder[key] = deepcopy(operation.get("value"))
+    elif name == "test":
+        if holder.get(key) != operation.get("value"):
+            raise InvalidError(f"testing value {operation['path']} failed")
+    elif key not in holder:
+        raise _missing(name, operation["path"])
+    elif name == "remove":
+        del holder[key]
+    else:
+        holder[key] = deepcopy(operation.get("value"))
+
+
+def _apply_to_list(holder: list[Any], name: str, key: str, operation: Json) -> None:
+    size = len(holder)
+    if name == "add":
+        holder.insert(size if key == "-" else _index(key, size + 1, operation), operation["value"])
+        return
+    index = _index(key, size, operation)
+    if name == "test":
+        if holder[index] != operation.get("value"):
+            raise InvalidError(f"testing value {operation['path']} failed")
+    elif name == "remove":
+        del holder[index]
+    else:
+        holder[index] = deepcopy(operation.get("value"))
+
+
+def _walk(document: Json, parts: Sequence[str], path: str) -> object:
+    here: object = document
+    for part in parts:
+        if isinstance(here, dict) and part in here:
+            here = here[part]
+        elif isinstance(here, list) and part.isdecimal() and int(part) < len(here):
+            here = here[int(part)]
+        else:
+            raise _missing("walk", path)
+    return here
+
+
+def _index(key: str, size: int, operation: Json) -> int:
+    if not key.isdecimal() or int(key) >= size:
+        raise _missing(operation["op"], operation["path"])
+    return int(key)
+
+
+def _missing(name: str, path: str) -> InvalidError:
+    return InvalidError(f"{name} operation does not apply: doc is missing path: {path}"[:256])

@@ -1,0 +1,112 @@
+"""The scheduler's values: what a GPU offers, what is used of it, what a container asks for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from agent.codec.register import RegisteredGpu
+
+PERCENT_UNSET: Final = 101
+"""The memory percentage of a request that names none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is used of one GPU: slots, memory, and percent of its cores."""
+
+    slots: int = 0
+    memory_mib: int = 0
+    core_percent: int = 0
+
+    def __add__(self, other: "Load") -> "Load":
+        return Load(
+            self.slots + other.slots,
+            self.memory_mib + other.memory_mib,
+            self.core_percent + other.core_percent,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GpuState:
+    """One GPU as a pod under decision sees it."""
+
+    capacity: RegisteredGpu
+    load: Load = field(default_factory=Load)
+
+    def with_load(self, more: Load) -> "GpuState":
+        """The same GPU after something more was placed on it."""
+        return replace(self, load=self.load + more)
+
+    def score(self, weights: "Weights") -> float:
+        """How full the GPU is, 0 when it is idle (HAMi pkg/scheduler/policy/gpu_policy.go)."""
+        has, used = self.capacity, self.load
+        if not (has.split_count and has.core_percent and has.registered_mib):
+            return 0.0
+        return 10 * (
+            weights.slot * used.slots / has.split_count
+            + weights.core * used.core_percent / has.core_percent
+            + weights.memory * used.memory_mib / has.registered_mib
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """How much slots, cores and memory count in the score of a GPU."""
+
+    slot: int = 1
+    core: int = 1
+    memory: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """A registered node: its GPUs in the order of the annotation, and which are cordoned."""
+
+    name: str
+    gpus: tuple[GpuState, ...]
+    cordoned: frozenset[str] = frozenset()
+
+    def score(self) -> float:
+        """How full the node is (HAMi pkg/scheduler/policy/node_policy.go)."""
+        slots = sum(gpu.capacity.split_count for gpu in self.gpus)
+        cores = sum(gpu.capacity.core_percent for gpu in self.gpus)
+        memory_mib = sum(gpu.capacity.registered_mib for gpu in self.gpus)
+        if not (slots and cores and memory_mib):
+            return 0.0
+        used = sum((gpu.load for gpu in self.gpus), Load())
+        return 10 * (used.slots / slots + used.core_percent / cores + used.memory_mib / memory_mib)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one container asks for: `count` GPUs, each with memory (0: by percent) and cores."""
+
+    count: int
+    memory_mib: int
+    memory_percent: int
+    core_percent: int
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """HAMi's scheduler flags and the `nvidia` section of its device-config.yaml.
+
+    `lock_timeout` in seconds; `memory_factor` multiplies requested memory.
+    """
+
+    scheduler_name: str = "hami-scheduler"
+    force_overwrite: bool = True
+    default_gpu_count: int = 1
+    default_memory_mib: int = 0
+    default_core_percent: int = 0
+    memory_factor: int = 1
+    gpu_policy: str = "spread"
+    node_policy: str = "binpack"
+    gpu_core_policy: str = "default"
+    runtime_class_name: str = ""
+    overwrite_env: bool = False
+    lock_timeout: float = 300.0
+
+
+Reasons = Mapping[str, int]
+"""Why GPUs were passed over: reason to number of GPUs."""

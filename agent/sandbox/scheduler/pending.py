@@ -1,0 +1,90 @@
+"""Pods that wait for a node: which are due, and what makes the others due again."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from agent.sandbox.api_errors import Json
+from agent.sandbox.scheduler.usage import TERMINAL
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Seconds before a pod whose binding failed is tried again: doubling from first to most."""
+
+    first: float = 1.0
+    most: float = 10.0
+
+    def delay(self, failures: int) -> float:
+        """The wait after that many failures in a row."""
+        return min(self.first * 2.0 ** (failures - 1), self.most)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    namespace: str
+    name: str
+    due: float = 0.0
+    failures: int = 0
+
+
+class PendingPods:
+    """The queue, in order of arrival; times are of the running loop's clock."""
+
+    def __init__(self, scheduler_name: str, backoff: Backoff) -> None:
+        self._scheduler_name = scheduler_name
+        self._backoff = backoff
+        self._waiting: dict[str, _Waiting] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def observe(self, pod: Json) -> bool:
+        """Take in a pod that was added or changed; true when it is new here."""
+        uid = pod["metadata"]["uid"]
+        if not self.is_waiting(pod):
+            self.forget(uid)
+            return False
+        if uid in self._waiting:
+            return False
+        self._waiting[uid] = _Waiting(pod["metadata"]["namespace"], pod["metadata"]["name"])
+        return True
+
+    def is_waiting(self, pod: Json) -> bool:
+        """Whether the pod, as it is now, is ours to place."""
+        is_ours = pod["spec"].get("schedulerName") == self._scheduler_name
+        is_over = pod["status"].get("phase") in TERMINAL or "deletionTimestamp" in pod["metadata"]
+        return is_ours and not is_over and not pod["spec"].get("nodeName")
+
+    def forget(self, uid: str) -> None:
+        """The pod waits no longer."""
+        self._waiting.pop(uid, None)
+
+    def due(self, now: float) -> Iterator[tuple[str, str, str]]:
+        """UID, namespace and name of the pods to try now."""
+        for uid, waiting in list(self._waiting.items()):
+            if waiting.due <= now:
+                yield uid, waiting.namespace, waiting.name
+
+    def next_due(self) -> float | None:
+        """When the next pod is due by itself, or None."""
+        times = [waiting.due for waiting in self._waiting.values() if waiting.due < math.inf]
+        return min(times, default=None)
+
+    def park(self, uid: str) -> None:
+        """The pod fits nowhere: wait until something changes."""
+        if uid in self._waiting:
+            self._waiting[uid].due = math.inf
+
+    def delay(self, uid: str, now: float) -> None:
+        """The pod's binding failed: wait a while."""
+        if uid in self._waiting:
+            waiting = self._waiting[uid]
+            waiting.failures += 1
+            waiting.due = now + self._backoff.delay(waiting.failures)
+
+    def stir(self, *, delayed: bool) -> None:
+        """Something changed: parked pods are due now, with `delayed` the others as well."""
+        for waiting in self._waiting.values():
+            if delayed or waiting.due == math.inf:
+                waiting.due = 0.0

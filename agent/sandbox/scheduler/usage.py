@@ -1,0 +1,121 @@
+"""What all placed pods use, rebuilt from their annotations alone.
+
+Source: HAMi v2.10 pkg/scheduler/scheduler.go:onAddPod/onUpdatePod/onDelPod, pods.go.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from agent.codec.pod import decode_pod_devices
+from agent.core import annotations
+from agent.core.errors import MalformedText
+from agent.core.gpu import GpuUuid
+from agent.core.share import Share
+from agent.sandbox.api_errors import Json
+from agent.sandbox.scheduler.model import Load
+from agent.sandbox.scheduler.requests import init_count
+
+TERMINAL: Final = frozenset({"Succeeded", "Failed"})
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What one pod holds on one node: groups as written, init containers first."""
+
+    node: str
+    groups: Sequence[Sequence[Share]]
+    inits: int
+    is_past_init: bool = False
+
+    def loads(self) -> Mapping[GpuUuid, Load]:
+        """Per GPU the greater of the init containers' peak and the sum of the others."""
+        running: defaultdict[GpuUuid, Load] = defaultdict(Load)
+        for group in self.groups[self.inits :]:
+            slots = Counter({share.uuid: 1 for share in group})
+            for share in group:
+                running[share.uuid] += Load(0, share.memory_mib, share.core_percent)
+            for uuid in slots:
+                running[uuid] += Load(slots=1)
+        if self.is_past_init:
+            return running
+        peaks: dict[GpuUuid, Load] = {}
+        for group in self.groups[: self.inits]:
+            for share in group:
+                peak = Load(1, share.memory_mib, share.core_percent)
+                peaks[share.uuid] = _greater(peaks.get(share.uuid, Load()), peak)
+        return {
+            uuid: _greater(peaks.get(uuid, Load()), running.get(uuid, Load()))
+            for uuid in {*peaks, *running}
+        }
+
+
+class Usage:
+    """The reservations of all pods that count, by UID."""
+
+    def __init__(self) -> None:
+        self._reservations: dict[str, Reservation] = {}
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._reservations
+
+    def observe(self, pod: Json) -> None:
+        """Take in a pod that was added or changed; undecodable groups count as nothing."""
+        metadata, uid = pod["metadata"], pod["metadata"]["uid"]
+        if pod["status"].get("phase") in TERMINAL:
+            self.forget(uid)
+            return
+        noted = metadata.get("annotations") or {}
+        node = noted.get(annotations.VGPU_NODE)
+        known = self._reservations.get(uid)
+        if node is None or (known is None and metadata.get("deletionTimestamp")):
+            return
+        groups = known.groups if known is not None else _read(noted)
+        if groups is not None:
+            inits = init_count(pod)
+            self._reservations[uid] = Reservation(node, groups, inits, is_past_init(pod, inits))
+
+    def reserve(self, uid: str, reservation: Reservation) -> None:
+        """Count a pod that was just placed, in place of what it held before."""
+        self._reservations[uid] = reservation
+
+    def forget(self, uid: str) -> None:
+        """Stop counting a pod."""
+        self._reservations.pop(uid, None)
+
+    def retain(self, uids: Collection[str]) -> None:
+        """Stop counting all pods but these: the rest went while nobody looked."""
+        for uid in self._reservations.keys() - set(uids):
+            self.forget(uid)
+
+    def loads(self, node: str, *, without: str = "") -> Mapping[GpuUuid, Load]:
+        """What is used of each GPU of a node, the pod of UID `without` left out."""
+        total: defaultdict[GpuUuid, Load] = defaultdict(Load)
+        for uid, reservation in self._reservations.items():
+            if reservation.node == node and uid != without:
+                for uuid, load in reservation.loads().items():
+                    total[uuid] += load
+        return total
+
+
+def is_past_init(pod: Json, inits: int) -> bool:
+    """True once every init container ended with exit code 0."""
+    statuses = pod["status"].get("initContainerStatuses") or ()
+    ended = [((status.get("state") or {}).get("terminated") or {}) for status in statuses]
+    return inits > 0 and len(ended) >= inits and all(end.get("exitCode") == 0 for end in ended)
+
+
+def _read(noted: Mapping[str, str]) -> Sequence[Sequence[Share]] | None:
+    try:
+        return decode_pod_devices(noted.get(annotations.ALLOCATED, ""))
+    except MalformedText:
+        return None
+
+
+def _greater(one: Load, other: Load) -> Load:
+    return Load(
+        max(one.slots, other.slots),
+        max(one.memory_mib, other.memory_mib),
+        max(one.core_percent, other.core_percent),
+    )

@@ -1,0 +1,260 @@
+"""The API server's memory: plain JSON objects with versions, preconditions and graceful deletion.
+
+Laws: one version counter for all resources; a stored object is never changed in place, so readers
+may keep what they got; a write that changes nothing is none.
+"""
+
+import random
+import uuid
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from datetime import timedelta
+from typing import Final
+
+from agent.core.ports import Clock
+from agent.sandbox.api_errors import (
+    AlreadyExistsError,
+    BadRequestError,
+    ConflictError,
+    Json,
+    NotFoundError,
+)
+from agent.sandbox.history import History, Selection, Subscription, matches
+
+KINDS: Final[Mapping[str, str]] = {"nodes": "Node", "pods": "Pod", "events": "Event"}
+CLUSTER_SCOPED: Final = frozenset({"nodes"})
+DEFAULT_GRACE: Final = 30
+_NAME_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
+
+
+class ObjectStore:
+    """Nodes, pods and events of one cluster; synchronous, for one event loop.
+
+    Objects that leave the store are shared with it: read them, never change them.
+    """
+
+    def __init__(self, clock: Clock, rng: random.Random, history: int = 1000) -> None:
+        self._clock = clock
+        self._rng = rng
+        self._objects: dict[str, dict[tuple[str, str], Json]] = {kind: {} for kind in KINDS}
+        self._history = History(KINDS, history)
+
+    @property
+    def version(self) -> int:
+        """The resource version of the latest write."""
+        return self._history.version
+
+    def get(self, resource: str, namespace: str, name: str) -> Json:
+        """The object of that name (`namespace` is ignored for nodes).
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        found = self._objects[resource].get(_key(resource, namespace, name))
+        if found is None:
+            raise NotFoundError(f'{resource} "{name}" not found')
+        return found
+
+    def select(
+        self,
+        resource: str,
+        *,
+        namespace: str | None = None,
+        fields: Mapping[str, str] | None = None,
+    ) -> list[Json]:
+        """All objects that pass, in order of namespace and name.
+
+        Raises:
+            BadRequestError: a field that the real server does not select by.
+        """
+        objects = sorted(self._objects[resource].items())
+        return [found for _, found in objects if matches(found, namespace, fields or {})]
+
+    def create(self, resource: str, obj: Json) -> Json:
+        """Store a new object; the server gives it UID, creation time and version.
+
+        Raises:
+            AlreadyExistsError: an object of this name is there.
+            BadRequestError: neither a name nor a generateName.
+        """
+        fresh = deepcopy(obj)
+        metadata = fresh.setdefault("metadata", {})
+        if not metadata.get("name") and metadata.get("generateName"):
+            letters = self._rng.choices(_NAME_LETTERS, k=5)
+            metadata["name"] = metadata["generateName"] + "".join(letters)
+        if not metadata.get("name"):
+            raise BadRequestError(f"{resource}: metadata.name: Required value")
+        if resource in CLUSTER_SCOPED:
+            metadata.pop("namespace", None)
+        else:
+            metadata.setdefault("namespace", "default")
+        key = _key(resource, metadata.get("namespace", ""), metadata["name"])
+        if key in self._objects[resource]:
+            raise AlreadyExistsError(f'{resource} "{metadata["name"]}" already exists')
+        fresh.setdefault("kind", KINDS[resource])
+        fresh.setdefault("apiVersion", "v1")
+        metadata["uid"] = str(uuid.UUID(int=self._rng.getrandbits(128), version=4))
+        metadata["creationTimestamp"] = self._stamp()
+        if resource == "pods":
+            fresh.setdefault("status", {}).setdefault("phase", "Pending")
+        return self._write(resource, key, fresh)
+
+    def update(
+        self,
+        resource: str,
+        namespace: str,
+        name: str,
+        change: Callable[[Json], Json],
+        *,
+        uid: str | None = None,
+        resource_version: str | None = None,
+    ) -> Json:
+        """Replace an object by what `change` makes of a copy of it; no difference is no write.
+
+        Raises:
+            NotFoundError: there is none.
+            ConflictError: it has another UID, or another version than the caller knew.
+        """
+        current = self.get(resource, namespace, name)
+        _require(resource, current, uid, resource_version)
+        fresh = change(deepcopy(current))
+        for fixed in ("name", "namespace", "uid", "creationTimestamp", "resourceVersion"):
+            if fixed in current["metadata"]:
+                fresh["metadata"][fixed] = current["metadata"][fixed]
+        if fresh == current:
+            return current
+        return self._write(resource, _key(resource, namespace, name), fresh)
+
+    def bind(self, namespace: str, name: str, node_name: str, *, uid: str | None = None) -> Json:
+        """Assign a pod to a node, as the binding subresource does.
+
+        Raises:
+            NotFoundError: no such pod.
+            ConflictError: another pod of that name, one being deleted, or one that has a node.
+        """
+
+        def assign(pod: Json) -> Json:
+            taken = pod["spec"].get("nodeName")
+            if pod["metadata"].get("deletionTimestamp"):
+                raise ConflictError(f"pod {name} is being deleted, cannot be assigned to a host")
+            if taken:
+                raise ConflictError(f'pod {name} is already assigned to node "{taken}"')
+            pod["spec"]["nodeName"] = node_name
+            scheduled = {"type": "PodScheduled", "status": "True"}
+            conditions = pod["status"].get("conditions") or []
+            others = [entry for entry in conditions if entry["type"] != "PodScheduled"]
+            pod["status"]["conditions"] = [
+                *others,
+                scheduled | {"lastTransitionTime": self._stamp()},
+            ]
+            return pod
+
+        return self.update("pods", namespace, name, assign, uid=uid)
+
+    def delete(
+        self,
+        resource: str,
+        namespace: str,
+        name: str,
+        *,
+        grace: int | None = None,
+        uid: str | None = None,
+    ) -> Json:
+        """Delete an object; a pod that a node may still run is only marked, see `finalize`.
+
+        `grace` in seconds: 0 deletes at once, None means the pod's own period.
+
+        Raises:
+            NotFoundError: there is none.
+            ConflictError: it has another UID.
+        """
+        current = self.get(resource, namespace, name)
+        _require(resource, current, uid, None)
+        if resource == "pods" and grace != 0 and _is_held_by_a_node(current):
+            return self._mark(current, namespace, name, grace)
+        return self._remove(resource, _key(resource, namespace, name))
+
+    def finalize(self, namespace: str, name: str, *, uid: str | None = None) -> None:
+        """Remove a pod for good: the kubelet has stopped all of it.
+
+        Raises:
+            NotFoundError: no such pod.
+            ConflictError: it has another UID.
+        """
+        _require("pods", self.get("pods", namespace, name), uid, None)
+        self._remove("pods", _key("pods", namespace, name))
+
+    def subscribe(
+        self,
+        resource: str,
+        since: int | None,
+        *,
+        namespace: str | None = None,
+        fields: Mapping[str, str] | None = None,
+    ) -> Subscription:
+        """Follow the objects that pass the selection, an endless async iterator of `Change`.
+
+        `since` None starts with one ADDED for every object there is; a number continues after
+        that version.
+
+        Raises:
+            GoneError: `since` is older than the history that is kept.
+            BadRequestError: a field that the real server does not select by.
+        """
+        chosen = Selection(resource, namespace, dict(fields or {}))
+        found = self.select(resource, namespace=namespace, fields=fields)
+        return self._history.follow(chosen, since, found)
+
+    def forget_history(self) -> None:
+        """Drop the history, as a compaction does: who comes back with an old version gets Gone.
+
+        Subscribers that are up to date go on.
+        """
+        self._history.forget()
+
+    def _write(self, resource: str, key: tuple[str, str], fresh: Json) -> Json:
+        fresh["metadata"]["resourceVersion"] = str(self._history.version + 1)
+        before = self._objects[resource].get(key)
+        self._objects[resource][key] = fresh
+        self._history.append(resource, before, fresh)
+        return fresh
+
+    def _remove(self, resource: str, key: tuple[str, str]) -> Json:
+        before = self._objects[resource].pop(key)
+        self._history.append(resource, before, None)
+        return before
+
+    def _mark(self, pod: Json, namespace: str, name: str, grace: int | None) -> Json:
+        if grace is None:
+            grace = pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE)
+
+        def mark(fresh: Json) -> Json:
+            if "deletionTimestamp" not in fresh["metadata"]:
+                fresh["metadata"]["deletionTimestamp"] = self._stamp(grace)
+                fresh["metadata"]["deletionGracePeriodSeconds"] = grace
+            return fresh
+
+        return self.update("pods", namespace, name, mark)
+
+    def _stamp(self, ahead: int = 0) -> str:
+        return (self._clock.now() + timedelta(seconds=ahead)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _key(resource: str, namespace: str, name: str) -> tuple[str, str]:
+    return ("" if resource in CLUSTER_SCOPED else namespace, name)
+
+
+def _require(resource: str, current: Json, uid: str | None, version: str | None) -> None:
+    name, held = current["metadata"]["name"], current["metadata"]
+    refused = f'Operation cannot be fulfilled on {resource} "{name}": '
+    if uid is not None and uid != held["uid"]:
+        detail = f"Precondition failed: UID in precondition: {uid}, "
+        raise ConflictError(refused + detail + f"UID in object meta: {held['uid']}")
+    if version is not None and version != held["resourceVersion"]:
+        detail = "the object has been modified; please apply your changes to the latest version"
+        raise ConflictError(refused + detail + " and try again")
+
+
+def _is_held_by_a_node(pod: Json) -> bool:
+    terminal = (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+    return bool(pod["spec"].get("nodeName")) and not terminal

@@ -1,0 +1,201 @@
+"""A disk in memory that is honest about syncing: what was not synced may be lost or torn."""
+
+import errno
+import random
+
+from agent.core.errors import StateError
+from agent.kit.durable import Files, replace
+from tests.fakes.chance import Seeded
+
+
+class Killed(BaseException):
+    """The process is dead: nothing after this step happens, no clean-up either."""
+
+
+class Content:
+    """One file: what programs read (`data`) and what is on disk (`synced`, None: nothing yet)."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.synced: bytes | None = None
+
+
+Names = dict[str, Content]
+Change = dict[str, Content | None]
+"""Names that came, and names that went (None), all at once."""
+
+
+class MemoryFiles:
+    """The steps of agent.kit.durable.Files. `chunk` bytes at most go into one write."""
+
+    def __init__(self, chance: random.Random | None = None, chunk: int = 8) -> None:
+        self.names: Names = {}
+        self._on_disk: Names = {}
+        self._unsynced: list[Change] = []
+        self._handles: dict[int, Content] = {}
+        self._chance = chance or Seeded()
+        self._chunk = chunk
+
+    def create(self, name: str) -> int:
+        content = self.names.get(name) or Content()
+        content.data = b""
+        self._rename({name: content})
+        handle = max(self._handles, default=2) + 1
+        self._handles[handle] = content
+        return handle
+
+    def write(self, handle: int, data: memoryview) -> int:
+        part = bytes(data[: self._chunk])
+        self._handles[handle].data += part
+        return len(part)
+
+    def sync(self, handle: int) -> None:
+        content = self._handles[handle]
+        content.synced = content.data
+
+    def close(self, handle: int) -> None:
+        del self._handles[handle]
+
+    def link(self, name: str, second: str) -> None:
+        if second in self.names:
+            raise FileExistsError(errno.EEXIST, "File exists", second)
+        self._rename({second: self._found(name)})
+
+    def rename(self, name: str, target: str) -> None:
+        content = self._found(name)
+        if self.names.get(target) is not content:  # POSIX: two names of one file both stay
+            self._rename({target: content}, gone=name)
+
+    def unlink(self, name: str) -> None:
+        self._found(name)
+        self._rename({}, gone=name)
+
+    def sync_directory(self) -> None:
+        self._on_disk = dict(self.names)
+        self._unsynced.clear()
+
+    def crash(self) -> None:
+        """Power loss: of what was not synced, any part may have reached the disk, or none."""
+        for change in self._unsynced:
+            if self._chance.random() < 0.5:
+                self._apply(self._on_disk, change)
+        for content in {id(c): c for c in self._on_disk.values()}.values():
+            self._tear(content)
+        self.names = dict(self._on_disk)
+        self._unsynced.clear()
+        self._handles.clear()
+
+    def _tear(self, content: Content) -> None:
+        if content.data == content.synced:
+            return
+        cut = self._chance.randrange(len(content.data) + 1)
+        content.data = content.data[:cut] + b"\0" * self._chance.randrange(3)
+        content.synced = content.data
+
+    def _found(self, name: str) -> Content:
+        if name not in self.names:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", name)
+        return self.names[name]
+
+    def _rename(self, change: Names, gone: str | None = None) -> None:
+        whole: Change = {**change}
+        if gone is not None:
+            whole[gone] = None
+        self._unsynced.append(whole)
+        self._apply(self.names, whole)
+
+    @staticmethod
+    def _apply(names: Names, change: Change) -> None:
+        for name, content in change.items():
+            if content is None:
+                names.pop(name, None)
+            else:
+                names[name] = content
+
+
+class Faults:
+    """Passes every step on to `files`, but for the ones that are made to fail or to be the last."""
+
+    def __init__(self, files: Files) -> None:
+        self.steps = 0
+        self._files = files
+        self._failures: dict[int, OSError] = {}
+        self._last: int | None = None
+
+    def fail_at(self, step: int, code: int, times: int = 1) -> None:
+        """The step that many steps from now (0: the next) fails, and so do those after it."""
+        for n in range(times):
+            self._failures[self.steps + step + n] = OSError(code, errno.errorcode[code])
+
+    def kill_at(self, step: int) -> None:
+        """The process dies before the step that many steps from now."""
+        self._last = self.steps + step
+
+    def revive(self) -> None:
+        """A new process: nothing fails any more."""
+        self._last = None
+        self._failures.clear()
+
+    def create(self, name: str) -> int:
+        self._step()
+        return self._files.create(name)
+
+    def write(self, handle: int, data: memoryview) -> int:
+        self._step()
+        return self._files.write(handle, data)
+
+    def sync(self, handle: int) -> None:
+        self._step()
+        self._files.sync(handle)
+
+    def close(self, handle: int) -> None:
+        self._files.close(handle)
+        self._step()
+
+    def link(self, name: str, second: str) -> None:
+        self._step()
+        self._files.link(name, second)
+
+    def rename(self, name: str, target: str) -> None:
+        self._step()
+        self._files.rename(name, target)
+
+    def unlink(self, name: str) -> None:
+        self._step()
+        self._files.unlink(name)
+
+    def sync_directory(self) -> None:
+        self._step()
+        self._files.sync_directory()
+
+    def _step(self) -> None:
+        step, self.steps = self.steps, self.steps + 1
+        if self._last is not None and step >= self._last:
+            raise Killed
+        if error := self._failures.get(step):
+            raise error
+
+
+class MemoryDisk:
+    """The Disk port in memory, by the same steps as the real one."""
+
+    def __init__(self, chance: random.Random | None = None) -> None:
+        self.files = MemoryFiles(chance)
+        self.faults = Faults(self.files)
+
+    async def read(self, name: str) -> bytes | None:
+        """The content, or None when absent."""
+        content = self.files.names.get(name)
+        return None if content is None else content.data
+
+    async def replace(self, name: str, data: bytes, *, keep: str | None = None) -> None:
+        """Durably replace, unless a fault is set. Raises StateError."""
+        try:
+            replace(self.faults, name, data, keep)
+        except OSError as error:
+            raise StateError(f"/state/{name} cannot be written: {error.strerror}.") from error
+
+    def crash(self) -> None:
+        """Power loss and a new start."""
+        self.files.crash()
+        self.faults.revive()

@@ -1,0 +1,54 @@
+"""A plugin server that runs, as the composition would run it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from agent.core.slices import SliceGroup, SliceList
+from agent.kit.cell import Cell
+from agent.plugin.server import PluginServer
+from tests.builders import a_uuid
+from tests.fakes.allocator import FakeAllocator
+from tests.fakes.chance import Seeded
+
+RESOURCE = "nvidia.com/gpu"
+
+
+def a_group(gpu: int = 0, *, slices: int = 10, healthy: bool = True, numa: int | None = 0):
+    """The slices of one GPU as the list names them."""
+    uuid = a_uuid(gpu)
+    return SliceGroup(uuid, tuple(f"{uuid}-{n}" for n in range(slices)), healthy, numa)  # type: ignore[misc]
+
+
+def a_list(generation: int = 1, *groups: SliceGroup) -> SliceList:
+    """Two GPUs of ten slices unless `groups` are given."""
+    return SliceList(generation, groups or (a_group(0), a_group(1, numa=1)))
+
+
+class Door:
+    """The server with the cell that it lists and the allocator behind it."""
+
+    def __init__(self, directory: Path, listed: SliceList, seed: int) -> None:
+        self.directory = directory
+        self.lists = Cell(listed)
+        self.allocator = FakeAllocator()
+        self.server = PluginServer(directory, RESOURCE, self.lists, self.allocator, Seeded(seed))
+
+    @property
+    def path(self) -> Path:
+        """Where it serves now."""
+        return self.directory / self.server.endpoint
+
+
+@contextlib.asynccontextmanager
+async def a_door(
+    directory: Path, listed: SliceList | None = None, *, seed: int = 0
+) -> AsyncIterator[Door]:
+    """A server that serves, until the block is left."""
+    door = Door(directory, listed or a_list(), seed)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(door.server.run())
+        await door.server.rebind()
+        yield door
+        running.cancel()

@@ -1,0 +1,76 @@
+"""A driver that says what the test wants, on virtual time."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+
+from agent.core.errors import AgentError, DriverError
+from agent.core.events import DriverEvent, EventKind, Probe, ProbeOutcome
+from agent.core.gpu import Gpu, GpuFault, GpuUuid, Scan
+from agent.core.ports import Driver
+
+
+class ScriptedDriver:
+    """Implements the Driver port. `failure` makes every call raise; `hung` answers nothing."""
+
+    def __init__(self, gpus: Iterable[Gpu] = (), version: str = "570.86.15") -> None:
+        self.gpus = list(gpus)
+        self.faults: list[GpuFault] = []
+        self.version = version
+        self.failure: AgentError | None = None
+        self.hung = False
+        self.outcomes: dict[GpuUuid, ProbeOutcome] = {}
+        self.scans = 0
+        self.probes: list[GpuUuid] = []
+        self.streams = 0
+        self.closed = False
+        self._events: asyncio.Queue[DriverEvent | AgentError] = asyncio.Queue()
+
+    def report(self, *events: DriverEvent) -> None:
+        """The driver reports these, in this order."""
+        for event in events:
+            self._events.put_nowait(event)
+
+    def xid(self, uuid: GpuUuid | None, number: int) -> None:
+        """The driver reports an XID."""
+        self.report(DriverEvent(EventKind.XID, uuid, number))
+
+    def break_events(self, error: AgentError | None = None) -> None:
+        """The running stream of events ends with an error."""
+        self._events.put_nowait(error or DriverError("the event thread died"))
+
+    async def scan(self) -> Scan:
+        await self._answer()
+        self.scans += 1
+        return Scan(self.version, tuple(self.gpus), tuple(self.faults))
+
+    async def probe(self, uuid: GpuUuid) -> Probe:
+        self.probes.append(uuid)
+        outcome = self.outcomes.get(uuid, ProbeOutcome.PASSED)
+        if outcome is ProbeOutcome.SILENT:
+            await asyncio.Event().wait()
+        await self._answer()
+        return Probe(uuid, outcome, "" if outcome is ProbeOutcome.PASSED else "as scripted")
+
+    async def events(self) -> AsyncIterator[DriverEvent]:
+        self.streams += 1
+        if self.failure is not None:
+            raise self.failure
+        while True:
+            item = await self._events.get()
+            if isinstance(item, AgentError):
+                raise item
+            yield item
+
+    async def close(self) -> None:
+        self.closed = True
+
+    async def _answer(self) -> None:
+        if self.hung:
+            await asyncio.Event().wait()
+        if self.failure is not None:
+            raise self.failure
+
+
+def conforms(driver: ScriptedDriver) -> Driver:
+    """Only a type checker reads this: the fake has the shape of the port."""
+    return driver

@@ -1,0 +1,192 @@
+"""A module of pynvml's shape: GPUs that answer, fail, hang and report as a test says.
+
+Hanging blocks the calling thread until `release()`, as a driver does.
+"""
+
+import ctypes
+import dataclasses
+import queue
+import threading
+from collections import Counter
+from collections.abc import Sequence
+
+NOT_SUPPORTED = 3
+NOT_FOUND = 6
+TIMEOUT = 10
+GPU_IS_LOST = 15
+
+_TEXTS = {1: "Uninitialized", 3: "Not Supported", 6: "Not Found", 15: "GPU is lost"}
+
+
+class NVMLError(Exception):
+    def __init__(self, value: int) -> None:
+        super().__init__(_TEXTS.get(value, f"error {value}"))
+        self.value = value
+
+
+@dataclasses.dataclass
+class FakeGpu:
+    uuid: str
+    name: str = "NVIDIA H100 80GB HBM3"
+    memory: int = 81559 * 1024 * 1024
+    bus: bytes = b"00000000:1B:00.0"
+    minor: int = 0
+    mig: int = 0
+    links: Sequence[tuple[int, bytes]] = ()
+    """(remote type: 0 GPU, 2 switch; remote bus id) of each active NVLink."""
+    rows_failed: int = 0
+
+
+@dataclasses.dataclass
+class Answer:
+    """A structure: whatever fields a call fills."""
+
+    total: int = 0
+    busId: bytes = b""  # noqa: N815 -- pynvml's name
+    device: object = None
+    eventType: int = 0  # noqa: N815 -- pynvml's name
+    eventData: int = 0  # noqa: N815 -- pynvml's name
+
+
+class FakeNvml:
+    """`failures[call, index]` is an error code; index None: the call fails whoever it is about."""
+
+    NVMLError = NVMLError
+
+    def __init__(self, gpus: Sequence[FakeGpu]) -> None:
+        self.nvmlLib: object = None
+        self.gpus = list(gpus)
+        self.failures: dict[tuple[str, int | None], int] = {}
+        self.hanging: set[tuple[str, int | None]] = set()
+        self.calls: Counter[str] = Counter()
+        self.open = 0
+        self.sets_freed = 0
+        self.registered: dict[int, int] = {}
+        self.level = 50
+        self._released = threading.Event()
+        self._cells = [ctypes.c_int(index) for index in range(64)]
+        self._events: queue.Queue[Answer | int] = queue.Queue()
+
+    # What a test does.
+
+    def release(self) -> None:
+        """Every hanging call comes back."""
+        self.hanging.clear()
+        self._released.set()
+
+    def xid(self, index: int, number: int) -> None:
+        """GPU `index` reports an XID."""
+        self.report(index, 0x8, number)
+
+    def report(self, index: int, kind: int, data: int = 0) -> None:
+        """GPU `index` reports an event of any kind."""
+        device = ctypes.pointer(self._cells[index])
+        self._events.put(Answer(device=device, eventType=kind, eventData=data))
+
+    def fail_wait(self, code: int) -> None:
+        """The running or next wait for events fails."""
+        self._events.put(code)
+
+    # What the adapter calls.
+
+    def nvmlInit(self):
+        self._enter("nvmlInit", None)
+        self.open += 1
+
+    def nvmlShutdown(self):
+        self._enter("nvmlShutdown", None)
+        self.open -= 1
+
+    def nvmlSystemGetDriverVersion(self):
+        self._enter("nvmlSystemGetDriverVersion", None)
+        return "570.148.08"
+
+    def nvmlDeviceGetCount(self):
+        self._enter("nvmlDeviceGetCount", None)
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        self._enter("nvmlDeviceGetHandleByIndex", index)
+        return ctypes.pointer(self._cells[index])
+
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        for index, gpu in enumerate(self.gpus):
+            if gpu.uuid == uuid:
+                self._enter("nvmlDeviceGetHandleByUUID", index)
+                return ctypes.pointer(self._cells[index])
+        raise NVMLError(NOT_FOUND)
+
+    def nvmlDeviceGetUUID(self, handle):
+        return self._gpu("nvmlDeviceGetUUID", handle).uuid
+
+    def nvmlDeviceGetName(self, handle):
+        return self._gpu("nvmlDeviceGetName", handle).name
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        return Answer(total=self._gpu("nvmlDeviceGetMemoryInfo", handle).memory)
+
+    def nvmlDeviceGetPciInfo(self, handle):
+        return Answer(busId=self._gpu("nvmlDeviceGetPciInfo", handle).bus)
+
+    def nvmlDeviceGetMinorNumber(self, handle):
+        return self._gpu("nvmlDeviceGetMinorNumber", handle).minor
+
+    def nvmlDeviceGetMigMode(self, device):
+        gpu = self._gpu("nvmlDeviceGetMigMode", device)
+        return [gpu.mig, gpu.mig]
+
+    def nvmlDeviceGetRemappedRows(self, device):
+        return (0, 0, 0, self._gpu("nvmlDeviceGetRemappedRows", device).rows_failed)
+
+    def nvmlDeviceGetTopologyCommonAncestor(self, device1, device2):
+        self._gpu("nvmlDeviceGetTopologyCommonAncestor", device1)
+        return self.level
+
+    def nvmlDeviceGetNvLinkState(self, device, link):
+        gpu = self._gpu("nvmlDeviceGetNvLinkState", device)
+        if not gpu.links:
+            raise NVMLError(NOT_SUPPORTED)
+        return int(link < len(gpu.links))
+
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, device, link):
+        return Answer(busId=self._gpu("nvmlDeviceGetNvLinkRemotePciInfo", device).links[link][1])
+
+    def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle, link):
+        return self._gpu("nvmlDeviceGetNvLinkRemoteDeviceType", handle).links[link][0]
+
+    def nvmlDeviceGetSupportedEventTypes(self, handle):
+        self._gpu("nvmlDeviceGetSupportedEventTypes", handle)
+        return 0x8 | 0x2 | 0x10
+
+    def nvmlDeviceRegisterEvents(self, handle, eventTypes, eventSet):  # noqa: N803
+        self._gpu("nvmlDeviceRegisterEvents", handle)
+        self.registered[handle.contents.value] = eventTypes
+
+    def nvmlEventSetCreate(self):
+        self._enter("nvmlEventSetCreate", None)
+        return object()
+
+    def nvmlEventSetWait_v2(self, eventSet, timeoutms):  # noqa: N803
+        try:
+            event = self._events.get(timeout=timeoutms / 1000 / 25)
+        except queue.Empty:
+            raise NVMLError(TIMEOUT) from None
+        if isinstance(event, int):
+            raise NVMLError(event)
+        return event
+
+    def nvmlEventSetFree(self, eventSet):  # noqa: N803
+        self.sets_freed += 1
+
+    def _gpu(self, call: str, handle) -> FakeGpu:
+        index = handle.contents.value
+        self._enter(call, index)
+        return self.gpus[index]
+
+    def _enter(self, call: str, index: int | None) -> None:
+        self.calls[call] += 1
+        for key in ((call, index), (call, None), ("*", index)):
+            if key in self.hanging:
+                self._released.wait()
+            if key in self.failures:
+                raise NVMLError(self.failures[key])

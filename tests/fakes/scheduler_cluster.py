@@ -1,0 +1,108 @@
+"""A store with one node and the scheduler model beside it, for tests of what becomes of pods."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from agent.codec.register import RegisteredGpu, encode_register
+from agent.core.gpu import GpuUuid
+from agent.sandbox.api_errors import Json
+from agent.sandbox.patching import merge_patch
+from agent.sandbox.scheduler.loop import SchedulerModel
+from agent.sandbox.scheduler.webhook import admit_pod
+from agent.sandbox.store import ObjectStore
+from tests.fakes.chance import Seeded
+from tests.fakes.clock import LoopClock
+
+LOCK = "hami.io/mutex.lock"
+REGISTER = "hami.io/node-nvidia-register"
+
+
+def register_of(*uuids: str, healthy: bool = True) -> str:
+    return encode_register(
+        RegisteredGpu(
+            uuid=GpuUuid(uuid),
+            index=index,
+            split_count=10,
+            registered_mib=16000,
+            core_percent=100,
+            type_name="NVIDIA-Tesla T4",
+            mode="hami-core",
+            healthy=healthy,
+        )
+        for index, uuid in enumerate(uuids)
+    )
+
+
+class Cluster:
+    """One store with one node `n1`, and the scheduler beside it."""
+
+    def __init__(self, *uuids: str, eager: bool = False, history: int = 1000) -> None:
+        self.store = ObjectStore(LoopClock(), Seeded(), history)
+        self.scheduler = SchedulerModel(self.store, LoopClock(), Seeded(), eager=eager)
+        self.store.create(
+            "nodes",
+            {
+                "metadata": {"name": "n1", "annotations": {REGISTER: register_of(*uuids)}},
+                "status": {"allocatable": {"nvidia.com/gpu": str(10 * len(uuids))}},
+            },
+        )
+
+    def restarted(self) -> "Cluster":
+        """The same store with a scheduler that remembers nothing."""
+        self.scheduler = SchedulerModel(self.store, LoopClock(), Seeded())
+        return self
+
+    def submit(
+        self, name: str, memory_mib: int = 1000, annotations: dict[str, str] | None = None
+    ) -> Json:
+        limits = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": memory_mib}
+        pod: Json = {
+            "metadata": {"name": name, "annotations": annotations or {}},
+            "spec": {"containers": [{"name": "c0", "resources": {"limits": limits}}]},
+        }
+        return self.store.create("pods", admit_pod(pod, self.scheduler.settings))
+
+    def pod(self, name: str) -> Json:
+        return self.store.get("pods", "default", name)
+
+    def node(self) -> dict[str, str]:
+        marks: dict[str, str] = self.store.get("nodes", "", "n1")["metadata"]["annotations"]
+        return marks
+
+    def annotate_node(self, *, register: str) -> None:
+        patch = {"metadata": {"annotations": {REGISTER: register}}}
+        self.store.update("nodes", "", "n1", lambda node: merge_patch(node, patch))
+
+    def unlock(self) -> None:
+        patch = {"metadata": {"annotations": {LOCK: None}}}
+        self.store.update("nodes", "", "n1", lambda node: merge_patch(node, patch))
+
+    def reasons(self, name: str) -> list[str]:
+        return [
+            event["reason"]
+            for event in self.store.select("events")
+            if event["involvedObject"]["name"] == name
+        ]
+
+    async def until(self, claim: Callable[[], bool]) -> None:
+        """Look again after every change of a pod; virtual time, so only a hang can fail."""
+        async with asyncio.timeout(120):
+            follower = self.store.subscribe("pods", None)
+            while not claim():
+                await anext(follower)
+
+    def is_bound(self, name: str) -> bool:
+        return "nodeName" in self.pod(name)["spec"]
+
+    def condition(self, name: str) -> str:
+        conditions = self.pod(name)["status"].get("conditions", [])
+        return next((entry.get("message", "") for entry in conditions), "")
+
+
+@asynccontextmanager
+async def scheduling(cluster: Cluster) -> AsyncIterator[Cluster]:
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(cluster.scheduler.run())
+        yield cluster
+        task.cancel()

@@ -1,0 +1,116 @@
+"""Bind and node lock against what HAMi v2.10's own code answered."""
+
+import datetime as dt
+import re
+from typing import Any
+
+import pytest
+
+from agent.core.share import Share
+from agent.sandbox.api_errors import ConflictError, Json
+from agent.sandbox.scheduler.bind import Binder, BindError
+from agent.sandbox.scheduler.model import SchedulerSettings
+from agent.sandbox.scheduler.usage import Reservation, Usage
+from agent.sandbox.store import ObjectStore
+from tests.fakes.chance import Seeded
+from tests.fakes.clock import START, ManualClock
+from tests.fakes.scheduler_vectors import Case, build_pod, load_cases
+
+CASES = load_cases("bind")
+LOCK = "hami.io/mutex.lock"
+ONE_GPU = [{"name": "c0", "limits": {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1000"}}]
+
+
+class RefusingStore(ObjectStore):
+    """A store whose bindings are refused, as in the vector BI."""
+
+    def bind(self, namespace: str, name: str, node_name: str, *, uid: str | None = None) -> Json:
+        raise ConflictError("apiserver said no")
+
+
+def resolve(lock: str) -> str:
+    """Fill in `<now-6m0s>`."""
+
+    def fill(found: re.Match[str]) -> str:
+        ago = dt.timedelta(minutes=int(found[1] or 0), seconds=int(found[2] or 0))
+        return (START - ago).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    return re.sub(r"<now(?:-(?:(\d+)m)?(\d+)s)?>", fill, lock)
+
+
+def build_store(case: Case) -> ObjectStore:
+    kind = RefusingStore if case["id"] == "BI" else ObjectStore
+    store = kind(ManualClock(), Seeded())
+    if case["id"] != "BJ":
+        lock = resolve(case["lock_before"])
+        store.create(
+            "nodes", {"metadata": {"name": "n1", "annotations": {LOCK: lock} if lock else {}}}
+        )
+    if case["id"] != "BK":
+        init = case["id"] == "BL"
+        spec: Case = {"initContainers": ONE_GPU, "containers": [{"name": "c", "limits": {}}]}
+        store.create("pods", build_pod(spec if init else {"containers": ONE_GPU}))
+    store.create("pods", build_pod({"containers": []}, "other"))
+    return store
+
+
+def bind(store: ObjectStore, usage: Usage) -> tuple[str, str]:
+    """The error of the bind ("" for none) and the UID of the pod."""
+    found = store.select("pods", fields={"metadata.name": "p"})
+    uid = found[0]["metadata"]["uid"] if found else "uid-of-p"
+    usage.reserve(uid, Reservation("n1", [[Share("GPU-aaaa", 1000, 0)]], 0))
+    binder = Binder(store, ManualClock(), SchedulerSettings(), usage)
+    try:
+        binder.bind("default", "p", uid, "n1")
+    except BindError as error:
+        return str(error), uid
+    return "", uid
+
+
+def lock_of(store: ObjectStore) -> str | None:
+    lock: str | None = store.get("nodes", "", "n1")["metadata"]["annotations"].get(LOCK)
+    return lock
+
+
+def annotations_of(store: ObjectStore) -> dict[str, Any]:
+    marks: dict[str, Any] = store.get("pods", "default", "p")["metadata"]["annotations"]
+    return {
+        key: "<unix seconds>" if value == str(int(START.timestamp())) else value
+        for key, value in marks.items()
+    }
+
+
+@pytest.mark.parametrize("case_id", sorted(CASES))
+def test_a_pod_is_bound_as_by_hami(case_id: str) -> None:
+    case, usage = CASES[case_id], Usage()
+    store = build_store(case)
+    before = lock_of(store) if case_id != "BJ" else None
+
+    error, uid = bind(store, usage)
+
+    assert case["Error"] == error
+    assert case["usage_still_cached"] == (uid in usage)
+    assert case["events"] == [
+        f"{event['type']} {event['reason']} {event['message']}" for event in store.select("events")
+    ]
+    if "lock_after" in case:
+        after = case["lock_after"]
+        expected = before if after == "unchanged" else after and resolve(after)
+        assert expected == lock_of(store)
+    if case_id != "BK":
+        assert case["pod_annotations"] == annotations_of(store)
+
+
+@pytest.mark.parametrize("case_id", ["BA", "BC", "BD", "BE", "BL"])
+def test_a_bound_pod_has_its_node(case_id: str) -> None:
+    store = build_store(CASES[case_id])
+
+    bind(store, Usage())
+
+    assert "n1" == store.get("pods", "default", "p")["spec"]["nodeName"]
+
+
+def test_contention_is_told_from_other_failures() -> None:
+    contended, malformed = BindError("node n1: node lock contention"), BindError("no")
+
+    assert [True, False] == [contended.is_contention, malformed.is_contention]

@@ -1,0 +1,157 @@
+"""The filter against what HAMi v2.10's own code answered."""
+
+import pytest
+
+from agent.codec.pod import decode_pod_devices, encode_pod_devices
+from agent.codec.register import decode_register
+from agent.core.errors import MalformedText
+from agent.sandbox.scheduler.bind import placement_patch
+from agent.sandbox.scheduler.filter import filter_pod
+from agent.sandbox.scheduler.model import GpuState, Load, NodeState, SchedulerSettings
+from agent.sandbox.scheduler.requests import pod_requests
+from agent.sandbox.scheduler.steering import read_steering
+from agent.sandbox.scheduler.usage import Usage
+from tests.fakes.chance import Seeded
+from tests.fakes.scheduler_vectors import Case, build_pod, load_cases
+
+NOT_MODELLED = {
+    "F39": "topology-aware",
+    "F40": "topology-aware",
+    "F47": "quota",
+    "F49": "quota",
+    "F50": "MIG",
+    "F51": "MIG",
+    "F52": "MIG",
+    "F53": "MIG",
+    "F54": "MIG",
+    "F67": "MIG",
+    "F68": "MIG",
+}
+CASES = load_cases("filter")
+
+
+def build_usage(case: Case) -> Usage:
+    usage = Usage()
+    for given in case.get("existing_pods", []):
+        inits = given.get("numInitContainers", 0)
+        pod = build_pod({}, given["name"])
+        pod["spec"]["initContainers"] = [{"name": f"i{number}"} for number in range(inits)]
+        pod["status"]["phase"] = given.get("phase", "Running")
+        if given.get("terminating"):
+            pod["metadata"]["deletionTimestamp"] = "2026-08-21T06:20:39Z"
+        pod["metadata"]["annotations"] = {
+            "hami.io/vgpu-node": given["node"],
+            "hami.io/vgpu-devices-allocated": given["vgpu_devices_allocated"],
+        }
+        usage.observe(pod)
+        if given.get("initContainersSucceeded"):
+            ended = {"state": {"terminated": {"exitCode": 0}}}
+            pod["status"]["initContainerStatuses"] = [ended] * inits
+            usage.observe(pod)
+    return usage
+
+
+def build_nodes(case: Case, usage: Usage) -> dict[str, NodeState]:
+    nodes = {}
+    for given in case["nodes"]:
+        try:
+            gpus = decode_register(given["register"])
+        except MalformedText:
+            continue
+        loads = usage.loads(given["name"])
+        states = tuple(GpuState(gpu, loads.get(gpu.uuid, Load())) for gpu in gpus)
+        cordoned = frozenset(filter(None, given.get("cordon", "").split(",")))
+        nodes[given["name"]] = NodeState(given["name"], states, cordoned)
+    return nodes
+
+
+def build_settings(case: Case) -> SchedulerSettings:
+    config = case.get("config") or {}
+    return SchedulerSettings(
+        default_memory_mib=config.get("defaultMemory", 0),
+        default_core_percent=config.get("defaultCores", 0),
+        memory_factor=config.get("memoryFactor", 1),
+    )
+
+
+MODELLED = sorted(CASES.keys() - NOT_MODELLED.keys())
+
+
+@pytest.mark.parametrize("case_id", MODELLED)
+def test_the_filter_answers_as_hami(case_id: str) -> None:
+    case = CASES[case_id]
+    expected, pod, settings = case["expect"], build_pod(case["pod"]), build_settings(case)
+    nodes = build_nodes(case, build_usage(case))
+    candidates = case.get("candidate_nodes") or [given["name"] for given in case["nodes"]]
+
+    filtered = filter_pod(pod, candidates, nodes, settings, Seeded())
+
+    assert expected.get("NodeNames") == (list(filtered.nodes) or None)
+    assert expected.get("FailedNodes") == (dict(filtered.failed) or None)
+    assert expected.get("error", "") == filtered.error
+    assert expected["events"] == [
+        f"{notice.type} {notice.reason} {notice.message}" for notice in filtered.notices
+    ]
+    patch = expected.get("patched_annotations")
+    if filtered.groups is None:
+        assert patch is None
+    else:
+        written = placement_patch(filtered.nodes[0], filtered.groups, 1787293239)["metadata"]
+        stamped = patch | {"hami.io/vgpu-time": "1787293239"}
+        assert stamped == written["annotations"]
+        assert expected["patched_labels"] == written["labels"]
+
+
+@pytest.mark.parametrize("case_id", MODELLED)
+def test_the_requests_are_read_as_hami_reads_them(case_id: str) -> None:
+    case = CASES[case_id]
+
+    requests = pod_requests(build_pod(case["pod"]), build_settings(case))
+
+    assert case["expect"]["requests"] == [
+        request
+        and {
+            "coresreq": request.core_percent,
+            "mempercentage": request.memory_percent,
+            "memreq": request.memory_mib,
+            "nums": request.count,
+        }
+        for request in requests
+    ]
+
+
+SORTED = [name for name in MODELLED if CASES[name]["expect"].get("devices_sorted_first_request")]
+
+
+@pytest.mark.parametrize("case_id", SORTED)
+def test_gpus_are_scored_and_ordered_as_by_hami(case_id: str) -> None:
+    case = CASES[case_id]
+    nodes = build_nodes(case, build_usage(case))
+    annotations = case["pod"].get("annotations", {})
+    if case["expect"].get("error"):
+        pytest.skip("the weights cannot be read: nothing is ordered")
+    steering = read_steering(annotations, build_settings(case))
+
+    for name, expected in case["expect"]["devices_sorted_first_request"].items():
+        ordered = steering.order(nodes[name].gpus)
+
+        assert [entry["id"] for entry in expected] == [gpu.capacity.uuid for gpu in ordered]
+        for entry, gpu in zip(expected, ordered, strict=True):
+            assert entry["score"] == pytest.approx(gpu.score(steering.weights), abs=1e-4)
+            assert (entry["used"], entry["usedmem"], entry["usedcores"]) == (
+                gpu.load.slots,
+                gpu.load.memory_mib,
+                gpu.load.core_percent,
+            )
+
+
+def test_every_vector_is_covered_or_named_with_its_reason() -> None:
+    assert 73 == len(CASES)
+    assert 62 == len(MODELLED)
+    assert NOT_MODELLED.keys() <= CASES.keys()
+
+
+def test_groups_are_written_as_they_are_read() -> None:
+    text = "GPU-a,NVIDIA,1000,30:;;GPU-b,NVIDIA,500,10:;"
+
+    assert text == encode_pod_devices(decode_pod_devices(text)[:-1])

@@ -1,0 +1,73 @@
+"""The webhook against what HAMi v2.10's own code answered."""
+
+import pytest
+
+from agent.sandbox.api_errors import ForbiddenError, StatusError
+from agent.sandbox.patching import json_patch
+from agent.sandbox.scheduler.model import SchedulerSettings
+from agent.sandbox.scheduler.webhook import admit_pod, review_pod
+from tests.fakes.scheduler_vectors import Case, build_pod, load_cases
+
+CASES = load_cases("webhook")
+NOT_MODELLED = {"WM": "quota"}
+
+
+def build_settings(case: Case) -> SchedulerSettings:
+    config = case["config"] or {}
+    return SchedulerSettings(
+        overwrite_env=config.get("overwriteEnv", False),
+        gpu_core_policy=config.get("gpuCorePolicy", "default"),
+        runtime_class_name=config.get("runtimeClassName", ""),
+    )
+
+
+@pytest.mark.parametrize("case_id", sorted(CASES.keys() - NOT_MODELLED.keys()))
+def test_a_pod_is_admitted_and_filled_in_as_by_hami(case_id: str) -> None:
+    case = CASES[case_id]
+    pod = build_pod(case["pod"])
+    patches = sorted(case["patches"], key=lambda patch: patch["path"])
+
+    admission = review_pod(pod, build_settings(case))
+
+    assert case["allowed"] == admission.is_allowed
+    assert json_patch(pod, patches) == admission.pod
+    assert case.get("message", "") == admission.message
+    assert case.get("code", 200) == admission.code
+
+
+def test_every_vector_is_covered_or_named_with_its_reason() -> None:
+    assert 14 == len(CASES)
+    assert {"WM"} == NOT_MODELLED.keys() & CASES.keys()
+
+
+def test_a_denied_pod_is_refused_in_the_words_of_the_api_server() -> None:
+    pod = build_pod(CASES["WL"]["pod"])
+
+    with pytest.raises(ForbiddenError) as refusal:
+        admit_pod(pod, SchedulerSettings())
+
+    denied = 'admission webhook "vgpu.hami.io" denied the request: '
+    assert denied + "container side is privileged" == refusal.value.message
+
+
+def test_an_invalid_percentage_is_an_internal_error_of_the_webhook() -> None:
+    with pytest.raises(StatusError) as refusal:
+        admit_pod(build_pod(CASES["WE"]["pod"]), SchedulerSettings())
+
+    assert 500 == refusal.value.code
+
+
+def test_the_given_pod_is_not_changed() -> None:
+    pod = build_pod(CASES["WA"]["pod"])
+
+    admit_pod(pod, SchedulerSettings())
+
+    assert build_pod(CASES["WA"]["pod"]) == pod
+
+
+def test_without_a_default_count_a_memory_limit_asks_for_no_gpu() -> None:
+    pod = build_pod({"containers": [{"name": "c", "limits": {"nvidia.com/gpumem": "1000"}}]})
+
+    admitted = admit_pod(pod, SchedulerSettings(default_gpu_count=0))
+
+    assert pod == admitted

@@ -1,0 +1,325 @@
+"""The object store: versions, preconditions, deletion, watches from a bounded history."""
+
+import asyncio
+
+import pytest
+
+from agent.sandbox.api_errors import (
+    AlreadyExistsError,
+    BadRequestError,
+    ConflictError,
+    GoneError,
+    Json,
+    NotFoundError,
+)
+from agent.sandbox.history import Change
+from agent.sandbox.store import ObjectStore
+from tests.fakes.chance import Seeded
+from tests.fakes.clock import ManualClock
+
+
+def a_store(history: int = 100) -> ObjectStore:
+    return ObjectStore(ManualClock(), Seeded(), history)
+
+
+def a_pod(name: str = "p", node: str = "", grace: int | None = None) -> Json:
+    spec: Json = {"nodeName": node} if node else {}
+    if grace is not None:
+        spec["terminationGracePeriodSeconds"] = grace
+    return {"metadata": {"name": name}, "spec": spec}
+
+
+def label(pod: Json) -> Json:
+    pod["metadata"]["labels"] = {"a": "b"}
+    return pod
+
+
+def assign(pod: Json) -> Json:
+    pod["spec"]["nodeName"] = "n1"
+    return pod
+
+
+def test_a_created_object_gets_what_the_server_gives() -> None:
+    store = a_store()
+
+    first, second = store.create("pods", a_pod("p")), store.create("pods", a_pod("q"))
+
+    assert ("Pod", "v1", "default") == (
+        first["kind"],
+        first["apiVersion"],
+        first["metadata"]["namespace"],
+    )
+    assert "2026-08-21T06:20:39Z" == first["metadata"]["creationTimestamp"]
+    assert first["metadata"]["uid"] != second["metadata"]["uid"]
+    assert int(first["metadata"]["resourceVersion"]) < int(second["metadata"]["resourceVersion"])
+
+
+def test_versions_are_counted_over_all_resources() -> None:
+    store = a_store()
+    node = store.create("nodes", {"metadata": {"name": "n"}})
+    pod = store.create("pods", a_pod())
+
+    assert 1 + int(node["metadata"]["resourceVersion"]) == int(pod["metadata"]["resourceVersion"])
+
+
+def test_a_generated_name_is_drawn() -> None:
+    store = a_store()
+
+    names = {
+        store.create("events", {"metadata": {"generateName": "e-"}})["metadata"]["name"]
+        for _ in range(5)
+    }
+
+    assert 5 == len(names)
+    assert {"e-"} == {name[:2] for name in names}
+
+
+def test_a_second_object_of_a_name_is_refused() -> None:
+    store = a_store()
+    store.create("pods", a_pod())
+
+    with pytest.raises(AlreadyExistsError, match='pods "p" already exists'):
+        store.create("pods", a_pod())
+
+
+def test_an_object_without_a_name_is_refused() -> None:
+    with pytest.raises(BadRequestError):
+        a_store().create("pods", {"metadata": {}, "spec": {}})
+
+
+def test_what_the_server_gave_cannot_be_changed() -> None:
+    store = a_store()
+    created = store.create("pods", a_pod())
+
+    updated = store.update("pods", "default", "p", lambda pod: pod | {"metadata": {"uid": "x"}})
+
+    for key in ("name", "namespace", "uid", "creationTimestamp"):
+        assert created["metadata"][key] == updated["metadata"][key]
+
+
+def test_an_update_without_a_difference_writes_nothing() -> None:
+    store = a_store()
+    created = store.create("pods", a_pod())
+
+    assert created == store.update("pods", "default", "p", lambda pod: pod)
+    assert int(created["metadata"]["resourceVersion"]) == store.version
+
+
+def test_an_object_that_was_read_does_not_change_by_a_later_write() -> None:
+    store = a_store()
+    before = store.create("pods", a_pod())
+
+    store.update("pods", "default", "p", label)
+
+    assert "labels" not in before["metadata"]
+
+
+def test_a_failed_change_leaves_the_object_as_it_was() -> None:
+    store = a_store()
+    store.create("pods", a_pod())
+
+    def fail(pod: Json) -> Json:
+        pod["spec"]["half"] = True
+        raise BadRequestError("no")
+
+    with pytest.raises(BadRequestError):
+        store.update("pods", "default", "p", fail)
+
+    assert {} == store.get("pods", "default", "p")["spec"]
+
+
+@pytest.mark.parametrize("precondition", [{"uid": "other"}, {"resource_version": "1"}])
+def test_a_precondition_that_does_not_hold_is_a_conflict(precondition: dict[str, str]) -> None:
+    store = a_store()
+    store.create("pods", a_pod())
+
+    with pytest.raises(ConflictError, match="Operation cannot be fulfilled on pods"):
+        store.update("pods", "default", "p", label, **precondition)
+
+
+def test_preconditions_that_hold_let_the_write_pass() -> None:
+    store = a_store()
+    held = store.create("pods", a_pod())["metadata"]
+
+    version = held["resourceVersion"]
+    store.update("pods", "default", "p", label, uid=held["uid"], resource_version=version)
+
+    assert {"a": "b"} == store.get("pods", "default", "p")["metadata"]["labels"]
+
+
+def test_absent_objects_are_not_found() -> None:
+    store = a_store()
+
+    with pytest.raises(NotFoundError, match='pods "p" not found'):
+        store.get("pods", "default", "p")
+    with pytest.raises(NotFoundError):
+        store.update("pods", "default", "p", label)
+    with pytest.raises(NotFoundError):
+        store.delete("pods", "default", "p")
+
+
+def test_selection_is_by_field_and_namespace() -> None:
+    store = a_store()
+    store.create("pods", a_pod("a", "n1"))
+    store.create("pods", a_pod("b", "n2"))
+    store.create("pods", a_pod("c"))
+
+    def names(**fields: str) -> list[str]:
+        selector = {key.replace("_", "."): value for key, value in fields.items()}
+        return [pod["metadata"]["name"] for pod in store.select("pods", fields=selector)]
+
+    assert ["a"] == names(spec_nodeName="n1")
+    assert ["c"] == names(spec_nodeName="")
+    assert ["b"] == names(metadata_name="b")
+    assert ["a", "b", "c"] == names(status_phase="Pending")
+    assert [] == store.select("pods", namespace="other")
+    with pytest.raises(BadRequestError, match=r"field label not supported: spec\.x"):
+        names(spec_x="y")
+
+
+def test_a_pod_on_a_node_is_deleted_when_the_kubelet_says_so() -> None:
+    store = a_store()
+    store.create("pods", a_pod("p", "n1", grace=20))
+
+    marked = store.delete("pods", "default", "p")
+
+    assert "2026-08-21T06:20:59Z" == marked["metadata"]["deletionTimestamp"]
+    assert 20 == marked["metadata"]["deletionGracePeriodSeconds"]
+    store.finalize("default", "p", uid=marked["metadata"]["uid"])
+    assert [] == store.select("pods")
+
+
+def test_a_second_deletion_does_not_move_the_deadline() -> None:
+    store, clock = a_store(), ManualClock()
+    store = ObjectStore(clock, Seeded())
+    store.create("pods", a_pod("p", "n1"))
+    first = store.delete("pods", "default", "p")
+    clock.advance(10)
+
+    assert first == store.delete("pods", "default", "p")
+
+
+@pytest.mark.parametrize(
+    ("node", "phase", "grace"),
+    [("", "Pending", None), ("n1", "Failed", None), ("n1", "Running", 0)],
+)
+def test_a_pod_that_nobody_runs_goes_at_once(node: str, phase: str, grace: int | None) -> None:
+    store = a_store()
+    store.create("pods", a_pod("p", node) | {"status": {"phase": phase}})
+
+    store.delete("pods", "default", "p", grace=grace)
+
+    assert [] == store.select("pods")
+
+
+def test_the_wrong_pod_of_a_name_is_neither_deleted_nor_finalized() -> None:
+    store = a_store()
+    store.create("pods", a_pod("p", "n1"))
+
+    with pytest.raises(ConflictError, match="UID in precondition: old"):
+        store.delete("pods", "default", "p", uid="old")
+    with pytest.raises(ConflictError):
+        store.finalize("default", "p", uid="old")
+
+
+def test_a_pod_is_bound_once() -> None:
+    store = a_store()
+    store.create("pods", a_pod())
+
+    bound = store.bind("default", "p", "n1")
+
+    assert "n1" == bound["spec"]["nodeName"]
+    assert ["True"] == [entry["status"] for entry in bound["status"]["conditions"]]
+    with pytest.raises(ConflictError, match='pod p is already assigned to node "n1"'):
+        store.bind("default", "p", "n2")
+
+
+async def take(store: ObjectStore, count: int, since: int | None, **fields: str) -> list[Change]:
+    selector = {key.replace("_", "."): value for key, value in fields.items()}
+    subscription = store.subscribe("pods", since, fields=selector)
+    return [await anext(subscription) for _ in range(count)]
+
+
+async def test_a_subscription_begins_with_all_objects_there_are() -> None:
+    store = a_store()
+    store.create("pods", a_pod("a"))
+    store.create("pods", a_pod("b"))
+
+    changes = await take(store, 2, None)
+
+    assert ["ADDED", "ADDED"] == [change.type for change in changes]
+    assert ["a", "b"] == [change.object["metadata"]["name"] for change in changes]
+
+
+async def test_a_subscription_continues_after_a_version() -> None:
+    store = a_store()
+    store.create("pods", a_pod("a"))
+    since = store.version
+    store.create("nodes", {"metadata": {"name": "n"}})
+    store.update("pods", "default", "a", label)
+    store.delete("pods", "default", "a")
+
+    changes = await take(store, 2, since)
+
+    assert ["MODIFIED", "DELETED"] == [change.type for change in changes]
+    assert [since + 2, since + 3] == [change.resource_version for change in changes]
+    assert str(since + 3) == changes[1].object["metadata"]["resourceVersion"]
+
+
+async def test_entering_and_leaving_a_selection_is_added_and_deleted() -> None:
+    store = a_store()
+    since = store.version
+    store.create("pods", a_pod("p"))
+    store.update("pods", "default", "p", label)
+    store.bind("default", "p", "n1")
+    store.update("pods", "default", "p", lambda pod: pod | {"spec": {"nodeName": "n2"}})
+
+    changes = await take(store, 2, since, spec_nodeName="n1")
+
+    assert ["ADDED", "DELETED"] == [change.type for change in changes]
+    assert "n2" == changes[1].object["spec"]["nodeName"]
+
+
+async def test_a_waiting_subscriber_is_woken_and_a_cancelled_one_loses_nothing() -> None:
+    store = a_store()
+    subscription = store.subscribe("pods", store.version)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await anext(subscription)
+
+    asyncio.get_running_loop().call_later(5, store.create, "pods", a_pod("late"))
+
+    assert "late" == (await anext(subscription)).object["metadata"]["name"]
+
+
+def test_a_version_older_than_the_history_is_gone() -> None:
+    store = a_store(history=2)
+    since = store.version
+    for name in "abc":
+        store.create("pods", a_pod(name))
+
+    with pytest.raises(GoneError, match="too old resource version: 1"):
+        store.subscribe("pods", since)
+    store.subscribe("pods", since + 1)
+
+
+async def test_a_subscriber_that_is_too_slow_is_told_so() -> None:
+    store = a_store(history=2)
+    subscription = store.subscribe("pods", store.version)
+    for name in "abc":
+        store.create("pods", a_pod(name))
+
+    with pytest.raises(GoneError):
+        await anext(subscription)
+
+
+async def test_forgotten_history_spares_those_who_are_up_to_date() -> None:
+    store = a_store()
+    current = store.subscribe("pods", store.version)
+    since = store.version
+    store.forget_history()
+
+    with pytest.raises(GoneError):
+        store.subscribe("pods", since)
+    store.create("pods", a_pod("p"))
+    assert "ADDED" == (await anext(current)).type
