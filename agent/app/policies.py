@@ -1,0 +1,43 @@
+"""How often each standing activity may fail, and how long it rests: policy as data."""
+
+from collections.abc import Mapping
+
+from agent.core.errors import AgentError
+from agent.kit.supervisor import RestartPolicy
+
+EXPECTED: tuple[type[Exception], ...] = (AgentError, TimeoutError, OSError)
+"""Failures of the world, logged in one line; anything else is a defect and has a budget."""
+
+DEFECTS = 3
+"""Unexpected failures of one activity within its window before the process gives up."""
+
+
+def _policy(*delays: float, jitter: float = 0.0) -> RestartPolicy:
+    return RestartPolicy(delays=delays, jitter=jitter, bug_budget=DEFECTS)
+
+
+_LOCAL = _policy(0.1, 0.5, 1.0, 5.0)
+_DRIVER = _policy(0.5, 1.0, 5.0, 30.0)
+_API = _policy(1.0, 2.0, 5.0, 15.0, 60.0, jitter=0.3)
+
+POLICIES: Mapping[str, RestartPolicy] = {
+    "state": _LOCAL,
+    "notify": _LOCAL,
+    "inventory": _LOCAL,
+    "held": _LOCAL,
+    "listing": _LOCAL,
+    "discovery": _DRIVER,
+    "health": _DRIVER,
+    "node": _API,
+    "pods": _API,
+    "report": _API,
+    "outbox": _API,
+    "settlement": _LOCAL,
+    "reconcile": _policy(1.0, 5.0, 15.0, 60.0),
+    "plugin": _policy(0.1, 0.5, 1.0, 10.0),
+    "registration": _policy(0.05, 0.1, 0.5, 1.0, 10.0, jitter=0.2),
+    "announcer": _API,
+    "kubelet": _policy(0.1, 0.5, 1.0, 5.0),
+    "reload": _LOCAL,
+    "web": _policy(0.5, 1.0, 10.0),
+}

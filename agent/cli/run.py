@@ -1,0 +1,43 @@
+"""`hami-agent run`: the agent on this node."""
+
+import argparse
+import asyncio
+import socket
+import sys
+from collections.abc import Mapping
+
+from agent.app.main import Process, run_agent
+from agent.cli.codes import BAD_SETTINGS
+from agent.cli.logs import configure
+from agent.cli.main import Subparsers
+from agent.cli.settings_args import add_settings, sources
+from agent.core.errors import SettingsError
+from agent.settings.load import load
+from agent.settings.schema import Settings, build
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """The verb `run`."""
+    parser = subparsers.add_parser(
+        "run",
+        help="run the agent on this node",
+        description="Runs until SIGTERM. SIGHUP reads the settings again.",
+        epilog="example: hami-agent run --config /etc/hami-agent/config.yaml --simulate h100:8",
+    )
+    add_settings(parser)
+
+
+def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Run the agent and return its exit code."""
+    origin = sources(args, environ)
+
+    def read() -> Settings:
+        return build(load(origin), host_name=socket.gethostname())
+
+    try:
+        settings = read()
+    except SettingsError as error:
+        sys.stderr.write(f"hami-agent: {error}\n")
+        return BAD_SETTINGS
+    configure(settings.log.level, settings.log.format, environ)
+    return asyncio.run(run_agent(settings, Process(environ=environ, read=read)))

@@ -1,0 +1,170 @@
+"""`hami-agent simulate`: make things happen to simulated GPUs, through their control socket."""
+
+import argparse
+import asyncio
+import json
+import math
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from agent.cli.codes import NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE
+from agent.cli.main import Subparsers
+from agent.core.errors import AgentError
+from agent.sandbox import hardware_talk as talk
+from agent.sandbox.hardware_client import HardwareSilent, HardwareUnreachable, ask
+
+DEFAULT_SOCKET: Final = Path("/run/hami-agent/simulate.sock")
+DEADLINE: Final = 5.0
+
+_FAILURES: Final = {"unknown-gpu": NOT_FOUND, "malformed": USAGE, "busy": UNREACHABLE}
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """The verb `simulate`."""
+    parser = subparsers.add_parser(
+        "simulate",
+        help="act on simulated GPUs: xid, lose, restore, hang, add, remove",
+        description="Acts on the simulated GPUs of an agent that runs with --simulate, or of a "
+        "sandbox. A GPU is named by index or UUID.",
+        epilog="example: hami-agent simulate xid 79 --gpu 1",
+    )
+    _add_globals(parser, DEFAULT_SOCKET, "text")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    xid = _action(actions, "xid", "a GPU reports an XID; 79 takes it off the bus")
+    xid.add_argument("number", type=_xid, help="the XID, 1 to 65535")
+    xid.add_argument("--gpu", required=True, metavar="GPU", help="index or UUID")
+    for name, text in (
+        ("lose", "a GPU answers no more, without a report"),
+        ("restore", "a GPU is reset, or its slot is: it comes back sound"),
+        ("remove", "a GPU is unplugged"),
+    ):
+        action = _action(actions, name, text)
+        action.add_argument("--gpu", required=True, metavar="GPU", help="index or UUID")
+    hang = _action(actions, "hang", "the driver answers nothing for a while")
+    hang.add_argument("seconds", type=_seconds, help="up to 86400")
+    add = _action(actions, "add", "a GPU is plugged in")
+    add.add_argument("--profile", help="h100, a100, t4 or rtx3090; like GPU 0 if absent")
+    _action(actions, "list", "show all GPUs")
+
+
+def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Run the action and return the exit code."""
+    del environ
+    return asyncio.run(run(args))
+
+
+async def run(args: argparse.Namespace) -> int:
+    """Ask, print the answer, and return the exit code.
+
+    0 done, 1 refused, 2 wrong usage, 3 nobody answers at the socket, 4 no such GPU.
+    """
+    try:
+        async with asyncio.timeout(DEADLINE):
+            reply = await ask(args.socket, _request(args))
+    except (HardwareUnreachable, HardwareSilent) as error:
+        return _fail(error, UNREACHABLE)
+    except TimeoutError:
+        text = f"{args.socket} did not answer within {DEADLINE:g} s"
+        return _fail(AgentError(text), UNREACHABLE)
+    match reply:
+        case talk.DoneReply():
+            sys.stdout.write(_json(args, reply) if args.output == "json" else _text(args, reply))
+            return OK
+        case talk.FailedReply(reason=reason, text=text):
+            return _fail(AgentError(text), _FAILURES.get(reason, PROBLEM))
+        case _:
+            text = f"{args.socket} answered another question"
+            return _fail(AgentError(text), UNREACHABLE)
+
+
+def _request(args: argparse.Namespace) -> talk.Request:
+    match args.action:
+        case "xid":
+            return talk.XidRequest(gpu=args.gpu, xid=args.number)
+        case "hang":
+            return talk.HangRequest(seconds=args.seconds)
+        case "add":
+            return talk.AddRequest(profile=args.profile)
+        case "list":
+            return talk.ListRequest()
+        case name:
+            requests = {
+                "lose": talk.LoseRequest,
+                "restore": talk.RestoreRequest,
+                "remove": talk.RemoveRequest,
+            }
+            return requests[name](gpu=args.gpu)
+
+
+def _json(args: argparse.Namespace, reply: talk.DoneReply) -> str:
+    document = {
+        "apiVersion": "hami-agent/v1",
+        "kind": "Simulation",
+        "source": str(args.socket),
+        "data": {
+            "action": args.action,
+            "text": reply.text,
+            "gpus": msgspec.to_builtins(reply.gpus),
+        },
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
+def _text(args: argparse.Namespace, reply: talk.DoneReply) -> str:
+    if args.action != "list":
+        return reply.text + "\n"
+    rows = [("GPU", "UUID", "MODEL", "MEMORY", "PCI", "NUMA", "STATE", "XIDS")]
+    for gpu in reply.gpus:
+        memory = "unknown" if gpu.memory_mib is None else f"{gpu.memory_mib} MiB"
+        numa = "-" if gpu.numa is None else str(gpu.numa)
+        xids = ",".join(str(xid) for xid in gpu.xids) or "-"
+        rows.append((str(gpu.index), gpu.uuid, gpu.name, memory, gpu.pci, numa, gpu.state, xids))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _fail(error: AgentError, code: int) -> int:
+    sys.stderr.write(f"hami-agent simulate: {error}\n")
+    return code
+
+
+def _add_globals(parser: argparse.ArgumentParser, socket: object, output: str) -> None:
+    parser.add_argument(
+        "--socket",
+        type=Path,
+        default=socket,
+        metavar="PATH",
+        help=f"control socket of the simulation (default {DEFAULT_SOCKET})",
+    )
+    parser.add_argument("-o", "--output", choices=("text", "json"), default=output)
+
+
+def _action(actions: Subparsers, name: str, text: str) -> argparse.ArgumentParser:
+    """An action that takes the global options too, on either side of its name."""
+    action = actions.add_parser(name, help=text, description=text)
+    _add_globals(action, argparse.SUPPRESS, argparse.SUPPRESS)
+    return action
+
+
+def _xid(text: str) -> int:
+    if text.isascii() and text.isdigit() and 1 <= int(text) <= 65535:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text} is not an XID (1 to 65535)")
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if 0 < seconds <= 86400:
+        return seconds
+    raise argparse.ArgumentTypeError(f"{text} is not a number of seconds (more than 0, to 86400)")

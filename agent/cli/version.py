@@ -1,0 +1,38 @@
+"""`hami-agent version`."""
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Mapping
+
+from agent import __version__
+from agent.cli.codes import OK
+from agent.cli.main import Subparsers
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """The verb `version`."""
+    parser = subparsers.add_parser(
+        "version", help="print the version", epilog="example: hami-agent version -o json"
+    )
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
+
+
+def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Print the agent's and Python's versions."""
+    del environ
+    facts = {
+        "version": __version__,
+        "python": platform.python_version(),
+        "registerProfile": "json",
+        "stateVersion": 1,
+    }
+    if args.output == "json":
+        sys.stdout.write(json.dumps(facts) + "\n")
+    else:
+        sys.stdout.write(
+            f"hami-agent {facts['version']} (Python {facts['python']}, register annotation "
+            f"{facts['registerProfile']}, state version {facts['stateVersion']})\n"
+        )
+    return OK
