@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable
 
 from agent.core.errors import SettingsError, cap
@@ -126,6 +127,28 @@ def texts(value: object) -> tuple[str, ...]:
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
         return tuple(value)
     raise WrongValue(f"expected a list of texts, found {shown(value)}")
+
+
+_DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+
+
+def resource_name(value: object) -> str:
+    """An extended resource's name, by the kubelet's rule.
+
+    Source: kubernetes pkg/apis/core/v1/helper IsExtendedResourceName.
+    """
+    found = text(value)
+    domain, slash, name = found.partition("/")
+    well_formed = (
+        bool(slash)
+        and len(domain) <= 244
+        and _DOMAIN.fullmatch(domain) is not None
+        and _NAME.fullmatch(name) is not None
+    )
+    if not well_formed or "kubernetes.io/" in found or found.startswith("requests."):
+        raise WrongValue(f"expected a name like nvidia.com/gpu, found {shown(value)}")
+    return found
 
 
 def refuse(where: str, key: str, error: WrongValue) -> SettingsError:

@@ -7,6 +7,7 @@ from agent.settings.fields import (
     number,
     optional_text,
     path,
+    resource_name,
     text,
     texts,
     whole,
@@ -32,7 +33,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "sharing.resourceName",
         "nvidia.com/gpu",
-        text,
+        resource_name,
         "Resource name that pods request and the kubelet advertises.",
         flag="--resource-name",
     ),

@@ -15,6 +15,7 @@ from agent.core.errors import SettingsError, cap
 
 MAX_BYTES = 256 * 1024
 MAX_DEPTH = 20
+MAP_TAG = "tag:yaml.org,2002:map"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,6 +100,8 @@ def _entries(
             raise SettingsError(f"{_at(name, node.start_mark)}: expected keys and values")
         yield Entry(prefix, loader.construct_object(node, deep=True), _at(name, node.start_mark))
         return
+    if node.tag != MAP_TAG:
+        raise SettingsError(f"{_at(name, node.start_mark)}: the tag {cap(node.tag, 60)} is unknown")
     seen: set[str] = set()
     for key_node, value_node in node.value:
         where = _at(name, key_node.start_mark)

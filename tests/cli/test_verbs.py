@@ -1,0 +1,135 @@
+"""What a person sees of the verbs: help with an example, tables, JSON, exit codes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agent.cli.main import VERBS, dispatch
+
+REGISTER = '[{"id":"GPU-1","count":10,"devmem":81559,"devcore":100,"type":"NVIDIA H100"}]'
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch([verb, "--help"], {}) == 0
+    assert f"hami-agent {verb}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["run"], ["config", "show"], ["config", "check"], ["decode"]])
+def test_help_ends_with_an_example(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    dispatch([*words, "--help"], {})
+
+    assert "example: " in capsys.readouterr().out
+
+
+def test_no_verb_prints_the_help_and_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch([], {}) == 2
+    out = capsys.readouterr().out
+    assert all(verb in out for verb in VERBS)
+
+
+def test_an_unknown_verb_or_flag_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch(["dance"], {}) == 2
+    assert dispatch(["config", "show", "--colour"], {}) == 2
+    assert "invalid choice: 'dance'" in capsys.readouterr().err
+
+
+def test_version_as_json_names_what_a_support_case_needs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert dispatch(["version", "-o", "json"], {}) == 0
+    assert {"version", "python", "registerProfile", "stateVersion"} == set(
+        json.loads(capsys.readouterr().out)
+    )
+
+
+def test_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch(["version"], {}) == 0
+    assert capsys.readouterr().out.startswith("hami-agent ")
+
+
+def test_config_show_says_where_each_value_came_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("sharing:\n  splitCount: 4\n")
+
+    words = ["config", "show", "--origin", "--diff", "--config", str(file), "--web-port", "0"]
+
+    assert dispatch(words, {"NODE_NAME": "a"}) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        ["KEY", "VALUE", "FROM"],
+        ["node.name", "a", "env", "NODE_NAME"],
+        ["sharing.splitCount", "4", f"{file}:2:15"],
+        ["web.port", "0", "--web-port"],
+    ]
+
+
+def test_config_show_as_json_has_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch(["config", "show", "-o", "json"], {}) == 0
+
+    document = json.loads(capsys.readouterr().out)
+    assert document["kind"] == "Config"
+    assert {"key": "sharing.filterUUIDs", "value": [], "origin": "default"} in document["data"]
+
+
+def test_config_check_is_one_sentence_either_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("sharing: {split: 4}\n")
+
+    assert dispatch(["config", "check", "--config", str(file)], {}) == 1
+    assert f"{file}:1:18: unknown setting sharing.split" in capsys.readouterr().err
+    assert dispatch(["config", "show", "--config", str(file)], {}) == 78
+    file.write_text("sharing: {splitCount: 4}\n")
+    assert dispatch(["config", "check", "--config", str(file)], {}) == 0
+    assert dispatch(["config", "check", "--config", str(file), "-o", "json"], {}) == 0
+
+
+def test_run_with_a_bad_setting_exits_with_78_before_anything_starts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert dispatch(["run", "--split-count", "none"], {}) == 78
+    assert "--split-count: sharing.splitCount: expected" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (REGISTER, "register"),
+        ("GPU-1,NVIDIA,3000,30:;", "devices"),
+        ("2026-11-21T08:42:36Z,default,g1", "lock"),
+    ],
+)
+def test_decode_finds_out_what_a_value_is(
+    value: str, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert dispatch(["decode", value], {}) == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == kind
+
+
+def test_decode_says_in_one_sentence_what_is_malformed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert dispatch(["decode", "GPU-1,NVIDIA:;"], {}) == 1
+    assert capsys.readouterr().err.startswith("hami-agent: not a valid devices value: ")
+
+
+def test_decode_reads_stdin(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "value"
+    file.write_text(REGISTER + "\n")
+    with file.open() as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+
+        assert dispatch(["decode"], {}) == 0
+    assert json.loads(capsys.readouterr().out)["data"][0]["registered_mib"] == 81559
+
+
+def test_decode_of_nothing_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch(["decode", ""], {}) == 2
+    assert "nothing to decode" in capsys.readouterr().err

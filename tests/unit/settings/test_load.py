@@ -1,0 +1,176 @@
+"""Where a setting comes from: defaults, the file, the environment, flags; later wins."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from agent.core.errors import SettingsError
+from agent.settings.load import Effective, Sources, load
+from agent.settings.schema import build
+from agent.settings.table import FIELDS
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> object:
+    def write_file(text: str) -> Path:
+        path = tmp_path / "config.yaml"
+        path.write_text(text)
+        return path
+
+    return write_file
+
+
+def loaded(
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, str] | None = None,
+) -> Effective:
+    return load(Sources(file, environ or {}, flags or {}))
+
+
+def refused(file: Path, *parts: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        loaded(file)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_a_missing_key_is_its_default_and_says_so() -> None:
+    setting = loaded()["sharing.splitCount"]
+
+    assert (setting.value, setting.origin) == (10, "default")
+
+
+def test_a_value_of_the_file_names_its_line(write) -> None:
+    path = write("sharing:\n  splitCount: 4\n")
+
+    assert loaded(path)["sharing.splitCount"].origin == f"{path}:2:15"
+    assert loaded(path)["sharing.splitCount"].value == 4
+
+
+def test_the_environment_wins_over_the_file_and_a_flag_over_both(write) -> None:
+    path = write("node:\n  name: from-file\n")
+    environ = {"NODE_NAME": "from-env"}
+
+    assert loaded(path, environ)["node.name"].value == "from-env"
+    assert loaded(path, environ)["node.name"].origin == "env NODE_NAME"
+    assert loaded(path, environ, {"--node-name": "x"})["node.name"].origin == "--node-name"
+
+
+def test_the_agents_own_variable_wins_over_the_one_kept_from_hami() -> None:
+    environ = {"NODE_NAME": "hami", "HAMI_AGENT_NODE_NAME": "own"}
+
+    assert loaded(None, environ)["node.name"].value == "own"
+
+
+def test_a_camel_case_key_has_a_variable_with_underscores() -> None:
+    assert loaded(None, {"HAMI_AGENT_SHARING_SPLIT_COUNT": "7"})["sharing.splitCount"].value == 7
+
+
+def test_an_unknown_key_is_refused_with_its_place_and_the_nearest_one(write) -> None:
+    path = write("sharing:\n  splitCuont: 4\n")
+
+    refused(path, f"{path}:2:15", "sharing.splitCuont", "did you mean sharing.splitCount?")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("sharing: {splitCount: many}", "a whole number"),
+        ("sharing: {splitCount: 0}", "1 to 1000"),
+        ("sharing: {splitCount: 10000000000}", "1 to 1000"),
+        ("sharing: {splitCount: true}", "a whole number"),
+        ("sharing: {splitCount: null}", "a whole number"),
+        ("sharing: {memoryScaling: .nan}", "a number"),
+        ("sharing: {memoryScaling: .inf}", "a number"),
+        ("sharing: {memoryScaling: -1}", "0.01 to 10"),
+        ("sharing: {memoryScaling: lots}", "a number"),
+        ("library: {disableCoreLimit: maybe}", "true or false"),
+        ("library: {hookPath: here}", "an absolute path"),
+        ("library: {hookPath: 3}", "text"),
+        ("allocation: {unlockedPods: always}", "one of strict, unique"),
+        ("sharing: {filterUUIDs: 4}", "a list of texts"),
+        ("sharing: {resourceName: gpu}", "a name like nvidia.com/gpu"),
+        ("sharing: {resourceName: x.kubernetes.io/gpu}", "a name like nvidia.com/gpu"),
+        ("sharing: {resourceName: A/b/c}", "a name like nvidia.com/gpu"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_what_was_expected(write, text: str, says: str) -> None:
+    path = write(text)
+
+    refused(path, f"{path}:1:", f"expected {says}")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("sharing: [", "not valid YAML"),
+        ("- a\n- b\n", "expected keys and values"),
+        ("sharing: &a {splitCount: 1}\nother: *a\n", "aliases are not allowed"),
+        ("node: {name: a, name: b}", "twice"),
+        ("1: 2", "expected a text key"),
+        ("".join(f"{'  ' * n}k{n}:\n" for n in range(25)), "deeper than 20"),
+        ("--- 1\n--- 2\n", "not valid YAML"),
+        ("node: !!python/object:os.system {}", "is unknown"),
+        ("node: {name: !!python/name:os.system x}", "not valid YAML"),
+    ],
+)
+def test_a_file_that_is_no_settings_file_is_refused_whole(write, text: str, says: str) -> None:
+    refused(write(text), says)
+
+
+def test_a_section_whose_keys_are_commented_out_is_no_mistake(write) -> None:
+    assert loaded(write("sharing:\n  # splitCount: 4\n"))["sharing.splitCount"].value == 10
+
+
+def test_an_empty_file_changes_nothing(write) -> None:
+    assert loaded(write("# nothing\n")) == loaded()
+
+
+def test_a_file_of_junk_is_refused_by_its_size(write) -> None:
+    refused(write("x: " + "y" * 300_000), "larger than 256 KiB")
+
+
+def test_a_named_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    refused(tmp_path / "none.yaml", "cannot be read", "No such file")
+
+
+def test_a_wrong_variable_is_refused_by_its_name() -> None:
+    with pytest.raises(SettingsError, match=r"env HAMI_AGENT_WEB_PORT: web\.port"):
+        loaded(None, {"HAMI_AGENT_WEB_PORT": "http"})
+
+
+def test_lists_in_variables_are_separated_by_commas() -> None:
+    environ = {"HAMI_AGENT_SHARING_FILTER_INDEXES": "0, 3"}
+
+    settings = build(loaded(None, environ), host_name="n")
+
+    assert settings.sharing.filter_indexes == frozenset({0, 3})
+
+
+def test_a_filter_index_that_is_no_number_is_refused_with_its_origin(write) -> None:
+    path = write('sharing: {filterIndexes: ["x"]}')
+
+    with pytest.raises(SettingsError, match=r"sharing\.filterIndexes: expected GPU indexes"):
+        build(loaded(path), host_name="n")
+
+
+def test_the_node_is_named_after_the_host_where_nothing_says_otherwise() -> None:
+    assert build(loaded(), host_name="bare-7").node == "bare-7"
+
+
+def test_every_default_passes_its_own_field() -> None:
+    for field in FIELDS:
+        if field.default is not None:
+            value = list(field.default) if isinstance(field.default, tuple) else field.default
+            assert field.read(value) == field.default
+
+
+def test_no_two_settings_share_a_key_a_flag_or_a_variable() -> None:
+    for names in (
+        [field.key for field in FIELDS],
+        [field.flag for field in FIELDS if field.flag],
+        [name for field in FIELDS for name in field.variables],
+    ):
+        assert len(set(names)) == len(names)
