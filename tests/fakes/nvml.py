@@ -2,6 +2,7 @@
 
 Hanging blocks the calling thread until `release()`, as a driver does.
 """
+# ruff: noqa: N802, N803, N815 -- the names are pynvml's
 
 import ctypes
 import dataclasses
@@ -42,10 +43,10 @@ class Answer:
     """A structure: whatever fields a call fills."""
 
     total: int = 0
-    busId: bytes = b""  # noqa: N815 -- pynvml's name
+    busId: bytes = b""
     device: object = None
-    eventType: int = 0  # noqa: N815 -- pynvml's name
-    eventData: int = 0  # noqa: N815 -- pynvml's name
+    eventType: int = 0
+    eventData: int = 0
 
 
 class FakeNvml:
@@ -158,7 +159,7 @@ class FakeNvml:
         self._gpu("nvmlDeviceGetSupportedEventTypes", handle)
         return 0x8 | 0x2 | 0x10
 
-    def nvmlDeviceRegisterEvents(self, handle, eventTypes, eventSet):  # noqa: N803
+    def nvmlDeviceRegisterEvents(self, handle, eventTypes, eventSet):
         self._gpu("nvmlDeviceRegisterEvents", handle)
         self.registered[handle.contents.value] = eventTypes
 
@@ -166,7 +167,7 @@ class FakeNvml:
         self._enter("nvmlEventSetCreate", None)
         return object()
 
-    def nvmlEventSetWait_v2(self, eventSet, timeoutms):  # noqa: N803
+    def nvmlEventSetWait_v2(self, eventSet, timeoutms):
         try:
             event = self._events.get(timeout=timeoutms / 1000 / 25)
         except queue.Empty:
@@ -175,7 +176,7 @@ class FakeNvml:
             raise NVMLError(event)
         return event
 
-    def nvmlEventSetFree(self, eventSet):  # noqa: N803
+    def nvmlEventSetFree(self, eventSet):
         self.sets_freed += 1
 
     def _gpu(self, call: str, handle) -> FakeGpu:

@@ -67,6 +67,7 @@ class Script:
     prefer: Callable[[list[str], list[str], int], list[str]] | None = None
     responses: Callable[[list[str]], list[ContainerAllocateResponse]] | None = None
     gate: asyncio.Event | None = None
+    pre_start_gate: asyncio.Event | None = None
 
 
 class _Ear(SocketServer):
@@ -111,6 +112,7 @@ class ScriptedPlugin(DevicePluginBase):
         self.allocating = asyncio.Event()
         self._changed = asyncio.Event()
         self._closing = False
+        self._next: ListAndWatchResponse | None = None
         self._server: _Ear | None = None
 
     async def __aenter__(self) -> Self:
@@ -161,6 +163,11 @@ class ScriptedPlugin(DevicePluginBase):
         self.devices = entries
         self._wake()
 
+    def send(self, message: ListAndWatchResponse) -> None:
+        """Send this very message, once, on every stream."""
+        self._next = message
+        self._wake()
+
     def end_streams(self) -> None:
         """Return from every ListAndWatch; the server goes on."""
         self._closing = True
@@ -179,7 +186,8 @@ class ScriptedPlugin(DevicePluginBase):
         try:
             while not self._closing:
                 changed = self._changed
-                yield ListAndWatchResponse(self.devices)
+                message, self._next = self._next, None
+                yield ListAndWatchResponse(self.devices) if message is None else message
                 await changed.wait()
         finally:
             self.streams -= 1
@@ -215,6 +223,8 @@ class ScriptedPlugin(DevicePluginBase):
         self, message: PreStartContainerRequest
     ) -> PreStartContainerResponse:
         self.pre_started.append(message.devices_ids)
+        if self.script.pre_start_gate is not None:
+            await self.script.pre_start_gate.wait()
         if self.script.pre_start_errors:
             raise self.script.pre_start_errors.pop(0)
         return PreStartContainerResponse()

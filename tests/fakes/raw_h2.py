@@ -53,6 +53,8 @@ class RawCall:
                     self.headers |= {str(name): str(value) for name, value in event.headers}
                 case StreamEnded() | StreamReset():
                     self.ended = True
+                case _:
+                    pass  # settings and windows
         await self._flush()
 
     async def open_windows(self, size: int) -> None:

@@ -1,0 +1,76 @@
+"""The admit handlers in the kubelet's order: the device manager first, then the predicates."""
+
+from collections.abc import Iterable, Mapping
+
+from agent.sandbox.kubelet.allocation import Allocator
+from agent.sandbox.kubelet.books import Books
+from agent.sandbox.kubelet.devices import DeviceError
+from agent.sandbox.kubelet.node import Admission, Node
+from agent.sandbox.kubelet.pods import PodSpec
+from agent.sandbox.kubelet.seen import SeenLog
+
+
+class Admitter:
+    """Admits one pod at a time; `active` holds every pod that is admitted or being admitted."""
+
+    def __init__(self, node: Node, books: Books, allocator: Allocator, seen: SeenLog) -> None:
+        self.active: dict[str, PodSpec] = {}
+        self._node = node
+        self._books = books
+        self._allocator = allocator
+        self._seen = seen
+
+    async def admit(self, pod: PodSpec) -> Admission:
+        """Ask all handlers; a rejected pod is inactive at once.
+
+        Raises:
+            KubeletPanicError: see Allocator.allocate.
+        """
+        self.active[pod.uid] = pod
+        self._seen.note("admitting", pod=pod.uid)
+        refusal = await self._allocate(pod) or self._predicate(pod)
+        if refusal is None:
+            answers = {c.name: self._allocator.answers((pod.uid, c.name)) for c in pod.containers}
+            self._seen.note("admitted", pod=pod.uid)
+            return Admission(admitted=True, containers=answers)
+        del self.active[pod.uid]
+        reason, text = refusal
+        message = f"Pod was rejected: {text}"
+        self._seen.note("rejected", pod=pod.uid, text=message)
+        return Admission(admitted=False, reason=reason, message=message)
+
+    async def _allocate(self, pod: PodSpec) -> tuple[str, str] | None:
+        for container in pod.containers:
+            try:
+                await self._allocator.allocate(pod, container)
+            except DeviceError as error:
+                text = f"Allocate failed due to {error}, which is unexpected"
+                return "UnexpectedAdmissionError", text
+        return None
+
+    def _predicate(self, pod: PodSpec) -> tuple[str, str] | None:
+        resources = {name for container in pod.containers for name in container.limits}
+        for resource in sorted(resources & self._node.published.keys()):
+            asked, capacity = pod.request(resource), self._room(pod, resource)
+            others = (other for other in self.active.values() if other.uid != pod.uid)
+            used = sum(other.request(resource) for other in others)
+            if asked > capacity - used:
+                return f"OutOf{resource}", (
+                    f"Node didn't have enough resource: {resource}, "
+                    f"requested: {asked}, used: {used}, capacity: {capacity}"
+                )
+        if not _matches(pod.node_selector.items(), self._node.labels):
+            text = "node(s) didn't match Pod's node affinity/selector"
+            return "NodeAffinity", f"Predicate NodeAffinity failed: {text}"
+        return None
+
+    def _room(self, pod: PodSpec, resource: str) -> int:
+        """The Node's allocatable, raised to what is held where the pod itself holds something."""
+        room = self._node.published[resource]
+        if self._books.records.has_pod(pod.uid):
+            room = max(room, self._books.records.count(resource))
+        return room
+
+
+def _matches(selector: Iterable[tuple[str, str]], labels: Mapping[str, str]) -> bool:
+    return all(labels.get(key) == value for key, value in selector)

@@ -1,0 +1,149 @@
+"""The device manager's books: tables, endpoints, records, and the checkpoint made of them.
+
+Law: whatever a method changes is complete when it returns; nothing here waits.
+"""
+
+import asyncio
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agent.sandbox.kubelet import checkpoint
+from agent.sandbox.kubelet.devices import DeviceError, DeviceTable, Listed, shuffled
+from agent.sandbox.kubelet.endpoint import Endpoint
+from agent.sandbox.kubelet.records import Record, Records
+from agent.sandbox.kubelet.seen import SeenLog
+from agent.wire.v1beta1 import ContainerAllocateResponse
+
+
+@dataclass(frozen=True, slots=True)
+class NodeResources:
+    """What a tick of the node status says; a removed resource is to be shown as 0."""
+
+    capacity: Mapping[str, int] = field(default_factory=dict)
+    allocatable: Mapping[str, int] = field(default_factory=dict)
+    removed: frozenset[str] = frozenset()
+
+
+class Books:
+    """One kubelet process's knowledge of plugins, their ids and who holds them."""
+
+    def __init__(self, directory: Path, chance: random.Random, seen: SeenLog) -> None:
+        self.tables: dict[str, DeviceTable] = {}
+        self.endpoints: dict[str, Endpoint] = {}
+        self.records = Records()
+        self.in_use: dict[str, set[str]] = {}
+        self._directory = directory
+        self._chance = chance
+        self._seen = seen
+
+    def load(self) -> None:
+        """Read the checkpoint: holds as they were, every known resource empty and stopped."""
+        try:
+            content = checkpoint.load(self._directory)
+        except checkpoint.CheckpointError as error:
+            self._seen.note("checkpoint_lost", text=str(error))
+            return
+        for entry in content.entries:
+            response = ContainerAllocateResponse.parse(entry.response)
+            record = Record({node: tuple(ids) for node, ids in entry.numa.items()}, response)
+            self.records.insert((entry.pod_uid, entry.container), entry.resource, record)
+        self.recount()
+        now = asyncio.get_running_loop().time()
+        for resource in content.registered or {}:
+            self.tables[resource] = DeviceTable()
+            self.endpoints[resource] = Endpoint(resource)
+            self.endpoints[resource].stop(now)
+
+    def save(self) -> None:
+        """Write the checkpoint.
+
+        Raises:
+            DeviceError: the disk did not take it; the text is the kubelet's.
+        """
+        entries = [
+            checkpoint.Entry(*owner, resource, record.numa, bytes(record.response))
+            for owner, resource, record in self.records
+        ]
+        self._chance.shuffle(entries)
+        registered = {
+            resource: shuffled(self._chance, table.healthy)
+            for resource, table in self.tables.items()
+        }
+        content = checkpoint.Checkpoint(tuple(entries), registered)
+        try:
+            checkpoint.replace(self._directory, content, self._chance)
+        except OSError as error:
+            name = checkpoint.FILE_NAME
+            self._seen.note("checkpoint_unwritten", text=str(error))
+            text = f'failed to write checkpoint file "{name}": {error.strerror}'
+            raise DeviceError(text) from error
+
+    def is_plugin_resource(self, resource: str) -> bool:
+        """Tell whether the device manager feels responsible for the resource at all."""
+        return resource in self.tables or resource in self.in_use
+
+    def connected(self, resource: str, endpoint: Endpoint) -> None:
+        """A plugin has registered; its ids come with its first list."""
+        self.endpoints[resource] = endpoint
+        self._seen.note("registered", resource=resource)
+
+    def listed(self, resource: str, devices: Iterable[Listed]) -> None:
+        """A list has come: it replaces the table and goes to the checkpoint."""
+        table = DeviceTable.of(devices)
+        self.tables[resource] = table
+        self._save_or_go_on()
+        text = f"{len(table.healthy)} healthy, {len(table.unhealthy)} unhealthy"
+        self._seen.note("listed", resource=resource, ids=sorted(table.healthy), text=text)
+
+    def disconnected(self, resource: str, text: str) -> None:
+        """The plugin is gone: all its ids are unhealthy, the checkpoint stays as it is."""
+        endpoint = self.endpoints.get(resource)
+        if endpoint is not None:
+            table = self.tables.get(resource)
+            if table is not None:
+                self.tables[resource] = table.without_plugin()
+            endpoint.stop(asyncio.get_running_loop().time())
+        self._seen.note("disconnected", resource=resource, text=text)
+
+    def view(self, resource: str) -> tuple[int, int]:
+        """Capacity and allocatable of one resource as the next tick would say, changing nothing."""
+        table = self.tables.get(resource)
+        if table is None or self._is_expired(resource):
+            return 0, 0
+        return table.capacity, len(table.healthy)
+
+    def tick(self) -> NodeResources:
+        """Count for the node status; resources whose plugin is gone for too long are removed."""
+        removed = frozenset(resource for resource in self.tables if self._is_expired(resource))
+        for resource in removed:
+            del self.tables[resource]
+            self.endpoints.pop(resource, None)
+            self._seen.note("removed", resource=resource)
+        if removed:
+            self._save_or_go_on()
+        return NodeResources(
+            capacity={resource: table.capacity for resource, table in self.tables.items()},
+            allocatable={resource: len(t.healthy) for resource, t in self.tables.items()},
+            removed=removed,
+        )
+
+    def collect(self, active: Iterable[str]) -> None:
+        """Forget pods that are no longer active; also ids marked for a call in flight, then."""
+        if self.records.drop_all_but(active):
+            self.recount()
+
+    def recount(self) -> None:
+        """Make the marks anew from the records."""
+        self.in_use = self.records.in_use()
+
+    def _save_or_go_on(self) -> None:
+        try:
+            self.save()
+        except DeviceError:
+            return  # the real one logs it and goes on; the event is noted
+
+    def _is_expired(self, resource: str) -> bool:
+        endpoint = self.endpoints.get(resource)
+        return endpoint is None or endpoint.is_expired(asyncio.get_running_loop().time())

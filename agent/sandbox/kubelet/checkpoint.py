@@ -1,0 +1,173 @@
+"""The file `kubelet_internal_checkpoint`: its bytes, its checksum and its atomic replacement.
+
+The checksum is FNV-1a (32 bit) over the text that Go's spew library prints for the value of
+`Data` (kubelet 1.20 and later, checkpoint version 2).
+"""
+
+import base64
+import binascii
+import json
+import os
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from agent.sandbox.api_errors import Json
+
+FILE_NAME: Final = "kubelet_internal_checkpoint"
+_FNV_OFFSET: Final = 0x811C9DC5
+_FNV_PRIME: Final = 0x01000193
+_HTML: Final[Mapping[int, str]] = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+
+
+class CheckpointError(Exception):
+    """The file is there but cannot be believed; the kubelet goes on with empty books."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One container's hold on one resource; `response` is the serialized answer."""
+
+    pod_uid: str
+    container: str
+    resource: str
+    numa: Mapping[int, Sequence[str]]
+    response: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The content: holds, and the healthy ids of each registered resource."""
+
+    entries: tuple[Entry, ...] = ()
+    registered: Mapping[str, Sequence[str]] | None = None
+
+
+def checksum(content: Checkpoint) -> int:
+    """The sum that the kubelet stores in `Checksum`."""
+    value = _FNV_OFFSET
+    for byte in _spew(content).encode():
+        value = (value ^ byte) * _FNV_PRIME & 0xFFFFFFFF
+    return value
+
+
+def _spew(content: Checkpoint) -> str:
+    entries = _list(_spew_entry(e) for e in content.entries) if content.entries else "<nil>"
+    table = content.registered
+    registered = "<nil>"
+    if table is not None:
+        names = sorted(table, key=str.encode)
+        registered = "map" + _list(f"{name}:{_list(table[name])}" for name in names)
+    return (
+        "(checkpoint.checkpointData){"
+        f"PodDeviceEntries:([]checkpoint.PodDevicesEntry){entries} "
+        f"RegisteredDevices:(map[string][]string){registered}}}"
+    )
+
+
+def _spew_entry(entry: Entry) -> str:
+    nodes = "map" + _list(f"{node}:{_list(entry.numa[node])}" for node in sorted(entry.numa))
+    return (
+        f"{{PodUID:(string){entry.pod_uid} ContainerName:(string){entry.container} "
+        f"ResourceName:(string){entry.resource} "
+        f"DeviceIDs:(checkpoint.DevicesPerNUMA){nodes} "
+        f"AllocResp:([]uint8){_list(map(str, entry.response))}}}"
+    )
+
+
+def _list(parts: Iterable[str]) -> str:
+    return f"[{' '.join(parts)}]"
+
+
+def encode(content: Checkpoint) -> bytes:
+    """One line of JSON, as Go's encoder writes it."""
+    entries: list[Json] | None = [
+        {
+            "PodUID": entry.pod_uid,
+            "ContainerName": entry.container,
+            "ResourceName": entry.resource,
+            "DeviceIDs": {
+                node: list(ids)
+                for node, ids in sorted((str(n), ids) for n, ids in entry.numa.items())
+            },
+            "AllocResp": base64.b64encode(entry.response).decode(),
+        }
+        for entry in content.entries
+    ] or None
+    registered = content.registered
+    if registered is not None:
+        registered = {name: list(registered[name]) for name in sorted(registered, key=str.encode)}
+    document = {
+        "Data": {"PodDeviceEntries": entries, "RegisteredDevices": registered},
+        "Checksum": checksum(content),
+    }
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    return text.translate(_HTML).encode()
+
+
+def decode(raw: bytes) -> Checkpoint:
+    """The content of a file.
+
+    Raises:
+        CheckpointError: no JSON, another shape, or a checksum that does not fit.
+    """
+    try:
+        document = json.loads(raw)
+        data, stored = document["Data"], document["Checksum"]
+        entries = tuple(_decode_entry(entry) for entry in data["PodDeviceEntries"] or ())
+        registered = data["RegisteredDevices"]
+        if registered is not None:
+            registered = {str(name): tuple(ids) for name, ids in registered.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
+        raise CheckpointError(f"checkpoint is not readable: {error!r}") from error
+    content = Checkpoint(entries, registered)
+    if stored != checksum(content):
+        raise CheckpointError("checkpoint is corrupted")
+    return content
+
+
+def _decode_entry(entry: Json) -> Entry:
+    return Entry(
+        pod_uid=entry["PodUID"],
+        container=entry["ContainerName"],
+        resource=entry["ResourceName"],
+        numa={int(node): tuple(ids) for node, ids in entry["DeviceIDs"].items()},
+        response=base64.b64decode(entry["AllocResp"], validate=True),
+    )
+
+
+def replace(directory: Path, content: Checkpoint, chance: random.Random) -> None:
+    """Write the file so that a reader sees the old or the new one, never a part.
+
+    The temporary name is a dot and digits, as the real one's: watchers of the directory see it.
+
+    Raises:
+        OSError: the disk did not take it; the old file stands.
+    """
+    temporary = directory / f".{chance.randrange(10**8, 10**10)}"
+    try:
+        temporary.touch(mode=0o600, exist_ok=False)
+        with temporary.open("wb") as file:
+            file.write(encode(content))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(directory / FILE_NAME)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def load(directory: Path) -> Checkpoint:
+    """The file's content; empty where there is no file.
+
+    Raises:
+        CheckpointError: the file cannot be believed.
+        OSError: it is there but cannot be read.
+    """
+    try:
+        raw = (directory / FILE_NAME).read_bytes()
+    except FileNotFoundError:
+        return Checkpoint()
+    return decode(raw)

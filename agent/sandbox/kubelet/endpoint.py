@@ -1,0 +1,261 @@
+"""One connection from the kubelet to a plugin: dialled, called and read as grpc-go does it."""
+
+import asyncio
+import struct
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from grpclib.client import Channel
+from grpclib.const import Status
+from grpclib.encoding.proto import ProtoCodec
+from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
+from grpclib.protocol import H2Protocol
+from typing_extensions import override
+
+from agent.sandbox.kubelet.devices import DeviceError, Listed
+from agent.wire.v1beta1 import (
+    AllocateRequest,
+    ContainerAllocateRequest,
+    ContainerAllocateResponse,
+    ContainerPreferredAllocationRequest,
+    DevicePluginOptions,
+    DevicePluginStub,
+    ListAndWatchResponse,
+    PreferredAllocationRequest,
+    PreStartContainerRequest,
+)
+
+if TYPE_CHECKING:
+    from grpclib._typing import IProtoMessage
+
+MESSAGE_LIMIT: Final = 4 * 1024 * 1024
+DIAL_TIMEOUT: Final = 10.0
+GRACE_PERIOD: Final = 300.0
+_PRE_START_TIMEOUT: Final = 30.0
+_FIRST_REDIAL: Final = 1.0
+_REDIAL_GROWTH: Final = 1.6
+_CODES: Final[Mapping[Status, str]] = {
+    status: "".join(part.capitalize() for part in status.name.split("_")) for status in Status
+} | {Status.OK: "OK", Status.CANCELLED: "Canceled"}
+
+PLUGIN_FAULTS: Final = (
+    GRPCError,
+    StreamTerminatedError,
+    ProtocolError,
+    OSError,
+    AssertionError,  # grpclib: the peer went away in the middle of a message
+    NotImplementedError,  # grpclib: a compressed message
+)
+"""Everything that a plugin's misconduct or death raises in a call."""
+
+
+_AnswerT = TypeVar("_AnswerT")
+
+
+class _BoundedCodec(ProtoCodec):
+    """Messages as grpc-go takes them: at most 4 MiB and well-formed."""
+
+    @override
+    def decode(self, data: bytes, message_type: "type[IProtoMessage]") -> "IProtoMessage":
+        if len(data) > MESSAGE_LIMIT:
+            text = f"grpc: received message larger than max ({len(data)} vs. {MESSAGE_LIMIT})"
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, text)
+        try:
+            return super().decode(data, message_type)
+        except (ValueError, EOFError, TypeError, struct.error) as error:
+            text = f"grpc: failed to unmarshal the received message: {error}"
+            raise GRPCError(Status.INTERNAL, text) from error
+
+
+class _GreetedProtocol(H2Protocol):
+    """Knows when the server has spoken first: until then grpc-go does not call it connected."""
+
+    def __init__(self, plain: H2Protocol) -> None:
+        super().__init__(plain.handler, plain.config, plain.h2_config)
+        self.settled = asyncio.Event()
+        self.greeted = False
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self.greeted = True
+        self.settled.set()
+
+    @override
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        self.settled.set()
+
+
+class PluginChannel(Channel):
+    """A connection to one plugin socket, with `:authority: localhost` as kubelet ≥ 1.26 sends."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path=str(path), codec=_BoundedCodec())
+
+    @override
+    def _get_authority(self, host: str, port: int) -> str:
+        return "localhost"
+
+    @override
+    def _protocol_factory(self) -> H2Protocol:
+        return _GreetedProtocol(super()._protocol_factory())
+
+    async def connect(self) -> None:
+        """Connect and wait for the server's first frame.
+
+        Raises:
+            OSError: nobody listens, or the connection broke before the first frame.
+        """
+        protocol = await self.__connect__()
+        if isinstance(protocol, _GreetedProtocol):
+            await protocol.settled.wait()
+            if not protocol.greeted:
+                raise ConnectionResetError("connection lost before the server preface")
+
+
+async def dial(path: Path) -> PluginChannel:
+    """Dial a plugin, again after 1, 1.6, 2.56 … seconds, for 10 seconds in all.
+
+    Raises:
+        DeviceError: nobody answered in time; the text is the kubelet's.
+    """
+    channel, delay = PluginChannel(path), _FIRST_REDIAL
+    try:
+        async with asyncio.timeout(DIAL_TIMEOUT):
+            while True:
+                try:
+                    await channel.connect()
+                except OSError:
+                    await asyncio.sleep(delay)
+                    delay *= _REDIAL_GROWTH
+                else:
+                    return channel
+    except TimeoutError:
+        channel.close()
+        raise DeviceError("failed to dial device plugin: context deadline exceeded") from None
+    except asyncio.CancelledError:
+        channel.close()
+        raise
+
+
+def go_text(error: BaseException) -> str:
+    """The error as Go prints it; this text reaches the pod's status."""
+    if isinstance(error, GRPCError):
+        return f"rpc error: code = {_CODES[error.status]} desc = {error.message or ''}"
+    if isinstance(error, OSError):
+        return f'rpc error: code = Unavailable desc = connection error: desc = "{error}"'
+    return "rpc error: code = Unavailable desc = error reading from server: EOF"
+
+
+class Endpoint:
+    """One registration of a resource: the way to its plugin, or the memory that there was one.
+
+    `options` are None and there is no channel for one that comes from the checkpoint.
+    """
+
+    def __init__(
+        self,
+        resource: str,
+        channel: PluginChannel | None = None,
+        options: DevicePluginOptions | None = None,
+    ) -> None:
+        self.resource = resource
+        self.options = options
+        self.stopped_at: float | None = None
+        self._channel = channel
+
+    def stop(self, now: float) -> None:
+        """The plugin is gone since `now` (loop time); the grace period starts."""
+        self.stopped_at = now
+
+    def prefers(self) -> bool:
+        """Tell whether the plugin offers GetPreferredAllocation."""
+        return self.options is not None and self.options.get_preferred_allocation_available
+
+    def is_expired(self, now: float) -> bool:
+        """Tell whether it has been stopped for longer than the grace period."""
+        return self.stopped_at is not None and now - self.stopped_at > GRACE_PERIOD
+
+    async def follow(self, receive: Callable[[tuple[Listed, ...]], None]) -> None:
+        """Call ListAndWatch and hand on every list until the plugin ends the stream.
+
+        Raises:
+            PLUGIN_FAULTS: how it ended, unless the plugin returned.
+        """
+        async for response in self._stub().list_and_watch():
+            receive(_read_list(response))
+
+    async def allocate(self, ids: Iterable[str]) -> list[ContainerAllocateResponse]:
+        """One Allocate with one container request, without a deadline.
+
+        Raises:
+            DeviceError: the plugin refused, is stopped or has died; the text is Go's.
+        """
+        request = AllocateRequest([ContainerAllocateRequest(list(ids))])
+        answer = await _answered(self._stub().allocate(request))
+        return answer.container_responses
+
+    async def prefer(
+        self, available: Iterable[str], must_include: Iterable[str], size: int
+    ) -> tuple[str, ...]:
+        """One GetPreferredAllocation, without a deadline.
+
+        Raises:
+            DeviceError: the call failed.
+        """
+        asked = ContainerPreferredAllocationRequest(list(available), list(must_include), size)
+        request = PreferredAllocationRequest([asked])
+        try:
+            answer = await _answered(self._stub().get_preferred_allocation(request))
+        except DeviceError as error:
+            text = f"device plugin GetPreferredAllocation rpc failed with err: {error}"
+            raise DeviceError(text) from error
+        first = answer.container_responses[:1]
+        return tuple(device_id for response in first for device_id in response.device_i_ds)
+
+    async def pre_start(self, ids: Iterable[str]) -> None:
+        """One PreStartContainer with the kubelet's deadline of 30 seconds.
+
+        Raises:
+            DeviceError: the call failed.
+        """
+        request = PreStartContainerRequest(list(ids))
+        try:
+            call = self._stub().pre_start_container(request, timeout=_PRE_START_TIMEOUT)
+            await _answered(call)
+        except DeviceError as error:
+            text = f"device plugin PreStartContainer rpc failed with err: {error}"
+            raise DeviceError(text) from error
+
+    def close(self) -> None:
+        """Close the connection; every call in progress on it fails."""
+        if self._channel is not None:
+            self._channel.close()
+
+    def _stub(self) -> DevicePluginStub:
+        if self._channel is None or self.stopped_at is not None:
+            raise DeviceError(f"endpoint {self.resource} has been stopped")
+        return DevicePluginStub(self._channel)
+
+
+async def _answered(call: Coroutine[object, object, _AnswerT]) -> _AnswerT:
+    try:
+        return await call
+    except TimeoutError as error:
+        late = GRPCError(Status.DEADLINE_EXCEEDED, "context deadline exceeded")
+        raise DeviceError(go_text(late)) from error
+    except PLUGIN_FAULTS as error:
+        raise DeviceError(go_text(error)) from error
+
+
+def _read_list(response: ListAndWatchResponse) -> tuple[Listed, ...]:
+    return tuple(
+        Listed(
+            entry.id,
+            entry.health,
+            None if entry.topology is None else tuple(node.id for node in entry.topology.nodes),
+        )
+        for entry in response.devices
+    )

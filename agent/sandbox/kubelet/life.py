@@ -1,0 +1,192 @@
+"""One kubelet process, from its start to its exit or panic."""
+
+import asyncio
+import random
+import stat
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, NoReturn
+
+from agent.sandbox.kubelet.admission import Admitter
+from agent.sandbox.kubelet.allocation import Allocator, KubeletPanicError
+from agent.sandbox.kubelet.books import Books
+from agent.sandbox.kubelet.node import Node
+from agent.sandbox.kubelet.podresources import PodResourcesLister
+from agent.sandbox.kubelet.registration import Registration
+from agent.sandbox.kubelet.seen import SeenKind, SeenLog
+from agent.sandbox.kubelet.serving import SocketServer
+from agent.sandbox.kubelet.workers import PodWorkers, Timings
+
+SOCKET_NAME: Final = "kubelet.sock"
+_JOB_LIMIT: Final = 4096
+
+Job = Callable[[], Coroutine[object, object, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """The two directories that the kubelet shares with plugins and their friends."""
+
+    plugins: Path
+    pod_resources: Path
+
+
+class _ExitError(Exception):
+    """Ends the process from inside its own TaskGroup."""
+
+
+class Life:
+    """A process. Its loop handles one event after the other, and an Allocate holds it up."""
+
+    def __init__(
+        self, node: Node, paths: Paths, chance: random.Random, seen: SeenLog, timings: Timings
+    ) -> None:
+        self._node = node
+        self._paths = paths
+        self._chance = chance
+        self._seen = seen
+        self._timings = timings
+        self.is_serving = False
+        self._exit = asyncio.Event()
+        self._jobs: asyncio.Queue[Job] = asyncio.Queue(_JOB_LIMIT)
+        self._group = asyncio.TaskGroup()
+        self.books = Books(paths.plugins, chance, seen)
+        self.allocator = Allocator(self.books, chance, seen, node.running(), self._active)
+        self._admitter = Admitter(node, self.books, self.allocator, seen)
+        self._workers = PodWorkers(node, self.allocator, chance, seen, timings, self._turn)
+        self._registration = Registration(paths.plugins, self.books, seen, self._spawn)
+        lister = PodResourcesLister(self.books, self.allocator, self._admitter.active, chance)
+        self._servers = {
+            paths.plugins: SocketServer([self._registration]),
+            paths.pod_resources: SocketServer([lister]),
+        }
+
+    async def run(self, up: Callable[[], None]) -> bool:
+        """Live; `up` is called once when both sockets are served.
+
+        Returns:
+            whether it panicked; otherwise it was told to exit.
+
+        Raises:
+            ExceptionGroup: it could not start, or the model itself is broken.
+        """
+        panicked = False
+        try:
+            async with self._group:
+                self._spawn(self._live(up))
+                await self._until_exit()
+        except* _ExitError:
+            self._end("exited")
+        except* KubeletPanicError as group:
+            panicked = True
+            self._end("panicked", str(group.exceptions[0]))
+        finally:
+            self._end()
+            self._registration.close()
+            for server in self._servers.values():
+                await server.die()
+        return panicked
+
+    def exit(self) -> None:
+        """Die now, in the middle of whatever is going on; nothing is cleaned."""
+        self._exit.set()
+
+    def submit_pod(self, uid: str) -> None:
+        """The loop hears of a new pod."""
+        self._jobs.put_nowait(partial(self._admit, uid))
+
+    def submit_death(self, uid: str) -> None:
+        """The loop hears that a container of the pod has died."""
+
+        async def hear() -> None:
+            if uid in self._admitter.active:
+                self._spawn(self._workers.revive(uid))
+
+        self._jobs.put_nowait(hear)
+
+    async def end_pod(self, uid: str) -> None:
+        """The loop hears that a pod has ended; returns when it has, or this process has died."""
+
+        async def hear() -> None:
+            self._admitter.active.pop(uid, None)
+            self._node.remove(uid)
+            done.set()
+            self._seen.note("ended", pod=uid)
+
+        done = asyncio.Event()
+        self._jobs.put_nowait(hear)
+        await self._seen.until(lambda: done.is_set() or self._exit.is_set())
+
+    def _active(self) -> frozenset[str]:
+        return frozenset(self._admitter.active)
+
+    def _spawn(self, activity: Coroutine[object, object, None]) -> None:
+        self._group.create_task(activity)
+
+    async def _turn(self) -> None:
+        heard = asyncio.Event()
+
+        async def hear() -> None:
+            heard.set()
+
+        await self._jobs.put(hear)
+        await heard.wait()
+
+    async def _until_exit(self) -> NoReturn:
+        await self._exit.wait()
+        raise _ExitError
+
+    def _end(self, kind: SeenKind | None = None, text: str = "") -> None:
+        self.is_serving = False
+        self._exit.set()
+        if kind is not None:
+            self._seen.note(kind, text=text)
+
+    async def _start(self) -> None:
+        await asyncio.sleep(self._timings.socket)
+        self.books.load()
+        _sweep(self._paths.plugins)
+        self._paths.pod_resources.mkdir(mode=0o750, parents=True, exist_ok=True)
+        for directory, server in self._servers.items():
+            await server.serve(directory / SOCKET_NAME)
+
+    async def _live(self, up: Callable[[], None]) -> None:
+        await self._start()
+        self.is_serving = True
+        self._seen.note("started")
+        up()
+        await asyncio.sleep(self._chance.uniform(*self._timings.first_admission))
+        for uid in self._node.in_order(self._chance):
+            await self._admit(uid)
+        self.allocator.sources_ready = True
+        while True:
+            job = await self._jobs.get()
+            await job()
+
+    async def _admit(self, uid: str) -> None:
+        pod = self._node.pods.get(uid)
+        if pod is None or pod.is_rejected or uid in self._admitter.active:
+            return
+        admission = await self._admitter.admit(pod.spec)
+        pod.settle(admission)
+        if admission.admitted:
+            self._spawn(self._workers.run(uid))
+        await asyncio.sleep(self._chance.uniform(*self._timings.between_pods))
+
+
+def _sweep(directory: Path) -> None:
+    """Make the directory, or remove every socket in it and nothing else.
+
+    Raises:
+        OSError: it cannot be made, or a socket cannot be removed; the kubelet does not start.
+    """
+    directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+    for entry in directory.iterdir():
+        try:
+            mode = entry.stat().st_mode
+        except FileNotFoundError:  # a dangling symbolic link stays
+            continue
+        if stat.S_ISSOCK(mode):
+            entry.unlink()

@@ -1,0 +1,202 @@
+"""The kubelet of one node as tests and the sandbox drive it."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from agent.core.ports import Clock
+from agent.sandbox.api_errors import Json
+from agent.sandbox.kubelet import checkpoint
+from agent.sandbox.kubelet.books import Books, NodeResources
+from agent.sandbox.kubelet.life import Life, Paths
+from agent.sandbox.kubelet.node import Admission, Node, NodePod
+from agent.sandbox.kubelet.pods import ContainerKey, read_pod
+from agent.sandbox.kubelet.seen import SeenLog
+from agent.sandbox.kubelet.workers import Timings
+
+_MACHINE_TIMINGS: Final = Timings()
+
+
+class KubeletModel:
+    """A kubelet 1.36 (legacy registration, topology policy none) on real unix sockets.
+
+    `directory` is the device plugin directory, `pod_resources_dir` holds the PodResources socket.
+    Pods and running containers belong to the node: they survive the process, and each process
+    admits all of them anew before it hears of anything else.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        pod_resources_dir: Path,
+        clock: Clock,
+        random: random.Random,
+        *,
+        timings: Timings = _MACHINE_TIMINGS,
+    ) -> None:
+        self.node: Final = Node()
+        self.history: Final = SeenLog(clock)
+        self._paths = Paths(directory, pod_resources_dir)
+        self.clock: Final = clock
+        self.random: Final = random
+        self._timings = timings
+        self._life: Life | None = None
+        self._owner: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
+
+    @property
+    def is_up(self) -> bool:
+        """Tell whether a kubelet process is alive and serving."""
+        return self._life is not None and self._life.is_serving
+
+    async def start(self) -> None:
+        """Start the process; returns when both sockets are served.
+
+        Raises:
+            RuntimeError: it has been started already.
+            ExceptionGroup: it cannot start (a directory or socket that cannot be made or removed).
+        """
+        if self._owner is not None:
+            raise RuntimeError("the kubelet model has been started already")
+        loop = asyncio.get_running_loop()
+        up: asyncio.Future[None] = loop.create_future()
+        self._stop = asyncio.Event()
+        # the one task outside a TaskGroup: it owns the group and lives on when start() returns
+        owner = self._owner = loop.create_task(self._supervise(self._stop, up))
+        await asyncio.wait((owner, up), return_when=asyncio.FIRST_COMPLETED)
+        if owner.done():
+            self._owner = None
+            owner.result()
+
+    async def stop(self) -> None:
+        """End the process. Nothing is cleaned: `kubelet.sock` stays as a dead file."""
+        await self.kill()
+
+    async def kill(self) -> None:
+        """SIGKILL: calls in flight are cut, their answers are recorded by nobody.
+
+        A second call does nothing.
+
+        Raises:
+            ExceptionGroup: the model itself was broken.
+        """
+        owner, self._owner = self._owner, None
+        if owner is None:
+            return
+        self._stop.set()
+        if self._life is not None:
+            self._life.exit()
+        await asyncio.wait((owner,))
+        owner.result()
+
+    async def restart(self, *, lose_checkpoint: bool = False) -> None:
+        """A new process; containers run on and are admitted anew."""
+        await self.kill()
+        if lose_checkpoint:
+            self._lose_checkpoint()
+        await self.start()
+
+    async def reboot(self, *, lose_checkpoint: bool = False) -> None:
+        """The machine restarts: no container is left, all pods are admitted anew."""
+        await self.kill()
+        self.node.stop_all()
+        if lose_checkpoint:
+            self._lose_checkpoint()
+        await self.start()
+
+    def capacity(self, resource: str) -> int:
+        """Healthy and unhealthy ids, as the next node status would say."""
+        return self._books.view(resource)[0] if self._books else 0
+
+    def allocatable(self, resource: str) -> int:
+        """Healthy ids, as the next node status would say."""
+        return self._books.view(resource)[1] if self._books else 0
+
+    async def until_allocatable(self, resource: str, n: int) -> None:
+        """Wait until exactly `n` ids are allocatable. The deadline is the caller's."""
+        await self.history.until(lambda: self.allocatable(resource) == n)
+
+    def tick(self) -> NodeResources:
+        """One tick of the node status; removes resources whose plugin is gone for > 5 minutes."""
+        return self._books.tick() if self._books else NodeResources()
+
+    async def admit(self, pod: Json) -> Admission:
+        """Bind a pod to the node and wait for the verdict, also across the kubelet's deaths.
+
+        Raises:
+            KeyError, ValueError: it is no Pod object.
+        """
+        entry = self.node.add(read_pod(pod))
+        if entry.admission is not None:
+            return entry.admission
+        if self._life is not None and self.is_up:
+            self._life.submit_pod(entry.spec.uid)
+        return await entry.verdict()
+
+    async def pod_gone(self, uid: str) -> None:
+        """The pod is terminal or deleted; heard of after whatever the kubelet is busy with."""
+        if self._life is not None and self.is_up:
+            await self._life.end_pod(uid)
+        self.node.remove(uid)
+
+    async def container_died(self, uid: str, container: str) -> None:
+        """A container ended on its own; its pod worker starts it again."""
+        self.node.pods[uid].running.discard(container)
+        if self._life is not None and self.is_up:
+            self._life.submit_death(uid)
+
+    async def until_running(self, uid: str, container: str) -> None:
+        """Wait until the container runs. The deadline is the caller's."""
+        await self.history.until(lambda: container in self.node.pods[uid].running)
+
+    def pod(self, uid: str) -> NodePod | None:
+        """The pod as the node knows it."""
+        return self.node.pods.get(uid)
+
+    def held(self, resource: str) -> Mapping[ContainerKey, frozenset[str]]:
+        """Which container holds which ids, by the kubelet's books."""
+        records = self._books.records if self._books else ()
+        return {owner: record.ids for owner, name, record in records if name == resource}
+
+    @property
+    def _books(self) -> Books | None:
+        return self._life.books if self._life is not None and self._life.is_serving else None
+
+    def health(self, uid: str, container: str) -> Mapping[str, Mapping[str, bool]]:
+        """Resource → id → whether the plugin's last list called it healthy, as pod status shows it.
+
+        An id that is in no list counts as healthy, as with the real one.
+        """
+        books = self._books
+        if books is None:
+            return {}
+        found: dict[str, dict[str, bool]] = {}
+        for resource, record in books.records.of_container((uid, container)).items():
+            table = books.tables.get(resource)
+            ill = table.ill if table else frozenset()
+            found[resource] = {device_id: device_id not in ill for device_id in record.ids}
+        return found
+
+    def _lose_checkpoint(self) -> None:
+        (self._paths.plugins / checkpoint.FILE_NAME).unlink(missing_ok=True)
+
+    async def _supervise(self, stop: asyncio.Event, up: asyncio.Future[None]) -> None:
+        """Keep one process alive until it is told to exit, as an init system does."""
+
+        def serving() -> None:
+            if not up.done():
+                up.set_result(None)
+
+        while not stop.is_set():
+            life = Life(self.node, self._paths, self.random, self.history, self._timings)
+            self._life = life
+            try:
+                await life.run(serving)
+            finally:
+                self._life = None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._timings.after_panic):
+                    await stop.wait()

@@ -1,0 +1,98 @@
+"""The Node object as the kubelet keeps it: it registers it and reports capacity and allocatable."""
+
+import asyncio
+from contextlib import suppress
+from typing import Final
+
+from agent.sandbox.api_errors import Json, NotFoundError
+from agent.sandbox.kubelet.books import NodeResources
+from agent.sandbox.kubelet.model import KubeletModel
+from agent.sandbox.kubelet.seen import Seen
+from agent.sandbox.store import ObjectStore
+
+_PLAIN: Final = {"cpu": "64", "memory": "1056Gi", "pods": "110"}
+_CHANGES: Final = frozenset({"listed", "disconnected", "removed", "started"})
+
+
+class NodeReporter:
+    """Writes the Node's status every `period` seconds while the kubelet is up; `eager`: at once.
+
+    A resource that was removed stays in the Node as 0, as with the real one.
+    """
+
+    def __init__(
+        self,
+        model: KubeletModel,
+        store: ObjectStore,
+        node_name: str,
+        period: float,
+        *,
+        eager: bool,
+    ) -> None:
+        self._model = model
+        self._store = store
+        self._name = node_name
+        self._period = period
+        self._eager = eager
+        self._wake = asyncio.Event()
+
+    async def run(self) -> None:
+        """Register the Node at each start of the kubelet, then report for ever."""
+        self._model.history.listen(self._hear)
+        if self._model.is_up:
+            self._register()
+        while True:
+            self._wake.clear()
+            if self._model.is_up:
+                self._report(self._model.tick())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._period):
+                    await self._wake.wait()
+
+    def _hear(self, event: Seen) -> None:
+        if event.kind == "started":
+            self._register()
+        if event.kind == "started" or (self._eager and event.kind in _CHANGES):
+            self._wake.set()
+
+    def _register(self) -> None:
+        try:
+            self._store.get("nodes", "", self._name)
+        except NotFoundError:
+            labels = {"kubernetes.io/hostname": self._name, "kubernetes.io/os": "linux"}
+            ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
+            self._store.create(
+                "nodes",
+                {
+                    "metadata": {"name": self._name, "labels": labels},
+                    "spec": {},
+                    "status": {
+                        "capacity": dict(_PLAIN),
+                        "allocatable": dict(_PLAIN),
+                        "conditions": [ready],
+                    },
+                },
+            )
+
+    def _report(self, resources: NodeResources) -> None:
+        gone = dict.fromkeys(resources.removed, 0)
+
+        def change(node: Json) -> Json:
+            status = node.setdefault("status", {})
+            for key, found in (
+                ("capacity", resources.capacity),
+                ("allocatable", resources.allocatable),
+            ):
+                numbers = {name: str(count) for name, count in {**gone, **found}.items()}
+                status[key] = {**(status.get(key) or {}), **numbers}
+            return node
+
+        try:
+            node = self._store.update("nodes", "", self._name, change)
+        except NotFoundError:
+            return  # a Node that somebody deleted comes back with the kubelet's next start
+        self._model.node.labels = dict(node["metadata"].get("labels") or {})
+        allocatable = node["status"]["allocatable"]
+        self._model.node.published = {
+            name: int(text) for name, text in allocatable.items() if "/" in name
+        }

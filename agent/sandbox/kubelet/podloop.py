@@ -1,0 +1,224 @@
+"""The kubelet's side of the API server: it hosts the pods bound to its node and reports them.
+
+Pods that were deleted while they waited for their admission are still admitted, as with the real
+one; the deletion is heard of afterwards.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from agent.sandbox.api_errors import ConflictError, GoneError, Json, NotFoundError
+from agent.sandbox.history import Change
+from agent.sandbox.kubelet import podstatus
+from agent.sandbox.kubelet.model import KubeletModel
+from agent.sandbox.kubelet.nodestatus import NodeReporter
+from agent.sandbox.kubelet.seen import Seen
+from agent.sandbox.store import ObjectStore
+
+RUN_SECONDS: Final = "sandbox/run-seconds"
+_STATUS_DELAY: Final = (0.016, 0.047)
+_STOP_SECONDS: Final = 1.0
+_TERMINAL: Final = frozenset({"Succeeded", "Failed"})
+_RETOLD: Final = frozenset({"admitted", "rejected", "container_started", "container_waiting"})
+
+
+@dataclass(slots=True)
+class _Hosted:
+    """A pod that was seen bound to the node; `leaving` is set by its deletion, however it came."""
+
+    pod: Json
+    leaving: asyncio.Event = field(default_factory=asyncio.Event)
+    is_gone: bool = False
+    is_over: bool = False
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.pod["metadata"]["namespace"], self.pod["metadata"]["name"]
+
+    @property
+    def uid(self) -> str:
+        uid: str = self.pod["metadata"]["uid"]
+        return uid
+
+    @property
+    def run_seconds(self) -> float | None:
+        text = (self.pod["metadata"].get("annotations") or {}).get(RUN_SECONDS)
+        return None if text is None else float(text)
+
+    @property
+    def stop_seconds(self) -> float:
+        grace: float = self.pod["metadata"].get("deletionGracePeriodSeconds") or 0
+        return min(grace, _STOP_SECONDS)
+
+
+class KubeletPodLoop:
+    """Drives one kubelet model from one store; `run` is its whole life.
+
+    `status_period` is the time between two Node statuses in seconds; `eager` also writes one at
+    each change, which the real kubelet does not do.
+    """
+
+    def __init__(
+        self,
+        model: KubeletModel,
+        store: ObjectStore,
+        node_name: str,
+        *,
+        status_period: float = 10.0,
+        eager: bool = False,
+    ) -> None:
+        self._model = model
+        self._store = store
+        self._fields = {"spec.nodeName": node_name}
+        self._hosted: dict[str, _Hosted] = {}
+        self._dirty: dict[str, None] = {}
+        self._has_dirty = asyncio.Event()
+        self._reporter = NodeReporter(model, store, node_name, status_period, eager=eager)
+
+    async def run(self) -> None:
+        """Host pods and report them, for ever.
+
+        Raises:
+            ExceptionGroup: a pod of the store is no Pod, or the model is broken.
+        """
+        self._model.history.listen(self._hear)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._reporter.run())
+            group.create_task(self._report_pods())
+            while True:
+                await self._follow(group)
+
+    async def _follow(self, group: asyncio.TaskGroup) -> None:
+        """Follow the pods of the node until the history has moved past us."""
+        found = self._store.select("pods", fields=self._fields)
+        changes = self._store.subscribe("pods", self._store.version, fields=self._fields)
+        present = {pod["metadata"]["uid"] for pod in found}
+        for uid in self._hosted.keys() - present:
+            self._lose(group, uid)
+        for pod in sorted(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"])):
+            self._see(group, pod)
+        try:
+            async for change in changes:
+                self._take(group, change)
+        except GoneError:
+            return
+
+    def _take(self, group: asyncio.TaskGroup, change: Change) -> None:
+        if change.type == "DELETED":
+            self._lose(group, change.object["metadata"]["uid"])
+        else:
+            self._see(group, change.object)
+
+    def _see(self, group: asyncio.TaskGroup, pod: Json) -> None:
+        uid = pod["metadata"]["uid"]
+        hosted = self._hosted.get(uid)
+        if hosted is None:
+            if (pod.get("status") or {}).get("phase") in _TERMINAL:
+                return
+            hosted = self._hosted[uid] = _Hosted(pod)
+            group.create_task(self._host(hosted))
+        hosted.pod = pod
+        if pod["metadata"].get("deletionTimestamp"):
+            self._leave(hosted)
+
+    def _lose(self, group: asyncio.TaskGroup, uid: str) -> None:
+        """The pod is no longer in the store; a kubelet that is up still admits it if it waits."""
+        hosted = self._hosted.get(uid)
+        if hosted is not None:
+            hosted.is_gone = True
+            self._leave(hosted)
+            group.create_task(self._model.pod_gone(uid))
+
+    def _leave(self, hosted: _Hosted) -> None:
+        hosted.leaving.set()
+        self._model.history.note("leaving", pod=hosted.uid)
+
+    async def _host(self, hosted: _Hosted) -> None:
+        admission = await self._model.admit(hosted.pod)
+        if admission.admitted and await self._runs_out(hosted):
+            await self._succeed(hosted)
+        await hosted.leaving.wait()
+        if admission.admitted and not hosted.is_gone and not hosted.is_over:
+            await asyncio.sleep(hosted.stop_seconds)
+        await self._model.pod_gone(hosted.uid)
+        self._hosted.pop(hosted.uid, None)
+        if not hosted.is_gone:
+            self._finalize(hosted)
+
+    async def _runs_out(self, hosted: _Hosted) -> bool:
+        """Wait for the pod's deletion, or (True) for the end of its work, if it has one."""
+        if hosted.run_seconds is None:
+            return False
+        await self._model.history.until(lambda: hosted.leaving.is_set() or self._is_up(hosted))
+        try:
+            async with asyncio.timeout(hosted.run_seconds):
+                await hosted.leaving.wait()
+        except TimeoutError:
+            pod = self._model.pod(hosted.uid)
+            return pod is not None and not pod.is_rejected
+        return False
+
+    def _is_up(self, hosted: _Hosted) -> bool:
+        pod = self._model.pod(hosted.uid)
+        apps = [c.name for c in pod.spec.containers if c.kind == "app"] if pod else []
+        return pod is not None and pod.running.issuperset(apps)
+
+    async def _succeed(self, hosted: _Hosted) -> None:
+        pod = self._model.pod(hosted.uid)
+        hosted.is_over = True
+        if pod is not None:
+            await self._model.pod_gone(hosted.uid)
+            self._write(hosted, podstatus.ended_status(pod, self._stamp()))
+
+    def _finalize(self, hosted: _Hosted) -> None:
+        try:
+            self._store.finalize(*hosted.key, uid=hosted.uid)
+        except (NotFoundError, ConflictError):
+            return  # somebody deleted it with grace 0 meanwhile
+
+    def _hear(self, event: Seen) -> None:
+        if event.kind in _RETOLD:
+            self._mark([event.pod])
+        elif event.kind == "listed":
+            self._mark({uid for uid, _ in self._model.held(event.resource)})
+
+    def _mark(self, uids: Mapping[str, object] | set[str] | list[str]) -> None:
+        self._dirty.update(dict.fromkeys(uids))
+        self._has_dirty.set()
+
+    async def _report_pods(self) -> None:
+        while True:
+            await self._has_dirty.wait()
+            self._has_dirty.clear()
+            await asyncio.sleep(self._model.random.uniform(*_STATUS_DELAY))
+            dirty, self._dirty = self._dirty, {}
+            for uid in dirty:
+                self._report(uid)
+
+    def _report(self, uid: str) -> None:
+        hosted, pod = self._hosted.get(uid), self._model.pod(uid)
+        if hosted is None or pod is None or pod.admission is None or hosted.is_over:
+            return
+        verdict = pod.admission
+        if verdict.admitted:
+            names = [container.name for container in pod.spec.containers]
+            health = {name: self._model.health(uid, name) for name in names}
+            status = podstatus.running_status(pod, health, self._stamp())
+        else:
+            status = podstatus.rejected_status(verdict.reason, verdict.message, self._stamp())
+        self._write(hosted, status)
+
+    def _write(self, hosted: _Hosted, status: Json) -> None:
+        def change(pod: Json) -> Json:
+            pod["status"] = podstatus.merged(pod.get("status") or {}, status)
+            return pod
+
+        try:
+            self._store.update("pods", *hosted.key, change, uid=hosted.uid)
+        except (NotFoundError, ConflictError):
+            return  # the pod is gone, or another one has its name by now
+
+    def _stamp(self) -> str:
+        return self._model.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,86 @@
+"""Who holds which ids by the kubelet's books, and what the plugin answered for them."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from agent.sandbox.kubelet.pods import ContainerKey
+from agent.wire.v1beta1 import ContainerAllocateResponse
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One container's hold on one resource; `numa` maps NUMA nodes (-1: none) to ids."""
+
+    numa: Mapping[int, tuple[str, ...]]
+    response: ContainerAllocateResponse
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The ids, each once, whatever NUMA nodes they are on."""
+        return frozenset(device_id for members in self.numa.values() for device_id in members)
+
+
+@dataclass(slots=True)
+class Records:
+    """All holds of the node: pod UID → container → resource → record."""
+
+    _pods: dict[str, dict[str, dict[str, Record]]] = field(default_factory=dict)
+
+    def insert(self, owner: ContainerKey, resource: str, record: Record) -> None:
+        """Note a hold, in place of an earlier one of the same container and resource."""
+        uid, container = owner
+        self._pods.setdefault(uid, {}).setdefault(container, {})[resource] = record
+
+    def of_container(self, owner: ContainerKey) -> Mapping[str, Record]:
+        """The container's records by resource."""
+        uid, container = owner
+        return self._pods.get(uid, {}).get(container, {})
+
+    def ids(self, owner: ContainerKey, resource: str) -> frozenset[str] | None:
+        """The container's ids of one resource, or None where it has no record."""
+        record = self.of_container(owner).get(resource)
+        return None if record is None else record.ids
+
+    def drop_all_but(self, uids: Iterable[str]) -> bool:
+        """Forget every other pod; tells whether there was one."""
+        gone = self._pods.keys() - set(uids)
+        for uid in gone:
+            del self._pods[uid]
+        return bool(gone)
+
+    def in_use(self) -> dict[str, set[str]]:
+        """Ids held, by resource."""
+        held: dict[str, set[str]] = {}
+        for _, resource, record in self:
+            held.setdefault(resource, set()).update(record.ids)
+        return held
+
+    def count(self, resource: str) -> int:
+        """How many ids of one resource are held."""
+        return len(self.in_use().get(resource, ()))
+
+    def has_pod(self, uid: str) -> bool:
+        """Tell whether any container of the pod has a record."""
+        return uid in self._pods
+
+    def __iter__(self) -> Iterator[tuple[ContainerKey, str, Record]]:
+        for uid, containers in self._pods.items():
+            for container, resources in containers.items():
+                for resource, record in resources.items():
+                    yield (uid, container), resource, record
+
+
+def merge(records: Iterable[Record]) -> ContainerAllocateResponse:
+    """What the runtime is told of a container: the first value of each key wins."""
+    whole = ContainerAllocateResponse()
+    for record in records:
+        answer = record.response
+        whole.envs = answer.envs | whole.envs
+        whole.annotations = answer.annotations | whole.annotations
+        paths = {mount.container_path for mount in whole.mounts}
+        whole.mounts += [m for m in answer.mounts if m.container_path not in paths]
+        paths = {node.container_path for node in whole.devices}
+        whole.devices += [d for d in answer.devices if d.container_path not in paths]
+        names = {name.name for name in whole.cdi_devices}
+        whole.cdi_devices += [d for d in answer.cdi_devices if d.name not in names]
+    return whole

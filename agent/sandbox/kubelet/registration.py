@@ -1,0 +1,114 @@
+"""The Registration service as kubelet ≤ 1.36 serves it: one client for each resource name.
+
+A second Register replaces the first and leaves its stream open; the end of *any* stream of a
+resource disconnects whichever client is current then.
+"""
+
+import os.path
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Final
+
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+from typing_extensions import override
+
+from agent.sandbox.kubelet.books import Books
+from agent.sandbox.kubelet.devices import DeviceError, is_extended_resource
+from agent.sandbox.kubelet.endpoint import PLUGIN_FAULTS, Endpoint, PluginChannel, dial, go_text
+from agent.sandbox.kubelet.seen import SeenLog
+from agent.wire.v1beta1 import DevicePluginStub, Empty, RegisterRequest, RegistrationBase
+
+VERSION: Final = "v1beta1"
+
+
+class Registration(RegistrationBase):
+    """Plugins call `Register`; everything after it runs in tasks given to `spawn`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        books: Books,
+        seen: SeenLog,
+        spawn: Callable[[Coroutine[object, object, None]], object],
+    ) -> None:
+        self._directory = directory
+        self._books = books
+        self._seen = seen
+        self._spawn = spawn
+        self._clients: dict[str, PluginChannel | None] = {}
+        self._channels: set[PluginChannel] = set()
+
+    @override
+    async def register(self, message: RegisterRequest) -> Empty:
+        resource = message.resource_name
+        try:
+            _require_valid(message)
+            await self._connect(resource, self._socket(message.endpoint))
+        except DeviceError as error:
+            self._seen.note("register_refused", resource=resource, text=str(error))
+            raise GRPCError(Status.UNKNOWN, str(error)) from error
+        return Empty()
+
+    def close(self) -> None:
+        """Cut every connection to a plugin."""
+        for channel in self._channels:
+            channel.close()
+
+    def _socket(self, endpoint: str) -> Path:
+        # Go's filepath.Join: an absolute name stays below the directory, dots are resolved
+        return Path(os.path.normpath(f"{self._directory}/{endpoint}"))
+
+    async def _connect(self, resource: str, path: Path) -> None:
+        self._clients[resource] = None
+        try:
+            channel = await dial(path)
+            self._channels.add(channel)
+            self._clients[resource] = channel
+            endpoint = await self._ask_options(resource, channel)
+        except BaseException:
+            # the failed one is dropped *by name*: an earlier client is forgotten, its stream lives
+            self._clients.pop(resource, None)
+            raise
+        self._books.connected(resource, endpoint)
+        self._spawn(self._run(resource, channel, endpoint))
+
+    async def _ask_options(self, resource: str, channel: PluginChannel) -> Endpoint:
+        try:
+            options = await DevicePluginStub(channel).get_device_plugin_options(Empty())
+        except PLUGIN_FAULTS as error:
+            self._discard(channel)
+            text = f"failed to get device plugin options: {go_text(error)}"
+            raise DeviceError(text) from error
+        except BaseException:
+            self._discard(channel)
+            raise
+        return Endpoint(resource, channel, options)
+
+    async def _run(self, resource: str, channel: PluginChannel, endpoint: Endpoint) -> None:
+        text = "the plugin ended the stream"
+        try:
+            await endpoint.follow(lambda devices: self._books.listed(resource, devices))
+        except PLUGIN_FAULTS as error:
+            text = go_text(error)
+        except DeviceError as error:  # an older stream's end was faster than this one's start
+            text = str(error)
+        self._discard(channel)
+        current = self._clients.pop(resource, None)
+        if current is not None:
+            self._discard(current)
+            self._books.disconnected(resource, text)
+
+    def _discard(self, channel: PluginChannel) -> None:
+        channel.close()
+        self._channels.discard(channel)
+
+
+def _require_valid(message: RegisterRequest) -> None:
+    if message.version != VERSION:
+        raise DeviceError(
+            f'requested API version "{message.version}" is not supported by kubelet. '
+            f'Supported version is ["{VERSION}"]'
+        )
+    if not is_extended_resource(message.resource_name):
+        raise DeviceError(f'the ResourceName "{message.resource_name}" is invalid')

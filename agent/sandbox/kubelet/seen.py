@@ -1,0 +1,103 @@
+"""What the kubelet model saw and did, in order and bounded, and waiting for it to change."""
+
+import asyncio
+import datetime as dt
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from agent.core.ports import Clock
+
+SeenKind = Literal[
+    "started",
+    "exited",
+    "panicked",
+    "registered",
+    "register_refused",
+    "listed",
+    "disconnected",
+    "removed",
+    "preferring",
+    "preferred",
+    "allocating",
+    "allocated",
+    "allocate_refused",
+    "prestarted",
+    "prestart_refused",
+    "admitting",
+    "admitted",
+    "rejected",
+    "leaving",
+    "ended",
+    "container_started",
+    "container_waiting",
+    "checkpoint_lost",
+    "checkpoint_unwritten",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One event. `elapsed` is loop time in seconds; `ids` what was asked; `text` the answer."""
+
+    at: dt.datetime
+    elapsed: float
+    kind: SeenKind
+    resource: str = ""
+    pod: str = ""
+    container: str = ""
+    ids: tuple[str, ...] = ()
+    text: str = ""
+
+
+class SeenLog:
+    """The last `limit` events, oldest first; it outlives the kubelet's restarts."""
+
+    def __init__(self, clock: Clock, limit: int = 10_000) -> None:
+        self._clock = clock
+        self._events: deque[Seen] = deque(maxlen=limit)
+        self._waiters: list[asyncio.Future[None]] = []
+        self._listeners: list[Callable[[Seen], None]] = []
+
+    def note(
+        self,
+        kind: SeenKind,
+        *,
+        resource: str = "",
+        pod: str = "",
+        container: str = "",
+        ids: Iterable[str] = (),
+        text: str = "",
+    ) -> None:
+        """Add an event, tell the listeners and wake everyone who waits for a change."""
+        elapsed = asyncio.get_running_loop().time()
+        event = Seen(self._clock.now(), elapsed, kind, resource, pod, container, tuple(ids), text)
+        self._events.append(event)
+        for listener in self._listeners:
+            listener(event)
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def listen(self, listener: Callable[[Seen], None]) -> None:
+        """Call `listener` with every event from now on; it must return at once."""
+        self._listeners.append(listener)
+
+    def of(self, *kinds: SeenKind) -> list[Seen]:
+        """The kept events of these kinds."""
+        return [event for event in self._events if event.kind in kinds]
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Return as soon as `holds()`; it is asked after every event. The deadline is yours."""
+        while not holds():
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    def __iter__(self) -> Iterator[Seen]:
+        return iter(tuple(self._events))
+
+    def __len__(self) -> int:
+        return len(self._events)

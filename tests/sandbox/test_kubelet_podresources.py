@@ -1,0 +1,187 @@
+"""PodResources as the agent meets it: the witness of an admission, and its rate limit."""
+
+import asyncio
+
+import pytest
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+
+from agent.wire.v1 import (
+    AllocatableResourcesRequest,
+    ContainerDevices,
+    GetPodResourcesRequest,
+    ListPodResourcesRequest,
+    NumaNode,
+    TopologyInfo,
+)
+from tests.fakes.kubelet_rig import Rig, a_container_object, a_pod_object, a_rig_with_plugin
+from tests.fakes.plugin import RESOURCE, a_device
+
+
+async def get(rig: Rig, name: str) -> dict[str, int] | str | None:
+    """Container → number of entries; the refusal's text where there is one."""
+    async with rig.witness() as witness:
+        try:
+            answer = await witness.get(GetPodResourcesRequest(name, "default"))
+        except GRPCError as error:
+            return error.message
+    return {c.name: len(c.devices) for c in answer.pod_resources.containers}
+
+
+def not_found(name: str) -> str:
+    return f"pod {name} in namespace default not found"
+
+
+async def test_a_pod_in_admission_is_known_with_what_it_was_given_so_far(tmp_path):
+    pods = [
+        a_pod_object("pa", containers=[a_container_object("c1"), a_container_object("c2")]),
+        a_pod_object("pb", inits=[a_container_object("init")], count=2),
+    ]
+    told = []
+    async with a_rig_with_plugin(tmp_path, count=6) as (rig, plugin):
+        async with asyncio.TaskGroup() as group:
+            plugin.script.gate = asyncio.Event()
+            for pod in pods:
+                group.create_task(rig.admit(pod))
+            for _ in range(4):
+                await plugin.allocating.wait()
+                plugin.allocating.clear()
+                told.append((await get(rig, "pa"), await get(rig, "pb")))
+                gate, plugin.script.gate = plugin.script.gate, asyncio.Event()
+                gate.set()
+        told.append((await get(rig, "pa"), await get(rig, "pb")))
+
+    assert [
+        ({"c1": 0, "c2": 0}, not_found("pb")),
+        ({"c1": 1, "c2": 0}, not_found("pb")),
+        ({"c1": 1, "c2": 1}, {"main": 0}),  # the init container is not listed
+        ({"c1": 1, "c2": 1}, {"main": 0}),
+        ({"c1": 1, "c2": 1}, {"main": 2}),
+    ] == told
+
+
+async def test_a_rejected_or_ended_pod_is_not_found(tmp_path):
+    async with a_rig_with_plugin(tmp_path) as (rig, plugin):
+        plugin.script.refusals.append(GRPCError(Status.FAILED_PRECONDITION, "no"))
+        await rig.admit(a_pod_object("no"))
+        await rig.admit(a_pod_object("over"))
+        await rig.soon(rig.kubelet.pod_gone("over"))
+
+        assert not_found("no") == await get(rig, "no")
+        assert not_found("over") == await get(rig, "over")
+        assert not_found("never") == await get(rig, "never")
+
+
+async def test_sidecars_are_listed_first_and_init_containers_never(tmp_path):
+    pod = a_pod_object(
+        inits=[a_container_object("init"), a_container_object("side", sidecar=True)],
+    )
+    async with a_rig_with_plugin(tmp_path) as (rig, _):
+        await rig.admit(pod)
+
+        known = await get(rig, "u1")
+        assert {"side": 1, "main": 1} == known
+        assert ["side", "main"] == list(known)
+
+
+async def test_there_is_one_entry_for_each_id_and_numa_node(tmp_path):
+    async with a_rig_with_plugin(tmp_path, count=1) as (rig, plugin):
+        plugin.publish(
+            [a_device("two", nodes=[0, 1]), a_device("none"), a_device("empty", nodes=())]
+        )
+        await rig.until_listed(3)
+        await rig.admit(a_pod_object(count=3))
+
+        async with rig.witness() as witness:
+            listed = await witness.list(ListPodResourcesRequest())
+            allocatable = await witness.get_allocatable_resources(AllocatableResourcesRequest())
+
+    def entry(device_id: str, node: int | None) -> ContainerDevices:
+        topology = None if node is None else TopologyInfo([NumaNode(node)])
+        return ContainerDevices(RESOURCE, [device_id], topology)
+
+    def order(entries):
+        return sorted(entries, key=str)
+
+    held = listed.pod_resources[0].containers[0].devices
+    both = [entry("two", 0), entry("two", 1), entry("none", None)]
+    assert order([*both, entry("empty", None)]) == order(held)
+    assert order(both) == order(allocatable.devices), "empty topology: no entry at all"
+
+
+async def test_the_order_of_entries_differs_from_call_to_call(tmp_path):
+    async with a_rig_with_plugin(tmp_path, count=8) as (rig, _), rig.witness() as witness:
+        await rig.admit(a_pod_object(count=8))
+
+        answers = set()
+        for _ in range(5):
+            listed = await witness.list(ListPodResourcesRequest())
+            held = listed.pod_resources[0].containers[0].devices
+            answers.add(tuple(entry.device_ids[0] for entry in held))
+        assert 1 < len(answers)
+
+
+async def test_allocatable_lists_healthy_ids_held_or_not(tmp_path):
+    async with a_rig_with_plugin(tmp_path, count=1) as (rig, plugin):
+        await rig.admit(a_pod_object())
+        plugin.publish([a_device("g0"), a_device("g1"), a_device("ill", health="Unhealthy")])
+        await rig.until_listed(2)
+
+        async with rig.witness() as witness:
+            answer = await witness.get_allocatable_resources(AllocatableResourcesRequest())
+        assert {"g0", "g1"} == {entry.device_ids[0] for entry in answer.devices}
+
+
+async def test_the_rate_limit_is_a_burst_of_ten_then_a_hundred_a_second(tmp_path):
+    async with a_rig_with_plugin(tmp_path) as (rig, _), rig.witness() as witness:
+        answers: list[object] = []
+
+        async def ask(times: int) -> int:
+            answers.clear()
+            for _ in range(times):
+                try:
+                    answers.append(await witness.list(ListPodResourcesRequest()))
+                except GRPCError as error:
+                    answers.append((error.status, error.message))
+            return times - answers.count(refused)
+
+        refused = (Status.RESOURCE_EXHAUSTED, "rejected by rate limit")
+        assert 10 == await ask(30)
+        await asyncio.sleep(0.0501)
+        assert 5 == await ask(30)
+        await asyncio.sleep(10)
+        assert 10 == await ask(30)
+        assert [refused] * 20 == answers[10:]
+
+
+async def test_an_unknown_pod_is_answered_with_code_unknown(tmp_path):
+    async with a_rig_with_plugin(tmp_path) as (rig, _), rig.witness() as witness:
+        with pytest.raises(GRPCError) as caught:
+            await witness.get(GetPodResourcesRequest("never", "default"))
+
+        assert (Status.UNKNOWN, not_found("never")) == (caught.value.status, caught.value.message)
+
+
+async def test_a_list_after_a_pods_end_un_marks_the_ids_in_flight(tmp_path):
+    """A worker's call is in flight, a pod ends, anybody lists: its id is offered to the next."""
+    async with a_rig_with_plugin(tmp_path, count=2) as (rig, plugin):
+        await rig.admit(a_pod_object("u1"))
+        await rig.until_seen("container_started")
+        await rig.kubelet.restart(lose_checkpoint=True)
+        await rig.come_back(plugin)
+        await rig.until_seen("admitted", 2)
+        await asyncio.sleep(1)
+        await rig.admit(a_pod_object("ends"))
+        plugin.script.gate = asyncio.Event()
+        plugin.allocating.clear()
+        await rig.kubelet.container_died("u1", "main")
+        await rig.soon(plugin.allocating.wait())
+        (in_flight,) = plugin.allocated[-1]
+
+        await rig.soon(rig.kubelet.pod_gone("ends"))
+        async with rig.witness() as witness:
+            await witness.list(ListPodResourcesRequest())
+        plugin.script.gate = None
+        await rig.admit(a_pod_object("next", count=2))
+
+        assert in_flight in plugin.allocated[-1]
