@@ -3,24 +3,50 @@
 import asyncio
 from typing import Any
 
-from agent.kit.cell import Cell
+from agent.kit.cell import Cell, CellClosed
+
+
+class News:
+    """A cursor over several cells: a change between two waits is not missed."""
+
+    def __init__(self, *cells: Cell[Any]) -> None:
+        self._cells = cells
+        self._seen = [cell.value for cell in cells]
+
+    async def wait(self, within: float | None = None) -> bool:
+        """Wait until a cell has another value than when the last wait, or the cursor, began.
+
+        True when one has; False when `within` seconds passed before. A closed cell brings no news.
+        """
+        try:
+            async with asyncio.timeout(within):
+                await self._changed()
+        except TimeoutError:
+            return False
+        self._seen = [cell.value for cell in self._cells]
+        return True
+
+    async def _changed(self) -> None:
+        pairs = list(zip(self._cells, self._seen, strict=True))
+        if any(cell.value is not seen for cell, seen in pairs):
+            return
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_newer(cell, seen)) for cell, seen in pairs]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                task.cancel()
 
 
 async def news(*cells: Cell[Any], within: float | None = None) -> bool:
     """Wait until one of `cells` gets another value than it has now; True when one did.
 
-    False: `within` seconds passed. A cell that closes counts as no news from it.
+    False: `within` seconds passed. Who does work between two waits needs News.
     """
+    return await News(*cells).wait(within)
 
-    async def changed(cell: Cell[Any]) -> None:
-        before = cell.value
-        await cell.until(lambda value: value is not before)
 
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(changed(cell)) for cell in cells]
-        done, pending = await asyncio.wait(
-            tasks, timeout=within, return_when=asyncio.FIRST_COMPLETED
-        )
-        for task in pending:
-            task.cancel()
-    return bool(done)
+async def _newer(cell: Cell[Any], seen: object) -> None:
+    try:
+        await cell.until(lambda value: value is not seen)
+    except CellClosed:
+        await asyncio.Event().wait()

@@ -6,7 +6,7 @@ from agent.core.candidates import Books
 from agent.core.condition import Condition
 from agent.core.evidence import Evidence, Grant, MatchSettings, Question, UnlockedPods
 from agent.core.holdings import ContainerHolding, Holding, KubeletEpoch
-from agent.core.ledger import Ledger, Row
+from agent.core.ledger import ContainerKey, Ledger, Row
 from agent.core.matching import decide
 from agent.core.pods import PodTable, PodView, Tombstone
 from agent.core.slices import SliceId
@@ -94,6 +94,14 @@ def knowing(scene: Evidence, *holdings: Holding, absent: tuple[PodView, ...] = (
 def changed(scene: Evidence, **changes: object) -> Evidence:
     """The scene with other fields."""
     return dataclasses.replace(scene, **changes)  # type: ignore[arg-type]
+
+
+def without_witness(
+    scene: Evidence, *, recorded: frozenset[ContainerKey] | None = None, read: bool = True
+) -> Evidence:
+    """The scene under a kubelet without Get, whose file says what it has."""
+    books = Books(NOW_KUBELET, recorded, witnessed=False)
+    return changed(scene, books=books, records_read=read)
 
 
 def with_bad_gpu(scene: Evidence, condition: Condition = Condition.BAD) -> Evidence:

@@ -129,10 +129,8 @@ def test_before_a_refusal_for_room_the_kubelet_is_asked_for_the_pod_in_the_way()
     scene = knowing(a_scene(pod, holder, rows=(row,), lock=pod), holding(pod))
     assert ask(scene) == AskKubelet(*holder.key)
 
-    finished = granted(knowing(scene, absent=(holder,)))
+    granted(knowing(scene, absent=(holder,)))
     refused(knowing(scene, holding(holder, main=f"{G1}-0")), Gate.MEMORY_EXCEEDED)
-
-    assert finished.dead == (row.key,)
 
 
 def test_a_new_kubelet_that_does_not_know_a_pod_yet_frees_nothing() -> None:

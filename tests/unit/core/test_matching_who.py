@@ -21,6 +21,7 @@ from tests.unit.core.matching_scene import (
     holding,
     knowing,
     named_pod,
+    without_witness,
 )
 
 POD = named_pod(1)
@@ -142,8 +143,8 @@ def test_unique_serves_the_pod_without_a_lock_that_the_kubelet_confirms() -> Non
 
 
 def test_an_old_kubelet_serves_only_a_lock_owner_without_company() -> None:
-    alone = changed(a_scene(POD, lock=POD), can_ask=False)
-    accompanied = changed(a_scene(POD, named_pod(3), lock=POD), can_ask=False)
+    alone = without_witness(a_scene(POD, lock=POD))
+    accompanied = without_witness(a_scene(POD, named_pod(3), lock=POD))
 
     assert granted(alone).candidate.pod == POD
     refused(accompanied, Gate.WITNESS_SILENT)

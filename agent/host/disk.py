@@ -1,0 +1,159 @@
+"""The state directory: files that are replaced whole or not at all, and stay so through a crash.
+
+One replace is one piece of work on a thread: a hop per step would cost more than the steps.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Self
+
+from agent.core.errors import StateError
+from agent.kit.durable import Files, replace
+from agent.kit.offload import Offload
+
+SIZE_LIMIT = 64 * 1024 * 1024
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+ADVICE = {
+    errno.ENOSPC: "free some space there",
+    errno.EDQUOT: "raise the quota or free some space there",
+    errno.EROFS: "mount it read-write",
+    errno.EACCES: "let the agent's user own it",
+    errno.EPERM: "let the agent's user own it",
+    errno.ENOENT: "restart the agent, the directory was removed under it",
+    errno.EIO: "look for disk errors in the kernel's log",
+}
+
+
+class DirectoryFiles:
+    """Files in the real directory `directory`, an open descriptor."""
+
+    def __init__(self, directory: int) -> None:
+        self._directory = directory
+
+    def create(self, name: str) -> int:
+        """Readable by the owner only, never through a link."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(name, flags, 0o600, dir_fd=self._directory)
+
+    def write(self, handle: int, data: memoryview) -> int:
+        """See agent.kit.durable.Files."""
+        return os.write(handle, data)
+
+    def sync(self, handle: int) -> None:
+        """See agent.kit.durable.Files."""
+        os.fsync(handle)
+
+    def close(self, handle: int) -> None:
+        """See agent.kit.durable.Files."""
+        os.close(handle)
+
+    def link(self, name: str, second: str) -> None:
+        """See agent.kit.durable.Files."""
+        os.link(
+            name,
+            second,
+            src_dir_fd=self._directory,
+            dst_dir_fd=self._directory,
+            follow_symlinks=False,
+        )
+
+    def rename(self, name: str, target: str) -> None:
+        """See agent.kit.durable.Files."""
+        os.rename(name, target, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+
+    def unlink(self, name: str) -> None:
+        """See agent.kit.durable.Files."""
+        os.unlink(name, dir_fd=self._directory)
+
+    def sync_directory(self) -> None:
+        """See agent.kit.durable.Files."""
+        os.fsync(self._directory)
+
+
+class HostDisk:
+    """The Disk port on the directory `path`, opened once; all work is done through `offload`."""
+
+    def __init__(self, path: Path, directory: int, files: Files, offload: Offload) -> None:
+        self._path = path
+        self._directory = directory
+        self._files = files
+        self._offload = offload
+
+    @classmethod
+    async def open(
+        cls, path: Path, offload: Offload, files: Callable[[int], Files] = DirectoryFiles
+    ) -> Self:
+        """Open the directory, which is made (0750) if its parent is there. Raises StateError."""
+        directory = await offload.call(_open_directory, path)
+        return cls(path, directory, files(directory), offload)
+
+    async def read(self, name: str) -> bytes | None:
+        """The content, or None when absent. Raises StateError."""
+        return await self._offload.call(self._read, _checked(name))
+
+    async def replace(self, name: str, data: bytes, *, keep: str | None = None) -> None:
+        """Durably replace; `keep` names the file that receives the content before.
+
+        Raises StateError; then the old content stands.
+        """
+        if keep is not None:
+            _checked(keep)
+        await self._offload.call(self._replace, _checked(name), data, keep)
+
+    def close(self) -> None:
+        """Let go of the directory; no call may follow."""
+        os.close(self._directory)
+
+    def _read(self, name: str) -> bytes | None:
+        with _told(self._path / name, "read"):
+            try:
+                handle = os.open(name, READ, dir_fd=self._directory)
+            except FileNotFoundError:
+                return None
+            try:
+                return _content(handle, self._path / name)
+            finally:
+                os.close(handle)
+
+    def _replace(self, name: str, data: bytes, keep: str | None) -> None:
+        with _told(self._path / name, "written"):
+            replace(self._files, name, data, keep)
+
+
+def _checked(name: str) -> str:
+    if not name or name.startswith(".") or "/" in name:
+        raise ValueError(f"{name!r} is no name of a state file")
+    return name
+
+
+def _content(handle: int, path: Path) -> bytes:
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode) or found.st_size > SIZE_LIMIT:
+        raise StateError(f"{path} is not a file of at most {SIZE_LIMIT} bytes: remove it.")
+    content = bytearray()
+    while more := os.read(handle, found.st_size + 1):
+        content += more
+    return bytes(content)
+
+
+def _open_directory(path: Path) -> int:
+    with _told(path, "opened"):
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o750)
+        return os.open(path, DIRECTORY)
+
+
+@contextlib.contextmanager
+def _told(path: Path, what: str) -> Iterator[None]:
+    """Errors of the system as one sentence: what, where, what to do."""
+    try:
+        yield
+    except OSError as error:
+        advice = ADVICE.get(error.errno or 0, "look at the directory and its file system")
+        reason = error.strerror or type(error).__name__
+        raise StateError(f"{path} cannot be {what}: {reason}; {advice}.") from error

@@ -1,0 +1,100 @@
+"""The service manager: sd_notify datagrams, or nobody."""
+
+import datetime as dt
+import socket
+import time
+from collections.abc import Mapping
+
+import structlog
+
+from agent.core.ports import ServiceNotifier
+
+log = structlog.get_logger(__name__)
+
+
+class NoSystemd:
+    """The ServiceNotifier port where nobody listens."""
+
+    watchdog: dt.timedelta | None = None
+
+    def ready(self) -> None:
+        """Nobody to tell."""
+
+    def status(self, text: str) -> None:
+        """Nobody to tell."""
+
+    def stopping(self) -> None:
+        """Nobody to tell."""
+
+    def reloading(self) -> None:
+        """Nobody to tell."""
+
+    def alive(self) -> None:
+        """Nobody to tell."""
+
+
+class Systemd:
+    """The ServiceNotifier port on the datagram socket `address` (`@…`: an abstract one).
+
+    A message that cannot be sent is logged and lost: no service fails for want of a listener.
+    Source: sd_notify(3).
+    """
+
+    def __init__(self, address: str, watchdog: dt.timedelta | None = None) -> None:
+        self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        self._watchdog = watchdog
+
+    @property
+    def watchdog(self) -> dt.timedelta | None:
+        """How often alive() is expected at the latest, or None."""
+        return self._watchdog
+
+    def ready(self) -> None:
+        """The service serves, or serves again after a reload."""
+        self._send("READY=1")
+
+    def status(self, text: str) -> None:
+        """One line for `systemctl status`."""
+        self._send(f"STATUS={' '.join(text.split())}")
+
+    def stopping(self) -> None:
+        """The service is about to end."""
+        self._send("STOPPING=1")
+
+    def reloading(self) -> None:
+        """A reload has begun; systemd takes the stamp for CLOCK_MONOTONIC (Type=notify-reload)."""
+        stamp = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={stamp}")
+
+    def alive(self) -> None:
+        """The watchdog's sign of life."""
+        self._send("WATCHDOG=1")
+
+    def _send(self, message: str) -> None:
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+                channel.setblocking(False)
+                channel.sendto(message.encode(), self._address)
+        except OSError as error:
+            word = message.partition("=")[0]
+            log.warning("systemd.not_told", message=word, error=error.strerror)
+
+
+def service_notifier(environment: Mapping[str, str], pid: int) -> ServiceNotifier:
+    """The notifier for the service manager that started this process, `pid`, or for nobody."""
+    address = environment.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        if address:
+            log.warning("systemd.unknown_address", address=address[:64])
+        return NoSystemd()
+    return Systemd(address, _watchdog(environment, pid))
+
+
+def _watchdog(environment: Mapping[str, str], pid: int) -> dt.timedelta | None:
+    """The interval, if it is meant for this process. Source: sd_watchdog_enabled(3)."""
+    if environment.get("WATCHDOG_PID", str(pid)) != str(pid):
+        return None
+    text = environment.get("WATCHDOG_USEC", "")
+    if not text.isascii() or not text.isdigit() or not int(text):
+        return None
+    return dt.timedelta(microseconds=int(text))

@@ -1,0 +1,128 @@
+"""One daemon thread for blocking work, in order, with a bounded queue.
+
+The loop's own executor is no place for it: its threads are joined at exit, so that one disk that
+does not answer would hold up the end of the process for ever.
+"""
+
+import asyncio
+import concurrent.futures
+import queue
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Generic, Protocol, Self, TypeVar, TypeVarTuple
+
+import structlog
+
+from agent.core.errors import StateError
+
+log = structlog.get_logger(__name__)
+
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
+
+class Worker:
+    """An Offload (agent.kit.offload). At most `limit` pieces of work wait; further callers wait.
+
+    Used as an async context manager. Leaving it finishes what waits, for `patience` seconds at
+    most; after that the thread is abandoned, which cannot hold up the end of the process.
+    """
+
+    def __init__(self, name: str, limit: int, patience: float = 2.0) -> None:
+        self._name = name
+        self._patience = patience
+        self._slots = asyncio.Semaphore(limit)
+        self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._abandoned = threading.Event()
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._closed = True
+
+    async def __aenter__(self) -> Self:
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self._thread.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._closed = True
+        self._queue.put(None)
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._ended.wait()
+        except TimeoutError:
+            log.warning("worker.abandoned", worker=self._name, after=self._patience)
+        finally:
+            self._abandoned.set()
+
+    async def call(self, work: Callable[[*Ts], R], *args: *Ts) -> R:
+        """Run `work(*args)` on the thread and return its result, or raise its error.
+
+        Work that waits is dropped when its caller is cancelled; work that has begun goes on.
+
+        Raises:
+            StateError: the worker is not running.
+        """
+        await self._slots.acquire()
+        if self._closed:
+            self._slots.release()
+            raise StateError(f"Thread {self._name} is not running: the agent is about to end.")
+        future: concurrent.futures.Future[R] = concurrent.futures.Future()
+        future.add_done_callback(lambda _: self._tell(self._slots.release))
+        self._queue.put(_Task(future, lambda: work(*args)))
+        return await asyncio.wrap_future(future)
+
+    def _work(self) -> None:
+        while (task := self._queue.get()) is not None:
+            if self._abandoned.is_set():
+                task.drop()
+            else:
+                task.run()
+        self._tell(self._ended.set)
+
+    def _tell(self, callback: Callable[[], object]) -> None:
+        """Call back on the loop; a loop that is gone needs no news."""
+        try:
+            self._loop.call_soon_threadsafe(callback)
+        except RuntimeError:
+            log.debug("worker.loop_gone", worker=self._name)
+
+
+class _Work(Protocol):
+    """A task of any result."""
+
+    def run(self) -> None:
+        """Do it."""
+        ...
+
+    def drop(self) -> None:
+        """Do it no more."""
+        ...
+
+
+class _Task(Generic[R]):
+    """One piece of work and where its result goes."""
+
+    def __init__(self, future: concurrent.futures.Future[R], work: Callable[[], R]) -> None:
+        self._future = future
+        self._work = work
+
+    def run(self) -> None:
+        if not self._future.set_running_or_notify_cancel():
+            return
+        try:
+            result = self._work()
+        except BaseException as error:  # noqa: BLE001 -- handed on to the caller, whatever it is
+            self._future.set_exception(error)
+        else:
+            self._future.set_result(result)
+
+    def drop(self) -> None:
+        if self._future.set_running_or_notify_cancel():
+            self._future.set_exception(StateError("The agent ended before this was begun."))

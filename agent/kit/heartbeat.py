@@ -1,0 +1,25 @@
+"""A sign of life of the loop: whoever looks can tell how long it has been stuck."""
+
+import asyncio
+from typing import NoReturn
+
+
+class Heartbeat:
+    """Beats every `interval` seconds while run() runs and the loop turns."""
+
+    def __init__(self, interval: float = 1.0) -> None:
+        self._interval = interval
+        self._last: float | None = None
+
+    async def run(self) -> NoReturn:
+        """Beat for ever."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._last = loop.time()
+            await asyncio.sleep(self._interval)
+
+    def age(self) -> float:
+        """Seconds since the last beat; infinite before the first one."""
+        if self._last is None:
+            return float("inf")
+        return asyncio.get_running_loop().time() - self._last

@@ -1,0 +1,54 @@
+"""Tallies and durations as families of series."""
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+
+from agent.kit.tally import DurationRow, Durations, Tally
+
+T = TypeVar("T", Tally, Durations)
+
+
+def counters(prefix: str, tallies: Iterable[Tally]) -> Iterator[Metric]:
+    """One counter per name; several tallies of one name (one per server, say) are added up."""
+    for name, group in _by_name(tallies).items():
+        labels = group[0].labels
+        family = CounterMetricFamily(prefix + name, group[0].help, labels=labels)
+        counts: dict[tuple[str, ...], int] = {}
+        for tally in group:
+            for values, count in tally.items():
+                counts[values] = counts.get(values, 0) + count
+        if not labels:
+            counts.setdefault((), 0)
+        for values, count in sorted(counts.items()):
+            family.add_metric(values, count)
+        yield family
+
+
+def histograms(prefix: str, durations: Iterable[Durations]) -> Iterator[Metric]:
+    """One histogram per name; several of one name, with equal buckets, are added up."""
+    for name, group in _by_name(durations).items():
+        first = group[0]
+        family = HistogramMetricFamily(prefix + name, first.help, labels=first.labels)
+        rows: dict[tuple[str, ...], DurationRow] = {}
+        for row in (row for one in group for row in one.rows()):
+            rows[row.labels] = _sum(rows[row.labels], row) if row.labels in rows else row
+        bounds = [*map(str, first.buckets), "+Inf"]
+        for labels, row in sorted(rows.items()):
+            buckets = list(zip(bounds, row.cumulative, strict=True))
+            family.add_metric(labels, buckets, sum_value=row.total)
+        yield family
+
+
+def _sum(one: DurationRow, other: DurationRow) -> DurationRow:
+    cumulative = tuple(a + b for a, b in zip(one.cumulative, other.cumulative, strict=True))
+    return DurationRow(one.labels, cumulative, one.total + other.total)
+
+
+def _by_name(items: Iterable[T]) -> dict[str, list[T]]:
+    groups: dict[str, list[T]] = {}
+    for item in items:
+        groups.setdefault(item.name, []).append(item)
+    return groups

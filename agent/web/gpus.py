@@ -1,0 +1,105 @@
+"""GPUs, slices and what is promised of them, as families of series."""
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import Metric
+from prometheus_client.core import GaugeMetricFamily
+
+from agent.core.condition import Condition
+from agent.core.gpu import GpuUuid
+from agent.core.inventory import Inventory, SharedGpu
+from agent.core.ledger import Ledger
+from agent.core.room import claim_of, gpu_use
+from agent.core.slices import MIB, SliceList
+
+
+def gpu_families(
+    prefix: str, inventory: Inventory, slices: SliceList, ledger: Ledger
+) -> Iterator[Metric]:
+    """Everything that is told per GPU, and the slices by state."""
+    names = _names(inventory)
+    yield _info(prefix, names)
+    yield from _health(prefix, names)
+    yield _listed(prefix, slices)
+    totals = {group.uuid: len(group.ids) for group in slices.groups}
+    held = ledger.held_ids()
+    claims = [claim_of(row) for row in ledger.rows]
+    yield _per_gpu(
+        prefix + "slices_total",
+        "Slices that the kubelet is told of.",
+        ((name, totals.get(gpu.uuid, 0)) for name, gpu in names),
+    )
+    yield _per_gpu(
+        prefix + "slices_allocated",
+        "Slices that containers hold.",
+        ((name, len(held.get(gpu.uuid, ()))) for name, gpu in names),
+    )
+    yield _per_gpu(
+        prefix + "memory_promised_bytes",
+        "Memory promised to pods, the greater of init and app containers of each.",
+        ((name, gpu_use(claims, gpu).memory_mib * MIB) for name, gpu in names),
+    )
+    yield _per_gpu(
+        prefix + "memory_sellable_bytes",
+        "Memory that is registered, after scaling.",
+        ((name, gpu.registered_mib * MIB) for name, gpu in names),
+    )
+
+
+Named = list[tuple[str, SharedGpu]]
+
+
+def _names(inventory: Inventory) -> Named:
+    """GPUs by index; by UUID where a GPU that is gone has left its index to another."""
+    taken: set[int] = set()
+    named: dict[GpuUuid, str] = {}
+    for gpu in sorted(inventory.gpus, key=lambda gpu: not gpu.present):
+        named[gpu.uuid] = str(gpu.uuid) if gpu.gpu.index in taken else str(gpu.gpu.index)
+        taken.add(gpu.gpu.index)
+    return [(named[gpu.uuid], gpu) for gpu in inventory.gpus]
+
+
+def _info(prefix: str, names: Named) -> Metric:
+    family = GaugeMetricFamily(
+        prefix + "gpu_info",
+        "One series per GPU.",
+        labels=("gpu", "uuid", "model", "pci", "numa", "mode"),
+    )
+    for name, shared in names:
+        gpu = shared.gpu
+        numa = "" if gpu.numa is None else str(gpu.numa)
+        family.add_metric([name, gpu.uuid, gpu.name, gpu.pci, numa, shared.mode], 1)
+    return family
+
+
+def _health(prefix: str, names: Named) -> Iterator[Metric]:
+    """One series per condition, 1 for the present one: a state is found without a regex."""
+    state = GaugeMetricFamily(
+        prefix + "gpu_health", "1 for the condition that holds.", labels=("gpu", "state")
+    )
+    for name, gpu in names:
+        for condition in Condition:
+            state.add_metric([name, condition.value], int(gpu.health.condition is condition))
+    yield state
+    yield _per_gpu(
+        prefix + "gpu_health_since_seconds",
+        "Unix time since when the condition holds.",
+        ((name, gpu.health.since.timestamp()) for name, gpu in names),
+    )
+
+
+def _listed(prefix: str, slices: SliceList) -> Metric:
+    family = GaugeMetricFamily(
+        prefix + "devices", "Slices in the list, by what the kubelet is told.", labels=("state",)
+    )
+    for state, healthy in (("healthy", True), ("unhealthy", False)):
+        count = sum(len(group.ids) for group in slices.groups if group.healthy is healthy)
+        family.add_metric([state], count)
+    return family
+
+
+def _per_gpu(name: str, text: str, values: Iterable[tuple[str, float]]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=("gpu",))
+    for gpu, value in values:
+        family.add_metric([gpu], value)
+    return family

@@ -1,0 +1,134 @@
+"""The metrics page: what is in memory, rendered when asked for."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from aiohttp import web
+from prometheus_client import (
+    CollectorRegistry,
+    Metric,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from agent.core.inventory import Inventory
+from agent.core.ledger import Ledger
+from agent.core.readiness import Check
+from agent.core.slices import SliceList
+from agent.kit.cell import Cell
+from agent.kit.tally import Durations, Tally
+from agent.web.counts import counters, histograms
+from agent.web.gpus import gpu_families
+from agent.web.version import Build
+
+PREFIX = "hami_agent_"
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reading:
+    """A number that somebody can tell when asked. `name` is without the agent's prefix."""
+
+    name: str
+    help: str
+    read: Callable[[], float]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Facts:
+    """The cells that the page reads."""
+
+    inventory: Cell[Inventory]
+    slices: Cell[SliceList]
+    ledger: Cell[Ledger]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Series:
+    """What services count, and numbers that they tell. Equal names are added up."""
+
+    tallies: Sequence[Tally] = ()
+    durations: Sequence[Durations] = ()
+    readings: Sequence[Reading] = ()
+
+
+class AgentCollector(Collector):
+    """The agent's own series, made anew for every scrape."""
+
+    def __init__(
+        self, build: Build, facts: Facts, checks: Callable[[], tuple[Check, ...]], series: Series
+    ) -> None:
+        self._build = build
+        self._facts = facts
+        self._checks = checks
+        self._series = series
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        """All families, each once."""
+        yield self._build_info()
+        yield from _readiness(self._checks())
+        facts = self._facts
+        yield from gpu_families(
+            PREFIX, facts.inventory.value, facts.slices.value, facts.ledger.value
+        )
+        for reading in self._series.readings:
+            yield GaugeMetricFamily(PREFIX + reading.name, reading.help, value=reading.read())
+        yield from counters(PREFIX, self._series.tallies)
+        yield from histograms(PREFIX, self._series.durations)
+
+    def _build_info(self) -> Metric:
+        labels = ("version", "revision", "python", "profile")
+        family = GaugeMetricFamily(PREFIX + "build_info", "What runs here.", labels=labels)
+        family.add_metric([getattr(self._build, label) for label in labels], 1)
+        return family
+
+
+def _readiness(checks: Iterable[Check]) -> Iterator[Metric]:
+    ready = GaugeMetricFamily(
+        PREFIX + "ready", "1 for each condition of readiness that holds.", labels=("condition",)
+    )
+    degraded = GaugeMetricFamily(
+        PREFIX + "degraded", "1 for what does not work but does no harm yet.", labels=("reason",)
+    )
+    for check in checks:
+        if check.required:
+            ready.add_metric([check.name], int(check.ok))
+        else:
+            degraded.add_metric([check.name], int(not check.ok))
+    yield ready
+    yield degraded
+
+
+class MetricsPage:
+    """`/metrics`: text 0.0.4, or OpenMetrics for who accepts it. Its registry is its own."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(collector)
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+
+    def page(self, request: web.BaseRequest) -> web.Response:
+        """Render now."""
+        if _accepts_openmetrics(request.headers.get("Accept", "")):
+            body = openmetrics.generate_latest(self._registry)  # type: ignore[no-untyped-call]
+            return web.Response(
+                body=body, headers={"Content-Type": openmetrics.CONTENT_TYPE_LATEST}
+            )
+        body = generate_latest(self._registry)
+        return web.Response(body=body, headers={"Content-Type": TEXT})
+
+
+def _accepts_openmetrics(accept: str) -> bool:
+    for item in accept.split(","):
+        kind, *parameters = (part.strip().lower() for part in item.split(";"))
+        if kind == OPENMETRICS:
+            return not any(p.replace(" ", "") in {"q=0", "q=0.0"} for p in parameters)
+    return False

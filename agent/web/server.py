@@ -1,0 +1,134 @@
+"""The listener for people and Prometheus: TCP, a unix socket, or both; read-only."""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn, Self
+
+import structlog
+from aiohttp import web
+
+from agent.core.errors import PermissionFault
+from agent.web.gate import Gate
+from agent.web.sockets import unix_socket
+
+log = structlog.get_logger(__name__)
+
+HEAD_LIMIT = 16 * 1024
+STOP_TIMEOUT = 2.0
+METHODS = "GET, HEAD"
+HEADERS = {
+    "Server": "hami-agent",
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+Page = Callable[[web.BaseRequest], web.Response]
+"""Renders one path from what is in memory: it reads cells and waits for nothing."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Listeners:
+    """Where to listen. `port` 0: any free one; None: no TCP. `socket_path` None: no unix socket."""
+
+    host: str = "127.0.0.1"
+    port: int | None = 9394
+    socket_path: Path | None = None
+
+
+class WebServer:
+    """Serves `pages` by path. An async context manager, or a service by run()."""
+
+    def __init__(self, listeners: Listeners, pages: Mapping[str, Page]) -> None:
+        self._listeners = listeners
+        self._pages = pages
+        self._stack = contextlib.AsyncExitStack()
+        self._port: int | None = None
+
+    @property
+    def port(self) -> int | None:
+        """The TCP port that is listened on; None before the start and without TCP."""
+        return self._port
+
+    async def run(self) -> NoReturn:
+        """Serve until cancelled. Raises PermissionFault: an address cannot be bound."""
+        async with self:
+            while True:
+                await asyncio.Event().wait()
+
+    async def __aenter__(self) -> Self:
+        async with contextlib.AsyncExitStack() as stack:
+            if self._listeners.port is not None:
+                await self._listen_tcp(stack, self._listeners.host, self._listeners.port)
+            if self._listeners.socket_path is not None:
+                await self._listen_unix(stack, self._listeners.socket_path)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._port = None
+        await self._stack.aclose()
+
+    async def _listen_tcp(self, stack: contextlib.AsyncExitStack, host: str, port: int) -> None:
+        gate = Gate(self._answer)
+        try:
+            server = await asyncio.get_running_loop().create_server(gate, host, port)
+        except OSError as error:
+            raise PermissionFault(
+                f"{host}:{port} cannot be bound: {error.strerror}; choose another web.address or "
+                "web.port, or stop who listens there."
+            ) from error
+        stack.push_async_callback(_stop, server, gate)
+        self._port = server.sockets[0].getsockname()[1]
+        log.info("web.listening", host=host, port=self._port)
+
+    async def _listen_unix(self, stack: contextlib.AsyncExitStack, path: Path) -> None:
+        gate = Gate(self._answer)
+        opened = stack.enter_context(unix_socket(path))
+        server = await asyncio.get_running_loop().create_unix_server(gate, sock=opened)
+        stack.push_async_callback(_stop, server, gate)
+        log.info("web.listening", path=str(path))
+
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
+        try:
+            response = self._page(request)
+        except Exception:  # the outermost handler of this door
+            log.exception("web.failed", path=request.path)
+            response = web.Response(
+                status=500, text="This page failed; the agent's log says why.\n"
+            )
+        response.headers.update(HEADERS)
+        response.force_close()
+        return response
+
+    def _page(self, request: web.BaseRequest) -> web.Response:
+        page = self._pages.get(request.path)
+        if sum(len(name) + len(value) for name, value in request.raw_headers) > HEAD_LIMIT:
+            return web.Response(status=431, text=f"The head may have {HEAD_LIMIT} bytes.\n")
+        if page is None:
+            return web.Response(status=404, text=f"Not here. There is: {' '.join(self._pages)}\n")
+        if request.method not in {"GET", "HEAD"}:
+            return web.Response(
+                status=405, headers={"Allow": METHODS}, text="Only GET and HEAD are answered.\n"
+            )
+        return page(request)
+
+
+async def _stop(server: asyncio.Server, gate: Gate) -> None:
+    """Take no more connections and end those that are open.
+
+    Not wait_closed(): on Python 3.12 and later it waits for clients that stay.
+    """
+    server.close()
+    gate.pre_shutdown()
+    await gate.shutdown(STOP_TIMEOUT)

@@ -1,0 +1,177 @@
+"""The life of a server: bound before it says so, drained before it goes, nobody else's file."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+import grpc
+import pytest
+
+from agent.core.errors import KubeletError, SettingsError
+from agent.kit.cell import Cell
+from agent.plugin.server import PluginServer
+from tests.fakes.allocator import FakeAllocator
+from tests.fakes.chance import Seeded
+from tests.fakes.door import RESOURCE, a_door, a_group, a_list
+from tests.fakes.grpc_messages import Plugin
+from tests.fakes.raw_h2 import a_raw_call, prefixed
+
+pytestmark = pytest.mark.looptime(False)
+
+
+def names(directory: Path) -> set[str]:
+    return {entry.name for entry in directory.iterdir()}
+
+
+async def test_it_answers_by_the_time_that_it_has_an_endpoint(tmp_path: Path):
+    async with a_door(tmp_path) as door:
+        plugin = Plugin(door.path)
+
+        assert (await asyncio.to_thread(plugin.options)).get_preferred_allocation_available
+        assert 0o600 == door.path.stat().st_mode & 0o777
+        plugin.close()
+
+
+async def test_at_the_end_streams_end_well_and_the_socket_is_gone(tmp_path: Path):
+    async with a_door(tmp_path) as door:
+        plugin = Plugin(door.path)
+        stream = plugin.lists()
+        await asyncio.to_thread(next, stream)
+
+    assert [] == await asyncio.to_thread(list, stream)
+    assert grpc.StatusCode.OK == stream.code()
+    assert set() == names(tmp_path)
+    assert 0 == door.server.traffic.streams.value
+    plugin.close()
+
+
+async def test_an_allocate_in_flight_is_answered_and_new_ones_are_refused(tmp_path: Path):
+    async with a_door(tmp_path) as door, asyncio.TaskGroup() as group:
+        door.allocator.open.clear()
+        plugin = Plugin(door.path)
+        before = group.create_task(asyncio.to_thread(plugin.allocate, ["a"]))
+        while not door.allocator.asked:
+            await asyncio.to_thread(plugin.options)
+
+        rebinding = group.create_task(door.server.rebind())
+        await asyncio.sleep(0)
+        with pytest.raises(grpc.RpcError) as caught:
+            await asyncio.to_thread(plugin.allocate, ["b"])
+        assert not rebinding.done()
+        door.allocator.open.set()
+
+        assert "a" == (await before).container_responses[0].envs["IDS"]
+        assert grpc.StatusCode.UNAVAILABLE == caught.value.code()
+        assert caught.value.details().endswith("[HA-5004]")
+        await rebinding
+        plugin.close()
+
+
+async def test_a_rebind_serves_on_a_new_name_and_ends_the_old_streams(tmp_path: Path):
+    async with a_door(tmp_path) as door:
+        old = door.path
+        plugin = Plugin(old)
+        stream = plugin.lists()
+        await asyncio.to_thread(next, stream)
+
+        await door.server.rebind()
+
+        assert [] == await asyncio.to_thread(list, stream)
+        assert {door.path.name} == names(tmp_path)
+        assert old != door.path
+        plugin.close()
+
+
+async def test_a_new_server_lists_what_is_newest(tmp_path: Path):
+    async with a_door(tmp_path, a_list(1, a_group(slices=1))) as door:
+        door.lists.set(a_list(2, a_group(slices=2)))
+        await door.server.rebind()
+        door.lists.set(a_list(3, a_group(slices=3)))
+        plugin = Plugin(door.path)
+
+        seen = 0
+        stream = plugin.lists()
+        while seen != 3:
+            seen = len((await asyncio.to_thread(next, stream)).devices)
+        plugin.close()
+
+
+async def test_a_peer_that_neither_reads_nor_leaves_does_not_hold_up_the_end(tmp_path: Path):
+    listed = a_list(1, a_group(slices=5_000))
+    async with a_door(tmp_path, listed) as door, a_raw_call(door.path) as call:
+        await call.request("/v1beta1.DevicePlugin/ListAndWatch", prefixed(b""))
+        while len(call.body) < 65_535:
+            await call.read(acknowledge=False)
+
+        await door.server.rebind()
+
+        await call.until_ended()
+        assert {door.path.name} == names(tmp_path)
+        async with asyncio.timeout(2):
+            await door.server.traffic.streams.until(lambda count: count == 0)
+
+
+async def test_only_its_own_file_is_deleted_at_the_end(tmp_path: Path):
+    async with a_door(tmp_path, seed=1) as neighbour:
+        async with a_door(tmp_path, seed=2) as door:
+            door.path.unlink()
+            stolen = door.path
+            stolen.write_text("not a socket of ours")
+
+        assert {neighbour.path.name, stolen.name} == names(tmp_path)
+        plugin = Plugin(neighbour.path)
+        assert await asyncio.to_thread(plugin.options)
+        plugin.close()
+
+
+async def test_dead_sockets_of_ours_are_cleared_away_and_no_others(tmp_path: Path):
+    kept = ["kubelet.sock", "nvidia-gpu.sock", "hami-gpu.sock", "hami-gpumem-00000001.sock"]
+    for name in [*kept, "hami-gpu-0badcafe.sock"]:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
+            dead.bind(str(tmp_path / name))
+    (tmp_path / "hami-gpu-0000beef.sock").write_text("not a socket")
+    kept.append("hami-gpu-0000beef.sock")
+
+    async with a_door(tmp_path, seed=1) as live, a_door(tmp_path, seed=2) as door:
+        assert {*kept, live.path.name, door.path.name} == names(tmp_path)
+
+
+async def test_without_a_directory_nothing_serves_until_there_is_one(tmp_path: Path):
+    directory = tmp_path / "device-plugins"
+    server = PluginServer(directory, RESOURCE, Cell(a_list()), FakeAllocator(), Seeded())
+
+    with pytest.raises(KubeletError, match="is not there"):
+        await server.rebind()
+    assert "" == server.endpoint
+    directory.mkdir()
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(server.run())
+        await server.rebind()
+        assert {server.endpoint} == names(directory)
+        running.cancel()
+
+    assert set() == names(directory)
+    with pytest.raises(KubeletError, match="stopping"):
+        await server.rebind()
+
+
+async def test_the_path_of_a_long_resource_fits_into_a_socket_address(tmp_path: Path):
+    directory = tmp_path / ("d" * (107 - len(f"{tmp_path}//hami-g-01234567.sock")))
+    directory.mkdir()
+    server = PluginServer(
+        directory, "vendor.com/" + "g" * 63, Cell(a_list()), FakeAllocator(), Seeded()
+    )
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(server.run())
+        await server.rebind()
+        assert 107 == len(str(directory / server.endpoint))
+        running.cancel()
+
+
+async def test_a_directory_with_too_long_a_path_is_named(tmp_path: Path):
+    directory = tmp_path / ("d" * 107)
+    directory.mkdir()
+    server = PluginServer(directory, RESOURCE, Cell(a_list()), FakeAllocator(), Seeded())
+
+    with pytest.raises(SettingsError, match="too long for a socket path of 107 bytes"):
+        await server.rebind()

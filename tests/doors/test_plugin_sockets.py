@@ -1,0 +1,119 @@
+"""Binding that fails is said in words, and nothing is left behind."""
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from agent.core.errors import AgentError, KubeletError, PermissionFault
+from agent.kit.cell import Cell
+from agent.plugin.server import PluginServer
+from agent.plugin.sockets import bind, socket_name, sweep
+from tests.fakes.allocator import FakeAllocator
+from tests.fakes.chance import Seeded
+from tests.fakes.door import RESOURCE, a_list
+
+
+def names(directory: Path) -> set[str]:
+    return {entry.name for entry in directory.iterdir()}
+
+
+def test_a_name_that_is_taken_is_not_taken_over(tmp_path: Path):
+    taken = tmp_path / socket_name(tmp_path, RESOURCE, Seeded(5))
+    taken.write_text("mine")
+
+    bound = bind(tmp_path, RESOURCE, Seeded(5))
+
+    assert {taken.name, bound.path.name} == names(tmp_path)
+    assert "mine" == taken.read_text()
+    assert 0o600 == stat.S_IMODE(bound.path.stat().st_mode)
+    bound.sock.close()
+
+
+def test_when_every_name_is_taken_nothing_is_bound(tmp_path: Path):
+    class Stuck(Seeded):
+        def getrandbits(self, k: int) -> int:
+            return 7
+
+    (tmp_path / "hami-gpu-00000007.sock").touch()
+
+    with pytest.raises(KubeletError, match="all names tried were taken"):
+        bind(tmp_path, RESOURCE, Stuck())
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected", "text"),
+    [
+        (PermissionError(13, "Permission denied"), PermissionFault, "may not be written"),
+        (OSError(28, "No space left on device"), KubeletError, "No space left on device"),
+    ],
+)
+def test_a_file_that_cannot_be_made_private_is_not_served(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: OSError,
+    expected: type[AgentError],
+    text: str,
+):
+    def fail(*_: object, **__: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(os, "chmod", fail)
+    monkeypatch.setattr(Path, "chmod", fail)
+
+    with pytest.raises(expected, match=text):
+        bind(tmp_path, RESOURCE, Seeded())
+
+
+def test_a_socket_that_is_gone_by_the_end_is_no_error(tmp_path: Path):
+    bound = bind(tmp_path, RESOURCE, Seeded())
+    bound.path.unlink()
+
+    bound.unlink()
+
+    assert set() == names(tmp_path)
+    bound.sock.close()
+
+
+def test_a_live_socket_survives_the_sweep_although_its_queue_is_full(tmp_path: Path):
+    bound = bind(tmp_path, RESOURCE, Seeded())
+    bound.sock.listen(0)
+    waiting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    waiting.connect(str(bound.path))
+
+    assert () == sweep(tmp_path, RESOURCE)
+    assert {bound.path.name} == names(tmp_path)
+    waiting.close()
+    bound.sock.close()
+    assert (bound.path.name,) == sweep(tmp_path, RESOURCE)
+
+
+def test_a_directory_that_is_not_there_has_nothing_to_sweep(tmp_path: Path):
+    assert () == sweep(tmp_path / "missing", RESOURCE)
+
+
+@pytest.mark.looptime(False)
+async def test_a_server_that_does_not_answer_itself_does_not_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    class Unreachable(Seeded):
+        def getrandbits(self, k: int) -> int:
+            return 7
+
+    server = PluginServer(tmp_path, RESOURCE, Cell(a_list()), FakeAllocator(), Unreachable())
+    chmod = Path.chmod
+
+    def chmod_and_swap(path: Path, mode: int) -> None:
+        """Somebody deletes the file between bind and the first connection."""
+        chmod(path, mode)
+        path.rename(path.with_suffix(".away"))
+        path.symlink_to("nowhere")
+
+    monkeypatch.setattr(Path, "chmod", chmod_and_swap)
+
+    with pytest.raises(KubeletError, match="does not answer a call of its own server"):
+        await server.rebind()
+
+    assert "" == server.endpoint

@@ -1,0 +1,211 @@
+"""The metrics page shows the cells as they are now, in both forms, and nothing twice."""
+
+import dataclasses
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from agent.core.condition import Condition
+from agent.core.ledger import Ledger
+from agent.core.pods import Role
+from agent.core.readiness import Check
+from agent.core.share import Share
+from agent.core.slices import SliceGroup, SliceList, slice_id
+from agent.kit.cell import Cell
+from agent.kit.tally import Durations, Tally
+from agent.web.metrics import AgentCollector, Facts, MetricsPage, Reading, Series
+from agent.web.version import Build
+from tests.builders import NOON, a_gpu, a_health, a_row, a_shared_gpu, a_uuid, an_inventory
+from tests.doors.web_client import ask
+
+pytestmark = pytest.mark.looptime(False)
+
+BUILD = Build(version="0.1.0", python="3.11.7", revision="abc")
+GIB = 2**30
+
+
+def facts(inventory=None, slices=(), rows=()):
+    return Facts(
+        Cell(inventory or an_inventory(count=0)), Cell(SliceList(1, slices)), Cell(Ledger(rows))
+    )
+
+
+async def scrape(cells=None, checks=(), series=None, accept="*/*"):
+    collector = AgentCollector(BUILD, cells or facts(), lambda: checks, series or Series())
+    page = MetricsPage(collector).page
+    _, text, headers = await ask({"/metrics": page}, "/metrics", headers={"Accept": accept})
+    return text, headers["Content-Type"]
+
+
+async def samples(name, **parts):
+    """Label values (sorted by label) and value of every series of that name."""
+    text, _ = await scrape(**parts)
+    return {
+        tuple(value for _, value in sorted(sample.labels.items())): sample.value
+        for family in parse_text(text)
+        for sample in family.samples
+        if sample.name == f"hami_agent_{name}"
+    }
+
+
+async def test_the_build_names_itself():
+    assert {("json", "3.11.7", "abc", "0.1.0"): 1} == await samples("build_info")
+
+
+async def test_readiness_and_degradation_are_apart():
+    checks = (
+        Check("state", ok=True),
+        Check("stream", ok=False),
+        Check("api", ok=False, required=False),
+        Check("hook", ok=True, required=False),
+    )
+
+    assert {("state",): 1, ("stream",): 0} == await samples("ready", checks=checks)
+    assert {("api",): 1, ("hook",): 0} == await samples("degraded", checks=checks)
+
+
+async def test_a_gpu_is_described_once():
+    cells = facts(an_inventory(gpus=[a_shared_gpu(gpu=a_gpu(index=3, name="T4", numa=None))]))
+
+    assert {("3", "hami-core", "T4", "", "0000:13:00.0", a_uuid(3)): 1} == await samples(
+        "gpu_info", cells=cells
+    )
+
+
+async def test_one_condition_of_a_gpu_holds():
+    bad = a_shared_gpu(health=a_health(condition=Condition.BAD))
+    cells = facts(an_inventory(gpus=[bad]))
+
+    found = await samples("gpu_health", cells=cells)
+    assert {("0", "bad")} == {labels for labels, value in found.items() if value == 1}
+    assert {("0", c.value) for c in Condition} == set(found)
+    assert {("0",): NOON.timestamp()} == await samples("gpu_health_since_seconds", cells=cells)
+
+
+async def test_slices_are_counted_by_state_and_by_gpu():
+    ids = [tuple(slice_id(a_uuid(gpu), n) for n in range(3 + gpu)) for gpu in range(2)]
+    row = a_row(shares=(Share(a_uuid(1), 1024, 10),), slice_ids=ids[1][:2])
+    cells = facts(
+        an_inventory(count=2),
+        (
+            SliceGroup(a_uuid(0), ids[0], healthy=False, numa=0),
+            SliceGroup(a_uuid(1), ids[1], healthy=True, numa=0),
+        ),
+        (row,),
+    )
+
+    assert {("healthy",): 4, ("unhealthy",): 3} == await samples("devices", cells=cells)
+    assert {("0",): 3, ("1",): 4} == await samples("slices_total", cells=cells)
+    assert {("0",): 0, ("1",): 2} == await samples("slices_allocated", cells=cells)
+
+
+async def test_memory_is_promised_by_the_schedulers_arithmetic_in_bytes():
+    gpu = a_shared_gpu(gpu=a_gpu(memory_mib=16384), registered_mib=32768)
+    rows = tuple(
+        a_row(container=name, role=role, shares=(Share(a_uuid(0), mib, 0),))
+        for name, role, mib in (
+            ("setup", Role.INIT, 1024 * 3),
+            ("one", Role.APP, 1024),
+            ("two", Role.APP, 1024),
+        )
+    )
+    cells = facts(an_inventory(gpus=[gpu]), rows=rows)
+
+    assert {("0",): 3 * GIB} == await samples("memory_promised_bytes", cells=cells)
+    assert {("0",): 32 * GIB} == await samples("memory_sellable_bytes", cells=cells)
+
+
+async def test_a_gone_gpu_whose_index_is_taken_goes_by_its_uuid():
+    gone = a_shared_gpu(gpu=a_gpu(uuid="GPU-old", index=0), present=False)
+    cells = facts(an_inventory(gpus=[gone, a_shared_gpu()]))
+
+    assert {("GPU-old",), ("0",)} == set(await samples("memory_sellable_bytes", cells=cells))
+
+
+async def test_tallies_of_one_name_are_added_up():
+    one, two = (Tally("registrations_total", "Register calls.", ("trigger",)) for _ in range(2))
+    one.add("start")
+    two.add("start")
+    two.add("stream_lost")
+    series = Series(tallies=(one, two, Tally("checkpoint_errors", "Failed writes.")))
+
+    assert {("start",): 2, ("stream_lost",): 1} == await samples(
+        "registrations_total", series=series
+    )
+    assert {(): 0} == await samples("checkpoint_errors_total", series=series)
+
+
+async def test_durations_of_one_name_are_added_up():
+    one, two = (Durations("rpc_duration_seconds", "Calls.", ("code",), (0.5,)) for _ in range(2))
+    one.observe(0.25, "OK")
+    two.observe(4.0, "OK")
+    two.observe(1.0, "UNKNOWN")
+    series = Series(durations=(one, two))
+
+    assert {
+        ("OK", "0.5"): 1,
+        ("OK", "+Inf"): 2,
+        ("UNKNOWN", "0.5"): 0,
+        ("UNKNOWN", "+Inf"): 1,
+    } == await samples("rpc_duration_seconds_bucket", series=series)
+    assert {("OK",): 4.25, ("UNKNOWN",): 1.0} == await samples(
+        "rpc_duration_seconds_sum", series=series
+    )
+
+
+async def test_readings_are_asked_at_every_scrape():
+    series = Series(readings=(Reading("checkpoint_generation", "Generation.", lambda: 7),))
+
+    assert {(): 7} == await samples("checkpoint_generation", series=series)
+
+
+async def test_a_changed_cell_shows_in_the_next_scrape():
+    cells = facts()
+    assert {} == await samples("slices_total", cells=cells)
+    cells.inventory.set(dataclasses.replace(an_inventory(count=1), generation=2))
+
+    assert {("0",): 0} == await samples("slices_total", cells=cells)
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        ("", "text/plain; version=0.0.4; charset=utf-8"),
+        ("*/*", "text/plain; version=0.0.4; charset=utf-8"),
+        ("text/plain;version=1.0.0", "text/plain; version=0.0.4; charset=utf-8"),
+        ("application/openmetrics-text; q=0", "text/plain; version=0.0.4; charset=utf-8"),
+        (
+            "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.2",
+            "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        ),
+    ],
+)
+async def test_the_form_follows_what_is_accepted(accept, expected):
+    text, form = await scrape(accept=accept)
+
+    assert expected == form
+    assert text.endswith("# EOF\n") == form.startswith("application/openmetrics-text")
+
+
+async def test_both_forms_parse_and_no_series_comes_twice():
+    tally = Tally("allocations_total", "Answers.", ("result", "reason"))
+    tally.add("refused", 'quote " and\nline')
+    durations = Durations("rpc_duration_seconds", "Calls.", ("method",), (0.5, 1.0))
+    durations.observe(0.7, "Allocate")
+    parts = {
+        "cells": facts(an_inventory(count=2)),
+        "checks": (Check("state", ok=True),),
+        "series": Series((tally,), (durations,)),
+    }
+    for accept, parse in (("", parse_text), ("application/openmetrics-text", parse_open)):
+        text, _ = await scrape(accept=accept, **parts)
+        series = [
+            (sample.name, tuple(sorted(sample.labels.items())))
+            for family in parse(text)
+            for sample in family.samples
+        ]
+
+        assert len(series) == len(set(series))
+        names = {name for name, _ in series}
+        assert {"process_resident_memory_bytes", "hami_agent_allocations_total"} <= names

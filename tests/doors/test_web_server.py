@@ -1,0 +1,242 @@
+"""WebServer through real sockets: methods, headers, limits, and the life of its unix socket."""
+
+import asyncio
+import contextlib
+import socket
+import stat
+
+import aiohttp
+import pytest
+import structlog
+from aiohttp import web
+
+from agent.core.errors import PermissionFault
+from agent.host.watch import DirectoryWatch
+from agent.web import gate
+from agent.web.server import HEAD_LIMIT, HEADERS, Listeners, WebServer
+from tests.doors.web_client import ask, raw, serving
+
+pytestmark = pytest.mark.looptime(False)
+
+
+def hello(_request):
+    return web.Response(text="hello")
+
+
+def broken(_request):
+    raise ValueError("a bug")
+
+
+PAGES = {"/hello": hello, "/broken": broken}
+
+
+async def test_a_page_is_served_with_every_protective_header():
+    for path, status in (("/hello", 200), ("/none", 404)):
+        found = await ask(PAGES, path)
+
+        assert status == found[0]
+        assert HEADERS == {name: found[2][name] for name in HEADERS}
+        assert "Access-Control-Allow-Origin" not in found[2]
+
+
+async def test_a_path_that_is_not_there_names_those_that_are():
+    status, text, _ = await ask(PAGES, "/x")
+
+    assert (404, "Not here. There is: /hello /broken\n") == (status, text)
+
+
+async def test_head_has_the_headers_and_no_body():
+    async with serving(PAGES) as (_, client), client.head("/hello") as answer:
+        assert (200, "5", b"") == (
+            answer.status,
+            answer.headers["Content-Length"],
+            await answer.read(),
+        )
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+async def test_other_methods_are_refused(method):
+    async with serving(PAGES) as (_, client), client.request(method, "/hello") as answer:
+        assert (405, "GET, HEAD") == (answer.status, answer.headers["Allow"])
+
+
+async def test_a_page_that_fails_is_a_500_in_general_words_and_an_error_in_the_log():
+    with structlog.testing.capture_logs() as logs:
+        status, text, _ = await ask(PAGES, "/broken")
+
+    assert 500 == status
+    assert "a bug" not in text
+    assert ("web.failed", "/broken") == (logs[-1]["event"], logs[-1]["path"])
+
+
+async def test_a_head_that_is_too_large_is_refused():
+    field = {f"X-{n}": "x" * 4000 for n in range(HEAD_LIMIT // 4000 + 1)}
+
+    assert 431 == (await ask(PAGES, "/hello", headers=field))[0]
+    assert 400 == (await ask(PAGES, "/hello", headers={"X": "x" * 9000}))[0]
+    assert 400 == (await ask(PAGES, "/hello?" + "x" * 5000))[0]
+
+
+async def test_bytes_that_are_no_http_get_a_400_and_the_end_and_no_log_line(caplog):
+    async with serving(PAGES) as (server, _):
+        assert (await raw(server.port, b"\x16\x03\x01 hello\r\n\r\n")).startswith(b"HTTP/1.0 400")
+
+    assert [] == [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_a_client_that_sends_no_head_is_closed(monkeypatch):
+    monkeypatch.setattr(gate, "HEAD_TIMEOUT", 0.05)
+    async with serving(PAGES) as (server, _):
+        with contextlib.suppress(ConnectionResetError):
+            assert b"" == await raw(server.port, b"GET /hello HTTP/1.1\r\nX-Slow: ")
+
+
+class Lines:
+    """A log that can be waited for."""
+
+    def __init__(self):
+        self.told = asyncio.Event()
+
+    def info(self, event, **_):
+        assert "web.client_too_slow" == event
+        self.told.set()
+
+
+async def test_a_client_that_takes_no_answer_is_closed(monkeypatch):
+    monkeypatch.setattr(gate, "ANSWER_TIMEOUT", 0.05)
+    monkeypatch.setattr(gate, "log", lines := Lines())
+    pages = {"/large": lambda _: web.Response(body=b"x" * 64_000_000)}
+    async with serving(pages) as (server, _):
+        with socket.socket() as lazy:
+            lazy.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(lazy, ("127.0.0.1", server.port))
+            await loop.sock_sendall(lazy, b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+            await lines.told.wait()
+            received = bytearray()
+            while chunk := await loop.sock_recv(lazy, 1 << 20):
+                received += chunk
+
+    assert received.startswith(b"HTTP/1.1 200")
+    assert len(received) < 64_000_000
+
+
+async def test_connections_have_a_bound_and_come_free_again(monkeypatch):
+    monkeypatch.setattr(gate, "CONNECTIONS", 2)
+    async with serving(PAGES) as (server, client):
+        idle = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(2)]
+        with pytest.raises(aiohttp.ClientError):
+            await client.get("/hello")
+        for _, writer in idle:
+            writer.close()
+            await writer.wait_closed()
+
+        async with client.get("/hello") as answer:
+            assert 200 == answer.status
+
+
+async def test_a_port_that_is_taken_is_said():
+    async with serving(PAGES) as (server, _):
+        with pytest.raises(PermissionFault, match=f"127.0.0.1:{server.port} cannot be bound"):
+            await WebServer(Listeners("127.0.0.1", server.port), PAGES).__aenter__()
+
+
+async def over_unix(path):
+    connector = aiohttp.UnixConnector(str(path))
+    async with (
+        aiohttp.ClientSession("http://agent", connector=connector) as client,
+        client.get("/hello") as answer,
+    ):
+        return await answer.text()
+
+
+async def test_run_serves_until_it_is_cancelled(tmp_path):
+    path = tmp_path / "run" / "api.sock"
+    server = WebServer(Listeners(port=None, socket_path=path), PAGES)
+    changes = DirectoryWatch(path.parent, {path.name}).changes()
+    async with contextlib.aclosing(changes), asyncio.TaskGroup() as group:
+        running = group.create_task(server.run())
+        while not path.exists():
+            await anext(changes)
+        assert "hello" == await over_unix(path)
+        running.cancel()
+
+    assert not path.exists()
+
+
+async def test_the_unix_socket_is_for_its_group_only(tmp_path):
+    path = tmp_path / "run" / "api.sock"
+    async with WebServer(Listeners(port=None, socket_path=path), PAGES) as server:
+        assert server.port is None
+        assert "hello" == await over_unix(path)
+        assert 0o660 == stat.S_IMODE(path.stat().st_mode)
+        assert 0 == stat.S_IMODE(path.parent.stat().st_mode) & 0o027
+
+    assert not path.exists()
+
+
+async def test_a_socket_of_the_dead_is_replaced(tmp_path):
+    path = tmp_path / "api.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+
+    async with WebServer(Listeners(port=None, socket_path=path), PAGES):
+        assert "hello" == await over_unix(path)
+
+
+async def test_a_socket_of_the_living_is_left_alone(tmp_path):
+    path = tmp_path / "api.sock"
+    async with WebServer(Listeners(port=None, socket_path=path), PAGES):
+        with pytest.raises(PermissionFault, match="served by another process"):
+            await WebServer(Listeners(port=None, socket_path=path), PAGES).__aenter__()
+
+        assert "hello" == await over_unix(path)
+
+
+async def test_a_living_socket_with_a_full_queue_is_left_alone(tmp_path):
+    path = tmp_path / "api.sock"
+    with socket.socket(socket.AF_UNIX) as busy, contextlib.ExitStack() as callers:
+        busy.bind(str(path))
+        busy.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(8):
+                caller = callers.enter_context(socket.socket(socket.AF_UNIX))
+                caller.setblocking(False)
+                caller.connect(str(path))
+        with pytest.raises(PermissionFault, match="served by another process"):
+            await WebServer(Listeners(port=None, socket_path=path), PAGES).__aenter__()
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+async def test_what_is_no_socket_is_not_removed(tmp_path, kind):
+    path = tmp_path / "api.sock"
+    if kind == "file":
+        path.write_text("mine")
+    else:
+        path.symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(PermissionFault, match="in the way"):
+        await WebServer(Listeners(port=None, socket_path=path), PAGES).__aenter__()
+
+    assert path.is_symlink() or "mine" == path.read_text()
+
+
+async def test_a_directory_that_cannot_be_used_is_said_and_nothing_stays_bound(tmp_path):
+    (tmp_path / "file").write_text("")
+    server = WebServer(Listeners(port=0, socket_path=tmp_path / "file" / "api.sock"), PAGES)
+
+    with pytest.raises(PermissionFault, match=r"api\.sock cannot be bound"):
+        await server.__aenter__()
+    with pytest.raises(PermissionFault, match="AF_UNIX path too long"):
+        await WebServer(
+            Listeners(port=None, socket_path=tmp_path / ("x" * 120)), PAGES
+        ).__aenter__()
+
+
+async def test_a_socket_that_is_not_ours_any_more_is_not_removed(tmp_path):
+    path = tmp_path / "api.sock"
+    async with WebServer(Listeners(port=None, socket_path=path), PAGES):
+        path.unlink()
+        path.write_text("somebody's")
+
+    assert "somebody's" == path.read_text()

@@ -1,0 +1,34 @@
+"""A web server on real sockets, and clients for it."""
+
+import asyncio
+import contextlib
+
+import aiohttp
+
+from agent.web.server import Listeners, WebServer
+
+
+@contextlib.asynccontextmanager
+async def serving(pages, socket_path=None, port=0):
+    """The server and an HTTP client that asks its TCP listener."""
+    async with (
+        WebServer(Listeners("127.0.0.1", port, socket_path), pages) as server,
+        aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as client,
+    ):
+        yield server, client
+
+
+async def ask(pages, path, **options):
+    """One GET of one page: status, text, headers."""
+    async with serving(pages) as (_, client), client.get(path, **options) as answer:
+        return answer.status, await answer.text(), answer.headers
+
+
+async def raw(port, request):
+    """What the server sends in answer to these bytes, until it closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    try:
+        return await reader.read()
+    finally:
+        writer.close()

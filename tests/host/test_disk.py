@@ -1,0 +1,140 @@
+"""HostDisk on a real directory: what it leaves there, refuses, and how it takes a kill."""
+
+import errno
+import os
+import stat
+
+import pytest
+
+from agent.core.errors import StateError
+from agent.host.disk import DirectoryFiles, HostDisk
+from tests.fakes.disk import Faults, Killed
+from tests.fakes.offload import Inline
+
+
+@pytest.fixture
+async def disk(tmp_path):
+    disk = await HostDisk.open(tmp_path / "state", Inline())
+    yield disk
+    disk.close()
+
+
+async def with_faults(path):
+    found = []
+
+    def wrap(directory):
+        found.append(Faults(DirectoryFiles(directory)))
+        return found[0]
+
+    disk = await HostDisk.open(path, Inline(), wrap)
+    return disk, found[0]
+
+
+async def test_files_are_for_the_owner_only_and_nothing_else_is_left(disk, tmp_path):
+    for generation in (b"1", b"2"):
+        await disk.replace("state.json", generation, keep="state.json.1")
+        await disk.replace("health.json", generation)
+
+    found = {
+        path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "state").iterdir()
+    }
+    assert {"state.json": 0o600, "state.json.1": 0o600, "health.json": 0o600} == found
+
+
+async def test_the_directory_is_closed_to_others(disk, tmp_path):
+    assert 0 == stat.S_IMODE((tmp_path / "state").stat().st_mode) & 0o027
+
+
+async def test_the_directory_that_was_opened_is_the_one_that_is_used(disk, tmp_path):
+    (tmp_path / "state").rename(tmp_path / "moved")
+    (tmp_path / "state").mkdir()
+
+    await disk.replace("state.json", b"1")
+
+    assert b"1" == (tmp_path / "moved" / "state.json").read_bytes()
+    assert [] == list((tmp_path / "state").iterdir())
+
+
+async def test_a_killed_process_leaves_whole_generations_at_every_step(tmp_path):
+    step = survived = 0
+    while not survived:
+        path = tmp_path / str(step)
+        disk, faults = await with_faults(path)
+        await disk.replace("state.json", b"1", keep="state.json.1")
+        await disk.replace("state.json", b"2", keep="state.json.1")
+        faults.kill_at(step)
+        try:
+            await disk.replace("state.json", b"3", keep="state.json.1")
+        except Killed:
+            step += 1
+        else:
+            survived = 1
+
+        again = await HostDisk.open(path, Inline())
+        found = await again.read("state.json"), await again.read("state.json.1")
+        assert found in {(b"2", b"1"), (b"2", b"2"), (b"3", b"2")}
+        await again.replace("state.json", b"4", keep="state.json.1")
+        assert {"state.json", "state.json.1"} == {entry.name for entry in path.iterdir()}
+        disk.close()
+        again.close()
+
+    assert step >= 10
+
+
+async def test_a_link_in_the_place_of_a_file_is_not_followed(disk, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    (tmp_path / "state" / "state.json").symlink_to(victim)
+    (tmp_path / "state" / ".state.json.new").symlink_to(victim)
+
+    with pytest.raises(StateError, match="cannot be read"):
+        await disk.read("state.json")
+    await disk.replace("state.json", b"1")
+
+    assert b"mine" == victim.read_bytes()
+    assert b"1" == await disk.read("state.json")
+
+
+async def test_what_is_no_file_is_refused_by_name(disk, tmp_path):
+    (tmp_path / "state" / "folder").mkdir()
+    os.mkfifo(tmp_path / "state" / "pipe")
+
+    for name in ("folder", "pipe"):
+        with pytest.raises(StateError, match=f"{name} is not a file"):
+            await disk.read(name)
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"),
+    [
+        (errno.ENOSPC, "free some space"),
+        (errno.EROFS, "mount it read-write"),
+        (errno.EACCES, "let the agent's user own it"),
+        (errno.EIO, "kernel's log"),
+        (errno.EMFILE, "look at the directory"),
+    ],
+)
+async def test_an_error_says_what_to_do(tmp_path, code, advice):
+    disk, faults = await with_faults(tmp_path / "s")
+    faults.fail_at(1, code)
+
+    with pytest.raises(StateError, match=f"s/state.json cannot be written: .*{advice}"):
+        await disk.replace("state.json", b"1")
+    disk.close()
+
+
+async def test_a_directory_that_cannot_be_opened_is_said(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+
+    with pytest.raises(StateError, match="file cannot be opened: Not a directory"):
+        await HostDisk.open(tmp_path / "file", Inline())
+    with pytest.raises(StateError, match="state cannot be opened: No such file"):
+        await HostDisk.open(tmp_path / "missing" / "state", Inline())
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "../x"])
+async def test_a_name_that_leaves_the_directory_is_refused(disk, name):
+    with pytest.raises(ValueError, match="no name of a state file"):
+        await disk.replace(name, b"")
+    with pytest.raises(ValueError, match="no name of a state file"):
+        await disk.replace("state.json", b"", keep=name)

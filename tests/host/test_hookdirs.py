@@ -1,0 +1,226 @@
+"""HAMi-core's directories: open to containers, closed above them, and never through a link."""
+
+import contextlib
+import os
+import stat
+
+import pytest
+
+from agent.core.edits import HookFacts
+from agent.core.errors import StateError
+from agent.host.hookdirs import HostHookDirs
+from tests.fakes.offload import Inline
+
+NAME = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d0001_main"
+
+
+@pytest.fixture
+def hook(tmp_path):
+    (tmp_path / "hook").mkdir()
+    return tmp_path / "hook"
+
+
+@pytest.fixture
+def dirs(hook, tmp_path):
+    return HostHookDirs(hook, tmp_path / "dev", "2.10.0", Inline())
+
+
+@contextlib.contextmanager
+def umask(value):
+    before = os.umask(value)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def mode(path):
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+async def test_leaves_are_open_to_all_without_sticky_and_parents_are_not(dirs, hook):
+    with umask(0o077):
+        await dirs.prepare(NAME, wipe=True)
+
+    home = hook / "vgpu"
+    assert [0o755, 0o755] == [mode(home), mode(home / "containers")]
+    assert [0o777, 0o777] == [mode(home / "containers" / NAME), mode(home / "lock")]
+
+
+async def test_what_is_too_open_or_too_closed_is_put_right(dirs, hook):
+    containers = hook / "vgpu" / "containers"
+    (containers / NAME).mkdir(parents=True)
+    containers.chmod(0o777)
+    (containers / NAME).chmod(0o1700)
+
+    await dirs.prepare(NAME, wipe=False)
+
+    assert (0o755, 0o777) == (mode(containers), mode(containers / NAME))
+
+
+async def test_content_stays_unless_it_is_to_be_wiped(dirs, hook):
+    await dirs.prepare(NAME, wipe=True)
+    cache = hook / "vgpu" / "containers" / NAME / "a.cache"
+    cache.write_text("limits")
+    (hook / "vgpu" / "lock" / "lock").write_text("")
+
+    await dirs.prepare(NAME, wipe=False)
+    assert cache.exists()
+    await dirs.prepare(NAME, wipe=True)
+
+    assert not cache.exists()
+    assert (hook / "vgpu" / "lock" / "lock").exists()
+
+
+async def test_a_wipe_removes_links_and_not_what_they_name(dirs, hook, tmp_path):
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim" / "file").write_text("mine")
+    await dirs.prepare(NAME, wipe=True)
+    leaf = hook / "vgpu" / "containers" / NAME
+    (leaf / "to-directory").symlink_to(tmp_path / "victim")
+    (leaf / "to-file").symlink_to(tmp_path / "victim" / "file")
+    (leaf / "nested").mkdir()
+    (leaf / "nested" / "deeper").symlink_to(tmp_path / "victim")
+    os.mkfifo(leaf / "pipe")
+
+    await dirs.prepare(NAME, wipe=True)
+
+    assert [] == list(leaf.iterdir())
+    assert "mine" == (tmp_path / "victim" / "file").read_text()
+
+
+async def test_no_depth_is_too_deep_to_remove(dirs, hook):
+    await dirs.prepare(NAME, wipe=True)
+    leaf = hook / "vgpu" / "containers" / NAME
+    at = os.open(leaf, os.O_RDONLY | os.O_DIRECTORY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=at)
+        above, at = at, os.open("d", os.O_RDONLY, dir_fd=at)
+        os.close(above)
+    os.close(at)
+
+    await dirs.remove(NAME)
+
+    assert not leaf.exists()
+
+
+async def test_a_container_with_too_many_entries_is_left_and_said(dirs, hook, monkeypatch):
+    monkeypatch.setattr("agent.host.hookdirs.ENTRY_LIMIT", 3)
+    await dirs.prepare(NAME, wipe=True)
+    for number in range(5):
+        (hook / "vgpu" / "containers" / NAME / str(number)).write_text("")
+
+    with pytest.raises(StateError, match="more than 3 entries"):
+        await dirs.remove(NAME)
+
+
+async def test_removing_is_repeatable_and_touches_no_other(dirs, hook):
+    other = NAME.replace("main", "other")
+    await dirs.remove(NAME)
+    await dirs.prepare(NAME, wipe=True)
+    await dirs.prepare(other, wipe=True)
+
+    await dirs.remove(NAME)
+    await dirs.remove(NAME)
+
+    assert [other] == [path.name for path in (hook / "vgpu" / "containers").iterdir()]
+
+
+@pytest.mark.parametrize(
+    "step", ["vgpu", "vgpu/containers", f"vgpu/containers/{NAME}", "vgpu/lock"]
+)
+async def test_a_link_in_the_way_is_refused_and_not_followed(dirs, hook, tmp_path, step):
+    victim = tmp_path / "victim"
+    victim.mkdir(mode=0o700)
+    (hook / step).parent.mkdir(parents=True, exist_ok=True)
+    (hook / step).symlink_to(victim)
+
+    with pytest.raises(StateError, match="cannot be used"):
+        await dirs.prepare(NAME, wipe=True)
+
+    assert 0o700 == mode(victim)
+    assert [] == list(victim.iterdir())
+
+
+async def test_a_linked_container_directory_is_not_emptied(dirs, hook, tmp_path):
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "victim" / "file").write_text("mine")
+    (hook / "vgpu" / "containers").mkdir(parents=True)
+    (hook / "vgpu" / "containers" / NAME).symlink_to(tmp_path / "victim")
+
+    with pytest.raises(StateError, match="cannot be used"):
+        await dirs.remove(NAME)
+
+    assert "mine" == (tmp_path / "victim" / "file").read_text()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+async def test_a_parent_of_somebody_else_is_refused(dirs, hook):
+    (hook / "vgpu").mkdir()
+    os.chown(hook / "vgpu", 65534, 65534)
+
+    with pytest.raises(StateError, match="vgpu belongs to uid 65534"):
+        await dirs.prepare(NAME, wipe=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "..",
+        "a_..",
+        "a_b/c",
+        "../a_b",
+        "a_B",
+        "a_-b",
+        "a_b-",
+        "_b",
+        "a_",
+        f"{'a' * 65}_b",
+        "a_b\n",
+    ],
+)
+async def test_a_name_that_is_no_pod_and_container_makes_nothing(dirs, hook, name):
+    with pytest.raises(StateError, match="no <pod UID>_<container>"):
+        await dirs.prepare(name, wipe=True)
+    with pytest.raises(StateError, match="no <pod UID>_<container>"):
+        await dirs.remove(name)
+
+    assert [] == list(hook.iterdir())
+
+
+async def test_a_missing_hook_directory_is_said(tmp_path):
+    dirs = HostHookDirs(tmp_path / "missing", tmp_path, "", Inline())
+
+    with pytest.raises(StateError, match=r"missing cannot be used: .*No such file"):
+        await dirs.prepare(NAME, wipe=True)
+    await dirs.remove(NAME)
+
+
+def test_facts_name_the_versioned_library_if_there_is_one(dirs, hook, tmp_path):
+    (hook / "vgpu").mkdir()
+    assert HookFacts(library=f"{hook}/vgpu/libvgpu.so") == dirs.facts()
+
+    (hook / "vgpu" / "libvgpu.so.2.10.0").write_text("")
+    (hook / "vgpu" / "license").write_text("")
+    (tmp_path / "dev").mkdir()
+    for node in ("nvidia-uvm", "nvidiactl", "nvidia0"):
+        (tmp_path / "dev" / node).write_text("")
+
+    assert (
+        HookFacts(
+            library=f"{hook}/vgpu/libvgpu.so.2.10.0",
+            has_license=True,
+            device_nodes=(f"{tmp_path}/dev/nvidiactl", f"{tmp_path}/dev/nvidia-uvm"),
+        )
+        == dirs.facts()
+    )
+
+
+def test_without_a_version_the_plain_library_is_named(hook, tmp_path):
+    (hook / "vgpu").mkdir()
+    (hook / "vgpu" / "libvgpu.so.").write_text("")
+
+    facts = HostHookDirs(hook, tmp_path, "", Inline()).facts()
+
+    assert f"{hook}/vgpu/libvgpu.so" == facts.library

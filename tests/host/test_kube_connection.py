@@ -1,0 +1,129 @@
+"""Where the connection is described, and what is said when it cannot be used."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agent.core.errors import SettingsError
+from agent.host.kube import shim
+from agent.host.kube.connection import Connection, check, configure, fingerprint
+from tests.fakes.kubeworld import KUBECONFIG
+
+IN_CLUSTER = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+GOOD = KUBECONFIG.format(server="https://api.test:6443", token="secret")  # noqa: S106 -- a test
+
+
+@pytest.fixture
+def account(tmp_path: Path) -> Path:
+    """The files of a service account."""
+    (tmp_path / "token").write_text("first")
+    (tmp_path / "ca.crt").write_text("a certificate")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"\xff\xfe", "cannot be read"),
+        (b"a: [", "is not YAML"),
+        (b"", "names no cluster"),
+        (b"- a list", "names no cluster"),
+        (GOOD.replace("current-context: x", "").encode(), "has no current-context"),
+    ],
+)
+def test_a_useless_kubeconfig_is_named_with_the_mend(tmp_path: Path, content: bytes, reason: str):
+    path = tmp_path / "kubeconfig"
+    path.write_bytes(content)
+
+    with pytest.raises(SettingsError) as raised:
+        check(Connection(path))
+
+    assert str(raised.value).startswith(f"{path}: {reason}")
+    assert "give the path of a readable kubeconfig" in str(raised.value)
+
+
+def test_a_missing_kubeconfig_is_named(tmp_path: Path):
+    with pytest.raises(SettingsError, match="nowhere: cannot be read"):
+        check(Connection(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("current-context: x", "current-context: y"),
+        ("cluster: c,", "cluster: d,"),
+        ("{server:", "{serverless:"),
+        ("users: [", "users: [7, "),
+        ("contexts: [", "contexts: 3 # ["),
+        ("{token:", "{exec: 5, token:"),
+        ("{token:", "{tokenFile: /nowhere/at-all, x:"),
+    ],
+)
+async def test_a_kubeconfig_that_does_not_hold_together_is_a_settings_error(
+    tmp_path: Path, old: str, new: str
+):
+    path = tmp_path / "kubeconfig"
+    path.write_text(GOOD.replace(old, new))
+    assert old in GOOD
+
+    with pytest.raises(SettingsError, match="kubeconfig: "):
+        await configure(shim.load(), Connection(path))
+
+
+async def test_a_kubeconfig_gives_server_and_token(tmp_path: Path):
+    path = tmp_path / "kubeconfig"
+    path.write_text(GOOD)
+
+    found = await configure(shim.load(), Connection(path))
+
+    assert "https://api.test:6443" == found.host
+    assert "Bearer secret" == await found.get_api_key_with_prefix("BearerToken")
+    assert 10 > found.connection_pool_maxsize
+
+
+async def test_inside_a_pod_the_service_account_is_used(account: Path):
+    found = await configure(
+        shim.load(), Connection(service_account=account, environment=IN_CLUSTER)
+    )
+
+    assert "https://10.0.0.1:443" == found.host
+    assert "Bearer first" == await found.get_api_key_with_prefix("BearerToken")
+    assert str(account / "ca.crt") == found.ssl_ca_cert
+
+
+def test_outside_of_a_pod_and_without_a_kubeconfig_the_mend_is_named(account: Path):
+    with pytest.raises(SettingsError, match="no kubeconfig is set and this is no pod"):
+        check(Connection(service_account=account))
+
+
+@pytest.mark.parametrize(("name", "content"), [("token", None), ("ca.crt", b""), ("token", b"")])
+def test_a_broken_service_account_is_named(account: Path, name: str, content: bytes | None):
+    path = account / name
+    path.unlink() if content is None else path.write_bytes(content)
+
+    with pytest.raises(SettingsError) as raised:
+        check(Connection(service_account=account, environment=IN_CLUSTER))
+
+    assert str(raised.value).startswith(f"{path}: ")
+
+
+async def test_a_rotated_certificate_changes_the_fingerprint_and_a_token_does_not(account: Path):
+    connection = Connection(service_account=account, environment=IN_CLUSTER)
+    first = fingerprint(await configure(shim.load(), connection))
+    (account / "token").write_text("second")
+    second = fingerprint(await configure(shim.load(), connection))
+    (account / "ca.crt").write_text("another certificate")
+    third = fingerprint(await configure(shim.load(), connection))
+
+    assert first == second
+    assert second != third
+
+
+async def test_a_certificate_that_vanished_has_a_fingerprint_too(account: Path):
+    connection = Connection(service_account=account, environment=IN_CLUSTER)
+    found = await configure(shim.load(), connection)
+    before = fingerprint(found)
+    os.unlink(account / "ca.crt")  # noqa: PTH108 -- a test
+
+    assert before != fingerprint(found)

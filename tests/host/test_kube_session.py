@@ -1,0 +1,217 @@
+"""The session: credentials that rotate, rights that are missing, servers that misbehave."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from agent.core.changes import NodeEvent
+from agent.core.errors import ApiError, ApiForbidden, SettingsError
+from agent.core.pods import PodUid
+from agent.host.kube import session as session_module
+from agent.host.kube.api import KubeNode
+from agent.host.kube.connection import Connection
+from agent.host.kube.events import EventPoster
+from agent.host.kube.session import KubeSession, Request, path_of
+from tests.builders import NODE
+from tests.fakes.chance import NoChance
+from tests.fakes.clock import ManualClock
+from tests.fakes.http import a_session
+from tests.fakes.kubeworld import KUBECONFIG, NAMESPACE, model_world
+
+pytestmark = pytest.mark.looptime(False)
+
+ASK = Request("GET", "get", "nodes", path_of("nodes", NODE))
+CERTIFICATE = '{server: "https://127.0.0.1:1", certificate-authority-data: bm8gY2VydGlmaWNhdGU=}'
+
+
+async def test_a_rotated_token_is_read_again_and_the_request_repeated_once(tmp_path: Path):
+    async with model_world(tmp_path) as world:
+        world.create_node({})
+        world.use_token("expired")
+        await world.session.open()
+        world.use_token("secret")
+        node = await world.node_api.annotate_node({"a": "b"})
+        codes = [labels[2] for labels, _ in world.session.requests.items()]
+
+    assert {"a": "b"} == node.annotations
+    assert ["200", "401"] == sorted(codes)
+
+
+async def test_a_token_that_stays_bad_is_tried_twice_and_then_told(tmp_path: Path):
+    async with model_world(tmp_path) as world:
+        world.create_node({})
+        world.use_token("expired")
+        with pytest.raises(ApiForbidden, match="renew the credentials") as raised:
+            await world.node_api.annotate_node({"a": "b"})
+
+        assert ((("patch", "nodes", "401"), 2),) == world.session.requests.items()
+
+    assert 401 == raised.value.status
+    assert "expired" not in str(raised.value)
+
+
+async def test_a_watch_is_opened_with_the_rotated_token_too(tmp_path: Path):
+    async with model_world(tmp_path) as world:
+        world.create_node({})
+        world.use_token("expired")
+        await world.session.open()
+        world.use_token("secret")
+        change = await anext(world.node_api.watch_node())
+
+    assert change.node is not None
+    assert NODE == change.node.name
+
+
+async def test_a_missing_right_is_named(tmp_path: Path):
+    async with model_world(tmp_path) as world:
+        world.create_node({})
+        world.use_token("other")
+        with pytest.raises(ApiForbidden, match=r"patch nodes .*answered 403.*grant this right"):
+            await world.node_api.annotate_node({"a": "b"})
+
+
+async def test_the_rights_of_the_cluster_role_are_enough(tmp_path: Path):
+    identity = "system:serviceaccount:hami:hami-agent"
+    async with model_world(tmp_path, identity) as world:
+        world.create_node({"lock": "held"})
+        uid = PodUid(world.create_pod("one"))
+        await world.node_api.annotate_node({"a": "b"})
+        await world.node_api.release_lock("lock", "held")
+        await anext(world.node_api.watch_node())
+        found = await world.pod_api.list_pods()
+        await anext(world.pod_api.watch_pods(found.resource_version))
+        await world.pod_api.annotate_pod(NAMESPACE, "one", uid, {"hami.io/a": "b"})
+        for _ in range(2):  # the second is another process, which finds the Event there
+            poster = EventPoster(world.session, NODE, ManualClock())
+            await poster.post(NodeEvent("Served", "how", False, NAMESPACE, "one", uid))
+        codes = [int(labels[2]) for labels, _ in world.session.requests.items()]
+
+    assert [] == [code for code in codes if code in {401, 403}]
+
+
+async def test_another_node_may_not_be_written(tmp_path: Path):
+    async with model_world(tmp_path) as world:
+        world.store.create("nodes", {"metadata": {"name": "elsewhere"}})
+        with pytest.raises(ApiForbidden, match='not allowed to modify node "elsewhere"'):
+            await KubeNode(world.session, "elsewhere").annotate_node({"a": "b"})
+
+
+async def test_a_kubeconfig_that_is_missing_is_named_at_the_first_request(tmp_path: Path):
+    session = KubeSession(Connection(tmp_path / "nowhere"), NoChance())
+
+    with pytest.raises(ApiError, match="nowhere: cannot be read"):
+        await session.call(ASK)
+
+
+async def test_certificates_that_are_none_are_a_settings_error(tmp_path: Path):
+    path = tmp_path / "kubeconfig"
+    text = KUBECONFIG.format(server="x", token="t")  # noqa: S106 -- a test
+    path.write_text(text.replace('{server: "x"}', CERTIFICATE))
+
+    with pytest.raises(SettingsError, match="cannot be used"):
+        await KubeSession(Connection(path), NoChance()).open()
+
+
+async def test_a_closed_session_says_so(tmp_path: Path):
+    async with model_world(tmp_path) as world:
+        world.create_node({})
+        await world.session.call(ASK)
+        await world.session.close()
+        await world.session.close()
+        with pytest.raises(ApiError, match="was closed"):
+            await world.session.call(ASK)
+
+
+async def test_requests_one_after_another_share_a_connection(tmp_path: Path):
+    ports: set[int] = set()
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        assert request.transport is not None
+        ports.add(request.transport.get_extra_info("peername")[1])
+        return web.json_response({})
+
+    async with a_session(answer, tmp_path) as session:
+        for _ in range(5):
+            await session.call(ASK)
+
+    assert 1 == len(ports)
+
+
+async def test_at_most_two_requests_for_a_resource_are_in_flight(tmp_path: Path):
+    running, most = 0, 0
+
+    async def answer(_: web.BaseRequest) -> web.StreamResponse:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _turn in range(20):
+            await asyncio.sleep(0)
+        running -= 1
+        return web.json_response({})
+
+    async with a_session(answer, tmp_path) as session:
+        await session.open()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(9):
+                group.create_task(session.call(ASK))
+
+    assert 2 == most
+
+
+async def test_a_server_that_does_not_answer_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def answer(_: web.BaseRequest) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(session_module, "DEADLINE", 0.1)
+    async with a_session(answer, tmp_path) as session:
+        await session.open()
+        with pytest.raises(ApiError, match="no answer from the API server") as raised:
+            await session.call(ASK)
+
+        assert ((("get", "nodes", "none"), 1),) == session.requests.items()
+
+    assert 0 == raised.value.status
+
+
+async def test_an_answer_that_is_too_long_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def answer(_: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(body=b" " * 100_000)
+
+    monkeypatch.setattr(session_module, "BODY_LIMIT", 50_000)
+    async with a_session(answer, tmp_path) as session:
+        with pytest.raises(ApiError, match="longer than"):
+            await session.call(ASK)
+
+
+@pytest.mark.parametrize("body", [b"not JSON", b"[1]", b"", b'"text"'])
+async def test_an_answer_that_is_no_object_is_refused(tmp_path: Path, body: bytes):
+    async def answer(_: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(body=body)
+
+    async with a_session(answer, tmp_path) as session:
+        with pytest.raises(ApiError, match="no JSON object"):
+            await session.fetch(ASK)
+
+
+async def test_a_large_object_is_decoded_beside_the_loop(tmp_path: Path):
+    large = b'{"text":"' + b"x" * (session_module.OFF_LOOP + 1) + b'"}'
+
+    async def answer(_: web.BaseRequest) -> web.StreamResponse:
+        return web.Response(body=large)
+
+    async with a_session(answer, tmp_path) as session:
+        found = await session.fetch(ASK)
+
+        assert session_module.OFF_LOOP + 1 == len(found["text"])
+        assert ((("nodes",), len(large)),) == session.received.items()
+
+
+def test_names_in_paths_are_quoted():
+    assert "/api/v1/nodes/a%2Fb%3F" == path_of("nodes", "a/b?")

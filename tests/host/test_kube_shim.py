@@ -1,0 +1,76 @@
+"""kubernetes_asyncio is loaded lazily, and plainly where that does not work."""
+
+import importlib.metadata
+import subprocess
+import sys
+
+import pytest
+
+from agent.host.kube import shim
+
+COUNT = """
+import sys
+from agent.host.kube import shim
+{before}
+library = shim.load()
+assert shim.load() == library
+configuration = library.configuration()
+assert configuration.connection_pool_maxsize == 100
+assert library.api_client.__module__ == "kubernetes_asyncio.client.api_client"
+print(len([name for name in sys.modules if name.startswith("kubernetes_asyncio")]))
+"""
+
+
+def loaded(before: str) -> int:
+    """How many modules of the library a fresh process loads."""
+    done = subprocess.run(  # noqa: S603 -- our own interpreter and text
+        [sys.executable, "-c", COUNT.format(before=before)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return int(done.stdout.splitlines()[-1])
+
+
+def test_the_installed_version_is_one_that_the_shim_was_tried_with():
+    major = importlib.metadata.version("kubernetes-asyncio").split(".")[0]
+
+    assert "36" == major
+
+
+@pytest.mark.process
+@pytest.mark.timeout(60)
+def test_a_lazy_load_takes_a_handful_of_modules():
+    assert 20 > loaded("")
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param("shim.NAMES = {name: {} for name in shim.NAMES}", id="names moved"),
+        pytest.param("import kubernetes_asyncio", id="loaded already"),
+    ],
+)
+def test_where_lazy_loading_fails_the_whole_library_is_loaded(before: str):
+    assert 800 < loaded(before)
+
+
+def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shim, "ROOT", "kubernetes_of_elsewhere")
+
+    with pytest.raises(ImportError, match="kubernetes_of_elsewhere is not installed"):
+        shim.load()
+
+
+@pytest.mark.process
+@pytest.mark.timeout(60)
+def test_importing_the_adapter_loads_neither_library():
+    code = "import sys, agent.host.kube.api; print('aiohttp' in sys.modules, len(sys.modules))"
+    done = subprocess.run(  # noqa: S603 -- our own interpreter and text
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    )
+
+    assert "False" == done.stdout.split()[0]

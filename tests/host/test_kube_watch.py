@@ -1,0 +1,169 @@
+"""A watch ends, breaks, falls silent or talks nonsense: each is told apart."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.core.errors import ApiError, ApiGone
+from agent.host.kube import watch as watch_module
+from agent.host.kube.api import KubeNode, KubePods
+from agent.host.kube.events import EventPoster
+from agent.host.kube.session import KubeSession, Request
+from agent.host.kube.watch import Lines, Pace
+from tests.builders import NODE
+from tests.fakes.clock import ManualClock
+from tests.fakes.http import a_session, stream
+from tests.fakes.kubeworld import RESOURCE
+
+WATCH = Request("GET", "watch", "pods", "/api/v1/pods")
+BOOKMARK = b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"7"}}}\n'
+GONE = b'{"type":"ERROR","object":{"code":410,"message":"too old"}}\n'
+REAL = pytest.mark.looptime(False)
+
+
+def pods_of(session: KubeSession, pace: Pace | None = None) -> KubePods:
+    poster = EventPoster(session, NODE, ManualClock())
+    return KubePods(session, NODE, RESOURCE, poster, pace or Pace())
+
+
+async def versions(pods: KubePods) -> list[str]:
+    """What the watch says until it ends."""
+    return [change.resource_version async for change in pods.watch_pods("1")]
+
+
+@REAL
+async def test_a_watch_asks_for_an_end_and_bookmarks_and_its_own_pods(tmp_path: Path):
+    asked = {}
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        asked.update(request.query)
+        return await stream(request)
+
+    async with a_session(answer, tmp_path) as session:
+        assert ["1"] == await versions(pods_of(session))
+
+    assert {
+        "watch": "1",
+        "fieldSelector": f"spec.nodeName={NODE}",
+        "resourceVersion": "1",
+        "allowWatchBookmarks": "true",
+        "timeoutSeconds": "300",
+    } == asked
+
+
+@REAL
+async def test_a_silent_watch_is_over(tmp_path: Path):
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        await stream(request, BOOKMARK)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with a_session(answer, tmp_path) as session:
+        assert ["1", "7"] == await versions(pods_of(session, Pace(silence=0.1)))
+
+
+@REAL
+async def test_a_watch_that_outlives_its_time_is_over(tmp_path: Path):
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        response = await stream(request)
+        while True:
+            await response.write(BOOKMARK)
+            await asyncio.sleep(0.01)
+
+    async with a_session(answer, tmp_path) as session:
+        pods = pods_of(session, Pace(shortest=0.1, longest=0.1, grace=0.1))
+
+        assert {"1", "7"} == set(await versions(pods))
+
+
+@REAL
+async def test_a_watch_that_is_cut_is_an_error(tmp_path: Path):
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        response = await stream(request, BOOKMARK)
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+
+    async with a_session(answer, tmp_path) as session:
+        with pytest.raises(ApiError, match="no answer"):
+            await versions(pods_of(session))
+
+
+@REAL
+@pytest.mark.parametrize(
+    ("frame", "text"),
+    [
+        (b"nonsense\n", "no JSON object"),
+        (b"[]\n", "no JSON object"),
+        (b'{"type":"ADDED"}\n', "no type or no object"),
+        (b'{"type":7,"object":{}}\n', "no type or no object"),
+        (b'{"type":"ADDED","object":{}}\n', "no resourceVersion"),
+        (b'{"type":"ERROR","object":{"code":500,"message":"etcd"}}\n', "answered 500: etcd"),
+    ],
+)
+async def test_a_bad_frame_is_an_error(tmp_path: Path, frame: bytes, text: str):
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        return await stream(request, frame)
+
+    async with a_session(answer, tmp_path) as session:
+        with pytest.raises(ApiError, match=text):
+            await versions(pods_of(session))
+
+
+@REAL
+async def test_gone_in_a_frame_or_as_a_status_is_gone(tmp_path: Path):
+    answers = iter([200, 410])
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        return await stream(request, GONE) if next(answers) == 200 else web.Response(status=410)
+
+    async with a_session(answer, tmp_path) as session:
+        for _ in range(2):
+            with pytest.raises(ApiGone):
+                await versions(pods_of(session))
+
+
+@REAL
+async def test_a_pod_that_cannot_be_read_does_not_blind_us_for_the_others(tmp_path: Path):
+    odd = b'{"type":"ADDED","object":{"metadata":{"resourceVersion":"6"}}}\n'
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        return await stream(request, odd, BOOKMARK)
+
+    async with a_session(answer, tmp_path) as session:
+        assert ["1", "6", "7"] == await versions(pods_of(session))
+
+
+@REAL
+async def test_a_node_without_a_uid_is_an_error(tmp_path: Path):
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        return await stream(request, b'{"type":"ADDED","object":{"metadata":{}}}\n')
+
+    async with a_session(answer, tmp_path) as session:
+        with pytest.raises(ApiError, match=r"metadata\.uid"):
+            await anext(KubeNode(session, NODE).watch_node())
+
+
+@given(st.lists(st.binary(max_size=5)), st.randoms(use_true_random=False))
+def test_lines_are_found_wherever_the_bytes_are_cut(parts, chance):
+    text = b"\n".join(part.replace(b"\n", b"") for part in parts) + b"\n"
+    lines, found, place = Lines(WATCH), [], 0
+    while place < len(text):
+        size = chance.randint(1, 4)
+        found += lines.feed(text[place : place + size])
+        place += size
+
+    assert [line for line in text.split(b"\n") if line.strip()] == found
+
+
+def test_a_line_without_an_end_is_not_collected_for_ever(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(watch_module, "LINE_LIMIT", 100)
+    lines = Lines(WATCH)
+    assert [b"x" * 100, b"y"] == lines.feed(b"x" * 100 + b"\ny\n" + b"z" * 50)
+
+    with pytest.raises(ApiError, match="longer than 8 MiB"):
+        lines.feed(b"z" * 51)

@@ -1,0 +1,141 @@
+"""Worker: one thread, work in order, a bound on what waits, and an end that nothing can hold up."""
+
+import asyncio
+import threading
+
+import pytest
+import structlog
+
+from agent.core.errors import StateError
+from agent.host.worker import Worker
+
+pytestmark = pytest.mark.looptime(False)
+
+
+async def test_work_runs_elsewhere_and_its_result_comes_back():
+    async with Worker("disk", 4) as worker:
+        thread = await worker.call(threading.current_thread)
+
+    assert "disk" == thread.name
+    assert thread.daemon
+    thread.join(timeout=5)
+    assert not thread.is_alive()
+
+
+async def test_the_error_of_the_work_is_the_callers():
+    async with Worker("disk", 4) as worker:
+        with pytest.raises(ValueError, match="no"):
+            await worker.call(int, "no")
+
+        assert 7 == await worker.call(int, "7")
+
+
+async def test_work_is_done_in_order():
+    done: list[object] = []
+    async with Worker("disk", 100) as worker, asyncio.TaskGroup() as group:
+        for number in range(50):
+            group.create_task(worker.call(done.append, number))
+
+    assert list(range(50)) == done
+
+
+async def test_callers_wait_when_too_much_waits():
+    gate = threading.Event()
+    async with Worker("disk", 2) as worker, asyncio.TaskGroup() as group:
+        calls = [group.create_task(worker.call(gate.wait, 5)) for _ in range(3)]
+        await asyncio.sleep(0)
+        assert worker._slots.locked()
+        gate.set()
+
+    assert [True, True, True] == [call.result() for call in calls]
+
+
+async def test_work_whose_caller_left_is_not_begun():
+    begun, gate = asyncio.Event(), threading.Event()
+    done: list[object] = []
+    loop = asyncio.get_running_loop()
+
+    def block():
+        loop.call_soon_threadsafe(begun.set)
+        gate.wait(5)
+
+    async with Worker("disk", 4) as worker, asyncio.TaskGroup() as group:
+        group.create_task(worker.call(block))
+        leaver = group.create_task(worker.call(done.append, "left"))
+        await begun.wait()
+        leaver.cancel()
+        await asyncio.sleep(0)
+        gate.set()
+
+    assert [] == done
+
+
+async def test_leaving_finishes_what_waits():
+    done: list[object] = []
+    gate = threading.Event()
+    async with asyncio.TaskGroup() as group, Worker("disk", 4) as worker:
+        group.create_task(worker.call(gate.wait, 5))
+        group.create_task(worker.call(done.append, "last"))
+        await asyncio.sleep(0)
+        gate.set()
+
+    assert ["last"] == done
+
+
+async def test_a_thread_that_hangs_is_abandoned_and_what_waits_is_dropped():
+    gate = threading.Event()
+    done: list[object] = []
+    answers = []
+
+    async def ask(worker, work, argument):
+        try:
+            answers.append(await worker.call(work, argument))
+        except StateError as error:
+            answers.append(str(error))
+
+    with structlog.testing.capture_logs() as logs:
+        async with asyncio.TaskGroup() as group:
+            async with Worker("disk", 4, patience=0.05) as worker:
+                group.create_task(ask(worker, gate.wait, 5))
+                group.create_task(ask(worker, done.append, "never"))
+                await asyncio.sleep(0)
+            gate.set()
+
+    assert ["worker.abandoned"] == [line["event"] for line in logs]
+    assert [True, "The agent ended before this was begun."] == answers
+    assert [] == done
+
+
+async def test_a_worker_that_does_not_run_says_so():
+    worker = Worker("disk", 4)
+    with pytest.raises(StateError, match="disk is not running"):
+        await worker.call(int)
+    async with worker:
+        assert 0 == await worker.call(int)
+    with pytest.raises(StateError, match="disk is not running"):
+        await worker.call(int)
+
+
+def test_a_hanging_thread_does_not_need_the_loop_any_more():
+    gate = threading.Event()
+    threads = []
+
+    def block():
+        threads.append(threading.current_thread())
+        gate.wait(5)
+
+    async def leave():
+        async with Worker("disk", 4, patience=0.01) as worker:
+            try:
+                async with asyncio.timeout(0.01):
+                    await worker.call(block)
+            except TimeoutError:
+                return
+
+    with structlog.testing.capture_logs() as logs:
+        asyncio.run(leave())
+        gate.set()
+        threads[0].join(timeout=5)
+
+    assert not threads[0].is_alive()
+    assert "worker.loop_gone" in [line["event"] for line in logs]

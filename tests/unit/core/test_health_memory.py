@@ -1,0 +1,52 @@
+"""What a remembered health is worth after a restart and after a boot."""
+
+import dataclasses
+import datetime as dt
+
+import pytest
+
+from agent.core.condition import Condition, Health
+from agent.core.health import remembered
+from tests.builders import NOON
+
+LATER = NOON + dt.timedelta(hours=1)
+RESET = Health(
+    Condition.BAD, NOON, "xid", "XID 48", 48, needs_reset=True, serving=False, passed_probes=2
+)
+ECC = Health(Condition.BAD, NOON, "ecc", "uncorrectable", needs_reset=True, serving=False)
+LOST = Health(Condition.LOST, NOON, "lost", "lost", 79, serving=False)
+SILENT = Health(Condition.UNMONITORED, NOON, "driver", "silent")
+
+
+@pytest.mark.parametrize("health", [RESET, ECC, LOST, SILENT])
+def test_a_restart_of_the_agent_heals_nothing(health):
+    kept = remembered(health, LATER, boot_changed=False)
+
+    assert dataclasses.replace(health, passed_probes=0) == kept
+
+
+def test_a_remembered_moment_in_the_future_becomes_now():
+    early = NOON - dt.timedelta(hours=1)
+
+    assert early == remembered(RESET, early, boot_changed=False).since
+
+
+def test_a_boot_takes_away_what_a_reset_mends():
+    assert Health(Condition.OK, since=LATER) == remembered(RESET, LATER, boot_changed=True)
+
+
+@pytest.mark.parametrize("health", [ECC, LOST])
+def test_a_boot_leaves_a_fault_of_the_hardware_watched(health):
+    watched = remembered(health, LATER, boot_changed=True)
+
+    assert (Condition.WATCH, True, False, LATER) == (
+        watched.condition,
+        watched.serving,
+        watched.needs_reset,
+        watched.since,
+    )
+    assert health.text in watched.text
+
+
+def test_a_boot_gives_a_silent_gpu_a_new_chance():
+    assert Condition.OK is remembered(SILENT, LATER, boot_changed=True).condition

@@ -1,0 +1,73 @@
+"""What holds for every history of reports."""
+
+import datetime as dt
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.core.condition import Condition, Health
+from agent.core.events import DriverEvent, EventKind, Probe, ProbeOutcome
+from agent.core.health import XIDS, HealthSettings, XidClass, judge, xid_class
+from tests.builders import G1, NOON
+
+SETTINGS = HealthSettings()
+
+xids = st.builds(
+    DriverEvent,
+    st.just(EventKind.XID),
+    st.sampled_from([G1, None]),
+    st.sampled_from([*XIDS, 1, 200]),
+)
+others = st.builds(DriverEvent, st.sampled_from([k for k in EventKind if k != "xid"]), st.just(G1))
+probes = st.builds(Probe, st.just(G1), st.sampled_from(ProbeOutcome), st.text(max_size=400))
+steps = st.lists(st.tuples(st.floats(0, 900), st.one_of(xids, others, probes)), max_size=30)
+
+
+def history(moves) -> list[tuple[Health, object, Health]]:
+    """Before, report and after of each step."""
+    health, now, seen = Health(Condition.OK, since=NOON), NOON, []
+    for wait, report in moves:
+        now += dt.timedelta(seconds=wait)
+        fresh = judge(health, report, now, SETTINGS)
+        seen.append((health, report, fresh))
+        health = fresh
+    return seen
+
+
+@given(steps)
+def test_a_bad_or_lost_gpu_is_never_served_and_an_ok_or_watched_one_always(moves):
+    for _, _, health in history(moves):
+        if health.condition is not Condition.UNMONITORED:
+            assert health.serving == (health.condition in {Condition.OK, Condition.WATCH})
+
+
+@given(steps)
+def test_only_lost_then_present_takes_the_need_for_a_reset_away(moves):
+    for before, report, health in history(moves):
+        if before.needs_reset and not health.needs_reset:
+            assert Condition.LOST is before.condition
+            assert isinstance(report, Probe)
+            assert ProbeOutcome.PASSED is report.outcome
+
+
+@given(steps)
+def test_an_xid_that_is_the_gpus_own_is_never_followed_by_ok(moves):
+    for _, report, health in history(moves):
+        if not isinstance(report, DriverEvent) or report.kind is not EventKind.XID:
+            continue
+        if xid_class(report.xid or 0) is not XidClass.APPLICATION:
+            assert Condition.OK is not health.condition
+
+
+@given(steps)
+def test_a_healthy_gpu_has_no_cause_and_texts_stay_short(moves):
+    for _, _, health in history(moves):
+        assert len(health.text) < 400
+        if health.condition is Condition.OK:
+            assert ("none", None, False) == (health.cause, health.xid, health.needs_reset)
+
+
+@given(steps)
+def test_moments_never_go_backwards(moves):
+    for before, _, health in history(moves):
+        assert before.since <= health.since
