@@ -32,6 +32,7 @@ class Adapters:
     """Every adapter, by the port that it fills."""
 
     driver: Driver
+    worker: Worker
     disk: HostDisk
     hooks: HostHookDirs
     witness: PodResourcesWitness
@@ -69,6 +70,7 @@ async def open_adapters(settings: Settings, environ: Mapping[str, str]) -> Async
         paths = settings.paths
         yield Adapters(
             driver=driver,
+            worker=worker,
             disk=disk,
             hooks=HostHookDirs(paths.hook, Path("/dev"), settings.library_version, worker),
             witness=witness,

@@ -12,8 +12,8 @@ import structlog
 from agent import __version__
 from agent.app.adapters import Adapters, open_adapters
 from agent.app.parts import Host, Parts, join
-from agent.app.running import Run, reload_on, tell_systemd, tiers
-from agent.app.watching import Watched, open_web
+from agent.app.running import Extra, reload_on, tell_systemd, tiers
+from agent.app.watching import Watched
 from agent.core.changes import NodeEvent
 from agent.core.container_edits import container_directory
 from agent.core.errors import (
@@ -28,6 +28,9 @@ from agent.core.ports import ServiceNotifier
 from agent.host.clock import boot_id, machine_id
 from agent.host.lockfile import LockFile
 from agent.host.systemd import service_notifier
+from agent.host.worker import Worker
+from agent.kit.heartbeat import Heartbeat
+from agent.kit.news import news
 from agent.kit.supervisor import BudgetSpent
 from agent.kit.tiers import run_tiers
 from agent.services.state import recover
@@ -37,6 +40,11 @@ log = structlog.get_logger(__name__)
 
 STOP_DEADLINE = 10.0
 """Seconds for a clean stop."""
+
+WEB_DELAY = 1.0
+"""Seconds after which the web door opens although the kubelet was not reached yet."""
+
+OpenWeb = Callable[..., contextlib.AbstractAsyncContextManager[object]]
 
 OK, NO_DRIVER, BUG, OS_ERROR, NO_PERMISSION, BAD_SETTINGS = 0, 69, 70, 71, 77, 78
 """Exit codes after sysexits; systemd restarts on all but BAD_SETTINGS."""
@@ -92,24 +100,38 @@ async def _run(
         if not await _ours(lock, settings, notifier, signals.stop):
             return
         stack.callback(lock.release)
-        watched = Watched()
-        await stack.enter_async_context(open_web(settings, watched))
         adapters = await stack.enter_async_context(open_adapters(settings, process.environ))
         if settings.driver.exit_without:
             await adapters.driver.scan()
         parts = await _joined(settings, adapters)
-        watched.parts = parts
-        watched.session = adapters.session
+        watched = Watched(Heartbeat(), parts=parts, session=adapters.session)
 
         def reload() -> None:
-            _reload(process, parts, notifier)
+            _reload(settings, process, parts, notifier)
 
-        extra: list[tuple[str, Run]] = [
-            ("notify", lambda: tell_systemd(notifier, parts)),
-            ("reload", lambda: reload_on(signals.reload, reload)),
-        ]
+        extra = Extra(
+            heartbeat=watched.heartbeat.run,
+            notify=lambda: tell_systemd(notifier, parts),
+            reload=lambda: reload_on(signals.reload, reload),
+            web=lambda: _serve_web(settings, watched, parts, adapters.worker),
+        )
         await run_tiers(tiers(parts, extra, adapters.random), signals.stop, STOP_DEADLINE)
         notifier.stopping()
+
+
+def _web_door() -> OpenWeb:
+    """The late import of aiohttp, for a thread: Register does not wait for it."""
+    from agent.app.webdoor import open_web  # noqa: PLC0415 -- late on purpose
+
+    return open_web
+
+
+async def _serve_web(settings: Settings, watched: Watched, parts: Parts, worker: Worker) -> None:
+    """The probes and metrics, once the kubelet was reached or a moment has passed."""
+    await news(parts.registration.state, within=WEB_DELAY)
+    open_web = await worker.call(_web_door)
+    async with open_web(settings, watched):
+        await asyncio.Event().wait()
 
 
 async def _ours(
@@ -121,20 +143,21 @@ async def _ours(
     """
     if lock.try_take():
         return True
-    watched = Watched(standby=f"another agent runs on this host ({lock.holder()})")
+    watched = Watched(Heartbeat(), standby=f"another agent runs on this host ({lock.holder()})")
     notifier.ready()
     notifier.status(f"standby: {watched.standby}")
     async with contextlib.AsyncExitStack() as stack:
         try:
-            await stack.enter_async_context(open_web(settings, watched, unix=False))
+            await stack.enter_async_context(_web_door()(settings, watched, unix=False))
         except PermissionFault as error:
             log.info("standby.without_web", reason=str(error))  # the other one has the port
         group = await stack.enter_async_context(asyncio.TaskGroup())
+        beating = group.create_task(watched.heartbeat.run())
         taken = group.create_task(lock.take())
         stopped = group.create_task(stop.wait())
         await asyncio.wait((taken, stopped), return_when=asyncio.FIRST_COMPLETED)
-        taken.cancel()
-        stopped.cancel()
+        for task in (beating, taken, stopped):
+            task.cancel()
     return lock.held and not stop.is_set()
 
 
@@ -155,7 +178,7 @@ async def _joined(settings: Settings, adapters: Adapters) -> Parts:
     return parts
 
 
-def _reload(process: Process, parts: Parts, notifier: ServiceNotifier) -> None:
+def _reload(running: Settings, process: Process, parts: Parts, notifier: ServiceNotifier) -> None:
     """Take over what can change while running; refused settings change nothing."""
     notifier.reloading()
     try:
@@ -164,7 +187,11 @@ def _reload(process: Process, parts: Parts, notifier: ServiceNotifier) -> None:
         _reject(str(error), parts)
     else:
         changed = parts.facts.sharing.set(settings.sharing)
+        changed = parts.facts.edits.set(settings.edits) or changed
         log.info("config.applied", changed=changed)
+        same = dataclasses.replace(settings, sharing=running.sharing, edits=running.edits)
+        if same != running:
+            log.warning("config.needs_restart", hint="some changed settings act at the next start")
     notifier.ready()
 
 
@@ -215,4 +242,6 @@ def _refused(group: BaseExceptionGroup[BaseException]) -> int:
 def _given_up(group: BaseExceptionGroup[BaseException]) -> int:
     for error in _leaves(group):
         log.error("agent.gave_up", err=str(error), cause=str(error.__cause__))
+        if isinstance(error, BudgetSpent) and error.name == "web":
+            return OS_ERROR
     return BUG

@@ -78,7 +78,7 @@ class Parts:
 
 def join(settings: Settings, adapters: Adapters, host: Host) -> Parts:
     """Build every service around its cells and ports."""
-    facts = new_facts(settings.sharing)
+    facts = new_facts(settings.sharing, settings.edits)
     state = StateService(disk=adapters.disk, recovered=host.recovered.state, boot_id=host.boot_id)
     knowing = _knowing(settings, adapters, host, facts, state)
     allocation = _allocation(settings, adapters, facts, state, knowing)
@@ -164,7 +164,7 @@ def _allocation(
             clock=adapters.clock,
         ),
         storage=Storage(commit=state.commit, hooks=adapters.hooks),
-        settings=AllocationSettings(match=settings.match, edits=settings.edits),
+        settings=AllocationSettings(match=settings.match, edits=facts.edits),
     )
 
 

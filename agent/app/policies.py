@@ -39,5 +39,6 @@ POLICIES: Mapping[str, RestartPolicy] = {
     "announcer": _API,
     "kubelet": _policy(0.1, 0.5, 1.0, 5.0),
     "reload": _LOCAL,
-    "web": _policy(0.5, 1.0, 10.0),
+    "heartbeat": _LOCAL,
+    "web": RestartPolicy(delays=(0.5, 1.0, 10.0), budget=5, bug_budget=DEFECTS),
 }

@@ -1,6 +1,7 @@
 """Standing tasks in tiers: the state outlives knowledge, knowledge outlives the doors."""
 
 import asyncio
+import dataclasses
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -17,10 +18,18 @@ STATUS_PERIOD = 10.0
 """Seconds between signs of life where systemd does not ask for them more often."""
 
 
-def tiers(
-    parts: Parts, extra: Sequence[tuple[str, Run]], chance: random.Random
-) -> Sequence[Sequence[Task]]:
-    """All standing tasks, the outermost tier first; `extra` joins the doors."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Extra:
+    """Standing tasks of the process itself."""
+
+    heartbeat: Run
+    notify: Run
+    reload: Run
+    web: Run
+
+
+def tiers(parts: Parts, extra: Extra, chance: random.Random) -> Sequence[Sequence[Task]]:
+    """All standing tasks, the outermost tier first."""
     knowing, following = parts.knowing, parts.following
 
     def task(name: str, run: Run) -> Task:
@@ -35,7 +44,7 @@ def tiers(
         await parts.registration.run()
 
     return (
-        (task("state", parts.state.run),),
+        (task("heartbeat", extra.heartbeat), task("state", parts.state.run)),
         (
             task("inventory", knowing.keeper.run),
             task("held", parts.follow_held),
@@ -54,7 +63,9 @@ def tiers(
             task("plugin", parts.server.run),
             task("registration", register),
             task("report", following.report.run),
-            *(task(name, run) for name, run in extra),
+            task("notify", extra.notify),
+            task("reload", extra.reload),
+            task("web", extra.web),
         ),
     )
 

@@ -30,6 +30,8 @@ def configure(level: str, form: str, environ: Mapping[str, str]) -> None:
     if "JOURNAL_STREAM" in environ and not as_text:
         processors.insert(-1, _keep_level)
         processors.append(_journal)
+    # grpclib tells of every cancelled call: the end of a stream is no news.
+    logging.getLogger("grpclib").setLevel(logging.WARNING)
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),

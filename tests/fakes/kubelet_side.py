@@ -1,131 +1,128 @@
-"""The kubelet's directory, a server of ours in it and a kubelet that answers, all in memory."""
+"""What an allocation asks and touches on its node, in memory: the kubelet's books, the runtime."""
 
 import asyncio
-import contextlib
-import itertools
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
 
-from agent.core.errors import KubeletError
-from agent.core.holdings import KubeletEpoch
-from agent.kit.cell import Cell
-from agent.services.registration import Registration
-from tests.fakes.chance import Seeded
+from agent.core.edits import HookFacts
+from agent.core.errors import KubeletError, StateError, WitnessThrottled, WitnessUnsupported
+from agent.core.holdings import ContainerHolding, Holding
+from agent.core.ledger import ContainerKey
+from agent.core.pods import PodView
+from agent.core.ports import Containers, HookDirs, KubeletRecords, Witness
+from agent.core.slices import SliceId
 
 RESOURCE = "nvidia.com/gpu"
 
 
-class KubeletSide:
-    """Plays SocketWatch, Registrar and Serving for one resource; time is the loop's.
-
-    `answer` is what Register does; the usual one opens a stream. `calls` holds the moment and the
-    endpoint of each Register, `looks` the number of times that the kubelet's socket was looked at.
-    """
+class FakeWitness:
+    """The kubelet's books. It can be over its rate limit, silent, broken, or too old for Get."""
 
     def __init__(self) -> None:
-        self.files: set[str] = set()
-        self.present: KubeletEpoch | None = None
-        self.streams: Cell[int] = Cell(0)
-        self.calls: list[tuple[float, str]] = []
-        self.looks = 0
-        self.binds = 0
-        self.bind_failure: Exception | None = None
-        self.answer: Callable[[], None] = self.open_stream
+        self.pods: dict[tuple[str, str], Holding] = {}
+        self.asked: list[tuple[str, str]] = []
+        self.lists = 0
+        self.throttled = 0
+        self.failures: list[KubeletError] = []
+        self.hung = False
+        self.supported = True
         self.delay = 0.0
-        self._names: asyncio.Queue[str] = asyncio.Queue()
-        self._endpoint = ""
 
-    # The world
+    def admit(self, pod: PodView, **ids: str) -> None:
+        """The kubelet knows the pod; `container=id` for each container that holds ids."""
+        self.pods[pod.key] = Holding(
+            pod.namespace,
+            pod.name,
+            tuple(
+                ContainerHolding(
+                    one.name,
+                    {RESOURCE: frozenset(map(SliceId, ids[one.name].split()))}
+                    if one.name in ids
+                    else {},
+                )
+                for one in pod.containers
+            ),
+        )
 
-    def start_kubelet(self) -> None:
-        """A new process: streams are gone with the old one, all sockets are swept."""
-        self.streams.set(0)
-        for name in sorted(self.files):
-            self.remove(name)
-        self.touch_kubelet()
+    def forget(self, pod: PodView) -> None:
+        """The pod was rejected, or has ended."""
+        self.pods.pop(pod.key, None)
 
-    def touch_kubelet(self) -> None:
-        """kubelet.sock is made anew, and nothing else happens."""
-        old = self.present or KubeletEpoch(inode=7)
-        self.present = KubeletEpoch(old.inode, old.ctime_ns + 1)
-        self.report("kubelet.sock")
+    async def get(self, namespace: str, pod: str) -> Holding | None:
+        self.asked.append((namespace, pod))
+        if not self.supported:
+            raise WitnessUnsupported("this kubelet has no PodResources Get")
+        await self._answer()
+        return self.pods.get((namespace, pod))
 
-    def stop_kubelet(self) -> None:
-        """Its streams break; its socket file goes too."""
-        self.streams.set(0)
-        self.present = None
-        self.report("kubelet.sock")
+    async def list(self) -> tuple[Holding, ...]:
+        self.lists += 1
+        await self._answer()
+        return tuple(self.pods.values())
 
-    def remove(self, name: str) -> None:
-        self.files.discard(name)
-        self.report(name)
+    async def allocatable(self, resource: str) -> frozenset[str]:
+        await self._answer()
+        return frozenset()
 
-    def report(self, name: str) -> None:
-        self._names.put_nowait(name)
-
-    def open_stream(self) -> None:
-        self.streams.set(self.streams.value + 1)
-
-    # SocketWatch
-
-    def epoch(self) -> KubeletEpoch | None:
-        self.looks += 1
-        return self.present
-
-    def exists(self, name: str) -> bool:
-        return name in self.files
-
-    async def changes(self) -> AsyncIterator[str]:
-        while True:
-            yield await self._names.get()
-
-    # Registrar
-
-    async def register(self, endpoint: str, resource: str, *, preferred: bool) -> None:
-        assert (RESOURCE, True, True) == (resource, preferred, endpoint in self.files)
-        assert 0 == self.streams.value, "Register while a stream is open"
-        self.calls.append((asyncio.get_running_loop().time(), endpoint))
-        if self.present is None:
-            raise KubeletError("kubelet.sock is not there")
+    async def _answer(self) -> None:
+        if self.hung:
+            await asyncio.Event().wait()
         await asyncio.sleep(self.delay)
-        self.answer()
-
-    # Serving
-
-    @property
-    def endpoint(self) -> str:
-        return self._endpoint
-
-    async def rebind(self) -> None:
-        self.files.discard(self._endpoint)
-        self._endpoint = ""
-        self.streams.set(0)
-        if self.bind_failure is not None:
-            raise self.bind_failure
-        self.binds += 1
-        self._endpoint = f"hami-gpu-{self.binds:08x}.sock"
-        self.files.add(self._endpoint)
+        if self.throttled:
+            self.throttled -= 1
+            raise WitnessThrottled("rejected by rate limit")
+        if self.failures:
+            raise self.failures.pop(0)
 
 
-def raising(error: Exception) -> Callable[[], None]:
-    """An answer that is an error."""
+class FakeRecords:
+    """The kubelet's checkpoint file; None: it is absent or unreadable."""
 
-    def answer() -> None:
-        raise error
+    def __init__(self) -> None:
+        self.keys: frozenset[ContainerKey] | None = frozenset()
+        self.reads = 0
 
-    return answer
-
-
-@contextlib.asynccontextmanager
-async def a_registration(side: KubeletSide) -> AsyncIterator[Registration]:
-    """A registration that runs, until the block is left."""
-    registration = Registration(RESOURCE, side, side, side, side.streams, Seeded(3))
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(registration.run())
-        yield registration
-        running.cancel()
+    async def read(self, resource: str) -> frozenset[ContainerKey] | None:
+        self.reads += 1
+        return self.keys
 
 
-def gaps(calls: list[tuple[float, str]]) -> list[float]:
-    """Seconds between calls."""
-    times = [at for at, _ in calls]
-    return [later - earlier for earlier, later in itertools.pairwise(times)]
+class FakeContainers:
+    """Which runtime ids have a live cgroup."""
+
+    def __init__(self) -> None:
+        self.alive: set[str] = set()
+
+    async def running(self, ids: frozenset[str]) -> frozenset[str]:
+        return ids & self.alive
+
+
+class FakeHookDirs:
+    """Directories by name. `wiped` and `made` count, so that an untouched one can be told."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.made: Counter[str] = Counter()
+        self.wiped: Counter[str] = Counter()
+        self.failure: StateError | None = None
+
+    def facts(self) -> HookFacts:
+        return HookFacts(library="/usr/local/vgpu/libvgpu.so")
+
+    async def prepare(self, name: str, *, wipe: bool) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.names.add(name)
+        self.made[name] += 1
+        self.wiped[name] += wipe
+
+    async def remove(self, name: str) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.names.discard(name)
+
+
+def conforms(
+    witness: FakeWitness, records: FakeRecords, containers: FakeContainers, hooks: FakeHookDirs
+) -> tuple[Witness, KubeletRecords, Containers, HookDirs]:
+    """Only a type checker reads this: the fakes have the shapes of the ports."""
+    return witness, records, containers, hooks

@@ -1,0 +1,71 @@
+"""The web door, joined. Imported late: aiohttp takes longer to load than a registration takes."""
+
+import contextlib
+import platform
+from collections.abc import AsyncIterator, Iterator
+
+from prometheus_client import Metric
+from prometheus_client.registry import Collector
+from typing_extensions import override
+
+from agent import __version__
+from agent.app.series import series_of
+from agent.app.watching import Watched
+from agent.codec.checkpoint import VERSION
+from agent.core.inventory import Inventory
+from agent.core.ledger import Ledger
+from agent.core.slices import SliceList
+from agent.kit.cell import Cell
+from agent.settings.schema import Settings
+from agent.web.metrics import AgentCollector, Facts, MetricsPage, Series
+from agent.web.probes import Probes
+from agent.web.server import Listeners, Page, WebServer
+from agent.web.version import Build
+
+
+class _AgentMetrics(Collector):
+    """The agent's series; a standby has only what it says of itself."""
+
+    def __init__(self, watched: Watched) -> None:
+        self._watched = watched
+
+    @override
+    def collect(self) -> Iterator[Metric]:
+        """All families, each once."""
+        yield from self._collector().collect()
+
+    def _collector(self) -> AgentCollector:
+        watched = self._watched
+        parts, session = watched.parts, watched.session
+        if parts is None or session is None:
+            empty = Facts(Cell(Inventory()), Cell(SliceList()), Cell(Ledger()))
+            return AgentCollector(build(), empty, watched.checks, Series())
+        facts = Facts(parts.facts.inventory, parts.facts.slices, parts.state.ledger)
+        return AgentCollector(build(), facts, watched.checks, series_of(parts, session))
+
+
+def build() -> Build:
+    """What runs here."""
+    return Build(version=__version__, python=platform.python_version(), schema=f"state/{VERSION}")
+
+
+@contextlib.asynccontextmanager
+async def open_web(
+    settings: Settings, watched: Watched, *, unix: bool = True
+) -> AsyncIterator[WebServer]:
+    """The web door; a standby leaves the unix socket to the agent that serves.
+
+    Raises PermissionFault: an address cannot be bound.
+    """
+    probes = Probes(heartbeat_age=watched.heartbeat.age, ended=tuple, checks=watched.checks)
+    pages: dict[str, Page] = {
+        "/livez": probes.livez,
+        "/healthz": probes.livez,
+        "/readyz": probes.readyz,
+        "/metrics": MetricsPage(_AgentMetrics(watched)).page,
+        "/version": build().page,
+    }
+    socket_path = settings.paths.run / "api.sock" if unix else None
+    listeners = Listeners(settings.web.address, settings.web.port, socket_path)
+    async with WebServer(listeners, pages) as server:
+        yield server

@@ -1,0 +1,54 @@
+"""The client of the kubelet's Registration service: one short-lived connection for each call."""
+
+import asyncio
+from pathlib import Path
+
+from grpclib import GRPCError
+from grpclib.client import Channel
+from grpclib.exceptions import ProtocolError, StreamTerminatedError
+
+from agent.core.errors import KubeletError, RegistrationRefused, cap
+from agent.wire.v1beta1 import DevicePluginOptions, RegisterRequest, RegistrationStub
+
+API_VERSION = "v1beta1"
+
+REGISTER_DEADLINE = 15.0
+"""Seconds: inside the call the kubelet dials back, for which it gives itself 10."""
+
+
+class KubeletRegistrar:
+    """The Registrar port over the kubelet's unix socket."""
+
+    def __init__(self, socket: Path, *, deadline: float = REGISTER_DEADLINE) -> None:
+        self._socket = socket
+        self._deadline = deadline
+
+    async def register(self, endpoint: str, resource: str, *, preferred: bool) -> None:
+        """Register the socket named `endpoint`; the options equal what the RPC answers.
+
+        Raises:
+            RegistrationRefused: the kubelet answered no; the text is its own.
+            KubeletError: it is not there, or did not answer in time.
+        """
+        request = RegisterRequest(
+            version=API_VERSION,
+            endpoint=endpoint,
+            resource_name=resource,
+            options=DevicePluginOptions(get_preferred_allocation_available=preferred),
+        )
+        try:
+            async with asyncio.timeout(self._deadline), Channel(path=str(self._socket)) as channel:
+                await RegistrationStub(channel).register(request, timeout=self._deadline)
+        except GRPCError as error:
+            text = error.message or error.status.name
+            raise RegistrationRefused(cap(text)) from error
+        except FileNotFoundError as error:
+            raise KubeletError(f"{self._socket} is not there: is the kubelet running?") from error
+        except ConnectionRefusedError as error:
+            raise KubeletError(f"{self._socket} refuses connections: no kubelet listens") from error
+        except TimeoutError as error:
+            text = f"the kubelet did not answer Register within {self._deadline:g} s"
+            raise KubeletError(text) from error
+        except (OSError, StreamTerminatedError, ProtocolError) as error:
+            text = f"the connection to {self._socket} broke: {cap(str(error))}"
+            raise KubeletError(text) from error

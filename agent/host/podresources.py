@@ -1,0 +1,136 @@
+"""The client of PodResources: what the kubelet has on its books.
+
+One connection is kept and opened again after a loss. A call that fails is not repeated here: the
+caller knows how much time is left.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from grpclib import GRPCError
+from grpclib.client import Channel
+from grpclib.config import Configuration
+from grpclib.const import Status
+from grpclib.exceptions import ProtocolError, StreamTerminatedError
+
+from agent.core.errors import KubeletError, WitnessThrottled, WitnessUnsupported, cap
+from agent.core.holdings import ContainerHolding, Holding
+from agent.core.slices import SliceId
+from agent.wire.v1 import (
+    ContainerDevices,
+    GetPodResourcesRequest,
+    PodResources,
+    PodResourcesListerStub,
+)
+
+CALL_DEADLINE = 1.0
+
+WINDOW = 16 * 1024 * 1024
+"""Bytes in flight: the list of a big node is longer than grpclib's window of 4 MiB."""
+
+
+class PodResourcesWitness:
+    """The Witness port over the kubelet's unix socket. Made inside the loop that it is used on."""
+
+    def __init__(self, socket: Path, *, deadline: float = CALL_DEADLINE) -> None:
+        self._socket = socket
+        self._deadline = deadline
+        self._channel = Channel(
+            path=str(socket),
+            config=Configuration(
+                http2_connection_window_size=WINDOW, http2_stream_window_size=WINDOW
+            ),
+        )
+        self._stub = PodResourcesListerStub(self._channel)
+
+    async def get(self, namespace: str, pod: str) -> Holding | None:
+        """The pod as the kubelet knows it, or None.
+
+        Raises:
+            WitnessThrottled, WitnessUnsupported, KubeletError: there was no answer.
+        """
+        request = GetPodResourcesRequest(pod_name=pod, pod_namespace=namespace)
+        try:
+            async with self._asking("Get"):
+                answer = await self._stub.get(request, timeout=self._deadline)
+        except _PodUnknown:
+            return None
+        return None if answer.pod_resources is None else _holding(answer.pod_resources)
+
+    async def list(self) -> tuple[Holding, ...]:
+        """All active pods.
+
+        Raises:
+            WitnessThrottled, KubeletError: there was no answer.
+        """
+        async with self._asking("List"):
+            answer = await self._stub.list(timeout=self._deadline)
+        return tuple(map(_holding, answer.pod_resources))
+
+    async def allocatable(self, resource: str) -> frozenset[str]:
+        """Healthy ids of `resource`, allocated or not.
+
+        Raises:
+            WitnessThrottled, KubeletError: there was no answer.
+        """
+        async with self._asking("GetAllocatableResources"):
+            answer = await self._stub.get_allocatable_resources(timeout=self._deadline)
+        return _merged(answer.devices).get(resource, frozenset())
+
+    def close(self) -> None:
+        """Close the connection; the next call would open it again."""
+        self._channel.close()
+
+    @contextlib.asynccontextmanager
+    async def _asking(self, method: str) -> AsyncIterator[None]:
+        """Translates what can go wrong with one call; it has the deadline, connecting included."""
+        try:
+            async with asyncio.timeout(self._deadline):
+                yield
+        except GRPCError as error:
+            raise _translated(method, error) from error
+        except TimeoutError as error:
+            text = f"PodResources {method} was not answered within {self._deadline:g} s"
+            raise KubeletError(text) from error
+        except (OSError, StreamTerminatedError, ProtocolError) as error:
+            text = f"PodResources at {self._socket} cannot be asked: {cap(str(error))}"
+            raise KubeletError(text) from error
+        except (EOFError, KeyError, ValueError) as error:
+            # What the generated parser raises on bytes that are no message.
+            raise KubeletError(f"the answer of PodResources {method} is malformed") from error
+
+
+class _PodUnknown(KubeletError):  # noqa: N818 -- names what happened
+    """The kubelet does not know the pod that was asked for: an answer, not a failure."""
+
+
+def _translated(method: str, error: GRPCError) -> KubeletError:
+    whole = error.message or error.status.name
+    text = cap(whole)
+    match error.status:
+        case Status.RESOURCE_EXHAUSTED:
+            return WitnessThrottled(f"PodResources {method} is over its rate limit: {text}")
+        case Status.UNIMPLEMENTED:
+            return WitnessUnsupported(f"this kubelet has no PodResources {method}: {text}")
+        case Status.UNKNOWN if "method disabled" in text:  # before 1.34, behind a feature gate
+            return WitnessUnsupported(f"this kubelet has no PodResources {method}: {text}")
+        case Status.UNKNOWN | Status.NOT_FOUND if whole.endswith("not found"):
+            return _PodUnknown(text)
+        case _:
+            return KubeletError(f"PodResources {method} failed: {error.status.name}: {text}")
+
+
+def _holding(pod: PodResources) -> Holding:
+    containers = tuple(ContainerHolding(c.name, _merged(c.devices)) for c in pod.containers)
+    return Holding(pod.namespace, pod.name, containers)
+
+
+def _merged(entries: Iterable[ContainerDevices]) -> Mapping[str, frozenset[SliceId]]:
+    """Ids by resource. The kubelet sends one entry for each id and NUMA node."""
+    found: dict[str, set[SliceId]] = {}
+    for entry in entries:
+        found.setdefault(entry.resource_name, set()).update(map(SliceId, entry.device_ids))
+    return MappingProxyType({resource: frozenset(ids) for resource, ids in found.items()})

@@ -1,0 +1,95 @@
+"""The outermost handler: every call ends in an answer, or in a status with a sentence."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, TypeAlias
+
+import structlog
+from grpclib import GRPCError
+from grpclib.const import Status
+from grpclib.server import Stream
+
+from agent.core.errors import AgentError, Gate, Refusal
+from agent.plugin.status import grpc_error
+from agent.plugin.traffic import Traffic
+
+log = structlog.get_logger(__name__)
+
+RECEIVE_DEADLINE = 10.0
+"""Seconds that a peer has to send the whole of its request."""
+
+Serve: TypeAlias = Callable[[Stream[Any, Any]], Awaitable[None]]
+
+
+class Guard:
+    """Turns a handler of messages into one of grpclib's streams."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+
+    def unary(self, method: str, answer: Callable[[Any], Awaitable[Any]]) -> Serve:
+        """One request, one answer."""
+
+        async def serve(stream: Stream[Any, Any]) -> None:
+            async def work() -> None:
+                message = await answer(await _received(stream))
+                await stream.send_message(message)
+
+            await self._guarded(method, work, timed=True)
+
+        return serve
+
+    def stream(self, method: str, answers: Callable[[Any], AsyncGenerator[Any, None]]) -> Serve:
+        """One request, any number of answers; what makes them is closed when the peer leaves."""
+
+        async def serve(stream: Stream[Any, Any]) -> None:
+            async def work() -> None:
+                async with aclosing(answers(await _received(stream))) as messages:
+                    async for message in messages:
+                        await stream.send_message(message)
+
+            await self._guarded(method, work, timed=False)
+
+        return serve
+
+    async def _guarded(
+        self, method: str, work: Callable[[], Awaitable[None]], *, timed: bool
+    ) -> None:
+        started = asyncio.get_running_loop().time()
+        status = Status.CANCELLED
+        try:
+            await work()
+            status = Status.OK
+        except GRPCError as error:
+            status = error.status
+            raise
+        except AgentError as error:
+            answer = grpc_error(error)
+            status = answer.status
+            raise answer from error
+        except Exception as error:  # the outermost handler of this door
+            status = Status.INTERNAL
+            log.exception("plugin.call_failed", method=method)
+            text = f"{method} failed in the agent ({type(error).__name__}); its log has the trace"
+            raise GRPCError(status, text) from error
+        finally:
+            self._traffic.ended(method, status.name, started, timed=timed)
+
+
+async def _received(stream: Stream[Any, Any]) -> Any:  # noqa: ANN401 -- any request
+    """The one request of a call; the codec has refused it already if it is malformed."""
+    try:
+        async with asyncio.timeout(RECEIVE_DEADLINE):
+            message = await stream.recv_message()
+    except TimeoutError as error:
+        raise GRPCError(Status.DEADLINE_EXCEEDED, "the request did not come whole") from error
+    except NotImplementedError as error:
+        text = "compressed messages are not understood, send them plain"
+        raise GRPCError(Status.UNIMPLEMENTED, text) from error
+    except AssertionError as error:  # grpclib's word for a body shorter than its prefix says
+        sentence = "the call ends before the length that it states"
+        raise Refusal(Gate.MALFORMED_REQUEST, sentence) from error
+    if message is None:
+        raise Refusal(Gate.MALFORMED_REQUEST, "the call holds no message")
+    return message

@@ -1,0 +1,199 @@
+"""The five calls of the kubelet: message to value, ask, value to message."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
+
+import structlog
+from grpclib.const import Handler
+from typing_extensions import override
+
+from agent.core.edits import ContainerEdits
+from agent.core.errors import AgentError, Gate, Refusal, SettingsError
+from agent.core.slices import SliceId, SliceList
+from agent.kit.cell import Cell
+from agent.plugin.frames import Frame, Frames
+from agent.plugin.guard import Guard
+from agent.plugin.traffic import Traffic, counted
+from agent.wire.v1beta1 import (
+    AllocateRequest,
+    AllocateResponse,
+    CdiDevice,
+    ContainerAllocateRequest,
+    ContainerAllocateResponse,
+    ContainerPreferredAllocationRequest,
+    ContainerPreferredAllocationResponse,
+    DevicePluginBase,
+    DevicePluginOptions,
+    DeviceSpec,
+    Empty,
+    ListAndWatchResponse,
+    Mount,
+    PreferredAllocationRequest,
+    PreferredAllocationResponse,
+    PreStartContainerRequest,
+    PreStartContainerResponse,
+)
+
+log = structlog.get_logger(__name__)
+
+ALLOCATE_DEADLINE = 2.0
+"""Seconds for one Allocate: while it is held, the kubelet starts nothing on the whole node."""
+
+PREFER_DEADLINE = 0.5
+"""Seconds for one GetPreferredAllocation; then the first ids that fit are the answer."""
+
+
+class Allocator(Protocol):
+    """What decides an allocation."""
+
+    async def allocate(self, ids: tuple[SliceId, ...]) -> ContainerEdits:
+        """Give these slices to the container being admitted. Raises AgentError."""
+        ...
+
+    async def prefer(
+        self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
+    ) -> tuple[SliceId, ...]:
+        """The `size` ids of `available` that suit it best. Raises AgentError."""
+        ...
+
+
+class DevicePlugin(DevicePluginBase):
+    """The handlers of one server. Its list streams end when the cell `lists` is closed."""
+
+    def __init__(self, lists: Cell[SliceList], allocator: Allocator, traffic: Traffic) -> None:
+        self._lists = lists
+        self._allocator = allocator
+        self._traffic = traffic
+        self._frames = Frames()
+        self._draining = False
+        self.in_flight: Cell[int] = Cell(0)
+        self.streams: Cell[int] = Cell(0)
+
+    def drain(self) -> None:
+        """Refuse every Allocate from now on; the ones in flight go on."""
+        self._draining = True
+
+    @override
+    async def get_device_plugin_options(self, message: Empty) -> DevicePluginOptions:
+        """The same for the life of the process: preferences, and nothing before a start."""
+        return DevicePluginOptions(
+            pre_start_required=False, get_preferred_allocation_available=True
+        )
+
+    @override
+    async def list_and_watch(self, message: Empty) -> AsyncGenerator[ListAndWatchResponse, None]:
+        """The list at once and after every change; what changes while one is sent is skipped."""
+        sent: Frame | None = None
+        with counted(self._traffic.streams), counted(self.streams):
+            log.info("plugin.stream_opened", streams=self._traffic.streams.value)
+            async for listed in self._lists.follow():
+                frame = self._frame(listed)
+                if frame is not None and (sent is None or bytes(frame) != bytes(sent)):
+                    sent = frame
+                    yield frame
+
+    def _frame(self, listed: SliceList) -> Frame | None:
+        """The frame, or None when the kubelet would answer it by dropping the stream."""
+        try:
+            return self._frames.encode(listed)
+        except SettingsError as error:
+            log.error("plugin.list_too_long", error=str(error), generation=listed.generation)  # noqa: TRY400 -- no bug
+            return None
+
+    @override
+    async def get_preferred_allocation(
+        self, message: PreferredAllocationRequest
+    ) -> PreferredAllocationResponse:
+        """A choice for each container, in order. Never an error: it would fail the admission."""
+        answers = [await self._preferred(request) for request in message.container_requests]
+        return PreferredAllocationResponse(container_responses=answers)
+
+    async def _preferred(
+        self, request: ContainerPreferredAllocationRequest
+    ) -> ContainerPreferredAllocationResponse:
+        available = _ids(request.available_deviceIDs)
+        must_include = _ids(request.must_include_deviceIDs)
+        size = request.allocation_size
+        try:
+            async with asyncio.timeout(PREFER_DEADLINE):
+                chosen = await self._allocator.prefer(available, must_include, size)
+        except (AgentError, TimeoutError) as error:
+            log.info("plugin.preference_failed", error=str(error) or "out of time", size=size)
+            chosen = first_fit(available, must_include, size)
+        return ContainerPreferredAllocationResponse(device_i_ds=list(chosen))
+
+    @override
+    async def allocate(self, message: AllocateRequest) -> AllocateResponse:
+        """One answer for each container request, in order.
+
+        Raises:
+            AgentError: the allocator's, or a Refusal: nothing was asked for, the server is
+                stopping, or the answer took too long.
+        """
+        requests = message.container_requests
+        if not requests or not all(request.devices_ids for request in requests):
+            raise Refusal(Gate.EMPTY_REQUEST, "an Allocate without any slice cannot be answered")
+        if self._draining:
+            sentence = "the GPU agent of this node is stopping: create the pod again"
+            raise Refusal(Gate.STOPPING, sentence, transient=True)
+        with counted(self.in_flight):
+            try:
+                async with asyncio.timeout(ALLOCATE_DEADLINE):
+                    answers = [await self._allocated(request) for request in requests]
+            except TimeoutError as error:
+                sentence = (
+                    f"no answer was found within {ALLOCATE_DEADLINE:g} s: create the pod again"
+                )
+                raise Refusal(Gate.OUT_OF_TIME, sentence, transient=True) from error
+        return AllocateResponse(container_responses=answers)
+
+    async def _allocated(self, request: ContainerAllocateRequest) -> ContainerAllocateResponse:
+        return container_response(await self._allocator.allocate(_ids(request.devices_ids)))
+
+    @override
+    async def pre_start_container(
+        self, message: PreStartContainerRequest
+    ) -> PreStartContainerResponse:
+        """Nothing is to be done before a start; a kubelet that asks all the same is answered."""
+        return PreStartContainerResponse()
+
+    @override
+    def __mapping__(self) -> dict[str, Handler]:
+        """The handlers by path, each behind the guard."""
+        guard = Guard(self._traffic)
+        serve = {
+            "GetDevicePluginOptions": guard.unary("options", self.get_device_plugin_options),
+            "ListAndWatch": guard.stream("list", self.list_and_watch),
+            "GetPreferredAllocation": guard.unary("prefer", self.get_preferred_allocation),
+            "Allocate": guard.unary("allocate", self.allocate),
+            "PreStartContainer": guard.unary("prestart", self.pre_start_container),
+        }
+        return {
+            path: generated._replace(func=serve[path.rpartition("/")[2]])
+            for path, generated in super().__mapping__().items()
+        }
+
+
+def _ids(texts: Sequence[str]) -> tuple[SliceId, ...]:
+    return tuple(map(SliceId, texts))
+
+
+def first_fit(
+    available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
+) -> tuple[SliceId, ...]:
+    """What must be included, then the first of the sorted rest: up to `size` ids that exist."""
+    held = frozenset(must_include)
+    must = tuple(sorted(held & frozenset(available)))
+    return (*must, *sorted(frozenset(available) - held))[: max(size, 0)]
+
+
+def container_response(edits: ContainerEdits) -> ContainerAllocateResponse:
+    """The message that says what a container receives."""
+    return ContainerAllocateResponse(
+        envs=dict(edits.envs),
+        mounts=[Mount(m.container_path, m.host_path, m.read_only) for m in edits.mounts],
+        devices=[DeviceSpec(n.container_path, n.host_path, n.permissions) for n in edits.nodes],
+        annotations=dict(edits.annotations),
+        cdi_devices=[CdiDevice(name) for name in edits.cdi_names],
+    )

@@ -1,0 +1,162 @@
+"""The gRPC server of one resource: bind, serve, prove it, drain, unlink.
+
+A server lives from one socket name to the next. The kubelet deletes every socket when it starts,
+so a new one is asked for by rebind(), by whoever watches the directory.
+"""
+
+import asyncio
+import contextlib
+import random
+from pathlib import Path
+
+import structlog
+from grpclib import GRPCError
+from grpclib.client import Channel
+from grpclib.exceptions import StreamTerminatedError
+
+from agent.core.errors import KubeletError
+from agent.core.slices import SliceList
+from agent.kit.cell import Cell
+from agent.plugin.handlers import Allocator, DevicePlugin
+from agent.plugin.listener import Listener
+from agent.plugin.sockets import BoundSocket, bind, sweep
+from agent.plugin.traffic import Traffic
+from agent.wire.v1beta1 import DevicePluginStub, Empty
+
+log = structlog.get_logger(__name__)
+
+DRAIN_DEADLINE = 5.0
+"""Seconds that Allocates in flight have to finish."""
+
+STREAM_DEADLINE = 1.0
+"""Seconds for the list streams to say goodbye; a kubelet that reads nothing is cut off."""
+
+SELF_CHECK_DEADLINE = 2.0
+
+
+class Incarnation:
+    """One server on one socket, from serve() to stop()."""
+
+    def __init__(self, bound: BoundSocket, lists: Cell[SliceList], plugin: DevicePlugin) -> None:
+        self._bound = bound
+        self._plugin = plugin
+        self._listener = Listener(plugin)
+        self.lists = lists
+
+    @property
+    def endpoint(self) -> str:
+        """The base name of its socket."""
+        return self._bound.path.name
+
+    async def serve(self) -> None:
+        """Listen, and make sure that calls are answered.
+
+        Raises:
+            KubeletError: the server's own call was not answered.
+        """
+        await self._listener.serve(self._bound.sock)
+        try:
+            async with (
+                asyncio.timeout(SELF_CHECK_DEADLINE),
+                Channel(path=str(self._bound.path)) as channel,
+            ):
+                await DevicePluginStub(channel).get_device_plugin_options(Empty())
+        except (OSError, TimeoutError, GRPCError, StreamTerminatedError) as error:
+            raise KubeletError(
+                f"{self._bound.path} does not answer a call of its own server: {error!r}"
+            ) from error
+
+    async def stop(self) -> None:
+        """Let Allocates finish, end the list streams, close, and delete the socket file."""
+        self._plugin.drain()
+        try:
+            await _zero(self._plugin.in_flight, DRAIN_DEADLINE, "plugin.drain_overdue")
+            self.lists.close()
+            await _zero(self._plugin.streams, STREAM_DEADLINE, "plugin.stream_overdue")
+            await self._listener.stop()
+        finally:
+            self.lists.close()
+            self._bound.unlink()
+            self._bound.sock.close()
+
+
+async def _zero(count: Cell[int], deadline: float, overdue: str) -> None:
+    try:
+        async with asyncio.timeout(deadline):
+            await count.until(lambda open_calls: open_calls == 0)
+    except TimeoutError:
+        log.warning(overdue, deadline=deadline, left=count.value)
+
+
+class PluginServer:
+    """Serves one resource in the kubelet's directory, on a new socket after each rebind()."""
+
+    def __init__(
+        self,
+        directory: Path,
+        resource: str,
+        lists: Cell[SliceList],
+        allocator: Allocator,
+        chance: random.Random,
+    ) -> None:
+        self._directory = directory
+        self._resource = resource
+        self._lists = lists
+        self._allocator = allocator
+        self._chance = chance
+        self._turn = asyncio.Lock()
+        self._current: Incarnation | None = None
+        self._stopped = False
+        self.traffic = Traffic()
+
+    @property
+    def endpoint(self) -> str:
+        """The base name of the socket that serves now; empty while none does."""
+        return "" if self._current is None else self._current.endpoint
+
+    async def run(self) -> None:
+        """Pass every new list on, for as long as it is not cancelled; then stop serving."""
+        self._stopped = False
+        try:
+            async for listed in self._lists.follow():
+                if self._current is not None:
+                    self._current.lists.set(listed)
+        finally:
+            self._stopped = True
+            async with self._turn:
+                await self._retire()
+
+    async def rebind(self) -> None:
+        """Stop the server there is, if any, and serve on a new socket; proven when it returns.
+
+        Stopped first, wholly: up to kubelet 1.36 the end of an old stream takes the newest
+        registration of its resource with it.
+
+        Raises:
+            PermissionFault, SettingsError, KubeletError: it could not be bound, or is not
+                answered; nothing serves then.
+        """
+        async with self._turn:
+            if self._stopped:
+                raise KubeletError("the plugin server is stopping")
+            await self._retire()
+            for name in sweep(self._directory, self._resource):
+                log.info("plugin.stale_socket_removed", name=name)
+            bound = bind(self._directory, self._resource, self._chance)
+            # A cell of its own: closing it ends the streams of this server and of no other.
+            lists = Cell(self._lists.value)
+            plugin = DevicePlugin(lists, self._allocator, self.traffic)
+            server = Incarnation(bound, lists, plugin)
+            async with contextlib.AsyncExitStack() as undo:
+                undo.push_async_callback(server.stop)
+                await server.serve()
+                undo.pop_all()
+            lists.set(self._lists.value)
+            self._current = server
+            log.info("plugin.serving", endpoint=server.endpoint, resource=self._resource)
+
+    async def _retire(self) -> None:
+        server, self._current = self._current, None
+        if server is not None:
+            await server.stop()
+            log.info("plugin.stopped", endpoint=server.endpoint)

@@ -1,0 +1,31 @@
+"""Which gRPC status an error of ours becomes: one table.
+
+Code and text of a refusal surface in the pod's status, so both are stable.
+"""
+
+from grpclib import GRPCError
+from grpclib.const import Status
+
+from agent.core.errors import AgentError, Gate, Refusal, StateError
+
+_MALFORMED = frozenset({Gate.EMPTY_REQUEST, Gate.MALFORMED_REQUEST})
+
+
+def status_of(error: AgentError) -> Status:
+    """The code that tells the kubelet what kind of error it is."""
+    match error:
+        case Refusal() if error.gate in _MALFORMED:
+            return Status.INVALID_ARGUMENT
+        case Refusal() if error.transient:
+            return Status.UNAVAILABLE
+        case Refusal():
+            return Status.FAILED_PRECONDITION
+        case StateError():
+            return Status.UNAVAILABLE
+        case _:
+            return Status.INTERNAL
+
+
+def grpc_error(error: AgentError) -> GRPCError:
+    """The answer that the kubelet gets instead of a message; its text is str(error)."""
+    return GRPCError(status_of(error), str(error))

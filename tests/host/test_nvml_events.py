@@ -1,0 +1,250 @@
+"""Events and probes through NVML."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import structlog
+
+from agent.core.errors import DriverError
+from agent.core.events import DriverEvent, EventKind, ProbeOutcome
+from agent.core.gpu import GpuUuid
+from agent.host.nvml import events as nvml_events
+from agent.host.nvml.driver import NvmlDriver
+from tests.fakes.nvml import FakeGpu, FakeNvml
+
+pytestmark = pytest.mark.looptime(False)
+
+G0, G1 = GpuUuid("GPU-0"), GpuUuid("GPU-1")
+
+
+@pytest.fixture
+def library() -> FakeNvml:
+    return FakeNvml([FakeGpu("GPU-0"), FakeGpu("GPU-1")])
+
+
+@pytest.fixture
+async def driver(library: FakeNvml, tmp_path: Path):
+    driver = NvmlDriver(library, sys_root=tmp_path, deadline=0.3)
+    yield driver
+    library.release()
+    await driver.close()
+
+
+@asynccontextmanager
+async def listening(driver: NvmlDriver):
+    """A queue of what the driver reports; an error ends it."""
+    heard: asyncio.Queue[DriverEvent | DriverError] = asyncio.Queue()
+
+    async def listen() -> None:
+        try:
+            async for event in driver.events():
+                heard.put_nowait(event)
+        except DriverError as error:
+            heard.put_nowait(error)
+
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(listen())
+        yield heard
+        task.cancel()
+
+
+async def hear(heard, count: int) -> list:
+    async with asyncio.timeout(3):
+        return [await heard.get() for _ in range(count)]
+
+
+async def test_xids_and_memory_errors_arrive_in_order(driver, library):
+    async with listening(driver) as heard:
+        library.xid(1, 79)
+        library.report(0, 0x2)
+        library.report(0, 0x1)
+        library.report(0, 0x10)
+        library.xid(0, 13)
+        events = await hear(heard, 4)
+
+    assert [
+        DriverEvent(EventKind.XID, G1, 79),
+        DriverEvent(EventKind.ECC_DOUBLE, G0),
+        DriverEvent(EventKind.ECC_SINGLE, G0),
+        DriverEvent(EventKind.XID, G0, 13),
+    ] == events
+
+
+async def test_only_wanted_and_supported_kinds_are_registered(driver, library):
+    async with listening(driver) as heard:
+        library.xid(0, 13)
+        await hear(heard, 1)
+
+    assert {0: 0x8 | 0x2, 1: 0x8 | 0x2} == library.registered
+
+
+async def test_a_gpu_that_tells_its_uuid_no_more_is_known_by_its_address(driver, library):
+    async with listening(driver) as heard:
+        library.xid(0, 13)
+        await hear(heard, 1)
+        library.failures["*", 1] = 15
+        library.xid(1, 79)
+
+        assert [DriverEvent(EventKind.XID, G1, 79)] == await hear(heard, 1)
+
+
+@pytest.mark.parametrize(("code", "uuid"), [(None, G1), (15, None)])
+async def test_an_event_of_a_gpu_that_could_not_be_registered_is_asked_for_its_name(
+    driver, library, code, uuid
+):
+    library.failures["nvmlDeviceRegisterEvents", 1] = 999
+    async with listening(driver) as heard:
+        library.xid(0, 13)
+        await hear(heard, 1)
+        if code:
+            library.failures["nvmlDeviceGetUUID", 1] = code
+        library.xid(1, 48)
+
+        assert [DriverEvent(EventKind.XID, uuid, 48)] == await hear(heard, 1)
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"])
+async def test_a_gpu_without_events_is_named_once_and_the_others_go_on(driver, library, call):
+    library.failures[call, 0] = 3
+    with structlog.testing.capture_logs() as lines:
+        async with listening(driver) as heard:
+            library.xid(1, 31)
+            await hear(heard, 1)
+            await driver.scan()
+
+    assert [("driver.no_events", "index 0")] == [(line["event"], line["gpu"]) for line in lines]
+
+
+async def test_a_gpu_whose_registration_hangs_does_not_hold_up_the_others(driver, library):
+    library.hanging.add(("nvmlDeviceRegisterEvents", 0))
+    async with listening(driver) as heard:
+        library.xid(1, 31)
+
+        assert [DriverEvent(EventKind.XID, G1, 31)] == await hear(heard, 1)
+
+
+async def test_a_gpu_that_a_later_scan_finds_reports_too(driver, library):
+    async with listening(driver) as heard:
+        library.xid(0, 13)
+        await hear(heard, 1)
+        library.gpus.append(FakeGpu("GPU-2"))
+        await driver.scan()
+
+    assert {0, 1, 2} == library.registered.keys()
+
+
+async def test_a_wait_that_fails_asks_to_look_at_everything_and_goes_on(
+    driver, library, monkeypatch
+):
+    monkeypatch.setattr(nvml_events, "FAILURE_PAUSE", 0.0)
+    async with listening(driver) as heard:
+        library.fail_wait(15)
+        library.xid(0, 13)
+
+        assert [
+            DriverEvent(EventKind.CHANGED),
+            DriverEvent(EventKind.XID, G0, 13),
+        ] == await hear(heard, 2)
+
+
+@pytest.mark.parametrize(("code", "count", "words"), [(999, 10, "failed"), (1, 1, "session")])
+async def test_waits_that_keep_failing_end_the_stream(
+    driver, library, monkeypatch, code, count, words
+):
+    monkeypatch.setattr(nvml_events, "FAILURE_PAUSE", 0.0)
+    for _ in range(count):
+        library.fail_wait(code)
+    async with listening(driver) as heard:
+        events = await hear(heard, count)
+
+    assert isinstance(events[-1], DriverError)
+    assert words in str(events[-1])
+    assert [DriverEvent(EventKind.CHANGED)] * (count - 1) == events[:-1]
+
+
+async def test_a_reader_that_fell_behind_is_told_to_look_at_everything(
+    driver, library, monkeypatch
+):
+    monkeypatch.setattr(nvml_events, "EVENT_LIMIT", 3)
+    stream = nvml_events.EventStream(library, object())
+    for number in range(4):
+        library.xid(0, number)
+    stream.start()
+    while library._events.qsize():
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    events = [await stream.next() for _ in range(4)]
+    assert await stream.stop()
+
+    assert [1, 2, 3, None] == [event.xid for event in events]
+    assert EventKind.CHANGED is events[-1].kind
+
+
+async def test_the_end_of_the_session_ends_the_stream(driver, library):
+    async with listening(driver) as heard:
+        library.xid(0, 13)
+        await hear(heard, 1)
+        await driver.close()
+
+        assert isinstance((await hear(heard, 1))[0], DriverError)
+    assert (1, 0) == (library.sets_freed, library.open)
+
+
+async def test_a_broken_session_ends_the_stream(driver, library):
+    async with listening(driver) as heard:
+        library.xid(0, 13)
+        await hear(heard, 1)
+        library.failures["nvmlDeviceGetCount", None] = 1
+        with pytest.raises(DriverError):
+            await driver.scan()
+
+        assert isinstance((await hear(heard, 1))[0], DriverError)
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "outcome"),
+    [
+        ("nvmlDeviceGetMemoryInfo", 15, ProbeOutcome.LOST),
+        ("nvmlDeviceGetHandleByUUID", 28, ProbeOutcome.LOST),
+        ("nvmlDeviceGetMemoryInfo", 999, ProbeOutcome.FAILED),
+        ("nvmlDeviceGetMemoryInfo", 16, ProbeOutcome.FAILED),
+        ("nvmlDeviceGetMemoryInfo", 3, ProbeOutcome.PASSED),
+        ("nvmlDeviceGetRemappedRows", 13, ProbeOutcome.PASSED),
+    ],
+)
+async def test_a_probe_says_how_the_gpu_answers(driver, library, call, code, outcome):
+    library.failures[call, 1] = code
+
+    assert (ProbeOutcome.PASSED, outcome) == (
+        (await driver.probe(G0)).outcome,
+        (await driver.probe(G1)).outcome,
+    )
+
+
+async def test_a_gpu_that_is_not_there_is_lost(driver):
+    assert ProbeOutcome.LOST is (await driver.probe(GpuUuid("GPU-none"))).outcome
+
+
+async def test_a_row_that_could_not_be_remapped_fails_the_probe(driver, library):
+    library.gpus[0].rows_failed = 1
+    probe = await driver.probe(G0)
+
+    assert ProbeOutcome.FAILED is probe.outcome
+    assert "remapped" in probe.text
+
+
+async def test_a_gpu_that_does_not_answer_is_silent_and_the_others_are_not(driver, library):
+    library.hanging.add(("*", 1))
+
+    assert ProbeOutcome.SILENT is (await driver.probe(G1)).outcome
+    assert ProbeOutcome.PASSED is (await driver.probe(G0)).outcome
+    assert "has not come back" in (await driver.probe(G1)).text
+
+
+async def test_a_probe_of_a_driver_that_is_gone_says_so(driver, library):
+    await driver.probe(G0)
+    library.failures["nvmlDeviceGetHandleByUUID", None] = 9
+    with pytest.raises(DriverError, match="kernel module is not loaded"):
+        await driver.probe(G0)

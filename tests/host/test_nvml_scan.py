@@ -1,0 +1,266 @@
+"""Scans through NVML: every fact, and one GPU's failure is never another's."""
+
+from pathlib import Path
+
+import pytest
+
+from agent.core.errors import DriverError, DriverMissing
+from agent.core.gpu import GpuFault, PciPath
+from agent.host.nvml.driver import NvmlDriver
+from agent.host.nvml.facts import bus_id, numa_node
+from tests.fakes.nvml import FakeGpu, FakeNvml
+
+pytestmark = pytest.mark.looptime(False)
+
+SWITCH, DIRECT = 2, 0
+
+
+def gpus(count: int = 3, **fields) -> list[FakeGpu]:
+    return [
+        FakeGpu(f"GPU-{n}", bus=f"00000000:{0x1B + n:02X}:00.0".encode(), minor=n, **fields)
+        for n in range(count)
+    ]
+
+
+@pytest.fixture
+def library() -> FakeNvml:
+    return FakeNvml(gpus())
+
+
+@pytest.fixture
+async def driver(library: FakeNvml, tmp_path: Path):
+    driver = NvmlDriver(library, sys_root=tmp_path, deadline=0.3)
+    yield driver
+    library.release()
+    await driver.close()
+
+
+def put_numa(sys_root: Path, bus: str, text: str) -> None:
+    folder = sys_root / "bus/pci/devices" / bus
+    folder.mkdir(parents=True)
+    (folder / "numa_node").write_text(text)
+
+
+async def test_a_scan_describes_every_gpu(driver, library, tmp_path):
+    put_numa(tmp_path, "0000:1c:00.0", "1\n")
+    library.gpus[2].mig = 1
+    scan = await driver.scan()
+
+    assert ("570.148.08", ()) == (scan.driver_version, scan.faults)
+    assert [("GPU-0", 0, 0), ("GPU-1", 1, 1), ("GPU-2", 2, 2)] == [
+        (gpu.uuid, gpu.index, gpu.minor) for gpu in scan.gpus
+    ]
+    assert [81559] * 3 == [gpu.memory_mib for gpu in scan.gpus]
+    assert ["0000:1b:00.0", "0000:1c:00.0", "0000:1d:00.0"] == [gpu.pci for gpu in scan.gpus]
+    assert [None, 1, None] == [gpu.numa for gpu in scan.gpus]
+    assert [False, False, True] == [gpu.mig_enabled for gpu in scan.gpus]
+
+
+@pytest.mark.parametrize("text", ["-1", "none", ""])
+def test_a_numa_node_that_the_kernel_does_not_tell_is_unknown(tmp_path, text):
+    put_numa(tmp_path, "0000:1b:00.0", text)
+
+    assert numa_node(tmp_path, "0000:1b:00.0") is None
+
+
+@pytest.mark.parametrize(
+    ("nvml", "sysfs"),
+    [
+        ("00000000:1B:00.0", "0000:1b:00.0"),
+        ("00000001:AF:00.0", "0001:af:00.0"),
+        ("0000:3B:00.0", "0000:3b:00.0"),
+    ],
+)
+def test_a_bus_id_loses_one_leading_group_of_zeros(nvml, sysfs):
+    assert sysfs == bus_id(nvml)
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        ("nvmlDeviceGetMemoryInfo", "memory_mib"),
+        ("nvmlDeviceGetMinorNumber", "minor"),
+    ],
+)
+async def test_what_a_gpu_cannot_tell_is_none(driver, library, call, field):
+    library.failures[call, 1] = 3
+    scan = await driver.scan()
+
+    assert getattr(scan.gpus[1], field) is None
+    assert () == scan.faults
+
+
+async def test_a_gpu_without_mig_is_not_in_mig_mode(driver, library):
+    library.failures["nvmlDeviceGetMigMode", None] = 3
+
+    assert [False] * 3 == [gpu.mig_enabled for gpu in (await driver.scan()).gpus]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "nvmlDeviceGetHandleByIndex",
+        "nvmlDeviceGetUUID",
+        "nvmlDeviceGetName",
+        "nvmlDeviceGetMemoryInfo",
+        "nvmlDeviceGetPciInfo",
+        "nvmlDeviceGetMinorNumber",
+        "nvmlDeviceGetMigMode",
+    ],
+)
+async def test_any_call_that_fails_for_one_gpu_is_a_fault_of_that_gpu_alone(driver, library, call):
+    await driver.scan()
+    library.failures[call, 1] = 15
+    scan = await driver.scan()
+
+    assert ["GPU-0", "GPU-2"] == [gpu.uuid for gpu in scan.gpus]
+    assert (GpuFault("GPU-1", "GPU is lost", lost=True),) == scan.faults
+
+
+async def test_a_gpu_that_was_never_described_is_named_by_its_index(driver, library):
+    library.failures["nvmlDeviceGetUUID", 2] = 999
+
+    assert (GpuFault("index 2", "error 999"),) == (await driver.scan()).faults
+
+
+async def test_a_gpu_whose_call_hangs_is_skipped_until_it_comes_back(driver, library):
+    await driver.scan()
+    library.hanging.add(("*", 1))
+    first, second = await driver.scan(), await driver.scan()
+
+    assert ["GPU-0", "GPU-2"] == [gpu.uuid for gpu in first.gpus]
+    assert ["GPU-1"] == [fault.gpu for fault in first.faults]
+    assert "has not come back" in second.faults[0].text
+    library.release()
+    await _until_back(driver)
+    assert 3 == len((await driver.scan()).gpus)
+
+
+async def _until_back(driver: NvmlDriver) -> None:
+    """Scan until the pool has its thread again."""
+    while (await driver.scan()).faults:
+        pass
+
+
+async def test_many_hanging_gpus_leave_threads_for_the_others(library, tmp_path):
+    library.gpus = gpus(12)
+    library.hanging |= {("*", n) for n in range(10)}
+    driver = NvmlDriver(library, sys_root=tmp_path, deadline=0.3)
+    await driver.scan()
+    scan = await driver.scan()
+    library.release()
+    await driver.close()
+
+    assert ["GPU-10", "GPU-11"] == [gpu.uuid for gpu in scan.gpus]
+
+
+async def test_gpus_on_switches_share_as_many_links_as_both_have(library, driver):
+    library.gpus = gpus(2, links=[(SWITCH, b"")] * 18)
+    library.gpus[1].links = [(SWITCH, b"")] * 17
+    scan = await driver.scan()
+
+    assert [[17], [17]] == [[link.nvlinks for link in gpu.links] for gpu in scan.gpus]
+
+
+async def test_gpus_on_a_bridge_are_linked_to_their_neighbour_only(library, driver):
+    library.gpus[0].links = [(DIRECT, library.gpus[1].bus)] * 4
+    library.gpus[1].links = [(DIRECT, library.gpus[0].bus)] * 4
+    scan = await driver.scan()
+
+    assert [[4, 0], [4, 0], [0, 0]] == [[link.nvlinks for link in gpu.links] for gpu in scan.gpus]
+
+
+@pytest.mark.parametrize(
+    ("level", "path"),
+    [(0, PciPath.SAME_BOARD), (10, PciPath.SINGLE_SWITCH), (30, PciPath.HOST_BRIDGE), (7, None)],
+)
+async def test_the_path_between_two_gpus_is_the_librarys_level(library, driver, level, path):
+    library.level = level
+
+    assert [path, path] == [link.path for link in (await driver.scan()).gpus[0].links]
+
+
+async def test_links_are_asked_once_and_again_when_other_gpus_are_here(library, driver):
+    await driver.scan()
+    asked = library.calls["nvmlDeviceGetTopologyCommonAncestor"]
+    await driver.scan()
+    same = library.calls["nvmlDeviceGetTopologyCommonAncestor"]
+    library.gpus = gpus(2)
+    await driver.scan()
+
+    assert asked == same < library.calls["nvmlDeviceGetTopologyCommonAncestor"]
+
+
+async def test_links_that_cannot_be_asked_leave_the_gpu_without(library, driver):
+    library.failures["nvmlDeviceGetTopologyCommonAncestor", 0] = 999
+    scan = await driver.scan()
+
+    assert [0, 2, 2] == [len(gpu.links) for gpu in scan.gpus]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (12, "libnvidia-ml.so.1 is not found: install the NVIDIA driver"),
+        (9, "the NVIDIA kernel module is not loaded"),
+        (18, "differ in version"),
+        (4, "/dev/nvidiactl cannot be opened"),
+    ],
+)
+async def test_a_driver_that_is_not_there_says_what_to_do(driver, library, code, words):
+    library.failures["nvmlInit", None] = code
+    with pytest.raises(DriverMissing, match=words):
+        await driver.scan()
+
+    library.failures.clear()
+    assert 3 == len((await driver.scan()).gpus)
+
+
+async def test_a_session_that_the_driver_ended_is_begun_anew(driver, library):
+    await driver.scan()
+    library.failures["nvmlDeviceGetName", None] = 1
+    with pytest.raises(DriverError, match="session"):
+        await driver.scan()
+    library.failures.clear()
+
+    assert 3 == len((await driver.scan()).gpus)
+    assert (2, 1) == (library.calls["nvmlInit"], library.open)
+
+
+async def test_an_error_of_the_whole_driver_names_it(driver, library):
+    library.failures["nvmlDeviceGetCount", None] = 999
+    with pytest.raises(DriverError, match="answers with an error: error 999"):
+        await driver.scan()
+
+
+async def test_a_driver_that_hangs_as_a_whole_is_no_answer_in_time(driver, library):
+    await driver.scan()
+    library.hanging.add(("nvmlDeviceGetCount", None))
+    with pytest.raises(DriverError, match="does not answer"):
+        await driver.scan()
+
+
+async def test_close_ends_the_session_once_and_for_all(driver, library):
+    await driver.scan()
+    await driver.close()
+    await driver.close()
+
+    assert (0, 1) == (library.open, library.calls["nvmlShutdown"])
+    with pytest.raises(DriverError, match="closed"):
+        await driver.scan()
+
+
+async def test_close_leaves_the_library_alone_while_a_thread_is_in_it(driver, library):
+    await driver.scan()
+    library.hanging.add(("*", 0))
+    await driver.scan()
+    await driver.close()
+
+    assert 0 == library.calls["nvmlShutdown"]
+
+
+async def test_a_library_file_that_cannot_be_loaded_is_named(library, tmp_path):
+    driver = NvmlDriver(library, path=tmp_path / "libnone.so")
+    with pytest.raises(DriverMissing, match=r"libnone\.so cannot be loaded"):
+        await driver.scan()
+    await driver.close()

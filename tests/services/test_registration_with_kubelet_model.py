@@ -1,0 +1,214 @@
+"""Registration, plugin server and directory watch together, against a kubelet on real sockets.
+
+Time is real here: sockets and inotify do not follow a virtual clock.
+"""
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Collection, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.host.kubelet import KubeletRegistrar
+from agent.host.podresources import PodResourcesWitness
+from agent.host.watch import DirectoryWatch
+from agent.plugin.server import PluginServer
+from agent.sandbox.kubelet.model import KubeletModel
+from agent.sandbox.kubelet.workers import Timings
+from agent.services.registration import Registration
+from tests.fakes.chance import Seeded
+from tests.fakes.clock import LoopClock
+from tests.fakes.door import RESOURCE, Door, a_group, a_list
+
+pytestmark = pytest.mark.looptime(False)
+
+
+class Names(Collection[str]):
+    """What is watched: the kubelet's socket and the one that serves now."""
+
+    def __init__(self, server: PluginServer) -> None:
+        self._server = server
+
+    def __iter__(self) -> Iterator[str]:
+        return filter(None, ("kubelet.sock", self._server.endpoint))
+
+    def __len__(self) -> int:
+        return len(tuple(iter(self)))
+
+    def __contains__(self, name: object) -> bool:
+        return name in tuple(iter(self))
+
+
+class Node:
+    """A kubelet and an agent's side of the plugin API, in directories below `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self.plugins = root / "kubelet" / "device-plugins"
+        self.pod_resources = root / "kubelet" / "pod-resources"
+        self.plugins.parent.mkdir(parents=True)
+        self.kubelet = KubeletModel(
+            self.plugins,
+            self.pod_resources,
+            LoopClock(),
+            Seeded(),
+            timings=Timings(socket=0.0, first_admission=(0.0, 0.0)),
+        )
+        self.door = Door(self.plugins, a_list(1, a_group(0), a_group(1)), seed=1)
+        server = self.door.server
+        self.registration = Registration(
+            RESOURCE,
+            server,
+            DirectoryWatch(self.plugins, Names(server)),
+            KubeletRegistrar(self.plugins / "kubelet.sock"),
+            server.traffic.streams,
+            Seeded(),
+        )
+
+    async def allocatable(self, count: int) -> None:
+        """Wait until exactly `count` ids are allocatable."""
+        async with asyncio.timeout(5):
+            await self.kubelet.until_allocatable(RESOURCE, count)
+
+    async def until_seen(self, kind: str, times: int) -> None:
+        await self.kubelet.history.until(lambda: self.seen(kind) == times)
+
+    def seen(self, kind: str) -> int:
+        return sum(event.kind == kind for event in self.kubelet.history)
+
+
+@contextlib.asynccontextmanager
+async def a_node(root: Path, *, kubelet: bool = True) -> AsyncIterator[Node]:
+    """A node whose agent runs, and its kubelet unless told otherwise."""
+    node = Node(root)
+    if kubelet:
+        await node.kubelet.start()
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = [
+                group.create_task(node.door.server.run()),
+                group.create_task(node.registration.run()),
+            ]
+            yield node
+            for task in running:
+                task.cancel()
+    finally:
+        await node.kubelet.stop()
+
+
+async def within(wait: Awaitable[object]) -> None:
+    async with asyncio.timeout(5):
+        await wait
+
+
+async def test_the_kubelet_can_allocate_what_is_listed(tmp_path: Path):
+    async with a_node(tmp_path) as node:
+        await node.allocatable(20)
+
+        node.door.lists.set(a_list(2, a_group(0), a_group(1, healthy=False)))
+
+        await node.allocatable(10)
+        assert 20 == node.kubelet.capacity(RESOURCE)
+        assert (1, 0) == (node.seen("registered"), node.seen("register_refused"))
+
+
+async def test_a_kubelet_that_starts_after_the_agent_is_registered_with(tmp_path: Path):
+    async with a_node(tmp_path, kubelet=False) as node:
+        waiting = node.registration.state.until(lambda state: state.text.startswith("waiting"))
+        await within(waiting)
+        assert not node.plugins.exists()
+
+        await node.kubelet.start()
+
+        await node.allocatable(20)
+        assert 1 == node.seen("registered")
+
+
+async def test_every_restart_of_the_kubelet_is_followed(tmp_path: Path):
+    async with a_node(tmp_path) as node:
+        await node.allocatable(20)
+        names = {node.door.server.endpoint}
+        for _ in range(20):
+            await node.kubelet.restart()
+            await node.allocatable(20)
+            names.add(node.door.server.endpoint)
+
+        assert 21 == len(names)
+        assert 21 == node.seen("registered")
+        assert 0 == node.seen("register_refused")
+        sockets = {p.name for p in node.plugins.iterdir() if p.is_socket()}
+        assert {"kubelet.sock", node.door.server.endpoint} == sockets
+
+
+async def test_health_from_before_a_restart_is_still_true_after_it(tmp_path: Path):
+    async with a_node(tmp_path) as node:
+        await node.allocatable(20)
+        node.door.lists.set(a_list(2, a_group(0), a_group(1, healthy=False)))
+        await node.allocatable(10)
+
+        await node.kubelet.restart()
+
+        await node.allocatable(10)
+        assert 20 == node.kubelet.capacity(RESOURCE)
+
+
+async def test_a_connection_that_breaks_is_made_anew(tmp_path: Path):
+    async with a_node(tmp_path) as node:
+        for times in range(1, 6):
+            await node.allocatable(20)
+            server = node.door.server._current
+            assert server is not None
+            for peer in server._listener._peers.value:
+                peer.cut()
+            await within(node.until_seen("disconnected", times))
+
+        await node.allocatable(20)
+        assert 6 == node.seen("registered")
+
+
+async def test_a_socket_of_ours_that_somebody_deletes_is_made_anew(tmp_path: Path):
+    async with a_node(tmp_path) as node:
+        await node.allocatable(20)
+        old = node.door.path
+        old.unlink()
+        await within(node.until_seen("registered", 2))
+
+        await node.allocatable(20)
+        assert old != node.door.path
+        assert node.door.path.is_socket()
+
+
+async def test_a_directory_that_is_removed_and_made_anew_is_recovered_from(tmp_path: Path):
+    async with a_node(tmp_path) as node:
+        await node.allocatable(20)
+        await node.kubelet.kill()
+        shutil.rmtree(node.plugins)
+        await within(node.registration.state.until(lambda state: not state.registered))
+
+        await node.kubelet.start()
+
+        await node.allocatable(20)
+
+
+async def test_a_list_that_changed_while_the_kubelet_was_away_is_the_one_it_gets(tmp_path: Path):
+    async with a_node(tmp_path) as node:
+        await node.allocatable(20)
+        await node.kubelet.kill()
+        node.door.lists.set(a_list(2, a_group(0, slices=7)))
+
+        await node.kubelet.start()
+
+        await node.allocatable(7)
+
+
+async def test_what_the_kubelet_holds_allocatable_is_read_back(tmp_path: Path):
+    async with a_node(tmp_path) as node:
+        await node.allocatable(20)
+        witness = PodResourcesWitness(node.pod_resources / "kubelet.sock")
+
+        ids = {text for group in node.door.lists.value.groups for text in group.ids}
+        assert ids == await witness.allocatable(RESOURCE)
+        assert () == await witness.list()
+        assert await witness.get("default", "nobody") is None
+        witness.close()
