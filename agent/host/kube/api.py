@@ -1,0 +1,152 @@
+"""The two ports: this Node, and the pods of this node."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import structlog
+
+from agent.codec.objects import decode_node, decode_pod
+from agent.core.changes import NodeChange, NodeEvent, PodChange, PodList
+from agent.core.errors import ApiError, MalformedText
+from agent.core.pods import NodeView, PodUid, PodView
+from agent.host.kube.events import EventPoster
+from agent.host.kube.session import KubeSession, Request, path_of
+from agent.host.kube.watch import OPENED, Pace, frames
+
+log = structlog.get_logger(__name__)
+
+MERGE_PATCH = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
+METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
+"""Half the bytes of a Node; a server that cannot do it sends the whole object."""
+DEFAULT_PACE = Pace()
+
+
+class KubeNode:
+    """This Node at the API server (port NodeApi)."""
+
+    def __init__(self, session: KubeSession, node: str, pace: Pace = DEFAULT_PACE) -> None:
+        self._session = session
+        self._node = node
+        self._pace = pace
+
+    async def watch_node(self) -> AsyncIterator[NodeChange]:
+        """One WATCH by name without a version: the server begins with the Node as it is."""
+        query = (
+            ("watch", "1"),
+            ("fieldSelector", f"metadata.name={self._node}"),
+            ("allowWatchBookmarks", "true"),
+        )
+        request = Request(
+            "GET", "watch", "nodes", path_of("nodes"), query=query, accept=METADATA_ONLY
+        )
+        async for frame in frames(self._session, request, self._pace):
+            if frame.kind in {"ADDED", "MODIFIED"}:
+                yield NodeChange(_node(request, frame.obj))
+            elif frame.kind == "DELETED":
+                yield NodeChange(None)
+
+    async def annotate_node(self, annotations: Mapping[str, str | None]) -> NodeView:
+        """One merge patch of the named annotations."""
+        body = {"metadata": {"annotations": dict(annotations)}}
+        request = self._patch(body, MERGE_PATCH)
+        return _node(request, await self._session.fetch(request))
+
+    async def release_lock(self, key: str, value: str) -> None:
+        """One JSON patch: nothing changes unless annotation `key` is exactly `value`."""
+        pointer = "/metadata/annotations/" + key.replace("~", "~0").replace("/", "~1")
+        body = (
+            {"op": "test", "path": pointer, "value": value},
+            {"op": "remove", "path": pointer},
+        )
+        await self._session.call(self._patch(body, JSON_PATCH))
+
+    def _patch(self, body: Mapping[str, object] | Sequence[object], content_type: str) -> Request:
+        return Request(
+            *("PATCH", "patch", "nodes", path_of("nodes", self._node)),
+            body=body,
+            content_type=content_type,
+            accept=METADATA_ONLY,
+        )
+
+
+class KubePods:
+    """The pods of this node at the API server (port PodApi).
+
+    `resource` is the extended resource whose requests are counted in the views.
+    """
+
+    def __init__(
+        self,
+        session: KubeSession,
+        node: str,
+        resource: str,
+        events: EventPoster,
+        pace: Pace = DEFAULT_PACE,
+    ) -> None:
+        self._session = session
+        self._selector = ("fieldSelector", f"spec.nodeName={node}")
+        self._resource = resource
+        self._events = events
+        self._pace = pace
+
+    async def list_pods(self) -> PodList:
+        """One LIST, as new as the server's storage."""
+        request = Request("GET", "list", "pods", path_of("pods"), query=(self._selector,))
+        answer = await self._session.fetch(request)
+        items = answer.get("items") or ()
+        pods = tuple(pod for item in items if (pod := self._view(item)) is not None)
+        return PodList(pods, _version(request, answer))
+
+    async def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
+        """One WATCH with bookmarks; a bookmark of the version asked for says that it is open."""
+        query = (
+            ("watch", "1"),
+            self._selector,
+            ("resourceVersion", resource_version),
+            ("allowWatchBookmarks", "true"),
+        )
+        request = Request("GET", "watch", "pods", path_of("pods"), query=query)
+        async for frame in frames(self._session, request, self._pace):
+            if frame.kind == OPENED:
+                yield PodChange(resource_version)
+                continue
+            version = _version(request, frame.obj)
+            pod = None if frame.kind == "BOOKMARK" else self._view(frame.obj)
+            yield PodChange(version, pod, deleted=frame.kind == "DELETED")
+
+    async def annotate_pod(
+        self, namespace: str, name: str, uid: PodUid, annotations: Mapping[str, str | None]
+    ) -> None:
+        """One merge patch through pods/status, which a node's own identity may do."""
+        body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
+        path = path_of("namespaces", namespace, "pods", name, "status")
+        await self._session.call(
+            Request("PATCH", "patch", "pods/status", path, body=body, content_type=MERGE_PATCH)
+        )
+
+    async def post_event(self, event: NodeEvent) -> None:
+        """Create or update an Event; one that comes too often is only counted."""
+        await self._events.post(event)
+
+    def _view(self, obj: Mapping[str, Any]) -> PodView | None:
+        try:
+            return decode_pod(obj, self._resource)
+        except MalformedText as error:
+            log.warning("kube.pod_unreadable", error=str(error))
+            return None
+
+
+def _node(request: Request, obj: Mapping[str, Any]) -> NodeView:
+    try:
+        return decode_node(obj)
+    except MalformedText as error:
+        raise ApiError(f"{request.what}: {error}") from error
+
+
+def _version(request: Request, obj: Mapping[str, Any]) -> str:
+    metadata = obj.get("metadata")
+    version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
+    if not isinstance(version, str):
+        raise ApiError(f"{request.what}: an object of the answer has no resourceVersion")
+    return version

@@ -1,0 +1,134 @@
+"""Where the API server is and who we are there: from a kubeconfig file or the service account."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agent.core.errors import SettingsError, cap
+from agent.host.kube.shim import Library
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+CONNECTIONS = 8
+"""Two watches and at most two requests for each of three resources."""
+UNUSABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError)
+"""What the library's loader runs into where a file does not have the shape it indexes into."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Connection:
+    """How to reach the API server.
+
+    `kubeconfig` None: in-cluster, with the files of `service_account` and the variables
+    KUBERNETES_SERVICE_HOST and _PORT of `environment`.
+    """
+
+    kubeconfig: Path | None = None
+    service_account: Path = SERVICE_ACCOUNT
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def source(self) -> str:
+        """Where the connection is described, for messages."""
+        return str(self.kubeconfig or self.service_account)
+
+
+def check(connection: Connection) -> None:
+    """Read what describes the connection without using it; cheap, no import, no network.
+
+    Raises SettingsError: a file is missing, unreadable, or no kubeconfig.
+    """
+    if connection.kubeconfig is None:
+        _check_service_account(connection)
+        return
+    path = connection.kubeconfig
+    try:
+        content: object = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unusable(path, f"cannot be read ({cap(str(error), 128)})") from error
+    except yaml.YAMLError as error:
+        raise _unusable(path, f"is not YAML ({cap(str(error), 128)})") from error
+    if not isinstance(content, dict) or not content.get("clusters"):
+        raise _unusable(path, "names no cluster")
+    if not content.get("current-context"):
+        raise _unusable(path, "has no current-context")
+
+
+async def configure(library: Library, connection: Connection) -> Any:  # noqa: ANN401 -- untyped library
+    """The library's Configuration for this connection. Raises SettingsError."""
+    check(connection)
+    configuration = library.configuration()
+    configuration.connection_pool_maxsize = CONNECTIONS
+    configuration.host = ""
+    try:
+        if connection.kubeconfig is None:
+            library.load_incluster_config(
+                configuration,
+                token_filename=str(connection.service_account / "token"),
+                cert_filename=str(connection.service_account / "ca.crt"),
+                environ=dict(connection.environment),
+            )
+        else:
+            await library.load_kube_config(
+                config_file=str(connection.kubeconfig),
+                client_configuration=configuration,
+                persist_config=False,
+            )
+    except library.config_errors + UNUSABLE as error:
+        raise unusable(connection, error) from error
+    if not configuration.host:
+        raise _unusable(Path(connection.source), "names no server for its current-context")
+    return configuration
+
+
+def unusable(connection: Connection, error: Exception) -> SettingsError:
+    """The error for a connection that the libraries cannot use."""
+    reason = f"cannot be used ({cap(str(error) or type(error).__name__, 128)})"
+    return _unusable(Path(connection.source), reason)
+
+
+def fingerprint(configuration: Any) -> tuple[object, ...]:  # noqa: ANN401 -- untyped library
+    """What a TLS context is made of: equal means that the open one is still right."""
+    fields = ("host", "verify_ssl", "tls_server_name", "proxy")
+    files = ("ssl_ca_cert", "cert_file", "key_file")
+    return (
+        *(getattr(configuration, field) for field in fields),
+        *(_stamp(getattr(configuration, field)) for field in files),
+    )
+
+
+def _stamp(path: str | None) -> tuple[object, ...]:
+    if path is None:
+        return ()
+    try:
+        found = os.stat(path)  # noqa: PTH116 -- three fields of one call
+    except OSError:
+        return (path,)
+    return path, found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _check_service_account(connection: Connection) -> None:
+    names = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
+    if not all(connection.environment.get(name) for name in names):
+        raise SettingsError(
+            "no kubeconfig is set and this is no pod (KUBERNETES_SERVICE_HOST is unset):"
+            " set node.kubeconfig to the kubeconfig of this node"
+        )
+    for name in ("token", "ca.crt"):
+        path = connection.service_account / name
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise _unusable(path, f"cannot be read ({cap(str(error), 128)})") from error
+        if not content:
+            raise _unusable(path, "is empty")
+
+
+def _unusable(path: Path, reason: str) -> SettingsError:
+    return SettingsError(
+        f"{path}: {reason}: give the path of a readable kubeconfig for this node,"
+        " or none inside a pod with a service account"
+    )

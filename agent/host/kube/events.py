@@ -1,0 +1,110 @@
+"""Events of the core API, about this Node or a pod of it."""
+
+import asyncio
+import datetime as dt
+
+from agent.core.changes import NodeEvent
+from agent.core.errors import ApiConflict, ApiError, ApiNotFound, cap
+from agent.core.ports import Clock
+from agent.host.kube.series import EventBook, Series, Step
+from agent.host.kube.session import KubeSession, Request, path_of
+from agent.kit.tally import Tally
+
+COMPONENT = "hami-agent"
+TEXT_LIMIT = 1024
+NODE_NAMESPACE = "default"
+
+
+class EventPoster:
+    """Creates Events and updates their series. `posted` counts events by reason and outcome."""
+
+    def __init__(self, session: KubeSession, node: str, clock: Clock) -> None:
+        self.posted = Tally(
+            "events_total",
+            "Events by reason: create and update were written, count and drop were not.",
+            ("reason", "outcome"),
+        )
+        self._session = session
+        self._node = node
+        self._clock = clock
+        self._book = EventBook()
+
+    async def post(self, event: NodeEvent) -> None:
+        """Create or update the Event, or count it where it comes too often. Raises ApiError."""
+        loop = asyncio.get_running_loop()
+        step, series = self._book.plan(event, event.pod or self._node, loop.time())
+        if step in {Step.CREATE, Step.UPDATE}:
+            try:
+                step = await self._write(step, event, series)
+            except ApiError:
+                self._book.failed(series)
+                raise
+            self._book.sent(event, series, loop.time())
+        self.posted.add(event.reason, step.value)
+
+    async def _write(self, step: Step, event: NodeEvent, series: Series) -> Step:
+        if step is Step.UPDATE:
+            try:
+                await self._update(event, series)
+            except ApiNotFound:  # the server keeps Events for an hour
+                await self._create(event, series)
+            return Step.UPDATE
+        try:
+            await self._create(event, series)
+        except ApiConflict:  # an earlier life of this process wrote it: this is its second time
+            series.count += 1
+            await self._update(event, series)
+            return Step.UPDATE
+        return Step.CREATE
+
+    async def _create(self, event: NodeEvent, series: Series) -> None:
+        body = event_object(event, series, self._node, self._clock.now())
+        namespace = event.namespace or NODE_NAMESPACE
+        path = path_of("namespaces", namespace, "events")
+        await self._session.call(Request("POST", "create", "events", path, body=body))
+
+    async def _update(self, event: NodeEvent, series: Series) -> None:
+        body = {"count": series.count, "lastTimestamp": stamp(self._clock.now())}
+        namespace = event.namespace or NODE_NAMESPACE
+        path = path_of("namespaces", namespace, "events", series.name)
+        merge = "application/merge-patch+json"
+        await self._session.call(
+            Request("PATCH", "patch", "events", path, body=body, content_type=merge)
+        )
+
+
+def event_object(
+    event: NodeEvent, series: Series, node: str, now: dt.datetime
+) -> dict[str, object]:
+    """The Event as the API server takes it.
+
+    The uid of a Node's Events is its name, as the kubelet does it: `kubectl describe node` looks
+    for that (kubernetes pkg/kubelet/kubelet.go, nodeRef).
+    """
+    if event.pod:
+        kind, name, namespace, uid = "Pod", event.pod, event.namespace, str(event.pod_uid)
+    else:
+        kind, name, namespace, uid = "Node", node, "", node
+    regarding = {"apiVersion": "v1", "kind": kind, "name": name, "uid": uid}
+    if namespace:
+        regarding["namespace"] = namespace
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": series.name, "namespace": namespace or NODE_NAMESPACE},
+        "involvedObject": regarding,
+        "reason": event.reason,
+        "message": cap(event.text, TEXT_LIMIT),
+        "type": "Warning" if event.warning else "Normal",
+        "source": {"component": COMPONENT, "host": node},
+        "reportingComponent": COMPONENT,
+        "reportingInstance": node,
+        "firstTimestamp": stamp(now),
+        "lastTimestamp": stamp(now),
+        "count": series.count,
+    }
+
+
+def stamp(now: dt.datetime) -> str:
+    """RFC 3339 in UTC, to the second, as metav1.Time is written."""
+    return now.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,86 @@
+"""Which Events are sent: one object for each series, and few of them. Pure; time is an argument."""
+
+import dataclasses
+import enum
+import hashlib
+from collections import OrderedDict
+
+from agent.core.changes import NodeEvent
+
+UPDATE_GAP = 60.0
+BURST = 25
+REFILL = 300.0
+"""As client-go's spam filter: 25 Events for one object at once, then one every five minutes."""
+REMEMBERED = 4096
+
+
+class Step(enum.StrEnum):
+    """What to do with one more Event."""
+
+    CREATE = "create"
+    UPDATE = "update"
+    COUNT = "count"
+    """Only counted: its series was updated a moment ago."""
+    DROP = "drop"
+    """The object has had too many."""
+
+
+@dataclasses.dataclass(slots=True)
+class Series:
+    """Equal Events about one object: `count` so far, `sent_at` the last write (loop time)."""
+
+    name: str
+    count: int = 0
+    sent_at: float | None = None
+
+
+class EventBook:
+    """The series of this process and the allowance of each object, both bounded."""
+
+    def __init__(self) -> None:
+        self._series: OrderedDict[NodeEvent, Series] = OrderedDict()
+        self._spent: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
+
+    def plan(self, event: NodeEvent, subject: str, now: float) -> tuple[Step, Series]:
+        """Count the event in and say what to do; `subject` is the name of its object."""
+        series = self._series.get(event)
+        if series is None:
+            series = self._series[event] = Series(event_name(event, subject))
+            _bound(self._series)
+        self._series.move_to_end(event)
+        series.count += 1
+        if series.sent_at is not None and now - series.sent_at < UPDATE_GAP:
+            return Step.COUNT, series
+        if self._level(event, now) + 1 > BURST:
+            return Step.DROP, series
+        return (Step.CREATE if series.sent_at is None else Step.UPDATE), series
+
+    def sent(self, event: NodeEvent, series: Series, now: float) -> None:
+        """The write went through: it counts against the object's allowance."""
+        key = (event.namespace, event.pod)
+        self._spent[key] = (self._level(event, now) + 1, now)
+        self._spent.move_to_end(key)
+        _bound(self._spent)
+        series.sent_at = now
+
+    def failed(self, series: Series) -> None:
+        """The write did not go through: whoever repeats it is not a new occurrence."""
+        series.count -= 1
+
+    def _level(self, event: NodeEvent, now: float) -> float:
+        level, since = self._spent.get((event.namespace, event.pod), (0.0, now))
+        return max(0.0, level - (now - since) / REFILL)
+
+
+def event_name(event: NodeEvent, subject: str) -> str:
+    """`<object>.<hash>`: the same event of the same object has the same name after a restart."""
+    parts = (event.namespace, event.pod, event.pod_uid, event.reason, event.text)
+    digest = hashlib.sha256("\0".join(parts).encode(errors="replace")).hexdigest()
+    return f"{subject[:200].rstrip('.-')}.{digest[:16]}"
+
+
+def _bound(
+    kept: OrderedDict[NodeEvent, Series] | OrderedDict[tuple[str, str], tuple[float, float]],
+) -> None:
+    while len(kept) > REMEMBERED:
+        kept.popitem(last=False)

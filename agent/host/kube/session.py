@@ -1,0 +1,277 @@
+"""One client for the API server: deadlines, renewal of credentials, counts, errors of our tree."""
+
+import asyncio
+import contextlib
+import dataclasses
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, Protocol
+from urllib.parse import quote
+
+import msgspec
+import structlog
+
+from agent import __version__
+from agent.core.errors import ApiError, SettingsError
+from agent.host.kube import shim
+from agent.host.kube.connection import Connection, configure, fingerprint, unusable
+from agent.host.kube.translate import refused, unanswered
+from agent.kit.tally import Tally
+
+log = structlog.get_logger(__name__)
+
+DEADLINE = 10.0
+IN_FLIGHT = 2
+"""Requests at a time for one resource, watches aside: a slow server is never piled upon."""
+BODY_LIMIT = 8 * 1024 * 1024
+OFF_LOOP = 1024 * 1024
+"""Bodies beyond this many bytes are decoded on a thread."""
+UNAUTHORIZED = 401
+
+
+class Chunks(Protocol):
+    """The body of an answer as it arrives."""
+
+    async def readany(self) -> bytes:
+        """The next bytes; empty at the end."""
+        ...
+
+
+class Answer(Protocol):
+    """An HTTP answer whose body was not read yet."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: Chunks
+
+    def close(self) -> None:
+        """Drop the connection; after a body read to its end, keep it."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Request:
+    """One request. `verb` and `resource` are Kubernetes' words for it (list, pods/status)."""
+
+    method: str
+    verb: str
+    resource: str
+    path: str
+    query: tuple[tuple[str, str], ...] = ()
+    body: Mapping[str, object] | Sequence[object] | None = None
+    content_type: str = "application/json"
+    accept: str = "application/json"
+
+    @property
+    def what(self) -> str:
+        """The request in words, for messages."""
+        return f"{self.verb} {self.resource} ({self.path})"
+
+
+def path_of(*segments: str) -> str:
+    """A path below /api/v1; each segment is quoted."""
+    return "/".join(("/api/v1", *(quote(segment, safe="") for segment in segments)))
+
+
+class KubeSession:
+    """The connection to one API server, opened by the first request that needs it.
+
+    `requests` counts answers by verb, resource and code (`none`: no answer), `received` bytes.
+    """
+
+    def __init__(self, connection: Connection, random: random.Random) -> None:
+        self.random = random
+        self.requests = Tally(
+            "api_requests_total",
+            "Requests to the API server, by the code of the answer.",
+            ("verb", "resource", "code"),
+        )
+        self.received = Tally(
+            "api_received_bytes_total", "Bytes of answers of the API server.", ("resource",)
+        )
+        self._connection = connection
+        self._library: shim.Library | None = None
+        self._client: Any = None
+        self._print: tuple[object, ...] = ()
+        """Of the certificates that the client was made with, as their files were then."""
+        self._retired: Any = None
+        self._closed = False
+        self._renewals = 0
+        self._lock = asyncio.Lock()
+        self._rooms: dict[str, asyncio.Semaphore] = {}
+
+    async def open(self) -> None:
+        """Load the library and the credentials; a second call does nothing.
+
+        Raises SettingsError: the connection's files cannot be used.
+        """
+        async with self._lock:
+            if self._client is not None or self._closed:
+                return
+            library = await asyncio.to_thread(shim.load)
+            configuration = await configure(library, self._connection)
+            self._print = fingerprint(configuration)  # before the files are read for good
+            self._client = self._connect(library, configuration)
+            self._library = library
+        log.info("kube.opened", server=configuration.host, source=self._connection.source)
+
+    async def close(self) -> None:
+        """End all connections; a second call does nothing."""
+        self._closed = True
+        for client in (self._retired, self._client):
+            if client is not None:
+                await client.close()
+        self._retired = self._client = None
+
+    async def call(self, request: Request) -> bytes:
+        """The body of a successful answer, within 10 s. Raises ApiError."""
+        try:
+            async with asyncio.timeout(DEADLINE), self._room(request):
+                answer = await self._authorized(request)
+                try:
+                    return await self._successful(request, answer)
+                finally:
+                    answer.close()
+        except self._failures() as error:
+            raise self._unanswered(request, error) from error
+
+    async def fetch(self, request: Request) -> Mapping[str, Any]:
+        """The object that a successful answer holds. Raises ApiError."""
+        body = await self.call(request)
+        if len(body) > OFF_LOOP:
+            return await asyncio.to_thread(decode, request, body)
+        return decode(request, body)
+
+    @contextlib.asynccontextmanager
+    async def stream(self, request: Request) -> AsyncIterator[Chunks]:
+        """The body of a successful answer while it arrives; opening it takes at most 10 s.
+
+        Raises ApiError, also when the body breaks off while the caller reads it.
+        """
+        answer = None
+        try:
+            async with asyncio.timeout(DEADLINE):
+                answer = await self._authorized(request)
+                if not _is_success(answer):
+                    await self._successful(request, answer)
+            yield answer.content
+        except self._failures() as error:
+            raise self._unanswered(request, error) from error
+        finally:
+            if answer is not None:
+                answer.close()
+
+    async def _authorized(self, request: Request) -> Answer:
+        """The answer; after a 401 or a failed TLS handshake once more with fresh credentials."""
+        library, client = await self._ready(request)
+        seen = self._renewals
+        try:
+            answer = await self._send(client, request)
+        except library.tls_errors:
+            answer = None
+        if answer is not None and answer.status != UNAUTHORIZED:
+            return answer
+        if answer is not None:
+            answer.close()
+        await self._renew(seen)
+        _, client = await self._ready(request)
+        return await self._send(client, request)
+
+    async def _send(self, client: Any, request: Request) -> Answer:  # noqa: ANN401 -- untyped library
+        code = "none"
+        try:
+            answer: Answer = await client.call_api(
+                request.path,
+                request.method,
+                query_params=list(request.query),
+                header_params={"Accept": request.accept, "Content-Type": request.content_type},
+                body=request.body,
+                auth_settings=["BearerToken"],
+                _preload_content=False,
+            )
+            code = str(answer.status)
+        finally:
+            self.requests.add(request.verb, request.resource, code)
+        return answer
+
+    async def _successful(self, request: Request, answer: Answer) -> bytes:
+        body = bytearray()
+        while chunk := await answer.content.readany():
+            body += chunk
+            if len(body) > BODY_LIMIT:
+                raise ApiError(f"{request.what}: the answer is longer than 8 MiB")
+        self.received.add(request.resource, amount=len(body))
+        if _is_success(answer):
+            return bytes(body)
+        raise refused(request.what, answer.status, bytes(body), answer.headers.get("Retry-After"))
+
+    async def _ready(self, request: Request) -> tuple[shim.Library, Any]:
+        if self._client is None:
+            try:
+                await self.open()
+            except SettingsError as error:
+                raise ApiError(f"{request.what}: {error}") from error
+        if self._closed or self._library is None:
+            raise ApiError(f"{request.what}: the connection to the API server was closed")
+        return self._library, self._client
+
+    async def _renew(self, seen: int) -> None:
+        """Read the credentials again, unless somebody did since `seen`.
+
+        Open watches keep the connection they have: the client before this one stays open.
+        """
+        async with self._lock:
+            library, old = self._library, self._client
+            if self._renewals != seen or library is None or old is None:
+                return
+            configuration = await configure(library, self._connection)
+            self._renewals += 1
+            fresh = fingerprint(configuration)
+            if fresh == self._print:
+                old.configuration = configuration
+                return
+            self._client = self._connect(library, configuration)
+            self._print = fresh
+            retired, self._retired = self._retired, old
+            if retired is not None:
+                await retired.close()
+        log.info("kube.credentials_renewed", source=self._connection.source)
+
+    def _connect(self, library: shim.Library, configuration: Any) -> Any:  # noqa: ANN401 -- untyped library
+        """A client whose HTTP session looks at no proxy variables and no .netrc.
+
+        The library's own looks at both on two threads before every request.
+        """
+        try:
+            client = library.api_client(configuration)
+        except (OSError, ValueError) as error:  # certificates that are none
+            raise unusable(self._connection, error) from error
+        client.user_agent = f"hami-agent/{__version__}"
+        theirs = client.rest_client.pool_manager
+        client.rest_client.pool_manager = library.http_session(connector=theirs.connector)
+        theirs.detach()
+        return client
+
+    def _room(self, request: Request) -> asyncio.Semaphore:
+        resource = request.resource.partition("/")[0]
+        return self._rooms.setdefault(resource, asyncio.Semaphore(IN_FLIGHT))
+
+    def _failures(self) -> tuple[type[Exception], ...]:
+        known = (OSError, SettingsError)  # TimeoutError is an OSError
+        library = self._library
+        return known if library is None else known + library.http_errors + library.config_errors
+
+    def _unanswered(self, request: Request, error: Exception) -> ApiError:
+        return unanswered(request.what, error, self._connection.source)
+
+
+def decode(request: Request, body: bytes) -> Mapping[str, Any]:
+    """The JSON object in `body`. Raises ApiError."""
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(f"{request.what}: the answer is no JSON object") from error
+
+
+def _is_success(answer: Answer) -> bool:
+    return answer.status // 100 == 2

@@ -1,0 +1,225 @@
+"""The pods of this node: one LIST, one WATCH, and the graves of the last ten minutes."""
+
+import asyncio
+import dataclasses
+import datetime as dt
+import random
+from collections.abc import Iterable, Mapping
+from typing import NoReturn
+
+import structlog
+
+from agent.core.changes import PodChange, PodList
+from agent.core.errors import ApiError, ApiGone
+from agent.core.pods import PodTable, PodUid, PodView, Tombstone
+from agent.core.ports import Clock, PodApi
+from agent.kit.backoff import Backoff
+from agent.kit.cell import Cell
+from agent.kit.tally import Tally
+
+log = structlog.get_logger(__name__)
+
+DELAYS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
+JITTER = 0.5
+SPREAD = (1.0, 30.0)
+"""A relist begins within 1 s; when the server says Gone again, within 30 s of each."""
+SHORTEST_WATCH = 1.0
+"""A watch that ended sooner is no good one: the next waits its turn."""
+HEALTHY_AFTER = 30.0
+"""A watch that lasted so long clears the memory of earlier failures."""
+PATIENCE = 5
+"""Watches that fail one after another before the position is given up and all is listed."""
+KEEP = dt.timedelta(minutes=10)
+GRAVES = 1024
+
+
+class Pods:
+    """Sole writer of the pod table. `restarts` counts watches that ended, by reason."""
+
+    def __init__(
+        self, api: PodApi, table: Cell[PodTable], clock: Clock, random: random.Random
+    ) -> None:
+        self.restarts = Tally(
+            "pod_watch_restarts_total", "Watches of this node's pods that ended.", ("reason",)
+        )
+        self._api = api
+        self._table = table
+        self._clock = clock
+        self._random = random
+        self._backoff = Backoff(DELAYS, JITTER, random)
+        self._version = ""
+        """How far the table goes; empty: all must be listed."""
+        self._gone = 0
+        self._failures = 0
+        self._asked = asyncio.Event()
+        self._answers: list[asyncio.Future[PodTable]] = []
+
+    async def run(self) -> None:
+        """Keep the table for ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep())
+            group.create_task(self._answer())
+            group.create_task(self._bury())
+
+    async def refresh(self) -> PodTable:
+        """The table after one LIST that began after this call; the deadline is the caller's.
+
+        Callers that wait at the same time share it. Raises ApiError.
+        """
+        answer: asyncio.Future[PodTable] = asyncio.get_running_loop().create_future()
+        self._answers.append(answer)
+        self._asked.set()
+        return await answer
+
+    async def _keep(self) -> NoReturn:
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            try:
+                if not self._version:
+                    self._take(await self._api.list_pods())
+                await self._follow()
+            except ApiGone:
+                delay = self._start_over()
+            except ApiError as error:
+                delay = self._give_up(error, lasted=loop.time() - began)
+            else:
+                delay = self._renew(lasted=loop.time() - began)
+            await asyncio.sleep(delay)
+
+    async def _follow(self) -> None:
+        """One watch to its end."""
+        async for change in self._api.watch_pods(self._version):
+            if self._table.value.stale:
+                log.info("pods.followed", version=self._version)
+                self._mark(stale=False)
+            self._apply(change)
+
+    def _renew(self, lasted: float) -> float:
+        """The watch ended as agreed: seconds until the next one."""
+        self.restarts.add("ended")
+        self._healthy(lasted)
+        return 0.0 if lasted >= SHORTEST_WATCH else self._backoff.next()
+
+    def _start_over(self) -> float:
+        """The server forgot where we are: seconds until all is listed again."""
+        self.restarts.add("gone")
+        self._mark(stale=True)
+        self._version = ""
+        delay = self._random.uniform(0.0, SPREAD[min(self._gone, len(SPREAD) - 1)])
+        self._gone += 1
+        log.info("pods.gone", again_in=round(delay, 3))
+        return delay
+
+    def _give_up(self, error: ApiError, lasted: float) -> float:
+        """No answer, or a bad one: seconds until the next try."""
+        self.restarts.add("error")
+        self._healthy(lasted)
+        self._failures += 1
+        if self._failures == 1:
+            log.warning("pods.lost", error=str(error))
+        if self._failures % PATIENCE == 0:
+            self._version = ""
+        self._mark(stale=True)
+        return max(self._backoff.next(), error.retry_after or 0.0)
+
+    def _healthy(self, lasted: float) -> None:
+        if lasted >= HEALTHY_AFTER:
+            self._backoff.reset()
+            self._failures = self._gone = 0
+
+    def _mark(self, *, stale: bool) -> None:
+        self._table.set(dataclasses.replace(self._table.value, stale=stale))
+
+    def _apply(self, change: PodChange) -> None:
+        """Take in one frame, unless a LIST went further already."""
+        version = _number(change.resource_version)
+        if version and version <= _number(self._version):
+            return
+        self._version = change.resource_version
+        if change.pod is None:
+            return
+        pods = dict(self._table.value.pods)
+        pods.pop(change.pod.uid, None)
+        if change.deleted:
+            self._publish(pods, dead=(change.pod,))
+        else:
+            pods[change.pod.uid] = change.pod
+            self._publish(pods)
+
+    def _take(self, found: PodList) -> None:
+        """Replace the table by a LIST; what is missing there was deleted.
+
+        A watch or another LIST may have gone further: then the table holds all of it already.
+        """
+        if self._version and _number(found.resource_version) <= _number(self._version):
+            return
+        self._version = found.resource_version
+        pods = {pod.uid: pod for pod in found.pods}
+        before = self._table.value.pods
+        dead = tuple(pod for uid, pod in before.items() if uid not in pods)
+        self._publish(pods, dead=dead)
+        log.info("pods.listed", pods=len(pods), gone=len(dead))
+
+    async def _answer(self) -> NoReturn:
+        """LIST for those who asked; who asks meanwhile waits for the next one."""
+        while True:
+            await self._asked.wait()
+            self._asked.clear()
+            answers, self._answers = self._answers, []
+            waiting = [answer for answer in answers if not answer.done()]
+            if not waiting:
+                continue
+            try:
+                found = await self._api.list_pods()
+            except ApiError as error:
+                for answer in waiting:
+                    _fail(answer, error)
+                continue
+            self._take(found)
+            for answer in waiting:
+                _succeed(answer, self._table.value)
+
+    async def _bury(self) -> NoReturn:
+        """Forget graves when their time has come."""
+        while True:
+            table = await self._table.until(lambda table: bool(table.tombstones))
+            oldest = min(grave.deleted_at for grave in table.tombstones)
+            left = (oldest + KEEP - self._clock.now()).total_seconds()
+            await asyncio.sleep(min(max(left, 1.0), KEEP.total_seconds()))
+            self._publish()
+
+    def _publish(
+        self, pods: Mapping[PodUid, PodView] | None = None, dead: Iterable[PodView] = ()
+    ) -> None:
+        """Set the table: these pods, or the same as before, and the graves that still count."""
+        old, now = self._table.value, self._clock.now()
+        present = old.pods if pods is None else pods
+        graves = {
+            grave.pod.uid: grave
+            for grave in (*old.tombstones, *(Tombstone(pod, now) for pod in dead))
+            if grave.pod.uid not in present and now - grave.deleted_at < KEEP
+        }
+        self._table.set(
+            PodTable(
+                pods=present,
+                tombstones=tuple(graves.values())[-GRAVES:],
+                synced=old.synced or pods is not None,
+                stale=old.stale,
+            )
+        )
+
+
+def _number(version: str) -> int:
+    """A resource version as a number; 0 where it is none, which is older than all."""
+    return int(version) if version.isascii() and version.isdigit() else 0
+
+
+def _succeed(answer: asyncio.Future[PodTable], table: PodTable) -> None:
+    if not answer.done():
+        answer.set_result(table)
+
+
+def _fail(answer: asyncio.Future[PodTable], error: ApiError) -> None:
+    if not answer.done():
+        answer.set_exception(error)

@@ -1,0 +1,240 @@
+"""One body for the fake API server and for the real adapter over HTTP: both keep the same word."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from agent.core.changes import NodeChange, NodeEvent, PodChange
+from agent.core.errors import (
+    ApiConflict,
+    ApiError,
+    ApiGone,
+    ApiInvalid,
+    ApiNotFound,
+    ApiThrottled,
+)
+from agent.core.pods import PodUid
+from tests.builders import NODE
+from tests.fakes.kubeworld import NAMESPACE, World, a_world
+
+pytestmark = pytest.mark.looptime(False)
+
+LOCK = "hami.io/mutex.lock"
+HELD = "2026-09-01T12:00:00Z,team-a,one"
+
+
+@pytest.fixture(params=["fake", "model"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Which of the two."""
+    return str(request.param)
+
+
+@contextlib.asynccontextmanager
+async def cluster(kind: str, folder: Path) -> AsyncIterator[World]:
+    """A cluster with this Node; nothing in it may take long."""
+    async with asyncio.timeout(8), a_world(kind, folder) as world:
+        world.create_node({LOCK: HELD, "plain": "kept"})
+        yield world
+
+
+async def test_a_merge_patch_adds_and_removes_and_answers_with_the_node(kind, tmp_path):
+    async with cluster(kind, tmp_path) as world:
+        node = await world.node_api.annotate_node({"hami.io/x": "1", LOCK: None, "absent": None})
+
+        assert {"hami.io/x": "1", "plain": "kept"} == node.annotations
+        assert NODE == node.name
+        assert {"hami.io/x": "1", "plain": "kept"} == world.node_annotations()
+
+
+async def test_a_patch_that_changes_nothing_makes_no_new_version(kind, tmp_path):
+    async with cluster(kind, tmp_path) as world:
+        first = await world.node_api.annotate_node({"plain": "kept"})
+        second = await world.node_api.annotate_node({"plain": "kept"})
+
+        assert first == second
+
+
+async def test_a_patch_of_a_missing_node_is_not_found(kind, tmp_path):
+    async with cluster(kind, tmp_path) as world:
+        world.delete_node()
+        with pytest.raises(ApiNotFound) as raised:
+            await world.node_api.annotate_node({"a": "b"})
+
+    assert 404 == raised.value.status
+
+
+async def test_our_lock_is_released(kind, tmp_path):
+    async with cluster(kind, tmp_path) as world:
+        await world.node_api.release_lock(LOCK, HELD)
+
+        assert {"plain": "kept"} == world.node_annotations()
+
+
+@pytest.mark.parametrize("now", ["2026-09-01T12:00:09Z,team-b,two", None])
+async def test_a_foreign_or_absent_lock_stays_as_it_is(kind, tmp_path, now):
+    async with cluster(kind, tmp_path) as world:
+        world.edit_node({LOCK: now})
+        with pytest.raises(ApiInvalid):
+            await world.node_api.release_lock(LOCK, HELD)
+
+        assert now == world.node_annotations().get(LOCK)
+
+
+async def test_the_node_watch_begins_with_the_node_and_follows_it(kind, tmp_path):
+    async with cluster(kind, tmp_path) as world:
+        watch = world.node_api.watch_node()
+        first = await anext(watch)
+        world.edit_node({"plain": "changed"})
+        second = await anext(watch)
+        world.delete_node()
+        third = await anext(watch)
+        world.create_node({"plain": "new"})
+        fourth = await anext(watch)
+
+        plain = [
+            change.node and change.node.annotations["plain"]
+            for change in (first, second, third, fourth)
+        ]
+        assert ["kept", "changed", None, "new"] == plain
+        assert NodeChange(None) == third
+        assert first.node is not None
+        assert fourth.node is not None
+        assert first.node.uid != fourth.node.uid
+
+
+async def test_pods_are_listed_with_a_version_to_watch_from(kind, tmp_path):
+    async with cluster(kind, tmp_path) as world:
+        uid = world.create_pod("one")
+        found = await world.pod_api.list_pods()
+        world.create_pod("two")
+        watch = world.pod_api.watch_pods(found.resource_version)
+        opened, added = await anext(watch), await anext(watch)
+
+        assert [(uid, "one", NODE, 1)] == [
+            (pod.uid, pod.name, pod.node, pod.containers[0].count) for pod in found.pods
+        ]
+        assert PodChange(found.resource_version) == opened
+        assert added.pod is not None
+        assert "two" == added.pod.name
+        assert added.pod.resource_version == added.resource_version
+        assert int(found.resource_version) < int(added.resource_version)
+
+
+async def test_a_deleted_pod_is_told_with_its_last_state(kind, tmp_path):
+    async with cluster(kind, tmp_path) as world:
+        uid = world.create_pod("one")
+        world.edit_pod("one", {"hami.io/bind-phase": "allocating"})
+        found = await world.pod_api.list_pods()
+        watch = world.pod_api.watch_pods(found.resource_version)
+        await anext(watch)
+        world.delete_pod("one")
+        change = await anext(watch)
+
+        assert change.deleted
+        assert change.pod is not None
+        assert (uid, {"hami.io/bind-phase": "allocating"}) == (
+            change.pod.uid,
+            change.pod.annotations,
+        )
+
+
+async def test_a_watch_that_ends_in_time_says_how_far_it_came(kind, tmp_path):
+    async with cluster(kind, tmp_path) as world:
+        found = await world.pod_api.list_pods()
+        watch = world.pod_api.watch_pods(found.resource_version)
+        await anext(watch)
+        world.create_pod("one")
+        added = await anext(watch)
+        world.end_watches()
+        rest = [change async for change in watch]
+
+        assert [None] == [change.pod for change in rest]
+        assert int(added.resource_version) <= int(rest[-1].resource_version)
+
+
+async def test_a_forgotten_position_is_gone(kind, tmp_path):
+    async with cluster(kind, tmp_path) as world:
+        found = await world.pod_api.list_pods()
+        world.create_pod("one")
+        world.forget_history()
+        with pytest.raises(ApiGone):
+            async for _ in world.pod_api.watch_pods(found.resource_version):
+                pass
+
+
+async def test_pod_annotations_are_patched_and_removed(kind, tmp_path):
+    async with cluster(kind, tmp_path) as world:
+        uid = PodUid(world.create_pod("one"))
+        world.edit_pod("one", {"hami.io/a": "1", "hami.io/b": "2"})
+        await world.pod_api.annotate_pod(
+            NAMESPACE, "one", uid, {"hami.io/a": None, "hami.io/bind-phase": "success"}
+        )
+
+        expected = {"hami.io/b": "2", "hami.io/bind-phase": "success"}
+        assert expected == world.pod_annotations("one")
+
+
+async def test_a_new_pod_of_the_same_name_is_not_patched(kind, tmp_path):
+    async with cluster(kind, tmp_path) as world:
+        uid = PodUid(world.create_pod("one"))
+        world.delete_pod("one")
+        world.create_pod("one")
+        with pytest.raises(ApiConflict) as raised:
+            await world.pod_api.annotate_pod(NAMESPACE, "one", uid, {"hami.io/a": "1"})
+
+        assert 409 == raised.value.status
+        assert {} == world.pod_annotations("one")
+
+
+async def test_a_missing_pod_is_not_found(kind, tmp_path):
+    async with cluster(kind, tmp_path) as world:
+        with pytest.raises(ApiNotFound):
+            await world.pod_api.annotate_pod(NAMESPACE, "one", PodUid("u"), {"hami.io/a": "1"})
+
+
+async def test_events_about_the_node_and_a_pod_are_posted(kind, tmp_path):
+    async with cluster(kind, tmp_path) as world:
+        uid = PodUid(world.create_pod("one"))
+        await world.pod_api.post_event(NodeEvent("GpuUnhealthy", "XID 79", warning=True))
+        await world.pod_api.post_event(
+            NodeEvent("AllocationRefused", "why", True, NAMESPACE, "one", uid)
+        )
+
+        assert ["AllocationRefused", "GpuUnhealthy"] == sorted(world.events())
+
+
+async def test_a_throttled_request_says_when_to_come_back(kind, tmp_path):
+    async with cluster(kind, tmp_path) as world:
+        world.throttle(2, retry_after=7)
+        with pytest.raises(ApiThrottled) as raised:
+            await world.node_api.annotate_node({"a": "b"})
+        with pytest.raises(ApiThrottled):
+            await anext(world.pod_api.watch_pods("1"))
+        await world.node_api.annotate_node({"a": "b"})
+
+    assert (429, 7.0) == (raised.value.status, raised.value.retry_after)
+
+
+async def test_an_outage_breaks_watches_and_ends(kind, tmp_path):
+    async with cluster(kind, tmp_path) as world:
+        found = await world.pod_api.list_pods()
+        watch = world.pod_api.watch_pods(found.resource_version)
+        await anext(watch)
+        await world.begin_outage()
+        with pytest.raises(ApiError) as broken:
+            await anext(watch)
+        with pytest.raises(ApiError) as refused:
+            await world.node_api.annotate_node({"a": "b"})
+        world.create_pod("one")
+        await world.end_outage()
+        await world.node_api.annotate_node({"a": "b"})
+        again = world.pod_api.watch_pods(found.resource_version)
+        await anext(again)
+        change = await anext(again)
+
+        assert [0, 0] == [broken.value.status, refused.value.status]
+        assert change.pod is not None
+        assert "one" == change.pod.name

@@ -1,0 +1,186 @@
+"""The Node's view follows the watch, and never goes back behind our own writes."""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator
+
+from agent.core.errors import ApiError
+from agent.core.pods import NodeView
+from agent.kit.cell import Cell
+from agent.services.node import Node
+from tests.fakes.apiserver import FakeApi
+from tests.fakes.chance import NoChance
+
+
+@contextlib.asynccontextmanager
+async def following(api: FakeApi) -> AsyncIterator[tuple[Node, Cell[NodeView | None]]]:
+    view: Cell[NodeView | None] = Cell(None)
+    node = Node(api, view, NoChance())
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(node.run())
+        await asyncio.sleep(0.1)
+        yield node, view
+        task.cancel()
+
+
+async def test_the_first_watch_shows_the_node_without_a_read():
+    api = FakeApi()
+    created = api.create_node({"a": "b"})
+
+    async with following(api) as (_, view):
+        assert created == view.value
+
+    assert {"watch_node": 1} == api.calls
+
+
+async def test_a_change_and_a_deletion_and_a_new_node_are_followed():
+    api = FakeApi()
+    api.create_node()
+
+    async with following(api) as (_, view):
+        changed = api.edit_node({"a": "b"})
+        await asyncio.sleep(0.1)
+        assert changed == view.value
+        api.delete_node()
+        await asyncio.sleep(0.1)
+        assert view.value is None
+        created = api.create_node()
+        await asyncio.sleep(0.1)
+
+        assert created == view.value
+
+
+async def test_a_watch_that_ends_is_opened_again_at_once():
+    api = FakeApi()
+    api.create_node()
+
+    async with following(api) as (node, view):
+        await asyncio.sleep(300)
+        api.end_watches()
+        changed = api.edit_node({"a": "b"})
+        await asyncio.sleep(0.1)
+
+        assert changed == view.value
+        assert ((("ended",), 1),) == node.restarts.items()
+
+
+async def test_our_own_write_is_seen_before_the_watch_shows_it():
+    api = FakeApi()
+    api.create_node()
+
+    async with following(api) as (node, view):
+        api.lag = 5.0
+        late = api.edit_node({"a": "1"})
+        answer = api.edit_node({"a": "2"})
+        node.saw(answer)
+        assert answer == view.value
+        await asyncio.sleep(6)
+        assert late != view.value
+        await asyncio.sleep(6)
+
+        assert answer == view.value
+
+
+async def test_an_answer_that_the_watch_has_overtaken_is_not_taken():
+    api = FakeApi()
+    api.create_node()
+
+    async with following(api) as (node, view):
+        answer = api.edit_node({"a": "1"})
+        newer = api.edit_node({"a": "2"})
+        await asyncio.sleep(0.1)
+        node.saw(answer)
+
+        assert newer == view.value
+
+
+async def test_a_server_that_was_restored_from_a_backup_is_believed():
+    api = FakeApi()
+    api.create_node()
+    old = FakeApi()
+    old.create_node({"restored": "yes"})
+
+    async with following(api) as (node, view):
+        for number in range(10):
+            api.edit_node({"a": str(number)})
+        node.saw(api.edit_node({"a": "ours"}))
+        assert old.node is not None
+        api.node = dataclasses.replace(old.node, uid="node-uid-1")
+        api.end_watches()
+        await asyncio.sleep(5)
+
+        assert view.value == api.node
+
+
+async def test_a_day_without_a_server_costs_few_tries_and_ends_by_itself():
+    api = FakeApi()
+    api.create_node()
+
+    async with following(api) as (_, view):
+        api.begin_outage()
+        await asyncio.sleep(86_400)
+        tries = api.calls["watch_node"]
+        changed = api.edit_node({"a": "b"})
+        api.end_outage()
+        await asyncio.sleep(60)
+
+        assert changed == view.value
+
+    assert 86_400 / 45 <= tries <= 86_400 / 30 + 10
+
+
+async def test_after_a_healthy_time_the_first_try_comes_early_again():
+    api = FakeApi()
+    api.create_node()
+
+    async with following(api) as (_, view):
+        api.begin_outage()
+        await asyncio.sleep(3600)
+        api.end_outage()
+        await asyncio.sleep(3600)
+        api.begin_outage()
+        await asyncio.sleep(0.5)
+        changed = api.edit_node({"a": "b"})
+        api.end_outage()
+        await asyncio.sleep(1)
+
+        assert changed == view.value
+
+
+async def test_retry_after_is_respected():
+    api = FakeApi()
+    api.create_node()
+    api.throttle(1, retry_after=100)
+
+    async with following(api) as (_, view):
+        await asyncio.sleep(99)
+        assert view.value is None
+        await asyncio.sleep(2)
+
+        assert api.node == view.value
+
+
+async def test_a_server_that_ends_every_watch_at_once_is_not_asked_in_a_loop():
+    class Hasty(FakeApi):
+        async def watch_node(self):
+            self.calls["watch_node"] += 1
+            for frame in ():
+                yield frame
+
+    api = Hasty()
+
+    async with following(api):
+        await asyncio.sleep(600)
+
+    assert 600 / 30 - 5 <= api.calls["watch_node"] <= 40
+
+
+async def test_an_error_shows_in_the_counts():
+    api = FakeApi()
+    api.fail(ApiError("no"))
+
+    async with following(api) as (node, _):
+        await asyncio.sleep(5)
+
+        assert ((("error",), 1),) == node.restarts.items()

@@ -1,0 +1,129 @@
+"""One LIST on demand: as new as the question, shared by those who ask at the same time."""
+
+import asyncio
+
+import pytest
+
+from agent.core.errors import ApiError
+from tests.builders import a_pod, a_pod_uid
+from tests.fakes.apiserver import FakeApi
+from tests.services.test_pods_table import ONE, TWO, following
+
+
+async def test_a_refresh_shows_what_the_watch_has_not_delivered_yet():
+    api = FakeApi()
+
+    async with following(api) as room:
+        api.lag = 30
+        api.put_pod(ONE)
+        await asyncio.sleep(0.1)
+        assert [] == room.names
+        table = await room.pods.refresh()
+
+        assert ONE.uid in table.pods
+        assert table == room.table.value
+
+
+async def test_late_frames_do_not_undo_a_refresh():
+    api = FakeApi()
+    api.put_pod(ONE)
+
+    async with following(api) as room:
+        api.lag = 10
+        api.put_pod(TWO)
+        api.delete_pod(*TWO.key)
+        await room.pods.refresh()
+        seen = []
+        for _ in range(30):
+            await asyncio.sleep(1)
+            seen.append(room.names)
+        api.put_pod(TWO)
+        await asyncio.sleep(11)
+
+        assert [["one"]] * 30 == seen
+        assert ["one", "two"] == room.names
+
+
+async def test_a_list_that_the_watch_has_overtaken_is_not_taken():
+    class Slow(FakeApi):
+        async def list_pods(self):
+            found = await super().list_pods()
+            await asyncio.sleep(5 if self.calls["list_pods"] > 1 else 0)
+            return found
+
+    api = Slow()
+
+    async with following(api) as room, asyncio.TaskGroup() as group:
+        asking = group.create_task(room.pods.refresh())
+        await asyncio.sleep(1)
+        api.put_pod(ONE)
+        table = await asking
+
+        assert ONE.uid in table.pods
+
+
+async def test_those_who_ask_together_share_one_list():
+    api = FakeApi()
+
+    async with following(api) as room:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(10):
+                group.create_task(room.pods.refresh())
+
+        assert 2 == api.calls["list_pods"]
+
+
+async def test_who_asks_during_a_list_waits_for_the_next_one():
+    api = FakeApi()
+
+    async with following(api) as room:
+        api.delay = 2
+        async with asyncio.TaskGroup() as group:
+            group.create_task(room.pods.refresh())
+            await asyncio.sleep(1)
+            api.put_pod(ONE)
+            second = group.create_task(room.pods.refresh())
+
+        assert ONE.uid in second.result().pods
+        assert 3 == api.calls["list_pods"]
+
+
+async def test_a_caller_that_gives_up_takes_nobody_with_it():
+    api = FakeApi()
+
+    async with following(api) as room:
+        api.delay = 2
+        async with asyncio.TaskGroup() as group:
+            patient = group.create_task(room.pods.refresh())
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):
+                    await room.pods.refresh()
+
+        assert patient.result().synced
+
+
+async def test_a_list_that_fails_is_told_to_who_asked():
+    api = FakeApi()
+
+    async with following(api) as room:
+        api.fail(ApiError("refused"), call="list_pods")
+        with pytest.raises(ApiError, match="refused"):
+            await room.pods.refresh()
+        table = await room.pods.refresh()
+
+        assert table.synced
+
+
+async def test_a_refresh_during_an_outage_of_the_watch_leaves_the_table_stale():
+    api = FakeApi()
+
+    async with following(api) as room:
+        await asyncio.sleep(60)
+        api.begin_outage()
+        await asyncio.sleep(4)
+        api.end_outage()
+        api.put_pod(a_pod(uid=a_pod_uid(5), name="five"))
+        table = await room.pods.refresh()
+
+        assert table.stale
+        assert a_pod_uid(5) in table.pods

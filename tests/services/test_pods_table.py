@@ -1,0 +1,265 @@
+"""The table of this node's pods follows the API server through everything that happens to it."""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agent.core.errors import ApiError
+from agent.core.pods import Phase, PodTable
+from agent.kit.cell import Cell
+from agent.services.pods import Pods
+from tests.builders import a_pod, a_pod_uid
+from tests.fakes.apiserver import FakeApi
+from tests.fakes.chance import NoChance, Seeded
+from tests.fakes.clock import LoopClock
+
+ONE = a_pod(uid=a_pod_uid(1), name="one")
+TWO = a_pod(uid=a_pod_uid(2), name="two")
+
+
+@dataclasses.dataclass
+class Room:
+    pods: Pods
+    table: Cell[PodTable]
+    clock: LoopClock
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(pod.name for pod in self.table.value.pods.values())
+
+    @property
+    def graves(self) -> list[str]:
+        return sorted(grave.pod.name for grave in self.table.value.tombstones)
+
+
+@contextlib.asynccontextmanager
+async def following(api: FakeApi, *, settle: float = 0.1) -> AsyncIterator[Room]:
+    table, clock = Cell(PodTable()), LoopClock()
+    pods = Pods(api, table, clock, NoChance())
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(pods.run())
+        await asyncio.sleep(settle)
+        yield Room(pods, table, clock)
+        task.cancel()
+
+
+async def test_the_first_list_syncs_the_table():
+    api = FakeApi()
+    api.put_pod(ONE)
+
+    async with following(api) as room:
+        assert ["one"] == room.names
+        assert room.table.value.synced
+        assert not room.table.value.stale
+
+    assert {"list_pods": 1, "watch_pods": 1} == api.calls
+
+
+async def test_an_empty_node_is_synced_too():
+    async with following(FakeApi()) as room:
+        assert PodTable(synced=True) == room.table.value
+
+
+async def test_new_changed_and_deleted_pods_are_followed():
+    api = FakeApi()
+    api.put_pod(ONE)
+
+    async with following(api) as room:
+        api.put_pod(TWO)
+        api.put_pod(dataclasses.replace(ONE, phase=Phase.RUNNING))
+        await asyncio.sleep(0.1)
+        assert ["one", "two"] == room.names
+        assert Phase.RUNNING == room.table.value.pods[ONE.uid].phase
+        api.delete_pod(*ONE.key)
+        await asyncio.sleep(0.1)
+
+        assert ["two"] == room.names
+        assert ["one"] == room.graves
+
+    assert 1 == api.calls["list_pods"]
+
+
+async def test_a_grave_is_kept_for_ten_minutes():
+    api = FakeApi()
+    api.put_pod(ONE)
+
+    async with following(api) as room:
+        api.delete_pod(*ONE.key)
+        await asyncio.sleep(599)
+        assert ["one"] == room.graves
+        await asyncio.sleep(2)
+
+        assert [] == room.graves
+
+
+async def test_a_pod_of_the_same_name_does_not_disturb_the_grave():
+    api = FakeApi()
+    api.put_pod(ONE)
+    again = a_pod(uid=a_pod_uid(9), name="one")
+
+    async with following(api) as room:
+        api.delete_pod(*ONE.key)
+        api.put_pod(again)
+        await asyncio.sleep(0.1)
+
+        assert again.uid == room.table.value.named(*ONE.key).uid
+        assert [ONE.uid] == [grave.pod.uid for grave in room.table.value.tombstones]
+
+
+async def test_an_idle_day_reads_nothing_beyond_the_watch():
+    api = FakeApi()
+
+    async with following(api):
+        await asyncio.sleep(86_400)
+
+    assert {"list_pods": 1, "watch_pods": 1} == api.calls
+
+
+async def test_a_watch_that_ends_goes_on_where_it_was_without_a_list():
+    api = FakeApi()
+    api.put_pod(ONE)
+
+    async with following(api) as room:
+        await asyncio.sleep(400)
+        api.end_watches()
+        api.put_pod(TWO)
+        await asyncio.sleep(0.1)
+
+        assert ["one", "two"] == room.names
+        assert not room.table.value.stale
+
+    assert {"list_pods": 1, "watch_pods": 2} == api.calls
+
+
+async def test_a_forgotten_position_is_listed_again_and_the_missing_are_buried():
+    api = FakeApi()
+    api.put_pod(ONE)
+
+    async with following(api) as room:
+        await asyncio.sleep(10)
+        api.begin_outage()
+        await asyncio.sleep(1)
+        api.delete_pod(*ONE.key)
+        api.put_pod(TWO)
+        api.forget_history()
+        api.end_outage()
+        await asyncio.sleep(10)
+
+        assert ["two"] == room.names
+        assert ["one"] == room.graves
+        assert not room.table.value.stale
+        assert (("gone",), 1) in room.pods.restarts.items()
+
+
+async def test_a_server_that_says_gone_again_is_asked_less_often():
+    class Forgetful(FakeApi):
+        async def watch_pods(self, resource_version):
+            self._kept_from = self._version + 1
+            async for change in super().watch_pods(resource_version):
+                yield change
+
+    api = Forgetful()
+    table = Cell(PodTable())
+    pods = Pods(api, table, LoopClock(), Seeded(1))
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(600):
+            await pods.run()
+
+    assert 600 / 30 < api.calls["list_pods"] < 600 / 10
+
+
+async def test_an_outage_is_shown_and_the_old_pods_stay():
+    api = FakeApi()
+    api.put_pod(ONE)
+
+    async with following(api) as room:
+        await asyncio.sleep(60)
+        api.begin_outage()
+        await asyncio.sleep(86_400)
+        assert room.table.value.stale
+        assert ["one"] == room.names
+        api.put_pod(TWO)
+        api.end_outage()
+        await asyncio.sleep(60)
+
+        assert not room.table.value.stale
+        assert ["one", "two"] == room.names
+
+    assert api.calls["watch_pods"] + api.calls["list_pods"] <= 86_400 / 30 + 20
+
+
+async def test_after_a_healthy_time_the_first_try_comes_early_again():
+    api = FakeApi()
+
+    async with following(api) as room:
+        api.begin_outage()
+        await asyncio.sleep(3600)
+        api.end_outage()
+        await asyncio.sleep(3600)
+        api.begin_outage()
+        await asyncio.sleep(0.5)
+        api.put_pod(ONE)
+        api.end_outage()
+        await asyncio.sleep(1)
+
+        assert ["one"] == room.names
+
+
+async def test_a_pod_that_comes_back_is_buried_no_longer():
+    api = FakeApi()
+    api.put_pod(ONE)
+
+    async with following(api) as room:
+        api.delete_pod(*ONE.key)
+        api.put_pod(ONE)
+        await asyncio.sleep(0.1)
+
+        assert ["one"] == room.names
+        assert [] == room.graves
+
+
+async def test_a_watch_that_breaks_at_the_same_place_again_and_again_gives_way_to_a_list():
+    class Poisoned(FakeApi):
+        async def watch_pods(self, resource_version):
+            async for change in super().watch_pods(resource_version):
+                yield change
+                if resource_version == "2":
+                    raise ApiError("a frame is longer than 8 MiB")
+
+    api = Poisoned()
+    api.put_pod(ONE)
+
+    async with following(api) as room:
+        api.put_pod(TWO)
+        await asyncio.sleep(120)
+
+        assert ["one", "two"] == room.names
+        assert not room.table.value.stale
+
+    assert 2 == api.calls["list_pods"]
+
+
+async def test_retry_after_is_respected():
+    api = FakeApi()
+    api.throttle(1, retry_after=100)
+
+    async with following(api) as room:
+        await asyncio.sleep(99)
+        assert not room.table.value.synced
+        await asyncio.sleep(2)
+
+        assert room.table.value.synced
+
+
+@pytest.mark.parametrize("call", ["list_pods", "watch_pods"])
+async def test_a_single_failure_is_made_good(call: str):
+    api = FakeApi()
+    api.put_pod(ONE)
+    api.fail(ApiError("reset"), call=call)
+
+    async with following(api, settle=5) as room:
+        assert ["one"] == room.names
+        assert not room.table.value.stale
