@@ -1,0 +1,143 @@
+"""The NVML calls we use, typed, and what their errors mean.
+
+The module `pynvml` has this shape; tests hand in one of their own. Numbers are the ABI of nvml.h.
+"""
+
+import ctypes
+import importlib
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any, Final, Protocol, cast
+
+from agent.core.errors import AgentError, DriverError, DriverMissing, GpuError, cap
+
+SONAME: Final = "libnvidia-ml.so.1"
+
+UNINITIALIZED: Final = 1
+INVALID_ARGUMENT: Final = 2
+NOT_SUPPORTED: Final = 3
+NO_PERMISSION: Final = 4
+NOT_FOUND: Final = 6
+DRIVER_NOT_LOADED: Final = 9
+TIMEOUT: Final = 10
+LIBRARY_NOT_FOUND: Final = 12
+FUNCTION_NOT_FOUND: Final = 13
+GPU_IS_LOST: Final = 15
+LIB_RM_VERSION_MISMATCH: Final = 18
+GPU_NOT_FOUND: Final = 28
+UNKNOWN: Final = 999
+
+EVENT_ECC_SINGLE: Final = 0x1
+EVENT_ECC_DOUBLE: Final = 0x2
+EVENT_XID: Final = 0x8
+
+LINK_TO_SWITCH: Final = 2
+MOST_LINKS: Final = 36
+
+Handle = Any
+"""What the library names a GPU by: a pointer that only the library may look into."""
+
+_LOST: Final = frozenset({GPU_IS_LOST, GPU_NOT_FOUND, NOT_FOUND})
+_UNABLE: Final = frozenset({NOT_SUPPORTED, FUNCTION_NOT_FOUND})
+_MISSING: Final = {
+    LIBRARY_NOT_FOUND: f"{SONAME} is not found: install the NVIDIA driver on this node, let the "
+    "container runtime mount it, or name the file with --nvml-library",
+    DRIVER_NOT_LOADED: "the NVIDIA kernel module is not loaded: load it (modprobe nvidia) or "
+    "install the driver for this kernel",
+    LIB_RM_VERSION_MISMATCH: "the driver's library and kernel module differ in version: reboot, "
+    "or reload the module and restart the agent",
+    NO_PERMISSION: "the driver may not be used: /dev/nvidiactl cannot be opened by this process",
+}
+
+
+class NvmlLibrary(Protocol):
+    """The part of pynvml that we call. Every call may raise `NVMLError`, whose `value` says why."""
+
+    NVMLError: type[Exception]
+    nvmlLib: Any  # noqa: N815 -- pynvml's name
+
+    def nvmlInit(self) -> None: ...  # noqa: D102, N802 -- pynvml's names, here and below
+    def nvmlShutdown(self) -> None: ...  # noqa: D102, N802
+    def nvmlSystemGetDriverVersion(self) -> str: ...  # noqa: D102, N802
+    def nvmlDeviceGetCount(self) -> int: ...  # noqa: D102, N802
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Handle: ...  # noqa: D102, N802
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Handle: ...  # noqa: D102, N802
+    def nvmlDeviceGetUUID(self, handle: Handle) -> str: ...  # noqa: D102, N802
+    def nvmlDeviceGetName(self, handle: Handle) -> str: ...  # noqa: D102, N802
+    def nvmlDeviceGetMemoryInfo(self, handle: Handle) -> Any: ...  # noqa: ANN401, D102, N802
+    def nvmlDeviceGetPciInfo(self, handle: Handle) -> Any: ...  # noqa: ANN401, D102, N802
+    def nvmlDeviceGetMinorNumber(self, handle: Handle) -> int: ...  # noqa: D102, N802
+    def nvmlDeviceGetMigMode(self, device: Handle) -> list[int]: ...  # noqa: D102, N802
+    def nvmlDeviceGetRemappedRows(self, device: Handle) -> tuple[int, int, int, int]: ...  # noqa: D102, N802
+    def nvmlDeviceGetTopologyCommonAncestor(self, device1: Handle, device2: Handle) -> int: ...  # noqa: D102, N802
+    def nvmlDeviceGetNvLinkState(self, device: Handle, link: int) -> int: ...  # noqa: D102, N802
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, device: Handle, link: int) -> Any: ...  # noqa: ANN401, D102, N802
+    def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle: Handle, link: int) -> int: ...  # noqa: D102, N802
+    def nvmlDeviceGetSupportedEventTypes(self, handle: Handle) -> int: ...  # noqa: D102, N802
+    def nvmlDeviceRegisterEvents(  # noqa: D102, N802
+        self,
+        handle: Handle,
+        eventTypes: int,  # noqa: N803
+        eventSet: Any,  # noqa: ANN401, N803
+    ) -> None: ...
+    def nvmlEventSetCreate(self) -> Any: ...  # noqa: ANN401, D102, N802
+    def nvmlEventSetWait_v2(self, eventSet: Any, timeoutms: int) -> Any: ...  # noqa: ANN401, D102, N802, N803
+    def nvmlEventSetFree(self, eventSet: Any) -> None: ...  # noqa: ANN401, D102, N802, N803
+
+
+def pynvml() -> NvmlLibrary:
+    """The module `pynvml`, imported only where a real driver is used: it costs memory and time."""
+    return cast("NvmlLibrary", importlib.import_module("pynvml"))
+
+
+def bind(library: NvmlLibrary, path: Path | None) -> None:
+    """Make `library` use the file at `path` instead of the soname. Raises DriverMissing.
+
+    pynvml loads the soname itself, but only while its `nvmlLib` is None: a library put there first
+    is used. Function pointers that it kept of another library are dropped. May block: dlopen.
+    """
+    if path is None or getattr(library.nvmlLib, "_name", None) == str(path):
+        return
+    try:
+        loaded = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise DriverMissing(
+            f"{path} cannot be loaded as the driver's library ({cap(str(error))}); "
+            "mend --nvml-library or leave it out"
+        ) from error
+    pointers: MutableMapping[str, object] = getattr(library, "_nvmlGetFunctionPointer_cache", {})
+    pointers.clear()
+    library.nvmlLib = loaded
+
+
+def code(error: Exception) -> int:
+    """The number of an NVMLError."""
+    return int(getattr(error, "value", UNKNOWN))
+
+
+def is_unable(error: Exception) -> bool:
+    """True when this GPU or this driver does not know the question."""
+    return code(error) in _UNABLE
+
+
+def driver_wide(error: Exception) -> DriverError | None:
+    """The error of the driver as a whole that `error` is, or None: it concerns one GPU."""
+    text = _MISSING.get(code(error))
+    if text is not None:
+        return DriverMissing(text)
+    if code(error) == UNINITIALIZED:
+        return DriverError("the driver has ended our session; it is begun anew")
+    return None
+
+
+def translate(error: Exception, gpu: str) -> AgentError:
+    """`error` in our own tree: DriverError of the whole, or GpuError that names `gpu`."""
+    whole = driver_wide(error)
+    if whole is not None:
+        return whole
+    return GpuError(gpu, cap(str(error)) or f"error {code(error)}", lost=code(error) in _LOST)
+
+
+def text_of(value: str | bytes) -> str:
+    """A string of the library: fields of structures are bytes, results are text."""
+    return value.decode("ascii", "replace") if isinstance(value, bytes) else value
