@@ -1,0 +1,60 @@
+"""The repository speaks of the product alone, and works on any machine."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.shape import tree
+
+MACHINE = re.compile(r"(?<![\w.])/(work|root|home|opt/wheels)/|\.pyenv|C:\\\\Users")
+REGISTRY = re.compile(r"pypi\.org|pythonhosted|npmjs|(docker|ghcr|quay|gcr)\.io|proxy\.golang")
+MAKING = re.compile(r"(?i)\b(authored|coded|drafted) (by|with)\b|co-authored|signed-off|@author")
+LATER = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
+OUTSIDE = re.compile(
+    r"\.\./shared|\bshared/(spec|seeds)|\bDESIGN(\.md)? ?§|\bspec/[a-z-]+\.(md|json)"
+)
+
+LOCK = Path("uv.lock")
+SELF = Path("tests/shape/test_clean.py")
+TEXTS = [
+    path
+    for path in tree.files()
+    if path not in (LOCK, SELF, Path("LICENSE")) and not path.is_relative_to("tests/vectors")
+]
+
+
+def found(pattern: re.Pattern[str], path: Path) -> list[str]:
+    lines = tree.text(path).splitlines()
+    return [
+        f"{path}:{n}: {line.strip()}" for n, line in enumerate(lines, 1) if pattern.search(line)
+    ]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [MACHINE, REGISTRY, MAKING, LATER, OUTSIDE],
+    ids=["machine paths", "registries", "the making", "loose ends", "papers not shipped"],
+)
+def test_the_repository_is_free_of(pattern: re.Pattern[str]):
+    assert [] == [line for path in TEXTS for line in found(pattern, path)]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "line"),
+    [
+        (MACHINE, "see /home/someone/notes"),
+        (REGISTRY, "image: docker.io/library/agent"),
+        (MAKING, "Drafted by a person"),
+        (LATER, "# TODO later"),
+        (OUTSIDE, "as in DESIGN §6"),
+    ],
+)
+def test_the_patterns_find_what_they_are_for(pattern: re.Pattern[str], line: str):
+    assert pattern.search(line)
+
+
+def test_no_file_is_large():
+    sizes = {path: (tree.ROOT / path).stat().st_size for path in tree.files() if path != LOCK}
+
+    assert {} == {path: size for path, size in sizes.items() if size > 300_000}

@@ -1,0 +1,160 @@
+"""The manifests ask for what the agent needs and for nothing more."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent import __version__
+from agent.settings.load import Sources, load
+from agent.settings.table import BY_KEY, FIELDS
+from agent.settings.yamlfile import parse
+from tests.shape import tree
+
+MANIFESTS = [path for path in tree.files() if path.is_relative_to("deploy/manifests")]
+RIGHTS = {
+    "nodes": {"watch", "patch"},
+    "pods": {"list", "watch"},
+    "pods/status": {"patch"},
+    "events": {"create", "patch"},
+}
+HOST_PATHS = {
+    "/run/hami-agent",
+    "/sys/fs/cgroup",
+    "/usr/local/vgpu",
+    "/var/lib/hami-agent",
+    "/var/lib/kubelet/device-plugins",
+    "/var/lib/kubelet/pod-resources",
+}
+
+
+@pytest.fixture(scope="module")
+def objects() -> dict[str, Any]:
+    documents = [d for path in MANIFESTS for d in yaml.safe_load_all(tree.text(path))]
+    return {document["kind"]: document for document in documents}
+
+
+@pytest.fixture
+def pod(objects: dict[str, Any]) -> dict[str, Any]:
+    return objects["DaemonSet"]["spec"]["template"]["spec"]
+
+
+@pytest.fixture
+def container(pod: dict[str, Any]) -> dict[str, Any]:
+    (only,) = pod["containers"]
+    return only
+
+
+def test_the_role_is_the_list_of_rights(objects: dict[str, Any]):
+    granted = {
+        resource: set(rule["verbs"])
+        for rule in objects["ClusterRole"]["rules"]
+        for resource in rule["resources"]
+    }
+
+    assert RIGHTS == granted
+    assert {""} == {
+        group for rule in objects["ClusterRole"]["rules"] for group in rule["apiGroups"]
+    }
+
+
+def test_the_account_of_the_pod_holds_the_role(objects: dict[str, Any], pod: dict[str, Any]):
+    (subject,) = objects["ClusterRoleBinding"]["subjects"]
+    account = objects["ServiceAccount"]["metadata"]
+
+    assert pod["serviceAccountName"] == subject["name"] == account["name"]
+    assert subject["namespace"] == account["namespace"] == "kube-system"
+    assert (
+        objects["ClusterRole"]["metadata"]["name"]
+        == (objects["ClusterRoleBinding"]["roleRef"]["name"])
+    )
+
+
+@pytest.mark.parametrize("right", ["hostPID", "hostNetwork", "hostIPC"])
+def test_the_pod_shares_no_namespace_of_the_host(pod: dict[str, Any], right: str):
+    assert not pod.get(right)
+
+
+def test_the_container_has_no_right_of_root(container: dict[str, Any]):
+    context = container["securityContext"]
+
+    assert not context["privileged"]
+    assert not context["allowPrivilegeEscalation"]
+    assert context["readOnlyRootFilesystem"]
+    assert {"drop": ["ALL"]} == context["capabilities"]
+    assert "RuntimeDefault" == context["seccompProfile"]["type"]
+
+
+def test_only_these_paths_of_the_host_are_mounted(pod: dict[str, Any], container: dict[str, Any]):
+    paths = {v["name"]: v["hostPath"]["path"] for v in pod["volumes"] if "hostPath" in v}
+    mounts = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
+
+    assert HOST_PATHS == set(paths.values())
+    assert "/host/sys/fs/cgroup" == mounts.pop("cgroup")
+    assert mounts == {"config": "/etc/hami-agent"} | {
+        name: paths[name] for name in mounts if name in paths
+    }
+
+
+def test_what_the_agent_only_reads_it_cannot_write(container: dict[str, Any]):
+    read_only = {m["name"] for m in container["volumeMounts"] if m.get("readOnly")}
+
+    assert {"cgroup", "config", "pod-resources"} == read_only
+
+
+def test_the_commented_settings_are_the_defaults(objects: dict[str, Any]):
+    lines = objects["ConfigMap"]["data"]["config.yaml"].splitlines()
+    setting = re.compile(r"^( *)# (\w+: \S+)$")
+    content = "\n".join(setting.sub(r"\1\2", line) for line in lines)
+
+    entries = parse(content.encode(), "config.yaml")
+
+    assert len(entries) > 8
+    assert {entry.key: BY_KEY[entry.key].default for entry in entries} == {
+        entry.key: BY_KEY[entry.key].read(entry.value) for entry in entries
+    }
+
+
+def test_the_settings_as_shipped_are_accepted(objects: dict[str, Any], tmp_path: Path):
+    file = tmp_path / "config.yaml"
+    file.write_text(objects["ConfigMap"]["data"]["config.yaml"])
+
+    found = load(Sources(file=file, environ={}, flags={}))
+
+    assert {"default"} == {setting.origin for setting in found.values()}
+
+
+def test_every_variable_that_is_set_is_a_setting(container: dict[str, Any]):
+    names = {variable["name"] for variable in container["env"]}
+    names |= set(
+        re.findall(r"^#?(\w+)=", tree.text("systemd/hami-agent.env.example"), re.MULTILINE)
+    )
+    known = {name for field in FIELDS for name in field.variables}
+
+    assert {"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"} == names - known
+
+
+def test_the_image_is_of_this_version(container: dict[str, Any]):
+    assert f"hami-agent:{__version__}" == container["image"]
+
+
+def test_the_probes_ask_the_port_that_is_open(container: dict[str, Any]):
+    (port,) = container["ports"]
+    asked = {kind: container[kind]["httpGet"] for kind in container if kind.endswith("Probe")}
+
+    assert {"name": "http", "containerPort": 9394} == port
+    assert {"http"} == {probe["port"] for probe in asked.values()}
+    assert {"startupProbe": "/livez", "livenessProbe": "/livez", "readinessProbe": "/readyz"} == {
+        kind: probe["path"] for kind, probe in asked.items()
+    }
+
+
+def test_the_unit_starts_again_after_anything_but_refused_settings():
+    unit = dict(re.findall(r"^(\w+)=(.*)$", tree.text("systemd/hami-agent.service"), re.MULTILINE))
+
+    assert "notify" == unit["Type"]
+    assert "always" == unit["Restart"]
+    assert "78" == unit["RestartPreventExitStatus"]
+    assert "0" == unit["StartLimitIntervalSec"]

@@ -1,0 +1,118 @@
+"""What the documents say is there, is there; what is there, the documents name."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from agent import __version__
+from agent.cli.main import VERBS
+from agent.core.errors import Gate
+from tests.shape import tree
+
+WORDS = """
+    GPU; slice; split count; memory scaling; core scaling; core share; condition; event; verdict;
+    inventory; generation; list; registration; handshake; register annotation; pending pod;
+    waiting container; node lock; allocation; row; edits; ledger; checkpoint; outbox; reconcile;
+    witness; holding; preference; probe; adapter; port; service; door; tier; cell; model
+"""
+VERSION = re.compile(r"^## \[(Unreleased|\d+\.\d+\.\d+)\]", re.MULTILINE)
+COMMAND = re.compile(r"(?:^\s*|`)(make|hami-agent) ([a-z][a-z-]*)", re.MULTILINE)
+TARGET = re.compile(r"^([a-z][a-z-]*):", re.MULTILINE)
+
+
+@pytest.mark.parametrize("package", tree.packages(), ids=str)
+def test_the_architecture_names_every_package(package):
+    assert f"`{package}/`" in tree.text("ARCHITECTURE.md")
+
+
+@pytest.mark.parametrize("room", sorted({path.parts[0] for path in tree.files() if path.parts[1:]}))
+def test_the_architecture_names_every_folder_at_the_top(room: str):
+    assert f"`{room}/" in tree.text("ARCHITECTURE.md")
+
+
+@pytest.mark.parametrize(
+    "folder",
+    sorted({path.parts[1] for path in tree.files() if path.parts[0] == "tests" and path.parts[2:]}),
+)
+def test_the_architecture_names_every_folder_of_tests(folder: str):
+    assert f"`tests/{folder}/`" in tree.text("ARCHITECTURE.md")
+
+
+@pytest.mark.parametrize("word", [word.strip() for word in WORDS.split(";")])
+def test_the_glossary_explains_every_word(word: str):
+    assert re.search(rf"^\| \*\*{re.escape(word)}\*\* ", tree.text("GLOSSARY.md"), re.MULTILINE)
+
+
+def test_the_decisions_are_numbered_and_say_context_choice_and_price():
+    sections = re.split(r"^## ", tree.text("DECISIONS.md"), flags=re.MULTILINE)[1:]
+
+    assert [f"{n}." for n in range(1, len(sections) + 1)] == [s.split()[0] for s in sections]
+    for section in sections:
+        assert ["Context", "Choice", "Price"] == re.findall(
+            r"^- \*\*(\w+)\.\*\* ", section, re.MULTILINE
+        )
+
+
+def test_every_runtime_dependency_is_a_decision():
+    block = re.search(
+        r"^dependencies = \[\n(.*?)^\]", tree.text("pyproject.toml"), re.MULTILINE | re.DOTALL
+    )
+    assert block
+    names = re.findall(r'^\s*"([A-Za-z0-9-]+)', block[1], re.MULTILINE)
+
+    assert names
+    assert [] == [name for name in names if f"`{name}`" not in tree.text("DECISIONS.md")]
+
+
+def number(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
+
+
+def test_the_changelog_has_the_newest_version_first():
+    versions = VERSION.findall(tree.text("CHANGELOG.md"))
+    numbers = [number(version) for version in versions[1:]]
+
+    assert "Unreleased" == versions[0]
+    assert sorted(numbers, reverse=True) == numbers
+    assert all(released <= number(__version__) for released in numbers)
+
+
+@pytest.mark.parametrize("gate", Gate, ids=lambda gate: gate.value)
+def test_the_runbook_explains_every_refusal(gate: Gate):
+    assert 1 == tree.text("RUNBOOK.md").count(f"### {gate.value} ")
+
+
+def test_the_runbook_explains_no_refusal_that_is_not_there():
+    explained = set(re.findall(r"HA-\d{4}", tree.text("RUNBOOK.md")))
+
+    assert set() == explained - {gate.value for gate in Gate}
+
+
+def commands(document: str) -> Iterator[tuple[str, str]]:
+    """What a document tells people to type: every `make X` and `hami-agent X` in code."""
+    for code in re.findall(
+        r"^```\w*\n(.*?)^```|(`[^`\n]+`)", tree.text(document), re.MULTILINE | re.DOTALL
+    ):
+        yield from COMMAND.findall("".join(code))
+
+
+DOCUMENTS = [str(path) for path in tree.files() if path.suffix == ".md"]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_make_target_that_is_told_of_exists(document: str):
+    targets = set(TARGET.findall(tree.text("Makefile")))
+
+    assert set() == {word for tool, word in commands(document) if tool == "make"} - targets
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, "deploy/manifests/config.yaml"])
+def test_a_verb_that_is_told_of_exists(document: str):
+    assert set() == {word for tool, word in commands(document) if tool == "hami-agent"} - set(VERBS)
+
+
+def test_the_documents_tell_of_commands_at_all():
+    told = {command for document in DOCUMENTS for command in commands(document)}
+
+    assert {("make", "demo"), ("make", "test"), ("hami-agent", "sandbox")} <= told
