@@ -23,7 +23,7 @@ class ScriptedDriver:
         self.probes: list[GpuUuid] = []
         self.streams = 0
         self.closed = False
-        self._events: asyncio.Queue[DriverEvent | AgentError] = asyncio.Queue()
+        self._events: asyncio.Queue[DriverEvent | AgentError | None] = asyncio.Queue()
 
     def report(self, *events: DriverEvent) -> None:
         """The driver reports these, in this order."""
@@ -37,6 +37,10 @@ class ScriptedDriver:
     def break_events(self, error: AgentError | None = None) -> None:
         """The running stream of events ends with an error."""
         self._events.put_nowait(error or DriverError("the event thread died"))
+
+    def end_events(self) -> None:
+        """The running stream of events ends without an error."""
+        self._events.put_nowait(None)
 
     async def scan(self) -> Scan:
         await self._answer()
@@ -57,6 +61,8 @@ class ScriptedDriver:
             raise self.failure
         while True:
             item = await self._events.get()
+            if item is None:
+                return
             if isinstance(item, AgentError):
                 raise item
             yield item

@@ -40,7 +40,7 @@ class NodeRig:
 
     def phase(self, name: str) -> str | None:
         pod = self.pod(name)
-        return pod and pod["status"]["phase"]
+        return None if pod is None else str(pod["status"]["phase"])
 
     def count(self, kind: str) -> str | None:
         """The Node's `capacity` or `allocatable` of the plugin's resource, as its text."""

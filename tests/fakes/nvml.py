@@ -52,7 +52,7 @@ class Answer:
 class FakeNvml:
     """`failures[call, index]` is an error code; index None: the call fails whoever it is about."""
 
-    NVMLError = NVMLError
+    NVMLError: type[Exception] = NVMLError
 
     def __init__(self, gpus: Sequence[FakeGpu]) -> None:
         self.nvmlLib: object = None

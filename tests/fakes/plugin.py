@@ -87,7 +87,7 @@ class _Ear(SocketServer):
             self._plugin.headers.append(dict(headers))
             accept(stream, headers, release)
 
-        connection.handler.accept = listen
+        connection.handler.accept = listen  # type: ignore[method-assign, assignment]
         return connection
 
 
@@ -156,7 +156,8 @@ class ScriptedPlugin(DevicePluginBase):
         """
         fields = {"version": "v1beta1", "endpoint": self.name, "resource_name": self.resource}
         async with Channel(path=str(self.directory / "kubelet.sock")) as channel:
-            await RegistrationStub(channel).register(RegisterRequest(**(fields | other)))
+            request = RegisterRequest(**(fields | other))  # type: ignore[arg-type]
+            await RegistrationStub(channel).register(request)
 
     def publish(self, entries: list[Device]) -> None:
         """Send this list on every stream."""
@@ -186,8 +187,8 @@ class ScriptedPlugin(DevicePluginBase):
         try:
             while not self._closing:
                 changed = self._changed
-                message, self._next = self._next, None
-                yield ListAndWatchResponse(self.devices) if message is None else message
+                scripted, self._next = self._next, None
+                yield scripted or ListAndWatchResponse(self.devices)
                 await changed.wait()
         finally:
             self.streams -= 1

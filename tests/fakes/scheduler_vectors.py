@@ -21,7 +21,7 @@ def build_pod(given: Case, name: str = "p") -> Case:
         if key in given
     }
     spec |= {key: given[key] for key in ("schedulerName", "nodeName") if key in given}
-    metadata = {"name": name, "namespace": "default", "uid": name}
+    metadata: Case = {"name": name, "namespace": "default", "uid": name}
     metadata["annotations"] = dict(given.get("annotations", {}))
     return {"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}}
 

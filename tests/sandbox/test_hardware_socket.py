@@ -131,8 +131,9 @@ async def test_events_reach_every_listener(driver, path):
     streams = [driver.events(), other.events()]
     async with asyncio.TaskGroup() as tasks:
         heard = [tasks.create_task(first(stream)) for stream in streams]
-        await asyncio.sleep(0.1)
-        await ask(path, talk.XidRequest(gpu="0", xid=94))
+        while not all(task.done() for task in heard):
+            await ask(path, talk.XidRequest(gpu="0", xid=94))
+            await asyncio.wait(heard, timeout=0.02)
 
     assert [(EventKind.XID, 94)] * 2 == [(t.result().kind, t.result().xid) for t in heard]
     for stream in streams:

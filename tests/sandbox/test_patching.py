@@ -92,7 +92,7 @@ def test_a_strategic_patch_that_is_not_understood_is_refused(patch: Json) -> Non
 
 def test_a_json_patch_adds_replaces_removes_and_tests() -> None:
     target = {"a": {"x/y": "1", "m~n": "2"}, "list": [1, 2, 3]}
-    operations = [
+    operations: list[Json] = [
         {"op": "test", "path": "/a/x~1y", "value": "1"},
         {"op": "remove", "path": "/a/x~1y"},
         {"op": "replace", "path": "/a/m~0n", "value": "3"},

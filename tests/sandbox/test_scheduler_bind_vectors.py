@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from agent.core.gpu import GpuUuid
 from agent.core.share import Share
 from agent.sandbox.api_errors import ConflictError, Json
 from agent.sandbox.scheduler.bind import Binder, BindError
@@ -58,7 +59,7 @@ def bind(store: ObjectStore, usage: Usage) -> tuple[str, str]:
     """The error of the bind ("" for none) and the UID of the pod."""
     found = store.select("pods", fields={"metadata.name": "p"})
     uid = found[0]["metadata"]["uid"] if found else "uid-of-p"
-    usage.reserve(uid, Reservation("n1", [[Share("GPU-aaaa", 1000, 0)]], 0))
+    usage.reserve(uid, Reservation("n1", [[Share(GpuUuid("GPU-aaaa"), 1000, 0)]], 0))
     binder = Binder(store, ManualClock(), SchedulerSettings(), usage)
     try:
         binder.bind("default", "p", uid, "n1")

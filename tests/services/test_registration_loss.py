@@ -3,7 +3,7 @@
 import asyncio
 
 from agent.services.registration import RegistrationState
-from tests.fakes.kubelet_side import KubeletSide, a_registration
+from tests.fakes.registration_side import KubeletSide, a_registration
 
 SERVING = RegistrationState(
     registered=True, stream=True, text="registered, the kubelet takes our lists"

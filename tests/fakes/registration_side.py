@@ -1,0 +1,131 @@
+"""The kubelet's directory, a server of ours in it and a kubelet that answers, all in memory."""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Callable
+
+from agent.core.errors import KubeletError
+from agent.core.holdings import KubeletEpoch
+from agent.kit.cell import Cell
+from agent.services.registration import Registration
+from tests.fakes.chance import Seeded
+
+RESOURCE = "nvidia.com/gpu"
+
+
+class KubeletSide:
+    """Plays SocketWatch, Registrar and Serving for one resource; time is the loop's.
+
+    `answer` is what Register does; the usual one opens a stream. `calls` holds the moment and the
+    endpoint of each Register, `looks` the number of times that the kubelet's socket was looked at.
+    """
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()
+        self.present: KubeletEpoch | None = None
+        self.streams: Cell[int] = Cell(0)
+        self.calls: list[tuple[float, str]] = []
+        self.looks = 0
+        self.binds = 0
+        self.bind_failure: Exception | None = None
+        self.answer: Callable[[], None] = self.open_stream
+        self.delay = 0.0
+        self._names: asyncio.Queue[str] = asyncio.Queue()
+        self._endpoint = ""
+
+    # The world
+
+    def start_kubelet(self) -> None:
+        """A new process: streams are gone with the old one, all sockets are swept."""
+        self.streams.set(0)
+        for name in sorted(self.files):
+            self.remove(name)
+        self.touch_kubelet()
+
+    def touch_kubelet(self) -> None:
+        """kubelet.sock is made anew, and nothing else happens."""
+        old = self.present or KubeletEpoch(inode=7)
+        self.present = KubeletEpoch(old.inode, old.ctime_ns + 1)
+        self.report("kubelet.sock")
+
+    def stop_kubelet(self) -> None:
+        """Its streams break; its socket file goes too."""
+        self.streams.set(0)
+        self.present = None
+        self.report("kubelet.sock")
+
+    def remove(self, name: str) -> None:
+        self.files.discard(name)
+        self.report(name)
+
+    def report(self, name: str) -> None:
+        self._names.put_nowait(name)
+
+    def open_stream(self) -> None:
+        self.streams.set(self.streams.value + 1)
+
+    # SocketWatch
+
+    def epoch(self) -> KubeletEpoch | None:
+        self.looks += 1
+        return self.present
+
+    def exists(self, name: str) -> bool:
+        return name in self.files
+
+    async def changes(self) -> AsyncIterator[str]:
+        while True:
+            yield await self._names.get()
+
+    # Registrar
+
+    async def register(self, endpoint: str, resource: str, *, preferred: bool) -> None:
+        assert (RESOURCE, True, True) == (resource, preferred, endpoint in self.files)
+        assert 0 == self.streams.value, "Register while a stream is open"
+        self.calls.append((asyncio.get_running_loop().time(), endpoint))
+        if self.present is None:
+            raise KubeletError("kubelet.sock is not there")
+        await asyncio.sleep(self.delay)
+        self.answer()
+
+    # Serving
+
+    @property
+    def endpoint(self) -> str:
+        return self._endpoint
+
+    async def rebind(self) -> None:
+        self.files.discard(self._endpoint)
+        self._endpoint = ""
+        self.streams.set(0)
+        if self.bind_failure is not None:
+            raise self.bind_failure
+        self.binds += 1
+        self._endpoint = f"hami-gpu-{self.binds:08x}.sock"
+        self.files.add(self._endpoint)
+
+
+def raising(error: Exception) -> Callable[[], None]:
+    """An answer that is an error."""
+
+    def answer() -> None:
+        raise error
+
+    return answer
+
+
+@contextlib.asynccontextmanager
+async def a_registration(side: KubeletSide) -> AsyncIterator[Registration]:
+    """A registration that runs, until the block is left."""
+    registration = Registration(RESOURCE, side, side, side, side.streams, Seeded(3))
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(registration.run())
+        yield registration
+        running.cancel()
+
+
+def gaps(calls: list[tuple[float, str]]) -> list[float]:
+    """Seconds between calls."""
+    times = [at for at, _ in calls]
+    return [later - earlier for earlier, later in itertools.pairwise(times)]
