@@ -89,8 +89,8 @@ class HealthSettings:
     """Probes that must pass since the last bad report, also."""
     probe_interval: float = 10.0
     probe_deadline: float = 2.0
-    coalesce: float = 0.05
-    """Reports that come this close together are judged in one go."""
+    coalesce: float = 0.01
+    """After a verdict, what comes within this time is judged in one go."""
     xids: Mapping[int, XidClass] = dataclasses.field(default_factory=dict)
     """Classes that differ from the table's."""
 
@@ -111,14 +111,12 @@ def judge(
     """
     if isinstance(report, Probe):
         return _probed(health, report, now, settings)
-    match report.kind:
-        case EventKind.XID:
-            return _struck(health, report, now, settings)
-        case EventKind.ECC_DOUBLE:
-            verdict = _bad(now, "ecc", "uncorrectable memory error; reset the GPU [H-ECC]")
-            return _worse(health, dataclasses.replace(verdict, needs_reset=True))
-        case EventKind.ECC_SINGLE | EventKind.CHANGED:
-            return health
+    if report.kind is EventKind.XID:
+        return _struck(health, report, now, settings)
+    if report.kind is EventKind.ECC_DOUBLE:
+        verdict = _bad(now, "ecc", "uncorrectable memory error; reset the GPU [H-ECC]")
+        return _worse(health, dataclasses.replace(verdict, needs_reset=True))
+    return health  # corrected errors and changes of the layout
 
 
 def aged(health: Health, now: dt.datetime, settings: HealthSettings) -> Health:
@@ -164,32 +162,27 @@ def _struck(
 
 
 def _probed(health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings) -> Health:
-    match probe.outcome:
-        case ProbeOutcome.PASSED:
-            return _passed(health, now, settings)
-        case ProbeOutcome.FAILED:
-            return _failed(health, probe, now)
-        case ProbeOutcome.LOST:
-            return _lost(health, probe, now)
-        case ProbeOutcome.SILENT:
-            return _silent(health, probe, now, settings)
+    if probe.outcome is ProbeOutcome.PASSED:
+        return _passed(health, now, settings)
+    if probe.outcome is ProbeOutcome.FAILED:
+        return _failed(health, probe, now)
+    if probe.outcome is ProbeOutcome.LOST:
+        return _lost(health, probe, now)
+    return _silent(health, probe, now, settings)
 
 
 def _passed(health: Health, now: dt.datetime, settings: HealthSettings) -> Health:
-    match health.condition:
-        case Condition.OK:
-            return health
-        case Condition.UNMONITORED if health.xid is None:
+    if health.condition is Condition.OK:
+        return health
+    if health.condition is Condition.UNMONITORED:
+        if health.xid is None:
             return Health(Condition.OK, since=now)
-        case Condition.UNMONITORED:
-            return Health(
-                Condition.WATCH, now, "xid", f"XID {health.xid} before it fell silent", health.xid
-            )
-        case Condition.LOST:
-            verdict = _bad(now, "lost", "was lost and is back; served again when it stays quiet")
-            return dataclasses.replace(verdict, xid=health.xid, passed_probes=1)
-        case Condition.WATCH | Condition.BAD:
-            return _rested(health, now, settings)
+        text = f"XID {health.xid} before it fell silent"
+        return Health(Condition.WATCH, now, "xid", text, health.xid)
+    if health.condition is Condition.LOST:
+        text = "was lost and is back; served again when it stays quiet [H-LOST]"
+        return dataclasses.replace(_bad(now, "lost", text), xid=health.xid, passed_probes=1)
+    return _rested(health, now, settings)
 
 
 def _rested(health: Health, now: dt.datetime, settings: HealthSettings) -> Health:
@@ -235,14 +228,12 @@ def _lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
 
 
 def _silent(health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings) -> Health:
-    match health.condition:
-        case Condition.UNMONITORED:
-            return aged(health, now, settings)
-        case Condition.BAD | Condition.LOST:
-            return dataclasses.replace(health, passed_probes=0)
-        case Condition.OK | Condition.WATCH:
-            text = f"does not answer: {cap(probe.text) or 'nothing comes'} [H-SILENT]"
-            return Health(Condition.UNMONITORED, now, "driver", text, health.xid)
+    if health.condition is Condition.UNMONITORED:
+        return aged(health, now, settings)
+    if health.condition in {Condition.BAD, Condition.LOST}:
+        return dataclasses.replace(health, passed_probes=0)
+    text = f"does not answer: {cap(probe.text) or 'nothing comes'} [H-SILENT]"
+    return Health(Condition.UNMONITORED, now, "driver", text, health.xid)
 
 
 def _worse(health: Health, verdict: Health) -> Health:

@@ -6,6 +6,7 @@ accepted it or can never accept it.
 
 import asyncio
 import dataclasses
+import datetime as dt
 import random
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
@@ -20,7 +21,6 @@ from agent.core.errors import (
     ApiError,
     ApiInvalid,
     ApiNotFound,
-    ApiThrottled,
     StateError,
 )
 from agent.core.ledger import Effect, EffectKind, Ledger
@@ -28,6 +28,7 @@ from agent.core.pods import PodTable
 from agent.core.ports import Clock, NodeApi, PodApi
 from agent.kit.backoff import Backoff
 from agent.kit.cell import Cell
+from agent.kit.news import News
 from agent.kit.tally import Tally
 
 log = structlog.get_logger(__name__)
@@ -36,9 +37,17 @@ DELAYS = (0.1, 0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
 """Seconds before an effect is tried again; the last one repeats."""
 
 PARALLEL = 4
-"""Effects under way at once: an API server that hangs must not hold up the locks behind it."""
+"""Effects under way at once; one of the places is kept for locks, so that an API server that hangs
+over pods does not hold up the locks behind them."""
+
+HORIZON = dt.timedelta(seconds=5)
+"""No effect is put off for so long: one that seems to be was owed before the clock was set back."""
 
 _URGENCY = {EffectKind.RELEASE_LOCK: 0, EffectKind.SETTLE_POD: 1, EffectKind.POST_EVENT: 2}
+
+
+Identity = tuple[object, ...]
+"""What makes two effects the same one: it is under way once at most."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,67 +83,74 @@ class Outbox:
         self._commit = commit
         self._clock = clock
         self._random = random
-        self._trouble: dict[tuple[object, ...], _Trouble] = {}
+        self._trouble: dict[Identity, _Trouble] = {}
+        self._active: Cell[frozenset[Identity]] = Cell(frozenset())
         self.results = Tally("outbox_effects", "Effects by kind and result.", ("kind", "result"))
 
     async def run(self) -> NoReturn:
         """Perform every effect when it is due."""
-        while True:
-            due = self._due()
-            if due:
-                await self._perform_all(due)
-            else:
-                await self._news()
+        news = News(self._views.ledger, self._views.pods, self._active)
+        async with asyncio.TaskGroup() as group:
+            while True:
+                for effect in self._due():
+                    if self._has_place(effect):
+                        self._active.set(self._active.value | {effect.identity})
+                        group.create_task(self._perform(effect))
+                await news.wait(self._until_next())
+
+    def _has_place(self, effect: Effect) -> bool:
+        """Whether another effect may be under way, the place for locks apart."""
+        is_lock = effect.kind is EffectKind.RELEASE_LOCK
+        return len(self._active.value) < (PARALLEL if is_lock else PARALLEL - 1)
+
+    def _open(self) -> list[Effect]:
+        """The effects that are not under way, and that the views allow to be judged."""
+        synced = self._views.pods.value.synced
+        return [
+            effect
+            for effect in self._views.ledger.value.outbox
+            if effect.identity not in self._active.value
+            and (synced or effect.kind is not EffectKind.SETTLE_POD)
+        ]
 
     def _due(self) -> list[Effect]:
         """The effects to try now, locks first."""
-        now, elapsed = self._clock.now(), asyncio.get_running_loop().time()
-        found = [
-            effect
-            for effect in self._views.ledger.value.outbox
-            if effect.due <= now and self._until(effect) <= elapsed
-        ]
+        found = [effect for effect in self._open() if self._left(effect) <= 0]
         return sorted(found, key=lambda effect: _URGENCY[effect.kind])
 
-    def _until(self, effect: Effect) -> float:
+    def _left(self, effect: Effect) -> float:
+        """Seconds until the effect may be tried."""
         trouble = self._trouble.get(effect.identity)
-        return trouble.until if trouble else 0.0
+        pause = trouble.until - asyncio.get_running_loop().time() if trouble else 0.0
+        wait = effect.due - self._clock.now()
+        return max(pause, wait.total_seconds() if wait <= HORIZON else 0.0)
 
-    async def _news(self) -> None:
-        """Wait for a change of the ledger or the moment that the next effect is due."""
-        ledger = self._views.ledger.value
-        now, elapsed = self._clock.now(), asyncio.get_running_loop().time()
-        waits = [
-            max((effect.due - now).total_seconds(), self._until(effect) - elapsed, 0.0)
-            for effect in ledger.outbox
-        ]
-        try:
-            async with asyncio.timeout(min(waits) if waits else None):
-                await self._views.ledger.until(lambda value: value.outbox != ledger.outbox)
-        except TimeoutError:
-            return
-
-    async def _perform_all(self, effects: list[Effect]) -> None:
-        places = asyncio.Semaphore(PARALLEL)
-
-        async def one(effect: Effect) -> None:
-            async with places:
-                await self._perform(effect)
-
-        async with asyncio.TaskGroup() as group:
-            for effect in effects:
-                group.create_task(one(effect))
+    def _until_next(self) -> float | None:
+        """Seconds until the next effect is due; None: only news can make one due."""
+        waits = [left for effect in self._open() if (left := self._left(effect)) > 0]
+        return min(waits, default=None)
 
     async def _perform(self, effect: Effect) -> None:
         try:
+            await self._try(effect)
+        finally:
+            self._active.set(self._active.value - {effect.identity})
+
+    async def _try(self, effect: Effect) -> None:
+        is_lock = effect.kind is EffectKind.RELEASE_LOCK
+        try:
             result = await self._act(effect)
-        except (ApiConflict, ApiNotFound):
-            result = "dropped"  # the pod is another one now, or gone
-        except ApiInvalid:
-            result = "not-ours"  # the lock is absent or another's: it was released
+        except ApiNotFound:
+            result = "dropped"  # the pod or the Node is gone
+        except ApiInvalid as error:
+            result = "not-ours" if is_lock else "dropped"  # the lock is absent or another's
+            log.info("outbox.invalid", kind=effect.kind.value, pod=effect.pod, err=str(error))
         except ApiError as error:
-            self._put_off(effect, error)
-            return
+            if isinstance(error, ApiConflict) and not is_lock:
+                result = "dropped"  # the pod is another one now
+            else:
+                self._put_off(effect, error)
+                return
         self._trouble.pop(effect.identity, None)
         self.results.add(effect.kind.value, result)
         try:
@@ -148,8 +164,8 @@ class Outbox:
             effect.identity, _Trouble(Backoff(DELAYS, 0.2, self._random))
         )
         delay = trouble.backoff.next()
-        if isinstance(error, ApiThrottled) and error.retry_after is not None:
-            delay = max(delay, error.retry_after)
+        if isinstance(error, ApiError):
+            delay = max(delay, error.retry_after or 0.0)
         trouble.until = asyncio.get_running_loop().time() + delay
         self.results.add(effect.kind.value, "failed")
         log.warning(

@@ -12,14 +12,14 @@ from typing import NoReturn
 import structlog
 
 from agent.core.container_edits import container_directory
-from agent.core.errors import AgentError, StateError, WitnessThrottled, WitnessUnsupported
+from agent.core.errors import AgentError, StateError
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey, Ledger, Row
 from agent.core.pods import PodTable, Role
 from agent.core.ports import Clock, HookDirs, KubeletRecords, Witness
 from agent.core.reconcile import Adoption, Findings, Seen, compare
 from agent.kit.cell import Cell
-from agent.kit.news import news
+from agent.kit.news import News
 
 log = structlog.get_logger(__name__)
 
@@ -29,8 +29,14 @@ PERIOD = 60.0
 SETTLE = 0.1
 """Seconds after an answer before the kubelet is asked: it books the answer when it has it."""
 
-ATTEMPTS = 4
-"""Looks at one answer before the next complete look takes over."""
+PAUSE = 1.0
+"""Seconds between looks at an answer that the kubelet has not booked yet."""
+
+YOUNG = 4.0
+"""Seconds after which an answer is left to the next complete look."""
+
+RETRIES = (1.0, 2.0, 5.0, 15.0)
+"""Seconds until the next complete look after the first ones in a row that failed."""
 
 DEADLINE = 2.0
 """Seconds for one question to the kubelet."""
@@ -42,7 +48,7 @@ class ReconcileViews:
 
     pods: Cell[PodTable]
     ledger: Cell[Ledger]
-    epoch: Callable[[], KubeletEpoch | None]
+    epoch: Cell[KubeletEpoch | None]
     resource: str
 
 
@@ -70,75 +76,93 @@ class Reconcile:
         self._views = views
         self._peers = peers
         self._commit = commit
+        self._silent = False
+        self._asked: dict[ContainerKey, float] = {}
         self.unconfirmed: Cell[int] = Cell(0)
         self.drifted: Cell[int] = Cell(0)
 
     async def run(self) -> NoReturn:
         """A complete look now, after each new kubelet and each minute; a short one per answer."""
         await self._views.pods.until(lambda table: table.synced)
+        news = News(self._views.ledger, self._views.epoch)
+        failures = 0
         while True:
-            epoch = self._views.epoch()
-            await self._look(complete=True)
-            await self._between(epoch)
+            epoch = self._views.epoch.value
+            if epoch is None:
+                await news.wait()
+                continue
+            failures = 0 if await self._look() else failures + 1
+            period = RETRIES[failures - 1] if 0 < failures <= len(RETRIES) else PERIOD
+            await self._between(epoch, news, period)
 
-    async def _between(self, epoch: KubeletEpoch | None) -> None:
+    async def _between(self, epoch: KubeletEpoch, news: News, period: float) -> None:
         """Until the next complete look is due: short looks at what was just answered."""
         loop = asyncio.get_running_loop()
-        due = loop.time() + PERIOD
-        while (left := due - loop.time()) > 0 and self._views.epoch() == epoch:
+        due = loop.time() + period
+        while (left := due - loop.time()) > 0 and self._views.epoch.value == epoch:
             fresh = self._fresh(epoch)
             if fresh:
                 await self._confirm(fresh)
-            await news(self._views.ledger, within=min(left, PERIOD / 60 if fresh else left))
+            await news.wait(min(left, PAUSE) if self._asked else left)
 
-    def _fresh(self, epoch: KubeletEpoch | None) -> tuple[Row, ...]:
-        """Rows that this kubelet was answered for and has not confirmed."""
+    def _fresh(self, epoch: KubeletEpoch) -> tuple[Row, ...]:
+        """Rows answered to this kubelet that it has not confirmed and was not just asked about."""
+        elapsed = asyncio.get_running_loop().time()
+        self._asked = {key: at for key, at in self._asked.items() if elapsed - at < PAUSE}
         return tuple(
             row
             for row in self._views.ledger.value.rows
-            if row.epoch == epoch and not row.confirmed and self._young(row)
+            if row.epoch == epoch
+            and not row.confirmed
+            and row.key not in self._asked
+            and self._young(row)
         )
 
     def _young(self, row: Row) -> bool:
         age = self._peers.clock.now() - row.answered_at
         pod = self._views.pods.value.pods.get(row.key.pod_uid)
-        return age.total_seconds() < ATTEMPTS and pod is not None and not pod.terminal
+        return age.total_seconds() < YOUNG and pod is not None and not pod.terminal
 
     async def _confirm(self, rows: tuple[Row, ...]) -> None:
         await asyncio.sleep(SETTLE)
+        elapsed = asyncio.get_running_loop().time()
+        self._asked.update((row.key, elapsed) for row in rows)
         holdings: list[Holding] = []
-        for namespace, pod in dict.fromkeys((row.namespace, row.pod) for row in rows):
+        listed = (row for row in rows if row.role is not Role.INIT)
+        for namespace, pod in dict.fromkeys((row.namespace, row.pod) for row in listed):
             try:
                 async with asyncio.timeout(DEADLINE):
                     holding = await self._peers.witness.get(namespace, pod)
             except (AgentError, TimeoutError) as error:
                 log.debug("reconcile.unanswered", pod=pod, err=str(error))
-                return
+                break
             if holding is not None:
                 holdings.append(holding)
         await self._apply(holdings, complete=False)
 
-    async def _look(self, *, complete: bool) -> None:
+    async def _look(self) -> bool:
+        """A complete look; False when it should be taken again soon."""
         try:
             async with asyncio.timeout(DEADLINE):
                 holdings = await self._peers.witness.list()
-        except (WitnessThrottled, WitnessUnsupported, TimeoutError) as error:
-            log.debug("reconcile.unanswered", err=str(error))
-            return
-        except AgentError as error:
-            log.info("reconcile.no_kubelet", err=str(error))
-            return
-        await self._apply(list(holdings), complete=complete)
+        except (AgentError, TimeoutError) as error:
+            if not self._silent:
+                log.info("reconcile.unanswered", err=str(error) or "out of time")
+            self._silent = True
+            return False
+        self._silent = False
+        return await self._apply(list(holdings), complete=True)
 
-    async def _apply(self, holdings: list[Holding], *, complete: bool) -> None:
-        ledger = self._views.ledger.value
+    async def _apply(self, holdings: list[Holding], *, complete: bool) -> bool:
+        """Hold the ledger against the answers; False when something is left to do."""
         recorded: frozenset[ContainerKey] | None = None
-        if any(row.role is Role.INIT for row in ledger.rows):
+        if any(row.role is Role.INIT for row in self._views.ledger.value.rows):
             recorded = await self._peers.records.read(self._views.resource)
+        ledger = self._views.ledger.value
         seen = Seen(
             table=self._views.pods.value,
             holdings=holdings,
-            epoch=self._views.epoch() or KubeletEpoch(),
+            epoch=self._views.epoch.value or KubeletEpoch(),
             now=self._peers.clock.now(),
             complete=complete,
             recorded=recorded,
@@ -146,17 +170,18 @@ class Reconcile:
         findings = compare(ledger, seen, self._views.resource)
         if complete:
             self.unconfirmed.set(findings.unconfirmed)
-        await self._write(findings)
-
-    async def _write(self, findings: Findings) -> None:
         adopted = [row for one in findings.adopt if (row := self._peers.adopt(one)) is not None]
+        written = await self._write(ledger, findings, adopted)
+        return written and len(adopted) == len(findings.adopt)
+
+    async def _write(self, base: Ledger, findings: Findings, adopted: list[Row]) -> bool:
         if not (findings.confirmed or findings.vanished or adopted):
-            return
+            return True
         try:
-            await self._commit(lambda ledger: _applied(ledger, findings, adopted))
+            await self._commit(lambda ledger: _applied(base, ledger, findings, adopted))
         except StateError as error:
             log.warning("reconcile.put_off", err=str(error))
-            return
+            return False
         if findings.drifted:
             self.drifted.set(self.drifted.value + findings.drifted)
         for row in adopted:
@@ -164,6 +189,7 @@ class Reconcile:
         for key in findings.vanished:
             log.info("ledger.closed", pod_uid=key.pod_uid, ctr=key.container)
             await self._clean_up(key)
+        return True
 
     async def _clean_up(self, key: ContainerKey) -> None:
         """The directory of a closed row: no container can hold it any more."""
@@ -173,11 +199,11 @@ class Reconcile:
             log.warning("hooks.not_removed", pod_uid=key.pod_uid, err=str(error))
 
 
-def _applied(ledger: Ledger, findings: Findings, adopted: list[Row]) -> Ledger:
-    """The findings on the newest ledger: a row that changed meanwhile keeps its change."""
+def _applied(base: Ledger, ledger: Ledger, findings: Findings, adopted: list[Row]) -> Ledger:
+    """The findings about `base` on the newest ledger: rows that changed meanwhile stay."""
     for row in findings.confirmed:
         present = ledger.find(row.key)
-        if present is not None and present.edits == row.edits:
+        if present is not None and present == base.find(row.key):
             ledger = ledger.put(row)
     for row in adopted:
         if ledger.find(row.key) is None:

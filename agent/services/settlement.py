@@ -12,7 +12,7 @@ from agent.core.pods import NodeView, PodTable, PodUid
 from agent.core.ports import Clock
 from agent.core.settlement import Scene, owed
 from agent.kit.cell import Cell
-from agent.kit.news import news
+from agent.kit.news import News
 
 log = structlog.get_logger(__name__)
 
@@ -41,28 +41,30 @@ class Settlement:
 
     async def run(self) -> NoReturn:
         """Look after every change of the pods or the Node, and once a second while locked."""
+        news = News(self._pods, self._node)
         while True:
-            await self._settle()
+            settled = await self._settle()
             locked = held_lock(self._node.value) is not None
-            await news(self._pods, self._node, within=PERIOD if locked else None)
+            await news.wait(PERIOD if locked or not settled else None)
 
-    async def _settle(self) -> None:
-        present = self._pods.value.pods
-        self._owed = {key: uid for key, uid in self._owed.items() if uid in present}
-        scene = Scene(
-            self._pods.value, self._ledger.value, held_lock(self._node.value), self._clock.now()
-        )
+    async def _settle(self) -> bool:
+        """Owe what the present calls for; False: the disk did not take it."""
+        table = self._pods.value
+        known = {*table.pods, *(stone.pod.uid for stone in table.tombstones)}
+        self._owed = {key: uid for key, uid in self._owed.items() if uid in known}
+        scene = Scene(table, self._ledger.value, held_lock(self._node.value), self._clock.now())
         new = [effect for effect in owed(scene) if effect.identity not in self._owed]
         if not new:
-            return
+            return True
         try:
             await self._commit(lambda ledger: _owe(ledger, new))
         except StateError as error:
             log.warning("settlement.put_off", err=str(error))
-            return
+            return False
         for effect in new:
             self._owed[effect.identity] = effect.pod_uid
             log.info("settlement.owed", kind=effect.kind.value, ns=effect.namespace, pod=effect.pod)
+        return True
 
 
 def _owe(ledger: Ledger, effects: list[Effect]) -> Ledger:

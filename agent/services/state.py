@@ -27,6 +27,11 @@ log = structlog.get_logger(__name__)
 
 CURRENT = "state.json"
 PREVIOUS = "state.previous.json"
+UNREADABLE = "state.unreadable.json"
+"""What was found in the place of the newest generation, kept for whoever looks into it."""
+
+RETRY = 5.0
+"""Seconds until a disk that took no write is tried again, so that the error does not outlive it."""
 
 Change = Callable[[Ledger], Ledger]
 
@@ -45,36 +50,70 @@ class Recovered:
 
 
 async def recover(disk: Disk, *, boot_id: str, machine_id: str) -> Recovered:
-    """The newest readable generation of this host, or an empty one. Raises StateError.
+    """The newest readable generation of this host, or an empty one.
 
-    Never raises for what a file contains: an unreadable generation is said, and the one before it
-    is used.
+    An unreadable generation is said, and the one before it is used.
+
+    Raises:
+        StateError: nothing could be read because of the disk, not because of what is on it.
     """
-    problems: list[str] = []
+    problems: list[StateError] = []
     for name in (CURRENT, PREVIOUS):
-        content = await disk.read(name)
-        if content is None:
-            continue
         try:
-            state = _own(decode_state(content), machine_id)
-        except StateCorrupt as error:
-            problems.append(f"{name} is not usable: {error}")
+            content = await _content(disk, name)
+            state = _decoded(content, name, machine_id)
+        except StateError as error:
+            problems.append(error)
             continue
-        notice = "; ".join(problems)
-        if notice:
-            notice += f"; went on from generation {state.generation} in {name}"
-        return Recovered(state, notice)
+        if not problems:
+            return Recovered(state)
+        notice = f"{_joined(problems)}; went on from generation {state.generation} in {name}"
+        return Recovered(state, notice + await _mend(disk, content))
     empty = State(boot_id=boot_id, machine_id=machine_id)
-    if not problems:
+    if all(isinstance(problem, _Missing) for problem in problems):
         return Recovered(empty, fresh=True)
-    notice = "; ".join(problems) + "; rebuilding from the pods' annotations and the kubelet"
+    for problem in problems:
+        if not isinstance(problem, StateCorrupt):
+            raise problem
+    notice = f"{_joined(problems)}; rebuilding from the pods' annotations and the kubelet"
     return Recovered(empty, notice, fresh=True)
 
 
-def _own(state: State, machine_id: str) -> State:
+class _Missing(StateCorrupt):
+    """A generation is not there."""
+
+
+async def _content(disk: Disk, name: str) -> bytes:
+    content = await disk.read(name)
+    if content is None:
+        raise _Missing(f"{name} is missing")
+    return content
+
+
+def _decoded(content: bytes, name: str, machine_id: str) -> State:
+    try:
+        state = decode_state(content)
+    except StateCorrupt as error:
+        raise StateCorrupt(f"{name} is not usable: {error}") from error
     if state.machine_id != machine_id:
-        raise StateCorrupt("it belongs to another machine")
+        raise StateCorrupt(f"{name} is not usable: it belongs to another machine")
     return state
+
+
+def _joined(problems: list[StateError]) -> str:
+    return "; ".join(map(str, problems))
+
+
+async def _mend(disk: Disk, content: bytes) -> str:
+    """Make the only good generation the newest one again; return what is to be said of it.
+
+    The next write keeps what is in the newest one's place, so it would lose the good one.
+    """
+    try:
+        await disk.replace(CURRENT, content, keep=UNREADABLE)
+    except StateError as error:
+        return f"; {error}"
+    return ""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -92,6 +131,7 @@ class StateService:
         self._waiting: deque[_Waiting] = deque()
         self._health: Mapping[GpuUuid, Health] | None = None
         self._news = asyncio.Event()
+        self._writing = asyncio.Lock()
         self._limit = limit
         self.ledger: Cell[Ledger] = Cell(recovered.ledger)
         self.error: Cell[str] = Cell("")
@@ -125,45 +165,47 @@ class StateService:
         self._news.set()
 
     async def run(self) -> NoReturn:
-        """Write whenever something waits."""
+        """Write whenever something waits, and after a failure until the disk takes writes."""
         while True:
-            await self._news.wait()
+            try:
+                async with asyncio.timeout(RETRY if self.error.value else None):
+                    await self._news.wait()
+            except TimeoutError:
+                log.debug("state.tried_again", after=RETRY)
             self._news.clear()
-            await self._write_all()
+            await self.flush()
 
     async def flush(self) -> None:
         """Write what waits now: the last act of a stop."""
-        await self._write_all()
+        async with self._writing:
+            batch = [waiting for waiting in self._waiting if not waiting.done.done()]
+            self._waiting.clear()
+            try:
+                await self._write(batch)
+            except StateError as error:
+                self._failed(error)
+                _resolve(batch, error)
+            finally:
+                _resolve(batch, StateError("the agent stopped before the disk had it"))
 
-    async def _write_all(self) -> None:
-        batch = list(self._waiting)
-        self._waiting.clear()
+    async def _write(self, batch: list[_Waiting]) -> None:
+        """Write one generation with these changes, publish it, tell their authors."""
         ledger = self._state.ledger
         for waiting in batch:
             ledger = waiting.change(ledger)
         health = self._state.health if self._health is None else self._health
-        if ledger == self._state.ledger and health == self._state.health:
-            self._health = None
-            _resolve(batch, None)
-            return
-        generation = self._state.generation + 1
-        state = dataclasses.replace(
-            self._state, generation=generation, ledger=ledger, health=health
-        )
-        try:
+        unchanged = ledger == self._state.ledger and health == self._state.health
+        if not unchanged or self.error.value:
+            generation = self._state.generation + 1
+            state = dataclasses.replace(
+                self._state, generation=generation, ledger=ledger, health=health
+            )
             await self._disk.replace(CURRENT, encode_state(state), keep=PREVIOUS)
-        except StateError as error:
-            self._failed(error)
-            _resolve(batch, error)
-            return
-        except asyncio.CancelledError:
-            _resolve(batch, StateError("the agent is stopping"))
-            raise
-        self._state = state
-        if self._health is health:
+            self._state = state
+            if self.error.set(""):
+                log.info("state.writable", generation=generation)
+        if self._health == health:
             self._health = None
-        if self.error.set(""):
-            log.info("state.writable", generation=generation)
         self.ledger.set(ledger)
         _resolve(batch, None)
 
@@ -174,7 +216,7 @@ class StateService:
 
 
 def _resolve(batch: list[_Waiting], error: StateError | None) -> None:
-    """Tell the authors; one that gave up waiting is passed over."""
+    """Tell the authors; who knows already, or gave up waiting, is passed over."""
     for waiting in batch:
         if waiting.done.done():
             continue

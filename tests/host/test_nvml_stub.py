@@ -1,8 +1,6 @@
 """The real pynvml over a library of our own: what only a real library file shows."""
 
 import ctypes
-import shutil
-import subprocess
 from pathlib import Path
 
 import pynvml
@@ -12,21 +10,14 @@ from agent.core.errors import DriverMissing
 from agent.core.events import ProbeOutcome
 from agent.host.nvml.driver import NvmlDriver
 from agent.host.nvml.library import pynvml as the_library
+from tests.fakes import nvml_stub
 
 pytestmark = pytest.mark.looptime(False)
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory) -> Path:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler (cc) to build the stub library with")
-    path = tmp_path_factory.mktemp("nvml") / "libnvidia-ml-stub.so"
-    source = Path(__file__).parents[1] / "fakes/nvml_stub.c"
-    subprocess.run(  # noqa: S603 -- the compiler that PATH names, on our own file
-        [compiler, "-shared", "-fPIC", "-O1", "-o", path, source], check=True, timeout=60
-    )
-    return path
+    return nvml_stub.build(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture(autouse=True)

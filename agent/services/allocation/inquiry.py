@@ -44,8 +44,15 @@ log = structlog.get_logger(__name__)
 THROTTLED_PAUSE = 0.02
 """Seconds until PodResources is asked again after it was over its rate limit."""
 
+UNANSWERED_PAUSES = (0.01, 0.05)
+"""Seconds until PodResources is asked again after a failure: the connection to a kubelet that was
+restarted is lost once, which must not cost a pod."""
+
 LOCK_PAUSE = 0.25
 """Seconds that the Node's watch is given to catch up with the pods'."""
+
+LIST_PAUSE = 0.4
+"""Seconds that the API server is given for the one LIST."""
 
 MAX_QUESTIONS = 256
 """More than the pods of any node: a decision that asks more is a defect, and is refused."""
@@ -127,10 +134,11 @@ class Inquiry:
             ledger=ledger,
             lock=held_lock(self._views.node.value),
             inventory=self._views.inventory.value,
-            books=Books(self._peers.epoch() or KubeletEpoch(), done.recorded, done.alive),
+            books=Books(
+                self._peers.epoch() or KubeletEpoch(), done.recorded, done.alive, done.can_ask
+            ),
             now=self._peers.clock.now(),
             known=self._known,
-            can_ask=done.can_ask,
             records_read=done.records_read,
             checked=done.checked,
             listed=done.listed,
@@ -158,6 +166,7 @@ class Inquiry:
                 await self._await_lock()
 
     async def _ask(self, namespace: str, name: str) -> None:
+        pauses = iter(UNANSWERED_PAUSES)
         while True:
             try:
                 self._known[(namespace, name)] = await self._peers.witness.get(namespace, name)
@@ -167,28 +176,36 @@ class Inquiry:
                 self._state = dataclasses.replace(self._state, can_ask=False)
                 return
             except KubeletError as error:
-                raise Refusal(
-                    Gate.WITNESS_SILENT,
-                    "The kubelet does not say which pod it is admitting "
-                    f"({error}); the pod's controller starts it again.",
-                    transient=True,
-                ) from error
+                pause = next(pauses, None)
+                if pause is None:
+                    raise _silent(error) from error
+                await asyncio.sleep(pause)
             else:
                 return
 
     async def _list(self) -> None:
         try:
-            await self._peers.refresh()
-        except ApiError as error:
-            log.warning("pods.list_failed", err=str(error))
+            async with asyncio.timeout(LIST_PAUSE):
+                await self._peers.refresh()
+        except (ApiError, TimeoutError) as error:
+            log.warning("pods.list_failed", err=str(error) or "out of time")
         self._known.clear()
         self._state = dataclasses.replace(self._state, listed=True)
 
     async def _await_lock(self) -> None:
-        before = self._views.node.value
+        before = held_lock(self._views.node.value)
         try:
             async with asyncio.timeout(LOCK_PAUSE):
-                await self._views.node.until(lambda node: node != before)
+                await self._views.node.until(lambda node: held_lock(node) not in {None, before})
         except TimeoutError:
             log.debug("lock.unchanged", waited=LOCK_PAUSE)
         self._state = dataclasses.replace(self._state, waited=True)
+
+
+def _silent(error: KubeletError) -> Refusal:
+    return Refusal(
+        Gate.WITNESS_SILENT,
+        f"The kubelet does not say which pod it is admitting ({error}); the pod's controller "
+        "starts it again.",
+        transient=True,
+    )

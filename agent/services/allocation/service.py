@@ -14,27 +14,35 @@ import structlog
 
 from agent.codec.nodelock import held_lock
 from agent.core.annotations import PHASE_SUCCESS
-from agent.core.container_edits import EditRequest, container_directory, container_edits
+from agent.core.container_edits import (
+    EditRequest,
+    container_directory,
+    container_edits,
+    cuda_order,
+)
+from agent.core.container_order import pair_groups
 from agent.core.edits import ContainerEdits, EditSettings, GrantedShare
-from agent.core.errors import Gate, Refusal, StateError
+from agent.core.errors import AgentError, Gate, Refusal, StateError
 from agent.core.evidence import Grant, MatchSettings
 from agent.core.holdings import KubeletEpoch
 from agent.core.ledger import ContainerKey, Effect, EffectKind, Ledger, Row
-from agent.core.pods import PodUid
+from agent.core.pods import ContainerView, PodUid, PodView
 from agent.core.ports import HookDirs
 from agent.core.preference import nearest, steer
+from agent.core.reconcile import Adoption
 from agent.core.share import Share
 from agent.core.slices import SliceId
+from agent.kit.cell import Cell
 from agent.kit.tally import Tally
 from agent.services.allocation.inquiry import Inquiry, Peers, Views
 
 log = structlog.get_logger(__name__)
 
-ALLOCATE_BUDGET = 1.0
+ALLOCATE_BUDGET = 0.8
 """Seconds for one Allocate: while it is held, the kubelet starts and stops nothing on the node."""
 
-PREFER_BUDGET = 0.3
-"""Seconds for GetPreferredAllocation, which the kubelet asks just before."""
+PREFER_BUDGET = 0.2
+"""Seconds for GetPreferredAllocation, which the kubelet asks just before: 1 s for both."""
 
 QUIET = dt.timedelta(seconds=1)
 """After so long without another request, what was consumed so far is written to the pod."""
@@ -45,7 +53,7 @@ class AllocationSettings:
     """How pods are matched and how answers are made."""
 
     match: MatchSettings
-    edits: EditSettings
+    edits: Cell[EditSettings]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,12 +65,44 @@ class Storage:
 
 
 @dataclasses.dataclass(eq=False, slots=True)
+class _Call:
+    """One Allocate under way. `overlapped`: another one was under way at the same time."""
+
+    overlapped: bool = False
+
+
+@dataclasses.dataclass(eq=False, slots=True)
 class _Calls:
     """The calls in flight, and the rows that are on their way to disk."""
 
-    active: int = 0
-    claimed: set[PodUid] = dataclasses.field(default_factory=set)
+    active: list[_Call] = dataclasses.field(default_factory=list)
     pending: dict[ContainerKey, Row] = dataclasses.field(default_factory=dict)
+
+    @contextmanager
+    def entered(self) -> Iterator[_Call]:
+        """A call, from its arrival to its answer."""
+        call = _Call()
+        self.active.append(call)
+        if len(self.active) > 1:
+            for one in self.active:
+                one.overlapped = True
+        try:
+            yield call
+        finally:
+            self.active.remove(call)
+
+    @contextmanager
+    def claiming(self, row: Row) -> Iterator[None]:
+        """No other call may take this pod while the row is on its way to disk."""
+        self.pending[row.key] = row
+        try:
+            yield
+        finally:
+            self.pending.pop(row.key, None)
+
+    def claimed(self) -> frozenset[PodUid]:
+        """The pods of those rows."""
+        return frozenset(key.pod_uid for key in self.pending)
 
 
 class Allocation:
@@ -88,10 +128,10 @@ class Allocation:
         """
         if not ids:
             raise Refusal(Gate.EMPTY_REQUEST, "The kubelet asked for no slice at all.")
-        with self._entered():
+        with self._calls.entered() as call:
             try:
                 async with asyncio.timeout(ALLOCATE_BUDGET):
-                    row, replay = await self._serve(ids)
+                    row, replay = await self._serve(ids, call)
             except Refusal as refusal:
                 self._refused(refusal, len(ids))
                 raise
@@ -123,8 +163,8 @@ class Allocation:
         try:
             async with asyncio.timeout(PREFER_BUDGET):
                 inquiry = Inquiry(self._views, self._peers, self._settings.match, patient=False)
-                grant = await inquiry.grant(size, self._ledger, self._claimed)
-        except (Refusal, TimeoutError) as error:
+                grant = await inquiry.grant(size, self._ledger, self._calls.claimed)
+        except (AgentError, TimeoutError) as error:
             log.debug("prefer.unsteered", reason=str(error))
             grant = None
         if grant is not None:
@@ -135,53 +175,86 @@ class Allocation:
         gpus = {one.uuid: one.gpu for one in self._views.inventory.value.gpus}
         return nearest(available, must_include, size, gpus, held)
 
-    async def _serve(self, ids: tuple[SliceId, ...]) -> tuple[Row, bool]:
+    async def _serve(self, ids: tuple[SliceId, ...], call: _Call) -> tuple[Row, bool]:
         inquiry = Inquiry(self._views, self._peers, self._settings.match, patient=True)
-        grant = await inquiry.grant(len(ids), self._ledger, self._claimed)
+        grant = await inquiry.grant(len(ids), self._ledger, self._calls.claimed)
         if grant is None:  # pragma: no cover -- a patient inquiry decides or raises
             raise Refusal(Gate.OUT_OF_TIME, "The agent could not decide; report this.")
-        if grant.replay is not None and self._calls.active > 1:
+        is_replay = grant.replay is not None
+        row = self._row(grant, ids)
+        with self._calls.claiming(row):
+            if not (is_replay and call.overlapped):
+                await self._prepare(row, wipe=not is_replay)
+                await self._storage.commit(self._change(grant, row))
+        if is_replay and call.overlapped:
+            # Looked at last: a kubelet whose earlier of two calls is granted dies of it.
             raise Refusal(
                 Gate.OVERLAP,
                 "The kubelet asks for several containers at once after it lost its records; it "
                 "asks again for this one in a few seconds.",
                 transient=True,
             )
-        row = self._row(grant, ids)
-        with self._claiming(row):
-            await self._prepare(row, wipe=grant.replay is None)
-            await self._storage.commit(self._change(grant, row))
-        return row, grant.replay is not None
+        return row, is_replay
 
     def _row(self, grant: Grant, ids: tuple[SliceId, ...]) -> Row:
         """The row as it will stand: a replay keeps its answer and gets the new kubelet's ids."""
         epoch = self._peers.epoch() or KubeletEpoch()
         if grant.replay is not None:
             return dataclasses.replace(
-                grant.replay, slice_ids=tuple(sorted(ids)), epoch=epoch, confirmed=False
+                grant.replay,
+                slice_ids=tuple(sorted(ids)),
+                answered_at=self._peers.clock.now(),
+                epoch=epoch,
+                confirmed=False,
             )
         pod, container = grant.candidate.pod, grant.candidate.container
-        granted = tuple(
-            sorted(map(self._granted, grant.shares), key=lambda one: (one.pci, one.share.uuid))
-        )
+        return self._first_row(pod, container, (grant.group, grant.shares), ids)
+
+    def adopt(self, found: Adoption) -> Row | None:
+        """The row of a container that the kubelet holds ids for and the ledger does not know.
+
+        It was answered by another agent, or the ledger was lost; what the scheduler wrote for it
+        says what it holds. None: that cannot be read, or names a GPU that is not here.
+        """
+        try:
+            paired = pair_groups(found.pod.groups or (), found.pod.containers)
+            for one in paired:
+                if one.container == found.container.name:
+                    group = (one.group_index, one.shares)
+                    row = self._first_row(found.pod, found.container, group, found.ids)
+                    return dataclasses.replace(row, confirmed=True)
+        except AgentError as error:
+            log.warning("ledger.not_adopted", pod=found.pod.name, err=str(error))
+        return None
+
+    def _first_row(
+        self,
+        pod: PodView,
+        container: ContainerView,
+        group: tuple[int, tuple[Share, ...]],
+        ids: tuple[SliceId, ...],
+    ) -> Row:
+        """The row of a container that has none: its edits are made here, once."""
+        number, shares = group
+        granted = cuda_order(map(self._granted, shares))
         request = EditRequest(
             pod_uid=pod.uid,
             container=container.name,
             control_disabled=container.control_disabled,
             shares=granted,
         )
-        edits = container_edits(request, self._settings.edits, self._storage.hooks.facts())
+        edits = container_edits(request, self._settings.edits.value, self._storage.hooks.facts())
         return Row(
             key=ContainerKey(pod.uid, container.name),
             namespace=pod.namespace,
             pod=pod.name,
             role=container.role,
-            group=grant.group,
-            shares=grant.shares,
+            group=number,
+            shares=tuple(one.share for one in granted),
             slice_ids=tuple(sorted(ids)),
             edits=edits,
             answered_at=self._peers.clock.now(),
-            epoch=epoch,
+            epoch=self._peers.epoch() or KubeletEpoch(),
         )
 
     def _granted(self, share: Share) -> GrantedShare:
@@ -207,12 +280,12 @@ class Allocation:
             ) from error
 
     def _change(self, grant: Grant, row: Row) -> Callable[[Ledger], Ledger]:
-        """The change of the ledger: the row, the dead ones out, and what is owed after it."""
+        """The change of the ledger: the row, and what is owed after it."""
         pod = grant.candidate.pod
         lock = held_lock(self._views.node.value)
 
         def change(ledger: Ledger) -> Ledger:
-            ledger = ledger.drop(grant.dead).put(row)
+            ledger = ledger.put(row)
             if grant.replay is not None:
                 return ledger
             rows = ledger.rows_of(pod.uid)
@@ -244,28 +317,6 @@ class Allocation:
         for row in self._calls.pending.values():
             ledger = ledger.put(row)
         return ledger
-
-    def _claimed(self) -> frozenset[PodUid]:
-        return frozenset(self._calls.claimed)
-
-    @contextmanager
-    def _entered(self) -> Iterator[None]:
-        self._calls.active += 1
-        try:
-            yield
-        finally:
-            self._calls.active -= 1
-
-    @contextmanager
-    def _claiming(self, row: Row) -> Iterator[None]:
-        """No other call may take this pod while the row is on its way to disk."""
-        self._calls.claimed.add(row.key.pod_uid)
-        self._calls.pending[row.key] = row
-        try:
-            yield
-        finally:
-            self._calls.claimed.discard(row.key.pod_uid)
-            self._calls.pending.pop(row.key, None)
 
     def _refused(self, refusal: Refusal, count: int) -> None:
         self.results.add("refused", refusal.gate.name.lower())

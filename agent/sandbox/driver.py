@@ -1,0 +1,114 @@
+"""The driver port over simulated hardware: the agent sees it as it sees a real driver."""
+
+import asyncio
+import weakref
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from agent.core.errors import DriverError, DriverMissing
+from agent.core.events import DriverEvent, Probe
+from agent.core.gpu import GpuUuid, Scan
+from agent.sandbox import hardware_talk as talk
+from agent.sandbox.hardware import SimulatedHardware
+from agent.sandbox.hardware_client import (
+    HardwareSilent,
+    HardwareUnreachable,
+    ask,
+    connection,
+    read_reply,
+)
+from agent.sandbox.hardware_file import described
+from agent.sandbox.hardware_socket import serve_hardware
+
+REMOTE: Final = "unix:"
+
+
+class SimulatedDriver:
+    """Implements agent.core.ports.Driver through the control socket of simulated hardware."""
+
+    def __init__(self, socket_path: Path) -> None:
+        self._socket_path = socket_path
+        self._closed = False
+        self._streams: weakref.WeakSet[asyncio.StreamWriter] = weakref.WeakSet()
+
+    async def scan(self) -> Scan:
+        """Look at all GPUs. Raises DriverMissing when there is no hardware, DriverError."""
+        reply = await self._ask(talk.ScanRequest())
+        if not isinstance(reply, talk.ScanReply):
+            raise _refused(reply)
+        return reply.scan
+
+    async def probe(self, uuid: GpuUuid) -> Probe:
+        """Ask one GPU for a sign of life. Raises DriverError."""
+        reply = await self._ask(talk.ProbeRequest(uuid))
+        if not isinstance(reply, talk.ProbeReply):
+            raise _refused(reply)
+        return reply.probe
+
+    async def events(self) -> AsyncIterator[DriverEvent]:
+        """Reports as they come. Raises DriverError when the hardware or this session ends."""
+        self._refuse_closed()
+        try:
+            async with connection(self._socket_path) as (reader, writer):
+                self._streams.add(writer)
+                writer.write(talk.encode(talk.EventsRequest()))
+                while True:
+                    reply = await read_reply(reader, self._socket_path)
+                    if not isinstance(reply, talk.EventReply):
+                        raise _refused(reply)
+                    if reply.event is not None:
+                        yield reply.event
+        except (HardwareUnreachable, HardwareSilent) as error:
+            self._refuse_closed()
+            raise DriverError(str(error)) from error
+
+    async def close(self) -> None:
+        """End the session: streams of events end; a second call does nothing."""
+        self._closed = True
+        while self._streams:
+            self._streams.pop().close()
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise DriverError("the driver session was closed")
+
+    async def _ask(self, request: talk.Request) -> talk.AnyReply:
+        self._refuse_closed()
+        try:
+            return await ask(self._socket_path, request)
+        except HardwareUnreachable as error:
+            raise DriverMissing(str(error)) from error
+        except HardwareSilent as error:
+            raise DriverError(str(error)) from error
+
+
+def _refused(reply: talk.AnyReply) -> DriverError:
+    if isinstance(reply, talk.FailedReply):
+        return DriverError(f"the simulated hardware refused: {reply.text}")
+    return DriverError("the simulated hardware gave an answer to another question")
+
+
+@asynccontextmanager
+async def open_simulation(spec: str, *, socket_path: Path) -> AsyncIterator[SimulatedDriver]:
+    """The driver over the hardware that `spec` (the value of --simulate) names.
+
+    `h100:8` or a YAML file: the hardware lives in this process, for as long as the context lasts,
+    with its control socket at `socket_path`. `unix:PATH`: it lives elsewhere and outlives us.
+    Raises SettingsError for a spec that cannot be used, PermissionFault for the socket.
+    """
+    if spec.startswith(REMOTE):
+        driver = SimulatedDriver(Path(spec.removeprefix(REMOTE)))
+        try:
+            yield driver
+        finally:
+            await driver.close()
+        return
+    hardware = SimulatedHardware(described(spec))
+    async with serve_hardware(hardware, socket_path):
+        driver = SimulatedDriver(socket_path)
+        try:
+            yield driver
+        finally:
+            await driver.close()

@@ -1,0 +1,241 @@
+"""Simulated GPUs: what they are, how they are, and what they report.
+
+The state lives here and nowhere else, so that killing the agent heals nothing. A GPU is named by
+index or UUID. Time is the running loop's.
+"""
+
+import asyncio
+import collections
+import dataclasses
+from typing import Final
+
+from agent.core.errors import AgentError
+from agent.core.events import DriverEvent, EventKind, Probe, ProbeOutcome
+from agent.core.gpu import Gpu, GpuFault, GpuUuid, Scan
+from agent.core.health import FELL_OFF_THE_BUS, XidClass, xid_class
+from agent.sandbox.hardware_file import Description
+from agent.sandbox.profiles import MOST_GPUS, PROFILES, derived_uuid, gpus_of, pci_address
+
+EVENT_LIMIT: Final = 4096
+"""Events kept for slow subscribers; who falls further behind is told to look at everything."""
+
+RESET_TIME: Final = 1.0
+"""Seconds for which a GPU is away while it is being reset."""
+
+
+class UnknownGpuError(AgentError):
+    """No GPU of that name; the text lists the known ones."""
+
+
+class HardwareError(AgentError):
+    """The hardware cannot do what was asked of it; nothing changed."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GpuState:
+    """One simulated GPU. A `lost` one answers nothing; `xids` are all it has reported."""
+
+    gpu: Gpu
+    lost: bool = False
+    needs_reset: bool = False
+    xids: tuple[int, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """The state for people."""
+        if self.lost:
+            return "lost"
+        return "needs reset" if self.needs_reset else "ok"
+
+
+class SimulatedHardware:
+    """The GPUs of one node and the driver's log of events."""
+
+    def __init__(self, description: Description) -> None:
+        self.driver_version = description.driver_version
+        self._states = {gpu.uuid: GpuState(gpu) for gpu in description.gpus}
+        self._events: collections.deque[DriverEvent] = collections.deque(maxlen=EVENT_LIMIT)
+        self._written = 0
+        self._serial = len(description.gpus)
+        self._hang_until = 0.0
+        self._news = asyncio.Event()
+
+    @property
+    def states(self) -> tuple[GpuState, ...]:
+        """All GPUs, sorted by index."""
+        return tuple(sorted(self._states.values(), key=lambda state: state.gpu.index))
+
+    def find(self, name: str) -> GpuState:
+        """The GPU with that index or UUID. Raises UnknownGpuError."""
+        for state in self._states.values():
+            if name in {state.gpu.uuid, str(state.gpu.index)}:
+                return state
+        known = ", ".join(f"{state.gpu.index} ({state.gpu.uuid})" for state in self.states)
+        raise UnknownGpuError(f"there is no GPU `{name}`; there are {known or 'none at all'}")
+
+    # What the driver is asked.
+
+    def scan(self) -> Scan:
+        """What the driver answers to a look at all GPUs: lost ones are faults."""
+        return Scan(
+            driver_version=self.driver_version,
+            gpus=tuple(state.gpu for state in self.states if not state.lost),
+            faults=tuple(
+                GpuFault(state.gpu.uuid, "GPU is lost", lost=True)
+                for state in self.states
+                if state.lost
+            ),
+        )
+
+    def probe(self, uuid: GpuUuid) -> Probe:
+        """What the driver answers to a question about one GPU."""
+        state = self._states.get(uuid)
+        if state is None:
+            return Probe(uuid, ProbeOutcome.LOST, "the driver knows no such GPU")
+        if state.lost:
+            return Probe(uuid, ProbeOutcome.LOST, "GPU is lost")
+        return Probe(uuid, ProbeOutcome.PASSED)
+
+    @property
+    def hanging(self) -> float:
+        """Seconds for which the driver will not answer; 0 when it answers."""
+        return max(0.0, self._hang_until - asyncio.get_running_loop().time())
+
+    # What happens to the hardware.
+
+    def xid(self, name: str, number: int) -> GpuState:
+        """GPU `name` reports XID `number`, and suffers what that means."""
+        state = self.find(name)
+        kind = xid_class(number)
+        state = self._put(
+            state,
+            lost=state.lost or number == FELL_OFF_THE_BUS,
+            needs_reset=state.needs_reset or kind is XidClass.NEEDS_RESET,
+            xids=(*state.xids, number)[-100:],
+        )
+        self._report(DriverEvent(EventKind.XID, state.gpu.uuid, number))
+        return state
+
+    def lose(self, name: str) -> GpuState:
+        """GPU `name` stops to answer without a report, as when its power fails."""
+        return self._put(self.find(name), lost=True)
+
+    def restore(self, name: str) -> GpuState:
+        """GPU `name` is reset, or its node's slot is: it comes back sound.
+
+        One that needs a reset is away for RESET_TIME first, as a real one is.
+        """
+        state = self.find(name)
+        if state.needs_reset and not state.lost:
+            state = self._put(state, lost=True)
+            loop = asyncio.get_running_loop()
+            loop.call_later(RESET_TIME, self._end_reset, state.gpu.uuid)
+        else:
+            state = self._put(state, lost=False, needs_reset=False)
+        self._report(DriverEvent(EventKind.CHANGED))
+        return state
+
+    def hang(self, seconds: float) -> None:
+        """The driver answers nothing and reports nothing for so long; control goes on."""
+        until = asyncio.get_running_loop().time() + seconds
+        self._hang_until = max(self._hang_until, until)
+
+    def add(self, profile: str | None = None) -> GpuState:
+        """A GPU is plugged in: of `profile`, else like the first one, else an h100."""
+        index = next(n for n in range(MOST_GPUS + 1) if n not in self._indexes())
+        if index == MOST_GPUS:
+            raise HardwareError(f"this node is full: it has {MOST_GPUS} GPUs")
+        model = self._model(profile)
+        gpu = dataclasses.replace(
+            model,
+            uuid=derived_uuid(f"added/{self._serial}"),
+            index=index,
+            minor=index,
+            pci=self._free_pci(model.numa or 0),
+            links=(),
+        )
+        self._serial += 1
+        self._states[gpu.uuid] = GpuState(gpu)
+        self._report(DriverEvent(EventKind.CHANGED))
+        return self._states[gpu.uuid]
+
+    def remove(self, name: str) -> GpuState:
+        """GPU `name` is unplugged: the driver knows it no longer."""
+        state = self._states.pop(self.find(name).gpu.uuid)
+        for other in self.states:
+            links = tuple(link for link in other.gpu.links if link.peer != state.gpu.uuid)
+            self._put(other, gpu=dataclasses.replace(other.gpu, links=links))
+        self._report(DriverEvent(EventKind.CHANGED))
+        return state
+
+    # The log of events.
+
+    def subscribe(self) -> "EventCursor":
+        """A reader of the events from now on."""
+        return EventCursor(self, self._written)
+
+    def since(self, cursor: int) -> tuple[int, tuple[DriverEvent, ...]]:
+        """The events after `cursor` and the cursor behind them; CHANGED for what was dropped."""
+        missed = self._written - cursor
+        if missed <= len(self._events):
+            fresh = tuple(self._events)[len(self._events) - missed :]
+        else:
+            fresh = (DriverEvent(EventKind.CHANGED), *self._events)
+        return self._written, fresh
+
+    async def news(self) -> None:
+        """Wait for the next event."""
+        await self._news.wait()
+
+    def _report(self, event: DriverEvent) -> None:
+        self._events.append(event)
+        self._written += 1
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def _put(self, state: GpuState, **changes: object) -> GpuState:
+        changed = dataclasses.replace(state, **changes)  # type: ignore[arg-type]
+        self._states[state.gpu.uuid] = changed
+        return changed
+
+    def _end_reset(self, uuid: GpuUuid) -> None:
+        """The GPU is back, unless it was unplugged meanwhile."""
+        if uuid in self._states:
+            self._put(self._states[uuid], lost=False, needs_reset=False)
+            self._report(DriverEvent(EventKind.CHANGED))
+
+    def _indexes(self) -> set[int]:
+        return {state.gpu.index for state in self._states.values()}
+
+    def _free_pci(self, numa: int) -> str:
+        taken = {state.gpu.pci for state in self._states.values()}
+        slots = (pci_address(slot, numa) for slot in range(0x70))
+        return next(address for address in slots if address not in taken)
+
+    def _model(self, profile: str | None) -> Gpu:
+        if profile is None:
+            if self._states:
+                return self.states[0].gpu
+            profile = "h100"
+        if profile not in PROFILES:
+            raise HardwareError(f"there is no profile `{profile}`; there are {', '.join(PROFILES)}")
+        return gpus_of(PROFILES[profile], 1)[0]
+
+
+class EventCursor:
+    """One subscriber's place in the log."""
+
+    def __init__(self, hardware: SimulatedHardware, cursor: int) -> None:
+        self._hardware = hardware
+        self._cursor = cursor
+
+    async def next(self) -> tuple[DriverEvent, ...]:
+        """The next events, at least one, as soon as the driver reports."""
+        while True:
+            if left := self._hardware.hanging:
+                await asyncio.sleep(left)
+                continue
+            self._cursor, fresh = self._hardware.since(self._cursor)
+            if fresh:
+                return fresh
+            await self._hardware.news()

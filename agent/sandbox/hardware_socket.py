@@ -1,0 +1,252 @@
+"""The control socket of simulated hardware: a server for people and for the agent's driver.
+
+Bounded everywhere: connections, the length of a line, the time a peer may stay silent. A malformed
+line gets one clear reply and the connection stays; a hung driver keeps driver requests waiting,
+never the control of people.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from agent.core.errors import AgentError, PermissionFault, cap
+from agent.sandbox import hardware_talk as talk
+from agent.sandbox.hardware import GpuState, SimulatedHardware, UnknownGpuError
+from agent.sandbox.hardware_client import HardwareSilent, HardwareUnreachable, ask
+
+MOST_CONNECTIONS: Final = 256
+IDLE_DEADLINE: Final = 300.0
+WRITE_DEADLINE: Final = 5.0
+FAREWELL: Final = 1.0
+
+log = structlog.get_logger(__name__)
+
+
+@asynccontextmanager
+async def serve_hardware(hardware: SimulatedHardware, socket_path: Path) -> AsyncIterator[None]:
+    """Serve `hardware` at `socket_path` (mode 0600) while the context lasts.
+
+    Raises PermissionFault when the socket cannot be made or another simulation serves it.
+    """
+    await _refuse_a_second(socket_path)
+    try:
+        async with asyncio.TaskGroup() as tasks, _listening(hardware, socket_path, tasks):
+            yield
+    except BaseExceptionGroup as group:
+        # The group is a matter of this module: whoever opened the context sees his own exception.
+        if len(group.exceptions) > 1:
+            raise
+        raise group.exceptions[0] from None
+
+
+@asynccontextmanager
+async def _listening(
+    hardware: SimulatedHardware, socket_path: Path, tasks: asyncio.TaskGroup
+) -> AsyncIterator[None]:
+    conversations: set[asyncio.Task[None]] = set()
+    closing = False
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if closing:  # it had been accepted before the server was closed
+            writer.transport.abort()
+            return
+        busy = len(conversations) >= MOST_CONNECTIONS
+        task = tasks.create_task(_Conversation(hardware, reader, writer).run(busy=busy))
+        conversations.add(task)
+        task.add_done_callback(conversations.discard)
+        # A task that is cancelled before its first step closes nothing.
+        task.add_done_callback(lambda _: writer.transport.abort())
+
+    try:
+        server = await asyncio.start_unix_server(accept, socket_path, limit=talk.REQUEST_LIMIT)
+        socket_path.chmod(0o600)  # noqa: ASYNC240 -- one system call on a run directory
+    except OSError as error:
+        raise PermissionFault(
+            f"{socket_path}: the control socket cannot be made: {error.strerror or error}"
+        ) from error
+    try:
+        yield
+    finally:
+        closing = True
+        for _ in range(2):  # asyncio loses a connection that it accepted just before close()
+            await asyncio.sleep(0)
+        server.close()
+        socket_path.unlink(missing_ok=True)  # noqa: ASYNC240 -- one system call on a run directory
+        for task in conversations:
+            task.cancel()
+
+
+async def _refuse_a_second(socket_path: Path) -> None:
+    """A socket that somebody listens at is not taken over; a left-over one is."""
+    with contextlib.suppress(HardwareUnreachable):
+        with contextlib.suppress(HardwareSilent, TimeoutError):
+            async with asyncio.timeout(FAREWELL):
+                await ask(socket_path, talk.ListRequest())
+        raise PermissionFault(
+            f"{socket_path}: another simulation serves this socket; stop it first"
+        )
+
+
+class _GoneError(Exception):
+    """The peer has closed the connection."""
+
+
+class _Conversation:
+    """One connection: requests one after the other, or a stream of events."""
+
+    def __init__(
+        self,
+        hardware: SimulatedHardware,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._hardware = hardware
+        self._reader = reader
+        self._writer = writer
+        self._early: bytes | None = None
+
+    async def run(self, *, busy: bool) -> None:
+        """Answer until the peer goes, stays silent for too long or sends an endless line."""
+        try:
+            if busy:
+                text = f"{MOST_CONNECTIONS} connections are open; close some"
+                await self._send(talk.FailedReply("busy", text))
+            while not busy:
+                await self._send(await self._answer(await self._line()))
+        except ValueError:
+            text = f"a request is longer than {talk.REQUEST_LIMIT} bytes; closing"
+            await self._part(talk.FailedReply("malformed", text))
+        except (_GoneError, ConnectionError, TimeoutError):
+            pass
+        finally:
+            self._writer.close()
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                async with asyncio.timeout(FAREWELL):
+                    await self._writer.wait_closed()
+
+    async def _line(self) -> bytes:
+        """The next request. Raises _GoneError, TimeoutError, and ValueError for an endless line."""
+        line, self._early = self._early, None
+        if line is None:
+            async with asyncio.timeout(IDLE_DEADLINE):
+                line = await self._reader.readline()
+        if not line.endswith(b"\n"):
+            raise _GoneError
+        return line
+
+    async def _answer(self, line: bytes) -> talk.Reply:
+        try:
+            request = talk.decode_request(line)
+        except msgspec.MsgspecError as error:
+            return talk.FailedReply("malformed", f"not a request: {cap(str(error))}")
+        try:
+            if isinstance(request, talk.DriverRequest):
+                return await self._drive(request)
+            return self._control(request)
+        except UnknownGpuError as error:
+            return talk.FailedReply("unknown-gpu", str(error))
+        except AgentError as error:
+            return talk.FailedReply("refused", str(error))
+
+    async def _drive(self, request: talk.DriverRequest) -> talk.Reply:
+        """The driver's part: silent while the driver hangs."""
+        await self._hung()
+        match request:
+            case talk.ScanRequest():
+                return talk.ScanReply(self._hardware.scan())
+            case talk.ProbeRequest(gpu=gpu):
+                return talk.ProbeReply(self._hardware.probe(gpu))
+            case talk.EventsRequest():
+                await self._stream()
+                raise _GoneError
+
+    def _control(self, request: talk.ControlRequest) -> talk.Reply:
+        """The part of people: it happens at once."""
+        if isinstance(request, talk.HangRequest):
+            self._hardware.hang(request.seconds)
+            log.info("simulation.hang", seconds=request.seconds)
+            return talk.DoneReply(f"the driver answers nothing for {request.seconds:g} s")
+        if isinstance(request, talk.ListRequest):
+            rows = tuple(_row(state) for state in self._hardware.states)
+            return talk.DoneReply(f"{len(rows)} GPUs", rows)
+        what, state = self._happen(request)
+        gpu = state.gpu
+        log.info("simulation.action", gpu=gpu.uuid, what=what, state=state.words)
+        return talk.DoneReply(f"GPU {gpu.index} ({gpu.uuid}) {what}", (_row(state),))
+
+    def _happen(self, request: talk.GpuRequest) -> tuple[str, GpuState]:
+        """What happens to one GPU. Raises UnknownGpuError, HardwareError."""
+        hardware = self._hardware
+        match request:
+            case talk.XidRequest(gpu=gpu, xid=number):
+                return f"reported XID {number}", hardware.xid(gpu, number)
+            case talk.LoseRequest(gpu=gpu):
+                return "is lost", hardware.lose(gpu)
+            case talk.RestoreRequest(gpu=gpu):
+                return "is being restored", hardware.restore(gpu)
+            case talk.AddRequest(profile=profile):
+                return "is plugged in", hardware.add(profile)
+            case talk.RemoveRequest(gpu=gpu):
+                return "is unplugged", hardware.remove(gpu)
+
+    async def _hung(self) -> None:
+        """Wait until the driver answers again. Raises _GoneError when the peer gives up before."""
+        while left := self._hardware.hanging:
+            if self._early is not None:
+                await asyncio.sleep(left)
+                continue
+            try:
+                async with asyncio.timeout(left):
+                    self._early = await self._reader.readline()
+            except TimeoutError:
+                continue
+            if not self._early:
+                raise _GoneError
+
+    async def _stream(self) -> None:
+        """Events for as long as the peer listens; what it still sends is thrown away."""
+        cursor = self._hardware.subscribe()
+        await self._send(talk.EventReply())
+
+        async def pump() -> None:
+            while True:
+                for event in await cursor.next():
+                    await self._send(talk.EventReply(event))
+
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(pump())
+            while await self._reader.read(talk.REQUEST_LIMIT):
+                pass
+            task.cancel()
+
+    async def _send(self, reply: talk.Reply) -> None:
+        self._writer.write(talk.encode(reply))
+        async with asyncio.timeout(WRITE_DEADLINE):
+            await self._writer.drain()
+
+    async def _part(self, reply: talk.Reply) -> None:
+        """A last word to a peer that may be gone."""
+        try:
+            await self._send(reply)
+        except (ConnectionError, TimeoutError):
+            log.debug("simulation.peer_gone")
+
+
+def _row(state: GpuState) -> talk.GpuRow:
+    gpu = state.gpu
+    return talk.GpuRow(
+        index=gpu.index,
+        uuid=gpu.uuid,
+        name=gpu.name,
+        memory_mib=gpu.memory_mib,
+        pci=gpu.pci,
+        numa=gpu.numa,
+        state=state.words,
+        xids=state.xids,
+    )

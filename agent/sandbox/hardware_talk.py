@@ -1,0 +1,149 @@
+"""The language of the control socket: one JSON object a line, each line a request or a reply.
+
+People and the agent's driver speak it alike. `agent.sandbox.hardware_socket` answers,
+`agent.sandbox.hardware_client` asks.
+"""
+
+from typing import Annotated, Final
+
+import msgspec
+
+from agent.core.events import DriverEvent, Probe
+from agent.core.gpu import GpuUuid, Scan
+
+REQUEST_LIMIT: Final = 4096
+REPLY_LIMIT: Final = 8 * 1024 * 1024
+
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+
+
+class Request(msgspec.Struct, tag_field="verb", forbid_unknown_fields=True, frozen=True):
+    """What is asked. `gpu` is an index or a UUID."""
+
+
+class XidRequest(Request, tag="xid", frozen=True):
+    """The GPU reports an XID."""
+
+    gpu: _Name
+    xid: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+
+
+class LoseRequest(Request, tag="lose", frozen=True):
+    """The GPU answers no more."""
+
+    gpu: _Name
+
+
+class RestoreRequest(Request, tag="restore", frozen=True):
+    """The GPU is reset and comes back sound."""
+
+    gpu: _Name
+
+
+class HangRequest(Request, tag="hang", frozen=True):
+    """The driver answers nothing for so many seconds."""
+
+    seconds: Annotated[float, msgspec.Meta(gt=0, le=86400)]
+
+
+class AddRequest(Request, tag="add", frozen=True):
+    """A GPU is plugged in."""
+
+    profile: _Name | None = None
+
+
+class RemoveRequest(Request, tag="remove", frozen=True):
+    """The GPU is unplugged."""
+
+    gpu: _Name
+
+
+class ListRequest(Request, tag="list", frozen=True):
+    """How all GPUs are."""
+
+
+class ScanRequest(Request, tag="scan", frozen=True):
+    """The driver: look at all GPUs."""
+
+
+class ProbeRequest(Request, tag="probe", frozen=True):
+    """The driver: ask one GPU for a sign of life."""
+
+    gpu: GpuUuid
+
+
+class EventsRequest(Request, tag="events", frozen=True):
+    """The driver: from now on, every event; the connection serves nothing else afterwards."""
+
+
+GpuRequest = XidRequest | LoseRequest | RestoreRequest | AddRequest | RemoveRequest
+ControlRequest = GpuRequest | HangRequest | ListRequest
+DriverRequest = ScanRequest | ProbeRequest | EventsRequest
+AnyRequest = ControlRequest | DriverRequest
+
+
+class GpuRow(msgspec.Struct, frozen=True):
+    """One GPU as people see it. `state`: ok, lost, needs reset."""
+
+    index: int
+    uuid: str
+    name: str
+    memory_mib: int | None
+    pci: str
+    numa: int | None
+    state: str
+    xids: tuple[int, ...] = ()
+
+
+class Reply(msgspec.Struct, tag_field="reply", frozen=True):
+    """What is answered."""
+
+
+class DoneReply(Reply, tag="done", frozen=True):
+    """It happened. `gpus`: those it happened to; all of them for a list."""
+
+    text: str
+    gpus: tuple[GpuRow, ...] = ()
+
+
+class FailedReply(Reply, tag="failed", frozen=True):
+    """It did not happen. `reason`: malformed, unknown-gpu, refused or busy."""
+
+    reason: str
+    text: str
+
+
+class ScanReply(Reply, tag="scan", frozen=True):
+    """What the driver found."""
+
+    scan: Scan
+
+
+class ProbeReply(Reply, tag="probe", frozen=True):
+    """What the GPU answered."""
+
+    probe: Probe
+
+
+class EventReply(Reply, tag="event", frozen=True):
+    """One event of the driver. `event` None: the stream has begun."""
+
+    event: DriverEvent | None = None
+
+
+AnyReply = DoneReply | FailedReply | ScanReply | ProbeReply | EventReply
+
+
+def encode(message: Request | Reply) -> bytes:
+    """The line, newline included."""
+    return msgspec.json.encode(message) + b"\n"
+
+
+def decode_request(line: bytes) -> AnyRequest:
+    """The request in a line. Raises msgspec.MsgspecError, whose text names the field."""
+    return msgspec.json.decode(line, type=AnyRequest)  # type: ignore[no-any-return, arg-type, unused-ignore]
+
+
+def decode_reply(line: bytes) -> AnyReply:
+    """The reply in a line. Raises msgspec.MsgspecError, whose text names the field."""
+    return msgspec.json.decode(line, type=AnyReply)  # type: ignore[no-any-return, arg-type, unused-ignore]

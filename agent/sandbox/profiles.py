@@ -1,0 +1,97 @@
+"""Built-in GPU models: what the driver says of an H100, an A100, a T4 and an RTX 3090."""
+
+import dataclasses
+import enum
+import uuid
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from agent.core.gpu import Gpu, GpuUuid, Link, PciPath
+
+UUID_NAMESPACE: Final = uuid.UUID("6f1d0a52-8d3c-5b0e-9a77-2f4b6c1e8d90")
+"""Where derived GPU UUIDs come from: the same description always gives the same GPUs."""
+
+MOST_GPUS: Final = 64
+"""More GPUs than any node has: a larger count is a typing error."""
+
+
+class Bridging(enum.Enum):
+    """Which GPUs of a node their NVLinks join."""
+
+    NONE = enum.auto()
+    PAIRS = enum.auto()
+    """A bridge between two neighbours."""
+    SWITCHED = enum.auto()
+    """Switches join every GPU with every other."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Profile:
+    """One GPU model. `name` and `memory_mib` are what NVML answers; `nvlinks` counts per peer."""
+
+    key: str
+    name: str
+    memory_mib: int
+    nvlinks: int = 0
+    bridging: Bridging = Bridging.NONE
+
+
+PROFILES: Final[Mapping[str, Profile]] = MappingProxyType(
+    {
+        profile.key: profile
+        for profile in (
+            Profile("h100", "NVIDIA H100 80GB HBM3", 81559, 18, Bridging.SWITCHED),
+            Profile("a100", "NVIDIA A100-SXM4-80GB", 81920, 12, Bridging.SWITCHED),
+            Profile("t4", "Tesla T4", 15360),
+            Profile("rtx3090", "NVIDIA GeForce RTX 3090", 24576, 4, Bridging.PAIRS),
+        )
+    }
+)
+
+
+def derived_uuid(seed: str) -> GpuUuid:
+    """The GPU UUID that belongs to `seed`, in the driver's form."""
+    return GpuUuid(f"GPU-{uuid.uuid5(UUID_NAMESPACE, seed)}")
+
+
+def pci_address(slot: int, numa: int) -> str:
+    """A bus address as sysfs writes it: one bus per slot, the second socket from 0x80 on."""
+    return f"0000:{0x80 * min(numa, 1) + 0x10 + slot % 0x70:02x}:00.0"
+
+
+def gpus_of(profile: Profile, count: int) -> tuple[Gpu, ...]:
+    """`count` GPUs of one model: half of them at each socket, joined as the model is."""
+    sockets = [0 if 2 * index < count else 1 for index in range(count)]
+    uuids = [derived_uuid(f"{profile.key}/{index}") for index in range(count)]
+    return tuple(
+        Gpu(
+            uuid=uuids[index],
+            index=index,
+            name=profile.name,
+            memory_mib=profile.memory_mib,
+            pci=pci_address(index, sockets[index]),
+            numa=sockets[index],
+            minor=index,
+            links=tuple(
+                Link(uuids[peer], _path(index, peer, sockets), _nvlinks(profile, index, peer))
+                for peer in range(count)
+                if peer != index
+            ),
+        )
+        for index in range(count)
+    )
+
+
+def _path(index: int, peer: int, sockets: list[int]) -> PciPath:
+    return PciPath.SAME_CPU if sockets[index] == sockets[peer] else PciPath.CROSS_CPU
+
+
+def _nvlinks(profile: Profile, index: int, peer: int) -> int:
+    match profile.bridging:
+        case Bridging.SWITCHED:
+            return profile.nvlinks
+        case Bridging.PAIRS:
+            return profile.nvlinks if index // 2 == peer // 2 else 0
+        case Bridging.NONE:
+            return 0

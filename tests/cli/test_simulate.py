@@ -1,0 +1,159 @@
+"""`hami-agent simulate`: actions, output, exit codes."""
+
+import argparse
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+import structlog
+
+from agent.cli import simulate
+from agent.sandbox.driver import open_simulation
+
+pytestmark = pytest.mark.looptime(False)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "s.sock"
+
+
+@pytest.fixture
+async def hardware(path: Path):
+    with structlog.testing.capture_logs():
+        async with open_simulation("t4:2", socket_path=path) as driver:
+            yield driver
+
+
+def parse(*argv: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="hami-agent")
+    simulate.add_parser(parser.add_subparsers(dest="verb"))
+    return parser.parse_args(["simulate", *argv])
+
+
+async def test_every_action_says_what_happened(hardware, path, capsys):
+    for words in (
+        ["xid", "79", "--gpu", "1"],
+        ["restore", "--gpu", "1"],
+        ["lose", "--gpu", "0"],
+        ["remove", "--gpu", "0"],
+        ["add", "--profile", "h100"],
+        ["hang", "0.01"],
+    ):
+        assert 0 == await simulate.run(parse(*words, "--socket", str(path)))
+    said = capsys.readouterr().out.splitlines()
+
+    assert "reported XID 79" in said[0]
+    assert ["is being restored", "is lost", "is unplugged", "is plugged in"] == [
+        line.split(") ")[1] for line in said[1:5]
+    ]
+    assert "the driver answers nothing for 0.01 s" == said[5]
+
+
+async def test_the_list_is_a_table_for_people(hardware, path, capsys):
+    await simulate.run(parse("--socket", str(path), "xid", "79", "--gpu", "1"))
+    capsys.readouterr()
+
+    assert 0 == await simulate.run(parse("--socket", str(path), "list"))
+    header, first, second = capsys.readouterr().out.splitlines()
+    assert ["GPU", "UUID", "MODEL", "MEMORY", "PCI", "NUMA", "STATE", "XIDS"] == header.split()
+    assert "15360 MiB" in first
+    assert ["lost", "79"] == second.split()[-2:]
+
+
+async def test_json_carries_kind_source_and_data(hardware, path, capsys):
+    await simulate.run(parse("list", "-o", "json", "--socket", str(path)))
+    document = json.loads(capsys.readouterr().out)
+
+    assert ("hami-agent/v1", "Simulation", str(path)) == (
+        document["apiVersion"],
+        document["kind"],
+        document["source"],
+    )
+    assert ["Tesla T4", "Tesla T4"] == [gpu["name"] for gpu in document["data"]["gpus"]]
+
+
+async def test_an_unknown_gpu_is_exit_4_and_one_sentence(hardware, path, capsys):
+    code = await simulate.run(parse("lose", "--gpu", "9", "--socket", str(path)))
+    captured = capsys.readouterr()
+
+    assert (4, "") == (code, captured.out)
+    assert captured.err.startswith("hami-agent simulate: there is no GPU `9`; there are 0 (GPU-")
+    assert 1 == captured.err.count("\n")
+
+
+async def test_a_refusal_is_exit_1(hardware, path, capsys):
+    code = await simulate.run(parse("add", "--profile", "x", "--socket", str(path)))
+
+    assert 1 == code
+    assert "no profile `x`" in capsys.readouterr().err
+
+
+async def test_nobody_at_the_socket_is_exit_3(path, capsys):
+    assert 3 == await simulate.run(parse("list", "--socket", str(path)))
+    assert f"no simulated hardware answers at {path}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("answer", [b"", b'{"reply":"event"}\n'])
+async def test_a_peer_that_is_no_hardware_is_exit_3(path, capsys, answer):
+    async def babble(reader, writer) -> None:
+        await reader.readline()
+        writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_unix_server(babble, path)
+    assert 3 == await simulate.run(parse("list", "--socket", str(path)))
+    assert 1 == capsys.readouterr().err.count("\n")
+    server.close()
+
+
+async def test_a_peer_that_never_answers_is_exit_3(path, capsys, monkeypatch):
+    monkeypatch.setattr(simulate, "DEADLINE", 0.1)
+
+    async def listen(reader, writer) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_unix_server(listen, path)
+
+    assert 3 == await simulate.run(parse("list", "--socket", str(path)))
+    assert "did not answer within 0.1 s" in capsys.readouterr().err
+    server.close()
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["xid", "0", "--gpu", "1"],
+        ["xid", "nine", "--gpu", "1"],
+        ["xid", "79"],
+        ["hang", "-1"],
+        ["hang", "nan"],
+        ["hang", "soon"],
+        ["explode"],
+        [],
+    ],
+)
+def test_wrong_usage_is_exit_2(argv, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse(*argv)
+
+    assert 2 == caught.value.code
+    assert "error:" in capsys.readouterr().err
+
+
+def test_the_socket_of_a_running_agent_is_the_default():
+    assert Path("/run/hami-agent/simulate.sock") == parse("list").socket
+
+
+def test_help_has_an_example(capsys):
+    with pytest.raises(SystemExit):
+        parse("--help")
+
+    assert "example: hami-agent simulate xid 79 --gpu 1" in capsys.readouterr().out
+
+
+def test_main_runs_it(path, capsys):
+    assert 3 == simulate.main(parse("list", "--socket", str(path)), {})
+    assert capsys.readouterr().err

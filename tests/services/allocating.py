@@ -1,0 +1,153 @@
+"""An allocation on a node of fakes: real ledger, disk in memory, virtual time."""
+
+import asyncio
+import contextlib
+import dataclasses
+import datetime as dt
+from collections.abc import AsyncIterator
+
+from agent.core.edits import EditSettings
+from agent.core.evidence import MatchSettings, UnlockedPods
+from agent.core.holdings import KubeletEpoch
+from agent.core.inventory import Inventory
+from agent.core.ledger import Effect, EffectKind, Ledger
+from agent.core.pods import NodeLock, NodeView, PodTable, PodView, Tombstone
+from agent.core.slices import SliceId, slice_id
+from agent.core.state import State
+from agent.kit.cell import Cell
+from agent.services.allocation.inquiry import Peers, Views
+from agent.services.allocation.service import Allocation, AllocationSettings, Storage
+from agent.services.state import StateService
+from tests.builders import NODE, NOON, a_gpu, a_lock, a_pod, a_pod_uid, an_inventory
+from tests.fakes.clock import LoopClock
+from tests.fakes.disk import MemoryDisk
+from tests.fakes.kubelet_side import FakeContainers, FakeHookDirs, FakeRecords, FakeWitness
+
+G1 = a_gpu(index=0).uuid
+G2 = a_gpu(index=1).uuid
+EPOCH = KubeletEpoch(inode=7, ctime_ns=2)
+NEXT_EPOCH = KubeletEpoch(inode=7, ctime_ns=3)
+
+
+def annotated(text: str, node: str = NODE) -> dict[str, str]:
+    """What HAMi's scheduler writes on a pod."""
+    return {
+        "hami.io/vgpu-node": node,
+        "hami.io/vgpu-devices-allocated": text,
+        "hami.io/vgpu-devices-to-allocate": text,
+        "hami.io/bind-phase": "allocating",
+        "hami.io/bind-time": str(int(NOON.timestamp())),
+    }
+
+
+def placed(number: int, text: str = f"{G1},NVIDIA,3000,30:;", **changes: object) -> PodView:
+    """The pod team-a/train-N, placed by the scheduler."""
+    base = a_pod(uid=a_pod_uid(number), name=f"train-{number}", annotations=annotated(text))
+    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+
+
+def ids(*numbers: int, gpu: int = 0) -> tuple[SliceId, ...]:
+    """Slices of one GPU, as the kubelet names them."""
+    return tuple(slice_id(a_gpu(index=gpu).uuid, number) for number in numbers)
+
+
+class Desk:
+    """What a test of the allocation holds in its hands."""
+
+    def __init__(self, state: State, disk: MemoryDisk, unlocked: UnlockedPods) -> None:
+        self.clock = LoopClock(NOON)
+        self.disk = disk
+        self.state = StateService(disk=disk, recovered=state, boot_id="boot")
+        self.pods: Cell[PodTable] = Cell(PodTable(synced=True))
+        self.node: Cell[NodeView | None] = Cell(NodeView(NODE, "uid", "1"))
+        self.inventory: Cell[Inventory] = Cell(an_inventory(count=2))
+        self.witness = FakeWitness()
+        self.records = FakeRecords()
+        self.containers = FakeContainers()
+        self.hooks = FakeHookDirs()
+        self.epoch: KubeletEpoch | None = EPOCH
+        self.unseen: list[PodView] = []
+        self.refreshes = 0
+        self.refresh_error: Exception | None = None
+        self.service = Allocation(
+            views=Views(self.pods, self.node, self.inventory, self.state.ledger),
+            peers=Peers(
+                self.witness,
+                self.records,
+                self.containers,
+                self._refresh,
+                lambda: self.epoch,
+                self.clock,
+            ),
+            storage=Storage(self.state.commit, self.hooks),
+            settings=AllocationSettings(
+                MatchSettings(NODE, unlocked_pods=unlocked), Cell(EditSettings())
+            ),
+        )
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.state.ledger.value
+
+    @property
+    def results(self) -> dict[tuple[str, ...], int]:
+        return dict(self.service.results.items())
+
+    def see(self, *pods: PodView) -> None:
+        """The pod watch shows these pods."""
+        old = self.pods.value
+        self.pods.set(
+            dataclasses.replace(old, pods={**old.pods, **{pod.uid: pod for pod in pods}})
+        )
+
+    def bury(self, pod: PodView) -> None:
+        """The pod was deleted."""
+        old = self.pods.value
+        self.pods.set(
+            PodTable(
+                {uid: one for uid, one in old.pods.items() if uid != pod.uid},
+                (*old.tombstones, Tombstone(pod, self.clock.now())),
+                synced=True,
+            )
+        )
+
+    def lock(self, pod: PodView | None, stamp: dt.datetime = NOON) -> NodeLock | None:
+        """The scheduler holds the node lock for the pod, or for nobody."""
+        lock = None if pod is None else a_lock(namespace=pod.namespace, name=pod.name, stamp=stamp)
+        annotations = {} if lock is None else {"hami.io/mutex.lock": lock.value}
+        self.node.set(NodeView(NODE, "uid", "2", annotations))
+        return lock
+
+    def bind(self, pod: PodView) -> PodView:
+        """The scheduler placed the pod here and the kubelet begins to admit it."""
+        self.see(pod)
+        self.lock(pod)
+        self.witness.admit(pod)
+        return pod
+
+    def effects(self, kind: EffectKind) -> list[Effect]:
+        """What is owed, of that kind."""
+        return [effect for effect in self.ledger.outbox if effect.kind is kind]
+
+    async def _refresh(self) -> PodTable:
+        self.refreshes += 1
+        if self.refresh_error is not None:
+            raise self.refresh_error
+        self.see(*self.unseen)
+        return self.pods.value
+
+
+@contextlib.asynccontextmanager
+async def a_desk(
+    state: State | None = None,
+    disk: MemoryDisk | None = None,
+    unlocked: UnlockedPods = UnlockedPods.STRICT,
+) -> AsyncIterator[Desk]:
+    """A desk whose ledger is being written."""
+    desk = Desk(state or State(), disk or MemoryDisk(), unlocked)
+    async with asyncio.TaskGroup() as group:
+        writing = group.create_task(desk.state.run())
+        try:
+            yield desk
+        finally:
+            writing.cancel()

@@ -1,0 +1,138 @@
+"""Durable before answered, one pod per call, and dead rows in nobody's way."""
+
+import asyncio
+
+import pytest
+
+from agent.codec.checkpoint import decode_state
+from agent.core.errors import Gate, Refusal
+from agent.core.pods import Phase
+from agent.core.reconcile import Adoption
+from agent.services.state import CURRENT
+from tests.builders import a_container
+from tests.services.allocating import EPOCH, G1, a_desk, ids, placed
+
+
+async def test_the_answer_comes_only_after_the_row_is_durable():
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        allowed = asyncio.Event()
+        replace = desk.disk.replace
+
+        async def slow(name, data, *, keep=None):
+            await allowed.wait()
+            await replace(name, data, keep=keep)
+
+        desk.disk.replace = slow
+        async with asyncio.TaskGroup() as group:
+            answering = group.create_task(desk.service.allocate(ids(4)))
+            await asyncio.sleep(0.5)
+            assert not answering.done()
+            assert () == desk.ledger.rows
+            allowed.set()
+        desk.disk.crash()
+
+        state = decode_state(await desk.disk.read(CURRENT))
+        assert [answering.result()] == [row.edits for row in state.ledger.rows]
+
+
+async def test_a_pod_that_is_being_written_is_no_candidate_for_the_next_call():
+    async with a_desk() as desk:
+        pod = desk.bind(placed(1))
+        allowed = asyncio.Event()
+        replace = desk.disk.replace
+
+        async def slow(name, data, *, keep=None):
+            await allowed.wait()
+            await replace(name, data, keep=keep)
+
+        desk.disk.replace = slow
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(desk.service.allocate(ids(4)))
+            await asyncio.sleep(0.01)
+            with pytest.raises(Refusal) as caught:
+                await desk.service.allocate(ids(5))
+            allowed.set()
+
+        assert Gate.NO_POD_ADMITTED is caught.value.gate
+        assert any(pod.uid in mount.host_path for mount in first.result().mounts)
+        assert 1 == len(desk.ledger.rows)
+
+
+async def test_a_row_on_its_way_to_disk_takes_room_already():
+    async with a_desk() as desk:
+        desk.bind(placed(1, f"{G1},NVIDIA,60000,10:;"))
+        other = placed(2, f"{G1},NVIDIA,60000,10:;")
+        allowed = asyncio.Event()
+        replace = desk.disk.replace
+
+        async def slow(name, data, *, keep=None):
+            await allowed.wait()
+            await replace(name, data, keep=keep)
+
+        desk.disk.replace = slow
+        async with asyncio.TaskGroup() as group:
+            group.create_task(desk.service.allocate(ids(4)))
+            await asyncio.sleep(0.01)
+            desk.bind(other)
+            with pytest.raises(Refusal) as caught:
+                await desk.service.allocate(ids(5))
+            allowed.set()
+
+        assert Gate.MEMORY_EXCEEDED is caught.value.gate
+
+
+async def test_a_pod_that_the_kubelet_dropped_makes_room_and_keeps_its_directory_for_reconcile():
+    async with a_desk() as desk:
+        rejected = desk.bind(placed(1, f"{G1},NVIDIA,60000,10:;"))
+        await desk.service.allocate(ids(4))
+        desk.witness.forget(rejected)  # the API still shows it Pending
+        desk.bind(placed(2, f"{G1},NVIDIA,60000,10:;"))
+
+        await desk.service.allocate(ids(4))
+
+        assert ["train-1", "train-2"] == [row.pod for row in desk.ledger.rows]
+        assert f"{rejected.uid}_main" in desk.hooks.names
+
+
+async def test_one_question_is_enough_while_all_rows_are_confirmed():
+    async with a_desk() as desk:
+        desk.see(*(placed(number) for number in range(5, 9)))
+        pod = desk.bind(placed(1))
+
+        await desk.service.allocate(ids(4))
+
+        assert [pod.key] == desk.witness.asked
+
+
+async def test_an_adopted_row_says_what_the_scheduler_wrote():
+    async with a_desk() as desk:
+        pod = placed(1, phase=Phase.RUNNING)
+
+        row = desk.service.adopt(Adoption(pod, pod.containers[0], ids(3)))
+
+        assert row is not None
+        assert (ids(3), EPOCH, True) == (row.slice_ids, row.epoch, row.confirmed)
+        assert pod.groups == (row.shares, ())
+
+
+@pytest.mark.parametrize(
+    ("text", "containers"),
+    [
+        ("GPU-elsewhere,NVIDIA,1,1:;", (a_container(),)),
+        (f"{G1},NVIDIA,1,1:;{G1},NVIDIA,1,1:;", (a_container(),)),
+    ],
+    ids=["a GPU that is not here", "other groups than containers"],
+)
+async def test_a_holder_that_cannot_be_understood_is_not_adopted(text, containers):
+    async with a_desk() as desk:
+        pod = placed(1, text, containers=containers)
+
+        assert None is desk.service.adopt(Adoption(pod, pod.containers[0], ids(3)))
+
+
+async def test_a_container_that_the_scheduler_wrote_nothing_for_is_not_adopted():
+    async with a_desk() as desk:
+        pod = placed(1)
+
+        assert None is desk.service.adopt(Adoption(pod, a_container(name="other"), ids(3)))

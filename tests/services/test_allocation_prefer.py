@@ -1,0 +1,91 @@
+"""The offered ids: of the annotated GPU, and never an error."""
+
+import asyncio
+
+import pytest
+
+from agent.core.errors import KubeletError
+from agent.services.allocation.service import PREFER_BUDGET
+from tests.builders import a_container
+from tests.services.allocating import G1, G2, a_desk, ids, placed
+
+OFFERED = (*ids(0, 1, 2), *ids(0, 1, 2, gpu=1))
+
+
+async def test_the_annotated_gpu_is_offered():
+    async with a_desk() as desk:
+        desk.bind(placed(1, f"{G2},NVIDIA,3000,30:;"))
+
+        assert ids(0, gpu=1) == await desk.service.prefer(OFFERED, (), 1)
+
+
+async def test_ids_that_rows_hold_are_offered_last():
+    async with a_desk() as desk:
+        pod = desk.bind(placed(1))
+        await desk.service.allocate(ids(0))
+        desk.witness.admit(pod, main=ids(0)[0])
+        desk.bind(placed(2))
+
+        assert ids(1) == await desk.service.prefer(OFFERED, (), 1)
+        assert ids(0) == await desk.service.prefer(ids(0), (), 1)
+
+
+async def test_nothing_is_changed_by_a_preference():
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+
+        await desk.service.prefer(OFFERED, (), 1)
+
+        assert () == desk.ledger.rows
+        assert set() == desk.hooks.names
+        assert {} == desk.results
+
+
+async def test_what_must_be_included_on_another_gpu_is_included():
+    async with a_desk() as desk:
+        desk.bind(placed(1, f"{G2},NVIDIA,3000,30:;"))
+
+        assert ids(2) == await desk.service.prefer(OFFERED, ids(2), 1)
+
+
+async def test_a_replay_is_steered_to_its_gpu():
+    async with a_desk() as desk:
+        desk.bind(placed(1, f"{G2},NVIDIA,3000,30:;"))
+        await desk.service.allocate(ids(0, gpu=1))
+        desk.lock(None)
+
+        assert ids(1, gpu=1) == await desk.service.prefer(OFFERED, (), 1)
+
+
+@pytest.mark.parametrize("trouble", ["stray", "nobody", "failing", "too many"])
+async def test_without_a_pod_some_ids_are_offered_all_the_same(trouble):
+    async with a_desk() as desk:
+        if trouble == "stray":
+            stray = placed(1, annotations={})
+            desk.see(stray)
+            desk.witness.admit(stray)
+        if trouble == "failing":
+            desk.bind(placed(1))
+            desk.witness.failures = [KubeletError("gone")] * 9
+        if trouble == "too many":
+            share = f"{G1},NVIDIA,1,1:"
+            desk.bind(placed(1, share * 9 + ";", containers=(a_container(count=9),)))
+        size = 9 if trouble == "too many" else 2
+
+        chosen = await desk.service.prefer(OFFERED, (), size)
+
+        assert min(size, 6) == len(set(chosen))
+        assert set(chosen) <= set(OFFERED)
+        assert 0 == desk.refreshes
+
+
+async def test_a_kubelet_that_hangs_costs_little_time():
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        desk.witness.hung = True
+        began = asyncio.get_running_loop().time()
+
+        chosen = await desk.service.prefer(OFFERED, (), 1)
+
+        assert 1 == len(chosen)
+        assert PREFER_BUDGET == pytest.approx(asyncio.get_running_loop().time() - began)

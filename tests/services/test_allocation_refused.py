@@ -1,0 +1,200 @@
+"""What the outside world does not say in time, or cannot take, becomes a refusal within 1 s."""
+
+import asyncio
+import errno
+
+import pytest
+
+from agent.core.condition import Condition
+from agent.core.errors import ApiError, Gate, KubeletError, Refusal, StateError
+from agent.services.allocation.inquiry import LIST_PAUSE, LOCK_PAUSE, THROTTLED_PAUSE
+from agent.services.allocation.service import ALLOCATE_BUDGET, PREFER_BUDGET
+from agent.services.state import CURRENT
+from tests.builders import a_gpu, a_health, a_row, a_shared_gpu, an_inventory
+from tests.services.allocating import a_desk, ids, placed
+
+
+async def refused(desk, gate, count=1):
+    with pytest.raises(Refusal) as caught:
+        await desk.service.allocate(ids(*range(count)))
+    assert gate is caught.value.gate
+    assert {("refused", gate.name.lower()): 1} == {
+        key: count for key, count in desk.results.items() if key[0] == "refused"
+    }
+    return caught.value
+
+
+def elapsed():
+    return asyncio.get_running_loop().time()
+
+
+def test_the_two_questions_of_the_kubelet_have_a_second_together():
+    assert 1.0 >= ALLOCATE_BUDGET + PREFER_BUDGET
+    assert ALLOCATE_BUDGET > LIST_PAUSE + LOCK_PAUSE
+
+
+async def test_a_kubelet_that_hangs_is_refused_within_the_budget():
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        desk.witness.hung = True
+        began = elapsed()
+
+        refusal = await refused(desk, Gate.OUT_OF_TIME)
+
+        assert ALLOCATE_BUDGET == pytest.approx(elapsed() - began)
+        assert refusal.transient
+        assert () == desk.ledger.rows
+
+
+async def test_a_kubelet_over_its_rate_limit_is_asked_again_after_20_ms():
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        desk.witness.throttled = 3
+        began = elapsed()
+
+        await desk.service.allocate(ids(1))
+
+        assert 4 == len(desk.witness.asked)
+        assert 3 * THROTTLED_PAUSE == pytest.approx(elapsed() - began)
+
+
+async def test_one_lost_connection_to_the_kubelet_costs_no_pod():
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        desk.witness.failures = [KubeletError("connection lost")]
+
+        await desk.service.allocate(ids(1))
+
+        assert 1 == len(desk.ledger.rows)
+
+
+async def test_a_kubelet_that_keeps_failing_is_refused_with_its_words():
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        desk.witness.failures = [KubeletError("no such socket")] * 3
+
+        refusal = await refused(desk, Gate.WITNESS_SILENT)
+
+        assert "no such socket" in refusal.sentence
+        assert refusal.transient
+
+
+async def test_a_kubelet_without_get_serves_the_lock_owner_alone():
+    async with a_desk() as desk:
+        desk.witness.supported = False
+        desk.bind(placed(1))
+
+        await desk.service.allocate(ids(1))
+
+        assert 1 == len(desk.ledger.rows)
+        assert 1 == desk.records.reads
+
+
+async def test_a_disk_that_takes_nothing_refuses_with_the_reason_and_keeps_nothing():
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        desk.disk.faults.fail_at(0, errno.ENOSPC, times=50)
+
+        refusal = await refused(desk, Gate.STATE_UNWRITABLE)
+
+        assert "ENOSPC" in refusal.sentence
+        assert refusal.transient
+        assert () == desk.ledger.rows
+        assert () == desk.ledger.outbox
+
+
+async def test_a_hook_directory_that_cannot_be_made_refuses_before_anything_is_written():
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        desk.hooks.failure = StateError("/usr/local/vgpu is read-only")
+
+        refusal = await refused(desk, Gate.HOST_DIRECTORY)
+
+        assert "read-only" in refusal.sentence
+        assert None is await desk.disk.read(CURRENT)
+
+
+async def test_a_call_that_ran_out_of_time_leaves_nothing_to_be_written_later():
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        other = a_row(pod="other", pod_uid=placed(9).uid)
+        free = asyncio.Event()
+        replace = desk.disk.replace
+
+        async def slow(name, data, *, keep=None):
+            await free.wait()
+            await replace(name, data, keep=keep)
+
+        desk.disk.replace = slow
+        async with asyncio.TaskGroup() as group:
+            group.create_task(desk.state.commit(lambda ledger: ledger.put(other)))
+            await asyncio.sleep(0)
+            await refused(desk, Gate.OUT_OF_TIME)
+            free.set()
+        await asyncio.sleep(1)
+
+        assert ["other"] == [row.pod for row in desk.ledger.rows]
+        assert () == desk.ledger.outbox
+
+
+@pytest.mark.parametrize("error", [ApiError("down"), None])
+async def test_an_api_server_that_does_not_answer_is_asked_once_and_never_waited_for(error):
+    async with a_desk() as desk:
+        pod = placed(1)
+        desk.lock(pod)
+        desk.witness.admit(pod)
+        desk.refresh_error = error
+
+        await refused(desk, Gate.NO_POD_ADMITTED)
+
+        assert 1 == desk.refreshes
+
+
+async def test_a_list_that_hangs_leaves_time_for_a_reason():
+    async with a_desk() as desk:
+        async def hang():
+            await asyncio.Event().wait()
+
+        object.__setattr__(desk.service._peers, "refresh", hang)
+        began = elapsed()
+
+        await refused(desk, Gate.NO_POD_ADMITTED)
+
+        assert LIST_PAUSE == pytest.approx(elapsed() - began)
+
+
+async def test_a_stray_pod_is_refused_after_the_lock_had_a_moment_to_come():
+    async with a_desk() as desk:
+        stray = placed(1, annotations={})
+        desk.see(stray)
+        desk.witness.admit(stray)
+        began = elapsed()
+
+        await refused(desk, Gate.NO_LOCK)
+
+        assert LOCK_PAUSE == pytest.approx(elapsed() - began)
+
+
+async def test_a_bad_gpu_is_named_with_its_condition():
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        sick = a_shared_gpu(
+            gpu=a_gpu(index=0), health=a_health(condition=Condition.BAD, text="XID 79")
+        )
+        desk.inventory.set(an_inventory(gpus=(sick,)))
+
+        refusal = await refused(desk, Gate.BAD_GPU)
+
+        assert "XID 79" in refusal.sentence
+        assert not refusal.transient
+
+
+async def test_a_decision_without_end_is_cut_off():
+    async with a_desk() as desk:
+        for number in range(300):
+            pod = placed(number)
+            desk.see(pod)
+
+        refusal = await refused(desk, Gate.OUT_OF_TIME)
+
+        assert "could not decide" in refusal.sentence

@@ -1,0 +1,223 @@
+"""A change counts once it is on disk; changes that wait share a write."""
+
+import asyncio
+import contextlib
+import errno
+
+import pytest
+
+from agent.codec.checkpoint import decode_state
+from agent.core.condition import Condition
+from agent.core.errors import StateError
+from agent.core.gpu import GpuUuid
+from agent.core.state import State
+from agent.services.state import CURRENT, RETRY, StateService
+from tests.builders import G1, a_health, a_pod_uid, a_row
+from tests.fakes.disk import MemoryDisk
+
+
+class CountingDisk(MemoryDisk):
+    """Counts writes; `gate` holds them up while it is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def replace(self, name, data, *, keep=None):
+        self.writes += 1
+        await self.gate.wait()
+        await super().replace(name, data, keep=keep)
+
+
+def row(number):
+    return a_row(pod_uid=a_pod_uid(number), pod=f"p{number}")
+
+
+def putting(number):
+    return lambda ledger: ledger.put(row(number))
+
+
+@contextlib.asynccontextmanager
+async def a_service(disk, state=None, **options):
+    service = StateService(disk=disk, recovered=state or State(), boot_id="boot", **options)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(service.run())
+        try:
+            yield service
+        finally:
+            running.cancel()
+
+
+async def test_a_commit_returns_when_the_row_is_on_disk_and_published():
+    disk = CountingDisk()
+    async with a_service(disk) as service:
+        await service.commit(putting(1))
+
+        assert (row(1),) == service.ledger.value.rows
+        disk.crash()
+        assert service.ledger.value == decode_state(await disk.read(CURRENT)).ledger
+        assert 1 == service.generation
+
+
+async def test_ten_changes_at_once_need_two_writes():
+    disk = CountingDisk()
+    disk.gate.clear()
+    async with a_service(disk) as service, asyncio.TaskGroup() as group:
+        group.create_task(service.commit(putting(0)))
+        await asyncio.sleep(0.01)
+        for number in range(1, 10):
+            group.create_task(service.commit(putting(number)))
+        await asyncio.sleep(0.01)
+        disk.gate.set()
+
+    assert 2 == disk.writes
+    assert 10 == len(service.ledger.value.rows)
+
+
+async def test_a_change_that_changes_nothing_is_not_written():
+    disk = CountingDisk()
+    async with a_service(disk) as service:
+        await service.commit(putting(1))
+        await service.commit(putting(1))
+        await service.commit(lambda ledger: ledger)
+        service.remember({})
+        await asyncio.sleep(1)
+
+    assert 1 == disk.writes
+
+
+async def test_nothing_is_published_before_it_is_on_disk():
+    disk = CountingDisk()
+    disk.gate.clear()
+    async with a_service(disk) as service, asyncio.TaskGroup() as group:
+        group.create_task(service.commit(putting(1)))
+        await asyncio.sleep(1)
+        assert () == service.ledger.value.rows
+        assert 0 == service.generation
+        disk.gate.set()
+
+
+async def test_a_failed_write_leaves_the_ledger_and_tells_every_author():
+    disk = CountingDisk()
+    async with a_service(disk) as service:
+        await service.commit(putting(1))
+        before = service.ledger.value
+        disk.faults.fail_at(0, errno.ENOSPC, times=50)
+
+        for number in (2, 3):
+            with pytest.raises(StateError, match="ENOSPC"):
+                await service.commit(putting(number))
+
+        assert before == service.ledger.value
+        assert before == decode_state(await disk.read(CURRENT)).ledger
+        assert "ENOSPC" in service.error.value
+        assert (((), 2),) == service.errors.items()
+
+
+async def test_the_error_goes_away_with_its_cause_although_nobody_writes():
+    disk = CountingDisk()
+    async with a_service(disk) as service:
+        disk.faults.fail_at(0, errno.EROFS, times=50)
+        service.remember({GpuUuid(G1): a_health(condition=Condition.BAD)})
+        await asyncio.sleep(2.5 * RETRY)
+        assert "EROFS" in service.error.value
+
+        disk.faults.revive()
+        await asyncio.sleep(RETRY)
+
+        assert "" == service.error.value
+        assert Condition.BAD is service.health[GpuUuid(G1)].condition
+        assert service.health == decode_state(await disk.read(CURRENT)).health
+
+
+async def test_health_is_written_soon_and_what_comes_meanwhile_after_it():
+    disk = CountingDisk()
+    disk.gate.clear()
+    async with a_service(disk) as service:
+        service.remember({GpuUuid(G1): a_health(condition=Condition.WATCH)})
+        await asyncio.sleep(0.01)
+        service.remember({GpuUuid(G1): a_health(condition=Condition.BAD)})
+        disk.gate.set()
+        await asyncio.sleep(0.01)
+
+        assert 2 == disk.writes
+        assert Condition.BAD is service.health[GpuUuid(G1)].condition
+
+
+async def test_the_change_of_an_author_who_gave_up_waiting_is_not_written():
+    disk = CountingDisk()
+    disk.gate.clear()
+    async with a_service(disk) as service, asyncio.TaskGroup() as group:
+        group.create_task(service.commit(putting(1)))
+        await asyncio.sleep(0.01)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await service.commit(putting(2))
+        disk.gate.set()
+
+    assert ["p1"] == [one.pod for one in service.ledger.value.rows]
+
+
+async def test_an_author_who_gave_up_during_the_write_disturbs_nobody():
+    disk = CountingDisk()
+    disk.gate.clear()
+    async with a_service(disk) as service, asyncio.TaskGroup() as group:
+        group.create_task(service.commit(putting(1)))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await service.commit(putting(2))
+        disk.gate.set()
+
+    assert 2 == len(service.ledger.value.rows)
+
+
+async def test_more_changes_than_the_limit_are_refused_at_once():
+    disk = CountingDisk()
+    disk.gate.clear()
+    async with a_service(disk, limit=2) as service, asyncio.TaskGroup() as group:
+        group.create_task(service.commit(putting(0)))
+        await asyncio.sleep(0.01)
+        for number in (1, 2):
+            group.create_task(service.commit(putting(number)))
+        await asyncio.sleep(0.01)
+        with pytest.raises(StateError, match="already wait"):
+            await service.commit(putting(3))
+        disk.gate.set()
+
+    assert 3 == len(service.ledger.value.rows)
+
+
+async def test_a_stop_in_the_middle_of_a_write_tells_the_authors():
+    disk = CountingDisk()
+    disk.gate.clear()
+    async with asyncio.TaskGroup() as group:
+        async with a_service(disk) as service:
+            waiting = group.create_task(_failing(service))
+            await asyncio.sleep(0.01)
+
+    assert "stopped" in waiting.result()
+
+
+async def _failing(service):
+    with pytest.raises(StateError) as caught:
+        await service.commit(putting(1))
+    return str(caught.value)
+
+
+async def test_a_flush_writes_what_waits_and_never_beside_another_write():
+    disk = CountingDisk()
+    disk.gate.clear()
+    async with a_service(disk) as service, asyncio.TaskGroup() as group:
+        for number in (1, 2):
+            group.create_task(service.commit(putting(number)))
+            await asyncio.sleep(0.01)
+        flushing = group.create_task(service.flush())
+        await asyncio.sleep(0.01)
+        assert 1 == disk.writes
+        disk.gate.set()
+        await flushing
+
+    assert 2 == len(decode_state(await disk.read(CURRENT)).ledger.rows)
+    assert 2 == service.generation

@@ -1,0 +1,197 @@
+"""Whatever lies in the state directory, start goes on from the newest generation that is whole."""
+
+import errno
+
+import pytest
+
+from agent.codec.checkpoint import encode_state
+from agent.core.errors import StateError
+from agent.core.ledger import Ledger
+from agent.core.state import State
+from agent.services.state import CURRENT, PREVIOUS, UNREADABLE, StateService, recover
+from tests.builders import a_pod_uid, a_row
+from tests.fakes.chance import Seeded
+from tests.fakes.disk import Killed, MemoryDisk
+
+MACHINE = "machine-1"
+
+
+def a_state(generation, machine=MACHINE):
+    rows = tuple(a_row(pod_uid=a_pod_uid(n), pod=f"p{n}") for n in range(generation))
+    return State(generation, "boot-1", machine, Ledger(rows))
+
+
+async def a_disk(current, previous=None):
+    disk = MemoryDisk()
+    for name, content in ((CURRENT, current), (PREVIOUS, previous)):
+        if content is not None:
+            await disk.replace(name, content)
+    disk.faults.steps = 0
+    return disk
+
+
+async def recovered(disk):
+    return await recover(disk, boot_id="boot-2", machine_id=MACHINE)
+
+
+async def test_the_newest_generation_is_read_without_a_word():
+    disk = await a_disk(encode_state(a_state(2)), encode_state(a_state(1)))
+
+    found = await recovered(disk)
+
+    assert (a_state(2), "", False) == (found.state, found.notice, found.fresh)
+
+
+async def test_a_new_node_begins_empty_without_a_word():
+    found = await recovered(MemoryDisk())
+
+    assert State(boot_id="boot-2", machine_id=MACHINE) == found.state
+    assert ("", True) == (found.notice, found.fresh)
+
+
+@pytest.mark.parametrize("current", [b"", b"\0" * 40, encode_state(a_state(2))[:-20], None])
+async def test_an_unusable_generation_is_said_and_the_one_before_is_used(current):
+    disk = await a_disk(current, encode_state(a_state(1)))
+
+    found = await recovered(disk)
+
+    assert (a_state(1), False) == (found.state, found.fresh)
+    assert CURRENT in found.notice
+    assert "generation 1 in state.previous.json" in found.notice
+
+
+async def test_the_unusable_content_is_kept_aside():
+    disk = await a_disk(b"rubbish", encode_state(a_state(1)))
+
+    await recovered(disk)
+
+    assert b"rubbish" == await disk.read(UNREADABLE)
+    assert encode_state(a_state(1)) == await disk.read(CURRENT)
+    assert a_state(1) == (await recovered(disk)).state
+
+
+async def test_the_state_of_another_machine_is_not_ours():
+    foreign = encode_state(a_state(2, machine="machine-9"))
+    disk = await a_disk(foreign, foreign)
+
+    found = await recovered(disk)
+
+    assert Ledger() == found.state.ledger
+    assert found.fresh
+    assert "belongs to another machine" in found.notice
+
+
+async def test_two_unusable_generations_make_a_fresh_state_with_a_notice():
+    found = await recovered(await a_disk(b"x", b"y"))
+
+    assert State(boot_id="boot-2", machine_id=MACHINE) == found.state
+    assert found.fresh
+    assert "rebuilding" in found.notice
+    assert CURRENT in found.notice
+    assert PREVIOUS in found.notice
+
+
+async def test_a_disk_that_takes_no_write_does_not_hinder_the_fall_back():
+    disk = await a_disk(b"x", encode_state(a_state(1)))
+    disk.faults.fail_at(0, errno.EROFS, times=50)
+
+    found = await recovered(disk)
+
+    assert a_state(1) == found.state
+    assert "EROFS" in found.notice
+
+
+class Unreadable(MemoryDisk):
+    """A bad sector under each of `names`."""
+
+    names = (CURRENT,)
+
+    async def read(self, name):
+        if name in self.names:
+            raise StateError(f"/state/{name} cannot be read: EIO")
+        return await super().read(name)
+
+
+async def test_a_bad_sector_under_the_newest_generation_costs_only_that():
+    disk = Unreadable()
+    await disk.replace(PREVIOUS, encode_state(a_state(1)))
+
+    assert a_state(1) == (await recovered(disk)).state
+
+
+async def test_a_directory_that_cannot_be_read_is_never_taken_for_an_empty_one():
+    disk = Unreadable()
+    disk.names = (CURRENT, PREVIOUS)
+
+    with pytest.raises(StateError, match="cannot be read"):
+        await recovered(disk)
+
+
+async def generations(disk, count):
+    """Commit rows one by one until the process dies; return how many were acknowledged."""
+    service = StateService(disk=disk, recovered=State(machine_id=MACHINE), boot_id="boot-1")
+    for number in range(count):
+        waiting = service.commit(
+            lambda ledger, n=number: ledger.put(a_row(pod_uid=a_pod_uid(n), pod=f"p{n}"))
+        )
+        step = waiting.send(None)
+        assert step is not None
+        try:
+            await service.flush()
+        except Killed:
+            return number
+        finally:
+            waiting.close()
+    return count
+
+
+async def steps_of(count):
+    disk = MemoryDisk()
+    assert count == await generations(disk, count)
+    return disk.faults.steps
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_at_whatever_step_the_power_fails_what_was_acknowledged_is_there(seed):
+    for step in range(await steps_of(3)):
+        disk = MemoryDisk(Seeded(seed))
+        disk.faults.kill_at(step)
+        acknowledged = await generations(disk, 3)
+
+        disk.crash()
+        found = await recovered(disk)
+
+        names = [row.pod for row in found.state.ledger.rows]
+        assert [f"p{n}" for n in range(acknowledged)] == names[:acknowledged]
+        assert len(names) <= acknowledged + 1
+        assert found.fresh == (not names)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_the_only_good_generation_outlives_a_power_failure_while_it_is_put_back(seed):
+    good = encode_state(a_state(2))
+    whole = await a_disk(b"rubbish", good)
+    await recovered(whole)
+    for step in range(whole.faults.steps):
+        disk = await a_disk(b"rubbish", good)
+        disk.files._chance = Seeded(seed)
+        disk.faults.kill_at(step)
+        with pytest.raises(Killed):
+            await recovered(disk)
+
+        disk.crash()
+
+        assert a_state(2) == (await recovered(disk)).state
+
+
+async def test_the_write_after_a_fall_back_keeps_a_good_generation_beside_it():
+    disk = await a_disk(b"rubbish", encode_state(a_state(1)))
+    found = await recovered(disk)
+    service = StateService(disk=disk, recovered=found.state, boot_id="boot-2")
+    waiting = service.commit(lambda ledger: ledger.drop(row.key for row in ledger.rows))
+    waiting.send(None)
+    await service.flush()
+    waiting.close()
+    await disk.replace(CURRENT, b"torn")
+
+    assert a_state(1).ledger == (await recovered(disk)).state.ledger

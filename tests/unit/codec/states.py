@@ -1,0 +1,119 @@
+"""States for tests of the state file: hypothesis strategies, and one that shows every field."""
+
+import datetime as dt
+
+from hypothesis import strategies as st
+
+from agent.core.condition import Condition, Health
+from agent.core.edits import ContainerEdits, MountEdit, NodeEdit
+from agent.core.gpu import GpuUuid
+from agent.core.holdings import KubeletEpoch
+from agent.core.ledger import ContainerKey, Effect, EffectKind, Ledger, Row
+from agent.core.pods import PodUid, Role
+from agent.core.share import Share
+from agent.core.slices import SliceId
+from agent.core.state import State
+from tests.builders import G1, G2, NOON, POD_UID, a_health
+
+TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
+MOMENTS = st.datetimes(
+    min_value=dt.datetime(1970, 1, 1),  # noqa: DTZ001 -- hypothesis wants it naive
+    max_value=dt.datetime(2999, 1, 1),  # noqa: DTZ001
+    timezones=st.just(dt.UTC),
+)
+NUMBERS = st.integers(0, 2**31 - 1)
+PAIRS = st.lists(st.tuples(TEXT, TEXT), max_size=3).map(tuple)
+EPOCHS = st.builds(KubeletEpoch, st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))
+EDITS = st.builds(
+    ContainerEdits,
+    envs=PAIRS,
+    mounts=st.lists(st.builds(MountEdit, TEXT, TEXT, st.booleans()), max_size=2).map(tuple),
+    nodes=st.lists(st.builds(NodeEdit, TEXT, TEXT, TEXT), max_size=2).map(tuple),
+    annotations=PAIRS,
+    cdi_names=st.lists(TEXT, max_size=2).map(tuple),
+)
+ROWS = st.builds(
+    Row,
+    key=st.builds(ContainerKey, TEXT.map(PodUid), TEXT),
+    namespace=TEXT,
+    pod=TEXT,
+    role=st.sampled_from(Role),
+    group=st.integers(0, 99),
+    shares=st.lists(st.builds(Share, TEXT.map(GpuUuid), NUMBERS, NUMBERS), max_size=2).map(tuple),
+    slice_ids=st.lists(TEXT.map(SliceId), max_size=2).map(tuple),
+    edits=EDITS,
+    answered_at=MOMENTS,
+    epoch=EPOCHS,
+    confirmed=st.booleans(),
+)
+EFFECTS = st.builds(
+    Effect,
+    kind=st.sampled_from(EffectKind),
+    pod_uid=TEXT.map(PodUid),
+    namespace=TEXT,
+    pod=TEXT,
+    due=MOMENTS,
+    phase=TEXT,
+    groups=st.lists(st.integers(0, 99), max_size=3).map(tuple),
+    value=TEXT,
+    reason=TEXT,
+)
+HEALTHS = st.builds(
+    Health,
+    condition=st.sampled_from(Condition),
+    since=MOMENTS,
+    cause=TEXT,
+    text=TEXT,
+    xid=st.none() | NUMBERS,
+    needs_reset=st.booleans(),
+    serving=st.booleans(),
+    passed_probes=NUMBERS,
+)
+STATES = st.builds(
+    State,
+    generation=NUMBERS,
+    boot_id=TEXT,
+    machine_id=TEXT,
+    ledger=st.builds(
+        Ledger,
+        rows=st.lists(ROWS, max_size=2).map(tuple),
+        outbox=st.lists(EFFECTS, max_size=2).map(tuple),
+    ),
+    health=st.dictionaries(TEXT.map(GpuUuid), HEALTHS, max_size=2),
+)
+
+
+def a_full_state() -> State:
+    """A state in which no field has its default."""
+    row = Row(
+        key=ContainerKey(POD_UID, "main"),
+        namespace="team-a",
+        pod="train-0",
+        role=Role.SIDECAR,
+        group=2,
+        shares=(Share(G1, 3000, 30), Share(G2, 0, 0)),
+        slice_ids=(SliceId(f"{G1}-4"), SliceId(f"{G2}-0")),
+        edits=ContainerEdits(
+            envs=(("NVIDIA_VISIBLE_DEVICES", G1),),
+            mounts=(MountEdit("/usr/local/vgpu", f"/usr/local/vgpu/containers/{POD_UID}_main", False),),
+            nodes=(NodeEdit("/dev/nvidia0", "/dev/nvidia0", "rw"),),
+            annotations=(("a", "ü"),),
+            cdi_names=("vendor.com/gpu=0",),
+        ),
+        answered_at=NOON.replace(microsecond=123456),
+        epoch=KubeletEpoch(7, 1788264000123456789),
+        confirmed=True,
+    )
+    effect = Effect(
+        kind=EffectKind.SETTLE_POD,
+        pod_uid=POD_UID,
+        namespace="team-a",
+        pod="train-0",
+        due=NOON,
+        phase="success",
+        groups=(0, 2),
+        value="v",
+        reason="r",
+    )
+    health = a_health(condition=Condition.BAD, cause="xid", text="XID 79", xid=79)
+    return State(3, "boot-1", "machine-1", Ledger((row,), (effect,)), {G1: health})

@@ -1,0 +1,124 @@
+"""The state file says what was written, or says that it does not."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+
+from agent.codec.checkpoint import VERSION, decode_state, encode_state
+from agent.core.errors import StateCorrupt
+from agent.core.ledger import Ledger
+from agent.core.state import State
+from tests.unit.codec.states import STATES, a_full_state
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "state-version-1.json"
+
+
+def a_file(data: object, **changes: object) -> bytes:
+    """A state file around any data, with a right checksum."""
+    raw = json.dumps(data)
+    checksum = hashlib.sha256(raw.encode()).hexdigest()
+    head = {"kind": "hami-agent-state", "version": VERSION, "checksum": checksum, **changes}
+    return f"{json.dumps(head)[:-1]}, \"data\": {raw}}}".encode()
+
+
+def data_of(state: State) -> dict:
+    return json.loads(encode_state(state))["data"]
+
+
+@given(STATES)
+def test_what_was_written_is_read(state):
+    assert state == decode_state(encode_state(state))
+
+
+@given(STATES)
+def test_equal_states_make_equal_bytes(state):
+    backwards = State(
+        state.generation,
+        state.boot_id,
+        state.machine_id,
+        state.ledger,
+        dict(reversed(state.health.items())),
+    )
+
+    assert encode_state(state) == encode_state(backwards)
+
+
+def test_a_file_of_version_1_reads_for_ever_and_is_written_like_this():
+    assert a_full_state() == decode_state(GOLDEN.read_bytes())
+    assert GOLDEN.read_bytes() == encode_state(a_full_state())
+
+
+def test_every_cut_is_noticed():
+    content = encode_state(a_full_state())
+    for length in range(len(content) - 1):
+        with pytest.raises(StateCorrupt):
+            decode_state(content[:length])
+    assert a_full_state() == decode_state(content[:-1])  # only the end of the line is missing
+
+
+def test_every_flipped_bit_is_noticed():
+    content = encode_state(a_full_state())
+    for place in range(len(content)):
+        for bit in range(8):
+            torn = bytearray(content)
+            torn[place] ^= 1 << bit
+            with pytest.raises(StateCorrupt):
+                decode_state(bytes(torn))
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff\xfe", b"null", b"[" * 100_000])
+def test_what_is_no_state_file_at_all_is_corrupt(content):
+    with pytest.raises(StateCorrupt, match="cannot be read"):
+        decode_state(content)
+
+
+def test_keys_that_this_version_does_not_know_are_ignored_at_every_depth():
+    data = data_of(a_full_state())
+    data["new"] = {"x": 1}
+    for part in (data["ledger"], *data["ledger"]["rows"], *data["ledger"]["outbox"]):
+        part["new"] = [1]
+    for health in data["health"].values():
+        health["new"] = "x"
+
+    assert a_full_state() == decode_state(a_file(data, new_head=1))
+
+
+def test_keys_with_a_default_may_be_missing():
+    data = data_of(a_full_state())
+    del data["ledger"]["rows"][0]["confirmed"]
+    del data["ledger"]["outbox"]
+
+    (row,) = decode_state(a_file(data)).ledger.rows
+
+    assert not row.confirmed
+
+
+def test_a_file_of_the_next_version_is_read_after_a_downgrade():
+    assert State() == decode_state(a_file(data_of(State()), version=VERSION + 1))
+
+
+@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 2, -1])
+def test_a_file_of_a_version_further_away_is_refused_with_its_number(version):
+    with pytest.raises(StateCorrupt, match=f"version {version}"):
+        decode_state(a_file(data_of(State()), version=version))
+
+
+def test_a_file_of_another_kind_is_refused_with_its_kind():
+    with pytest.raises(StateCorrupt, match="its kind is shopping-list"):
+        decode_state(a_file({}, kind="shopping-list"))
+
+
+def test_data_of_another_shape_is_refused_although_its_checksum_is_right():
+    data = data_of(a_full_state())
+    data["ledger"]["rows"][0]["role"] = "captain"
+
+    with pytest.raises(StateCorrupt, match="captain"):
+        decode_state(a_file(data))
+
+
+def test_an_empty_state_is_small():
+    assert Ledger() == decode_state(encode_state(State())).ledger
+    assert 300 > len(encode_state(State()))

@@ -1,0 +1,60 @@
+"""Which containers the kubelet's own file records."""
+
+import base64
+import json
+
+import pytest
+
+from agent.codec.kubelet_records import decode_records
+from agent.core.errors import MalformedText
+from agent.core.ledger import ContainerKey
+from tests.builders import a_pod_uid
+
+RESOURCE = "nvidia.com/gpu"
+
+
+def an_entry(number: int, container: str, resource: str = RESOURCE) -> dict:
+    """One entry as the kubelet writes it."""
+    return {
+        "PodUID": a_pod_uid(number),
+        "ContainerName": container,
+        "ResourceName": resource,
+        "DeviceIDs": {"-1": ["GPU-1-0"]},
+        "AllocResp": base64.b64encode(b"\x0a\x00").decode(),
+    }
+
+
+def a_file(entries: list | None) -> bytes:
+    data = {"PodDeviceEntries": entries, "RegisteredDevices": {RESOURCE: ["GPU-1-0"]}}
+    return json.dumps({"Data": data, "Checksum": 3089331425}).encode()
+
+
+def test_the_containers_of_our_resource_are_found():
+    content = a_file([an_entry(1, "a"), an_entry(1, "b"), an_entry(2, "a", "example.com/nic")])
+
+    assert decode_records(content, RESOURCE) == {
+        ContainerKey(a_pod_uid(1), "a"),
+        ContainerKey(a_pod_uid(1), "b"),
+    }
+
+
+@pytest.mark.parametrize("entries", [None, []])
+def test_a_kubelet_without_allocations_records_nobody(entries):
+    assert frozenset() == decode_records(a_file(entries), RESOURCE)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{}",
+        b'{"Data": 1}',
+        b"\xff",
+        a_file([an_entry(1, "a")])[:-9],
+        a_file([{"PodUID": 1}]),
+        b'{"Data":' * 100_000,
+    ],
+)
+def test_a_file_that_is_torn_or_of_another_shape_is_malformed(content):
+    with pytest.raises(MalformedText, match="the kubelet's checkpoint"):
+        decode_records(content, RESOURCE)
