@@ -139,6 +139,12 @@ def test_a_healthy_gpu_is_registered_with_all_its_facts():
     assert (expected,) == registered(an_inventory(gpus=[shared]))
 
 
+def test_a_gpu_that_was_never_described_is_left_out():
+    unknown = a_shared_gpu(gpu=a_gpu(index=1, name="", memory_mib=None), present=False)
+
+    assert () == registered(an_inventory(gpus=(unknown,)))
+
+
 def test_gpus_are_registered_by_index_and_an_unknown_numa_node_is_zero():
     second = a_shared_gpu(gpu=a_gpu(uuid=G1, index=3, numa=None))
     first = a_shared_gpu(gpu=a_gpu(uuid=G2, index=2))
