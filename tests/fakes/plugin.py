@@ -188,7 +188,7 @@ class ScriptedPlugin(DevicePluginBase):
             while not self._closing:
                 changed = self._changed
                 scripted, self._next = self._next, None
-                yield scripted or ListAndWatchResponse(self.devices)
+                yield ListAndWatchResponse(self.devices) if scripted is None else scripted
                 await changed.wait()
         finally:
             self.streams -= 1
