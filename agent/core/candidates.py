@@ -37,11 +37,13 @@ class Books:
     `recorded`: the containers in the kubelet's checkpoint file, None while unread or unreadable
     (ordinary init containers are listed nowhere else). `alive`: runtime ids of containers that run
     for certain: after a reboot the API still says running for containers that are gone.
+    `witnessed`: this kubelet serves Get; where it does not, its file stands in.
     """
 
     epoch: KubeletEpoch
     recorded: frozenset[ContainerKey] | None = None
     alive: frozenset[str] = frozenset()
+    witnessed: bool = True
 
 
 Known = Mapping[PodKey, Holding | None]
@@ -64,39 +66,68 @@ def is_live(row: Row, table: PodTable, known: Known, books: Books) -> bool:
     return not (forgotten and row.epoch == books.epoch)
 
 
-def may_be_replayed(
-    container: ContainerView, row: Row, books: Books, ids: frozenset[str] = frozenset()
+def _is_alive(container: ContainerView, books: Books) -> bool:
+    return container.running_id is not None and container.running_id in books.alive
+
+
+def _is_held(
+    key: ContainerKey, role: Role, row: Row | None, books: Books, holding: Holding | None
 ) -> bool:
-    """Whether the kubelet may ask again for an answered container.
+    """Whether the kubelet has a record of the container, as far as is known.
 
-    It does when it lost its record: killed before its checkpoint, or the checkpoint is gone. `ids`
-    is what PodResources names for the container now.
+    Without one it may ask, for the first time or again: it loses records when it is killed before
+    its checkpoint is written, or when the checkpoint is lost. PodResources has the last word where
+    it was asked, but never lists ordinary init containers.
     """
-    if ids or (container.running_id is not None and container.running_id in books.alive):
-        return False
-    if row.role is Role.INIT:
+    if role is Role.INIT or not books.witnessed:
         if books.recorded is not None:
-            return row.key not in books.recorded
-        return row.epoch != books.epoch
-    return not (row.confirmed and row.epoch == books.epoch)
+            return key in books.recorded
+        return row is not None and row.epoch == books.epoch
+    if holding is not None:
+        return False  # it was asked, and named no ids
+    return row is not None and row.confirmed and row.epoch == books.epoch
 
 
-def next_container(
-    pod: PodView, ledger: Ledger, books: Books, resource: str, holding: Holding | None
-) -> Candidate | None:
-    """The container of `pod` that the kubelet would ask for next, or None: all are settled.
+def waiting(
+    pod: PodView,
+    rows: Mapping[ContainerKey, Row],
+    books: Books,
+    resource: str,
+    holding: Holding | None,
+) -> tuple[Candidate, ...]:
+    """The containers of `pod` that the kubelet may still ask for, in its order.
 
     `holding` is the witness's answer, None while it was not asked. The kubelet walks init
-    containers first, then the others, in the order of the pod's spec.
+    containers first, then the others, in the order of the pod's spec. It never asks for one that
+    runs; for an init container that has ended it does, when it starts without its records.
     """
+    found: list[Candidate] = []
     for container in pod.gpu_containers:
-        row = ledger.find(ContainerKey(pod.uid, container.name))
-        ids = holding.ids_of(container.name, resource) if holding else frozenset()
-        if row is None:
-            if not ids:
-                return Candidate(pod, container)
-        elif may_be_replayed(container, row, books, frozenset(ids)):
-            return Candidate(pod, container, row)
+        if _is_alive(container, books):
+            continue
+        if holding and holding.ids_of(container.name, resource):
+            continue
+        key = ContainerKey(pod.uid, container.name)
+        row = rows.get(key)
+        if not _is_held(key, container.role, row, books, holding):
+            found.append(Candidate(pod, container, row))
+    return tuple(found)
+
+
+def _next(
+    count: int, found: tuple[Candidate, ...], books: Books, *, is_asked: bool
+) -> Candidate | None:
+    """The one of a pod's waiting containers that a request for `count` slices would be for.
+
+    While the witness was not asked for the pod, any of them may be next, for records may be
+    missing here. Where a container of the pod runs, its admission is over, and the others are
+    started again one by one. Else it is the first.
+    """
+    for one in found:
+        if one.container.count == count:
+            return one
+        if is_asked and not any(_is_alive(other, books) for other in one.pod.containers):
+            return None
     return None
 
 
@@ -113,17 +144,20 @@ def candidates(
     count: int, table: PodTable, ledger: Ledger, books: Books, resource: str, known: Known
 ) -> tuple[Candidate, ...]:
     """All who may be asking for `count` slices, present pods before tombstones, oldest first."""
-    found: list[Candidate] = []
+    rows = {row.key: row for row in ledger.rows}
+
+    def next_of(pod: PodView) -> Candidate | None:
+        found = waiting(pod, rows, books, resource, known.get(pod.key))
+        is_asked = pod.key in known or not books.witnessed
+        return _next(count, found, books, is_asked=is_asked)
+
     present = sorted(table.pods.values(), key=lambda pod: (pod.created, pod.namespace, pod.name))
-    for pod in (pod for pod in present if not pod.terminal):
-        candidate = next_container(pod, ledger, books, resource, known.get(pod.key))
-        if candidate is not None and candidate.container.count == count:
-            found.append(candidate)
-    for pod in _tombstones(table, ledger):
-        candidate = next_container(pod, ledger, books, resource, known.get(pod.key))
-        if candidate is not None and candidate.container.count == count:
-            found.append(dataclasses.replace(candidate, deleted=True))
-    return tuple(found)
+    standing = [next_of(pod) for pod in present if not pod.terminal]
+    buried = [next_of(pod) for pod in _tombstones(table, ledger)]
+    return (
+        *(one for one in standing if one is not None),
+        *(dataclasses.replace(one, deleted=True) for one in buried if one is not None),
+    )
 
 
 def all_confirmed(
@@ -138,6 +172,6 @@ def _is_confirmed(row: Row, books: Books, resource: str, known: Known) -> bool:
     holding = known.get((row.namespace, row.pod))
     if holding is not None and holding.ids_of(row.key.container, resource):
         return True
-    if row.role is Role.INIT:
-        return row.epoch == books.epoch or row.key in (books.recorded or frozenset())
-    return row.confirmed and row.epoch == books.epoch
+    if row.role is not Role.INIT:
+        return row.confirmed and row.epoch == books.epoch
+    return row.epoch == books.epoch if books.recorded is None else row.key in books.recorded

@@ -6,7 +6,7 @@ import enum
 
 from agent.core.candidates import Books, Candidate, Known
 from agent.core.inventory import Inventory
-from agent.core.ledger import ContainerKey, Ledger, Row
+from agent.core.ledger import Ledger, Row
 from agent.core.pods import NodeLock, PodTable, PodUid
 from agent.core.share import Share
 
@@ -32,8 +32,8 @@ class Evidence:
     """Everything a decision may rest on.
 
     `ledger` includes rows that are being written. `known` holds the witness's answers of this
-    request. `can_ask`: this kubelet serves Get. `records_read`, `listed`, `waited`: what was done
-    already. `checked`: runtime ids that were looked up. `claimed`: pods of calls in flight.
+    request. `records_read`, `listed`, `waited`: what was done already. `checked`: runtime ids that
+    were looked up. `claimed`: pods of calls in flight.
     """
 
     table: PodTable
@@ -43,7 +43,6 @@ class Evidence:
     books: Books
     now: dt.datetime
     known: Known
-    can_ask: bool = True
     records_read: bool = False
     checked: frozenset[str] = frozenset()
     listed: bool = False
@@ -86,12 +85,11 @@ Question = AskKubelet | ReadRecords | CheckRunning | ListPods | AwaitLock
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Grant:
-    """The container is served. `dead` rows were found to hold nothing any more."""
+    """The container is served: what it gets, and its position in `…-allocated`."""
 
     candidate: Candidate
     group: int
     shares: tuple[Share, ...]
-    dead: tuple[ContainerKey, ...] = ()
 
     @property
     def replay(self) -> Row | None:

@@ -36,15 +36,15 @@ def check(found: Candidate, evidence: Evidence, settings: MatchSettings) -> Ques
     group, shares = _assigned(found, settings)
     gpus = _usable(found, shares, evidence)
     wanted = Claim(found.pod.uid, found.container.role, shares)
-    dead = tuple(row.key for row in evidence.ledger.rows if not _live(row, evidence))
-    live = [row for row in evidence.ledger.rows if row.key not in dead]
+    # A dead row only stops counting here: reconcile closes it, together with its directory.
+    live = [row for row in evidence.ledger.rows if _live(row, evidence)]
     short = shortage(wanted, map(claim_of, live), gpus)
     if short is None:
-        return Grant(found, group, shares, dead)
-    for row in live:
+        return Grant(found, group, shares)
+    for row in live if evidence.books.witnessed else ():
         uses = any(share.uuid == short.gpu.uuid for share in row.shares)
         other = row.key.pod_uid != found.pod.uid
-        if uses and other and evidence.can_ask and (row.namespace, row.pod) not in evidence.known:
+        if uses and other and (row.namespace, row.pod) not in evidence.known:
             return AskKubelet(row.namespace, row.pod)
     raise _oversold(found, short)
 

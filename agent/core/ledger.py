@@ -14,7 +14,7 @@ from agent.core.gpu import GpuUuid
 from agent.core.holdings import KubeletEpoch
 from agent.core.pods import PodUid, Role
 from agent.core.share import Share
-from agent.core.slices import SliceId
+from agent.core.slices import SliceId, split_slice_id
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -124,10 +124,11 @@ class Ledger:
         return dataclasses.replace(self, outbox=outbox)
 
     def held_ids(self) -> Mapping[GpuUuid, tuple[SliceId, ...]]:
-        """Slice ids in use by GPU, as the kubelet named them."""
-        held: dict[GpuUuid, list[SliceId]] = {}
+        """Slice ids in use by GPU, as the kubelet named them; what is no slice id is left out."""
+        held: dict[GpuUuid, set[SliceId]] = {}
         for row in self.rows:
             for text in row.slice_ids:
-                uuid = GpuUuid(text.rpartition("-")[0])
-                held.setdefault(uuid, []).append(text)
-        return {uuid: tuple(sorted(set(ids))) for uuid, ids in held.items()}
+                pair = split_slice_id(text)
+                if pair is not None:
+                    held.setdefault(pair[0], set()).add(text)
+        return {uuid: tuple(sorted(ids)) for uuid, ids in held.items()}

@@ -7,7 +7,7 @@ The caller performs a question, adds the answer to the evidence and decides agai
 so that every decision rests on the newest view.
 """
 
-from agent.core.candidates import Candidate, all_confirmed, candidates
+from agent.core.candidates import Candidate, all_confirmed, candidates, waiting
 from agent.core.errors import Gate, Refusal, cap
 from agent.core.evidence import (
     AskKubelet,
@@ -49,11 +49,11 @@ def _being_admitted(
         count, evidence.table, evidence.ledger, evidence.books, settings.resource, evidence.known
     )
     found = tuple(one for one in all_found if one.pod.uid not in evidence.claimed)
-    if not evidence.can_ask:
-        return _without_witness(found, evidence)
-    question = _unsure(found, evidence)
+    question = _unsure(found, evidence, settings)
     if question is not None:
         return question
+    if not evidence.books.witnessed:
+        return _without_witness(found, evidence)
     owner = evidence.lock.owner if evidence.lock else None
     for candidate in sorted(found, key=lambda one: one.pod.key != owner):
         if candidate.pod.key not in evidence.known:
@@ -79,14 +79,29 @@ def _settles(
     )
 
 
-def _unsure(found: tuple[Candidate, ...], evidence: Evidence) -> Question | None:
-    """What must be known of the containers that may be replayed, before anyone is asked."""
-    replays = [one for one in found if one.row is not None]
-    if not evidence.records_read and any(one.container.role is Role.INIT for one in replays):
+def _unsure(
+    found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
+) -> Question | None:
+    """What must be known of the candidates' containers before anyone is asked."""
+    if not evidence.records_read and _needs_records(found, evidence, settings):
         return ReadRecords()
-    running = {one.container.running_id for one in replays if one.container.running_id}
+    running = {one.running_id for each in found for one in each.pod.containers if one.running_id}
     unchecked = frozenset(running) - evidence.checked
     return CheckRunning(unchecked) if unchecked else None
+
+
+def _needs_records(
+    found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
+) -> bool:
+    """Whether something hangs on what the kubelet has of an init container, or of any."""
+    if not evidence.books.witnessed:
+        return bool(found)
+    rows = {row.key: row for row in evidence.ledger.rows}
+    return any(
+        one.container.role is Role.INIT
+        for each in found
+        for one in waiting(each.pod, rows, evidence.books, settings.resource, None)
+    )
 
 
 def _only(count: int, admitted: tuple[Candidate, ...], evidence: Evidence) -> Candidate | Question:
@@ -95,6 +110,8 @@ def _only(count: int, admitted: tuple[Candidate, ...], evidence: Evidence) -> Ca
     if len(admitted) == 1:
         return admitted[0]
     if not admitted:
+        if not evidence.records_read and any(row.role is Role.INIT for row in evidence.ledger.rows):
+            return ReadRecords()
         if not evidence.listed:
             return ListPods()
         raise Refusal(
@@ -114,9 +131,11 @@ def _only(count: int, admitted: tuple[Candidate, ...], evidence: Evidence) -> Ca
     )
 
 
-def _without_witness(found: tuple[Candidate, ...], evidence: Evidence) -> Candidate:
+def _without_witness(found: tuple[Candidate, ...], evidence: Evidence) -> Candidate | Question:
     """Kubelets before 1.34: only a lock owner that is the only candidate is served."""
     owner = evidence.lock.owner if evidence.lock else None
+    if not found and not evidence.listed:
+        return ListPods()
     if len(found) == 1 and found[0].pod.key == owner:
         return found[0]
     raise Refusal(

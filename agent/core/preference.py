@@ -4,6 +4,7 @@ Every choice is linear in the ids offered, but for the search of near GPUs, whic
 GPUs squared: no subset is ever enumerated.
 """
 
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from agent.core.gpu import Gpu, GpuUuid
@@ -13,19 +14,16 @@ _NVLINK_POINTS = 100
 """Points for one NVLink between two GPUs, in HAMi's scale for the pair."""
 
 
-def _order(text: SliceId) -> tuple[str, int]:
-    """Sort key: GPU, then slice number; foreign ids last by their text."""
-    pair = split_slice_id(text)
-    return (pair[0], pair[1]) if pair else (text, -1)
-
-
 def _by_gpu(available: Iterable[SliceId], held: frozenset[SliceId]) -> dict[GpuUuid, list[SliceId]]:
-    """Offered ids by GPU, ids that live rows hold last, else in number order."""
-    groups: dict[GpuUuid, list[SliceId]] = {}
-    for text in sorted(set(available), key=lambda one: (one in held, _order(one))):
-        pair = split_slice_id(text)
-        groups.setdefault(pair[0] if pair else GpuUuid(text), []).append(text)
-    return groups
+    """Offered ids by GPU, ids that live rows hold last, else in number order.
+
+    An id that is no slice id is a GPU of its own.
+    """
+    numbered: dict[GpuUuid, list[tuple[bool, int, SliceId]]] = {}
+    for text in set(available):
+        uuid, number = split_slice_id(text) or (GpuUuid(text), 0)
+        numbered.setdefault(uuid, []).append((text in held, number, text))
+    return {uuid: [one[2] for one in sorted(numbered[uuid])] for uuid in sorted(numbered)}
 
 
 def steer(
@@ -39,18 +37,19 @@ def steer(
     `wanted` names a GPU as often as slices of it are wanted; the answer has as many ids.
     """
     chosen = list(dict.fromkeys(must_include))
-    missing = list(wanted)
+    missing = Counter(wanted)
     for text in chosen:
         pair = split_slice_id(text)
-        if pair is None or pair[0] not in missing:
+        if pair is None or not missing[pair[0]]:
             return None
-        missing.remove(pair[0])
-    groups = _by_gpu((text for text in available if text not in chosen), held)
-    for uuid in missing:
-        free = groups.get(uuid)
-        if not free:
+        missing[pair[0]] -= 1
+    kept = frozenset(chosen)
+    groups = _by_gpu((text for text in available if text not in kept), held)
+    for uuid, count in missing.items():
+        free = groups.get(uuid, [])[:count]
+        if len(free) < count:
             return None
-        chosen.append(free.pop(0))
+        chosen += free
     return tuple(chosen)
 
 
@@ -76,29 +75,57 @@ def nearest(
 
     Always `size` ids when so many are offered, else all of them; must-include ids always first.
     """
-    chosen = list(dict.fromkeys(must_include))[:size]
-    groups = _by_gpu((text for text in available if text not in chosen), held)
-    used = [gpus[pair[0]] for t in chosen if (pair := split_slice_id(t)) and pair[0] in gpus]
-    while len(chosen) < size and groups:
-        fresh = [uuid for uuid in groups if uuid not in {gpu.uuid for gpu in used}]
-        uuid = max(fresh or groups, key=lambda one: _rank(one, used, gpus, groups))
-        chosen.append(groups[uuid].pop(0))
-        if uuid in gpus:
-            used.append(gpus[uuid])
-        if not groups[uuid]:
-            del groups[uuid]
+    chosen = list(dict.fromkeys(must_include))[: max(size, 0)]
+    kept = frozenset(chosen)
+    field = _Field(gpus, _by_gpu((text for text in available if text not in kept), held))
+    for text in chosen:
+        pair = split_slice_id(text)
+        if pair is not None:
+            field.use(pair[0])
+    while len(chosen) < size and field.free:
+        chosen.append(field.take())
     return tuple(chosen)
 
 
-def _rank(
-    uuid: GpuUuid,
-    used: Sequence[Gpu],
-    gpus: Mapping[GpuUuid, Gpu],
-    groups: Mapping[GpuUuid, list[SliceId]],
-) -> tuple[int, int, int]:
-    """Nearness to the GPUs chosen so far, then free slices, then the lower index."""
-    gpu = gpus.get(uuid)
-    if gpu is None:
-        return -1, 0, 0
-    near = sum(_closeness(gpu, other) for other in used)
-    return near, len(groups[uuid]), -gpu.index
+class _Field:
+    """The free ids by GPU, and how well each of their GPUs suits beside the ones in use.
+
+    Ranks are kept up as GPUs come into use, so that a choice compares them and computes none.
+    """
+
+    def __init__(
+        self, gpus: Mapping[GpuUuid, Gpu], groups: Mapping[GpuUuid, list[SliceId]]
+    ) -> None:
+        self.free = {uuid: deque(ids) for uuid, ids in groups.items()}
+        self._gpus = gpus
+        self._uses: dict[GpuUuid, int] = {}
+        self._near = dict.fromkeys(self.free, 0)
+        self._ranks = {uuid: self._rank(uuid) for uuid in self.free}
+
+    def use(self, uuid: GpuUuid) -> None:
+        """Take note that an id of that GPU is chosen."""
+        self._uses[uuid] = self._uses.get(uuid, 0) + 1
+        gpu = self._gpus.get(uuid)
+        if gpu is not None and self._uses[uuid] == 1:
+            for other in self._ranks.keys() & self._gpus.keys():
+                self._near[other] += _closeness(gpu, self._gpus[other])
+                self._ranks[other] = self._rank(other)
+        if uuid in self._ranks:
+            self._ranks[uuid] = self._rank(uuid)
+
+    def take(self) -> SliceId:
+        """One id of the GPU that suits best."""
+        uuid = max(self._ranks, key=self._ranks.__getitem__)
+        ids = self.free[uuid]
+        text = ids.popleft()
+        if not ids:
+            del self.free[uuid], self._ranks[uuid]
+        self.use(uuid)
+        return text
+
+    def _rank(self, uuid: GpuUuid) -> tuple[bool, int, int, int, int]:
+        """Known GPUs, then the least used, the nearest, the emptiest, the lowest index."""
+        gpu = self._gpus.get(uuid)
+        index = gpu.index if gpu else 0
+        uses = self._uses.get(uuid, 0)
+        return gpu is not None, -uses, self._near[uuid], len(self.free[uuid]), -index

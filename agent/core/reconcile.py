@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from agent.core.candidates import PodKey
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey, Ledger, Row
-from agent.core.pods import ContainerView, PodTable, PodView, Role
+from agent.core.pods import ContainerView, Phase, PodTable, PodView, Role
 from agent.core.slices import SliceId
 
 VANISHED_GRACE = dt.timedelta(seconds=60)
@@ -117,9 +117,15 @@ def _adoptions(ledger: Ledger, seen: Seen, resource: str) -> Iterable[Adoption]:
     """Containers with ids at the kubelet, groups in the annotation, and no row."""
     for holding in seen.holdings:
         pod = seen.table.named(holding.namespace, holding.pod)
-        if pod is None or pod.terminal or not pod.groups:
+        if pod is None or pod.terminal or not pod.groups or _may_be_another(pod, seen):
             continue
         for container in pod.gpu_containers:
             ids = holding.ids_of(container.name, resource)
             if ids and ledger.find(ContainerKey(pod.uid, container.name)) is None:
                 yield Adoption(pod, container, tuple(sorted(ids)))
+
+
+def _may_be_another(pod: PodView, seen: Seen) -> bool:
+    """Whether the kubelet may mean a deleted pod of that name, which it has not let go of yet."""
+    buried = any(stone.pod.key == pod.key for stone in seen.table.tombstones)
+    return buried and pod.phase is Phase.PENDING

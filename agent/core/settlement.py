@@ -62,16 +62,21 @@ def _effect(kind: EffectKind, pod: PodView, due: dt.datetime) -> Effect:
 
 
 def _for_lock(scene: Scene) -> list[Effect]:
-    """The lock of an owner that needs it no more: terminal, gone, or answered in full."""
-    if scene.lock is None or scene.lock.owner is None or not scene.table.synced:
+    """The lock of an owner that needs it no more: terminal, gone, or answered in full.
+
+    Pods and Node are watched apart, so either view may be late: only a pod that was bound under
+    this very lock is taken for its owner, never an older or a younger one of the same name.
+    """
+    lock = scene.lock
+    if lock is None or lock.owner is None or not scene.table.synced:
         return []
-    owner = scene.table.named(*scene.lock.owner)
-    if owner is not None:
+    owner = scene.table.named(*lock.owner)
+    if owner is not None and _took(owner, lock):
         over = owner.terminal or _answered(owner, scene)
-        return [_release(owner, scene.lock, scene.now)] if over else []
+        return [_release(owner, lock, scene.now)] if over else []
     for stone in scene.table.tombstones:
-        if stone.pod.key == scene.lock.owner and _took(stone.pod, scene.lock):
-            return [_release(stone.pod, scene.lock, scene.now)]
+        if stone.pod.key == lock.owner and _took(stone.pod, lock):
+            return [_release(stone.pod, lock, scene.now)]
     return []
 
 
@@ -94,12 +99,13 @@ def _took(pod: PodView, lock: NodeLock) -> bool:
 
 
 def _answered(pod: PodView, scene: Scene) -> bool:
-    """Whether every GPU container of the pod has its answer, for a while now."""
-    if scene.lock is None or not _took(pod, scene.lock):
-        return False
+    """Whether every GPU container of the pod has its answer, for a while now.
+
+    An answer from the future is an old one: the clock was set back.
+    """
     rows = {row.key.container: row for row in scene.ledger.rows_of(pod.uid)}
     wanted = [container.name for container in pod.gpu_containers]
     if not wanted or any(name not in rows for name in wanted):
         return False
     last = max(rows[name].answered_at for name in wanted)
-    return scene.now - last >= ANSWERED_GRACE
+    return not dt.timedelta(0) <= scene.now - last < ANSWERED_GRACE

@@ -24,15 +24,18 @@ class CgroupContainers:
         return await self._offload.call(self._running, ids)
 
     def _running(self, ids: frozenset[str]) -> frozenset[str]:
-        bare = {text.rpartition("://")[2]: text for text in ids}
+        wanted = {text.rpartition("://")[2]: text for text in ids}
         found: set[str] = set()
         seen = False
         for _, names, _ in os.walk(self._root):
-            for name in names:
-                seen = seen or "kubepods" in name
-                container = name.removesuffix(".scope").rpartition("-")[2]
-                if container in bare or name in bare:
-                    found.add(bare.get(container) or bare[name])
-            if len(found) == len(bare):
+            seen = seen or any("kubepods" in name for name in names)
+            found.update(wanted[one] for name in names if (one := _container(name)) in wanted)
+            if len(found) == len(wanted):
                 break
         return frozenset(found) if seen else ids
+
+
+def _container(name: str) -> str:
+    """The runtime id in the name of a cgroup; the monitor that CRI-O puts beside it has none."""
+    prefix, _, container = name.removesuffix(".scope").rpartition("-")
+    return "" if prefix.endswith("conmon") else container

@@ -40,6 +40,9 @@ PARALLEL = 4
 """Effects under way at once; one of the places is kept for locks, so that an API server that hangs
 over pods does not hold up the locks behind them."""
 
+GRAIN = 0.001
+"""Seconds that do not count: clocks are no finer than that."""
+
 HORIZON = dt.timedelta(seconds=5)
 """No effect is put off for so long: one that seems to be was owed before the clock was set back."""
 
@@ -60,10 +63,14 @@ class OutboxViews:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Trouble:
-    """An effect that failed: when to try again."""
+    """An effect that failed: when to try again.
+
+    `performed` is the effect once only the ledger does not know yet that it is done.
+    """
 
     backoff: Backoff
     until: float = 0.0
+    performed: Effect | None = None
 
 
 class Outbox:
@@ -115,7 +122,7 @@ class Outbox:
 
     def _due(self) -> list[Effect]:
         """The effects to try now, locks first."""
-        found = [effect for effect in self._open() if self._left(effect) <= 0]
+        found = [effect for effect in self._open() if self._left(effect) <= GRAIN]
         return sorted(found, key=lambda effect: _URGENCY[effect.kind])
 
     def _left(self, effect: Effect) -> float:
@@ -127,7 +134,7 @@ class Outbox:
 
     def _until_next(self) -> float | None:
         """Seconds until the next effect is due; None: only news can make one due."""
-        waits = [left for effect in self._open() if (left := self._left(effect)) > 0]
+        waits = [left for effect in self._open() if (left := self._left(effect)) > GRAIN]
         return min(waits, default=None)
 
     async def _perform(self, effect: Effect) -> None:
@@ -137,29 +144,37 @@ class Outbox:
             self._active.set(self._active.value - {effect.identity})
 
     async def _try(self, effect: Effect) -> None:
-        is_lock = effect.kind is EffectKind.RELEASE_LOCK
-        try:
-            result = await self._act(effect)
-        except ApiNotFound:
-            result = "dropped"  # the pod or the Node is gone
-        except ApiInvalid as error:
-            result = "not-ours" if is_lock else "dropped"  # the lock is absent or another's
-            log.info("outbox.invalid", kind=effect.kind.value, pod=effect.pod, err=str(error))
-        except ApiError as error:
-            if isinstance(error, ApiConflict) and not is_lock:
-                result = "dropped"  # the pod is another one now
-            else:
+        trouble = self._trouble.get(effect.identity)
+        if trouble is None or trouble.performed != effect:
+            try:
+                result = await self._result(effect)
+            except ApiError as error:
                 self._put_off(effect, error)
                 return
-        self._trouble.pop(effect.identity, None)
-        self.results.add(effect.kind.value, result)
+            self.results.add(effect.kind.value, result)
         try:
             await self._commit(lambda ledger: ledger.done(effect))
         except StateError as error:
-            # The effect is idempotent: it is performed again once the disk takes writes.
-            self._put_off(effect, error)
+            self._put_off(effect, error).performed = effect
+        else:
+            self._trouble.pop(effect.identity, None)
 
-    def _put_off(self, effect: Effect, error: ApiError | StateError) -> None:
+    async def _result(self, effect: Effect) -> str:
+        """Perform the effect, or find that it can never be. Raises ApiError: try again."""
+        is_lock = effect.kind is EffectKind.RELEASE_LOCK
+        try:
+            return await self._act(effect)
+        except ApiNotFound:
+            return "dropped"  # the pod or the Node is gone
+        except ApiInvalid as error:
+            log.info("outbox.invalid", kind=effect.kind.value, pod=effect.pod, err=str(error))
+            return "not-ours" if is_lock else "dropped"  # the lock is absent or another's
+        except ApiConflict:
+            if is_lock:
+                raise
+            return "dropped"  # the pod is another one now
+
+    def _put_off(self, effect: Effect, error: ApiError | StateError) -> _Trouble:
         trouble = self._trouble.setdefault(
             effect.identity, _Trouble(Backoff(DELAYS, 0.2, self._random))
         )
@@ -171,6 +186,7 @@ class Outbox:
         log.warning(
             "outbox.put_off", kind=effect.kind.value, pod=effect.pod, again_in=delay, err=str(error)
         )
+        return trouble
 
     async def _act(self, effect: Effect) -> str:
         match effect.kind:

@@ -97,18 +97,21 @@ class FakeContainers:
 
 
 class FakeHookDirs:
-    """Directories by name. `wiped` and `made` count, so that an untouched one can be told."""
+    """Directories by name; `wiped` and `made` count. None is made while `gate` is closed."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
         self.made: Counter[str] = Counter()
         self.wiped: Counter[str] = Counter()
         self.failure: StateError | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
 
     def facts(self) -> HookFacts:
         return HookFacts(library="/usr/local/vgpu/libvgpu.so")
 
     async def prepare(self, name: str, *, wipe: bool) -> None:
+        await self.gate.wait()
         if self.failure is not None:
             raise self.failure
         self.names.add(name)

@@ -20,7 +20,7 @@ from agent.services.allocation.service import Allocation, AllocationSettings, St
 from agent.services.state import StateService
 from tests.builders import NODE, NOON, a_gpu, a_lock, a_pod, a_pod_uid, an_inventory
 from tests.fakes.clock import LoopClock
-from tests.fakes.disk import MemoryDisk
+from tests.fakes.gated_disk import GatedDisk
 from tests.fakes.kubelet_side import FakeContainers, FakeHookDirs, FakeRecords, FakeWitness
 
 G1 = a_gpu(index=0).uuid
@@ -54,7 +54,7 @@ def ids(*numbers: int, gpu: int = 0) -> tuple[SliceId, ...]:
 class Desk:
     """What a test of the allocation holds in its hands."""
 
-    def __init__(self, state: State, disk: MemoryDisk, unlocked: UnlockedPods) -> None:
+    def __init__(self, state: State, disk: GatedDisk, unlocked: UnlockedPods) -> None:
         self.clock = LoopClock(NOON)
         self.disk = disk
         self.state = StateService(disk=disk, recovered=state, boot_id="boot")
@@ -96,9 +96,7 @@ class Desk:
     def see(self, *pods: PodView) -> None:
         """The pod watch shows these pods."""
         old = self.pods.value
-        self.pods.set(
-            dataclasses.replace(old, pods={**old.pods, **{pod.uid: pod for pod in pods}})
-        )
+        self.pods.set(dataclasses.replace(old, pods={**old.pods, **{pod.uid: pod for pod in pods}}))
 
     def bury(self, pod: PodView) -> None:
         """The pod was deleted."""
@@ -140,11 +138,11 @@ class Desk:
 @contextlib.asynccontextmanager
 async def a_desk(
     state: State | None = None,
-    disk: MemoryDisk | None = None,
+    disk: GatedDisk | None = None,
     unlocked: UnlockedPods = UnlockedPods.STRICT,
 ) -> AsyncIterator[Desk]:
     """A desk whose ledger is being written."""
-    desk = Desk(state or State(), disk or MemoryDisk(), unlocked)
+    desk = Desk(state or State(), disk or GatedDisk(), unlocked)
     async with asyncio.TaskGroup() as group:
         writing = group.create_task(desk.state.run())
         try:

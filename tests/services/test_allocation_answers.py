@@ -1,16 +1,15 @@
 """An Allocate is answered with what the scheduler wrote, once it is on disk."""
 
 import asyncio
-import dataclasses
 
 import pytest
 
 from agent.core.errors import Gate, Refusal
 from agent.core.evidence import UnlockedPods
 from agent.core.ledger import EffectKind
-from agent.core.pods import Role
+from agent.core.pods import NodeView, Role
 from agent.core.share import Share
-from tests.builders import a_container, a_lock
+from tests.builders import NODE, a_container, a_lock
 from tests.services.allocating import G1, G2, a_desk, ids, placed
 
 
@@ -120,10 +119,11 @@ async def test_a_container_before_the_last_settles_its_group_after_a_second_of_q
         assert 1 == len(desk.effects(EffectKind.RELEASE_LOCK))
 
 
-async def test_a_lock_of_another_pod_is_left_alone():
+@pytest.mark.parametrize("annotations", [{}, {"hami.io/mutex.lock": "2026-09-01T12:00:00Z"}])
+async def test_a_lock_that_is_not_the_pods_is_left_alone(annotations):
     async with a_desk(unlocked=UnlockedPods.UNIQUE) as desk:
         pod = desk.bind(placed(1))
-        desk.lock(None)
+        desk.node.set(NodeView(NODE, "uid", "3", annotations))
 
         await desk.service.allocate(ids(4))
 
@@ -149,8 +149,7 @@ async def test_a_lock_that_the_watch_shows_a_moment_later_is_waited_for():
         desk.see(pod)
         desk.witness.admit(pod)
         loop = asyncio.get_running_loop()
-        node = desk.node.value
-        loop.call_later(0.05, desk.node.set, dataclasses.replace(node, resource_version="9"))
+        loop.call_later(0.05, desk.node.set, NodeView(NODE, "uid", "9"))
         loop.call_later(0.1, desk.lock, pod)
 
         answer = await desk.service.allocate(ids(4))
@@ -164,4 +163,3 @@ async def test_no_slice_at_all_is_a_malformed_request():
             await desk.service.allocate(())
 
         assert Gate.EMPTY_REQUEST is caught.value.gate
-

@@ -16,43 +16,29 @@ from tests.services.allocating import EPOCH, G1, a_desk, ids, placed
 async def test_the_answer_comes_only_after_the_row_is_durable():
     async with a_desk() as desk:
         desk.bind(placed(1))
-        allowed = asyncio.Event()
-        replace = desk.disk.replace
-
-        async def slow(name, data, *, keep=None):
-            await allowed.wait()
-            await replace(name, data, keep=keep)
-
-        desk.disk.replace = slow
+        desk.disk.gate.clear()
         async with asyncio.TaskGroup() as group:
             answering = group.create_task(desk.service.allocate(ids(4)))
             await asyncio.sleep(0.5)
             assert not answering.done()
             assert () == desk.ledger.rows
-            allowed.set()
+            desk.disk.gate.set()
         desk.disk.crash()
 
-        state = decode_state(await desk.disk.read(CURRENT))
+        state = decode_state(await desk.disk.content(CURRENT))
         assert [answering.result()] == [row.edits for row in state.ledger.rows]
 
 
 async def test_a_pod_that_is_being_written_is_no_candidate_for_the_next_call():
     async with a_desk() as desk:
         pod = desk.bind(placed(1))
-        allowed = asyncio.Event()
-        replace = desk.disk.replace
-
-        async def slow(name, data, *, keep=None):
-            await allowed.wait()
-            await replace(name, data, keep=keep)
-
-        desk.disk.replace = slow
+        desk.disk.gate.clear()
         async with asyncio.TaskGroup() as group:
             first = group.create_task(desk.service.allocate(ids(4)))
             await asyncio.sleep(0.01)
             with pytest.raises(Refusal) as caught:
                 await desk.service.allocate(ids(5))
-            allowed.set()
+            desk.disk.gate.set()
 
         assert Gate.NO_POD_ADMITTED is caught.value.gate
         assert any(pod.uid in mount.host_path for mount in first.result().mounts)
@@ -63,21 +49,14 @@ async def test_a_row_on_its_way_to_disk_takes_room_already():
     async with a_desk() as desk:
         desk.bind(placed(1, f"{G1},NVIDIA,60000,10:;"))
         other = placed(2, f"{G1},NVIDIA,60000,10:;")
-        allowed = asyncio.Event()
-        replace = desk.disk.replace
-
-        async def slow(name, data, *, keep=None):
-            await allowed.wait()
-            await replace(name, data, keep=keep)
-
-        desk.disk.replace = slow
+        desk.disk.gate.clear()
         async with asyncio.TaskGroup() as group:
             group.create_task(desk.service.allocate(ids(4)))
             await asyncio.sleep(0.01)
             desk.bind(other)
             with pytest.raises(Refusal) as caught:
                 await desk.service.allocate(ids(5))
-            allowed.set()
+            desk.disk.gate.set()
 
         assert Gate.MEMORY_EXCEEDED is caught.value.gate
 

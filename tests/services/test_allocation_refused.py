@@ -118,19 +118,12 @@ async def test_a_call_that_ran_out_of_time_leaves_nothing_to_be_written_later():
     async with a_desk() as desk:
         desk.bind(placed(1))
         other = a_row(pod="other", pod_uid=placed(9).uid)
-        free = asyncio.Event()
-        replace = desk.disk.replace
-
-        async def slow(name, data, *, keep=None):
-            await free.wait()
-            await replace(name, data, keep=keep)
-
-        desk.disk.replace = slow
+        desk.disk.gate.clear()
         async with asyncio.TaskGroup() as group:
             group.create_task(desk.state.commit(lambda ledger: ledger.put(other)))
             await asyncio.sleep(0)
             await refused(desk, Gate.OUT_OF_TIME)
-            free.set()
+            desk.disk.gate.set()
         await asyncio.sleep(1)
 
         assert ["other"] == [row.pod for row in desk.ledger.rows]
@@ -152,6 +145,7 @@ async def test_an_api_server_that_does_not_answer_is_asked_once_and_never_waited
 
 async def test_a_list_that_hangs_leaves_time_for_a_reason():
     async with a_desk() as desk:
+
         async def hang():
             await asyncio.Event().wait()
 

@@ -7,7 +7,6 @@ import pytest
 
 from agent.core.condition import Condition
 from agent.core.errors import Gate, Refusal
-from agent.core.ledger import EffectKind
 from agent.core.pods import Phase, Role
 from agent.core.state import State
 from tests.builders import a_container, a_gpu, a_health, a_shared_gpu, an_inventory
@@ -85,6 +84,7 @@ async def test_a_replay_that_overlaps_another_call_is_refused_and_served_later()
         first = await answered(desk, old)
         new = placed(2)
         desk.witness.delay = 0.01
+        written = desk.disk.writes
 
         async def replayed():
             with pytest.raises(Refusal) as caught:
@@ -102,6 +102,7 @@ async def test_a_replay_that_overlaps_another_call_is_refused_and_served_later()
         assert refused.result().transient
         # The kubelet now knows two pods without ids: which of them asks is not guessed.
         assert other.result().gate in {Gate.OVERLAP, Gate.MANY_PODS_ADMITTED}
+        assert written == desk.disk.writes
         desk.witness.forget(new)
         assert first == await desk.service.allocate(ids(9))
 
@@ -109,15 +110,10 @@ async def test_a_replay_that_overlaps_another_call_is_refused_and_served_later()
 async def test_a_replay_is_refused_even_when_the_other_call_comes_while_it_is_being_written():
     async with a_desk() as desk:
         await answered(desk, placed(1, phase=Phase.RUNNING))
-        new = placed(2, f"{G1},NVIDIA,500,5:{G1},NVIDIA,500,5:;", containers=(a_container(count=2),))
-        slow = asyncio.Event()
-        prepare = desk.hooks.prepare
-
-        async def held_up(name, *, wipe):
-            await slow.wait()
-            await prepare(name, wipe=wipe)
-
-        desk.hooks.prepare = held_up
+        new = placed(
+            2, f"{G1},NVIDIA,500,5:{G1},NVIDIA,500,5:;", containers=(a_container(count=2),)
+        )
+        desk.hooks.gate.clear()
 
         async def replayed():
             with pytest.raises(Refusal) as caught:
@@ -130,7 +126,7 @@ async def test_a_replay_is_refused_even_when_the_other_call_comes_while_it_is_be
             desk.bind(new)
             first_answer = group.create_task(desk.service.allocate(ids(5, 6)))
             await asyncio.sleep(0.01)
-            slow.set()
+            desk.hooks.gate.set()
 
         assert Gate.OVERLAP is replaying.result()
         assert f"{G1}" in dict(first_answer.result().envs)["NVIDIA_VISIBLE_DEVICES"]
@@ -181,7 +177,7 @@ def _stopped(container):
     return dataclasses.replace(container, running_id=None)
 
 
-async def test_the_init_container_of_a_running_pod_is_in_nobodys_way():
+async def test_the_ended_init_container_of_a_running_pod_is_replayed_and_then_in_nobodys_way():
     async with a_desk() as desk:
         share = f"{G1},NVIDIA,1000,1:"
         containers = (
@@ -190,17 +186,20 @@ async def test_the_init_container_of_a_running_pod_is_in_nobodys_way():
         )
         pod = placed(1, f"{share};{share};", containers=containers)
         desk.bind(dataclasses.replace(pod, containers=tuple(map(_stopped, containers))))
-        await desk.service.allocate(ids(1))
-        desk.records.keys = frozenset({desk.ledger.rows[0].key})
+        first = await desk.service.allocate(ids(1))
+        recorded = frozenset({desk.ledger.rows[0].key})
+        desk.records.keys = recorded
         await desk.service.allocate(ids(2))
         desk.epoch = NEXT_EPOCH
         desk.records.keys = frozenset()  # the checkpoint is lost
         desk.witness.admit(pod)
         desk.see(pod)
+        desk.lock(None)
         desk.containers.alive = {"containerd://app"}
+
+        assert first == await desk.service.allocate(ids(8))
+
+        desk.records.keys = recorded
         new = desk.bind(placed(2))
-
         answer = await desk.service.allocate(ids(5))
-
         assert any(new.uid in mount.host_path for mount in answer.mounts)
-        assert 1 == len(desk.effects(EffectKind.RELEASE_LOCK)[1:])

@@ -13,22 +13,7 @@ from agent.core.gpu import GpuUuid
 from agent.core.state import State
 from agent.services.state import CURRENT, RETRY, StateService
 from tests.builders import G1, a_health, a_pod_uid, a_row
-from tests.fakes.disk import MemoryDisk
-
-
-class CountingDisk(MemoryDisk):
-    """Counts writes; `gate` holds them up while it is closed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.writes = 0
-        self.gate = asyncio.Event()
-        self.gate.set()
-
-    async def replace(self, name, data, *, keep=None):
-        self.writes += 1
-        await self.gate.wait()
-        await super().replace(name, data, keep=keep)
+from tests.fakes.gated_disk import GatedDisk
 
 
 def row(number):
@@ -51,18 +36,18 @@ async def a_service(disk, state=None, **options):
 
 
 async def test_a_commit_returns_when_the_row_is_on_disk_and_published():
-    disk = CountingDisk()
+    disk = GatedDisk()
     async with a_service(disk) as service:
         await service.commit(putting(1))
 
         assert (row(1),) == service.ledger.value.rows
         disk.crash()
-        assert service.ledger.value == decode_state(await disk.read(CURRENT)).ledger
+        assert service.ledger.value == decode_state(await disk.content(CURRENT)).ledger
         assert 1 == service.generation
 
 
 async def test_ten_changes_at_once_need_two_writes():
-    disk = CountingDisk()
+    disk = GatedDisk()
     disk.gate.clear()
     async with a_service(disk) as service, asyncio.TaskGroup() as group:
         group.create_task(service.commit(putting(0)))
@@ -77,7 +62,7 @@ async def test_ten_changes_at_once_need_two_writes():
 
 
 async def test_a_change_that_changes_nothing_is_not_written():
-    disk = CountingDisk()
+    disk = GatedDisk()
     async with a_service(disk) as service:
         await service.commit(putting(1))
         await service.commit(putting(1))
@@ -89,7 +74,7 @@ async def test_a_change_that_changes_nothing_is_not_written():
 
 
 async def test_nothing_is_published_before_it_is_on_disk():
-    disk = CountingDisk()
+    disk = GatedDisk()
     disk.gate.clear()
     async with a_service(disk) as service, asyncio.TaskGroup() as group:
         group.create_task(service.commit(putting(1)))
@@ -100,7 +85,7 @@ async def test_nothing_is_published_before_it_is_on_disk():
 
 
 async def test_a_failed_write_leaves_the_ledger_and_tells_every_author():
-    disk = CountingDisk()
+    disk = GatedDisk()
     async with a_service(disk) as service:
         await service.commit(putting(1))
         before = service.ledger.value
@@ -111,13 +96,13 @@ async def test_a_failed_write_leaves_the_ledger_and_tells_every_author():
                 await service.commit(putting(number))
 
         assert before == service.ledger.value
-        assert before == decode_state(await disk.read(CURRENT)).ledger
+        assert before == decode_state(await disk.content(CURRENT)).ledger
         assert "ENOSPC" in service.error.value
         assert (((), 2),) == service.errors.items()
 
 
 async def test_the_error_goes_away_with_its_cause_although_nobody_writes():
-    disk = CountingDisk()
+    disk = GatedDisk()
     async with a_service(disk) as service:
         disk.faults.fail_at(0, errno.EROFS, times=50)
         service.remember({GpuUuid(G1): a_health(condition=Condition.BAD)})
@@ -129,11 +114,11 @@ async def test_the_error_goes_away_with_its_cause_although_nobody_writes():
 
         assert "" == service.error.value
         assert Condition.BAD is service.health[GpuUuid(G1)].condition
-        assert service.health == decode_state(await disk.read(CURRENT)).health
+        assert service.health == decode_state(await disk.content(CURRENT)).health
 
 
 async def test_health_is_written_soon_and_what_comes_meanwhile_after_it():
-    disk = CountingDisk()
+    disk = GatedDisk()
     disk.gate.clear()
     async with a_service(disk) as service:
         service.remember({GpuUuid(G1): a_health(condition=Condition.WATCH)})
@@ -147,7 +132,7 @@ async def test_health_is_written_soon_and_what_comes_meanwhile_after_it():
 
 
 async def test_the_change_of_an_author_who_gave_up_waiting_is_not_written():
-    disk = CountingDisk()
+    disk = GatedDisk()
     disk.gate.clear()
     async with a_service(disk) as service, asyncio.TaskGroup() as group:
         group.create_task(service.commit(putting(1)))
@@ -161,7 +146,7 @@ async def test_the_change_of_an_author_who_gave_up_waiting_is_not_written():
 
 
 async def test_an_author_who_gave_up_during_the_write_disturbs_nobody():
-    disk = CountingDisk()
+    disk = GatedDisk()
     disk.gate.clear()
     async with a_service(disk) as service, asyncio.TaskGroup() as group:
         group.create_task(service.commit(putting(1)))
@@ -174,7 +159,7 @@ async def test_an_author_who_gave_up_during_the_write_disturbs_nobody():
 
 
 async def test_more_changes_than_the_limit_are_refused_at_once():
-    disk = CountingDisk()
+    disk = GatedDisk()
     disk.gate.clear()
     async with a_service(disk, limit=2) as service, asyncio.TaskGroup() as group:
         group.create_task(service.commit(putting(0)))
@@ -190,12 +175,11 @@ async def test_more_changes_than_the_limit_are_refused_at_once():
 
 
 async def test_a_stop_in_the_middle_of_a_write_tells_the_authors():
-    disk = CountingDisk()
+    disk = GatedDisk()
     disk.gate.clear()
-    async with asyncio.TaskGroup() as group:
-        async with a_service(disk) as service:
-            waiting = group.create_task(_failing(service))
-            await asyncio.sleep(0.01)
+    async with asyncio.TaskGroup() as group, a_service(disk) as service:
+        waiting = group.create_task(_failing(service))
+        await asyncio.sleep(0.01)
 
     assert "stopped" in waiting.result()
 
@@ -207,7 +191,7 @@ async def _failing(service):
 
 
 async def test_a_flush_writes_what_waits_and_never_beside_another_write():
-    disk = CountingDisk()
+    disk = GatedDisk()
     disk.gate.clear()
     async with a_service(disk) as service, asyncio.TaskGroup() as group:
         for number in (1, 2):
@@ -219,5 +203,5 @@ async def test_a_flush_writes_what_waits_and_never_beside_another_write():
         disk.gate.set()
         await flushing
 
-    assert 2 == len(decode_state(await disk.read(CURRENT)).ledger.rows)
+    assert 2 == len(decode_state(await disk.content(CURRENT)).ledger.rows)
     assert 2 == service.generation

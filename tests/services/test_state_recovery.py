@@ -104,7 +104,7 @@ async def test_a_disk_that_takes_no_write_does_not_hinder_the_fall_back():
 class Unreadable(MemoryDisk):
     """A bad sector under each of `names`."""
 
-    names = (CURRENT,)
+    names: tuple[str, ...] = (CURRENT,)
 
     async def read(self, name):
         if name in self.names:
@@ -127,13 +127,16 @@ async def test_a_directory_that_cannot_be_read_is_never_taken_for_an_empty_one()
         await recovered(disk)
 
 
+def putting(number):
+    row = a_row(pod_uid=a_pod_uid(number), pod=f"p{number}")
+    return lambda ledger: ledger.put(row)
+
+
 async def generations(disk, count):
     """Commit rows one by one until the process dies; return how many were acknowledged."""
     service = StateService(disk=disk, recovered=State(machine_id=MACHINE), boot_id="boot-1")
     for number in range(count):
-        waiting = service.commit(
-            lambda ledger, n=number: ledger.put(a_row(pod_uid=a_pod_uid(n), pod=f"p{n}"))
-        )
+        waiting = service.commit(putting(number))
         step = waiting.send(None)
         assert step is not None
         try:

@@ -95,7 +95,9 @@ def a_full_state() -> State:
         slice_ids=(SliceId(f"{G1}-4"), SliceId(f"{G2}-0")),
         edits=ContainerEdits(
             envs=(("NVIDIA_VISIBLE_DEVICES", G1),),
-            mounts=(MountEdit("/usr/local/vgpu", f"/usr/local/vgpu/containers/{POD_UID}_main", False),),
+            mounts=(
+                MountEdit("/usr/local/vgpu", f"/usr/local/vgpu/containers/{POD_UID}_main", False),
+            ),
             nodes=(NodeEdit("/dev/nvidia0", "/dev/nvidia0", "rw"),),
             annotations=(("a", "ü"),),
             cdi_names=("vendor.com/gpu=0",),

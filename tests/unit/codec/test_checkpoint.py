@@ -21,7 +21,7 @@ def a_file(data: object, **changes: object) -> bytes:
     raw = json.dumps(data)
     checksum = hashlib.sha256(raw.encode()).hexdigest()
     head = {"kind": "hami-agent-state", "version": VERSION, "checksum": checksum, **changes}
-    return f"{json.dumps(head)[:-1]}, \"data\": {raw}}}".encode()
+    return f'{json.dumps(head)[:-1]}, "data": {raw}}}'.encode()
 
 
 def data_of(state: State) -> dict:

@@ -213,3 +213,42 @@ def test_an_init_containers_row_sends_to_the_kubelets_own_file() -> None:
 
     assert granted(recorded).candidate.container.name == "main"
     assert granted(lost).replay == row
+
+
+def test_a_row_of_an_init_container_sends_to_the_file_before_the_api_server_is_asked() -> None:
+    row = a_row(pod_uid=POD.uid, pod=POD.name, role=Role.INIT, epoch=NOW_KUBELET)
+    scene = a_scene(rows=(row,))
+
+    assert ask(scene) == ReadRecords()
+    assert ask(changed(scene, records_read=True)) == ListPods()
+
+
+def test_an_old_kubelets_file_is_read_before_its_pod_is_served() -> None:
+    row = a_row(pod_uid=POD.uid, pod=POD.name, container="c1", epoch=NOW_KUBELET)
+    pod = named_pod(
+        1,
+        containers=(a_container(name="c1"), a_container(name="c2")),
+        groups=POD.groups * 2 if POD.groups else None,
+    )
+    scene = a_scene(pod, rows=(row,), lock=pod)
+    assert ask(without_witness(scene, read=False)) == ReadRecords()
+
+    served = granted(without_witness(scene, recorded=frozenset({row.key})))
+
+    assert served.candidate.container.name == "c2"
+
+
+def test_an_old_kubelets_pod_that_nobody_has_seen_is_listed_for_once() -> None:
+    scene = without_witness(a_scene(lock=POD))
+
+    assert ask(scene) == ListPods()
+    refused(changed(scene, listed=True), Gate.WITNESS_SILENT)
+
+
+def test_a_container_that_the_scheduler_wrote_nothing_for_is_refused() -> None:
+    pod = named_pod(
+        1, containers=(a_container(name="init", role=Role.INIT), a_container(name="app"))
+    )
+    scene = changed(knowing(a_scene(pod, lock=pod), holding(pod)), records_read=True)
+
+    refused(scene, Gate.NO_CONTAINER_LEFT)

@@ -1,0 +1,322 @@
+"""The ledger agrees with the kubelet: after an answer, at a new kubelet, each minute."""
+
+import asyncio
+import contextlib
+import dataclasses
+import errno
+
+import pytest
+
+from agent.core.errors import KubeletError, StateError, WitnessThrottled
+from agent.core.holdings import KubeletEpoch
+from agent.core.ledger import Ledger
+from agent.core.pods import Phase, PodTable, Role
+from agent.core.slices import slice_id
+from agent.core.state import State
+from agent.kit.cell import Cell
+from agent.services.reconcile import PERIOD, Reconcile, ReconcilePeers, ReconcileViews
+from agent.services.state import StateService
+from tests.builders import G1, NOON, a_container, a_pod, a_pod_uid, a_row
+from tests.fakes.clock import LoopClock
+from tests.fakes.gated_disk import GatedDisk
+from tests.fakes.kubelet_side import RESOURCE, FakeHookDirs, FakeRecords, FakeWitness
+
+EPOCH, NEXT = KubeletEpoch(7, 1), KubeletEpoch(7, 2)
+GROUPS = {"hami.io/vgpu-devices-allocated": f"{G1},NVIDIA,3000,30:;"}
+POD = a_pod(annotations=GROUPS, phase=Phase.RUNNING)
+SLICE = slice_id(G1, 0)
+ROW = a_row(epoch=EPOCH, slice_ids=(SLICE,))
+
+
+class Scene:
+    """What a test of reconcile holds in its hands."""
+
+    def __init__(self, *rows) -> None:
+        self.disk = GatedDisk()
+        self.clock = LoopClock(NOON)
+        self.state = StateService(
+            disk=self.disk, recovered=State(ledger=Ledger(tuple(rows))), boot_id="b"
+        )
+        self.pods: Cell[PodTable] = Cell(PodTable())
+        self.epoch: Cell[KubeletEpoch | None] = Cell(EPOCH)
+        self.witness = FakeWitness()
+        self.records = FakeRecords()
+        self.hooks = FakeHookDirs()
+        self.adoptable = True
+        self.reconcile = Reconcile(
+            views=ReconcileViews(self.pods, self.state.ledger, self.epoch, RESOURCE),
+            peers=ReconcilePeers(self.witness, self.records, self.hooks, self.clock, self._adopt),
+            commit=self.state.commit,
+        )
+
+    def _adopt(self, found):
+        if not self.adoptable:
+            return None
+        row = a_row(pod_uid=found.pod.uid, pod=found.pod.name, slice_ids=found.ids)
+        return dataclasses.replace(row, epoch=EPOCH, confirmed=True)
+
+    def see(self, *pods):
+        self.pods.set(PodTable({pod.uid: pod for pod in pods}, synced=True))
+
+    @property
+    def rows(self):
+        return self.state.ledger.value.rows
+
+    async def answer(self, row=ROW):
+        await self.state.commit(
+            lambda ledger: ledger.put(dataclasses.replace(row, answered_at=self.clock.now()))
+        )
+
+
+@contextlib.asynccontextmanager
+async def a_scene(*rows):
+    scene = Scene(*rows)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(scene.state.run()), group.create_task(scene.reconcile.run())]
+        try:
+            await asyncio.sleep(0)
+            yield scene
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+async def test_nothing_is_asked_before_the_pods_are_known():
+    async with a_scene(ROW) as scene:
+        await asyncio.sleep(2 * PERIOD)
+
+        assert 0 == scene.witness.lists
+        assert (ROW,) == scene.rows
+
+
+async def test_an_answer_is_confirmed_within_a_second_by_one_question():
+    async with a_scene() as scene:
+        scene.see(POD)
+        await asyncio.sleep(1)
+        scene.witness.admit(POD, main=SLICE)
+
+        await scene.answer()
+        await asyncio.sleep(0.5)
+
+        assert [True] == [row.confirmed for row in scene.rows]
+        assert [POD.key] == scene.witness.asked
+        assert 1 == scene.witness.lists
+
+
+async def test_an_answer_that_the_kubelet_books_late_is_asked_for_again_but_not_for_ever():
+    async with a_scene() as scene:
+        scene.see(POD)
+        await asyncio.sleep(1)
+        scene.witness.admit(POD)
+        await scene.answer()
+        await asyncio.sleep(2.5)
+        assert [False] == [row.confirmed for row in scene.rows]
+        scene.witness.admit(POD, main=SLICE)
+        await asyncio.sleep(1.5)
+        assert [True] == [row.confirmed for row in scene.rows]
+
+        await scene.answer(dataclasses.replace(ROW, confirmed=False))
+        scene.witness.forget(POD)
+        before = len(scene.witness.asked)
+        await asyncio.sleep(30)
+
+        assert 5 >= len(scene.witness.asked) - before
+
+
+async def test_many_changes_of_the_ledger_do_not_multiply_the_questions():
+    async with a_scene() as scene:
+        scene.see(POD)
+        scene.witness.admit(POD)
+        await asyncio.sleep(1)
+        await scene.answer()
+        for number in range(30):
+            await asyncio.sleep(0.03)
+            await scene.state.commit(
+                lambda ledger, n=number: ledger.put(
+                    a_row(pod_uid=a_pod_uid(n), confirmed=True, epoch=EPOCH)
+                )
+            )
+
+        assert 2 >= len(scene.witness.asked)
+
+
+@pytest.mark.parametrize("error", [WitnessThrottled("busy"), KubeletError("gone")])
+async def test_an_unanswered_question_is_asked_again(error):
+    async with a_scene() as scene:
+        scene.see(POD)
+        await asyncio.sleep(1)
+        scene.witness.admit(POD, main=SLICE)
+        scene.witness.failures = [error]
+
+        await scene.answer()
+        await asyncio.sleep(3)
+
+        assert [True] == [row.confirmed for row in scene.rows]
+
+
+async def test_a_kubelet_that_hangs_stops_nothing_for_long():
+    async with a_scene() as scene:
+        scene.see(POD)
+        await asyncio.sleep(1)
+        scene.witness.admit(POD, main=SLICE)
+        scene.witness.hung = True
+        await scene.answer()
+        await asyncio.sleep(10)
+        scene.witness.hung = False
+
+        await asyncio.sleep(PERIOD)
+
+        assert [True] == [row.confirmed for row in scene.rows]
+
+
+async def test_a_new_kubelet_is_looked_at_at_once():
+    async with a_scene(dataclasses.replace(ROW, confirmed=True)) as scene:
+        scene.see(POD)
+        scene.witness.admit(POD, main=SLICE)
+        await asyncio.sleep(5)
+        assert 1 == scene.witness.lists
+
+        scene.epoch.set(None)
+        await asyncio.sleep(5)
+        assert 1 == scene.witness.lists
+        scene.epoch.set(NEXT)
+        await asyncio.sleep(0.1)
+
+        assert 2 == scene.witness.lists
+        assert [(NEXT, True)] == [(row.epoch, row.confirmed) for row in scene.rows]
+
+
+async def test_a_complete_look_is_taken_each_minute_and_writes_nothing_when_all_agrees():
+    async with a_scene(dataclasses.replace(ROW, confirmed=True)) as scene:
+        scene.see(POD)
+        scene.witness.admit(POD, main=SLICE)
+
+        await asyncio.sleep(10.5 * PERIOD)
+
+        assert 11 == scene.witness.lists
+        assert 0 == scene.state.generation
+
+
+async def test_a_kubelet_that_does_not_answer_is_looked_at_again_soon_and_then_each_minute():
+    async with a_scene() as scene:
+        scene.see(POD)
+        scene.witness.failures = [KubeletError("no socket")] * 100
+        await asyncio.sleep(24)
+        assert 5 == scene.witness.lists
+
+        await asyncio.sleep(2 * PERIOD)
+
+        assert 7 == scene.witness.lists
+
+
+async def test_a_holder_that_the_ledger_does_not_know_is_taken_over():
+    async with a_scene() as scene:
+        scene.witness.admit(POD, main=SLICE)
+        scene.see(POD)
+        await asyncio.sleep(0.1)
+
+        assert [(POD.uid, (SLICE,))] == [(row.key.pod_uid, row.slice_ids) for row in scene.rows]
+
+
+async def test_a_holder_that_cannot_be_taken_over_yet_is_tried_again_soon():
+    async with a_scene() as scene:
+        scene.adoptable = False
+        scene.witness.admit(POD, main=SLICE)
+        scene.see(POD)
+        await asyncio.sleep(0.5)
+        scene.adoptable = True
+
+        await asyncio.sleep(1)
+
+        assert 1 == len(scene.rows)
+
+
+async def test_the_row_and_the_directory_of_an_ended_pod_go_together():
+    async with a_scene(ROW) as scene:
+        scene.hooks.names = {f"{POD.uid}_main", "another"}
+        scene.see(dataclasses.replace(POD, phase=Phase.SUCCEEDED))
+        await asyncio.sleep(0.1)
+
+        assert () == scene.rows
+        assert {"another"} == scene.hooks.names
+
+
+async def test_the_row_of_a_vanished_pod_stays_for_a_minute():
+    async with a_scene(ROW) as scene:
+        scene.see()
+        await asyncio.sleep(PERIOD - 1)
+        assert (ROW,) == scene.rows
+
+        await asyncio.sleep(2)
+
+        assert () == scene.rows
+
+
+async def test_a_directory_that_cannot_be_removed_keeps_nothing_else_from_happening():
+    async with a_scene(ROW) as scene:
+        scene.hooks.failure = StateError("read-only")
+        scene.see(dataclasses.replace(POD, phase=Phase.SUCCEEDED))
+        await asyncio.sleep(2.5 * PERIOD)
+
+        assert () == scene.rows
+        assert 3 == scene.witness.lists
+
+
+async def test_an_init_container_is_confirmed_by_the_kubelets_file_and_never_asked_for():
+    init = a_pod(annotations=GROUPS, containers=(a_container(name="main", role=Role.INIT),))
+    async with a_scene() as scene:
+        scene.see(init)
+        scene.witness.admit(init)
+        await asyncio.sleep(1)
+        scene.records.keys = frozenset({ROW.key})
+
+        await scene.answer(dataclasses.replace(ROW, role=Role.INIT))
+        await asyncio.sleep(0.5)
+
+        assert [True] == [row.confirmed for row in scene.rows]
+        assert [] == scene.witness.asked
+
+
+async def test_a_disk_that_took_nothing_is_tried_again_at_the_next_look():
+    async with a_scene(dataclasses.replace(ROW, epoch=NEXT)) as scene:
+        scene.witness.admit(POD, main=SLICE)
+        scene.disk.faults.fail_at(0, errno.ENOSPC, times=9)
+        scene.see(POD)
+        await asyncio.sleep(0.1)
+        assert [False] == [row.confirmed for row in scene.rows]
+        scene.disk.faults.revive()
+
+        await asyncio.sleep(PERIOD)
+
+        assert [True] == [row.confirmed for row in scene.rows]
+
+
+async def test_drift_and_unconfirmed_rows_are_counted():
+    other = a_pod(uid=a_pod_uid(5), name="other", annotations=GROUPS, phase=Phase.RUNNING)
+    silent = a_row(pod_uid=other.uid, pod=other.name, epoch=EPOCH)
+    async with a_scene(ROW, silent) as scene:
+        scene.witness.admit(POD, main=f"{G1}-9")
+        scene.witness.admit(other)
+        scene.see(POD, other)
+        await asyncio.sleep(0.1)
+        assert (1, 0) == (scene.reconcile.drifted.value, scene.reconcile.unconfirmed.value)
+
+        await asyncio.sleep(2 * PERIOD)
+
+        assert (1, 1) == (scene.reconcile.drifted.value, scene.reconcile.unconfirmed.value)
+
+
+async def test_a_row_that_changed_while_it_was_looked_at_keeps_its_change():
+    replayed = dataclasses.replace(ROW, slice_ids=(slice_id(G1, 8),), epoch=NEXT)
+    async with a_scene(ROW) as scene:
+        scene.witness.admit(POD, main=SLICE)
+        scene.disk.gate.clear()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(scene.state.commit(lambda ledger: ledger.put(replayed)))
+            await asyncio.sleep(0.01)
+            scene.see(POD)
+            await asyncio.sleep(0.01)
+            scene.disk.gate.set()
+        await asyncio.sleep(0.1)
+
+        assert (replayed,) == scene.rows

@@ -1,0 +1,103 @@
+"""The ledger: one row a container, one effect an identity, old ledgers stay as they were."""
+
+import dataclasses
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.core.ledger import ContainerKey, Effect, EffectKind, Ledger
+from tests.builders import G1, G2, NOON, POD_UID, a_pod_uid, a_row
+
+
+def an_effect(**changes: object) -> Effect:
+    base = Effect(EffectKind.SETTLE_POD, POD_UID, "team-a", "train-0", NOON)
+    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+
+
+ROWS = st.builds(
+    lambda pod, container, group: a_row(
+        pod_uid=a_pod_uid(pod), container=f"c{container}", group=group
+    ),
+    st.integers(0, 2),
+    st.integers(0, 1),
+    st.integers(0, 3),
+)
+EFFECTS = st.builds(
+    lambda kind, pod, phase, value: an_effect(
+        kind=kind, pod_uid=a_pod_uid(pod), phase=phase, value=value
+    ),
+    st.sampled_from(EffectKind),
+    st.integers(0, 1),
+    st.sampled_from(["", "success", "failed"]),
+    st.sampled_from(["", "lock"]),
+)
+
+
+@given(st.lists(ROWS, max_size=12))
+def test_no_container_has_two_rows_and_the_last_one_counts(rows):
+    ledger = Ledger()
+    for row in rows:
+        ledger = ledger.put(row)
+
+    assert {row.key: row for row in rows} == {row.key: row for row in ledger.rows}
+    assert len(ledger.rows) == len({row.key for row in rows})
+    assert list(dict.fromkeys(row.key for row in rows)) == [row.key for row in ledger.rows]
+    for row in rows:
+        assert ledger == ledger.put(next(one for one in ledger.rows if one.key == row.key))
+
+
+@given(st.lists(EFFECTS, max_size=12))
+def test_no_effect_is_owed_twice_and_the_newest_counts(effects):
+    ledger = Ledger()
+    for effect in effects:
+        ledger = ledger.owe(effect)
+
+    assert {one.identity: one for one in effects} == {one.identity: one for one in ledger.outbox}
+    assert len(ledger.outbox) == len({one.identity for one in effects})
+    for effect in ledger.outbox:
+        assert ledger == ledger.owe(effect)
+        assert ledger.done(effect) == ledger.done(effect).done(effect)
+        assert effect not in ledger.done(effect).outbox
+
+
+def test_a_newer_effect_outlives_the_end_of_the_older_one():
+    first, second = an_effect(groups=(0,)), an_effect(groups=(0, 1))
+    ledger = Ledger().owe(first).owe(second)
+
+    assert (second,) == ledger.done(first).outbox
+
+
+def test_an_effect_keeps_its_place_when_it_is_replaced():
+    other = an_effect(kind=EffectKind.RELEASE_LOCK, value="lock")
+    ledger = Ledger().owe(an_effect()).owe(other).owe(an_effect(phase="success"))
+
+    assert (an_effect(phase="success"), other) == ledger.outbox
+
+
+def test_rows_are_found_by_container_and_by_pod():
+    rows = [a_row(container="a"), a_row(container="b"), a_row(pod_uid=a_pod_uid(1))]
+    ledger = Ledger(tuple(rows))
+
+    assert rows[1] == ledger.find(ContainerKey(POD_UID, "b"))
+    assert None is ledger.find(ContainerKey(a_pod_uid(9), "b"))
+    assert (rows[0], rows[1]) == ledger.rows_of(POD_UID)
+
+
+def test_rows_are_dropped_and_the_old_ledger_keeps_them():
+    ledger = Ledger((a_row(container="a"), a_row(container="b")))
+
+    left = ledger.drop([ContainerKey(POD_UID, "a"), ContainerKey(POD_UID, "never there")])
+
+    assert (a_row(container="b"),) == left.rows
+    assert 2 == len(ledger.rows)
+
+
+def test_ids_in_use_are_told_by_gpu_and_foreign_ones_are_left_out():
+    ledger = Ledger(
+        (
+            a_row(container="a", slice_ids=(f"{G1}-3", f"{G2}-0")),
+            a_row(container="b", slice_ids=(f"{G1}-3", f"{G1}-1", "foreign", f"{G1}-007")),
+        )
+    )
+
+    assert {G1: (f"{G1}-1", f"{G1}-3"), G2: (f"{G2}-0",)} == ledger.held_ids()

@@ -1,0 +1,172 @@
+"""What differs between the ledger, the kubelet and the API."""
+
+import dataclasses
+import datetime as dt
+
+import pytest
+
+from agent.core.holdings import ContainerHolding, Holding
+from agent.core.ledger import Ledger, Row
+from agent.core.pods import Phase, PodTable, PodView, Role, Tombstone
+from agent.core.reconcile import Findings, Seen, compare
+from agent.core.slices import SliceId
+from tests.builders import G1, NOON, a_container, a_pod, a_pod_uid, a_row
+from tests.unit.core.matching_scene import NOW_KUBELET, OLD_KUBELET, RESOURCE, annotated
+
+IDS = (SliceId(f"{G1}-0"),)
+OTHER_IDS = (SliceId(f"{G1}-7"),)
+POD = a_pod(annotations=annotated(), phase=Phase.RUNNING)
+MINUTE = dt.timedelta(seconds=60)
+
+
+def held(pod: PodView, *ids: SliceId, container: str = "main") -> Holding:
+    containers = (ContainerHolding(container, {RESOURCE: frozenset(ids)} if ids else {}),)
+    return Holding(pod.namespace, pod.name, containers)
+
+
+def found(
+    *rows: Row,
+    pods: tuple[PodView, ...] = (POD,),
+    holdings: tuple[Holding, ...] = (),
+    gone: tuple[PodView, ...] = (),
+    **changes: object,
+) -> Findings:
+    table = PodTable(
+        {pod.uid: pod for pod in pods}, tuple(Tombstone(p, NOON) for p in gone), synced=True
+    )
+    seen = Seen(table, holdings, NOW_KUBELET, NOON, complete=True)
+    return compare(Ledger(rows), dataclasses.replace(seen, **changes), RESOURCE)  # type: ignore[arg-type]
+
+
+def test_a_row_is_confirmed_under_the_kubelet_that_names_its_ids():
+    row = a_row(epoch=OLD_KUBELET)
+
+    (confirmed,) = found(row, holdings=(held(POD, *IDS),)).confirmed
+
+    assert (True, NOW_KUBELET, IDS) == (confirmed.confirmed, confirmed.epoch, confirmed.slice_ids)
+    assert row.edits == confirmed.edits
+
+
+def test_a_row_that_is_confirmed_already_is_no_finding():
+    row = a_row(epoch=NOW_KUBELET, confirmed=True, slice_ids=IDS)
+
+    assert Findings() == found(row, holdings=(held(POD, *IDS),))
+
+
+def test_other_ids_than_the_rows_are_drift():
+    row = a_row(epoch=NOW_KUBELET, confirmed=True, slice_ids=IDS)
+
+    findings = found(row, holdings=(held(POD, *OTHER_IDS),))
+
+    assert (OTHER_IDS, 1) == (findings.confirmed[0].slice_ids, findings.drifted)
+
+
+@pytest.mark.parametrize("holding", [(), (held(POD),), (held(POD, *IDS, container="other"),)])
+def test_a_kubelet_that_names_no_ids_confirms_nothing(holding):
+    assert () == found(a_row(), holdings=holding).confirmed
+
+
+def test_an_init_container_is_confirmed_by_the_kubelets_file_alone():
+    row = a_row(role=Role.INIT, epoch=OLD_KUBELET)
+
+    assert () == found(row, holdings=(held(POD, *IDS),)).confirmed
+    assert () == found(row, recorded=frozenset()).confirmed
+    (confirmed,) = found(row, recorded=frozenset({row.key})).confirmed
+    assert (True, NOW_KUBELET) == (confirmed.confirmed, confirmed.epoch)
+
+
+def test_a_row_that_stays_unconfirmed_is_counted_after_a_minute():
+    row = a_row()
+
+    assert 0 == found(row, now=NOON + MINUTE).unconfirmed
+    assert 1 == found(row, now=NOON + MINUTE + dt.timedelta(microseconds=1)).unconfirmed
+    assert 0 == found(dataclasses.replace(row, confirmed=True), now=NOON + 9 * MINUTE).unconfirmed
+
+
+def test_the_row_of_a_terminal_pod_is_closed_once_the_kubelet_has_let_go():
+    ended = dataclasses.replace(POD, phase=Phase.SUCCEEDED)
+    row = a_row(confirmed=True)
+
+    assert () == found(row, pods=(ended,), holdings=(held(ended, *IDS),)).vanished
+    assert (row.key,) == found(row, pods=(ended,)).vanished
+
+
+@pytest.mark.parametrize(("seconds", "vanished"), [(59, 0), (60, 1)])
+def test_the_row_of_a_deleted_pod_outlives_it_by_a_minute(seconds, vanished):
+    row = a_row(answered_at=NOON - 9 * MINUTE)
+    now = NOON + dt.timedelta(seconds=seconds)
+
+    assert vanished == len(found(row, pods=(), gone=(POD,), now=now).vanished)
+
+
+def test_a_pod_deleted_before_we_looked_is_gone_since_its_answer():
+    other = dataclasses.replace(POD, uid=a_pod_uid(9), name="other")
+
+    assert () == found(a_row(), pods=(), gone=(other,)).vanished
+    assert 1 == len(found(a_row(), pods=(), gone=(other,), now=NOON + MINUTE).vanished)
+
+
+def test_a_deleted_pod_that_the_kubelet_still_has_keeps_its_row():
+    row = a_row()
+    later = NOON + 9 * MINUTE
+
+    assert () == found(row, pods=(), holdings=(held(POD, *IDS),), now=later).vanished
+
+
+def test_a_successor_of_the_same_name_does_not_keep_the_row():
+    successor = dataclasses.replace(POD, uid=a_pod_uid(9))
+    later = NOON + MINUTE
+
+    findings = found(
+        a_row(), pods=(successor,), gone=(POD,), holdings=(held(POD, *IDS),), now=later
+    )
+
+    assert (a_row().key,) == findings.vanished
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"complete": False},
+        {"table": PodTable()},
+        {"table": PodTable(synced=True, stale=True)},
+    ],
+    ids=["a partial look", "pods are not listed yet", "the watch is down"],
+)
+def test_nothing_vanishes_on_half_a_view(changes):
+    assert () == found(a_row(), now=NOON + 9 * MINUTE, **changes).vanished
+
+
+def test_a_holder_that_the_ledger_does_not_know_is_taken_over():
+    (adoption,) = found(holdings=(held(POD, *OTHER_IDS, *IDS),)).adopt
+
+    assert (POD, POD.containers[0]) == (adoption.pod, adoption.container)
+    assert IDS + OTHER_IDS == adoption.ids
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        dataclasses.replace(POD, phase=Phase.FAILED),
+        dataclasses.replace(POD, groups=None),
+        dataclasses.replace(POD, containers=(a_container(count=0),)),
+        dataclasses.replace(POD, name="another"),
+    ],
+    ids=["terminal", "not placed", "asks for none", "unknown"],
+)
+def test_who_holds_without_a_right_to_a_row_is_not_taken_over(pod):
+    assert () == found(pods=(pod,), holdings=(held(POD, *IDS),)).adopt
+
+
+def test_a_holder_with_a_row_or_without_ids_is_not_taken_over():
+    assert () == found(a_row(), holdings=(held(POD, *IDS),)).adopt
+    assert () == found(holdings=(held(POD),)).adopt
+
+
+def test_the_ids_of_a_deleted_pod_are_not_taken_for_its_successors():
+    successor = dataclasses.replace(POD, uid=a_pod_uid(9), phase=Phase.PENDING)
+    running = dataclasses.replace(successor, phase=Phase.RUNNING)
+
+    assert () == found(pods=(successor,), gone=(POD,), holdings=(held(POD, *IDS),)).adopt
+    assert 1 == len(found(pods=(running,), gone=(POD,), holdings=(held(POD, *IDS),)).adopt)
+    assert 1 == len(found(pods=(successor,), holdings=(held(POD, *IDS),)).adopt)
