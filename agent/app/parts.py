@@ -18,6 +18,7 @@ from agent.services.listing import Listing
 from agent.services.node import Node
 from agent.services.outbox import Outbox, OutboxViews
 from agent.services.pods import Pods
+from agent.services.recent import Recent
 from agent.services.reconcile import Reconcile, ReconcilePeers, ReconcileViews
 from agent.services.registration import Registration
 from agent.services.report import ReportCells, Reporter
@@ -45,6 +46,7 @@ class Knowing:
     node: Node
     pods: Pods
     kubelet: KubeletWatch
+    recent: Recent
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -147,6 +149,7 @@ def _knowing(
         node=Node(adapters.node, facts.node, adapters.random),
         pods=Pods(adapters.pods, facts.pods, clock, adapters.random),
         kubelet=KubeletWatch(DirectoryWatch(settings.paths.plugins, names, names.kubelet)),
+        recent=Recent(facts.inventory),
     )
 
 
@@ -154,7 +157,7 @@ def _allocation(
     settings: Settings, adapters: Adapters, facts: Facts, state: StateService, knowing: Knowing
 ) -> Allocation:
     return Allocation(
-        views=Views(facts.pods, facts.node, facts.inventory, state.ledger),
+        views=Views(facts.pods, facts.node, facts.inventory, state.ledger, knowing.recent.greatest),
         peers=Peers(
             witness=adapters.witness,
             records=adapters.records,

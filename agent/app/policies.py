@@ -37,6 +37,7 @@ POLICIES: Mapping[str, RestartPolicy] = {
     "plugin": _policy(0.1, 0.5, 1.0, 10.0),
     "registration": _policy(0.05, 0.1, 0.5, 1.0, 10.0, jitter=0.2),
     "announcer": _API,
+    "recent": _LOCAL,
     "kubelet": _policy(0.1, 0.5, 1.0, 5.0),
     "reload": _LOCAL,
     "heartbeat": _LOCAL,

@@ -54,6 +54,7 @@ def tiers(parts: Parts, extra: Extra, chance: random.Random) -> Sequence[Sequenc
             task("node", knowing.node.run),
             task("pods", knowing.pods.run),
             task("kubelet", knowing.kubelet.run),
+            task("recent", knowing.recent.run),
             task("reconcile", following.reconcile.run),
             task("settlement", following.settlement.run),
             task("outbox", following.outbox.run),

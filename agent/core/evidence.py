@@ -3,11 +3,14 @@
 import dataclasses
 import datetime as dt
 import enum
+from collections.abc import Mapping
 
 from agent.core.candidates import Books, Candidate, Known
+from agent.core.gpu import GpuUuid
 from agent.core.inventory import Inventory
 from agent.core.ledger import Ledger, Row
 from agent.core.pods import NodeLock, PodTable, PodUid
+from agent.core.room import Use
 from agent.core.share import Share
 
 
@@ -32,8 +35,9 @@ class Evidence:
     """Everything a decision may rest on.
 
     `ledger` includes rows that are being written. `known` holds the witness's answers of this
-    request. `records_read`, `listed`, `waited`: what was done already. `checked`: runtime ids that
-    were looked up. `claimed`: pods of calls in flight.
+    request. `registered`: the greatest amounts of the last minute, where they differ from the
+    inventory's. `records_read`, `listed`, `waited`: what was done already. `checked`: runtime ids
+    that were looked up. `claimed`: pods of calls in flight.
     """
 
     table: PodTable
@@ -43,6 +47,7 @@ class Evidence:
     books: Books
     now: dt.datetime
     known: Known
+    registered: Mapping[GpuUuid, Use] = dataclasses.field(default_factory=dict)
     records_read: bool = False
     checked: frozenset[str] = frozenset()
     listed: bool = False

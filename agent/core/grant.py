@@ -4,6 +4,8 @@ Everything is held against the inventory and the ledger: annotations can be writ
 a GPU, an amount or a count is never taken on trust.
 """
 
+import dataclasses
+
 from agent.core.annotations import ALLOCATED, VGPU_NODE
 from agent.core.candidates import Candidate, is_live
 from agent.core.condition import Condition
@@ -124,6 +126,12 @@ def _usable(
                 f"Pod {'/'.join(found.pod.key)} was given GPU {cap(share.uuid, 64)}, which this "
                 "node does not share; create it again, so that it is placed anew.",
             )
+        if gpu.present and not gpu.serving and gpu.health.condition is Condition.UNMONITORED:
+            raise Refusal(
+                Gate.DRIVER_UNRESPONSIVE,
+                f"The driver has not answered for GPU {gpu.gpu.index} ({gpu.uuid}) for too long; "
+                "ask the operator to look at the node's driver.",
+            )
         if not gpu.serving:
             raise Refusal(
                 Gate.BAD_GPU,
@@ -131,5 +139,17 @@ def _usable(
                 f"{gpu.health.text or gpu.health.cause}; create the pod again, so that it is "
                 "placed on another GPU.",
             )
-        gpus[share.uuid] = gpu
+        gpus[share.uuid] = _as_placed(gpu, evidence)
     return gpus
+
+
+def _as_placed(gpu: SharedGpu, evidence: Evidence) -> SharedGpu:
+    """The GPU with what the scheduler may have placed by: now, or up to a minute ago."""
+    recent = evidence.registered.get(gpu.uuid)
+    if recent is None:
+        return gpu
+    return dataclasses.replace(
+        gpu,
+        registered_mib=max(gpu.registered_mib, recent.memory_mib),
+        core_percent=max(gpu.core_percent, recent.core_percent),
+    )

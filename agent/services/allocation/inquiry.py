@@ -6,7 +6,7 @@ ends the whole inquiry.
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 import structlog
 
@@ -31,12 +31,14 @@ from agent.core.evidence import (
     Question,
     ReadRecords,
 )
+from agent.core.gpu import GpuUuid
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.inventory import Inventory
 from agent.core.ledger import ContainerKey, Ledger
 from agent.core.matching import decide
 from agent.core.pods import NodeView, PodTable, PodUid
 from agent.core.ports import Clock, Containers, KubeletRecords, Witness
+from agent.core.room import Use
 from agent.kit.cell import Cell
 
 log = structlog.get_logger(__name__)
@@ -60,12 +62,13 @@ MAX_QUESTIONS = 256
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Views:
-    """The facts that a decision reads."""
+    """The facts that a decision reads. `registered`: the greatest amounts of the last minute."""
 
     pods: Cell[PodTable]
     node: Cell[NodeView | None]
     inventory: Cell[Inventory]
     ledger: Cell[Ledger]
+    registered: Callable[[], Mapping[GpuUuid, Use]] = dict
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -139,6 +142,7 @@ class Inquiry:
             ),
             now=self._peers.clock.now(),
             known=self._known,
+            registered=self._views.registered(),
             records_read=done.records_read,
             checked=done.checked,
             listed=done.listed,

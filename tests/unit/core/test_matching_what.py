@@ -6,7 +6,17 @@ from agent.core.condition import Condition
 from agent.core.errors import Gate, Refusal
 from agent.core.evidence import AskKubelet, Evidence
 from agent.core.pods import Phase, PodView, Role
-from tests.builders import a_container, a_pod, a_row, a_share
+from agent.core.room import Use
+from tests.builders import (
+    a_container,
+    a_gpu,
+    a_health,
+    a_pod,
+    a_row,
+    a_share,
+    a_shared_gpu,
+    an_inventory,
+)
 from tests.unit.core.matching_scene import (
     G1,
     G2,
@@ -15,6 +25,7 @@ from tests.unit.core.matching_scene import (
     a_scene,
     annotated,
     ask,
+    changed,
     granted,
     holding,
     knowing,
@@ -183,3 +194,22 @@ def test_a_replay_passes_every_gate_but_a_gpu_that_is_gone() -> None:
 
     assert granted(with_bad_gpu(scene)).replay == row
     refused(with_bad_gpu(scene, Condition.LOST), Gate.BAD_GPU)
+
+
+def test_what_was_registered_up_to_a_minute_ago_still_counts() -> None:
+    scene = scene_of(pod_with(f"{G1},NVIDIA,90000,1:;"))
+
+    grant = granted(changed(scene, registered={G1: Use(memory_mib=100000, core_percent=100)}))
+
+    assert grant.shares[0].memory_mib == 90000
+
+
+def test_a_driver_that_is_silent_for_too_long_is_named_as_the_reason() -> None:
+    silent = a_shared_gpu(
+        gpu=a_gpu(index=0), health=a_health(condition=Condition.UNMONITORED, serving=False)
+    )
+    scene = changed(
+        scene_of(pod_with(f"{G1},NVIDIA,1,1:;")), inventory=an_inventory(gpus=(silent,))
+    )
+
+    assert "driver" in refused(scene, Gate.DRIVER_UNRESPONSIVE)

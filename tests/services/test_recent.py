@@ -1,0 +1,65 @@
+"""What was registered stays sellable for a minute, to the greater of both amounts."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from agent.core.inventory import Inventory
+from agent.core.room import Use
+from agent.kit.cell import Cell
+from agent.services.recent import Recent
+from tests.builders import a_gpu, a_shared_gpu, an_inventory
+
+GPU = a_gpu()
+
+
+def of(mib: int, core_percent: int = 100) -> Inventory:
+    return an_inventory(
+        gpus=(a_shared_gpu(gpu=GPU, registered_mib=mib, core_percent=core_percent),)
+    )
+
+
+@asynccontextmanager
+async def following(cell: Cell[Inventory]) -> AsyncIterator[Recent]:
+    recent = Recent(cell)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(recent.run())
+        await asyncio.sleep(0)
+        yield recent
+        cell.close()
+
+
+async def test_a_lowered_amount_still_counts_for_a_minute() -> None:
+    cell = Cell(of(2000))
+    async with following(cell) as recent:
+        cell.set(of(1000))
+        await asyncio.sleep(59)
+        assert recent.greatest() == {GPU.uuid: Use(2000, 100)}
+        await asyncio.sleep(2)
+        assert recent.greatest() == {GPU.uuid: Use(1000, 100)}
+
+
+async def test_each_amount_is_the_greater_one_by_itself() -> None:
+    cell = Cell(of(2000, 50))
+    async with following(cell) as recent:
+        cell.set(of(1000, 100))
+        await asyncio.sleep(1)
+
+        assert recent.greatest() == {GPU.uuid: Use(2000, 100)}
+
+
+async def test_a_change_counts_before_anybody_has_followed_it() -> None:
+    cell = Cell(of(1000))
+    async with following(cell) as recent:
+        cell.set(of(3000))
+
+        assert recent.greatest() == {GPU.uuid: Use(3000, 100)}
+
+
+async def test_a_change_of_health_alone_is_not_remembered() -> None:
+    cell = Cell(of(1000))
+    async with following(cell) as recent:
+        cell.set(an_inventory(gpus=of(1000).gpus, generation=9))
+        await asyncio.sleep(1)
+
+        assert recent.greatest() == {GPU.uuid: Use(1000, 100)}
