@@ -1,6 +1,7 @@
 """The verbs. Only the module of the one in use is imported, for `run` must start fast."""
 
 import argparse
+import gc
 import importlib
 import signal
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,7 @@ def dispatch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         if name == verb:
             module = importlib.import_module(path)
             module.add_parser(subparsers)
+            gc.enable()
         else:
             subparsers.add_parser(name, help=text)
     try:

@@ -64,6 +64,11 @@ class ApiServerModel:
         """The base address, without a slash at the end."""
         return f"http://{_HOST}:{self.port}"
 
+    @property
+    def open_watches(self) -> int:
+        """How many watches are being served now."""
+        return len(self._watches)
+
     async def start(self) -> None:
         """Listen, on a free port the first time and on the same port ever after."""
         loop = asyncio.get_running_loop()

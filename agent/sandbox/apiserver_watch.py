@@ -1,6 +1,7 @@
 """A WATCH over HTTP: newline-separated JSON frames, bookmarks, an end in time, 410 as a frame."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Mapping
 
@@ -61,12 +62,13 @@ class WatchStream:
             opened = gone
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.enable_chunked_encoding()
-        await response.prepare(request)
-        if isinstance(opened, GoneError):
-            await _write(response, {"type": "ERROR", "object": opened.status()})
-        else:
-            await self._follow(response, opened)
-        await response.write_eof()
+        with contextlib.suppress(ConnectionResetError):  # the client is gone: so is its watch
+            await response.prepare(request)
+            if isinstance(opened, GoneError):
+                await _write(response, {"type": "ERROR", "object": opened.status()})
+            else:
+                await self._follow(response, opened)
+            await response.write_eof()
         return response
 
     async def _follow(self, response: web.StreamResponse, subscription: Subscription) -> None:

@@ -93,6 +93,22 @@ class PluginChannel(Channel):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path=str(path), codec=_BoundedCodec())
+        self._is_closed = False
+
+    @override
+    def close(self) -> None:
+        self._is_closed = True
+        super().close()
+
+    @override
+    async def __connect__(self) -> H2Protocol:
+        # grpclib connects again for a call whose connection is lost; a process that dies may take
+        # that connection, and close() may come in between
+        protocol = await super().__connect__()
+        if self._is_closed:
+            super().close()
+            raise ConnectionResetError("the plugin is gone")
+        return protocol
 
     @override
     def _get_authority(self, host: str, port: int) -> str:

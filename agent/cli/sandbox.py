@@ -1,0 +1,197 @@
+"""`hami-agent sandbox`: the agent against simulated peers, every claim checked."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import shutil
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from typing import Final
+
+from agent.cli import sandbox_view as view
+from agent.cli.codes import OK, PROBLEM, USAGE
+from agent.cli.logs import configure
+from agent.cli.main import Subparsers
+from agent.core.errors import AgentError
+from agent.sandbox.hardware_file import DRIVER_VERSION, Description
+from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
+from agent.sandbox.lab.life import free_port, keep_agent, tell_news
+from agent.sandbox.profiles import MOST_GPUS, PROFILES, gpus_of
+from agent.sandbox.scenario.default import (
+    DEFAULT,
+    FEWEST_GPUS,
+    NEEDED_SLICES,
+    OPENING,
+    act,
+    open_stage,
+)
+from agent.sandbox.scenario.record import Moment, Record
+from agent.sandbox.scenario.stage import Stage
+from agent.sandbox.scenario.workloads import plain
+
+TERMINATED: Final = 128 + signal.SIGTERM
+_TICK: Final = 0.25
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """The verb `sandbox`."""
+    parser = subparsers.add_parser(
+        "sandbox",
+        help="run the agent against simulated peers, on any machine",
+        description="Runs the agent, unchanged, as a child process against a simulated kubelet, "
+        "API server, scheduler and GPUs, takes it through a scenario and checks every claim. "
+        "Exits 0 only if all were true. Touches nothing outside its own temporary directory.",
+        epilog="example: hami-agent sandbox --gpus 8 --profile h100 --interactive",
+    )
+    parser.add_argument("--gpus", type=int, default=8, metavar="COUNT", help="GPUs (default 8)")
+    parser.add_argument("--profile", choices=sorted(PROFILES), default="h100", help="their model")
+    parser.add_argument(
+        "--split-count", type=int, default=10, metavar="COUNT", help="slices per GPU (default 10)"
+    )
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    parser.add_argument(
+        "--interactive", action="store_true", help="place a few pods, then stay up until ctrl-c"
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the temporary directory")
+    parser.add_argument(
+        "--agent-flag",
+        action="append",
+        default=[],
+        metavar="FLAG",
+        help="one more flag for the agent, such as --agent-flag=--log-level=debug",
+    )
+
+
+def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Run the scenario and return the exit code: 0, 1 a claim is not true, 2 wrong usage."""
+    problem = _problem(args)
+    if problem:
+        sys.stderr.write(f"hami-agent sandbox: {problem}\n")
+        return USAGE
+    configure("warning", "auto", environ)
+    try:
+        return asyncio.run(_run(args, environ))
+    except asyncio.CancelledError:
+        return TERMINATED
+    except (AgentError, OSError) as error:
+        sys.stderr.write(f"hami-agent sandbox: {error}\n")
+        return PROBLEM
+
+
+def _problem(args: argparse.Namespace) -> str:
+    """What is wrong with the arguments; empty when nothing is."""
+    if not FEWEST_GPUS <= args.gpus <= MOST_GPUS:
+        return f"--gpus {args.gpus}: the scenario needs {FEWEST_GPUS} to {MOST_GPUS} GPUs"
+    if not 1 <= args.split_count <= 1000:
+        return f"--split-count {args.split_count}: expected 1 to 1000"
+    if (args.gpus - 1) * args.split_count < NEEDED_SLICES:
+        return (
+            f"the scenario needs {NEEDED_SLICES} slices on all GPUs but one; "
+            "raise --gpus or --split-count"
+        )
+    return ""
+
+
+async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    task = asyncio.current_task()
+    if task is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    options = LabOptions(
+        description=Description(DRIVER_VERSION, gpus_of(PROFILES[args.profile], args.gpus)),
+        environ=environ,
+        arguments=("--split-count", str(args.split_count), *args.agent_flag),
+        web_port=free_port() if args.interactive else 0,
+        keep=args.keep,
+    )
+    screen = _Screen(environ, quiet=args.output == "json")
+    async with open_cluster(options) as cluster:
+        stage = open_stage(cluster, args.split_count, screen.moment)
+        screen.say(f"{args.gpus} {args.profile} GPUs, kubelet, API server, scheduler are up")
+        if args.keep:
+            screen.say(f"everything is kept in {cluster.places.root}")
+        async with screen.waiting(stage.record):
+            record = await act(stage, OPENING if args.interactive else DEFAULT)
+        if args.interactive and stage.placed:
+            await _stay(stage, screen)
+        log = [] if record.ok else cluster.log.last(view.LOG_LINES)
+    if args.output == "json":
+        found = view.document(record.claims, record.moments, record.measured, log)
+        sys.stdout.write(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    else:
+        screen.end(record, log)
+    return OK if record.ok else PROBLEM
+
+
+async def _stay(stage: Stage, screen: "_Screen") -> None:
+    """Show what happens until somebody ends it."""
+    screen.say(view.invitation(_addresses(stage.cluster)))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(keep_agent(stage.cluster, stage.record.note))
+        group.create_task(tell_news(stage.cluster, stage.record.note))
+
+
+def _addresses(cluster: SandboxCluster) -> view.Addresses:
+    places = cluster.places
+    header, pod = places.root / "admin.header", places.root / "pod.json"
+    header.write_text(f"Authorization: Bearer {cluster.admin_token}\n")
+    pod.write_text(json.dumps(plain("mine").pod(), indent=2))
+    return view.Addresses(
+        directory=places.root,
+        web=cluster.web_address or "not up yet",
+        api=cluster.api.url,
+        hardware_socket=places.hardware_socket,
+        admin_header=header,
+        pod_file=pod,
+        pid=cluster.agent.pid,
+    )
+
+
+class _Screen:
+    """Standard output as it grows; the timeline goes to a terminal's standard error under JSON."""
+
+    def __init__(self, environ: Mapping[str, str], *, quiet: bool) -> None:
+        self._out = sys.stderr if quiet else sys.stdout
+        self._silent = quiet and not sys.stderr.isatty()
+        self._live = self._out.isatty()
+        width = shutil.get_terminal_size().columns if self._live else view.WIDTH
+        self._style = view.Style(max(width, 40), self._live and not environ.get("NO_COLOR"))
+
+    def say(self, text: str) -> None:
+        """Print one text."""
+        if not self._silent:
+            erase = "\r\x1b[K" if self._live else ""
+            self._out.write(f"{erase}{text}\n")
+            self._out.flush()
+
+    def moment(self, moment: Moment) -> None:
+        """Print one entry of the timeline."""
+        for line in view.moment_lines(moment, self._style):
+            self.say(line)
+
+    @contextlib.asynccontextmanager
+    async def waiting(self, record: Record) -> AsyncIterator[None]:
+        """Show on a terminal what is waited for, while the block lasts."""
+        async with asyncio.TaskGroup() as group:
+            ticking = group.create_task(self._tick(record))
+            try:
+                yield
+            finally:
+                ticking.cancel()
+
+    def end(self, record: Record, log: list[str]) -> None:
+        """Print the summary, and the agent's last words where something failed."""
+        if log:
+            for line in view.log_lines(log):
+                self.say(line)
+        for line in view.summary_lines(record.claims, record.measured, self._style):
+            self.say(line)
+
+    async def _tick(self, record: Record) -> None:
+        while self._live and not self._silent:
+            await asyncio.sleep(_TICK)
+            if record.awaited:
+                line = view.waiting_line(record.elapsed, record.awaited, self._style)
+                self._out.write(f"\r\x1b[K{line}")
+                self._out.flush()

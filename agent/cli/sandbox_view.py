@@ -1,0 +1,149 @@
+"""What `hami-agent sandbox` shows: values in, text out, nothing fetched."""
+
+import dataclasses
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from agent.sandbox.scenario.record import Claim, Moment
+
+API_VERSION: Final = "hami-agent/v1"
+WIDTH: Final = 80
+LOG_LINES: Final = 30
+MEASURES: Final[Mapping[str, str]] = {
+    "exec_to_registered": "exec of the agent → registered",
+    "xid_to_kubelet": "XID 79 → list at the kubelet",
+    "kubelet_socket_to_allocatable": "new kubelet's socket → allocatable back",
+    "kill_to_serving": "SIGKILL → the next agent serves",
+    "burst_to_decided": "burst with a SIGKILL in it → every pod decided",
+    "sigterm_to_exit": "SIGTERM → exit",
+}
+_WORDS: Final = {True: "ok", False: "FAILED", None: ""}
+_COLOURS: Final = {True: "\x1b[32m", False: "\x1b[31m", None: "\x1b[2m"}
+_PLAIN: Final = "\x1b[0m"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Style:
+    """How wide a line may be, and whether colour supports the words."""
+
+    width: int = WIDTH
+    colour: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where things of a sandbox that stays up are."""
+
+    directory: Path
+    web: str
+    api: str
+    hardware_socket: Path
+    admin_header: Path
+    pod_file: Path
+    pid: int
+
+
+def cut(text: str, width: int) -> str:
+    """One line of at most `width` characters."""
+    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+
+
+def moment_lines(moment: Moment, style: Style) -> Iterator[str]:
+    """One entry of the timeline; what was found follows on the line if it fits, else below it."""
+    head = f"t+{moment.elapsed:6.2f}s  {_WORDS[moment.ok]:<6}  "
+    text, detail = moment.text, " ".join(moment.detail.split())
+    whole = f"{text}: {detail}" if detail else text
+    fits = len(head) + len(whole) <= style.width
+    yield _coloured(head, moment.ok, style) + cut(whole if fits else text, style.width - len(head))
+    if not fits and detail:
+        indent = " " * len(head)
+        yield from textwrap.wrap(
+            detail, style.width, initial_indent=indent, subsequent_indent=indent
+        )
+
+
+def waiting_line(elapsed: float, awaited: str, style: Style) -> str:
+    """What is being waited for; replaced by the next line."""
+    return cut(f"t+{elapsed:6.2f}s  ...     {awaited}", style.width - 1)
+
+
+def summary_lines(
+    claims: Sequence[Claim], measured: Mapping[str, float], style: Style
+) -> Iterator[str]:
+    """Times, then how many claims were true, then those that were not."""
+    yield ""
+    told = {label: measured[name] for name, label in MEASURES.items() if name in measured}
+    if told:
+        width = max(map(len, told))
+        yield cut(f"{'MEASURED':<{width}}  TIME", style.width)
+        for label, seconds in told.items():
+            yield cut(f"{label:<{width}}  {duration(seconds)}", style.width)
+        yield ""
+    failed = [claim for claim in claims if not claim.ok]
+    if failed:
+        yield cut(f"{'CLAIM':<20}  FOUND", style.width)
+    for claim in failed:
+        yield cut(f"{claim.id:<20}  {claim.measured}", style.width)
+    yield f"{len(claims) - len(failed)} of {len(claims)} claims checked and true" + (
+        f", {len(failed)} not" if failed else ""
+    )
+
+
+def duration(seconds: float) -> str:
+    """A time for people."""
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def log_lines(lines: Sequence[str]) -> Iterator[str]:
+    """The agent's last words, as it said them."""
+    yield ""
+    yield f"the agent's last {len(lines)} log lines:"
+    yield from lines
+
+
+def document(
+    claims: Sequence[Claim],
+    timeline: Sequence[Moment],
+    measured: Mapping[str, float],
+    log: Sequence[str],
+) -> dict[str, object]:
+    """The same as one JSON document; `log` is empty where all went well."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "Sandbox",
+        "data": {
+            "ok": all(claim.ok for claim in claims),
+            "claims": [dataclasses.asdict(claim) for claim in claims],
+            "timeline": [dataclasses.asdict(moment) for moment in timeline],
+            "measured": dict(measured),
+            "agentLog": list(log),
+        },
+    }
+
+
+def invitation(at: Addresses) -> str:
+    """What to type in another terminal. Commands are whole, however wide the terminal is."""
+    return textwrap.dedent(f"""
+        The sandbox stays up until ctrl-c, which removes everything.
+          web        {at.web}
+          unix       {at.directory}/run/api.sock
+          API model  {at.api}
+          directory  {at.directory}
+
+        Try in another terminal:
+          curl '{at.web}/readyz?verbose'
+          curl {at.web}/metrics
+          hami-agent simulate --socket {at.hardware_socket} list
+          hami-agent simulate --socket {at.hardware_socket} xid 79 --gpu 1
+          hami-agent simulate --socket {at.hardware_socket} restore --gpu 1
+          kill -9 {at.pid}
+          curl -H @{at.admin_header} {at.api}/api/v1/pods
+          curl -H @{at.admin_header} -H 'Content-Type: application/json' \\
+            -d @{at.pod_file} {at.api}/api/v1/namespaces/demo/pods
+        """)
+
+
+def _coloured(text: str, ok: bool | None, style: Style) -> str:  # noqa: FBT001 -- a claim's verdict
+    return f"{_COLOURS[ok]}{text}{_PLAIN}" if style.colour else text

@@ -1,0 +1,292 @@
+"""One simulated node with its cluster, in this process; the agent runs beside it as a child."""
+
+import asyncio
+import contextlib
+import json
+import random
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from agent.core.ports import Clock
+from agent.host.clock import SystemClock
+from agent.sandbox.api_errors import GoneError, Json, NotFoundError
+from agent.sandbox.apiserver import ApiServerModel
+from agent.sandbox.apiserver_access import ADMIN, NODE_PREFIX
+from agent.sandbox.hardware import SimulatedHardware
+from agent.sandbox.hardware_file import Description
+from agent.sandbox.hardware_socket import serve_hardware
+from agent.sandbox.kubelet.model import KubeletModel
+from agent.sandbox.kubelet.podloop import KubeletPodLoop
+from agent.sandbox.lab.cgroups import CgroupTree
+from agent.sandbox.lab.child import AgentChild, child_environment, start_child
+from agent.sandbox.lab.journal import AgentLog
+from agent.sandbox.lab.places import Places, open_places
+from agent.sandbox.lab.pulse import Pulse
+from agent.sandbox.scheduler.loop import SchedulerModel
+from agent.sandbox.scheduler.model import SchedulerSettings
+from agent.sandbox.scheduler.webhook import admit_pod
+from agent.sandbox.store import KINDS, ObjectStore
+
+NODE: Final = "sandbox"
+RESOURCE: Final = "nvidia.com/gpu"
+NAMESPACE: Final = "demo"
+_HISTORY: Final = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class LabOptions:
+    """What a sandbox is made of.
+
+    `arguments` go to the agent after all others; `web_port` 0 is a free one.
+    """
+
+    description: Description
+    environ: Mapping[str, str]
+    arguments: Sequence[str] = ()
+    web_port: int = 0
+    keep: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class SandboxCluster:
+    """All models of one node, and the agent that serves it. Made by `open_cluster`."""
+
+    options: LabOptions
+    places: Places
+    pulse: Pulse
+    tasks: asyncio.TaskGroup
+    hardware: SimulatedHardware
+    store: ObjectStore
+    api: ApiServerModel
+    kubelet: KubeletModel
+    cgroups: CgroupTree
+    log: AgentLog
+    admin_token: str
+    children: list[AgentChild] = field(default_factory=list)
+
+    @property
+    def user(self) -> str:
+        """Who the agent is at the API server."""
+        return NODE_PREFIX + NODE
+
+    @property
+    def agent(self) -> AgentChild:
+        """The agent that was started last.
+
+        Raises:
+            IndexError: none was started yet.
+        """
+        return self.children[-1]
+
+    @property
+    def web_address(self) -> str | None:
+        """Where the present agent's web door is, once it has said so."""
+        for line in self.log.of("web.listening", self.agent.pid):
+            if "port" in line.fields:
+                return f"http://{line.fields['host']}:{line.fields['port']}"
+        return None
+
+    def command(self) -> tuple[str, ...]:
+        """The arguments that the agent is started with."""
+        places = self.places
+        config = ("--config", str(places.config)) if places.config.exists() else ()
+        return (
+            "run",
+            *config,
+            *("--node-name", NODE),
+            *("--simulate", f"unix:{places.hardware_socket}"),
+            *("--kubelet-socket", str(places.plugins / "kubelet.sock")),
+            *("--pod-resources-socket", str(places.pod_resources / "kubelet.sock")),
+            *("--kubeconfig", str(places.kubeconfig)),
+            *("--hook-path", str(places.hook)),
+            *("--state-dir", str(places.state)),
+            *("--run-dir", str(places.run)),
+            *("--web-port", str(self.options.web_port)),
+            *("--log-format", "json"),
+            *self.options.arguments,
+        )
+
+    def environment(self) -> dict[str, str]:
+        """The environment that the agent is started with."""
+        settings = {"HAMI_AGENT_PATHS_CGROUP": str(self.places.cgroup)}
+        return child_environment(self.options.environ) | settings
+
+    async def start_agent(self) -> AgentChild:
+        """Start one more agent and read what it says.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        child = await start_child(self.command(), self.environment(), self.log)
+        self.children.append(child)
+        self.tasks.create_task(child.read())
+        return child
+
+    async def kill_agent(self) -> None:
+        """SIGKILL the present agent."""
+        await self.agent.kill()
+
+    async def stop_agent(self) -> int:
+        """SIGTERM to the present agent; its exit code."""
+        return await self.agent.stop()
+
+    def reload_agent(self) -> None:
+        """SIGHUP to the present agent."""
+        self.agent.signal(signal.SIGHUP)
+
+    async def end_container(self, uid: str, container: str) -> None:
+        """A container ends on its own; its pod worker starts it again.
+
+        Raises:
+            KeyError: the kubelet has no such pod.
+        """
+        await self.kubelet.container_died(uid, container)
+        self.cgroups.sync()
+
+    def submit(self, pod: Json) -> Json:
+        """Create a pod as a user does: through the webhook, for the scheduler to place.
+
+        Raises:
+            StatusError: the webhook or the API server refuses it.
+        """
+        return self.store.create("pods", admit_pod(pod, SchedulerSettings()))
+
+    def pod(self, name: str) -> Json:
+        """A pod of the sandbox's namespace. Raises NotFoundError."""
+        return self.store.get("pods", NAMESPACE, name)
+
+    def node(self) -> Json:
+        """The Node object; empty metadata before the kubelet has made it."""
+        try:
+            return self.store.get("nodes", "", NODE)
+        except NotFoundError:
+            return {"metadata": {}, "status": {}}
+
+    def node_annotations(self) -> Mapping[str, str]:
+        """What is noted on the Node."""
+        return self.node()["metadata"].get("annotations") or {}
+
+    def allocatable(self) -> int:
+        """Slices that the kubelet offers now."""
+        return self.kubelet.allocatable(RESOURCE)
+
+    async def until(self, holds: Callable[[], bool], within: float) -> bool:
+        """Whether `holds()` came true in time; looked at after every change, never in intervals."""
+        try:
+            async with asyncio.timeout(within):
+                await self.pulse.until(holds)
+        except TimeoutError:
+            return holds()
+        return True
+
+
+@contextlib.asynccontextmanager
+async def open_cluster(options: LabOptions) -> AsyncIterator[SandboxCluster]:
+    """All models up and serving, no agent yet; everything is stopped and removed at the end.
+
+    Raises:
+        OSError, PermissionFault: a directory, socket or port cannot be had.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        places = stack.enter_context(open_places(keep=options.keep))
+        stack.enter_context(_unwrapped())
+        cluster = await stack.enter_async_context(_joined(options, places))
+        scheduler = SchedulerModel(cluster.store, _clock(), cluster.kubelet.random, eager=True)
+        loop = KubeletPodLoop(cluster.kubelet, cluster.store, NODE, eager=True)
+        standing = [
+            cluster.tasks.create_task(activity)
+            for activity in (
+                loop.run(),
+                scheduler.run(),
+                *(_follow(cluster.store, kind, cluster.pulse) for kind in KINDS),
+            )
+        ]
+        try:
+            if not await cluster.until(lambda: "uid" in cluster.node()["metadata"], 5.0):
+                raise TimeoutError("the kubelet model did not register its Node within 5 s")
+            yield cluster
+        finally:
+            for child in cluster.children:
+                await child.stop()
+            for task in standing:
+                task.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _joined(options: LabOptions, places: Places) -> AsyncIterator[SandboxCluster]:
+    """The models around one store, each started; stopped in reverse."""
+    chance, clock, pulse = random.SystemRandom(), _clock(), Pulse()
+    store = ObjectStore(clock, chance, _HISTORY)
+    hardware = SimulatedHardware(options.description)
+    tokens = {f"{chance.getrandbits(128):032x}": user for user in (NODE_PREFIX + NODE, ADMIN)}
+    agents, admin = tokens
+    settings = SchedulerSettings()
+    api = ApiServerModel(store, tokens, lambda pod: admit_pod(pod, settings))
+    kubelet = KubeletModel(places.plugins, places.pod_resources, clock, chance)
+    cgroups = CgroupTree(places.cgroup, kubelet)
+    kubelet.history.listen(lambda _: cgroups.sync())
+    kubelet.history.listen(lambda _: pulse.beat())
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(serve_hardware(hardware, places.hardware_socket))
+        await api.start()
+        stack.push_async_callback(api.stop)
+        places.kubeconfig.write_text(kubeconfig(api.url, agents))
+        places.kubeconfig.chmod(0o600)
+        await kubelet.start()
+        stack.push_async_callback(kubelet.kill)
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        yield SandboxCluster(
+            options=options,
+            places=places,
+            pulse=pulse,
+            tasks=tasks,
+            hardware=hardware,
+            store=store,
+            api=api,
+            kubelet=kubelet,
+            cgroups=cgroups,
+            log=AgentLog(pulse.beat),
+            admin_token=admin,
+        )
+
+
+@contextlib.contextmanager
+def _unwrapped() -> Iterator[None]:
+    """Whoever opened the context sees his own exception: the groups are a matter of this module."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        single: BaseException = group
+        while isinstance(single, BaseExceptionGroup) and len(single.exceptions) == 1:
+            single = single.exceptions[0]
+        if single is group:
+            raise
+        raise single from None
+
+
+def kubeconfig(server: str, token: str) -> str:
+    """A kubeconfig for one user at one server; JSON is YAML too."""
+    return json.dumps(
+        {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "sandbox", "cluster": {"server": server}}],
+            "users": [{"name": NODE, "user": {"token": token}}],
+            "contexts": [{"name": "sandbox", "context": {"cluster": "sandbox", "user": NODE}}],
+            "current-context": "sandbox",
+        },
+        indent=2,
+    )
+
+
+async def _follow(store: ObjectStore, kind: str, pulse: Pulse) -> None:
+    while True:
+        with contextlib.suppress(GoneError):
+            async for _ in store.subscribe(kind, None):
+                pulse.beat()
+
+
+def _clock() -> Clock:
+    return SystemClock()

@@ -1,0 +1,60 @@
+"""What the agent says on standard error: its log lines, bounded, across its restarts."""
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+KEPT_LINES: Final = 5000
+MOST_BYTES: Final = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line; `fields` is empty where it is no JSON object. `pid` said it at `elapsed`."""
+
+    elapsed: float
+    pid: int
+    text: str
+    fields: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def event(self) -> str:
+        """The stable word that names what happened."""
+        return str(self.fields.get("event", ""))
+
+
+class AgentLog:
+    """The last lines of every agent of one sandbox; `heard` is called after each."""
+
+    def __init__(self, heard: Callable[[], None]) -> None:
+        self._lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
+        self._heard = heard
+
+    def add(self, elapsed: float, pid: int, line: bytes) -> None:
+        """Keep one line."""
+        text = line[:MOST_BYTES].decode(errors="replace").rstrip()
+        self._lines.append(LogLine(elapsed, pid, text, _parsed(text)))
+        self._heard()
+
+    def of(self, event: str, pid: int | None = None) -> list[LogLine]:
+        """The kept lines of that event, of one process or of all."""
+        return [
+            line for line in self._lines if line.event == event and (pid is None or line.pid == pid)
+        ]
+
+    def last(self, count: int) -> list[str]:
+        """The last lines as they were said."""
+        return [line.text for line in self._lines][-count:]
+
+    def __iter__(self) -> Iterator[LogLine]:
+        return iter(tuple(self._lines))
+
+
+def _parsed(text: str) -> Mapping[str, object]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,90 @@
+"""Where everything of one sandbox lies: one directory, short enough for unix socket names."""
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+MOST_CHARACTERS: Final = 60
+"""A unix socket's path has at most 107 bytes, and the longest of ours adds 47."""
+
+PRELOAD_TEXT: Final = "/usr/local/vgpu/libvgpu.so\n"
+LIBRARY_STAND_IN: Final = b"stand-in for HAMi-core's library; the sandbox starts no container\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The directory of a sandbox and what is in it."""
+
+    root: Path
+
+    @property
+    def plugins(self) -> Path:
+        """The kubelet's device plugin directory."""
+        return self.root / "device-plugins"
+
+    @property
+    def pod_resources(self) -> Path:
+        """The directory of the kubelet's PodResources socket."""
+        return self.root / "pod-resources"
+
+    @property
+    def hardware_socket(self) -> Path:
+        """The control socket of the simulated GPUs."""
+        return self.root / "gpus.sock"
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The agent's own identity at the API server."""
+        return self.root / "kubeconfig"
+
+    @property
+    def config(self) -> Path:
+        """The agent's settings file; absent unless somebody writes it."""
+        return self.root / "config.yaml"
+
+    @property
+    def hook(self) -> Path:
+        """HAMi's HOOK_PATH: above vgpu/."""
+        return self.root / "hook"
+
+    @property
+    def state(self) -> Path:
+        """The agent's state directory."""
+        return self.root / "state"
+
+    @property
+    def run(self) -> Path:
+        """The agent's run directory."""
+        return self.root / "run"
+
+    @property
+    def cgroup(self) -> Path:
+        """The cgroup tree of the containers that run."""
+        return self.root / "cgroup"
+
+
+@contextlib.contextmanager
+def open_places(*, keep: bool = False) -> Iterator[Places]:
+    """Make the directory with what a node has before any agent came; remove it, or `keep` it.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    parent = Path(tempfile.gettempdir())
+    if len(str(parent)) > MOST_CHARACTERS - len("/hami-12345678"):
+        parent = Path("/tmp")  # noqa: S108 -- mkdtemp below makes a private directory in it
+    root = Path(tempfile.mkdtemp(prefix="hami-", dir=parent))
+    try:
+        places = Places(root)
+        for directory in (places.hook / "vgpu", places.state, places.run, places.cgroup):
+            directory.mkdir(parents=True, mode=0o755)
+        (places.hook / "vgpu" / "libvgpu.so").write_bytes(LIBRARY_STAND_IN)
+        (places.hook / "vgpu" / "ld.so.preload").write_text(PRELOAD_TEXT)
+        yield places
+    finally:
+        if not keep:
+            shutil.rmtree(root)

@@ -1,0 +1,49 @@
+"""Asking the agent's own web door, as people do."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+DEADLINE: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """An answer: its HTTP status and its text."""
+
+    status: int
+    text: str
+
+
+async def fetch(address: str, path: str) -> Page:
+    """The page at `path`.
+
+    Raises:
+        OSError, TimeoutError: nobody answers there.
+    """
+    try:
+        async with (
+            asyncio.timeout(DEADLINE),
+            aiohttp.ClientSession() as session,
+            session.get(address + path) as answer,
+        ):
+            return Page(answer.status, await answer.text())
+    except aiohttp.ClientError as error:
+        raise ConnectionError(f"{address}{path}: {error}") from error
+
+
+Sample = tuple[str, dict[str, str], float]
+
+
+async def scrape(address: str) -> list[Sample]:
+    """Every sample of the metrics page: name, labels, value.
+
+    Raises:
+        OSError, TimeoutError: nobody answers there.
+    """
+    page = await fetch(address, "/metrics")
+    families = text_string_to_metric_families(page.text)
+    return [(s.name, dict(s.labels), float(s.value)) for f in families for s in f.samples]

@@ -1,0 +1,60 @@
+"""The default scenario: its steps in order, and what comes of them."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from agent.core.errors import AgentError
+from agent.sandbox.api_errors import StatusError
+from agent.sandbox.lab.cluster import SandboxCluster
+from agent.sandbox.scenario import begin, storm, trouble
+from agent.sandbox.scenario.promises import promises
+from agent.sandbox.scenario.record import Moment, Record, Unmet
+from agent.sandbox.scenario.stage import Stage
+from agent.sandbox.scenario.sums import SumWatch
+
+Step = Callable[[Stage], Awaitable[None]]
+
+OPENING: Final[Sequence[Step]] = (begin.register, begin.place)
+"""What an interactive sandbox starts with."""
+
+DEFAULT: Final[Sequence[Step]] = (
+    *OPENING,
+    trouble.lose_gpu,
+    trouble.restart_kubelet,
+    trouble.kill_agent,
+    storm.kill_in_burst,
+    storm.lose_records,
+    storm.idle,
+    storm.stop,
+)
+
+FEWEST_GPUS: Final = 3
+"""One pod wants two GPUs, and one GPU is lost."""
+
+NEEDED_SLICES: Final = 24
+"""Slices that the pods need on the GPUs that stay well."""
+
+
+def open_stage(cluster: SandboxCluster, split_count: int, tell: Callable[[Moment], None]) -> Stage:
+    """A stage on which nothing has happened yet; `tell` hears every moment as it comes."""
+    gpus = {state.gpu.uuid: state.gpu for state in cluster.hardware.states}
+    sums = SumWatch(cluster, gpus, split_count)
+    cluster.kubelet.history.listen(sums.hear)
+    record = Record(promises(len(gpus), split_count), tell)
+    return Stage(cluster, record, gpus, split_count, sums)
+
+
+FAULTS: Final = (AgentError, StatusError, OSError, ValueError)
+"""What a broken agent can make a step run into: files and pages that are not as promised."""
+
+
+async def act(stage: Stage, steps: Sequence[Step] = DEFAULT) -> Record:
+    """Take the steps until one finds that its claim does not come; what is left stays unchecked."""
+    try:
+        for step in steps:
+            await step(stage)
+    except Unmet as unmet:
+        stage.record.note(f"stopped at claim {unmet}")
+    except FAULTS as fault:
+        stage.record.note(f"stopped: {type(fault).__name__}: {fault}")
+    return stage.record

@@ -1,0 +1,152 @@
+"""What the world around the agent knows: read from the API server, the kubelet and the disk."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from agent.codec.checkpoint import decode_state
+from agent.codec.pod import decode_pod_devices
+from agent.codec.register import RegisteredGpu, decode_register
+from agent.core import annotations
+from agent.core.ledger import Ledger
+from agent.core.share import Share
+from agent.sandbox.api_errors import Json, NotFoundError
+from agent.sandbox.kubelet import checkpoint
+from agent.sandbox.lab.cluster import RESOURCE, SandboxCluster
+from agent.wire.v1beta1 import ContainerAllocateResponse
+
+STATE_FILE = "state.json"
+
+
+@dataclass(frozen=True, slots=True)
+class PodFacts:
+    """One pod at the API server."""
+
+    pod: Json
+
+    @property
+    def uid(self) -> str:
+        """Its UID."""
+        uid: str = self.pod["metadata"]["uid"]
+        return uid
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        name: str = self.pod["metadata"]["name"]
+        return name
+
+    @property
+    def phase(self) -> str:
+        """Pending, Running, Succeeded or Failed."""
+        phase: str = self.pod["status"].get("phase", "")
+        return phase
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is Running with every container ready."""
+        statuses = self.pod["status"].get("containerStatuses") or []
+        return self.phase == "Running" and all(status["ready"] for status in statuses)
+
+    @property
+    def notes(self) -> Mapping[str, str]:
+        """Its annotations."""
+        return self.pod["metadata"].get("annotations") or {}
+
+    @property
+    def reason(self) -> str:
+        """Why it is not scheduled, or why it failed."""
+        status = self.pod["status"]
+        told = [
+            c.get("message", "") for c in status.get("conditions") or () if c["status"] != "True"
+        ]
+        return status.get("message") or next(filter(None, told), "")
+
+    def containers(self) -> Mapping[str, int]:
+        """Container → GPUs it asks for, init containers first: the order of HAMi's groups."""
+        spec = self.pod["spec"]
+        found = [*(spec.get("initContainers") or ()), *spec["containers"]]
+        limits = {one["name"]: (one.get("resources") or {}).get("limits") or {} for one in found}
+        return {name: int(asked.get(RESOURCE, "0")) for name, asked in limits.items()}
+
+    def shares(self) -> Mapping[str, tuple[Share, ...]]:
+        """What the scheduler wrote: container → shares; one without a GPU has none.
+
+        HAMi writes one group for each container that asks, and perhaps empty ones between.
+        """
+        text = self.notes.get(annotations.ALLOCATED, "")
+        groups = iter([group for group in decode_pod_devices(text) if group])
+        return {
+            name: next(groups, ()) if asked else () for name, asked in self.containers().items()
+        }
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the agent has told the scheduler that all of it is served."""
+        left = decode_pod_devices(self.notes.get(annotations.TO_ALLOCATE, ""))
+        is_consumed = annotations.TO_ALLOCATE in self.notes and not any(left)
+        return is_consumed and self.notes.get(annotations.BIND_PHASE) == annotations.PHASE_SUCCESS
+
+
+def pod_facts(cluster: SandboxCluster, name: str) -> PodFacts:
+    """The pod now. Raises NotFoundError."""
+    return PodFacts(cluster.pod(name))
+
+
+def is_running(cluster: SandboxCluster, name: str) -> bool:
+    """Whether the pod is there and runs."""
+    try:
+        return pod_facts(cluster, name).is_running
+    except NotFoundError:
+        return False
+
+
+def is_locked(cluster: SandboxCluster) -> bool:
+    """Whether the Node carries HAMi's lock."""
+    return annotations.MUTEX_LOCK in cluster.node_annotations()
+
+
+def registered_gpus(cluster: SandboxCluster) -> tuple[RegisteredGpu, ...]:
+    """What the Node's register annotation says; nothing where there is none.
+
+    Raises:
+        MalformedText: it cannot be read.
+    """
+    text = cluster.node_annotations().get(annotations.REGISTER)
+    return decode_register(text) if text else ()
+
+
+Answers = Mapping[tuple[str, str], bytes]
+"""Pod UID and container → the answer that the kubelet keeps, as it came."""
+
+
+def answers(cluster: SandboxCluster) -> Answers:
+    """Every answer in the kubelet's own checkpoint file."""
+    content = checkpoint.load(cluster.places.plugins)
+    return {
+        (entry.pod_uid, entry.container): entry.response
+        for entry in content.entries
+        if entry.resource == RESOURCE
+    }
+
+
+def parsed(answer: bytes) -> ContainerAllocateResponse:
+    """An answer from the kubelet's file."""
+    return ContainerAllocateResponse.parse(answer)
+
+
+def ledger_on_disk(cluster: SandboxCluster) -> Ledger:
+    """The rows in the agent's state file.
+
+    Raises:
+        OSError, StateCorrupt: it cannot be read.
+    """
+    return decode_state((cluster.places.state / STATE_FILE).read_bytes()).ledger
+
+
+def starts(cluster: SandboxCluster, names: Iterable[str]) -> Mapping[str, Mapping[str, int]]:
+    """How often each container of these pods was started."""
+    found: dict[str, Mapping[str, int]] = {}
+    for name in names:
+        pod = cluster.kubelet.pod(pod_facts(cluster, name).uid)
+        found[name] = dict(pod.starts) if pod is not None else {}
+    return found

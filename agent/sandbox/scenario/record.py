@@ -1,0 +1,89 @@
+"""What came of the claims, what happened when, and what was measured."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+NOT_REACHED: Final = "the scenario ended before"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One sentence that was checked; `measured` is what was found."""
+
+    id: str
+    sentence: str
+    ok: bool
+    measured: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One entry of the timeline, `elapsed` seconds after its start; `ok` None is only news."""
+
+    elapsed: float
+    text: str
+    detail: str = ""
+    ok: bool | None = None
+    claim: str = ""
+
+
+class Unmet(Exception):  # noqa: N818 -- a claim that was not met, not an error of ours
+    """What was waited for did not come; the scenario cannot go on."""
+
+
+@dataclass(eq=False, slots=True)
+class Record:
+    """Filled by the steps; `promised` maps every claim's id to its sentence, in order.
+
+    `awaited` is what the present step waits for, empty when it does not wait.
+    """
+
+    promised: Mapping[str, str]
+    tell: Callable[[Moment], None]
+    started: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+    moments: list[Moment] = field(default_factory=list)
+    measured: dict[str, float] = field(default_factory=dict)
+    awaited: str = ""
+    _found: dict[str, tuple[bool, str]] = field(default_factory=dict)
+
+    def note(self, text: str) -> None:
+        """Something happens that is no claim."""
+        self._add(Moment(self.elapsed, text))
+
+    def settle(self, claim: str, measured: str, problems: Iterable[str] = ()) -> None:
+        """Decide one claim: true without problems. A claim once false stays false.
+
+        Raises:
+            KeyError: nobody promised it.
+        """
+        sentence, found = self.promised[claim], list(problems)
+        before = self._found.get(claim, (True, ""))[0]
+        ok = before and not found
+        text = "; ".join(found) if found else measured
+        self._found[claim] = (ok, text)
+        self._add(Moment(self.elapsed, sentence, text, ok, claim))
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """Every promised claim; one that was not reached is not true."""
+        return tuple(
+            Claim(name, sentence, *self._found.get(name, (False, NOT_REACHED)))
+            for name, sentence in self.promised.items()
+        )
+
+    @property
+    def ok(self) -> bool:
+        """Whether every claim was checked and true."""
+        return all(claim.ok for claim in self.claims)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return asyncio.get_running_loop().time() - self.started
+
+    def _add(self, moment: Moment) -> None:
+        self.awaited = ""
+        self.moments.append(moment)
+        self.tell(moment)

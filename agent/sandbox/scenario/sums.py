@@ -1,0 +1,95 @@
+"""Watching that no GPU is ever promised beyond what it has: looked at after every answer."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from agent.core.gpu import Gpu, GpuUuid
+from agent.sandbox.kubelet.pods import PodSpec
+from agent.sandbox.kubelet.seen import Seen
+from agent.sandbox.lab.cluster import SandboxCluster
+from agent.sandbox.scenario.edits import promised
+from agent.sandbox.scenario.facts import Answers, answers, parsed
+
+Use = tuple[int, int, int]
+"""MiB, percent of compute, slices."""
+NONE: Final[Use] = (0, 0, 0)
+
+
+@dataclass(eq=False, slots=True)
+class SumWatch:
+    """The most that was ever promised of one GPU, and every time that it was too much."""
+
+    cluster: SandboxCluster
+    gpus: Mapping[GpuUuid, Gpu]
+    split_count: int
+    most: Use = NONE
+    checks: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def hear(self, event: Seen) -> None:
+        """Look again whenever a pod has been admitted: its answers are on the kubelet's disk."""
+        if event.kind != "admitted":
+            return
+        self.checks += 1
+        try:
+            uses = self._uses()
+        except ValueError as error:
+            self.problems.append(f"an answer cannot be read: {error}")
+            return
+        for uuid, use in uses.items():
+            self.most = _greatest([self.most, use])
+            self.problems += self._judged(uuid, use)
+
+    def _judged(self, uuid: GpuUuid, use: Use) -> list[str]:
+        gpu = self.gpus.get(uuid)
+        if gpu is None:
+            return [f"a container was given GPU {uuid or 'without a name'}, which is not here"]
+        if use[0] <= (gpu.memory_mib or 0) and use[1] <= 100 and use[2] <= self.split_count:
+            return []
+        return [f"GPU {gpu.index} was promised {use[0]} MiB, {use[1]} %, {use[2]} slices"]
+
+    def _uses(self) -> Mapping[GpuUuid, Use]:
+        kept = answers(self.cluster)
+        total: dict[GpuUuid, Use] = defaultdict(lambda: NONE)
+        for uid, pod in self.cluster.kubelet.node.pods.items():
+            if pod.admission is not None and pod.admission.admitted:
+                for uuid, use in _pod_use(pod.spec, uid, kept).items():
+                    total[uuid] = _plus(total[uuid], use)
+        return total
+
+
+def _pod_use(spec: PodSpec, uid: str, kept: Answers) -> Mapping[GpuUuid, Use]:
+    """The greater of the peak of the init containers and the sum of the others, per GPU."""
+    inits = [_of(uid, c.name, kept) for c in spec.containers if c.kind == "init"]
+    others = [_of(uid, c.name, kept) for c in spec.containers if c.kind != "init"]
+    names = {uuid for use in (*inits, *others) for uuid in use}
+    return {
+        uuid: _greatest(
+            [*(use.get(uuid, NONE) for use in inits), _sum(use.get(uuid, NONE) for use in others)]
+        )
+        for uuid in names
+    }
+
+
+def _of(uid: str, container: str, kept: Answers) -> Mapping[GpuUuid, Use]:
+    answer = kept.get((uid, container))
+    if answer is None:
+        return {}
+    return {uuid: (mib, percent, 1) for uuid, (mib, percent) in promised(parsed(answer)).items()}
+
+
+def _plus(one: Use, other: Use) -> Use:
+    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
+
+
+def _sum(uses: Iterable[Use]) -> Use:
+    total = NONE
+    for use in uses:
+        total = _plus(total, use)
+    return total
+
+
+def _greatest(uses: list[Use]) -> Use:
+    return max(u[0] for u in uses), max(u[1] for u in uses), max(u[2] for u in uses)

@@ -1,0 +1,114 @@
+"""What `hami-agent sandbox` shows fits the terminal, and words come before colours."""
+
+import json
+from pathlib import Path
+
+from agent.cli.sandbox_view import (
+    Addresses,
+    Style,
+    document,
+    invitation,
+    moment_lines,
+    summary_lines,
+    waiting_line,
+)
+from agent.sandbox.scenario.record import Claim, Moment
+
+LONG = "word " * 60
+
+
+def test_a_short_finding_stands_on_the_line():
+    moment = Moment(1.234, "80 slices are allocatable", "80 on the Node", ok=True, claim="x")
+
+    assert ["t+  1.23s  ok      80 slices are allocatable: 80 on the Node"] == [
+        *moment_lines(moment, Style())
+    ]
+
+
+def test_a_long_finding_stands_below_its_line():
+    lines = list(moment_lines(Moment(1, "a claim", LONG, ok=True), Style()))
+
+    assert "t+  1.00s  ok      a claim" == lines[0]
+    assert LONG.split() == " ".join(lines[1:]).split()
+    assert {" " * 19 + "word"} == {line[:23] for line in lines[1:]}
+
+
+def test_no_line_is_wider_than_the_terminal():
+    moments = [Moment(1, LONG, LONG, ok=False), Moment(99999, LONG), Moment(0, "x", "y" * 500)]
+    claims = [Claim("a.very.long.name.of.a.claim", LONG, ok=False, measured=LONG)]
+    for width in (40, 80, 132):
+        style = Style(width)
+        lines = [line for moment in moments for line in moment_lines(moment, style)]
+        lines += summary_lines(claims, {"exec_to_registered": 0.2, "xid_to_kubelet": 2}, style)
+        lines.append(waiting_line(3.5, LONG, style))
+
+        assert width >= max(map(len, lines))
+
+
+def test_news_is_neither_ok_nor_failed():
+    assert ["t+  0.00s          agent started"] == [
+        *moment_lines(Moment(0, "agent started"), Style())
+    ]
+
+
+def test_colour_is_added_to_the_word_and_only_where_it_is_wanted():
+    moment = Moment(0, "a claim", "", ok=False)
+    (plain,), (coloured,) = (
+        list(moment_lines(moment, Style(colour=colour))) for colour in (False, True)
+    )
+
+    assert "FAILED" in plain
+    assert plain == coloured.replace("\x1b[31m", "").replace("\x1b[0m", "")
+    assert "\x1b" not in plain
+
+
+def test_the_summary_counts_claims_and_names_those_that_are_not_true():
+    claims = [
+        Claim("a", "a holds", ok=True, measured="1"),
+        Claim("b", "b holds", ok=False, measured="2"),
+    ]
+    lines = list(summary_lines(claims, {"xid_to_kubelet": 0.0042, "unknown": 1}, Style()))
+
+    assert "1 of 2 claims checked and true, 1 not" == lines[-1]
+    assert ["b", "2"] == lines[-2].split()
+    assert "XID 79 → list at the kubelet  4 ms" in lines
+
+
+def test_a_summary_without_failures_names_none():
+    lines = list(summary_lines([Claim("a", "a holds", ok=True, measured="1")], {}, Style()))
+
+    assert ["", "1 of 1 claims checked and true"] == lines
+
+
+def test_the_document_is_json_with_everything_in_it():
+    claim, moment = (
+        Claim("a", "a holds", ok=True, measured="1"),
+        Moment(0.5, "a holds", "1", ok=True),
+    )
+    found = json.loads(json.dumps(document([claim], [moment], {"x": 0.1}, ["line"])))
+
+    assert ("hami-agent/v1", "Sandbox") == (found["apiVersion"], found["kind"])
+    assert {
+        "ok": True,
+        "claims": [{"id": "a", "sentence": "a holds", "ok": True, "measured": "1"}],
+        "timeline": [{"elapsed": 0.5, "text": "a holds", "detail": "1", "ok": True, "claim": ""}],
+        "measured": {"x": 0.1},
+        "agentLog": ["line"],
+    } == found["data"]
+
+
+def test_the_invitation_has_whole_commands():
+    at = Addresses(
+        directory=Path("/t/hami-x"),
+        web="http://127.0.0.1:1",
+        api="http://127.0.0.1:2",
+        hardware_socket=Path("/t/hami-x/gpus.sock"),
+        admin_header=Path("/t/hami-x/admin.header"),
+        pod_file=Path("/t/hami-x/pod.json"),
+        pid=42,
+    )
+    lines = [line.strip() for line in invitation(at).splitlines()]
+
+    assert "hami-agent simulate --socket /t/hami-x/gpus.sock xid 79 --gpu 1" in lines
+    assert "curl 'http://127.0.0.1:1/readyz?verbose'" in lines
+    assert "kill -9 42" in lines

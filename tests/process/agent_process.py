@@ -1,0 +1,43 @@
+"""Starting real agents for tests, with nothing of this machine's settings in their environment."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from agent.sandbox.hardware_file import described
+from agent.sandbox.lab.child import child_environment
+from agent.sandbox.lab.cluster import LabOptions, SandboxCluster
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRON = child_environment(os.environ)  # noqa: TID251 -- handed on to real processes
+PATIENCE = 20.0
+"""Seconds for anything that takes one or two on an idle machine."""
+
+
+def options(*arguments: str, gpus: int = 8) -> LabOptions:
+    return LabOptions(described(f"h100:{gpus}"), ENVIRON, arguments=arguments)
+
+
+async def started(cluster: SandboxCluster, slices: int = 80) -> SandboxCluster:
+    """The cluster once its agent offers so many slices."""
+    await cluster.start_agent()
+    assert await offers(cluster, slices), cluster.log.last(20)
+    return cluster
+
+
+async def offers(cluster: SandboxCluster, slices: int) -> bool:
+    return await cluster.until(lambda: cluster.allocatable() == slices, PATIENCE)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """`hami-agent ARGUMENTS`, to its end."""
+    return subprocess.run(  # noqa: S603 -- our own interpreter and arguments
+        [sys.executable, "-m", "agent", *arguments],
+        cwd=ROOT,
+        env=ENVIRON,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )

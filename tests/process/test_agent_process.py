@@ -1,0 +1,117 @@
+"""The real process: signals, restarts, a second instance."""
+
+import pytest
+
+from agent.sandbox.lab.cluster import open_cluster
+from agent.sandbox.lab.web import fetch
+from tests.process.agent_process import PATIENCE, offers, options, started
+
+pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(60)]
+
+
+def sockets(cluster):
+    return {path.name for path in cluster.places.plugins.glob("*.sock")}
+
+
+async def test_sigterm_ends_it_with_0_and_takes_its_socket_away():
+    async with open_cluster(options()) as opened:
+        cluster = await started(opened)
+        assert 2 == len(sockets(cluster))
+
+        code = await cluster.stop_agent()
+
+        assert 0 == code
+        assert {"kubelet.sock"} == sockets(cluster)
+        assert ["agent.stopped"] == [line.event for line in cluster.log if line.event][-1:]
+
+
+async def test_sighup_takes_over_a_changed_split_count_without_a_restart():
+    async with open_cluster(options()) as opened:
+        opened.places.config.write_text("sharing:\n  splitCount: 10\n")
+        cluster = await started(opened)
+
+        cluster.places.config.write_text("sharing:\n  splitCount: 5\n")
+        cluster.reload_agent()
+
+        assert await offers(cluster, 40), cluster.log.last(20)
+        assert cluster.agent.code is None
+        assert 1 == len(cluster.kubelet.history.of("registered"))
+
+
+async def test_refused_settings_at_sighup_change_nothing():
+    async with open_cluster(options()) as opened:
+        opened.places.config.write_text("sharing:\n  splitCount: 10\n")
+        cluster = await started(opened)
+
+        cluster.places.config.write_text("sharing:\n  splitCount: many\n")
+        cluster.reload_agent()
+
+        assert await cluster.until(lambda: bool(cluster.log.of("config.rejected")), PATIENCE)
+        (line,) = cluster.log.of("config.rejected")
+        assert f"{cluster.places.config}:2:" in str(line.fields["err"])
+        assert 80 == cluster.allocatable()
+        assert cluster.agent.code is None
+
+
+async def test_after_sigkill_the_next_agent_serves_on():
+    async with open_cluster(options()) as opened:
+        cluster = await started(opened)
+        left = sockets(cluster)
+
+        await cluster.kill_agent()
+        assert -9 == cluster.agent.code
+        assert await offers(cluster, 0)
+        await started(cluster)
+
+        assert 2 == len(sockets(cluster))
+        assert sockets(cluster) != left
+
+
+async def test_a_second_instance_stands_by_and_takes_over():
+    async with open_cluster(options()) as opened:
+        cluster = await started(opened)
+        first = cluster.agent
+        await cluster.start_agent()
+        assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
+        page = await fetch(cluster.web_address or "", "/readyz")
+        assert 503 == page.status
+        assert f"standby: another agent runs on this host (pid {first.pid}" in page.text
+        assert 1 == len(cluster.kubelet.history.of("registered"))
+
+        assert 0 == await first.stop()
+
+        assert await cluster.until(
+            lambda: len(cluster.kubelet.history.of("registered")) == 2, PATIENCE
+        )
+        assert await offers(cluster, 80)
+        assert cluster.agent.code is None
+
+
+async def test_a_standby_that_is_told_to_stop_leaves_the_other_alone():
+    async with open_cluster(options()) as opened:
+        cluster = await started(opened)
+        first = cluster.agent
+        second = await cluster.start_agent()
+        assert await cluster.until(
+            lambda: bool(cluster.log.of("web.listening", second.pid)), PATIENCE
+        )
+
+        assert 0 == await second.stop()
+
+        assert first.code is None
+        assert 80 == cluster.allocatable()
+
+
+async def test_it_reads_nothing_of_other_pods_and_writes_nothing_but_the_annotation():
+    async with open_cluster(options()) as opened:
+        cluster = await started(opened)
+        journal, user = cluster.api.journal, cluster.user
+        assert await cluster.until(lambda: journal.writes(user) > 0, PATIENCE)
+        assert await cluster.until(lambda: journal.watches(user) > 1, PATIENCE)
+
+        assert {
+            (user, "watch", "nodes"): 1,
+            (user, "list", "pods"): 1,
+            (user, "watch", "pods"): 1,
+            (user, "patch", "nodes"): 1,
+        } == dict(journal.counts)

@@ -1,0 +1,131 @@
+"""`hami-agent sandbox` as a new user runs it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.cli.sandbox_view import MEASURES
+from agent.sandbox.scenario.promises import promises
+from tests.process.agent_process import ENVIRON, ROOT, run
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def whole() -> tuple[int, dict[str, Any]]:
+    """The exit code and the document of the default scenario, run once."""
+    ended = run("sandbox", "-o", "json")
+    return ended.returncode, json.loads(ended.stdout)
+
+
+def test_every_claim_of_the_default_scenario_is_true(whole):
+    code, found = whole
+    untrue = [claim for claim in found["data"]["claims"] if not claim["ok"]]
+
+    assert [] == untrue, "\n".join(found["data"]["agentLog"])
+    assert 0 == code
+    assert found["data"]["ok"] is True
+
+
+def test_every_promise_is_among_the_claims_in_its_order(whole):
+    _, found = whole
+
+    assert list(promises(8, 10).items()) == [
+        (claim["id"], claim["sentence"]) for claim in found["data"]["claims"]
+    ]
+
+
+def test_the_document_says_what_it_is(whole):
+    _, found = whole
+
+    assert ("hami-agent/v1", "Sandbox") == (found["apiVersion"], found["kind"])
+    assert {"ok", "claims", "timeline", "measured", "agentLog"} == found["data"].keys()
+
+
+def test_the_timeline_holds_every_claim_and_goes_forward(whole):
+    _, found = whole
+    timeline = found["data"]["timeline"]
+    times = [moment["elapsed"] for moment in timeline]
+
+    assert sorted(times) == times
+    assert promises(8, 10).keys() == {moment["claim"] for moment in timeline} - {""}
+
+
+def test_everything_that_is_to_be_measured_is(whole):
+    _, found = whole
+
+    assert set() == MEASURES.keys() - found["data"]["measured"].keys()
+
+
+def test_an_agent_that_offers_the_wrong_slices_makes_it_fail():
+    ended = run("sandbox", "-o", "json", "--agent-flag=--split-count=5")
+    found = json.loads(ended.stdout)["data"]
+    claims = {claim["id"]: claim for claim in found["claims"]}
+
+    assert 1 == ended.returncode
+    assert claims["registered"]["ok"]
+    assert not claims["allocatable"]["ok"]
+    assert "40 at the kubelet" in claims["allocatable"]["measured"]
+    assert not claims["one.running"]["ok"]
+    assert promises(8, 10).keys() == claims.keys()
+    assert any("list.changed" in line for line in found["agentLog"])
+
+
+def test_an_agent_that_cannot_start_makes_it_fail_with_its_last_words():
+    ended = run("sandbox", "--agent-flag=--kubeconfig=/absent")
+
+    assert 1 == ended.returncode
+    assert "the agent exited with 78" in ended.stdout
+    assert '"event": "agent.failed"' in ended.stdout
+    assert max(len(line) for line in ended.stdout.splitlines() if line[:1] == "t") <= 80
+
+
+def test_too_few_slices_are_wrong_usage():
+    ended = run("sandbox", "--gpus", "3", "--split-count", "4")
+
+    assert 2 == ended.returncode
+    assert "24 slices" in ended.stderr
+
+
+@pytest.fixture
+def short_directory() -> Iterator[Path]:
+    """Sockets lie in it: pytest's own directories have names that are too long."""
+    with tempfile.TemporaryDirectory(prefix="t-") as name:
+        yield Path(name)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_removes_everything(number: signal.Signals, code: int, short_directory: Path):
+    environ = ENVIRON | {"TMPDIR": str(short_directory)}
+    with subprocess.Popen(
+        [sys.executable, "-m", "agent", "sandbox", "--interactive"],
+        cwd=ROOT,
+        env=environ,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as sandbox:
+        assert sandbox.stdout is not None
+        told = []
+        for line in sandbox.stdout:
+            told.append(line)
+            if line.startswith("  kill -9 "):
+                break
+        agent = int(told[-1].split()[-1])
+        os.kill(agent, 0)  # it is there
+        assert list(short_directory.iterdir())
+
+        sandbox.send_signal(number)
+        sandbox.stdout.read()
+
+    assert code == sandbox.returncode
+    assert [] == list(short_directory.iterdir())
+    with pytest.raises(ProcessLookupError):
+        os.kill(agent, 0)
