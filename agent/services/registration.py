@@ -46,6 +46,9 @@ REFUSED_DELAY = 60.0
 LOOK_AGAIN = 5.0
 """Seconds after which the directory is looked at although nothing was reported."""
 
+SWEEP_LOOK = 0.5
+"""Seconds after which our socket file is looked for during a Register, reported or not."""
+
 _ALREADY = "already connected"
 _FOR_GOOD = ("is not supported by kubelet", "is invalid")
 
@@ -209,12 +212,8 @@ class Registration:
             self._say("registration.no_stream", text, problem=True)
             return
         ends = self._ends
-        try:
-            async with asyncio.timeout(REGISTER_DEADLINE):
-                await self._registrar.register(
-                    self._serving.endpoint, self._resource, preferred=True
-                )
-        except (AgentError, TimeoutError) as error:
+        error = await self._call()
+        if error is not None:
             self._fail(error)
             return
         self.registrations.add(self._trigger)
@@ -226,6 +225,36 @@ class Registration:
             return
         text = "registered, waiting for the kubelet's stream"
         self._say("registration.accepted", text, registered=True)
+
+    async def _call(self) -> AgentError | TimeoutError | None:
+        """One Register, given up when our socket goes meanwhile; the error, or None.
+
+        A kubelet that starts sweeps its directory and is reached a moment later: it would dial a
+        name that is gone for 10 s, and fail every admission of that time.
+        """
+        endpoint = self._serving.endpoint
+
+        async def attempt() -> AgentError | TimeoutError | None:
+            try:
+                async with asyncio.timeout(REGISTER_DEADLINE):
+                    await self._registrar.register(endpoint, self._resource, preferred=True)
+            except (AgentError, TimeoutError) as error:
+                return error
+            return None
+
+        async with asyncio.TaskGroup() as group:
+            call = group.create_task(attempt())
+            gone = group.create_task(self._until_gone(endpoint))
+            await asyncio.wait((call, gone), return_when=asyncio.FIRST_COMPLETED)
+            gone.cancel()
+            if not call.done():
+                call.cancel()
+        return KubeletError("our socket was swept meanwhile") if call.cancelled() else call.result()
+
+    async def _until_gone(self, endpoint: str) -> None:
+        """Return once the socket file of that name is gone."""
+        while self._watch.exists(endpoint):
+            await self._wait(self._news.value, SWEEP_LOOK)
 
     def _not_accepted(self) -> None:
         """No stream is to be expected from the last Register any more."""

@@ -162,3 +162,23 @@ async def test_two_resources_fail_and_recover_apart():
         await waiting.state.until(lambda state: state == SERVING)
 
         assert (1, 1) == (len(well.calls), len(ill.calls))
+
+
+async def test_a_socket_swept_while_the_kubelet_dials_it_is_not_waited_for():
+    """A Register that reaches a starting kubelet names a socket that the sweep has just removed."""
+    side = KubeletSide()
+    side.start_kubelet()
+    async with a_registration(side) as registration:
+        await registration.state.until(lambda state: state == SERVING)
+        side.stop_kubelet()
+        await asyncio.sleep(1)
+        began = now()
+        side.delay = 10.0
+        side.touch_kubelet()
+        await asyncio.sleep(0.02)
+        side.remove(side.endpoint)
+        side.delay = 0.0
+        await registration.state.until(lambda state: state == SERVING)
+
+        assert now() - began < 0.3
+        assert 2 == side.binds
