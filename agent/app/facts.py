@@ -7,7 +7,6 @@ from agent.core.inventory import Inventory
 from agent.core.pods import NodeView, PodTable
 from agent.core.slices import SharingSettings, SliceList
 from agent.kit.cell import Cell
-from agent.services.report import ReportState
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -15,8 +14,8 @@ class Facts:
     """Cells that more than one room reads.
 
     Writers: sharing, edits — reload; inventory — services.inventory; slices — services.listing;
-    pods — services.pods; node — services.node; report — services.report. The ledger's cell belongs
-    to services.state, the registration's to services.registration.
+    pods — services.pods; node — services.node. The ledger's cell belongs to services.state, the
+    registration's to services.registration, the report's to services.report.
     """
 
     sharing: Cell[SharingSettings]
@@ -25,7 +24,6 @@ class Facts:
     slices: Cell[SliceList]
     pods: Cell[PodTable]
     node: Cell[NodeView | None]
-    report: Cell[ReportState]
 
 
 def new_facts(sharing: SharingSettings, edits: EditSettings) -> Facts:
@@ -37,5 +35,4 @@ def new_facts(sharing: SharingSettings, edits: EditSettings) -> Facts:
         slices=Cell(SliceList()),
         pods=Cell(PodTable()),
         node=Cell(None),
-        report=Cell(ReportState()),
     )

@@ -6,13 +6,15 @@ import dataclasses
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import structlog
 
 from agent import __version__
 from agent.app.adapters import Adapters, open_adapters
-from agent.app.parts import Host, Parts, join
-from agent.app.running import Extra, reload_on, tell_systemd, tiers
+from agent.app.front import Front, Host, join_front
+from agent.app.loading import load_back, serve_web, web_door
+from agent.app.running import Extra, Whole, alive, reload_on, tell_systemd, tiers
 from agent.app.watching import Watched
 from agent.core.changes import NodeEvent
 from agent.core.container_edits import container_directory
@@ -20,17 +22,15 @@ from agent.core.errors import (
     AgentError,
     DriverMissing,
     PermissionFault,
-    Refusal,
     SettingsError,
     StateError,
 )
 from agent.core.ports import ServiceNotifier
 from agent.host.clock import boot_id, machine_id
+from agent.host.kube.connection import Connection, check
 from agent.host.lockfile import LockFile
 from agent.host.systemd import service_notifier
-from agent.host.worker import Worker
 from agent.kit.heartbeat import Heartbeat
-from agent.kit.news import news
 from agent.kit.supervisor import BudgetSpent
 from agent.kit.tiers import run_tiers
 from agent.services.state import recover
@@ -40,11 +40,6 @@ log = structlog.get_logger(__name__)
 
 STOP_DEADLINE = 10.0
 """Seconds for a clean stop."""
-
-WEB_DELAY = 1.0
-"""Seconds after which the web door opens although the kubelet was not reached yet."""
-
-OpenWeb = Callable[..., contextlib.AbstractAsyncContextManager[object]]
 
 OK, NO_DRIVER, BUG, OS_ERROR, NO_PERMISSION, BAD_SETTINGS = 0, 69, 70, 71, 77, 78
 """Exit codes after sysexits; systemd restarts on all but BAD_SETTINGS."""
@@ -95,43 +90,36 @@ async def run_agent(settings: Settings, process: Process) -> int:
 async def _run(
     settings: Settings, process: Process, notifier: ServiceNotifier, signals: _Signals
 ) -> None:
+    connection = Connection(
+        kubeconfig=Path(settings.kubeconfig) if settings.kubeconfig else None,
+        environment=process.environ,
+    )
+    check(connection)
     async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(alive(notifier))
         lock = LockFile(settings.paths.run / "lock")
         if not await _ours(lock, settings, notifier, signals.stop):
             return
         stack.callback(lock.release)
-        adapters = await stack.enter_async_context(open_adapters(settings, process.environ))
+        adapters = await stack.enter_async_context(open_adapters(settings))
         if settings.driver.exit_without:
             await adapters.driver.scan()
-        parts = await _joined(settings, adapters)
-        watched = Watched(Heartbeat(), parts=parts, session=adapters.session)
+        front = await _joined(settings, adapters)
+        whole = Whole(front)
+        watched = Watched(Heartbeat(), whole=whole)
 
         def reload() -> None:
-            _reload(settings, process, parts, notifier)
+            _reload(settings, process, front, notifier)
 
         extra = Extra(
             heartbeat=watched.heartbeat.run,
-            notify=lambda: tell_systemd(notifier, parts),
+            load=lambda: load_back(settings, connection, adapters, whole),
+            notify=lambda: tell_systemd(notifier, front),
             reload=lambda: reload_on(signals.reload, reload),
-            web=lambda: _serve_web(settings, watched, parts, adapters.worker),
+            web=lambda: serve_web(settings, watched, whole, adapters.loader),
         )
-        await run_tiers(tiers(parts, extra, adapters.random), signals.stop, STOP_DEADLINE)
+        await run_tiers(tiers(whole, extra, adapters.random), signals.stop, STOP_DEADLINE)
         notifier.stopping()
-
-
-def _web_door() -> OpenWeb:
-    """The late import of aiohttp, for a thread: Register does not wait for it."""
-    from agent.app.webdoor import open_web  # noqa: PLC0415 -- late on purpose
-
-    return open_web
-
-
-async def _serve_web(settings: Settings, watched: Watched, parts: Parts, worker: Worker) -> None:
-    """The probes and metrics, once the kubelet was reached or a moment has passed."""
-    await news(parts.registration.state, within=WEB_DELAY)
-    open_web = await worker.call(_web_door)
-    async with open_web(settings, watched):
-        await asyncio.Event().wait()
 
 
 async def _ours(
@@ -148,7 +136,7 @@ async def _ours(
     notifier.status(f"standby: {watched.standby}")
     async with contextlib.AsyncExitStack() as stack:
         try:
-            await stack.enter_async_context(_web_door()(settings, watched, unix=False))
+            await stack.enter_async_context(web_door()(settings, watched, unix=False))
         except PermissionFault as error:
             log.info("standby.without_web", reason=str(error))  # the other one has the port
         group = await stack.enter_async_context(asyncio.TaskGroup())
@@ -161,43 +149,55 @@ async def _ours(
     return lock.held and not stop.is_set()
 
 
-async def _joined(settings: Settings, adapters: Adapters) -> Parts:
-    """Read the state, build the services, and make the directories of what is held."""
+async def _joined(settings: Settings, adapters: Adapters) -> Front:
+    """Read the state, build the first half, and make the directories of what is held."""
     boot = boot_id()
     recovered = await recover(adapters.disk, boot_id=boot, machine_id=machine_id())
-    parts = join(settings, adapters, Host(boot, recovered))
+    front = join_front(settings, adapters, Host(boot, recovered))
     if recovered.notice:
         log.warning("state.recovered", notice=recovered.notice)
-        event = NodeEvent("StateRecovered", recovered.notice, warning=True)
-        parts.following.announcer.say(event)
-    for row in parts.state.ledger.value.rows:
+        front.notices.say(NodeEvent("StateRecovered", recovered.notice, warning=True))
+    for row in front.state.ledger.value.rows:
         # After a reboot the kubelet uses its records without asking again.
-        name = container_directory(row.key.pod_uid, row.key.container)
-        with contextlib.suppress(Refusal):
+        try:
+            name = container_directory(row.key.pod_uid, row.key.container)
             await adapters.hooks.prepare(name, wipe=False)
-    return parts
+        except AgentError as error:
+            # One bad directory is one container's trouble, not the node's.
+            log.warning("hooks.not_prepared", ns=row.namespace, pod=row.pod, err=str(error))
+    return front
 
 
-def _reload(running: Settings, process: Process, parts: Parts, notifier: ServiceNotifier) -> None:
+def _reload(running: Settings, process: Process, front: Front, notifier: ServiceNotifier) -> None:
     """Take over what can change while running; refused settings change nothing."""
     notifier.reloading()
     try:
         settings = process.read()
     except SettingsError as error:
-        _reject(str(error), parts)
+        _reject(str(error), front)
     else:
-        changed = parts.facts.sharing.set(settings.sharing)
-        changed = parts.facts.edits.set(settings.edits) or changed
+        changed = front.facts.sharing.set(settings.sharing)
+        changed = front.facts.edits.set(settings.edits) or changed
         log.info("config.applied", changed=changed)
-        same = dataclasses.replace(settings, sharing=running.sharing, edits=running.edits)
-        if same != running:
-            log.warning("config.needs_restart", hint="some changed settings act at the next start")
+        waiting = _at_next_start(running, settings)
+        if waiting:
+            log.warning("config.needs_restart", sections=waiting)
     notifier.ready()
 
 
-def _reject(reason: str, parts: Parts) -> None:
+def _at_next_start(running: Settings, settings: Settings) -> list[str]:
+    """The sections that differ and act only at the next start."""
+    names = [field.name for field in dataclasses.fields(settings)]
+    return [
+        name
+        for name in names
+        if name not in {"sharing", "edits"} and getattr(running, name) != getattr(settings, name)
+    ]
+
+
+def _reject(reason: str, front: Front) -> None:
     log.error("config.rejected", err=reason)
-    parts.following.announcer.say(NodeEvent("ConfigRejected", reason, warning=True))
+    front.notices.say(NodeEvent("ConfigRejected", reason, warning=True))
 
 
 @contextlib.contextmanager
@@ -242,6 +242,4 @@ def _refused(group: BaseExceptionGroup[BaseException]) -> int:
 def _given_up(group: BaseExceptionGroup[BaseException]) -> int:
     for error in _leaves(group):
         log.error("agent.gave_up", err=str(error), cause=str(error.__cause__))
-        if isinstance(error, BudgetSpent) and error.name == "web":
-            return OS_ERROR
     return BUG

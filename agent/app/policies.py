@@ -41,5 +41,6 @@ POLICIES: Mapping[str, RestartPolicy] = {
     "kubelet": _policy(0.1, 0.5, 1.0, 5.0),
     "reload": _LOCAL,
     "heartbeat": _LOCAL,
-    "web": RestartPolicy(delays=(0.5, 1.0, 10.0), budget=5, bug_budget=DEFECTS),
+    "load": _API,
+    "web": _policy(0.5, 1.0, 10.0, 30.0),
 }

@@ -1,36 +1,57 @@
 """Standing tasks in tiers: the state outlives knowledge, knowledge outlives the doors."""
 
 import asyncio
+import contextlib
 import dataclasses
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
-from agent.app.parts import Parts
+from agent.app.front import Front
 from agent.app.policies import EXPECTED, POLICIES
 from agent.core.ports import ServiceNotifier
+from agent.kit.cell import Cell
 from agent.kit.news import news
 from agent.kit.supervisor import supervise
 from agent.kit.tiers import Task
 
+if TYPE_CHECKING:
+    from agent.app.back import Back
+
 Run = Callable[[], Awaitable[None]]
 
 STATUS_PERIOD = 10.0
-"""Seconds between signs of life where systemd does not ask for them more often."""
+"""Seconds between looks at the status line when nothing is new."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Whole:
+    """Both halves; the second one once it is loaded."""
+
+    front: Front
+    back: "Cell[Back | None]" = dataclasses.field(default_factory=lambda: Cell(None))
+
+    async def loaded(self) -> "Back":
+        """The back half, once it is there."""
+        while (back := self.back.value) is None:
+            await self.back.until(lambda one: one is not None)
+        return back
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Extra:
-    """Standing tasks of the process itself."""
+    """Standing tasks of the process itself. `load` brings the back half and keeps it open."""
 
     heartbeat: Run
+    load: Run
     notify: Run
     reload: Run
     web: Run
 
 
-def tiers(parts: Parts, extra: Extra, chance: random.Random) -> Sequence[Sequence[Task]]:
+def tiers(whole: Whole, extra: Extra, chance: random.Random) -> Sequence[Sequence[Task]]:
     """All standing tasks, the outermost tier first."""
-    knowing, following = parts.knowing, parts.following
+    front, knowing = whole.front, whole.front.knowing
 
     def task(name: str, run: Run) -> Task:
         async def keep() -> None:
@@ -38,32 +59,39 @@ def tiers(parts: Parts, extra: Extra, chance: random.Random) -> Sequence[Sequenc
 
         return Task(name, keep)
 
+    def late(name: str, pick: "Callable[[Back], Run]") -> Task:
+        async def run() -> None:
+            await pick(await whole.loaded())()
+
+        return task(name, run)
+
     async def register() -> None:
         """No registration before the first list: an empty one would take every slice away."""
-        await parts.facts.slices.until(lambda listed: listed.generation > 0)
-        await parts.registration.run()
+        await front.facts.slices.until(lambda listed: listed.generation > 0)
+        await front.registration.run()
 
     return (
-        (task("heartbeat", extra.heartbeat), task("state", parts.state.run)),
+        (task("heartbeat", extra.heartbeat), task("state", front.state.run)),
         (
             task("inventory", knowing.keeper.run),
-            task("held", parts.follow_held),
+            task("held", front.follow_held),
             task("listing", knowing.listing.run),
             task("discovery", knowing.discovery.run),
             task("health", knowing.health.run),
-            task("node", knowing.node.run),
-            task("pods", knowing.pods.run),
             task("kubelet", knowing.kubelet.run),
             task("recent", knowing.recent.run),
-            task("reconcile", following.reconcile.run),
-            task("settlement", following.settlement.run),
-            task("outbox", following.outbox.run),
-            task("announcer", following.announcer.run),
+            task("load", extra.load),
+            late("node", lambda back: back.node.run),
+            late("pods", lambda back: back.pods.run),
+            late("reconcile", lambda back: back.reconcile.run),
+            late("settlement", lambda back: back.settlement.run),
+            late("outbox", lambda back: back.outbox.run),
+            late("announcer", lambda back: back.announcer.run),
         ),
         (
-            task("plugin", parts.server.run),
+            task("plugin", front.server.run),
             task("registration", register),
-            task("report", following.report.run),
+            late("report", lambda back: back.report.run),
             task("notify", extra.notify),
             task("reload", extra.reload),
             task("web", extra.web),
@@ -71,21 +99,37 @@ def tiers(parts: Parts, extra: Extra, chance: random.Random) -> Sequence[Sequenc
     )
 
 
-async def tell_systemd(notifier: ServiceNotifier, parts: Parts) -> None:
-    """READY once everything runs, then the state in one line, and signs of life."""
+async def tell_systemd(notifier: ServiceNotifier, front: Front) -> None:
+    """READY once everything runs, then the state in one line."""
     notifier.ready()
-    watchdog = notifier.watchdog
-    period = watchdog.total_seconds() / 3 if watchdog else STATUS_PERIOD
     text = ""
     while True:
-        state, listed = parts.registration.state.value, parts.facts.slices.value
+        state, listed = front.registration.state.value, front.facts.slices.value
         slices = sum(len(group.ids) for group in listed.groups if group.healthy)
-        now = f"{slices} slices on offer; " + (state.text or "registered with the kubelet")
+        now = f"{slices} slices on offer; {state.text}"
         if now != text:
             text = now
             notifier.status(text)
-        notifier.alive()
-        await news(parts.registration.state, parts.facts.slices, within=period)
+        await news(front.registration.state, front.facts.slices, within=STATUS_PERIOD)
+
+
+@contextlib.asynccontextmanager
+async def alive(notifier: ServiceNotifier) -> AsyncIterator[None]:
+    """Signs of life for systemd's watchdog while the block runs, a standby's wait included."""
+    if notifier.watchdog is None:
+        yield
+        return
+    period = notifier.watchdog.total_seconds() / 3
+
+    async def beat() -> None:
+        while True:
+            notifier.alive()
+            await asyncio.sleep(period)
+
+    async with asyncio.TaskGroup() as group:
+        beating = group.create_task(beat())
+        yield
+        beating.cancel()
 
 
 async def reload_on(asked: asyncio.Event, reload: Callable[[], None]) -> None:

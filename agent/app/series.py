@@ -1,51 +1,56 @@
 """What the metrics page counts: every service's own tallies, gathered."""
 
-from agent.app.parts import Parts
-from agent.host.kube.session import KubeSession
+from agent.app.back import Back
+from agent.app.front import Front
 from agent.web.metrics import Reading, Series
 
 
-def series_of(parts: Parts, session: KubeSession) -> Series:
+def series_of(front: Front, back: Back) -> Series:
     """What every service counts."""
-    knowing, following, traffic = parts.knowing, parts.following, parts.server.traffic
+    knowing, traffic, api = front.knowing, front.server.traffic, back.api
     return Series(
         tallies=(
-            parts.allocation.results,
-            parts.state.errors,
-            parts.registration.registrations,
+            back.allocation.results,
+            front.state.errors,
+            front.registration.registrations,
             knowing.health.xid_events,
             knowing.health.transitions,
-            knowing.node.restarts,
-            knowing.pods.restarts,
-            following.report.writes,
-            following.report.failures,
-            following.outbox.results,
-            following.announcer.events,
-            session.requests,
-            session.received,
+            back.node.restarts,
+            back.pods.restarts,
+            back.report.writes,
+            back.report.failures,
+            back.outbox.results,
+            front.notices.events,
+            api.events.posted,
+            api.session.requests,
+            api.session.received,
             traffic.calls,
         ),
         durations=(traffic.durations,),
-        readings=(
-            Reading(
-                "checkpoint_generation",
-                "Generation of the state that is on disk.",
-                lambda: parts.state.generation,
-            ),
-            Reading(
-                "allocation_unconfirmed",
-                "Rows that the kubelet has not confirmed after a minute.",
-                lambda: following.reconcile.unconfirmed.value,
-            ),
-            Reading(
-                "allocation_drifted",
-                "Rows whose slice ids at the kubelet came to differ from the answer's.",
-                lambda: following.reconcile.drifted.value,
-            ),
-            Reading(
-                "kubelet_stream_up",
-                "1 while the kubelet takes the lists.",
-                lambda: float(parts.registration.state.value.stream),
-            ),
+        readings=_readings(front, back),
+    )
+
+
+def _readings(front: Front, back: Back) -> tuple[Reading, ...]:
+    return (
+        Reading(
+            "checkpoint_generation",
+            "Generation of the state that is on disk.",
+            lambda: front.state.generation,
+        ),
+        Reading(
+            "allocation_unconfirmed",
+            "Rows that the kubelet has not confirmed after a minute.",
+            lambda: back.reconcile.unconfirmed.value,
+        ),
+        Reading(
+            "allocation_drifted",
+            "Rows whose slice ids at the kubelet came to differ from the answer's.",
+            lambda: back.reconcile.drifted.value,
+        ),
+        Reading(
+            "kubelet_stream_up",
+            "1 while the kubelet takes the lists.",
+            lambda: float(front.registration.state.value.stream),
         ),
     )

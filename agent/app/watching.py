@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from agent.app.parts import Parts
+from agent.app.front import Front
+from agent.app.running import Whole
 from agent.core.readiness import Check
-from agent.host.kube.session import KubeSession
 from agent.kit.heartbeat import Heartbeat
 
 
@@ -14,25 +14,24 @@ class Watched:
 
     heartbeat: Heartbeat
     standby: str = ""
-    parts: Parts | None = None
-    session: KubeSession | None = None
+    whole: Whole | None = None
 
     def checks(self) -> tuple[Check, ...]:
         """What readiness is made of."""
-        if self.parts is None:
+        if self.whole is None:
             return (Check("instance", ok=False, text=f"standby: {self.standby}"),)
-        return _checks(self.parts)
+        return _checks(self.whole)
 
 
-def _checks(parts: Parts) -> tuple[Check, ...]:
-    facts, registration = parts.facts, parts.registration.state.value
-    writable = parts.state.error.value
-    problem = parts.knowing.discovery.problem.value
-    report, table = facts.report.value, facts.pods.value
-    inventory = facts.inventory.value
+def _checks(whole: Whole) -> tuple[Check, ...]:
+    front = whole.front
+    facts, registration = front.facts, front.registration.state.value
+    writable = front.state.error.value
+    problem = front.knowing.discovery.problem.value
+    table, inventory = facts.pods.value, facts.inventory.value
     return (
         Check("state", not writable, writable),
-        Check("server", bool(parts.server.endpoint), "the plugin's socket does not serve yet"),
+        Check("server", bool(front.server.endpoint), "the plugin's socket does not serve yet"),
         Check(
             "inventory", inventory.generation > 0, problem or "the driver has not been asked yet"
         ),
@@ -40,15 +39,23 @@ def _checks(parts: Parts) -> tuple[Check, ...]:
         Check("stream", registration.stream, registration.text or "the kubelet takes no lists"),
         Check("api_synced", table.synced, "the API server has not listed this node's pods yet"),
         Check("api", not table.stale, "the watch of this node's pods is down", required=False),
-        Check("report", report.reported, report.reason, required=False),
+        _report(whole),
         Check("driver", not problem, problem or "", required=False),
         Check("gpus", bool(inventory.gpus), "there are no GPUs to share", required=False),
-        _gpu_health(parts),
+        _gpu_health(front),
     )
 
 
-def _gpu_health(parts: Parts) -> Check:
-    ill = [gpu for gpu in parts.facts.inventory.value.gpus if not gpu.serving]
+def _report(whole: Whole) -> Check:
+    back = whole.back.value
+    if back is None:
+        return Check("report", ok=False, text="the agent is still loading", required=False)
+    state = back.report_state.value
+    return Check("report", state.reported, state.reason, required=False)
+
+
+def _gpu_health(front: Front) -> Check:
+    ill = [gpu for gpu in front.facts.inventory.value.gpus if not gpu.serving]
     text = "; ".join(
         f"GPU {gpu.gpu.index} is {gpu.health.condition.value}: {gpu.health.text}" for gpu in ill
     )

@@ -36,12 +36,14 @@ class _AgentMetrics(Collector):
 
     def _collector(self) -> AgentCollector:
         watched = self._watched
-        parts, session = watched.parts, watched.session
-        if parts is None or session is None:
+        whole = watched.whole
+        back = whole.back.value if whole else None
+        if whole is None or back is None:
             empty = Facts(Cell(Inventory()), Cell(SliceList()), Cell(Ledger()))
             return AgentCollector(build(), empty, watched.checks, Series())
-        facts = Facts(parts.facts.inventory, parts.facts.slices, parts.state.ledger)
-        return AgentCollector(build(), facts, watched.checks, series_of(parts, session))
+        front = whole.front
+        facts = Facts(front.facts.inventory, front.facts.slices, front.state.ledger)
+        return AgentCollector(build(), facts, watched.checks, series_of(front, back))
 
 
 def build() -> Build:
@@ -57,7 +59,7 @@ async def open_web(
 
     Raises PermissionFault: an address cannot be bound.
     """
-    probes = Probes(heartbeat_age=watched.heartbeat.age, ended=tuple, checks=watched.checks)
+    probes = Probes(heartbeat_age=watched.heartbeat.age, checks=watched.checks)
     pages: dict[str, Page] = {
         "/livez": probes.livez,
         "/healthz": probes.livez,

@@ -20,11 +20,10 @@ AGAIN = 5.0
 """Seconds until the first event in line is tried again."""
 
 
-class Announcer:
-    """Posts Events. `say` may be called from anywhere on the loop and never waits."""
+class Notices:
+    """Events in line. `say` may be called from anywhere on the loop and never waits."""
 
-    def __init__(self, api: PodApi) -> None:
-        self._api = api
+    def __init__(self) -> None:
         self._line: deque[NodeEvent] = deque()
         self._news = asyncio.Event()
         self.events = Tally("node_events_total", "Events about the Node.", ("reason", "result"))
@@ -38,13 +37,31 @@ class Announcer:
         self._line.append(event)
         self._news.set()
 
-    async def run(self) -> NoReturn:
-        """Post what is in line, for ever."""
-        while True:
-            await self._news.wait()
+    async def first(self) -> NodeEvent:
+        """The first event in line, which stays there."""
+        while not self._line:
             self._news.clear()
-            while self._line:
-                await self._post(self._line[0])
+            await self._news.wait()
+        return self._line[0]
+
+    def done(self, event: NodeEvent, result: str) -> None:
+        """Take `event` out of line, if a full line has not pushed it out meanwhile."""
+        self.events.add(event.reason, result)
+        if self._line and self._line[0] is event:
+            self._line.popleft()
+
+
+class Announcer:
+    """Posts what is in line."""
+
+    def __init__(self, api: PodApi, notices: Notices) -> None:
+        self._api = api
+        self._notices = notices
+
+    async def run(self) -> NoReturn:
+        """Post one event after the other, for ever."""
+        while True:
+            await self._post(await self._notices.first())
 
     async def _post(self, event: NodeEvent) -> None:
         try:
@@ -52,15 +69,8 @@ class Announcer:
         except ApiError as error:
             if error.status in range(400, 500) and error.status != 429:
                 log.warning("event.refused", reason=event.reason, err=str(error))
-                self.events.add(event.reason, "refused")
-                self._drop(event)
-                return
-            await asyncio.sleep(error.retry_after or AGAIN)
-            return
-        self.events.add(event.reason, "posted")
-        self._drop(event)
-
-    def _drop(self, event: NodeEvent) -> None:
-        """Take `event` out of line, if a full line has not pushed it out meanwhile."""
-        if self._line and self._line[0] is event:
-            self._line.popleft()
+                self._notices.done(event, "refused")
+            else:
+                await asyncio.sleep(error.retry_after or AGAIN)
+        else:
+            self._notices.done(event, "posted")

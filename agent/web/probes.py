@@ -15,21 +15,17 @@ FRESH = 10.0
 class Probes:
     """Where the answers come from.
 
-    `heartbeat_age`: seconds since the loop's last sign of life. `ended`: names of critical tasks
-    that have ended. `checks`: what readiness is made of.
+    `heartbeat_age`: seconds since the loop's last sign of life. `checks`: what readiness is made
+    of. A standing task that ends takes the process with it, so none is looked at here.
     """
 
     heartbeat_age: Callable[[], float]
-    ended: Callable[[], tuple[str, ...]]
     checks: Callable[[], tuple[Check, ...]]
 
     def alive(self) -> tuple[Check, ...]:
         """Only what a restart can cure: neither the driver nor the API server is among it."""
-        age, ended = self.heartbeat_age(), self.ended()
-        return (
-            Check("loop", age < FRESH, f"the last sign of life is {age:.0f} s old"),
-            Check("tasks", not ended, f"ended: {', '.join(ended)}"),
-        )
+        age = self.heartbeat_age()
+        return (Check("loop", age < FRESH, f"the last sign of life is {age:.0f} s old"),)
 
     def livez(self, request: web.BaseRequest) -> web.Response:
         """`/livez` and `/healthz`: 503 asks for a restart."""

@@ -2,8 +2,13 @@
 
 import pytest
 
+from agent.codec.checkpoint import encode_state
+from agent.core.ledger import Ledger
+from agent.core.state import State
+from agent.host.clock import machine_id
 from agent.sandbox.lab.cluster import open_cluster
 from agent.sandbox.lab.web import fetch
+from tests.builders import a_row
 from tests.process.agent_process import PATIENCE, offers, options, started
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(60)]
@@ -115,3 +120,15 @@ async def test_it_reads_nothing_of_other_pods_and_writes_nothing_but_the_annotat
             (user, "watch", "pods"): 1,
             (user, "patch", "nodes"): 1,
         } == dict(journal.counts)
+
+
+async def test_a_broken_hook_directory_is_one_containers_trouble_and_not_the_nodes():
+    async with open_cluster(options("--hook-path", "/dev/null")) as opened:
+        state = State(generation=1, machine_id=machine_id(), ledger=Ledger(rows=(a_row(),)))
+        opened.places.state.mkdir(exist_ok=True)
+        (opened.places.state / "state.json").write_bytes(encode_state(state))
+
+        cluster = await started(opened)
+
+        (line,) = cluster.log.of("hooks.not_prepared")
+        assert "train-0" == line.fields["pod"]

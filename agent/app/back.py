@@ -1,0 +1,160 @@
+"""The half that loads behind the registration: the API server, answers, and what follows them."""
+
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator
+
+from agent.app.adapters import Adapters
+from agent.app.front import Front
+from agent.core.ports import Witness
+from agent.host.cgroups import CgroupContainers
+from agent.host.kube.api import KubeNode, KubePods
+from agent.host.kube.connection import Connection
+from agent.host.kube.events import EventPoster
+from agent.host.kube.session import KubeSession
+from agent.host.kubelet_records import KubeletRecordsFile
+from agent.host.podresources import PodResourcesWitness
+from agent.kit.cell import Cell
+from agent.services.allocation.inquiry import Peers, Views
+from agent.services.allocation.service import Allocation, AllocationSettings, Storage
+from agent.services.announce import Announcer
+from agent.services.node import Node
+from agent.services.outbox import Outbox, OutboxViews
+from agent.services.pods import Pods
+from agent.services.reconcile import Reconcile, ReconcilePeers, ReconcileViews
+from agent.services.report import ReportCells, Reporter, ReportState
+from agent.services.settlement import Settlement
+from agent.settings.schema import Settings
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Api:
+    """The API server, and what the kubelet tells about pods."""
+
+    session: KubeSession
+    events: EventPoster
+    node: KubeNode
+    pods: KubePods
+    witness: Witness
+    records: KubeletRecordsFile
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Back:
+    """Views of the API server, answers, and services that make the world agree."""
+
+    api: Api
+    node: Node
+    pods: Pods
+    allocation: Allocation
+    report: Reporter
+    report_state: Cell[ReportState]
+    outbox: Outbox
+    settlement: Settlement
+    reconcile: Reconcile
+    announcer: Announcer
+
+
+@contextlib.asynccontextmanager
+async def open_back(
+    settings: Settings, connection: Connection, adapters: Adapters, front: Front
+) -> AsyncIterator[Back]:
+    """Open its adapters and join its services; close them at the end. Raises SettingsError."""
+    paths = settings.paths
+    async with contextlib.AsyncExitStack() as stack:
+        session = KubeSession(connection, adapters.random)
+        stack.push_async_callback(session.close)
+        events = EventPoster(session, settings.node, adapters.clock)
+        witness = PodResourcesWitness(paths.pod_resources_socket)
+        stack.callback(witness.close)
+        api = Api(
+            session=session,
+            events=events,
+            node=KubeNode(session, settings.node),
+            pods=KubePods(session, settings.node, settings.resource, events),
+            witness=witness,
+            records=KubeletRecordsFile(paths.plugins, adapters.worker),
+        )
+        yield _join(settings, adapters, front, api)
+
+
+def _join(settings: Settings, adapters: Adapters, front: Front, api: Api) -> Back:
+    facts, state, clock = front.facts, front.state, adapters.clock
+    node = Node(api.node, facts.node, adapters.random)
+    pods = Pods(api.pods, facts.pods, clock, adapters.random)
+    allocation = _allocation(settings, adapters, front, api, pods)
+    report_state = Cell(ReportState())
+    return Back(
+        api=api,
+        node=node,
+        pods=pods,
+        allocation=allocation,
+        report=Reporter(
+            api.node,
+            ReportCells(facts.inventory, facts.node, report_state),
+            node.saw,
+            front.notices.say,
+            adapters.random,
+        ),
+        report_state=report_state,
+        outbox=Outbox(
+            views=OutboxViews(state.ledger, facts.pods),
+            api=(api.node, api.pods),
+            commit=state.commit,
+            clock=clock,
+            random=adapters.random,
+        ),
+        settlement=Settlement(
+            pods=facts.pods,
+            node=facts.node,
+            ledger=state.ledger,
+            commit=state.commit,
+            clock=clock,
+        ),
+        reconcile=_reconcile(settings, adapters, front, api, allocation),
+        announcer=Announcer(api.pods, front.notices),
+    )
+
+
+def _allocation(
+    settings: Settings, adapters: Adapters, front: Front, api: Api, pods: Pods
+) -> Allocation:
+    facts, knowing = front.facts, front.knowing
+    return Allocation(
+        views=Views(
+            facts.pods,
+            facts.node,
+            facts.inventory,
+            front.state.ledger,
+            knowing.recent.greatest,
+        ),
+        peers=Peers(
+            witness=api.witness,
+            records=api.records,
+            containers=CgroupContainers(settings.paths.cgroup, adapters.worker),
+            refresh=pods.refresh,
+            epoch=knowing.kubelet.now,
+            clock=adapters.clock,
+        ),
+        storage=Storage(commit=front.state.commit, hooks=adapters.hooks),
+        settings=AllocationSettings(match=settings.match, edits=facts.edits),
+    )
+
+
+def _reconcile(
+    settings: Settings, adapters: Adapters, front: Front, api: Api, allocation: Allocation
+) -> Reconcile:
+    facts, state = front.facts, front.state
+    return Reconcile(
+        views=ReconcileViews(
+            facts.pods, state.ledger, front.knowing.kubelet.epoch, settings.resource
+        ),
+        peers=ReconcilePeers(
+            witness=api.witness,
+            records=api.records,
+            hooks=adapters.hooks,
+            clock=adapters.clock,
+            adopt=allocation.adopt,
+        ),
+        commit=state.commit,
+    )

@@ -1,0 +1,134 @@
+"""The half that must be up first: state, inventory, lists and the registration. Joined, no logic.
+
+A kubelet that has just started admits pods within a second; whatever a registration can do
+without is in agent.app.back and loads behind it.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+from agent.app.adapters import Adapters
+from agent.app.facts import Facts, new_facts
+from agent.app.late import LateAllocator
+from agent.host.watch import DirectoryWatch
+from agent.plugin.server import PluginServer
+from agent.services.announce import Notices
+from agent.services.discovery import Discovery
+from agent.services.health import HealthPorts, HealthWatch
+from agent.services.inventory import InventoryKeeper
+from agent.services.kubelet import KubeletWatch
+from agent.services.listing import Listing
+from agent.services.recent import Recent
+from agent.services.registration import Registration
+from agent.services.state import Recovered, StateService
+from agent.settings.schema import Settings
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Host:
+    """What is known of the host before anything runs."""
+
+    boot_id: str
+    recovered: Recovered
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Knowing:
+    """Services that find out what is true of the host."""
+
+    keeper: InventoryKeeper
+    listing: Listing
+    discovery: Discovery
+    health: HealthWatch
+    kubelet: KubeletWatch
+    recent: Recent
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Front:
+    """What runs first. `notices` are Events that wait until the API server can be told."""
+
+    facts: Facts
+    state: StateService
+    knowing: Knowing
+    allocator: LateAllocator
+    server: PluginServer
+    registration: Registration
+    notices: Notices
+
+    async def follow_held(self) -> None:
+        """Ids in use reach the inventory, so that they stay listed."""
+        async for ledger in self.state.ledger.follow():
+            self.knowing.keeper.hold(ledger.held_ids())
+
+
+def join_front(settings: Settings, adapters: Adapters, host: Host) -> Front:
+    """Build the first half around its cells and ports."""
+    facts = new_facts(settings.sharing, settings.edits)
+    state = StateService(disk=adapters.disk, recovered=host.recovered.state, boot_id=host.boot_id)
+    allocator = LateAllocator()
+    server = PluginServer(
+        settings.paths.plugins, settings.resource, facts.slices, allocator, adapters.random
+    )
+    names = Names(settings.paths.kubelet_socket.name, server)
+    return Front(
+        facts=facts,
+        state=state,
+        knowing=_knowing(settings, adapters, host, facts, state),
+        allocator=allocator,
+        server=server,
+        registration=Registration(
+            settings.resource,
+            server,
+            DirectoryWatch(settings.paths.plugins, names, names.kubelet),
+            adapters.registrar,
+            server.traffic.streams,
+            adapters.random,
+        ),
+        notices=Notices(),
+    )
+
+
+class Names:
+    """The names to watch in the kubelet's directory: its socket, and ours as it is now."""
+
+    def __init__(self, kubelet: str, server: PluginServer | None = None) -> None:
+        self.kubelet = kubelet
+        self._server = server
+
+    def __iter__(self) -> Iterator[str]:
+        own = self._server.endpoint if self._server else ""
+        return iter((self.kubelet, own) if own else (self.kubelet,))
+
+    def __len__(self) -> int:
+        return len(tuple(iter(self)))
+
+    def __contains__(self, name: object) -> bool:
+        return name in tuple(iter(self))
+
+
+def _knowing(
+    settings: Settings, adapters: Adapters, host: Host, facts: Facts, state: StateService
+) -> Knowing:
+    clock = adapters.clock
+    keeper = InventoryKeeper(facts.inventory, facts.sharing, clock, state.health)
+    discovery = Discovery(adapters.driver, keeper.found)
+    before = host.recovered.state.boot_id
+    health = HealthWatch(
+        driver=adapters.driver,
+        inventory=facts.inventory,
+        ports=HealthPorts(judged=keeper.judged, remember=state.remember, changed=discovery.rescan),
+        settings=settings.health,
+        clock=clock,
+        recalled=state.health,
+        boot_changed=bool(before) and before != host.boot_id,
+    )
+    names = Names(settings.paths.kubelet_socket.name)
+    return Knowing(
+        keeper=keeper,
+        listing=Listing(facts.inventory, keeper.held, facts.slices),
+        discovery=discovery,
+        health=health,
+        kubelet=KubeletWatch(DirectoryWatch(settings.paths.plugins, names, names.kubelet)),
+        recent=Recent(facts.inventory),
+    )

@@ -1,0 +1,57 @@
+"""Late imports, on a thread of their own: what a registration need not wait for."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from agent.app.adapters import Adapters
+from agent.app.running import Whole
+from agent.app.watching import Watched
+from agent.host.kube.connection import Connection
+from agent.host.worker import Worker
+from agent.kit.news import news
+from agent.settings.schema import Settings
+
+if TYPE_CHECKING:
+    from agent.app.back import Back
+
+LOAD_DELAY = 0.25
+"""Seconds after which the rest is loaded although the kubelet was not reached yet."""
+
+OpenWeb = Callable[..., contextlib.AbstractAsyncContextManager[object]]
+
+
+def back_half() -> "Callable[..., contextlib.AbstractAsyncContextManager[Back]]":
+    """The late import of what a registration can do without, for a thread."""
+    from agent.app.back import open_back  # noqa: PLC0415 -- late on purpose
+
+    return open_back
+
+
+async def load_back(
+    settings: Settings, connection: Connection, adapters: Adapters, whole: Whole
+) -> None:
+    """Bring the back half once the kubelet was reached or a moment has passed; keep it open."""
+    front = whole.front
+    await news(front.registration.state, within=LOAD_DELAY)
+    open_back = await adapters.loader.call(back_half)
+    async with open_back(settings, connection, adapters, front) as back:
+        whole.back.set(back)
+        front.allocator.ready.set(back.allocation)
+        await asyncio.Event().wait()
+
+
+def web_door() -> OpenWeb:
+    """The late import of aiohttp, for a thread: Register does not wait for it."""
+    from agent.app.webdoor import open_web  # noqa: PLC0415 -- late on purpose
+
+    return open_web
+
+
+async def serve_web(settings: Settings, watched: Watched, whole: Whole, loader: Worker) -> None:
+    """The probes and metrics, once the rest is loaded."""
+    await whole.loaded()
+    open_web = await loader.call(web_door)
+    async with open_web(settings, watched):
+        await asyncio.Event().wait()

@@ -1,0 +1,74 @@
+"""What runs before the rest is loaded waits for it, and nothing is lost meanwhile."""
+
+import asyncio
+import datetime as dt
+
+from agent.app.late import LateAllocator
+from agent.app.running import alive
+from agent.core.edits import ContainerEdits
+from agent.core.slices import SliceId
+from agent.host.systemd import NoSystemd
+
+IDS = (SliceId("GPU-1-0"),)
+EDITS = ContainerEdits(envs=(("A", "b"),))
+
+
+class Answers:
+    """An allocator that has one answer."""
+
+    async def allocate(self, ids: tuple[SliceId, ...]) -> ContainerEdits:
+        assert ids == IDS
+        return EDITS
+
+    async def prefer(
+        self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
+    ) -> tuple[SliceId, ...]:
+        assert must_include == ()
+        return available[:size]
+
+
+class Watchdog(NoSystemd):
+    """Counts signs of life; systemd wants one in 30 s."""
+
+    def __init__(self) -> None:
+        self.beats: list[float] = []
+
+    @property
+    def watchdog(self) -> dt.timedelta | None:
+        return dt.timedelta(seconds=30)
+
+    def alive(self) -> None:
+        self.beats.append(asyncio.get_running_loop().time())
+
+
+async def test_a_call_that_comes_early_is_answered_once_the_rest_is_loaded() -> None:
+    late = LateAllocator()
+    async with asyncio.TaskGroup() as group:
+        call = group.create_task(late.allocate(IDS))
+        await asyncio.sleep(1)
+        assert not call.done()
+        late.ready.set(Answers())
+
+    assert call.result() == EDITS
+
+
+async def test_a_preference_is_passed_on() -> None:
+    late = LateAllocator()
+    late.ready.set(Answers())
+
+    assert await late.prefer((*IDS, SliceId("GPU-1-1")), (), 1) == IDS
+
+
+async def test_the_watchdog_hears_from_whoever_waits() -> None:
+    """A standby waits for hours, and a slow driver for seconds: both are alive."""
+    notifier = Watchdog()
+    start = asyncio.get_running_loop().time()
+    async with alive(notifier):
+        await asyncio.sleep(35)
+
+    assert [beat - start for beat in notifier.beats] == [0, 10, 20, 30]
+
+
+async def test_without_a_watchdog_nobody_beats() -> None:
+    async with alive(NoSystemd()):
+        await asyncio.sleep(100)

@@ -1,0 +1,55 @@
+"""Which kubelet is there: its socket's inode and ctime, published as they change."""
+
+import asyncio
+
+import pytest
+
+from agent.core.errors import KubeletError
+from agent.core.holdings import KubeletEpoch
+from agent.services.kubelet import KubeletWatch
+from tests.fakes.registration_side import KubeletSide
+
+
+async def test_a_new_kubelet_is_a_new_epoch() -> None:
+    side = KubeletSide()
+    kubelet = KubeletWatch(side)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(kubelet.run())
+        side.start_kubelet()
+        first = await kubelet.epoch.until(lambda epoch: epoch is not None)
+        side.start_kubelet()
+        second = await kubelet.epoch.until(lambda epoch: epoch not in {None, first})
+        side.stop_kubelet()
+        await kubelet.epoch.until(lambda epoch: epoch is None)
+        running.cancel()
+
+    assert first != second
+
+
+async def test_the_epoch_of_an_answer_is_looked_up_and_not_remembered() -> None:
+    side = KubeletSide()
+    kubelet = KubeletWatch(side)
+    side.touch_kubelet()
+
+    assert kubelet.epoch.value is None
+    assert kubelet.now() == side.present
+
+
+async def test_a_directory_that_cannot_be_looked_at_leaves_the_last_epoch() -> None:
+    class Broken(KubeletSide):
+        def epoch(self) -> KubeletEpoch | None:
+            raise KubeletError("no access")
+
+    kubelet = KubeletWatch(Broken())
+    kubelet.epoch.set(KubeletEpoch(1, 2))
+
+    assert kubelet.now() == KubeletEpoch(1, 2)
+
+
+async def test_a_watch_that_ends_is_an_error() -> None:
+    class Ending(KubeletSide):
+        async def changes(self):  # type: ignore[no-untyped-def]
+            yield ""
+
+    with pytest.raises(KubeletError, match="came to an end"):
+        await KubeletWatch(Ending()).run()
