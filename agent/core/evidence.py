@@ -36,8 +36,9 @@ class Evidence:
 
     `ledger` includes rows that are being written. `known` holds the witness's answers of this
     request. `registered`: the greatest amounts of the last minute, where they differ from the
-    inventory's. `records_read`, `listed`, `waited`: what was done already. `checked`: runtime ids
-    that were looked up. `claimed`: pods of calls in flight.
+    inventory's. `records_read`, `listed`, `waited`: what was done already. `list_failed`: the LIST
+    brought no answer. `checked`: runtime ids that were looked up. `claimed`: pods of calls in
+    flight.
     """
 
     table: PodTable
@@ -51,8 +52,14 @@ class Evidence:
     records_read: bool = False
     checked: frozenset[str] = frozenset()
     listed: bool = False
+    list_failed: bool = False
     waited: bool = False
     claimed: frozenset[PodUid] = frozenset()
+
+    @property
+    def blind(self) -> bool:
+        """Whether the pods of this node cannot be known: never listed, or the LIST failed."""
+        return self.listed and (self.list_failed or not self.table.synced)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,7 +7,9 @@ The caller performs a question, adds the answer to the evidence and decides agai
 so that every decision rests on the newest view.
 """
 
-from agent.core.candidates import Candidate, all_confirmed, candidates, waiting
+import dataclasses
+
+from agent.core.candidates import Candidate, all_confirmed, candidates, remembered, waiting
 from agent.core.errors import Gate, Refusal, cap
 from agent.core.evidence import (
     AskKubelet,
@@ -30,6 +32,9 @@ def decide(count: int, evidence: Evidence, settings: MatchSettings) -> Question 
 
     Raises Refusal with the gate that closed and a sentence for the pod's owner.
     """
+    if evidence.blind and evidence.books.witnessed and not evidence.table.synced:
+        table = remembered(evidence.ledger, evidence.books.epoch)
+        evidence = dataclasses.replace(evidence, table=table)
     found = _being_admitted(count, evidence, settings)
     if not isinstance(found, Candidate):
         return found
@@ -53,7 +58,7 @@ def _being_admitted(
     if question is not None:
         return question
     if not evidence.books.witnessed:
-        return _without_witness(found, evidence)
+        return _without_witness(count, found, evidence)
     owner = evidence.lock.owner if evidence.lock else None
     for candidate in sorted(found, key=lambda one: one.pod.key != owner):
         if candidate.pod.key not in evidence.known:
@@ -114,12 +119,7 @@ def _only(count: int, admitted: tuple[Candidate, ...], evidence: Evidence) -> Ca
             return ReadRecords()
         if not evidence.listed:
             return ListPods()
-        raise Refusal(
-            Gate.NO_POD_ADMITTED,
-            f"The kubelet asks for {count} slice(s), but no pod of this node that requests as many "
-            "is being admitted: static pods and deleted pods cannot be given GPUs; create the pod "
-            "through the API server.",
-        )
+        raise _nobody(count, evidence)
     same_name = len({one.pod.key for one in admitted}) == 1
     if same_name and len(present) == 1 and len({one.pod.groups for one in admitted}) == 1:
         return present[0]
@@ -131,11 +131,33 @@ def _only(count: int, admitted: tuple[Candidate, ...], evidence: Evidence) -> Ca
     )
 
 
-def _without_witness(found: tuple[Candidate, ...], evidence: Evidence) -> Candidate | Question:
+def _nobody(count: int, evidence: Evidence) -> Refusal:
+    """Why no pod could be found for the request."""
+    if evidence.blind:
+        return Refusal(
+            Gate.PODS_UNKNOWN,
+            "The API server cannot be asked which pods are on this node, and of those that the "
+            f"agent knows none that requests {count} slice(s) is being admitted; the pod's "
+            "controller starts it again.",
+            transient=True,
+        )
+    return Refusal(
+        Gate.NO_POD_ADMITTED,
+        f"The kubelet asks for {count} slice(s), but no pod of this node that requests as many "
+        "is being admitted: static pods and deleted pods cannot be given GPUs; create the pod "
+        "through the API server.",
+    )
+
+
+def _without_witness(
+    count: int, found: tuple[Candidate, ...], evidence: Evidence
+) -> Candidate | Question:
     """Kubelets before 1.34: only a lock owner that is the only candidate is served."""
     owner = evidence.lock.owner if evidence.lock else None
     if not found and not evidence.listed:
         return ListPods()
+    if not found and evidence.blind:
+        raise _nobody(count, evidence)
     if len(found) == 1 and found[0].pod.key == owner:
         return found[0]
     raise Refusal(

@@ -5,7 +5,7 @@ import datetime as dt
 
 from agent.core.annotations import BIND_PHASE, BIND_TIME, PHASE_FAILED, VGPU_NODE
 from agent.core.ledger import Effect, EffectKind, Ledger
-from agent.core.pods import NodeLock, Phase, PodTable, PodView
+from agent.core.pods import NodeLock, Phase, PodTable, PodUid, PodView
 
 REJECTED = "UnexpectedAdmissionError"
 """status.reason that the kubelet gives a pod whose Allocate was answered with an error."""
@@ -13,17 +13,43 @@ REJECTED = "UnexpectedAdmissionError"
 ANSWERED_GRACE = dt.timedelta(seconds=2)
 """How long a lock may outlive the last answer to its owner: the outbox is usually faster."""
 
+LOCK_TIMEOUT = dt.timedelta(seconds=300)
+"""Age at which HAMi's scheduler itself takes a lock for abandoned (its --node-lock-timeout)."""
+
+BIND_PATIENCE = dt.timedelta(seconds=180)
+"""How long a young lock without an owner must have stood before our eyes.
+
+The scheduler takes the lock before it binds, so the owner of a fresh one is not seen yet. A bind
+lasts up to 30 s (the scheduler's own timeout), and a watch of the pods that has died in silence
+passes for alive for up to 150 s: after both, an owner that was bound would be in the table.
+"""
+
+OVERDUE_PATIENCE = dt.timedelta(seconds=10)
+"""The same for a lock that is over LOCK_TIMEOUT by its stamp.
+
+It is longer than the 2 s between lock and bind, for the stamp is another machine's and our own
+clock may be wrong: an old stamp alone never costs a pod its lock.
+"""
+
+NOBODY = PodUid("")
+"""In an effect: the pod's UID is not known, for it was never seen."""
+
 REFUSED_EVENT = "AllocationRefused"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scene:
-    """What settlement looks at."""
+    """What settlement looks at.
+
+    `standing`: for how long, by our own measure, this very lock was there while the table was
+    followed without a break.
+    """
 
     table: PodTable
     ledger: Ledger
     lock: NodeLock | None
     now: dt.datetime
+    standing: dt.timedelta = dt.timedelta(0)
 
 
 def refusal_text(pod: PodView) -> str:
@@ -77,7 +103,30 @@ def _for_lock(scene: Scene) -> list[Effect]:
     for stone in scene.table.tombstones:
         if stone.pod.key == lock.owner and _took(stone.pod, lock):
             return [_release(stone.pod, lock, scene.now)]
-    return []
+    return [_abandoned(lock, scene.now)] if owner is None and _is_abandoned(lock, scene) else []
+
+
+def _is_abandoned(lock: NodeLock, scene: Scene) -> bool:
+    """Whether the owner, who is not there, was deleted where nobody saw it: the agent was down.
+
+    Rows of the owner's name prove nothing: a StatefulSet's next pod has the name of the last one,
+    whose rows stay for a minute, and takes its lock before it is seen.
+    """
+    if scene.table.stale:
+        return False
+    overdue = scene.now - lock.stamp >= LOCK_TIMEOUT
+    return scene.standing >= (OVERDUE_PATIENCE if overdue else BIND_PATIENCE)
+
+
+def _abandoned(lock: NodeLock, now: dt.datetime) -> Effect:
+    return Effect(
+        kind=EffectKind.RELEASE_LOCK,
+        pod_uid=NOBODY,
+        namespace=lock.namespace,
+        pod=lock.name,
+        due=now,
+        value=lock.value,
+    )
 
 
 def _release(owner: PodView, lock: NodeLock, now: dt.datetime) -> Effect:

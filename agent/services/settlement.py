@@ -1,5 +1,8 @@
 """Settlement: sees what the pods and the lock show, and owes the effects that must follow."""
 
+import asyncio
+import dataclasses
+import datetime as dt
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
@@ -7,8 +10,8 @@ import structlog
 
 from agent.codec.nodelock import held_lock
 from agent.core.errors import StateError
-from agent.core.ledger import Effect, Ledger
-from agent.core.pods import NodeView, PodTable, PodUid
+from agent.core.ledger import Effect, EffectKind, Ledger
+from agent.core.pods import NodeLock, NodeView, PodTable
 from agent.core.ports import Clock
 from agent.core.settlement import Scene, owed
 from agent.kit.cell import Cell
@@ -18,6 +21,14 @@ log = structlog.get_logger(__name__)
 
 PERIOD = 1.0
 """Seconds between looks when nothing changes: a lock's grace ends without any news."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Sighting:
+    """A lock's text, and when, on the loop's clock, it was first seen beside pods we follow."""
+
+    value: str
+    at: float
 
 
 class Settlement:
@@ -37,7 +48,8 @@ class Settlement:
         self._ledger = ledger
         self._commit = commit
         self._clock = clock
-        self._owed: dict[tuple[object, ...], PodUid] = {}
+        self._owed: dict[tuple[object, ...], Effect] = {}
+        self._sighting: _Sighting | None = None
 
     async def run(self) -> NoReturn:
         """Look after every change of the pods or the Node, and once a second while locked."""
@@ -49,10 +61,8 @@ class Settlement:
 
     async def _settle(self) -> bool:
         """Owe what the present calls for; False: the disk did not take it."""
-        table = self._pods.value
-        known = {*table.pods, *(stone.pod.uid for stone in table.tombstones)}
-        self._owed = {key: uid for key, uid in self._owed.items() if uid in known}
-        scene = Scene(table, self._ledger.value, held_lock(self._node.value), self._clock.now())
+        scene = self._scene()
+        self._forget(scene)
         new = [effect for effect in owed(scene) if effect.identity not in self._owed]
         if not new:
             return True
@@ -62,9 +72,38 @@ class Settlement:
             log.warning("settlement.put_off", err=str(error))
             return False
         for effect in new:
-            self._owed[effect.identity] = effect.pod_uid
+            self._owed[effect.identity] = effect
             log.info("settlement.owed", kind=effect.kind.value, ns=effect.namespace, pod=effect.pod)
         return True
+
+    def _scene(self) -> Scene:
+        table, lock = self._pods.value, held_lock(self._node.value)
+        standing = self._standing(lock, table)
+        return Scene(table, self._ledger.value, lock, self._clock.now(), standing)
+
+    def _standing(self, lock: NodeLock | None, table: PodTable) -> dt.timedelta:
+        """How long this lock has been seen; from the start again after a gap in the pods' watch.
+
+        An owner that was bound during the gap is not in the table at once when it ends.
+        """
+        if lock is None or table.stale or not table.synced:
+            self._sighting = None
+            return dt.timedelta(0)
+        now = asyncio.get_running_loop().time()
+        if self._sighting is None or self._sighting.value != lock.value:
+            self._sighting = _Sighting(lock.value, now)
+        return dt.timedelta(seconds=now - self._sighting.at)
+
+    def _forget(self, scene: Scene) -> None:
+        """What was owed for pods and locks that are there no more cannot be owed again."""
+        known = {*scene.table.pods, *(stone.pod.uid for stone in scene.table.tombstones)}
+        held = scene.lock.value if scene.lock else None
+        self._owed = {
+            identity: effect
+            for identity, effect in self._owed.items()
+            if effect.pod_uid in known
+            or (effect.kind is EffectKind.RELEASE_LOCK and effect.value == held)
+        }
 
 
 def _owe(ledger: Ledger, effects: list[Effect]) -> Ledger:

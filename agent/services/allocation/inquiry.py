@@ -96,6 +96,7 @@ class _Done:
     checked: frozenset[str] = frozenset()
     can_ask: bool = True
     listed: bool = False
+    list_failed: bool = False
     waited: bool = False
 
 
@@ -146,6 +147,7 @@ class Inquiry:
             records_read=done.records_read,
             checked=done.checked,
             listed=done.listed,
+            list_failed=done.list_failed,
             waited=done.waited,
             claimed=claimed,
         )
@@ -188,13 +190,15 @@ class Inquiry:
                 return
 
     async def _list(self) -> None:
+        failed = False
         try:
             async with asyncio.timeout(LIST_PAUSE):
                 await self._peers.refresh()
         except (ApiError, TimeoutError) as error:
             log.warning("pods.list_failed", err=str(error) or "out of time")
+            failed = True
         self._known.clear()
-        self._state = dataclasses.replace(self._state, listed=True)
+        self._state = dataclasses.replace(self._state, listed=True, list_failed=failed)
 
     async def _await_lock(self) -> None:
         before = held_lock(self._views.node.value)

@@ -9,7 +9,7 @@ from agent.codec.objects import decode_pod
 from agent.codec.pod import consume, decode_pod_devices
 from agent.core.annotations import TO_ALLOCATE
 from agent.core.container_edits import LOCK_DIRECTORY, EditRequest, cache_file, container_edits
-from agent.core.container_order import next_assignment, pair_groups
+from agent.core.container_order import pair_groups
 from agent.core.edits import ContainerEdits, EditSettings, GrantedShare, HookFacts
 from agent.core.errors import AgentError
 from agent.core.pods import PodView
@@ -58,8 +58,7 @@ def answers(given: dict[str, Any]) -> tuple[list[ContainerEdits], str]:
     text = pod.annotations[TO_ALLOCATE]
     pairs = pair_groups(decode_pod_devices(text), pod.containers)
     found: list[ContainerEdits] = []
-    for _ in given["kubeletCalls"]:
-        one = next_assignment(pairs, {pair.container for pair in pairs[: len(found)]})
+    for one, _ in zip(pairs, given["kubeletCalls"], strict=False):
         view = next(view for view in pod.containers if view.name == one.container)
         shares = tuple(
             GrantedShare(share, PLACES[share.uuid][0], REGISTERED_MIB, PLACES[share.uuid][1])

@@ -3,7 +3,7 @@
 import pytest
 
 from agent.codec.pod import consume, decode_pod_devices
-from agent.core.container_order import Assignment, next_assignment, pair_groups
+from agent.core.container_order import Assignment, pair_groups
 from agent.core.errors import Gate, Refusal
 from agent.core.pods import ContainerView, Role
 from agent.core.share import Share
@@ -34,7 +34,7 @@ def containers_of(vector: Vector) -> tuple[ContainerView, ...]:
 @pytest.mark.parametrize("vector", cases("next_container", without=DIFFERENT), ids=str)
 def test_the_next_container_is_the_one_that_hami_takes(vector: Vector):
     text = vector.given["annotation"]
-    found = next_assignment(pair_groups(decode_pod_devices(text), containers_of(vector)), ())
+    found = pair_groups(decode_pod_devices(text), containers_of(vector))[0]
     expected = tuple(
         Share(device["UUID"], device["Usedmem"], device["Usedcores"])
         for device in vector.expected["devices"]
@@ -56,24 +56,19 @@ def test_a_placeholder_is_not_served():
     """HAMi gives container 0 a GPU without a name."""
     vector = vectors("next_container")["next_container-063"]
     containers = (a_container(name="ctr0", count=0), a_container(name="ctr1"))
-    found = next_assignment(
-        pair_groups(decode_pod_devices(vector.given["annotation"]), containers), ()
-    )
+    (found,) = pair_groups(decode_pod_devices(vector.given["annotation"]), containers)
     assert (1, "ctr1") == (found.group_index, found.container)
 
 
-def test_a_pod_whose_containers_are_all_served_gets_no_more():
-    """HAMi finds the consumed text empty; here the full text stays and names are served."""
+def test_what_is_consumed_does_not_decide_who_was_served():
+    """HAMi finds the consumed text empty; here the full text stays, and served rows decide."""
     assert (
         "no pending device allocation found"
         == (vectors("next_container")["next_container-062"].expected["error"])
     )
     containers = (a_container(name="a"), a_container(name="b"))
     pairs = pair_groups(decode_pod_devices(BOTH), containers)
-    assert "b" == next_assignment(pairs, {"a"}).container
-    with pytest.raises(Refusal, match="has them already") as caught:
-        next_assignment(pairs, {"a", "b"})
-    assert Gate.NO_CONTAINER_LEFT is caught.value.gate
+    assert ["a", "b"] == [pair.container for pair in pairs]
 
 
 def test_init_containers_come_first_and_containers_without_gpus_are_skipped():
