@@ -20,7 +20,11 @@ DISK_QUEUE = 64
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Adapters:
-    """Adapters by the port that they fill. `worker` is for the disk, `loader` for imports."""
+    """Adapters by the port that they fill. `worker` is for blocking work, `loader` for imports.
+
+    The state's disk has a thread of its own: while it hangs, everything else goes on and can say
+    so.
+    """
 
     driver: Driver
     worker: Worker
@@ -41,7 +45,8 @@ async def open_adapters(settings: Settings) -> AsyncIterator[Adapters]:
     async with contextlib.AsyncExitStack() as stack:
         worker = await stack.enter_async_context(Worker("disk", DISK_QUEUE))
         loader = await stack.enter_async_context(Worker("loader", DISK_QUEUE))
-        disk = await HostDisk.open(settings.paths.state, worker)
+        state = await stack.enter_async_context(Worker("state", DISK_QUEUE))
+        disk = await HostDisk.open(settings.paths.state, state)
         stack.callback(disk.close)
         driver = await stack.enter_async_context(_driver(settings))
         paths = settings.paths

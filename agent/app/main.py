@@ -41,6 +41,9 @@ log = structlog.get_logger(__name__)
 STOP_DEADLINE = 10.0
 """Seconds for a clean stop."""
 
+HOOK_DEADLINE = 2.0
+"""Seconds for one container's directory at the start."""
+
 OK, NO_DRIVER, BUG, OS_ERROR, NO_PERMISSION, BAD_SETTINGS = 0, 69, 70, 71, 77, 78
 """Exit codes after sysexits; systemd restarts on all but BAD_SETTINGS."""
 
@@ -138,7 +141,7 @@ async def _ours(
         try:
             await stack.enter_async_context(web_door()(settings, watched, unix=False))
         except PermissionFault as error:
-            log.info("standby.without_web", reason=str(error))  # the other one has the port
+            log.info("standby.without_web", err=str(error))  # the other one has the port
         group = await stack.enter_async_context(asyncio.TaskGroup())
         beating = group.create_task(watched.heartbeat.run())
         taken = group.create_task(lock.take())
@@ -161,10 +164,13 @@ async def _joined(settings: Settings, adapters: Adapters) -> Front:
         # After a reboot the kubelet uses its records without asking again.
         try:
             name = container_directory(row.key.pod_uid, row.key.container)
-            await adapters.hooks.prepare(name, wipe=False)
-        except AgentError as error:
+            async with asyncio.timeout(HOOK_DEADLINE):
+                await adapters.hooks.prepare(name, wipe=False)
+        except (AgentError, TimeoutError) as error:
             # One bad directory is one container's trouble, not the node's.
-            log.warning("hooks.not_prepared", ns=row.namespace, pod=row.pod, err=str(error))
+            log.warning(
+                "hooks.not_prepared", ns=row.namespace, pod=row.pod, err=str(error) or "no answer"
+            )
     return front
 
 

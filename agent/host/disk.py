@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -92,6 +92,11 @@ class HostDisk:
         directory = await offload.call(_open_directory, path)
         return cls(path, directory, files(directory), offload)
 
+    @property
+    def place(self) -> str:
+        """The directory's path."""
+        return str(self._path)
+
     async def read(self, name: str) -> bytes | None:
         """The content, or None when absent. Raises StateError."""
         return await self._offload.call(self._read, _checked(name))
@@ -142,18 +147,20 @@ def _content(handle: int, path: Path) -> bytes:
 
 
 def _open_directory(path: Path) -> int:
-    with _told(path, "opened"):
+    with _told(path, "opened", {errno.ENOENT: f"make its parent directory {path.parent}"}):
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o750)
         return os.open(path, DIRECTORY)
 
 
 @contextlib.contextmanager
-def _told(path: Path, what: str) -> Iterator[None]:
-    """Errors of the system as one sentence: what, where, what to do."""
+def _told(path: Path, what: str, mends: Mapping[int, str] = ADVICE) -> Iterator[None]:
+    """Errors of the system as one sentence: what, where, what to do (`mends` before ADVICE)."""
     try:
         yield
     except OSError as error:
-        advice = ADVICE.get(error.errno or 0, "look at the directory and its file system")
+        code = error.errno or 0
+        usual = ADVICE.get(code, "look at the directory and its file system")
+        advice = mends.get(code, usual)
         reason = error.strerror or type(error).__name__
         raise StateError(f"{path} cannot be {what}: {reason}; {advice}.") from error

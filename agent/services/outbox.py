@@ -1,7 +1,8 @@
 """The outbox: effects that follow an answer, retried until done, also after a crash.
 
-Locks first, for the scheduler waits for them. An effect leaves the ledger only when the API server
-accepted it or can never accept it.
+Locks first, for the scheduler waits for them. A lock or a pod leaves the ledger only when the API
+server accepted it or can never accept it. Events are words: they may be lost, and are given up when
+they are refused, old or too many.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from agent.core.errors import (
     ApiError,
     ApiInvalid,
     ApiNotFound,
+    ApiThrottled,
     StateError,
 )
 from agent.core.ledger import Effect, EffectKind, Ledger
@@ -45,6 +47,18 @@ GRAIN = 0.001
 
 HORIZON = dt.timedelta(seconds=5)
 """No effect is put off for so long: one that seems to be was owed before the clock was set back."""
+
+EVENTS = 64
+"""Events that are owed at once; older ones are dropped."""
+
+DROP_PAUSE = 5.0
+"""Seconds after a disk that did not take it until dropping is tried again, at the next news."""
+
+EVENT_LIFE = dt.timedelta(hours=1)
+"""An Event that could not be posted for so long is dropped."""
+
+WARN_PERIOD = 60.0
+"""Seconds between two warnings of dropped Events of one reason."""
 
 _URGENCY = {EffectKind.RELEASE_LOCK: 0, EffectKind.SETTLE_POD: 1, EffectKind.POST_EVENT: 2}
 
@@ -92,13 +106,19 @@ class Outbox:
         self._random = random
         self._trouble: dict[Identity, _Trouble] = {}
         self._active: Cell[frozenset[Identity]] = Cell(frozenset())
+        self._leaving: Cell[frozenset[Identity]] = Cell(frozenset())
+        self._drop_at = 0.0
+        self._warned: dict[str, float] = {}
         self.results = Tally("outbox_effects", "Effects by kind and result.", ("kind", "result"))
 
     async def run(self) -> NoReturn:
         """Perform every effect when it is due."""
-        news = News(self._views.ledger, self._views.pods, self._active)
+        news = News(self._views.ledger, self._views.pods, self._active, self._leaving)
         async with asyncio.TaskGroup() as group:
             while True:
+                if excess := self._excess():
+                    self._leaving.set(frozenset(effect.identity for effect in excess))
+                    group.create_task(self._drop(excess))
                 for effect in self._due():
                     if self._has_place(effect):
                         self._active.set(self._active.value | {effect.identity})
@@ -113,17 +133,43 @@ class Outbox:
     def _open(self) -> list[Effect]:
         """The effects that are not under way, and that the views allow to be judged."""
         synced = self._views.pods.value.synced
+        taken = self._active.value | self._leaving.value
         return [
             effect
             for effect in self._views.ledger.value.outbox
-            if effect.identity not in self._active.value
-            and (synced or effect.kind is not EffectKind.SETTLE_POD)
+            if effect.identity not in taken and (synced or effect.kind is not EffectKind.SETTLE_POD)
         ]
 
     def _due(self) -> list[Effect]:
         """The effects to try now, locks first."""
         found = [effect for effect in self._open() if self._left(effect) <= GRAIN]
         return sorted(found, key=lambda effect: _URGENCY[effect.kind])
+
+    def _excess(self) -> list[Effect]:
+        """The oldest Events of too many; none while some are being dropped."""
+        if self._leaving.value or self._drop_at > asyncio.get_running_loop().time():
+            return []
+        owed = self._views.ledger.value.outbox
+        surplus = sum(effect.kind is EffectKind.POST_EVENT for effect in owed) - EVENTS
+        if surplus <= 0:
+            return []
+        events = [effect for effect in self._open() if effect.kind is EffectKind.POST_EVENT]
+        return events[:surplus]
+
+    async def _drop(self, excess: list[Effect]) -> None:
+        """Take these out of the ledger at once."""
+        gone = frozenset(excess)
+        try:
+            await self._commit(lambda ledger: _without(ledger, gone))
+        except StateError as error:
+            self._drop_at = asyncio.get_running_loop().time() + DROP_PAUSE
+            log.warning("outbox.not_dropped", count=len(excess), err=str(error))
+        else:
+            self.results.add(EffectKind.POST_EVENT.value, "dropped", amount=len(excess))
+            self._warn("", count=len(excess), err=f"more than {EVENTS} Events wait")
+            self._forget()
+        finally:
+            self._leaving.set(frozenset())
 
     def _left(self, effect: Effect) -> float:
         """Seconds until the effect may be tried."""
@@ -157,7 +203,13 @@ class Outbox:
         except StateError as error:
             self._put_off(effect, error).performed = effect
         else:
-            self._trouble.pop(effect.identity, None)
+            self._forget()
+
+    def _forget(self) -> None:
+        """Forget the troubles of what is owed no more, whichever write it left with."""
+        owed = {effect.identity for effect in self._views.ledger.value.outbox}
+        for identity in self._trouble.keys() - owed:
+            del self._trouble[identity]
 
     async def _result(self, effect: Effect) -> str:
         """Perform the effect, or find that it can never be. Raises ApiError: try again."""
@@ -173,6 +225,25 @@ class Outbox:
             if is_lock:
                 raise
             return "dropped"  # the pod is another one now
+        except ApiError as error:
+            if not self._is_in_vain(effect, error):
+                raise
+            self._warn(effect.reason, pod=effect.pod, err=str(error))
+            return "dropped"
+
+    def _is_in_vain(self, effect: Effect, error: ApiError) -> bool:
+        """Whether an Event is refused, or old; for locks and pods nothing is in vain."""
+        if effect.kind is not EffectKind.POST_EVENT:
+            return False
+        is_refused = 400 <= error.status < 500 and not isinstance(error, ApiThrottled)
+        return is_refused or self._clock.now() - effect.due > EVENT_LIFE
+
+    def _warn(self, reason: str, **fields: object) -> None:
+        """One warning for each reason and WARN_PERIOD."""
+        elapsed = asyncio.get_running_loop().time()
+        if elapsed - self._warned.get(reason, -WARN_PERIOD) >= WARN_PERIOD:
+            self._warned[reason] = elapsed
+            log.warning("outbox.event_dropped", reason=reason, **fields)
 
     def _put_off(self, effect: Effect, error: ApiError | StateError) -> _Trouble:
         trouble = self._trouble.setdefault(
@@ -216,6 +287,11 @@ class Outbox:
             return "unchanged"
         await self._pods.annotate_pod(effect.namespace, effect.pod, effect.pod_uid, changes)
         return "done"
+
+
+def _without(ledger: Ledger, gone: frozenset[Effect]) -> Ledger:
+    outbox = tuple(effect for effect in ledger.outbox if effect not in gone)
+    return dataclasses.replace(ledger, outbox=outbox)
 
 
 def _event(effect: Effect) -> NodeEvent:

@@ -6,7 +6,9 @@ agent, a lost state file), and closes rows of pods that nobody knows any more.
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable
+import datetime as dt
+import math
+from collections.abc import Awaitable, Callable, Iterator
 from typing import NoReturn
 
 import structlog
@@ -17,7 +19,7 @@ from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey, Ledger, Row
 from agent.core.pods import PodTable, Role
 from agent.core.ports import Clock, HookDirs, KubeletRecords, Witness
-from agent.core.reconcile import Adoption, Findings, Seen, compare
+from agent.core.reconcile import VANISHED_GRACE, Adoption, Findings, Seen, compare
 from agent.kit.cell import Cell
 from agent.kit.news import News
 
@@ -77,12 +79,17 @@ class Reconcile:
         self._peers = peers
         self._commit = commit
         self._silent = False
+        self._closing: set[ContainerKey] = set()
+        self._looked_at = dt.datetime.min.replace(tzinfo=dt.UTC)
         self._asked: dict[ContainerKey, float] = {}
         self.unconfirmed: Cell[int] = Cell(0)
         self.drifted: Cell[int] = Cell(0)
 
     async def run(self) -> NoReturn:
-        """A complete look now, after each new kubelet and each minute; a short one per answer."""
+        """A complete look now, after each new kubelet, each minute and when a row's grace ends.
+
+        A short one after each answer.
+        """
         await self._views.pods.until(lambda table: table.synced)
         news = News(self._views.ledger, self._views.epoch)
         failures = 0
@@ -99,11 +106,24 @@ class Reconcile:
         """Until the next complete look is due: short looks at what was just answered."""
         loop = asyncio.get_running_loop()
         due = loop.time() + period
-        while (left := due - loop.time()) > 0 and self._views.epoch.value == epoch:
+        while (
+            left := min(due - loop.time(), self._until_grace_ends())
+        ) > 0 and self._views.epoch.value == epoch:
             fresh = self._fresh(epoch)
             if fresh:
                 await self._confirm(fresh)
             await news.wait(min(left, PAUSE) if self._asked else left)
+
+    def _until_grace_ends(self) -> float:
+        """Seconds until the first row since the last look may be closed; for ever: none may.
+
+        No grace is shorter than the PERIOD, so no pod can be deleted and due between two looks.
+        """
+        ends = graces(self._views.ledger.value, self._views.pods.value)
+        coming = [end for end in ends if end > self._looked_at]
+        if not coming:
+            return math.inf
+        return (min(coming) - self._peers.clock.now()).total_seconds()
 
     def _fresh(self, epoch: KubeletEpoch) -> tuple[Row, ...]:
         """Rows answered to this kubelet that it has not confirmed and was not just asked about."""
@@ -142,6 +162,7 @@ class Reconcile:
 
     async def _look(self) -> bool:
         """A complete look; False when it should be taken again soon."""
+        self._looked_at = self._peers.clock.now()
         try:
             async with asyncio.timeout(DEADLINE):
                 holdings = await self._peers.witness.list()
@@ -157,7 +178,7 @@ class Reconcile:
         """Hold the ledger against the answers; False when something is left to do."""
         recorded: frozenset[ContainerKey] | None = None
         if any(row.role is Role.INIT for row in self._views.ledger.value.rows):
-            recorded = await self._peers.records.read(self._views.resource)
+            recorded = await self._recorded()
         ledger = self._views.ledger.value
         seen = Seen(
             table=self._views.pods.value,
@@ -174,8 +195,18 @@ class Reconcile:
         written = await self._write(ledger, findings, adopted)
         return written and len(adopted) == len(findings.adopt)
 
+    async def _recorded(self) -> frozenset[ContainerKey] | None:
+        try:
+            async with asyncio.timeout(DEADLINE):
+                return await self._peers.records.read(self._views.resource)
+        except TimeoutError:
+            log.warning("reconcile.records_unread", after=DEADLINE)
+            return None
+
     async def _write(self, base: Ledger, findings: Findings, adopted: list[Row]) -> bool:
+        self._closing.update(findings.vanished)
         if not (findings.confirmed or findings.vanished or adopted):
+            await self._clean_up()
             return True
         try:
             await self._commit(lambda ledger: _applied(base, ledger, findings, adopted))
@@ -188,15 +219,34 @@ class Reconcile:
             log.info("ledger.adopted", ns=row.namespace, pod=row.pod, ctr=row.key.container)
         for key in findings.vanished:
             log.info("ledger.closed", pod_uid=key.pod_uid, ctr=key.container)
-            await self._clean_up(key)
+        await self._clean_up()
         return True
 
-    async def _clean_up(self, key: ContainerKey) -> None:
-        """The directory of a closed row: no container can hold it any more."""
-        try:
-            await self._peers.hooks.remove(container_directory(key.pod_uid, key.container))
-        except AgentError as error:
-            log.warning("hooks.not_removed", pod_uid=key.pod_uid, err=str(error))
+    async def _clean_up(self) -> None:
+        """The directories of closed rows: no container can hold them any more.
+
+        A write that was given up here may have closed a row all the same, so they are remembered
+        until the ledger shows it.
+        """
+        rows = {row.key for row in self._views.ledger.value.rows}
+        for key in sorted(self._closing - rows):
+            try:
+                async with asyncio.timeout(DEADLINE):
+                    await self._peers.hooks.remove(container_directory(key.pod_uid, key.container))
+            except AgentError as error:
+                log.warning("hooks.not_removed", pod_uid=key.pod_uid, err=str(error))
+            except TimeoutError:
+                log.warning("hooks.not_removed", pod_uid=key.pod_uid, err="out of time")
+                return
+            self._closing.discard(key)
+
+
+def graces(ledger: Ledger, table: PodTable) -> Iterator[dt.datetime]:
+    """When the rows of deleted pods may be closed."""
+    deleted = {stone.pod.uid: stone.deleted_at for stone in table.tombstones}
+    for row in ledger.rows:
+        if row.key.pod_uid not in table.pods:
+            yield deleted.get(row.key.pod_uid, row.answered_at) + VANISHED_GRACE
 
 
 def _applied(base: Ledger, ledger: Ledger, findings: Findings, adopted: list[Row]) -> Ledger:

@@ -2,13 +2,14 @@
 
 A change counts once its generation is on disk: only then is it published and its author told. All
 changes that arrive while a write is running share the next one. Health memory is written too, but
-nobody waits for it.
+nobody waits for it. A disk that hangs is said to hang while it does.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn
 
 import structlog
@@ -28,10 +29,22 @@ log = structlog.get_logger(__name__)
 CURRENT = "state.json"
 PREVIOUS = "state.previous.json"
 UNREADABLE = "state.unreadable.json"
-"""What was found in the place of the newest generation, kept for whoever looks into it."""
+PREVIOUS_UNREADABLE = "state.previous.unreadable.json"
+"""What was found in the place of a generation, kept for whoever looks into it."""
+
+_ASIDE = {CURRENT: UNREADABLE, PREVIOUS: PREVIOUS_UNREADABLE}
 
 RETRY = 5.0
 """Seconds until a disk that took no write is tried again, so that the error does not outlive it."""
+
+SLOW = 1.0
+"""Seconds after which a write that is still going on is an error, until it comes back."""
+
+COMMIT_DEADLINE = 10.0
+"""Seconds that an author waits at most. The change may still reach the disk, once."""
+
+LAST_WRITE = 2.0
+"""Seconds for what is left to write at the end."""
 
 Change = Callable[[Ledger], Ledger]
 
@@ -52,15 +65,17 @@ class Recovered:
 async def recover(disk: Disk, *, boot_id: str, machine_id: str) -> Recovered:
     """The newest readable generation of this host, or an empty one.
 
-    An unreadable generation is said, and the one before it is used.
+    An unreadable generation is said, and the one before it is used. Where none is left, what was
+    found is kept aside: it may be another version's, whose rows a new write would end.
 
     Raises:
         StateError: nothing could be read because of the disk, not because of what is on it.
     """
     problems: list[StateError] = []
+    found: dict[str, bytes] = {}
     for name in (CURRENT, PREVIOUS):
         try:
-            content = await _content(disk, name)
+            found[name] = content = await _content(disk, name)
             state = _decoded(content, name, machine_id)
         except StateError as error:
             problems.append(error)
@@ -76,7 +91,7 @@ async def recover(disk: Disk, *, boot_id: str, machine_id: str) -> Recovered:
         if not isinstance(problem, StateCorrupt):
             raise problem
     notice = f"{_joined(problems)}; rebuilding from the pods' annotations and the kubelet"
-    return Recovered(empty, notice, fresh=True)
+    return Recovered(empty, notice + await _keep_aside(disk, found), fresh=True)
 
 
 class _Missing(StateCorrupt):
@@ -116,6 +131,22 @@ async def _mend(disk: Disk, content: bytes) -> str:
     return ""
 
 
+async def _keep_aside(disk: Disk, found: Mapping[str, bytes]) -> str:
+    """Copy the unreadable generations beside; return what is to be said of it.
+
+    Two writes from now both of their places are taken.
+    """
+    told = ""
+    for name, content in found.items():
+        try:
+            await disk.replace(_ASIDE[name], content)
+        except StateError as error:
+            told += f"; {error}"
+        else:
+            told += f"; {name} is kept as {_ASIDE[name]}"
+    return told
+
+
 @dataclasses.dataclass(eq=False, slots=True)
 class _Waiting:
     change: Change
@@ -133,6 +164,7 @@ class StateService:
         self._news = asyncio.Event()
         self._writing = asyncio.Lock()
         self._limit = limit
+        self._is_late = False
         self.ledger: Cell[Ledger] = Cell(recovered.ledger)
         self.error: Cell[str] = Cell("")
         self.errors = Tally("checkpoint_errors", "Failed writes of the state file.")
@@ -150,14 +182,23 @@ class StateService:
     async def commit(self, change: Change) -> None:
         """Apply `change` to the ledger; return when the result is on disk and published.
 
-        Raises StateError when it could not be written; then nothing has changed.
+        Raises StateError when it could not be written; then nothing has changed. After
+        COMMIT_DEADLINE, or when the author is cancelled, a write that has begun goes on: `change`
+        may then be on disk although its author was not told.
         """
         if len(self._waiting) >= self._limit:
             raise StateError(f"{self._limit} changes already wait for the disk; look at its health")
         waiting = _Waiting(change, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._news.set()
-        await waiting.done
+        try:
+            async with asyncio.timeout(COMMIT_DEADLINE):
+                await waiting.done
+        except TimeoutError as error:
+            raise StateError(_silent(COMMIT_DEADLINE, self._disk.place)) from error
+        finally:
+            with contextlib.suppress(ValueError):
+                self._waiting.remove(waiting)
 
     def remember(self, health: Mapping[GpuUuid, Health]) -> None:
         """Keep `health` with the next write, soon. Nobody is told when."""
@@ -165,18 +206,32 @@ class StateService:
         self._news.set()
 
     async def run(self) -> NoReturn:
-        """Write whenever something waits, and after a failure until the disk takes writes."""
-        while True:
-            try:
-                async with asyncio.timeout(RETRY if self.error.value else None):
-                    await self._news.wait()
-            except TimeoutError:
-                log.debug("state.tried_again", after=RETRY)
-            self._news.clear()
-            await self.flush()
+        """Write whenever something waits, and after a failure until the disk takes writes.
+
+        Cancelled, it writes once more: what was noted in the last moment would be lost.
+        """
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(RETRY if self.error.value else None):
+                        await self._news.wait()
+                except TimeoutError:
+                    log.debug("state.tried_again", after=RETRY)
+                self._news.clear()
+                await self.flush()
+        finally:
+            # A second cancellation ends this task, not the write.
+            await asyncio.shield(self._finish())
+
+    async def _finish(self) -> None:
+        try:
+            async with asyncio.timeout(LAST_WRITE):
+                await self.flush()
+        except TimeoutError:
+            log.warning("state.last_write_lost", after=LAST_WRITE, place=self._disk.place)
 
     async def flush(self) -> None:
-        """Write what waits now: the last act of a stop."""
+        """Write what waits now, after the write that goes on."""
         async with self._writing:
             batch = [waiting for waiting in self._waiting if not waiting.done.done()]
             self._waiting.clear()
@@ -200,7 +255,8 @@ class StateService:
             state = dataclasses.replace(
                 self._state, generation=generation, ledger=ledger, health=health
             )
-            await self._disk.replace(CURRENT, encode_state(state), keep=PREVIOUS)
+            with self._timed():
+                await self._disk.replace(CURRENT, encode_state(state), keep=PREVIOUS)
             self._state = state
             if self.error.set(""):
                 log.info("state.writable", generation=generation)
@@ -209,10 +265,36 @@ class StateService:
         self.ledger.set(ledger)
         _resolve(batch, None)
 
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Say that the disk does not answer while a write goes on for longer than SLOW."""
+        loop = asyncio.get_running_loop()
+        self._is_late = False
+        self._timer = loop.call_later(SLOW, self._tell_late, loop.time())
+        try:
+            yield
+        finally:
+            self._timer.cancel()
+
+    def _tell_late(self, began: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(SLOW, self._tell_late, began)
+        text = _silent(loop.time() - began, self._disk.place)
+        if not self._is_late:
+            self._is_late = True
+            self.errors.add()
+            log.error("state.unanswered", err=text)
+        self.error.set(text)
+
     def _failed(self, error: StateError) -> None:
-        self.errors.add()
+        if not self._is_late:  # a write that hung is counted already
+            self.errors.add()
         if self.error.set(str(error)):
             log.error("state.unwritable", err=str(error))
+
+
+def _silent(seconds: float, place: str) -> str:
+    return f"the disk has not answered for {seconds:.0f} s: look at {place}'s disk"
 
 
 def _resolve(batch: list[_Waiting], error: StateError | None) -> None:

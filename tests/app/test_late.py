@@ -32,10 +32,7 @@ class Watchdog(NoSystemd):
 
     def __init__(self) -> None:
         self.beats: list[float] = []
-
-    @property
-    def watchdog(self) -> dt.timedelta | None:
-        return dt.timedelta(seconds=30)
+        self.watchdog = dt.timedelta(seconds=30)
 
     def alive(self) -> None:
         self.beats.append(asyncio.get_running_loop().time())

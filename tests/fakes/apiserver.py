@@ -136,6 +136,7 @@ class FakeApi:
         """The port's."""
         await self._enter("watch_node")
         cursor, ended = self._version, self._ended
+        yield NodeChange(opened=True)
         if self.node is not None:
             yield NodeChange(self.node)
         async for record in self._follow(cursor, ended):

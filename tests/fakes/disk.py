@@ -179,6 +179,8 @@ class Faults:
 class MemoryDisk:
     """The Disk port in memory, by the same steps as the real one."""
 
+    place = "/state"
+
     def __init__(self, chance: random.Random | None = None) -> None:
         self.files = MemoryFiles(chance)
         self.faults = Faults(self.files)

@@ -59,10 +59,6 @@ class FakeWitness:
         await self._answer()
         return tuple(self.pods.values())
 
-    async def allocatable(self, resource: str) -> frozenset[str]:
-        await self._answer()
-        return frozenset()
-
     async def _answer(self) -> None:
         if self.hung:
             await asyncio.Event().wait()

@@ -128,7 +128,8 @@ async def test_a_directory_that_cannot_be_opened_is_said(tmp_path):
 
     with pytest.raises(StateError, match="file cannot be opened: Not a directory"):
         await HostDisk.open(tmp_path / "file", Inline())
-    with pytest.raises(StateError, match="state cannot be opened: No such file"):
+    advice = f"No such file or directory; make its parent directory {tmp_path / 'missing'}"
+    with pytest.raises(StateError, match=f"state cannot be opened: {advice}"):
         await HostDisk.open(tmp_path / "missing" / "state", Inline())
 
 

@@ -7,8 +7,9 @@ import pytest
 
 from agent.core.condition import Condition
 from agent.core.errors import ApiError, Gate, KubeletError, Refusal, StateError
+from agent.services.allocation.calls import ALLOCATE_BUDGET
 from agent.services.allocation.inquiry import LIST_PAUSE, LOCK_PAUSE, THROTTLED_PAUSE
-from agent.services.allocation.service import ALLOCATE_BUDGET, PREFER_BUDGET
+from agent.services.allocation.service import PREFER_BUDGET
 from agent.services.state import CURRENT
 from tests.builders import a_gpu, a_health, a_row, a_shared_gpu, an_inventory
 from tests.services.allocating import a_desk, ids, placed
@@ -122,7 +123,7 @@ async def test_a_call_that_ran_out_of_time_leaves_nothing_to_be_written_later():
         async with asyncio.TaskGroup() as group:
             group.create_task(desk.state.commit(lambda ledger: ledger.put(other)))
             await asyncio.sleep(0)
-            await refused(desk, Gate.OUT_OF_TIME)
+            await refused(desk, Gate.STATE_UNWRITABLE)
             desk.disk.gate.set()
         await asyncio.sleep(1)
 
@@ -138,7 +139,7 @@ async def test_an_api_server_that_does_not_answer_is_asked_once_and_never_waited
         desk.witness.admit(pod)
         desk.refresh_error = error
 
-        await refused(desk, Gate.NO_POD_ADMITTED)
+        await refused(desk, Gate.PODS_UNKNOWN if error else Gate.NO_POD_ADMITTED)
 
         assert 1 == desk.refreshes
 
@@ -152,7 +153,7 @@ async def test_a_list_that_hangs_leaves_time_for_a_reason():
         object.__setattr__(desk.service._peers, "refresh", hang)
         began = elapsed()
 
-        await refused(desk, Gate.NO_POD_ADMITTED)
+        await refused(desk, Gate.PODS_UNKNOWN)
 
         assert LIST_PAUSE == pytest.approx(elapsed() - began)
 

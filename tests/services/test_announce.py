@@ -28,7 +28,7 @@ def event(text: str, reason: str = "GpuUnhealthy") -> NodeEvent:
 
 @asynccontextmanager
 async def announcing(api: Api, notices: Notices) -> AsyncIterator[None]:
-    announcer = Announcer(api, notices)  # type: ignore[arg-type] -- one method is enough
+    announcer = Announcer(api, notices)  # type: ignore[arg-type]
     async with asyncio.TaskGroup() as group:
         task = group.create_task(announcer.run())
         yield

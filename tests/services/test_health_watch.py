@@ -156,7 +156,7 @@ async def test_a_change_of_the_layout_asks_for_a_scan_and_probes():
 async def test_a_gpu_whose_probe_does_not_come_back_is_unmonitored_and_the_others_are_not():
     async with running() as bench:
         bench.driver.outcomes[G2] = ProbeOutcome.SILENT
-        bench.watch.recheck()
+        bench.driver.report(DriverEvent(EventKind.CHANGED))
         await asyncio.sleep(2.1)
 
         assert ["ok", "ok", "unmonitored"] == bench.conditions
@@ -166,7 +166,7 @@ async def test_a_gpu_whose_probe_does_not_come_back_is_unmonitored_and_the_other
 async def test_a_hung_driver_is_served_for_exactly_a_minute_and_back_when_it_answers():
     async with running() as bench:
         bench.driver.hung = True
-        bench.watch.recheck()
+        bench.driver.report(DriverEvent(EventKind.CHANGED))
         await asyncio.sleep(2.5)
         since = bench.of(G0).since
         assert ["unmonitored"] * 3 == bench.conditions
@@ -184,7 +184,7 @@ async def test_a_hung_driver_is_served_for_exactly_a_minute_and_back_when_it_ans
 async def test_a_driver_that_only_fails_is_as_silent_as_a_hung_one():
     async with running() as bench:
         bench.driver.failure = DriverError("it is gone")
-        bench.watch.recheck()
+        bench.driver.report(DriverEvent(EventKind.CHANGED))
         await asyncio.sleep(0.1)
 
         assert ["unmonitored"] * 3 == bench.conditions
@@ -195,7 +195,7 @@ async def test_without_events_no_probe_makes_a_gpu_healthy_until_the_stream_hold
     async with running() as bench:
         bench.driver.break_events()
         await asyncio.sleep(0.3)
-        bench.watch.recheck()
+        bench.driver.report(DriverEvent(EventKind.CHANGED))
         await asyncio.sleep(4.9)
         assert ["unmonitored"] * 3 == bench.conditions
         await asyncio.sleep(20)

@@ -48,7 +48,7 @@ async def test_a_directory_that_cannot_be_looked_at_leaves_the_last_epoch() -> N
 
 async def test_a_watch_that_ends_is_an_error() -> None:
     class Ending(KubeletSide):
-        async def changes(self):  # type: ignore[no-untyped-def]
+        async def changes(self):
             yield ""
 
     with pytest.raises(KubeletError, match="came to an end"):

@@ -184,3 +184,54 @@ async def test_an_error_shows_in_the_counts():
         await asyncio.sleep(5)
 
         assert ((("error",), 1),) == node.restarts.items()
+
+
+async def test_a_node_deleted_while_the_watch_was_down_leaves_the_view():
+    api = FakeApi()
+    api.create_node()
+
+    async with following(api) as (_, view):
+        api.begin_outage()
+        await asyncio.sleep(0.1)
+        api.delete_node()
+        api.end_outage()
+        await asyncio.sleep(4)
+        assert view.value is not None
+        await asyncio.sleep(5)
+        assert view.value is None
+        created = api.create_node()
+        await asyncio.sleep(0.1)
+
+        assert created == view.value
+
+
+async def test_a_watch_that_does_not_open_says_nothing_of_the_node():
+    api = FakeApi()
+    node = api.create_node()
+
+    async with following(api) as (_, view):
+        api.begin_outage()
+        await asyncio.sleep(0.1)
+        api.end_outage()
+        api.delay = 300.0
+        await asyncio.sleep(200)
+
+        assert node == view.value
+
+
+async def test_a_watch_that_breaks_before_it_could_show_the_node_says_nothing_of_it():
+    class Breaking(FakeApi):
+        async def watch_node(self):
+            async for change in super().watch_node():
+                yield change
+                if change.opened and self.calls["watch_node"] > 1:
+                    raise ApiError("reset")
+
+    api = Breaking()
+    node = api.create_node()
+
+    async with following(api) as (_, view):
+        api.end_watches()
+        await asyncio.sleep(200)
+
+        assert node == view.value

@@ -7,8 +7,7 @@ anything. What may follow (the pod's annotations, the lock) is owed in the same 
 import asyncio
 import dataclasses
 import datetime as dt
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 
 import structlog
 
@@ -26,7 +25,7 @@ from agent.core.errors import AgentError, Gate, Refusal, StateError
 from agent.core.evidence import Grant, MatchSettings
 from agent.core.holdings import KubeletEpoch
 from agent.core.ledger import ContainerKey, Effect, EffectKind, Ledger, Row
-from agent.core.pods import ContainerView, PodUid, PodView
+from agent.core.pods import ContainerView, PodView
 from agent.core.ports import HookDirs
 from agent.core.preference import nearest, steer
 from agent.core.reconcile import Adoption
@@ -34,12 +33,10 @@ from agent.core.share import Share
 from agent.core.slices import SliceId
 from agent.kit.cell import Cell
 from agent.kit.tally import Tally
+from agent.services.allocation.calls import ALLOCATE_BUDGET, Call, Calls, Step, refusal_of
 from agent.services.allocation.inquiry import Inquiry, Peers, Views
 
 log = structlog.get_logger(__name__)
-
-ALLOCATE_BUDGET = 0.8
-"""Seconds for one Allocate: while it is held, the kubelet starts and stops nothing on the node."""
 
 PREFER_BUDGET = 0.2
 """Seconds for GetPreferredAllocation, which the kubelet asks just before: 1 s for both."""
@@ -64,47 +61,6 @@ class Storage:
     hooks: HookDirs
 
 
-@dataclasses.dataclass(eq=False, slots=True)
-class _Call:
-    """One Allocate under way. `overlapped`: another one was under way at the same time."""
-
-    overlapped: bool = False
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class _Calls:
-    """The calls in flight, and the rows that are on their way to disk."""
-
-    active: list[_Call] = dataclasses.field(default_factory=list)
-    pending: dict[ContainerKey, Row] = dataclasses.field(default_factory=dict)
-
-    @contextmanager
-    def entered(self) -> Iterator[_Call]:
-        """A call, from its arrival to its answer."""
-        call = _Call()
-        self.active.append(call)
-        if len(self.active) > 1:
-            for one in self.active:
-                one.overlapped = True
-        try:
-            yield call
-        finally:
-            self.active.remove(call)
-
-    @contextmanager
-    def claiming(self, row: Row) -> Iterator[None]:
-        """No other call may take this pod while the row is on its way to disk."""
-        self.pending[row.key] = row
-        try:
-            yield
-        finally:
-            self.pending.pop(row.key, None)
-
-    def claimed(self) -> frozenset[PodUid]:
-        """The pods of those rows."""
-        return frozenset(key.pod_uid for key in self.pending)
-
-
 class Allocation:
     """Answers the kubelet. Calls may overlap; each claims its pod before it waits for the disk."""
 
@@ -115,7 +71,7 @@ class Allocation:
         self._peers = peers
         self._storage = storage
         self._settings = settings
-        self._calls = _Calls()
+        self._calls = Calls()
         self.results = Tally(
             "allocations", "Answers to Allocate by result and reason.", ("result", "reason")
         )
@@ -133,11 +89,11 @@ class Allocation:
                 async with asyncio.timeout(ALLOCATE_BUDGET):
                     row, replay = await self._serve(ids, call)
             except Refusal as refusal:
-                self._refused(refusal, len(ids))
+                self._refused(refusal, call, len(ids))
                 raise
             except (TimeoutError, StateError) as error:
-                translated = _as_refusal(error)
-                self._refused(translated, len(ids))
+                translated = refusal_of(error, call.step)
+                self._refused(translated, call, len(ids))
                 raise translated from error
         result = "replay" if replay else "ok"
         self.results.add(result, "")
@@ -175,16 +131,19 @@ class Allocation:
         gpus = {one.uuid: one.gpu for one in self._views.inventory.value.gpus}
         return nearest(available, must_include, size, gpus, held)
 
-    async def _serve(self, ids: tuple[SliceId, ...], call: _Call) -> tuple[Row, bool]:
+    async def _serve(self, ids: tuple[SliceId, ...], call: Call) -> tuple[Row, bool]:
         inquiry = Inquiry(self._views, self._peers, self._settings.match, patient=True)
         grant = await inquiry.grant(len(ids), self._ledger, self._calls.claimed)
         if grant is None:  # pragma: no cover -- a patient inquiry decides or raises
             raise Refusal(Gate.OUT_OF_TIME, "The agent could not decide; report this.")
         is_replay = grant.replay is not None
-        row = self._row(grant, ids)
+        call.row = row = self._row(grant, ids)
         with self._calls.claiming(row):
             if not (is_replay and call.overlapped):
-                await self._prepare(row, wipe=not is_replay)
+                call.step = Step.DIRECTORY
+                name = container_directory(row.key.pod_uid, row.key.container)
+                await self._storage.hooks.prepare(name, wipe=not is_replay)
+                call.step = Step.WRITE
                 await self._storage.commit(self._change(grant, row))
         if is_replay and call.overlapped:
             # Looked at last: a kubelet whose earlier of two calls is granted dies of it.
@@ -267,18 +226,6 @@ class Allocation:
             )
         return GrantedShare(share, gpu.gpu.pci, gpu.registered_mib, gpu.gpu.minor)
 
-    async def _prepare(self, row: Row, *, wipe: bool) -> None:
-        name = container_directory(row.key.pod_uid, row.key.container)
-        try:
-            await self._storage.hooks.prepare(name, wipe=wipe)
-        except StateError as error:
-            raise Refusal(
-                Gate.HOST_DIRECTORY,
-                f"The container's directory on the node cannot be made ({error}); ask the "
-                "operator to look at the node's hook path.",
-                transient=True,
-            ) from error
-
     def _change(self, grant: Grant, row: Row) -> Callable[[Ledger], Ledger]:
         """The change of the ledger: the row, and what is owed after it."""
         pod = grant.candidate.pod
@@ -318,22 +265,15 @@ class Allocation:
             ledger = ledger.put(row)
         return ledger
 
-    def _refused(self, refusal: Refusal, count: int) -> None:
+    def _refused(self, refusal: Refusal, call: Call, count: int) -> None:
         self.results.add("refused", refusal.gate.name.lower())
-        log.warning("alloc.refused", gate=refusal.gate.value, count=count, reason=refusal.sentence)
-
-
-def _as_refusal(error: Exception) -> Refusal:
-    if isinstance(error, StateError):
-        return Refusal(
-            Gate.STATE_UNWRITABLE,
-            f"The agent cannot keep its state ({error}), so it answers no new container; ask the "
-            "operator to look at the node's disk.",
-            transient=True,
+        row = call.row
+        pod = {} if row is None else {"ns": row.namespace, "pod": row.pod, "ctr": row.key.container}
+        log.warning(
+            "alloc.refused",
+            gate=refusal.gate.value,
+            step=call.step.value,
+            count=count,
+            reason=refusal.sentence,
+            **pod,
         )
-    return Refusal(
-        Gate.OUT_OF_TIME,
-        f"The agent did not find out within {ALLOCATE_BUDGET:g} s which pod this is; its "
-        "controller starts it again.",
-        transient=True,
-    )

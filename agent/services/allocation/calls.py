@@ -1,0 +1,94 @@
+"""The Allocates under way: where each of them is, and what it says when its time is over."""
+
+import dataclasses
+import enum
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from agent.core.errors import Gate, Refusal, StateError
+from agent.core.ledger import ContainerKey, Row
+from agent.core.pods import PodUid
+
+ALLOCATE_BUDGET = 0.8
+"""Seconds for one Allocate: while it is held, the kubelet starts and stops nothing on the node."""
+
+_SILENT = "the disk has not answered in time"
+
+
+class Step(enum.StrEnum):
+    """What an Allocate is about. The value is for the log."""
+
+    MATCH = "find-pod"
+    DIRECTORY = "make-directory"
+    WRITE = "write-ledger"
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Call:
+    """One Allocate under way. `overlapped`: another one was under way at the same time.
+
+    `row` is what is to be answered, once that is known.
+    """
+
+    overlapped: bool = False
+    step: Step = Step.MATCH
+    row: Row | None = None
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Calls:
+    """The calls in flight, and the rows that are on their way to disk."""
+
+    active: list[Call] = dataclasses.field(default_factory=list)
+    pending: dict[ContainerKey, Row] = dataclasses.field(default_factory=dict)
+
+    @contextmanager
+    def entered(self) -> Iterator[Call]:
+        """A call, from its arrival to its answer."""
+        call = Call()
+        self.active.append(call)
+        if len(self.active) > 1:
+            for one in self.active:
+                one.overlapped = True
+        try:
+            yield call
+        finally:
+            self.active.remove(call)
+
+    @contextmanager
+    def claiming(self, row: Row) -> Iterator[None]:
+        """No other call may take this pod while the row is on its way to disk."""
+        self.pending[row.key] = row
+        try:
+            yield
+        finally:
+            self.pending.pop(row.key, None)
+
+    def claimed(self) -> frozenset[PodUid]:
+        """The pods of those rows."""
+        return frozenset(key.pod_uid for key in self.pending)
+
+
+def refusal_of(error: TimeoutError | StateError, step: Step) -> Refusal:
+    """What the pod's owner reads when `step` failed, or was still going on at the end."""
+    reason = str(error) if isinstance(error, StateError) else _SILENT
+    if step is Step.DIRECTORY:
+        return Refusal(
+            Gate.HOST_DIRECTORY,
+            f"The container's directory on the node cannot be made ({reason}); ask the operator to "
+            "look at the node's hook path and its disk.",
+            transient=True,
+        )
+    if step is Step.WRITE or isinstance(error, StateError):
+        return Refusal(
+            Gate.STATE_UNWRITABLE,
+            f"The agent cannot keep its state ({reason}), so it answers no new container; ask the "
+            "operator to look at the node's disk.",
+            transient=True,
+        )
+    return Refusal(
+        Gate.OUT_OF_TIME,
+        f"The agent did not find out within {ALLOCATE_BUDGET:g} s which pod this is; its "
+        "controller starts it again.",
+        transient=True,
+    )
