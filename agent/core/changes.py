@@ -26,9 +26,13 @@ class PodChange:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeChange:
-    """One frame of the Node watch. `node` None: it was deleted. A bookmark sends nothing."""
+    """One frame of the Node watch. `node` None: it was deleted. A bookmark sends nothing.
 
-    node: NodeView | None
+    `opened` is of the first frame: the watch is open, and nothing is said of the Node yet.
+    """
+
+    node: NodeView | None = None
+    opened: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,3 +45,8 @@ class NodeEvent:
     namespace: str = ""
     pod: str = ""
     pod_uid: PodUid = NO_POD
+
+
+def version_number(version: str) -> int:
+    """A resource version as a number; 0 where it is none, which is older than all."""
+    return int(version) if version.isascii() and version.isdigit() else 0

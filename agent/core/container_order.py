@@ -1,7 +1,7 @@
-"""Which group of a pod's devices text belongs to which of its containers, and which is next."""
+"""Which group of a pod's devices text belongs to which of its containers."""
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from agent.core.errors import Gate, Refusal
 from agent.core.pods import ContainerView, Role
@@ -42,22 +42,6 @@ def pair_groups(
         )
     paired = zip(filled, asking if all_asking else regular, strict=True)
     return tuple(_assigned(index, container, group) for (index, group), container in paired)
-
-
-def next_assignment(assignments: Sequence[Assignment], served: Collection[str]) -> Assignment:
-    """The first one whose container is not among the names `served`.
-
-    Raises:
-        Refusal: NO_CONTAINER_LEFT, all of them are served.
-    """
-    for assignment in assignments:
-        if assignment.container not in served:
-            return assignment
-    raise Refusal(
-        Gate.NO_CONTAINER_LEFT,
-        "every container of this pod that the scheduler gave GPUs has them already; "
-        "delete the pod and create it again",
-    )
 
 
 def _assigned(index: int, container: ContainerView, shares: tuple[Share, ...]) -> Assignment:

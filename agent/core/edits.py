@@ -49,8 +49,6 @@ class EditSettings:
     gdrcopy: bool = False
     gds: bool = False
     mofed: bool = False
-    cdi_prefix: str = "cdi.k8s.io/"
-    cdi_kind: str = "k8s.device-plugin.nvidia.com/gpu"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

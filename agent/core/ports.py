@@ -59,10 +59,6 @@ class Witness(Protocol):
         """All active pods. Raises WitnessThrottled, KubeletError."""
         ...
 
-    async def allocatable(self, resource: str) -> frozenset[str]:
-        """Healthy ids of `resource`, allocated or not. Raises WitnessThrottled, KubeletError."""
-        ...
-
 
 class KubeletRecords(Protocol):
     """The kubelet's checkpoint file, read-only."""
@@ -108,7 +104,10 @@ class NodeApi(Protocol):
     """This Node at the API server. Methods keep their own deadline of 10 s a request."""
 
     def watch_node(self) -> AsyncIterator[NodeChange]:
-        """The Node and its changes, one WATCH, for as long as it lasts. Raises ApiError."""
+        """One WATCH: first that it is open, then the Node as it is (if it is), then its changes.
+
+        Raises ApiError.
+        """
         ...
 
     async def annotate_node(self, annotations: Mapping[str, str | None]) -> NodeView:
@@ -144,6 +143,11 @@ class PodApi(Protocol):
 
 class Disk(Protocol):
     """The state directory: a few named files, replaced whole or not at all."""
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people."""
+        ...
 
     async def read(self, name: str) -> bytes | None:
         """The content, or None when absent. Raises StateError."""

@@ -70,16 +70,6 @@ class PodResourcesWitness:
             answer = await self._stub.list(timeout=self._deadline)
         return tuple(map(_holding, answer.pod_resources))
 
-    async def allocatable(self, resource: str) -> frozenset[str]:
-        """Healthy ids of `resource`, allocated or not.
-
-        Raises:
-            WitnessThrottled, KubeletError: there was no answer.
-        """
-        async with self._asking("GetAllocatableResources"):
-            answer = await self._stub.get_allocatable_resources(timeout=self._deadline)
-        return _merged(answer.devices).get(resource, frozenset())
-
     def close(self) -> None:
         """Close the connection; the next call would open it again."""
         self._channel.close()

@@ -77,7 +77,7 @@ class Systemd:
                 channel.sendto(message.encode(), self._address)
         except OSError as error:
             word = message.partition("=")[0]
-            log.warning("systemd.not_told", message=word, error=error.strerror)
+            log.warning("systemd.not_told", message=word, err=error.strerror)
 
 
 def service_notifier(environment: Mapping[str, str], pid: int) -> ServiceNotifier:

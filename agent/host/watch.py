@@ -139,7 +139,7 @@ def _watching(directory: Path) -> Iterator[_Sight]:
             inotify = stack.enter_context(Inotify(sync_timeout=0))
             parent = inotify.add_watch(directory.parent, COMES_OR_GOES | Mask.ONLYDIR)
         except OSError as error:
-            log.info("watch.polling", directory=str(directory), error=error.strerror)
+            log.info("watch.polling", directory=str(directory), err=error.strerror)
             yield _Sight()
             return
         with contextlib.suppress(OSError):  # it is missing: the parent tells when it comes

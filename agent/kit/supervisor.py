@@ -80,13 +80,13 @@ async def supervise(
         is_bug = not _is_expected(failure, expected)
         failures.add(now, is_bug=is_bug)
         if failures.spent():
-            log.error("service.given_up", service=name, error=_text(failure), exc_info=failure)
+            log.error("service.given_up", service=name, err=_text(failure), exc_info=failure)
             raise BudgetSpent(name) from failure
         delay = backoff.next()
         log.warning(
             "service.failed",
             service=name,
-            error=_text(failure),
+            err=_text(failure),
             again_in=round(delay, 3),
             exc_info=failure if is_bug else None,
         )

@@ -98,7 +98,7 @@ class DevicePlugin(DevicePluginBase):
         try:
             return self._frames.encode(listed)
         except SettingsError as error:
-            log.error("plugin.list_too_long", error=str(error), generation=listed.generation)  # noqa: TRY400 -- no bug
+            log.error("plugin.list_too_long", err=str(error), generation=listed.generation)  # noqa: TRY400 -- no bug
             return None
 
     @override
@@ -119,7 +119,7 @@ class DevicePlugin(DevicePluginBase):
             async with asyncio.timeout(PREFER_DEADLINE):
                 chosen = await self._allocator.prefer(available, must_include, size)
         except (AgentError, TimeoutError) as error:
-            log.info("plugin.preference_failed", error=str(error) or "out of time", size=size)
+            log.info("plugin.preference_failed", err=str(error) or "out of time", size=size)
             chosen = first_fit(available, must_include, size)
         return ContainerPreferredAllocationResponse(device_i_ds=list(chosen))
 

@@ -72,7 +72,7 @@ class Discovery:
 
     def _fail(self, text: str) -> None:
         if self.problem.set(text):
-            log.warning("driver.fails", reason=text)
+            log.warning("driver.fails", err=text)
 
     async def _rest(self, seconds: float) -> None:
         try:

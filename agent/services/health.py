@@ -82,10 +82,6 @@ class HealthWatch:
         if self._health:
             ports.judged(dict(self._health))
 
-    def recheck(self) -> None:
-        """Probe all GPUs now."""
-        self._look.set()
-
     async def run(self) -> None:
         """Listen, probe and judge for ever."""
         async with asyncio.TaskGroup() as tasks:
@@ -113,7 +109,7 @@ class HealthWatch:
             self._opened_at = None
             if not self._deaf:
                 self._deaf = True
-                log.warning("driver.events_lost", reason=reason)
+                log.warning("driver.events_lost", err=reason)
             for uuid in self._known():
                 self._note(Probe(uuid, ProbeOutcome.SILENT, reason))
             await asyncio.sleep(delay)

@@ -121,7 +121,7 @@ class InventoryKeeper:
         if self.left_out.set(faults):
             for fault in faults:
                 if fault not in before:
-                    log.warning("inventory.gpu_left_out", gpu=fault.gpu, reason=fault.text)
+                    log.warning("inventory.gpu_left_out", gpu=fault.gpu, err=fault.text)
 
 
 class _Offer:

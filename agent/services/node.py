@@ -6,21 +6,18 @@ from typing import NoReturn
 
 import structlog
 
+from agent.core.changes import version_number
 from agent.core.errors import ApiError
 from agent.core.pods import NodeView
 from agent.core.ports import NodeApi
-from agent.kit.backoff import Backoff
 from agent.kit.cell import Cell
+from agent.kit.reopening import Reopening
 from agent.kit.tally import Tally
 
 log = structlog.get_logger(__name__)
 
-DELAYS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
-JITTER = 0.5
-SHORTEST_WATCH = 1.0
-"""A watch that ended sooner is no good one: the next waits its turn."""
-HEALTHY_AFTER = 30.0
-"""A watch that lasted so long clears the memory of earlier failures."""
+UNSEEN_AFTER = 5.0
+"""Seconds: a watch begins with the Node as it is, so one that stays silent has none to show."""
 
 
 class Node:
@@ -35,64 +32,70 @@ class Node:
         )
         self._api = api
         self._node = node
-        self._backoff = Backoff(DELAYS, JITTER, random)
+        self._watch = Reopening(self.restarts, random)
         self._floor = 0
         """The version of our own last write since this watch began: older frames are late."""
         self._failing = False
 
     async def run(self) -> NoReturn:
         """Keep the view for ever."""
-        loop = asyncio.get_running_loop()
         while True:
-            began, self._floor = loop.time(), 0
+            self._floor = 0
+            self._watch.opening()
             try:
                 await self._follow()
             except ApiError as error:
-                delay = self._give_up(error, lasted=loop.time() - began)
+                delay = self._give_up(error)
             else:
-                delay = self._renew(lasted=loop.time() - began)
+                delay = self._watch.ended()
             await asyncio.sleep(delay)
 
     def saw(self, node: NodeView) -> None:
         """Take in the answer to a write of ours, unless the watch has shown something newer."""
         held = self._node.value
-        version = _number(node.resource_version)
-        if held is not None and 0 < version <= _number(held.resource_version):
+        version = version_number(node.resource_version)
+        if held is not None and 0 < version <= version_number(held.resource_version):
             return
         self._floor = version
         self._node.set(node)
 
     async def _follow(self) -> None:
         """One watch to its end. Its frames come in order; only our writes may overtake them."""
-        async for change in self._api.watch_node():
-            if self._failing:
-                log.info("node.followed")
-                self._failing = False
-            node = change.node
-            if node is None:
-                log.warning("node.deleted")
-                self._node.set(None)
-            elif _number(node.resource_version) >= self._floor:
-                self._node.set(node)
+        loop = asyncio.get_running_loop()
+        unseen: asyncio.TimerHandle | None = None
+        try:
+            async for change in self._api.watch_node():
+                if change.opened:
+                    self._opened()
+                    unseen = loop.call_later(UNSEEN_AFTER, self._unseen)
+                    continue
+                if unseen is not None:
+                    unseen.cancel()
+                self._take(change.node)
+        finally:
+            if unseen is not None:
+                unseen.cancel()
 
-    def _renew(self, lasted: float) -> float:
-        """The watch ended as agreed: seconds until the next one."""
-        self.restarts.add("ended")
-        if lasted >= HEALTHY_AFTER:
-            self._backoff.reset()
-        return 0.0 if lasted >= SHORTEST_WATCH else self._backoff.next()
+    def _opened(self) -> None:
+        if self._failing:
+            log.info("node.followed")
+        self._failing = False
 
-    def _give_up(self, error: ApiError, lasted: float) -> float:
+    def _take(self, node: NodeView | None) -> None:
+        if node is None:
+            log.warning("node.deleted")
+            self._node.set(None)
+        elif version_number(node.resource_version) >= self._floor:
+            self._node.set(node)
+
+    def _unseen(self) -> None:
+        """The open watch shows no Node: it was deleted while nobody looked."""
+        if self._node.set(None):
+            log.warning("node.deleted", unseen_for=UNSEEN_AFTER)
+
+    def _give_up(self, error: ApiError) -> float:
         """No answer, or a bad one: seconds until the next try."""
-        self.restarts.add("error")
-        if lasted >= HEALTHY_AFTER:
-            self._backoff.reset()
         if not self._failing:
-            log.warning("node.lost", error=str(error))
+            log.warning("node.lost", err=str(error))
         self._failing = True
-        return max(self._backoff.next(), error.retry_after or 0.0)
-
-
-def _number(version: str) -> int:
-    """A resource version as a number; 0 where it is none."""
-    return int(version) if version.isascii() and version.isdigit() else 0
+        return self._watch.broke(at_least=error.retry_after or 0.0)

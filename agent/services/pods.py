@@ -9,24 +9,16 @@ from typing import NoReturn
 
 import structlog
 
-from agent.core.changes import PodChange, PodList
+from agent.core.changes import PodChange, PodList, version_number
 from agent.core.errors import ApiError, ApiGone
 from agent.core.pods import PodTable, PodUid, PodView, Tombstone
 from agent.core.ports import Clock, PodApi
-from agent.kit.backoff import Backoff
 from agent.kit.cell import Cell
+from agent.kit.reopening import Reopening
 from agent.kit.tally import Tally
 
 log = structlog.get_logger(__name__)
 
-DELAYS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
-JITTER = 0.5
-SPREAD = (1.0, 30.0)
-"""A relist begins within 1 s; when the server says Gone again, within 30 s of each."""
-SHORTEST_WATCH = 1.0
-"""A watch that ended sooner is no good one: the next waits its turn."""
-HEALTHY_AFTER = 30.0
-"""A watch that lasted so long clears the memory of earlier failures."""
 PATIENCE = 5
 """Watches that fail one after another before the position is given up and all is listed."""
 KEEP = dt.timedelta(minutes=10)
@@ -45,12 +37,9 @@ class Pods:
         self._api = api
         self._table = table
         self._clock = clock
-        self._random = random
-        self._backoff = Backoff(DELAYS, JITTER, random)
+        self._watch = Reopening(self.restarts, random)
         self._version = ""
         """How far the table goes; empty: all must be listed."""
-        self._gone = 0
-        self._failures = 0
         self._asked = asyncio.Event()
         self._answers: list[asyncio.Future[PodTable]] = []
 
@@ -72,9 +61,8 @@ class Pods:
         return await answer
 
     async def _keep(self) -> NoReturn:
-        loop = asyncio.get_running_loop()
         while True:
-            began = loop.time()
+            self._watch.opening()
             try:
                 if not self._version:
                     self._take(await self._api.list_pods())
@@ -82,9 +70,9 @@ class Pods:
             except ApiGone:
                 delay = self._start_over()
             except ApiError as error:
-                delay = self._give_up(error, lasted=loop.time() - began)
+                delay = self._give_up(error)
             else:
-                delay = self._renew(lasted=loop.time() - began)
+                delay = self._watch.ended()
             await asyncio.sleep(delay)
 
     async def _follow(self) -> None:
@@ -95,46 +83,31 @@ class Pods:
                 self._mark(stale=False)
             self._apply(change)
 
-    def _renew(self, lasted: float) -> float:
-        """The watch ended as agreed: seconds until the next one."""
-        self.restarts.add("ended")
-        self._healthy(lasted)
-        return 0.0 if lasted >= SHORTEST_WATCH else self._backoff.next()
-
     def _start_over(self) -> float:
         """The server forgot where we are: seconds until all is listed again."""
-        self.restarts.add("gone")
         self._mark(stale=True)
         self._version = ""
-        delay = self._random.uniform(0.0, SPREAD[min(self._gone, len(SPREAD) - 1)])
-        self._gone += 1
+        delay = self._watch.gone()
         log.info("pods.gone", again_in=round(delay, 3))
         return delay
 
-    def _give_up(self, error: ApiError, lasted: float) -> float:
+    def _give_up(self, error: ApiError) -> float:
         """No answer, or a bad one: seconds until the next try."""
-        self.restarts.add("error")
-        self._healthy(lasted)
-        self._failures += 1
-        if self._failures == 1:
-            log.warning("pods.lost", error=str(error))
-        if self._failures % PATIENCE == 0:
+        delay = self._watch.broke(at_least=error.retry_after or 0.0)
+        if self._watch.failures == 1:
+            log.warning("pods.lost", err=str(error))
+        if self._watch.failures % PATIENCE == 0:
             self._version = ""
         self._mark(stale=True)
-        return max(self._backoff.next(), error.retry_after or 0.0)
-
-    def _healthy(self, lasted: float) -> None:
-        if lasted >= HEALTHY_AFTER:
-            self._backoff.reset()
-            self._failures = self._gone = 0
+        return delay
 
     def _mark(self, *, stale: bool) -> None:
         self._table.set(dataclasses.replace(self._table.value, stale=stale))
 
     def _apply(self, change: PodChange) -> None:
         """Take in one frame, unless a LIST went further already."""
-        version = _number(change.resource_version)
-        if version and version <= _number(self._version):
+        version = version_number(change.resource_version)
+        if version and version <= version_number(self._version):
             return
         self._version = change.resource_version
         if change.pod is None:
@@ -152,7 +125,9 @@ class Pods:
 
         A watch or another LIST may have gone further: then the table holds all of it already.
         """
-        if self._version and _number(found.resource_version) <= _number(self._version):
+        if self._version and version_number(found.resource_version) <= version_number(
+            self._version
+        ):
             return
         self._version = found.resource_version
         pods = {pod.uid: pod for pod in found.pods}
@@ -208,11 +183,6 @@ class Pods:
                 stale=old.stale,
             )
         )
-
-
-def _number(version: str) -> int:
-    """A resource version as a number; 0 where it is none, which is older than all."""
-    return int(version) if version.isascii() and version.isdigit() else 0
 
 
 def _succeed(answer: asyncio.Future[PodTable], table: PodTable) -> None:

@@ -238,7 +238,7 @@ class Reporter:
         self.failures.add(str(error.status or "none"))
         self._cells.state.set(ReportState(reported=False, reason=str(error)))
         if not again:
-            log.warning("report.failed", error=str(error), again_in=round(delay, 3))
+            log.warning("report.failed", err=str(error), again_in=round(delay, 3))
 
 
 def _desired(inventory: Inventory, known: tuple[RegisteredGpu, ...]) -> tuple[RegisteredGpu, ...]:

@@ -14,6 +14,9 @@ from agent.settings.table import BY_KEY, FIELDS
 from agent.settings.yamlfile import Entry, read_file
 
 DEFAULT_FILE = Path("/etc/hami-agent/config.yaml")
+PREFIX = "HAMI_AGENT_"
+SERVICE_HOST = "_SERVICE_HOST"
+VARIABLES = tuple(field.variables[0] for field in FIELDS)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,8 +51,10 @@ def load(sources: Sources) -> Effective:
         if field is None and entry.value is None and _is_section(entry.key):
             continue  # a section whose keys are all commented out
         if field is None:
-            raise SettingsError(f"{entry.where}: unknown setting {entry.key}{_nearest(entry.key)}")
+            near = _nearest(entry.key, BY_KEY)
+            raise SettingsError(f"{entry.where}: unknown setting {entry.key}{near}")
         found[field.key] = _read(field, entry.value, entry.where)
+    _refuse_unknown(sources.environ)
     for field in FIELDS:
         for variable in field.variables:
             if variable in sources.environ:
@@ -78,6 +83,23 @@ def _read(field: Field, value: object, where: str) -> Setting:
         raise refuse(where, field.key, error) from error
 
 
-def _nearest(key: str) -> str:
-    close = difflib.get_close_matches(key, BY_KEY, n=1, cutoff=0.5)
+def _refuse_unknown(environ: Mapping[str, str]) -> None:
+    """A variable with our prefix that no setting reads is a mistake, most likely of spelling.
+
+    Kubernetes' own are none: beside a Service named hami-agent, every container of its namespace
+    gets HAMI_AGENT_SERVICE_HOST, HAMI_AGENT_PORT and more (service links).
+    """
+    links = tuple(
+        name.removesuffix(SERVICE_HOST) + part
+        for name in environ
+        if name.startswith(PREFIX) and name.endswith(SERVICE_HOST)
+        for part in ("_SERVICE_", "_PORT")
+    )
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in VARIABLES and not name.startswith(links):
+            raise SettingsError(f"env {name}: unknown setting{_nearest(name, VARIABLES)}")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else "; `hami-agent config show` lists all"

@@ -133,3 +133,13 @@ def test_decode_reads_stdin(
 def test_decode_of_nothing_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert dispatch(["decode", ""], {}) == 2
     assert "nothing to decode" in capsys.readouterr().err
+
+
+def test_an_unknown_variable_stops_the_run_with_78(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("")
+
+    assert dispatch(["run", "--config", str(file)], {"HAMI_AGENT_WEB_PROT": "1"}) == 78
+    assert "HAMI_AGENT_WEB_PROT" in capsys.readouterr().err

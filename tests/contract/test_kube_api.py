@@ -86,6 +86,7 @@ async def test_a_foreign_or_absent_lock_stays_as_it_is(kind, tmp_path, now):
 async def test_the_node_watch_begins_with_the_node_and_follows_it(kind, tmp_path):
     async with cluster(kind, tmp_path) as world:
         watch = world.node_api.watch_node()
+        assert NodeChange(opened=True) == await anext(watch)
         first = await anext(watch)
         world.edit_node({"plain": "changed"})
         second = await anext(watch)
@@ -103,6 +104,17 @@ async def test_the_node_watch_begins_with_the_node_and_follows_it(kind, tmp_path
         assert first.node is not None
         assert fourth.node is not None
         assert first.node.uid != fourth.node.uid
+
+
+async def test_the_watch_of_an_absent_node_is_open_and_shows_its_creation(kind, tmp_path):
+    async with cluster(kind, tmp_path) as world:
+        world.delete_node()
+        watch = world.node_api.watch_node()
+        assert NodeChange(opened=True) == await anext(watch)
+        world.create_node({"plain": "new"})
+        change = await anext(watch)
+
+        assert change.node is not None
 
 
 async def test_pods_are_listed_with_a_version_to_watch_from(kind, tmp_path):

@@ -58,7 +58,9 @@ async def test_a_watch_is_opened_with_the_rotated_token_too(tmp_path: Path):
         world.use_token("expired")
         await world.session.open()
         world.use_token("secret")
-        change = await anext(world.node_api.watch_node())
+        watch = world.node_api.watch_node()
+        await anext(watch)
+        change = await anext(watch)
 
     assert change.node is not None
     assert NODE == change.node.name

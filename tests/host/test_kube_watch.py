@@ -144,8 +144,10 @@ async def test_a_node_without_a_uid_is_an_error(tmp_path: Path):
         return await stream(request, b'{"type":"ADDED","object":{"metadata":{}}}\n')
 
     async with a_session(answer, tmp_path) as session:
+        watch = KubeNode(session, NODE).watch_node()
+        await anext(watch)
         with pytest.raises(ApiError, match=r"metadata\.uid"):
-            await anext(KubeNode(session, NODE).watch_node())
+            await anext(watch)
 
 
 @given(st.lists(st.binary(max_size=5)), st.randoms(use_true_random=False))

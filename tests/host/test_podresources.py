@@ -15,8 +15,6 @@ from agent.core.holdings import ContainerHolding, Holding
 from agent.core.slices import SliceId
 from agent.host.podresources import PodResourcesWitness
 from agent.wire.v1 import (
-    AllocatableResourcesRequest,
-    AllocatableResourcesResponse,
     ContainerDevices,
     ContainerResources,
     GetPodResourcesRequest,
@@ -48,7 +46,6 @@ def ids(*texts: str) -> frozenset[SliceId]:
 class Lister(PodResourcesListerBase):
     def __init__(self) -> None:
         self.pods: dict[tuple[str, str], PodResources] = {}
-        self.healthy: list[ContainerDevices] = []
         self.failure: Exception | None = None
         self.hangs = False
 
@@ -71,13 +68,6 @@ class Lister(PodResourcesListerBase):
     async def list(self, message: ListPodResourcesRequest) -> ListPodResourcesResponse:
         await self._fail()
         return ListPodResourcesResponse(list(self.pods.values()))
-
-    @override
-    async def get_allocatable_resources(
-        self, message: AllocatableResourcesRequest
-    ) -> AllocatableResourcesResponse:
-        await self._fail()
-        return AllocatableResourcesResponse(self.healthy)
 
 
 @pytest_asyncio.fixture
@@ -110,16 +100,6 @@ async def test_a_pod_that_the_kubelet_does_not_know_is_none(
         assert await witness.get("ns", "x" * 253) is None
 
 
-async def test_allocatable_ids_are_those_of_the_resource(
-    tmp_path: Path, witness: PodResourcesWitness
-):
-    lister = Lister()
-    lister.healthy = [entry(GPU, "a", 0), entry(GPU, "a", 1), entry(NIC, "n"), entry(GPU, "b")]
-    async with served(tmp_path / "kubelet.sock", lister):
-        assert frozenset("ab") == await witness.allocatable(GPU)
-        assert frozenset() == await witness.allocatable("example.com/none")
-
-
 @pytest.mark.parametrize(
     ("status", "text", "expected"),
     [
@@ -140,7 +120,7 @@ async def test_a_failure_is_told_apart_by_what_to_do_about_it(
     lister = Lister()
     lister.failure = GRPCError(status, text)
     async with served(tmp_path / "kubelet.sock", lister):
-        for ask in (witness.get("ns", "p"), witness.list(), witness.allocatable(GPU)):
+        for ask in (witness.get("ns", "p"), witness.list()):
             with pytest.raises(KubeletError, match=text) as caught:
                 await ask
             assert expected is type(caught.value)

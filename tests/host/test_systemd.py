@@ -62,7 +62,7 @@ def test_a_listener_that_left_is_logged_and_no_error(tmp_path):
         Systemd(str(tmp_path / "gone")).ready()
 
     assert [("systemd.not_told", "READY", "No such file or directory")] == [
-        (line["event"], line["message"], line["error"]) for line in logs
+        (line["event"], line["message"], line["err"]) for line in logs
     ]
 
 

@@ -148,7 +148,7 @@ async def test_without_inotify_the_files_are_looked_at(directory, monkeypatch):
 
             assert ["kubelet.sock", ""] == await take(changes, 2)
 
-    assert ("watch.polling", "No space left on device") == (logs[0]["event"], logs[0]["error"])
+    assert ("watch.polling", "No space left on device") == (logs[0]["event"], logs[0]["err"])
 
 
 async def test_an_overflow_asks_to_look_at_everything(directory):

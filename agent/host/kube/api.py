@@ -41,7 +41,9 @@ class KubeNode:
             "GET", "watch", "nodes", path_of("nodes"), query=query, accept=METADATA_ONLY
         )
         async for frame in frames(self._session, request, self._pace):
-            if frame.kind in {"ADDED", "MODIFIED"}:
+            if frame.kind == OPENED:
+                yield NodeChange(opened=True)
+            elif frame.kind in {"ADDED", "MODIFIED"}:
                 yield NodeChange(_node(request, frame.obj))
             elif frame.kind == "DELETED":
                 yield NodeChange(None)
@@ -133,7 +135,7 @@ class KubePods:
         try:
             return decode_pod(obj, self._resource)
         except MalformedText as error:
-            log.warning("kube.pod_unreadable", error=str(error))
+            log.warning("kube.pod_unreadable", err=str(error))
             return None
 
 

@@ -58,7 +58,7 @@ def load() -> Library:
     except (ImportError, AttributeError) as error:
         if not _stood_in():
             raise
-        log.warning("kube.lazy_import_failed", error=str(error))
+        log.warning("kube.lazy_import_failed", err=str(error))
     _step_aside()
     return _collect()
 

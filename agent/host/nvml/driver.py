@@ -147,7 +147,7 @@ class NvmlDriver:
 
     def _end_session(self, error: DriverError) -> None:
         """The next call begins anew; whoever listens is told."""
-        log.warning("driver.session_ended", reason=str(error))
+        log.warning("driver.session_ended", err=str(error))
         self._version = None
         self._broken = str(error)
         self._uuids.clear()
@@ -205,7 +205,7 @@ class NvmlDriver:
                 work = partial(facts.link_row, self._library, gpu, others)
                 rows[uuid] = await self._pool.call(uuid, work)
             except (TimeoutError, self._library.NVMLError) as error:
-                log.info("driver.links_unknown", gpu=uuid, reason=str(error))
+                log.info("driver.links_unknown", gpu=uuid, err=str(error))
         if rows.keys() == peers.keys():
             self._links = rows
         return rows
@@ -222,4 +222,4 @@ class NvmlDriver:
                 stream.known[where] = uuid
             except (TimeoutError, self._library.NVMLError) as error:
                 reason = str(error) or "no answer in time"
-                log.warning("driver.no_events", gpu=self._name(index), reason=reason)
+                log.warning("driver.no_events", gpu=self._name(index), err=reason)

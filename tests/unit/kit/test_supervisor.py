@@ -54,7 +54,7 @@ async def test_a_return_counts_as_a_failure():
     logs = await watch(flaky, RestartPolicy((1.0, 2.0)), 100)
 
     assert [0, 1, 3] == flaky.starts
-    assert "demo returned although it must go on" == logs[0]["error"]
+    assert "demo returned although it must go on" == logs[0]["err"]
 
 
 async def test_a_long_life_resets_the_delays():
@@ -156,8 +156,8 @@ async def test_a_group_is_expected_when_all_in_it_are(group, is_bug):
 async def test_a_failure_without_words_is_named_by_its_type():
     logs = await watch(Flaky(0, end=OSError()), RestartPolicy((1.0,)), 9)
 
-    assert "OSError" == logs[0]["error"]
+    assert "OSError" == logs[0]["err"]
 
 
 def summary(line):
-    return line["event"], line["service"], line["error"], line["exc_info"]
+    return line["event"], line["service"], line["err"], line["exc_info"]

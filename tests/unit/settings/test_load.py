@@ -141,6 +141,41 @@ def test_a_wrong_variable_is_refused_by_its_name() -> None:
         loaded(None, {"HAMI_AGENT_WEB_PORT": "http"})
 
 
+def test_an_unknown_variable_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(SettingsError) as caught:
+        loaded(None, {"PATH": "/bin", "HAMI_AGENT_SHARING_SPLIT_CUONT": "4"})
+
+    assert (
+        "env HAMI_AGENT_SHARING_SPLIT_CUONT: unknown setting; "
+        "did you mean HAMI_AGENT_SHARING_SPLIT_COUNT?"
+    ) == str(caught.value)
+
+
+def test_a_variable_that_is_near_to_none_points_to_the_list() -> None:
+    with pytest.raises(SettingsError, match="`hami-agent config show` lists all"):
+        loaded(None, {"HAMI_AGENT_XYZZY_QQQQQQQQQQQQQQQQQQQQ": "1"})
+
+
+SERVICE = {
+    "HAMI_AGENT_SERVICE_HOST": "10.0.0.7",
+    "HAMI_AGENT_SERVICE_PORT": "9394",
+    "HAMI_AGENT_SERVICE_PORT_HTTP": "9394",
+    "HAMI_AGENT_PORT": "tcp://10.0.0.7:9394",
+    "HAMI_AGENT_PORT_9394_TCP_ADDR": "10.0.0.7",
+}
+
+
+def test_what_kubernetes_sets_beside_a_service_of_our_name_is_no_setting() -> None:
+    assert loaded() == loaded(None, SERVICE)
+
+
+def test_a_service_excuses_no_other_variable() -> None:
+    with pytest.raises(SettingsError, match="env HAMI_AGENT_SIMULATE: unknown"):
+        loaded(None, {**SERVICE, "HAMI_AGENT_SIMULATE": "h100:8"})
+    with pytest.raises(SettingsError, match="env HAMI_AGENT_PORT: unknown"):
+        loaded(None, {"HAMI_AGENT_PORT": "9394"})
+
+
 def test_lists_in_variables_are_separated_by_commas() -> None:
     environ = {"HAMI_AGENT_SHARING_FILTER_INDEXES": "0, 3"}
 

@@ -1,0 +1,66 @@
+"""The handshake annotation: a word, and when it was written.
+
+Source: HAMi v2.10 pkg/scheduler/scheduler.go, register. The times of v2.4 have dots in the date. A
+scheduler writes its local time and does not say which zone.
+"""
+
+import dataclasses
+import datetime as dt
+import enum
+import re
+
+from agent.core.errors import MalformedText, cap
+
+
+class HandshakeWord(enum.Enum):
+    """Who wrote it, and why."""
+
+    REPORTED = "Reported"
+    """The node's agent: the register annotation is new."""
+    REQUESTING = "Requesting"
+    """The scheduler: it has read the annotation and asks for a sign of life."""
+    DELETED = "Deleted"
+    """The scheduler: the node was silent and its GPUs are dropped."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Handshake:
+    """`stamp` is naive where the text names no zone, and None where it holds no time."""
+
+    word: HandshakeWord
+    stamp: dt.datetime | None
+
+
+_STAMP = re.compile(
+    r"[ _](?P<year>[0-9]{4})[-.](?P<month>[0-9]{2})[-.](?P<day>[0-9]{2})"
+    r" (?P<time>[0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,9})?)"
+    r"(?: (?P<offset>[+-][0-9]{4}) \S{1,16})?(?: m=[+-][0-9.]{1,32})?"
+)
+
+
+def decode_handshake(text: str) -> Handshake:
+    """The word at the beginning of the text, and the time behind it.
+
+    Schedulers act on the word alone where the time is none, so such a text is not malformed.
+
+    Raises:
+        MalformedText: the text begins with none of the words.
+    """
+    for word in HandshakeWord:
+        if text.startswith(word.value):
+            return Handshake(word, _stamp(text.removeprefix(word.value)))
+    raise MalformedText(
+        f"handshake {cap(text)!r} begins with none of "
+        f"{', '.join(word.value for word in HandshakeWord)}"
+    )
+
+
+def _stamp(rest: str) -> dt.datetime | None:
+    match = _STAMP.fullmatch(rest)
+    if match is None:
+        return None
+    date = f"{match['year']}-{match['month']}-{match['day']}"
+    try:
+        return dt.datetime.fromisoformat(f"{date}T{match['time']}{match['offset'] or ''}")
+    except ValueError:
+        return None

@@ -1,0 +1,76 @@
+"""The register annotation as schedulers up to 2.7.1 read it: records of fields, no JSON.
+
+    text = { record ":" }    record = UUID "," slices "," MiB "," percent "," type "," NUMA ","
+                                      health [ "," index "," mode ]
+
+Source: HAMi v2.10 pkg/device/devices.go, DecodeNodeDevices (7 fields were HAMi v2.4's).
+"""
+
+import re
+
+from agent.codec.gojson import INT32, INT64
+from agent.codec.register import RegisteredGpu
+from agent.core.annotations import TEXT_LIMIT
+from agent.core.errors import MalformedText, cap
+from agent.core.gpu import GpuUuid
+
+WHAT = "register annotation"
+LENGTHS = (7, 9)
+DEFAULT_MODE = "hami-core"
+"""What a record of 7 fields means."""
+
+_NUMBER = re.compile(r"([+-]?)0*([0-9]{1,19})")
+"""Go's ParseInt in base 10: a sign and digits, no space, no underscore; leading zeros apart."""
+_TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
+_FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
+
+
+def decode_register_colon(text: str) -> tuple[RegisteredGpu, ...]:
+    """The GPUs of the text, in its order; empty records are skipped.
+
+    Raises:
+        MalformedText: no `:`, a record of other than 7 or 9 fields, a number or a truth value
+            that Go does not read, a negative index, or no GPU.
+    """
+    if len(text) > TEXT_LIMIT:
+        raise MalformedText(f"{WHAT} is over {TEXT_LIMIT} characters")
+    if ":" not in text:
+        raise MalformedText(f"{WHAT} has no `:`, which ends each record")
+    records = [record for record in text.split(":") if record]
+    if not records:
+        raise MalformedText(f"{WHAT} names no GPU")
+    return tuple(_gpu(record, f"{WHAT}, GPU {place}") for place, record in enumerate(records))
+
+
+def _gpu(record: str, where: str) -> RegisteredGpu:
+    fields = record.split(",")
+    if len(fields) not in LENGTHS:
+        raise MalformedText(f"{where}: {cap(record)!r} has {len(fields)} fields; expected 7 or 9")
+    uuid, count, memory, cores, type_name, numa, health = fields[:7]
+    index, mode = fields[7:] or ("0", DEFAULT_MODE)
+    return RegisteredGpu(
+        uuid=GpuUuid(uuid),
+        index=_number(index, (0, INT64[1]), f"{where}, index"),
+        split_count=_number(count, INT32, f"{where}, count"),
+        registered_mib=_number(memory, INT32, f"{where}, memory"),
+        core_percent=_number(cores, INT32, f"{where}, cores"),
+        type_name=type_name,
+        numa=_number(numa, INT64, f"{where}, NUMA node"),
+        mode=mode,
+        healthy=_truth(health, f"{where}, health"),
+    )
+
+
+def _number(text: str, bounds: tuple[int, int], where: str) -> int:
+    match = _NUMBER.fullmatch(text)
+    value = int(match[1] + match[2]) if match else None
+    low, high = bounds
+    if value is None or not low <= value <= high:
+        raise MalformedText(f"{where} is {cap(text)!r}, no integer from {low} to {high}")
+    return value
+
+
+def _truth(text: str, where: str) -> bool:
+    if text not in _TRUE | _FALSE:
+        raise MalformedText(f"{where} is {cap(text)!r}, neither true nor false")
+    return text in _TRUE

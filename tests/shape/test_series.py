@@ -1,0 +1,23 @@
+"""What is counted is published: every tally of the tree stands in the list of series."""
+
+import collections
+import re
+
+from tests.shape import tree
+
+OWNED = re.compile(r"self\.(\w+) = (?:Tally|Durations)\(")
+
+
+def test_every_tally_that_a_part_owns_is_published():
+    owned = collections.Counter(
+        name
+        for path in tree.files()
+        if path.parts[0] == "agent" and path.suffix == ".py" and path.parts[1] != "sandbox"
+        for name in OWNED.findall(tree.text(path))
+    )
+    series = tree.text("agent/app/series.py")
+    published = collections.Counter(re.findall(r"\.(\w+),\)?$", series, re.MULTILINE))
+    published.update(re.findall(r"\((?:\w+\.)+(\w+),\)", series))
+
+    assert owned
+    assert {} == owned - published

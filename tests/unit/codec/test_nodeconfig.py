@@ -1,0 +1,89 @@
+"""HAMi's node config against what HAMi v2.10 makes of it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.codec.nodeconfig import decode_nodeconfig
+from agent.core.errors import MalformedText
+from tests.builders import G1
+from tests.hami_vectors import Vector, cases, vectors
+
+ABSENT = "nodeconfig-095"
+WORDS = {
+    "devicesplitcount": "deviceSplitCount",
+    "devicememoryscaling": "deviceMemoryScaling",
+    "devicecorescaling": "deviceCoreScaling",
+    "libcudaloglevel": "libCudaLogLevel",
+    "enablenumatopology": "enableNumaTopology",
+}
+
+
+@pytest.mark.parametrize("vector", cases("nodeconfig", without={ABSENT: "no file"}), ids=str)
+def test_a_text_is_read_or_refused_whole_as_hami_does(vector: Vector):
+    text = vector.given["config.json"]
+    if vector.expected["error"] is not None:
+        with pytest.raises(MalformedText):
+            decode_nodeconfig(text)
+        return
+    for entry in decode_nodeconfig(text):
+        overrides = {WORDS[key]: value for key, value in entry.items() if key in WORDS and value}
+        if entry["name"] == vector.given["NODE_NAME"] and "two entries" not in vector.name:
+            assert overrides.items() <= vector.expected["resolved"].items()
+
+
+def test_every_key_is_read_under_its_name():
+    (entry,) = decode_nodeconfig(vectors("nodeconfig")["nodeconfig-085"].given["config.json"])
+    assert {
+        "name": "node-a",
+        "operatingmode": "mig",
+        "devicesplitcount": 5,
+        "devicememoryscaling": 1.8,
+        "devicecorescaling": 2,
+        "filterdevices": {"uuid": (G1,), "index": (0, 2)},
+        "migstrategy": "mixed",
+        "enablegetpreferredallocation": True,
+    } == entry
+
+
+def test_two_entries_of_one_name_both_stay():
+    text = vectors("nodeconfig")["nodeconfig-088"].given["config.json"]
+    assert [5, 7] == [entry["devicesplitcount"] for entry in decode_nodeconfig(text)]
+
+
+def test_keys_in_another_case_are_read_and_unknown_ones_are_not():
+    text = vectors("nodeconfig")["nodeconfig-097"].given["config.json"]
+    assert ({"name": "node-a", "devicesplitcount": 4},) == decode_nodeconfig(text)
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ('{"name":1}', r"nodeconfig, nodeconfig\[0\], name is 1, no text"),
+        ('{"devicememoryscaling":"2"}', "devicememoryscaling is not a number"),
+        ('{"devicecorescaling":true}', "devicecorescaling is not a number"),
+        ('{"devicecorescaling":1e999}', "devicecorescaling is not a number"),
+        ('{"enablenumatopology":"true"}', "enablenumatopology is 'true', no boolean"),
+        ('{"filterdevices":{"index":[-1]}}', r"filterdevices, index\[0\] is -1"),
+        ('{"filterdevices":[]}', "filterdevices is an array, no object"),
+        ("3", r"nodeconfig\[0\] is 3, no object"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_told_with_its_place(entry: str, says: str):
+    with pytest.raises(MalformedText, match=says):
+        decode_nodeconfig(f'{{"nodeconfig":[{entry}]}}')
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '{"nodeconfig":{}}'])
+def test_what_holds_no_entries_is_refused(text: str):
+    with pytest.raises(MalformedText):
+        decode_nodeconfig(text)
+
+
+@given(st.text() | st.text(alphabet='{}[]":,nodecfigam01', max_size=60))
+def test_any_text_is_read_or_refused_and_nothing_else(text: str):
+    try:
+        entries = decode_nodeconfig(text)
+    except MalformedText:
+        return
+    assert isinstance(entries, tuple)
