@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime as dt
-import enum
 from collections.abc import Mapping
 
 from agent.core.candidates import Books, Candidate, Known
@@ -12,22 +11,6 @@ from agent.core.ledger import Ledger, Row
 from agent.core.pods import NodeLock, PodTable, PodUid
 from agent.core.room import Use
 from agent.core.share import Share
-
-
-class UnlockedPods(enum.StrEnum):
-    """What to do with a pod that holds no lock because HAMi took none."""
-
-    STRICT = "strict"
-    UNIQUE = "unique"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class MatchSettings:
-    """`resource` is the kubelet's name; `unlocked_pods` the policy for pods without a lock."""
-
-    node: str
-    resource: str = "nvidia.com/gpu"
-    unlocked_pods: UnlockedPods = UnlockedPods.STRICT
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -11,10 +11,11 @@ from agent.core.candidates import Candidate, is_live
 from agent.core.condition import Condition
 from agent.core.container_order import pair_groups
 from agent.core.errors import Gate, Refusal, cap
-from agent.core.evidence import AskKubelet, Evidence, Grant, MatchSettings, Question
+from agent.core.evidence import AskKubelet, Evidence, Grant, Question
 from agent.core.gpu import GpuUuid
 from agent.core.inventory import SharedGpu
 from agent.core.ledger import Row
+from agent.core.match_settings import MatchSettings
 from agent.core.pods import PodView
 from agent.core.room import Claim, Shortage, claim_of, shortage
 from agent.core.share import Share

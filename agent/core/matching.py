@@ -18,12 +18,11 @@ from agent.core.evidence import (
     Evidence,
     Grant,
     ListPods,
-    MatchSettings,
     Question,
     ReadRecords,
-    UnlockedPods,
 )
 from agent.core.grant import check, replay
+from agent.core.match_settings import MatchSettings, UnlockedPods
 from agent.core.pods import Role
 
 

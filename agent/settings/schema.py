@@ -6,8 +6,8 @@ from pathlib import Path
 from agent.core.container_edits import check_edit_settings
 from agent.core.edits import EditSettings
 from agent.core.errors import SettingsError
-from agent.core.evidence import MatchSettings, UnlockedPods
 from agent.core.health import HealthSettings
+from agent.core.match_settings import MatchSettings, UnlockedPods
 from agent.core.slices import SharingSettings
 from agent.settings.load import Effective
 

@@ -7,10 +7,10 @@ import datetime as dt
 from collections.abc import AsyncIterator
 
 from agent.core.edits import EditSettings
-from agent.core.evidence import MatchSettings, UnlockedPods
 from agent.core.holdings import KubeletEpoch
 from agent.core.inventory import Inventory
 from agent.core.ledger import Effect, EffectKind, Ledger
+from agent.core.match_settings import MatchSettings, UnlockedPods
 from agent.core.pods import NodeLock, NodeView, PodTable, PodView, Tombstone
 from agent.core.slices import SliceId, slice_id
 from agent.core.state import State

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from agent.core.errors import Gate, Refusal
-from agent.core.evidence import UnlockedPods
 from agent.core.ledger import EffectKind
+from agent.core.match_settings import UnlockedPods
 from agent.core.pods import NodeView, Role
 from agent.core.share import Share
 from tests.builders import NODE, a_container, a_lock

@@ -17,6 +17,8 @@ KILL_DEADLINE: Final = 5.0
 _CHUNK: Final = 64 * 1024
 _KEPT_VARIABLES: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH")
 _KEPT_PREFIXES: Final = ("PYTHON", "COVERAGE")
+_DROPPED: Final = "PYTHONDONTWRITEBYTECODE"
+"""An agent that compiles itself at every start is not the one that nodes run."""
 
 
 class AgentChild:
@@ -108,7 +110,7 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if name in _KEPT_VARIABLES or name.startswith(_KEPT_PREFIXES)
+        if name in _KEPT_VARIABLES or (name.startswith(_KEPT_PREFIXES) and name != _DROPPED)
     }
 
 

@@ -27,7 +27,6 @@ from agent.core.evidence import (
     Evidence,
     Grant,
     ListPods,
-    MatchSettings,
     Question,
     ReadRecords,
 )
@@ -35,6 +34,7 @@ from agent.core.gpu import GpuUuid
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.inventory import Inventory
 from agent.core.ledger import ContainerKey, Ledger
+from agent.core.match_settings import MatchSettings
 from agent.core.matching import decide
 from agent.core.pods import NodeView, PodTable, PodUid
 from agent.core.ports import Clock, Containers, KubeletRecords, Witness

@@ -22,9 +22,10 @@ from agent.core.container_edits import (
 from agent.core.container_order import pair_groups
 from agent.core.edits import ContainerEdits, EditSettings, GrantedShare
 from agent.core.errors import AgentError, Gate, Refusal, StateError
-from agent.core.evidence import Grant, MatchSettings
+from agent.core.evidence import Grant
 from agent.core.holdings import KubeletEpoch
 from agent.core.ledger import ContainerKey, Effect, EffectKind, Ledger, Row
+from agent.core.match_settings import MatchSettings
 from agent.core.pods import ContainerView, PodView
 from agent.core.ports import HookDirs
 from agent.core.preference import nearest, steer

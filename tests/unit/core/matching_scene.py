@@ -4,9 +4,10 @@ import dataclasses
 
 from agent.core.candidates import Books
 from agent.core.condition import Condition
-from agent.core.evidence import Evidence, Grant, MatchSettings, Question, UnlockedPods
+from agent.core.evidence import Evidence, Grant, Question
 from agent.core.holdings import ContainerHolding, Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey, Ledger, Row
+from agent.core.match_settings import MatchSettings, UnlockedPods
 from agent.core.matching import decide
 from agent.core.pods import PodTable, PodView, Tombstone
 from agent.core.slices import SliceId
