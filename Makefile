@@ -29,9 +29,9 @@ help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(BIN)/uv:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; name one: make PYTHON=/path/to/python3")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; name one: make PYTHON=/path/to/python3")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet "uv==$(UV_VERSION)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv==$(UV_VERSION)"
 
 # Without the extra `cli`: structlog loads rich where it finds it, which costs 40 ms and 5 MB.
 $(STAMP): uv.lock pyproject.toml | $(BIN)/uv

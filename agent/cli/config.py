@@ -6,6 +6,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from agent.cli.codes import BAD_SETTINGS, OK, PROBLEM
 from agent.cli.main import Subparsers
@@ -31,8 +32,9 @@ def add_parser(subparsers: Subparsers) -> None:
     check = verbs.add_parser(
         "check",
         help="check a settings file without starting anything",
-        epilog="example: hami-agent config check --config ./config.yaml",
+        epilog="example: hami-agent config check ./config.yaml",
     )
+    check.add_argument("file", nargs="?", type=Path, metavar="FILE", help="like --config FILE")
     for one in (show, check):
         one.add_argument("-o", "--output", choices=("table", "json"), default="table")
         add_settings(one)
@@ -40,6 +42,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the settings, or the one sentence that says what is wrong with them."""
+    if args.action == "check" and args.file is not None:
+        args.config = args.file
     try:
         effective = load(sources(args, environ))
         build(effective, host_name=socket.gethostname())

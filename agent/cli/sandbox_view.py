@@ -138,6 +138,7 @@ def invitation(at: Addresses) -> str:
           hami-agent simulate --socket {at.hardware_socket} list
           hami-agent simulate --socket {at.hardware_socket} xid 79 --gpu 1
           hami-agent simulate --socket {at.hardware_socket} restore --gpu 1
+            (a GPU that was reset is served again after 600 quiet seconds: health.quietPeriod)
           kill -9 {at.pid}
           curl -H @{at.admin_header} {at.api}/api/v1/pods
           curl -H @{at.admin_header} -H 'Content-Type: application/json' \\

@@ -149,6 +149,7 @@ class _Offer:
     def absent(self, held: Iterable[GpuUuid]) -> Iterator[Gpu]:
         """The GPUs to list as not present: lost ones that the driver still lists, and held ones."""
         lost = [GpuUuid(fault.gpu) for fault in self._scan.faults if fault.lost]
+        index = max((gpu.index for gpu in self._facts.values()), default=-1)
         for uuid in dict.fromkeys((*lost, *held)):
             known = self._facts.get(uuid)
             if known is not None:
@@ -156,10 +157,8 @@ class _Offer:
                     yield known
             elif uuid in held:
                 # Held since before we started, and gone: nothing is known but its name.
-                yield Gpu(uuid, index=self._last_index() + 1, name="", memory_mib=None, pci="")
-
-    def _last_index(self) -> int:
-        return max((gpu.index for gpu in self._facts.values()), default=-1)
+                index += 1
+                yield Gpu(uuid, index=index, name="", memory_mib=None, pci="")
 
     def _filtered(self, gpu: Gpu) -> bool:
         return gpu.uuid in self._settings.filter_uuids or gpu.index in self._settings.filter_indexes

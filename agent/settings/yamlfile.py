@@ -109,7 +109,7 @@ def _entries(
         if not isinstance(key, str):
             raise SettingsError(f"{where}: expected a text key, found {cap(repr(key), 40)}")
         if key in seen:
-            raise SettingsError(f"{where}: {prefix}{key} is there twice")
+            raise SettingsError(f"{where}: {prefix and prefix + '.'}{key} is there twice")
         seen.add(key)
         dotted = f"{prefix}.{key}" if prefix else key
         yield from _entries(value_node, dotted, name, loader, depth + 1)

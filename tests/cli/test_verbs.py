@@ -87,6 +87,7 @@ def test_config_check_is_one_sentence_either_way(
     file.write_text("sharing: {splitCount: 4}\n")
     assert dispatch(["config", "check", "--config", str(file)], {}) == 0
     assert dispatch(["config", "check", "--config", str(file), "-o", "json"], {}) == 0
+    assert dispatch(["config", "check", str(file)], {}) == 0
 
 
 def test_run_with_a_bad_setting_exits_with_78_before_anything_starts(

@@ -115,6 +115,14 @@ def test_a_held_gpu_that_nobody_has_seen_is_listed_by_its_name_alone():
     assert (a_uuid(9), 0, "") == (unknown.uuid, unknown.registered_mib, unknown.gpu.name)
 
 
+def test_two_held_gpus_that_nobody_has_seen_have_indexes_of_their_own():
+    bench = Bench()
+    bench.hold(8, 9)
+    bench.scan(a_gpu(index=0))
+
+    assert [(0, True, True), (1, False, False), (2, False, False)] == bench.shown
+
+
 def test_a_lost_gpu_stays_listed_as_not_present(bench):
     bench.scan(a_gpu(index=0), faults=(LOST,))
 

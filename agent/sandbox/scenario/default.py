@@ -7,6 +7,7 @@ from agent.core.errors import AgentError
 from agent.sandbox.api_errors import StatusError
 from agent.sandbox.lab.cluster import SandboxCluster
 from agent.sandbox.scenario import begin, storm, trouble
+from agent.sandbox.scenario.disk_first import DiskWatch
 from agent.sandbox.scenario.promises import promises
 from agent.sandbox.scenario.record import Moment, Record, Unmet
 from agent.sandbox.scenario.stage import Stage
@@ -40,8 +41,10 @@ def open_stage(cluster: SandboxCluster, split_count: int, tell: Callable[[Moment
     gpus = {state.gpu.uuid: state.gpu for state in cluster.hardware.states}
     sums = SumWatch(cluster, gpus, split_count)
     cluster.kubelet.history.listen(sums.hear)
+    disk = DiskWatch(cluster)
+    cluster.kubelet.history.listen(disk.hear)
     record = Record(promises(len(gpus), split_count), tell)
-    return Stage(cluster, record, gpus, split_count, sums)
+    return Stage(cluster, record, gpus, split_count, sums, disk)
 
 
 FAULTS: Final = (AgentError, StatusError, OSError, ValueError)

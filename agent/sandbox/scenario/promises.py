@@ -29,6 +29,7 @@ def promises(gpus: int, split_count: int) -> Mapping[str, str]:
         "burst.durable": "no acknowledged answer is lost",
         "burst.lock": "the node lock is free again",
         "replay.edits": "asked again, the agent answers the same, byte for byte",
+        "disk_first": "every answer was on disk before the kubelet had it",
         "sums": "no GPU was ever promised beyond what it has",
         "idle": "with nothing to do: no write, no read, two watches",
         "stop": "SIGTERM ends the agent cleanly",

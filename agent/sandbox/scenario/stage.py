@@ -8,6 +8,7 @@ from agent.core.gpu import Gpu, GpuUuid
 from agent.sandbox.kubelet.seen import Seen, SeenKind
 from agent.sandbox.lab.child import AgentChild
 from agent.sandbox.lab.cluster import SandboxCluster
+from agent.sandbox.scenario.disk_first import DiskWatch
 from agent.sandbox.scenario.record import Record, Unmet
 from agent.sandbox.scenario.sums import SumWatch
 
@@ -27,6 +28,7 @@ class Stage:
     gpus: Mapping[GpuUuid, Gpu]
     split_count: int
     sums: SumWatch
+    disk: DiskWatch
     placed: list[str] = field(default_factory=list)
     ill: GpuUuid | None = None
 

@@ -109,6 +109,9 @@ async def stop(stage: Stage) -> None:
     most = f"{sums.most[0]} MiB, {sums.most[1]} %, {sums.most[2]} slices of one GPU"
     unseen = [] if sums.checks else ["no answer was looked at"]
     stage.settle("sums", f"{most}; {sums.checks} looks", [*sums.problems, *unseen])
+    looked = [] if stage.disk.checks else ["no answer was looked at"]
+    found = f"{stage.disk.checks} answers, each looked for as it arrived"
+    stage.settle("disk_first", found, [*stage.disk.problems, *looked])
     code = await cluster.stop_agent()
     left = [
         path.name for path in cluster.places.plugins.glob("*.sock") if path.name != "kubelet.sock"

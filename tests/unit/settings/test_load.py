@@ -108,7 +108,7 @@ def test_a_wrong_value_is_refused_with_what_was_expected(write, text: str, says:
         ("sharing: [", "not valid YAML"),
         ("- a\n- b\n", "expected keys and values"),
         ("sharing: &a {splitCount: 1}\nother: *a\n", "aliases are not allowed"),
-        ("node: {name: a, name: b}", "twice"),
+        ("node: {name: a, name: b}", "node.name is there twice"),
         ("1: 2", "expected a text key"),
         ("".join(f"{'  ' * n}k{n}:\n" for n in range(25)), "deeper than 20"),
         ("--- 1\n--- 2\n", "not valid YAML"),
