@@ -11,7 +11,6 @@ from agent.core.errors import DriverError, DriverMissing
 from agent.core.events import DriverEvent, Probe
 from agent.core.gpu import GpuUuid, Scan
 from agent.sandbox import hardware_talk as talk
-from agent.sandbox.hardware import SimulatedHardware
 from agent.sandbox.hardware_client import (
     HardwareSilent,
     HardwareUnreachable,
@@ -19,8 +18,6 @@ from agent.sandbox.hardware_client import (
     connection,
     read_reply,
 )
-from agent.sandbox.hardware_file import described
-from agent.sandbox.hardware_socket import serve_hardware
 
 REMOTE: Final = "unix:"
 
@@ -105,6 +102,12 @@ async def open_simulation(spec: str, *, socket_path: Path) -> AsyncIterator[Simu
         finally:
             await driver.close()
         return
+    # Hardware that lives elsewhere is not imported here: an agent of the sandbox starts as fast as
+    # one on a real driver.
+    from agent.sandbox.hardware import SimulatedHardware  # noqa: PLC0415
+    from agent.sandbox.hardware_file import described  # noqa: PLC0415
+    from agent.sandbox.hardware_socket import serve_hardware  # noqa: PLC0415
+
     hardware = SimulatedHardware(described(spec))
     async with serve_hardware(hardware, socket_path):
         driver = SimulatedDriver(socket_path)

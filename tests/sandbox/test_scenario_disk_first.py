@@ -1,6 +1,7 @@
 """The demo's witness of durability: a row that is not in the file yet is told."""
 
 from types import SimpleNamespace
+from typing import Any
 
 from agent.codec.checkpoint import encode_state
 from agent.core.ledger import Ledger
@@ -18,7 +19,8 @@ def answered(kind="allocated", ids=ROW.slice_ids):
 
 def watching(tmp_path, *rows):
     (tmp_path / "state.json").write_bytes(encode_state(State(ledger=Ledger(rows=rows))))
-    return DiskWatch(SimpleNamespace(places=SimpleNamespace(state=tmp_path)))
+    cluster: Any = SimpleNamespace(places=SimpleNamespace(state=tmp_path))
+    return DiskWatch(cluster)
 
 
 def test_a_row_that_is_on_disk_is_no_problem(tmp_path):
