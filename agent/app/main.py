@@ -12,6 +12,14 @@ import structlog
 
 from agent import __version__
 from agent.app.adapters import Adapters, open_adapters
+from agent.app.codes import (
+    BAD_SETTINGS,
+    BUG,
+    NO_DRIVER,
+    NO_PERMISSION,
+    OK,
+    OS_ERROR,
+)
 from agent.app.front import Front, Host, join_front
 from agent.app.loading import load_back, serve_web, web_door
 from agent.app.running import Extra, Whole, alive, reload_on, tell_systemd, tiers
@@ -43,9 +51,6 @@ STOP_DEADLINE = 10.0
 
 HOOK_DEADLINE = 2.0
 """Seconds for one container's directory at the start."""
-
-OK, NO_DRIVER, BUG, OS_ERROR, NO_PERMISSION, BAD_SETTINGS = 0, 69, 70, 71, 77, 78
-"""Exit codes after sysexits; systemd restarts on all but BAD_SETTINGS."""
 
 
 _CODES: tuple[tuple[type[BaseException], int], ...] = (

@@ -1,4 +1,4 @@
-"""Exit codes. A daemon's follow sysexits; a verb's say how good the answer is."""
+"""Exit codes of the verbs: how good the answer is. The daemon's are agent.app.codes."""
 
 OK = 0
 PROBLEM = 1
@@ -7,9 +7,3 @@ USAGE = 2
 UNREACHABLE = 3
 NOT_FOUND = 4
 INTERRUPTED = 130
-
-NO_DRIVER = 69
-BUG = 70
-OS_ERROR = 71
-NO_PERMISSION = 77
-BAD_SETTINGS = 78

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from agent.cli.codes import BAD_SETTINGS, OK, PROBLEM
+from agent.app.codes import BAD_SETTINGS
+from agent.cli.codes import OK, PROBLEM
 from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, sources
 from agent.core.errors import SettingsError

@@ -6,8 +6,8 @@ import socket
 import sys
 from collections.abc import Mapping
 
+from agent.app.codes import BAD_SETTINGS
 from agent.app.main import Process, run_agent
-from agent.cli.codes import BAD_SETTINGS
 from agent.cli.logs import configure
 from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, sources
