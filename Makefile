@@ -18,6 +18,7 @@ KUBERNETES := 1.36
 PURE       := agent/core/*,agent/codec/*,agent/kit/*
 TESTS      ?= tests
 BENCH      ?=
+PEERS      ?=
 
 # uv takes the interpreter that made the environment, never a downloaded one, whatever is active.
 unexport VIRTUAL_ENV
@@ -26,7 +27,7 @@ export UV_PYTHON_DOWNLOADS := never
 
 .PHONY: help
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(BIN)/uv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed; name one: make PYTHON=/path/to/python3")'
@@ -98,6 +99,18 @@ cover: $(STAMP)  ## run all tests and hold the coverage to its limits
 .PHONY: bench
 bench: $(STAMP)  ## measure the budgets (BENCH holds arguments)
 	$(BIN)/python -m tests.bench $(BENCH)
+
+.PHONY: peers
+peers:  ## build the real peers into a cache folder (once, about 8 minutes)
+	tests/peers/build
+
+.PHONY: test-peers
+test-peers: $(STAMP)  ## run the agent beside the real peers (PEERS=tests/peers/test_x.py or '-k word')
+	tests/peers/run -m "not long" $(PEERS)
+
+.PHONY: test-peers-long
+test-peers-long: $(STAMP)  ## run what takes minutes beside the real peers (PEERS as above)
+	tests/peers/run -m long $(PEERS)
 
 .PHONY: fmt
 fmt: $(STAMP)  ## format the code and fix what can be fixed

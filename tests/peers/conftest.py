@@ -1,0 +1,81 @@
+"""One cluster for all tests beside the real peers, and a fresh agent for each that asks for one."""
+
+import os
+from collections.abc import AsyncIterator, Generator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from tests.peers.lab.agents import Agent
+from tests.peers.lab.cluster import Cluster, open_cluster
+from tests.peers.lab.keeper import kept
+from tests.peers.lab.table import Table
+from tests.peers.lab.tidy import remove_pods
+
+HERE = Path(__file__).parent
+TABLE = HERE.parents[1] / "build" / "peers.md"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Real time, and one event loop for all: the cluster outlives a test."""
+    for item in items:
+        if item.path.parent == HERE:
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+            item.add_marker(pytest.mark.looptime(False))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(120))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With a failure come the last words of every program that ended, and of the agent."""
+    report = yield
+    cluster = getattr(item, "funcargs", {}).get("cluster")
+    if report.failed and isinstance(cluster, Cluster):
+        report.sections.append(("last words", cluster.last_words()))
+    return report
+
+
+@pytest.fixture(scope="session")
+def binaries() -> Path:
+    """Where the programs lie that tests/peers/run has built."""
+    folder = os.environ.get("HAMI_PEERS_BIN")  # noqa: TID251 -- said by tests/peers/run
+    if folder is None:
+        pytest.fail("there are no programs to test beside: run make test-peers", pytrace=False)
+    return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def table() -> Iterator[Table]:
+    """Where a test notes what it measured; written to a file at the end."""
+    table = Table()
+    yield table
+    if table.rows:
+        table.write(TABLE)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def cluster_of_session(binaries: Path) -> AsyncIterator[Cluster]:
+    """The cluster that tests share."""
+    async with kept(open_cluster(binaries)) as opened:
+        yield opened
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def cluster(cluster_of_session: Cluster) -> AsyncIterator[Cluster]:
+    """The shared cluster, with nothing on its node; left so, and with every part alive."""
+    cluster = cluster_of_session
+    yield cluster
+    await cluster.end_agents()
+    await cluster.revive()
+    await remove_pods(cluster)
+    cluster.forget_agent_state()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def agent(cluster: Cluster) -> Agent:
+    """An agent as the node's own user, which has registered its 80 slices."""
+    return await cluster.start_registered_agent()

@@ -1,0 +1,66 @@
+"""The agent under test: the command as an operator runs it, in a node's space."""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import agent
+from agent.sandbox.hardware_client import ask
+from agent.sandbox.hardware_talk import Request
+from tests.peers.lab.identities import NODE
+from tests.peers.lab.part import Part
+from tests.peers.lab.space import NodeSpace
+
+RESOURCE: Final = "nvidia.com/gpu"
+SOURCE: Final = Path(agent.__file__).parents[1]
+_LIBRARY: Final = b"stand-in for HAMi-core's library\n"
+
+
+class Agent:
+    """One `hami-agent run`. Directories are the real ones, which in its space are private."""
+
+    def __init__(self, part: Part, run_dir: Path) -> None:
+        self.part: Final = part
+        self._run = run_dir
+
+    async def simulate(self, request: Request) -> object:
+        """Make something happen to its GPUs.
+
+        Raises:
+            HardwareUnreachable, HardwareSilent: it does not answer.
+        """
+        return await ask(self._run / "simulate.sock", request)
+
+    def events(self, name: str) -> list[Mapping[str, Any]]:
+        """The log lines of one event, in order."""
+        return [line for line in self._lines() if line.get("event") == name]
+
+    def _lines(self) -> Iterator[Mapping[str, Any]]:
+        for text in self.part.said().splitlines():
+            if text.startswith("{"):
+                yield json.loads(text)
+
+
+def agent_command(kubeconfig: Path, gpus: str, flags: tuple[str, ...]) -> tuple[str, ...]:
+    """The command line of an agent."""
+    return (
+        *(sys.executable, "-m", "agent", "run", "--node-name", NODE, "--simulate", gpus),
+        *("--kubeconfig", str(kubeconfig), "--web-port", "0", "--log-format", "json", *flags),
+    )
+
+
+def make_agent(name: str, command: tuple[str, ...], logs: Path, space: NodeSpace) -> Agent:
+    """An agent that was not started yet."""
+    environment = {"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin"}
+    part = Part(name, command, logs, space=space, environment=environment)
+    return Agent(part, space.view / "run" / "hami-agent")
+
+
+def lay_out_library(root: Path) -> None:
+    """What HAMi's installer leaves on a node, below a directory that stands for /usr/local."""
+    directory = root / "vgpu"
+    directory.mkdir(parents=True)
+    (directory / "libvgpu.so").write_bytes(_LIBRARY)
+    (directory / "ld.so.preload").write_text("/usr/local/vgpu/libvgpu.so\n")

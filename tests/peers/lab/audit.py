@@ -1,0 +1,90 @@
+"""Who asked the API server for what: its audit log, read."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+POLICY: Final = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [{"level": "Metadata"}],
+}
+READS: Final = frozenset({"get", "list", "watch"})
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request. `resource` is plural, with its subresource: `pods/status`."""
+
+    user: str
+    client: str
+    """Its User-Agent: the agent can have the same user as the kubelet."""
+    verb: str
+    resource: str
+    namespace: str
+    name: str
+    code: int
+
+    @property
+    def is_write(self) -> bool:
+        """Whether it changes something."""
+        return self.verb not in READS
+
+
+class AuditLog:
+    """The log of one API server. Take a mark, do something, and read what was asked since."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def mark(self) -> int:
+        """Where the log ends now."""
+        return self._path.stat().st_size if self._path.exists() else 0
+
+    def since(self, mark: int, user: str, client: str = "hami-agent/") -> list[Asked]:
+        """The requests of one user and program whose answer began after a mark, in that order.
+
+        `client` is how its User-Agent begins.
+        """
+        asked = (one for one in self._read(mark) if one.user == user)
+        return [one for one in asked if one.client.startswith(client)]
+
+    def _read(self, mark: int) -> Iterator[Asked]:
+        with self._path.open("rb") as file:
+            file.seek(mark)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                event: dict[str, Any] = msgspec.json.decode(line)
+                if _is_first(event):
+                    yield _asked(event)
+
+
+def _is_first(event: dict[str, Any]) -> bool:
+    """A watch is told twice: when it opens and when it ends. The first counts."""
+    return event["stage"] == "ResponseStarted" or event["verb"] != "watch"
+
+
+def _asked(event: dict[str, Any]) -> Asked:
+    about = event.get("objectRef") or {}
+    part = about.get("subresource")
+    resource = about.get("resource", event["requestURI"])
+    return Asked(
+        user=event["user"]["username"],
+        client=event.get("userAgent", ""),
+        verb=event["verb"],
+        resource=f"{resource}/{part}" if part else resource,
+        namespace=about.get("namespace", ""),
+        name=about.get("name", ""),
+        code=(event.get("responseStatus") or {}).get("code", 0),
+    )
+
+
+def counted(requests: list[Asked]) -> Counter[str]:
+    """How often each `verb resource` was asked."""
+    return Counter(f"{asked.verb} {asked.resource}" for asked in requests)

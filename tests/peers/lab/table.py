@@ -1,0 +1,64 @@
+"""What was measured, beside what was promised: a table for people."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+_HEAD: Final = ("what", "measured", "bound", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure. `bound` None: it is told, nothing is promised."""
+
+    what: str
+    measured: float
+    bound: float | None
+    unit: str
+
+    def cells(self) -> tuple[str, str, str, str]:
+        """Its texts, one for each column."""
+        if self.bound is None:
+            return (self.what, _number(self.measured, self.unit), "-", "")
+        verdict = "over" if self.measured > self.bound else "ok"
+        measured, bound = (_number(value, self.unit) for value in (self.measured, self.bound))
+        return (self.what, measured, bound, verdict)
+
+
+@dataclass(eq=False, slots=True)
+class Table:
+    """Figures in the order in which they were measured."""
+
+    rows: list[Row] = field(default_factory=list)
+
+    def add(self, what: str, measured: float, bound: float | None = None, unit: str = "s") -> None:
+        """One more figure; a figure that is there already keeps the worse of both."""
+        row = Row(what, measured, bound, unit)
+        for number, other in enumerate(self.rows):
+            if other.what == what:
+                self.rows[number] = max(row, other, key=lambda one: one.measured)
+                return
+        self.rows.append(row)
+
+    def text(self) -> str:
+        """A Markdown table whose columns are in line."""
+        cells = [_HEAD, *(row.cells() for row in self.rows)]
+        widths = [max(len(one[column]) for one in cells) for column in range(len(_HEAD))]
+        head, *rest = (_line(one, widths) for one in cells)
+        return "\n".join((head, _line(["-" * width for width in widths], widths), *rest)) + "\n"
+
+    def write(self, path: Path) -> None:
+        """Write it to a file. Raises OSError."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.text())
+
+
+def _line(cells: Iterable[str], widths: list[int]) -> str:
+    padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+    return f"| {' | '.join(padded)} |"
+
+
+def _number(value: float, unit: str) -> str:
+    text = f"{value:.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.3g}"
+    return f"{text} {unit}".rstrip()
