@@ -1,4 +1,7 @@
-"""The three kinds of patch that the API server understands, as pure functions on JSON values."""
+"""The three kinds of patch that the API server understands, as pure functions on JSON values.
+
+`difference` makes one of the third kind.
+"""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -90,6 +93,31 @@ def json_patch(target: Json, operations: Sequence[Json]) -> Json:
     for operation in operations:
         _apply(result, operation)
     return result
+
+
+def difference(before: Json, after: Json, path: str = "") -> list[Json]:
+    """The JSON patch that makes `after` of `before`; lists of another length are replaced whole."""
+    changes: list[Json] = []
+    for key in sorted(before.keys() | after.keys()):
+        here = f"{path}/{key.replace('~', '~0').replace('/', '~1')}"
+        if key not in after:
+            changes.append({"op": "remove", "path": here})
+        elif key not in before:
+            changes.append({"op": "add", "path": here, "value": after[key]})
+        else:
+            changes += _change(before[key], after[key], here)
+    return changes
+
+
+def _change(before: object, after: object, path: str) -> list[Json]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        return difference(before, after, path)
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        pairs = enumerate(zip(before, after, strict=True))
+        return [change for n, (old, new) in pairs for change in _change(old, new, f"{path}/{n}")]
+    if type(before) is type(after) and before == after:
+        return []
+    return [{"op": "replace", "path": path, "value": after}]
 
 
 def _apply(document: Json, operation: Json) -> None:

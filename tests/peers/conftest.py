@@ -10,6 +10,10 @@ import pytest_asyncio
 from tests.peers.lab.agents import Agent
 from tests.peers.lab.cluster import Cluster, open_cluster
 from tests.peers.lab.keeper import kept
+from tests.peers.lab.model_node import open_model_node
+from tests.peers.lab.nodes import NodeUnderTest
+from tests.peers.lab.programs import Programs
+from tests.peers.lab.real_node import RealNode
 from tests.peers.lab.table import Table
 from tests.peers.lab.tidy import remove_pods
 
@@ -40,12 +44,19 @@ def pytest_runtest_makereport(
 
 
 @pytest.fixture(scope="session")
-def binaries() -> Path:
-    """Where the programs lie that tests/peers/run has built."""
-    folder = os.environ.get("HAMI_PEERS_BIN")  # noqa: TID251 -- said by tests/peers/run
+def programs() -> Programs:
+    """What tests/peers/run has built; HAMI_PEERS_SCHEDULER names a scheduler of HAMi's own."""
+    environ = os.environ  # noqa: TID251 -- said by tests/peers/run, and by who runs it
+    folder, scheduler = environ.get("HAMI_PEERS_BIN"), environ.get("HAMI_PEERS_SCHEDULER")
     if folder is None:
         pytest.fail("there are no programs to test beside: run make test-peers", pytrace=False)
-    return Path(folder)
+    return Programs(Path(folder), Path(scheduler) if scheduler else None)
+
+
+@pytest.fixture(scope="session")
+def binaries(programs: Programs) -> Path:
+    """The folder of what was built."""
+    return programs.folder
 
 
 @pytest.fixture(scope="session")
@@ -58,9 +69,9 @@ def table() -> Iterator[Table]:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def cluster_of_session(binaries: Path) -> AsyncIterator[Cluster]:
+async def cluster_of_session(programs: Programs) -> AsyncIterator[Cluster]:
     """The cluster that tests share."""
-    async with kept(open_cluster(binaries)) as opened:
+    async with kept(open_cluster(programs)) as opened:
         yield opened
 
 
@@ -79,3 +90,19 @@ async def cluster(cluster_of_session: Cluster) -> AsyncIterator[Cluster]:
 async def agent(cluster: Cluster) -> Agent:
     """An agent as the node's own user, which has registered its 80 slices."""
     return await cluster.start_registered_agent()
+
+
+@pytest.fixture(params=["model", "real"])
+def place(request: pytest.FixtureRequest) -> Cluster | None:
+    """Where a kubelet is asked: the model stands alone, the real one in the cluster."""
+    return request.getfixturevalue("cluster") if request.param == "real" else None
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def node(place: Cluster | None, tmp_path: Path) -> AsyncIterator[NodeUnderTest]:
+    """A node without any plugin: the kubelet model's, and the same test again the real one's."""
+    if place is not None:
+        yield RealNode(place)
+        return
+    async with kept(open_model_node(tmp_path)) as made:
+        yield made

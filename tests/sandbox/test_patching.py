@@ -1,15 +1,25 @@
 """The three kinds of patch."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.sandbox.api_errors import BadRequestError, InvalidError, Json
-from agent.sandbox.patching import json_patch, merge_patch, strategic_merge_patch
+from agent.sandbox.patching import difference, json_patch, merge_patch, strategic_merge_patch
 
 VALUES = st.recursive(
     st.integers() | st.booleans() | st.text(max_size=3),
     lambda inner: st.dictionaries(st.sampled_from("abcd"), inner, max_size=3),
+    max_leaves=8,
+)
+WITH_LISTS = st.recursive(
+    st.none() | st.integers(0, 1) | st.booleans() | st.just("~/"),
+    lambda inner: (
+        st.dictionaries(st.sampled_from(["a", "b", "a/b", "~1"]), inner, max_size=3)
+        | st.lists(inner, max_size=3)
+    ),
     max_leaves=8,
 )
 OBJECTS = st.dictionaries(st.sampled_from("abcd"), VALUES, max_size=4)
@@ -139,3 +149,28 @@ def test_a_json_patch_that_does_not_apply_changes_nothing(operation: Json) -> No
 def test_an_unknown_json_patch_operation_is_refused(operation: Json) -> None:
     with pytest.raises(BadRequestError):
         json_patch({}, [operation])
+
+
+@given(
+    st.dictionaries(st.sampled_from(["a", "b", "c/~"]), WITH_LISTS, max_size=3),
+    st.dictionaries(st.sampled_from(["a", "b", "c/~"]), WITH_LISTS, max_size=3),
+)
+def test_the_difference_of_two_objects_makes_the_second_of_the_first(
+    before: Json, after: Json
+) -> None:
+    made = json_patch(before, difference(before, after))
+
+    assert json.dumps(after, sort_keys=True) == json.dumps(made, sort_keys=True)
+    assert [] == difference(after, made)
+
+
+def test_a_difference_names_only_what_differs() -> None:
+    before = {"a": {"b/c": 1, "d": 2}, "e": [{"f": 1, "g": 1}], "h": [1]}
+    after = {"a": {"b/c": 3, "d": 2}, "e": [{"f": 1}], "h": [1, 2], "i": None}
+
+    assert [
+        {"op": "replace", "path": "/a/b~1c", "value": 3},
+        {"op": "remove", "path": "/e/0/g"},
+        {"op": "replace", "path": "/h", "value": [1, 2]},
+        {"op": "add", "path": "/i", "value": None},
+    ] == difference(before, after)

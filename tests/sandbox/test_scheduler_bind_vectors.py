@@ -10,6 +10,7 @@ from agent.core.gpu import GpuUuid
 from agent.core.share import Share
 from agent.sandbox.api_errors import ConflictError, Json
 from agent.sandbox.scheduler.bind import Binder, BindError
+from agent.sandbox.scheduler.cluster import StoreCluster
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.usage import Reservation, Usage
 from agent.sandbox.store import ObjectStore
@@ -55,14 +56,14 @@ def build_store(case: Case) -> ObjectStore:
     return store
 
 
-def bind(store: ObjectStore, usage: Usage) -> tuple[str, str]:
+async def bind(store: ObjectStore, usage: Usage) -> tuple[str, str]:
     """The error of the bind ("" for none) and the UID of the pod."""
     found = store.select("pods", fields={"metadata.name": "p"})
     uid = found[0]["metadata"]["uid"] if found else "uid-of-p"
     usage.reserve(uid, Reservation("n1", [[Share(GpuUuid("GPU-aaaa"), 1000, 0)]], 0))
-    binder = Binder(store, ManualClock(), SchedulerSettings(), usage)
+    binder = Binder(StoreCluster(store), ManualClock(), SchedulerSettings(), usage, Seeded())
     try:
-        binder.bind("default", "p", uid, "n1")
+        await binder.bind("default", "p", uid, "n1")
     except BindError as error:
         return str(error), uid
     return "", uid
@@ -82,12 +83,12 @@ def annotations_of(store: ObjectStore) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case_id", sorted(CASES))
-def test_a_pod_is_bound_as_by_hami(case_id: str) -> None:
+async def test_a_pod_is_bound_as_by_hami(case_id: str) -> None:
     case, usage = CASES[case_id], Usage()
     store = build_store(case)
     before = lock_of(store) if case_id != "BJ" else None
 
-    error, uid = bind(store, usage)
+    error, uid = await bind(store, usage)
 
     assert case["Error"] == error
     assert case["usage_still_cached"] == (uid in usage)
@@ -103,10 +104,10 @@ def test_a_pod_is_bound_as_by_hami(case_id: str) -> None:
 
 
 @pytest.mark.parametrize("case_id", ["BA", "BC", "BD", "BE", "BL"])
-def test_a_bound_pod_has_its_node(case_id: str) -> None:
+async def test_a_bound_pod_has_its_node(case_id: str) -> None:
     store = build_store(CASES[case_id])
 
-    bind(store, Usage())
+    await bind(store, Usage())
 
     assert "n1" == store.get("pods", "default", "p")["spec"]["nodeName"]
 

@@ -87,26 +87,29 @@ def test_a_pod_with_unreadable_groups_is_not_counted() -> None:
     assert {} == usage.loads("n")
 
 
-def claim(text: str) -> Claim:
-    return claim_lock(text, ("default", "p"), START, 300.0, lambda _, name: name == "alive")
+async def claim(text: str) -> Claim:
+    async def is_alive(_: str, name: str) -> bool:
+        return name == "alive"
+
+    return await claim_lock(text, ("default", "p"), START, 300.0, is_alive)
 
 
-def test_a_lock_is_taken_over_from_the_dead_and_the_late_only() -> None:
+async def test_a_lock_is_taken_over_from_the_dead_and_the_late_only() -> None:
     young = (START - dt.timedelta(seconds=299)).strftime("%Y-%m-%dT%H:%M:%SZ")
     old = (START - dt.timedelta(seconds=301)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
-    assert Claim.HOLD is claim(f"{young},default,p")
-    assert Claim.TAKE is claim(f"{young},default,dead")
-    assert Claim.TAKE is claim(f"{old},default,alive")
-    assert Claim.TAKE is claim(old)
+    assert Claim.HOLD is await claim(f"{young},default,p")
+    assert Claim.TAKE is await claim(f"{young},default,dead")
+    assert Claim.TAKE is await claim(f"{old},default,alive")
+    assert Claim.TAKE is await claim(old)
     for held in (f"{young},default,alive", young):
         with pytest.raises(ContentionError):
-            claim(held)
+            await claim(held)
 
 
-def test_a_lock_of_two_parts_is_an_error() -> None:
+async def test_a_lock_of_two_parts_is_an_error() -> None:
     with pytest.raises(LockError, match="has 2 parts"):
-        claim("2026-08-21T06:20:39Z,default")
+        await claim("2026-08-21T06:20:39Z,default")
 
 
 def test_an_empty_node_has_no_score() -> None:

@@ -1,17 +1,22 @@
-"""Placing a pod in the store: the annotations of the filter, the node lock, the binding.
+"""Placing a pod: the annotations of the filter, the node lock, the binding.
 
 Source: HAMi v2.10 pkg/scheduler/scheduler.go:Bind, pkg/util/nodelock/nodelock.go.
 """
 
-from collections.abc import Mapping
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
+
+import structlog
 
 from agent.codec.nodelock import encode_node_lock
 from agent.codec.pod import encode_pod_devices
 from agent.core import annotations
 from agent.core.ports import Clock
-from agent.sandbox.api_errors import Json, NotFoundError, StatusError
-from agent.sandbox.patching import merge_patch
+from agent.kit.backoff import Backoff
+from agent.sandbox.api_errors import ConflictError, Json, NotFoundError, StatusError
+from agent.sandbox.scheduler.cluster import Cluster
 from agent.sandbox.scheduler.events import EventRecorder
 from agent.sandbox.scheduler.filter import NORMAL, WARNING, Notice
 from agent.sandbox.scheduler.fit import Groups
@@ -25,9 +30,14 @@ from agent.sandbox.scheduler.lock import (
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.requests import init_count, pod_requests
 from agent.sandbox.scheduler.usage import Usage
-from agent.sandbox.store import ObjectStore
+
+log = structlog.get_logger(__name__)
 
 CONTENTION: Final = "node lock contention"
+_LOCK_TRIES: Final = 5
+_LOCK_PAUSES: Final = (0.1, 0.2, 0.4, 0.8)
+_LOCK_JITTER: Final = 0.5
+_Marks = Mapping[str, str | None]
 
 
 class BindError(Exception):
@@ -56,90 +66,129 @@ def placement_patch(node: str, groups: Groups, seconds: int) -> Json:
 
 
 class Binder:
-    """The bind verb over the store."""
+    """The bind verb over a cluster."""
 
     def __init__(
-        self, store: ObjectStore, clock: Clock, settings: SchedulerSettings, usage: Usage
+        self,
+        cluster: Cluster,
+        clock: Clock,
+        settings: SchedulerSettings,
+        usage: Usage,
+        rng: random.Random,
     ) -> None:
-        self._store = store
+        self._cluster = cluster
         self._clock = clock
         self._settings = settings
         self._usage = usage
-        self._events = EventRecorder(store, clock, settings.scheduler_name)
+        self._rng = rng
+        self._events = EventRecorder(cluster, clock, settings.scheduler_name)
 
-    def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
+    async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
         """Lock the node, mark the pod as allocating, and bind it.
 
         Raises:
             BindError: any step failed; a lock that was taken is given back.
         """
+        pod = await self._find("pods", namespace, name, uid)
         try:
-            pod = self._store.get("pods", namespace, name)
-        except NotFoundError as gone:
-            self._usage.forget(uid)
-            raise BindError(f'pod "{name}" not found') from gone
+            await self._find("nodes", "", node_name, uid)
+        except BindError as error:
+            if isinstance(error.__cause__, NotFoundError):
+                await self._say(pod, WARNING, "BindingFailed", f"failed to get node {node_name}")
+            raise
         try:
-            self._store.get("nodes", "", node_name)
-        except NotFoundError as gone:
-            self._usage.forget(uid)
-            self._say(pod, WARNING, "BindingFailed", f"failed to get node {node_name}")
-            raise BindError(f'node "{node_name}" not found') from gone
-        try:
-            self._lock(pod, node_name)
-            self._mark(pod)
-            self._store.bind(namespace, name, node_name, uid=uid)
+            await self._lock(pod, node_name)
+            await self._mark(pod, uid)
+            await self._cluster.bind(namespace, name, uid, node_name)
         except (LockError, StatusError) as failure:
-            self._release(pod, node_name)
-            self._say(pod, WARNING, "BindingFailed", str(failure))
+            await self._release(pod, node_name)
+            await self._say(pod, WARNING, "BindingFailed", str(failure))
             raise BindError(str(failure)) from failure
         text = f"Successfully binding node [{node_name}] to {namespace}/{name}"
-        self._say(pod, NORMAL, "BindingSucceed", text)
+        await self._say(pod, NORMAL, "BindingSucceed", text)
 
-    def _lock(self, pod: Json, node_name: str) -> None:
+    async def _find(self, resource: str, namespace: str, name: str, uid: str) -> Json:
+        """The pod or its node; when that is gone, what pod `uid` held is forgotten."""
+        try:
+            return await self._cluster.get(resource, namespace, name)
+        except NotFoundError as gone:
+            self._usage.forget(uid)
+            raise BindError(f'{resource.removesuffix("s")} "{name}" not found') from gone
+        except StatusError as failure:
+            raise BindError(str(failure)) from failure
+
+    async def _lock(self, pod: Json, node_name: str) -> None:
         """Take the lock; a pod whose only GPU is an init container's takes none."""
         if not any(pod_requests(pod, self._settings)[init_count(pod) :]):
             return
-        timeout = self._settings.lock_timeout
-        held, owner, now = self._read_lock(node_name), _owner(pod), self._clock.now()
+        timeout, owner = self._settings.lock_timeout, _owner(pod)
+
+        async def take(held: str | None) -> _Marks:
+            now = self._clock.now()
+            try:
+                claim = await claim_lock(held, owner, now, timeout, self._is_alive)
+            except ContentionError as taken:
+                span = _go_duration(int(timeout))
+                text = f"node {node_name} has been locked within {span}: {CONTENTION}"
+                raise ContentionError(text) from taken
+            if claim is Claim.HOLD:
+                return {}
+            return {annotations.MUTEX_LOCK: encode_node_lock(now, *owner)}
+
+        await self._edit_lock(node_name, take)
+
+    async def _release(self, pod: Json, node_name: str) -> None:
+        """Give back what this pod holds; where that fails the lock's timeout must do it."""
+
+        async def give_back(held: str | None) -> _Marks:
+            return {annotations.MUTEX_LOCK: None} if is_released_by(held, _owner(pod)) else {}
+
         try:
-            claim = claim_lock(held, owner, now, timeout, self._is_alive)
-        except ContentionError as taken:
-            span = _go_duration(int(timeout))
-            text = f"node {node_name} has been locked within {span}: {CONTENTION}"
-            raise ContentionError(text) from taken
-        if claim is Claim.TAKE:
-            self._write(node_name, {annotations.MUTEX_LOCK: encode_node_lock(now, *owner)})
+            await self._edit_lock(node_name, give_back)
+        except StatusError as failure:
+            log.warning("scheduler.lock_not_released", node=node_name, err=str(failure))
 
-    def _release(self, pod: Json, node_name: str) -> None:
-        if is_released_by(self._read_lock(node_name), _owner(pod)):
-            self._write(node_name, {annotations.MUTEX_LOCK: None})
+    async def _edit_lock(
+        self, node_name: str, decide: Callable[[str | None], Awaitable[_Marks]]
+    ) -> None:
+        """Write what `decide` makes of the lock's text, if the Node is still as it was read.
 
-    def _mark(self, pod: Json) -> None:
+        A Node that changed in between is read and decided about again, five times in all
+        (HAMi pkg/util/nodelock/nodelock.go:SetNodeLock).
+        """
+        pauses = Backoff(_LOCK_PAUSES, _LOCK_JITTER, self._rng)
+        for tries_left in reversed(range(_LOCK_TRIES)):
+            metadata = (await self._cluster.get("nodes", "", node_name))["metadata"]
+            marks = await decide((metadata.get("annotations") or {}).get(annotations.MUTEX_LOCK))
+            if not marks:
+                return
+            patch, version = {"metadata": {"annotations": marks}}, metadata["resourceVersion"]
+            try:
+                await self._cluster.patch("nodes", "", node_name, patch, version=version)
+            except ConflictError:
+                if not tries_left:
+                    raise
+                await asyncio.sleep(pauses.next())
+            else:
+                return
+
+    async def _mark(self, pod: Json, uid: str) -> None:
         marks = {
             annotations.BIND_PHASE: annotations.PHASE_ALLOCATING,
             annotations.BIND_TIME: str(int(self._clock.now().timestamp())),
         }
         patch = {"metadata": {"annotations": marks}}
-        self._store.update("pods", *_owner(pod), lambda stored: merge_patch(stored, patch))
+        await self._cluster.patch("pods", *_owner(pod), patch, uid=uid)
 
-    def _read_lock(self, node_name: str) -> str | None:
-        node = self._store.get("nodes", "", node_name)
-        text: str | None = (node["metadata"].get("annotations") or {}).get(annotations.MUTEX_LOCK)
-        return text
-
-    def _write(self, node_name: str, marks: Mapping[str, str | None]) -> None:
-        patch = {"metadata": {"annotations": marks}}
-        self._store.update("nodes", "", node_name, lambda stored: merge_patch(stored, patch))
-
-    def _is_alive(self, namespace: str, name: str) -> bool:
+    async def _is_alive(self, namespace: str, name: str) -> bool:
         try:
-            self._store.get("pods", namespace, name)
+            await self._cluster.get("pods", namespace, name)
         except NotFoundError:
             return False
         return True
 
-    def _say(self, pod: Json, kind: str, reason: str, message: str) -> None:
-        self._events.record(pod, Notice(kind, reason, message))
+    async def _say(self, pod: Json, kind: str, reason: str, message: str) -> None:
+        await self._events.record(pod, Notice(kind, reason, message))
 
 
 def _owner(pod: Json) -> tuple[str, str]:

@@ -5,7 +5,7 @@ Source: HAMi v2.10 pkg/util/nodelock/nodelock.go.
 
 import datetime as dt
 import enum
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from agent.codec.nodelock import decode_node_lock
 from agent.core.errors import MalformedText
@@ -26,17 +26,20 @@ class ContentionError(LockError):
     """Another living pod holds it."""
 
 
-def claim_lock(
+async def claim_lock(
     text: str | None,
     owner: tuple[str, str],
     now: dt.datetime,
-    timeout: float,
-    is_alive: Callable[[str, str], bool],
+    valid_for: float,
+    is_alive: Callable[[str, str], Awaitable[bool]],
 ) -> Claim:
-    """Decide what pod `owner` (namespace, name) may do about a lock; `timeout` in seconds.
+    """Decide what pod `owner` (namespace, name) may do about a lock; `valid_for` in seconds.
+
+    `is_alive` says whether the pod of that namespace and name exists; it is asked only where the
+    answer decides.
 
     Raises:
-        ContentionError: another living pod took it less than `timeout` ago.
+        ContentionError: another living pod took it less than `valid_for` ago.
         LockError: the text is no lock.
     """
     if not text:
@@ -45,13 +48,13 @@ def claim_lock(
         lock = decode_node_lock(text)
     except MalformedText as malformed:
         raise LockError(_go_words(text, malformed)) from malformed
-    if (now - lock.stamp).total_seconds() > timeout:
+    if (now - lock.stamp).total_seconds() > valid_for:
         return Claim.TAKE
     if not lock.name:
         raise ContentionError
     if (lock.namespace, lock.name) == owner:
         return Claim.HOLD
-    if not is_alive(lock.namespace, lock.name):
+    if not await is_alive(lock.namespace, lock.name):
         return Claim.TAKE
     raise ContentionError
 

@@ -73,8 +73,9 @@ class Usage:
             return
         groups = known.groups if known is not None else _read(noted)
         if groups is not None:
-            inits = init_count(pod)
-            self._reservations[uid] = Reservation(node, groups, inits, is_past_init(pod, inits))
+            # A watch that lags still tells of the node of an earlier placement.
+            held, inits = node if known is None else known.node, init_count(pod)
+            self._reservations[uid] = Reservation(held, groups, inits, is_past_init(pod, inits))
 
     def reserve(self, uid: str, reservation: Reservation) -> None:
         """Count a pod that was just placed, in place of what it held before."""
@@ -83,6 +84,10 @@ class Usage:
     def forget(self, uid: str) -> None:
         """Stop counting a pod."""
         self._reservations.pop(uid, None)
+
+    def uids(self) -> frozenset[str]:
+        """All pods that count."""
+        return frozenset(self._reservations)
 
     def retain(self, uids: Collection[str]) -> None:
         """Stop counting all pods but these: the rest went while nobody looked."""

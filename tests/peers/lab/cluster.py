@@ -28,6 +28,7 @@ from tests.peers.lab.kubelet import Kubelet
 from tests.peers.lab.part import Part
 from tests.peers.lab.placing import lay_out_placing, placing_parts, register_webhook
 from tests.peers.lab.ports import free_ports
+from tests.peers.lab.programs import Programs
 from tests.peers.lab.runtime import Runtime
 from tests.peers.lab.space import NodeSpace
 
@@ -85,24 +86,12 @@ class Cluster:
         """
         kubeconfig = self.plane.root / f"{user.replace(':', '-')}.kubeconfig"
         if user == ACCOUNT:
-            kubeconfig = self.plane.kubeconfig_for("account", await self._account_token())
+            kubeconfig = self.plane.kubeconfig_for("account", await account_token(self.api))
         command = agent_command(kubeconfig, gpus, flags)
         made = make_agent(name, command, self.root / "logs", self.space)
         await made.part.start()
         self.agents.append(made)
         return made
-
-    async def _account_token(self) -> str:
-        """A token of the ServiceAccount that deploy/ gives the agent, with deploy/'s rights."""
-        for document in _account_manifests():
-            path = _RBAC[document["kind"]]
-            present = {item["metadata"]["name"] for item in (await self.api.get(path))["items"]}
-            if document["metadata"]["name"] not in present:
-                await self.api.create(path, document)
-        path = f"{_RBAC['ServiceAccount']}/hami-agent/token"
-        review = await self.api.create(path, {"spec": {"expirationSeconds": 3600}})
-        token: str = review["status"]["token"]
-        return token
 
     async def start_registered_agent(self, *flags: str, user: str = NODE_USER) -> Agent:
         """Start an agent; returns when the kubelet counts its slices and the Node is annotated.
@@ -152,6 +141,23 @@ class Cluster:
         return "\n".join(part.tail() for part in self.parts.values())
 
 
+async def account_token(api: Api) -> str:
+    """A token of the ServiceAccount that deploy/ gives the agent, with deploy/'s rights.
+
+    Raises:
+        RefusedError: the API server does not take the manifests.
+    """
+    for document in _account_manifests():
+        path = _RBAC[document["kind"]]
+        present = {item["metadata"]["name"] for item in (await api.get(path))["items"]}
+        if document["metadata"]["name"] not in present:
+            await api.create(path, document)
+    path = f"{_RBAC['ServiceAccount']}/hami-agent/token"
+    review = await api.create(path, {"spec": {"expirationSeconds": 3600}})
+    token: str = review["status"]["token"]
+    return token
+
+
 def _account_manifests() -> Iterator[dict[str, dict[str, str]]]:
     for path in sorted(_MANIFESTS.glob("*.yaml")):
         for document in yaml.safe_load_all(path.read_text()):
@@ -173,7 +179,7 @@ def open_root(*, keep: bool = False) -> Iterator[Path]:
 
 @contextlib.asynccontextmanager
 async def open_cluster(
-    binaries: Path, *, keep: bool = False, **kubelet: object
+    programs: Programs, *, keep: bool = False, **kubelet: object
 ) -> AsyncIterator[Cluster]:
     """Everything up and the Node ready, no agent yet; all ended and removed afterwards.
 
@@ -192,13 +198,13 @@ async def open_cluster(
         runtime = Runtime(root, space)
         stack.push_async_callback(runtime.part.kill)
         async with asyncio.TaskGroup() as group:
-            plane = await _control_plane(stack, root, binaries, space, group, runtime)
-        kubelet_part = Kubelet(root, binaries, space, plane.certificates.ca)
+            plane = await _control_plane(stack, root, programs.folder, space, group, runtime)
+        kubelet_part = Kubelet(root, programs.folder, space, plane.certificates.ca)
         stack.push_async_callback(kubelet_part.part.kill)
         kubelet_part.configure(runtime.socket, **kubelet)
         ports = free_ports(3)
         lay_out_placing(plane, ports)
-        placing = placing_parts(plane, binaries, space, ports)
+        placing = placing_parts(plane, programs, space, ports)
         for part in placing:
             stack.push_async_callback(part.kill)
         pods = await stack.enter_async_context(watching(plane.admin, "/api/v1/pods"))

@@ -10,10 +10,32 @@ from tests.peers.lab.agents import SOURCE
 from tests.peers.lab.control import ControlPlane
 from tests.peers.lab.identities import CONTROLLERS, EXTENDER, SCHEDULER
 from tests.peers.lab.part import Part
+from tests.peers.lab.programs import Programs
 from tests.peers.lab.space import NodeSpace
 
 HAMI_SCHEDULER: Final = "hami-scheduler"
 _UNLESS_IGNORED: Final = {"key": "hami.io/webhook", "operator": "NotIn", "values": ["ignore"]}
+_DEVICE_CONFIG: Final = {
+    "nvidia": {
+        "resourceCountName": "nvidia.com/gpu",
+        "resourceMemoryName": "nvidia.com/gpumem",
+        "resourceMemoryPercentageName": "nvidia.com/gpumem-percentage",
+        "resourceCoreName": "nvidia.com/gpucores",
+        "resourcePriorityName": "nvidia.com/priority",
+        "overwriteEnv": False,
+        "defaultMemory": 0,
+        "defaultCores": 0,
+        "defaultGPUNum": 1,
+        "memoryFactor": 1,
+        "deviceSplitCount": 10,
+        "deviceMemoryScaling": 1,
+        "deviceCoreScaling": 1,
+        "gpuCorePolicy": "default",
+        "libCudaLogLevel": 1,
+        "runtimeClassName": "",
+    }
+}
+"""HAMi's device-config.yaml with the values of its chart."""
 _RESOURCES: Final = ("gpu", "gpumem", "gpucores", "gpumem-percentage", "priority")
 
 
@@ -44,16 +66,10 @@ def lay_out_placing(plane: ControlPlane, ports: list[int]) -> None:
 
 
 def placing_parts(
-    plane: ControlPlane, binaries: Path, space: NodeSpace, ports: list[int]
+    plane: ControlPlane, programs: Programs, space: NodeSpace, ports: list[int]
 ) -> tuple[Part, ...]:
     """The three programs, in the order of their start."""
-    files, logs = plane.certificates, plane.root / "logs"
-    environment = {"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin"}
-    extender = (
-        *(sys.executable, "-m", "agent", "sandbox", "scheduler"),
-        *("--kubeconfig", str(_kubeconfig(plane, EXTENDER)), "--listen", f"127.0.0.1:{ports[0]}"),
-        *("--tls-cert", str(files.cert), "--tls-key", str(files.key)),
-    )
+    files, logs, binaries = plane.certificates, plane.root / "logs", programs.folder
     scheduler = (
         str(binaries / "kube-scheduler"),
         f"--config={plane.root / 'scheduler.json'}",
@@ -68,9 +84,33 @@ def placing_parts(
     )
     return (
         Part("kube-controller-manager", controllers, logs, space=space),
-        Part("extender", extender, logs, space=space, environment=environment),
+        _extender(plane, programs, space, ports[0]),
         Part("kube-scheduler", scheduler, logs, space=space),
     )
+
+
+def _extender(plane: ControlPlane, programs: Programs, space: NodeSpace, port: int) -> Part:
+    """Our model of HAMi's scheduler, or HAMi's own if there is one."""
+    files, logs = plane.certificates, plane.root / "logs"
+    kubeconfig, address = _kubeconfig(plane, EXTENDER), f"127.0.0.1:{port}"
+    if programs.hami_scheduler is None:
+        command = (
+            *(sys.executable, "-m", "agent", "sandbox", "scheduler"),
+            *("--kubeconfig", str(kubeconfig), "--listen", address),
+            *("--tls-cert", str(files.cert), "--tls-key", str(files.key)),
+        )
+        environment = {"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin"}
+        return Part("extender", command, logs, space=space, environment=environment)
+    settings = plane.root / "device-config.yaml"
+    settings.write_text(json.dumps(_DEVICE_CONFIG))
+    command = (
+        *(str(programs.hami_scheduler), f"--http_bind={address}"),
+        *(f"--cert_file={files.cert}", f"--key_file={files.key}"),
+        *(f"--scheduler-name={HAMI_SCHEDULER}", "--metrics-bind-address=127.0.0.1:0"),
+        *(f"--device-config-file={settings}", "-v=4"),
+    )
+    environment = {"KUBECONFIG": str(kubeconfig), "PATH": "/usr/bin:/bin", "HOME": "/root"}
+    return Part("extender", command, logs, space=space, environment=environment)
 
 
 async def register_webhook(plane: ControlPlane, port: int) -> None:

@@ -1,0 +1,116 @@
+"""One resource of the whole cluster: listed once, then watched, and listed again where lost."""
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NoReturn, Protocol
+
+import structlog
+
+from agent.core.errors import ApiError, ApiGone
+from agent.host.kube.session import KubeSession, Request, path_of
+from agent.host.kube.watch import OPENED, Pace, frames
+from agent.kit.reopening import Reopening
+from agent.kit.tally import Tally
+from agent.sandbox.api_errors import Json
+
+log = structlog.get_logger(__name__)
+PAGE: Final = 500
+PATIENCE: Final = 5
+"""Watches that fail one after another before the place is given up and all is listed."""
+
+
+class Audience(Protocol):
+    """Who is told of the objects of one resource."""
+
+    def known(self) -> frozenset[str]:
+        """What is held before a list is asked for: only that can be missing in it."""
+        ...
+
+    async def replace(self, objects: Sequence[Json], known: frozenset[str]) -> None:
+        """All there is; who was `known` and is not among them is gone."""
+        ...
+
+    async def see(self, kind: str, obj: Json) -> None:
+        """One object was ADDED, MODIFIED or DELETED."""
+        ...
+
+
+class Follower:
+    """Tells one audience of all objects of one resource, for ever; `listed` is set after a list."""
+
+    def __init__(
+        self,
+        session: KubeSession,
+        resource: str,
+        audience: Audience,
+        rng: random.Random,
+        pace: Pace,
+    ) -> None:
+        self.listed = asyncio.Event()
+        self.restarts = Tally("watch_restarts_total", "Watches that ended.", ("reason",))
+        self._session = session
+        self._resource = resource
+        self._audience = audience
+        self._pace = pace
+        self._watch = Reopening(self.restarts, rng)
+        self._version = ""
+        """How far the audience was told; empty: all must be listed."""
+
+    async def run(self) -> NoReturn:
+        """List and watch for ever."""
+        while True:
+            self._watch.opening()
+            try:
+                if not self._version:
+                    await self._list()
+                await self._follow()
+            except ApiGone as gone:
+                self._version = ""
+                log.info("extender.watch_gone", resource=self._resource, err=str(gone))
+                delay = self._watch.gone()
+            except ApiError as error:
+                delay = self._give_up(error)
+            else:
+                delay = self._watch.ended()
+            await asyncio.sleep(delay)
+
+    def _give_up(self, error: ApiError) -> float:
+        delay = self._watch.broke(at_least=error.retry_after or 0.0)
+        log.warning("extender.watch_lost", resource=self._resource, err=str(error))
+        if self._watch.failures % PATIENCE == 0:
+            self._version = ""
+        return delay
+
+    async def _list(self) -> None:
+        known, rest = self._audience.known(), ""
+        objects: list[Json] = []
+        while True:
+            query = (("limit", str(PAGE)), *((("continue", rest),) if rest else ()))
+            path = path_of(self._resource)
+            request = Request("GET", "list", self._resource, path, query=query)
+            answer = await self._session.fetch(request)
+            objects += answer.get("items") or ()
+            metadata: Mapping[str, Any] = answer["metadata"]
+            rest = metadata.get("continue") or ""
+            if not rest:
+                break
+        await self._audience.replace(objects, known)
+        self._version = metadata["resourceVersion"]
+        self.listed.set()
+
+    async def _follow(self) -> None:
+        """One watch to its end."""
+        query = (
+            ("watch", "1"),
+            ("resourceVersion", self._version),
+            ("allowWatchBookmarks", "true"),
+        )
+        path = path_of(self._resource)
+        request = Request("GET", "watch", self._resource, path, query=query)
+        async for frame in frames(self._session, request, self._pace):
+            if frame.kind == OPENED:
+                continue
+            if frame.kind != "BOOKMARK":
+                await self._audience.see(frame.kind, dict(frame.obj))
+            self._version = frame.obj["metadata"]["resourceVersion"]

@@ -1,0 +1,194 @@
+"""What kube-scheduler and kube-apiserver post, and what they are answered.
+
+kube-scheduler's types (k8s.io/kube-scheduler/extender/v1) carry no JSON names of their own: the
+keys are the names of Go's fields, read in any case, and fields that are not set are written too.
+"""
+
+import base64
+import json
+from collections.abc import Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from agent.core.errors import MalformedText, cap
+from agent.sandbox.api_errors import Json
+from agent.sandbox.patching import difference
+from agent.sandbox.scheduler.filter import Filtered
+from agent.sandbox.scheduler.webhook import Admission
+
+_BAD_REQUEST: Final = 400
+_Message = TypeVar("_Message", bound=msgspec.Struct)
+
+
+class _Resources(msgspec.Struct):
+    limits: dict[str, str | int | float] | None = None
+    requests: dict[str, str | int | float] | None = None
+
+
+class _SecurityContext(msgspec.Struct):
+    privileged: bool | None = None
+
+
+class _Container(msgspec.Struct, rename="camel"):
+    name: str
+    resources: _Resources | None = None
+    env: list[dict[str, Any]] | None = None
+    security_context: _SecurityContext | None = None
+
+
+class _Spec(msgspec.Struct, rename="camel"):
+    containers: list[_Container] | None = None
+    init_containers: list[_Container] | None = None
+    scheduler_name: str | None = None
+    node_name: str | None = None
+    runtime_class_name: str | None = None
+
+
+class _Annotations(msgspec.Struct):
+    annotations: dict[str, str] | None = None
+
+
+class _NewPod(msgspec.Struct):
+    """Of a pod before admission: all that the webhook reads."""
+
+    spec: _Spec
+    metadata: _Annotations
+
+
+class _PodName(_Annotations, kw_only=True):
+    name: str
+    namespace: str
+    uid: str
+
+
+class _Pod(msgspec.Struct):
+    """Of a stored pod: all that filter reads."""
+
+    spec: _Spec
+    metadata: _PodName
+
+
+class _NodeName(_Annotations, kw_only=True):
+    name: str
+
+
+class _Node(msgspec.Struct):
+    metadata: _NodeName
+
+
+class _Nodes(msgspec.Struct):
+    items: list[_Node]
+
+
+class FilterArgs(msgspec.Struct):
+    """ExtenderArgs: `nodes` where the caller wants a simulation, else `nodenames`."""
+
+    pod: dict[str, Any] | None = None
+    nodes: dict[str, Any] | None = None
+    nodenames: list[str] | None = None
+
+
+class BindArgs(msgspec.Struct):
+    """ExtenderBindingArgs."""
+
+    podname: str
+    podnamespace: str
+    poduid: str
+    node: str
+
+
+class AdmissionRequest(msgspec.Struct):
+    """Of an AdmissionRequest: what it is called, and the new pod."""
+
+    uid: str
+    object: dict[str, Any] | None = None
+
+
+class AdmissionReview(msgspec.Struct, rename="camel"):
+    """An AdmissionReview that asks; `api_version` is that of the answer as well."""
+
+    api_version: str
+    request: AdmissionRequest
+
+
+def read_filter(body: bytes) -> FilterArgs:
+    """What kube-scheduler posts to filter. Raises MalformedText."""
+    args = _convert(_folded(body), FilterArgs)
+    if args.pod is not None:
+        _convert(args.pod, _Pod)
+    if args.nodes is not None:
+        args.nodes["items"] = args.nodes.get("items") or []
+        _convert(args.nodes, _Nodes)
+    return args
+
+
+def read_bind(body: bytes) -> BindArgs:
+    """What kube-scheduler posts to bind. Raises MalformedText."""
+    return _convert(_folded(body), BindArgs)
+
+
+def read_review(body: bytes) -> AdmissionReview:
+    """What kube-apiserver posts to a webhook. Raises MalformedText."""
+    return _convert(_parse(body), AdmissionReview)
+
+
+def new_pod(request: AdmissionRequest) -> Json:
+    """The pod under review. Raises MalformedText: the object is none."""
+    _convert(request.object, _NewPod)
+    return request.object or {}
+
+
+def filter_result(filtered: Filtered, nodes: Sequence[Json] | None = None) -> Json:
+    """ExtenderFilterResult; with `nodes` in the form of a simulation."""
+    passed: Json = {"Nodes": None, "NodeNames": None}
+    if nodes is not None:
+        items = [node for node in nodes if node["metadata"]["name"] in filtered.nodes]
+        passed["Nodes"] = {"kind": "NodeList", "apiVersion": "v1", "metadata": {}, "items": items}
+    elif filtered.nodes:
+        passed["NodeNames"] = list(filtered.nodes)
+    return passed | {
+        "FailedNodes": dict(filtered.failed) or None,
+        "FailedAndUnresolvableNodes": None,
+        "Error": filtered.error,
+    }
+
+
+def bind_result(error: str = "") -> Json:
+    """ExtenderBindingResult."""
+    return {"Error": error}
+
+
+def review_answer(review: AdmissionReview, admission: Admission, pod: Json) -> Json:
+    """The AdmissionReview that answers; `pod` is the pod as it was posted."""
+    response: Json = {"uid": review.request.uid, "allowed": admission.is_allowed}
+    if admission.message:
+        response["status"] = {"code": admission.code, "message": admission.message}
+    changes = difference(pod, admission.pod) if admission.is_allowed else []
+    if changes:
+        response["patchType"] = "JSONPatch"
+        response["patch"] = base64.b64encode(json.dumps(changes).encode()).decode()
+    return {"apiVersion": review.api_version, "kind": "AdmissionReview", "response": response}
+
+
+def undecodable(pod: Json, error: MalformedText) -> Admission:
+    """The refusal of an object that is no pod."""
+    return Admission(pod, is_allowed=False, code=_BAD_REQUEST, message=str(error))
+
+
+def _folded(body: bytes) -> Json:
+    return {key.lower(): value for key, value in _parse(body).items()}
+
+
+def _parse(body: bytes) -> Json:
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise MalformedText(f"the body is no JSON object: {cap(str(error), 128)}") from error
+
+
+def _convert(value: object, kind: type[_Message]) -> _Message:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise MalformedText(f"the body has another shape: {cap(str(error), 128)}") from error

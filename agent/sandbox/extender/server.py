@@ -1,0 +1,94 @@
+"""The extender's HTTP door, with TLS where a certificate is given."""
+
+import asyncio
+import contextlib
+import json
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+from aiohttp import web
+
+from agent.core.errors import MalformedText
+from agent.sandbox.api_errors import Json
+
+log = structlog.get_logger(__name__)
+LIMIT: Final = 1024 * 1024
+"""Bytes of a body, as HAMi reads them."""
+REVIEW_LIMIT: Final = 7 * 1024 * 1024
+"""Bytes of an AdmissionReview, as controller-runtime reads them."""
+BODY_DEADLINE: Final = 30.0
+CLOSE_DEADLINE: Final = 5.0
+_BAD_REQUEST: Final = 400
+
+Verb = Callable[[bytes], Awaitable[Json]]
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """One path: who answers a body, and the longest body in bytes."""
+
+    answer: Verb
+    limit: int = LIMIT
+
+
+class ExtenderServer:
+    """Serves `doors` by path, and /healthz."""
+
+    def __init__(self, doors: Mapping[str, Door]) -> None:
+        self._doors = doors
+
+    @contextlib.asynccontextmanager
+    async def listening(
+        self, host: str, port: int, tls: ssl.SSLContext | None = None
+    ) -> AsyncIterator[str]:
+        """The address, for as long as the block runs; answers that were begun are finished.
+
+        Raises:
+            OSError: the address cannot be had.
+        """
+        server = web.Server(self._answer, access_log=None)
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(server, host, port, ssl=tls)
+        try:
+            shown = f"[{host}]" if ":" in host else host
+            number = listener.sockets[0].getsockname()[1]
+            yield f"{'http' if tls is None else 'https'}://{shown}:{number}"
+        finally:
+            listener.close()
+            server.pre_shutdown()  # connections that only wait are over now
+            await server.shutdown(CLOSE_DEADLINE)
+
+    async def _answer(self, request: web.BaseRequest) -> web.Response:
+        if request.path in ("/healthz", "/readyz"):
+            return web.Response()
+        door = self._doors.get(request.path)
+        if door is None:
+            return web.Response(status=404, text=f"there is no {request.path[:128]} here\n")
+        if request.method != "POST":
+            text = f"{request.path} takes POST only\n"
+            return web.Response(status=405, text=text, headers={"Allow": "POST"})
+        try:
+            answer = await door.answer(await _read(request, door.limit))
+        except MalformedText as error:
+            log.warning("extender.bad_request", path=request.path, err=str(error))
+            response = web.Response(status=_BAD_REQUEST, text=f"{request.path}: {error}\n")
+            response.force_close()  # what is left of the body is not read
+            return response
+        text = json.dumps(answer, separators=(",", ":"))
+        return web.Response(text=text, content_type="application/json")
+
+
+async def _read(request: web.BaseRequest, limit: int) -> bytes:
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_DEADLINE):
+            async for chunk in request.content.iter_any():
+                body += chunk
+                if len(body) > limit:
+                    raise MalformedText(f"the body is longer than {limit} bytes")
+    except TimeoutError as slow:
+        raise MalformedText(f"the body did not arrive within {BODY_DEADLINE:g} s") from slow
+    return bytes(body)

@@ -1,0 +1,78 @@
+"""`hami-agent sandbox scheduler` as a process: its first line, its log, its end."""
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from agent.sandbox.lab.cluster import kubeconfig
+from tests.fakes.extender_rig import TLS, Rig, a_cluster
+from tests.process.agent_process import ENVIRON, PATIENCE, ROOT, run
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(60), pytest.mark.looptime(False)]
+
+
+@contextlib.asynccontextmanager
+async def serving(rig: Rig, *arguments: str) -> AsyncIterator[tuple[Process, str]]:
+    """The process and the address that it printed."""
+    rig.kubeconfig.write_text(kubeconfig(rig.api.url, "t"))
+    words = ("sandbox", "scheduler", "--kubeconfig", str(rig.kubeconfig), *arguments)
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "agent", *words), cwd=ROOT, env=ENVIRON, stdout=PIPE, stderr=PIPE
+    )
+    try:
+        assert child.stdout is not None
+        async with asyncio.timeout(PATIENCE):
+            line = (await child.stdout.readline()).decode()
+        assert line.startswith("listening on http")
+        yield child, line.removeprefix("listening on ").rstrip()
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.communicate()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+async def test_it_ends_when_it_is_told_to(tmp_path: Path, number: int, code: int) -> None:
+    async with a_cluster(tmp_path) as rig, serving(rig) as (child, _):
+        child.send_signal(number)
+        async with asyncio.timeout(PATIENCE):
+            _, said = await child.communicate()
+
+    assert code == child.returncode
+    assert b"Traceback" not in said
+
+
+async def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
+    async with a_cluster(tmp_path) as rig, serving(rig) as (_, address):
+        where = address.removeprefix("http://")
+        words = ("--kubeconfig", str(rig.kubeconfig), "--listen", where)
+        ended = await asyncio.to_thread(run, "sandbox", "scheduler", *words)
+
+    assert 1 == ended.returncode
+    assert f"hami-agent sandbox scheduler: --listen {where}: cannot be bound (" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+async def test_each_decision_is_a_line_of_the_log(tmp_path: Path) -> None:
+    tls = ("--tls-cert", str(TLS / "one.crt"), "--tls-key", str(TLS / "one.key"))
+    async with a_cluster(tmp_path) as rig, serving(rig, *tls) as (child, address):
+        rig.create_pod("p")
+        async with rig.calling(address):
+            await rig.filter("p")
+            await rig.bind("p")
+            await rig.review({"metadata": {}, "spec": {"containers": []}})
+        child.terminate()
+        async with asyncio.timeout(PATIENCE):
+            _, said = await child.communicate()
+
+    lines = [json.loads(line) for line in said.splitlines()]
+    told = {line["event"]: line for line in lines}
+    assert {"scheduler.pod_filtered", "scheduler.pod_bound", "scheduler.pod_reviewed"} <= set(told)
+    assert ("p", "n1") == (told["scheduler.pod_bound"]["pod"], told["scheduler.pod_bound"]["node"])

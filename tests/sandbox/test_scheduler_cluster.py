@@ -1,0 +1,127 @@
+"""The scheduler's port: the object store and a real API server keep the same promises."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from agent.host.kube.connection import Connection
+from agent.host.kube.session import KubeSession
+from agent.sandbox.api_errors import (
+    AlreadyExistsError,
+    ConflictError,
+    Json,
+    NotFoundError,
+    StatusError,
+    TooManyRequestsError,
+)
+from agent.sandbox.apiserver import ApiServerModel
+from agent.sandbox.extender.cluster import KubeCluster
+from agent.sandbox.lab.cluster import kubeconfig
+from agent.sandbox.scheduler.cluster import Cluster, StoreCluster
+from agent.sandbox.store import ObjectStore
+from tests.fakes.chance import NoChance, Seeded
+from tests.fakes.clock import ManualClock
+
+pytestmark = pytest.mark.looptime(False)
+KINDS = ["store", "server"]
+MARK = {"metadata": {"annotations": {"a": "1"}}}
+
+
+@contextlib.asynccontextmanager
+async def served(folder: Path) -> AsyncIterator[tuple[ApiServerModel, KubeCluster]]:
+    api = ApiServerModel(filled(), {"t": "admin"})
+    await api.start()
+    (folder / "kubeconfig").write_text(kubeconfig(api.url, "t"))
+    session = KubeSession(Connection(folder / "kubeconfig"), NoChance())
+    try:
+        yield api, KubeCluster(session)
+    finally:
+        await session.close()
+        await api.stop()
+
+
+@contextlib.asynccontextmanager
+async def a_port(kind: str, folder: Path) -> AsyncIterator[tuple[ObjectStore, Cluster]]:
+    if kind == "store":
+        store = filled()
+        yield store, StoreCluster(store)
+        return
+    async with served(folder) as (api, cluster):
+        yield api.store, cluster
+
+
+def filled() -> ObjectStore:
+    store = ObjectStore(ManualClock(), Seeded())
+    store.create("nodes", {"metadata": {"name": "n1"}})
+    store.create("pods", {"metadata": {"name": "p"}, "spec": {"containers": []}})
+    return store
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_objects_are_read_by_name(tmp_path: Path, kind: str) -> None:
+    async with a_port(kind, tmp_path) as (store, cluster):
+        assert store.get("nodes", "", "n1") == await cluster.get("nodes", "", "n1")
+        assert store.get("pods", "default", "p") == await cluster.get("pods", "default", "p")
+        with pytest.raises(NotFoundError, match='pods "q" not found'):
+            await cluster.get("pods", "default", "q")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_patch_may_name_the_version_and_the_uid_it_is_for(
+    tmp_path: Path, kind: str
+) -> None:
+    async with a_port(kind, tmp_path) as (store, cluster):
+        first = store.get("nodes", "", "n1")["metadata"]
+
+        patched = await cluster.patch(
+            "nodes", "", "n1", MARK, uid=first["uid"], version=first["resourceVersion"]
+        )
+
+        assert {"a": "1"} == patched["metadata"]["annotations"]
+        with pytest.raises(ConflictError, match="the object has been modified"):
+            await cluster.patch("nodes", "", "n1", MARK, version=first["resourceVersion"])
+        with pytest.raises(ConflictError, match="UID in precondition: other"):
+            await cluster.patch("nodes", "", "n1", MARK, uid="other")
+        with pytest.raises(NotFoundError):
+            await cluster.patch("pods", "default", "q", MARK)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_name_is_given_once(tmp_path: Path, kind: str) -> None:
+    async with a_port(kind, tmp_path) as (store, cluster):
+        event: Json = {"metadata": {"name": "e", "namespace": "default"}, "count": 1}
+
+        await cluster.create("events", "default", event)
+
+        assert 1 == store.get("events", "default", "e")["count"]
+        with pytest.raises(AlreadyExistsError):
+            await cluster.create("events", "default", event)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_pod_is_bound_once(tmp_path: Path, kind: str) -> None:
+    async with a_port(kind, tmp_path) as (store, cluster):
+        uid = store.get("pods", "default", "p")["metadata"]["uid"]
+        with pytest.raises(ConflictError):
+            await cluster.bind("default", "p", "another", "n1")
+
+        await cluster.bind("default", "p", uid, "n1")
+
+        assert "n1" == store.get("pods", "default", "p")["spec"]["nodeName"]
+        with pytest.raises(ConflictError, match="already assigned"):
+            await cluster.bind("default", "p", uid, "n1")
+        with pytest.raises(NotFoundError):
+            await cluster.bind("default", "q", uid, "n1")
+
+
+async def test_a_server_that_throttles_or_is_away_is_a_refusal_too(tmp_path: Path) -> None:
+    async with served(tmp_path) as (api, cluster):
+        api.throttle(1)
+        with pytest.raises(TooManyRequestsError):
+            await cluster.get("nodes", "", "n1")
+
+        await api.begin_outage()
+        with pytest.raises(StatusError, match="no answer from the API server"):
+            await cluster.get("nodes", "", "n1")
