@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from agent.core.errors import KubeletError
+from agent.services.allocation.inquiry import WATCH_PAUSE
 from agent.services.allocation.service import PREFER_BUDGET
 from tests.builders import a_container
 from tests.services.allocating import G1, G2, a_desk, ids, placed
@@ -17,6 +18,38 @@ async def test_the_annotated_gpu_is_offered():
         desk.bind(placed(1, f"{G2},NVIDIA,3000,30:;"))
 
         assert ids(0, gpu=1) == await desk.service.prefer(OFFERED, (), 1)
+
+
+async def test_a_pod_that_our_watches_show_a_moment_after_the_kubelet_asks_is_waited_for():
+    async with a_desk() as desk, asyncio.TaskGroup() as group:
+        pod = placed(1, f"{G2},NVIDIA,3000,30:;")
+        desk.witness.admit(pod)
+        asked = group.create_task(desk.service.prefer(OFFERED, (), 1))
+        for step in (lambda: desk.see(placed(2)), lambda: desk.see(pod), lambda: desk.lock(pod)):
+            await asyncio.sleep(WATCH_PAUSE / 5)
+            assert not asked.done()
+            step()
+
+        assert ids(0, gpu=1) == await asked
+        assert 0 == desk.refreshes
+
+
+async def test_watches_that_go_on_telling_of_others_are_not_waited_for_longer():
+    async with a_desk() as desk, asyncio.TaskGroup() as group:
+        telling = group.create_task(see_others(desk))
+        began = asyncio.get_running_loop().time()
+
+        chosen = await desk.service.prefer(OFFERED, (), 1)
+
+        assert 1 == len(chosen)
+        assert WATCH_PAUSE == pytest.approx(asyncio.get_running_loop().time() - began)
+        telling.cancel()
+
+
+async def see_others(desk):
+    for number in range(1, 99):
+        await asyncio.sleep(WATCH_PAUSE / 7)
+        desk.see(placed(number))
 
 
 async def test_ids_that_rows_hold_are_offered_last():

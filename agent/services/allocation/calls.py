@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from agent.core.errors import Gate, Refusal, StateError
 from agent.core.ledger import ContainerKey, Row
-from agent.core.pods import PodUid
+from agent.core.pods import PodTable, PodUid
 
 ALLOCATE_BUDGET = 0.8
 """Seconds for one Allocate: while it is held, the kubelet starts and stops nothing on the node."""
@@ -37,10 +37,14 @@ class Call:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Calls:
-    """The calls in flight, and the rows that are on their way to disk."""
+    """The calls in flight, and the rows that are on their way to disk.
+
+    `used_up`: deleted pods that were refused; the kubelet never asks for them again.
+    """
 
     active: list[Call] = dataclasses.field(default_factory=list)
     pending: dict[ContainerKey, Row] = dataclasses.field(default_factory=dict)
+    used_up: frozenset[PodUid] = frozenset()
 
     @contextmanager
     def entered(self) -> Iterator[Call]:
@@ -65,8 +69,13 @@ class Calls:
             self.pending.pop(row.key, None)
 
     def claimed(self) -> frozenset[PodUid]:
-        """The pods of those rows."""
-        return frozenset(key.pod_uid for key in self.pending)
+        """The pods that cannot be asking: those of these rows, and those that asked in vain."""
+        return self.used_up | {key.pod_uid for key in self.pending}
+
+    def use_up(self, pod: PodUid, table: PodTable) -> None:
+        """This deleted pod was refused; it is remembered as long as its grave is kept."""
+        graves = frozenset(stone.pod.uid for stone in table.tombstones)
+        self.used_up = (self.used_up | {pod}) & graves
 
 
 def refusal_of(error: TimeoutError | StateError, step: Step) -> Refusal:

@@ -35,7 +35,7 @@ from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.inventory import Inventory
 from agent.core.ledger import ContainerKey, Ledger
 from agent.core.match_settings import MatchSettings
-from agent.core.matching import decide
+from agent.core.matching import decide, used_up
 from agent.core.pods import NodeView, PodTable, PodUid
 from agent.core.ports import Clock, Containers, KubeletRecords, Witness
 from agent.core.room import Use
@@ -52,6 +52,10 @@ restarted is lost once, which must not cost a pod."""
 
 LOCK_PAUSE = 0.25
 """Seconds that the Node's watch is given to catch up with the pods'."""
+
+WATCH_PAUSE = 0.1
+"""Seconds that our watches are given to show what the kubelet, by a watch of its own, knows
+already: a preference that does not wait for it would name GPUs at random."""
 
 LIST_PAUSE = 0.4
 """Seconds that the API server is given for the one LIST."""
@@ -112,6 +116,7 @@ class Inquiry:
         self._patient = patient
         self._known: dict[tuple[str, str], Holding | None] = {}
         self._state = _Done()
+        self._lagging_until: float | None = None
 
     async def grant(
         self, count: int, ledger: Callable[[], Ledger], claimed: Callable[[], Collection[PodUid]]
@@ -119,17 +124,22 @@ class Inquiry:
         """The decision for `count` slices. Raises Refusal.
 
         `ledger` and `claimed` are read anew for each attempt. None: the decision would need the API
-        server, and this inquiry is not `patient`.
+        server, our watches do not catch up, and this inquiry is not `patient`.
         """
         for _ in range(MAX_QUESTIONS):
             evidence = self._evidence(ledger(), frozenset(claimed()))
             step = decide(count, evidence, self._settings)
             if isinstance(step, Grant):
                 return step
-            if isinstance(step, ListPods | AwaitLock) and not self._patient:
+            if self._patient or not isinstance(step, ListPods | AwaitLock):
+                await self._perform(step)
+            elif not await self._caught_up(step, evidence):
                 return None
-            await self._perform(step)
         raise Refusal(Gate.OUT_OF_TIME, "The agent could not decide; report this.", transient=True)
+
+    def used_up(self, count: int, ledger: Ledger, claimed: Collection[PodUid]) -> PodUid | None:
+        """The deleted pod that will not ask again, now that its request was refused, or None."""
+        return used_up(count, self._evidence(ledger, frozenset(claimed)), self._settings)
 
     def _evidence(self, ledger: Ledger, claimed: frozenset[PodUid]) -> Evidence:
         done = self._state
@@ -188,6 +198,21 @@ class Inquiry:
                 await asyncio.sleep(pause)
             else:
                 return
+
+    async def _caught_up(self, step: ListPods | AwaitLock, seen: Evidence) -> bool:
+        """Whether the watch that `step` is about tells more than was seen, before time is over."""
+        now = asyncio.get_running_loop().time()
+        if self._lagging_until is None:
+            self._lagging_until = now + WATCH_PAUSE
+        try:
+            async with asyncio.timeout(self._lagging_until - now):
+                if isinstance(step, ListPods):
+                    await self._views.pods.until(lambda table: table != seen.table)
+                else:
+                    await self._views.node.until(lambda node: held_lock(node) != seen.lock)
+        except TimeoutError:
+            return False
+        return True
 
     async def _list(self) -> None:
         failed = False

@@ -45,6 +45,9 @@ PREFER_BUDGET = 0.2
 QUIET = dt.timedelta(seconds=1)
 """After so long without another request, what was consumed so far is written to the pod."""
 
+_OF_DELETED = frozenset({Gate.POD_DELETED, Gate.MANY_PODS_ADMITTED})
+"""Refusals that a deleted pod can be the cause of."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AllocationSettings:
@@ -122,7 +125,7 @@ class Allocation:
                 inquiry = Inquiry(self._views, self._peers, self._settings.match, patient=False)
                 grant = await inquiry.grant(size, self._ledger, self._calls.claimed)
         except (AgentError, TimeoutError) as error:
-            log.debug("prefer.unsteered", reason=str(error))
+            log.debug("prefer.unsteered", reason=str(error) or "out of time")
             grant = None
         if grant is not None:
             wanted = tuple(share.uuid for share in grant.shares)
@@ -134,7 +137,12 @@ class Allocation:
 
     async def _serve(self, ids: tuple[SliceId, ...], call: Call) -> tuple[Row, bool]:
         inquiry = Inquiry(self._views, self._peers, self._settings.match, patient=True)
-        grant = await inquiry.grant(len(ids), self._ledger, self._calls.claimed)
+        try:
+            grant = await inquiry.grant(len(ids), self._ledger, self._calls.claimed)
+        except Refusal as refusal:
+            if refusal.gate in _OF_DELETED:
+                self._use_up(inquiry, len(ids))
+            raise
         if grant is None:  # pragma: no cover -- a patient inquiry decides or raises
             raise Refusal(Gate.OUT_OF_TIME, "The agent could not decide; report this.")
         is_replay = grant.replay is not None
@@ -155,6 +163,12 @@ class Allocation:
                 transient=True,
             )
         return row, is_replay
+
+    def _use_up(self, inquiry: Inquiry, count: int) -> None:
+        """After a refusal for a deleted pod's sake: that pod does not ask again."""
+        gone = inquiry.used_up(count, self._ledger(), self._calls.claimed())
+        if gone is not None:
+            self._calls.use_up(gone, self._views.pods.value)
 
     def _row(self, grant: Grant, ids: tuple[SliceId, ...]) -> Row:
         """The row as it will stand: a replay keeps its answer and gets the new kubelet's ids."""

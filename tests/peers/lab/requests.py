@@ -1,0 +1,73 @@
+"""What the agent asks of the API server, measured against what it may ask."""
+
+from collections import Counter
+from typing import Final
+
+from tests.peers.lab.audit import READS, Asked, counted
+from tests.peers.lab.cluster import Cluster
+from tests.peers.lab.waiting import until, until_answer
+
+ALLOWED: Final = frozenset(
+    {
+        "watch nodes",
+        "patch nodes",
+        "list pods",
+        "watch pods",
+        "patch pods/status",
+        "create events",
+        "patch events",
+    }
+)
+"""One list and two watches, the annotations of the Node and of its pods, and Events."""
+_FORBIDDEN: Final = 403
+_WRITTEN: Final = '"event": "report.written"'
+
+
+def refused(requests: list[Asked]) -> list[Asked]:
+    """The requests that the user has no right to."""
+    return [one for one in requests if one.code == _FORBIDDEN]
+
+
+def reads(requests: list[Asked]) -> Counter[str]:
+    """What was read, but for one opening of each of the two watches, which may end at any time."""
+    found = counted([one for one in requests if one.verb in READS])
+    return found - Counter({"watch pods": 1, "watch nodes": 1})
+
+
+def writes(requests: list[Asked]) -> Counter[str]:
+    """What was written."""
+    return counted([one for one in requests if one.is_write])
+
+
+async def mark_of_rest(cluster: Cluster) -> int:
+    """A mark in the audit log behind the agent's register annotation.
+
+    A watch shows a write before the log does; what the writer has an answer to is in both.
+
+    Raises:
+        TimeoutError: the agent writes no register annotation.
+    """
+    part = cluster.agent.part
+    await until(lambda: _WRITTEN in _of_last_start(part.said()), 10.0, part.tail)
+    return cluster.plane.audit.mark()
+
+
+def _of_last_start(said: str) -> str:
+    """The log's end: agents of one name write to one file."""
+    return said.rpartition('"event": "agent.starting"')[2]
+
+
+async def asked_since(cluster: Cluster, mark: int, user: str, count: int) -> list[Asked]:
+    """What the agent has asked since a mark, once that includes `count` writes.
+
+    Raises:
+        TimeoutError: it does not.
+    """
+    found: list[Asked] = []
+
+    async def is_told() -> bool:
+        found[:] = cluster.plane.audit.since(mark, user)
+        return writes(found).total() >= count
+
+    await until_answer(is_told, 10.0, lambda: f"{count} writes are not there: {found}")
+    return found
