@@ -21,7 +21,7 @@ class Evidence:
     request. `registered`: the greatest amounts of the last minute, where they differ from the
     inventory's. `records_read`, `listed`, `waited`: what was done already. `list_failed`: the LIST
     brought no answer. `checked`: runtime ids that were looked up. `claimed`: pods of calls in
-    flight.
+    flight, and deleted ones that asked in vain.
     """
 
     table: PodTable

@@ -23,7 +23,7 @@ from agent.core.evidence import (
 )
 from agent.core.grant import check, replay
 from agent.core.match_settings import MatchSettings, UnlockedPods
-from agent.core.pods import Role
+from agent.core.pods import PodUid, Role
 
 
 def decide(count: int, evidence: Evidence, settings: MatchSettings) -> Question | Grant:
@@ -49,10 +49,7 @@ def _being_admitted(
     count: int, evidence: Evidence, settings: MatchSettings
 ) -> Candidate | Question:
     """The one candidate that the kubelet is admitting."""
-    all_found = candidates(
-        count, evidence.table, evidence.ledger, evidence.books, settings.resource, evidence.known
-    )
-    found = tuple(one for one in all_found if one.pod.uid not in evidence.claimed)
+    found = _found(count, evidence, settings)
     question = _unsure(found, evidence, settings)
     if question is not None:
         return question
@@ -64,8 +61,34 @@ def _being_admitted(
             return AskKubelet(*candidate.pod.key)
         if candidate.pod.key == owner and _settles(candidate, found, evidence, settings):
             return candidate
-    admitted = tuple(one for one in found if evidence.known.get(one.pod.key) is not None)
-    return _only(count, admitted, evidence)
+    return _only(count, _known(found, evidence), evidence)
+
+
+def _found(count: int, evidence: Evidence, settings: MatchSettings) -> tuple[Candidate, ...]:
+    """Everyone who may be asking."""
+    found = candidates(
+        count, evidence.table, evidence.ledger, evidence.books, settings.resource, evidence.known
+    )
+    return tuple(one for one in found if one.pod.uid not in evidence.claimed)
+
+
+def _known(found: tuple[Candidate, ...], evidence: Evidence) -> tuple[Candidate, ...]:
+    """Those of whom the kubelet said that it admits them."""
+    return tuple(one for one in found if evidence.known.get(one.pod.key) is not None)
+
+
+def used_up(count: int, evidence: Evidence, settings: MatchSettings) -> PodUid | None:
+    """The deleted pod that will not ask again, now that this request was refused.
+
+    None: there is none, or the request may have been for a pod of another name. The kubelet takes
+    up the pods of one name in the order in which they lived, and asks for a refused one never
+    again: whichever of them this request was for, the oldest is behind it. If it still counted,
+    all pods after it under its name would be refused for as long as its grave is kept.
+    """
+    admitted = _known(_found(count, evidence, settings), evidence)
+    graves = [one.pod.uid for one in admitted if one.deleted]
+    same_name = len({one.pod.key for one in admitted}) == 1
+    return graves[0] if graves and same_name else None
 
 
 def _settles(

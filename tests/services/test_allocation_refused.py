@@ -1,6 +1,7 @@
 """What the outside world does not say in time, or cannot take, becomes a refusal within 1 s."""
 
 import asyncio
+import dataclasses
 import errno
 
 import pytest
@@ -12,7 +13,7 @@ from agent.services.allocation.inquiry import LIST_PAUSE, LOCK_PAUSE, THROTTLED_
 from agent.services.allocation.service import PREFER_BUDGET
 from agent.services.state import CURRENT
 from tests.builders import a_gpu, a_health, a_row, a_shared_gpu, an_inventory
-from tests.services.allocating import a_desk, ids, placed
+from tests.services.allocating import G2, a_desk, ids, placed
 
 
 async def refused(desk, gate, count=1):
@@ -193,3 +194,44 @@ async def test_a_decision_without_end_is_cut_off():
         refusal = await refused(desk, Gate.OUT_OF_TIME)
 
         assert "could not decide" in refusal.sentence
+
+
+@pytest.mark.parametrize("present", [True, False], ids=["beside its successor", "alone"])
+async def test_a_deleted_pod_is_refused_once_and_then_stands_in_nobodys_way(present):
+    async with a_desk() as desk:
+        gone = placed(1)
+        successor = placed(1, f"{G2},NVIDIA,3000,30:;", uid=placed(9).uid)
+        desk.bind(gone)
+        desk.bury(gone)
+        if present:
+            desk.bind(successor)
+        await refused(desk, Gate.MANY_PODS_ADMITTED if present else Gate.POD_DELETED)
+        desk.bind(successor)
+
+        await desk.service.allocate(ids(1))
+
+        assert [successor.uid] == [row.key.pod_uid for row in desk.ledger.rows]
+
+
+async def test_a_preference_uses_up_no_deleted_pod():
+    async with a_desk() as desk:
+        gone = placed(1)
+        desk.bind(gone)
+        desk.bury(gone)
+
+        await desk.service.prefer(ids(1), (), 1)
+        await refused(desk, Gate.POD_DELETED)
+
+
+async def test_a_deleted_pod_is_forgotten_with_its_grave():
+    async with a_desk() as desk:
+        for number in (1, 2):
+            gone = placed(number)
+            desk.bind(gone)
+            desk.bury(gone)
+            with pytest.raises(Refusal):
+                await desk.service.allocate(ids(1))
+            desk.witness.forget(gone)
+            desk.pods.set(dataclasses.replace(desk.pods.value, tombstones=()))
+
+        assert frozenset({placed(2).uid}) >= desk.service._calls.used_up

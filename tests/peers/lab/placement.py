@@ -7,6 +7,7 @@ from typing import Final
 from agent.codec.nodelock import encode_node_lock
 from agent.codec.register import decode_register
 from agent.core import annotations
+from agent.core.gpu import GpuUuid
 from agent.core.share import Share
 from agent.sandbox.scheduler.bind import placement_patch
 from tests.peers.lab.api import Object
@@ -34,7 +35,7 @@ async def create(cluster: Cluster, pod: Object) -> Object:
     return await cluster.api.create(PODS, {**pod, "metadata": metadata, "spec": spec})
 
 
-def gpu_uuids(cluster: Cluster) -> list[str]:
+def gpu_uuids(cluster: Cluster) -> list[GpuUuid]:
     """The GPUs of the Node by index, as the register annotation names them."""
     text = cluster.nodes.objects[NODE]["metadata"]["annotations"][annotations.REGISTER]
     return [gpu.uuid for gpu in decode_register(text)]

@@ -5,6 +5,7 @@ import pytest
 from agent.core.errors import Gate, Refusal
 from agent.core.evidence import AskKubelet, AwaitLock, CheckRunning, ListPods, ReadRecords
 from agent.core.ledger import ContainerKey
+from agent.core.matching import used_up
 from agent.core.pods import Phase, Role
 from tests.builders import NOON, a_container, a_row
 from tests.unit.core.matching_scene import (
@@ -12,6 +13,7 @@ from tests.unit.core.matching_scene import (
     G2,
     NOW_KUBELET,
     OLD_KUBELET,
+    SETTINGS,
     UNIQUE,
     a_scene,
     annotated,
@@ -112,6 +114,24 @@ def test_a_present_pod_and_a_tombstone_with_other_shares_are_refused() -> None:
     scene = knowing(a_scene(successor, gone=(POD,), lock=successor), holding(POD))
 
     refused(scene, Gate.MANY_PODS_ADMITTED)
+
+
+def test_a_refused_request_uses_up_the_oldest_deleted_pod_of_its_name() -> None:
+    younger, present = (named_pod(1, uid=named_pod(n).uid, groups=((),)) for n in (8, 9))
+    scene = knowing(a_scene(present, gone=(POD, younger), lock=present), holding(POD))
+
+    assert POD.uid == used_up(1, scene, SETTINGS)
+    assert younger.uid == used_up(1, changed(scene, claimed=frozenset({POD.uid})), SETTINGS)
+    both = frozenset({POD.uid, younger.uid})
+    assert None is used_up(1, changed(scene, claimed=both), SETTINGS)
+
+
+def test_a_refused_request_that_may_have_been_anothers_uses_up_nobody() -> None:
+    other = named_pod(3)
+    scene = a_scene(other, gone=(POD,), lock=other)
+
+    assert None is used_up(1, knowing(scene, holding(POD), holding(other)), SETTINGS)
+    assert None is used_up(1, knowing(scene, absent=(POD, other)), SETTINGS)
 
 
 def test_a_tombstone_that_was_answered_asks_for_nothing_any_more() -> None:

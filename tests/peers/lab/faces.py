@@ -1,0 +1,49 @@
+"""What an agent tells over HTTP: its probes and its metrics."""
+
+from typing import Final
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.peers.lab.agents import Agent
+from tests.peers.lab.waiting import until
+
+_DEADLINE: Final = aiohttp.ClientTimeout(total=5.0)
+
+
+def web_ports(agent: Agent) -> list[int]:
+    """The ports it ever listened on, in order: a standby that takes over opens a new one."""
+    return [line["port"] for line in agent.events("web.listening") if "port" in line]
+
+
+async def page(agent: Agent, path: str) -> tuple[int, str]:
+    """Status and text of a page at the port that it opened last.
+
+    Raises:
+        TimeoutError: it listens nowhere.
+        aiohttp.ClientError: it does not answer.
+    """
+    await until(lambda: bool(web_ports(agent)), 10.0, agent.part.tail)
+    url = f"http://127.0.0.1:{web_ports(agent)[-1]}{path}"
+    async with aiohttp.ClientSession(timeout=_DEADLINE) as session, session.get(url) as answer:
+        return answer.status, await answer.text()
+
+
+async def is_ready(agent: Agent) -> bool:
+    """Whether its readiness probe passes."""
+    try:
+        code, _ = await page(agent, "/readyz")
+    except aiohttp.ClientError:
+        return False
+    return code == 200
+
+
+async def readings(agent: Agent) -> dict[str, float]:
+    """The metrics without labels."""
+    _, text = await page(agent, "/metrics")
+    return {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if not sample.labels
+    }

@@ -1,0 +1,292 @@
+"""The node lock beside a real kubelet: who is served, who is refused, and when it comes free."""
+
+import asyncio
+
+import pytest
+import pytest_asyncio
+
+from agent.core import annotations
+from agent.core.settlement import BIND_PATIENCE, LOCK_TIMEOUT, OVERDUE_PATIENCE
+from agent.core.share import Share
+from tests.peers.lab.outcomes import (
+    annotations_of,
+    delete,
+    frozen,
+    key,
+    start_named,
+    status_of,
+    told,
+    until_deleted,
+    until_failed,
+    until_running,
+    until_settled,
+    until_taken_up,
+    until_unlocked,
+)
+from tests.peers.lab.placement import (
+    PODS,
+    annotate,
+    bind,
+    create,
+    gpu_uuids,
+    lock,
+    lock_text,
+    place,
+)
+from tests.peers.lab.waiting import until
+from tests.peers.lab.workloads import a_container, a_pod, stray, telling
+
+RELEASE_BOUND = 5.0
+MIB = 3000
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def agent(cluster, request):
+    return await start_named(cluster, request.node.name)
+
+
+def share(cluster, index, memory=MIB):
+    return Share(gpu_uuids(cluster)[index], memory, 10)
+
+
+def was_given(environment):
+    limit = environment.get("CUDA_DEVICE_MEMORY_LIMIT_0")
+    return environment.get("NVIDIA_VISIBLE_DEVICES"), limit
+
+
+async def sees(agent, name, event="settlement.owed"):
+    def seen():
+        return any(line.get("pod") == name for line in agent.events(event))
+
+    await until(seen, 20.0, agent.part.tail)
+
+
+async def run_next(cluster, name="next", index=7):
+    """The node is free again: another pod gets its share."""
+    await place(cluster, a_pod(name), [[share(cluster, index)]])
+    await until_running(cluster, name)
+    await until_unlocked(cluster)
+
+
+async def test_the_lock_of_a_pod_that_the_kubelet_rejected_unasked_is_released(
+    cluster, agent, table
+):
+    forbidden = {"sysctls": [{"name": "kernel.msgmax", "value": "65536"}]}
+    rejected = a_pod("rejected", securityContext=forbidden)
+
+    await place(cluster, rejected, [[share(cluster, 0)]])
+
+    status = await until_failed(cluster, "rejected")
+    assert "SysctlForbidden" == status["reason"]
+    assert not agent.events("alloc.answered") + agent.events("alloc.refused")
+    freed = await until_unlocked(cluster)
+    over = cluster.pods.when(key("rejected"), lambda pod: pod["status"].get("phase") == "Failed")
+    table.add("lock of a rejected pod: released", freed - over, RELEASE_BOUND)
+    await run_next(cluster)
+
+
+async def test_the_lock_of_an_owner_deleted_while_the_agent_was_away_waits_until_it_is_sure(
+    cluster, agent, table
+):
+    await agent.part.kill()
+    with frozen(cluster.kubelet.part):
+        await place(cluster, a_pod("gone"), [[share(cluster, 0)]])
+        await delete(cluster, "gone", grace=0)
+        await until_deleted(cluster, "gone")
+    await lock(cluster, "gone", age=LOCK_TIMEOUT.total_seconds() + 5)
+    began = asyncio.get_running_loop().time()
+
+    await start_named(cluster, "afterwards")
+
+    took = await until_unlocked(cluster, 60.0) - began
+    assert OVERDUE_PATIENCE.total_seconds() < took
+    table.add("overdue lock of an owner nobody saw: released", took, 15.0)
+    await run_next(cluster)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+async def test_a_young_lock_of_an_owner_that_nobody_saw_is_left_to_the_scheduler_for_long(
+    cluster, agent, table
+):
+    await lock(cluster, "never-seen")
+    began = asyncio.get_running_loop().time()
+
+    took = await until_unlocked(cluster, BIND_PATIENCE.total_seconds() + 60.0) - began
+
+    assert BIND_PATIENCE.total_seconds() - 1.0 < took
+    table.add("young lock of an owner nobody saw: released", took, 185.0)
+
+
+@pytest.mark.parametrize("lost", ["forgotten", "terminating"])
+async def test_a_pod_deleted_between_bind_and_allocate_takes_no_share_with_it(
+    cluster, agent, table, lost
+):
+    grace = 0 if lost == "forgotten" else 30
+    with frozen(cluster.kubelet.part):
+        await place(
+            cluster,
+            a_pod(lost, terminationGracePeriodSeconds=grace),
+            [[share(cluster, 0)]],
+        )
+        await delete(cluster, lost, grace=grace)
+        began = asyncio.get_running_loop().time()
+        if lost == "forgotten":
+            freed = await until_unlocked(cluster)
+            table.add("lock of a deleted pod, kubelet frozen: released", freed - began, 5.0)
+
+    await until_deleted(cluster, lost)
+    await until_unlocked(cluster)
+    await run_next(cluster)
+
+    answered = [line["pod"] for line in agent.events("alloc.answered")]
+    refused = [(line["gate"], lost in line["reason"]) for line in agent.events("alloc.refused")]
+    if lost == "forgotten":
+        assert ["next"] == answered
+        assert refused in ([], [("HA-2003", True)])
+        table.add("Allocate for a pod deleted with grace 0: asked", len(refused), unit="")
+    else:
+        assert not refused
+        assert answered in (["next"], [lost, "next"])
+        table.add("Allocate for a pod deleted with grace 30: asked", len(answered) - 1, unit="")
+
+
+async def test_a_pod_of_the_same_name_as_one_deleted_before_allocate_gets_its_own_share(
+    cluster, agent
+):
+    # A StatefulSet's next pod bears the name of the last one.
+    tell = cluster.root / "tell-twins"
+    mine = share(cluster, 5, 2000)
+    successor = telling(a_pod("twin", a_container(memory=2000)), tell)
+    with frozen(cluster.kubelet.part):
+        await place(cluster, telling(a_pod("twin"), tell), [[share(cluster, 0)]])
+        await delete(cluster, "twin", grace=0)
+        await until_unlocked(cluster)
+        await place(cluster, successor, [[mine]])
+
+    await cluster.pods.until(
+        lambda: status_of(cluster, "twin").get("phase") in {"Failed", "Running"}, 30.0, "twin"
+    )
+    if status_of(cluster, "twin")["phase"] == "Failed":  # the kubelet never saw the first one
+        await delete(cluster, "twin", grace=0)
+        await until_deleted(cluster, "twin")
+        await until_unlocked(cluster)
+        await place(cluster, successor, [[mine]])
+
+    await until_running(cluster, "twin")
+    await until_unlocked(cluster)
+    assert (mine.uuid, "2000m") == was_given(await told(cluster, tell, "twin"))
+    assert 1 == len(agent.events("alloc.refused"))
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+async def test_a_lock_handed_over_gives_neither_pod_the_share_of_the_other(cluster, agent, when):
+    tell = cluster.root / f"tell-{when}"
+    first, second = f"first-{when}", f"second-{when}"
+    shares = {first: share(cluster, 0, 1000), second: share(cluster, 5, 2000)}
+    for name, one in shares.items():
+        await create(cluster, telling(a_pod(name, a_container(memory=one.memory_mib)), tell))
+        await annotate(cluster, name, [[one]])
+    await lock(cluster, first)
+
+    with frozen(cluster.kubelet.part if when == "before" else agent.part):
+        await bind(cluster, first)
+        if when == "during":
+            await until_taken_up(cluster, first)
+        await lock(cluster, second)
+        await bind(cluster, second)
+
+    await until_running(cluster, second)
+    await cluster.pods.until(
+        lambda: status_of(cluster, first).get("phase") in {"Failed", "Running"}, 30.0, first
+    )
+    await until_unlocked(cluster)
+    served = {name for name in shares if status_of(cluster, name)["phase"] == "Running"}
+    seen = {name: was_given(await told(cluster, tell, name)) for name in served}
+    assert {one: (shares[one].uuid, f"{shares[one].memory_mib}m") for one in served} == seen
+    if first not in served:
+        message = status_of(cluster, first)["message"]
+        assert "[HA-2004]" in message
+        assert key(second) in message
+
+
+@pytest.mark.parametrize("claims", [False, True], ids=["bare", "claiming"])
+async def test_a_stray_pod_is_refused_and_the_owner_of_the_lock_is_served(cluster, agent, claims):
+    tell = cluster.root / f"tell-{claims}"
+    mine = share(cluster, 2, 4000)
+    with frozen(cluster.kubelet.part):
+        lone = await create(cluster, stray(telling(a_pod("stray"), tell)))
+        if claims:
+            await annotate(cluster, "stray", [[mine]])
+        made = lone["metadata"]["creationTimestamp"]
+        owner = telling(a_pod("owner", a_container(memory=4000)), tell)
+        while (await create(cluster, owner))["metadata"]["creationTimestamp"] == made:
+            await delete(cluster, "owner", grace=0)  # the older is admitted first
+        await annotate(cluster, "owner", [[mine]])
+        await lock(cluster, "owner")
+        await bind(cluster, "owner")
+
+    status = await until_failed(cluster, "stray")
+    assert "UnexpectedAdmissionError" == status["reason"]
+    assert "Pod default/stray asks for GPUs" in status["message"]
+    assert "default/owner" in status["message"]
+    assert "[HA-2004]" in status["message"]
+    await until_running(cluster, "owner")
+    await until_settled(cluster, "owner", annotations.PHASE_SUCCESS)
+    await until_unlocked(cluster)
+    assert (mine.uuid, "4000m") == was_given(await told(cluster, tell, "owner"))
+    if claims:
+        await until_settled(cluster, "stray", annotations.PHASE_FAILED)
+        await sees(agent, "stray")
+    settled = {line["pod"] for line in agent.events("settlement.owed")}
+    assert settled <= {"stray"}
+    assert annotations.PHASE_SUCCESS == annotations_of(cluster, "owner")[annotations.BIND_PHASE]
+
+
+@pytest.mark.parametrize("policy", ["strict", "unique"])
+async def test_a_pod_whose_only_gpu_is_an_init_containers_is_served_as_the_setting_says(
+    cluster, policy
+):
+    agent = await start_named(cluster, policy, "--unlocked-pods", policy)
+    tell = cluster.root / f"tell-{policy}"
+    mine = share(cluster, 3)
+    first = a_container("prepare", script="true")
+    pod = a_pod("init-only", a_container(gpus=0), inits=(first,))
+    await create(cluster, telling(pod, tell))
+    await annotate(cluster, "init-only", [[mine], []])
+
+    await bind(cluster, "init-only")
+
+    if policy == "strict":
+        status = await until_failed(cluster, "init-only")
+        assert "allocation.unlockedPods" in status["message"]
+        assert "[HA-2005]" in status["message"]
+        assert not agent.events("alloc.answered")
+    else:
+        await until_running(cluster, "init-only")
+        seen = was_given(await told(cluster, tell, "init-only", "prepare"))
+        assert (mine.uuid, f"{MIB}m") == seen
+        assert "NVIDIA_VISIBLE_DEVICES" not in await told(cluster, tell, "init-only")
+        await until_settled(cluster, "init-only", annotations.PHASE_SUCCESS)
+
+
+async def test_what_an_answer_owes_is_paid_by_the_next_agent_though_the_pod_is_gone(
+    cluster, agent, table
+):
+    server = cluster.plane.apiserver
+    with frozen(agent.part):
+        await place(cluster, a_pod("answered"), [[share(cluster, 0)]])
+        await until_taken_up(cluster, "answered")
+        server.freeze()
+    await sees(agent, "answered", "alloc.answered")
+    await agent.part.kill()
+    server.thaw()
+    assert lock_text(cluster)
+    await cluster.api.delete(f"{PODS}/answered", grace=0)
+    began = asyncio.get_running_loop().time()
+
+    await start_named(cluster, "next")
+
+    freed = await until_unlocked(cluster)
+    table.add("lock owed by a killed agent: released", freed - began, RELEASE_BOUND)
+    await run_next(cluster)

@@ -1,0 +1,84 @@
+"""Two agents on one node: one serves, the other waits and touches nothing until it is alone."""
+
+import asyncio
+
+import pytest
+
+from agent.core.share import Share
+from tests.peers.lab.agents import RESOURCE
+from tests.peers.lab.cluster import ACCOUNT
+from tests.peers.lab.faces import is_ready, page
+from tests.peers.lab.outcomes import (
+    gpus_held,
+    running_containers,
+    start_named,
+    until_running,
+    until_unlocked,
+)
+from tests.peers.lab.placement import gpu_uuids, place
+from tests.peers.lab.waiting import until, until_answer
+from tests.peers.lab.workloads import a_pod
+
+TAKEOVER_BOUND = 1.0
+
+
+def share(cluster, index):
+    return Share(gpu_uuids(cluster)[index], 3000, 10)
+
+
+async def standby_of(cluster, name):
+    """Another agent, which waits; as another user, so that the audit log tells them apart."""
+    second = await cluster.start_agent(user=ACCOUNT, name=f"agent-{name}")
+    await until(lambda: bool(second.events("lock.standby")), 20.0, second.part.tail)
+    return second
+
+
+async def serves(cluster, agent):
+    slices = await cluster.kubelet.allocatable(RESOURCE)
+    return len(slices) == 80 and await is_ready(agent)
+
+
+@pytest.mark.parametrize("end", ["killed", "stopped"])
+async def test_a_standby_takes_over_and_pods_run_on(cluster, table, end):
+    first = await start_named(cluster, f"first-{end}")
+    await place(cluster, a_pod("held"), [[share(cluster, 0)]])
+    await until_running(cluster, "held")
+    await until_unlocked(cluster)
+    containers = running_containers(cluster, "held")
+    mark = cluster.plane.audit.mark()
+    second = await standby_of(cluster, f"second-{end}")
+    code, text = await page(second, "/readyz")
+    assert 503 == code
+    assert "standby: another agent runs on this host (pid " in text
+    await place(cluster, a_pod("with-two"), [[share(cluster, 1)]])
+    await until_running(cluster, "with-two")
+    await until_unlocked(cluster)
+    assert [] == cluster.plane.audit.since(mark, ACCOUNT)
+    assert not second.events("alloc.answered") + second.events("plugin.serving")
+
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await (first.part.kill() if end == "killed" else first.part.stop())
+    await until_answer(lambda: serves(cluster, second), 30.0, second.part.tail)
+    table.add(f"second agent serves after the first was {end}", loop.time() - began, TAKEOVER_BOUND)
+
+    await place(cluster, a_pod("after"), [[share(cluster, 2)]])
+    await until_running(cluster, "after", "with-two", "held")
+    await until_unlocked(cluster)
+    assert containers == running_containers(cluster, "held")
+    assert {"main": [gpu_uuids(cluster)[0]]} == await gpus_held(cluster, "held")
+    assert ["after"] == [line["pod"] for line in second.events("alloc.answered")]
+    assert cluster.plane.audit.since(mark, ACCOUNT)
+
+
+async def test_a_standby_that_is_told_to_stop_leaves_the_other_alone(cluster):
+    first = await start_named(cluster, "undisturbed")
+    mark = cluster.plane.audit.mark()
+    second = await standby_of(cluster, "leaving")
+
+    assert 0 == await second.part.stop()
+
+    assert await serves(cluster, first)
+    assert [] == cluster.plane.audit.since(mark, ACCOUNT)
+    await place(cluster, a_pod("alone"), [[share(cluster, 0)]])
+    await until_running(cluster, "alone")
