@@ -13,22 +13,35 @@ class StatusError(Exception):
     code: ClassVar[int] = 500
     reason: ClassVar[str] = "InternalError"
 
-    def __init__(self, message: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        headers: Mapping[str, str] | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.headers = dict(headers or {})
+        self.metadata = dict(metadata or {})
 
     def status(self) -> Json:
-        """The `Status` object that a client of the real server receives."""
+        """The `Status` object that a client of the real server receives, without its details."""
+        reason = {"reason": self.reason} if self.reason else {}
         return {
             "kind": "Status",
             "apiVersion": "v1",
-            "metadata": {},
+            "metadata": self.metadata,
             "status": "Failure",
             "message": self.message,
-            "reason": self.reason,
+            **reason,
             "code": self.code,
         }
+
+
+class UnclassifiedError(StatusError):
+    """What the real server's code has no class for: it answers 500 without a reason."""
+
+    reason = ""
 
 
 class BadRequestError(StatusError):
@@ -64,6 +77,13 @@ class MethodNotAllowedError(StatusError):
 
     code = 405
     reason = "MethodNotAllowed"
+
+
+class NotAcceptableError(StatusError):
+    """The object cannot be given in the form that was asked for."""
+
+    code = 406
+    reason = "NotAcceptable"
 
 
 class AlreadyExistsError(StatusError):
@@ -113,3 +133,10 @@ class TooManyRequestsError(StatusError):
 
     code = 429
     reason = "TooManyRequests"
+
+
+class TooNewError(StatusError):
+    """A version that the server has not reached, nor did while it waited."""
+
+    code = 504
+    reason = "Timeout"

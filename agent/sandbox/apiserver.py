@@ -3,10 +3,24 @@
 It serves the paths, the patch types, the preconditions, the errors and the watches that an agent,
 a kubelet and a scheduler use, and nothing else. Faults are switched on from outside: `throttle`,
 `begin_outage`, `forget_history`, `end_watches`.
+
+Codes, reasons and messages are those of kube-apiserver 1.36.3; tests/peers asks both the same.
+What is the model's alone, and why:
+
+- There are no schemas: objects are stored as they are given, without defaults, generation and
+  managed fields, and nothing looks at a pod's spec. Nobody here reads what would be added.
+- Only nodes, pods and events exist; a namespace is there when something is in it. Label selectors,
+  `!=`, deletecollection, server-side apply, tables and protobuf are refused.
+- The answers 429 with `Retry-After` are a fault that is switched on; the real server gives them
+  when it is overloaded, which a test cannot bring about.
+- A Status has no details, and the change that a refused pod update names is not told.
+- A version that is too new is refused at once, not after three seconds; `resourceVersionMatch` and
+  `sendInitialEvents` are passed over.
+- Health pages need no token.
 """
 
 import asyncio
-import json
+import functools
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -21,9 +35,11 @@ from agent.sandbox.api_errors import (
     StatusError,
     TooManyRequestsError,
 )
-from agent.sandbox.apiserver_access import Target, authorize, identify
+from agent.sandbox.apiserver_access import Target, authorize, identify, restrict
+from agent.sandbox.apiserver_forms import form_of, packed, shaped
 from agent.sandbox.apiserver_journal import Call, Journal
-from agent.sandbox.apiserver_paths import parse_target
+from agent.sandbox.apiserver_lists import list_objects, require_reached
+from agent.sandbox.apiserver_paths import parse_target, require_served
 from agent.sandbox.apiserver_watch import WatchStream
 from agent.sandbox.store import KINDS, ObjectStore
 
@@ -115,6 +131,7 @@ class ApiServerModel:
         if request.path in ("/readyz", "/livez", "/healthz"):
             return web.Response(text="ok")
         user, target = "", Target(request.method.lower(), request.path)
+        packing = request.headers.get("Accept-Encoding", "")
         try:
             user = identify(self._tokens, request.headers.get("Authorization"))
             self._refuse_when_throttled()
@@ -122,41 +139,42 @@ class ApiServerModel:
                 return self._finish(user, target, 200, dict(_VERSION))
             target = parse_target(request.method, request.path, request.query)
             authorize(user, target, self._find(target))
+            require_served(target)
+            form = form_of(request.headers.get("Accept", ""))
             if target.verb == "watch":
-                return await self._watch(request, user, target)
+                return await self._watch(request, user, target, form)
             body = await _read_body(request)
-            code, answer = self._act(target, request.content_type, body)
+            code, answer = self._act(user, target, request.content_type, body)
+            answer = shaped(form, answer)
         except StatusError as refusal:
             return self._finish(user, target, refusal.code, refusal.status(), refusal.headers)
-        return self._finish(user, target, code, answer)
+        self._note(user, target, code)
+        return packed(code, answer, packing if target.verb in ("get", "list") else "")
 
-    def _act(self, target: Target, content_type: str, body: bytes) -> tuple[int, Json]:
-        store = self.store
+    def _act(self, user: str, target: Target, content_type: str, body: bytes) -> tuple[int, Json]:
+        if target.verb in ("get", "list"):
+            return 200, self._read(target)
+        store, allowed = self.store, functools.partial(restrict, user, target)
         match target.verb:
-            case "get":
-                return 200, store.get(target.resource, target.namespace, target.name)
-            case "list":
-                return 200, self._list(target)
             case "create":
-                return 201, apiserver_writes.create(store, target, body, self._admit)
+                return 201, apiserver_writes.create(store, target, body, allowed, self._admit)
             case "patch":
-                return 200, apiserver_writes.patch(store, target, content_type, body)
+                return 200, apiserver_writes.patch(store, target, content_type, body, allowed)
+            case "update":
+                return 200, apiserver_writes.replace(store, target, body, allowed)
             case _:
                 return 200, apiserver_writes.delete(store, target, body)
 
-    def _list(self, target: Target) -> Json:
-        namespace = target.namespace or None
-        return {
-            "kind": KINDS[target.resource] + "List",
-            "apiVersion": "v1",
-            "metadata": {"resourceVersion": str(self.store.version)},
-            "items": self.store.select(target.resource, namespace=namespace, fields=target.fields),
-        }
+    def _read(self, target: Target) -> Json:
+        if target.verb == "list":
+            return list_objects(self.store, target)
+        require_reached(self.store, target)
+        return self.store.get(target.resource, target.namespace, target.name)
 
     async def _watch(
-        self, request: web.BaseRequest, user: str, target: Target
+        self, request: web.BaseRequest, user: str, target: Target, form: str
     ) -> web.StreamResponse:
-        watch = WatchStream(target, request.query)
+        watch = WatchStream(target, form)
         self._note(user, target, 200)
         self._watches.add(watch)
         try:
@@ -165,7 +183,7 @@ class ApiServerModel:
             self._watches.discard(watch)
 
     def _find(self, target: Target) -> Json | None:
-        if not target.name:
+        if not target.name or target.resource not in KINDS:
             return None
         try:
             return self.store.get(target.resource, target.namespace, target.name)
@@ -189,10 +207,7 @@ class ApiServerModel:
         headers: Mapping[str, str] | None = None,
     ) -> web.Response:
         self._note(user, target, code)
-        text = json.dumps(answer, separators=(",", ":"))
-        return web.Response(
-            status=code, text=text, headers=headers, content_type="application/json"
-        )
+        return packed(code, answer, "", headers or {})
 
     def _note(self, user: str, target: Target, code: int) -> None:
         self.journal.note(

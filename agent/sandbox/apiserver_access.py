@@ -15,11 +15,8 @@ NODE_PREFIX: Final = "system:node:"
 ACCOUNT_PREFIX: Final = "system:serviceaccount:"
 _ACCOUNT_RIGHTS: Final = frozenset(
     {
-        ("get", "nodes"),
-        ("list", "nodes"),
         ("watch", "nodes"),
         ("patch", "nodes"),
-        ("get", "pods"),
         ("list", "pods"),
         ("watch", "pods"),
         ("patch", "pods/status"),
@@ -27,10 +24,13 @@ _ACCOUNT_RIGHTS: Final = frozenset(
         ("patch", "events"),
     }
 )
-"""What the agent's ClusterRole grants."""
+"""What the agent's ClusterRole grants (deploy/manifests/rbac.yaml)."""
 
+_MIRROR: Final = "kubernetes.io/config.mirror"
+_RESTRICTED: Final = "node-restriction.kubernetes.io/"
 _OWN_POD_RULES: Final[Mapping[tuple[str, str], str]] = {
     ("patch", "pods/status"): "can only update pod status for",
+    ("update", "pods/status"): "can only update pod status for",
     ("delete", "pods"): "can only delete",
 }
 
@@ -45,6 +45,13 @@ class Target:
     name: str = ""
     subresource: str = ""
     fields: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+    """The query, as it came."""
+
+    @property
+    def subject(self) -> str:
+        """The one name that the request is about, be it in the path or in the selector."""
+        return self.name or self.fields.get("metadata.name", "")
 
     @property
     def full_resource(self) -> str:
@@ -80,6 +87,52 @@ def authorize(user: str, target: Target, stored: Json | None) -> None:
         raise _forbidden(user, target)
 
 
+def restrict(user: str, target: Target, before: Json | None, after: Json) -> None:
+    """Look at what a user who may write would write; only nodes are restricted.
+
+    Raises:
+        ForbiddenError: NodeRestriction does not let it pass.
+    """
+    if not user.startswith(NODE_PREFIX):
+        return
+    node, name = user.removeprefix(NODE_PREFIX), after["metadata"].get("name", "")
+    refusal = ""
+    if before is None:
+        refusal = _new_object_refusal(node, target, after, name)
+    elif target.full_resource == "pods/status":
+        if _marks(before, "labels") != _marks(after, "labels"):
+            refusal = f'node "{node}" cannot update labels through pod status'
+    elif target.resource == "nodes":
+        refusal = _own_node_refusal(node, before, after)
+    if refusal:
+        raise ForbiddenError(f'{target.resource} "{name}" is forbidden: {refusal}')
+
+
+def _new_object_refusal(node: str, target: Target, after: Json, name: str) -> str:
+    if target.full_resource == "pods":
+        if _MIRROR not in _marks(after, "annotations"):
+            missing = f'pod does not have "{_MIRROR}" annotation'
+            return f'{missing}, node "{node}" can only create mirror pods'
+        return f'node "{node}" can only create pods with an owner reference set to itself'
+    if target.resource == "nodes" and name != node:
+        return f'node "{node}" is not allowed to modify node "{name}"'
+    return ""
+
+
+def _own_node_refusal(node: str, before: Json, after: Json) -> str:
+    if (before.get("spec") or {}).get("taints") != (after.get("spec") or {}).get("taints"):
+        return f'node "{node}" is not allowed to modify taints'
+    old, new = _marks(before, "labels"), _marks(after, "labels")
+    changed = {key for key in old.keys() | new.keys() if old.get(key) != new.get(key)}
+    refused = sorted(key for key in changed if key.startswith(_RESTRICTED))
+    return f"is not allowed to modify labels: {', '.join(refused)}" if refused else ""
+
+
+def _marks(obj: Json, kind: str) -> Mapping[str, str]:
+    marks: Mapping[str, str] = obj["metadata"].get(kind) or {}
+    return marks
+
+
 def _authorize_node(user: str, node: str, target: Target, stored: Json | None) -> None:
     if target.resource == "nodes":
         _authorize_own_node(user, node, target)
@@ -90,12 +143,15 @@ def _authorize_node(user: str, node: str, target: Target, stored: Json | None) -
 
 
 def _authorize_own_node(user: str, node: str, target: Target) -> None:
-    named = target.name or target.fields.get("metadata.name", "")
+    named = target.subject
     if target.verb in ("get", "list", "watch"):
         if named != node:
-            detail = f"node '{node}' cannot read '{named}', only its own Node object"
+            whom = f"'{named}'" if named else "all nodes"
+            detail = f"node '{node}' cannot read {whom}, only its own Node object"
             raise _forbidden(user, target, detail)
-    elif target.verb != "patch":
+    elif target.verb == "create":
+        return  # see `restrict`
+    elif target.verb not in ("patch", "update"):
         raise _forbidden(user, target)
     elif named != node:
         raise _refused(target, f'node "{node}" is not allowed to modify node "{named}"')
@@ -107,16 +163,22 @@ def _authorize_own_pods(user: str, node: str, target: Target, stored: Json | Non
             detail = "can only list/watch pods with spec.nodeName field selector"
             raise _forbidden(user, target, detail)
         return
-    call = (target.verb, target.full_resource)
-    if call != ("get", "pods") and call not in _OWN_POD_RULES:
-        raise _forbidden(user, target)
-    if stored is None or stored["spec"].get("nodeName") == node:
-        return
-    if call == ("get", "pods"):
+    call, is_own = (target.verb, target.full_resource), _is_on(stored, node)
+    if call == ("get", "pods") and not is_own:
         detail = f"no relationship found between node '{node}' and this object"
         raise _forbidden(user, target, detail)
+    if call in (("get", "pods"), ("create", "pods")):
+        return  # see `restrict`
+    if call not in _OWN_POD_RULES:
+        raise _forbidden(user, target)
+    if stored is None or is_own:
+        return
     rule = _OWN_POD_RULES[call]
     raise _refused(target, f'node "{node}" {rule} pods with spec.nodeName set to itself')
+
+
+def _is_on(stored: Json | None, node: str) -> bool:
+    return stored is not None and stored["spec"].get("nodeName") == node
 
 
 def _forbidden(user: str, target: Target, detail: str = "") -> ForbiddenError:
@@ -127,5 +189,5 @@ def _forbidden(user: str, target: Target, detail: str = "") -> ForbiddenError:
 
 
 def _refused(target: Target, text: str) -> ForbiddenError:
-    subject = f'{target.resource} "{target.name}"' if target.name else target.resource
+    subject = f'{target.resource} "{target.subject}"' if target.subject else target.resource
     return ForbiddenError(f"{subject} is forbidden: {text}")

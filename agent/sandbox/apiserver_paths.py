@@ -7,16 +7,26 @@ from agent.sandbox.api_errors import BadRequestError, MethodNotAllowedError, Not
 from agent.sandbox.apiserver_access import Target
 from agent.sandbox.store import CLUSTER_SCOPED, KINDS
 
-_SUBRESOURCES: Final = frozenset({"nodes/status", "pods/status", "pods/binding"})
-_VERBS: Final[Mapping[str, str]] = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}
+_METHODS: Final[Mapping[str, str]] = {
+    "POST": "create",
+    "PUT": "update",
+    "PATCH": "patch",
+    "DELETE": "delete",
+}
+_ITEM: Final = frozenset({"get", "update", "patch", "delete"})
+_COLLECTION: Final = frozenset({"list", "watch", "create"})
+_SUBRESOURCES: Final[Mapping[str, frozenset[str]]] = {
+    "nodes/status": frozenset({"get", "update", "patch"}),
+    "pods/status": frozenset({"get", "update", "patch"}),
+    "pods/binding": frozenset({"create"}),
+}
 
 
 def parse_target(method: str, path: str, query: Mapping[str, str]) -> Target:
-    """Name the verb and the object of a request below `/api/v1`.
+    """Name the verb and the object of a request below `/api/v1`, served or not.
 
     Raises:
         NotFoundError: no such path.
-        MethodNotAllowedError: a method that the path does not have.
         BadRequestError: a selector that this model does not evaluate.
     """
     parts = path.strip("/").split("/")
@@ -27,13 +37,33 @@ def parse_target(method: str, path: str, query: Mapping[str, str]) -> Target:
     if len(parts) >= 3 and parts[0] == "namespaces":
         namespace, parts = parts[1], parts[2:]
     resource, name, subresource = _split(parts)
-    if namespace and resource in CLUSTER_SCOPED:
-        raise _no_path()
-    if name and not namespace and resource not in CLUSTER_SCOPED:
-        raise _no_path()
     fields = parse_fields(query)
     verb = _verb(method, name, query)
-    return Target(verb, resource, namespace, name, subresource, fields)
+    return Target(verb, resource, namespace, name, subresource, fields, dict(query))
+
+
+def require_served(target: Target) -> None:
+    """Look whether this server has what the target names: it is asked after the user's rights.
+
+    Raises:
+        NotFoundError: no such path.
+        MethodNotAllowedError: a method that the path does not have.
+    """
+    if target.resource not in KINDS:
+        raise _no_path()
+    is_global = target.resource in CLUSTER_SCOPED
+    if (target.namespace and is_global) or (target.name and not target.namespace and not is_global):
+        raise _no_path()
+    if target.subresource and target.full_resource not in _SUBRESOURCES:
+        raise _no_path()
+    served = _ITEM if target.name else _COLLECTION
+    if target.subresource:
+        served = _SUBRESOURCES[target.full_resource]
+    is_nowhere = target.verb == "create" and not is_global and not target.namespace
+    if target.verb not in served or is_nowhere:
+        raise MethodNotAllowedError(
+            "the server does not allow this method on the requested resource"
+        )
 
 
 def parse_fields(query: Mapping[str, str]) -> dict[str, str]:
@@ -45,31 +75,49 @@ def parse_fields(query: Mapping[str, str]) -> dict[str, str]:
     if query.get("labelSelector"):
         raise BadRequestError("labelSelector is not evaluated by this server")
     fields = {}
-    for term in filter(None, query.get("fieldSelector", "").split(",")):
+    selector = query.get("fieldSelector", "")
+    for term in filter(None, selector.split(",")):
         label, equals, value = term.partition("=")
-        if not equals or label.endswith("!"):
-            raise BadRequestError(f'fieldSelector: Invalid value: "{term[:128]}"')
+        if not equals:
+            text = f"invalid selector: '{selector}'; can't understand '{term}'"
+            raise BadRequestError(text[:256])
+        if label.endswith("!"):
+            raise BadRequestError(f"inequality is not evaluated by this server: {term[:128]}")
         fields[label] = value.removeprefix("=")
     return fields
 
 
+def number(query: Mapping[str, str], name: str) -> int:
+    """An option that is a number of 64 bits; 0 where it is absent.
+
+    Raises:
+        BadRequestError: it is none.
+    """
+    text = query.get(name, "")
+    digits = text.removeprefix("-")
+    if text and not (digits.isascii() and digits.isdecimal()):
+        raise BadRequestError(f'strconv.ParseInt: parsing "{text[:64]}": invalid syntax')
+    return int(text or "0")
+
+
+def is_set(query: Mapping[str, str], name: str) -> bool:
+    """Tell whether an option is there and not `0` or `false`: all else counts as true."""
+    return name in query and query[name].lower() not in ("0", "false")
+
+
 def _split(parts: Sequence[str]) -> tuple[str, str, str]:
-    if not 1 <= len(parts) <= 3 or parts[0] not in KINDS:
+    if not 1 <= len(parts) <= 3 or not parts[0]:
         raise _no_path()
     resource, name, subresource = [*parts, "", ""][:3]
-    if subresource and f"{resource}/{subresource}" not in _SUBRESOURCES:
-        raise _no_path()
     return resource, name, subresource
 
 
 def _verb(method: str, name: str, query: Mapping[str, str]) -> str:
-    if method == "GET":
-        if query.get("watch", "") in ("true", "1"):
-            return "watch"
-        return "get" if name else "list"
-    if method not in _VERBS:
-        raise MethodNotAllowedError(f"{method} is not served here")
-    return _VERBS[method]
+    if method != "GET":
+        return _METHODS.get(method, method.lower())
+    if name:
+        return "get"
+    return "watch" if is_set(query, "watch") else "list"
 
 
 def _no_path() -> NotFoundError:

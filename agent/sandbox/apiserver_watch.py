@@ -1,49 +1,72 @@
-"""A WATCH over HTTP: newline-separated JSON frames, bookmarks, an end in time, 410 as a frame."""
+"""A WATCH over HTTP: newline-separated JSON frames, bookmarks, an end in time, 410 as a frame.
+
+Bookmarks come as they do from the real server's watch cache
+(apiserver/pkg/storage/cacher/cache_watcher.go) on a cluster where something is always written:
+after the objects of the beginning, every minute, and shortly before the end. On a cluster where
+nothing is written at all, the real server sends none for the first two minutes.
+"""
 
 import asyncio
 import contextlib
 import json
-from collections.abc import Mapping
+from typing import Final
 
 from aiohttp import web
 
-from agent.sandbox.api_errors import BadRequestError, GoneError, Json
+from agent.sandbox.api_errors import GoneError, Json, NotAcceptableError, UnclassifiedError
 from agent.sandbox.apiserver_access import Target
-from agent.sandbox.history import Subscription
+from agent.sandbox.apiserver_forms import shaped
+from agent.sandbox.apiserver_paths import is_set, number
+from agent.sandbox.history import Change, Subscription
 from agent.sandbox.store import KINDS, ObjectStore
 
-DEFAULT_TIMEOUT = 3000.0
-BOOKMARK_INTERVAL = 60.0
+DEFAULT_TIMEOUT: Final = 3000.0
+BOOKMARK_INTERVAL: Final = 60.0
+BEFORE_THE_END: Final = 2.0
+"""Seconds before its end at which a watch gets its last bookmark."""
+
+_COMPLETE: Final = {"k8s.io/initial-events-end": "true"}
 
 
-def _start(store: ObjectStore, target: Target, query: Mapping[str, str]) -> Subscription:
+def _start(store: ObjectStore, target: Target) -> Subscription:
     """Open the cursor that the query asks for; no version, or `0`, begins with all objects.
 
     Raises:
         GoneError: the version is older than the history.
-        BadRequestError: a version that is no number, or an unknown field.
+        UnclassifiedError: a version that is no number.
+        BadRequestError: an unknown field.
     """
-    version = query.get("resourceVersion", "")
+    version = target.options.get("resourceVersion", "")
     if version and not version.isdecimal():
-        raise BadRequestError(f'resourceVersion: Invalid value: "{version[:64]}"')
+        detail = f'"{version[:64]}": strconv.ParseUint: parsing "{version[:64]}": invalid syntax'
+        raise UnclassifiedError(f"resourceVersion: Invalid value: {detail}")
     since = int(version) if version and version != "0" else None
     namespace = target.namespace or None
     return store.subscribe(target.resource, since, namespace=namespace, fields=target.fields)
 
 
 class WatchStream:
-    """Writes one watch to one client until its time is over, or until it is ended."""
+    """Writes one watch to one client until its time is over, or until it is ended.
 
-    def __init__(self, target: Target, query: Mapping[str, str]) -> None:
+    `form` is that of each object, see apiserver_forms. Raises BadRequestError for a time that is
+    no number.
+    """
+
+    def __init__(self, target: Target, form: str) -> None:
         self._target = target
-        self._query = query
-        self._bookmarks = query.get("allowWatchBookmarks", "") in ("true", "1")
-        seconds = query.get("timeoutSeconds", "")
-        self._deadline = asyncio.timeout(float(seconds) if seconds.isdecimal() else DEFAULT_TIMEOUT)
+        self._form = form
+        self._bookmarks = is_set(target.options, "allowWatchBookmarks")
+        seconds = number(target.options, "timeoutSeconds")
+        self._deadline = asyncio.timeout(float(seconds) if seconds > 0 else DEFAULT_TIMEOUT)
+        self._is_ended = False
 
     def end(self) -> None:
-        """End the watch now, as if its time were over; before it began, this does nothing."""
+        """End the watch now as if its time were over; before it began, this does nothing.
+
+        The bookmark that would have come shortly before comes first.
+        """
         if self._deadline.when() is not None:
+            self._is_ended = True
             self._deadline.reschedule(asyncio.get_running_loop().time())
 
     async def serve(self, request: web.BaseRequest, store: ObjectStore) -> web.StreamResponse:
@@ -53,11 +76,11 @@ class WatchStream:
         server does (apiserver/pkg/storage/cacher).
 
         Raises:
-            BadRequestError: a version that is no number, or an unknown field.
+            BadRequestError, UnclassifiedError: an unknown field, a version that is no number.
         """
         opened: Subscription | GoneError
         try:
-            opened = _start(store, self._target, self._query)
+            opened = _start(store, self._target)
         except GoneError as gone:
             opened = gone
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
@@ -76,28 +99,50 @@ class WatchStream:
             async with self._deadline:
                 await self._send(response, subscription)
         except TimeoutError:
-            await self._mark(response, subscription)
+            if self._is_ended and subscription.is_started:
+                await self._mark(response, subscription, {})
         except GoneError as gone:
             await _write(response, {"type": "ERROR", "object": gone.status()})
+        except NotAcceptableError:
+            return  # no event is a list: the real server sends none, and ends
 
     async def _send(self, response: web.StreamResponse, subscription: Subscription) -> None:
+        while not subscription.is_started:
+            await self._tell(response, await anext(subscription))
+        if self._target.options.get("resourceVersion", "") in ("", "0"):
+            await self._mark(response, subscription, {"annotations": _COMPLETE})
+        marking_at = self._next_mark()
         while True:
             try:
-                async with asyncio.timeout(BOOKMARK_INTERVAL):
+                async with asyncio.timeout_at(marking_at):
                     change = await anext(subscription)
             except TimeoutError:
-                await self._mark(response, subscription)
+                marking_at = self._next_mark()
+                await self._mark(response, subscription, {})
             else:
-                await _write(response, {"type": change.type, "object": change.object})
+                await self._tell(response, change)
 
-    async def _mark(self, response: web.StreamResponse, subscription: Subscription) -> None:
-        if self._bookmarks and subscription.is_started:
-            await _write(response, self._bookmark(subscription))
+    def _next_mark(self) -> float:
+        now = asyncio.get_running_loop().time()
+        last = (self._deadline.when() or 0.0) - BEFORE_THE_END
+        regular = now + BOOKMARK_INTERVAL
+        return min(last, regular) if last > now else regular
 
-    def _bookmark(self, subscription: Subscription) -> Json:
-        metadata = {"resourceVersion": str(subscription.cursor), "creationTimestamp": None}
-        found = {"kind": KINDS[self._target.resource], "apiVersion": "v1", "metadata": metadata}
-        return {"type": "BOOKMARK", "object": found}
+    async def _tell(self, response: web.StreamResponse, change: Change) -> None:
+        shown = shaped(self._form, change.object)
+        await _write(response, {"type": change.type, "object": shown})
+
+    async def _mark(
+        self, response: web.StreamResponse, subscription: Subscription, more: Json
+    ) -> None:
+        if self._bookmarks:
+            metadata = {"resourceVersion": str(subscription.cursor)} | more
+            found = {
+                "kind": KINDS[self._target.resource],
+                "apiVersion": "v1",
+                "metadata": metadata,
+            }
+            await _write(response, {"type": "BOOKMARK", "object": shaped(self._form, found)})
 
 
 async def _write(response: web.StreamResponse, frame: Json) -> None:

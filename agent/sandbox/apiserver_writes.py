@@ -1,6 +1,5 @@
 """What a write through the API server may change: patches, subresources, bindings, deletions."""
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -8,35 +7,30 @@ from agent.sandbox.api_errors import (
     BadRequestError,
     InvalidError,
     Json,
-    MethodNotAllowedError,
+    UnclassifiedError,
     UnsupportedMediaTypeError,
 )
 from agent.sandbox.apiserver_access import Target
+from agent.sandbox.apiserver_checks import check_changed, check_new, parse_json, parse_object
+from agent.sandbox.apiserver_paths import number
 from agent.sandbox.patching import json_patch, merge_patch, strategic_merge_patch
-from agent.sandbox.store import ObjectStore
+from agent.sandbox.store import KINDS, ObjectStore
+
+Restrict = Callable[[Json | None, Json], None]
+"""Raises ForbiddenError if the user may not make the second of the first, see `restrict`."""
 
 JSON_PATCH: Final = "application/json-patch+json"
 _MERGES: Final[Mapping[str, Callable[[Json, Json], Json]]] = {
     "application/merge-patch+json": merge_patch,
     "application/strategic-merge-patch+json": strategic_merge_patch,
 }
-PATCHABLE: Final = frozenset({"nodes", "nodes/status", "pods", "pods/status", "events"})
+_NOT_DECODED: Final = "error decoding patch"
 
 
-def parse_body(body: bytes) -> Json:
-    """The JSON object of a request.
-
-    Raises:
-        BadRequestError: no JSON, or JSON that is no object.
-    """
-    value = _parse(body)
-    if not isinstance(value, dict):
-        raise BadRequestError("the body must be a JSON object")
-    return value
-
-
-def patch(store: ObjectStore, target: Target, content_type: str, body: bytes) -> Json:
-    """Apply one PATCH, with the preconditions in its `metadata.uid` and `…resourceVersion`.
+def patch(
+    store: ObjectStore, target: Target, content_type: str, body: bytes, restrict: Restrict
+) -> Json:
+    """Apply one PATCH, with the preconditions in its `metadata.resourceVersion` and `…uid`.
 
     A status patch keeps the spec and a plain patch keeps the status, but both store metadata
     (kube-apiserver: pkg/registry/core/pod/strategy.go, .../node/strategy.go).
@@ -44,56 +38,44 @@ def patch(store: ObjectStore, target: Target, content_type: str, body: bytes) ->
     Raises:
         StatusError: as the real server would refuse it.
     """
-    if target.full_resource not in PATCHABLE:
-        raise MethodNotAllowedError(f"{target.full_resource} cannot be patched")
-    if content_type == JSON_PATCH:
-        operations = _parse(body)
-        if not isinstance(operations, list):
-            raise BadRequestError("a JSON patch must be a list of operations")
-        apply: Callable[[Json], Json] = lambda stored: json_patch(stored, operations)  # noqa: E731
-        preconditions: Json = {}
-    elif content_type in _MERGES:
-        changes = parse_body(body)
-        merge = _MERGES[content_type]
-        apply = lambda stored: merge(stored, changes)  # noqa: E731
-        preconditions = changes.get("metadata") or {}
-    else:
-        raise UnsupportedMediaTypeError(
-            f"the body of the request was in an unknown format: {content_type[:128]}"
-        )
-    return store.update(
-        target.resource,
-        target.namespace,
-        target.name,
-        lambda stored: _confine(target, stored, apply(stored)),
-        uid=preconditions.get("uid"),
-        resource_version=preconditions.get("resourceVersion"),
-    )
+    apply = _patcher(content_type, body)
+    return _write(store, target, apply, restrict)
+
+
+def replace(store: ObjectStore, target: Target, body: bytes, restrict: Restrict) -> Json:
+    """Replace an object; one that names no version replaces whatever is there.
+
+    Raises:
+        StatusError: as the real server would refuse it.
+    """
+    given = parse_object(body, KINDS[target.resource])
+    metadata = given.get("metadata") or {}
+    uid = metadata.pop("uid", None)
+    return _write(store, target, lambda stored: _complete(stored, given), restrict, uid)
 
 
 def create(
-    store: ObjectStore, target: Target, body: bytes, admit: Callable[[Json], Json] | None = None
+    store: ObjectStore,
+    target: Target,
+    body: bytes,
+    restrict: Restrict,
+    admit: Callable[[Json], Json] | None = None,
 ) -> Json:
     """Create an object, or bind a pod when the target is `pods/binding`; `admit` sees new pods.
 
     Raises:
         StatusError: as the real server would refuse it.
     """
-    given = parse_body(body)
     if target.full_resource == "pods/binding":
-        node_name = (given.get("target") or {}).get("name")
-        if not node_name:
-            raise InvalidError("target.name: Required value")
-        uid = (given.get("metadata") or {}).get("uid")
-        store.bind(target.namespace, target.name, node_name, uid=uid)
-        return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
-    if target.subresource or target.name:
-        raise MethodNotAllowedError(f"{target.full_resource} cannot be created")
+        return _bind(store, target, parse_object(body, "Binding"))
+    given = parse_object(body, KINDS[target.resource])
     metadata = given.setdefault("metadata", {})
-    if target.namespace and metadata.setdefault("namespace", target.namespace) != target.namespace:
-        raise BadRequestError("the namespace of the object does not match the request")
+    check_new(target, given)
+    if target.namespace:
+        metadata.setdefault("namespace", target.namespace)
     if admit is not None and target.resource == "pods":
         given = admit(given)
+    restrict(None, given)
     return store.create(target.resource, given)
 
 
@@ -103,28 +85,104 @@ def delete(store: ObjectStore, target: Target, body: bytes) -> Json:
     Raises:
         StatusError: as the real server would refuse it.
     """
-    if target.subresource or not target.name:
-        raise MethodNotAllowedError(f"{target.full_resource} cannot be deleted")
-    options = parse_body(body) if body else {}
+    options = parse_object(body, "DeleteOptions") if body else {}
     grace = options.get("gracePeriodSeconds")
-    uid = (options.get("preconditions") or {}).get("uid")
-    return store.delete(target.resource, target.namespace, target.name, grace=grace, uid=uid)
+    if grace is None and "gracePeriodSeconds" in target.options:
+        grace = number(target.options, "gracePeriodSeconds")
+    held = options.get("preconditions") or {}
+    gone = store.delete(
+        *(target.resource, target.namespace, target.name),
+        grace=grace,
+        uid=held.get("uid"),
+        version=held.get("resourceVersion"),
+    )
+    if target.resource == "pods":
+        return gone
+    details = {"name": target.name, "kind": target.resource, "uid": gone["metadata"]["uid"]}
+    return _success() | {"details": details}
 
 
-def _confine(target: Target, stored: Json, patched: Json) -> Json:
-    named = patched.get("metadata", {})
-    if named.get("name") != target.name:
-        raise BadRequestError(f"the name of the object ({named.get('name')}) cannot be changed")
-    if target.subresource == "status":
-        return patched | {"spec": stored["spec"]} if "spec" in stored else patched
-    if target.resource == "pods" and patched.get("spec") != stored.get("spec"):
-        detail = "spec: Forbidden: pod updates may not change fields other than `spec.tolerations`"
-        raise InvalidError(f'Pod "{target.name}" is invalid: {detail}')
-    return patched | {"status": stored["status"]} if "status" in stored else patched
+def _write(
+    store: ObjectStore,
+    target: Target,
+    apply: Callable[[Json], Json],
+    restrict: Restrict,
+    uid: str | None = None,
+) -> Json:
+    def change(stored: Json) -> Json:
+        fresh = apply(stored)
+        if target.subresource == "status":
+            _keep("spec", stored, fresh)
+        check_changed(target, stored, fresh)
+        if not target.subresource:
+            _keep("status", stored, fresh)
+        restrict(stored, fresh)
+        return fresh
+
+    return store.update(target.resource, target.namespace, target.name, change, uid=uid)
 
 
-def _parse(body: bytes) -> object:
+def _patcher(content_type: str, body: bytes) -> Callable[[Json], Json]:
+    if content_type == JSON_PATCH:
+        operations = parse_json(body, _NOT_DECODED)
+        if not isinstance(operations, list):
+            raise BadRequestError(_NOT_DECODED + _cannot(operations, "[]handlers.jsonPatchOp"))
+        for operation in operations:
+            if not isinstance(operation, dict):
+                raise BadRequestError(_NOT_DECODED + _cannot(operation, "handlers.jsonPatchOp"))
+        return lambda stored: _apply_operations(stored, operations)
+    if content_type not in _MERGES:
+        raise UnsupportedMediaTypeError("415: Unsupported Media Type")
+    changes, merge = parse_json(body, _NOT_DECODED), _MERGES[content_type]
+    if not isinstance(changes, dict):
+        raise BadRequestError(_NOT_DECODED + _cannot(changes, "map[string]interface {}"))
+    return lambda stored: merge(stored, changes)
+
+
+def _apply_operations(stored: Json, operations: list[Json]) -> Json:
     try:
-        return json.loads(body)
-    except ValueError as malformed:
-        raise BadRequestError(f"couldn't read the body: {malformed}"[:256]) from malformed
+        return json_patch(stored, operations)
+    except InvalidError as failed:  # the real server does not tell which operation it was
+        text = "the server rejected our request due to an error in our request"
+        raise InvalidError(text) from failed
+
+
+def _bind(store: ObjectStore, target: Target, given: Json) -> Json:
+    metadata, whereto = given.get("metadata") or {}, given.get("target") or {}
+    if metadata.get("name") != target.name:
+        raise BadRequestError("name in URL does not match name in Binding object")
+    kind = whereto.get("kind", "")
+    if kind not in ("", "Node"):
+        known = 'supported values: "Node", "<empty>"'
+        raise UnclassifiedError(f'target.kind: Unsupported value: "{kind}": {known}')
+    if not whereto.get("name"):
+        raise UnclassifiedError("target.name: Required value")
+    store.bind(
+        *(target.namespace, target.name, whereto["name"]),
+        uid=metadata.get("uid"),
+        annotations=metadata.get("annotations"),
+    )
+    return _success()
+
+
+def _complete(stored: Json, given: Json) -> Json:
+    """What replaces an object is of its kind, and has the metadata that only the server gives."""
+    named = {"kind": stored["kind"], "apiVersion": stored["apiVersion"]}
+    return given | named | {"metadata": dict(given.get("metadata") or {})}
+
+
+def _keep(part: str, stored: Json, fresh: Json) -> None:
+    if part in stored:
+        fresh[part] = stored[part]
+    else:
+        fresh.pop(part, None)
+
+
+def _cannot(value: object, wanted: str) -> str:
+    words: dict[type, str] = {dict: "object", list: "array", str: "string", bool: "bool"}
+    word = words.get(type(value), "number")
+    return f": json: cannot unmarshal {word} into Go value of type {wanted}"
+
+
+def _success() -> Json:
+    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}

@@ -13,12 +13,31 @@ from typing import Final, NamedTuple, Self
 
 from agent.sandbox.api_errors import BadRequestError, GoneError, Json
 
-_FIELDS: Final[Mapping[str, tuple[str, str]]] = {
-    "metadata.name": ("metadata", "name"),
-    "metadata.namespace": ("metadata", "namespace"),
-    "spec.nodeName": ("spec", "nodeName"),
-    "status.phase": ("status", "phase"),
+_FIELDS: Final[Mapping[str, frozenset[str]]] = {
+    "nodes": frozenset({"metadata.name"}),
+    "pods": frozenset(
+        {
+            "metadata.name",
+            "metadata.namespace",
+            "spec.nodeName",
+            "spec.schedulerName",
+            "status.phase",
+        }
+    ),
+    "events": frozenset(
+        {
+            "involvedObject.kind",
+            "involvedObject.name",
+            "involvedObject.namespace",
+            "involvedObject.uid",
+            "metadata.name",
+            "metadata.namespace",
+            "reason",
+            "type",
+        }
+    ),
 }
+"""What each resource is selected by; the real server knows a few more for pods and events."""
 
 
 class Change(NamedTuple):
@@ -38,22 +57,30 @@ class Record:
     after: Json | None
 
 
-def matches(stored: Json, namespace: str | None, fields: Mapping[str, str]) -> bool:
-    """Tell whether an object is in the namespace and passes the field selector.
+def check_fields(resource: str, fields: Iterable[str]) -> None:
+    """Look at the names in a field selector.
 
     Raises:
-        BadRequestError: a field that the real server does not select by.
+        BadRequestError: a field that the resource is not selected by.
     """
     for label in fields:
-        if label not in _FIELDS:
+        if label not in _FIELDS[resource]:
             raise BadRequestError(f"field label not supported: {label}")
+
+
+def matches(stored: Json, namespace: str | None, fields: Mapping[str, str]) -> bool:
+    """Tell whether an object is in the namespace and passes a checked field selector."""
     if namespace is not None and stored["metadata"].get("namespace") != namespace:
         return False
-    for label, wanted in fields.items():
-        part, key = _FIELDS[label]
-        if (stored.get(part) or {}).get(key, "") != wanted:
-            return False
-    return True
+    return all(_value(stored, label) == wanted for label, wanted in fields.items())
+
+
+def _value(stored: Json, label: str) -> object:
+    part, _, key = label.partition(".")
+    held = stored.get(part)
+    if key:
+        held = (held or {}).get(key)
+    return "" if held is None else held
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +92,17 @@ class Selection:
     fields: Mapping[str, str]
 
     def see(self, record: Record) -> Change | None:
-        """What the watcher is told about one write; entering the selection is ADDED."""
+        """What the watcher is told about one write; entering the selection is ADDED.
+
+        DELETED shows the object as it last passed, with the version of the write that ended that
+        (apiserver/pkg/storage/cacher/cache_watcher.go:convertToWatchEvent).
+        """
         before, after = self._admit(record.before), self._admit(record.after)
         if after is not None:
             return Change("ADDED" if before is None else "MODIFIED", after, record.version)
         if before is None:
             return None
-        last = record.after or before
-        told = last | {"metadata": last["metadata"] | {"resourceVersion": str(record.version)}}
+        told = before | {"metadata": before["metadata"] | {"resourceVersion": str(record.version)}}
         return Change("DELETED", told, record.version)
 
     def _admit(self, stored: Json | None) -> Json | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Final
 
-from agent.sandbox.api_errors import BadRequestError, InvalidError, Json
+from agent.sandbox.api_errors import BadRequestError, InvalidError, Json, UnclassifiedError
 
 MERGE_KEYS: Final[Mapping[str, str]] = {
     "addresses": "type",
@@ -43,13 +43,15 @@ def strategic_merge_patch(target: Json, patch: Json) -> Json:
     is passed over.
 
     Raises:
-        BadRequestError: another `$` directive.
+        BadRequestError: another directive, which the real server may know.
+        UnclassifiedError: an unknown value of `$patch`, an element without its merge key.
     """
     directive = patch.get("$patch")
     if directive == "replace":
         return {key: deepcopy(value) for key, value in patch.items() if key != "$patch"}
     if directive is not None:
-        raise BadRequestError(f"unknown patch directive: {directive}")
+        text = f"unknown patch type: {directive} in map: {_go_map(patch)}"
+        raise UnclassifiedError(text[:256])
     merged = dict(target)
     for key, value in patch.items():
         if key.startswith("$"):
@@ -74,7 +76,8 @@ def _merge_list(by: str, held: Sequence[Json], patch: Sequence[Json]) -> list[Js
     merged = {entry.get(by): entry for entry in held}
     for entry in patch:
         if by not in entry:
-            raise BadRequestError(f"map: {entry} does not contain declared merge key: {by}")
+            text = f"map: {_go_map(entry)} does not contain declared merge key: {by}"
+            raise UnclassifiedError(text[:256])
         if entry.get("$patch") == "delete":
             merged.pop(entry[by], None)
         else:
@@ -83,15 +86,18 @@ def _merge_list(by: str, held: Sequence[Json], patch: Sequence[Json]) -> list[Js
 
 
 def json_patch(target: Json, operations: Sequence[Json]) -> Json:
-    """Apply a JSON patch (RFC 6902): add, replace, remove and test, all of it or nothing.
+    """Apply a JSON patch (RFC 6902), all of it or nothing.
+
+    `replace` of a member that is not there adds it, as the real server's library does
+    (gopkg.in/evanphx/json-patch.v4), against the RFC.
 
     Raises:
-        InvalidError: a test that fails, or a path that does not exist.
-        BadRequestError: an operation that is none.
+        InvalidError: a test that fails, a path that does not exist, an operation that is none.
     """
     result = deepcopy(target)
     for operation in operations:
-        _apply(result, operation)
+        for step in _steps(result, operation):
+            _apply(result, step)
     return result
 
 
@@ -120,11 +126,25 @@ def _change(before: object, after: object, path: str) -> list[Json]:
     return [{"op": "replace", "path": path, "value": after}]
 
 
-def _apply(document: Json, operation: Json) -> None:
-    name, path = operation.get("op"), operation.get("path")
+def _steps(document: Json, operation: Json) -> list[Json]:
+    """The operation in terms of add, replace, remove and test."""
+    name, path, origin = (operation.get(key) for key in ("op", "path", "from"))
+    if name in ("move", "copy") and isinstance(origin, str):
+        value = deepcopy(_walk(document, _parts(origin), origin))
+        start = [{"op": "remove", "path": origin}] if name == "move" else []
+        return [*start, {"op": "add", "path": path, "value": value}]
     if name not in ("add", "replace", "remove", "test") or not isinstance(path, str):
-        raise BadRequestError(f"unexpected JSON patch operation: {operation}"[:256])
-    parts = [part.replace("~1", "/").replace("~0", "~") for part in path.split("/")[1:]]
+        raise InvalidError(f"unexpected JSON patch operation: {operation}"[:256])
+    return [operation]
+
+
+def _parts(path: str) -> list[str]:
+    return [part.replace("~1", "/").replace("~0", "~") for part in path.split("/")[1:]]
+
+
+def _apply(document: Json, operation: Json) -> None:
+    name, path = operation["op"], operation["path"]
+    parts = _parts(path)
     if not parts:
         raise InvalidError(f"{name} operation does not apply: doc is whole")
     holder = _walk(document, parts[:-1], path)
@@ -137,17 +157,15 @@ def _apply(document: Json, operation: Json) -> None:
 
 
 def _apply_to_map(holder: Json, name: str, key: str, operation: Json) -> None:
-    if name == "add":
-        holder[key] = deepcopy(operation.get("value"))
-    elif name == "test":
+    if name == "test":
         if holder.get(key) != operation.get("value"):
             raise InvalidError(f"testing value {operation['path']} failed")
+    elif name != "remove":
+        holder[key] = deepcopy(operation.get("value"))
     elif key not in holder:
         raise _missing(name, operation["path"])
-    elif name == "remove":
-        del holder[key]
     else:
-        holder[key] = deepcopy(operation.get("value"))
+        del holder[key]
 
 
 def _apply_to_list(holder: list[Any], name: str, key: str, operation: Json) -> None:
@@ -185,3 +203,8 @@ def _index(key: str, size: int, operation: Json) -> int:
 
 def _missing(name: str, path: str) -> InvalidError:
     return InvalidError(f"{name} operation does not apply: doc is missing path: {path}"[:256])
+
+
+def _go_map(value: Json) -> str:
+    """How Go prints a map of texts."""
+    return "map[" + " ".join(f"{key}:{value[key]}" for key in sorted(value)) + "]"

@@ -1,29 +1,33 @@
 """The API server's memory: plain JSON objects with versions, preconditions and graceful deletion.
 
 Laws: one version counter for all resources; a stored object is never changed in place, so readers
-may keep what they got; a write that changes nothing is none.
+may keep what they got; a write that changes nothing is none; a pod that goes is marked first, so
+watchers are told twice.
 """
 
 import random
 import uuid
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from agent.core.ports import Clock
 from agent.sandbox.api_errors import (
     AlreadyExistsError,
-    BadRequestError,
     ConflictError,
+    InvalidError,
     Json,
     NotFoundError,
 )
-from agent.sandbox.history import History, Selection, Subscription, matches
+from agent.sandbox.history import History, Selection, Subscription, check_fields, matches
 
 KINDS: Final[Mapping[str, str]] = {"nodes": "Node", "pods": "Pod", "events": "Event"}
 CLUSTER_SCOPED: Final = frozenset({"nodes"})
 DEFAULT_GRACE: Final = 30
+_STAMP: Final = "%Y-%m-%dT%H:%M:%SZ"
+_FOLDERS: Final[Mapping[str, str]] = {"nodes": "minions"}
+"""Where etcd keeps a resource, if not under its own name."""
 _NAME_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
 
 
@@ -61,21 +65,27 @@ class ObjectStore:
         *,
         namespace: str | None = None,
         fields: Mapping[str, str] | None = None,
+        at: int | None = None,
     ) -> list[Json]:
-        """All objects that pass, in order of namespace and name.
+        """All objects that pass, in order of namespace and name; as they were at a version.
 
         Raises:
             BadRequestError: a field that the real server does not select by.
+            GoneError: `at` is older than the history that is kept.
         """
-        objects = sorted(self._objects[resource].items())
-        return [found for _, found in objects if matches(found, namespace, fields or {})]
+        check_fields(resource, fields or {})
+        objects = self._objects[resource]
+        if at is not None:
+            objects = self._snapshot(resource, at)
+        present = (objects[key] for key in sorted(objects))
+        return [found for found in present if matches(found, namespace, fields or {})]
 
     def create(self, resource: str, obj: Json) -> Json:
         """Store a new object; the server gives it UID, creation time and version.
 
         Raises:
             AlreadyExistsError: an object of this name is there.
-            BadRequestError: neither a name nor a generateName.
+            InvalidError: neither a name nor a generateName.
         """
         fresh = deepcopy(obj)
         metadata = fresh.setdefault("metadata", {})
@@ -83,7 +93,8 @@ class ObjectStore:
             letters = self._rng.choices(_NAME_LETTERS, k=5)
             metadata["name"] = metadata["generateName"] + "".join(letters)
         if not metadata.get("name"):
-            raise BadRequestError(f"{resource}: metadata.name: Required value")
+            missing = "metadata.name: Required value: name or generateName is required"
+            raise InvalidError(f'{KINDS[resource]} "" is invalid: {missing}')
         if resource in CLUSTER_SCOPED:
             metadata.pop("namespace", None)
         else:
@@ -125,8 +136,16 @@ class ObjectStore:
             return current
         return self._write(resource, _key(resource, namespace, name), fresh)
 
-    def bind(self, namespace: str, name: str, node_name: str, *, uid: str | None = None) -> Json:
-        """Assign a pod to a node, as the binding subresource does.
+    def bind(
+        self,
+        namespace: str,
+        name: str,
+        node_name: str,
+        *,
+        uid: str | None = None,
+        annotations: Mapping[str, str] | None = None,
+    ) -> Json:
+        """Assign a pod to a node, as the binding subresource does; it may add annotations.
 
         Raises:
             NotFoundError: no such pod.
@@ -135,11 +154,14 @@ class ObjectStore:
 
         def assign(pod: Json) -> Json:
             taken = pod["spec"].get("nodeName")
+            refused = f'Operation cannot be fulfilled on pods/binding "{name}": pod {name} is '
             if pod["metadata"].get("deletionTimestamp"):
-                raise ConflictError(f"pod {name} is being deleted, cannot be assigned to a host")
+                raise ConflictError(refused + "being deleted, cannot be assigned to a host")
             if taken:
-                raise ConflictError(f'pod {name} is already assigned to node "{taken}"')
+                raise ConflictError(refused + f'already assigned to node "{taken}"')
             pod["spec"]["nodeName"] = node_name
+            if annotations:
+                pod["metadata"].setdefault("annotations", {}).update(annotations)
             scheduled = {"type": "PodScheduled", "status": "True"}
             conditions = pod["status"].get("conditions") or []
             others = [entry for entry in conditions if entry["type"] != "PodScheduled"]
@@ -159,20 +181,27 @@ class ObjectStore:
         *,
         grace: int | None = None,
         uid: str | None = None,
+        version: str | None = None,
     ) -> Json:
         """Delete an object; a pod that a node may still run is only marked, see `finalize`.
 
-        `grace` in seconds: 0 deletes at once, None means the pod's own period.
+        `grace` in seconds: 0 deletes at once, None means the pod's own period. Returns the object
+        as watchers saw it last.
 
         Raises:
             NotFoundError: there is none.
-            ConflictError: it has another UID.
+            ConflictError: it has another UID, or another version.
         """
         current = self.get(resource, namespace, name)
-        _require(resource, current, uid, None)
-        if resource == "pods" and grace != 0 and _is_held_by_a_node(current):
-            return self._mark(current, namespace, name, grace)
-        return self._remove(resource, _key(resource, namespace, name))
+        _require_deletable(resource, current, uid, version)
+        if resource != "pods":
+            return self._remove(resource, _key(resource, namespace, name))
+        if grace is None:
+            grace = current["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE)
+        grace = max(grace, 1) if grace else 0  # less than nothing is a second
+        if grace and _is_held_by_a_node(current):
+            return self._mark(namespace, name, grace)
+        return self._end(namespace, name)
 
     def finalize(self, namespace: str, name: str, *, uid: str | None = None) -> None:
         """Remove a pod for good: the kubelet has stopped all of it.
@@ -181,8 +210,8 @@ class ObjectStore:
             NotFoundError: no such pod.
             ConflictError: it has another UID.
         """
-        _require("pods", self.get("pods", namespace, name), uid, None)
-        self._remove("pods", _key("pods", namespace, name))
+        _require_deletable("pods", self.get("pods", namespace, name), uid, None)
+        self._end(namespace, name)
 
     def subscribe(
         self,
@@ -222,22 +251,47 @@ class ObjectStore:
     def _remove(self, resource: str, key: tuple[str, str]) -> Json:
         before = self._objects[resource].pop(key)
         self._history.append(resource, before, None)
-        return before
+        return before | {"metadata": before["metadata"] | {"resourceVersion": str(self.version)}}
 
-    def _mark(self, pod: Json, namespace: str, name: str, grace: int | None) -> Json:
-        if grace is None:
-            grace = pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE)
+    def _end(self, namespace: str, name: str) -> Json:
+        self._mark(namespace, name, 0)
+        return self._remove("pods", _key("pods", namespace, name))
+
+    def _mark(self, namespace: str, name: str, grace: int) -> Json:
+        """A later deadline than the one it has moves nothing."""
 
         def mark(fresh: Json) -> Json:
-            if "deletionTimestamp" not in fresh["metadata"]:
-                fresh["metadata"]["deletionTimestamp"] = self._stamp(grace)
-                fresh["metadata"]["deletionGracePeriodSeconds"] = grace
+            metadata = fresh["metadata"]
+            left = metadata.get("deletionGracePeriodSeconds")
+            if left is None:
+                metadata["deletionTimestamp"] = self._stamp(grace)
+            elif grace < left:
+                due = datetime.fromisoformat(metadata["deletionTimestamp"])
+                metadata["deletionTimestamp"] = _text(due - timedelta(seconds=left - grace))
+            else:
+                return fresh
+            metadata["deletionGracePeriodSeconds"] = grace
             return fresh
 
         return self.update("pods", namespace, name, mark)
 
+    def _snapshot(self, resource: str, version: int) -> dict[tuple[str, str], Json]:
+        objects = dict(self._objects[resource])
+        for record in reversed(self._history.after(resource, version)):
+            named = (record.after or record.before or {})["metadata"]
+            key = _key(resource, named.get("namespace", ""), named["name"])
+            if record.before is None:
+                objects.pop(key)
+            else:
+                objects[key] = record.before
+        return objects
+
     def _stamp(self, ahead: int = 0) -> str:
-        return (self._clock.now() + timedelta(seconds=ahead)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return _text(self._clock.now() + timedelta(seconds=ahead))
+
+
+def _text(moment: datetime) -> str:
+    return moment.strftime(_STAMP)
 
 
 def _key(resource: str, namespace: str, name: str) -> tuple[str, str]:
@@ -245,14 +299,30 @@ def _key(resource: str, namespace: str, name: str) -> tuple[str, str]:
 
 
 def _require(resource: str, current: Json, uid: str | None, version: str | None) -> None:
-    name, held = current["metadata"]["name"], current["metadata"]
-    refused = f'Operation cannot be fulfilled on {resource} "{name}": '
+    held = current["metadata"]
+    refused = f'Operation cannot be fulfilled on {resource} "{held["name"]}": '
     if uid is not None and uid != held["uid"]:
-        detail = f"Precondition failed: UID in precondition: {uid}, "
+        parts = ("registry", _FOLDERS.get(resource, resource), held.get("namespace"), held["name"])
+        where = "/".join(part for part in parts if part)
+        detail = f"StorageError: invalid object, Code: 4, Key: /{where}, ResourceVersion: 0, "
+        detail += f"AdditionalErrorMsg: Precondition failed: UID in precondition: {uid}, "
         raise ConflictError(refused + detail + f"UID in object meta: {held['uid']}")
     if version is not None and version != held["resourceVersion"]:
         detail = "the object has been modified; please apply your changes to the latest version"
         raise ConflictError(refused + detail + " and try again")
+
+
+def _require_deletable(resource: str, current: Json, uid: str | None, version: str | None) -> None:
+    held = current["metadata"]
+    refused = f'Operation cannot be fulfilled on {KINDS[resource]} "{held["name"]}": '
+    if uid is not None and uid != held["uid"]:
+        detail = f"the UID in the precondition ({uid}) does not match the UID in record "
+        detail += f"({held['uid']}). The object might have been deleted and then recreated"
+        raise ConflictError(refused + detail)
+    if version is not None and version != held["resourceVersion"]:
+        detail = f"the ResourceVersion in the precondition ({version}) does not match the "
+        detail += f"ResourceVersion in record ({held['resourceVersion']}). "
+        raise ConflictError(refused + detail + "The object might have been modified")
 
 
 def _is_held_by_a_node(pod: Json) -> bool:

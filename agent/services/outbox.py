@@ -38,6 +38,9 @@ log = structlog.get_logger(__name__)
 DELAYS = (0.1, 0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
 """Seconds before an effect is tried again; the last one repeats."""
 
+LOCK_DELAYS = (0.1, 0.5, 1.0, 2.0, 5.0)
+"""The same for a lock: until it is free, the scheduler places nothing on this node."""
+
 PARALLEL = 4
 """Effects under way at once; one of the places is kept for locks, so that an API server that hangs
 over pods does not hold up the locks behind them."""
@@ -220,16 +223,21 @@ class Outbox:
             return "dropped"  # the pod or the Node is gone
         except ApiInvalid as error:
             log.info("outbox.invalid", kind=effect.kind.value, pod=effect.pod, err=str(error))
-            return "not-ours" if is_lock else "dropped"  # the lock is absent or another's
+            # the lock is absent or another's; the pod of that name has another UID
+            return "not-ours" if is_lock else "dropped"
         except ApiConflict:
-            if is_lock:
-                raise
-            return "dropped"  # the pod is another one now
+            if is_lock or not self._is_gone(effect):
+                raise  # somebody else wrote at the same time
+            return "dropped"
         except ApiError as error:
             if not self._is_in_vain(effect, error):
                 raise
             self._warn(effect.reason, pod=effect.pod, err=str(error))
             return "dropped"
+
+    def _is_gone(self, effect: Effect) -> bool:
+        table = self._views.pods.value
+        return table.synced and effect.pod_uid not in table.pods
 
     def _is_in_vain(self, effect: Effect, error: ApiError) -> bool:
         """Whether an Event is refused, or old; for locks and pods nothing is in vain."""
@@ -246,8 +254,9 @@ class Outbox:
             log.warning("outbox.event_dropped", reason=reason, **fields)
 
     def _put_off(self, effect: Effect, error: ApiError | StateError) -> _Trouble:
+        delays = LOCK_DELAYS if effect.kind is EffectKind.RELEASE_LOCK else DELAYS
         trouble = self._trouble.setdefault(
-            effect.identity, _Trouble(Backoff(DELAYS, 0.2, self._random))
+            effect.identity, _Trouble(Backoff(delays, 0.2, self._random))
         )
         delay = trouble.backoff.next()
         if isinstance(error, ApiError):

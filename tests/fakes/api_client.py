@@ -50,15 +50,19 @@ class Client:
         self._url = url
 
     async def call(
-        self, method: str, path: str, body: Any = None, kind: str = "application/json"
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        kind: str = "application/json",
+        accept: str = "*/*",
     ) -> Answer:
         data = None if body is None else io.BytesIO(_encode(body))
-        request = self._session.request(
-            method, self._url + path, data=data, headers={"Content-Type": kind}
-        )
+        headers = {"Content-Type": kind, "Accept": accept}
+        request = self._session.request(method, self._url + path, data=data, headers=headers)
         async with request as response:
             text = await response.text()
-            is_json = response.content_type == "application/json"
+            is_json = response.content_type == "application/json" and text.startswith("{")
             return Answer(
                 response.status, dict(response.headers), json.loads(text) if is_json else text
             )

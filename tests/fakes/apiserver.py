@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Mapping
 
 from agent.core.changes import NodeChange, NodeEvent, PodChange, PodList
 from agent.core.errors import (
-    ApiConflict,
     ApiError,
     ApiGone,
     ApiInvalid,
@@ -182,7 +181,7 @@ class FakeApi:
         await self._enter("annotate_pod")
         pod = self.pods.get((namespace, name))
         if pod is not None and pod.uid != uid:
-            raise ApiConflict("another pod of that name", status=409)
+            raise ApiInvalid("metadata.uid: field is immutable", status=422)
         self.edit_pod(namespace, name, annotations)
 
     async def post_event(self, event: NodeEvent) -> None:

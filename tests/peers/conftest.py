@@ -14,6 +14,7 @@ from tests.peers.lab.model_node import open_model_node
 from tests.peers.lab.nodes import NodeUnderTest
 from tests.peers.lab.programs import Programs
 from tests.peers.lab.real_node import RealNode
+from tests.peers.lab.servers import Server, model_server, real_server
 from tests.peers.lab.table import Table
 from tests.peers.lab.tidy import remove_pods
 
@@ -105,4 +106,14 @@ async def node(place: Cluster | None, tmp_path: Path) -> AsyncIterator[NodeUnder
         yield RealNode(place)
         return
     async with kept(open_model_node(tmp_path)) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session", params=["model", "real"])
+async def server(request: pytest.FixtureRequest) -> AsyncIterator[Server]:
+    """An API server without a cluster: the model, and every test again the real one."""
+    opened = model_server()
+    if request.param == "real":
+        opened = real_server(request.getfixturevalue("binaries"))
+    async with kept(opened) as made:
         yield made

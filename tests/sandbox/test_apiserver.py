@@ -53,12 +53,21 @@ async def test_version_and_readiness_are_served() -> None:
         ("GET", "/api/v1/pods/pa", (404, "NotFound")),
         ("GET", "/api/v1/namespaces/default/nodes", (404, "NotFound")),
         ("GET", POD_A + "/log", (404, "NotFound")),
-        ("PUT", POD_A, (405, "MethodNotAllowed")),
+        ("PUT", "/api/v1/pods", (405, "MethodNotAllowed")),
+        ("PATCH", "/api/v1/pods", (405, "MethodNotAllowed")),
+        ("POST", "/api/v1/pods", (405, "MethodNotAllowed")),
+        ("GET", POD_A + "/binding", (405, "MethodNotAllowed")),
+        ("GET", "/api/v1/pods?limit=x", (400, "BadRequest")),
+        ("GET", "/api/v1/pods?continue=x", (400, "BadRequest")),
+        ("GET", "/api/v1/pods?resourceVersion=x", (400, "BadRequest")),
+        ("GET", "/api/v1/pods?resourceVersion=999", (504, "Timeout")),
+        ("GET", POD_A + "?resourceVersion=999", (504, "Timeout")),
+        ("GET", "/api/v1/pods?fieldSelector=spec.nodeName", (400, "BadRequest")),
+        ("GET", "/api/v1/pods?watch=true&timeoutSeconds=x", (400, "BadRequest")),
         ("DELETE", POD_A + "/status", (405, "MethodNotAllowed")),
         ("GET", "/api/v1/pods?labelSelector=a%3Db", (400, "BadRequest")),
         ("GET", "/api/v1/pods?fieldSelector=spec.nodeName!%3Da", (400, "BadRequest")),
         ("GET", "/api/v1/pods?fieldSelector=spec.color%3Dred", (400, "BadRequest")),
-        ("GET", "/api/v1/pods?watch=true&resourceVersion=x", (400, "BadRequest")),
     ],
 )
 async def test_what_is_not_served_is_refused(
@@ -99,13 +108,16 @@ async def test_the_spec_of_a_pod_cannot_be_patched() -> None:
         assert (422, "Invalid") == refused.failure
 
 
-@pytest.mark.parametrize("held", [{"uid": "other"}, {"resourceVersion": "1"}])
-async def test_a_precondition_in_a_patch_that_does_not_hold_is_a_conflict(
-    held: dict[str, str],
+@pytest.mark.parametrize(
+    ("held", "failure"),
+    [({"uid": "other"}, (422, "Invalid")), ({"resourceVersion": "1"}, (409, "Conflict"))],
+)
+async def test_a_precondition_in_a_patch_that_does_not_hold_is_refused(
+    held: dict[str, str], failure: tuple[int, str]
 ) -> None:
     patch = {"metadata": held | {"annotations": {"a": "1"}}}
     async with connected() as (server, client):
-        assert (409, "Conflict") == (await client.patch(POD_A + "/status", patch)).failure
+        assert failure == (await client.patch(POD_A + "/status", patch)).failure
         assert "annotations" not in server.store.get("pods", "default", "pa")["metadata"]
 
 
@@ -152,7 +164,7 @@ async def test_a_pod_is_created_bound_and_deleted() -> None:
         assert (201, "Pending") == (created.code, created.body["status"]["phase"])
         assert (409, "AlreadyExists") == (await client.call("POST", pods, pod)).failure
 
-        binding = {"target": {"name": "node-a"}}
+        binding = {"metadata": {"name": "new"}, "target": {"name": "node-a"}}
         assert 201 == (await client.call("POST", pods + "/new/binding", binding)).code
         again = await client.call("POST", pods + "/new/binding", binding)
         assert (409, "Conflict") == again.failure
@@ -187,11 +199,25 @@ async def test_an_object_of_another_namespace_is_refused() -> None:
         assert (400, "BadRequest") == refused.failure
 
 
-async def test_a_binding_without_a_target_is_invalid() -> None:
+@pytest.mark.parametrize(
+    ("binding", "code", "text"),
+    [
+        ({"target": {"name": "node-a"}}, 400, "name in URL does not match name in Binding object"),
+        ({"metadata": {"name": "free"}}, 500, "target.name: Required value"),
+        (
+            {"metadata": {"name": "free"}, "target": {"kind": "Pod", "name": "x"}},
+            500,
+            'target.kind: Unsupported value: "Pod": supported values: "Node", "<empty>"',
+        ),
+    ],
+)
+async def test_a_binding_that_is_wrong_is_refused(binding: Json, code: int, text: str) -> None:
     async with connected() as (_, client):
         free = "/api/v1/namespaces/default/pods/free/binding"
+        refused = await client.call("POST", free, binding)
 
-        assert (422, "Invalid") == (await client.call("POST", free, {})).failure
+        assert (code, text) == (refused.code, refused.body["message"])
+        assert ("reason" in refused.body) == (code == 400)
 
 
 async def test_new_pods_pass_the_webhook() -> None:

@@ -10,6 +10,13 @@ MARK = {"metadata": {"annotations": {"a": "1"}}}
 NODE_B = "/api/v1/nodes/node-b"
 POD_B = "/api/v1/namespaces/default/pods/pb"
 EVENTS = "/api/v1/namespaces/default/events"
+PODS = "/api/v1/namespaces/default/pods"
+NODES = "/api/v1/nodes"
+NODE_B_LISTED = "/api/v1/nodes?fieldSelector=metadata.name%3Dnode-b"
+RESTRICTED = "node-restriction.kubernetes.io/x"
+LABEL = {"metadata": {"labels": {RESTRICTED: "1"}}}
+TAINT = {"spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}}
+MIRROR = {"metadata": {"name": "x", "annotations": {"kubernetes.io/config.mirror": "x"}}}
 OWN_PODS = "/api/v1/pods?fieldSelector=spec.nodeName%3Dnode-a"
 
 ALLOWED_TO_A_NODE = [
@@ -32,12 +39,20 @@ REFUSED_TO_A_NODE = [
         "can only update pod status for pods with spec.nodeName set to itself",
     ),
     ("GET", NODE_B, None, "cannot read 'node-b', only its own Node object"),
-    ("GET", "/api/v1/nodes", None, "only its own Node object"),
+    ("GET", "/api/v1/nodes", None, "cannot read all nodes, only its own Node object"),
+    ("GET", NODE_B_LISTED, None, 'nodes "node-b" is forbidden'),
+    ("GET", POD_B + "x", None, "no relationship found between node 'node-a' and this object"),
     ("GET", POD_B, None, "no relationship found between node 'node-a' and this object"),
     ("GET", "/api/v1/pods", None, "can only list/watch pods with spec.nodeName"),
     ("DELETE", POD_B, None, "can only delete pods with spec.nodeName set to itself"),
     ("POST", POD_A + "/binding", {"target": {"name": "node-a"}}, "cannot create"),
-    ("POST", "/api/v1/namespaces/default/pods", {"metadata": {"name": "x"}}, "cannot create"),
+    ("POST", PODS, {"metadata": {"name": "x"}}, 'node "node-a" can only create mirror pods'),
+    ("POST", PODS, MIRROR, 'node "node-a" can only create pods with an owner reference'),
+    ("POST", NODES, {"metadata": {"name": "x"}}, 'is not allowed to modify node "x"'),
+    ("PATCH", POD_A + "/status", LABEL, 'node "node-a" cannot update labels through pod status'),
+    ("PATCH", NODE_A, TAINT, 'nodes "node-a" is forbidden: node "node-a" is not allowed to modify'),
+    ("PATCH", NODE_A, LABEL, f"is not allowed to modify labels: {RESTRICTED}"),
+    ("GET", "/api/v1/secrets", None, 'cannot list resource "secrets"'),
     ("DELETE", NODE_A, None, 'cannot delete resource "nodes"'),
     ("GET", EVENTS, None, 'cannot list resource "events"'),
 ]
@@ -77,6 +92,10 @@ async def test_a_node_may_release_the_lock_of_its_own_node() -> None:
         ("PATCH", POD_B, 403),
         ("GET", OWN_PODS, 200),
         ("DELETE", POD_A, 403),
+        ("GET", NODE_A, 403),
+        ("GET", NODES, 403),
+        ("GET", POD_A, 403),
+        ("GET", "/api/v1/secrets", 403),
     ],
 )
 async def test_a_service_account_has_the_rights_of_its_role(

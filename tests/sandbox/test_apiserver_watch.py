@@ -36,32 +36,26 @@ async def test_a_watch_continues_from_a_version_and_sees_only_its_selection() ->
         server.store.delete("pods", "default", "pa", grace=0)
 
         async with client.watch(f"{WATCH}&resourceVersion={since}") as frames:
-            seen = [await anext(frames), await anext(frames)]
+            seen = [await anext(frames), await anext(frames), await anext(frames)]
 
         told = [(frame["type"], frame["object"]["metadata"]["name"]) for frame in seen]
-        assert [("ADDED", "free"), ("DELETED", "pa")] == told
+        assert [("ADDED", "free"), ("MODIFIED", "pa"), ("DELETED", "pa")] == told
 
 
-async def test_a_watch_ends_in_time_with_a_bookmark_of_the_last_version() -> None:
+async def test_a_watch_of_a_second_has_no_time_for_a_bookmark() -> None:
     async with connected() as (server, client):
-        since = server.store.version
-        server.store.update("nodes", "", "node-b", mark)
-        path = f"{WATCH}&resourceVersion={since}&timeoutSeconds=0&allowWatchBookmarks=true"
+        path = f"{WATCH}&resourceVersion={server.store.version}&timeoutSeconds=1"
 
-        async with client.watch(path) as frames:
-            seen = [frame async for frame in frames]
-
-        assert ["BOOKMARK"] == [frame["type"] for frame in seen]
-        assert "Pod" == seen[0]["object"]["kind"]
-        assert since <= int(seen[0]["object"]["metadata"]["resourceVersion"])
-
-
-async def test_bookmarks_are_sent_only_to_those_who_asked() -> None:
-    async with connected() as (server, client):
-        path = f"{WATCH}&resourceVersion={server.store.version}&timeoutSeconds=0"
-
-        async with client.watch(path) as frames:
+        async with client.watch(path + "&allowWatchBookmarks=true") as frames:
             assert [] == [frame async for frame in frames]
+
+
+async def test_a_list_of_metadata_cannot_be_watched() -> None:
+    async with connected() as (_, client):
+        accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+        answer = await client.call("GET", f"{WATCH}&timeoutSeconds=1", accept=accept)
+
+        assert (200, None) == (answer.code, answer.body or None)
 
 
 async def test_ended_watches_can_be_continued() -> None:
@@ -73,9 +67,21 @@ async def test_ended_watches_can_be_continued() -> None:
             server.api.end_watches()
             assert [] == [frame async for frame in frames]
 
-        server.store.delete("pods", "default", "pa", grace=0)
+        server.store.bind("default", "free", "node-a")
         async with client.watch(f"{WATCH}&resourceVersion={version}") as frames:
-            assert "DELETED" == (await anext(frames))["type"]
+            assert "ADDED" == (await anext(frames))["type"]
+
+
+async def test_watches_that_are_ended_get_the_bookmark_of_their_end() -> None:
+    async with connected() as (server, client):
+        path = f"{WATCH}&resourceVersion={server.store.version}&allowWatchBookmarks=true"
+        async with client.watch(path) as frames:
+            server.store.update("nodes", "", "node-b", mark)
+            server.api.end_watches()
+            seen = [frame async for frame in frames]
+
+        assert [("BOOKMARK", "Pod")] == [(one["type"], one["object"]["kind"]) for one in seen]
+        assert str(server.store.version) == seen[0]["object"]["metadata"]["resourceVersion"]
 
 
 async def test_after_a_compaction_an_old_version_is_gone_in_a_frame() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.sandbox.api_errors import BadRequestError, InvalidError, Json
+from agent.sandbox.api_errors import BadRequestError, InvalidError, Json, UnclassifiedError
 from agent.sandbox.patching import difference, json_patch, merge_patch, strategic_merge_patch
 
 VALUES = st.recursive(
@@ -88,16 +88,27 @@ def test_a_list_without_a_merge_key_is_replaced() -> None:
 
 
 @pytest.mark.parametrize(
-    "patch",
+    ("patch", "text"),
     [
-        {"$retainKeys": ["a"]},
-        {"$patch": "sideways"},
-        {"containers": [{"image": "x"}]},
+        ({"$patch": "sideways"}, "unknown patch type: sideways in map: map[$patch:sideways]"),
+        (
+            {"containers": [{"image": "x", "a": "b"}]},
+            "map: map[a:b image:x] does not contain declared merge key: name",
+        ),
     ],
 )
-def test_a_strategic_patch_that_is_not_understood_is_refused(patch: Json) -> None:
-    with pytest.raises(BadRequestError):
+def test_a_strategic_patch_that_is_wrong_is_refused_in_the_words_of_the_server(
+    patch: Json, text: str
+) -> None:
+    with pytest.raises(UnclassifiedError) as refused:
         strategic_merge_patch({}, patch)
+
+    assert text == refused.value.message
+
+
+def test_a_directive_that_the_model_does_not_know_is_refused() -> None:
+    with pytest.raises(BadRequestError, match="not supported"):
+        strategic_merge_patch({}, {"$retainKeys": ["a"]})
 
 
 def test_a_json_patch_adds_replaces_removes_and_tests() -> None:
@@ -126,7 +137,8 @@ def test_a_json_patch_adds_replaces_removes_and_tests() -> None:
         {"op": "test", "path": "/missing", "value": "2"},
         {"op": "test", "path": "/list/0", "value": 5},
         {"op": "remove", "path": "/missing"},
-        {"op": "replace", "path": "/missing", "value": 1},
+        {"op": "move", "from": "/missing", "path": "/b"},
+        {"op": "copy", "from": "/list/7", "path": "/b"},
         {"op": "add", "path": "/missing/deeper", "value": 1},
         {"op": "add", "path": "/a/b", "value": 1},
         {"op": "remove", "path": "/list/7"},
@@ -145,9 +157,28 @@ def test_a_json_patch_that_does_not_apply_changes_nothing(operation: Json) -> No
     assert before == target
 
 
-@pytest.mark.parametrize("operation", [{"op": "steal", "path": "/a"}, {"op": "add"}, {}])
+def test_a_json_patch_moves_and_copies() -> None:
+    target = {"a": {"x/y": {"k": 1}}, "b": {}}
+    operations: list[Json] = [
+        {"op": "copy", "from": "/a/x~1y", "path": "/b/copied"},
+        {"op": "move", "from": "/a/x~1y", "path": "/b/moved"},
+        {"op": "replace", "path": "/b/copied/k", "value": 2},
+    ]
+
+    assert {"a": {}, "b": {"copied": {"k": 2}, "moved": {"k": 1}}} == json_patch(target, operations)
+
+
+def test_a_json_patch_replaces_what_is_not_there_as_the_server_does() -> None:
+    operation = {"op": "replace", "path": "/b", "value": 1}
+
+    assert {"a": 0, "b": 1} == json_patch({"a": 0}, [operation])
+
+
+@pytest.mark.parametrize(
+    "operation", [{"op": "steal", "path": "/a"}, {"op": "add"}, {"op": "move", "path": "/a"}, {}]
+)
 def test_an_unknown_json_patch_operation_is_refused(operation: Json) -> None:
-    with pytest.raises(BadRequestError):
+    with pytest.raises(InvalidError):
         json_patch({}, [operation])
 
 

@@ -26,7 +26,9 @@ ONE_GPU = [{"name": "c0", "limits": {"nvidia.com/gpu": "1", "nvidia.com/gpumem":
 class RefusingStore(ObjectStore):
     """A store whose bindings are refused, as in the vector BI."""
 
-    def bind(self, namespace: str, name: str, node_name: str, *, uid: str | None = None) -> Json:
+    def bind(
+        self, namespace: str, name: str, node_name: str, *, uid: str | None = None, **_more: object
+    ) -> Json:
         raise ConflictError("apiserver said no")
 
 

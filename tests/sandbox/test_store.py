@@ -9,6 +9,7 @@ from agent.sandbox.api_errors import (
     BadRequestError,
     ConflictError,
     GoneError,
+    InvalidError,
     Json,
     NotFoundError,
 )
@@ -83,7 +84,7 @@ def test_a_second_object_of_a_name_is_refused() -> None:
 
 
 def test_an_object_without_a_name_is_refused() -> None:
-    with pytest.raises(BadRequestError):
+    with pytest.raises(InvalidError, match="name or generateName is required"):
         a_store().create("pods", {"metadata": {}, "spec": {}})
 
 
@@ -175,60 +176,33 @@ def test_selection_is_by_field_and_namespace() -> None:
     assert [] == store.select("pods", namespace="other")
     with pytest.raises(BadRequestError, match=r"field label not supported: spec\.x"):
         names(spec_x="y")
+    with pytest.raises(BadRequestError, match=r"field label not supported: spec\.nodeName"):
+        store.select("nodes", fields={"spec.nodeName": "n1"})
 
 
-def test_a_pod_on_a_node_is_deleted_when_the_kubelet_says_so() -> None:
+def test_what_was_there_at_a_version_can_be_selected() -> None:
     store = a_store()
-    store.create("pods", a_pod("p", "n1", grace=20))
+    for name in "ab":
+        store.create("pods", a_pod(name))
+    then, before = store.version, store.select("pods")
+    store.create("pods", a_pod("c"))
+    store.update("pods", "default", "a", label)
+    store.delete("pods", "default", "b")
 
-    marked = store.delete("pods", "default", "p")
-
-    assert "2026-08-21T06:20:59Z" == marked["metadata"]["deletionTimestamp"]
-    assert 20 == marked["metadata"]["deletionGracePeriodSeconds"]
-    store.finalize("default", "p", uid=marked["metadata"]["uid"])
-    assert [] == store.select("pods")
-
-
-def test_a_second_deletion_does_not_move_the_deadline() -> None:
-    store, clock = a_store(), ManualClock()
-    store = ObjectStore(clock, Seeded())
-    store.create("pods", a_pod("p", "n1"))
-    first = store.delete("pods", "default", "p")
-    clock.advance(10)
-
-    assert first == store.delete("pods", "default", "p")
-
-
-@pytest.mark.parametrize(
-    ("node", "phase", "grace"),
-    [("", "Pending", None), ("n1", "Failed", None), ("n1", "Running", 0)],
-)
-def test_a_pod_that_nobody_runs_goes_at_once(node: str, phase: str, grace: int | None) -> None:
-    store = a_store()
-    store.create("pods", a_pod("p", node) | {"status": {"phase": phase}})
-
-    store.delete("pods", "default", "p", grace=grace)
-
-    assert [] == store.select("pods")
-
-
-def test_the_wrong_pod_of_a_name_is_neither_deleted_nor_finalized() -> None:
-    store = a_store()
-    store.create("pods", a_pod("p", "n1"))
-
-    with pytest.raises(ConflictError, match="UID in precondition: old"):
-        store.delete("pods", "default", "p", uid="old")
-    with pytest.raises(ConflictError):
-        store.finalize("default", "p", uid="old")
+    assert ["a", "c"] == [pod["metadata"]["name"] for pod in store.select("pods")]
+    assert before == store.select("pods", at=then)
+    store.forget_history()
+    with pytest.raises(GoneError):
+        store.select("pods", at=then)
 
 
 def test_a_pod_is_bound_once() -> None:
     store = a_store()
     store.create("pods", a_pod())
 
-    bound = store.bind("default", "p", "n1")
+    bound = store.bind("default", "p", "n1", annotations={"a": "b"})
 
-    assert "n1" == bound["spec"]["nodeName"]
+    assert ("n1", {"a": "b"}) == (bound["spec"]["nodeName"], bound["metadata"]["annotations"])
     assert ["True"] == [entry["status"] for entry in bound["status"]["conditions"]]
     with pytest.raises(ConflictError, match='pod p is already assigned to node "n1"'):
         store.bind("default", "p", "n2")
@@ -259,14 +233,14 @@ async def test_a_subscription_continues_after_a_version() -> None:
     store.update("pods", "default", "a", label)
     store.delete("pods", "default", "a")
 
-    changes = await take(store, 2, since)
+    changes = await take(store, 3, since)
 
-    assert ["MODIFIED", "DELETED"] == [change.type for change in changes]
-    assert [since + 2, since + 3] == [change.resource_version for change in changes]
-    assert str(since + 3) == changes[1].object["metadata"]["resourceVersion"]
+    assert ["MODIFIED", "MODIFIED", "DELETED"] == [change.type for change in changes]
+    assert [since + 2, since + 3, since + 4] == [change.resource_version for change in changes]
+    assert str(since + 4) == changes[2].object["metadata"]["resourceVersion"]
 
 
-async def test_entering_and_leaving_a_selection_is_added_and_deleted() -> None:
+async def test_what_leaves_a_selection_is_told_as_it_last_passed() -> None:
     store = a_store()
     since = store.version
     store.create("pods", a_pod("p"))
@@ -277,7 +251,8 @@ async def test_entering_and_leaving_a_selection_is_added_and_deleted() -> None:
     changes = await take(store, 2, since, spec_nodeName="n1")
 
     assert ["ADDED", "DELETED"] == [change.type for change in changes]
-    assert "n2" == changes[1].object["spec"]["nodeName"]
+    assert "n1" == changes[1].object["spec"]["nodeName"]
+    assert str(store.version) == changes[1].object["metadata"]["resourceVersion"]
 
 
 async def test_a_waiting_subscriber_is_woken_and_a_cancelled_one_loses_nothing() -> None:

@@ -201,6 +201,28 @@ async def test_a_conflict_on_the_lock_is_tried_again():
         assert {("release-lock", "done"): 1, ("release-lock", "failed"): 1} == desk.results
 
 
+async def test_a_conflict_on_a_pod_that_is_there_is_tried_again():
+    """The API server gives a patch up after some collisions with other writers."""
+    async with owing(POD) as desk:
+        desk.api.fail(ApiConflict("the object has been modified", status=409))
+
+        await desk.owe(settling(POD))
+        await asyncio.sleep(5)
+
+        assert {("settle-pod", "done"): 1, ("settle-pod", "failed"): 1} == desk.results
+
+
+async def test_a_conflict_on_a_pod_that_is_gone_ends_it():
+    async with owing() as desk:
+        desk.api.fail(ApiConflict("the pod is another one", status=409))
+
+        await desk.owe(settling(POD))
+        await asyncio.sleep(60)
+
+        assert {("settle-pod", "dropped"): 1} == desk.results
+        assert () == desk.owed
+
+
 async def test_a_patch_that_can_never_be_applied_is_let_go():
     async with owing(POD) as desk:
         desk.api.fail(ApiInvalid("annotations are too long", status=422))

@@ -106,7 +106,7 @@ async def test_a_refusal_that_goes_on_is_told_once_a_minute():
 
 async def test_a_pod_and_a_lock_that_may_not_be_written_are_tried_until_they_may():
     async with owing(POD) as desk:
-        desk.api.fail(FORBIDDEN, count=300, call="release_lock")
+        desk.api.fail(FORBIDDEN, count=2000, call="release_lock")
         desk.api.fail(FORBIDDEN, count=300, call="annotate_pod")
         await desk.owe(releasing(POD), settling(POD))
         await asyncio.sleep(2 * 3600)

@@ -5,6 +5,7 @@ import errno
 
 from agent.core.ledger import Ledger
 from agent.core.pods import PodTable
+from agent.services.outbox import DELAYS, LOCK_DELAYS
 from tests.fakes.apiserver import FakeApi
 from tests.services.owing import a_placed_pod, owing, releasing, settling, telling
 
@@ -27,7 +28,7 @@ async def test_an_outage_of_hours_ends_with_the_lock_and_the_pod_done():
         await desk.owe(releasing(POD), settling(POD), telling(POD))
         await asyncio.sleep(3 * 3600)
         assert [releasing(POD), settling(POD)] == list(desk.owed)
-        assert 3 * 3 * 3600 / 30 + 30 > desk.api.writes
+        assert 3 * 3600 * (1 / LOCK_DELAYS[-1] + 2 / DELAYS[-1]) + 30 > desk.api.writes
 
         desk.api.end_outage()
         await asyncio.sleep(40)
@@ -36,6 +37,20 @@ async def test_an_outage_of_hours_ends_with_the_lock_and_the_pod_done():
         assert not desk.locked
         assert "success" == desk.annotations(POD)[PHASE]
         assert [] == desk.api.events
+
+
+async def test_a_lock_is_free_within_seconds_of_the_end_of_an_outage():
+    async with owing(POD) as desk:
+        desk.api.begin_outage()
+        await desk.owe(releasing(POD))
+        await asyncio.sleep(36.5)
+        assert desk.locked
+
+        desk.api.end_outage()
+        await asyncio.sleep(LOCK_DELAYS[-1])
+
+        assert not desk.locked
+        assert () == desk.owed
 
 
 async def test_a_server_that_names_a_time_is_left_alone_until_then():

@@ -20,15 +20,15 @@ LINE_LIMIT = 8 * 1024 * 1024
 class Pace:
     """How long a watch may last and be silent, in seconds.
 
-    The server ends it after a time between `shortest` and `longest`; we, `grace` later. The
-    server sends a bookmark about every minute: `silence` without a byte means that the connection
-    is dead although nobody closed it.
+    The server ends it after a time between `shortest` and `longest`; we, `grace` later. A quiet
+    server sends the first bookmark after two minutes and then one each minute: `silence` without a
+    byte means that the connection is dead although nobody closed it.
     """
 
     shortest: float = 300.0
     longest: float = 600.0
     grace: float = 30.0
-    silence: float = 150.0
+    silence: float = 200.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -31,9 +31,12 @@ from tests.peers.lab.ports import free_ports
 from tests.peers.lab.programs import Programs
 from tests.peers.lab.runtime import Runtime
 from tests.peers.lab.space import NodeSpace
+from tests.peers.lab.waiting import until_answer
 
 ACCOUNT: Final = "system:serviceaccount:kube-system:hami-agent"
 _MANIFESTS: Final = SOURCE / "deploy" / "manifests"
+_REGISTERED: Final = 30.0
+"""Seconds for what takes one or two on a quiet machine."""
 _RBAC: Final = {
     "ServiceAccount": "/api/v1/namespaces/kube-system/serviceaccounts",
     "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
@@ -54,6 +57,8 @@ class Cluster:
     pods: Watched
     nodes: Watched
     agents: list[Agent] = field(default_factory=list)
+    started: int = 0
+    """How many agents there were: each has a log of its own."""
 
     @property
     def api(self) -> Api:
@@ -88,19 +93,32 @@ class Cluster:
         if user == ACCOUNT:
             kubeconfig = self.plane.kubeconfig_for("account", await account_token(self.api))
         command = agent_command(kubeconfig, gpus, flags)
-        made = make_agent(name, command, self.root / "logs", self.space)
+        self.started += 1
+        made = make_agent(f"{name}-{self.started}", command, self.root / "logs", self.space)
         await made.part.start()
         self.agents.append(made)
         return made
 
-    async def start_registered_agent(self, *flags: str, user: str = NODE_USER) -> Agent:
+    async def start_registered_agent(
+        self,
+        *flags: str,
+        user: str = NODE_USER,
+        gpus: str = "h100:8",
+        name: str = "agent",
+        slices: int = 80,
+    ) -> Agent:
         """Start an agent; returns when the kubelet counts its slices and the Node is annotated.
 
         Raises:
             RefusedError, OSError, TimeoutError: it cannot be started, or does not register.
         """
-        made = await self.start_agent(*flags, user=user)
-        await self.nodes.until(self.is_sharing, 20.0, "80 slices and the register annotation")
+
+        async def is_counted() -> bool:
+            return slices == len(await self.kubelet.allocatable(RESOURCE))
+
+        made = await self.start_agent(*flags, user=user, gpus=gpus, name=name)
+        await until_answer(is_counted, _REGISTERED, made.part.tail)
+        await self.nodes.until(lambda: self.is_sharing(slices), _REGISTERED, "no slices")
         return made
 
     def is_sharing(self, slices: int = 80) -> bool:

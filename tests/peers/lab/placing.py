@@ -93,6 +93,7 @@ def _extender(plane: ControlPlane, programs: Programs, space: NodeSpace, port: i
     """Our model of HAMi's scheduler, or HAMi's own if there is one."""
     files, logs = plane.certificates, plane.root / "logs"
     kubeconfig, address = _kubeconfig(plane, EXTENDER), f"127.0.0.1:{port}"
+    command: tuple[str, ...]
     if programs.hami_scheduler is None:
         command = (
             *(sys.executable, "-m", "agent", "sandbox", "scheduler"),

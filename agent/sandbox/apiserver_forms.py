@@ -1,0 +1,87 @@
+"""In which form an answer is given: whole, metadata only, packed.
+
+As apiserver/pkg/endpoints/handlers/response.go and .../responsewriters/writers.go of 1.36.
+"""
+
+import gzip
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from aiohttp import web
+
+from agent.sandbox.api_errors import Json, NotAcceptableError
+
+PARTIAL: Final = "PartialObjectMetadata"
+PARTIAL_LIST: Final = "PartialObjectMetadataList"
+META: Final = "meta.k8s.io/v1"
+PACKED_FROM: Final = 128 * 1024
+"""Bytes from which on an answer is packed for a client that can unpack it."""
+
+_TYPES: Final = frozenset({"application/json", "application/*", "*/*"})
+_JSON: Final = "application/json"
+_NO_HEADERS: Final[Mapping[str, str]] = {}
+
+
+def form_of(accept: str) -> str:
+    """What an Accept header asks for: `PARTIAL`, `PARTIAL_LIST`, or nothing for whole objects.
+
+    Raises:
+        NotAcceptableError: nothing that is served.
+    """
+    for offer in (accept or "*/*").split(","):
+        kind, *parameters = (part.strip() for part in offer.split(";"))
+        given = dict(parameter.partition("=")[::2] for parameter in parameters)
+        form = given.get("as", "")
+        is_served = not form or (form in (PARTIAL, PARTIAL_LIST) and _is_meta(given))
+        if kind in _TYPES and is_served:
+            return form
+    raise NotAcceptableError(f"only the following media types are accepted: {_JSON}")
+
+
+def shaped(form: str, answer: Json) -> Json:
+    """The answer in a form; a list stays a list.
+
+    Raises:
+        NotAcceptableError: a list was asked for as one object, or one object as a list.
+    """
+    kind = answer["kind"]
+    if not form or kind == "Status":
+        return answer
+    if form == PARTIAL_LIST:
+        if "items" not in answer:
+            raise NotAcceptableError(_mismatch(form, f"not a list (*core.{kind})"))
+        items = [_partial(item) for item in answer["items"]]
+        return {
+            "kind": PARTIAL_LIST,
+            "apiVersion": META,
+            "metadata": answer["metadata"],
+            "items": items,
+        }
+    if "items" in answer:
+        raise NotAcceptableError(_mismatch(form, f"a list (*core.{kind})"))
+    return _partial(answer)
+
+
+def packed(
+    code: int, answer: Json, accept_encoding: str, headers: Mapping[str, str] = _NO_HEADERS
+) -> web.Response:
+    """The HTTP answer; a long one is packed with gzip if the client can read that."""
+    body = json.dumps(answer, separators=(",", ":")).encode()
+    more = dict(headers) | {"Content-Type": _JSON}
+    if len(body) > PACKED_FROM and "gzip" in accept_encoding:
+        body = gzip.compress(body, compresslevel=1, mtime=0)
+        more |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+    return web.Response(status=code, body=body, headers=more)
+
+
+def _is_meta(given: Mapping[str, str]) -> bool:
+    return (given.get("g"), given.get("v")) == ("meta.k8s.io", "v1")
+
+
+def _partial(answer: Json) -> Json:
+    return {"kind": PARTIAL, "apiVersion": META, "metadata": answer["metadata"]}
+
+
+def _mismatch(form: str, what: str) -> str:
+    return f"you requested {form}, but the requested object is {what}"

@@ -1,0 +1,112 @@
+"""The object store deletes as the API server does: marked first, gone when nobody stops it."""
+
+import pytest
+
+from agent.sandbox.api_errors import ConflictError, Json
+from agent.sandbox.history import Change
+from agent.sandbox.store import ObjectStore
+from tests.fakes.chance import Seeded
+from tests.fakes.clock import ManualClock
+
+
+def a_store(history: int = 100) -> ObjectStore:
+    return ObjectStore(ManualClock(), Seeded(), history)
+
+
+def a_pod(name: str = "p", node: str = "", grace: int | None = None) -> Json:
+    spec: Json = {"nodeName": node} if node else {}
+    if grace is not None:
+        spec["terminationGracePeriodSeconds"] = grace
+    return {"metadata": {"name": name}, "spec": spec}
+
+
+async def take(store: ObjectStore, count: int, since: int | None, **fields: str) -> list[Change]:
+    selector = {key.replace("_", "."): value for key, value in fields.items()}
+    subscription = store.subscribe("pods", since, fields=selector)
+    return [await anext(subscription) for _ in range(count)]
+
+
+def test_a_pod_on_a_node_is_deleted_when_the_kubelet_says_so() -> None:
+    store = a_store()
+    store.create("pods", a_pod("p", "n1", grace=20))
+
+    marked = store.delete("pods", "default", "p")
+
+    assert "2026-08-21T06:20:59Z" == marked["metadata"]["deletionTimestamp"]
+    assert 20 == marked["metadata"]["deletionGracePeriodSeconds"]
+    store.finalize("default", "p", uid=marked["metadata"]["uid"])
+    assert [] == store.select("pods")
+
+
+def test_a_second_deletion_does_not_move_the_deadline() -> None:
+    store, clock = a_store(), ManualClock()
+    store = ObjectStore(clock, Seeded())
+    store.create("pods", a_pod("p", "n1"))
+    first = store.delete("pods", "default", "p")
+    clock.advance(10)
+
+    assert first == store.delete("pods", "default", "p")
+
+
+def test_a_second_deletion_may_shorten_the_deadline() -> None:
+    store = a_store()
+    store.create("pods", a_pod("p", "n1"))
+    store.delete("pods", "default", "p", grace=20)
+
+    shorter = store.delete("pods", "default", "p", grace=5)["metadata"]
+
+    assert ("2026-08-21T06:20:44Z", 5) == (
+        shorter["deletionTimestamp"],
+        shorter["deletionGracePeriodSeconds"],
+    )
+    longer = store.delete("pods", "default", "p", grace=25)["metadata"]
+    assert 5 == longer["deletionGracePeriodSeconds"]
+    least = store.delete("pods", "default", "p", grace=-1)["metadata"]
+    assert 1 == least["deletionGracePeriodSeconds"]
+
+
+def test_a_pod_without_a_grace_period_goes_at_once() -> None:
+    store = a_store()
+    store.create("pods", a_pod("p", "n1", grace=0))
+
+    store.delete("pods", "default", "p")
+
+    assert [] == store.select("pods")
+
+
+@pytest.mark.parametrize(
+    ("node", "phase", "grace"),
+    [("", "Pending", None), ("n1", "Failed", None), ("n1", "Running", 0)],
+)
+def test_a_pod_that_nobody_runs_goes_at_once(node: str, phase: str, grace: int | None) -> None:
+    store = a_store()
+    store.create("pods", a_pod("p", node) | {"status": {"phase": phase}})
+
+    store.delete("pods", "default", "p", grace=grace)
+
+    assert [] == store.select("pods")
+
+
+def test_the_wrong_pod_of_a_name_is_neither_deleted_nor_finalized() -> None:
+    store = a_store()
+    store.create("pods", a_pod("p", "n1"))
+
+    with pytest.raises(ConflictError, match=r"the UID in the precondition \(old\)"):
+        store.delete("pods", "default", "p", uid="old")
+    with pytest.raises(ConflictError, match=r"the ResourceVersion in the precondition \(1\)"):
+        store.delete("pods", "default", "p", version="1")
+    with pytest.raises(ConflictError):
+        store.finalize("default", "p", uid="old")
+
+
+async def test_a_pod_that_goes_is_told_as_being_deleted_and_then_as_deleted() -> None:
+    store = a_store()
+    store.create("pods", a_pod("a", "n1"))
+    since = store.version
+
+    gone = store.delete("pods", "default", "a", grace=0)
+
+    changes = await take(store, 2, since)
+    assert ["MODIFIED", "DELETED"] == [change.type for change in changes]
+    assert {0} == {change.object["metadata"]["deletionGracePeriodSeconds"] for change in changes}
+    assert gone == changes[1].object
