@@ -82,7 +82,7 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: Api) -> Bac
     facts, state, clock = front.facts, front.state, adapters.clock
     node = Node(api.node, facts.node, adapters.random)
     pods = Pods(api.pods, facts.pods, clock, adapters.random)
-    allocation = _allocation(settings, adapters, front, api, pods)
+    allocation = _allocation(settings, adapters, front, api, (pods, node))
     report_state = Cell(ReportState())
     return Back(
         api=api,
@@ -117,9 +117,10 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: Api) -> Bac
 
 
 def _allocation(
-    settings: Settings, adapters: Adapters, front: Front, api: Api, pods: Pods
+    settings: Settings, adapters: Adapters, front: Front, api: Api, watched: tuple[Pods, Node]
 ) -> Allocation:
     facts, knowing = front.facts, front.knowing
+    pods, node = watched
     return Allocation(
         views=Views(
             facts.pods,
@@ -135,6 +136,7 @@ def _allocation(
             refresh=pods.refresh,
             epoch=knowing.kubelet.now,
             clock=adapters.clock,
+            look=node.look,
         ),
         storage=Storage(commit=front.state.commit, hooks=adapters.hooks),
         settings=AllocationSettings(match=settings.match, edits=facts.edits),

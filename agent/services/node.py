@@ -1,6 +1,7 @@
 """This Node as the API server holds it: one WATCH, opened again whenever it ends."""
 
 import asyncio
+import contextlib
 import random
 from typing import NoReturn
 
@@ -36,19 +37,26 @@ class Node:
         self._floor = 0
         """The version of our own last write since this watch began: older frames are late."""
         self._failing = False
+        self._wanted = asyncio.Event()
 
     async def run(self) -> NoReturn:
         """Keep the view for ever."""
         while True:
             self._floor = 0
+            least = 0.0
             self._watch.opening()
             try:
                 await self._follow()
             except ApiError as error:
                 delay = self._give_up(error)
+                least = error.retry_after or 0.0
             else:
                 delay = self._watch.ended()
-            await asyncio.sleep(delay)
+            await self._pause(least, delay)
+
+    def look(self) -> None:
+        """Open the watch now if it is down: somebody has to know the Node as it is."""
+        self._wanted.set()
 
     def saw(self, node: NodeView) -> None:
         """Take in the answer to a write of ours, unless the watch has shown something newer."""
@@ -58,6 +66,14 @@ class Node:
             return
         self._floor = version
         self._node.set(node)
+
+    async def _pause(self, least: float, most: float) -> None:
+        """Wait for `most` seconds; from `least` on, which the server asked for, for a `look`."""
+        await asyncio.sleep(least)
+        self._wanted.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(most - least):
+                await self._wanted.wait()
 
     async def _follow(self) -> None:
         """One watch to its end. Its frames come in order; only our writes may overtake them."""

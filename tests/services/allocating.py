@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import datetime as dt
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from agent.core.edits import EditSettings
 from agent.core.holdings import KubeletEpoch
@@ -67,6 +67,7 @@ class Desk:
         self.hooks = FakeHookDirs()
         self.epoch: KubeletEpoch | None = EPOCH
         self.unseen: list[PodView] = []
+        self.looked: Callable[[], object] = lambda: None
         self.refreshes = 0
         self.refresh_error: Exception | None = None
         self.service = Allocation(
@@ -78,6 +79,7 @@ class Desk:
                 self._refresh,
                 lambda: self.epoch,
                 self.clock,
+                self._look,
             ),
             storage=Storage(self.state.commit, self.hooks),
             settings=AllocationSettings(
@@ -126,6 +128,9 @@ class Desk:
     def effects(self, kind: EffectKind) -> list[Effect]:
         """What is owed, of that kind."""
         return [effect for effect in self.ledger.outbox if effect.kind is kind]
+
+    def _look(self) -> None:
+        self.looked()
 
     async def _refresh(self) -> PodTable:
         self.refreshes += 1

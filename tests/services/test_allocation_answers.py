@@ -52,6 +52,16 @@ async def test_the_directory_is_made_anew_and_named_after_pod_and_container():
         assert any(mount.host_path.endswith(f"{pod.uid}_main") for mount in answer.mounts)
 
 
+async def test_a_lock_that_the_nodes_watch_shows_when_it_is_opened_for_us_is_enough():
+    async with a_desk() as desk:
+        pod = placed(1)
+        desk.see(pod)
+        desk.witness.admit(pod)
+        desk.looked = lambda: desk.lock(pod)
+
+        assert G1 == envs(await desk.service.allocate(ids(4)))["NVIDIA_VISIBLE_DEVICES"]
+
+
 @pytest.mark.parametrize("counts", [(1, 1), (2, 1), (1, 2)])
 async def test_the_second_container_is_asked_for_while_the_first_is_not_confirmed(counts):
     async with a_desk() as desk:

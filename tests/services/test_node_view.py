@@ -65,6 +65,56 @@ async def test_a_watch_that_ends_is_opened_again_at_once():
         assert ((("ended",), 1),) == node.restarts.items()
 
 
+async def test_a_watch_that_is_down_is_opened_at_once_for_who_needs_the_node():
+    api = FakeApi()
+    api.create_node()
+
+    async with following(api) as (node, view):
+        api.begin_outage()
+        api.end_watches()
+        await asyncio.sleep(60)
+        api.end_outage()
+        changed = api.edit_node({"a": "b"})
+        await asyncio.sleep(0.1)
+        assert changed != view.value
+
+        node.look()
+        await asyncio.sleep(0.1)
+
+        assert changed == view.value
+
+
+async def test_a_server_that_names_a_time_is_not_looked_at_before():
+    api = FakeApi()
+    api.create_node()
+    api.throttle(1, retry_after=20.0)
+
+    async with following(api) as (node, view):
+        node.look()
+        await asyncio.sleep(19.8)
+        assert view.value is None
+        await asyncio.sleep(0.3)
+
+        assert view.value is not None
+
+
+async def test_looking_leaves_an_open_watch_alone_and_is_soon_forgotten():
+    api = FakeApi()
+    api.create_node()
+
+    async with following(api) as (node, _):
+        node.look()
+        await asyncio.sleep(60)
+        assert 1 == api.calls["watch_node"]
+        api.begin_outage()
+        api.end_watches()
+        await asyncio.sleep(0.9)
+        assert 1 == api.calls["watch_node"]
+        await asyncio.sleep(0.2)
+
+        assert 2 == api.calls["watch_node"]
+
+
 async def test_our_own_write_is_seen_before_the_watch_shows_it():
     api = FakeApi()
     api.create_node()

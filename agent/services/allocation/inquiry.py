@@ -79,7 +79,8 @@ class Views:
 class Peers:
     """Whom an inquiry asks. `refresh` makes the one LIST of this node's pods.
 
-    `epoch` names the kubelet that is there now.
+    `epoch` names the kubelet that is there now. `look` has the Node's watch opened at once where it
+    is down: after an outage the scheduler and the kubelet may be back before it.
     """
 
     witness: Witness
@@ -88,6 +89,7 @@ class Peers:
     refresh: Callable[[], Awaitable[PodTable]]
     epoch: Callable[[], KubeletEpoch | None]
     clock: Clock
+    look: Callable[[], None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -209,6 +211,7 @@ class Inquiry:
                 if isinstance(step, ListPods):
                     await self._views.pods.until(lambda table: table != seen.table)
                 else:
+                    self._peers.look()
                     await self._views.node.until(lambda node: held_lock(node) != seen.lock)
         except TimeoutError:
             return False
@@ -227,6 +230,7 @@ class Inquiry:
 
     async def _await_lock(self) -> None:
         before = held_lock(self._views.node.value)
+        self._peers.look()
         try:
             async with asyncio.timeout(LOCK_PAUSE):
                 await self._views.node.until(lambda node: held_lock(node) not in {None, before})

@@ -1,6 +1,7 @@
 """One program of the cluster: started, stopped, killed, frozen; its last words."""
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -83,6 +84,8 @@ class Part:
         """SIGKILL, and wait until it is gone."""
         if self._process is not None and self.is_alive:
             self.send(signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                self.thaw()  # who waits for a frozen one is frozen too
             await self._process.wait()
 
     async def wait(self) -> int:

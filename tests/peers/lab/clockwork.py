@@ -1,0 +1,59 @@
+"""When something happened, by the stamps of those who saw it: all clocks here are one machine's."""
+
+import datetime as dt
+import re
+from typing import Final
+
+from tests.peers.lab.agents import Agent
+from tests.peers.lab.cluster import Cluster
+from tests.peers.lab.placement import now
+from tests.peers.lab.waiting import until_answer
+
+REGISTERED: Final = '"Got registration request from device plugin with resource"'
+ALL_HEALTHY: Final = 'resourceName="nvidia.com/gpu" totalCount=80 healthyCount=80'
+_STAMP: Final = re.compile(r"[IWEF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{6})")
+
+
+def wall() -> float:
+    """Now, in Unix seconds."""
+    return now().timestamp()
+
+
+def kubelet_said(cluster: Cluster, words: str, since: float) -> list[float]:
+    """When the kubelet logged those words after a moment, in Unix seconds."""
+    lines = (line for line in cluster.kubelet.part.said().splitlines() if words in line)
+    stamps = (stamp for line in lines if (stamp := _stamp(line)) is not None)
+    return [stamp for stamp in stamps if stamp >= since]
+
+
+def agent_said(agent: Agent, event: str, since: float) -> list[float]:
+    """When the agent logged an event after a moment, in Unix seconds."""
+    lines = (dt.datetime.fromisoformat(one["ts"]).timestamp() for one in agent.events(event))
+    return [stamp for stamp in lines if stamp >= since]
+
+
+async def until_kubelet_says(
+    cluster: Cluster, words: str, since: float, within: float = 15.0
+) -> float:
+    """When the kubelet logs those words for the first time after a moment, in Unix seconds.
+
+    Raises:
+        TimeoutError: it does not.
+    """
+
+    async def is_said() -> bool:
+        return bool(kubelet_said(cluster, words, since))
+
+    await until_answer(is_said, within, lambda: f"the kubelet has not said {words}")
+    return kubelet_said(cluster, words, since)[0]
+
+
+def _stamp(line: str) -> float | None:
+    """A stamp of klog, which names no year and no zone: this one, and the machine's."""
+    found = _STAMP.match(line)
+    if found is None:
+        return None
+    month, day, hour, minute, second, micro = map(int, found.groups())
+    year = now().astimezone().year
+    local = dt.datetime(year, month, day, hour, minute, second, micro)  # noqa: DTZ001 -- made so
+    return local.astimezone().timestamp()
