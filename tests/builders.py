@@ -121,7 +121,7 @@ def a_container(
     count: int = 1,
     control_disabled: bool = False,
     running_id: str | None = None,
-    memory_text: str = "",
+    dropped_memory: str = "",
 ) -> ContainerView:
     """A container that asks for `count` slices."""
     return ContainerView(
@@ -130,7 +130,7 @@ def a_container(
         count=count,
         control_disabled=control_disabled,
         running_id=running_id,
-        memory_text=memory_text,
+        dropped_memory=dropped_memory,
     )
 
 

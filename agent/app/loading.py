@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from agent.app.adapters import Adapters
 from agent.app.running import Whole
 from agent.app.watching import Watched
+from agent.core.errors import SettingsError
 from agent.host.kube.connection import Connection
 from agent.host.worker import Worker
 from agent.kit.news import news
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 LOAD_DELAY = 0.25
 """Seconds after which the rest is loaded although the kubelet was not reached yet."""
+
+OPEN_DEADLINE = 0.5
+"""Seconds that answers wait for the API client's import; the kubelet waits for them."""
 
 OpenWeb = Callable[..., contextlib.AbstractAsyncContextManager[object]]
 
@@ -38,8 +42,27 @@ async def load_back(
     open_back = await adapters.loader.call(back_half)
     async with open_back(settings, connection, adapters, front) as back:
         whole.back.set(back)
+        await connected(back.api.session)
         front.allocator.ready.set(back.allocation)
         await asyncio.Event().wait()
+
+
+class Session(Protocol):
+    """What can be loaded ahead of its use."""
+
+    async def open(self) -> None:
+        """Load it. Raises SettingsError."""
+        ...
+
+
+async def connected(session: Session) -> None:
+    """Load the API client before the first answer: its LIST has no time for that.
+
+    What is wrong with the connection is told by the watches, which try again; nobody waits.
+    """
+    with contextlib.suppress(SettingsError, TimeoutError):
+        async with asyncio.timeout(OPEN_DEADLINE):
+            await session.open()
 
 
 def web_door() -> OpenWeb:

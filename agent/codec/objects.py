@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from agent.codec.nodelock import decode_stamp
-from agent.codec.pod import Groups, decode_pod_devices, validate
-from agent.codec.quantity import decode_quantity
+from agent.codec.pod import INT32_MAX, Groups, decode_pod_devices, validate
+from agent.codec.quantity import decode_quantity, decode_whole
 from agent.core.annotations import ALLOCATED, MIRROR, PREFIX
 from agent.core.errors import MalformedText, cap
 from agent.core.pods import ContainerView, NodeView, Phase, PodUid, PodView, Role
@@ -117,8 +117,17 @@ def _container(
             for env in _objects(item, "env")
         ),
         running_id=running.get(name),
-        memory_text=_asked(item, memory_resource),
+        dropped_memory=_dropped(_asked(item, memory_resource)),
     )
+
+
+def _dropped(memory: str) -> str:
+    """The text of a memory request that HAMi cannot hold and drops; empty for all others.
+
+    Source: HAMi v2.10 pkg/device/nvidia/device.go, GenerateResourceRequests.
+    """
+    mib = decode_whole(memory) if memory else 0
+    return memory if mib is None or not 0 <= mib <= INT32_MAX else ""
 
 
 def _asked(item: Mapping[str, object], resource: str) -> str:

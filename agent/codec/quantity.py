@@ -22,6 +22,20 @@ _SUFFIXES = {
 
 def decode_quantity(text: str) -> int | None:
     """The number that `text` says, rounded up as Kubernetes does; None when it is no quantity."""
+    exact = _exact(text)
+    return None if exact is None else math.ceil(exact)
+
+
+def decode_whole(text: str) -> int | None:
+    """The number that `text` says; None when it is no quantity, or a fraction.
+
+    An API server writes quantities anew: 3000 comes back as `3k`.
+    """
+    exact = _exact(text)
+    return int(exact) if exact is not None and exact.denominator == 1 else None
+
+
+def _exact(text: str) -> Fraction | None:
     match = _QUANTITY.fullmatch(text)
     if match is None:
         return None
@@ -29,4 +43,4 @@ def decode_quantity(text: str) -> int | None:
     if exponent is None and suffix not in _SUFFIXES:
         return None
     factor = _SUFFIXES[suffix] if exponent is None else Fraction(10) ** int(exponent[1:])
-    return math.ceil(Fraction(sign + digits) * factor)
+    return Fraction(sign + digits) * factor

@@ -81,7 +81,7 @@ def _assigned(found: Candidate, settings: MatchSettings) -> tuple[int, tuple[Sha
             "create the pod again.",
         )
     if not any(pod.groups or ()):
-        raise _unplaced(pod, container.memory_text)
+        raise _unplaced(pod, container.dropped_memory)
     node = pod.annotations.get(VGPU_NODE)
     if node != settings.node:
         raise Refusal(
@@ -99,13 +99,13 @@ def _assigned(found: Candidate, settings: MatchSettings) -> tuple[int, tuple[Sha
     )
 
 
-def _unplaced(pod: PodView, memory_text: str) -> Refusal:
+def _unplaced(pod: PodView, dropped_memory: str) -> Refusal:
     name = "/".join(pod.key)
-    if memory_text and not memory_text.isdigit():
+    if dropped_memory:
         return Refusal(
             Gate.DROPPED_REQUEST,
-            f"HAMi's scheduler dropped the request of pod {name}: gpumem {cap(memory_text, 40)} is "
-            "not a number of MiB that it can hold; write the number of MiB without a unit.",
+            f"HAMi's scheduler dropped the request of pod {name}: gpumem {cap(dropped_memory, 40)} "
+            "is not a number of MiB that it can hold; write the number of MiB without a unit.",
         )
     return Refusal(
         Gate.NO_ANNOTATION,

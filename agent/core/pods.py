@@ -36,7 +36,7 @@ class ContainerView:
 
     `control_disabled`: a literal env CUDA_DISABLE_CONTROL that Go's ParseBool reads as true.
     `running_id`: the runtime's id while status says running, else None.
-    `memory_text`: the raw `gpumem` limit, kept to name a value that HAMi drops.
+    `dropped_memory`: the text of a `gpumem` limit that HAMi drops, empty for all others.
     """
 
     name: str
@@ -44,7 +44,7 @@ class ContainerView:
     count: int
     control_disabled: bool = False
     running_id: str | None = None
-    memory_text: str = ""
+    dropped_memory: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -85,11 +85,30 @@ def test_the_count_is_the_limit_else_the_request(resources, count: int):
     assert count == container(resources=resources).containers[0].count
 
 
-def test_the_memory_limit_is_kept_as_it_was_written():
-    limits = {GPU: "1", "nvidia.com/gpumem": "99999999999", "ours/mem": "7"}
-    assert "99999999999" == container(resources={"limits": limits}).containers[0].memory_text
+@pytest.mark.parametrize(
+    ("written", "dropped"),
+    [
+        ("3000", ""),
+        ("3k", ""),  # how an API server writes 3000
+        (3000, ""),
+        ("0", ""),
+        (2**31 - 1, ""),
+        (2**31, "2147483648"),
+        ("3Gi", "3Gi"),
+        ("1500m", "1500m"),
+        ("-1", "-1"),
+        ("much", "much"),
+    ],
+)
+def test_a_memory_limit_is_kept_only_where_hami_drops_it(written: object, dropped: str):
+    limits = {GPU: "1", "nvidia.com/gpumem": written}
+    assert dropped == container(resources={"limits": limits}).containers[0].dropped_memory
+
+
+def test_the_memory_resource_can_have_another_name():
+    limits = {GPU: "1", "nvidia.com/gpumem": "3Gi", "ours/mem": "7Gi"}
     obj = pod_object(spec={"containers": [{"name": "main", "resources": {"limits": limits}}]})
-    assert "7" == decode_pod(obj, GPU, "ours/mem").containers[0].memory_text
+    assert "7Gi" == decode_pod(obj, GPU, "ours/mem").containers[0].dropped_memory
 
 
 @pytest.mark.parametrize("word", ["1", "t", "T", "TRUE", "true", "True"])

@@ -83,7 +83,7 @@ def test_a_pod_that_hami_never_placed_is_told_how_to_be_placed() -> None:
 
 
 def test_a_gpumem_value_that_hami_drops_is_named() -> None:
-    pod = a_pod(name="train-1", containers=(a_container(memory_text="3Gi"),))
+    pod = a_pod(name="train-1", containers=(a_container(dropped_memory="3Gi"),))
 
     assert "3Gi" in refused(scene_of(pod), Gate.DROPPED_REQUEST)
 
