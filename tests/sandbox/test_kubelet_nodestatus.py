@@ -61,3 +61,28 @@ async def test_what_the_node_publishes_decides_in_the_kubelets_predicates(tmp_pa
 
         assert {RESOURCE: 3} == node.rig.kubelet.node.published
         assert "a" == node.rig.kubelet.node.labels["zone"]
+
+
+async def test_what_only_an_earlier_kubelet_knew_is_wholly_allocatable(tmp_path):
+    async with a_node_rig(tmp_path, count=4) as node:
+        await node.sees(lambda: "4" == node.count("allocatable"))
+        node.plugin.end_streams()
+        await node.sees(lambda: "0" == node.count("allocatable"))
+
+        await node.rig.kubelet.restart(lose_checkpoint=True)
+
+        await node.sees(lambda: "4" == node.count("allocatable"))
+        assert 0 == node.rig.kubelet.allocatable(RESOURCE)
+
+
+async def test_a_pod_that_asks_for_a_removed_resource_finds_none_of_it(tmp_path):
+    async with a_node_rig(tmp_path, count=4) as node:
+        await node.sees(lambda: "4" == node.count("allocatable"))
+        node.plugin.end_streams()
+        await node.sees(lambda: "0" == node.count("capacity"))
+
+        node.create("p")
+
+        await node.phases(p="Failed")
+        assert node.pod("p")["status"]["message"].endswith("requested: 1, used: 0, capacity: 0")
+        assert [] == node.plugin.allocated

@@ -46,6 +46,24 @@ async def test_a_refused_pod_is_failed_with_the_plugins_words(tmp_path):
         assert {} == node.rig.kubelet.node.pods
 
 
+async def test_a_rejection_right_after_the_kubelets_start_is_told_with_its_first_full_report(
+    tmp_path,
+):
+    async with a_node_rig(tmp_path) as node:
+        loop, started = asyncio.get_running_loop(), node.rig.seen("started")[0].elapsed
+        refusal = GRPCError(Status.FAILED_PRECONDITION, "no")
+        node.plugin.script.refusals += [refusal, refusal]
+        node.create("early")
+        await node.rig.until_seen("rejected")
+        assert loop.time() < started + 2
+        await asyncio.sleep(3)
+        node.create("late")
+        await node.phases(early="Pending", late="Failed")
+
+        await node.phases(early="Failed", late="Failed")
+        assert 10 == round(loop.time() - started)
+
+
 async def test_a_pod_of_another_node_is_left_alone(tmp_path):
     async with a_node_rig(tmp_path) as node:
         pod = {"metadata": {"name": "p"}, "spec": {"nodeName": "node-b", "containers": []}}
@@ -115,6 +133,38 @@ async def test_a_graceful_deletion_ends_the_pod_and_removes_it(tmp_path):
 
         await node.phases(p=None)
         assert {} == node.rig.kubelet.node.pods
+
+
+async def test_a_deletion_that_has_begun_ends_while_an_allocate_is_held(tmp_path):
+    async with a_node_rig(tmp_path) as node:
+        node.create("p")
+        await node.phases(p="Running")
+        node.plugin.script.gate = asyncio.Event()
+        node.plugin.allocating.clear()
+        node.store.delete("pods", "default", "p")
+        await asyncio.sleep(0.1)
+        node.create("q")
+        await node.plugin.allocating.wait()
+
+        await node.phases(p=None, q="Pending")
+
+        node.plugin.script.gate.set()
+        await node.phases(q="Running")
+
+
+async def test_a_pod_deleted_in_its_own_allocate_holds_nothing_for_the_next(tmp_path):
+    async with a_node_rig(tmp_path) as node:
+        gate = node.plugin.script.gate = asyncio.Event()
+        node.create("p")
+        await node.plugin.allocating.wait()
+        node.store.delete("pods", "default", "p", grace=0)
+        await asyncio.sleep(0.1)
+        node.create("q", count=4)
+        await asyncio.sleep(0.1)
+
+        gate.set()
+
+        await node.phases(p=None, q="Running")
 
 
 async def test_a_new_pod_of_the_same_name_is_another_pod(tmp_path):

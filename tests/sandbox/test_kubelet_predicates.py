@@ -7,6 +7,7 @@ from tests.fakes.plugin import RESOURCE
 async def test_a_node_selector_that_does_not_match_rejects_after_allocate(tmp_path):
     async with a_rig_with_plugin(tmp_path, count=1) as (rig, plugin):
         rig.kubelet.node.labels["zone"] = "a"
+        rig.kubelet.node.published[RESOURCE] = 1
 
         verdict = await rig.admit(a_pod_object("u1", nodeSelector={"zone": "b"}))
 
@@ -22,6 +23,29 @@ async def test_the_room_is_raised_to_what_is_held_where_the_pod_itself_holds_ids
 
         assert (await rig.admit(a_pod_object("u1", count=2))).admitted
         assert 1 == len(plugin.allocated)
+
+
+async def test_with_a_selector_that_does_not_match_an_unpublished_resource_is_lacking(tmp_path):
+    async with a_rig_with_plugin(tmp_path) as (rig, _):
+        verdict = await rig.admit(a_pod_object("u1", nodeSelector={"zone": "b"}))
+
+        assert f"OutOf{RESOURCE}" == verdict.reason
+        assert verdict.message.endswith("requested: 1, used: 0, capacity: 0")
+
+
+async def test_an_unpublished_resource_is_lacking_where_others_ask_for_what_they_do_not_hold(
+    tmp_path,
+):
+    async with a_rig_with_plugin(tmp_path) as (rig, plugin):
+        await rig.admit(a_pod_object("u1"))
+        await rig.until_seen("container_started")
+        await rig.kubelet.restart(lose_checkpoint=True)
+        await rig.come_back(plugin)
+        await rig.until_seen("admitted", 2)
+
+        verdict = await rig.admit(a_pod_object("u2"))
+
+        assert verdict.message.endswith("requested: 1, used: 1, capacity: 1")
 
 
 async def test_after_a_lost_checkpoint_an_unpublished_resource_kills_running_pods(tmp_path):

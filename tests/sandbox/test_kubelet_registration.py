@@ -148,6 +148,7 @@ async def test_calls_say_localhost_as_authority_and_have_no_deadline(tmp_path):
         calls = {headers[":path"].rpartition("/")[2] for headers in plugin.headers}
         assert {"GetDevicePluginOptions", "ListAndWatch", "Allocate"} == calls
         assert {"localhost"} == {headers[":authority"] for headers in plugin.headers}
+        assert {"grpc-go/1.79.3"} == {headers["user-agent"] for headers in plugin.headers}
         assert not [headers for headers in plugin.headers if "grpc-timeout" in headers]
 
 
@@ -184,6 +185,24 @@ async def test_after_a_failed_register_again_the_end_of_the_stream_goes_unnotice
 
         assert 2 == rig.kubelet.allocatable(RESOURCE)
         assert not rig.seen("disconnected")
+        assert (await rig.admit(a_pod_object())).admitted, "its connection is still open"
+
+
+async def test_the_end_of_a_stream_while_another_is_dialled_makes_everything_unhealthy(tmp_path):
+    async with a_rig_with_plugin(tmp_path, count=2) as (rig, plugin):
+        new = ScriptedPlugin(rig.plugins, name="q.sock", count=3)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(new.register())
+            await asyncio.sleep(0.5)
+            plugin.end_streams()
+            await rig.until_listed(0)
+            async with new:
+                await rig.until_listed(3)
+
+                new.end_streams()
+                await rig.soon(new.streams_ended.wait())
+                await asyncio.sleep(30)
+                assert 3 == rig.kubelet.allocatable(RESOURCE), "nobody was current any more"
 
 
 async def test_a_register_that_its_client_gives_up_leaves_nothing_behind(tmp_path):

@@ -49,26 +49,35 @@ class Admitter:
         return None
 
     def _predicate(self, pod: PodSpec) -> tuple[str, str] | None:
+        room = self._raised(pod)
+        refusal = self._lacking(pod, room)
+        if refusal is not None or _matches(pod.node_selector.items(), self._node.labels):
+            return refusal
+        # only the labels are in the way: the Node is read anew, and nothing is raised this time
+        published = {name: self._node.published.get(name, 0) for name in room}
+        text = "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"
+        return self._lacking(pod, published) or ("NodeAffinity", text)
+
+    def _lacking(self, pod: PodSpec, room: Mapping[str, int]) -> tuple[str, str] | None:
+        """The first resource that does not suffice; one that nobody publishes is not looked at."""
         resources = {name for container in pod.containers for name in container.limits}
-        for resource in sorted(resources & self._node.published.keys()):
-            asked, capacity = pod.request(resource), self._room(pod, resource)
+        for resource in sorted(resources & room.keys()):
+            asked, capacity = pod.request(resource), room[resource]
             others = (other for other in self.active.values() if other.uid != pod.uid)
             used = sum(other.request(resource) for other in others)
-            if asked > capacity - used:
+            if asked and asked > capacity - used:
                 return f"OutOf{resource}", (
                     f"Node didn't have enough resource: {resource}, "
                     f"requested: {asked}, used: {used}, capacity: {capacity}"
                 )
-        if not _matches(pod.node_selector.items(), self._node.labels):
-            text = "node(s) didn't match Pod's node affinity/selector"
-            return "NodeAffinity", f"Predicate NodeAffinity failed: {text}"
         return None
 
-    def _room(self, pod: PodSpec, resource: str) -> int:
+    def _raised(self, pod: PodSpec) -> Mapping[str, int]:
         """The Node's allocatable, raised to what is held where the pod itself holds something."""
-        room = self._node.published[resource]
+        room = dict(self._node.published)
         if self._books.records.has_pod(pod.uid):
-            room = max(room, self._books.records.count(resource))
+            for resource, ids in self._books.in_use.items():
+                room[resource] = max(room.get(resource, 0), len(ids))
         return room
 
 

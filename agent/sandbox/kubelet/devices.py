@@ -20,7 +20,15 @@ _NAME: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
 class DeviceError(Exception):
-    """The kubelet's own refusal to give ids; str() is its exact text."""
+    """No ids; str() is the kubelet's exact text.
+
+    `said` is what a container's status shows of it: of an error that a plugin answered itself,
+    only the plugin's words.
+    """
+
+    def __init__(self, text: str, said: str | None = None) -> None:
+        super().__init__(text)
+        self.said: Final = text if said is None else said
 
 
 @dataclass(frozen=True, slots=True)

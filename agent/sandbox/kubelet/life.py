@@ -106,14 +106,24 @@ class Life:
 
         self._jobs.put_nowait(hear)
 
-    async def end_pod(self, uid: str) -> None:
-        """The loop hears that a pod has ended; returns when it has, or this process has died."""
+    async def end_pod(self, uid: str, stop_seconds: float) -> None:
+        """The loop hears that a pod is to end; stopping it goes on beside the loop.
 
-        async def hear() -> None:
+        Returns when it has ended, or this process has died.
+        """
+
+        async def end() -> None:
+            await asyncio.sleep(stop_seconds)
             self._admitter.active.pop(uid, None)
             self._node.remove(uid)
             done.set()
             self._seen.note("ended", pod=uid)
+
+        async def hear() -> None:
+            if stop_seconds:
+                self._spawn(end())
+            else:
+                await end()
 
         done = asyncio.Event()
         self._jobs.put_nowait(hear)

@@ -42,7 +42,7 @@ class KubeletModel:
         self._paths = Paths(directory, pod_resources_dir)
         self.clock: Final = clock
         self.random: Final = random
-        self._timings = timings
+        self.timings: Final = timings
         self._life: Life | None = None
         self._owner: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
@@ -136,10 +136,13 @@ class KubeletModel:
             self._life.submit_pod(entry.spec.uid)
         return await entry.verdict()
 
-    async def pod_gone(self, uid: str) -> None:
-        """The pod is terminal or deleted; heard of after whatever the kubelet is busy with."""
+    async def pod_gone(self, uid: str, *, stop_seconds: float = 0.0) -> None:
+        """The pod is terminal or deleted; heard of after whatever the kubelet is busy with.
+
+        What it is busy with afterwards does not hold up the `stop_seconds` of its containers.
+        """
         if self._life is not None and self.is_up:
-            await self._life.end_pod(uid)
+            await self._life.end_pod(uid, stop_seconds)
         self.node.remove(uid)
 
     async def container_died(self, uid: str, container: str) -> None:
@@ -191,12 +194,12 @@ class KubeletModel:
                 up.set_result(None)
 
         while not stop.is_set():
-            life = Life(self.node, self._paths, self.random, self.history, self._timings)
+            life = Life(self.node, self._paths, self.random, self.history, self.timings)
             self._life = life
             try:
                 await life.run(serving)
             finally:
                 self._life = None
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._timings.after_panic):
+                async with asyncio.timeout(self.timings.after_panic):
                     await stop.wait()

@@ -1,6 +1,7 @@
 """The Node object as the kubelet keeps it: it registers it and reports capacity and allocatable."""
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -76,15 +77,14 @@ class NodeReporter:
 
     def _report(self, resources: NodeResources) -> None:
         gone = dict.fromkeys(resources.removed, 0)
+        counted, offered = _texts(gone | dict(resources.capacity)), _texts(resources.allocatable)
 
         def change(node: Json) -> Json:
             status = node.setdefault("status", {})
-            for key, found in (
-                ("capacity", resources.capacity),
-                ("allocatable", resources.allocatable),
-            ):
-                numbers = {name: str(count) for name, count in {**gone, **found}.items()}
-                status[key] = {**(status.get(key) or {}), **numbers}
+            capacity = status["capacity"] = {**(status.get("capacity") or {}), **counted}
+            # of a resource that an earlier kubelet knew and this one does not, all is allocatable
+            whole = {name: text for name, text in capacity.items() if "/" in name}
+            status["allocatable"] = {**(status.get("allocatable") or {}), **whole, **offered}
             return node
 
         try:
@@ -96,3 +96,7 @@ class NodeReporter:
         self._model.node.published = {
             name: int(text) for name, text in allocatable.items() if "/" in name
         }
+
+
+def _texts(counts: Mapping[str, int]) -> dict[str, str]:
+    return {name: str(count) for name, count in counts.items()}

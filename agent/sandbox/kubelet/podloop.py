@@ -5,6 +5,7 @@ one; the deletion is heard of afterwards.
 """
 
 import asyncio
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -75,6 +76,7 @@ class KubeletPodLoop:
         self._hosted: dict[str, _Hosted] = {}
         self._dirty: dict[str, None] = {}
         self._has_dirty = asyncio.Event()
+        self._started = -math.inf
         self._reporter = NodeReporter(model, store, node_name, status_period, eager=eager)
 
     async def run(self) -> None:
@@ -83,6 +85,8 @@ class KubeletPodLoop:
         Raises:
             ExceptionGroup: a pod of the store is no Pod, or the model is broken.
         """
+        for event in self._model.history.of("started"):
+            self._started = event.elapsed
         self._model.history.listen(self._hear)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._reporter.run())
@@ -117,6 +121,8 @@ class KubeletPodLoop:
         if hosted is None:
             if (pod.get("status") or {}).get("phase") in _TERMINAL:
                 return
+            if pod["metadata"].get("deletionGracePeriodSeconds") == 0:
+                return  # the write before its removal: it is known no more, or never was
             hosted = self._hosted[uid] = _Hosted(pod)
             group.create_task(self._host(hosted))
         hosted.pod = pod
@@ -140,9 +146,9 @@ class KubeletPodLoop:
         if admission.admitted and await self._runs_out(hosted):
             await self._succeed(hosted)
         await hosted.leaving.wait()
-        if admission.admitted and not hosted.is_gone and not hosted.is_over:
-            await asyncio.sleep(hosted.stop_seconds)
-        await self._model.pod_gone(hosted.uid)
+        runs = admission.admitted and not hosted.is_gone and not hosted.is_over
+        seconds = hosted.stop_seconds if runs else 0.0
+        await self._model.pod_gone(hosted.uid, stop_seconds=seconds)
         self._hosted.pop(hosted.uid, None)
         if not hosted.is_gone:
             self._finalize(hosted)
@@ -179,7 +185,13 @@ class KubeletPodLoop:
             return  # somebody deleted it with grace 0 meanwhile
 
     def _hear(self, event: Seen) -> None:
-        if event.kind in _RETOLD:
+        timings = self._model.timings
+        if event.kind == "started":
+            self._started = event.elapsed
+        elif event.kind == "rejected" and event.elapsed < self._started + timings.housekeeping:
+            loop = asyncio.get_running_loop()
+            loop.call_at(self._started + timings.full_report, self._mark, [event.pod])
+        elif event.kind in _RETOLD:
             self._mark([event.pod])
         elif event.kind == "listed":
             self._mark({uid for uid, _ in self._model.held(event.resource)})

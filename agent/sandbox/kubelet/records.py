@@ -55,10 +55,6 @@ class Records:
             held.setdefault(resource, set()).update(record.ids)
         return held
 
-    def count(self, resource: str) -> int:
-        """How many ids of one resource are held."""
-        return len(self.in_use().get(resource, ()))
-
     def has_pod(self, uid: str) -> bool:
         """Tell whether any container of the pod has a record."""
         return uid in self._pods

@@ -6,6 +6,7 @@ resource disconnects whichever client is current then.
 
 import os.path
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,13 @@ from agent.wire.v1beta1 import DevicePluginStub, Empty, RegisterRequest, Registr
 VERSION: Final = "v1beta1"
 
 
+@dataclass(slots=True)
+class _Client:
+    """The one client of a resource; it has no channel while it dials."""
+
+    channel: PluginChannel | None = None
+
+
 class Registration(RegistrationBase):
     """Plugins call `Register`; everything after it runs in tasks given to `spawn`."""
 
@@ -36,7 +44,7 @@ class Registration(RegistrationBase):
         self._books = books
         self._seen = seen
         self._spawn = spawn
-        self._clients: dict[str, PluginChannel | None] = {}
+        self._clients: dict[str, _Client] = {}
         self._channels: set[PluginChannel] = set()
 
     @override
@@ -60,32 +68,27 @@ class Registration(RegistrationBase):
         return Path(os.path.normpath(f"{self._directory}/{endpoint}"))
 
     async def _connect(self, resource: str, path: Path) -> None:
-        self._clients[resource] = None
+        client = self._clients[resource] = _Client()
         try:
-            channel = await dial(path)
-            self._channels.add(channel)
-            self._clients[resource] = channel
-            endpoint = await self._ask_options(resource, channel)
+            client.channel = await dial(path)
+            self._channels.add(client.channel)
+            endpoint = await self._ask_options(resource, client.channel)
         except BaseException:
             # the failed one is dropped *by name*: an earlier client is forgotten, its stream lives
             self._clients.pop(resource, None)
             raise
         self._books.connected(resource, endpoint)
-        self._spawn(self._run(resource, channel, endpoint))
+        self._spawn(self._run(resource, endpoint))
 
     async def _ask_options(self, resource: str, channel: PluginChannel) -> Endpoint:
         try:
             options = await DevicePluginStub(channel).get_device_plugin_options(Empty())
         except PLUGIN_FAULTS as error:
-            self._discard(channel)
             text = f"failed to get device plugin options: {go_text(error)}"
             raise DeviceError(text) from error
-        except BaseException:
-            self._discard(channel)
-            raise
         return Endpoint(resource, channel, options)
 
-    async def _run(self, resource: str, channel: PluginChannel, endpoint: Endpoint) -> None:
+    async def _run(self, resource: str, endpoint: Endpoint) -> None:
         text = "the plugin ended the stream"
         try:
             await endpoint.follow(lambda devices: self._books.listed(resource, devices))
@@ -93,15 +96,17 @@ class Registration(RegistrationBase):
             text = go_text(error)
         except DeviceError as error:  # an older stream's end was faster than this one's start
             text = str(error)
-        self._discard(channel)
+        # whoever is current is cut off, even one that is still dialling. Where nobody is, this
+        # stream's own connection stays open, and its plugin is asked as if nothing had happened.
         current = self._clients.pop(resource, None)
         if current is not None:
-            self._discard(current)
+            self._cut(current.channel)
             self._books.disconnected(resource, text)
 
-    def _discard(self, channel: PluginChannel) -> None:
-        channel.close()
-        self._channels.discard(channel)
+    def _cut(self, channel: PluginChannel | None) -> None:
+        if channel is not None:
+            channel.close()
+            self._channels.discard(channel)
 
 
 def _require_valid(message: RegisterRequest) -> None:

@@ -48,6 +48,10 @@ class SocketServer(Server):
             listener.close()
             raise
 
+    def open_connections(self) -> int:
+        """How many connections are open now."""
+        return sum(not _is_closed(connection) for connection in self._connections)
+
     async def die(self) -> None:
         """Cut all connections and stop listening; the socket file stays behind, dead.
 

@@ -1,0 +1,332 @@
+"""What the agent believes of the kubelet at the moment of a call, seen from inside the call.
+
+Each test runs against the real kubelet, and with the same words against the model of it, as far as
+the model has it. A panic of kubelet 1.36 through overlapping calls is never provoked here.
+"""
+
+import asyncio
+
+import pytest
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+
+from agent.wire.v1 import GetPodResourcesRequest, ListPodResourcesRequest
+from tests.peers.lab.probe import first
+
+REFUSAL = GRPCError(Status.FAILED_PRECONDITION, "test refusal, second sentence. [HA-3f9c]")
+NONE: frozenset[str] = frozenset()
+real_only = pytest.mark.parametrize("place", ["real"], indirect=True)
+
+
+def views(node, *names):
+    """From inside a call: what PodResources says of these pods, slowly enough for its limit."""
+
+    async def look():
+        found = {name: await node.held(name) for name in names}
+        await asyncio.sleep(0.012 * len(names))  # 100 questions a second are answered
+        return found
+
+    return look
+
+
+async def running(node, *names) -> None:
+    for name in names:
+        await node.until_phase(name, "Running")
+
+
+async def test_get_names_the_pod_and_the_container_that_are_being_admitted(node):
+    async with node.plugin(count=8) as plugin:
+        plugin.look = views(node, "pa", "pb", "pi")
+        two = (node.container("c1"), node.container("c2"))
+        await node.create("pa", *two)
+        await node.create("pb", *two)
+        await node.create("pi", *two, inits=(node.init(),))
+        await running(node, "pa", "pb", "pi")
+
+        told = [call.found for call in plugin.calls]
+        pods = [pod for pod in ("pa", "pb", "pi") for _ in range(3 if pod == "pi" else 2)]
+        order = list(dict.fromkeys(map(admitted_last, told)))
+        assert sorted(order) == ["pa", "pb", "pi"]
+        assert sorted(pods) == sorted(map(admitted_last, told))
+        for call, found in zip(plugin.calls, told, strict=True):
+            pod = admitted_last(found)
+            assert NONE == found[pod]["c2"], "the last container never holds anything yet"
+            for later in order[order.index(pod) + 1 :]:
+                assert found[later] is None, "bound, but not yet taken up"
+            for earlier in order[: order.index(pod)]:
+                assert NONE not in found[earlier].values()
+                assert not call.ids & frozenset().union(*found[earlier].values())
+
+
+def admitted_last(found) -> str:
+    """The one pod that is known and lacks something."""
+    (pod,) = (name for name, held in found.items() if held is not None and NONE in held.values())
+    return pod
+
+
+async def test_init_containers_are_never_listed_and_sidecars_from_the_start(node):
+    async with node.plugin() as plugin:
+        plugin.look = views(node, "p")
+        await node.create("p", inits=(node.init(), node.sidecar("s")))
+        await running(node, "p")
+
+        init, sidecar, app = (call.found["p"] for call in plugin.calls)
+        assert {"s": NONE, "main": NONE} == init == sidecar
+        assert {"s": plugin.asked[1], "main": NONE} == app
+        assert {"s": plugin.asked[1], "main": plugin.asked[2]} == await node.held("p")
+
+
+async def test_a_rejected_pod_is_not_found_from_its_rejection_on(node):
+    async with node.plugin() as plugin:
+        plugin.script.refusals.append(REFUSAL)
+        plugin.look = views(node, "p", "q")
+        await node.create("p")
+        await node.create("q")
+        await running(node, "q")
+
+        one, two = (call.found for call in plugin.calls)
+        refused, served = ("p", "q") if one["p"] is not None else ("q", "p")
+        assert {refused: {"main": NONE}, served: None} == one
+        assert {refused: None, served: {"main": NONE}} == two
+
+
+async def test_a_pod_that_a_later_handler_rejects_was_asked_for_and_is_not_found_after(node):
+    async with node.plugin() as plugin:
+        plugin.look = views(node, "p")
+        await node.until_counted(4, 4)
+        await node.create("p", nodeSelector={"disk": "none"})
+        await node.until_phase("p", "Failed")
+        await node.create("q")
+        await running(node, "q")
+
+        assert [{"p": {"main": NONE}}, {"p": None}] == [call.found for call in plugin.calls]
+
+
+async def test_ten_questions_at_once_are_answered_and_the_refusal_names_no_pod(node):
+    async with node.plugin():
+        await node.create("p")
+        await running(node, "p")
+        await asyncio.sleep(0.2)  # its bucket fills
+        async with node.lister() as lister, asyncio.TaskGroup() as group:
+            asked = GetPodResourcesRequest(node.known_as("p"), "default")
+
+            async def ask() -> tuple[Status, str | None]:
+                try:
+                    await lister.get(asked, timeout=5.0)
+                except GRPCError as error:
+                    return error.status, error.message
+                return Status.OK, None
+
+            tasks = [group.create_task(ask()) for _ in range(40)]
+        answers = [task.result() for task in tasks]
+        refused = (Status.RESOURCE_EXHAUSTED, "rejected by rate limit")
+        assert {(Status.OK, None), refused} == set(answers)
+        assert 10 <= answers.count((Status.OK, None)) < 25
+
+
+async def test_an_unknown_pod_is_answered_with_code_unknown(node):
+    with pytest.raises(GRPCError) as caught:
+        await node.get("nobody")
+    text = f"pod {node.known_as('nobody')} in namespace default not found"
+    assert (Status.UNKNOWN, text) == (caught.value.status, caught.value.message)
+
+
+async def test_allocate_follows_the_preference_with_the_very_id(node):
+    async with node.plugin() as plugin:
+        plugin.choose(lambda available, _required, _count: [max(available)])
+        await node.come_back(plugin)
+        await node.create("p", node.container("a"), node.container("b"))
+        await running(node, "p")
+
+        assert [
+            ("prefer", {"g3"}),
+            ("allocate", {"g3"}),
+            ("prefer", {"g2"}),
+            ("allocate", {"g2"}),
+        ] == [(call.kind, call.ids) for call in plugin.calls]
+
+
+async def test_an_init_containers_id_is_used_again_without_a_preference(node):
+    async with node.plugin() as plugin:
+        plugin.choose(first)
+        await node.come_back(plugin)
+        plugin.look = views(node, "p")
+        await node.create("p", node.container("c1"), node.container("c2"), inits=(node.init(),))
+        await running(node, "p")
+
+        assert [("prefer", "g0"), ("allocate", "g0"), ("allocate", "g0"), *both("g1")] == [
+            (call.kind, *call.ids) for call in plugin.calls
+        ]
+        lacking = {"p": {"c1": NONE, "c2": NONE}}
+        assert [lacking] * 3 == [call.found for call in plugin.calls[:3]]
+
+
+def both(device: str) -> list[tuple[str, str]]:
+    return [("prefer", device), ("allocate", device)]
+
+
+async def test_questions_are_answered_while_a_preference_and_an_allocate_are_held(node):
+    async with node.plugin() as plugin:
+        plugin.choose(first)
+        await node.come_back(plugin)
+        held = asyncio.Event()
+        plugin.look = held.wait
+        await node.create("p")
+        await node.until_held("p", lambda found: found == {"main": NONE})
+        assert 4 == len(await node.allocatable())
+        async with node.lister() as lister:
+            listed = await lister.list(ListPodResourcesRequest(), timeout=5.0)
+        assert node.known_as("p") in {pod.name for pod in listed.pod_resources}
+        held.set()
+        await running(node, "p")
+
+
+async def test_pods_deleted_while_they_wait_are_still_asked_for(node):
+    async with node.plugin() as plugin:
+        plugin.hold()
+        await node.create("x")
+        await node.until(lambda: plugin.asked, "no Allocate")
+        plugin.look = views(node, "y", "z")
+        await node.create("y")
+        await node.create("z")
+        await node.delete("y", grace=0)
+        await node.delete("z", grace=30)
+        await node.until_gone("y")
+        await node.until(
+            lambda: "deletionTimestamp" in node.pod("z")["metadata"], "z is not leaving"
+        )
+        plugin.let_go()
+        await node.until(lambda: len(plugin.asked) == 3, f"{plugin.calls}")
+
+        found = [call.found for call in plugin.calls[1:]]
+        assert {"y": {"main": NONE}, "z": None} in found or {
+            "y": None,
+            "z": {"main": NONE},
+        } in found
+        assert all({"main": NONE} in one.values() for one in found)
+        await node.until_gone("z")
+
+
+async def test_a_pod_deleted_in_its_own_allocate_is_not_cut_short(node):
+    async with node.plugin() as plugin:
+        plugin.hold()
+        await node.create("p")
+        await node.until(lambda: plugin.asked, "no Allocate")
+        await node.delete("p", grace=0)
+        await node.until_gone("p")
+        assert {"main": NONE} == await node.held("p")
+        assert not plugin.script.gate.is_set()
+        plugin.let_go()
+
+        await node.create("q", node.container(count=4))
+        await node.until_phase("q", "Running")
+
+
+async def test_two_pods_of_one_name_look_the_same_to_get(node):
+    async with node.plugin() as plugin:
+        plugin.hold()
+        old = await node.create("p")
+        await node.until(lambda: plugin.asked, "no Allocate")
+        await node.delete("p", grace=0)
+        await node.until_gone("p")
+        new = await node.create("p")
+        assert {"main": NONE} == await node.held("p")
+        plugin.look = views(node, "p")
+        plugin.let_go()
+        await running(node, "p")
+
+        assert old != new == node.pod("p")["metadata"]["uid"]
+        assert {"main": NONE} == plugin.calls[1].found["p"]
+
+
+async def test_get_lists_every_resource(node):
+    other = node.resource + "-too"
+    async with (
+        node.plugin() as plugin,
+        node.plugin(resource=other, name="o.sock") as second,
+    ):
+        plugin.look = second.look = views(node, "p")
+        both_kinds = node.container()
+        both_kinds["resources"]["limits"][other] = "1"
+        await node.create("p", both_kinds)
+        await running(node, "p")
+
+        earlier, later = sorted((*plugin.calls, *second.calls), key=lambda call: call.at)
+        assert {"p": {"main": NONE}} == earlier.found
+        assert {"p": {"main": earlier.ids}} == later.found, "the other's id, ours is yet to come"
+
+
+async def test_a_list_after_a_pods_end_un_marks_the_ids_in_flight(node):
+    async with node.plugin(count=2) as plugin:
+        plugin.choose(first)
+        await node.come_back(plugin)
+        await node.create("gone", node.container(script="exec sleep 3600"))
+        await running(node, "gone")
+        plugin.hold()
+        await node.delete("gone", grace=1)
+        await node.until(lambda: "deletionTimestamp" in node.pod("gone")["metadata"], "it stays")
+        await node.stays(lambda: True, "", 0.2)  # the kubelet has heard of it
+        await node.create("p")
+        await node.until(lambda: len(plugin.asked) == 2, "no Allocate")
+        await node.until_gone("gone")
+        async with node.lister() as lister:
+            await lister.list(ListPodResourcesRequest(), timeout=5.0)
+        plugin.let_go()
+        await running(node, "p")
+        await node.create("q", node.container(count=1))
+        await running(node, "q")
+
+        (available, _, _) = plugin.preferred[-1]
+        assert {"g0", "g1"} == set(available), "a running pod holds one of them"
+        assert 3 == len(plugin.asked)
+
+
+@real_only
+@pytest.mark.parametrize("why", ["OutOfcpu", "SysctlForbidden"])
+async def test_too_much_cpu_is_asked_for_and_a_forbidden_sysctl_is_not(node, why):
+    async with node.plugin() as plugin:
+        spec: dict[str, object] = {}
+        container = node.container()
+        if why == "OutOfcpu":
+            container["resources"]["limits"]["cpu"] = "64"
+        else:
+            sysctl = {"name": "kernel.msgmax", "value": "65536"}
+            spec = {"securityContext": {"sysctls": [sysctl]}, "hostNetwork": False}
+        await node.create("p", container, **spec)
+
+        assert why == (await node.until_phase("p", "Failed"))["reason"]
+        assert (1 if why == "OutOfcpu" else 0) == len(plugin.asked)
+
+
+async def test_the_sockets_identity_tells_a_new_kubelet_by_its_change_time(node, table):
+    socket = node.plugins / "kubelet.sock"
+    before = socket.stat()
+    await node.restart()
+
+    after = socket.stat()
+    same = before.st_ino == after.st_ino
+    table.add(
+        f"inode of kubelet.sock is the same after a restart ({node.known_as('x')})", same, unit=""
+    )
+    assert before.st_ctime_ns != after.st_ctime_ns
+
+
+@real_only
+@pytest.mark.long
+async def test_a_rejection_right_after_the_kubelets_start_is_told_ten_seconds_after_it(node, table):
+    async with node.plugin() as plugin:
+        await node.restart()
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        await node.come_back(plugin)
+        plugin.script.refusals += [REFUSAL, REFUSAL]
+        await node.create("early")
+        await node.until(lambda: plugin.asked, "no Allocate")
+        assert loop.time() - begun < 2
+        await node.stays(lambda: node.phase("early") == "Pending", "it was told", 3.0)
+        await node.create("late")
+        await node.until_phase("late", "Failed")
+        assert "Pending" == node.phase("early")
+
+        await node.until_phase("early", "Failed")
+        table.add("a rejection in the kubelet's first second is told", loop.time() - begun)
