@@ -220,7 +220,13 @@ class NodeUnderTest(ABC):
             yield plugin
 
     async def come_back(self, plugin: ProbePlugin, entries: list[Device] | None = None) -> None:
-        """Serve and register anew, as a good plugin does after the kubelet's start."""
+        """Serve and register anew, as a good plugin does after the kubelet's start.
+
+        The end of its old stream, noticed late, would take the new registration with it: a legacy
+        kubelet disconnects whoever is there then.
+        """
+        await plugin.die()
+        await self.until_listed(0, plugin.resource)
         plugin.devices = devices(len(plugin.devices)) if entries is None else entries
         await plugin.serve()
         await plugin.register()
