@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 LOAD_DELAY = 0.25
 """Seconds after which the rest is loaded although the kubelet was not reached yet."""
 
-OPEN_DEADLINE = 0.5
-"""Seconds that answers wait for the API client's import; the kubelet waits for them."""
+OPEN_DEADLINE = 0.3
+"""Seconds that answers wait for the API client's import: a preference, which has 0.5 s in all, has
+to know the pods as well."""
 
 OpenWeb = Callable[..., contextlib.AbstractAsyncContextManager[object]]
 

@@ -133,7 +133,10 @@ class PodApi(Protocol):
     async def annotate_pod(
         self, namespace: str, name: str, uid: PodUid, annotations: Mapping[str, str | None]
     ) -> None:
-        """Merge-patch through pods/status with metadata.uid. Raises ApiInvalid, ApiNotFound."""
+        """Merge-patch through pods/status with metadata.uid.
+
+        Raises ApiInvalid (the pod has another UID), ApiConflict (others write it), ApiNotFound.
+        """
         ...
 
     async def post_event(self, event: NodeEvent) -> None:

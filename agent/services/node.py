@@ -17,6 +17,9 @@ from agent.kit.tally import Tally
 
 log = structlog.get_logger(__name__)
 
+LOOK_PAUSE = 0.2
+"""Seconds between watches that a `look` opens: each Allocate may ask for one."""
+
 UNSEEN_AFTER = 5.0
 """Seconds: a watch begins with the Node as it is, so one that stays silent has none to show."""
 
@@ -68,9 +71,10 @@ class Node:
         self._node.set(node)
 
     async def _pause(self, least: float, most: float) -> None:
-        """Wait for `most` seconds; from `least` on, which the server asked for, for a `look`."""
-        await asyncio.sleep(least)
+        """Wait for `most` seconds, or from `least` on, which the server asked for, for a `look`."""
         self._wanted.clear()
+        least = max(least, min(LOOK_PAUSE, most))
+        await asyncio.sleep(least)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(most - least):
                 await self._wanted.wait()

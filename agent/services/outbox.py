@@ -38,8 +38,9 @@ log = structlog.get_logger(__name__)
 DELAYS = (0.1, 0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
 """Seconds before an effect is tried again; the last one repeats."""
 
-LOCK_DELAYS = (0.1, 0.5, 1.0, 2.0, 5.0)
-"""The same for a lock: until it is free, the scheduler places nothing on this node."""
+LOCK_DELAYS = (0.1, 0.5, 1.0, 2.0, 4.0)
+"""The same for a lock: until it is free, the scheduler places nothing on this node, and it has to
+be free 5 s after the API server is back, jitter included."""
 
 PARALLEL = 4
 """Effects under way at once; one of the places is kept for locks, so that an API server that hangs
@@ -225,19 +226,19 @@ class Outbox:
             log.info("outbox.invalid", kind=effect.kind.value, pod=effect.pod, err=str(error))
             # the lock is absent or another's; the pod of that name has another UID
             return "not-ours" if is_lock else "dropped"
-        except ApiConflict:
-            if is_lock or not self._is_gone(effect):
-                raise  # somebody else wrote at the same time
-            return "dropped"
         except ApiError as error:
+            if isinstance(error, ApiConflict) and self._is_of_gone_pod(effect):
+                return "dropped"
             if not self._is_in_vain(effect, error):
                 raise
             self._warn(effect.reason, pod=effect.pod, err=str(error))
             return "dropped"
 
-    def _is_gone(self, effect: Effect) -> bool:
+    def _is_of_gone_pod(self, effect: Effect) -> bool:
+        """Whether a conflict ends it; on what is there somebody else wrote at the same time."""
         table = self._views.pods.value
-        return table.synced and effect.pod_uid not in table.pods
+        is_gone = table.synced and effect.pod_uid not in table.pods
+        return is_gone and effect.kind is EffectKind.SETTLE_POD
 
     def _is_in_vain(self, effect: Effect, error: ApiError) -> bool:
         """Whether an Event is refused, or old; for locks and pods nothing is in vain."""

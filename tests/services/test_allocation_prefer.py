@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from agent.core.errors import KubeletError
+from agent.core.match_settings import UnlockedPods
 from agent.services.allocation.inquiry import WATCH_PAUSE
 from agent.services.allocation.service import PREFER_BUDGET
 from tests.builders import a_container
@@ -32,6 +33,17 @@ async def test_a_pod_that_our_watches_show_a_moment_after_the_kubelet_asks_is_wa
 
         assert ids(0, gpu=1) == await asked
         assert 0 == desk.refreshes
+
+
+async def test_a_pod_that_is_served_without_a_lock_is_steered_at_once():
+    async with a_desk(unlocked=UnlockedPods.UNIQUE) as desk:
+        pod = placed(1, f"{G2},NVIDIA,3000,30:;")
+        desk.see(pod)
+        desk.witness.admit(pod)
+        began = asyncio.get_running_loop().time()
+
+        assert ids(0, gpu=1) == await desk.service.prefer(OFFERED, (), 1)
+        assert began == asyncio.get_running_loop().time()
 
 
 async def test_watches_that_go_on_telling_of_others_are_not_waited_for_longer():

@@ -98,6 +98,43 @@ async def test_a_server_that_names_a_time_is_not_looked_at_before():
         assert view.value is not None
 
 
+async def test_a_look_while_the_server_wants_its_time_is_remembered():
+    api = FakeApi()
+    api.create_node()
+
+    async with following(api) as (node, view):
+        api.begin_outage()
+        api.end_watches()
+        await asyncio.sleep(60)
+        api.end_outage()
+        api.throttle(1, retry_after=5.0)
+        node.look()
+        await asyncio.sleep(1)
+        node.look()
+        changed = api.edit_node({"a": "b"})
+        await asyncio.sleep(3.5)
+        assert changed != view.value
+        await asyncio.sleep(1)
+
+        assert changed == view.value
+
+
+async def test_looks_do_not_open_watches_faster_than_five_a_second():
+    api = FakeApi()
+    api.create_node()
+
+    async with following(api) as (node, _):
+        api.begin_outage()
+        api.end_watches()
+        await asyncio.sleep(60)
+        before = api.calls["watch_node"]
+        for _ in range(100):
+            node.look()
+            await asyncio.sleep(0.01)
+
+        assert 1 <= api.calls["watch_node"] - before <= 6
+
+
 async def test_looking_leaves_an_open_watch_alone_and_is_soon_forgotten():
     api = FakeApi()
     api.create_node()

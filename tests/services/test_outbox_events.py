@@ -7,7 +7,7 @@ import errno
 import pytest
 from structlog.testing import capture_logs
 
-from agent.core.errors import ApiError, ApiForbidden, ApiThrottled
+from agent.core.errors import ApiConflict, ApiError, ApiForbidden, ApiThrottled
 from agent.core.ledger import EffectKind
 from agent.services.outbox import EVENTS
 from tests.services.owing import a_placed_pod, owing, releasing, settling, telling
@@ -133,3 +133,14 @@ async def test_events_that_the_disk_does_not_let_go_are_dropped_when_it_does():
 
         kinds = {effect.kind for effect in desk.owed}
         assert (EVENTS, {EffectKind.POST_EVENT}) == (len(desk.owed), kinds)
+
+
+async def test_an_event_that_collides_is_not_tried_for_ever():
+    async with owing(POD) as desk:
+        desk.api.fail(ApiConflict("the object has been modified", status=409), count=99)
+
+        await desk.owe(telling(POD))
+        await asyncio.sleep(60)
+
+        assert {("post-event", "dropped"): 1} == desk.results
+        assert () == desk.owed

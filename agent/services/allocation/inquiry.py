@@ -34,7 +34,7 @@ from agent.core.gpu import GpuUuid
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.inventory import Inventory
 from agent.core.ledger import ContainerKey, Ledger
-from agent.core.match_settings import MatchSettings
+from agent.core.match_settings import MatchSettings, UnlockedPods
 from agent.core.matching import decide, used_up
 from agent.core.pods import NodeView, PodTable, PodUid
 from agent.core.ports import Clock, Containers, KubeletRecords, Witness
@@ -202,7 +202,13 @@ class Inquiry:
                 return
 
     async def _caught_up(self, step: ListPods | AwaitLock, seen: Evidence) -> bool:
-        """Whether the watch that `step` is about tells more than was seen, before time is over."""
+        """Whether the watch that `step` is about tells more than was seen, before time is over.
+
+        A lock need not come where the pod is served without one.
+        """
+        if isinstance(step, AwaitLock) and self._settings.unlocked_pods is UnlockedPods.UNIQUE:
+            self._state = dataclasses.replace(self._state, waited=True)
+            return True
         now = asyncio.get_running_loop().time()
         if self._lagging_until is None:
             self._lagging_until = now + WATCH_PAUSE
