@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import contextlib
 import random
 import signal
 import ssl
@@ -103,16 +104,23 @@ async def _serve(args: argparse.Namespace, connection: Connection, listen: Liste
     extender = Extender(session, SystemClock(), chance, ExtenderOptions(_settings(args)))
     try:
         await session.open()
-        async with serving(extender, listen) as address:
+        async with contextlib.AsyncExitStack() as stack:
+            address = await _start(stack, extender, listen)
             sys.stdout.write(f"listening on {address}\n")
             sys.stdout.flush()
             await over.wait()
+    finally:
+        await session.close()
+
+
+async def _start(stack: contextlib.AsyncExitStack, extender: Extender, listen: Listen) -> str:
+    """The address where it serves until the stack ends. Raises SettingsError: it is taken."""
+    try:
+        return await stack.enter_async_context(serving(extender, listen))
     except OSError as error:
         reason = error.strerror or str(error)
         where = f"--listen {listen.host}:{listen.port}"
         raise SettingsError(f"{where}: cannot be bound ({reason})") from error
-    finally:
-        await session.close()
 
 
 def _settings(args: argparse.Namespace) -> SchedulerSettings:

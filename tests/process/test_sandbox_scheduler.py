@@ -60,6 +60,26 @@ async def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
+async def test_a_later_failure_is_not_called_one_of_the_address(tmp_path: Path) -> None:
+    async with a_cluster(tmp_path) as rig:
+        rig.kubeconfig.write_text(kubeconfig(rig.api.url, "t"))
+        words = ("sandbox", "scheduler", "--kubeconfig", str(rig.kubeconfig))
+        with Path("/dev/full").open("wb") as full:  # noqa: ASYNC230 -- a device, opened at once
+            child = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "agent", *words),
+                cwd=ROOT,
+                env=ENVIRON,
+                stdout=full,
+                stderr=PIPE,
+            )
+        async with asyncio.timeout(PATIENCE):
+            _, said = await child.communicate()
+
+    assert 1 == child.returncode
+    assert b"No space left on device" in said
+    assert b"cannot be bound" not in said
+
+
 async def test_each_decision_is_a_line_of_the_log(tmp_path: Path) -> None:
     tls = ("--tls-cert", str(TLS / "one.crt"), "--tls-key", str(TLS / "one.key"))
     async with a_cluster(tmp_path) as rig, serving(rig, *tls) as (child, address):

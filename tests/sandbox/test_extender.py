@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.sandbox.api_errors import Json
 from agent.sandbox.extender.service import ExtenderOptions
 from agent.sandbox.scheduler.model import SchedulerSettings
 from tests.fakes.clock import START
@@ -36,7 +37,7 @@ async def test_a_pod_is_given_its_node_and_the_answer_has_the_names_of_go(tmp_pa
             "hami.io/vgpu-devices-allocated": "GPU-a,NVIDIA,1000,0:;",
         } == rig.marks("p")
         assert {"hami.io/vgpu-node": "n1"} == rig.pod("p")["metadata"]["labels"]
-        assert ["FilteringSucceed"] == rig.events("p")
+        await rig.until_told("p", "FilteringSucceed")
 
 
 async def test_a_pod_is_bound_under_the_lock_of_its_node(tmp_path: Path) -> None:
@@ -50,7 +51,7 @@ async def test_a_pod_is_bound_under_the_lock_of_its_node(tmp_path: Path) -> None
         assert f"{START:%Y-%m-%dT%H:%M:%SZ},default,p" == rig.node()[LOCK]
         assert "allocating" == rig.marks("p")["hami.io/bind-phase"]
         assert SECONDS == rig.marks("p")["hami.io/bind-time"]
-        assert {"FilteringSucceed", "BindingSucceed"} == set(rig.events("p"))
+        await rig.until_told("p", "FilteringSucceed", "BindingSucceed")
 
 
 async def test_names_are_read_in_any_case(tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ async def test_a_node_that_another_pod_has_locked_is_contended(tmp_path: Path) -
 
         assert rig.node()[LOCK].endswith(",default,p1")
         assert "nodeName" not in rig.pod("p2")["spec"]
-        assert "BindingFailed" in rig.events("p2")
+        await rig.until_told("p2", "FilteringSucceed", "BindingFailed")
 
 
 async def test_of_many_bindings_at_once_one_takes_the_lock(tmp_path: Path) -> None:
@@ -99,12 +100,13 @@ async def test_a_binding_that_fails_gives_the_lock_back(tmp_path: Path) -> None:
     async with extended(tmp_path) as rig:
         rig.create_pod("p")
         await rig.filter("p")
-        rig.store.bind("default", "p", "n2")
+        rig.store.update("pods", "default", "p", being_deleted)
 
-        assert 'pod p is already assigned to node "n2"' in await rig.bind("p")
+        assert "pod p is being deleted" in await rig.bind("p")
 
+        assert "allocating" == rig.marks("p")["hami.io/bind-phase"]
         assert LOCK not in rig.node()
-        assert "BindingFailed" in rig.events("p")
+        await rig.until_told("p", "FilteringSucceed", "BindingFailed")
 
 
 @pytest.mark.parametrize(("pod", "node"), [("p", "n7"), ("gone", "n1")])
@@ -179,13 +181,14 @@ async def test_a_node_without_a_registration_fails_by_name(tmp_path: Path) -> No
         answer = await rig.filter("p", "n7")
 
         assert RESULT | {"FailedNodes": {"n7": "node unregistered"}} == answer
-        assert {"FilteringFailed"} == set(rig.events("p"))
+        await rig.until_told("p", "FilteringFailed")
 
 
 async def test_whole_nodes_are_only_simulated(tmp_path: Path) -> None:
     async with extended(tmp_path) as rig:
         rig.create_pod("used", memory_mib=16000)
         await rig.filter("used")
+        await rig.until_told("used", "FilteringSucceed")
         node, pod = rig.store.get("nodes", "", "n1"), rig.create_pod("p", memory_mib=16000)
         bare = {"metadata": {"name": "n2"}}
         version = rig.store.version
@@ -209,7 +212,7 @@ async def test_a_call_before_the_cluster_was_listed_waits_and_then_says_so(tmp_p
     async with a_cluster(tmp_path) as rig:
         rig.create_pod("p")
         await rig.api.begin_outage()
-        async with rig.extending(ExtenderOptions(listed_within=0.1)):
+        async with rig.extending(ExtenderOptions(answer_within=0.1)):
             answer = await rig.filter("p")
         await rig.api.end_outage()
 
@@ -233,6 +236,11 @@ async def test_the_policies_and_the_lock_timeout_are_the_settings(tmp_path: Path
         assert "locked within 1m0s" in await rig.bind("p2")
         rig.clock.advance(61)
         assert "" == await rig.bind("p2")
+
+
+def being_deleted(pod: Json) -> Json:
+    pod["metadata"]["deletionTimestamp"] = f"{START:%Y-%m-%dT%H:%M:%SZ}"
+    return pod
 
 
 async def until_seen(rig: Rig) -> None:

@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 
 from agent.sandbox.extender.server import LIMIT
+from agent.sandbox.extender.service import ExtenderOptions
 from tests.fakes.extender_rig import a_cluster, extended, server_side
 from tests.fakes.scheduler_cluster import LOCK
 
@@ -17,10 +18,23 @@ pytestmark = pytest.mark.looptime(False)
 POD = {"metadata": {"name": "p", "namespace": "d", "uid": "u"}, "spec": {"containers": []}}
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
-async def test_it_says_that_it_is_there(tmp_path: Path, path: str) -> None:
+async def test_it_says_that_it_is_there(tmp_path: Path) -> None:
     async with extended(tmp_path) as rig:
-        assert (200, "") == await rig.get(path)
+        assert (200, "") == await rig.get("/healthz")
+
+
+async def test_it_is_ready_once_nodes_and_pods_are_listed(tmp_path: Path) -> None:
+    async with a_cluster(tmp_path) as rig:
+        await rig.api.begin_outage()
+        async with rig.extending(ExtenderOptions(answer_within=5.0)):
+            assert (200, "") == await rig.get("/healthz")
+            assert (503, "nodes and pods are not listed yet\n") == await rig.get("/readyz")
+
+            await rig.api.end_outage()
+            rig.create_pod("p")
+            assert "" == (await rig.filter("p"))["Error"]  # waits for the lists
+
+            assert (200, "") == await rig.get("/readyz")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from agent.core.share import Share
 from agent.sandbox.api_errors import ConflictError, Json
 from agent.sandbox.scheduler.bind import Binder, BindError
 from agent.sandbox.scheduler.cluster import StoreCluster
+from agent.sandbox.scheduler.events import EventRecorder
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.usage import Reservation, Usage
 from agent.sandbox.store import ObjectStore
@@ -63,7 +64,9 @@ async def bind(store: ObjectStore, usage: Usage) -> tuple[str, str]:
     found = store.select("pods", fields={"metadata.name": "p"})
     uid = found[0]["metadata"]["uid"] if found else "uid-of-p"
     usage.reserve(uid, Reservation("n1", [[Share(GpuUuid("GPU-aaaa"), 1000, 0)]], 0))
-    binder = Binder(StoreCluster(store), ManualClock(), SchedulerSettings(), usage, Seeded())
+    cluster, clock, settings = StoreCluster(store), ManualClock(), SchedulerSettings()
+    events = EventRecorder(cluster, clock, settings.scheduler_name)
+    binder = Binder(cluster, clock, settings, usage, Seeded(), events)
     try:
         await binder.bind("default", "p", uid, "n1")
     except BindError as error:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agent.sandbox.api_errors import ForbiddenError, Json
+from agent.sandbox.api_errors import ForbiddenError, Json, StatusError
 from agent.sandbox.patching import merge_patch
 from agent.sandbox.scheduler.bind import Binder, BindError
 from agent.sandbox.scheduler.cluster import StoreCluster
@@ -52,6 +52,22 @@ class Interrupted(StoreCluster):
         await super().create(resource, namespace, obj)
 
 
+class Silent(Interrupted):
+    """The binding is made; neither it nor any question about the pod is answered after that."""
+
+    is_silent = False
+
+    async def get(self, resource: str, namespace: str, name: str) -> Json:
+        if self.is_silent and resource == "pods":
+            raise StatusError("no answer")
+        return await super().get(resource, namespace, name)
+
+    async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
+        await super().bind(namespace, name, uid, node_name)
+        self.is_silent = True
+        raise StatusError("no answer")
+
+
 def filled() -> ObjectStore:
     store = ObjectStore(ManualClock(), Seeded())
     store.create("nodes", {"metadata": {"name": "n1", "annotations": {"beat": "0"}}})
@@ -66,7 +82,9 @@ def annotate(store: ObjectStore, **marks: str) -> None:
 
 
 async def bind(cluster: Interrupted) -> None:
-    binder = Binder(cluster, ManualClock(), SchedulerSettings(), Usage(), Seeded())
+    clock, settings = ManualClock(), SchedulerSettings()
+    events = EventRecorder(cluster, clock, settings.scheduler_name)
+    binder = Binder(cluster, clock, settings, Usage(), Seeded(), events)
     uid = cluster.store.get("pods", "default", "p")["metadata"]["uid"]
     await binder.bind("default", "p", uid, "n1")
 
@@ -108,13 +126,83 @@ async def test_a_node_that_never_rests_is_given_up_after_five_tries() -> None:
     assert 1.5 <= asyncio.get_running_loop().time() - began <= 2.25
 
 
+async def test_a_pod_that_gets_the_node_meanwhile_is_bound_and_keeps_the_lock() -> None:
+    cluster = Interrupted(filled(), lambda store: None)
+    cluster.others = lambda store: bind_once(store, cluster, "n1")
+
+    await bind(cluster)
+
+    assert lock(cluster.store).endswith(",default,p")
+    assert ["BindingSucceed"] == [event["reason"] for event in cluster.store.select("events")]
+
+
+async def test_a_pod_that_gets_another_node_meanwhile_gives_the_lock_back() -> None:
+    cluster = Interrupted(filled(), lambda store: None)
+    cluster.others = lambda store: bind_once(store, cluster, "n2")
+
+    with pytest.raises(BindError, match='already assigned to node "n2"'):
+        await bind(cluster)
+
+    assert "" == lock(cluster.store)
+
+
+async def test_the_lock_stays_while_nobody_knows_what_became_of_the_binding() -> None:
+    cluster = Silent(filled(), lambda store: None)
+
+    with pytest.raises(BindError, match="no answer"):
+        await bind(cluster)
+    held = lock(cluster.store)
+    cluster.is_silent = False
+    await bind(cluster)
+
+    assert held.endswith(",default,p")
+    assert held == lock(cluster.store)
+
+
+async def test_the_lock_of_a_pod_that_went_meanwhile_is_given_back() -> None:
+    cluster = Interrupted(filled(), lambda store: None)
+
+    def remove(store: ObjectStore) -> None:
+        if cluster.patches == 1 and store.select("pods", fields={"metadata.name": "p"}):
+            store.delete("pods", "default", "p", grace=0)
+
+    cluster.others = remove
+
+    with pytest.raises(BindError, match='pods "p" not found'):
+        await bind(cluster)
+
+    assert "" == lock(cluster.store)
+
+
+async def test_a_pod_of_the_same_name_that_was_bound_meanwhile_keeps_its_lock() -> None:
+    cluster = Interrupted(filled(), lambda store: None)
+
+    def replace(store: ObjectStore) -> None:
+        if cluster.patches == 1 and not store.select("events"):
+            store.delete("pods", "default", "p", grace=0)
+            store.create("pods", build_pod({"containers": [{"name": "c", "limits": GPU}]}, "p"))
+            store.bind("default", "p", "n1")
+
+    cluster.others = replace
+
+    with pytest.raises(BindError, match="UID"):
+        await bind(cluster)
+
+    assert lock(cluster.store).endswith(",default,p")
+
+
+def bind_once(store: ObjectStore, cluster: Interrupted, node: str) -> None:
+    """Bind the pod to a node just before the lock is written."""
+    if cluster.patches == 1 and "nodeName" not in store.get("pods", "default", "p")["spec"]:
+        store.bind("default", "p", node)
+
+
 async def test_a_lock_that_cannot_be_given_back_leaves_the_first_failure() -> None:
-    store = filled()
-    store.bind("default", "p", "n2")
-    cluster = Interrupted(store, lambda store: None)
+    cluster = Interrupted(filled(), lambda store: None)
 
     def vanish(store: ObjectStore) -> None:
-        if cluster.patches == 2:
+        bind_once(store, cluster, "n2")
+        if cluster.patches == 2 and store.select("nodes"):
             store.delete("nodes", "", "n1")
 
     cluster.others = vanish

@@ -4,6 +4,7 @@ Source: HAMi v2.10 pkg/scheduler/scheduler.go:Bind, pkg/util/nodelock/nodelock.g
 """
 
 import asyncio
+import enum
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
@@ -17,7 +18,7 @@ from agent.core.ports import Clock
 from agent.kit.backoff import Backoff
 from agent.sandbox.api_errors import ConflictError, Json, NotFoundError, StatusError
 from agent.sandbox.scheduler.cluster import Cluster
-from agent.sandbox.scheduler.events import EventRecorder
+from agent.sandbox.scheduler.events import Events
 from agent.sandbox.scheduler.filter import NORMAL, WARNING, Notice
 from agent.sandbox.scheduler.fit import Groups
 from agent.sandbox.scheduler.lock import (
@@ -37,6 +38,7 @@ CONTENTION: Final = "node lock contention"
 _LOCK_TRIES: Final = 5
 _LOCK_PAUSES: Final = (0.1, 0.2, 0.4, 0.8)
 _LOCK_JITTER: Final = 0.5
+_LATE: Final = "the API server was too slow"
 _Marks = Mapping[str, str | None]
 
 
@@ -47,6 +49,14 @@ class BindError(Exception):
     def is_contention(self) -> bool:
         """True when another pod holds the node's lock."""
         return str(self).endswith(CONTENTION)
+
+
+class _Fate(enum.Enum):
+    """What the API server says of a pod whose binding failed here."""
+
+    BOUND = "it is bound to the node all the same"
+    NOT_BOUND = "it is not on the node"
+    IN_DOUBT = "nobody can tell whose the node's lock is"
 
 
 def placement_patch(node: str, groups: Groups, seconds: int) -> Json:
@@ -75,37 +85,98 @@ class Binder:
         settings: SchedulerSettings,
         usage: Usage,
         rng: random.Random,
+        events: Events,
     ) -> None:
         self._cluster = cluster
         self._clock = clock
         self._settings = settings
         self._usage = usage
         self._rng = rng
-        self._events = EventRecorder(cluster, clock, settings.scheduler_name)
+        self._events = events
 
-    async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
+    async def bind(
+        self, namespace: str, name: str, uid: str, node_name: str, *, until: float | None = None
+    ) -> None:
         """Lock the node, mark the pod as allocating, and bind it.
+
+        `until`: when to give up and roll back, on the loop's clock. Other than HAMi, which fails
+        such a bind and gives the lock away: a pod that has this node already is bound, and its
+        lock stays as it is. The lock also stays while nobody knows what became of the binding;
+        the pod's next bind finds it its own, and the lock's timeout ends it.
 
         Raises:
             BindError: any step failed; a lock that was taken is given back.
         """
-        pod = await self._find("pods", namespace, name, uid)
+        try:
+            async with asyncio.timeout_at(until):
+                pod = await self._find("pods", namespace, name, uid)
+                await self._find_node(pod, uid, node_name)
+        except TimeoutError as late:
+            raise BindError(_LATE) from late
+        if await self._is_bound(pod, uid, node_name):
+            return
+        try:
+            async with asyncio.timeout_at(until):
+                await self._lock(pod, node_name)
+                await self._mark(pod, uid)
+                await self._cluster.bind(namespace, name, uid, node_name)
+        except (LockError, StatusError, TimeoutError) as failure:
+            await self._settle(pod, node_name, failure)
+        text = f"Successfully binding node [{node_name}] to {namespace}/{name}"
+        await self._say(pod, NORMAL, "BindingSucceed", text)
+
+    async def _find_node(self, pod: Json, uid: str, node_name: str) -> None:
         try:
             await self._find("nodes", "", node_name, uid)
         except BindError as error:
             if isinstance(error.__cause__, NotFoundError):
                 await self._say(pod, WARNING, "BindingFailed", f"failed to get node {node_name}")
             raise
-        try:
-            await self._lock(pod, node_name)
-            await self._mark(pod, uid)
-            await self._cluster.bind(namespace, name, uid, node_name)
-        except (LockError, StatusError) as failure:
+
+    async def _is_bound(self, pod: Json, uid: str, node_name: str) -> bool:
+        """Whether an earlier bind did it. Raises BindError: the pod can never get this node."""
+        held, name = pod["metadata"]["uid"], pod["metadata"]["name"]
+        if held != uid:
+            self._usage.forget(uid)
+            raise BindError(f'pod "{name}" not found: the one of that name has UID {held}')
+        taken = pod["spec"].get("nodeName")
+        if taken and taken != node_name:
+            text = f'pod {name} is already assigned to node "{taken}"'
+            await self._say(pod, WARNING, "BindingFailed", text)
+            raise BindError(text)
+        return bool(taken)
+
+    async def _settle(
+        self, pod: Json, node_name: str, failure: LockError | StatusError | TimeoutError
+    ) -> None:
+        """After a step failed: return if the pod has the node all the same, else roll back.
+
+        Raises:
+            BindError: the pod is not bound, as far as anybody knows.
+        """
+        without_lock = isinstance(failure, LockError)
+        fate = _Fate.NOT_BOUND if without_lock else await self._look(pod, node_name)
+        if fate is _Fate.BOUND:
+            return
+        text = str(failure) or _LATE
+        if fate is _Fate.NOT_BOUND:
             await self._release(pod, node_name)
-            await self._say(pod, WARNING, "BindingFailed", str(failure))
-            raise BindError(str(failure)) from failure
-        text = f"Successfully binding node [{node_name}] to {namespace}/{name}"
-        await self._say(pod, NORMAL, "BindingSucceed", text)
+        else:
+            log.warning("scheduler.lock_kept", node=node_name, err=text)
+        await self._say(pod, WARNING, "BindingFailed", text)
+        raise BindError(text) from failure
+
+    async def _look(self, pod: Json, node_name: str) -> _Fate:
+        try:
+            now = await self._cluster.get("pods", *_owner(pod))
+        except NotFoundError:
+            return _Fate.NOT_BOUND
+        except StatusError:
+            return _Fate.IN_DOUBT
+        if now["spec"].get("nodeName") != node_name:
+            return _Fate.NOT_BOUND
+        is_same = now["metadata"]["uid"] == pod["metadata"]["uid"]
+        return _Fate.BOUND if is_same else _Fate.IN_DOUBT
 
     async def _find(self, resource: str, namespace: str, name: str, uid: str) -> Json:
         """The pod or its node; when that is gone, what pod `uid` held is forgotten."""

@@ -1,7 +1,7 @@
 """Events about pods: one object for each text about a pod, counted when it comes again."""
 
 import hashlib
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
@@ -14,8 +14,16 @@ log = structlog.get_logger(__name__)
 _STAMP: Final = "%Y-%m-%dT%H:%M:%SZ"
 
 
+class Events(Protocol):
+    """Who is told what was decided about a pod."""
+
+    async def record(self, pod: Json, notice: Notice) -> None:
+        """Have one Event written about a pod; nothing comes of it when that fails."""
+        ...
+
+
 class EventRecorder:
-    """Writes Events whose source is `component`."""
+    """Writes Events whose source is `component`; each is written when `record` returns."""
 
     def __init__(self, cluster: Cluster, clock: Clock, component: str) -> None:
         self._cluster = cluster

@@ -3,6 +3,7 @@
 Source: HAMi v2.10 pkg/scheduler/scheduler.go.
 """
 
+import asyncio
 import random
 from collections.abc import Sequence
 from typing import Final
@@ -16,7 +17,7 @@ from agent.core.ports import Clock
 from agent.sandbox.api_errors import Json, StatusError
 from agent.sandbox.scheduler.bind import Binder, placement_patch
 from agent.sandbox.scheduler.cluster import Cluster
-from agent.sandbox.scheduler.events import EventRecorder
+from agent.sandbox.scheduler.events import EventRecorder, Events
 from agent.sandbox.scheduler.filter import Filtered, filter_pod
 from agent.sandbox.scheduler.model import GpuState, NodeState, SchedulerSettings
 from agent.sandbox.scheduler.registry import REQUESTING, Registry
@@ -32,6 +33,7 @@ class HamiVerbs:
 
     `eager`: a changed Node is ingested at once; HAMi waits for the next of its 15 s intervals.
     Each decision is made between two waits, so verbs of several pods may run at the same time.
+    `events`: who takes the Events; by default each is written before its verb returns.
     """
 
     def __init__(
@@ -42,16 +44,17 @@ class HamiVerbs:
         settings: SchedulerSettings,
         *,
         eager: bool,
+        events: Events | None = None,
     ) -> None:
         self.settings = settings
         self.usage = Usage()
-        self.events = EventRecorder(cluster, clock, settings.scheduler_name)
+        self.events = events or EventRecorder(cluster, clock, settings.scheduler_name)
         self._cluster = cluster
         self._clock = clock
         self._rng = rng
         self._eager = eager
         self._registry = Registry()
-        self._binder = Binder(cluster, clock, settings, self.usage, rng)
+        self._binder = Binder(cluster, clock, settings, self.usage, rng, self.events)
         self._signatures: dict[str, object] = {}
 
     async def see_node(self, kind: str, node: Json) -> bool:
@@ -86,7 +89,8 @@ class HamiVerbs:
         """Choose a node for the pod, reserve what it gets there and write that on the pod.
 
         Raises:
-            StatusError: the pod could not be written; nothing is reserved.
+            StatusError: the pod could not be written; nothing is reserved. Nor is it when the
+                caller gives up: what was written all the same comes back by the watch.
         """
         metadata = pod["metadata"]
         filtered = self._decide(pod, candidates)
@@ -96,7 +100,7 @@ class HamiVerbs:
             namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
             try:
                 await self._cluster.patch("pods", namespace, name, changes, uid=uid)
-            except StatusError:
+            except (StatusError, asyncio.CancelledError):
                 self.usage.forget(uid)
                 raise
         for notice in filtered.notices:
@@ -116,9 +120,11 @@ class HamiVerbs:
         names = [node["metadata"]["name"] for node in nodes]
         return filter_pod(pod, names, registered, self.settings, self._rng)
 
-    async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
-        """Lock the node for the pod and bind it there. Raises BindError."""
-        await self._binder.bind(namespace, name, uid, node_name)
+    async def bind(
+        self, namespace: str, name: str, uid: str, node_name: str, *, until: float | None = None
+    ) -> None:
+        """Lock the node for the pod and bind it there; see `Binder.bind`. Raises BindError."""
+        await self._binder.bind(namespace, name, uid, node_name, until=until)
 
     def _decide(self, pod: Json, candidates: Sequence[str]) -> Filtered:
         """Choose and reserve without a wait: the next decision counts this one."""
