@@ -1,8 +1,11 @@
 """One cluster for all tests beside the real peers, and a fresh agent for each that asks for one."""
 
+import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 import pytest_asyncio
@@ -20,6 +23,10 @@ from tests.peers.lab.tidy import remove_pods
 
 HERE = Path(__file__).parent
 TABLE = HERE.parents[1] / "build" / "peers.md"
+STARTED: Final = 45.0
+"""Seconds that a cluster may take until its Node is ready."""
+FAILED: Final = 3 * STARTED
+"""Seconds after which that is no matter of a busy machine any more."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -70,9 +77,15 @@ def table() -> Iterator[Table]:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def cluster_of_session(programs: Programs) -> AsyncIterator[Cluster]:
-    """The cluster that tests share."""
+async def cluster_of_session(programs: Programs, table: Table) -> AsyncIterator[Cluster]:
+    """The cluster that tests share; how long its start took is noted."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
     async with kept(open_cluster(programs)) as opened:
+        took = loop.time() - began
+        table.add("cluster: start → Node ready", took, STARTED)
+        if took > FAILED:
+            pytest.fail(f"the cluster took {took:.0f} s to start, which is more than {FAILED:g} s")
         yield opened
 
 
@@ -81,10 +94,14 @@ async def cluster(cluster_of_session: Cluster) -> AsyncIterator[Cluster]:
     """The shared cluster, with nothing on its node; left so, and with every part alive."""
     cluster = cluster_of_session
     yield cluster
-    await cluster.end_agents()
-    await cluster.revive()
-    await remove_pods(cluster)
-    cluster.forget_agent_state()
+    # The last one first, and each even if those before it fail: the next test needs them all.
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(cluster.forget_history)
+        stack.callback(cluster.forget_agent_state)
+        stack.push_async_callback(remove_pods, cluster)
+        stack.push_async_callback(cluster.revive)
+        stack.push_async_callback(cluster.end_agents)
+        stack.callback(cluster.thaw)
 
 
 @pytest_asyncio.fixture(loop_scope="session")

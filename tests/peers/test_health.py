@@ -3,27 +3,30 @@
 import asyncio
 
 import pytest
-import pytest_asyncio
 
-from agent.codec.register import decode_register
-from agent.core import annotations
-from agent.core.share import Share
-from agent.core.slices import split_slice_id
 from agent.sandbox.hardware_talk import LoseRequest, RestoreRequest, XidRequest
 from tests.peers.lab.agents import RESOURCE
+from tests.peers.lab.faces import readings
 from tests.peers.lab.identities import NODE
-from tests.peers.lab.outcomes import (
+from tests.peers.lab.node_state import (
+    gpu_uuids,
+    node_of,
+    registered_health,
+    until_allocatable,
+    until_offered,
+    until_unlocked,
+)
+from tests.peers.lab.placement import place, share
+from tests.peers.lab.pods import (
+    as_seen,
+    create,
+    gpu_of,
     gpus_held,
-    is_running,
-    key,
-    running_containers,
-    start_named,
+    lives_of,
     status_of,
     until_failed,
     until_running,
-    until_unlocked,
 )
-from tests.peers.lab.placement import PODS, gpu_uuids, place
 from tests.peers.lab.waiting import until, until_answer
 from tests.peers.lab.workloads import a_container, a_pod
 
@@ -31,19 +34,8 @@ LIST_BOUND = 1.0
 FELL_OFF = XidRequest(gpu="0", xid=79)
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def agent(cluster, request):
-    return await start_named(cluster, request.node.name)
-
-
 async def place_on(cluster, name, index):
-    await place(cluster, a_pod(name), [[Share(gpu_uuids(cluster)[index], 3000, 10)]])
-
-
-def registered_health(node):
-    """By GPU, what the register annotation says."""
-    text = (node["metadata"].get("annotations") or {}).get(annotations.REGISTER)
-    return {gpu.uuid: gpu.healthy for gpu in decode_register(text)} if text else {}
+    await place(cluster, a_pod(name), [[share(cluster, index)]])
 
 
 def told_health(cluster, name):
@@ -58,16 +50,6 @@ def told_health(cluster, name):
     }
 
 
-async def falls_to(cluster, slices, within=20.0):
-    """When, on the loop's clock, the kubelet counts so many healthy slices."""
-
-    async def counts():
-        return slices == len(await cluster.kubelet.allocatable(RESOURCE))
-
-    await until_answer(counts, within, lambda: f"not {slices} slices")
-    return asyncio.get_running_loop().time()
-
-
 async def test_an_ill_gpu_is_told_everywhere_and_its_pod_runs_on(cluster, agent, table):
     loop = asyncio.get_running_loop()
     await place_on(cluster, "resident", 0)
@@ -75,31 +57,31 @@ async def test_an_ill_gpu_is_told_everywhere_and_its_pod_runs_on(cluster, agent,
     await until_unlocked(cluster)
     ill, *others = gpu_uuids(cluster)
     (held,) = (await cluster.kubelet.held(RESOURCE)).values()
-    before = running_containers(cluster, "resident")
+    before = lives_of(cluster, ["resident"])
 
     began = loop.time()
     await agent.simulate(FELL_OFF)
 
-    table.add("XID 79: allocatable without its slices", await falls_to(cluster, 70) - began, 1.0)
+    await until_allocatable(cluster, 70)
+    table.hold("XID 79: allocatable without its slices", loop.time() - began, LIST_BOUND)
     offered = await cluster.kubelet.allocatable(RESOURCE)
-    assert set(others) == {split_slice_id(text)[0] for text in offered}
+    assert set(others) == {gpu_of(text) for text in offered}
     wanted = {ill: False} | dict.fromkeys(others, True)
     await cluster.nodes.until(
-        lambda: wanted == registered_health(cluster.nodes.objects[NODE]), 20.0, "register"
+        lambda: wanted == registered_health(node_of(cluster)), 20.0, "register"
     )
-    said = cluster.nodes.when(NODE, lambda node: not registered_health(node).get(ill, True))
-    table.add("XID 79: register annotation says so", said - began, LIST_BOUND)
+    said = cluster.nodes.when(
+        NODE, lambda node: not registered_health(node).get(ill, True), since=began
+    )
+    table.hold("XID 79: register annotation says so", said - began, LIST_BOUND)
     await cluster.pods.until(
         lambda: told_health(cluster, "resident") == dict.fromkeys(held, "Unhealthy"),
         60.0,
         f"status: {status_of(cluster, 'resident')}",
     )
     table.add("XID 79: the pod's status says so", loop.time() - began)
-    await cluster.nodes.until(
-        lambda: cluster.nodes.objects[NODE]["status"]["allocatable"][RESOURCE] == "70", 20.0, "70"
-    )
-    assert before == running_containers(cluster, "resident")
-    assert is_running(cluster, "resident")
+    await until_offered(cluster, 70)
+    assert before == lives_of(cluster, ["resident"])
 
     await place_on(cluster, "unlucky", 0)
 
@@ -109,20 +91,20 @@ async def test_an_ill_gpu_is_told_everywhere_and_its_pod_runs_on(cluster, agent,
     assert "XID 79" in status["message"]
     assert "so that it is placed on another GPU. [HA-4002]" in status["message"]
     await until_unlocked(cluster)
-    assert before == running_containers(cluster, "resident")
+    assert before == lives_of(cluster, ["resident"])
 
 
 async def test_the_scheduler_places_nothing_on_an_ill_gpu(cluster, agent):
     ill, *others = gpu_uuids(cluster)
     await agent.simulate(FELL_OFF)
-    await falls_to(cluster, 70)
+    await until_allocatable(cluster, 70)
     await cluster.nodes.until(
-        lambda: not registered_health(cluster.nodes.objects[NODE]).get(ill, True), 20.0, "register"
+        lambda: not registered_health(node_of(cluster)).get(ill, True), 20.0, "register"
     )
     sizes = {"takes-four": 4, "takes-three": 3}
 
     for name, gpus in {**sizes, "finds-none": 1}.items():
-        await cluster.api.create(PODS, a_pod(name, a_container(gpus=gpus, cores=60)))
+        await create(cluster, a_pod(name, a_container(gpus=gpus, cores=60)))
         if name in sizes:
             await until_running(cluster, name, within=60.0)
 
@@ -138,13 +120,13 @@ async def test_the_scheduler_places_nothing_on_an_ill_gpu(cluster, agent):
         )
 
     await cluster.pods.until(refused, 60.0, "the last pod is not turned away")
-    assert "nodeName" not in cluster.pods.objects[key("finds-none")]["spec"]
+    assert "nodeName" not in as_seen(cluster, "finds-none")["spec"]
 
 
 async def test_a_gpu_that_was_reset_comes_back_but_is_not_trusted_at_once(cluster, agent):
     ill = gpu_uuids(cluster)[0]
     await agent.simulate(FELL_OFF)
-    await falls_to(cluster, 70)
+    await until_allocatable(cluster, 70)
 
     await agent.simulate(RestoreRequest(gpu="0"))
 
@@ -158,7 +140,7 @@ async def test_a_gpu_that_was_reset_comes_back_but_is_not_trusted_at_once(cluste
     status = await until_failed(cluster, "too-early")
     assert f"GPU 0 ({ill}) is bad: was lost and is back" in status["message"]
     assert 70 == len(await cluster.kubelet.allocatable(RESOURCE))
-    assert not registered_health(cluster.nodes.objects[NODE])[ill]
+    assert not registered_health(node_of(cluster))[ill]
 
 
 async def test_a_gpu_that_falls_silent_without_a_report_is_found_by_probes(cluster, agent, table):
@@ -166,24 +148,30 @@ async def test_a_gpu_that_falls_silent_without_a_report_is_found_by_probes(clust
     await place_on(cluster, "holder", 3)
     await until_running(cluster, "holder")
     await until_unlocked(cluster)
-    before = running_containers(cluster, "holder")
+    before = lives_of(cluster, ["holder"])
     began = loop.time()
 
     await agent.simulate(LoseRequest(gpu="3"))
 
-    found = await falls_to(cluster, 70, 40.0)
-    table.add("GPU lost without an XID: allocatable without its slices", found - began, 12.0)
-    assert before == running_containers(cluster, "holder")
+    await until_allocatable(cluster, 70, 60.0)
+    table.hold("GPU lost without an XID: allocatable without its slices", loop.time() - began, 12.0)
+    assert before == lives_of(cluster, ["holder"])
     await place_on(cluster, "elsewhere", 4)
     await until_running(cluster, "elsewhere", "holder")
 
 
 @pytest.mark.parametrize("xid", [31, 94])
 async def test_an_error_of_a_program_and_a_contained_one_take_nothing_away(cluster, agent, xid):
+    async def is_heard():
+        found = await readings(agent, gpu=gpu_uuids(cluster)[2], xid=str(xid))
+        return 1 == found.get("hami_agent_xid_events_total")
+
     await agent.simulate(XidRequest(gpu="2", xid=xid))
-    await until(lambda: xid == 31 or bool(agent.events("gpu.health")), 20.0, agent.part.tail)
+    await until_answer(is_heard, 20.0, agent.part.tail)
 
     await place_on(cluster, f"after-{xid}", 2)
 
     await until_running(cluster, f"after-{xid}")
     assert 80 == len(await cluster.kubelet.allocatable(RESOURCE))
+    assert {31: [], 94: ["watch"]}[xid] == [one["condition"] for one in agent.events("gpu.health")]
+    assert dict.fromkeys(gpu_uuids(cluster), True) == registered_health(node_of(cluster))

@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from tests.peers.lab.identities import NODE_USER
+from tests.peers.lab.pods import run, until_settled
 from tests.peers.lab.requests import asked_since, mark_of_rest, reads, writes
-from tests.peers.lab.running import create, until_settled, until_up
 from tests.peers.lab.workloads import a_container, a_pod
 
 
@@ -16,9 +16,7 @@ from tests.peers.lab.workloads import a_container, a_pod
 async def test_nothing_to_do_is_no_write_and_no_read_beyond_two_watches(cluster, agent, seconds):
     mark = await mark_of_rest(cluster)
     pods = [a_pod("one"), a_pod("two", a_container("left"), a_container("right"))]
-    await create(cluster, pods)
-    await until_up(cluster, pods, 60.0)
-    await until_settled(cluster, pods)
+    await until_settled(cluster, *await run(cluster, *pods, within=60.0))
     await asked_since(cluster, mark, NODE_USER, 2 * len(pods))
 
     mark = cluster.plane.audit.mark()

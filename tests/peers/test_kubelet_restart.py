@@ -156,15 +156,9 @@ async def test_recorded_ids_are_admitted_without_a_call_once_the_plugin_is_back(
         await node.start()
         await node.come_back(plugin)
 
-        await node.until(lambda: restarts(node) == 1, "not started again")
+        await node.until_restarted()
         assert held == await node.held("p")
         assert 2 == len(plugin.asked)
-
-
-def restarts(node) -> int:
-    (status,) = node.pod("p")["status"]["containerStatuses"]
-    count: int = status["restartCount"] if "running" in status["state"] else -1
-    return count
 
 
 async def test_an_id_that_fell_ill_meanwhile_rejects_its_pod(node):

@@ -10,23 +10,10 @@ from grpclib.exceptions import GRPCError
 
 from agent.wire.v1beta1 import DevicePluginOptions
 from tests.fakes.plugin import devices
-from tests.peers.lab.nodes import WITHIN
 from tests.peers.lab.probe import first
 
 REFUSED = GRPCError(Status.FAILED_PRECONDITION, "not now. [HA-3f9c]")
 CONFIG_ERROR = "CreateContainerConfigError"
-
-
-def restarts(node, name="p", container="main") -> int:
-    told = (node.pod(name) or {})["status"].get("containerStatuses", ())
-    counts = [one["restartCount"] for one in told if one["name"] == container]
-    return counts[0] if counts and "running" in node.state(name, container) else -1
-
-
-async def until_restarted(node, times=1, name="p", container="main", within=WITHIN) -> None:
-    await node.until(
-        lambda: restarts(node, name, container) == times, f"{name} is not started again", within
-    )
 
 
 async def offer_pre_start(node, plugin) -> None:
@@ -41,7 +28,7 @@ async def test_a_container_that_dies_is_started_again_without_a_call(node):
         plugin.publish(devices(4, health="Unhealthy"))
         await node.until_listed(0)
         await node.end_container("p")
-        await until_restarted(node)
+        await node.until_restarted()
 
         assert 1 == len(plugin.asked)
 
@@ -54,7 +41,7 @@ async def test_a_container_that_dies_without_the_plugin_is_started_again(node):
         await node.until_counted(4, 0)
 
         await node.end_container("p")
-        await until_restarted(node)
+        await node.until_restarted()
 
         assert {"main": plugin.asked[0]} == await node.held("p")
 
@@ -65,7 +52,7 @@ async def test_pre_start_is_called_at_every_start_of_a_container(node):
         await node.create("p", node.container(count=2))
         await node.until_phase("p", "Running")
         await node.end_container("p")
-        await until_restarted(node)
+        await node.until_restarted()
 
         assert ["allocate", "prestart", "prestart"] == [call.kind for call in plugin.calls]
         assert 1 == len({call.ids for call in plugin.calls})
@@ -121,7 +108,7 @@ async def test_after_a_restart_nobody_asks_for_a_pre_start_before_the_plugin_is_
         await node.restart()
         await node.until_counted(0, 0)
         await node.end_container("p")
-        await until_restarted(node)
+        await node.until_restarted()
 
         assert 1 == len(plugin.of("prestart"))
 
@@ -132,7 +119,7 @@ async def test_after_a_lost_checkpoint_a_dead_container_is_allocated_by_its_work
         plugin.look = lambda: node.held("p")
 
         await node.end_container("p")
-        await until_restarted(node)
+        await node.until_restarted()
 
         prefer, allocate = plugin.calls
         assert ["prefer", "allocate"] == [prefer.kind, allocate.kind]
@@ -150,10 +137,11 @@ async def test_refused_there_the_pod_lives_and_is_asked_again(node, table):
         await node.end_container("p")
         await node.until(lambda: waits(node) is not None, "it does not wait")
         assert (CONFIG_ERROR, "not now. [HA-3f9c]") == waits(node), "the plugin's words alone"
-        await until_restarted(node)
+        await node.until_restarted()
 
         one, two = [call.at for call in plugin.calls if call.kind == "allocate"]
-        table.add(f"refused in a pod worker, asked again after ({node.known_as('p')})", two - one)
+        kind = type(node).__name__
+        table.add(f"refused in a pod worker, asked again after ({kind})", two - one)
 
 
 async def lose_records(node, plugin) -> None:
@@ -213,7 +201,7 @@ async def test_a_worker_waits_for_the_admission_that_is_going_on(node):
         await node.create("q")
         await node.until(lambda: len(plugin.asked) == 2, "no Allocate")
         await node.end_container("p")
-        await node.stays(lambda: restarts(node) < 1, "it is started again", 5.0)
+        await node.stays(lambda: node.restarts() < 1, "it is started again", 5.0)
 
         plugin.let_go()
-        await until_restarted(node)
+        await node.until_restarted()

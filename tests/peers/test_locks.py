@@ -3,55 +3,39 @@
 import asyncio
 
 import pytest
-import pytest_asyncio
 
 from agent.core import annotations
 from agent.core.settlement import BIND_PATIENCE, LOCK_TIMEOUT, OVERDUE_PATIENCE
-from agent.core.share import Share
-from tests.peers.lab.outcomes import (
+from tests.peers.lab.clockwork import until_taken_up
+from tests.peers.lab.faults import frozen
+from tests.peers.lab.grants import told_environment
+from tests.peers.lab.node_state import lock_held, until_unlocked
+from tests.peers.lab.placement import MIB, annotate, bind, create_by_hand, lock, place, share
+from tests.peers.lab.pods import (
     annotations_of,
     delete,
-    frozen,
     key,
-    start_named,
+    phase_of,
     status_of,
-    told,
+    telling,
+    until_bind_phase,
     until_deleted,
     until_failed,
+    until_phase,
     until_running,
-    until_settled,
-    until_taken_up,
-    until_unlocked,
-)
-from tests.peers.lab.placement import (
-    PODS,
-    annotate,
-    bind,
-    create,
-    gpu_uuids,
-    lock,
-    lock_text,
-    place,
+    until_told,
 )
 from tests.peers.lab.waiting import until
-from tests.peers.lab.workloads import a_container, a_pod, stray, telling
+from tests.peers.lab.workloads import a_container, a_pod, stray
 
 RELEASE_BOUND = 5.0
-MIB = 3000
 
 
-@pytest_asyncio.fixture(loop_scope="session")
-async def agent(cluster, request):
-    return await start_named(cluster, request.node.name)
-
-
-def share(cluster, index, memory=MIB):
-    return Share(gpu_uuids(cluster)[index], memory, 10)
-
-
-def was_given(environment):
-    limit = environment.get("CUDA_DEVICE_MEMORY_LIMIT_0")
-    return environment.get("NVIDIA_VISIBLE_DEVICES"), limit
+async def was_given(cluster, name, container="main"):
+    """The GPUs and the first limit that a telling pod's container saw."""
+    await until_told(cluster, name)
+    seen = told_environment(cluster, name, container)
+    return seen.get("NVIDIA_VISIBLE_DEVICES"), seen.get("CUDA_DEVICE_MEMORY_LIMIT_0")
 
 
 async def sees(agent, name, event="settlement.owed"):
@@ -73,15 +57,17 @@ async def test_the_lock_of_a_pod_that_the_kubelet_rejected_unasked_is_released(
 ):
     forbidden = {"sysctls": [{"name": "kernel.msgmax", "value": "65536"}]}
     rejected = a_pod("rejected", securityContext=forbidden)
+    began = asyncio.get_running_loop().time()
 
     await place(cluster, rejected, [[share(cluster, 0)]])
 
     status = await until_failed(cluster, "rejected")
     assert "SysctlForbidden" == status["reason"]
     assert not agent.events("alloc.answered") + agent.events("alloc.refused")
-    freed = await until_unlocked(cluster)
-    over = cluster.pods.when(key("rejected"), lambda pod: pod["status"].get("phase") == "Failed")
-    table.add("lock of a rejected pod: released", freed - over, RELEASE_BOUND)
+    await until_unlocked(cluster)
+    freed = asyncio.get_running_loop().time()
+    over = cluster.pods.when(key("rejected"), lambda pod: phase_of(pod) == "Failed", since=began)
+    table.hold("lock of a rejected pod: released", freed - over, RELEASE_BOUND)
     await run_next(cluster)
 
 
@@ -96,11 +82,12 @@ async def test_the_lock_of_an_owner_deleted_while_the_agent_was_away_waits_until
     await lock(cluster, "gone", age=LOCK_TIMEOUT.total_seconds() + 5)
     began = asyncio.get_running_loop().time()
 
-    await start_named(cluster, "afterwards")
+    await cluster.start_registered_agent(name="afterwards")
 
-    took = await until_unlocked(cluster, 60.0) - began
+    await until_unlocked(cluster, 90.0)
+    took = asyncio.get_running_loop().time() - began
     assert OVERDUE_PATIENCE.total_seconds() < took
-    table.add("overdue lock of an owner nobody saw: released", took, 15.0)
+    table.hold("overdue lock of an owner nobody saw: released", took, 15.0)
     await run_next(cluster)
 
 
@@ -112,10 +99,11 @@ async def test_a_young_lock_of_an_owner_that_nobody_saw_is_left_to_the_scheduler
     await lock(cluster, "never-seen")
     began = asyncio.get_running_loop().time()
 
-    took = await until_unlocked(cluster, BIND_PATIENCE.total_seconds() + 60.0) - began
+    await until_unlocked(cluster, BIND_PATIENCE.total_seconds() + 60.0)
+    took = asyncio.get_running_loop().time() - began
 
     assert BIND_PATIENCE.total_seconds() - 1.0 < took
-    table.add("young lock of an owner nobody saw: released", took, 185.0)
+    table.hold("young lock of an owner nobody saw: released", took, 185.0)
 
 
 @pytest.mark.parametrize("lost", ["forgotten", "terminating"])
@@ -132,8 +120,9 @@ async def test_a_pod_deleted_between_bind_and_allocate_takes_no_share_with_it(
         await delete(cluster, lost, grace=grace)
         began = asyncio.get_running_loop().time()
         if lost == "forgotten":
-            freed = await until_unlocked(cluster)
-            table.add("lock of a deleted pod, kubelet frozen: released", freed - began, 5.0)
+            await until_unlocked(cluster)
+            took = asyncio.get_running_loop().time() - began
+            table.hold("lock of a deleted pod, kubelet frozen: released", took, RELEASE_BOUND)
 
     await until_deleted(cluster, lost)
     await until_unlocked(cluster)
@@ -155,19 +144,17 @@ async def test_a_pod_of_the_same_name_as_one_deleted_before_allocate_gets_its_ow
     cluster, agent
 ):
     # A StatefulSet's next pod bears the name of the last one.
-    tell = cluster.root / "tell-twins"
     mine = share(cluster, 5, 2000)
-    successor = telling(a_pod("twin", a_container(memory=2000)), tell)
+    successor = telling(cluster, a_pod("twin", a_container(memory=2000)))
     with frozen(cluster.kubelet.part):
-        await place(cluster, telling(a_pod("twin"), tell), [[share(cluster, 0)]])
+        await place(cluster, telling(cluster, a_pod("twin")), [[share(cluster, 0)]])
         await delete(cluster, "twin", grace=0)
         await until_unlocked(cluster)
         await place(cluster, successor, [[mine]])
 
-    await cluster.pods.until(
-        lambda: status_of(cluster, "twin").get("phase") in {"Failed", "Running"}, 30.0, "twin"
-    )
-    if status_of(cluster, "twin")["phase"] == "Failed":  # the kubelet never saw the first one
+    if (
+        "Failed" == (await until_phase(cluster, "twin", "Failed", "Running"))["phase"]
+    ):  # the kubelet never saw the first one
         await delete(cluster, "twin", grace=0)
         await until_deleted(cluster, "twin")
         await until_unlocked(cluster)
@@ -175,17 +162,17 @@ async def test_a_pod_of_the_same_name_as_one_deleted_before_allocate_gets_its_ow
 
     await until_running(cluster, "twin")
     await until_unlocked(cluster)
-    assert (mine.uuid, "2000m") == was_given(await told(cluster, tell, "twin"))
+    assert (mine.uuid, "2000m") == await was_given(cluster, "twin")
     assert 1 == len(agent.events("alloc.refused"))
 
 
 @pytest.mark.parametrize("when", ["before", "during"])
 async def test_a_lock_handed_over_gives_neither_pod_the_share_of_the_other(cluster, agent, when):
-    tell = cluster.root / f"tell-{when}"
     first, second = f"first-{when}", f"second-{when}"
     shares = {first: share(cluster, 0, 1000), second: share(cluster, 5, 2000)}
     for name, one in shares.items():
-        await create(cluster, telling(a_pod(name, a_container(memory=one.memory_mib)), tell))
+        pod = a_pod(name, a_container(memory=one.memory_mib))
+        await create_by_hand(cluster, telling(cluster, pod))
         await annotate(cluster, name, [[one]])
     await lock(cluster, first)
 
@@ -197,12 +184,10 @@ async def test_a_lock_handed_over_gives_neither_pod_the_share_of_the_other(clust
         await bind(cluster, second)
 
     await until_running(cluster, second)
-    await cluster.pods.until(
-        lambda: status_of(cluster, first).get("phase") in {"Failed", "Running"}, 30.0, first
-    )
+    await until_phase(cluster, first, "Failed", "Running")
     await until_unlocked(cluster)
     served = {name for name in shares if status_of(cluster, name)["phase"] == "Running"}
-    seen = {name: was_given(await told(cluster, tell, name)) for name in served}
+    seen = {name: await was_given(cluster, name) for name in served}
     assert {one: (shares[one].uuid, f"{shares[one].memory_mib}m") for one in served} == seen
     if first not in served:
         message = status_of(cluster, first)["message"]
@@ -212,15 +197,14 @@ async def test_a_lock_handed_over_gives_neither_pod_the_share_of_the_other(clust
 
 @pytest.mark.parametrize("claims", [False, True], ids=["bare", "claiming"])
 async def test_a_stray_pod_is_refused_and_the_owner_of_the_lock_is_served(cluster, agent, claims):
-    tell = cluster.root / f"tell-{claims}"
     mine = share(cluster, 2, 4000)
     with frozen(cluster.kubelet.part):
-        lone = await create(cluster, stray(telling(a_pod("stray"), tell)))
+        lone = await create_by_hand(cluster, stray(telling(cluster, a_pod("stray"))))
         if claims:
             await annotate(cluster, "stray", [[mine]])
         made = lone["metadata"]["creationTimestamp"]
-        owner = telling(a_pod("owner", a_container(memory=4000)), tell)
-        while (await create(cluster, owner))["metadata"]["creationTimestamp"] == made:
+        owner = telling(cluster, a_pod("owner", a_container(memory=4000)))
+        while (await create_by_hand(cluster, owner))["metadata"]["creationTimestamp"] == made:
             await delete(cluster, "owner", grace=0)  # the older is admitted first
         await annotate(cluster, "owner", [[mine]])
         await lock(cluster, "owner")
@@ -232,11 +216,11 @@ async def test_a_stray_pod_is_refused_and_the_owner_of_the_lock_is_served(cluste
     assert "default/owner" in status["message"]
     assert "[HA-2004]" in status["message"]
     await until_running(cluster, "owner")
-    await until_settled(cluster, "owner", annotations.PHASE_SUCCESS)
+    await until_bind_phase(cluster, "owner", annotations.PHASE_SUCCESS)
     await until_unlocked(cluster)
-    assert (mine.uuid, "4000m") == was_given(await told(cluster, tell, "owner"))
+    assert (mine.uuid, "4000m") == await was_given(cluster, "owner")
     if claims:
-        await until_settled(cluster, "stray", annotations.PHASE_FAILED)
+        await until_bind_phase(cluster, "stray", annotations.PHASE_FAILED)
         await sees(agent, "stray")
     settled = {line["pod"] for line in agent.events("settlement.owed")}
     assert settled <= {"stray"}
@@ -247,12 +231,11 @@ async def test_a_stray_pod_is_refused_and_the_owner_of_the_lock_is_served(cluste
 async def test_a_pod_whose_only_gpu_is_an_init_containers_is_served_as_the_setting_says(
     cluster, policy
 ):
-    agent = await start_named(cluster, policy, "--unlocked-pods", policy)
-    tell = cluster.root / f"tell-{policy}"
+    agent = await cluster.start_registered_agent("--unlocked-pods", policy)
     mine = share(cluster, 3)
     first = a_container("prepare", script="true")
     pod = a_pod("init-only", a_container(gpus=0), inits=(first,))
-    await create(cluster, telling(pod, tell))
+    await create_by_hand(cluster, telling(cluster, pod))
     await annotate(cluster, "init-only", [[mine], []])
 
     await bind(cluster, "init-only")
@@ -264,10 +247,9 @@ async def test_a_pod_whose_only_gpu_is_an_init_containers_is_served_as_the_setti
         assert not agent.events("alloc.answered")
     else:
         await until_running(cluster, "init-only")
-        seen = was_given(await told(cluster, tell, "init-only", "prepare"))
-        assert (mine.uuid, f"{MIB}m") == seen
-        assert "NVIDIA_VISIBLE_DEVICES" not in await told(cluster, tell, "init-only")
-        await until_settled(cluster, "init-only", annotations.PHASE_SUCCESS)
+        assert (mine.uuid, f"{MIB}m") == await was_given(cluster, "init-only", "prepare")
+        assert (None, None) == await was_given(cluster, "init-only")
+        await until_bind_phase(cluster, "init-only", annotations.PHASE_SUCCESS)
 
 
 async def test_what_an_answer_owes_is_paid_by_the_next_agent_though_the_pod_is_gone(
@@ -281,12 +263,14 @@ async def test_what_an_answer_owes_is_paid_by_the_next_agent_though_the_pod_is_g
     await sees(agent, "answered", "alloc.answered")
     await agent.part.kill()
     server.thaw()
-    assert lock_text(cluster)
-    await cluster.api.delete(f"{PODS}/answered", grace=0)
+    await cluster.plane.until_ready()
+    assert await lock_held(cluster)
+    await delete(cluster, "answered", grace=0)
     began = asyncio.get_running_loop().time()
 
-    await start_named(cluster, "next")
+    await cluster.start_registered_agent(name="next")
 
-    freed = await until_unlocked(cluster)
-    table.add("lock owed by a killed agent: released", freed - began, RELEASE_BOUND)
+    await until_unlocked(cluster)
+    took = asyncio.get_running_loop().time() - began
+    table.hold("lock owed by a killed agent: released", took, RELEASE_BOUND)
     await run_next(cluster)

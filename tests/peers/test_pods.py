@@ -1,35 +1,29 @@
 """Pods of every shape, through webhook, scheduler, extender and kubelet, seen from their inside."""
 
 from collections import Counter
-from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
 from agent.core import annotations
 from tests.peers.lab.agents import RESOURCE
-from tests.peers.lab.api import Object, key_of
 from tests.peers.lab.audit import counted
 from tests.peers.lab.cluster import ACCOUNT, Cluster
-from tests.peers.lab.grants import (
-    expected_environment,
-    expected_mounts,
-    grants,
-    seen_environment,
-    seen_mounts,
-)
+from tests.peers.lab.grants import WHOLE, expected_inside, grants, seen_inside
 from tests.peers.lab.identities import NODE_USER
-from tests.peers.lab.placement import gpu_uuids
-from tests.peers.lab.requests import asked_since, mark_of_rest, refused
-from tests.peers.lab.running import (
+from tests.peers.lab.pods import (
     as_seen,
     create,
+    gpu_of,
+    name_of,
     phase_of,
+    run,
+    telling,
+    until_bind_phase,
+    until_failed,
     until_settled,
-    until_told,
-    until_up,
 )
-from tests.peers.lab.workloads import a_container, a_pod, telling
+from tests.peers.lab.requests import asked_since, mark_of_rest, refused
+from tests.peers.lab.workloads import a_container, a_pod
 
 UNCONTROLLED = a_container(env=[{"name": "CUDA_DISABLE_CONTROL", "value": "true"}])
 SIDECAR = a_container("proxy", memory=1500, cores=5, restartPolicy="Always")
@@ -63,20 +57,18 @@ INIT_ONLY = a_pod(
 async def test_each_container_finds_inside_what_the_scheduler_wrote_for_it(cluster, user):
     await cluster.start_registered_agent(user=user)
     mark = await mark_of_rest(cluster)
-    inside = cluster.root / f"inside-{user.rpartition(':')[2]}"
-    pods = [telling(pod, inside) for pod in (*PODS, WITHOUT_GPU)]
+    pods = [telling(cluster, pod) for pod in (*PODS, WITHOUT_GPU)]
+    names = [*map(name_of, pods)]
 
-    for pod in pods:
-        await create(cluster, [pod])
-        await until_up(cluster, [pod], 60.0)
-        await until_told(inside, pod)
-        if pod["metadata"]["name"] != "without":
-            await until_settled(cluster, [pod])
+    for pod, name in zip(pods, names, strict=True):
+        await run(cluster, pod, within=60.0)
+        assert expected_inside(cluster, name) == await seen_inside(cluster, name)
+        if name != "without":
+            await until_settled(cluster, name)
 
-    assert _expected(cluster, pods) == _seen(cluster, inside, pods)
-    (whole,) = grants(as_seen(cluster, pods[0]))["main"]
-    assert (81559, 100) == (whole.mib, whole.percent)
-    assert _annotated(cluster, pods) == await _held(cluster)
+    (whole,) = grants(as_seen(cluster, "whole"))["main"]
+    assert WHOLE[:2] == (whole.mib, whole.percent)
+    assert _annotated(cluster, names) == await _held(cluster)
     requests = await asked_since(cluster, mark, user, 2 * len(PODS))
     assert [] == refused(requests)
     assert Counter({"patch pods/status": len(PODS), "patch nodes": len(PODS)}) == counted(requests)
@@ -84,70 +76,29 @@ async def test_each_container_finds_inside_what_the_scheduler_wrote_for_it(clust
 
 @pytest.mark.usefixtures("agent")
 async def test_a_pod_whose_init_container_alone_has_a_gpu_is_refused_with_the_setting(cluster):
-    await create(cluster, [INIT_ONLY])
-    pods, key = cluster.pods, key_of(INIT_ONLY)
-    await pods.until(lambda: is_refused(pods.objects, key), 30.0, "refused and marked as failed")
+    await create(cluster, INIT_ONLY)
+    status = await until_failed(cluster, "init-only")
+    await until_bind_phase(cluster, "init-only", annotations.PHASE_FAILED)
 
-    status = as_seen(cluster, INIT_ONLY)["status"]
     assert "UnexpectedAdmissionError" == status["reason"]
     assert "allocation.unlockedPods" in status["message"]
 
 
-def is_refused(pods: Mapping[str, Object], key: str) -> bool:
-    """Whether the kubelet rejected a pod and the agent has marked it for HAMi."""
-    if key not in pods:
-        return False
-    phase = pods[key]["metadata"].get("annotations", {}).get(annotations.BIND_PHASE)
-    return "Failed" == phase_of(pods[key]) and annotations.PHASE_FAILED == phase
-
-
 async def test_a_pod_whose_init_container_alone_has_a_gpu_can_be_served(cluster):
     await cluster.start_registered_agent("--unlocked-pods", "unique")
-    inside = cluster.root / "inside-init-only"
-    pod = telling(INIT_ONLY, inside)
-    await create(cluster, [pod])
-    await until_up(cluster, [pod], 60.0)
-    await until_told(inside, pod)
-    await until_settled(cluster, [pod])
+    await run(cluster, telling(cluster, INIT_ONLY), within=60.0)
+    await until_settled(cluster, "init-only")
 
-    assert _expected(cluster, [pod]) == _seen(cluster, inside, [pod])
+    assert expected_inside(cluster, "init-only") == await seen_inside(cluster, "init-only")
 
 
-def _expected(cluster: Cluster, pods: list[Object]) -> dict[str, object]:
-    gpus = gpu_uuids(cluster)
-    found: dict[str, object] = {}
-    for pod in pods:
-        seen = as_seen(cluster, pod)
-        name, uid = seen["metadata"]["name"], seen["metadata"]["uid"]
-        for container, given in grants(seen).items():
-            controlled = name != "uncontrolled"
-            mounts = expected_mounts(uid, container, controlled=controlled) if given else {}
-            environment = expected_environment(given, gpus)
-            if not controlled:
-                environment["CUDA_DISABLE_CONTROL"] = "true"
-            found[f"{name}/{container}"] = (environment, mounts)
-    return found
-
-
-def _seen(cluster: Cluster, inside: Path, pods: list[Object]) -> dict[str, object]:
-    return {
-        f"{name}/{container}": (
-            seen_environment(inside, name, container),
-            seen_mounts(inside, name, container),
-        )
-        for pod in pods
-        for name in [pod["metadata"]["name"]]
-        for container in grants(as_seen(cluster, pod))
-    }
-
-
-def _annotated(cluster: Cluster, pods: list[Object]) -> dict[str, set[str]]:
+def _annotated(cluster: Cluster, names: list[str]) -> dict[str, set[str]]:
     """The GPUs of each container that runs and has some."""
     return {
-        f"{pod['metadata']['name']}/{container}": {one.uuid for one in given}
-        for pod in (as_seen(cluster, pod) for pod in pods)
-        for container, given in grants(pod).items()
-        if given and container != "load" and pod["status"]["phase"] == "Running"
+        f"{name}/{container}": {one.uuid for one in given}
+        for name in names
+        for container, given in grants(as_seen(cluster, name)).items()
+        if given and container != "load" and phase_of(as_seen(cluster, name)) == "Running"
     }
 
 
@@ -155,6 +106,6 @@ async def _held(cluster: Cluster) -> dict[str, set[str]]:
     """The GPUs that the kubelet says each container holds."""
     held = await cluster.kubelet.held(RESOURCE)
     return {
-        f"{key.partition('/')[2]}/{container}": {one.rpartition("-")[0] for one in ids}
+        f"{key.partition('/')[2]}/{container}": {gpu_of(one) for one in ids}
         for (key, container), ids in held.items()
     }

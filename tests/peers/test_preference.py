@@ -3,19 +3,14 @@
 import pytest_asyncio
 import yaml
 
-from agent.core.share import Share
+from tests.peers.lab.clockwork import until_taken_up
 from tests.peers.lab.faces import readings
-from tests.peers.lab.outcomes import (
-    frozen,
-    gpus_held,
-    start_named,
-    told,
-    until_running,
-    until_taken_up,
-    until_unlocked,
-)
-from tests.peers.lab.placement import gpu_uuids, place
-from tests.peers.lab.workloads import a_container, a_pod, telling
+from tests.peers.lab.faults import frozen
+from tests.peers.lab.grants import told_environment
+from tests.peers.lab.node_state import gpu_uuids, until_unlocked
+from tests.peers.lab.placement import place, share
+from tests.peers.lab.pods import gpus_held, telling, until_running, until_told
+from tests.peers.lab.workloads import a_container, a_pod
 
 WANTED = {
     "one": [[5]],
@@ -48,33 +43,32 @@ async def policy(cluster, request):
 
 
 async def test_the_ids_of_a_pod_are_of_the_gpus_that_the_annotation_names(cluster, policy):
-    agent = await start_named(cluster, f"steering-{policy}", gpus=one_numa_node(cluster))
-    uuids = gpu_uuids(cluster)
-    tell = cluster.root / f"tell-{policy}"
+    agent = await cluster.start_registered_agent(gpus=one_numa_node(cluster))
 
     for name, wanted in WANTED.items():
-        groups = [[Share(uuids[index], 3000, 10) for index in group] for group in wanted]
+        groups = [[share(cluster, index) for index in group] for group in wanted]
         containers = [a_container(f"c{n}", gpus=len(one)) for n, one in enumerate(groups)]
-        await place(cluster, telling(a_pod(name, *containers), tell), groups)
+        await place(cluster, telling(cluster, a_pod(name, *containers)), groups)
         await until_running(cluster, name)
+        await until_told(cluster, name)
         await until_unlocked(cluster)
 
         written = {f"c{n}": sorted(one.uuid for one in group) for n, group in enumerate(groups)}
         assert written == await gpus_held(cluster, name)
         for container, gpus in written.items():
-            environment = await told(cluster, tell, name, container)
+            environment = told_environment(cluster, name, container)
             assert gpus == sorted(environment["NVIDIA_VISIBLE_DEVICES"].split(","))
     assert 0 == (await readings(agent))["hami_agent_allocation_drifted"]
     assert not agent.events("alloc.refused")
 
 
 async def test_a_gpu_of_which_few_slices_are_left_is_still_the_one_that_is_booked(cluster):
-    agent = await start_named(cluster, "few-left", "--split-count", "3", slices=24)
+    agent = await cluster.start_registered_agent("--split-count", "3", slices=24)
     uuid = gpu_uuids(cluster)[4]
 
     for number in range(3):
         name = f"on-four-{number}"
-        await place(cluster, a_pod(name), [[Share(uuid, 3000, 10)]])
+        await place(cluster, a_pod(name), [[share(cluster, 4)]])
         await until_running(cluster, name)
         await until_unlocked(cluster)
         assert {"main": [uuid]} == await gpus_held(cluster, name)
@@ -82,16 +76,16 @@ async def test_a_gpu_of_which_few_slices_are_left_is_still_the_one_that_is_booke
 
 
 async def test_the_kubelet_is_steered_also_when_it_asks_before_the_agent_has_seen_the_pod(cluster):
-    agent = await start_named(cluster, "late-view")
-    uuids = gpu_uuids(cluster)
-    wanted = {f"late-{index}": uuids[index] for index in (6, 3, 7)}
+    agent = await cluster.start_registered_agent()
+    wanted = {f"late-{index}": index for index in (6, 3, 7)}
 
-    for name, uuid in wanted.items():
+    for name, index in wanted.items():
         with frozen(agent.part):
-            await place(cluster, a_pod(name), [[Share(uuid, 3000, 10)]])
+            await place(cluster, a_pod(name), [[share(cluster, index)]])
             await until_taken_up(cluster, name)
         await until_running(cluster, name)
         await until_unlocked(cluster)
 
     held = {name: await gpus_held(cluster, name) for name in wanted}
-    assert {name: {"main": [uuid]} for name, uuid in wanted.items()} == held
+    uuids = gpu_uuids(cluster)
+    assert {name: {"main": [uuids[index]]} for name, index in wanted.items()} == held

@@ -4,31 +4,21 @@ import asyncio
 
 import pytest
 
-from agent.core.share import Share
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.cluster import ACCOUNT
 from tests.peers.lab.faces import is_ready, page
-from tests.peers.lab.outcomes import (
-    gpus_held,
-    running_containers,
-    start_named,
-    until_running,
-    until_unlocked,
-)
-from tests.peers.lab.placement import gpu_uuids, place
+from tests.peers.lab.node_state import gpu_uuids, until_unlocked
+from tests.peers.lab.placement import place, share
+from tests.peers.lab.pods import gpus_held, lives_of, until_running
 from tests.peers.lab.waiting import until, until_answer
 from tests.peers.lab.workloads import a_pod
 
 TAKEOVER_BOUND = 1.0
 
 
-def share(cluster, index):
-    return Share(gpu_uuids(cluster)[index], 3000, 10)
-
-
-async def standby_of(cluster, name):
+async def standby_of(cluster):
     """Another agent, which waits; as another user, so that the audit log tells them apart."""
-    second = await cluster.start_agent(user=ACCOUNT, name=f"agent-{name}")
+    second = await cluster.start_agent(user=ACCOUNT, name="standby")
     await until(lambda: bool(second.events("lock.standby")), 20.0, second.part.tail)
     return second
 
@@ -40,13 +30,13 @@ async def serves(cluster, agent):
 
 @pytest.mark.parametrize("end", ["killed", "stopped"])
 async def test_a_standby_takes_over_and_pods_run_on(cluster, table, end):
-    first = await start_named(cluster, f"first-{end}")
+    first = await cluster.start_registered_agent(name="first")
     await place(cluster, a_pod("held"), [[share(cluster, 0)]])
     await until_running(cluster, "held")
     await until_unlocked(cluster)
-    containers = running_containers(cluster, "held")
+    containers = lives_of(cluster, ["held"])
     mark = cluster.plane.audit.mark()
-    second = await standby_of(cluster, f"second-{end}")
+    second = await standby_of(cluster)
     code, text = await page(second, "/readyz")
     assert 503 == code
     assert "standby: another agent runs on this host (pid " in text
@@ -60,21 +50,23 @@ async def test_a_standby_takes_over_and_pods_run_on(cluster, table, end):
     began = loop.time()
     await (first.part.kill() if end == "killed" else first.part.stop())
     await until_answer(lambda: serves(cluster, second), 30.0, second.part.tail)
-    table.add(f"second agent serves after the first was {end}", loop.time() - began, TAKEOVER_BOUND)
+    table.hold(
+        f"second agent serves after the first was {end}", loop.time() - began, TAKEOVER_BOUND
+    )
 
     await place(cluster, a_pod("after"), [[share(cluster, 2)]])
     await until_running(cluster, "after", "with-two", "held")
     await until_unlocked(cluster)
-    assert containers == running_containers(cluster, "held")
+    assert containers == lives_of(cluster, ["held"])
     assert {"main": [gpu_uuids(cluster)[0]]} == await gpus_held(cluster, "held")
     assert ["after"] == [line["pod"] for line in second.events("alloc.answered")]
     assert cluster.plane.audit.since(mark, ACCOUNT)
 
 
 async def test_a_standby_that_is_told_to_stop_leaves_the_other_alone(cluster):
-    first = await start_named(cluster, "undisturbed")
+    first = await cluster.start_registered_agent(name="undisturbed")
     mark = cluster.plane.audit.mark()
-    second = await standby_of(cluster, "leaving")
+    second = await standby_of(cluster)
 
     assert 0 == await second.part.stop()
 

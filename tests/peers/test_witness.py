@@ -10,7 +10,7 @@ import pytest
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from agent.wire.v1 import GetPodResourcesRequest, ListPodResourcesRequest
+from agent.wire.v1 import GetPodResourcesRequest
 from tests.peers.lab.probe import first
 
 REFUSAL = GRPCError(Status.FAILED_PRECONDITION, "test refusal, second sentence. [HA-3f9c]")
@@ -106,8 +106,8 @@ async def test_ten_questions_at_once_are_answered_and_the_refusal_names_no_pod(n
     async with node.plugin():
         await node.create("p")
         await running(node, "p")
-        await asyncio.sleep(0.2)  # its bucket fills
-        async with node.lister() as lister, asyncio.TaskGroup() as group:
+        # Nobody has asked since the plugin was listed, and a pod takes longer than the bucket.
+        async with node.resources.lister() as lister, asyncio.TaskGroup() as group:
             asked = GetPodResourcesRequest(node.known_as("p"), "default")
 
             async def ask() -> tuple[Status, str | None]:
@@ -174,9 +174,7 @@ async def test_questions_are_answered_while_a_preference_and_an_allocate_are_hel
         await node.create("p")
         await node.until_held("p", lambda found: found == {"main": NONE})
         assert 4 == len(await node.allocatable())
-        async with node.lister() as lister:
-            listed = await lister.list(ListPodResourcesRequest(), timeout=5.0)
-        assert node.known_as("p") in {pod.name for pod in listed.pod_resources}
+        assert node.known_as("p") in {pod.name for pod in await node.resources.list()}
         held.set()
         await running(node, "p")
 
@@ -264,13 +262,11 @@ async def test_a_list_after_a_pods_end_un_marks_the_ids_in_flight(node):
         await running(node, "gone")
         plugin.hold()
         await node.delete("gone", grace=1)
-        await node.until(lambda: "deletionTimestamp" in node.pod("gone")["metadata"], "it stays")
-        await node.stays(lambda: True, "", 0.2)  # the kubelet has heard of it
+        await node.until_leaving("gone")
         await node.create("p")
         await node.until(lambda: len(plugin.asked) == 2, "no Allocate")
         await node.until_gone("gone")
-        async with node.lister() as lister:
-            await lister.list(ListPodResourcesRequest(), timeout=5.0)
+        await node.resources.list()
         plugin.let_go()
         await running(node, "p")
         await node.create("q", node.container(count=1))
@@ -305,9 +301,8 @@ async def test_the_sockets_identity_tells_a_new_kubelet_by_its_change_time(node,
 
     after = socket.stat()
     same = before.st_ino == after.st_ino
-    table.add(
-        f"inode of kubelet.sock is the same after a restart ({node.known_as('x')})", same, unit=""
-    )
+    kind = type(node).__name__
+    table.add(f"inode of kubelet.sock is the same after a restart ({kind})", same, unit="")
     assert before.st_ctime_ns != after.st_ctime_ns
 
 

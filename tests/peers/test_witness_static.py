@@ -41,7 +41,7 @@ class StaticPods:
         return f"{NAMESPACE}/{self.mirror(name)}" in self.node.cluster.pods.objects
 
     async def held(self, name: str) -> dict[str, int] | None:
-        found = await self.node.cluster.kubelet.get(NAMESPACE, self.mirror(name))
+        found = await self.node.resources.find(NAMESPACE, self.mirror(name))
         return None if found is None else {c.name: len(c.devices) for c in found.containers}
 
 

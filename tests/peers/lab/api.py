@@ -147,10 +147,20 @@ class Watched:
             self.objects[key] = sighting.object
         self.pulse.beat()
 
-    def when(self, key: str, holds: Callable[[Object], bool]) -> float | None:
-        """When an object was first seen in a state."""
-        seen = (one.at for one in self.history.get(key, ()) if holds(one.object))
-        return next(seen, None)
+    def when(
+        self, key: str, holds: Callable[[Object], bool], *, since: float = 0.0
+    ) -> float | None:
+        """When an event first showed an object in a state, not before `since`; None: not yet.
+
+        Both are seconds of the loop's clock. An object whose name was used before, or that comes
+        into a state twice, needs `since`.
+        """
+        seen = (one for one in self.history.get(key, ()) if one.at >= since)
+        return next((one.at for one in seen if holds(one.object)), None)
+
+    def forget(self) -> None:
+        """Forget everything that was seen; the objects stay as they are."""
+        self.history.clear()
 
     async def until(self, holds: Callable[[], object], within: float, what: str) -> None:
         """Return once `holds()` is true; it is looked at after each event.

@@ -1,5 +1,6 @@
 """Who asked the API server for what: its audit log, read."""
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -50,12 +51,17 @@ class AuditLog:
         """The requests of one user and program whose answer began after a mark, in that order.
 
         `client` is how its User-Agent begins.
+
+        Raises:
+            RuntimeError: the log is another one than when the mark was taken.
         """
         asked = (one for one in self._read(mark) if one.user == user)
         return [one for one in asked if one.client.startswith(client)]
 
     def _read(self, mark: int) -> Iterator[Asked]:
         with self._path.open("rb") as file:
+            if file.seek(0, os.SEEK_END) < mark:
+                raise RuntimeError(f"{self._path} ends before the mark: the server began a new one")
             file.seek(mark)
             for line in file:
                 if not line.endswith(b"\n"):

@@ -7,6 +7,7 @@ from typing import Final
 from tests.peers.lab.agents import Agent
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.placement import now
+from tests.peers.lab.pods import key
 from tests.peers.lab.waiting import until_answer
 
 REGISTERED: Final = '"Got registration request from device plugin with resource"'
@@ -19,9 +20,10 @@ def wall() -> float:
     return now().timestamp()
 
 
-def kubelet_said(cluster: Cluster, words: str, since: float) -> list[float]:
-    """When the kubelet logged those words after a moment, in Unix seconds."""
-    lines = (line for line in cluster.kubelet.part.said().splitlines() if words in line)
+def kubelet_said(cluster: Cluster, *words: str, since: float) -> list[float]:
+    """When the kubelet logged a line with all those words after a moment, in Unix seconds."""
+    said = cluster.kubelet.part.said().splitlines()
+    lines = (line for line in said if all(word in line for word in words))
     stamps = (stamp for line in lines if (stamp := _stamp(line)) is not None)
     return [stamp for stamp in stamps if stamp >= since]
 
@@ -33,7 +35,7 @@ def agent_said(agent: Agent, event: str, since: float) -> list[float]:
 
 
 async def until_kubelet_says(
-    cluster: Cluster, words: str, since: float, within: float = 15.0
+    cluster: Cluster, *words: str, since: float, within: float = 30.0
 ) -> float:
     """When the kubelet logs those words for the first time after a moment, in Unix seconds.
 
@@ -42,10 +44,18 @@ async def until_kubelet_says(
     """
 
     async def is_said() -> bool:
-        return bool(kubelet_said(cluster, words, since))
+        return bool(kubelet_said(cluster, *words, since=since))
 
     await until_answer(is_said, within, lambda: f"the kubelet has not said {words}")
-    return kubelet_said(cluster, words, since)[0]
+    return kubelet_said(cluster, *words, since=since)[0]
+
+
+async def until_taken_up(cluster: Cluster, name: str, since: float = 0.0) -> float:
+    """When the kubelet has begun with a pod, after a moment; both in Unix seconds.
+
+    Without a moment the pod's name must be new to this kubelet. Raises TimeoutError.
+    """
+    return await until_kubelet_says(cluster, '"SyncLoop ADD"', f'"{key(name)}"', since=since)
 
 
 def _stamp(line: str) -> float | None:

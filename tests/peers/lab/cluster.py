@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import shutil
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +28,7 @@ from tests.peers.lab.part import Part
 from tests.peers.lab.placing import lay_out_placing, placing_parts, register_webhook
 from tests.peers.lab.ports import free_ports
 from tests.peers.lab.programs import Programs
+from tests.peers.lab.roots import open_root
 from tests.peers.lab.runtime import Runtime
 from tests.peers.lab.space import NodeSpace
 from tests.peers.lab.waiting import until_answer
@@ -129,16 +129,20 @@ class Cluster:
         return offered == str(slices) and annotations.REGISTER in noted
 
     async def end_agents(self) -> None:
-        """Stop every agent and forget it."""
-        for one in self.agents:
-            await one.part.stop()
-        self.agents.clear()
+        """Stop every agent, the last one first, and forget it."""
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self.agents.clear)
+            for one in self.agents:
+                stack.push_async_callback(one.part.stop)
+
+    def thaw(self) -> None:
+        """Let go on whatever a test froze."""
+        for part in self.parts.values():
+            part.thaw()
 
     async def revive(self) -> None:
         """Start whatever a test has ended, and let go on what it froze."""
-        for part in self.parts.values():
-            if part.is_alive:
-                part.thaw()
+        self.thaw()
         for part in (*self.plane.parts, *self.placing):
             if not part.is_alive:
                 await part.start()
@@ -153,6 +157,11 @@ class Cluster:
         """Remove what the agent keeps on the node, as on a machine where none ever ran."""
         for directory in ("var/lib/hami-agent", "usr/local/vgpu/containers"):
             shutil.rmtree(self.space.view / directory, ignore_errors=True)
+
+    def forget_history(self) -> None:
+        """Forget what the watches have seen until now."""
+        self.pods.forget()
+        self.nodes.forget()
 
     def last_words(self) -> str:
         """The end of every log, for whoever has to find out why."""
@@ -181,18 +190,6 @@ def _account_manifests() -> Iterator[dict[str, dict[str, str]]]:
         for document in yaml.safe_load_all(path.read_text()):
             if document["kind"] in _RBAC:
                 yield document
-
-
-@contextlib.contextmanager
-def open_root(*, keep: bool = False) -> Iterator[Path]:
-    """A directory for one cluster, short enough for unix sockets; removed, or kept."""
-    root = Path(tempfile.mkdtemp(prefix="hp-", dir="/tmp"))
-    try:
-        (root / "logs").mkdir()
-        yield root
-    finally:
-        if not keep:
-            shutil.rmtree(root)
 
 
 @contextlib.asynccontextmanager

@@ -115,7 +115,9 @@ async def open_control_plane(
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--service-account-key-file={certificates.service_account_key}",
         f"--service-account-signing-key-file={certificates.service_account_key}",
+        # Megabytes: a log that is rotated has lost what a test counts.
         *(f"--audit-policy-file={policy}", f"--audit-log-path={audit}"),
+        "--audit-log-maxsize=100000",
         *("--endpoint-reconciler-type=none", "--anonymous-auth=false"),
     )
     url = f"https://127.0.0.1:{port}"

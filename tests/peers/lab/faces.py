@@ -1,5 +1,6 @@
-"""What an agent tells over HTTP: its probes and its metrics."""
+"""What an agent tells: over HTTP its probes and its metrics, in its log whom it answered."""
 
+from collections import Counter
 from typing import Final
 
 import aiohttp
@@ -38,12 +39,17 @@ async def is_ready(agent: Agent) -> bool:
     return code == 200
 
 
-async def readings(agent: Agent) -> dict[str, float]:
-    """The metrics without labels."""
+async def readings(agent: Agent, **labels: str) -> dict[str, float]:
+    """The metrics that have exactly these labels."""
     _, text = await page(agent, "/metrics")
     return {
         sample.name: sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
-        if not sample.labels
+        if sample.labels == labels
     }
+
+
+def answers(agent: Agent) -> Counter[tuple[str, str]]:
+    """How often each container was answered, by pod and container."""
+    return Counter((one["pod"], one["ctr"]) for one in agent.events("alloc.answered"))

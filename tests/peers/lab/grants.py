@@ -1,16 +1,24 @@
-"""What a container must find inside, worked out from its pod's annotation and nothing of ours."""
+"""What a container must find inside, by its pod's annotation and nothing of ours; and what it saw.
+
+Only telling pods say what they saw; see lab/pods.py.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.api import Object
-from tests.peers.lab.workloads import told_environment
+from tests.peers.lab.cluster import Cluster
+from tests.peers.lab.node_state import gpu_uuids, notes_of
+from tests.peers.lab.pods import as_seen, containers_of, lives, told_directory, until_told
 
 ALLOCATED: Final = "hami.io/vgpu-devices-allocated"
+WHOLE: Final = (81559, 100, 10)
+"""What there is of an H100: MiB, percent and slots."""
+
+_DISABLED: Final = "CUDA_DISABLE_CONTROL"
 _OURS: Final = ("NVIDIA_", "CUDA_", "LIBCUDA_", "GPU_")
 _HOOK: Final = "/usr/local/vgpu"
 _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -33,6 +41,10 @@ class Mounted:
     read_only: bool
 
 
+Inside = dict[str, tuple[dict[str, str], dict[str, Mounted]]]
+"""By container, the variables and the mounts that a grant decides."""
+
+
 def grants(pod: Object) -> dict[str, tuple[Grant, ...]]:
     """The shares of each container of a pod, init containers first; without GPU it has none.
 
@@ -43,16 +55,11 @@ def grants(pod: Object) -> dict[str, tuple[Grant, ...]]:
     Raises:
         ValueError: not as many groups as containers that ask.
     """
-    text = pod["metadata"].get("annotations", {}).get(ALLOCATED, "")
+    text = notes_of(pod).get(ALLOCATED, "")
     groups = [_group(one) for one in text.split(";") if one]
-    asking = [one["name"] for one in _containers(pod) if _asks(one)]
+    asking = [one["name"] for one in containers_of(pod) if _asks(one)]
     granted = dict(zip(asking, groups, strict=True))
-    return {one["name"]: granted.get(one["name"], ()) for one in _containers(pod)}
-
-
-def _containers(pod: Object) -> list[Object]:
-    spec = pod["spec"]
-    return [*spec.get("initContainers", ()), *spec["containers"]]
+    return {one["name"]: granted.get(one["name"], ()) for one in containers_of(pod)}
 
 
 def _asks(container: Object) -> bool:
@@ -78,13 +85,22 @@ def expected_environment(given: Sequence[Grant], gpus: Sequence[str]) -> dict[st
     }
 
 
-def seen_environment(directory: Path, pod: str, container: str = "main") -> dict[str, str]:
-    """Of what a container saw, the variables that a grant decides; see `expected_environment`."""
-    told = told_environment(directory, pod, container)
+def told_environment(cluster: Cluster, pod: str, container: str = "main") -> dict[str, str]:
+    """What a container saw as its environment."""
+    lines = environment_bytes(cluster, pod, container)
+    return dict(line.decode().split("=", 1) for line in lines if b"=" in line)
+
+
+def environment_bytes(cluster: Cluster, pod: str, container: str = "main") -> list[bytes]:
+    """The same, byte by byte; sorted, for the kubelet has it in a Go map."""
+    return sorted((told_directory(cluster) / f"{pod}.{container}.env").read_bytes().splitlines())
+
+
+def _seen_environment(cluster: Cluster, pod: str, container: str) -> dict[str, str]:
     cache = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
     return {
         name: _UUID.sub("<uuid>", value, count=1) if name == cache else value
-        for name, value in told.items()
+        for name, value in told_environment(cluster, pod, container).items()
         if name.startswith(_OURS)
     }
 
@@ -101,9 +117,9 @@ def expected_mounts(uid: str, container: str, *, controlled: bool = True) -> dic
     return found
 
 
-def seen_mounts(directory: Path, pod: str, container: str = "main") -> dict[str, Mounted]:
+def seen_mounts(cluster: Cluster, pod: str, container: str = "main") -> dict[str, Mounted]:
     """What a container saw mounted from the hook path or at one of HAMi's places."""
-    lines = (directory / f"{pod}.{container}.mounts").read_text().splitlines()
+    lines = (told_directory(cluster) / f"{pod}.{container}.mounts").read_text().splitlines()
     fields = (line.split(" ") for line in lines)
     found = {one[4]: Mounted(one[3], "ro" in one[5].split(",")) for one in fields}
     places = expected_mounts("", "")
@@ -111,6 +127,34 @@ def seen_mounts(directory: Path, pod: str, container: str = "main") -> dict[str,
         place: mounted
         for place, mounted in found.items()
         if place in places or mounted.source.startswith("/vgpu")
+    }
+
+
+def expected_inside(cluster: Cluster, name: str) -> Inside:
+    """What each container of a pod must find, by what the scheduler wrote for it.
+
+    Raises:
+        ValueError: the annotation fits another pod.
+    """
+    pod, gpus = as_seen(cluster, name), gpu_uuids(cluster)
+    uid, given = pod["metadata"]["uid"], grants(pod)
+    found: Inside = {}
+    for container in containers_of(pod):
+        own = {one["name"]: one["value"] for one in container.get("env", ()) if "value" in one}
+        kept = {variable: own[variable] for variable in own if variable.startswith(_OURS)}
+        who = container["name"]
+        mounts = expected_mounts(uid, who, controlled=own.get(_DISABLED) != "true")
+        environment = expected_environment(given[who], gpus) | kept
+        found[who] = (environment, mounts if given[who] else {})
+    return found
+
+
+async def seen_inside(cluster: Cluster, name: str) -> Inside:
+    """What each container of a telling pod found. Raises TimeoutError: they do not tell."""
+    await until_told(cluster, name)
+    return {
+        who: (_seen_environment(cluster, name, who), seen_mounts(cluster, name, who))
+        for who in (one["name"] for one in containers_of(as_seen(cluster, name)))
     }
 
 
@@ -123,11 +167,16 @@ def load_of(shares: Mapping[str, Sequence[Grant]]) -> dict[str, tuple[int, int, 
     return totals
 
 
-def grants_inside(directory: Path, pod: str, container: str = "main") -> tuple[Grant, ...]:
-    """The shares that a container believes to have, by its environment."""
-    told = told_environment(directory, pod, container)
-    percent = int(told["CUDA_DEVICE_SM_LIMIT"])
-    uuids = told["NVIDIA_VISIBLE_DEVICES"].split(",")
-    limits = [told[f"CUDA_DEVICE_MEMORY_LIMIT_{number}"] for number in range(len(uuids))]
-    pairs = zip(uuids, limits, strict=True)
-    return tuple(Grant(uuid, int(limit.removesuffix("m")), percent) for uuid, limit in pairs)
+def oversold(cluster: Cluster) -> dict[str, tuple[int, int, int]]:
+    """The load of the GPUs of which the pods that run have more than there is."""
+    shares = {
+        f"{key}/{container}": given
+        for key, pod in cluster.pods.objects.items()
+        if ALLOCATED in notes_of(pod) and lives(pod)
+        for container, given in grants(pod).items()
+    }
+    return {
+        uuid: load
+        for uuid, load in load_of(shares).items()
+        if any(one > most for one, most in zip(load, WHOLE, strict=True))
+    }

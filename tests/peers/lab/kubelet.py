@@ -2,22 +2,16 @@
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from grpclib.client import Channel
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
-from agent.wire.v1 import (
-    AllocatableResourcesRequest,
-    GetPodResourcesRequest,
-    ListPodResourcesRequest,
-    PodResources,
-    PodResourcesListerStub,
-)
+from agent.wire.v1 import PodResources
 from tests.peers.lab.identities import NODE
 from tests.peers.lab.part import Part
+from tests.peers.lab.pod_resources import PodResourcesClient
 from tests.peers.lab.ports import free_ports
 from tests.peers.lab.space import NodeSpace
 from tests.peers.lab.waiting import until_answer
@@ -35,6 +29,7 @@ class Kubelet:
     def __init__(self, root: Path, binaries: Path, space: NodeSpace, authority: Path) -> None:
         self.plugins: Final = root / "kubelet" / "device-plugins"
         self.pod_resources: Final = root / "kubelet" / "pod-resources" / "kubelet.sock"
+        self.resources: Final = PodResourcesClient(self.pod_resources)
         self._root = root
         self._authority = authority
         config, kubeconfig = root / "kubelet.json", root / f"system-node-{NODE}.kubeconfig"
@@ -106,36 +101,13 @@ class Kubelet:
             (self.plugins / CHECKPOINT).unlink()
         await self.start()
 
-    @contextlib.asynccontextmanager
-    async def _lister(self) -> AsyncIterator[PodResourcesListerStub]:
-        async with Channel(path=str(self.pod_resources)) as channel:
-            yield PodResourcesListerStub(channel)
-
     async def allocatable(self, resource: str) -> frozenset[str]:
         """The healthy ids of a resource, as PodResources tells. Raises OSError, GRPCError."""
-        async with self._lister() as lister:
-            answer = await lister.get_allocatable_resources(
-                AllocatableResourcesRequest(), timeout=5.0
-            )
-        return _ids(answer.devices, resource)
+        return _ids(await self.resources.allocatable(resource), resource)
 
     async def list(self) -> dict[str, PodResources]:
         """All active pods by `namespace/name`. Raises OSError, GRPCError."""
-        async with self._lister() as lister:
-            answer = await lister.list(ListPodResourcesRequest(), timeout=5.0)
-        return {f"{one.namespace}/{one.name}": one for one in answer.pod_resources}
-
-    async def get(self, namespace: str, name: str) -> PodResources | None:
-        """One pod; None: the kubelet does not know it. Raises OSError, GRPCError."""
-        async with self._lister() as lister:
-            request = GetPodResourcesRequest(pod_name=name, pod_namespace=namespace)
-            try:
-                answer = await lister.get(request, timeout=5.0)
-            except GRPCError as error:
-                if "not found" in (error.message or ""):
-                    return None
-                raise
-        return answer.pod_resources
+        return {f"{one.namespace}/{one.name}": one for one in await self.resources.list()}
 
     async def held(self, resource: str) -> dict[tuple[str, str], frozenset[str]]:
         """Which ids each container holds, by (`namespace/name`, container)."""

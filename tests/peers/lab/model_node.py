@@ -73,6 +73,14 @@ class ModelNode(NodeUnderTest):
         pod = self.pod(name) or {}
         await self.model.container_died(pod["metadata"]["uid"], container)
 
+    @override
+    async def until_leaving(self, name: str) -> None:
+        uid = (self.pod(name) or {})["metadata"]["uid"]
+        history = self.model.history
+        await self.until(
+            lambda: any(seen.pod == uid for seen in history.of("leaving")), f"{name} stays"
+        )
+
 
 @contextlib.asynccontextmanager
 async def open_model_node(root: Path) -> AsyncIterator[ModelNode]:

@@ -10,20 +10,12 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from grpclib.client import Channel
-from grpclib.exceptions import GRPCError
-
 from agent.sandbox.kubelet.checkpoint import FILE_NAME, Checkpoint, decode
-from agent.wire.v1 import (
-    AllocatableResourcesRequest,
-    ContainerDevices,
-    GetPodResourcesRequest,
-    PodResources,
-    PodResourcesListerStub,
-)
+from agent.wire.v1 import ContainerDevices, PodResources
 from agent.wire.v1beta1 import Device
 from tests.fakes.plugin import devices
 from tests.peers.lab.api import Object
+from tests.peers.lab.pod_resources import PodResourcesClient
 from tests.peers.lab.probe import ProbePlugin
 from tests.peers.lab.waiting import until, until_answer
 from tests.peers.lab.workloads import NAMESPACE, a_container, a_pod, stray
@@ -36,11 +28,14 @@ Held = Mapping[str, frozenset[str]]
 
 
 class NodeUnderTest(ABC):
-    """The node. `plugins` is the device plugin directory, `resource` a test's own resource."""
+    """The node. `plugins` is the device plugin directory, `resource` a test's own resource.
+
+    `resources` asks its PodResources socket.
+    """
 
     def __init__(self, plugins: Path, pod_resources: Path, tag: str) -> None:
         self.plugins: Final = plugins
-        self.pod_resources: Final = pod_resources
+        self.resources: Final = PodResourcesClient(pod_resources)
         self.resource: Final = f"peers.test/gpu-{tag}"
         self._tag = tag
 
@@ -71,6 +66,10 @@ class NodeUnderTest(ABC):
     @abstractmethod
     async def end_container(self, name: str, container: str = "main") -> None:
         """Kill a container that runs."""
+
+    @abstractmethod
+    async def until_leaving(self, name: str) -> None:
+        """Return once the kubelet has heard that a pod is to be deleted. Raises TimeoutError."""
 
     async def restart(self, *, lose_checkpoint: bool = False) -> None:
         """SIGKILL, and a new kubelet."""
@@ -140,6 +139,18 @@ class NodeUnderTest(ABC):
         found = [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]
         return next((one["state"] for one in found if one["name"] == container), {})
 
+    def restarts(self, name: str = "p", container: str = "main") -> int:
+        """How often a container that runs was started again; -1: it does not run."""
+        told = (self.pod(name) or {})["status"].get("containerStatuses", ())
+        counts = [one["restartCount"] for one in told if one["name"] == container]
+        return counts[0] if counts and "running" in self.state(name, container) else -1
+
+    async def until_restarted(self, name: str = "p", container: str = "main") -> None:
+        """Wait until a container runs that was started again once. Raises TimeoutError."""
+        await self.until(
+            lambda: self.restarts(name, container) == 1, f"{name} is not started again"
+        )
+
     def counted(self, resource: str | None = None) -> tuple[str | None, str | None]:
         """Capacity and allocatable of a resource by the Node's status, as texts."""
         name, status = resource or self.resource, self.status()
@@ -152,30 +163,21 @@ class NodeUnderTest(ABC):
             lambda: self.counted() == wanted, WITHIN, lambda: f"{self.counted()} is not {wanted}"
         )
 
-    @contextlib.asynccontextmanager
-    async def lister(self) -> AsyncIterator[PodResourcesListerStub]:
-        """A client of PodResources."""
-        async with Channel(path=str(self.pod_resources)) as channel:
-            yield PodResourcesListerStub(channel)
-
     async def get(self, name: str) -> PodResources:
         """One pod's answer. Raises GRPCError."""
-        async with self.lister() as lister:
-            asked = GetPodResourcesRequest(self.known_as(name), NAMESPACE)
-            return (await lister.get(asked, timeout=5.0)).pod_resources or PodResources()
+        return await self.resources.get(NAMESPACE, self.known_as(name))
 
     async def held(self, name: str) -> Held | None:
         """What one pod's containers hold; None: the kubelet does not know it. Raises GRPCError."""
-        try:
-            found = await self.get(name)
-        except GRPCError as error:
-            if "not found" in (error.message or ""):
-                return None
-            raise
-        return {
-            one.name: frozenset(text for entry in one.devices for text in entry.device_ids)
-            for one in found.containers
-        }
+        found = await self.resources.find(NAMESPACE, self.known_as(name))
+        return (
+            None
+            if found is None
+            else {
+                one.name: frozenset(text for entry in one.devices for text in entry.device_ids)
+                for one in found.containers
+            }
+        )
 
     async def until_held(self, name: str, holds: Callable[[Held | None], bool]) -> Held | None:
         """Ask until `holds` of the answer; the answer. Raises TimeoutError, GRPCError."""
@@ -190,12 +192,7 @@ class NodeUnderTest(ABC):
 
     async def allocatable(self, resource: str | None = None) -> list[ContainerDevices]:
         """The entries of a resource's healthy ids. Raises GRPCError."""
-        async with self.lister() as lister:
-            answer = await lister.get_allocatable_resources(
-                AllocatableResourcesRequest(), timeout=5.0
-            )
-        wanted = resource or self.resource
-        return [entry for entry in answer.devices if entry.resource_name == wanted]
+        return await self.resources.allocatable(resource or self.resource)
 
     async def until_listed(self, count: int, resource: str | None = None) -> None:
         """Wait until so many ids are healthy. Raises TimeoutError, GRPCError."""

@@ -33,7 +33,7 @@ class Part:
         self._environment = environment
         self._process: asyncio.subprocess.Process | None = None
         self.pid = 0
-        """Of the program itself, as this process sees it; 0 before the first start."""
+        """Of the program itself, as this process sees it; 0 until it was seen."""
 
     @property
     def is_alive(self) -> bool:
@@ -56,6 +56,7 @@ class Part:
             raise RuntimeError(f"{self.name} runs already")
         space = self._space
         wrapped = space.command(self.command) if space else (*leash(), *self.command)
+        self.pid = 0  # what was there before has ended, and the number may be another's by now
         with self.log.open("ab") as output:
             process = self._process = await asyncio.create_subprocess_exec(
                 *wrapped,
@@ -84,8 +85,7 @@ class Part:
         """SIGKILL, and wait until it is gone."""
         if self._process is not None and self.is_alive:
             self.send(signal.SIGKILL)
-            with contextlib.suppress(ProcessLookupError):
-                self.thaw()  # who waits for a frozen one is frozen too
+            self.thaw()  # who waits for a frozen one is frozen too
             await self._process.wait()
 
     async def wait(self) -> int:
@@ -101,12 +101,22 @@ class Part:
     def thaw(self) -> None:
         """Let it go on."""
         self.send(signal.SIGCONT)
-        if self._process is not None and self._process.pid != self.pid:
-            os.kill(self._process.pid, signal.SIGCONT)  # who waits for it stopped with it
+        if self._process is not None and self.is_alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGCONT)  # who waits for it stopped with it
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the program itself."""
-        os.kill(self.pid, number)
+        """Send a signal to the program itself; nothing happens if it is gone.
+
+        Before the program was seen, all that its start has made gets the signal.
+        """
+        if self._process is None or not self.is_alive:
+            return
+        with contextlib.suppress(ProcessLookupError):  # gone, and this is not known yet
+            if self.pid:
+                os.kill(self.pid, number)
+            else:
+                os.killpg(self._process.pid, number)  # never group 0, which is the tests' own
 
     def said(self) -> str:
         """All that it ever said."""

@@ -5,18 +5,20 @@ from collections.abc import Sequence
 from typing import Final
 
 from agent.codec.nodelock import encode_node_lock
-from agent.codec.register import decode_register
 from agent.core import annotations
-from agent.core.gpu import GpuUuid
 from agent.core.share import Share
 from agent.sandbox.scheduler.bind import placement_patch
 from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.identities import NODE
+from tests.peers.lab.node_state import gpu_uuids
+from tests.peers.lab.pods import PODS
 from tests.peers.lab.tidy import NODE_PATH
 from tests.peers.lab.workloads import NAMESPACE
 
-PODS: Final = f"/api/v1/namespaces/{NAMESPACE}/pods"
+MIB: Final = 3000
+"""What a share has where nothing is said, as `a_container` asks for."""
+
 _BY_HAND: Final = "by-hand"
 
 
@@ -25,7 +27,7 @@ def now() -> dt.datetime:
     return dt.datetime.now(dt.UTC)  # noqa: TID251 -- what is written is read by others
 
 
-async def create(cluster: Cluster, pod: Object) -> Object:
+async def create_by_hand(cluster: Cluster, pod: Object) -> Object:
     """Create a pod that no scheduler takes; with its node already named it is the kubelet's."""
     if "nodeName" in pod["spec"]:
         return await cluster.api.create(PODS, pod)
@@ -35,10 +37,9 @@ async def create(cluster: Cluster, pod: Object) -> Object:
     return await cluster.api.create(PODS, {**pod, "metadata": metadata, "spec": spec})
 
 
-def gpu_uuids(cluster: Cluster) -> list[GpuUuid]:
-    """The GPUs of the Node by index, as the register annotation names them."""
-    text = cluster.nodes.objects[NODE]["metadata"]["annotations"][annotations.REGISTER]
-    return [gpu.uuid for gpu in decode_register(text)]
+def share(cluster: Cluster, index: int, memory: int = MIB, cores: int = 10) -> Share:
+    """A share of the GPU with this index: MiB, and percent of its cores."""
+    return Share(gpu_uuids(cluster)[index], memory, cores)
 
 
 async def annotate(cluster: Cluster, name: str, groups: Sequence[Sequence[Share]]) -> None:
@@ -70,14 +71,7 @@ async def bind(cluster: Cluster, name: str) -> None:
 async def place(cluster: Cluster, pod: Object, groups: Sequence[Sequence[Share]]) -> None:
     """All steps for one pod: create, annotate, lock, bind."""
     name = pod["metadata"]["name"]
-    await create(cluster, pod)
+    await create_by_hand(cluster, pod)
     await annotate(cluster, name, groups)
     await lock(cluster, name)
     await bind(cluster, name)
-
-
-def lock_text(cluster: Cluster) -> str | None:
-    """The node's lock as it is now."""
-    noted = cluster.nodes.objects[NODE]["metadata"].get("annotations") or {}
-    text: str | None = noted.get(annotations.MUTEX_LOCK)
-    return text

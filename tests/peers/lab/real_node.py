@@ -1,20 +1,19 @@
 """The real kubelet of a cluster as a node under test."""
 
-import contextlib
 import itertools
-import os
-import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from typing_extensions import override
 
 from tests.peers.lab.api import Object
+from tests.peers.lab.clockwork import until_kubelet_says
 from tests.peers.lab.cluster import Cluster
+from tests.peers.lab.faults import end_container
 from tests.peers.lab.identities import NODE
 from tests.peers.lab.nodes import NodeUnderTest
+from tests.peers.lab.pods import PODS, key
 from tests.peers.lab.waiting import until
-from tests.peers.lab.workloads import NAMESPACE
 
 _numbers = itertools.count()
 
@@ -29,18 +28,17 @@ class RealNode(NodeUnderTest):
 
     @override
     async def submit(self, pod: Object) -> str:
-        created = await self.cluster.api.create(f"/api/v1/namespaces/{NAMESPACE}/pods", pod)
+        created = await self.cluster.api.create(PODS, pod)
         uid: str = created["metadata"]["uid"]
         return uid
 
     @override
     async def delete(self, name: str, grace: int = 0) -> None:
-        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{self.known_as(name)}"
-        await self.cluster.api.delete(path, grace=grace)
+        await self.cluster.api.delete(f"{PODS}/{self.known_as(name)}", grace=grace)
 
     @override
     def pod(self, name: str) -> Object | None:
-        return self.cluster.pods.objects.get(f"{NAMESPACE}/{self.known_as(name)}")
+        return self.cluster.pods.objects.get(key(self.known_as(name)))
 
     @override
     def status(self) -> Mapping[str, Mapping[str, str]]:
@@ -63,15 +61,17 @@ class RealNode(NodeUnderTest):
     @override
     async def end_container(self, name: str, container: str = "main") -> None:
         (container_id,) = (
-            one["containerID"].rpartition("/")[2]
+            one["containerID"]
             for kind in ("containerStatuses", "initContainerStatuses")
             for one in (self.pod(name) or {})["status"].get(kind, ())
             if one["name"] == container
         )
-        for pid in _members(container_id):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        await until(lambda: not [*_members(container_id)], 5.0, lambda: f"{container} lives")
+        await end_container(container_id)
+
+    @override
+    async def until_leaving(self, name: str) -> None:
+        words = ('"SyncLoop DELETE"', f'"{key(self.known_as(name))}"')
+        await until_kubelet_says(self.cluster, *words, since=0.0)  # its name is this test's own
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -80,11 +80,3 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return found.st_ino, found.st_ctime_ns
-
-
-def _members(container_id: str) -> Iterator[int]:
-    for directory in Path("/proc").iterdir():
-        if directory.name.isdecimal():
-            with contextlib.suppress(OSError):
-                if container_id in (directory / "cgroup").read_text():
-                    yield int(directory.name)

@@ -31,11 +31,14 @@ done
 mount -t tmpfs -o mode=755 tmpfs /run
 mkdir -p /var/lib/kubelet "$root/kubelet"
 mount --bind "$root/kubelet" /var/lib/kubelet
-for directory in /sys/fs/cgroup/*/; do
-  directory=${directory%/}
+for directory in /sys/fs/cgroup/*; do
+  # Two controllers in one hierarchy have links to it, and a directory may be nobody's.
+  if [ -L "$directory" ]; then continue; fi
+  found="" with=""
   while read -r _ place kind options _; do
     if [[ $place == "$directory" ]]; then found=$kind; with=${options#rw,relatime,}; fi
   done </proc/mounts
+  if [ -z "$found" ]; then continue; fi
   umount "$directory"
   if [[ $found == cgroup ]]; then mount -t cgroup -o "$with" cgroup "$directory"
   else mount -t cgroup2 cgroup2 "$directory"; fi
@@ -96,7 +99,7 @@ class NodeSpace:
             await self._holder.wait()
         groups = self._groups()
         for group in groups:
-            await until(partial(_is_removed, group), 10.0, lambda: f"{groups} are in use")
+            await until(partial(is_removed, group), 10.0, lambda: f"{groups} are in use")
 
     def command(self, arguments: Sequence[str]) -> tuple[str, ...]:
         """The command that runs `arguments` in there."""
@@ -108,7 +111,13 @@ class NodeSpace:
         return (*leash(), "bash", "-c", _ENTER.format(files=files), "enter")
 
     def _groups(self) -> list[Path]:
-        return [path / self._group for path in sorted(CGROUPS.iterdir()) if not path.is_symlink()]
+        return [tree / self._group for tree in hierarchies()]
+
+
+def hierarchies() -> list[Path]:
+    """The mounted trees of cgroups; neither links to them nor directories that are none."""
+    present = sorted(CGROUPS.iterdir())
+    return [path for path in present if not path.is_symlink() and path.is_mount()]
 
 
 def leash() -> tuple[str, ...]:
@@ -127,7 +136,7 @@ def _children(pid: int) -> list[int]:
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def _is_removed(group: Path) -> bool:
+def is_removed(group: Path) -> bool:
     """Remove a tree of cgroups from its leaves on; those that are still in use stay."""
     if not group.exists():
         return True

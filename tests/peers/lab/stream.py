@@ -3,24 +3,26 @@
 import asyncio
 import random
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from tests.peers.lab.api import Object
-from tests.peers.lab.clockwork import wall
+from tests.peers.lab.clockwork import until_taken_up, wall
 from tests.peers.lab.cluster import Cluster
-from tests.peers.lab.gpu_pods import (
-    Life,
-    all_run,
+from tests.peers.lab.gaps import Rejected
+from tests.peers.lab.grants import expected_inside, seen_inside
+from tests.peers.lab.pods import (
+    as_seen,
     create,
-    key_of_pod,
+    delete,
+    is_up,
+    key,
     lives,
-    promised,
-    seen_inside,
-    until_told,
+    phase_of,
+    telling,
+    until_deleted,
 )
-from tests.peers.lab.placement import PODS
-from tests.peers.lab.workloads import a_container, a_pod, telling
+from tests.peers.lab.waiting import until
+from tests.peers.lab.workloads import a_container, a_pod
 
 DECIDED_WITHIN: Final = 90.0
 """Seconds from a pod's creation to its containers running, or its end: the scheduler places one
@@ -31,21 +33,11 @@ _SHAPES: Final = ((1,), (1,), (2,), (1, 1))
 _LASTS: Final = (0.2, 3.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """A pod that the kubelet did not take. `at` in Unix seconds, when the watch showed it."""
-
-    name: str
-    at: float
-    message: str
-
-
 @dataclass(eq=False, slots=True)
 class Stream:
     """What became of the pods. `wrong`: sentences about what should not have been seen."""
 
     cluster: Cluster
-    told: Path
     chance: random.Random
     is_over: bool = False
     ran: list[str] = field(default_factory=list)
@@ -65,6 +57,11 @@ class Stream:
             for _ in range(pairs):
                 group.create_task(self._one_after_the_other())
 
+    async def until_one_ran(self) -> None:
+        """Return once one more pod has run to its end. Raises TimeoutError."""
+        before = len(self.ran)
+        await until(lambda: len(self.ran) > before, DECIDED_WITHIN, lambda: f"{self.rejected}")
+
     async def _one_after_the_other(self) -> None:
         while not self.is_over:
             self._count += 1
@@ -76,43 +73,46 @@ class Stream:
             a_container(f"c{place}", gpus=gpus, memory=1000 + 10 * self._count, cores=3)
             for place, gpus in enumerate(shape)
         ]
-        await create(self.cluster, telling(a_pod(name, *containers), self.told))
+        created = wall()
+        await create(self.cluster, telling(self.cluster, a_pod(name, *containers)))
         pod = await self._decided(name)
-        if pod["status"]["phase"] == "Failed":
-            self.rejected.append(Rejected(name, wall(), pod["status"].get("message", "")))
-            await asyncio.sleep(self.chance.uniform(*_LASTS))  # or a gap would fill with them
+        if phase_of(pod) == "Failed":
+            await self._note_rejection(name, created, pod["status"])
         else:
-            await self._look_inside(name, [one["name"] for one in containers])
+            await self._look_inside(name)
         await self._end(name)
 
     async def _decided(self, name: str) -> Object:
-        key, objects = key_of_pod(name), self.cluster.pods.objects
+        objects = self.cluster.pods.objects
         await self.cluster.pods.until(
             lambda: (
-                key in objects
-                and (all_run(objects[key]) or objects[key]["status"].get("phase") == "Failed")
+                key(name) in objects
+                and (is_up(objects[key(name)]) or phase_of(objects[key(name)]) == "Failed")
             ),
             DECIDED_WITHIN,
             f"{name} neither runs nor fails",
         )
-        return objects[key]
+        return objects[key(name)]
 
-    async def _look_inside(self, name: str, containers: list[str]) -> None:
+    async def _note_rejection(self, name: str, created: float, status: Object) -> None:
+        at, taken = wall(), await until_taken_up(self.cluster, name, created)
+        self.rejected.append(Rejected(name, taken, at, status.get("message", "")))
+        await asyncio.sleep(self.chance.uniform(*_LASTS))  # or a gap would fill with them
+
+    async def _look_inside(self, name: str) -> None:
         """Whether it runs with its limits, and goes on so while it lasts."""
-        before = lives(self.cluster.pods.objects[key_of_pod(name)])
-        await until_told(self.told, name, containers)
-        wanted, seen = promised(self.cluster, name), seen_inside(self.told, name, containers)
+        before = lives(as_seen(self.cluster, name))
+        wanted, seen = expected_inside(self.cluster, name), await seen_inside(self.cluster, name)
         if wanted != seen:
             self.wrong.append(f"{name} was promised {wanted} and sees {seen}")
         await asyncio.sleep(self.chance.uniform(*_LASTS))
-        after: dict[str, Life] = dict(lives(self.cluster.pods.objects[key_of_pod(name)]))
+        after = lives(as_seen(self.cluster, name))
         if before != after:
             self.wrong.append(f"{name} was {before} and is {after}")
         self.ran.append(name)
 
     async def _end(self, name: str) -> None:
-        key, pods = key_of_pod(name), self.cluster.pods
-        uid = pods.objects[key]["metadata"]["uid"]
-        await self.cluster.api.delete(f"{PODS}/{name}", grace=0)
-        await pods.until(lambda: key not in pods.objects, 30.0, f"{name} stays")
+        uid = as_seen(self.cluster, name)["metadata"]["uid"]
+        await delete(self.cluster, name, grace=0)
+        await until_deleted(self.cluster, name)
         self.deleted[uid] = wall()

@@ -6,6 +6,7 @@ from agent.core import annotations
 from tests.peers.lab.api import RefusedError
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.identities import NODE
+from tests.peers.lab.waiting import until_answer
 
 NODE_PATH: Final = f"/api/v1/nodes/{NODE}"
 _NOTED: Final = (annotations.MUTEX_LOCK, annotations.REGISTER, annotations.HANDSHAKE)
@@ -17,13 +18,19 @@ async def remove_pods(cluster: Cluster) -> None:
     Raises:
         TimeoutError: some stay.
     """
-    for key in list(cluster.pods.objects):
-        namespace, _, name = key.partition("/")
+    # The watch may not have shown the newest yet.
+    for pod in (await cluster.api.get("/api/v1/pods"))["items"]:
+        namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
         try:
             await cluster.api.delete(f"/api/v1/namespaces/{namespace}/pods/{name}", grace=0)
         except RefusedError as error:
             if error.code != 404:
                 raise
-    await cluster.pods.until(lambda: not cluster.pods.objects, 30.0, "pods stay")
+    await until_answer(lambda: _has_none(cluster), 30.0, lambda: "pods stay")
+    await cluster.pods.until(lambda: not cluster.pods.objects, 30.0, "the watch shows pods")
     noted = dict.fromkeys(_NOTED)
     await cluster.api.patch(NODE_PATH, {"metadata": {"annotations": noted}})
+
+
+async def _has_none(cluster: Cluster) -> bool:
+    return not (await cluster.api.get("/api/v1/pods"))["items"]

@@ -1,7 +1,5 @@
 """Pods to try things with: what they ask for, and what they tell of their inside."""
 
-import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -71,7 +69,7 @@ def stray(pod: Object) -> Object:
     }
 
 
-def telling(pod: Object, directory: Path) -> Object:
+def telling_to(directory: Path, pod: Object) -> Object:
     """The same pod, each of whose containers writes its environment and mounts to `directory`."""
     spec: dict[str, Any] = dict(pod["spec"])
     for kind in ("containers", "initContainers"):
@@ -86,20 +84,3 @@ def _telling(pod: str, container: Object) -> Object:
     tell = _TELL.format(f"{pod}.{container['name']}")
     mounts = [*container.get("volumeMounts", ()), {"name": "tell", "mountPath": "/tell"}]
     return {**container, "command": [*start, f"{tell}; {script}"], "volumeMounts": mounts}
-
-
-def told_environment(directory: Path, pod: str, container: str = "main") -> Mapping[str, str]:
-    """What a container saw as its environment."""
-    lines = (directory / f"{pod}.{container}.env").read_text().splitlines()
-    return dict(line.split("=", 1) for line in lines if "=" in line)
-
-
-def told_mounts(directory: Path, pod: str, container: str = "main") -> Mapping[str, str]:
-    """What a container saw mounted where: path inside to path on the source's file system."""
-    lines = (directory / f"{pod}.{container}.mounts").read_text().splitlines()
-    fields = (line.split(" ") for line in lines)
-    return {_unescaped(one[4]): _unescaped(one[3]) for one in fields}
-
-
-def _unescaped(text: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)

@@ -1,0 +1,49 @@
+"""Harm that tests do on purpose: programs that stand still, containers that die."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.peers.lab.part import Part
+from tests.peers.lab.waiting import until
+
+
+@contextlib.contextmanager
+def frozen(part: Part) -> Iterator[None]:
+    """A program stands still while the block runs."""
+    part.freeze()
+    try:
+        yield
+    finally:
+        part.thaw()
+
+
+def processes(container_id: str) -> frozenset[int]:
+    """The processes of a container, as this process counts them; `containerd://` may precede."""
+    return frozenset(_members(container_id.rpartition("/")[2]))
+
+
+def _members(name: str) -> Iterator[int]:
+    for directory in Path("/proc").iterdir():
+        if directory.name.isdecimal():
+            with contextlib.suppress(OSError):
+                if name in (directory / "cgroup").read_text():
+                    yield int(directory.name)
+
+
+async def end_container(container_id: str) -> None:
+    """SIGKILL for all processes of a container; returns when they are gone.
+
+    Raises:
+        LookupError: it does not run.
+        TimeoutError: they live on.
+    """
+    found = processes(container_id)
+    if not found:
+        raise LookupError(f"{container_id} does not run")
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    await until(lambda: not found & processes(container_id), 5.0, lambda: f"{found} live")

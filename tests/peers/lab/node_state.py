@@ -1,0 +1,101 @@
+"""The Node as API server and kubelet show it: its notes, its lock, its GPUs and slices."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import aiohttp
+
+from agent.core import annotations
+from agent.core.gpu import GpuUuid
+from tests.peers.lab.agents import RESOURCE
+from tests.peers.lab.api import Object, RefusedError
+from tests.peers.lab.cluster import Cluster
+from tests.peers.lab.identities import NODE
+from tests.peers.lab.tidy import NODE_PATH
+from tests.peers.lab.waiting import until_answer
+
+PATIENCE: Final = 30.0
+"""Seconds for what takes two or three on a quiet machine."""
+
+
+def node_of(cluster: Cluster) -> Object:
+    """The Node as the watch has it now."""
+    return cluster.nodes.objects[NODE]
+
+
+def notes_of(item: Object) -> Mapping[str, str]:
+    """The annotations of an object."""
+    noted: Mapping[str, str] = item["metadata"].get("annotations") or {}
+    return noted
+
+
+def gpu_uuids(cluster: Cluster) -> list[GpuUuid]:
+    """The GPUs of the Node by index, as the register annotation names them."""
+    return [GpuUuid(gpu["id"]) for gpu in _registered(node_of(cluster))]
+
+
+def registered_health(node: Object) -> dict[GpuUuid, bool]:
+    """By GPU, what the register annotation says; empty where there is none."""
+    return {GpuUuid(gpu["id"]): bool(gpu.get("health")) for gpu in _registered(node)}
+
+
+def _registered(node: Object) -> list[dict[str, Any]]:
+    """The register annotation, read by nothing of ours; what is zero is absent in it."""
+    gpus = json.loads(notes_of(node).get(annotations.REGISTER, "[]"))
+    return sorted(gpus, key=lambda gpu: gpu.get("index", 0))
+
+
+def lock_text(cluster: Cluster) -> str | None:
+    """The node's lock as the watch has shown it, which lags behind; see `lock_held`."""
+    return notes_of(node_of(cluster)).get(annotations.MUTEX_LOCK)
+
+
+async def lock_held(cluster: Cluster) -> str | None:
+    """The node's lock as the API server has it. Raises RefusedError, aiohttp.ClientError."""
+    return notes_of(await cluster.api.get(NODE_PATH)).get(annotations.MUTEX_LOCK)
+
+
+async def until_unlocked(cluster: Cluster, within: float = PATIENCE) -> None:
+    """Return once the node has no lock. Raises TimeoutError.
+
+    The API server is asked, for the watch may not even have shown the lock yet; while it is away
+    nobody knows.
+    """
+
+    async def is_free() -> bool:
+        try:
+            return await lock_held(cluster) is None
+        except (aiohttp.ClientError, OSError, RefusedError):
+            return False
+
+    await until_answer(is_free, within, lambda: f"the lock stays: {lock_text(cluster)}")
+
+
+async def until_allocatable(cluster: Cluster, slices: int = 80, within: float = 20.0) -> None:
+    """Return once PodResources, which may be away, tells of so many slices. Raises TimeoutError."""
+    found = -1
+
+    async def is_told() -> bool:
+        nonlocal found
+        try:
+            found = len(await cluster.kubelet.allocatable(RESOURCE))
+        except OSError:
+            return False
+        return slices == found
+
+    await until_answer(is_told, within, lambda: f"{found} slices in PodResources, not {slices}")
+
+
+async def until_offered(cluster: Cluster, slices: int, within: float = 20.0) -> None:
+    """Return once the Node offers so many slices, which it does some time after PodResources.
+
+    Raises:
+        TimeoutError: it does not.
+    """
+
+    def offered() -> int:
+        status = node_of(cluster)["status"]
+        return int(status.get("allocatable", {}).get(RESOURCE, "0"))
+
+    await cluster.nodes.until(lambda: slices == offered(), within, f"{slices} slices on the Node")

@@ -1,0 +1,276 @@
+"""Pods of the tests: named, created, running, settled, refused and gone; and what they told."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from agent.core import annotations
+from tests.peers.lab.agents import RESOURCE
+from tests.peers.lab.api import Object
+from tests.peers.lab.cluster import Cluster
+from tests.peers.lab.node_state import notes_of, until_unlocked
+from tests.peers.lab.waiting import until
+from tests.peers.lab.workloads import NAMESPACE, a_container, a_pod, telling_to
+
+PODS: Final = f"/api/v1/namespaces/{NAMESPACE}/pods"
+PATIENCE: Final = 40.0
+"""Seconds for what takes two or three on a quiet machine, a scheduler's second try included."""
+
+
+class FailedPodError(AssertionError):
+    """A pod ended as Failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One container as the API shows it: a new id or count means that it was started again."""
+
+    id: str
+    restarts: int
+
+
+def key(name: str) -> str:
+    """How the watch of the pods names a pod."""
+    return f"{NAMESPACE}/{name}"
+
+
+def name_of(pod: Object) -> str:
+    """A pod's name."""
+    return str(pod["metadata"]["name"])
+
+
+def as_seen(cluster: Cluster, name: str) -> Object:
+    """A pod as the watch has it now. Raises KeyError: it is not there."""
+    return cluster.pods.objects[key(name)]
+
+
+def status_of(cluster: Cluster, name: str) -> Object:
+    """The status of a pod as it is now; empty while the pod is not there."""
+    status: Object = cluster.pods.objects.get(key(name), {}).get("status", {})
+    return status
+
+
+def annotations_of(cluster: Cluster, name: str) -> Mapping[str, str]:
+    """The annotations of a pod as they are now; empty while the pod is not there."""
+    return notes_of(cluster.pods.objects.get(key(name), {"metadata": {}}))
+
+
+def phase_of(pod: Object) -> str:
+    """The pod's phase."""
+    return str(pod.get("status", {}).get("phase", ""))
+
+
+def is_up(pod: Object) -> bool:
+    """Whether a pod is Ready, or has done its work."""
+    conditions = pod.get("status", {}).get("conditions") or ()
+    ready = any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    return ready or phase_of(pod) == "Succeeded"
+
+
+def is_settled(cluster: Cluster, name: str) -> bool:
+    """Whether HAMi's annotations say that every container of a pod was served."""
+    notes = annotations_of(cluster, name)
+    left = notes.get(annotations.TO_ALLOCATE, "")
+    done = notes.get(annotations.BIND_PHASE) == annotations.PHASE_SUCCESS
+    return done and not left.strip(";")
+
+
+def lives(pod: Object) -> Mapping[str, Life]:
+    """The containers of a pod that run, by name."""
+    found = pod.get("status", {}).get("containerStatuses") or []
+    return {
+        one["name"]: Life(one["containerID"], one["restartCount"])
+        for one in found
+        if "running" in one["state"]
+    }
+
+
+def lives_of(cluster: Cluster, names: Iterable[str]) -> dict[str, Mapping[str, Life]]:
+    """The running containers of those pods."""
+    return {name: lives(as_seen(cluster, name)) for name in names}
+
+
+def containers_of(pod: Object) -> list[Object]:
+    """The containers of a pod, init containers first."""
+    spec = pod["spec"]
+    return [*spec.get("initContainers", ()), *spec["containers"]]
+
+
+async def create(cluster: Cluster, *pods: Object) -> float:
+    """Create pods at once; when that began, by the loop's clock. Raises RefusedError in a group."""
+    begun = asyncio.get_running_loop().time()
+    async with asyncio.TaskGroup() as group:
+        for pod in pods:
+            group.create_task(cluster.api.create(PODS, pod))
+    return begun
+
+
+async def run(cluster: Cluster, *pods: Object, within: float = PATIENCE) -> list[str]:
+    """Create pods and wait until they run; their names.
+
+    Raises:
+        FailedPodError, TimeoutError: as `until_running`.
+    """
+    await create(cluster, *pods)
+    names = [name_of(pod) for pod in pods]
+    await until_running(cluster, *names, within=within)
+    return names
+
+
+async def until_running(cluster: Cluster, *names: str, within: float = PATIENCE) -> None:
+    """Return once all those pods are Ready, or have done their work.
+
+    Raises:
+        FailedPodError: one failed.
+        TimeoutError: not all are; the text tells how they are.
+    """
+    objects = cluster.pods.objects
+
+    def all_up() -> bool:
+        present = [objects[key(name)] for name in names if key(name) in objects]
+        for pod in present:
+            if phase_of(pod) == "Failed":
+                raise FailedPodError(f"{name_of(pod)}: {pod['status']}")
+        return len(present) == len(names) and all(map(is_up, present))
+
+    try:
+        await cluster.pods.until(all_up, within, "pods do not run")
+    except TimeoutError as error:
+        waiting = (objects[key(name)] for name in names if key(name) in objects)
+        told = "; ".join(
+            f"{name_of(pod)} {notes_of(pod)} {pod['status']}" for pod in waiting if not is_up(pod)
+        )
+        raise TimeoutError(f"{error}: {told}") from None
+
+
+def up_at(cluster: Cluster, name: str, since: float) -> float:
+    """When a pod that is up was first seen so after a moment; both by the loop's clock.
+
+    Raises:
+        LookupError: it was not seen up since then.
+    """
+    at = cluster.pods.when(key(name), is_up, since=since)
+    if at is None:
+        raise LookupError(f"{name} was not seen up")
+    return at
+
+
+async def until_phase(
+    cluster: Cluster, name: str, *phases: str, within: float = PATIENCE
+) -> Object:
+    """The status of a pod once it has one of these phases. Raises TimeoutError."""
+    await cluster.pods.until(
+        lambda: status_of(cluster, name).get("phase") in phases, within, f"{name} is not {phases}"
+    )
+    return status_of(cluster, name)
+
+
+async def until_failed(cluster: Cluster, name: str) -> Object:
+    """The status of a pod once its phase is Failed. Raises TimeoutError."""
+    return await until_phase(cluster, name, "Failed")
+
+
+async def until_restarted(
+    cluster: Cluster, name: str, times: int = 1, within: float = PATIENCE
+) -> None:
+    """Return once a pod's containers run and each was started again so often.
+
+    Raises:
+        TimeoutError: they were not.
+    """
+
+    def is_back() -> bool:
+        pod = as_seen(cluster, name)
+        found = lives(pod)
+        return len(found) == len(pod["spec"]["containers"]) and {times} == {
+            one.restarts for one in found.values()
+        }
+
+    await cluster.pods.until(is_back, within, f"{name} was not started again {times} times")
+
+
+async def until_bind_phase(
+    cluster: Cluster, name: str, phase: str, within: float = PATIENCE
+) -> None:
+    """Return once the pod's bind-phase is `phase`. Raises TimeoutError."""
+    await cluster.pods.until(
+        lambda: annotations_of(cluster, name).get(annotations.BIND_PHASE) == phase,
+        within,
+        f"bind-phase of {name} is not {phase}",
+    )
+
+
+async def until_settled(cluster: Cluster, *names: str, within: float = 25.0) -> None:
+    """Return once all are settled and the node's lock is free. Raises TimeoutError."""
+    await cluster.pods.until(
+        lambda: all(is_settled(cluster, name) for name in names),
+        within,
+        "bind-phase success and nothing left to allocate",
+    )
+    await until_unlocked(cluster, within)
+
+
+async def delete(cluster: Cluster, name: str, grace: int | None = None) -> None:
+    """Ask the API server to delete a pod."""
+    await cluster.api.delete(f"{PODS}/{name}", grace=grace)
+
+
+async def until_deleted(cluster: Cluster, name: str) -> None:
+    """Return once the pod is gone from the API server. Raises TimeoutError."""
+    await cluster.pods.until(
+        lambda: key(name) not in cluster.pods.objects, PATIENCE, f"{name} is not deleted"
+    )
+
+
+async def gpus_held(cluster: Cluster, name: str) -> Mapping[str, list[str]]:
+    """The GPUs of the ids that the kubelet gave each container of a pod, sorted."""
+    held = await cluster.kubelet.held(RESOURCE)
+    return {
+        container: sorted(gpu_of(text) for text in ids)
+        for (pod, container), ids in held.items()
+        if pod == key(name)
+    }
+
+
+def gpu_of(slice_id: str) -> str:
+    """The UUID of the GPU that a slice is of."""
+    return slice_id.rpartition("-")[0]
+
+
+def telling(cluster: Cluster, pod: Object) -> Object:
+    """The same pod, whose containers tell of their inside; what its namesake told is forgotten."""
+    forget_told(cluster, name_of(pod))
+    return telling_to(told_directory(cluster), pod)
+
+
+def a_telling_pod(cluster: Cluster, name: str, *, gpus: int = 1, memory: int = 3000) -> Object:
+    """A pod of one container, which tells; as in `a_container`."""
+    return telling(cluster, a_pod(name, a_container(gpus=gpus, memory=memory)))
+
+
+def told_directory(cluster: Cluster) -> Path:
+    """Where telling pods tell."""
+    return cluster.root / "told"
+
+
+def forget_told(cluster: Cluster, name: str) -> None:
+    """Remove what a pod told: it may tell again."""
+    for file in told_directory(cluster).glob(f"{name}.*"):
+        file.unlink()
+
+
+async def until_told(cluster: Cluster, *names: str, within: float = PATIENCE) -> None:
+    """Return once every container of those telling pods has told. Raises TimeoutError."""
+    directory = told_directory(cluster)
+    marks = [
+        directory / f"{name}.{one['name']}.done"
+        for name in names
+        for one in containers_of(as_seen(cluster, name))
+    ]
+
+    def missing() -> list[Path]:
+        return [mark for mark in marks if not mark.exists()]
+
+    await until(lambda: not missing(), within, lambda: f"{[*map(str, missing())]} are not told")

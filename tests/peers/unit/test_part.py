@@ -1,0 +1,123 @@
+"""A part is signalled by its own number only: never by one that it had, and never the tests."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.peers.lab.part import Part
+from tests.peers.lab.space import NodeSpace
+from tests.peers.lab.waiting import until
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.looptime(False),
+    pytest.mark.timeout(30),
+    pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="reads /proc of Linux"),
+]
+FOREVER = "sleep 3600 & wait $!"
+CHILDLESS = "until [ -e go ]; do :; done"
+
+
+class Shell(NodeSpace):
+    """In the place of a node's space: whatever is started, a shell runs `script` instead."""
+
+    def __init__(self, root: Path, script: str) -> None:
+        super().__init__(root)
+        self.script = script
+
+    def command(self, arguments: object) -> tuple[str, ...]:
+        return ("sh", "-c", f"cd {self.root}; {self.script}")
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    return Shell(tmp_path, FOREVER)
+
+
+@pytest.fixture
+async def part(shell: Shell):
+    made = Part("part", ("unused",), shell.root, space=shell)
+    yield made
+    (shell.root / "go").touch()
+    await made.kill()
+
+
+async def start_in_vain(part: Part) -> None:
+    """Start what never gets a child, and give up."""
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await part.start()
+
+
+async def until_exists(path: Path) -> None:
+    await until(path.exists, 10.0, lambda: f"no {path}")
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or waits for its parent's attention only."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return text.rpartition(") ")[2].startswith("Z")
+
+
+@pytest.mark.parametrize("end", [Part.kill, Part.stop])
+async def test_what_was_never_seen_is_ended_and_the_tests_are_not(part, shell, end: Callable):
+    shell.script = f"{CHILDLESS}; sleep 3600 & echo $! >child.new; mv child.new child; wait"
+    await start_in_vain(part)
+    assert 0 == part.pid
+    (shell.root / "go").touch()
+    await until_exists(shell.root / "child")
+    child = int((shell.root / "child").read_text())
+
+    await end(part)
+
+    assert not part.is_alive
+    await until(lambda: has_ended(child), 10.0, lambda: f"{child} lives on")
+
+
+async def test_a_second_start_does_not_aim_at_the_first_ones_number(part, shell):
+    await part.start()
+    first = part.pid
+    assert first > 0
+    await part.kill()
+    shell.script = CHILDLESS
+
+    await start_in_vain(part)
+
+    assert 0 == part.pid
+    assert part.is_alive
+
+
+async def test_a_signal_for_a_program_that_has_just_died_is_no_error(part, shell):
+    shell.script = f"{FOREVER}; touch gone; {CHILDLESS}"
+    await part.start()
+    os.kill(part.pid, signal.SIGKILL)
+    await until_exists(shell.root / "gone")
+    assert part.is_alive
+
+    part.freeze()
+    part.thaw()
+    part.send(signal.SIGTERM)
+    (shell.root / "go").touch()
+
+    assert 0 == await part.stop()
+
+
+async def test_a_signal_for_a_part_that_was_never_started_is_no_error(part):
+    part.send(signal.SIGKILL)
+    part.thaw()
+    await part.kill()
+    assert None is await part.stop()
+
+
+async def test_a_frozen_part_dies_when_it_is_killed(part):
+    await part.start()
+    part.freeze()
+    await part.kill()
+    assert not part.is_alive
