@@ -15,6 +15,14 @@ import re
 import uuid
 from collections.abc import Iterable, Sequence
 
+from agent.core.device_list import (
+    cdi_annotations,
+    cdi_names,
+    check_device_list,
+    is_cdi_only,
+    list_mounts,
+    visible_devices,
+)
 from agent.core.edits import (
     ContainerEdits,
     EditSettings,
@@ -27,13 +35,9 @@ from agent.core.errors import Gate, Refusal, SettingsError, cap
 from agent.core.gpu import GpuUuid
 from agent.core.pods import PodUid
 
-STRATEGIES = frozenset({"envvar", "volume-mounts"})
-"""The device list strategies that an answer can be made for."""
-
 MODES = frozenset({"hami-core", "mps", ""})
 """The operating modes that get HAMi-core's environment; empty is a node without one."""
 
-LIST_DIRECTORY = "/var/run/nvidia-container-devices"
 LOCK_DIRECTORY = "/tmp/vgpulock"  # noqa: S108 -- where libvgpu.so looks in the container
 PRELOAD_FILE = "/etc/ld.so.preload"
 CACHE_NAMES = uuid.UUID("8f1f6f0e-6e0e-5d0c-9a65-0c2f8b6d3a41")
@@ -65,10 +69,14 @@ def container_edits(
     check_edit_settings(settings)
     shares = cuda_order(request.shares)
     uuids = tuple(dict.fromkeys(granted.share.uuid for granted in shares))
+    with_nodes = settings.pass_device_specs and not is_cdi_only(settings)
+    answer = f"{request.pod_uid}/{request.container}"
     return ContainerEdits(
         envs=tuple(sorted(_envs(request, shares, uuids, settings))),
-        mounts=(*_list_mounts(uuids, settings), *_hook_mounts(request, settings, facts)),
-        nodes=tuple(_nodes(shares, settings, facts)) if settings.pass_device_specs else (),
+        mounts=(*list_mounts(uuids, settings), *_hook_mounts(request, settings, facts)),
+        nodes=tuple(_nodes(shares, settings, facts)) if with_nodes else (),
+        annotations=cdi_annotations(answer, uuids, settings),
+        cdi_names=cdi_names(uuids, settings),
     )
 
 
@@ -76,16 +84,11 @@ def check_edit_settings(settings: EditSettings) -> None:
     """Nothing, when answers can be made with these settings.
 
     Raises:
-        SettingsError: they ask for a mode or a device list strategy that is not served.
+        SettingsError: they ask for a mode or a device list that is not served.
     """
     if settings.mode not in MODES:
         raise SettingsError(f"operating mode {cap(settings.mode)!r} is not served; use hami-core")
-    refused = [name for name in settings.device_list_strategies if name not in STRATEGIES]
-    if refused or not settings.device_list_strategies:
-        named = ", ".join(cap(name) for name in refused) or "none"
-        raise SettingsError(
-            f"device list strategy {named} is not served; use {' or '.join(sorted(STRATEGIES))}"
-        )
+    check_device_list(settings)
 
 
 def container_directory(pod_uid: str, container: str) -> str:
@@ -131,8 +134,9 @@ def _envs(
     uuids: Sequence[GpuUuid],
     settings: EditSettings,
 ) -> Iterable[tuple[str, str]]:
-    mounted = "volume-mounts" in settings.device_list_strategies
-    yield "NVIDIA_VISIBLE_DEVICES", LIST_DIRECTORY if mounted else ",".join(uuids)
+    visible = visible_devices(uuids, settings)
+    if visible is not None:
+        yield "NVIDIA_VISIBLE_DEVICES", visible
     for index, granted in enumerate(shares):
         mib = granted.share.memory_mib or granted.registered_mib
         yield f"CUDA_DEVICE_MEMORY_LIMIT_{index}", f"{mib}m"
@@ -140,23 +144,17 @@ def _envs(
         yield "CUDA_DEVICE_SM_LIMIT", str(granted.share.core_percent)
     cache = cache_file(request.pod_uid, request.container)
     yield "CUDA_DEVICE_MEMORY_SHARED_CACHE", f"{settings.hook_path}/vgpu/{cache}"
+    by_variable = not is_cdi_only(settings)
     for name, value, wanted in (
         ("CUDA_OVERSUBSCRIBE", "true", settings.memory_scaling > 1),
         ("LIBCUDA_LOG_LEVEL", settings.cuda_log_level, bool(settings.cuda_log_level)),
         ("GPU_CORE_UTILIZATION_POLICY", "disable", settings.disable_core_limit),
-        ("NVIDIA_GDRCOPY", "enabled", settings.gdrcopy),
-        ("NVIDIA_GDS", "enabled", settings.gds),
-        ("NVIDIA_MOFED", "enabled", settings.mofed),
+        ("NVIDIA_GDRCOPY", "enabled", settings.gdrcopy and by_variable),
+        ("NVIDIA_GDS", "enabled", settings.gds and by_variable),
+        ("NVIDIA_MOFED", "enabled", settings.mofed and by_variable),
     ):
         if wanted:
             yield name, value
-
-
-def _list_mounts(uuids: Sequence[GpuUuid], settings: EditSettings) -> Iterable[MountEdit]:
-    """The GPUs as file names, which a tenant, other than an environment, cannot set."""
-    if "volume-mounts" in settings.device_list_strategies:
-        for gpu in uuids:
-            yield MountEdit(f"{LIST_DIRECTORY}/{gpu}", "/dev/null", read_only=False)
 
 
 def _hook_mounts(

@@ -36,7 +36,10 @@ class ContainerEdits:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EditSettings:
-    """How answers are made. `hook_path` is HAMi's HOOK_PATH; strategies are NVIDIA's names."""
+    """How answers are made. `hook_path` is HAMi's HOOK_PATH; strategies are NVIDIA's names.
+
+    `cdi_kind` is `vendor/class` of the GPUs in the CDI specification on this host.
+    """
 
     hook_path: str = "/usr/local"
     memory_scaling: float = 1.0
@@ -44,6 +47,8 @@ class EditSettings:
     disable_core_limit: bool = False
     mode: str = "hami-core"
     device_list_strategies: tuple[str, ...] = ("envvar",)
+    cdi_kind: str = "nvidia.com/gpu"
+    cdi_annotation_prefix: str = "cdi.k8s.io/"
     pass_device_specs: bool = False
     dev_root: str = "/"
     gdrcopy: bool = False

@@ -165,6 +165,14 @@ def _edits(get: _Values, sharing: SharingSettings) -> EditSettings:
         cuda_log_level=get.text("library.cudaLogLevel"),
         disable_core_limit=get.flag("library.disableCoreLimit"),
         mode=sharing.mode,
+        device_list_strategies=get.texts("allocation.deviceListStrategy"),
+        cdi_kind=get.text("allocation.cdiKind"),
+        cdi_annotation_prefix=get.text("allocation.cdiAnnotationPrefix"),
+        pass_device_specs=get.flag("allocation.passDeviceSpecs"),
+        dev_root=get.text("allocation.devRoot"),
+        gdrcopy=get.flag("allocation.gdrcopy"),
+        gds=get.flag("allocation.gds"),
+        mofed=get.flag("allocation.mofed"),
     )
 
 

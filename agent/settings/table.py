@@ -75,6 +75,58 @@ FIELDS: tuple[Field, ...] = (
         flag="--unlocked-pods",
     ),
     Field(
+        "allocation.deviceListStrategy",
+        ("envvar",),
+        texts,
+        "How a container is told its GPUs: envvar, volume-mounts, cdi-annotations, cdi-cri.",
+        env=("DEVICE_LIST_STRATEGY",),
+        flag="--device-list-strategy",
+    ),
+    Field(
+        "allocation.cdiKind",
+        "nvidia.com/gpu",
+        text,
+        "vendor/class of the GPUs in this host's CDI specification, which names them by UUID.",
+        flag="--cdi-kind",
+    ),
+    Field(
+        "allocation.cdiAnnotationPrefix",
+        "cdi.k8s.io/",
+        text,
+        "Begin of the annotation of strategy cdi-annotations.",
+        env=("CDI_ANNOTATION_PREFIX",),
+        flag="--cdi-annotation-prefix",
+    ),
+    Field(
+        "allocation.passDeviceSpecs",
+        default=False,
+        read=boolean,
+        text="Name the device files of the GPUs to the runtime, too.",
+        env=("PASS_DEVICE_SPECS",),
+    ),
+    Field(
+        "allocation.devRoot",
+        "/",
+        path,
+        "Host directory above dev/, where the device files lie.",
+        env=("NVIDIA_DEV_ROOT",),
+        flag="--dev-root",
+    ),
+    *(
+        Field(
+            f"allocation.{name}",
+            default=False,
+            read=boolean,
+            text=f"Ask the runtime for {words} in all containers with a GPU.",
+            env=(f"{name.upper()}_ENABLED",),
+        )
+        for name, words in (
+            ("gdrcopy", "GDRCopy"),
+            ("gds", "GPUDirect Storage"),
+            ("mofed", "MOFED devices"),
+        )
+    ),
+    Field(
         "library.hookPath",
         "/usr/local",
         path,

@@ -142,7 +142,7 @@ def test_device_nodes_lie_below_the_dev_root_of_the_host():
     ("settings", "words"),
     [
         (EditSettings(mode="mig"), "operating mode 'mig' is not served"),
-        (EditSettings(device_list_strategies=("envvar", "cdi-cri")), "strategy cdi-cri is not"),
+        (EditSettings(device_list_strategies=("envvar", "cdi")), "strategy cdi is not"),
         (EditSettings(device_list_strategies=()), "strategy none is not served"),
     ],
 )
