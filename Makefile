@@ -17,6 +17,7 @@ MANIFESTS  := $(sort $(wildcard deploy/manifests/*.yaml))
 KUBERNETES := 1.36
 PURE       := agent/core/*,agent/codec/*,agent/kit/*
 TESTS      ?= tests
+QUICK      := -m "not histories"
 BENCH      ?=
 PEERS      ?=
 
@@ -52,7 +53,11 @@ demo: $(STAMP)  ## run the agent on a simulated node and check every claim
 
 .PHONY: test
 test: $(STAMP)  ## run all tests (TESTS=tests/unit/core runs some)
-	$(BIN)/python -m pytest -q $(TESTS)
+	$(BIN)/python -m pytest -q $(QUICK) $(TESTS)
+
+.PHONY: test-long
+test-long: $(STAMP)  ## play 10,000 random histories of a node (a quarter of an hour)
+	$(BIN)/python -m pytest -q -m histories tests/machine
 
 .PHONY: check
 check: $(STAMP) $(LINT)/.in-step-with-uv.lock proto-check systemd-check manifests-check  ## formatting, lint, types, import directions, spelling, wire, units, manifests
@@ -92,7 +97,7 @@ proto-check: $(STAMP)
 .PHONY: cover
 cover: $(STAMP)  ## run all tests and hold the coverage to its limits
 	rm -f .coverage .coverage.*
-	$(BIN)/python -m pytest -q --cov --cov-report= --cov-fail-under=0 $(TESTS)
+	$(BIN)/python -m pytest -q $(QUICK) --cov --cov-report= --cov-fail-under=0 $(TESTS)
 	$(BIN)/coverage report
 	$(BIN)/coverage report --include='$(PURE)' --fail-under=100
 

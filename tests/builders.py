@@ -193,6 +193,7 @@ def a_row(  # noqa: PLR0913 -- keyword-only, all have defaults
     answered_at: dt.datetime = NOON,
     epoch: KubeletEpoch | None = None,
     confirmed: bool = False,
+    offered: bool = False,
 ) -> Row:
     """A ledger row of one container; its ids are slice 0 of each share unless given."""
     held = (a_share(),) if shares is None else tuple(shares)
@@ -213,6 +214,7 @@ def a_row(  # noqa: PLR0913 -- keyword-only, all have defaults
         answered_at=answered_at,
         epoch=KubeletEpoch(inode=7, ctime_ns=1) if epoch is None else epoch,
         confirmed=confirmed,
+        offered=offered,
     )
 
 

@@ -56,7 +56,7 @@ async def open_adapters(settings: Settings) -> AsyncIterator[Adapters]:
             loader=loader,
             disk=disk,
             hooks=HostHookDirs(paths.hook, Path("/dev"), settings.library_version, worker),
-            registrar=KubeletRegistrar(paths.kubelet_socket),
+            registrar=KubeletRegistrar(paths.kubelet_socket, fenced=settings.fenced),
             clock=SystemClock(),
             random=random.SystemRandom(),
         )

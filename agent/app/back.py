@@ -2,11 +2,13 @@
 
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 from agent.app.adapters import Adapters
 from agent.app.front import Front
+from agent.app.plain import plain_reconcile
 from agent.core.ports import Witness
+from agent.core.readiness import Check
 from agent.host.cgroups import CgroupContainers
 from agent.host.kube.api import KubeNode, KubePods
 from agent.host.kube.connection import Connection
@@ -20,8 +22,9 @@ from agent.services.allocation.service import Allocation, AllocationSettings, St
 from agent.services.announce import Announcer
 from agent.services.node import Node
 from agent.services.outbox import Outbox, OutboxViews
+from agent.services.plain.reconcile import PlainReconcile
 from agent.services.pods import Pods
-from agent.services.reconcile import Reconcile, ReconcilePeers, ReconcileViews
+from agent.services.reconcile.service import Reconcile, ReconcilePeers, ReconcileViews
 from agent.services.report import ReportCells, Reporter, ReportState
 from agent.services.settlement import Settlement
 from agent.settings.schema import Settings
@@ -52,7 +55,27 @@ class Back:
     outbox: Outbox
     settlement: Settlement
     reconcile: Reconcile
+    plain: PlainReconcile
     announcer: Announcer
+
+    @property
+    def runs(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
+        """Its standing activities by the names of their tasks."""
+        return {
+            "node": self.node.run,
+            "pods": self.pods.run,
+            "reconcile": self.reconcile.run,
+            "settlement": self.settlement.run,
+            "outbox": self.outbox.run,
+            "plain": self.plain.run,
+            "announcer": self.announcer.run,
+            "report": self.report.run,
+        }
+
+    def checks(self) -> tuple[Check, ...]:
+        """What readiness is made of, beyond what the first half knows."""
+        state = self.report_state.value
+        return (Check("report", state.reported, state.reason, required=False),)
 
 
 @contextlib.asynccontextmanager
@@ -112,6 +135,7 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: Api) -> Bac
             clock=clock,
         ),
         reconcile=_reconcile(settings, adapters, front, api, allocation),
+        plain=plain_reconcile(settings, adapters, front, (api.witness, api.records), set()),
         announcer=Announcer(api.pods, front.notices),
     )
 

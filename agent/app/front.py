@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from agent.app.adapters import Adapters
 from agent.app.facts import Facts, new_facts
 from agent.app.late import LateAllocator
+from agent.core.reconcile import check_start
 from agent.host.watch import DirectoryWatch
 from agent.plugin.server import PluginServer
 from agent.services.announce import Notices
@@ -68,7 +69,12 @@ def join_front(settings: Settings, adapters: Adapters, host: Host) -> Front:
     state = StateService(disk=adapters.disk, recovered=host.recovered.state, boot_id=host.boot_id)
     allocator = LateAllocator()
     server = PluginServer(
-        settings.paths.plugins, settings.resource, facts.slices, allocator, adapters.random
+        settings.paths.plugins,
+        settings.resource,
+        facts.slices,
+        allocator,
+        adapters.random,
+        (lambda ids: check_start(state.ledger.value, ids)) if settings.fenced else None,
     )
     names = Names(settings.paths.kubelet_socket.name, server)
     return Front(

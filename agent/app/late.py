@@ -3,24 +3,31 @@
 from agent.core.edits import ContainerEdits
 from agent.core.slices import SliceId
 from agent.kit.cell import Cell
+from agent.kit.lull import Lull
 from agent.plugin.handlers import Allocator
 
 
 class LateAllocator:
-    """An Allocator that waits for the real one, which `ready` gets; the door's deadline holds."""
+    """An Allocator that waits for the real one, which `ready` gets; the door's deadline holds.
+
+    `calls` tells whoever would disturb the kubelet whether it is just giving ids out.
+    """
 
     def __init__(self) -> None:
+        self.calls = Lull()
         self.ready: Cell[Allocator | None] = Cell(None)
 
     async def allocate(self, ids: tuple[SliceId, ...]) -> ContainerEdits:
         """Give these slices to the container being admitted. Raises AgentError."""
-        return await (await self._loaded()).allocate(ids)
+        with self.calls.busy():
+            return await (await self._loaded()).allocate(ids)
 
     async def prefer(
         self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
     ) -> tuple[SliceId, ...]:
         """The `size` ids of `available` that suit it best. Raises AgentError."""
-        return await (await self._loaded()).prefer(available, must_include, size)
+        with self.calls.busy():
+            return await (await self._loaded()).prefer(available, must_include, size)
 
     async def _loaded(self) -> Allocator:
         while (allocator := self.ready.value) is None:

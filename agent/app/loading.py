@@ -16,6 +16,7 @@ from agent.settings.schema import Settings
 
 if TYPE_CHECKING:
     from agent.app.back import Back
+    from agent.app.plain import PlainBack
 
 LOAD_DELAY = 0.25
 """Seconds after which the rest is loaded although the kubelet was not reached yet."""
@@ -34,14 +35,27 @@ def back_half() -> "Callable[..., contextlib.AbstractAsyncContextManager[Back]]"
     return open_back
 
 
+def plain_half() -> "Callable[..., contextlib.AbstractAsyncContextManager[PlainBack]]":
+    """The same of plain mode."""
+    from agent.app.plain import open_plain  # noqa: PLC0415 -- late on purpose
+
+    return open_plain
+
+
 async def load_back(
-    settings: Settings, connection: Connection, adapters: Adapters, whole: Whole
+    settings: Settings, connection: Connection | None, adapters: Adapters, whole: Whole
 ) -> None:
     """Bring the back half once the kubelet was reached or a moment has passed; keep it open."""
     front = whole.front
     await news(front.registration.state, within=LOAD_DELAY)
-    open_back = await adapters.loader.call(back_half)
-    async with open_back(settings, connection, adapters, front) as back:
+    opening: contextlib.AbstractAsyncContextManager[Back | PlainBack]
+    if settings.plain is not None:
+        open_plain = await adapters.loader.call(plain_half)
+        opening = open_plain(settings, settings.plain, adapters, front)
+    else:
+        open_back = await adapters.loader.call(back_half)
+        opening = open_back(settings, connection, adapters, front)
+    async with opening as back:
         whole.back.set(back)
         await connected(back.api.session)
         front.allocator.ready.set(back.allocation)

@@ -33,6 +33,8 @@ from agent.core.errors import (
     SettingsError,
     StateError,
 )
+from agent.core.ledger import Ledger
+from agent.core.plain import CONTAINER
 from agent.core.ports import ServiceNotifier
 from agent.host.clock import boot_id, machine_id
 from agent.host.kube.connection import Connection, check
@@ -98,11 +100,7 @@ async def run_agent(settings: Settings, process: Process) -> int:
 async def _run(
     settings: Settings, process: Process, notifier: ServiceNotifier, signals: _Signals
 ) -> None:
-    connection = Connection(
-        kubeconfig=Path(settings.kubeconfig) if settings.kubeconfig else None,
-        environment=process.environ,
-    )
-    check(connection)
+    connection = _connection(settings, process)
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(alive(notifier))
         lock = LockFile(settings.paths.run / "lock")
@@ -113,7 +111,7 @@ async def _run(
         if settings.driver.exit_without:
             await adapters.driver.scan()
         front = await _joined(settings, adapters)
-        whole = Whole(front)
+        whole = Whole(front, plain=settings.plain is not None)
         watched = Watched(Heartbeat(), whole=whole)
 
         def reload() -> None:
@@ -128,6 +126,18 @@ async def _run(
         )
         await run_tiers(tiers(whole, extra, adapters.random), signals.stop, STOP_DEADLINE)
         notifier.stopping()
+
+
+def _connection(settings: Settings, process: Process) -> Connection | None:
+    """The way to the API server; None in plain mode, which asks none. Raises SettingsError."""
+    if settings.plain is not None:
+        return None
+    connection = Connection(
+        kubeconfig=Path(settings.kubeconfig) if settings.kubeconfig else None,
+        environment=process.environ,
+    )
+    check(connection)
+    return connection
 
 
 async def _ours(
@@ -165,18 +175,24 @@ async def _joined(settings: Settings, adapters: Adapters) -> Front:
     if recovered.notice:
         log.warning("state.recovered", notice=recovered.notice)
         front.notices.say(NodeEvent("StateRecovered", recovered.notice, warning=True))
-    for row in front.state.ledger.value.rows:
-        # After a reboot the kubelet uses its records without asking again.
+    await _prepare(front.state.ledger.value, adapters)
+    return front
+
+
+async def _prepare(ledger: Ledger, adapters: Adapters) -> None:
+    """The directories of what is held: after a reboot the kubelet uses its records and asks no one.
+
+    One bad directory is one container's trouble, not the node's.
+    """
+    held = [(row.namespace, row.pod, row.key.pod_uid, row.key.container) for row in ledger.rows]
+    held += [("", "", row.uid, CONTAINER) for row in ledger.plain if row.has_directory]
+    for namespace, pod, uid, container in held:
         try:
-            name = container_directory(row.key.pod_uid, row.key.container)
+            name = container_directory(uid, container)
             async with asyncio.timeout(HOOK_DEADLINE):
                 await adapters.hooks.prepare(name, wipe=False)
         except (AgentError, TimeoutError) as error:
-            # One bad directory is one container's trouble, not the node's.
-            log.warning(
-                "hooks.not_prepared", ns=row.namespace, pod=row.pod, err=str(error) or "no answer"
-            )
-    return front
+            log.warning("hooks.not_prepared", ns=namespace, pod=pod, err=str(error) or "no answer")
 
 
 def _reload(running: Settings, process: Process, front: Front, notifier: ServiceNotifier) -> None:

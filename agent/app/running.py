@@ -17,8 +17,15 @@ from agent.kit.tiers import Task
 
 if TYPE_CHECKING:
     from agent.app.back import Back
+    from agent.app.plain import PlainBack
 
 Run = Callable[[], Awaitable[None]]
+
+SCHEDULED = ("node", "pods", "reconcile", "settlement", "outbox", "plain", "announcer")
+"""Tasks of the back half in hami mode; `plain` looks after what plain mode has left."""
+
+PLAIN = ("plain", "announcer")
+"""Tasks of the back half in plain mode."""
 
 STATUS_PERIOD = 10.0
 """Seconds between looks at the status line when nothing is new."""
@@ -26,12 +33,13 @@ STATUS_PERIOD = 10.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Whole:
-    """Both halves; the second one once it is loaded."""
+    """Both halves; the second one once it is loaded. `plain`: it is the one of plain mode."""
 
     front: Front
-    back: "Cell[Back | None]" = dataclasses.field(default_factory=lambda: Cell(None))
+    plain: bool = False
+    back: "Cell[Back | PlainBack | None]" = dataclasses.field(default_factory=lambda: Cell(None))
 
-    async def loaded(self) -> "Back":
+    async def loaded(self) -> "Back | PlainBack":
         """The back half, once it is there."""
         while (back := self.back.value) is None:
             await self.back.until(lambda one: one is not None)
@@ -59,9 +67,9 @@ def tiers(whole: Whole, extra: Extra, chance: random.Random) -> Sequence[Sequenc
 
         return Task(name, keep)
 
-    def late(name: str, pick: "Callable[[Back], Run]") -> Task:
+    def late(name: str) -> Task:
         async def run() -> None:
-            await pick(await whole.loaded())()
+            await (await whole.loaded()).runs[name]()
 
         return task(name, run)
 
@@ -81,17 +89,12 @@ def tiers(whole: Whole, extra: Extra, chance: random.Random) -> Sequence[Sequenc
             task("kubelet", knowing.kubelet.run),
             task("recent", knowing.recent.run),
             task("load", extra.load),
-            late("node", lambda back: back.node.run),
-            late("pods", lambda back: back.pods.run),
-            late("reconcile", lambda back: back.reconcile.run),
-            late("settlement", lambda back: back.settlement.run),
-            late("outbox", lambda back: back.outbox.run),
-            late("announcer", lambda back: back.announcer.run),
+            *map(late, PLAIN if whole.plain else SCHEDULED),
         ),
         (
             task("plugin", front.server.run),
             task("registration", register),
-            late("report", lambda back: back.report.run),
+            *(() if whole.plain else (late("report"),)),
             task("notify", extra.notify),
             task("reload", extra.reload),
             task("web", extra.web),

@@ -1,37 +1,60 @@
 """What the metrics page counts: every service's own tallies, gathered."""
 
-from agent.app.back import Back
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from agent.app.front import Front
+from agent.app.plain import PlainBack
+from agent.kit.tally import Tally
 from agent.web.metrics import Reading, Series
 
+if TYPE_CHECKING:
+    from agent.app.back import Back
 
-def series_of(front: Front, back: Back) -> Series:
+
+def series_of(front: Front, back: "Back | PlainBack") -> Series:
     """What every service counts."""
-    knowing, traffic, api = front.knowing, front.server.traffic, back.api
+    knowing, traffic = front.knowing, front.server.traffic
+    if isinstance(back, PlainBack):
+        tallies, readings = _plain_tallies(back), _plain_readings(back)
+    else:
+        tallies, readings = _tallies(back), _readings(back)
     return Series(
         tallies=(
-            back.allocation.results,
+            *tallies,
             front.state.errors,
             front.registration.registrations,
             knowing.health.xid_events,
             knowing.health.transitions,
-            back.node.restarts,
-            back.pods.restarts,
-            back.report.writes,
-            back.report.failures,
-            back.outbox.results,
             front.notices.events,
-            api.events.posted,
-            api.session.requests,
-            api.session.received,
             traffic.calls,
         ),
         durations=(traffic.durations,),
-        readings=_readings(front, back),
+        readings=(*_front_readings(front), *readings),
     )
 
 
-def _readings(front: Front, back: Back) -> tuple[Reading, ...]:
+def _tallies(back: "Back") -> tuple[Tally, ...]:
+    api = back.api
+    return (
+        back.allocation.results,
+        back.node.restarts,
+        back.pods.restarts,
+        back.reconcile.mismatches,
+        back.report.writes,
+        back.report.failures,
+        back.outbox.results,
+        api.events.posted,
+        api.session.requests,
+        api.session.received,
+    )
+
+
+def _plain_tallies(back: PlainBack) -> tuple[Tally, ...]:
+    return (back.allocation.results,)
+
+
+def _front_readings(front: Front) -> tuple[Reading, ...]:
     return (
         Reading(
             "checkpoint_generation",
@@ -39,18 +62,32 @@ def _readings(front: Front, back: Back) -> tuple[Reading, ...]:
             lambda: front.state.generation,
         ),
         Reading(
-            "allocation_unconfirmed",
-            "Rows that the kubelet has not confirmed after a minute.",
-            lambda: back.reconcile.unconfirmed.value,
-        ),
-        Reading(
-            "allocation_drifted",
-            "Rows whose slice ids at the kubelet came to differ from the answer's.",
-            lambda: back.reconcile.drifted.value,
-        ),
-        Reading(
             "kubelet_stream_up",
             "1 while the kubelet takes the lists.",
             lambda: float(front.registration.state.value.stream),
         ),
+    )
+
+
+def _readings(back: "Back") -> tuple[Reading, ...]:
+    return (
+        _unconfirmed(lambda: back.reconcile.unconfirmed.value),
+        Reading(
+            "allocation_drifted",
+            "Rows whose slices at the kubelet are of other GPUs than the answer, which was not "
+            "offered in time, and init containers that the kubelet shows nowhere.",
+            lambda: back.reconcile.drifted.value,
+        ),
+    )
+
+
+def _plain_readings(back: PlainBack) -> tuple[Reading, ...]:
+    return (_unconfirmed(lambda: back.reconcile.unconfirmed.value),)
+
+
+def _unconfirmed(read: Callable[[], float]) -> Reading:
+    return Reading(
+        "allocation_unconfirmed",
+        "Rows that the kubelet has not confirmed after a minute, but for init containers.",
+        read,
     )

@@ -28,7 +28,7 @@ def _checks(whole: Whole) -> tuple[Check, ...]:
     facts, registration = front.facts, front.registration.state.value
     writable = front.state.error.value
     problem = front.knowing.discovery.problem.value
-    table, inventory = facts.pods.value, facts.inventory.value
+    inventory = facts.inventory.value
     return (
         Check("state", not writable, writable),
         Check("server", bool(front.server.endpoint), "the plugin's socket does not serve yet"),
@@ -37,21 +37,24 @@ def _checks(whole: Whole) -> tuple[Check, ...]:
         ),
         Check("registered", registration.registered, registration.text),
         Check("stream", registration.stream, registration.text or "the kubelet takes no lists"),
-        Check("api_synced", table.synced, "the API server has not listed this node's pods yet"),
-        Check("api", not table.stale, "the watch of this node's pods is down", required=False),
-        _report(whole),
+        *_api(whole),
         Check("driver", not problem, problem or "", required=False),
         Check("gpus", bool(inventory.gpus), "there are no GPUs to share", required=False),
         _gpu_health(front),
     )
 
 
-def _report(whole: Whole) -> Check:
-    back = whole.back.value
-    if back is None:
-        return Check("report", ok=False, text="the agent is still loading", required=False)
-    state = back.report_state.value
-    return Check("report", state.reported, state.reason, required=False)
+def _api(whole: Whole) -> tuple[Check, ...]:
+    """What needs the API server; plain mode does without one."""
+    if whole.plain:
+        return ()
+    table, back = whole.front.facts.pods.value, whole.back.value
+    loading = Check("report", ok=False, text="the agent is still loading", required=False)
+    return (
+        Check("api_synced", table.synced, "the API server has not listed this node's pods yet"),
+        Check("api", not table.stale, "the watch of this node's pods is down", required=False),
+        *((loading,) if back is None else back.checks()),
+    )
 
 
 def _gpu_health(front: Front) -> Check:

@@ -1,21 +1,30 @@
-"""The kubelet's own checkpoint file, read only for which containers it records.
+"""The kubelet's own checkpoint file, read only for which containers it records, and their ids.
 
 Its checksum is not verified here: a kubelet rewrites the file with each list of a plugin, so by
 the time it asks for anything the file is its own. Source: kubelet pkg/kubelet/cm/devicemanager
-(checkpoint); DeviceIDs and AllocResp are of no use here.
+(checkpoint); AllocResp is of no use here.
 """
+
+from typing import TypeVar
 
 import msgspec
 
 from agent.core.errors import MalformedText, cap
 from agent.core.ledger import ContainerKey
 from agent.core.pods import PodUid
+from agent.core.slices import SliceId
 
 
 class _Entry(msgspec.Struct, frozen=True):
     pod_uid: str = msgspec.field(name="PodUID")
     container: str = msgspec.field(name="ContainerName")
     resource: str = msgspec.field(name="ResourceName")
+
+
+class _HeldEntry(_Entry, frozen=True):
+    """DeviceIDs are grouped by NUMA node, -1 for none."""
+
+    ids: dict[str, list[str] | None] | None = msgspec.field(name="DeviceIDs", default=None)
 
 
 class _Data(msgspec.Struct, frozen=True):
@@ -26,14 +35,45 @@ class _File(msgspec.Struct, frozen=True):
     data: _Data = msgspec.field(name="Data")
 
 
+class _HeldData(msgspec.Struct, frozen=True):
+    entries: list[_HeldEntry] | None = msgspec.field(name="PodDeviceEntries", default=None)
+
+
+class _HeldFile(msgspec.Struct, frozen=True):
+    data: _HeldData = msgspec.field(name="Data")
+
+
+_Shape = TypeVar("_Shape", _File, _HeldFile)
+
+
 def decode_records(content: bytes, resource: str) -> frozenset[ContainerKey]:
     """The containers that hold ids of `resource`. Raises MalformedText."""
-    try:
-        file = msgspec.json.decode(content, type=_File)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedText(f"the kubelet's checkpoint: {cap(str(error), 120)}") from error
     return frozenset(
         ContainerKey(PodUid(entry.pod_uid), entry.container)
-        for entry in file.data.entries or ()
+        for entry in _decode(content, _File).data.entries or ()
         if entry.resource == resource
     )
+
+
+def decode_held(content: bytes, resource: str) -> tuple[frozenset[SliceId], ...]:
+    """The ids of `resource` of each container that holds some. Raises MalformedText.
+
+    Init containers are among them until their pod ends; equal ids of one pod are there once.
+    """
+    found = {
+        (entry.pod_uid, _ids(entry)): None
+        for entry in _decode(content, _HeldFile).data.entries or ()
+        if entry.resource == resource
+    }
+    return tuple(ids for _, ids in found)
+
+
+def _ids(entry: _HeldEntry) -> frozenset[SliceId]:
+    return frozenset(SliceId(text) for ids in (entry.ids or {}).values() for text in ids or ())
+
+
+def _decode(content: bytes, shape: type[_Shape]) -> _Shape:
+    try:
+        return msgspec.json.decode(content, type=shape)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedText(f"the kubelet's checkpoint: {cap(str(error), 120)}") from error

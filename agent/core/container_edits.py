@@ -68,12 +68,31 @@ def container_edits(
     """
     check_edit_settings(settings)
     shares = cuda_order(request.shares)
+    answer = f"{request.pod_uid}/{request.container}"
+    gpus = gpu_edits(answer, shares, settings, facts)
+    return dataclasses.replace(
+        gpus,
+        envs=tuple(sorted((*gpus.envs, *_limits(request, shares, settings)))),
+        mounts=(*gpus.mounts, *_hook_mounts(request, settings, facts)),
+    )
+
+
+def gpu_edits(
+    answer: str, shares: Sequence[GrantedShare], settings: EditSettings, facts: HookFacts
+) -> ContainerEdits:
+    """Which GPUs a container sees, by the configured strategies, and nothing of HAMi-core.
+
+    `answer` tells this answer from all others on the node; `shares` are in CUDA's order.
+
+    Raises:
+        SettingsError: no answer can be made for the mode or a device list strategy.
+    """
+    check_edit_settings(settings)
     uuids = tuple(dict.fromkeys(granted.share.uuid for granted in shares))
     with_nodes = settings.pass_device_specs and not is_cdi_only(settings)
-    answer = f"{request.pod_uid}/{request.container}"
     return ContainerEdits(
-        envs=tuple(sorted(_envs(request, shares, uuids, settings))),
-        mounts=(*list_mounts(uuids, settings), *_hook_mounts(request, settings, facts)),
+        envs=tuple(sorted(_visible(uuids, settings))),
+        mounts=tuple(list_mounts(uuids, settings)),
         nodes=tuple(_nodes(shares, settings, facts)) if with_nodes else (),
         annotations=cdi_annotations(answer, uuids, settings),
         cdi_names=cdi_names(uuids, settings),
@@ -128,15 +147,25 @@ def pci_key(pci: str) -> tuple[int, ...]:
     return tuple(int(part, 16) for part in re.findall(r"[0-9A-Fa-f]+", pci))
 
 
-def _envs(
-    request: EditRequest,
-    shares: Sequence[GrantedShare],
-    uuids: Sequence[GpuUuid],
-    settings: EditSettings,
-) -> Iterable[tuple[str, str]]:
+def _visible(uuids: Sequence[GpuUuid], settings: EditSettings) -> Iterable[tuple[str, str]]:
+    """The variables that the runtime reads."""
     visible = visible_devices(uuids, settings)
     if visible is not None:
         yield "NVIDIA_VISIBLE_DEVICES", visible
+    by_variable = not is_cdi_only(settings)
+    for name, wanted in (
+        ("NVIDIA_GDRCOPY", settings.gdrcopy),
+        ("NVIDIA_GDS", settings.gds),
+        ("NVIDIA_MOFED", settings.mofed),
+    ):
+        if wanted and by_variable:
+            yield name, "enabled"
+
+
+def _limits(
+    request: EditRequest, shares: Sequence[GrantedShare], settings: EditSettings
+) -> Iterable[tuple[str, str]]:
+    """The variables that HAMi-core reads."""
     for index, granted in enumerate(shares):
         mib = granted.share.memory_mib or granted.registered_mib
         yield f"CUDA_DEVICE_MEMORY_LIMIT_{index}", f"{mib}m"
@@ -144,14 +173,10 @@ def _envs(
         yield "CUDA_DEVICE_SM_LIMIT", str(granted.share.core_percent)
     cache = cache_file(request.pod_uid, request.container)
     yield "CUDA_DEVICE_MEMORY_SHARED_CACHE", f"{settings.hook_path}/vgpu/{cache}"
-    by_variable = not is_cdi_only(settings)
     for name, value, wanted in (
         ("CUDA_OVERSUBSCRIBE", "true", settings.memory_scaling > 1),
         ("LIBCUDA_LOG_LEVEL", settings.cuda_log_level, bool(settings.cuda_log_level)),
         ("GPU_CORE_UTILIZATION_POLICY", "disable", settings.disable_core_limit),
-        ("NVIDIA_GDRCOPY", "enabled", settings.gdrcopy and by_variable),
-        ("NVIDIA_GDS", "enabled", settings.gds and by_variable),
-        ("NVIDIA_MOFED", "enabled", settings.mofed and by_variable),
     ):
         if wanted:
             yield name, value

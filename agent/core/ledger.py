@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from agent.core.edits import ContainerEdits
 from agent.core.gpu import GpuUuid
 from agent.core.holdings import KubeletEpoch
+from agent.core.plain_row import PlainRow
 from agent.core.pods import PodUid, Role
 from agent.core.share import Share
 from agent.core.slices import SliceId, split_slice_id
@@ -32,7 +33,9 @@ class Row:
     `shares` in the order of the answer; `slice_ids` the kubelet's ids of the last answer (drift is
     allowed: only their number counts in hami mode). `group` is the container's position in
     `…-allocated`. `epoch` is the kubelet that was answered; `confirmed` once PodResources named
-    ids of our resource for it under that kubelet.
+    ids of our resource for it under that kubelet. `offered`: before its last answer the kubelet was
+    offered free ids of the answer's GPUs; `told`: that it took other GPUs all the same has been
+    said once.
     """
 
     key: ContainerKey
@@ -46,6 +49,20 @@ class Row:
     answered_at: dt.datetime
     epoch: KubeletEpoch
     confirmed: bool = False
+    offered: bool = False
+    told: bool = False
+
+    @property
+    def astray(self) -> bool:
+        """Whether its ids are of other GPUs than its shares: the answer holds, the ids do not."""
+        pairs = (split_slice_id(text) for text in self.slice_ids)
+        held = sorted(pair[0] if pair else GpuUuid("") for pair in pairs)
+        return held != sorted(share.uuid for share in self.shares)
+
+    @property
+    def mismatched(self) -> bool:
+        """Whether the kubelet took other GPUs although the right ones were offered."""
+        return self.offered and self.astray
 
 
 class EffectKind(enum.StrEnum):
@@ -83,10 +100,15 @@ class Effect:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ledger:
-    """Rows by container, in order of answering, and the outbox in order of arrival."""
+    """Rows by container, in order of answering, and the outbox in order of arrival.
+
+    `plain` are the rows of plain mode: a node that changes its mode keeps those of the other one
+    until their holders are gone.
+    """
 
     rows: tuple[Row, ...] = ()
     outbox: tuple[Effect, ...] = ()
+    plain: tuple[PlainRow, ...] = ()
 
     def find(self, key: ContainerKey) -> Row | None:
         """The row of that container, or None."""
@@ -123,12 +145,32 @@ class Ledger:
         outbox = tuple(old for old in self.outbox if old != effect)
         return dataclasses.replace(self, outbox=outbox)
 
+    def find_plain(self, uid: PodUid) -> PlainRow | None:
+        """The row of that answer, or None."""
+        return next((row for row in self.plain if row.uid == uid), None)
+
+    def put_plain(self, row: PlainRow) -> "Ledger":
+        """With `row` in the place of the one of the same answer, or at the end."""
+        if self.find_plain(row.uid) is None:
+            return dataclasses.replace(self, plain=(*self.plain, row))
+        plain = tuple(row if old.uid == row.uid else old for old in self.plain)
+        return dataclasses.replace(self, plain=plain)
+
+    def drop_plain(self, uids: Iterable[PodUid]) -> "Ledger":
+        """Without the rows of those answers."""
+        gone = frozenset(uids)
+        plain = tuple(row for row in self.plain if row.uid not in gone)
+        return dataclasses.replace(self, plain=plain)
+
     def held_ids(self) -> Mapping[GpuUuid, tuple[SliceId, ...]]:
         """Slice ids in use by GPU, as the kubelet named them; what is no slice id is left out."""
         held: dict[GpuUuid, set[SliceId]] = {}
-        for row in self.rows:
-            for text in row.slice_ids:
-                pair = split_slice_id(text)
-                if pair is not None:
-                    held.setdefault(pair[0], set()).add(text)
+        texts = (
+            *(text for row in self.rows for text in row.slice_ids),
+            *(text for row in self.plain for text in row.slice_ids),
+        )
+        for text in texts:
+            pair = split_slice_id(text)
+            if pair is not None:
+                held.setdefault(pair[0], set()).add(text)
         return {uuid: tuple(sorted(ids)) for uuid, ids in held.items()}

@@ -9,6 +9,7 @@ so that every decision rests on the newest view.
 
 import dataclasses
 
+from agent.core.annotations import BIND_TIME
 from agent.core.candidates import Candidate, all_confirmed, candidates, remembered, waiting
 from agent.core.errors import Gate, Refusal, cap
 from agent.core.evidence import (
@@ -23,7 +24,7 @@ from agent.core.evidence import (
 )
 from agent.core.grant import check, replay
 from agent.core.match_settings import MatchSettings, UnlockedPods
-from agent.core.pods import PodUid, Role
+from agent.core.pods import NodeLock, PodUid, PodView, Role
 
 
 def decide(count: int, evidence: Evidence, settings: MatchSettings) -> Question | Grant:
@@ -189,6 +190,15 @@ def _without_witness(
     )
 
 
+def _is_outdated(pod: PodView, lock: NodeLock) -> bool:
+    """Whether a later pod of this name took the lock, which our watch has not shown yet.
+
+    The lock names no UID. The scheduler stamps it first and the pod's bind-time then.
+    """
+    bound = pod.annotations.get(BIND_TIME, "")
+    return bound.isdecimal() and int(bound) < int(lock.stamp.timestamp())
+
+
 def _right(found: Candidate, evidence: Evidence, settings: MatchSettings) -> Question | None:
     """Whether the pod has a right to an answer: it owns the node lock."""
     pod, lock = found.pod, evidence.lock
@@ -206,7 +216,7 @@ def _right(found: Candidate, evidence: Evidence, settings: MatchSettings) -> Que
             "API server.",
         )
     if lock is not None and lock.owner == pod.key:
-        return None
+        return ListPods() if _is_outdated(pod, lock) and not evidence.listed else None
     if not evidence.waited:
         return AwaitLock()
     if lock is not None and lock.owner is not None:

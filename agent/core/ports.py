@@ -15,6 +15,7 @@ from agent.core.gpu import GpuUuid, Scan
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey
 from agent.core.pods import NodeView, PodUid
+from agent.core.slices import SliceId
 
 
 class Clock(Protocol):
@@ -65,6 +66,17 @@ class KubeletRecords(Protocol):
 
     async def read(self, resource: str) -> frozenset[ContainerKey] | None:
         """The containers it records with ids of `resource`; None when absent or unreadable."""
+        ...
+
+
+class KubeletHolds(Protocol):
+    """The ids in the kubelet's checkpoint file, read-only."""
+
+    async def held(self, resource: str) -> tuple[frozenset[SliceId], ...] | None:
+        """The ids of each container that it records, equal ones once for each pod.
+
+        None when absent or unreadable.
+        """
         ...
 
 
@@ -178,6 +190,10 @@ class HookDirs(Protocol):
 
     async def remove(self, name: str) -> None:
         """Remove the container directory `name`; absent is done. Raises StateError."""
+        ...
+
+    async def found(self) -> Mapping[str, dt.datetime]:
+        """The container directories that are there, and when each changed. Raises StateError."""
         ...
 
 

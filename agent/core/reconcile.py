@@ -5,16 +5,23 @@ import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 
 from agent.core.candidates import PodKey
+from agent.core.errors import Gate, Refusal
 from agent.core.holdings import Holding, KubeletEpoch
-from agent.core.ledger import ContainerKey, Ledger, Row
-from agent.core.pods import ContainerView, Phase, PodTable, PodView, Role
-from agent.core.slices import SliceId
+from agent.core.ledger import ContainerKey, Effect, EffectKind, Ledger, Row
+from agent.core.plain import CONTAINER as PLAIN
+from agent.core.pods import ContainerView, Phase, PodTable, PodUid, PodView, Role
+from agent.core.slices import SliceId, split_slice_id
 
 VANISHED_GRACE = dt.timedelta(seconds=60)
 """How long a row outlives its pod in the watch and at the kubelet."""
 
 UNCONFIRMED_AFTER = dt.timedelta(seconds=60)
 """A row that the kubelet has not confirmed for so long is counted and shown."""
+
+LEAKED_AFTER = dt.timedelta(minutes=10)
+"""How long a container directory that belongs to nobody is left alone, by its last change."""
+
+MISMATCH_EVENT = "SliceMismatch"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,11 +53,15 @@ class Adoption:
 class Findings:
     """What differs.
 
-    `confirmed`: rows with the kubelet's ids and epoch. `vanished`: rows whose pod is gone from the
-    API and the kubelet. `adopt`: holders to take over. `drifted`: rows whose ids differ by name.
+    `confirmed`: rows with the kubelet's ids and epoch; those in `mismatched`, too, are of other
+    GPUs than was answered and offered, which was not said yet. `vanished`: rows whose pod is gone
+    from the API and the kubelet. `adopt`: holders to take over. `drifted`: rows of other GPUs which
+    nobody could prevent, and rows that cannot be compared. `unconfirmed`: rows that the kubelet
+    should have confirmed by now.
     """
 
     confirmed: tuple[Row, ...] = ()
+    mismatched: tuple[ContainerKey, ...] = ()
     vanished: tuple[ContainerKey, ...] = ()
     adopt: tuple[Adoption, ...] = ()
     drifted: int = 0
@@ -60,21 +71,32 @@ class Findings:
 def compare(ledger: Ledger, seen: Seen, resource: str) -> Findings:
     """Hold every row against the kubelet's answers, and every answer against the rows."""
     by_key: dict[PodKey, Holding] = {(one.namespace, one.pod): one for one in seen.holdings}
-    confirmed: list[Row] = []
-    vanished: list[ContainerKey] = []
-    drifted = unconfirmed = 0
-    for row in ledger.rows:
-        update = _confirm(row, by_key, seen, resource)
-        if update is None:
-            if _vanished(row, by_key, seen):
-                vanished.append(row.key)
-            elif not row.confirmed and seen.now - row.answered_at > UNCONFIRMED_AFTER:
-                unconfirmed += 1
-        elif update != row:
-            confirmed.append(update)
-            drifted += update.slice_ids != row.slice_ids
-    adopt = tuple(_adoptions(ledger, seen, resource))
-    return Findings(tuple(confirmed), tuple(vanished), adopt, drifted, unconfirmed)
+    looks = [(row, _confirm(row, by_key, seen, resource)) for row in ledger.rows]
+    unseen = [row for row, update in looks if update is None]
+    gone = tuple(row.key for row in unseen if _vanished(row, by_key, seen))
+    closed = frozenset(gone)
+    overdue = [row for row in unseen if row.key not in closed and _overdue(row, seen.now)]
+    return Findings(
+        confirmed=tuple(update for row, update in looks if update and update != row),
+        mismatched=tuple(row.key for row, update in looks if update and update.told != row.told),
+        vanished=gone,
+        adopt=tuple(_adoptions(ledger, seen, resource)),
+        drifted=sum(update is not None and _drifts(update) for _, update in looks)
+        + sum(row.role is Role.INIT for row in overdue),
+        unconfirmed=sum(row.role is not Role.INIT for row in overdue),
+    )
+
+
+def _overdue(row: Row, now: dt.datetime) -> bool:
+    return not row.confirmed and now - row.answered_at > UNCONFIRMED_AFTER
+
+
+def _drifts(row: Row) -> bool:
+    """Ids of other GPUs which could not be prevented.
+
+    They are an init container's that the kubelet uses again, or from before the agent's time.
+    """
+    return row.astray and not row.offered
 
 
 def _confirm(row: Row, by_key: Mapping[PodKey, Holding], seen: Seen, resource: str) -> Row | None:
@@ -82,14 +104,83 @@ def _confirm(row: Row, by_key: Mapping[PodKey, Holding], seen: Seen, resource: s
     pod = seen.table.pods.get(row.key.pod_uid)
     if pod is None or pod.terminal:
         return None
-    if row.role is Role.INIT:
-        recorded = seen.recorded is not None and row.key in seen.recorded
-        return dataclasses.replace(row, confirmed=True, epoch=seen.epoch) if recorded else None
-    holding = by_key.get((row.namespace, row.pod))
-    ids = holding.ids_of(row.key.container, resource) if holding else frozenset()
+    ids = frozenset(row.slice_ids)
+    if row.role is not Role.INIT:
+        holding = by_key.get((row.namespace, row.pod))
+        ids = holding.ids_of(row.key.container, resource) if holding else frozenset()
+    elif seen.recorded is None or row.key not in seen.recorded:
+        return None
     if not ids:
         return None
-    return dataclasses.replace(row, confirmed=True, epoch=seen.epoch, slice_ids=tuple(sorted(ids)))
+    found = dataclasses.replace(row, confirmed=True, epoch=seen.epoch, slice_ids=tuple(sorted(ids)))
+    return dataclasses.replace(found, told=found.told or found.mismatched)
+
+
+def mismatch(row: Row) -> Refusal:
+    """What a pod's owner is told of a mismatched row; also why its container may not start."""
+    booked = {pair[0] if (pair := split_slice_id(text)) else text for text in row.slice_ids}
+    return Refusal(
+        Gate.OTHER_GPU_BOOKED,
+        f"Container {row.key.container} was given GPU "
+        f"{', '.join(share.uuid for share in row.shares)}, but the kubelet booked slices of "
+        f"{', '.join(sorted(booked))} for it; create the pod again.",
+    )
+
+
+def mismatch_event(row: Row, now: dt.datetime) -> Effect:
+    """The Event that is owed to the pod of a mismatched row."""
+    return Effect(
+        kind=EffectKind.POST_EVENT,
+        pod_uid=row.key.pod_uid,
+        namespace=row.namespace,
+        pod=row.pod,
+        due=now,
+        value=str(mismatch(row)),
+        reason=MISMATCH_EVENT,
+    )
+
+
+def check_start(ledger: Ledger, ids: Iterable[SliceId]) -> None:
+    """Let the container that the kubelet holds `ids` for start, unless it is a mismatch.
+
+    Ids can be another row's, too: of an init container before it, or of a pod that is gone. The
+    last answer counts. Ids without a row are nobody's that is known, and start.
+
+    Raises:
+        Refusal: the kubelet booked other GPUs than those that were offered and answered.
+    """
+    wanted = frozenset(ids)
+    rows = [row for row in ledger.rows if frozenset(row.slice_ids) == wanted]
+    row = max(rows, key=lambda one: one.answered_at, default=None)
+    if row is not None and row.mismatched:
+        raise mismatch(row)
+
+
+def leaked(ages: Mapping[str, dt.timedelta], ledger: Ledger, seen: Seen) -> tuple[str, ...]:
+    """The container directories that no live container can hold, of those found with their ages.
+
+    Not one while the view is partial, or while the kubelet has a pod that the API does not: it
+    could be anybody's. Plain mode's are left alone: their names tell of no pod.
+    """
+    table = seen.table
+    if not (seen.complete and table.synced) or table.stale:
+        return ()
+    pods = [*table.pods.values(), *(stone.pod for stone in table.tombstones)]
+    names = {pod.key for pod in pods}
+    if any((one.namespace, one.pod) not in names for one in seen.holdings):
+        return ()
+    owners = {
+        *(pod.uid for pod in pods),
+        *(row.key.pod_uid for row in ledger.rows),
+        *(row.uid for row in ledger.plain),
+    }
+    return tuple(
+        name
+        for name, age in sorted(ages.items())
+        if age >= LEAKED_AFTER
+        and PodUid(name.partition("_")[0]) not in owners
+        and not name.endswith(f"_{PLAIN}")
+    )
 
 
 def _vanished(row: Row, by_key: Mapping[PodKey, Holding], seen: Seen) -> bool:
@@ -117,7 +208,7 @@ def _adoptions(ledger: Ledger, seen: Seen, resource: str) -> Iterable[Adoption]:
     """Containers with ids at the kubelet, groups in the annotation, and no row."""
     for holding in seen.holdings:
         pod = seen.table.named(holding.namespace, holding.pod)
-        if pod is None or pod.terminal or not pod.groups or _may_be_another(pod, seen):
+        if pod is None or pod.terminal or not pod.groups or _may_be_another(pod, ledger, seen):
             continue
         for container in pod.gpu_containers:
             ids = holding.ids_of(container.name, resource)
@@ -125,7 +216,13 @@ def _adoptions(ledger: Ledger, seen: Seen, resource: str) -> Iterable[Adoption]:
                 yield Adoption(pod, container, tuple(sorted(ids)))
 
 
-def _may_be_another(pod: PodView, seen: Seen) -> bool:
-    """Whether the kubelet may mean a deleted pod of that name, which it has not let go of yet."""
-    buried = any(stone.pod.key == pod.key for stone in seen.table.tombstones)
-    return buried and pod.phase is Phase.PENDING
+def _may_be_another(pod: PodView, ledger: Ledger, seen: Seen) -> bool:
+    """Whether the kubelet may mean a deleted pod of that name, which it has not let go of yet.
+
+    The deletion was seen, or it happened while nobody looked and left a row.
+    """
+    if pod.phase is not Phase.PENDING:
+        return False
+    return any(stone.pod.key == pod.key for stone in seen.table.tombstones) or any(
+        (row.namespace, row.pod) == pod.key and row.key.pod_uid != pod.uid for row in ledger.rows
+    )

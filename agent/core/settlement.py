@@ -103,14 +103,17 @@ def _for_lock(scene: Scene) -> list[Effect]:
     for stone in scene.table.tombstones:
         if stone.pod.key == lock.owner and _took(stone.pod, lock):
             return [_release(stone.pod, lock, scene.now)]
-    return [_abandoned(lock, scene.now)] if owner is None and _is_abandoned(lock, scene) else []
+    if owner is None or owner.terminal or not owner.gpu_containers:
+        return [_abandoned(lock, scene.now)] if _is_abandoned(lock, scene) else []
+    return []
 
 
 def _is_abandoned(lock: NodeLock, scene: Scene) -> bool:
     """Whether the owner, who is not there, was deleted where nobody saw it: the agent was down.
 
-    Rows of the owner's name prove nothing: a StatefulSet's next pod has the name of the last one,
-    whose rows stay for a minute, and takes its lock before it is seen.
+    A pod of its name that can wait for no answer is no owner either. Rows of the owner's name prove
+    nothing: a StatefulSet's next pod has the name of the last one, whose rows stay for a minute,
+    and takes its lock before it is seen.
     """
     if scene.table.stale:
         return False

@@ -6,12 +6,13 @@ belongs to root and is writable by root alone.
 """
 
 import contextlib
+import datetime as dt
 import itertools
 import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from agent.core.edits import HookFacts
@@ -23,6 +24,8 @@ NAME = re.compile(r"[0-9a-f-]{1,64}_[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 PARENT_MODE = 0o755
 LEAF_MODE = 0o777
 """No sticky bit: libvgpu.so up to 2.8.0 removes the stale lock of another user."""
+LEFT_BEHIND = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}_[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+"""Names of container directories of pods that the API server knows or knew."""
 ENTRY_LIMIT = 100_000
 CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 
@@ -65,6 +68,13 @@ class HostHookDirs:
         """Remove the container directory `name`; absent is done. Raises StateError."""
         await self._offload.call(self._remove, _checked(name))
 
+    async def found(self) -> Mapping[str, dt.datetime]:
+        """The container directories that are there, and when each changed. Raises StateError.
+
+        It is the change of the inode, which no container can set back or forward.
+        """
+        return await self._offload.call(self._found)
+
     def _prepare(self, name: str, wipe: bool) -> None:  # noqa: FBT001 -- prepare() names it
         with _told(self._hook), contextlib.ExitStack() as open_directories:
             hook = _opened(open_directories, str(self._hook), None, os.O_DIRECTORY | os.O_CLOEXEC)
@@ -81,13 +91,39 @@ class HostHookDirs:
     def _remove(self, name: str) -> None:
         with _told(self._hook), contextlib.ExitStack() as open_directories:
             try:
-                above = _opened(open_directories, str(self._hook), None, os.O_DIRECTORY)
-                for step in ("vgpu", "containers"):
-                    above = _opened(open_directories, step, above)
+                above = self._containers(open_directories)
                 _empty(_opened(open_directories, name, above))
             except FileNotFoundError:
                 return
             os.rmdir(name, dir_fd=above)
+
+    def _found(self) -> Mapping[str, dt.datetime]:
+        with _told(self._hook), contextlib.ExitStack() as open_directories:
+            try:
+                above = self._containers(open_directories)
+            except FileNotFoundError:
+                return {}
+            with os.scandir(above) as entries:
+                return dict(_changes(itertools.islice(entries, ENTRY_LIMIT)))
+
+    def _containers(self, open_directories: contextlib.ExitStack) -> int:
+        """The open directory of the container directories, as it is."""
+        above = _opened(open_directories, str(self._hook), None, os.O_DIRECTORY)
+        for step in ("vgpu", "containers"):
+            above = _opened(open_directories, step, above)
+        return above
+
+
+def _changes(
+    entries: "Iterator[os.DirEntry[str]]",
+) -> Iterator[tuple[str, dt.datetime]]:
+    """Directories, not links to some, with the names of containers' and the time of change."""
+    for entry in entries:
+        if LEFT_BEHIND.fullmatch(entry.name):
+            with contextlib.suppress(FileNotFoundError):
+                found = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(found.st_mode):
+                    yield entry.name, dt.datetime.fromtimestamp(found.st_ctime, dt.UTC)
 
 
 def _checked(name: str) -> str:

@@ -17,10 +17,13 @@ REGISTER_DEADLINE = 15.0
 
 
 class KubeletRegistrar:
-    """The Registrar port over the kubelet's unix socket."""
+    """The Registrar port over the kubelet's unix socket. `fenced`: it asks before each start."""
 
-    def __init__(self, socket: Path, *, deadline: float = REGISTER_DEADLINE) -> None:
+    def __init__(
+        self, socket: Path, *, fenced: bool = False, deadline: float = REGISTER_DEADLINE
+    ) -> None:
         self._socket = socket
+        self._fenced = fenced
         self._deadline = deadline
 
     async def register(self, endpoint: str, resource: str, *, preferred: bool) -> None:
@@ -34,7 +37,9 @@ class KubeletRegistrar:
             version=API_VERSION,
             endpoint=endpoint,
             resource_name=resource,
-            options=DevicePluginOptions(get_preferred_allocation_available=preferred),
+            options=DevicePluginOptions(
+                pre_start_required=self._fenced, get_preferred_allocation_available=preferred
+            ),
         )
         try:
             async with asyncio.timeout(self._deadline), Channel(path=str(self._socket)) as channel:

@@ -1,7 +1,7 @@
 """The five calls of the kubelet: message to value, ask, value to message."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Protocol
 
 import structlog
@@ -44,6 +44,10 @@ PREFER_DEADLINE = 0.5
 """Seconds for one GetPreferredAllocation; then the first ids that fit are the answer."""
 
 
+Fence = Callable[[tuple[SliceId, ...]], None]
+"""Raises a Refusal when the container that holds these slices must not start. At once."""
+
+
 class Allocator(Protocol):
     """What decides an allocation."""
 
@@ -59,12 +63,22 @@ class Allocator(Protocol):
 
 
 class DevicePlugin(DevicePluginBase):
-    """The handlers of one server. Its list streams end when the cell `lists` is closed."""
+    """The handlers of one server. Its list streams end when the cell `lists` is closed.
 
-    def __init__(self, lists: Cell[SliceList], allocator: Allocator, traffic: Traffic) -> None:
+    With a `fence` the kubelet is told to ask before each start of a container.
+    """
+
+    def __init__(
+        self,
+        lists: Cell[SliceList],
+        allocator: Allocator,
+        traffic: Traffic,
+        fence: Fence | None = None,
+    ) -> None:
         self._lists = lists
         self._allocator = allocator
         self._traffic = traffic
+        self._fence = fence
         self._frames = Frames()
         self._draining = False
         self.in_flight: Cell[int] = Cell(0)
@@ -76,9 +90,9 @@ class DevicePlugin(DevicePluginBase):
 
     @override
     async def get_device_plugin_options(self, message: Empty) -> DevicePluginOptions:
-        """The same for the life of the process: preferences, and nothing before a start."""
+        """The same for the life of the process: preferences, and starts where there is a fence."""
         return DevicePluginOptions(
-            pre_start_required=False, get_preferred_allocation_available=True
+            pre_start_required=self._fence is not None, get_preferred_allocation_available=True
         )
 
     @override
@@ -155,7 +169,17 @@ class DevicePlugin(DevicePluginBase):
     async def pre_start_container(
         self, message: PreStartContainerRequest
     ) -> PreStartContainerResponse:
-        """Nothing is to be done before a start; a kubelet that asks all the same is answered."""
+        """Nothing is done before a start: it may go on, however often it is asked for.
+
+        Raises:
+            Refusal: the fence's; the kubelet keeps the container waiting and asks again.
+        """
+        if self._fence is not None:
+            try:
+                self._fence(_ids(message.devices_ids))
+            except Refusal as refusal:
+                log.warning("plugin.start_refused", gate=refusal.gate.value, err=refusal.sentence)
+                raise
         return PreStartContainerResponse()
 
     @override

@@ -17,7 +17,7 @@ from grpclib.exceptions import StreamTerminatedError
 from agent.core.errors import KubeletError
 from agent.core.slices import SliceList
 from agent.kit.cell import Cell
-from agent.plugin.handlers import Allocator, DevicePlugin
+from agent.plugin.handlers import Allocator, DevicePlugin, Fence
 from agent.plugin.listener import Listener
 from agent.plugin.sockets import BoundSocket, bind, sweep
 from agent.plugin.traffic import Traffic
@@ -98,12 +98,14 @@ class PluginServer:
         lists: Cell[SliceList],
         allocator: Allocator,
         chance: random.Random,
+        fence: Fence | None = None,
     ) -> None:
         self._directory = directory
         self._resource = resource
         self._lists = lists
         self._allocator = allocator
         self._chance = chance
+        self._fence = fence
         self._turn = asyncio.Lock()
         self._current: Incarnation | None = None
         self._stopped = False
@@ -145,7 +147,7 @@ class PluginServer:
             bound = bind(self._directory, self._resource, self._chance)
             # A cell of its own: closing it ends the streams of this server and of no other.
             lists = Cell(self._lists.value)
-            plugin = DevicePlugin(lists, self._allocator, self.traffic)
+            plugin = DevicePlugin(lists, self._allocator, self.traffic, self._fence)
             server = Incarnation(bound, lists, plugin)
             async with contextlib.AsyncExitStack() as undo:
                 undo.push_async_callback(server.stop)

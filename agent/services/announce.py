@@ -51,6 +51,21 @@ class Notices:
             self._line.popleft()
 
 
+class NoticeLog:
+    """Says in the log what is in line, where there is no API server to post it to."""
+
+    def __init__(self, notices: Notices) -> None:
+        self._notices = notices
+
+    async def run(self) -> NoReturn:
+        """Say one event after the other, for ever."""
+        while True:
+            event = await self._notices.first()
+            level = log.warning if event.warning else log.info
+            level("event.logged", reason=event.reason, text=event.text)
+            self._notices.done(event, "logged")
+
+
 class Announcer:
     """Posts what is in line."""
 

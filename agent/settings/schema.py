@@ -8,6 +8,7 @@ from agent.core.edits import EditSettings
 from agent.core.errors import SettingsError
 from agent.core.health import HealthSettings
 from agent.core.match_settings import MatchSettings, UnlockedPods
+from agent.core.plain import PlainSettings
 from agent.core.slices import SharingSettings
 from agent.settings.load import Effective
 
@@ -57,7 +58,10 @@ class LogSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that `run` was told."""
+    """Everything that `run` was told. `fenced`: the kubelet asks before each start.
+
+    `plain`: there is no scheduler of ours, the kubelet's ids decide; None in hami mode.
+    """
 
     node: str
     kubeconfig: str | None
@@ -66,6 +70,8 @@ class Settings:
     sharing: SharingSettings
     match: MatchSettings
     edits: EditSettings
+    plain: PlainSettings | None
+    fenced: bool
     health: HealthSettings
     driver: DriverSettings
     paths: HostPaths
@@ -124,6 +130,8 @@ def build(effective: Effective, *, host_name: str) -> Settings:
             unlocked_pods=UnlockedPods(get.text("allocation.unlockedPods")),
         ),
         edits=edits,
+        plain=_plain(get),
+        fenced=get.text("allocation.fence") == "prestart",
         health=HealthSettings(
             driver_hang=get.number("health.driverHang"),
             quiet=get.number("health.quietPeriod"),
@@ -138,6 +146,12 @@ def build(effective: Effective, *, host_name: str) -> Settings:
         web=WebSettings(get.text("web.address"), get.whole("web.port")),
         log=LogSettings(get.text("log.level"), get.text("log.format")),
     )
+
+
+def _plain(get: _Values) -> PlainSettings | None:
+    if get.text("scheduler") == "hami":
+        return None
+    return PlainSettings(memory_limits=get.flag("plain.memoryLimits"))
 
 
 def _sharing(get: _Values, effective: Effective) -> SharingSettings:

@@ -31,6 +31,21 @@ FIELDS: tuple[Field, ...] = (
         flag="--kubeconfig",
     ),
     Field(
+        "scheduler",
+        "hami",
+        choice("hami", "none"),
+        "Who says what a container gets: HAMi's scheduler, or nobody. With none each slice that "
+        "the kubelet names is given as it is, and no API server is needed.",
+        flag="--scheduler",
+    ),
+    Field(
+        "plain.memoryLimits",
+        default=False,
+        read=boolean,
+        text="Without a scheduler: limit each slice to an equal part of its GPU's memory, kept by "
+        "HAMi-core.",
+    ),
+    Field(
         "sharing.resourceName",
         "nvidia.com/gpu",
         resource_name,
@@ -73,6 +88,14 @@ FIELDS: tuple[Field, ...] = (
         "What to do with a pod that holds no node lock: refuse it, or serve it when the kubelet "
         "confirms it.",
         flag="--unlocked-pods",
+    ),
+    Field(
+        "allocation.fence",
+        "none",
+        choice("none", "prestart"),
+        "prestart: the kubelet asks before each start of a container with a GPU, and one for "
+        "which it booked another GPU is refused; without the agent none starts then.",
+        flag="--fence",
     ),
     Field(
         "allocation.deviceListStrategy",

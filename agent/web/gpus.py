@@ -9,7 +9,8 @@ from agent.core.condition import Condition
 from agent.core.gpu import GpuUuid
 from agent.core.inventory import Inventory, SharedGpu
 from agent.core.ledger import Ledger
-from agent.core.room import claim_of, gpu_use
+from agent.core.pods import Role
+from agent.core.room import Claim, claim_of, gpu_use
 from agent.core.slices import MIB, SliceList
 
 
@@ -23,7 +24,10 @@ def gpu_families(
     yield _listed(prefix, slices)
     totals = {group.uuid: len(group.ids) for group in slices.groups}
     held = ledger.held_ids()
-    claims = [claim_of(row) for row in ledger.rows]
+    claims = [
+        *(claim_of(row) for row in ledger.rows),
+        *(Claim(row.uid, Role.APP, row.shares) for row in ledger.plain),
+    ]
     yield _per_gpu(
         prefix + "slices_total",
         "Slices that the kubelet is told of.",

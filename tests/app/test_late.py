@@ -69,3 +69,17 @@ async def test_the_watchdog_hears_from_whoever_waits() -> None:
 async def test_without_a_watchdog_nobody_beats() -> None:
     async with alive(NoSystemd()):
         await asyncio.sleep(100)
+
+
+async def test_it_tells_when_the_kubelet_is_in_the_middle_of_a_call() -> None:
+    late = LateAllocator()
+    began = asyncio.get_running_loop().time()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(late.allocate(IDS))
+        group.create_task(late.prefer(IDS, (), 1))
+        quiet = group.create_task(late.calls.come(0.5))
+        await asyncio.sleep(10)
+        assert not quiet.done()
+        late.ready.set(Answers())
+
+    assert 10.5 == asyncio.get_running_loop().time() - began

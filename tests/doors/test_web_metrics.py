@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from agent.core.condition import Condition
 from agent.core.ledger import Ledger
-from agent.core.pods import Role
+from agent.core.pods import PodUid, Role
 from agent.core.readiness import Check
 from agent.core.share import Share
 from agent.core.slices import SliceGroup, SliceList, slice_id
@@ -18,6 +18,7 @@ from agent.web.metrics import AgentCollector, Facts, MetricsPage, Reading, Serie
 from agent.web.version import Build
 from tests.builders import NOON, a_gpu, a_health, a_row, a_shared_gpu, a_uuid, an_inventory
 from tests.doors.web_client import ask
+from tests.unit.core.plain_scene import a_plain_row, ids
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -114,6 +115,18 @@ async def test_memory_is_promised_by_the_schedulers_arithmetic_in_bytes():
 
     assert {("0",): 3 * GIB} == await samples("memory_promised_bytes", cells=cells)
     assert {("0",): 32 * GIB} == await samples("memory_sellable_bytes", cells=cells)
+
+
+async def test_limits_of_plain_mode_are_promised_and_its_slices_are_held():
+    gpu = a_shared_gpu(gpu=a_gpu(memory_mib=16384))
+    limited = a_plain_row(slice_ids=ids(0))
+    free = a_plain_row(uid=PodUid("b" * 32), slice_ids=ids(1, 2), limited=False)
+    cells = Facts(
+        Cell(an_inventory(gpus=[gpu])), Cell(SliceList(1)), Cell(Ledger(plain=(limited, free)))
+    )
+
+    assert {("0",): 8155 * 2**20} == await samples("memory_promised_bytes", cells=cells)
+    assert {("0",): 3} == await samples("slices_allocated", cells=cells)
 
 
 async def test_a_gone_gpu_whose_index_is_taken_goes_by_its_uuid():

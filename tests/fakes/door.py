@@ -7,6 +7,7 @@ from pathlib import Path
 
 from agent.core.slices import SliceGroup, SliceList
 from agent.kit.cell import Cell
+from agent.plugin.handlers import Fence
 from agent.plugin.server import PluginServer
 from tests.builders import a_uuid
 from tests.fakes.allocator import FakeAllocator
@@ -29,11 +30,15 @@ def a_list(generation: int = 1, *groups: SliceGroup) -> SliceList:
 class Door:
     """The server with the cell that it lists and the allocator behind it."""
 
-    def __init__(self, directory: Path, listed: SliceList, seed: int) -> None:
+    def __init__(
+        self, directory: Path, listed: SliceList, seed: int, fence: Fence | None = None
+    ) -> None:
         self.directory = directory
         self.lists = Cell(listed)
         self.allocator = FakeAllocator()
-        self.server = PluginServer(directory, RESOURCE, self.lists, self.allocator, Seeded(seed))
+        self.server = PluginServer(
+            directory, RESOURCE, self.lists, self.allocator, Seeded(seed), fence
+        )
 
     @property
     def path(self) -> Path:
@@ -43,10 +48,14 @@ class Door:
 
 @contextlib.asynccontextmanager
 async def a_door(
-    directory: Path, listed: SliceList | None = None, *, seed: int = 0
+    directory: Path,
+    listed: SliceList | None = None,
+    *,
+    seed: int = 0,
+    fence: Fence | None = None,
 ) -> AsyncIterator[Door]:
     """A server that serves, until the block is left."""
-    door = Door(directory, listed or a_list(), seed)
+    door = Door(directory, listed or a_list(), seed, fence)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(door.server.run())
         await door.server.rebind()

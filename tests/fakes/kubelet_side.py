@@ -1,7 +1,9 @@
 """What an allocation asks and touches on its node, in memory: the kubelet's books, the runtime."""
 
 import asyncio
+import datetime as dt
 from collections import Counter
+from collections.abc import Mapping
 
 from agent.core.edits import HookFacts
 from agent.core.errors import KubeletError, StateError, WitnessThrottled, WitnessUnsupported
@@ -93,13 +95,18 @@ class FakeContainers:
 
 
 class FakeHookDirs:
-    """Directories by name; `wiped` and `made` count. None is made while `gate` is closed."""
+    """Directories by name; `wiped` and `made` count. None is made while `gate` is closed.
+
+    `changed`: when each changed last, just now where it does not say. `hanging` names a call.
+    """
 
     def __init__(self) -> None:
         self.names: set[str] = set()
+        self.changed: dict[str, dt.datetime] = {}
         self.made: Counter[str] = Counter()
         self.wiped: Counter[str] = Counter()
         self.failure: StateError | None = None
+        self.hanging = ""
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -115,9 +122,23 @@ class FakeHookDirs:
         self.wiped[name] += wipe
 
     async def remove(self, name: str) -> None:
+        await self._hang("remove")
         if self.failure is not None:
             raise self.failure
         self.names.discard(name)
+
+    async def found(self) -> Mapping[str, dt.datetime]:
+        await self._hang("found")
+        if self.failure is not None:
+            raise self.failure
+        return {
+            name: self.changed.get(name, dt.datetime.max.replace(tzinfo=dt.UTC))
+            for name in self.names
+        }
+
+    async def _hang(self, call: str) -> None:
+        if self.hanging == call:
+            await asyncio.Event().wait()
 
 
 def conforms(

@@ -89,11 +89,12 @@ async def test_a_wipe_removes_links_and_not_what_they_name(dirs, hook, tmp_path)
     assert "mine" == (tmp_path / "victim" / "file").read_text()
 
 
+@pytest.mark.timeout(60)  # thousands of renames, on a disk that others use, too
 async def test_no_depth_is_too_deep_to_remove(dirs, hook):
     await dirs.prepare(NAME, wipe=True)
     leaf = hook / "vgpu" / "containers" / NAME
     at = os.open(leaf, os.O_RDONLY | os.O_DIRECTORY)
-    for _ in range(3000):
+    for _ in range(1500):
         os.mkdir("d", dir_fd=at)
         above, at = at, os.open("d", os.O_RDONLY, dir_fd=at)
         os.close(above)
@@ -124,6 +125,39 @@ async def test_removing_is_repeatable_and_touches_no_other(dirs, hook):
     await dirs.remove(NAME)
 
     assert [other] == [path.name for path in (hook / "vgpu" / "containers").iterdir()]
+
+
+async def test_container_directories_are_found_with_their_last_change_and_nothing_else(dirs, hook):
+    assert {} == await dirs.found()
+    await dirs.prepare(NAME, wipe=True)
+    containers = hook / "vgpu" / "containers"
+    (containers / NAME.replace("main", "link")).symlink_to(containers / NAME)
+    (containers / NAME.replace("main", "file")).write_text("")
+    for other in ("backup", "a_b", NAME.upper(), f"{NAME}_", f"x{NAME}", "6f1c1f0e_main"):
+        (containers / other).mkdir()
+    os.utime(containers / NAME, (0, 0))
+
+    found = await dirs.found()
+
+    assert [NAME] == list(found)
+    changed = found[NAME].timestamp()
+    assert changed == pytest.approx((containers / NAME).stat().st_ctime, abs=1e-3)
+
+
+@pytest.mark.parametrize("step", ["vgpu", "vgpu/containers"])
+async def test_nothing_is_searched_through_a_link(dirs, hook, tmp_path, step):
+    victim = tmp_path / "victim"
+    (victim / "containers" / NAME).mkdir(parents=True)
+    (victim / NAME).mkdir()
+    (hook / step).parent.mkdir(parents=True, exist_ok=True)
+    (hook / step).symlink_to(victim)
+
+    with pytest.raises(StateError, match="cannot be used"):
+        await dirs.found()
+
+
+async def test_a_missing_hook_directory_holds_no_container_directory(tmp_path):
+    assert {} == await HostHookDirs(tmp_path / "missing", tmp_path, "", Inline()).found()
 
 
 @pytest.mark.parametrize(

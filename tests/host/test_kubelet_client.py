@@ -49,6 +49,15 @@ async def test_the_request_says_who_we_are_and_what_we_offer(tmp_path: Path):
     assert [RegisterRequest("v1beta1", ENDPOINT, RESOURCE, options)] == kubelet.requests
 
 
+async def test_with_a_fence_the_request_says_that_the_kubelet_is_to_ask_before_a_start(tmp_path):
+    kubelet = Registration()
+    path = tmp_path / "kubelet.sock"
+    async with served(path, kubelet):
+        await KubeletRegistrar(path, fenced=True).register(ENDPOINT, RESOURCE, preferred=True)
+
+    assert [True] == [request.options.pre_start_required for request in kubelet.requests]
+
+
 async def test_a_refusal_carries_the_kubelets_words(tmp_path: Path):
     refusal = GRPCError(Status.UNKNOWN, 'the ResourceName "x" is invalid')
     async with served(tmp_path / "kubelet.sock", Registration(refusal)):

@@ -20,6 +20,21 @@ async def test_the_containers_in_the_file_are_found(tmp_path):
     assert frozenset({ContainerKey(POD_UID, "init")}) == found
 
 
+async def test_the_ids_in_the_file_are_found(tmp_path):
+    entry = {
+        "PodUID": POD_UID,
+        "ContainerName": "init",
+        "ResourceName": RESOURCE,
+        "DeviceIDs": {"0": ["GPU-1-0"]},
+    }
+    text = json.dumps({"Data": {"PodDeviceEntries": [entry]}, "Checksum": 1})
+    (tmp_path / FILE_NAME).write_text(text, encoding="utf-8")
+
+    found = await KubeletRecordsFile(tmp_path, Inline()).held(RESOURCE)
+
+    assert (frozenset({"GPU-1-0"}),) == found
+
+
 async def test_without_a_file_nothing_is_known(tmp_path):
     assert None is await KubeletRecordsFile(tmp_path, Inline()).read(RESOURCE)
 

@@ -1,5 +1,8 @@
 """The real process: signals, restarts, a second instance."""
 
+import asyncio
+
+import grpc
 import pytest
 
 from agent.codec.checkpoint import encode_state
@@ -8,7 +11,8 @@ from agent.core.state import State
 from agent.host.clock import machine_id
 from agent.sandbox.lab.cluster import open_cluster
 from agent.sandbox.lab.web import fetch
-from tests.builders import a_row
+from tests.builders import G1, G2, NOON, a_row
+from tests.fakes.grpc_messages import Plugin
 from tests.process.agent_process import PATIENCE, offers, options, started
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(60)]
@@ -132,3 +136,21 @@ async def test_a_broken_hook_directory_is_one_containers_trouble_and_not_the_nod
 
         (line,) = cluster.log.of("hooks.not_prepared")
         assert "train-0" == line.fields["pod"]
+
+
+async def test_with_a_fence_the_kubelet_asks_before_a_start_and_is_answered_from_the_ledger():
+    still_young = NOON.replace(year=9999)
+    row = a_row(slice_ids=(f"{G2}-0",), offered=True, answered_at=still_young)
+    async with open_cluster(options("--fence", "prestart")) as opened:
+        state = State(machine_id=machine_id(), ledger=Ledger((row,)))
+        opened.places.state.mkdir(parents=True, exist_ok=True)
+        (opened.places.state / "state.json").write_bytes(encode_state(state))
+        cluster = await started(opened)
+        (endpoint,) = sockets(cluster) - {"kubelet.sock"}
+        plugin = Plugin(cluster.places.plugins / endpoint)
+
+        assert (await asyncio.to_thread(plugin.options)).pre_start_required
+        with pytest.raises(grpc.RpcError, match="HA-4006"):
+            await asyncio.to_thread(plugin.pre_start, list(row.slice_ids))
+        await asyncio.to_thread(plugin.pre_start, [f"{G1}-0"])
+        plugin.close()

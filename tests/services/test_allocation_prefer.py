@@ -103,7 +103,7 @@ async def test_a_replay_is_steered_to_its_gpu():
 
 
 @pytest.mark.parametrize("trouble", ["stray", "nobody", "failing", "too many"])
-async def test_without_a_pod_some_ids_are_offered_all_the_same(trouble):
+async def test_without_a_pod_as_many_ids_are_offered_all_the_same_or_none(trouble):
     async with a_desk() as desk:
         if trouble == "stray":
             stray = placed(1, annotations={})
@@ -119,9 +119,66 @@ async def test_without_a_pod_some_ids_are_offered_all_the_same(trouble):
 
         chosen = await desk.service.prefer(OFFERED, (), size)
 
-        assert min(size, 6) == len(set(chosen))
+        assert (0 if trouble == "too many" else 2) == len(set(chosen))
         assert set(chosen) <= set(OFFERED)
         assert 0 == desk.refreshes
+
+
+async def answered(desk, offered, asked):
+    """The row of a pod for which `offered` were asked about and `asked` are allocated."""
+    desk.bind(placed(1, f"{G2},NVIDIA,3000,30:;"))
+    if offered is not None:
+        await desk.service.prefer(offered, (), 1)
+    await desk.service.allocate(asked)
+    (row,) = desk.ledger.rows
+    return row
+
+
+@pytest.mark.parametrize(
+    ("offered", "asked", "flags"),
+    [
+        (OFFERED, ids(0, gpu=1), (True, False)),
+        (OFFERED, ids(0), (True, True)),
+        (ids(0, 1), ids(0), (False, False)),
+        (None, ids(0), (False, False)),
+    ],
+    ids=["taken", "ignored", "no id of the GPU is free", "the kubelet does not ask"],
+)
+async def test_a_row_knows_whether_ids_of_its_gpu_were_offered_and_not_taken(offered, asked, flags):
+    async with a_desk() as desk:
+        row = await answered(desk, offered, asked)
+
+        assert flags == (row.offered, row.mismatched)
+
+
+async def test_an_offer_counts_for_one_answer():
+    async with a_desk() as desk:
+        row = await answered(desk, OFFERED, ids(0, gpu=1))
+        desk.lock(None)
+        await desk.service.allocate(ids(0))
+
+        (again,) = desk.ledger.rows
+        assert (True, False) == (row.offered, again.offered)
+
+
+async def test_an_offer_is_taken_back_when_the_next_one_cannot_be_made():
+    async with a_desk() as desk:
+        desk.bind(placed(1, f"{G2},NVIDIA,3000,30:;"))
+        await desk.service.prefer(OFFERED, (), 1)
+        await desk.service.prefer(ids(0, 1), (), 1)
+        await desk.service.allocate(ids(0))
+
+        assert [False] == [row.offered for row in desk.ledger.rows]
+
+
+async def test_an_offer_of_a_container_is_none_of_another():
+    async with a_desk() as desk:
+        await answered(desk, OFFERED, ids(0, gpu=1))
+        desk.witness.admit(placed(1), main=ids(0, gpu=1)[0])
+        desk.bind(placed(2))
+        await desk.service.allocate(ids(3, gpu=1))
+
+        assert [True, False] == [row.offered for row in desk.ledger.rows]
 
 
 async def test_a_kubelet_that_hangs_costs_little_time():

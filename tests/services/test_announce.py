@@ -1,12 +1,15 @@
 """Events about the Node: in order, best effort, bounded."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import structlog
+
 from agent.core.changes import NodeEvent
 from agent.core.errors import ApiError, ApiForbidden
-from agent.services.announce import LIMIT, Announcer, Notices
+from agent.services.announce import LIMIT, Announcer, NoticeLog, Notices
 
 
 class Api:
@@ -66,6 +69,20 @@ async def test_an_event_that_the_server_refuses_is_dropped() -> None:
         await asyncio.sleep(1)
 
     assert api.posted == ["b"]
+
+
+async def test_without_an_api_server_events_are_said_in_the_log_and_counted() -> None:
+    notices = Notices()
+    with structlog.testing.capture_logs() as said:
+        async with asyncio.TaskGroup() as group:
+            logging = group.create_task(NoticeLog(notices).run())
+            notices.say(event("a"))
+            notices.say(dataclasses.replace(event("b"), warning=False))
+            await asyncio.sleep(1)
+            logging.cancel()
+
+    assert [("a", "warning"), ("b", "info")] == [(one["text"], one["log_level"]) for one in said]
+    assert ((("GpuUnhealthy", "logged"), 2),) == notices.events.items()
 
 
 async def test_the_same_thing_is_not_said_twice_in_a_row() -> None:

@@ -14,9 +14,9 @@ from agent.core.pods import Phase, PodTable, Role
 from agent.core.slices import slice_id
 from agent.core.state import State
 from agent.kit.cell import Cell
-from agent.services.reconcile import PERIOD, Reconcile, ReconcilePeers, ReconcileViews
+from agent.services.reconcile.service import PERIOD, Reconcile, ReconcilePeers, ReconcileViews
 from agent.services.state import StateService
-from tests.builders import G1, NOON, a_container, a_pod, a_pod_uid, a_row
+from tests.builders import G1, G2, NOON, a_container, a_pod, a_pod_uid, a_row
 from tests.fakes.clock import LoopClock
 from tests.fakes.gated_disk import GatedDisk
 from tests.fakes.kubelet_side import RESOURCE, FakeHookDirs, FakeRecords, FakeWitness
@@ -43,7 +43,11 @@ class Scene:
         self.records = FakeRecords()
         self.hooks = FakeHookDirs()
         self.adoptable = True
-        self.reconcile = Reconcile(
+        self.reconcile = self.a_reconcile()
+
+    def a_reconcile(self) -> Reconcile:
+        """A new one on what is there, as after a start."""
+        return Reconcile(
             views=ReconcileViews(self.pods, self.state.ledger, self.epoch, RESOURCE),
             peers=ReconcilePeers(self.witness, self.records, self.hooks, self.clock, self._adopt),
             commit=self.state.commit,
@@ -295,7 +299,7 @@ async def test_drift_and_unconfirmed_rows_are_counted():
     other = a_pod(uid=a_pod_uid(5), name="other", annotations=GROUPS, phase=Phase.RUNNING)
     silent = a_row(pod_uid=other.uid, pod=other.name, epoch=EPOCH)
     async with a_scene(ROW, silent) as scene:
-        scene.witness.admit(POD, main=f"{G1}-9")
+        scene.witness.admit(POD, main=f"{G2}-9")
         scene.witness.admit(other)
         scene.see(POD, other)
         await asyncio.sleep(0.1)

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from agent.core.errors import Gate, Refusal
+from agent.core.slices import SliceId
 from agent.host.kubelet import KubeletRegistrar
 from agent.host.podresources import PodResourcesWitness
 from agent.host.watch import DirectoryWatch
+from agent.plugin.handlers import Fence
 from agent.plugin.server import PluginServer
 from agent.sandbox.kubelet.model import KubeletModel
 from agent.sandbox.kubelet.workers import Timings
@@ -21,6 +24,7 @@ from agent.services.registration import Registration
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
 from tests.fakes.door import RESOURCE, Door, a_group, a_list
+from tests.fakes.kubelet_rig import a_container_object, a_pod_object
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -44,7 +48,7 @@ class Names(Collection[str]):
 class Node:
     """A kubelet and an agent's side of the plugin API, in directories below `root`."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, fence: Fence | None = None) -> None:
         self.plugins = root / "kubelet" / "device-plugins"
         self.pod_resources = root / "kubelet" / "pod-resources"
         self.plugins.parent.mkdir(parents=True)
@@ -53,15 +57,15 @@ class Node:
             self.pod_resources,
             LoopClock(),
             Seeded(),
-            timings=Timings(socket=0.0, first_admission=(0.0, 0.0)),
+            timings=Timings(socket=0.0, first_admission=(0.0, 0.0), container_retry=(0.1, 0.1)),
         )
-        self.door = Door(self.plugins, a_list(1, a_group(0), a_group(1)), seed=1)
+        self.door = Door(self.plugins, a_list(1, a_group(0), a_group(1)), seed=1, fence=fence)
         server = self.door.server
         self.registration = Registration(
             RESOURCE,
             server,
             DirectoryWatch(self.plugins, Names(server)),
-            KubeletRegistrar(self.plugins / "kubelet.sock"),
+            KubeletRegistrar(self.plugins / "kubelet.sock", fenced=fence is not None),
             server.traffic.streams,
             Seeded(),
         )
@@ -79,9 +83,11 @@ class Node:
 
 
 @contextlib.asynccontextmanager
-async def a_node(root: Path, *, kubelet: bool = True) -> AsyncIterator[Node]:
+async def a_node(
+    root: Path, *, kubelet: bool = True, fence: Fence | None = None
+) -> AsyncIterator[Node]:
     """A node whose agent runs, and its kubelet unless told otherwise."""
-    node = Node(root)
+    node = Node(root, fence)
     if kubelet:
         await node.kubelet.start()
     try:
@@ -210,3 +216,26 @@ async def test_a_kubelet_without_pods_holds_nothing(tmp_path: Path):
         assert () == await witness.list()
         assert await witness.get("default", "nobody") is None
         witness.close()
+
+
+async def test_a_container_behind_the_fence_waits_with_our_sentence_and_its_pod_lives(
+    tmp_path: Path,
+):
+    asked: list[frozenset[str]] = []
+
+    def fence(ids: tuple[SliceId, ...]) -> None:
+        asked.append(frozenset(ids))
+        if len(asked) == 1:
+            raise Refusal(Gate.OTHER_GPU_BOOKED, "The kubelet booked another GPU.")
+
+    async with a_node(tmp_path, fence=fence) as node:
+        await node.allocatable(20)
+
+        pod = a_pod_object(containers=[a_container_object(resource=RESOURCE)])
+        assert (await node.kubelet.admit(pod)).admitted
+
+        await within(node.until_seen("container_waiting", 1))
+        (waiting,) = [one for one in node.kubelet.history if one.kind == "container_waiting"]
+        assert waiting.text.endswith("desc = The kubelet booked another GPU. [HA-4006]")
+        await within(node.kubelet.until_running("u1", "main"))
+        assert asked == [frozenset(node.kubelet.held(RESOURCE)["u1", "main"])] * len(asked)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,6 +12,9 @@ from agent.core.pods import PodTable, PodUid
 
 ALLOCATE_BUDGET = 0.8
 """Seconds for one Allocate: while it is held, the kubelet starts and stops nothing on the node."""
+
+OFFERS = 64
+"""Offers that are remembered: more than the containers of any pod, for each is used at once."""
 
 _SILENT = "the disk has not answered in time"
 
@@ -39,12 +43,14 @@ class Call:
 class Calls:
     """The calls in flight, and the rows that are on their way to disk.
 
-    `used_up`: deleted pods that were refused; the kubelet never asks for them again.
+    `used_up`: deleted pods that were refused; the kubelet never asks for them again. `offers`:
+    containers for which the kubelet was offered ids of the GPUs that they get.
     """
 
     active: list[Call] = dataclasses.field(default_factory=list)
     pending: dict[ContainerKey, Row] = dataclasses.field(default_factory=dict)
     used_up: frozenset[PodUid] = frozenset()
+    offers: deque[ContainerKey] = dataclasses.field(default_factory=lambda: deque(maxlen=OFFERS))
 
     @contextmanager
     def entered(self) -> Iterator[Call]:
@@ -71,6 +77,17 @@ class Calls:
     def claimed(self) -> frozenset[PodUid]:
         """The pods that cannot be asking: those of these rows, and those that asked in vain."""
         return self.used_up | {key.pod_uid for key in self.pending}
+
+    def offer(self, key: ContainerKey) -> None:
+        """The kubelet was offered free ids of the GPUs that this container gets."""
+        self.offers.append(key)
+
+    def take_offer(self, key: ContainerKey) -> bool:
+        """Whether such an offer was made for the container; it counts for one answer."""
+        made = key in self.offers
+        while key in self.offers:
+            self.offers.remove(key)
+        return made
 
     def use_up(self, pod: PodUid, table: PodTable) -> None:
         """This deleted pod was refused; it is remembered as long as its grave is kept."""

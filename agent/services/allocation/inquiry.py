@@ -132,12 +132,24 @@ class Inquiry:
             evidence = self._evidence(ledger(), frozenset(claimed()))
             step = decide(count, evidence, self._settings)
             if isinstance(step, Grant):
-                return step
+                if not self._is_hasty(step):
+                    return step
+                step = ListPods()
             if self._patient or not isinstance(step, ListPods | AwaitLock):
                 await self._perform(step)
             elif not await self._caught_up(step, evidence):
                 return None
         raise Refusal(Gate.OUT_OF_TIME, "The agent could not decide; report this.", transient=True)
+
+    def _is_hasty(self, grant: Grant) -> bool:
+        """Whether a pod that our watch has not shown yet may be asking in this one's place.
+
+        Of a pod whose record the kubelet has lost it says the same as of one that it admits, for as
+        long as the container is not started again. A pod is bound before the kubelet admits it, so
+        a LIST that begins now has it. Without the API server the risk is taken: a running pod would
+        pay for the refusal.
+        """
+        return self._patient and grant.replay is not None and not self._state.listed
 
     def used_up(self, count: int, ledger: Ledger, claimed: Collection[PodUid]) -> PodUid | None:
         """The deleted pod that will not ask again, now that its request was refused, or None."""

@@ -130,7 +130,10 @@ class Allocation:
         if grant is not None:
             wanted = tuple(share.uuid for share in grant.shares)
             steered = steer(available, must_include, wanted, held)
+            key = ContainerKey(grant.candidate.pod.uid, grant.candidate.container.name)
+            self._calls.take_offer(key)
             if steered is not None:
+                self._calls.offer(key)
                 return steered
         gpus = {one.uuid: one.gpu for one in self._views.inventory.value.gpus}
         return nearest(available, must_include, size, gpus, held)
@@ -173,6 +176,8 @@ class Allocation:
     def _row(self, grant: Grant, ids: tuple[SliceId, ...]) -> Row:
         """The row as it will stand: a replay keeps its answer and gets the new kubelet's ids."""
         epoch = self._peers.epoch() or KubeletEpoch()
+        pod, container = grant.candidate.pod, grant.candidate.container
+        offered = self._calls.take_offer(ContainerKey(pod.uid, container.name))
         if grant.replay is not None:
             return dataclasses.replace(
                 grant.replay,
@@ -180,9 +185,10 @@ class Allocation:
                 answered_at=self._peers.clock.now(),
                 epoch=epoch,
                 confirmed=False,
+                offered=offered,
             )
-        pod, container = grant.candidate.pod, grant.candidate.container
-        return self._first_row(pod, container, (grant.group, grant.shares), ids)
+        row = self._first_row(pod, container, (grant.group, grant.shares), ids)
+        return dataclasses.replace(row, offered=offered)
 
     def adopt(self, found: Adoption) -> Row | None:
         """The row of a container that the kubelet holds ids for and the ledger does not know.

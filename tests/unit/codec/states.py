@@ -9,6 +9,7 @@ from agent.core.edits import ContainerEdits, MountEdit, NodeEdit
 from agent.core.gpu import GpuUuid
 from agent.core.holdings import KubeletEpoch
 from agent.core.ledger import ContainerKey, Effect, EffectKind, Ledger, Row
+from agent.core.plain_row import Holder, PlainRow
 from agent.core.pods import PodUid, Role
 from agent.core.share import Share
 from agent.core.slices import SliceId
@@ -45,6 +46,20 @@ ROWS = st.builds(
     answered_at=MOMENTS,
     epoch=EPOCHS,
     confirmed=st.booleans(),
+    offered=st.booleans(),
+    told=st.booleans(),
+)
+PLAIN_ROWS = st.builds(
+    PlainRow,
+    uid=TEXT.map(PodUid),
+    slice_ids=st.lists(TEXT.map(SliceId), max_size=2).map(tuple),
+    shares=st.lists(st.builds(Share, TEXT.map(GpuUuid), NUMBERS, NUMBERS), max_size=2).map(tuple),
+    edits=EDITS,
+    answered_at=MOMENTS,
+    epoch=EPOCHS,
+    holder=st.none() | st.builds(Holder, TEXT, TEXT, TEXT),
+    recorded=st.booleans(),
+    adopted=st.booleans(),
 )
 EFFECTS = st.builds(
     Effect,
@@ -78,6 +93,7 @@ STATES = st.builds(
         Ledger,
         rows=st.lists(ROWS, max_size=2).map(tuple),
         outbox=st.lists(EFFECTS, max_size=2).map(tuple),
+        plain=st.lists(PLAIN_ROWS, max_size=2).map(tuple),
     ),
     health=st.dictionaries(TEXT.map(GpuUuid), HEALTHS, max_size=2),
 )
@@ -105,6 +121,8 @@ def a_full_state() -> State:
         answered_at=NOON.replace(microsecond=123456),
         epoch=KubeletEpoch(7, 1788264000123456789),
         confirmed=True,
+        offered=True,
+        told=True,
     )
     effect = Effect(
         kind=EffectKind.SETTLE_POD,
@@ -117,5 +135,17 @@ def a_full_state() -> State:
         value="v",
         reason="r",
     )
+    plain = PlainRow(
+        uid=PodUid("0123456789abcdef" * 2),
+        slice_ids=(SliceId(f"{G2}-3"),),
+        shares=(Share(G2, 8155, 0),),
+        edits=ContainerEdits(envs=(("NVIDIA_VISIBLE_DEVICES", G2),)),
+        answered_at=NOON,
+        epoch=KubeletEpoch(7, 1788264000123456789),
+        holder=Holder("team-b", "eval-0", "main"),
+        recorded=True,
+        adopted=True,
+    )
+    ledger = Ledger((row,), (effect,), (plain,))
     health = a_health(condition=Condition.BAD, cause="xid", text="XID 79", xid=79)
-    return State(3, "boot-1", "machine-1", Ledger((row,), (effect,)), {G1: health})
+    return State(3, "boot-1", "machine-1", ledger, {G1: health})

@@ -1,5 +1,6 @@
 """The state file says what was written, or says that it does not."""
 
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -14,6 +15,7 @@ from agent.core.state import State
 from tests.unit.codec.states import STATES, a_full_state
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "state-version-1.json"
+EARLIER = GOLDEN.with_name("state-version-1-without-offers.json")
 
 
 def a_file(data: object, **changes: object) -> bytes:
@@ -49,6 +51,16 @@ def test_equal_states_make_equal_bytes(state):
 def test_a_file_of_version_1_reads_for_ever_and_is_written_like_this():
     assert a_full_state() == decode_state(GOLDEN.read_bytes())
     assert GOLDEN.read_bytes() == encode_state(a_full_state())
+
+
+def test_a_file_from_before_offers_were_kept_reads_without_them():
+    state = a_full_state()
+    (row,) = state.ledger.rows
+    ledger = dataclasses.replace(
+        state.ledger, rows=(dataclasses.replace(row, offered=False, told=False),), plain=()
+    )
+
+    assert dataclasses.replace(state, ledger=ledger) == decode_state(EARLIER.read_bytes())
 
 
 def test_every_cut_is_noticed():

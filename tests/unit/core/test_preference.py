@@ -1,6 +1,9 @@
 """Which ids are offered: always ids that exist, as many as asked, at a bounded cost."""
 
 import sys
+from collections import Counter
+from collections.abc import Callable
+from types import FrameType
 
 import pytest
 from hypothesis import given
@@ -28,14 +31,15 @@ LISTS = st.lists(IDS, max_size=20)
 
 
 @given(LISTS, st.lists(IDS, max_size=4), st.integers(-2, 30), st.frozensets(IDS, max_size=5))
-def test_always_as_many_ids_as_asked_or_all_of_them(available, must, size, held):
+def test_always_as_many_ids_as_asked_or_none(available, must, size, held):
     chosen = nearest(available, must, size, field(4), held)
 
     every = set(available) | set(must)
-    assert len(chosen) == len(set(chosen)) == min(max(size, 0), len(every))
+    first = tuple(dict.fromkeys(must))
+    can_be_kept = len(first) <= size <= len(every)
+    assert (size if can_be_kept else 0) == len(chosen) == len(set(chosen))
     assert set(chosen) <= every
-    first = tuple(dict.fromkeys(must))[: max(size, 0)]
-    assert first == chosen[: len(first)]
+    assert chosen[: len(first)] == (first if can_be_kept else ())
 
 
 @given(
@@ -114,28 +118,65 @@ def test_the_emptiest_gpu_is_taken_first_and_an_unknown_one_last():
     )
 
 
-@pytest.mark.parametrize("size", [1, 8, 16, 100, 800, 1600])
-def test_the_cost_stays_small_at_any_size(size):
-    count = 16
+GPUS, SLICES = 16, 1600
+SIZES = [0, 1, 2, 3, 8, 15, 16, 17, 100, 799, 800, 1599, 1600, 1601, 10_000]
+
+
+def meshed(count: int) -> dict[GpuUuid, Gpu]:
+    """GPUs that are all linked with each other."""
     links = tuple(Link(a_uuid(n), PciPath.SAME_CPU, 2) for n in range(count))
-    gpus: dict[GpuUuid, Gpu] = {
+    return {
         a_uuid(n): a_gpu(index=n, links=tuple(one for one in links if one.peer != a_uuid(n)))
         for n in range(count)
     }
-    available = [one for n in range(count) for one in ids(n, *range(100))]
-    must = available[: size // 2]
-    calls = 0
 
-    def count_calls(*_event: object) -> None:
-        nonlocal calls
-        calls += 1
+
+def counted(choose: Callable[[], tuple[SliceId, ...]]) -> tuple[int, Counter[str]]:
+    """How many ids are chosen, and how often each function is called for that."""
+    calls: Counter[str] = Counter()
+
+    def count_call(frame: FrameType, event: str, function: object) -> None:
+        if event == "call":
+            calls[frame.f_code.co_name] += 1
+        elif event == "c_call":
+            calls[getattr(function, "__name__", "")] += 1
 
     before = sys.getprofile()
-    sys.setprofile(count_calls)
+    sys.setprofile(count_call)
     try:
-        chosen = nearest(available, must, size, gpus, NOTHING)
+        chosen = choose()
     finally:
         sys.setprofile(before)
+    return len(set(chosen)), calls
 
-    assert size == len(set(chosen))
-    assert 120 * len(available) + count * count * (count + 20) > calls
+
+@pytest.mark.parametrize("share_included", [0, 2])
+@pytest.mark.parametrize("size", SIZES)
+def test_the_operations_stay_within_the_stated_bound_at_any_size(size, share_included):
+    available = [one for n in range(GPUS) for one in ids(n, *range(SLICES // GPUS))]
+    must = available[: size // share_included] if share_included else []
+    gpus = meshed(GPUS)
+
+    number, calls = counted(lambda: nearest(available, must, size, gpus, NOTHING))
+
+    assert (size if size <= SLICES else 0) == number
+    assert GPUS**2 >= calls["_closeness"]
+    assert GPUS**2 + GPUS + SLICES >= calls["_rank"]
+    assert size >= calls["take"]
+    assert SLICES + len(must) >= calls["split_slice_id"]
+    assert 40 * SLICES + GPUS**2 * (GPUS + 20) + GPUS * number >= calls.total()
+
+
+@given(st.data())
+def test_the_bound_holds_for_any_offer(data):
+    offers = st.integers(0, 5).flatmap(lambda gpu: st.just(ids(gpu, *range(gpu * 3 + 1))))
+    available = [one for some in data.draw(st.lists(offers, max_size=6)) for one in some]
+    size = data.draw(st.integers(0, 80))
+
+    number, calls = counted(lambda: nearest(available, (), size, meshed(6), NOTHING))
+
+    every = len(set(available))
+    groups = len({one.rpartition("-")[0] for one in available})
+    assert (size if size <= every else 0) == number
+    assert groups**2 >= calls["_closeness"]
+    assert groups**2 + groups + every >= calls["_rank"]

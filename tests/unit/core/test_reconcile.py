@@ -53,12 +53,12 @@ def test_a_row_that_is_confirmed_already_is_no_finding():
     assert Findings() == found(row, holdings=(held(POD, *IDS),))
 
 
-def test_other_ids_than_the_rows_are_drift():
+def test_other_ids_of_the_same_gpu_are_taken_over_and_no_drift():
     row = a_row(epoch=NOW_KUBELET, confirmed=True, slice_ids=IDS)
 
     findings = found(row, holdings=(held(POD, *OTHER_IDS),))
 
-    assert (OTHER_IDS, 1) == (findings.confirmed[0].slice_ids, findings.drifted)
+    assert (OTHER_IDS, 0) == (findings.confirmed[0].slice_ids, findings.drifted)
 
 
 @pytest.mark.parametrize("holding", [(), (held(POD),), (held(POD, *IDS, container="other"),)])
@@ -81,6 +81,12 @@ def test_a_row_that_stays_unconfirmed_is_counted_after_a_minute():
     assert 0 == found(row, now=NOON + MINUTE).unconfirmed
     assert 1 == found(row, now=NOON + MINUTE + dt.timedelta(microseconds=1)).unconfirmed
     assert 0 == found(dataclasses.replace(row, confirmed=True), now=NOON + 9 * MINUTE).unconfirmed
+
+
+def test_a_row_that_is_closed_is_not_counted_as_unconfirmed():
+    findings = found(a_row(), pods=(), now=NOON + 9 * MINUTE)
+
+    assert (1, 0) == (len(findings.vanished), findings.unconfirmed)
 
 
 def test_the_row_of_a_terminal_pod_is_closed_once_the_kubelet_has_let_go():
@@ -170,3 +176,16 @@ def test_the_ids_of_a_deleted_pod_are_not_taken_for_its_successors():
     assert () == found(pods=(successor,), gone=(POD,), holdings=(held(POD, *IDS),)).adopt
     assert 1 == len(found(pods=(running,), gone=(POD,), holdings=(held(POD, *IDS),)).adopt)
     assert 1 == len(found(pods=(successor,), holdings=(held(POD, *IDS),)).adopt)
+
+
+def test_the_ids_of_a_pod_that_went_while_nobody_looked_are_not_taken_for_its_successors():
+    successor = dataclasses.replace(POD, uid=a_pod_uid(9), phase=Phase.PENDING)
+    running = dataclasses.replace(successor, phase=Phase.RUNNING)
+    orphan = a_row(answered_at=NOON - 9 * MINUTE)
+    other = a_row(pod="another", answered_at=NOON - 9 * MINUTE)
+
+    findings = found(orphan, pods=(successor,), holdings=(held(POD, *IDS),))
+
+    assert ((orphan.key,), ()) == (findings.vanished, findings.adopt)
+    assert 1 == len(found(orphan, pods=(running,), holdings=(held(POD, *IDS),)).adopt)
+    assert 1 == len(found(other, pods=(successor,), holdings=(held(POD, *IDS),)).adopt)

@@ -6,7 +6,7 @@ import datetime as dt
 import pytest
 
 from agent.core.ledger import EffectKind, Ledger
-from agent.core.pods import NodeLock, PodTable, PodView
+from agent.core.pods import NodeLock, Phase, PodTable, PodView
 from agent.core.settlement import (
     BIND_PATIENCE,
     LOCK_TIMEOUT,
@@ -14,7 +14,7 @@ from agent.core.settlement import (
     Scene,
     owed,
 )
-from tests.builders import NOON, a_lock, a_pod, a_pod_uid, a_row
+from tests.builders import NOON, a_container, a_lock, a_pod, a_pod_uid, a_row
 
 SECOND = dt.timedelta(seconds=1)
 LOCK = a_lock()
@@ -73,6 +73,18 @@ def test_an_owner_that_is_there_keeps_its_lock_however_long():
     waiting = a_pod(annotations={})
 
     assert () == owed(a_scene(waiting, standing=BIND_PATIENCE * 9, age=LOCK_TIMEOUT))
+
+
+@pytest.mark.parametrize(
+    "namesake",
+    [a_pod(phase=Phase.FAILED), a_pod(containers=[a_container(count=0)], phase=Phase.RUNNING)],
+    ids=["refused", "without a GPU"],
+)
+def test_a_namesake_that_waits_for_no_answer_keeps_no_lock(namesake: PodView):
+    (effect,) = owed(a_scene(namesake, standing=BIND_PATIENCE))
+
+    assert (EffectKind.RELEASE_LOCK, LOCK.value) == (effect.kind, effect.value)
+    assert () == owed(a_scene(namesake, standing=BIND_PATIENCE - SECOND))
 
 
 def test_the_rows_of_a_predecessor_take_no_lock_from_a_pod_of_its_name():

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent.core.errors import SettingsError
+from agent.core.plain import PlainSettings
 from agent.settings.load import Effective, Sources, load
 from agent.settings.schema import build
 from agent.settings.table import FIELDS
@@ -90,6 +91,10 @@ def test_an_unknown_key_is_refused_with_its_place_and_the_nearest_one(write) -> 
         ("library: {hookPath: here}", "an absolute path"),
         ("library: {hookPath: 3}", "text"),
         ("allocation: {unlockedPods: always}", "one of strict, unique"),
+        ("allocation: {fence: always}", "one of none, prestart"),
+        ("scheduler: volcano", "one of hami, none"),
+        ("scheduler:", "one of hami, none"),
+        ("plain: {memoryLimits: some}", "true or false"),
         ("sharing: {filterUUIDs: 4}", "a list of texts"),
         ("sharing: {resourceName: gpu}", "a name like nvidia.com/gpu"),
         ("sharing: {resourceName: x.kubernetes.io/gpu}", "a name like nvidia.com/gpu"),
@@ -209,3 +214,18 @@ def test_no_two_settings_share_a_key_a_flag_or_a_variable() -> None:
         [name for field in FIELDS for name in field.variables],
     ):
         assert len(set(names)) == len(names)
+
+
+def test_without_a_word_the_scheduler_is_hamis() -> None:
+    assert None is build(loaded(), host_name="here").plain
+    assert None is build(loaded(flags={"--scheduler": "hami"}), host_name="here").plain
+
+
+def test_plain_mode_has_limits_only_where_they_are_wanted(write) -> None:
+    plain = build(loaded(write("scheduler: none")), host_name="here").plain
+    limited = build(
+        loaded(write("plain:\n  memoryLimits: true\n"), environ={"HAMI_AGENT_SCHEDULER": "none"}),
+        host_name="here",
+    ).plain
+
+    assert (PlainSettings(), PlainSettings(memory_limits=True)) == (plain, limited)

@@ -1,7 +1,8 @@
 """Reconcile: the ledger against the kubelet, after each answer, each new kubelet, each minute.
 
-It confirms rows, takes over holders that the ledger does not know (a node that switches to this
-agent, a lost state file), and closes rows of pods that nobody knows any more.
+It confirms rows and says where the kubelet booked other GPUs than were offered and answered, takes
+over holders that the ledger does not know (a node that switches to this agent, a lost state file),
+and closes rows of pods that nobody knows any more.
 """
 
 import asyncio
@@ -13,15 +14,24 @@ from typing import NoReturn
 
 import structlog
 
-from agent.core.container_edits import container_directory
 from agent.core.errors import AgentError, StateError
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey, Ledger, Row
 from agent.core.pods import PodTable, Role
 from agent.core.ports import Clock, HookDirs, KubeletRecords, Witness
-from agent.core.reconcile import VANISHED_GRACE, Adoption, Findings, Seen, compare
+from agent.core.reconcile import (
+    VANISHED_GRACE,
+    Adoption,
+    Findings,
+    Seen,
+    compare,
+    mismatch,
+    mismatch_event,
+)
 from agent.kit.cell import Cell
 from agent.kit.news import News
+from agent.kit.tally import Tally
+from agent.services.reconcile.directories import Directories
 
 log = structlog.get_logger(__name__)
 
@@ -79,11 +89,15 @@ class Reconcile:
         self._peers = peers
         self._commit = commit
         self._silent = False
-        self._closing: set[ContainerKey] = set()
+        self._directories = Directories(peers.hooks, views.ledger, peers.clock)
         self._looked_at = dt.datetime.min.replace(tzinfo=dt.UTC)
         self._asked: dict[ContainerKey, float] = {}
         self.unconfirmed: Cell[int] = Cell(0)
         self.drifted: Cell[int] = Cell(0)
+        self.mismatches = Tally(
+            "allocation_mismatches",
+            "Containers for which the kubelet booked other GPUs than were offered and answered.",
+        )
 
     async def run(self) -> NoReturn:
         """A complete look now, after each new kubelet, each minute and when a row's grace ends.
@@ -191,8 +205,12 @@ class Reconcile:
         findings = compare(ledger, seen, self._views.resource)
         if complete:
             self.unconfirmed.set(findings.unconfirmed)
+            self.drifted.set(findings.drifted)
         adopted = [row for one in findings.adopt if (row := self._peers.adopt(one)) is not None]
         written = await self._write(ledger, findings, adopted)
+        await self._directories.clean_up()
+        if complete and written:
+            await self._directories.sweep(seen)
         return written and len(adopted) == len(findings.adopt)
 
     async def _recorded(self) -> frozenset[ContainerKey] | None:
@@ -204,41 +222,31 @@ class Reconcile:
             return None
 
     async def _write(self, base: Ledger, findings: Findings, adopted: list[Row]) -> bool:
-        self._closing.update(findings.vanished)
+        self._directories.closing(findings.vanished)
         if not (findings.confirmed or findings.vanished or adopted):
-            await self._clean_up()
             return True
+        now = self._peers.clock.now()
         try:
-            await self._commit(lambda ledger: _applied(base, ledger, findings, adopted))
+            await self._commit(lambda ledger: _applied(base, ledger, findings, adopted, now))
         except StateError as error:
             log.warning("reconcile.put_off", err=str(error))
             return False
-        if findings.drifted:
-            self.drifted.set(self.drifted.value + findings.drifted)
+        self._tell(findings)
         for row in adopted:
             log.info("ledger.adopted", ns=row.namespace, pod=row.pod, ctr=row.key.container)
         for key in findings.vanished:
             log.info("ledger.closed", pod_uid=key.pod_uid, ctr=key.container)
-        await self._clean_up()
         return True
 
-    async def _clean_up(self) -> None:
-        """The directories of closed rows: no container can hold them any more.
-
-        A write that was given up here may have closed a row all the same, so they are remembered
-        until the ledger shows it.
-        """
-        rows = {row.key for row in self._views.ledger.value.rows}
-        for key in sorted(self._closing - rows):
-            try:
-                async with asyncio.timeout(DEADLINE):
-                    await self._peers.hooks.remove(container_directory(key.pod_uid, key.container))
-            except AgentError as error:
-                log.warning("hooks.not_removed", pod_uid=key.pod_uid, err=str(error))
-            except TimeoutError:
-                log.warning("hooks.not_removed", pod_uid=key.pod_uid, err="out of time")
-                return
-            self._closing.discard(key)
+    def _tell(self, findings: Findings) -> None:
+        """Count and log the mismatches whose Events are owed now."""
+        for key in findings.mismatched:
+            row = self._views.ledger.value.find(key)
+            if row is not None and row.told:
+                self.mismatches.add()
+                log.warning(
+                    "ledger.mismatch", ns=row.namespace, pod=row.pod, err=str(mismatch(row))
+                )
 
 
 def graces(ledger: Ledger, table: PodTable) -> Iterator[dt.datetime]:
@@ -249,12 +257,16 @@ def graces(ledger: Ledger, table: PodTable) -> Iterator[dt.datetime]:
             yield deleted.get(row.key.pod_uid, row.answered_at) + VANISHED_GRACE
 
 
-def _applied(base: Ledger, ledger: Ledger, findings: Findings, adopted: list[Row]) -> Ledger:
+def _applied(
+    base: Ledger, ledger: Ledger, findings: Findings, adopted: list[Row], now: dt.datetime
+) -> Ledger:
     """The findings about `base` on the newest ledger: rows that changed meanwhile stay."""
     for row in findings.confirmed:
         present = ledger.find(row.key)
         if present is not None and present == base.find(row.key):
             ledger = ledger.put(row)
+            if row.key in findings.mismatched:
+                ledger = ledger.owe(mismatch_event(row, now))
     for row in adopted:
         if ledger.find(row.key) is None:
             ledger = ledger.put(row)

@@ -1,0 +1,51 @@
+"""A row of plain mode: one answer to the kubelet, which named ids and no pod."""
+
+import dataclasses
+import datetime as dt
+
+from agent.core.edits import ContainerEdits
+from agent.core.holdings import KubeletEpoch
+from agent.core.pods import PodUid
+from agent.core.share import Share
+from agent.core.slices import SliceId
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class Holder:
+    """A container as PodResources names it; it has no UID there."""
+
+    namespace: str
+    pod: str
+    container: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlainRow:
+    """One answer of plain mode.
+
+    `uid` is drawn for this answer and stands where a pod's UID stands in names of files. `shares`
+    are the memory limits that the answer sets, none without `plain.memoryLimits`. `epoch` is the
+    kubelet that was answered, later the one that named `holder`. `recorded`: the kubelet's
+    checkpoint file named the ids after the answer, which is all that is ever seen of an init
+    container. `adopted`: somebody else answered; the row only keeps the ids listed.
+    """
+
+    uid: PodUid
+    slice_ids: tuple[SliceId, ...]
+    shares: tuple[Share, ...]
+    edits: ContainerEdits
+    answered_at: dt.datetime
+    epoch: KubeletEpoch
+    holder: Holder | None = None
+    recorded: bool = False
+    adopted: bool = False
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether the kubelet was ever seen to have booked the answer."""
+        return self.holder is not None or self.recorded
+
+    @property
+    def has_directory(self) -> bool:
+        """Whether the answer mounts a directory of its own: only limits need one."""
+        return bool(self.shares)

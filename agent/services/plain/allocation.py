@@ -1,0 +1,215 @@
+"""One Allocate of plain mode: check the ids, row on disk, directory, answer.
+
+The row comes first: a directory without a row would never be removed, a row without a directory
+closes by itself. The kubelet is not asked, so that overlapping calls are over within a write.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import enum
+import random
+from collections.abc import Awaitable, Callable, Sequence
+
+import structlog
+
+from agent.core.edits import ContainerEdits, EditSettings, GrantedShare
+from agent.core.errors import Gate, Refusal, StateError
+from agent.core.holdings import KubeletEpoch
+from agent.core.inventory import Inventory
+from agent.core.ledger import Ledger
+from agent.core.plain import PlainSettings, asked_again, directory_of, edits_of, grant
+from agent.core.plain_row import PlainRow
+from agent.core.pods import PodUid
+from agent.core.ports import Clock, HookDirs
+from agent.core.preference import nearest
+from agent.core.slices import SliceId, split_slice_id
+from agent.kit.cell import Cell
+from agent.kit.tally import Tally
+
+log = structlog.get_logger(__name__)
+
+ALLOCATE_BUDGET = 0.8
+"""Seconds for one Allocate: while it is held, the kubelet starts and stops nothing on the node."""
+
+
+RECORDS_BUDGET = 0.2
+"""Seconds for the kubelet's checkpoint file; after that the answer is a first one."""
+
+
+class Step(enum.StrEnum):
+    """What an Allocate is about. The value is for the log."""
+
+    CHECK = "check-ids"
+    WRITE = "write-ledger"
+    DIRECTORY = "make-directory"
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class _Call:
+    step: Step = Step.CHECK
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlainViews:
+    """The facts that an answer is made of.
+
+    `taken` are rows in somebody's hands: being answered again here, or being closed by the
+    reconcile. `epoch` names the kubelet that is there now; `recorded` are the ids of each container
+    in its checkpoint file, None where that cannot be read.
+    """
+
+    inventory: Cell[Inventory]
+    ledger: Cell[Ledger]
+    edits: Cell[EditSettings]
+    taken: set[PodUid]
+    epoch: Callable[[], KubeletEpoch | None]
+    recorded: Callable[[], Awaitable[Sequence[frozenset[SliceId]] | None]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlainStorage:
+    """Where an answer becomes durable: the ledger's commit, and the host directories."""
+
+    commit: Callable[[Callable[[Ledger], Ledger]], Awaitable[None]]
+    hooks: HookDirs
+
+
+class PlainAllocation:
+    """Answers the kubelet. Calls may overlap; each has a row and a directory of its own."""
+
+    def __init__(
+        self,
+        *,
+        views: PlainViews,
+        storage: PlainStorage,
+        settings: PlainSettings,
+        clock: Clock,
+        chance: random.Random,
+    ) -> None:
+        self._views = views
+        self._storage = storage
+        self._settings = settings
+        self._clock = clock
+        self._chance = chance
+        self._pending: dict[PodUid, PlainRow] = {}
+        self.results = Tally(
+            "allocations", "Answers to Allocate by result and reason.", ("result", "reason")
+        )
+
+    async def allocate(self, ids: tuple[SliceId, ...]) -> ContainerEdits:
+        """What the container with these ids receives. Raises Refusal."""
+        call = _Call()
+        try:
+            async with asyncio.timeout(ALLOCATE_BUDGET):
+                row, result = await self._serve(ids, call)
+        except Refusal as refusal:
+            self._refused(refusal, call.step, len(ids))
+            raise
+        except (TimeoutError, StateError) as error:
+            translated = _refusal(error, call.step)
+            self._refused(translated, call.step, len(ids))
+            raise translated from error
+        self.results.add(result, "")
+        gpus = dict.fromkeys(pair[0] for text in ids if (pair := split_slice_id(text)))
+        log.info("alloc.answered", result=result, uid=row.uid, count=len(ids), gpus=list(gpus))
+        return row.edits
+
+    async def prefer(
+        self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
+    ) -> tuple[SliceId, ...]:
+        """`size` of the offered ids, on GPUs near to each other; none where that cannot be.
+
+        Ids of answers that an earlier kubelet never booked are as good as free: whoever asks again
+        is best answered as before.
+        """
+        epoch = self._views.epoch()
+        held = self._held(lambda row: row.confirmed or row.adopted or row.epoch == epoch)
+        gpus = {one.uuid: one.gpu for one in self._views.inventory.value.gpus}
+        return nearest(available, must_include, size, gpus, held)
+
+    async def _serve(self, ids: tuple[SliceId, ...], call: _Call) -> tuple[PlainRow, str]:
+        granted = grant(ids, self._views.inventory.value, self._held(lambda _: True))
+        with contextlib.ExitStack() as claims:
+            again = await self._asked_again(ids, claims)
+            row = self._first(ids, granted) if again is None else again
+            self._pending[row.uid] = row
+            claims.callback(self._pending.pop, row.uid)
+            call.step = Step.WRITE
+            await self._storage.commit(lambda ledger: ledger.put_plain(row))
+            if row.has_directory:
+                call.step = Step.DIRECTORY
+                await self._storage.hooks.prepare(directory_of(row), wipe=False)
+        return row, "ok" if again is None else "replay"
+
+    async def _asked_again(
+        self, ids: tuple[SliceId, ...], claims: contextlib.ExitStack
+    ) -> PlainRow | None:
+        """The row to answer again, as it will stand, or None. It stays claimed by `claims`."""
+        epoch, taken = self._views.epoch(), self._views.taken
+        rows = self._views.ledger.value.plain
+        free = (row for row in rows if row.uid not in taken and row.uid not in self._pending)
+        row = asked_again(ids, free, epoch) if epoch else None
+        if epoch is None or row is None:
+            return None
+        taken.add(row.uid)
+        claims.callback(taken.discard, row.uid)
+        try:
+            async with asyncio.timeout(RECORDS_BUDGET):
+                recorded = await self._views.recorded()
+        except TimeoutError:
+            return None
+        if recorded is None or frozenset(ids) in recorded:
+            return None
+        return dataclasses.replace(row, answered_at=self._clock.now(), epoch=epoch)
+
+    def _first(self, ids: tuple[SliceId, ...], granted: tuple[GrantedShare, ...]) -> PlainRow:
+        """A row of its own, with its answer."""
+        # Without dashes it is no UID of the API server's: hami mode, which sweeps directories of
+        # pods that are gone, leaves this one alone.
+        uid = PodUid(f"{self._chance.getrandbits(128):032x}")
+        settings = self._settings, self._views.edits.value
+        return PlainRow(
+            uid=uid,
+            slice_ids=tuple(sorted(ids)),
+            shares=tuple(one.share for one in granted) if self._settings.memory_limits else (),
+            edits=edits_of(uid, granted, settings, self._storage.hooks.facts()),
+            answered_at=self._clock.now(),
+            epoch=self._views.epoch() or KubeletEpoch(),
+        )
+
+    def _held(self, counts: Callable[[PlainRow], bool]) -> frozenset[SliceId]:
+        """The ids of all rows that count, those included that are being written."""
+        ledger = self._views.ledger.value
+        for row in self._pending.values():
+            ledger = ledger.put_plain(row)
+        ledger = dataclasses.replace(ledger, plain=tuple(filter(counts, ledger.plain)))
+        return frozenset(text for ids in ledger.held_ids().values() for text in ids)
+
+    def _refused(self, refusal: Refusal, step: Step, count: int) -> None:
+        self.results.add("refused", refusal.gate.name.lower())
+        log.warning(
+            "alloc.refused",
+            gate=refusal.gate.value,
+            step=step.value,
+            count=count,
+            reason=refusal.sentence,
+        )
+
+
+def _refusal(error: TimeoutError | StateError, step: Step) -> Refusal:
+    """What the pod's owner reads when `step` failed, or was still going on at the end."""
+    reason = str(error) if isinstance(error, StateError) else "the disk has not answered in time"
+    if step is Step.DIRECTORY:
+        return Refusal(
+            Gate.HOST_DIRECTORY,
+            f"The container's directory on the node cannot be made ({reason}); ask the operator to "
+            "look at the node's hook path and its disk.",
+            transient=True,
+        )
+    return Refusal(
+        Gate.STATE_UNWRITABLE,
+        f"The agent cannot keep its state ({reason}), so it answers no new container; ask the "
+        "operator to look at the node's disk.",
+        transient=True,
+    )

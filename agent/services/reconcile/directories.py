@@ -1,0 +1,82 @@
+"""Container directories that no container can hold any more: of closed rows, and leaked ones.
+
+A leaked one belongs to no row and to no pod of this node: its removal failed, or the ledger or an
+agent before this one forgot it.
+"""
+
+import asyncio
+import math
+
+import structlog
+
+from agent.core.container_edits import container_directory
+from agent.core.errors import AgentError
+from agent.core.ledger import ContainerKey, Ledger
+from agent.core.ports import Clock, HookDirs
+from agent.core.reconcile import Seen, leaked
+from agent.kit.cell import Cell
+
+log = structlog.get_logger(__name__)
+
+SWEEP_PERIOD = 3600.0
+"""Seconds between searches for leaked directories; the first is made at the start."""
+
+DEADLINE = 2.0
+"""Seconds for one directory."""
+
+
+class Directories:
+    """Removes what is left behind. Nothing that fails here stops anything else."""
+
+    def __init__(self, hooks: HookDirs, ledger: Cell[Ledger], clock: Clock) -> None:
+        self._hooks = hooks
+        self._ledger = ledger
+        self._clock = clock
+        self._closing: set[ContainerKey] = set()
+        self._swept_at = -math.inf
+
+    def closing(self, keys: tuple[ContainerKey, ...]) -> None:
+        """These rows are being closed; their directories go when the ledger shows it.
+
+        A write that was given up may have closed a row all the same, so they are remembered.
+        """
+        self._closing.update(keys)
+
+    async def clean_up(self) -> None:
+        """Remove the directories of closed rows: no container can hold them any more."""
+        rows = {row.key for row in self._ledger.value.rows}
+        for key in sorted(self._closing - rows):
+            if not await self._removed(key.pod_uid, key.container):
+                return
+            self._closing.discard(key)
+
+    async def sweep(self, seen: Seen) -> None:
+        """Remove leaked directories, now and then; after a failed search it is tried again."""
+        elapsed = asyncio.get_running_loop().time()
+        if elapsed - self._swept_at < SWEEP_PERIOD:
+            return
+        try:
+            async with asyncio.timeout(DEADLINE):
+                found = await self._hooks.found()
+        except (AgentError, TimeoutError) as error:
+            log.warning("hooks.not_searched", err=str(error) or "out of time")
+            return
+        self._swept_at = elapsed
+        now = self._clock.now()
+        ages = {name: now - changed for name, changed in found.items()}
+        for name in leaked(ages, self._ledger.value, seen):
+            log.info("hooks.leaked", directory=name)
+            if not await self._removed(*name.split("_", 1)):
+                return
+
+    async def _removed(self, pod_uid: str, container: str) -> bool:
+        """Whether to go on: False when the disk does not answer."""
+        try:
+            async with asyncio.timeout(DEADLINE):
+                await self._hooks.remove(container_directory(pod_uid, container))
+        except AgentError as error:
+            log.warning("hooks.not_removed", pod_uid=pod_uid, ctr=container, err=str(error))
+        except TimeoutError:
+            log.warning("hooks.not_removed", pod_uid=pod_uid, ctr=container, err="out of time")
+            return False
+        return True

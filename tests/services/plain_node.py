@@ -1,0 +1,128 @@
+"""Plain mode on a node of fakes: a kubelet's books and checkpoint file, ledger, virtual time."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Sequence
+
+from agent.core.edits import EditSettings
+from agent.core.holdings import KubeletEpoch
+from agent.core.inventory import Inventory
+from agent.core.ledger import Ledger
+from agent.core.plain import PlainSettings, directory_of
+from agent.core.plain_row import Holder, PlainRow
+from agent.core.pods import PodUid
+from agent.core.slices import SliceId
+from agent.core.state import State
+from agent.kit.cell import Cell
+from agent.kit.lull import Lull
+from agent.services.plain.allocation import PlainAllocation, PlainStorage, PlainViews
+from agent.services.plain.reconcile import PlainBooks, PlainPeers, PlainReconcile
+from agent.services.state import StateService
+from tests.builders import NOON, an_inventory
+from tests.fakes.clock import LoopClock
+from tests.fakes.gated_disk import GatedDisk
+from tests.fakes.kubelet_side import RESOURCE, FakeHookDirs, FakeWitness
+from tests.unit.core.plain_scene import EPOCH, holds
+
+BYSTANDER = Holder("kube-system", "proxy", "main")
+"""Some pod without a GPU is on every node, once its kubelet knows its pods."""
+
+
+class FakeHolds:
+    """The ids in the kubelet's checkpoint file; None: it is absent or unreadable."""
+
+    def __init__(self) -> None:
+        self.ids: list[frozenset[SliceId]] | None = []
+        self.hung = False
+
+    async def held(self, resource: str) -> tuple[frozenset[SliceId], ...] | None:
+        assert resource == RESOURCE
+        if self.hung:
+            await asyncio.Event().wait()
+        return None if self.ids is None else tuple(self.ids)
+
+
+class PlainNode:
+    """What a test of plain mode holds in its hands."""
+
+    def __init__(self, ledger: Ledger, *, alone: bool, limits: bool) -> None:
+        self.clock = LoopClock(NOON)
+        self.disk = GatedDisk()
+        self.state = StateService(disk=self.disk, recovered=State(ledger=ledger), boot_id="b")
+        self.inventory: Cell[Inventory] = Cell(an_inventory(count=2))
+        self.witness = FakeWitness()
+        self.witness.pods[BYSTANDER.namespace, BYSTANDER.pod] = holds(BYSTANDER)
+        self.holds = FakeHolds()
+        self.hooks = FakeHookDirs()
+        self.calls = Lull()
+        self.epoch: Cell[KubeletEpoch | None] = Cell(EPOCH)
+        taken: set[PodUid] = set()
+        chance = random.Random(7)  # noqa: S311 -- a seed makes a test repeatable
+        self.service = PlainAllocation(
+            views=PlainViews(
+                inventory=self.inventory,
+                ledger=self.state.ledger,
+                edits=Cell(EditSettings()),
+                taken=taken,
+                epoch=lambda: self.epoch.value,
+                recorded=lambda: self.holds.held(RESOURCE),
+            ),
+            storage=PlainStorage(self.state.commit, self.hooks),
+            settings=PlainSettings(memory_limits=limits),
+            clock=self.clock,
+            chance=chance,
+        )
+        self.reconcile = PlainReconcile(
+            books=PlainBooks(self.state.ledger, self.epoch, RESOURCE, alone),
+            peers=PlainPeers(self.witness, self.holds, self.hooks, self.clock, self.calls, chance),
+            commit=self.state.commit,
+            taken=taken,
+        )
+
+    @property
+    def rows(self) -> tuple[PlainRow, ...]:
+        return self.state.ledger.value.plain
+
+    @property
+    def results(self) -> dict[tuple[str, ...], int]:
+        return dict(self.service.results.items())
+
+    def directories(self) -> set[str]:
+        """The directories that the rows have."""
+        return {directory_of(row) for row in self.rows if row.has_directory}
+
+    def book(self, holder: Holder, ids: Sequence[SliceId]) -> None:
+        """The kubelet takes the answer into its books and its checkpoint."""
+        key = (holder.namespace, holder.pod)
+        self.witness.pods[key] = holds(holder, *ids)
+        if self.holds.ids is not None:
+            self.holds.ids.append(frozenset(ids))
+
+    def end(self, holder: Holder) -> None:
+        """The holder's pod ends; the kubelet's file is not written for that."""
+        del self.witness.pods[(holder.namespace, holder.pod)]
+
+    def lose_checkpoint(self, epoch: KubeletEpoch) -> None:
+        """A new kubelet that knows its pods, and none of their ids."""
+        self.holds.ids = None
+        self.witness.pods = {
+            key: holds(Holder(*key, pod.containers[0].name))
+            for key, pod in self.witness.pods.items()
+        }
+        self.epoch.set(epoch)
+
+
+@contextlib.asynccontextmanager
+async def a_node(
+    *rows: PlainRow, ledger: Ledger | None = None, alone: bool = True, limits: bool = True
+) -> AsyncIterator[PlainNode]:
+    """A node whose ledger is being written and reconciled."""
+    node = PlainNode(ledger or Ledger(plain=rows), alone=alone, limits=limits)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(node.state.run()), group.create_task(node.reconcile.run())]
+        try:
+            yield node
+        finally:
+            for task in tasks:
+                task.cancel()

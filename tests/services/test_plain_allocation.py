@@ -1,0 +1,225 @@
+"""Answers of plain mode: durable first, each with a row and a directory of its own."""
+
+import asyncio
+import errno
+
+import pytest
+
+from agent.core.edits import ContainerEdits
+from agent.core.errors import Gate, Refusal, StateError
+from agent.core.inventory import Inventory
+from agent.core.plain_row import Holder
+from agent.host.hookdirs import LEFT_BEHIND, NAME
+from agent.services.plain.allocation import ALLOCATE_BUDGET
+from tests.services.plain_node import a_node
+from tests.unit.core.plain_scene import HOLDER, NEXT, a_plain_row, ids
+
+
+def directory(edits: ContainerEdits) -> str:
+    """The directory of its own that an answer mounts."""
+    (found,) = [one.host_path for one in edits.mounts if "/containers/" in one.host_path]
+    return found.rpartition("/")[2]
+
+
+async def refused(node, wanted):
+    with pytest.raises(Refusal) as caught:
+        await node.service.allocate(wanted)
+    return caught.value
+
+
+async def test_an_answer_has_a_row_and_a_directory():
+    async with a_node() as node:
+        edits = await node.service.allocate(ids(3))
+        (row,) = node.rows
+
+        assert edits == row.edits
+        assert (ids(3), False) == (row.slice_ids, row.confirmed)
+        assert {directory(edits)} == node.hooks.names == node.directories()
+        assert {("ok", ""): 1} == node.results
+
+
+async def test_hami_mode_does_not_take_the_directory_for_one_of_a_pod_that_is_gone():
+    async with a_node() as node:
+        name = directory(await node.service.allocate(ids(3)))
+
+        assert NAME.fullmatch(name)
+        assert not LEFT_BEHIND.fullmatch(name)
+
+
+async def test_without_limits_there_is_a_row_and_no_directory():
+    async with a_node(limits=False) as node:
+        edits = await node.service.allocate(ids(3))
+
+        assert ((), ()) == (edits.mounts, node.rows[0].shares)
+        assert set() == node.hooks.names
+
+
+async def test_no_answer_is_given_before_its_row_is_on_disk():
+    async with a_node() as node:
+        node.disk.gate.clear()
+        async with asyncio.TaskGroup() as group:
+            call = group.create_task(node.service.allocate(ids(0)))
+            await asyncio.sleep(ALLOCATE_BUDGET / 2)
+            assert not call.done()
+            assert set() == node.hooks.names
+            node.disk.gate.set()
+
+        assert call.result() == node.rows[0].edits
+
+
+async def test_the_same_ids_while_they_are_held_get_another_directory():
+    async with a_node() as node:
+        first = await node.service.allocate(ids(0))
+        node.book(HOLDER, ids(0))
+        second = await node.service.allocate(ids(0))
+
+        assert directory(first) != directory(second)
+        assert 2 == len(node.rows)
+
+
+async def test_calls_that_overlap_get_a_directory_each_whatever_their_ids():
+    async with a_node() as node:
+        async with asyncio.TaskGroup() as group:
+            calls = [group.create_task(node.service.allocate(ids(0))) for _ in range(6)]
+
+        assert 6 == len({directory(call.result()) for call in calls}) == len(node.rows)
+
+
+async def test_what_a_dead_kubelet_never_booked_is_answered_again_to_the_byte():
+    async with a_node() as node:
+        first = await node.service.allocate(ids(0, 1))
+        node.epoch.set(NEXT)
+
+        assert first == await node.service.allocate(tuple(reversed(ids(0, 1))))
+        assert 1 == len(node.rows)
+        assert NEXT == node.rows[0].epoch
+        assert {("ok", ""): 1, ("replay", ""): 1} == node.results
+        assert 0 == sum(node.hooks.wiped.values())
+
+
+async def test_what_the_kubelet_has_on_record_is_nobody_elses_though_we_have_not_looked_yet():
+    async with a_node() as node:
+        first = await node.service.allocate(ids(0))
+        node.holds.ids = [frozenset(ids(0))]
+        node.epoch.set(NEXT)
+
+        assert first != await node.service.allocate(ids(0))
+
+
+@pytest.mark.parametrize("hung", [False, True])
+async def test_where_the_record_cannot_be_read_an_answer_is_a_first_one(hung):
+    async with a_node() as node:
+        first = await node.service.allocate(ids(0))
+        node.holds.ids, node.holds.hung = None, hung
+        node.epoch.set(NEXT)
+
+        assert first != await node.service.allocate(ids(0))
+        assert {("ok", ""): 2} == node.results
+
+
+async def test_two_calls_never_share_what_is_answered_again():
+    async with a_node() as node:
+        await node.service.allocate(ids(0))
+        node.epoch.set(NEXT)
+        node.disk.gate.clear()
+        async with asyncio.TaskGroup() as group:
+            calls = [group.create_task(node.service.allocate(ids(0))) for _ in range(2)]
+            await asyncio.sleep(0)
+            node.disk.gate.set()
+
+        one, other = (directory(call.result()) for call in calls)
+        assert one != other
+
+
+async def test_after_a_lost_checkpoint_the_ids_of_a_running_container_get_another_directory():
+    async with a_node() as node:
+        first = await node.service.allocate(ids(0))
+        node.book(HOLDER, ids(0))
+        await asyncio.sleep(2)
+        node.lose_checkpoint(NEXT)
+
+        second = await node.service.allocate(ids(0))
+
+        assert directory(first) != directory(second)
+        node.book(Holder("b", "q", "c"), ids(0))
+        await asyncio.sleep(1000)
+        assert {directory(first), directory(second)} == node.hooks.names
+
+
+async def test_an_init_container_that_runs_keeps_its_directory_from_others():
+    async with a_node() as node:
+        first = await node.service.allocate(ids(0))
+        node.holds.ids.append(frozenset(ids(0)))
+        await asyncio.sleep(2)
+        node.epoch.set(NEXT)
+
+        assert directory(first) != directory(await node.service.allocate(ids(0)))
+
+
+async def test_while_no_kubelet_is_seen_nothing_is_answered_again():
+    async with a_node(a_plain_row()) as node:
+        node.epoch.set(None)
+
+        await node.service.allocate(ids(0))
+
+        assert 2 == len(node.rows)
+
+
+async def test_what_cannot_be_given_leaves_nothing_behind():
+    async with a_node() as node:
+        assert Gate.UNKNOWN_GPU is (await refused(node, ids(0, gpu=9))).gate
+        node.inventory.set(Inventory())
+        assert Gate.UNKNOWN_GPU is (await refused(node, ids(0))).gate
+
+        assert (0, ()) == (node.disk.writes, node.rows)
+        assert {("refused", "unknown_gpu"): 2} == node.results
+
+
+async def test_a_full_disk_refuses_for_the_moment():
+    async with a_node() as node:
+        node.disk.faults.fail_at(0, errno.ENOSPC, times=50)
+
+        refusal = await refused(node, ids(0))
+
+        assert Gate.STATE_UNWRITABLE is refusal.gate
+        assert refusal.transient
+        assert () == node.rows
+
+
+async def test_a_disk_that_hangs_refuses_in_time():
+    async with a_node() as node:
+        node.disk.gate.clear()
+
+        refusal = await refused(node, ids(0))
+
+        assert Gate.STATE_UNWRITABLE is refusal.gate
+        node.disk.gate.set()
+
+
+async def test_a_directory_that_cannot_be_made_refuses_and_its_row_closes_by_itself():
+    async with a_node() as node:
+        node.hooks.failure = StateError("vgpu is a link")
+
+        refusal = await refused(node, ids(0))
+        node.hooks.failure = None
+
+        assert Gate.HOST_DIRECTORY is refusal.gate
+        assert "vgpu is a link" in refusal.sentence
+        await asyncio.sleep(130)
+        assert () == node.rows
+
+
+async def test_ids_that_a_dead_kubelet_never_booked_are_offered_again():
+    async with a_node(a_plain_row(slice_ids=ids(0))) as node:
+        assert ids(1) == await node.service.prefer(ids(0, 1), (), 1)
+        node.epoch.set(NEXT)
+        assert ids(0) == await node.service.prefer(ids(0, 1), (), 1)
+
+
+async def test_a_preference_is_for_gpus_side_by_side_and_free_ids_first():
+    async with a_node(a_plain_row(slice_ids=ids(0))) as node:
+        offered = (*ids(0, 1), *ids(0, 1, gpu=1))
+
+        assert (*ids(0, gpu=1), *ids(1)) == await node.service.prefer(offered, ids(0, gpu=1), 2)
+        assert ids(1) == (await node.service.prefer(ids(0, 1), (), 1))
+        assert () == await node.service.prefer(ids(0), (), 2)

@@ -1,0 +1,148 @@
+"""What HAMi 2.4 to 2.9 wrote is read here; where their code read more or less, it is named."""
+
+import datetime as dt
+
+import pytest
+
+from agent.codec.handshake import HandshakeWord, decode_handshake
+from agent.codec.pod import decode_pod_devices
+from agent.codec.register import decode_register
+from agent.codec.register_colon import decode_register_colon
+from agent.core.container_order import pair_groups
+from agent.core.errors import MalformedText
+from agent.core.gpu import GpuUuid
+from agent.core.share import Share
+from agent.core.slices import type_name
+from tests.builders import G1, a_container
+from tests.hami_vectors import Vector, vectors
+from tests.unit.codec.test_pod import groups_of
+from tests.unit.codec.test_register_vectors import gpu_of
+
+JSON = "register JSON of two GPUs"
+COLON = "register colon text of two GPUs"
+SEVEN = "v2.4.0 register text, 7 fields"
+TOLERANT = "colon decoder tolerance"
+PODS = "pod annotation decode (empty groups, bad numbers)"
+NEXT = "next container, old decoder drops empty groups"
+SECOND = "second Allocate of a two-container pod"
+NO_GPU = "v2.4.x/v2.5.x text for a GPU-less container"
+TYPE = "type string by version"
+HANDSHAKE = "handshake value written by the plugin"
+
+READ_OTHERWISE = {
+    "legacy-209": "a number that is none is refused and not read as 0",
+    "legacy-219": "a number that is none is refused and not read as 0",
+    "legacy-229": "a number that is none is refused and not read as 0",
+    "legacy-210": "a device of three fields is refused, not dropped with all others",
+    "legacy-220": "a device of three fields is refused, not dropped with all others",
+    "legacy-230": "a device of three fields is refused, not dropped with all others",
+}
+
+
+def named(*names: str) -> list[Vector]:
+    return [vector for vector in vectors("legacy").values() if vector.name in names]
+
+
+def test_every_vector_of_old_versions_has_its_test():
+    names = {JSON, COLON, SEVEN, TOLERANT, PODS, NEXT, SECOND, NO_GPU, TYPE, HANDSHAKE}
+
+    assert names == {vector.name for vector in vectors("legacy").values()}
+    assert set(READ_OTHERWISE) <= {vector.id for vector in named(PODS)}
+
+
+@pytest.mark.parametrize("vector", named(JSON), ids=str)
+def test_the_register_annotation_of_2_7_to_2_9_is_read(vector: Vector):
+    assert tuple(map(gpu_of, vector.given)) == decode_register(vector.expected)
+
+
+@pytest.mark.parametrize("vector", named(COLON, SEVEN), ids=str)
+def test_the_register_annotation_without_json_is_read(vector: Vector):
+    given = [{"mode": "hami-core", **device} for device in vector.given]
+
+    assert tuple(map(gpu_of, given)) == decode_register_colon(vector.expected)
+
+
+@pytest.mark.parametrize("vector", named(TOLERANT), ids=str)
+def test_a_register_text_that_they_guessed_at_is_refused(vector: Vector):
+    """A count that is no number, a negative index and a record of one field passed there."""
+    assert "" == vector.expected["error"]
+    with pytest.raises(MalformedText):
+        decode_register_colon(vector.given)
+
+
+@pytest.mark.parametrize(
+    "vector", [one for one in named(PODS) if one.id not in READ_OTHERWISE], ids=str
+)
+def test_the_groups_of_a_pod_are_the_same_but_for_empty_ones_and_placeholders(vector: Vector):
+    """Up to 2.8 empty groups were dropped, so that the rest lost its place."""
+    theirs = [[one for one in group if one["UUID"]] for group in vector.expected["map"]["NVIDIA"]]
+
+    ours = decode_pod_devices(vector.given)
+
+    assert groups_of([group for group in theirs if group]) == tuple(filter(None, ours))
+    assert len(vector.given.split(";")) == len(ours)
+
+
+@pytest.mark.parametrize(
+    "vector", [one for one in named(PODS) if one.id in READ_OTHERWISE], ids=str
+)
+def test_a_pods_text_that_they_guessed_at_is_refused(vector: Vector):
+    assert "" == vector.expected["error"]
+    with pytest.raises(MalformedText):
+        decode_pod_devices(vector.given)
+
+
+@pytest.mark.parametrize("vector", named(NEXT), ids=str)
+def test_each_container_gets_its_own_group_of_the_text_that_nobody_consumes(vector: Vector):
+    """They read the consumed text without its empty groups and named c0 for each of the two."""
+    assert "c0" == vector.expected["container"]
+    containers = tuple(a_container(name=name) for name in vector.given["containers"])
+    whole = vectors("legacy")["legacy-232"].given["annotation"]
+
+    pairs = pair_groups(decode_pod_devices(whole), containers)
+
+    served = {pair.shares[0].uuid: pair.container for pair in pairs}
+    assert {GpuUuid("GPU-a"): "c0", GpuUuid("GPU-b"): "c1"} == served
+    if vector.given["annotation"] == whole:
+        assert "c0" == served[vector.expected["uuid"]]
+
+
+def test_the_second_container_keeps_its_own_name_and_directory():
+    """They used c0's name twice and wiped its directory while c0 ran."""
+    (vector,) = named(SECOND)
+    assert ("c0", ["GPU-b"]) == (vector.expected["containerNameUsed"], vector.expected["devices"])
+    containers = tuple(a_container(name=name) for name in vector.given["containers"])
+    consumed = decode_pod_devices(vector.given["annotationBefore"])
+    whole = decode_pod_devices("GPU-a,NVIDIA,1000,10:" + vector.given["annotationBefore"])
+
+    assert "c1" == pair_groups(whole, containers)[1].container
+    assert consumed[1] == pair_groups(whole, containers)[1].shares
+
+
+def test_a_placeholder_of_2_4_is_the_container_without_a_gpu():
+    (vector,) = named(NO_GPU)
+    containers = (a_container(name="sidecar", count=0), a_container(name="main"))
+
+    (pair,) = pair_groups(decode_pod_devices(vector.expected), containers)
+
+    assert ("main", (Share(GpuUuid(G1), 1000, 0),)) == (pair.container, pair.shares)
+
+
+def test_the_type_is_written_as_2_8_and_later_do():
+    """Up to 2.7.1 it was `NVIDIA-NVIDIA …`; schedulers of that age are not served."""
+    (vector,) = named(TYPE)
+    ours = [type_name(name) for name in vector.given["nvmlNames"]]
+
+    assert vector.expected[">=v2.8.0"] == ours
+    assert vector.expected["<=v2.7.1"] != ours
+
+
+def test_the_handshake_of_an_old_plugin_is_read():
+    (vector,) = named(HANDSHAKE)
+
+    shake = decode_handshake(vector.expected)
+
+    assert HandshakeWord.REPORTED is shake.word
+    written = dt.datetime.fromisoformat(vector.given[:26] + "+00:00")
+    assert shake.stamp is not None
+    assert abs(written - shake.stamp) < dt.timedelta(microseconds=1)
