@@ -59,6 +59,11 @@ class Back:
     announcer: Announcer
 
     @property
+    def clients(self) -> tuple[KubeSession, ...]:
+        """What has to be loaded before the first answer."""
+        return (self.api.session,)
+
+    @property
     def runs(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         """Its standing activities by the names of their tasks."""
         return {

@@ -57,7 +57,8 @@ async def load_back(
         opening = open_back(settings, connection, adapters, front)
     async with opening as back:
         whole.back.set(back)
-        await connected(back.api.session)
+        for client in back.clients:
+            await connected(client)
         front.allocator.ready.set(back.allocation)
         await asyncio.Event().wait()
 

@@ -31,6 +31,11 @@ class PlainBack:
         """Its standing activities by the names of their tasks."""
         return {"plain": self.reconcile.run, "announcer": self.announcer.run}
 
+    @property
+    def clients(self) -> tuple[()]:
+        """What has to be loaded before the first answer: nothing."""
+        return ()
+
     def checks(self) -> tuple[Check, ...]:
         """What readiness is made of, beyond what the first half knows."""
         return ()

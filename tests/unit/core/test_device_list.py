@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from typing import Any
 
 import pytest
 
@@ -98,6 +99,6 @@ def test_the_annotation_is_the_containers_own_and_always_the_same():
         ({"cdi_annotation_prefix": "a/b/"}, "is not one such as"),
     ],
 )
-def test_a_name_that_no_runtime_reads_is_refused(changed: dict[str, str], words: str):
+def test_a_name_that_no_runtime_reads_is_refused(changed: dict[str, Any], words: str):
     with pytest.raises(SettingsError, match=words):
         check_device_list(dataclasses.replace(EditSettings(), **changed))
