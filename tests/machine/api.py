@@ -1,0 +1,236 @@
+"""The API server as the agent sees it: the store, behind watches that lag and an outage."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+
+from agent.codec.objects import decode_node, decode_pod
+from agent.core.annotations import MUTEX_LOCK
+from agent.core.changes import NodeChange, NodeEvent, PodChange, PodList
+from agent.core.errors import ApiError, ApiGone, ApiInvalid, ApiNotFound
+from agent.core.pods import NodeView, PodUid
+from agent.core.ports import Clock
+from agent.sandbox.api_errors import GoneError, Json, NotFoundError
+from agent.sandbox.history import Change, Subscription
+from agent.sandbox.patching import merge_patch
+from agent.sandbox.store import ObjectStore
+from tests.builders import NODE
+from tests.machine.kubelet import RESOURCE
+
+SILENCE = 150.0
+"""Seconds after which a watch that shows nothing is taken for dead, by the agent's own measure."""
+
+_TRIP = (0.002, 0.03)
+"""Seconds for one request."""
+
+_FRAME = (0.001, 0.012)
+"""Seconds from a write to its frame of a watch that does not lag."""
+
+
+class Store(ObjectStore):
+    """The cluster's objects. `told` hears of every write: resource, before, after."""
+
+    def __init__(self, clock: Clock, chance: random.Random) -> None:
+        super().__init__(clock, chance)
+        self.told: Callable[[str, Json | None, Json | None], None] = lambda *_: None
+        self._news = asyncio.Event()
+
+    def _write(self, resource: str, key: tuple[str, str], fresh: Json) -> Json:
+        before = self._objects[resource].get(key)
+        written = super()._write(resource, key, fresh)
+        self._tell(resource, before, written)
+        return written
+
+    def _remove(self, resource: str, key: tuple[str, str]) -> Json:
+        gone = super()._remove(resource, key)
+        self._tell(resource, gone, None)
+        return gone
+
+    def stir(self) -> None:
+        """Whoever waits for news looks again."""
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    async def until_news(self, within: float) -> None:
+        """Return after the next write or stir, or after so many seconds."""
+        try:
+            async with asyncio.timeout(within):
+                await self._news.wait()
+        except TimeoutError:
+            return
+
+    def _tell(self, resource: str, before: Json | None, after: Json | None) -> None:
+        self.told(resource, before, after)
+        self.stir()
+
+
+class Gate:
+    """One watch's pace: open, or held back but for so many frames."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._is_held = False
+        self._frames = 0
+
+    def hold(self, frames: int) -> None:
+        """So many more frames arrive, and then none."""
+        self._is_held, self._frames = True, frames
+        self._store.stir()
+
+    def open(self) -> None:
+        """All arrives."""
+        self._is_held = False
+        self._store.stir()
+
+    def take(self, follower: Subscription) -> Change | None:
+        """The next frame, if it may pass."""
+        if self._is_held and not self._frames:
+            return None
+        change = follower.take()
+        self._frames -= self._is_held and change is not None
+        return change
+
+    @property
+    def is_held(self) -> bool:
+        """Whether frames are kept back now."""
+        return self._is_held and not self._frames
+
+
+class Faults:
+    """What is wrong between the agent and the API server; it outlives the agent."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.is_down = False
+        self.list_fails = False
+        self.pods = Gate(store)
+        self.node = Gate(store)
+
+    def change(self, *, is_down: bool, list_fails: bool) -> None:
+        """An outage, or a server that answers all but a LIST, begins or ends."""
+        self.is_down, self.list_fails = is_down, list_fails
+        self._store.stir()
+
+    def catch_up(self) -> None:
+        """Both watches show all at once."""
+        self.pods.open()
+        self.node.open()
+
+    def clear(self) -> None:
+        """All is well again."""
+        self.change(is_down=False, list_fails=False)
+        self.catch_up()
+
+
+class AgentApi:
+    """NodeApi and PodApi of one life of the agent. `step`: one of its awaits, maybe its last."""
+
+    def __init__(
+        self,
+        store: Store,
+        faults: Faults,
+        chance: random.Random,
+        step: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._store = store
+        self._faults = faults
+        self._chance = chance
+        self._step = step
+        self.released: Callable[[str], None] = lambda _: None
+        self.annotated: Callable[[PodUid, Mapping[str, str | None]], None] = lambda *_: None
+
+    async def watch_node(self) -> AsyncIterator[NodeChange]:
+        await self._request()
+        yield NodeChange(opened=True)
+        follower = self._store.subscribe("nodes", None, fields={"metadata.name": NODE})
+        async for change in self._follow(follower, self._faults.node):
+            deleted = change.type == "DELETED"
+            yield NodeChange(None if deleted else decode_node(change.object))
+
+    async def annotate_node(self, annotations: Mapping[str, str | None]) -> NodeView:
+        await self._request()
+        changes = {"metadata": {"annotations": dict(annotations)}}
+        node = self._store.update("nodes", "", NODE, lambda held: merge_patch(held, changes))
+        await self._step()
+        return decode_node(node)
+
+    async def release_lock(self, key: str, value: str) -> None:
+        await self._request()
+        node = self._store.get("nodes", "", NODE)
+        if (node["metadata"].get("annotations") or {}).get(key) != value:
+            raise ApiInvalid("the test failed", status=422)
+        if key == MUTEX_LOCK:
+            self.released(value)
+        changes = {"metadata": {"annotations": {key: None}}}
+        self._store.update("nodes", "", NODE, lambda held: merge_patch(held, changes))
+        await self._step()
+
+    async def list_pods(self) -> PodList:
+        await self._request()
+        if self._faults.list_fails:
+            raise ApiError("the LIST failed", status=500)
+        found = self._store.select("pods", fields={"spec.nodeName": NODE})
+        version = str(self._store.version)
+        pods = PodList(tuple(decode_pod(pod, RESOURCE) for pod in found), version)
+        await self._step()
+        return pods
+
+    async def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
+        await self._request()
+        try:
+            follower = self._store.subscribe(
+                "pods", int(resource_version), fields={"spec.nodeName": NODE}
+            )
+        except GoneError as error:
+            raise ApiGone(str(error), status=410) from error
+        yield PodChange(resource_version)
+        async for change in self._follow(follower, self._faults.pods):
+            pod = decode_pod(change.object, RESOURCE)
+            deleted = change.type == "DELETED"
+            yield PodChange(str(change.resource_version), pod, deleted=deleted)
+
+    async def annotate_pod(
+        self, namespace: str, name: str, uid: PodUid, annotations: Mapping[str, str | None]
+    ) -> None:
+        await self._request()
+        try:
+            held = self._store.get("pods", namespace, name)
+        except NotFoundError as error:
+            raise ApiNotFound(str(error), status=404) from error
+        if held["metadata"]["uid"] != uid:
+            raise ApiInvalid("metadata.uid: field is immutable", status=422)
+        self.annotated(uid, annotations)
+        changes = {"metadata": {"annotations": dict(annotations)}}
+        self._store.update("pods", namespace, name, lambda pod: merge_patch(pod, changes))
+        await self._step()
+
+    async def post_event(self, event: NodeEvent) -> None:
+        await self._request()
+
+    async def _request(self) -> None:
+        await self._step()
+        await asyncio.sleep(self._chance.uniform(*_TRIP))
+        self._require_server()
+
+    def _require_server(self) -> None:
+        if self._faults.is_down:
+            raise ApiError("connection refused")
+
+    async def _follow(self, follower: Subscription, gate: Gate) -> AsyncIterator[Change]:
+        """The frames; a watch that was held back for too long breaks."""
+        loop = asyncio.get_running_loop()
+        silent_since: float | None = None
+        while True:
+            self._require_server()
+            change = gate.take(follower)
+            if change is not None:
+                silent_since = None
+                await asyncio.sleep(self._chance.uniform(*_FRAME))
+                self._require_server()
+                yield change
+                continue
+            silent_since = (silent_since or loop.time()) if gate.is_held else None
+            if silent_since is not None and loop.time() - silent_since >= SILENCE:
+                gate.open()
+                raise ApiError("the watch was silent for too long")
+            await self._store.until_news(SILENCE)

@@ -1,0 +1,330 @@
+"""What must hold whatever happens: each answer, each write of the agent, held against the truth.
+
+The truth is what the scheduler decided, what the kubelet asked for and what runs on the node.
+A breach is noted and told after the step in which it happened.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
+
+from agent.codec.checkpoint import decode_state
+from agent.codec.nodelock import decode_stamp
+from agent.core.annotations import BIND_PHASE, BIND_TIME, MUTEX_LOCK, PHASE_FAILED, PHASE_SUCCESS
+from agent.core.ledger import ContainerKey
+from agent.core.pods import PodUid
+from agent.plugin.handlers import container_response
+from agent.sandbox.api_errors import Json
+from agent.sandbox.kubelet.pods import ContainerKey as Owner
+from agent.sandbox.kubelet.seen import Seen
+from agent.services.state import CURRENT
+from agent.wire.v1beta1 import ContainerAllocateResponse
+from tests.builders import a_uuid
+from tests.fakes.disk import MemoryDisk
+from tests.fakes.kubelet_side import FakeHookDirs
+from tests.machine.api import Store
+from tests.machine.kubelet import RESOURCE, MemoryKubelet
+from tests.machine.pods import GPU_MIB
+from tests.machine.scheduling import Scheduler
+
+Amount = tuple[int, int]
+"""MiB and percent of compute."""
+
+
+class Audit:
+    """Keeps the truth and the breaches. `answers`: what each container was given, as bytes.
+
+    `mistaken`: pods that heard another one's answer, in the cases where that cannot be helped.
+    """
+
+    def __init__(
+        self, store: Store, kubelet: MemoryKubelet, scheduler: Scheduler, disk: MemoryDisk
+    ) -> None:
+        self.breaches: list[str] = []
+        self.answers: dict[Owner, bytes] = {}
+        self.mistaken: set[str] = set()
+        self._granted: dict[Owner, Mapping[str, Amount]] = {}
+        self._takers: defaultdict[str, list[str]] = defaultdict(list)
+        self._bound: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        self.can_be_seen: Callable[[str], bool] = lambda _: True
+        self.is_shown: Callable[[str], bool] = lambda _: True
+        self._names: dict[str, str] = {}
+        self._heirs: set[str] = set()
+        self._refused: set[tuple[str, str]] = set()
+        self._asking: Owner = ("", "")
+        self._store = store
+        self._kubelet = kubelet
+        self._scheduler = scheduler
+        self._disk = disk
+        store.told = self._told
+        kubelet.history.listen(self._hear)
+
+    def answered(self, response: ContainerAllocateResponse) -> None:
+        """The agent has just answered the container that the kubelet asks for."""
+        if self._is_mistaken(response):
+            return
+        owner, raw = self._meant(response), bytes(response)
+        if self.answers.setdefault(owner, raw) != raw:
+            self._breach("a container got another answer than before", owner)
+        self._check_place(owner, response)
+        self._check_share(owner, response)
+        self._check_disk(owner, raw)
+        self._check_sums(owner)
+
+    def released(self, value: str) -> None:
+        """The agent removes a lock."""
+        if not any(map(self._needs_no_lock, self._may_be_of(value))):
+            self._breach("a lock was taken from a pod that needs it", value)
+
+    def is_repeated(self, value: str) -> bool:
+        """Whether two pods of one name took the lock in one second: one text, two locks."""
+        return len(set(self._takers[value])) > 1
+
+    def annotated(self, uid: PodUid, annotations: Mapping[str, str | None]) -> None:
+        """The agent writes on a pod."""
+        phase = annotations.get(BIND_PHASE)
+        if phase == PHASE_FAILED and not self._is_refused(uid):
+            self._breach("a pod that was not refused was settled as failed", uid)
+        if phase == PHASE_SUCCESS and not self._is_served(uid):
+            self._breach("a pod that was not answered in full was settled as a success", uid)
+
+    def touched(self, name: str) -> None:
+        """A container's directory is wiped or removed."""
+        uid, _, container = name.partition("_")
+        pod = self._kubelet.node.pods.get(uid)
+        if pod is not None and container in pod.running:
+            self._breach("the directory of a running container was emptied", name)
+
+    def pod(self, uid: str) -> Json | None:
+        """The pod at the API server."""
+        for pod in self._store.select("pods"):
+            if pod["metadata"]["uid"] == uid:
+                return pod
+        return None
+
+    def is_live(self, uid: str) -> bool:
+        """Whether a pod counts: it is there, not over, and its node does not call it rejected."""
+        pod, node = self.pod(uid), self._kubelet.node.pods.get(uid)
+        is_over = pod is None or pod["status"].get("phase") in ("Succeeded", "Failed")
+        return not is_over and node is not None and not node.is_rejected
+
+    def _hear(self, event: Seen) -> None:
+        if event.kind == "allocating":
+            self._asking = event.pod, event.container
+        elif event.kind == "allocate_refused" and event.pod in self._kubelet.node.pods:
+            self._refused.add(self._kubelet.node.pods[event.pod].spec.full_name)
+        elif event.kind == "panicked":
+            self._breach("the kubelet panicked", event.text)
+
+    def _is_mistaken(self, response: ContainerAllocateResponse) -> bool:
+        """The known limits: a pod that no LIST can show asks while another waits for a replay.
+
+        Or a pod whose first answer a namesake heard already is asked for from the start. The first
+        is a static pod, or the API server gives no LIST. The kubelet names no UID and says the
+        same of both, so the other one's answer is given again, and it is no share of this pod's. Or
+        both watches have not shown yet that the lock's owner was replaced by a pod of its name.
+        """
+        uid, container = self._asking
+        given = _owner_in(response)
+        if uid in self._heirs and uid == given[0] and container != given[1]:
+            self.mistaken.add(uid)
+            return True
+        is_namesake = self._names.get(uid) == self._names.get(given[0])
+        if is_namesake and not self.is_shown(uid) and self.pod(given[0]) is None:
+            self.mistaken.add(uid)
+            return True
+        if self.can_be_seen(uid) or (uid, container) in self.answers:
+            return False
+        replayed = (owner for owner, raw in self.answers.items() if raw == bytes(response))
+        if any(owner[1] not in self._running(owner[0]) for owner in replayed):
+            self.mistaken.add(uid)
+        return uid in self.mistaken
+
+    def _running(self, uid: str) -> Collection[str]:
+        pod = self._kubelet.node.pods.get(uid)
+        return pod.running if pod else ()
+
+    def _meant(self, response: ContainerAllocateResponse) -> Owner:
+        """Whose answer it is: a pod that is gone may hear its namesake's.
+
+        That is so where both are equal, or where the agent never saw the first one: nothing that it
+        can ask tells the two apart, and the first one ends at once. It is so, too, where the first
+        one was answered before, for its grave is no candidate then, and where a pod of the name was
+        refused, for then the oldest grave is taken for the one that asked.
+        """
+        uid, heir = self._asking[0], _owner_in(response)
+        first, second = (self._kubelet.node.pods.get(one) for one in (uid, heir[0]))
+        if self.pod(uid) is not None or self.pod(heir[0]) is None or not (first and second):
+            return self._asking
+        if first.spec.full_name != second.spec.full_name:
+            return self._asking
+        is_told_apart = self._decided(heir) != self._decided(self._asking)
+        is_told_apart &= self.can_be_seen(uid) and first.spec.full_name not in self._refused
+        is_told_apart &= all(owner[0] != uid for owner in self.answers)
+        if is_told_apart:
+            return self._asking
+        self._heirs.add(heir[0])
+        return heir
+
+    def _told(self, resource: str, before: Json | None, after: Json | None) -> None:
+        """A write to the store: whose lock is it that stands on the Node now?"""
+        if resource == "pods" and after is not None:
+            self._names[after["metadata"]["uid"]] = _key(after)
+            noted = (after["metadata"].get("annotations") or {}).get(BIND_TIME)
+            if noted is not None:
+                self._bound[_key(after)][after["metadata"]["uid"]] = int(noted)
+        if resource != "nodes" or after is None or _lock(before) == _lock(after):
+            return
+        for pod in self._store.select("pods"):
+            if _lock(after).endswith(f",{_key(pod)}"):
+                self._takers[_lock(after)].append(pod["metadata"]["uid"])
+
+    def _may_be_of(self, value: str) -> Iterator[str]:
+        """Who took the lock, and earlier pods of that name that were bound in the same second."""
+        yield from self._takers[value]
+        stamp, _, key = value.partition(",")
+        for uid, bound in self._bound[key].items():
+            if decode_stamp(stamp).timestamp() <= bound:
+                yield uid
+
+    def _needs_no_lock(self, uid: str) -> bool:
+        pod = self.pod(uid)
+        is_over = pod is None or pod["status"].get("phase") in ("Succeeded", "Failed")
+        return is_over or self._is_served(uid) or self._is_refused(uid)
+
+    def _is_refused(self, uid: str) -> bool:
+        node = self._kubelet.node.pods.get(uid)
+        admission = node.admission if node else None
+        if admission is not None and "[HA-" in admission.message:
+            return True
+        pod = self.pod(uid)  # the kubelet has let it go, and its status stays
+        return pod is not None and "[HA-" in pod["status"].get("message", "")
+
+    def _is_served(self, uid: str) -> bool:
+        pod = self.pod(uid)
+        if pod is None:
+            return True
+        wanted = [one["name"] for one in _containers(pod) if _count(one)]
+        answered = {container for one, container in self.answers if one == uid}
+        content = self._disk.files._on_disk.get(CURRENT)
+        if content is not None and content.synced is not None:  # killed between disk and answer
+            rows = decode_state(content.synced).ledger.rows_of(PodUid(uid))
+            answered |= {row.key.container for row in rows}
+        return bool(wanted) and answered >= set(wanted)
+
+    def _check_place(self, owner: Owner, response: ContainerAllocateResponse) -> None:
+        if _owner_in(response) != owner:
+            self._breach("a container was given another one's directory", owner)
+
+    def _check_share(self, owner: Owner, response: ContainerAllocateResponse) -> None:
+        """No other GPU and no more of it than the scheduler decided for this very container."""
+        placed, given = self._decided(owner), _given(response)
+        self._granted[owner] = given
+        if placed.keys() != given.keys():
+            self._breach("a container was given GPUs that are not its own", owner, placed, given)
+        elif any(amount[0] > placed[gpu][0] for gpu, amount in given.items()):
+            self._breach("a container was given more than its share", owner, placed, given)
+        elif given and given[min(given)][1] > placed[min(placed)][1]:
+            self._breach("a container was given more compute than its share", owner)
+
+    def _decided(self, owner: Owner) -> Mapping[str, Amount]:
+        """What the scheduler gave the container: its groups without those of other containers."""
+        uid, name = owner
+        groups = [group for group in self._scheduler.placed.get(uid, ()) if group]
+        node = self._kubelet.node.pods.get(uid)
+        specs = node.spec.containers if node else ()
+        asking = [one.name for one in specs if one.limits.get(RESOURCE)]
+        if name not in asking or asking.index(name) >= len(groups):
+            return {}
+        shares = groups[asking.index(name)]
+        return {str(one.uuid): (one.memory_mib or GPU_MIB, one.core_percent) for one in shares}
+
+    def _check_disk(self, owner: Owner, raw: bytes) -> None:
+        """If the power failed now, the row would be there."""
+        content = self._disk.files._on_disk.get(CURRENT)
+        if content is None or content.synced is None:
+            self._breach("an answer was given before anything was on disk", owner)
+            return
+        row = decode_state(content.synced).ledger.find(ContainerKey(PodUid(owner[0]), owner[1]))
+        if row is None or bytes(container_response(row.edits)) != raw:
+            self._breach("an answer was given before its row was on disk", owner)
+
+    def _check_sums(self, owner: Owner) -> None:
+        """All that live pods were given, by the arithmetic of HAMi's scheduler."""
+        for gpu in self._granted[owner]:
+            used = [self._use(uid, gpu) for uid in {uid for uid, _ in self.answers}]
+            total = tuple(map(sum, zip(*used, strict=True)))
+            if total[0] > GPU_MIB or total[1] > 100:
+                self._breach("a GPU was promised beyond what it has", gpu, total)
+
+    def _use(self, uid: str, gpu: str) -> Amount:
+        """The greater of the largest init container and the sum of the others."""
+        node = self._kubelet.node.pods.get(uid)
+        if node is None or not self.is_live(uid):
+            return 0, 0
+        apps = peaks = (0, 0)
+        for one in node.spec.containers:
+            mib, cores = self._granted.get((uid, one.name), {}).get(gpu, (0, 0))
+            if one.kind == "app":
+                apps = apps[0] + mib, apps[1] + cores
+            else:
+                peaks = max(peaks[0], mib), max(peaks[1], cores)
+        return max(apps[0], peaks[0]), max(apps[1], peaks[1])
+
+    def _breach(self, what: str, *about: object) -> None:
+        self.breaches.append(": ".join((what, *map(str, about))))
+
+
+class AuditedHooks(FakeHookDirs):
+    """Host directories that belong to somebody."""
+
+    audit: Audit
+
+    async def prepare(self, name: str, *, wipe: bool) -> None:
+        if wipe:
+            self.audit.touched(name)
+        await super().prepare(name, wipe=wipe)
+
+    async def remove(self, name: str) -> None:
+        self.audit.touched(name)
+        await super().remove(name)
+
+
+def _lock(node: Json | None) -> str:
+    text: str = ((node or {"metadata": {}})["metadata"].get("annotations") or {}).get(
+        MUTEX_LOCK, ""
+    )
+    return text
+
+
+def _key(pod: Json) -> str:
+    return f"{pod['metadata']['namespace']},{pod['metadata']['name']}"
+
+
+def _containers(pod: Json) -> Iterator[Json]:
+    yield from pod["spec"].get("initContainers") or ()
+    yield from pod["spec"]["containers"]
+
+
+def _count(container: Json) -> int:
+    return int(((container.get("resources") or {}).get("limits") or {}).get(RESOURCE, 0))
+
+
+def _owner_in(response: ContainerAllocateResponse) -> Owner:
+    """Whose directory the container is given."""
+    names = (mount.host_path.rpartition("/containers/")[2] for mount in response.mounts)
+    uid, _, container = next(name for name in names if "_" in name).partition("_")
+    return uid, container
+
+
+def _given(response: ContainerAllocateResponse) -> dict[str, Amount]:
+    """MiB by GPU as the container's environment says it; compute is the first GPU's."""
+    gpus = response.envs.get("NVIDIA_VISIBLE_DEVICES", "").split(",")
+    cores = int(response.envs.get("CUDA_DEVICE_SM_LIMIT", "100"))
+    limits = (
+        response.envs.get(f"CUDA_DEVICE_MEMORY_LIMIT_{n}", f"{GPU_MIB}m") for n in range(len(gpus))
+    )
+    return {gpu: (int(text[:-1]), cores) for gpu, text in zip(gpus, limits, strict=True)}
+
+
+GPUS = tuple(str(a_uuid(n)) for n in range(2))
+"""The GPUs of the node, in PCI order, which is the order of their names."""

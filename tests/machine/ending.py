@@ -1,0 +1,101 @@
+"""What must be in order when all troubles are over and five minutes have passed."""
+
+from collections.abc import Iterator
+
+from agent.core.annotations import BIND_PHASE, PHASE_SUCCESS
+from agent.core.ledger import Ledger, Row
+from agent.sandbox.api_errors import Json
+from tests.builders import NODE
+from tests.machine.kubelet import RESOURCE
+from tests.machine.world import World
+
+REASONS = (
+    "[HA-",
+    "no healthy devices present",
+    "previously allocated devices are no longer healthy",
+    "cannot allocate unregistered device",
+    "has been stopped",
+    "requested number of devices unavailable",
+    "Node didn't have enough resource",
+    "Predicate NodeAffinity failed",
+    "error reading from server: EOF",
+    "code = Unavailable desc = connection error",
+)
+"""What a pod may fail of: a refusal of ours with its id, the kubelet's own, or our death."""
+
+
+def left_over(world: World) -> Iterator[str]:
+    """What is not as it must be, in words."""
+    yield from _locks(world)
+    for pod in world.pods():
+        if pod["spec"].get("nodeName") == NODE and not _is_excused(world, pod):
+            yield from _wrong_of(world, pod)
+    if world.agent is None:
+        yield "the agent is not there"
+    else:
+        yield from _differences(world, world.agent.state.ledger.value)
+
+
+def _locks(world: World) -> Iterator[str]:
+    """A lock, but for two cases.
+
+    One text can be two locks: two pods of one name took it in one second. And an owner that the
+    kubelet never asked for holds it until the scheduler takes it back.
+    """
+    text = world.scheduler.lock()
+    owners = [p for p in world.pods() if text.endswith(f",{p['metadata']['name']}")]
+    is_excused = any(_is_excused(world, pod) for pod in owners)
+    if text and not is_excused and not world.audit.is_repeated(text):
+        yield f"the lock is still there: {text}"
+
+
+def _is_excused(world: World, pod: Json) -> bool:
+    """Whether the agent has no part in it.
+
+    A kubelet that lost its checkpoint, and to which no plugin has registered since, knows no such
+    resource: it starts the containers without asking. A pod can have heard another's answer. And
+    two pods that both wait for their old answers, which differ, are refused as long as both wait.
+    """
+    uid = pod["metadata"]["uid"]
+    node = world.kubelet.node.pods.get(uid)
+    names = node.running if node else ()
+    is_unasked = bool(names) and not any((uid, name) in world.audit.answers for name in names)
+    is_one_of_many = any("[HA-2002]" in text for text in node.waiting.values()) if node else False
+    return is_unasked or is_one_of_many or uid in world.audit.mistaken
+
+
+def _wrong_of(world: World, pod: Json) -> Iterator[str]:
+    """A pod of this node runs, has run, or was refused with a reason."""
+    metadata, status = pod["metadata"], pod["status"]
+    name, uid = metadata["name"], metadata["uid"]
+    if status["phase"] == "Failed":
+        if not any(word in status.get("message", "") for word in REASONS):
+            yield f"pod {name} failed: {status}"
+        return
+    if status["phase"] == "Succeeded":
+        return
+    node = world.kubelet.node.pods.get(uid)
+    apps = {one.name for one in node.spec.containers if one.kind == "app"} if node else set()
+    if node is None or not apps <= node.running:
+        yield f"pod {name} does not run: {node}"
+    phase = (metadata.get("annotations") or {}).get(BIND_PHASE)
+    is_placed = any(world.scheduler.placed.get(uid, ()))
+    if is_placed and phase != PHASE_SUCCESS and uid not in world.scheduler.bound_again:
+        yield f"pod {name} runs, and its phase is {phase}"
+
+
+def _differences(world: World, ledger: Ledger) -> Iterator[str]:
+    """The ledger holds what the kubelet holds, and nothing of pods that are over."""
+    yield from (f"the outbox still owes {effect}" for effect in ledger.outbox)
+    rows = {(str(row.key.pod_uid), row.key.container): row for row in ledger.rows}
+    yield from (
+        f"the row of a pod that is over: {o}" for o in rows if not world.audit.is_live(o[0])
+    )
+    for owner, ids in world.kubelet.held(RESOURCE).items():
+        is_ours = world.audit.is_live(owner[0]) and owner[0] not in world.audit.mistaken
+        if is_ours and not _agree(rows.get(owner), ids):
+            yield f"the kubelet's {owner} holds {sorted(ids)}, the ledger has {rows.get(owner)}"
+
+
+def _agree(row: Row | None, ids: frozenset[str]) -> bool:
+    return row is not None and set(row.slice_ids) == set(ids) and row.confirmed

@@ -1,0 +1,232 @@
+"""The rules of random histories: one step each, and how much time passes after it."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from functools import partial
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from agent.core.condition import Condition
+from agent.sandbox.api_errors import Json
+from tests.builders import NODE
+from tests.machine.agent_life import AgentLife, start_agent
+from tests.machine.ending import left_over
+from tests.machine.pods import Box, Shape, plain_shapes, shapes
+from tests.machine.virtual import VirtualClock, VirtualLoop
+from tests.machine.world import World
+
+names = st.sampled_from(("a", "b", "c", "d", "e"))
+picks = st.integers(0, 5)
+pauses = st.sampled_from((0.0, 0.01, 0.05, 0.3, 1.5))
+flags = st.booleans()
+often = st.sampled_from((True, True, True, False))
+
+Deed = Callable[[], object]
+"""A step: done when called, or when awaited."""
+
+StartAgent = Callable[..., Coroutine[object, object, AgentLife]]
+
+
+class Histories(RuleBasedStateMachine):
+    """One history: a world on a loop of its own."""
+
+    life: StartAgent = staticmethod(start_agent)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = VirtualLoop()
+        self.world: World | None = None
+        self.is_broken = False
+
+    @initialize(seed=st.integers(0, 2**32 - 1))
+    def begin(self, seed: int) -> None:
+        async def build() -> World:
+            world = World(seed, VirtualClock(self.loop), self.life)
+            ready = asyncio.Event()
+            self.task = asyncio.get_running_loop().create_task(world.run(ready))
+            await ready.wait()
+            return world
+
+        self.world = self.loop.run_until_complete(build())
+
+    def after(self, pause: float, deed: Deed | None = None) -> None:
+        """Do it, let time pass, and look whether all invariants hold."""
+
+        async def act() -> None:
+            going_on = deed() if deed is not None else None
+            if isinstance(going_on, Coroutine):
+                await going_on
+            await asyncio.sleep(pause)
+
+        self.loop.run_until_complete(act())
+        if self.task.done():
+            self.is_broken = True
+            self.task.result()
+        self.require([*self.world.audit.breaches])
+
+    def require(self, breaches: list[str]) -> None:
+        if breaches:
+            self.is_broken = True
+            raise AssertionError("; ".join(breaches))
+
+    def write(self, pause: float, deed: Deed) -> None:
+        """A step that needs the API server: while that is away, nobody can take it."""
+        self.after(pause, None if self.world.faults.is_down else deed)
+
+    def pick(self, place: int, wanted: Callable[[Json], bool] = lambda _: True) -> Json | None:
+        if self.world.faults.is_down:
+            return None
+        found = [pod for pod in self.world.pods() if wanted(pod)]
+        return found[place % len(found)] if found else None
+
+    @rule(count=st.integers(1, 3), shape=plain_shapes)
+    def pods_run(self, count: int, shape: Shape) -> None:
+        """What goes on all day: a few pods are placed one after the other, and start."""
+        for name in ("p", "q", "r", "s", "t")[:count]:
+            self.write(0.7, partial(self.world.create_and_schedule, name, shape))
+
+    @rule(name=names, shape=shapes, at_once=often, pause=pauses)
+    def a_pod_is_created(self, *, name: str, shape: Shape, at_once: bool, pause: float) -> None:
+        create = self.world.create_and_schedule if at_once else self.world.create
+        self.write(pause, partial(create, name, shape))
+
+    @rule(place=picks, pause=pauses)
+    def a_pod_is_scheduled(self, place: int, pause: float) -> None:
+        pod = self.pick(place, lambda pod: not pod["spec"].get("nodeName"))
+        self.after(pause, None if pod is None else partial(self.world.schedule, uid_of(pod)))
+
+    @rule(name=names, shape=shapes, is_static=flags, pause=pauses)
+    def a_pod_comes_unplaced(
+        self, *, name: str, shape: Shape, is_static: bool, pause: float
+    ) -> None:
+        create = self.world.create_static if is_static else self.world.create_stray
+        self.write(pause, partial(create, name, shape))
+
+    @rule(place=picks, grace=st.sampled_from((0, 1, 30)), pause=pauses)
+    def a_pod_is_deleted(self, place: int, grace: int, pause: float) -> None:
+        pod = self.pick(place)
+        self.after(pause, None if pod is None else partial(self.world.delete, pod, grace))
+
+    @rule(
+        place=picks, shape=st.one_of(shapes, plain_shapes), pause=st.sampled_from((0.0, 0.3, 1.5))
+    )
+    def a_pod_is_created_anew(self, place: int, shape: Shape, pause: float) -> None:
+        pod = self.pick(place)
+        self.after(pause, None if pod is None else partial(self.world.create_anew, pod, shape))
+
+    @rule(place=picks, pause=pauses)
+    def a_tenant_lies(self, place: int, pause: float) -> None:
+        """The GPU seems empty then, and the next pod is placed on it."""
+        pod = self.pick(place, is_bound)
+        self.after(pause, None if pod is None else partial(self.world.lie, pod))
+        self.write(0.7, partial(self.world.create_and_schedule, "v", Shape((Box(mib=12000),))))
+
+    @rule(is_pods=flags, frames=st.sampled_from((0, 0, 1, 2, 5)), pause=pauses)
+    def a_watch_lags(self, *, is_pods: bool, frames: int, pause: float) -> None:
+        """So many more frames arrive, and then none."""
+        faults = self.world.faults
+        self.after(pause, partial((faults.pods if is_pods else faults.node).hold, frames))
+
+    @rule(pause=pauses)
+    def the_watches_catch_up(self, pause: float) -> None:
+        self.after(pause, self.world.faults.catch_up)
+
+    @rule(trouble=st.sampled_from(("", "down", "no list")), pause=pauses)
+    def the_api_server_changes(self, trouble: str, pause: float) -> None:
+        down, mute = trouble == "down", trouble == "no list"
+        change = partial(self.world.faults.change, is_down=down, list_fails=mute)
+        self.after(pause, change)
+
+    @rule(pause=pauses)
+    def the_kubelet_dies_after_the_next_answer(self, pause: float) -> None:
+        self.after(pause, self.world.die_after_answer)
+
+    @rule(lose=flags, pause=pauses)
+    def the_kubelet_restarts(self, *, lose: bool, pause: float) -> None:
+        self.after(pause, partial(self.world.restart_kubelet, lose=lose))
+
+    @rule(seconds=st.sampled_from((1.0, 3.0, 70.0)), pause=pauses)
+    def the_kubelet_is_away(self, seconds: float, pause: float) -> None:
+        self.after(pause, partial(self.world.stop_kubelet, seconds))
+
+    @rule(lose=flags, pause=pauses)
+    def the_node_reboots(self, *, lose: bool, pause: float) -> None:
+        self.after(pause, partial(self.world.reboot, lose=lose))
+
+    @rule(place=picks, count=st.sampled_from((1, 1, 2, 6)), pause=pauses)
+    def containers_die(self, place: int, count: int, pause: float) -> None:
+        self.after(pause, partial(self.world.end_containers, place, count))
+
+    @rule(count=st.sampled_from((1, 2, 6)), pause=pauses)
+    def containers_die_after_a_lost_checkpoint(self, count: int, pause: float) -> None:
+        self.after(1.5, partial(self.world.restart_kubelet, lose=True))
+        self.after(pause, partial(self.world.end_containers, 0, count))
+
+    @rule(
+        steps=st.sampled_from((0, 1, 2, 3, 5, 8)),
+        seconds=st.sampled_from((0.2, 0.2, 3.0)),
+        pause=pauses,
+    )
+    def the_agent_is_killed(self, steps: int, seconds: float, pause: float) -> None:
+        self.after(pause, partial(self.world.kill_agent_at, steps, seconds))
+
+    @rule(place=picks, deed=st.sampled_from(("expire", "stamp", "bind")), pause=pauses)
+    def the_scheduler_errs(self, place: int, deed: str, pause: float) -> None:
+        """Its locks run out, are stamped anew, or a bind that had succeeded is tried again."""
+        pod = self.pick(place, is_bound)
+        deeds: dict[str, Deed] = {
+            "expire": self.world.scheduler.clock.jump,
+            "stamp": self.world.stamp_again,
+        }
+        if pod is not None:
+            deeds["bind"] = partial(self.world.bind_again, uid_of(pod))
+        self.after(pause, deeds.get(deed))
+
+    @rule(calls=st.sampled_from((5, 10, 60)), pause=pauses)
+    def others_ask_pod_resources(self, calls: int, pause: float) -> None:
+        self.after(pause, partial(self.world.crowd, calls))
+
+    @rule(
+        place=st.integers(0, 1),
+        condition=st.sampled_from((Condition.OK, Condition.OK, Condition.BAD, Condition.LOST)),
+        pause=pauses,
+    )
+    def a_gpu_changes(self, place: int, condition: Condition, pause: float) -> None:
+        self.after(pause, partial(self.world.set_gpu, place, condition))
+
+    @rule(split=st.sampled_from((1, 2, 4)), pause=pauses)
+    def the_split_count_changes(self, split: int, pause: float) -> None:
+        self.after(pause, partial(self.world.set_split, split))
+
+    @rule(seconds=st.sampled_from((3.0, 12.0, 70.0)))
+    def time_passes(self, seconds: float) -> None:
+        self.after(seconds)
+
+    def teardown(self) -> None:
+        """All troubles end; five minutes later everything must be in order."""
+        try:
+            if self.world is not None and not self.is_broken:
+                self.after(310.0, self.world.heal)
+                self.require(list(left_over(self.world)))
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        if self.world is not None:
+            self.task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                self.loop.run_until_complete(self.task)
+            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
+
+
+def is_bound(pod: Json) -> bool:
+    """Whether it is a pod of this node."""
+    return bool(pod["spec"].get("nodeName") == NODE)
+
+
+def uid_of(pod: Json) -> str:
+    """Its UID."""
+    return str(pod["metadata"]["uid"])

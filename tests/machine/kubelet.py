@@ -1,0 +1,189 @@
+"""The kubelet model without sockets and files: its rules as they are, its transport a call."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Protocol
+
+from grpclib.exceptions import GRPCError
+
+from agent.core.ports import Clock
+from agent.core.slices import SliceList
+from agent.sandbox.kubelet.admission import Admitter
+from agent.sandbox.kubelet.allocation import Allocator
+from agent.sandbox.kubelet.books import Books
+from agent.sandbox.kubelet.checkpoint import Checkpoint, Entry
+from agent.sandbox.kubelet.devices import HEALTHY, DeviceError, DeviceTable, Listed
+from agent.sandbox.kubelet.endpoint import Endpoint, go_text
+from agent.sandbox.kubelet.life import Life, Paths
+from agent.sandbox.kubelet.model import KubeletModel
+from agent.sandbox.kubelet.node import Node
+from agent.sandbox.kubelet.podresources import PodResourcesLister
+from agent.sandbox.kubelet.records import Record
+from agent.sandbox.kubelet.seen import Seen, SeenLog
+from agent.sandbox.kubelet.workers import PodWorkers, Timings
+from agent.wire.v1beta1 import ContainerAllocateResponse, DevicePluginOptions
+
+RESOURCE = "nvidia.com/gpu"
+NOWHERE = Path("/nowhere")
+TIMINGS = Timings()
+
+
+class Drive:
+    """Where the checkpoint lies: it outlives the process. None: there is no file."""
+
+    def __init__(self) -> None:
+        self.checkpoint: Checkpoint | None = None
+
+
+class MemoryBooks(Books):
+    """Books whose checkpoint is a value."""
+
+    def __init__(self, drive: Drive, chance: random.Random, seen: SeenLog) -> None:
+        super().__init__(NOWHERE, chance, seen)
+        self._drive = drive
+
+    def load(self) -> None:
+        content = self._drive.checkpoint or Checkpoint()
+        for entry in content.entries:
+            response = ContainerAllocateResponse.parse(entry.response)
+            record = Record({node: tuple(ids) for node, ids in entry.numa.items()}, response)
+            self.records.insert((entry.pod_uid, entry.container), entry.resource, record)
+        self.recount()
+        for resource in content.registered or {}:
+            self.tables[resource] = DeviceTable()
+            self.endpoints[resource] = Endpoint(resource)
+            self.endpoints[resource].stop(asyncio.get_running_loop().time())
+
+    def save(self) -> None:
+        self._drive.checkpoint = Checkpoint(
+            tuple(
+                Entry(*owner, resource, record.numa, bytes(record.response))
+                for owner, resource, record in self.records
+            ),
+            {resource: sorted(table.healthy) for resource, table in self.tables.items()},
+        )
+
+
+class MemoryLife(Life):
+    """A process that serves nobody by a socket; `Life` decides everything else."""
+
+    def __init__(self, node: Node, drive: Drive, chance: random.Random, seen: SeenLog) -> None:
+        super().__init__(node, Paths(NOWHERE, NOWHERE), chance, seen, TIMINGS)
+        self.books = MemoryBooks(drive, chance, seen)
+        self.allocator = Allocator(self.books, chance, seen, node.running(), self._active)
+        self._admitter = Admitter(node, self.books, self.allocator, seen)
+        self._workers = PodWorkers(node, self.allocator, chance, seen, TIMINGS, self._turn)
+        self._servers = {}
+        self.lister = PodResourcesLister(self.books, self.allocator, self._admitter.active, chance)
+
+    @property
+    def active(self) -> frozenset[str]:
+        """UIDs of the pods that are admitted or being admitted."""
+        return self._active()
+
+    def crowd(self, calls: int) -> None:
+        """Other clients of PodResources use up its rate limit."""
+        with contextlib.suppress(GRPCError):
+            for _ in range(calls):
+                self.lister._limit.take()
+
+    async def _start(self) -> None:
+        await asyncio.sleep(TIMINGS.socket)
+        self.books.load()
+
+
+class MemoryKubelet(KubeletModel):
+    """A node's kubelet. `lives` counts its processes: each makes its socket anew."""
+
+    def __init__(self, clock: Clock, chance: random.Random) -> None:
+        super().__init__(NOWHERE, NOWHERE, clock, chance)
+        self.drive = Drive()
+        self.lives = 0
+        self.history.listen(self._count)
+
+    @property
+    def life(self) -> MemoryLife | None:
+        """The process that serves now."""
+        life = self._life
+        return life if isinstance(life, MemoryLife) and life.is_serving else None
+
+    def _count(self, event: Seen) -> None:
+        self.lives += event.kind == "started"
+
+    def _lose_checkpoint(self) -> None:
+        self.drive.checkpoint = None
+
+    async def _supervise(self, stop: asyncio.Event, up: asyncio.Future[None]) -> None:
+        def serving() -> None:
+            if not up.done():
+                up.set_result(None)
+
+        while not stop.is_set():
+            life = MemoryLife(self.node, self.drive, self.random, self.history)
+            self._life = life
+            try:
+                await life.run(serving)
+            finally:
+                self._life = None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TIMINGS.after_panic):
+                    await stop.wait()
+
+
+class Plugin(Protocol):
+    """Whom an endpoint calls. Both raise GRPCError or DeviceError as the transport would."""
+
+    async def allocate(self, ids: tuple[str, ...]) -> ContainerAllocateResponse: ...
+
+    async def prefer(
+        self, available: tuple[str, ...], must_include: tuple[str, ...], size: int
+    ) -> tuple[str, ...]: ...
+
+
+class Line(Endpoint):
+    """A registration without a socket.
+
+    `hear` is told the answer before the kubelet has it, and says whether the kubelet lives on.
+    """
+
+    def __init__(self, plugin: Plugin, hear: Callable[[ContainerAllocateResponse], bool]) -> None:
+        options = DevicePluginOptions(get_preferred_allocation_available=True)
+        super().__init__(RESOURCE, None, options)
+        self._plugin = plugin
+        self._hear = hear
+
+    async def allocate(self, ids: Iterable[str]) -> list[ContainerAllocateResponse]:
+        self._require_plugin()
+        try:
+            answer = await self._plugin.allocate(tuple(ids))
+        except (GRPCError, OSError) as error:
+            raise DeviceError(go_text(error)) from error
+        if not self._hear(answer):
+            await asyncio.Event().wait()
+        return [answer]
+
+    async def prefer(
+        self, available: Iterable[str], must_include: Iterable[str], size: int
+    ) -> tuple[str, ...]:
+        self._require_plugin()
+        try:
+            return await self._plugin.prefer(tuple(available), tuple(must_include), size)
+        except (GRPCError, OSError) as error:
+            text = f"device plugin GetPreferredAllocation rpc failed with err: {go_text(error)}"
+            raise DeviceError(text) from error
+
+    def _require_plugin(self) -> None:
+        if self.stopped_at is not None:
+            raise DeviceError(f"endpoint {self.resource} has been stopped")
+
+
+def devices_of(listed: SliceList) -> tuple[Listed, ...]:
+    """One list of the agent, as the kubelet reads it."""
+    return tuple(
+        Listed(text, HEALTHY if group.healthy else "Unhealthy", None)
+        for group in listed.groups
+        for text in group.ids
+    )

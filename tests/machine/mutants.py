@@ -1,0 +1,117 @@
+"""Five planted bugs. Each is the real agent but for one thing, put in its place for a while.
+
+The machine must find every one of them: a machine that finds none of these proves nothing.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from agent.core import grant, matching
+from agent.core.evidence import Evidence, Grant
+from agent.core.ledger import ContainerKey, Ledger, Row
+from agent.core.match_settings import MatchSettings
+from agent.core.pods import PodView
+from agent.core.room import Claim
+from agent.services.allocation import inquiry
+from tests.machine.agent_life import AgentLife
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """A bug and the words of the breach that it is found by."""
+
+    patch: contextlib.AbstractContextManager[None]
+    breach: str
+
+
+@contextlib.contextmanager
+def replaced(place: Any, name: str, value: object) -> Iterator[None]:
+    """`value` under that name of `place`, then the old one again."""
+    before = getattr(place, name)
+    setattr(place, name, value)
+    try:
+        yield
+    finally:
+        setattr(place, name, before)
+
+
+def witness_ignored() -> Mutant:
+    """Whoever fits is taken for the pod that asks: the lock's owner first, nobody is asked."""
+
+    def being_admitted(count: int, evidence: Evidence, settings: MatchSettings) -> object:
+        owner = evidence.lock.owner if evidence.lock else None
+        found = sorted(
+            matching._found(count, evidence, settings), key=lambda one: one.pod.key != owner
+        )
+        return found[0] if found else matching._only(count, (), evidence)
+
+    return Mutant(replaced(matching, "_being_admitted", being_admitted), "another one's directory")
+
+
+def uid_ignored() -> Mutant:
+    """A row counts for every pod of its name, whichever pod of that name it was answered to."""
+    original = matching.decide
+
+    def decide(count: int, evidence: Evidence, settings: MatchSettings) -> object:
+        pods = {pod.key: pod for pod in evidence.table.pods.values()}
+        rows = tuple(
+            _taken_over(row, pods.get((row.namespace, row.pod))) for row in evidence.ledger.rows
+        )
+        renamed = dataclasses.replace(evidence, ledger=Ledger(rows, evidence.ledger.outbox))
+        return original(count, renamed, settings)
+
+    return Mutant(_decided_by(decide), "another one's directory")
+
+
+def _taken_over(row: Row, pod: PodView | None) -> Row:
+    if pod is None or pod.uid == row.key.pod_uid:
+        return row
+    return dataclasses.replace(row, key=ContainerKey(pod.uid, row.key.container), confirmed=False)
+
+
+def sums_unchecked() -> Mutant:
+    """Whatever the scheduler wrote is granted, however full the GPU is."""
+
+    def shortage(wanted: Claim, live: object, gpus: object) -> None:
+        return None
+
+    return Mutant(replaced(grant, "shortage", shortage), "promised beyond")
+
+
+def answered_before_fsync() -> Mutant:
+    """The answer does not wait for the disk."""
+
+    async def commit(self: AgentLife, change: Callable[[Ledger], Ledger]) -> None:
+        self.in_background(self.state.commit(change))
+
+    return Mutant(replaced(AgentLife, "commit", commit), "on disk")
+
+
+def replayed_by_count() -> Mutant:
+    """Any row of as many slices is answered again to whoever holds no record."""
+    original = matching.decide
+
+    def decide(count: int, evidence: Evidence, settings: MatchSettings) -> object:
+        step = original(count, evidence, settings)
+        if not isinstance(step, Grant) or step.replay is None:
+            return step
+        row = next(row for row in evidence.ledger.rows if len(row.shares) == count)
+        found = dataclasses.replace(step.candidate, row=row)
+        return Grant(found, row.group, row.shares)
+
+    return Mutant(_decided_by(decide), "another one's directory")
+
+
+def _decided_by(decide: object) -> contextlib.AbstractContextManager[None]:
+    return replaced(inquiry, "decide", decide)
+
+
+MUTANTS = (
+    witness_ignored,
+    uid_ignored,
+    sums_unchecked,
+    answered_before_fsync,
+    replayed_by_count,
+)

@@ -1,0 +1,57 @@
+"""An event loop without sockets, pipes or waits: when nothing is ready, its clock jumps."""
+
+import asyncio
+import datetime as dt
+from collections.abc import Sequence
+
+from tests.builders import NOON
+
+_TURN = 1e-6
+"""Seconds for one turn of the loop: a wait for less than a clock can show would have no end."""
+
+
+class StandstillError(Exception):
+    """Everybody waits, and nothing will ever happen again."""
+
+
+class _Skip:
+    """In the place of a selector: a wait is a jump of the clock."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def select(self, timeout: float | None) -> Sequence[object]:
+        """No file is ever ready."""
+        if timeout is None:
+            raise StandstillError
+        self.now += max(timeout, _TURN)
+        return ()
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """Seconds cost nothing here, and the same program takes the same steps every time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._selector = _Skip()
+
+    def time(self) -> float:
+        """Seconds since the loop was made."""
+        return self._selector.now
+
+    def _process_events(self, events: object) -> None:
+        """There are none."""
+
+    def _write_to_self(self) -> None:
+        """No other thread has to wake it."""
+
+
+class VirtualClock:
+    """Wall time that passes as a loop's clock does; it can be looked at from outside."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def now(self) -> dt.datetime:
+        """Noon, and the loop's seconds since."""
+        return NOON + dt.timedelta(seconds=self._loop.time())
