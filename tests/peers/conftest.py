@@ -45,7 +45,8 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """With a failure come the last words of every program that ended, and of the agent."""
     report = yield
-    cluster = getattr(item, "funcargs", {}).get("cluster")
+    used = getattr(item, "funcargs", {})
+    cluster = used.get("cluster") or getattr(used.get("node"), "cluster", None)
     if report.failed and isinstance(cluster, Cluster):
         report.sections.append(("last words", cluster.last_words()))
     return report

@@ -5,6 +5,8 @@ the topology manager, and a resource that is gone after its five minutes. How an
 resources are merged into a container is left to tests of the agent's own containers.
 """
 
+from pathlib import Path
+
 import pytest
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
@@ -232,10 +234,19 @@ async def test_a_node_selector_that_does_not_match_rejects_after_allocate(node):
         await node.until_phase("q", "Running")
 
 
+def is_blocked(path: Path) -> bool:
+    """Put a directory that is not empty in the file's place, unless it was written meanwhile."""
+    path.unlink(missing_ok=True)
+    try:
+        (path / "in-the-way").mkdir(parents=True)
+    except (FileExistsError, NotADirectoryError):
+        return False
+    return True
+
+
 async def test_a_file_that_cannot_be_written_fails_the_admission(node):
     async with node.plugin() as plugin:
-        node.checkpoint_path.unlink()
-        (node.checkpoint_path / "in-the-way").mkdir(parents=True)
+        await node.until(lambda: is_blocked(node.checkpoint_path), "the file cannot be replaced")
         try:
             await node.create("p")
             status = await node.until_phase("p", "Failed")
