@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
+from agent.settings.fields import Field
 from agent.settings.load import Sources
 from agent.settings.table import FIELDS
 
@@ -16,10 +17,17 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("settings", "each overrides the file and the environment")
     for field in FIELDS:
         if field.flag:
-            default = "" if field.default is None else f" [{field.default}]"
             group.add_argument(
-                field.flag, metavar="VALUE", dest=field.key, help=f"{field.text}{default}"
+                field.flag, metavar="VALUE", dest=field.key, help=field.text + _shown(field)
             )
+
+
+def _shown(field: Field) -> str:
+    """The default as it would be written behind the flag."""
+    default = field.default
+    if default is None:
+        return ""
+    return f" [{','.join(default) if isinstance(default, tuple) else default}]"
 
 
 def sources(args: argparse.Namespace, environ: Mapping[str, str]) -> Sources:

@@ -1,6 +1,7 @@
 """A watch ends, breaks, falls silent or talks nonsense: each is told apart."""
 
 import asyncio
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.core.errors import ApiError, ApiGone
+from agent.core.settlement import BIND_PATIENCE
 from agent.host.kube import watch as watch_module
 from agent.host.kube.api import KubeNode, KubePods
 from agent.host.kube.events import EventPoster
@@ -169,3 +171,7 @@ def test_a_line_without_an_end_is_not_collected_for_ever(monkeypatch: pytest.Mon
 
     with pytest.raises(ApiError, match="longer than 8 MiB"):
         lines.feed(b"z" * 51)
+
+
+def test_a_lock_outlives_a_watch_that_died_in_silence_and_a_bind_that_lasts():
+    assert timedelta(seconds=30 + Pace().silence) <= BIND_PATIENCE

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Generator
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +23,7 @@ from tests.peers.lab.tidy import remove_pods
 
 HERE = Path(__file__).parent
 TABLE = HERE.parents[1] / "build" / "peers.md"
+MEASURED: Final = pytest.StashKey[Table]()
 STARTED: Final = 45.0
 """Seconds that a cluster may take until its Node is ready."""
 FAILED: Final = 3 * STARTED
@@ -43,7 +44,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """With a failure come the last words of every program that ended, and of the agent."""
+    """With a failure come the last words of every program of the cluster."""
     report = yield
     used = getattr(item, "funcargs", {})
     cluster = used.get("cluster") or getattr(used.get("node"), "cluster", None)
@@ -68,13 +69,23 @@ def binaries(programs: Programs) -> Path:
     return programs.folder
 
 
-@pytest.fixture(scope="session")
-def table() -> Iterator[Table]:
-    """Where a test notes what it measured; written to a file at the end."""
-    table = Table()
-    yield table
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """The table is shown and written at the end, also of a run without failures."""
+    table = config.stash.get(MEASURED, Table())
     if table.rows:
-        table.write(TABLE)
+        long = config.getoption("markexpr") == "long"
+        path = TABLE.with_stem("peers-long") if long else TABLE
+        table.write(path)
+        terminalreporter.section(f"measured, and in {path}")
+        terminalreporter.write(table.text())
+
+
+@pytest.fixture(scope="session")
+def table(pytestconfig: pytest.Config) -> Table:
+    """Where a test notes what it measured."""
+    return pytestconfig.stash.setdefault(MEASURED, Table())
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -22,13 +22,14 @@ class Pace:
 
     The server ends it after a time between `shortest` and `longest`; we, `grace` later. A quiet
     server sends the first bookmark after two minutes and then one each minute: `silence` without a
-    byte means that the connection is dead although nobody closed it.
+    byte means that the connection is dead although nobody closed it. The patience with a lock's
+    unseen owner rests on it (`core.settlement`).
     """
 
     shortest: float = 300.0
     longest: float = 600.0
     grace: float = 30.0
-    silence: float = 200.0
+    silence: float = 150.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
