@@ -25,6 +25,8 @@ PEERS      ?=
 unexport VIRTUAL_ENV
 export UV_PROJECT_ENVIRONMENT := $(VENV)
 export UV_PYTHON_DOWNLOADS := never
+# As pip does: a company's own authority is in the system's store.
+export UV_SYSTEM_CERTS := true
 
 .PHONY: help
 help:  ## show this list
