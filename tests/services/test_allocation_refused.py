@@ -8,7 +8,7 @@ import pytest
 
 from agent.core.condition import Condition
 from agent.core.errors import ApiError, Gate, KubeletError, Refusal, StateError
-from agent.services.allocation.calls import ALLOCATE_BUDGET
+from agent.core.steps import ALLOCATE_BUDGET
 from agent.services.allocation.inquiry import LIST_PAUSE, LOCK_PAUSE, THROTTLED_PAUSE
 from agent.services.allocation.service import PREFER_BUDGET
 from agent.services.state import CURRENT

@@ -9,8 +9,8 @@ from agent.core.edits import ContainerEdits
 from agent.core.errors import Gate, Refusal, StateError
 from agent.core.inventory import Inventory
 from agent.core.plain_row import Holder
+from agent.core.steps import ALLOCATE_BUDGET
 from agent.host.hookdirs import LEFT_BEHIND, NAME
-from agent.services.plain.allocation import ALLOCATE_BUDGET
 from tests.services.plain_node import a_node
 from tests.unit.core.plain_scene import HOLDER, NEXT, a_plain_row, ids
 

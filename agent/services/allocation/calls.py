@@ -1,7 +1,6 @@
 """The Allocates under way: where each of them is, and what it says when its time is over."""
 
 import dataclasses
-import enum
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,22 +8,10 @@ from contextlib import contextmanager
 from agent.core.errors import Gate, Refusal, StateError
 from agent.core.ledger import ContainerKey, Row
 from agent.core.pods import PodTable, PodUid
-
-ALLOCATE_BUDGET = 0.8
-"""Seconds for one Allocate: while it is held, the kubelet starts and stops nothing on the node."""
+from agent.core.steps import ALLOCATE_BUDGET, Step, disk_refusal
 
 OFFERS = 64
 """Offers that are remembered: more than the containers of any pod, for each is used at once."""
-
-_SILENT = "the disk has not answered in time"
-
-
-class Step(enum.StrEnum):
-    """What an Allocate is about. The value is for the log."""
-
-    MATCH = "find-pod"
-    DIRECTORY = "make-directory"
-    WRITE = "write-ledger"
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -97,21 +84,8 @@ class Calls:
 
 def refusal_of(error: TimeoutError | StateError, step: Step) -> Refusal:
     """What the pod's owner reads when `step` failed, or was still going on at the end."""
-    reason = str(error) if isinstance(error, StateError) else _SILENT
-    if step is Step.DIRECTORY:
-        return Refusal(
-            Gate.HOST_DIRECTORY,
-            f"The container's directory on the node cannot be made ({reason}); ask the operator to "
-            "look at the node's hook path and its disk.",
-            transient=True,
-        )
-    if step is Step.WRITE or isinstance(error, StateError):
-        return Refusal(
-            Gate.STATE_UNWRITABLE,
-            f"The agent cannot keep its state ({reason}), so it answers no new container; ask the "
-            "operator to look at the node's disk.",
-            transient=True,
-        )
+    if step is not Step.MATCH or isinstance(error, StateError):
+        return disk_refusal(error, step)
     return Refusal(
         Gate.OUT_OF_TIME,
         f"The agent did not find out within {ALLOCATE_BUDGET:g} s which pod this is; its "

@@ -32,9 +32,10 @@ from agent.core.preference import nearest, steer
 from agent.core.reconcile import Adoption
 from agent.core.share import Share
 from agent.core.slices import SliceId
+from agent.core.steps import ALLOCATE_BUDGET, Step
 from agent.kit.cell import Cell
 from agent.kit.tally import Tally
-from agent.services.allocation.calls import ALLOCATE_BUDGET, Call, Calls, Step, refusal_of
+from agent.services.allocation.calls import Call, Calls, refusal_of
 from agent.services.allocation.inquiry import Inquiry, Peers, Views
 
 log = structlog.get_logger(__name__)

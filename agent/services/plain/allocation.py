@@ -7,14 +7,13 @@ closes by itself. The kubelet is not asked, so that overlapping calls are over w
 import asyncio
 import contextlib
 import dataclasses
-import enum
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
 from agent.core.edits import ContainerEdits, EditSettings, GrantedShare
-from agent.core.errors import Gate, Refusal, StateError
+from agent.core.errors import Refusal, StateError
 from agent.core.holdings import KubeletEpoch
 from agent.core.inventory import Inventory
 from agent.core.ledger import Ledger
@@ -24,25 +23,14 @@ from agent.core.pods import PodUid
 from agent.core.ports import Clock, HookDirs
 from agent.core.preference import nearest
 from agent.core.slices import SliceId, split_slice_id
+from agent.core.steps import ALLOCATE_BUDGET, Step, disk_refusal
 from agent.kit.cell import Cell
 from agent.kit.tally import Tally
 
 log = structlog.get_logger(__name__)
 
-ALLOCATE_BUDGET = 0.8
-"""Seconds for one Allocate: while it is held, the kubelet starts and stops nothing on the node."""
-
-
 RECORDS_BUDGET = 0.2
 """Seconds for the kubelet's checkpoint file; after that the answer is a first one."""
-
-
-class Step(enum.StrEnum):
-    """What an Allocate is about. The value is for the log."""
-
-    CHECK = "check-ids"
-    WRITE = "write-ledger"
-    DIRECTORY = "make-directory"
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -107,7 +95,7 @@ class PlainAllocation:
             self._refused(refusal, call.step, len(ids))
             raise
         except (TimeoutError, StateError) as error:
-            translated = _refusal(error, call.step)
+            translated = disk_refusal(error, call.step)
             self._refused(translated, call.step, len(ids))
             raise translated from error
         self.results.add(result, "")
@@ -195,21 +183,3 @@ class PlainAllocation:
             count=count,
             reason=refusal.sentence,
         )
-
-
-def _refusal(error: TimeoutError | StateError, step: Step) -> Refusal:
-    """What the pod's owner reads when `step` failed, or was still going on at the end."""
-    reason = str(error) if isinstance(error, StateError) else "the disk has not answered in time"
-    if step is Step.DIRECTORY:
-        return Refusal(
-            Gate.HOST_DIRECTORY,
-            f"The container's directory on the node cannot be made ({reason}); ask the operator to "
-            "look at the node's hook path and its disk.",
-            transient=True,
-        )
-    return Refusal(
-        Gate.STATE_UNWRITABLE,
-        f"The agent cannot keep its state ({reason}), so it answers no new container; ask the "
-        "operator to look at the node's disk.",
-        transient=True,
-    )

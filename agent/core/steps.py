@@ -1,0 +1,37 @@
+"""What an Allocate is about at a moment, and what it says when the node's disk lets it down."""
+
+import enum
+
+from agent.core.errors import Gate, Refusal, StateError
+
+ALLOCATE_BUDGET = 0.8
+"""Seconds for one Allocate: while it is held, the kubelet starts and stops nothing on the node."""
+
+_SILENT = "the disk has not answered in time"
+
+
+class Step(enum.StrEnum):
+    """What an Allocate is about. The value is for the log."""
+
+    MATCH = "find-pod"
+    CHECK = "check-ids"
+    DIRECTORY = "make-directory"
+    WRITE = "write-ledger"
+
+
+def disk_refusal(error: TimeoutError | StateError, step: Step) -> Refusal:
+    """What the pod's owner reads when the disk failed in `step`, or was still at it at the end."""
+    reason = str(error) if isinstance(error, StateError) else _SILENT
+    if step is Step.DIRECTORY:
+        return Refusal(
+            Gate.HOST_DIRECTORY,
+            f"The container's directory on the node cannot be made ({reason}); ask the operator to "
+            "look at the node's hook path and its disk.",
+            transient=True,
+        )
+    return Refusal(
+        Gate.STATE_UNWRITABLE,
+        f"The agent cannot keep its state ({reason}), so it answers no new container; ask the "
+        "operator to look at the node's disk.",
+        transient=True,
+    )

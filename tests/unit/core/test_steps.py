@@ -1,0 +1,20 @@
+"""What is said of a disk that fails or is silent."""
+
+import pytest
+
+from agent.core.errors import Gate, StateError
+from agent.core.steps import Step, disk_refusal
+
+
+@pytest.mark.parametrize("step", Step)
+def test_only_a_directory_is_told_as_one(step: Step):
+    refusal = disk_refusal(StateError("no space left"), step)
+
+    gate = Gate.HOST_DIRECTORY if step is Step.DIRECTORY else Gate.STATE_UNWRITABLE
+    assert gate is refusal.gate
+    assert "(no space left)" in refusal.sentence
+    assert refusal.transient
+
+
+def test_a_silent_disk_is_said_to_be_silent():
+    assert "has not answered in time" in disk_refusal(TimeoutError(), Step.WRITE).sentence
