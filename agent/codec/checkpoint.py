@@ -7,7 +7,7 @@ missing ones are their defaults, so a downgrade by one keeps every row.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import TypeVar
 
 import msgspec
@@ -15,7 +15,8 @@ import msgspec
 from agent.core.condition import Health
 from agent.core.errors import StateCorrupt, cap
 from agent.core.gpu import GpuUuid
-from agent.core.ledger import Ledger
+from agent.core.ledger import Ledger, Row
+from agent.core.plain_row import PlainRow
 from agent.core.state import State
 
 KIND = "hami-agent-state"
@@ -24,7 +25,7 @@ READABLE = frozenset({VERSION, VERSION + 1})
 
 
 class _Data(msgspec.Struct, frozen=True):
-    """The payload, as it is written."""
+    """The payload, as it is read."""
 
     generation: int
     boot_id: str
@@ -45,21 +46,46 @@ class _File(msgspec.Struct, frozen=True):
 _Shape = TypeVar("_Shape", _File, _Data)
 
 
-def encode_state(state: State) -> bytes:
-    """The file's bytes; equal states give equal bytes."""
-    health: Mapping[GpuUuid, Health] = state.health
-    data = msgspec.json.encode(
-        _Data(
-            generation=state.generation,
-            boot_id=state.boot_id,
-            machine_id=state.machine_id,
-            ledger=state.ledger,
-            health={str(uuid): health[uuid] for uuid in sorted(health)},
+class StateEncoder:
+    """Encodes one state after another. A row that was in the last one is not encoded again."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Row | PlainRow, msgspec.Raw]] = {}
+
+    def encode(self, state: State) -> bytes:
+        """The file's bytes; equal states give equal bytes."""
+        ledger, health = state.ledger, state.health
+        before = self._known
+        rows: tuple[Row | PlainRow, ...] = (*ledger.rows, *ledger.plain)
+        # By identity: to hash a row takes longer than to encode it. Who is in it stays alive.
+        self._known = {
+            id(row): before.get(id(row)) or (row, msgspec.Raw(msgspec.json.encode(row)))
+            for row in rows
+        }
+        data = msgspec.json.encode(
+            {
+                "generation": state.generation,
+                "boot_id": state.boot_id,
+                "machine_id": state.machine_id,
+                "ledger": {
+                    "rows": self._encoded(ledger.rows),
+                    "outbox": ledger.outbox,
+                    "plain": self._encoded(ledger.plain),
+                },
+                "health": {str(uuid): health[uuid] for uuid in sorted(health)},
+            }
         )
-    )
-    checksum = hashlib.sha256(data).hexdigest()
-    file = _File(kind=KIND, version=VERSION, checksum=checksum, data=msgspec.Raw(data))
-    return msgspec.json.encode(file) + b"\n"
+        checksum = hashlib.sha256(data).hexdigest()
+        head = f'{{"kind":"{KIND}","version":{VERSION},"checksum":"{checksum}","data":'
+        return b"".join((head.encode(), data, b"}\n"))
+
+    def _encoded(self, rows: Iterable[Row | PlainRow]) -> list[msgspec.Raw]:
+        return [self._known[id(row)][1] for row in rows]
+
+
+def encode_state(state: State) -> bytes:
+    """The bytes of one state that no other follows."""
+    return StateEncoder().encode(state)
 
 
 def decode_state(content: bytes) -> State:

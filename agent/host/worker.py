@@ -5,7 +5,7 @@ does not answer would hold up the end of the process for ever.
 """
 
 import asyncio
-import concurrent.futures
+import functools
 import queue
 import threading
 from collections.abc import Callable
@@ -64,7 +64,8 @@ class Worker:
     async def call(self, work: Callable[[*Ts], R], *args: *Ts) -> R:
         """Run `work(*args)` on the thread and return its result, or raise its error.
 
-        Work that waits is dropped when its caller is cancelled; work that has begun goes on.
+        Work that waits is dropped when its caller is cancelled; work that has begun goes on. Either
+        keeps its place until the thread is done with it.
 
         Raises:
             StateError: the worker is not running.
@@ -73,10 +74,9 @@ class Worker:
         if self._closed:
             self._slots.release()
             raise StateError(f"Thread {self._name} is not running: the agent is about to end.")
-        future: concurrent.futures.Future[R] = concurrent.futures.Future()
-        future.add_done_callback(lambda _: self._tell(self._slots.release))
+        future: asyncio.Future[R] = self._loop.create_future()
         self._queue.put(_Task(future, lambda: work(*args)))
-        return await asyncio.wrap_future(future)
+        return await future
 
     def _work(self) -> None:
         while (task := self._queue.get()) is not None:
@@ -84,7 +84,13 @@ class Worker:
                 task.drop()
             else:
                 task.run()
+            self._tell(functools.partial(self._finish, task))
         self._tell(self._ended.set)
+
+    def _finish(self, task: "_Work") -> None:
+        """On the loop, all at once: each wake-up of it costs more than a small piece of work."""
+        self._slots.release()
+        task.tell()
 
     def _tell(self, callback: Callable[[], object]) -> None:
         """Call back on the loop; a loop that is gone needs no news."""
@@ -98,31 +104,40 @@ class _Work(Protocol):
     """A task of any result."""
 
     def run(self) -> None:
-        """Do it."""
+        """On the thread: do it."""
         ...
 
     def drop(self) -> None:
-        """Do it no more."""
+        """On the thread: do it no more."""
+        ...
+
+    def tell(self) -> None:
+        """On the loop: tell the caller how it went."""
         ...
 
 
 class _Task(Generic[R]):
     """One piece of work and where its result goes."""
 
-    def __init__(self, future: concurrent.futures.Future[R], work: Callable[[], R]) -> None:
+    def __init__(self, future: asyncio.Future[R], work: Callable[[], R]) -> None:
         self._future = future
         self._work = work
+        self._answer: Callable[[], None] | None = None
 
     def run(self) -> None:
-        if not self._future.set_running_or_notify_cancel():
+        if self._future.cancelled():
             return
         try:
             result = self._work()
         except BaseException as error:  # noqa: BLE001 -- handed on to the caller, whatever it is
-            self._future.set_exception(error)
+            self._answer = functools.partial(self._future.set_exception, error)
         else:
-            self._future.set_result(result)
+            self._answer = functools.partial(self._future.set_result, result)
 
     def drop(self) -> None:
-        if self._future.set_running_or_notify_cancel():
-            self._future.set_exception(StateError("The agent ended before this was begun."))
+        error = StateError("The agent ended before this was begun.")
+        self._answer = functools.partial(self._future.set_exception, error)
+
+    def tell(self) -> None:
+        if self._answer is not None and not self._future.done():
+            self._answer()

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import structlog
 
-from agent.codec.checkpoint import decode_state, encode_state
+from agent.codec.checkpoint import StateEncoder, decode_state
 from agent.core.condition import Health
 from agent.core.errors import StateCorrupt, StateError
 from agent.core.gpu import GpuUuid
@@ -158,6 +158,7 @@ class StateService:
 
     def __init__(self, *, disk: Disk, recovered: State, boot_id: str, limit: int = 1024) -> None:
         self._disk = disk
+        self._encoder = StateEncoder()
         self._state = dataclasses.replace(recovered, boot_id=boot_id)
         self._waiting: deque[_Waiting] = deque()
         self._health: Mapping[GpuUuid, Health] | None = None
@@ -256,14 +257,16 @@ class StateService:
                 self._state, generation=generation, ledger=ledger, health=health
             )
             with self._timed():
-                await self._disk.replace(CURRENT, encode_state(state), keep=PREVIOUS)
+                content = self._encoder.encode(state)
+                await self._disk.replace(CURRENT, content, keep=PREVIOUS)
             self._state = state
             if self.error.set(""):
                 log.info("state.writable", generation=generation)
         if self._health == health:
             self._health = None
-        self.ledger.set(ledger)
+        # In this order their authors go on before all who follow the ledger.
         _resolve(batch, None)
+        self.ledger.set(ledger)
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:

@@ -6,7 +6,7 @@ import math
 import os
 import platform
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 
@@ -53,19 +53,6 @@ def percentile(samples: Sequence[float], percent: float) -> float:
     """The nearest-rank percentile."""
     ordered = sorted(samples)
     return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
-
-
-def bucketed(buckets: Mapping[float, float], percent: float) -> float:
-    """A percentile of a Prometheus histogram (upper bound → cumulative count), interpolated."""
-    total = max(buckets.values())
-    wanted, below, count = percent / 100 * total, 0.0, 0.0
-    for bound, cumulative in sorted(buckets.items()):
-        if cumulative >= wanted:
-            if math.isinf(bound):
-                return below
-            return below + (bound - below) * (wanted - count) / (cumulative - count)
-        below, count = bound, cumulative
-    return below
 
 
 def table(figures: Sequence[Figure]) -> Iterator[str]:

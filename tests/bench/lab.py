@@ -15,7 +15,8 @@ from agent.sandbox.lab.cluster import NAMESPACE, LabOptions, SandboxCluster, ope
 from agent.sandbox.lab.web import scrape
 from agent.sandbox.scenario.facts import is_locked, is_running, pod_facts
 from agent.sandbox.scenario.workloads import plain
-from tests.bench.figures import Figure, bucketed, percentile
+from tests.bench import toll
+from tests.bench.figures import Figure, percentile
 from tests.bench.floor import ROOT
 
 PATIENCE = 30.0
@@ -143,14 +144,25 @@ async def _reader(cluster: SandboxCluster) -> AsyncIterator[asyncio.StreamReader
     (socket,) = (
         path for path in cluster.places.plugins.glob("*.sock") if path.name != "kubelet.sock"
     )
+    async with _beside("tests.bench.reader", str(socket)) as (_, lists):
+        yield lists
+
+
+@contextlib.asynccontextmanager
+async def _beside(
+    module: str, *arguments: str
+) -> AsyncIterator[tuple[asyncio.StreamWriter, asyncio.StreamReader]]:
+    """A program of ours in a process of its own, until the block is left: what it is told, says."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.bench.reader", str(socket)),
+        *(sys.executable, "-m", module, *arguments),
         cwd=ROOT,
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
     try:
+        assert process.stdin is not None
         assert process.stdout is not None
-        yield process.stdout
+        yield process.stdin, process.stdout
     finally:
         process.kill()
         await process.wait()
@@ -167,11 +179,9 @@ async def pods() -> list[Figure]:
     async with served() as cluster:
         journal, user = cluster.api.journal, cluster.user
         begun = journal.writes(user), journal.reads(user)
-        for number in range(PODS):
-            await _one_pod(cluster, f"pod-{number}")
+        inside = await _allocates(cluster)
         writes = (journal.writes(user) - begun[0]) / PODS
         reads = (journal.reads(user) - begun[1]) / PODS
-        inside = await _histogram(cluster)
         rpcs = _rpcs(cluster)
         before = journal.reads(user)
         burst = [f"burst-{number}" for number in range(BURST)]
@@ -179,12 +189,10 @@ async def pods() -> list[Figure]:
             cluster.submit(plain(name).pod())
         await reach(cluster, lambda: all(is_running(cluster, name) for name in burst))
         burst_reads = (journal.reads(user) - before) / BURST
-    own = "the agent's own histogram (rpc_duration_seconds), interpolated in its buckets"
     around = "around the call at the kubelet model, its loop and gRPC included"
     rpc = "Allocate"
     return [
-        Figure("allocate_p50", f"{rpc} in the agent, p50", "ms", [inside[0]], own, 2.5),
-        Figure("allocate_p99", f"{rpc} in the agent, p99", "ms", [inside[1]], own, 10),
+        *inside,
         Figure("allocate_rpc_p50", f"{rpc} at the kubelet, p50", "ms", rpcs, around),
         Figure(
             "allocate_rpc_p99",
@@ -202,8 +210,7 @@ async def pods() -> list[Figure]:
 
 async def idle() -> list[Figure]:
     """What the process costs while nothing happens."""
-    async with served() as cluster:
-        await _one_pod(cluster, "only")
+    async with served() as cluster, _a_pod(cluster, "only"):
         await asyncio.sleep(SETTLED)
         journal, pid = cluster.api.journal, cluster.agent.pid
         calls, spent = sum(journal.counts.values()), _cpu_seconds(pid)
@@ -217,12 +224,39 @@ async def idle() -> list[Figure]:
     ]
 
 
-async def _one_pod(cluster: SandboxCluster, name: str) -> None:
-    """A pod comes, runs, is settled, and goes."""
+@contextlib.asynccontextmanager
+async def _a_pod(cluster: SandboxCluster, name: str) -> AsyncIterator[None]:
+    """A pod comes, runs, is settled, and goes when the block is left."""
     cluster.submit(plain(name).pod())
     await reach(cluster, lambda: is_running(cluster, name))
     await reach(cluster, lambda: pod_facts(cluster, name).is_settled and not is_locked(cluster))
+    yield
     cluster.store.delete("pods", NAMESPACE, name, grace=0)
+
+
+async def _allocates(cluster: SandboxCluster) -> list[Figure]:
+    """Pods one by one, and after each what its Allocate could not do without, by itself."""
+    places = cluster.places
+    directory = places.root / "toll"
+    directory.mkdir()
+    took: list[float] = []
+    tolls: list[toll.Toll] = []
+    arguments = str(directory), str(places.pod_resources / "kubelet.sock")
+    async with _beside("tests.bench.toll", *arguments) as (told, said):
+        for number in range(PODS):
+            name = f"pod-{number}"
+            async with _a_pod(cluster, name):
+                size = (places.state / "state.json").stat().st_size
+                told.write(f"{size} {NAMESPACE} {name}\n".encode())
+                async with asyncio.timeout(PATIENCE):
+                    disk, question = map(float, (await said.readline()).split())
+            count, total = await _spent(cluster)
+            if count != number + 1:
+                raise RuntimeError(f"the agent counts {count:g} Allocates after {number + 1} pods")
+            took.append(total - sum(took))
+            tolls.append((disk, question))
+    # The first of each has to find its way.
+    return toll.figures(took[1:], tolls[1:])
 
 
 def _rpcs(cluster: SandboxCluster) -> list[float]:
@@ -237,16 +271,16 @@ def _rpcs(cluster: SandboxCluster) -> list[float]:
     return found
 
 
-async def _histogram(cluster: SandboxCluster) -> tuple[float, float]:
-    """p50 and p99 of Allocate, in ms."""
-    buckets = {
-        float(labels["le"]): value
+async def _spent(cluster: SandboxCluster) -> tuple[float, float]:
+    """How many Allocates were answered, and the ms of all of them together."""
+    found = {
+        name.rpartition("_")[2]: value
         for name, labels, value in await scrape(cluster.web_address or "")
-        if name == "hami_agent_rpc_duration_seconds_bucket" and labels["method"] == "allocate"
+        if name.startswith("hami_agent_rpc_duration_seconds_")
+        and labels["method"] == "allocate"
+        and "le" not in labels
     }
-    if max(buckets.values(), default=0) < PODS:
-        raise RuntimeError(f"the agent's histogram does not count {PODS} Allocates: {buckets}")
-    return bucketed(buckets, 50) * 1000, bucketed(buckets, 99) * 1000
+    return found["count"], found["sum"] * 1000
 
 
 def _resident_mb(pid: int) -> float:

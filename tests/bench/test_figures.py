@@ -1,23 +1,12 @@
 import json
-import math
 
-from tests.bench.figures import Figure, bucketed, keep, percentile, table
+from tests.bench.figures import Figure, keep, percentile, table
 
 
 def test_percentiles_are_nearest_ranks():
     samples = [float(number) for number in range(100, 0, -1)]
 
     assert [1.0, 50.0, 99.0, 100.0] == [percentile(samples, p) for p in (1, 50, 99, 100)]
-
-
-def test_a_histogram_is_interpolated_inside_its_bucket():
-    buckets = {1.0: 0.0, 2.0: 50.0, 4.0: 100.0, math.inf: 100.0}
-
-    assert [2.0, 3.0] == [bucketed(buckets, percent) for percent in (50, 75)]
-
-
-def test_what_is_beyond_the_last_bucket_is_told_as_its_bound():
-    assert 2.0 == bucketed({2.0: 1.0, math.inf: 2.0}, 99)
 
 
 def test_a_figure_is_its_median_beside_its_budget(tmp_path):

@@ -70,6 +70,28 @@ async def test_work_whose_caller_left_is_not_begun():
     assert [] == done
 
 
+async def test_work_whose_caller_left_while_it_ran_goes_on_and_bothers_nobody():
+    begun, gate = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+    ended = []
+
+    def fail():
+        loop.call_soon_threadsafe(begun.set)
+        ended.append(gate.wait(5))
+        raise ValueError("nobody is there to hear it")
+
+    async with Worker("disk", 1) as worker, asyncio.TaskGroup() as group:
+        leaver = group.create_task(worker.call(fail))
+        await begun.wait()
+        leaver.cancel()
+        await asyncio.sleep(0)
+        gate.set()
+
+        assert 7 == await worker.call(int, "7")
+
+    assert [True] == ended
+
+
 async def test_leaving_finishes_what_waits():
     done: list[object] = []
     gate = threading.Event()

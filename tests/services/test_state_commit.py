@@ -46,6 +46,28 @@ async def test_a_commit_returns_when_the_row_is_on_disk_and_published():
         assert 1 == service.generation
 
 
+async def test_an_author_goes_on_before_those_who_follow_the_ledger():
+    told = []
+
+    async with a_service(GatedDisk()) as service, asyncio.TaskGroup() as group:
+
+        def tell(who):
+            told.append((who, len(service.ledger.value.rows)))
+
+        async def follow():
+            async for _ in service.ledger.follow():
+                tell("follower")
+
+        following = group.create_task(follow())
+        await asyncio.sleep(0)
+        await service.commit(putting(1))
+        tell("author")
+        await asyncio.sleep(0.01)
+        following.cancel()
+
+    assert [("follower", 0), ("author", 1), ("follower", 1)] == told
+
+
 async def test_ten_changes_at_once_need_two_writes():
     disk = GatedDisk()
     disk.gate.clear()

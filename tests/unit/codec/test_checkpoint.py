@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
-from agent.codec.checkpoint import VERSION, decode_state, encode_state
+from agent.codec.checkpoint import VERSION, StateEncoder, decode_state, encode_state
 from agent.core.errors import StateCorrupt
 from agent.core.ledger import Ledger
 from agent.core.state import State
@@ -46,6 +47,18 @@ def test_equal_states_make_equal_bytes(state):
     )
 
     assert encode_state(state) == encode_state(backwards)
+
+
+@given(st.lists(STATES, max_size=4), st.data())
+def test_what_was_written_before_changes_no_byte(states, data):
+    encoder = StateEncoder()
+    for state in states:
+        again = data.draw(st.sampled_from(states))
+        rows = (*state.ledger.rows, *again.ledger.rows)
+        both = dataclasses.replace(state, ledger=dataclasses.replace(again.ledger, rows=rows))
+
+        assert encode_state(both) == encoder.encode(both)
+        assert both == decode_state(encoder.encode(both))
 
 
 def test_a_file_of_version_1_reads_for_ever_and_is_written_like_this():
