@@ -1,0 +1,184 @@
+"""`allocation.fence: prestart`: who may start starts; who was booked another GPU is told so."""
+
+import pytest
+import pytest_asyncio
+
+from tests.peers.lab.agents import RESOURCE
+from tests.peers.lab.clockwork import wall
+from tests.peers.lab.faces import readings
+from tests.peers.lab.faults import end_container
+from tests.peers.lab.grants import expected_inside, seen_inside
+from tests.peers.lab.node_state import gpu_uuids, until_allocatable
+from tests.peers.lab.pods import (
+    a_telling_pod,
+    as_seen,
+    delete,
+    forget_told,
+    gpu_of,
+    key,
+    lives,
+    lives_of,
+    run,
+    status_of,
+    telling,
+    until_deleted,
+    until_restarted,
+    until_settled,
+    until_told,
+)
+from tests.peers.lab.records import rebook
+from tests.peers.lab.waiting import until, until_answer
+from tests.peers.lab.workloads import a_container, a_pod
+
+EVENTS = "/api/v1/namespaces/default/events"
+NOTED_WITHIN = 3.0
+ASKED = "device plugin PreStartContainer rpc failed with err: rpc error:"
+"""What the kubelet writes before the words of whom it asked."""
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def fenced(cluster):
+    """An agent that the kubelet asks before each start."""
+    return await cluster.start_registered_agent("--fence", "prestart")
+
+
+async def dies(cluster, name):
+    """The one container of a pod is killed."""
+    forget_told(cluster, name)
+    await end_container(lives(as_seen(cluster, name))["main"].id)
+
+
+async def until_waiting(cluster, name):
+    """Why a pod's container is not started again, once the kubelet says so, and in what words."""
+
+    seen = {}
+
+    def waits():
+        found = status_of(cluster, name).get("containerStatuses") or [{"state": {}}]
+        waiting = found[0]["state"].get("waiting") or {}
+        if waiting.get("reason") != "CrashLoopBackOff":  # it rests first
+            seen.update(waiting)
+        return seen
+
+    await cluster.pods.until(waits, 60.0, f"{name} does not wait: {status_of(cluster, name)}")
+    return seen["reason"], seen["message"]
+
+
+async def test_containers_that_hold_what_was_offered_start_and_start_again(cluster, fenced):
+    init = a_container("load", memory=1024, script="true")
+    pods = (
+        a_telling_pod(cluster, "one", gpus=2),
+        telling(cluster, a_pod("two", a_container("a"), a_container("b", memory=2048))),
+        telling(cluster, a_pod("prepared", a_container(memory=2048), inits=(init,))),
+        telling(cluster, a_pod("without", a_container(gpus=0))),
+    )
+    names = await run(cluster, *pods, within=60.0)
+    await dies(cluster, "one")
+    await until_restarted(cluster, "one")
+
+    for name in names:
+        assert expected_inside(cluster, name) == await seen_inside(cluster, name)
+    assert not fenced.events("plugin.start_refused")
+
+
+async def book_elsewhere(cluster, agent, name):
+    """The kubelet starts with records that name a slice of another GPU, and then the agent.
+
+    The GPU that the pod was given, and the other one.
+    """
+    (mine,) = (await cluster.kubelet.held(RESOURCE))[key(name), "main"]
+    elsewhere = next(uuid for uuid in gpu_uuids(cluster) if uuid != gpu_of(mine))
+    await agent.part.kill()
+    await cluster.kubelet.part.kill()
+    rebook(cluster, name, {mine: f"{elsewhere}-9"})
+    await cluster.kubelet.start()
+    await until_answer(lambda: holds(cluster, name, f"{elsewhere}-9"), 20.0, lambda: "not rebooked")
+    await agent.part.start()
+    return gpu_of(mine), elsewhere
+
+
+async def test_a_container_that_was_booked_another_gpu_is_not_started_and_its_pod_says_why(
+    cluster, fenced, table
+):
+    (name, other) = await run(cluster, *(a_telling_pod(cluster, one) for one in ("off", "well")))
+    await until_settled(cluster, name, other)
+    await until_told(cluster, name, other)
+    before = lives_of(cluster, [name, other])
+
+    mine, elsewhere = await book_elsewhere(cluster, fenced, name)
+    began = wall()
+    await until(lambda: bool(fenced.events("ledger.mismatch")), 30.0, fenced.part.tail)
+    table.hold("agent starts → another GPU's slice is told", wall() - began, NOTED_WITHIN)
+    await until_allocatable(cluster)
+    assert before == lives_of(cluster, [name, other])
+    assert 1 == (await readings(fenced))["hami_agent_allocation_mismatches_total"]
+    await until_answer(lambda: event_of(cluster, name), 20.0, fenced.part.tail)
+
+    await dies(cluster, name)
+    reason, message = await until_waiting(cluster, name)
+    assert "CreateContainerConfigError" == reason
+    assert message.startswith(f"{ASKED} code = FailedPrecondition desc = Container main ")
+    assert message.endswith(
+        f"was given GPU {mine}, but the kubelet booked slices of {elsewhere} for it; "
+        "create the pod again. [HA-4006]"
+    )
+    await run(cluster, a_telling_pod(cluster, "new"))
+    assert before[other] == lives_of(cluster, [other])[other]
+    assert {} == lives_of(cluster, [name])[name]
+
+    await delete(cluster, name, grace=0)
+    await until_deleted(cluster, name)
+    await run(cluster, a_telling_pod(cluster, name))
+    assert expected_inside(cluster, name) == await seen_inside(cluster, name)
+
+
+async def holds(cluster, name, slice_id):
+    """Whether the kubelet has booked this slice for a pod."""
+    held = await cluster.kubelet.held(RESOURCE)
+    return {slice_id} == held.get((key(name), "main"))
+
+
+async def event_of(cluster, name):
+    """Whether the pod has the Event of a mismatch."""
+    found = (await cluster.api.get(EVENTS))["items"]
+    return any(
+        one["reason"] == "SliceMismatch" and one["involvedObject"]["name"] == name for one in found
+    )
+
+
+@pytest.mark.long
+async def test_without_the_agent_no_container_starts_again_and_with_it_all_do(cluster, fenced):
+    await run(cluster, *(a_telling_pod(cluster, one) for one in ("dies", "lives")))
+    await until_told(cluster, "dies", "lives")
+    before = lives_of(cluster, ["lives"])
+
+    await fenced.part.kill()
+    await dies(cluster, "dies")
+    reason, message = await until_waiting(cluster, "dies")
+    await fenced.part.start()
+    await until_restarted(cluster, "dies", within=60.0)
+
+    assert "CreateContainerConfigError" == reason, message
+    assert expected_inside(cluster, "dies") == await seen_inside(cluster, "dies")
+    assert before == lives_of(cluster, ["lives"])
+
+
+async def test_after_a_lost_checkpoint_the_kubelet_does_not_ask_and_the_pod_must_be_made_anew(
+    cluster, fenced
+):
+    await run(cluster, *(a_telling_pod(cluster, one) for one in ("dies", "lives")))
+    await until_told(cluster, "dies", "lives")
+    before = lives_of(cluster, ["lives"])
+
+    await cluster.kubelet.restart(lose_checkpoint=True)
+    await until_allocatable(cluster)
+    await dies(cluster, "dies")
+    reason, message = await until_waiting(cluster, "dies")
+
+    assert "CreateContainerConfigError" == reason
+    assert "no devices found allocated in local cache" in message
+    assert before == lives_of(cluster, ["lives"])
+    await delete(cluster, "dies", grace=0)
+    await until_deleted(cluster, "dies")
+    await run(cluster, a_telling_pod(cluster, "dies"))
+    assert expected_inside(cluster, "dies") == await seen_inside(cluster, "dies")

@@ -1,0 +1,330 @@
+"""The agent's state is lost, or a day old: rows come back from annotations and the kubelet."""
+
+import contextlib
+import dataclasses
+import datetime as dt
+import json
+
+import pytest
+
+from agent.codec.checkpoint import decode_state, encode_state
+from agent.core import annotations
+from agent.core.errors import StateCorrupt
+from agent.core.pods import Role
+from tests.peers.lab.agents import RESOURCE
+from tests.peers.lab.agreement import lost, rows
+from tests.peers.lab.clockwork import wall
+from tests.peers.lab.faults import end_container
+from tests.peers.lab.grants import (
+    environment_bytes,
+    expected_inside,
+    oversold,
+    seen_inside,
+    seen_mounts,
+)
+from tests.peers.lab.node_state import (
+    node_of,
+    notes_of,
+    until_allocatable,
+    until_offered,
+    until_unlocked,
+)
+from tests.peers.lab.placement import place, share
+from tests.peers.lab.pods import (
+    PODS,
+    a_telling_pod,
+    as_seen,
+    delete,
+    forget_told,
+    lives,
+    lives_of,
+    run,
+    telling,
+    until_deleted,
+    until_restarted,
+    until_running,
+    until_settled,
+    until_told,
+)
+from tests.peers.lab.waiting import until, until_answer
+from tests.peers.lab.workloads import a_container, a_pod
+
+DAY = dt.timedelta(days=1)
+EVENTS = "/api/v1/namespaces/default/events"
+CLOSED_WITHIN = 5.0
+BACK_WITHIN = 60.0
+
+
+async def settled_pods(cluster):
+    """Pods of several shapes that run, and what was written for each."""
+    shapes = (
+        a_pod("pair", a_container(gpus=2, memory=7000)),
+        a_pod(
+            "trio",
+            a_container("left", memory=1024),
+            a_container("plain", gpus=0),
+            a_container("right", memory=2048, cores=20),
+        ),
+        a_pod(
+            "prepared",
+            a_container(memory=2048),
+            inits=(a_container("load", memory=1024, script="true"),),
+        ),
+    )
+    names = await run(cluster, *(telling(cluster, one) for one in shapes), within=60.0)
+    await until_settled(cluster, *names)
+    await until_told(cluster, *names)
+    return names
+
+
+def state_directory(cluster):
+    return cluster.space.view / "var/lib/hami-agent"
+
+
+def lose_state(cluster, manner="removed"):
+    """Both generations of it."""
+    for path in state_directory(cluster).glob("state*.json"):
+        if manner == "removed":
+            path.unlink()
+        else:
+            path.write_bytes(b"\0" * path.stat().st_size)
+
+
+def listed(cluster):
+    """Of each row whose container PodResources lists, what must come back; none: no state yet."""
+    with contextlib.suppress(FileNotFoundError, StateCorrupt):
+        return {
+            who: (row.shares, row.slice_ids, row.group, row.edits, row.confirmed)
+            for who, row in rows(cluster).items()
+            if row.role is not Role.INIT
+        }
+    return {}
+
+
+async def listed_and_confirmed(cluster):
+    """The same, once the kubelet has confirmed them all. Raises TimeoutError."""
+    await until(
+        lambda: bool(rows(cluster)) and all(row.confirmed for row in rows(cluster).values()),
+        20.0,
+        lambda: f"{rows(cluster)}",
+    )
+    return listed(cluster)
+
+
+async def until_rows(cluster, wanted):
+    """Return once those are the rows again. Raises TimeoutError."""
+    await until(lambda: wanted == listed(cluster), BACK_WITHIN, lambda: f"{listed(cluster)}")
+
+
+def inside_of(cluster, name):
+    """What a container was told, to the byte."""
+    return environment_bytes(cluster, name), seen_mounts(cluster, name)
+
+
+async def dies(cluster, name):
+    """A container is killed; returns when it runs again and has told."""
+    forget_told(cluster, name)
+    await end_container(lives(as_seen(cluster, name))["main"].id)
+    await until_restarted(cluster, name, within=60.0)
+    await until_told(cluster, name)
+
+
+@pytest.mark.parametrize("manner", ["removed", "zeroed"])
+async def test_rows_of_running_pods_come_back_and_the_pods_notice_nothing(
+    cluster, agent, table, manner
+):
+    names = await settled_pods(cluster)
+    before, wanted = lives_of(cluster, names), await listed_and_confirmed(cluster)
+
+    await agent.part.kill()
+    lose_state(cluster, manner)
+    began = wall()
+    await agent.part.start()
+    await until_rows(cluster, wanted)
+    table.hold("state lost: agent starts → rows are back", wall() - began, CLOSED_WITHIN)
+
+    await until_allocatable(cluster)
+    new = await run(cluster, a_telling_pod(cluster, "new"))
+    for name in (*names, *new):
+        assert expected_inside(cluster, name) == await seen_inside(cluster, name)
+    await until_settled(cluster, *new)
+    assert before == lives_of(cluster, names)
+    assert wanted.items() < listed(cluster).items()
+    assert {} == oversold(cluster)
+    if manner == "zeroed":
+        await until_answer(lambda: is_told(cluster), 20.0, agent.part.tail)
+
+
+async def is_told(cluster):
+    """Whether the Node has the Event."""
+    found = (await cluster.api.get(EVENTS))["items"]
+    return any(one["reason"] == "StateRecovered" for one in found)
+
+
+async def three_pods(cluster):
+    """One that is about to die, and two that live."""
+    names = await run(
+        cluster,
+        a_telling_pod(cluster, "dies", gpus=2, memory=7000),
+        *(a_telling_pod(cluster, f"lives-{number}") for number in range(2)),
+    )
+    await until_settled(cluster, *names)
+    await until_told(cluster, *names)
+    return names
+
+
+async def test_a_container_that_dies_after_both_lost_their_records_starts_as_it_was(
+    cluster, agent, table
+):
+    names = await three_pods(cluster)
+    before, inside = lives_of(cluster, names), inside_of(cluster, "dies")
+    wanted = await listed_and_confirmed(cluster)
+
+    await agent.part.kill()
+    lose_state(cluster)
+    await agent.part.start()
+    await until_rows(cluster, wanted)
+    await cluster.kubelet.restart(lose_checkpoint=True)
+    await until_allocatable(cluster)
+    died = wall()
+    await dies(cluster, "dies")
+    table.add("both lost their records: a container dies → it runs again", wall() - died)
+
+    assert inside == inside_of(cluster, "dies")
+    after = lives_of(cluster, names)
+    assert {**before, "dies": after["dies"]} == after
+    await run(cluster, a_telling_pod(cluster, "new", memory=500))
+    assert expected_inside(cluster, "new") == await seen_inside(cluster, "new")
+    assert {} == oversold(cluster)
+
+
+async def test_a_container_that_dies_after_both_were_lost_at_once_starts_as_it_was(cluster, agent):
+    await three_pods(cluster)
+    inside, asked = inside_of(cluster, "dies"), len(agent.events("alloc.answered"))
+
+    await agent.part.kill()
+    lose_state(cluster)
+    await cluster.kubelet.restart(lose_checkpoint=True)
+    await agent.part.start()
+    await until_allocatable(cluster)
+    forget_told(cluster, "dies")
+    await end_container(lives(as_seen(cluster, "dies"))["main"].id)
+    await until(
+        lambda: len(agent.events("alloc.answered")) > asked or bool(agent.events("alloc.refused")),
+        30.0,
+        agent.part.tail,
+    )
+
+    assert [] == agent.events("alloc.refused")
+    await until_told(cluster, "dies")
+    assert inside == inside_of(cluster, "dies")
+
+
+async def test_what_cannot_be_read_is_left_alone_and_disturbs_nobody(cluster, agent):
+    names = await run(
+        cluster, *(a_telling_pod(cluster, name) for name in ("garbled", "foreign", "plain"))
+    )
+    await until_settled(cluster, *names)
+    await until_told(cluster, *names)
+    before, held = lives_of(cluster, names), await cluster.kubelet.held(RESOURCE)
+    present = directories(cluster)
+
+    await agent.part.kill()
+    lose_state(cluster)
+    told = {"garbled": ";;not,a,device", "foreign": "GPU-of-another-node,NVIDIA,3000,10:;"}
+    for name, text in told.items():
+        noted = {"metadata": {"annotations": {annotations.ALLOCATED: text}}}
+        await cluster.api.patch(f"{PODS}/{name}", noted)
+    await agent.part.start()
+    await until_allocatable(cluster)
+    await until(lambda: ("default/plain", "main") in listed(cluster), 30.0, agent.part.tail)
+    await run(cluster, a_telling_pod(cluster, "new"))
+    await dies(cluster, "garbled")
+
+    assert expected_inside(cluster, "new") == await seen_inside(cluster, "new")
+    assert held.items() < (await cluster.kubelet.held(RESOURCE)).items()
+    assert present < directories(cluster)
+    after = lives_of(cluster, names)
+    assert {**before, "garbled": after["garbled"]} == after
+    assert ["foreign"] == [one["pod"] for one in agent.events("ledger.not_adopted")][:1]
+
+
+async def test_slices_of_a_holder_that_cannot_be_read_stay_listed(cluster):
+    agent = await cluster.start_registered_agent("--split-count", "2", slices=16)
+    for name in ("first", "second"):
+        await place(cluster, a_pod(name), [[share(cluster, 4)]])
+        await until_running(cluster, name)
+        await until_unlocked(cluster)
+    held = await cluster.kubelet.held(RESOURCE)
+
+    await agent.part.stop()
+    lose_state(cluster)
+    for pod, _ in held:
+        noted = {"metadata": {"annotations": {annotations.ALLOCATED: None}}}
+        await cluster.api.patch(f"{PODS}/{pod.rpartition('/')[2]}", noted)
+    await cluster.start_agent("--split-count", "1")
+    await cluster.nodes.until(lambda: is_counted(cluster, 1), 20.0, "no register annotation")
+    await until_offered(cluster, 9, within=8.0)
+
+    assert frozenset().union(*held.values()) <= await cluster.kubelet.allocatable(RESOURCE)
+
+
+def is_counted(cluster, split):
+    """Whether the Node says so many slices of each GPU to HAMi's scheduler."""
+    noted = notes_of(node_of(cluster)).get(annotations.REGISTER, "[]")
+    return {split} == {gpu["count"] for gpu in json.loads(noted)}
+
+
+def age(cluster):
+    """All answers were given a day ago."""
+    for path in state_directory(cluster).glob("state*.json"):
+        found = decode_state(path.read_bytes())
+        aged = tuple(
+            dataclasses.replace(row, answered_at=row.answered_at - DAY) for row in found.ledger.rows
+        )
+        ledger = dataclasses.replace(found.ledger, rows=aged)
+        path.write_bytes(encode_state(dataclasses.replace(found, ledger=ledger)))
+
+
+def directories(cluster):
+    """Those of the containers that there are on the node."""
+    return {path.name for path in (cluster.hook / "containers").iterdir()}
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["ledger kept", "ledger lost"])
+async def test_after_a_day_away_what_belongs_to_nobody_goes(cluster, agent, table, kept):
+    names = await run(
+        cluster, *(a_telling_pod(cluster, name) for name in ("gone", "ended", "stays"))
+    )
+    await until_settled(cluster, *names)
+    await until_told(cluster, *names)
+    before, stays = lives_of(cluster, ["stays"]), ("default/stays", "main")
+    wanted = (await listed_and_confirmed(cluster))[stays]
+    mine, all_of_them = {f"{uid_of(cluster, 'stays')}_main"}, directories(cluster)
+
+    await agent.part.kill()
+    for name in ("gone", "ended"):
+        await delete(cluster, name, grace=0)
+        await until_deleted(cluster, name)
+    if kept:
+        age(cluster)
+    else:
+        lose_state(cluster)
+    began = wall()
+    await agent.part.start()
+    await until_rows(cluster, {stays: wanted})
+    # Without a row to tell whose they are, ten minutes must have passed since they changed.
+    left = mine if kept else all_of_them
+    await until(lambda: left == directories(cluster), 60.0, lambda: f"{directories(cluster)}")
+    table.hold("a day away: agent starts → rows as they should be", wall() - began, CLOSED_WITHIN)
+
+    assert before == lives_of(cluster, ["stays"])
+    await until_unlocked(cluster)
+    await until_allocatable(cluster)
+    await run(cluster, a_telling_pod(cluster, "new"))
+    assert expected_inside(cluster, "new") == await seen_inside(cluster, "new")
+    assert [] == lost(cluster)
+
+
+def uid_of(cluster, name):
+    return as_seen(cluster, name)["metadata"]["uid"]

@@ -1,0 +1,54 @@
+"""Beside a real kubelet: pods without a lock with `legacy`, and a node without HAMi-core."""
+
+from agent.core import annotations
+from tests.peers.lab.grants import told_environment
+from tests.peers.lab.node_state import until_unlocked
+from tests.peers.lab.placement import MIB, annotate, bind, create_by_hand, place, share
+from tests.peers.lab.pods import (
+    telling,
+    until_bind_phase,
+    until_failed,
+    until_running,
+    until_told,
+)
+from tests.peers.lab.workloads import a_container, a_pod
+
+
+async def test_pods_without_a_lock_at_once_get_their_own_shares_with_legacy(cluster):
+    """Two bound back to back: the witness leaves one at a time, so none is guessed."""
+    await cluster.start_registered_agent("--unlocked-pods", "legacy")
+    shares = {name: share(cluster, index) for name, index in (("one", 3), ("two", 4))}
+    for name, mine in shares.items():
+        first = a_container("prepare", script="true")
+        pod = a_pod(name, a_container(gpus=0), inits=(first,))
+        await create_by_hand(cluster, telling(cluster, pod))
+        await annotate(cluster, name, [[mine], []])
+    for name in shares:
+        await bind(cluster, name)
+
+    for name, mine in shares.items():
+        await until_running(cluster, name)
+        await until_told(cluster, name)
+        seen = told_environment(cluster, name, "prepare")
+        assert mine.uuid == seen["NVIDIA_VISIBLE_DEVICES"]
+        assert f"{MIB}m" == seen["CUDA_DEVICE_MEMORY_LIMIT_0"]
+        await until_bind_phase(cluster, name, annotations.PHASE_SUCCESS)
+
+
+async def test_without_hami_core_pods_are_refused_and_nothing_takes_its_place(cluster, agent):
+    library = cluster.hook / "libvgpu.so"
+    content = library.read_bytes()
+    library.unlink()
+    try:
+        await place(cluster, a_pod("early"), [[share(cluster, 0)]])
+        status = await until_failed(cluster, "early")
+        assert "[HA-5005]" in status["message"]
+        assert not library.exists()
+    finally:
+        library.write_bytes(content)
+    await until_unlocked(cluster)
+
+    await place(cluster, a_pod("later"), [[share(cluster, 0)]])
+
+    await until_running(cluster, "later")
+    assert agent.events("alloc.answered")
