@@ -36,6 +36,7 @@ def cases(category: str, *, without: dict[str, str] | None = None) -> list[Vecto
     `without` gives the others, each with the reason; naming one that is not there is an error.
     """
     found = vectors(category)
+    assert found, f"there are no vectors of {category}: their tests would pass without a look"
     for name in without or {}:
         del found[name]
     return list(found.values())

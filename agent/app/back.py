@@ -186,6 +186,7 @@ def _reconcile(
             hooks=adapters.hooks,
             clock=adapters.clock,
             adopt=allocation.adopt,
+            calls=front.allocator.calls,
         ),
         commit=state.commit,
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from agent.codec.nodelock import decode_stamp
-from agent.codec.pod import INT32_MAX, Groups, decode_pod_devices, validate
+from agent.codec.pod import INT32_MAX, TYPE_WORD, Groups, decode_pod_devices, validate
 from agent.codec.quantity import decode_quantity, decode_whole
 from agent.core.annotations import ALLOCATED, MIRROR, PREFIX
 from agent.core.errors import MalformedText, cap
@@ -85,7 +85,7 @@ def _groups(text: str | None) -> tuple[Groups | None, str]:
     if text is None:
         return None, ""
     try:
-        return validate(decode_pod_devices(text)), ""
+        return validate(decode_pod_devices(text, type_word=TYPE_WORD)), ""
     except MalformedText as error:
         return None, str(error)
 

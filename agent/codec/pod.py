@@ -23,21 +23,25 @@ _NUMBER = re.compile(r"([+-]?)0*([0-9]{1,10})")
 """Go's ParseInt in base 10: a sign and digits, no space, no underscore; leading zeros apart."""
 
 
-def decode_pod_devices(text: str) -> Groups:
+def decode_pod_devices(text: str, *, type_word: str | None = None) -> Groups:
     """Groups of shares in the order of the text; an empty group is a container without GPUs.
 
     The numbers of a share may be negative here, as in HAMi: `validate` refuses them. A text that
     ends in `;`, as written, has an empty group behind it. Devices without a UUID (`,,0,0`, what
-    schedulers 2.4 and 2.5 write for a container without GPUs) are absent.
+    schedulers 2.4 and 2.5 write for a container without GPUs) are absent. HAMi takes any type;
+    `type_word` is the only one that is taken here, None: any.
 
     Raises:
-        MalformedText: fewer than four fields, a number outside int32, a text over 256 KiB.
+        MalformedText: fewer than four fields, a number outside int32, another type, a text over
+            256 KiB.
     """
     if len(text) > TEXT_LIMIT:
         raise MalformedText(
             f"devices text has {len(text)} characters; at most {TEXT_LIMIT} fit an annotation"
         )
-    return tuple(_decode_group(part, place) for place, part in enumerate(text.split(";")))
+    return tuple(
+        _decode_group(part, place, type_word) for place, part in enumerate(text.split(";"))
+    )
 
 
 def encode_pod_devices(groups: Sequence[Sequence[Share]]) -> str:
@@ -77,13 +81,14 @@ def validate(groups: Groups) -> Groups:
     return groups
 
 
-def _decode_group(text: str, place: int) -> tuple[Share, ...]:
+def _decode_group(text: str, place: int, type_word: str | None) -> tuple[Share, ...]:
     """The shares of one group; pieces without a comma are skipped, as HAMi does."""
-    shares = (_decode_share(piece, place) for piece in text.split(":") if "," in piece)
+    pieces = (piece for piece in text.split(":") if "," in piece)
+    shares = (_decode_share(piece, place, type_word) for piece in pieces)
     return tuple(share for share in shares if share.uuid)
 
 
-def _decode_share(text: str, place: int) -> Share:
+def _decode_share(text: str, place: int, type_word: str | None) -> Share:
     """One device; fields after the fourth are ignored."""
     fields = text.split(",")
     if len(fields) < 4:
@@ -91,7 +96,12 @@ def _decode_share(text: str, place: int) -> Share:
             f"devices text, group {place}: {cap(text)!r} has {len(fields)} of 4 fields "
             "(UUID, type, MiB, percent)"
         )
-    uuid, _, memory, cores = fields[:4]
+    uuid, found, memory, cores = fields[:4]
+    if uuid and type_word is not None and found != type_word:
+        raise MalformedText(
+            f"devices text, group {place}: {cap(uuid, 64)} is of type {cap(found, 64)!r}, and only "
+            f"{type_word} is served here"
+        )
     return Share(
         uuid=GpuUuid(uuid),
         memory_mib=_number(memory, place, "memory"),

@@ -37,13 +37,15 @@ class Books:
     `recorded`: the containers in the kubelet's checkpoint file, None while unread or unreadable
     (ordinary init containers are listed nowhere else). `alive`: runtime ids of containers that run
     for certain: after a reboot the API still says running for containers that are gone.
-    `witnessed`: this kubelet serves Get; where it does not, its file stands in.
+    `witnessed`: this kubelet serves Get; where it does not, its file stands in. `asked_last`: the
+    container for which this kubelet asked last, of pods of which it had lost the records.
     """
 
     epoch: KubeletEpoch
     recorded: frozenset[ContainerKey] | None = None
     alive: frozenset[str] = frozenset()
     witnessed: bool = True
+    asked_last: Mapping[PodUid, str] = dataclasses.field(default_factory=dict)
 
 
 Known = Mapping[PodKey, Holding | None]
@@ -76,15 +78,15 @@ def _is_held(
     """Whether the kubelet has a record of the container, as far as is known.
 
     Without one it may ask, for the first time or again: it loses records when it is killed before
-    its checkpoint is written, or when the checkpoint is lost. PodResources has the last word where
-    it was asked, but never lists ordinary init containers.
+    its checkpoint is written, or when the checkpoint is lost. PodResources answers by name and
+    never lists ordinary init containers; its file has UIDs, and all of them.
     """
     if role is Role.INIT or not books.witnessed:
         if books.recorded is not None:
             return key in books.recorded
         return row is not None and row.epoch == books.epoch
-    if holding is not None:
-        return False  # it was asked, and named no ids
+    if holding is not None:  # it was asked, and named no ids
+        return books.recorded is not None and key in books.recorded
     return row is not None and row.confirmed and row.epoch == books.epoch
 
 
@@ -123,7 +125,7 @@ def _next(
     missing here. Where a container of the pod runs, its admission is over, and the others are
     started again one by one. Else it is the first.
     """
-    for one in found:
+    for one in _in_turn(found, books):
         if one.container.count == count:
             return one
         if is_asked and not any(_is_alive(other, books) for other in one.pod.containers):
@@ -131,8 +133,29 @@ def _next(
     return None
 
 
+def _in_turn(found: tuple[Candidate, ...], books: Books) -> tuple[Candidate, ...]:
+    """Those behind the container that was asked for last, then the others.
+
+    The kubelet starts the dead containers of a pod in the order of the spec. One that is refused
+    does not stop it: it goes on to the next, and comes back to this one in its next round.
+    """
+    last = books.asked_last.get(found[0].pod.uid) if found else None
+    names = [one.name for one in found[0].pod.gpu_containers] if found else []
+    if last not in names:
+        return found
+    done = names.index(last) + 1
+    return (
+        *(one for one in found if names.index(one.container.name) >= done),
+        *(one for one in found if names.index(one.container.name) < done),
+    )
+
+
 def _tombstones(table: PodTable, ledger: Ledger) -> Iterator[PodView]:
-    """Deleted pods that were never answered: the kubelet may still have them in its queue."""
+    """Deleted pods that were never answered: the kubelet may still have them in its queue.
+
+    One that was answered before the kubelet lost its records could be asked for as well. It ends
+    at once, whatever it is given; counted here, it would cost its successor an answer.
+    """
     for stone in table.tombstones:
         pod = stone.pod
         answered = pod.annotations.get(BIND_PHASE) == "success" or ledger.rows_of(pod.uid)

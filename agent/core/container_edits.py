@@ -33,6 +33,7 @@ from agent.core.edits import (
 )
 from agent.core.errors import Gate, Refusal, SettingsError, cap
 from agent.core.gpu import GpuUuid
+from agent.core.mps import mps_envs, mps_mounts
 from agent.core.pods import PodUid
 
 MODES = frozenset({"hami-core", "mps", ""})
@@ -91,8 +92,8 @@ def gpu_edits(
     uuids = tuple(dict.fromkeys(granted.share.uuid for granted in shares))
     with_nodes = settings.pass_device_specs and not is_cdi_only(settings)
     return ContainerEdits(
-        envs=tuple(sorted(_visible(uuids, settings))),
-        mounts=tuple(list_mounts(uuids, settings)),
+        envs=tuple(sorted((*mps_envs(settings), *_visible(uuids, settings)))),
+        mounts=(*mps_mounts(settings), *list_mounts(uuids, settings)),
         nodes=tuple(_nodes(shares, settings, facts)) if with_nodes else (),
         annotations=cdi_annotations(answer, uuids, settings),
         cdi_names=cdi_names(uuids, settings),
@@ -108,6 +109,24 @@ def check_edit_settings(settings: EditSettings) -> None:
     if settings.mode not in MODES:
         raise SettingsError(f"operating mode {cap(settings.mode)!r} is not served; use hami-core")
     check_device_list(settings)
+
+
+def check_library(facts: HookFacts) -> None:
+    """Nothing, when HAMi-core is installed.
+
+    A container runtime makes a directory of a mount's source that is missing, and starts the
+    container: it would have no limit, and HAMi-core could not be installed any more.
+
+    Raises:
+        Refusal: a file of HAMi-core is missing.
+    """
+    if facts.missing:
+        raise Refusal(
+            Gate.NO_LIBRARY,
+            f"HAMi-core is not installed on this node ({' and '.join(facts.missing)} missing or "
+            "not a file), so no limit would be kept; ask the operator to install it.",
+            transient=True,
+        )
 
 
 def container_directory(pod_uid: str, container: str) -> str:

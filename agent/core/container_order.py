@@ -38,7 +38,7 @@ def pair_groups(
         raise Refusal(
             Gate.COUNT_MISMATCH,
             f"the scheduler wrote GPUs for {len(filled)} containers, but {len(asking)} containers "
-            "of this pod ask for GPUs; delete the pod and create it again",
+            "of it ask for GPUs; delete the pod and create it again.",
         )
     paired = zip(filled, asking if all_asking else regular, strict=True)
     return tuple(_assigned(index, container, group) for (index, group), container in paired)
@@ -49,6 +49,6 @@ def _assigned(index: int, container: ContainerView, shares: tuple[Share, ...]) -
         raise Refusal(
             Gate.COUNT_MISMATCH,
             f"container {container.name} asks for {container.count} GPUs, but the scheduler wrote "
-            f"{len(shares)} for it; delete the pod and create it again",
+            f"{len(shares)} for it; delete the pod and create it again.",
         )
     return Assignment(index, container.name, shares)

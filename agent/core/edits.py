@@ -38,7 +38,8 @@ class ContainerEdits:
 class EditSettings:
     """How answers are made. `hook_path` is HAMi's HOOK_PATH; strategies are NVIDIA's names.
 
-    `cdi_kind` is `vendor/class` of the GPUs in the CDI specification on this host.
+    `cdi_kind` is `vendor/class` of the GPUs in the CDI specification on this host. `mps_root` is
+    the host directory of an MPS control daemon for `resource`, empty where there is none.
     """
 
     hook_path: str = "/usr/local"
@@ -54,6 +55,8 @@ class EditSettings:
     gdrcopy: bool = False
     gds: bool = False
     mofed: bool = False
+    mps_root: str = ""
+    resource: str = "nvidia.com/gpu"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,10 +64,12 @@ class HookFacts:
     """What lies in the hook directory of this host: decides mounts.
 
     `library` is the host path of libvgpu.so to mount (the versioned one if present).
-    `device_nodes` are the control nodes of the driver that exist.
+    `missing`: which of the files that every answer mounts are not there. `device_nodes` are the
+    control nodes of the driver that exist.
     """
 
     library: str
+    missing: tuple[str, ...] = ()
     has_license: bool = False
     device_nodes: tuple[str, ...] = ()
 

@@ -25,9 +25,13 @@ FOREIGN_TEXT_LIMIT = 256
 
 
 def cap(text: str, limit: int = FOREIGN_TEXT_LIMIT) -> str:
-    """One line of foreign text, at most `limit` characters, the cut marked by an ellipsis."""
+    """One line of foreign text, at most `limit` characters, the cut marked by an ellipsis.
+
+    What a terminal would not print is replaced: the line ends on people's screens.
+    """
     line = " ".join(text.split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"
+    line = line if len(line) <= limit else line[: limit - 1] + "…"
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in line)
 
 
 class AgentError(Exception):
@@ -153,6 +157,7 @@ class Gate(enum.Enum):
     OUT_OF_TIME = "HA-5002"
     HOST_DIRECTORY = "HA-5003"
     STOPPING = "HA-5004"
+    NO_LIBRARY = "HA-5005"
 
 
 class Refusal(AgentError):  # noqa: N818 -- an answer, not a fault

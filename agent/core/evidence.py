@@ -21,7 +21,8 @@ class Evidence:
     request. `registered`: the greatest amounts of the last minute, where they differ from the
     inventory's. `records_read`, `listed`, `waited`: what was done already. `list_failed`: the LIST
     brought no answer. `checked`: runtime ids that were looked up. `claimed`: pods of calls in
-    flight, and deleted ones that asked in vain.
+    flight, and deleted ones that asked in vain. `in_doubt`: pods one of whose dead containers may
+    have been refused just now, nobody knows which.
     """
 
     table: PodTable
@@ -38,6 +39,7 @@ class Evidence:
     list_failed: bool = False
     waited: bool = False
     claimed: frozenset[PodUid] = frozenset()
+    in_doubt: frozenset[PodUid] = frozenset()
 
     @property
     def blind(self) -> bool:

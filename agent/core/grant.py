@@ -9,7 +9,7 @@ import dataclasses
 from agent.core.annotations import ALLOCATED, VGPU_NODE
 from agent.core.candidates import Candidate, is_live
 from agent.core.condition import Condition
-from agent.core.container_order import pair_groups
+from agent.core.container_order import Assignment, pair_groups
 from agent.core.errors import Gate, Refusal, cap
 from agent.core.evidence import AskKubelet, Evidence, Grant, Question
 from agent.core.gpu import GpuUuid
@@ -23,13 +23,14 @@ from agent.core.share import Share
 
 def replay(found: Candidate, row: Row, evidence: Evidence) -> Grant:
     """The same answer again; only a GPU that is gone can stand in the way."""
+    name = "/".join(found.pod.key)
     for share in row.shares:
         gpu = evidence.inventory.find(share.uuid)
         if gpu is None or not gpu.present or gpu.health.condition is Condition.LOST:
             raise Refusal(
                 Gate.BAD_GPU,
-                f"Container {row.key.container} holds GPU {share.uuid}, which is no longer there; "
-                "delete the pod so that it is placed again.",
+                f"Container {row.key.container} of pod {name} holds GPU {share.uuid}, which is no "
+                "longer there; delete the pod so that it is placed again.",
             )
     return Grant(found, row.group, row.shares)
 
@@ -61,8 +62,9 @@ def _oversold(found: Candidate, short: Shortage) -> Refusal:
         total, limit = f"{short.total.core_percent} %", f"{short.gpu.core_percent} %"
     return Refusal(
         gate,
-        f"With container {found.container.name}, GPU {short.gpu.uuid} would have {total} of "
-        f"{what} promised, and it has {limit}; create the pod again, so that it is placed anew.",
+        f"With container {found.container.name} of pod {'/'.join(found.pod.key)}, GPU "
+        f"{short.gpu.uuid} would have {total} of {what} promised, and it has {limit}; create the "
+        "pod again, so that it is placed anew.",
     )
 
 
@@ -89,7 +91,7 @@ def _assigned(found: Candidate, settings: MatchSettings) -> tuple[int, tuple[Sha
             f"Pod {name} was given GPUs of node {cap(node or 'none', 63)}, and this is "
             f"{settings.node}; create it again.",
         )
-    for assignment in pair_groups(pod.groups or (), pod.containers):
+    for assignment in _paired(pod):
         if assignment.container == container.name:
             return assignment.group_index, assignment.shares
     raise Refusal(
@@ -97,6 +99,14 @@ def _assigned(found: Candidate, settings: MatchSettings) -> tuple[int, tuple[Sha
         f"HAMi's scheduler wrote no GPUs for container {container.name} of pod {name}; "
         "create it again.",
     )
+
+
+def _paired(pod: PodView) -> tuple[Assignment, ...]:
+    """The groups of the pod with its containers; a refusal names the pod."""
+    try:
+        return pair_groups(pod.groups or (), pod.containers)
+    except Refusal as refusal:
+        raise Refusal(refusal.gate, f"Pod {'/'.join(pod.key)}: {refusal.sentence}") from refusal
 
 
 def _unplaced(pod: PodView, dropped_memory: str) -> Refusal:
@@ -118,30 +128,39 @@ def _usable(
     found: Candidate, shares: tuple[Share, ...], evidence: Evidence
 ) -> dict[GpuUuid, SharedGpu]:
     """The GPUs of the shares, all known and serving."""
+    name = "/".join(found.pod.key)
     gpus: dict[GpuUuid, SharedGpu] = {}
     for share in shares:
         gpu = evidence.inventory.find(share.uuid)
-        if gpu is None:
+        gone = gpu is not None and not gpu.present and gpu.health.condition is not Condition.LOST
+        if gpu is None or gone:
             raise Refusal(
                 Gate.UNKNOWN_GPU,
-                f"Pod {'/'.join(found.pod.key)} was given GPU {cap(share.uuid, 64)}, which this "
-                "node does not share; create it again, so that it is placed anew.",
-            )
-        if gpu.present and not gpu.serving and gpu.health.condition is Condition.UNMONITORED:
-            raise Refusal(
-                Gate.DRIVER_UNRESPONSIVE,
-                f"The driver has not answered for GPU {gpu.gpu.index} ({gpu.uuid}) for too long; "
-                "ask the operator to look at the node's driver.",
+                f"Pod {name} was given GPU {cap(share.uuid, 64)}, which this node does not share; "
+                "create it again, so that it is placed anew.",
             )
         if not gpu.serving:
-            raise Refusal(
-                Gate.BAD_GPU,
-                f"GPU {gpu.gpu.index} ({gpu.uuid}) is {gpu.health.condition.value}: "
-                f"{gpu.health.text or gpu.health.cause}; create the pod again, so that it is "
-                "placed on another GPU.",
-            )
+            raise _not_serving(name, gpu)
         gpus[share.uuid] = _as_placed(gpu, evidence)
     return gpus
+
+
+def _not_serving(name: str, gpu: SharedGpu) -> Refusal:
+    """Why the GPU of that pod is not given out."""
+    which = f"GPU {gpu.gpu.index} ({gpu.uuid})"
+    if gpu.health.condition is Condition.UNMONITORED:
+        return Refusal(
+            Gate.DRIVER_UNRESPONSIVE,
+            f"Pod {name} cannot start: the driver has not answered for its {which} for too long; "
+            "ask the operator to look at the node's driver.",
+            transient=True,
+        )
+    return Refusal(
+        Gate.BAD_GPU,
+        f"Pod {name} cannot start: its {which} is {gpu.health.condition.value}: "
+        f"{cap(gpu.health.text or gpu.health.cause)}; create it again, so that it is placed on "
+        "another GPU.",
+    )
 
 
 def _as_placed(gpu: SharedGpu, evidence: Evidence) -> SharedGpu:

@@ -9,6 +9,8 @@ class UnlockedPods(enum.StrEnum):
 
     STRICT = "strict"
     UNIQUE = "unique"
+    LEGACY = "legacy"
+    """As HAMi's plugin does: by the pods' annotations, guessing where several may be meant."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -23,7 +23,10 @@ from agent.core.evidence import (
     ReadRecords,
 )
 from agent.core.grant import check, replay
-from agent.core.match_settings import MatchSettings, UnlockedPods
+from agent.core.guess import guess, no_lock
+from agent.core.ledger import ContainerKey
+from agent.core.match_settings import MatchSettings
+from agent.core.namesakes import may_be_another, speaks_of
 from agent.core.pods import NodeLock, PodUid, PodView, Role
 
 
@@ -38,7 +41,11 @@ def decide(count: int, evidence: Evidence, settings: MatchSettings) -> Question 
     found = _being_admitted(count, evidence, settings)
     if not isinstance(found, Candidate):
         return found
+    if not evidence.listed and may_be_another(found, evidence):
+        return ListPods()
     if found.row is not None:
+        if found.pod.uid in evidence.in_doubt:
+            raise _doubted(found)
         return replay(found, found.row, evidence)
     question = _right(found, evidence, settings)
     if question is not None:
@@ -51,18 +58,20 @@ def _being_admitted(
 ) -> Candidate | Question:
     """The one candidate that the kubelet is admitting."""
     found = _found(count, evidence, settings)
-    question = _unsure(found, evidence, settings)
+    question = _unsure(found, evidence)
     if question is not None:
         return question
     if not evidence.books.witnessed:
-        return _without_witness(count, found, evidence)
+        return _without_witness(count, found, evidence, settings)
     owner = evidence.lock.owner if evidence.lock else None
     for candidate in sorted(found, key=lambda one: one.pod.key != owner):
         if candidate.pod.key not in evidence.known:
             return AskKubelet(*candidate.pod.key)
         if candidate.pod.key == owner and _settles(candidate, found, evidence, settings):
             return candidate
-    return _only(count, _known(found, evidence), evidence)
+    admitted = _known(found, evidence)
+    guessed = guess(count, admitted, evidence, settings)
+    return _only(count, admitted, evidence) if guessed is None else guessed
 
 
 def _found(count: int, evidence: Evidence, settings: MatchSettings) -> tuple[Candidate, ...]:
@@ -75,7 +84,12 @@ def _found(count: int, evidence: Evidence, settings: MatchSettings) -> tuple[Can
 
 def _known(found: tuple[Candidate, ...], evidence: Evidence) -> tuple[Candidate, ...]:
     """Those of whom the kubelet said that it admits them."""
-    return tuple(one for one in found if evidence.known.get(one.pod.key) is not None)
+    return tuple(one for one in found if _is_known(one, evidence))
+
+
+def _is_known(one: Candidate, evidence: Evidence) -> bool:
+    holding = evidence.known.get(one.pod.key)
+    return holding is not None and speaks_of(holding, one.pod)
 
 
 def used_up(count: int, evidence: Evidence, settings: MatchSettings) -> PodUid | None:
@@ -92,12 +106,38 @@ def used_up(count: int, evidence: Evidence, settings: MatchSettings) -> PodUid |
     return graves[0] if graves and same_name else None
 
 
+def in_doubt(count: int, evidence: Evidence, settings: MatchSettings) -> frozenset[PodUid]:
+    """Pods one of whose dead containers may have been meant by this request, which was refused.
+
+    The kubelet goes on with the next one at once. Of those with more than one container of that
+    count nobody can say which is next, until it begins anew.
+    """
+    rows = {row.key: row for row in evidence.ledger.rows}
+
+    def waits(pod: PodView) -> int:
+        holding = evidence.known.get(pod.key)
+        found = waiting(pod, rows, evidence.books, settings.resource, holding)
+        return sum(one.container.count == count for one in found)
+
+    admitted = _known(_found(count, evidence, settings), evidence)
+    return frozenset(one.pod.uid for one in admitted if one.row is not None and waits(one.pod) > 1)
+
+
+def _doubted(found: Candidate) -> Refusal:
+    return Refusal(
+        Gate.OVERLAP,
+        f"The kubelet starts several dead containers of pod {'/'.join(found.pod.key)} again and "
+        "does not say which is next; it asks again in a few seconds.",
+        transient=True,
+    )
+
+
 def _settles(
     owner: Candidate, found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
 ) -> bool:
     """Whether the lock owner's answer alone is enough: nobody else can be asking."""
     twins = sum(1 for one in found if one.pod.key == owner.pod.key)
-    admitted = evidence.known.get(owner.pod.key) is not None and not owner.deleted
+    admitted = _is_known(owner, evidence) and not owner.deleted
     return (
         admitted
         and twins == 1
@@ -107,29 +147,37 @@ def _settles(
     )
 
 
-def _unsure(
-    found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
-) -> Question | None:
+def _unsure(found: tuple[Candidate, ...], evidence: Evidence) -> Question | None:
     """What must be known of the candidates' containers before anyone is asked."""
-    if not evidence.records_read and _needs_records(found, evidence, settings):
+    if not evidence.records_read and _needs_records(found, evidence):
         return ReadRecords()
     running = {one.running_id for each in found for one in each.pod.containers if one.running_id}
     unchecked = frozenset(running) - evidence.checked
     return CheckRunning(unchecked) if unchecked else None
 
 
-def _needs_records(
-    found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
-) -> bool:
-    """Whether something hangs on what the kubelet has of an init container, or of any."""
+def _needs_records(found: tuple[Candidate, ...], evidence: Evidence) -> bool:
+    """Whether something hangs on what the kubelet has of an init container, or of any.
+
+    So it does where this kubelet once named ids for a container and now does not: it spoke of
+    another pod of that name, then or now.
+    """
     if not evidence.books.witnessed:
         return bool(found)
-    rows = {row.key: row for row in evidence.ledger.rows}
     return any(
-        one.container.role is Role.INIT
+        container.role is Role.INIT and not _is_confirmed(each.pod, container.name, evidence)
         for each in found
-        for one in waiting(each.pod, rows, evidence.books, settings.resource, None)
+        for container in each.pod.gpu_containers
+    ) or any(
+        _is_confirmed(each.pod, each.container.name, evidence) and each.pod.key in evidence.known
+        for each in found
     )
+
+
+def _is_confirmed(pod: PodView, container: str, evidence: Evidence) -> bool:
+    """Whether this kubelet booked the container's answer, or one to another pod of that name."""
+    row = evidence.ledger.find(ContainerKey(pod.uid, container))
+    return row is not None and row.confirmed and row.epoch == evidence.books.epoch
 
 
 def _only(count: int, admitted: tuple[Candidate, ...], evidence: Evidence) -> Candidate | Question:
@@ -146,11 +194,17 @@ def _only(count: int, admitted: tuple[Candidate, ...], evidence: Evidence) -> Ca
     same_name = len({one.pod.key for one in admitted}) == 1
     if same_name and len(present) == 1 and len({one.pod.groups for one in admitted}) == 1:
         return present[0]
-    names = ", ".join(sorted({"/".join(one.pod.key) for one in admitted}))
+    names = cap(", ".join(sorted({"/".join(one.pod.key) for one in admitted})))
+    if all(one.row is not None for one in present) and len(present) == len(admitted):
+        raise Refusal(
+            Gate.MANY_PODS_ADMITTED,
+            f"The kubelet lost its records of several pods with dead containers ({names}) and does "
+            "not say which it starts again, so none is guessed; delete all but one of them.",
+        )
     raise Refusal(
         Gate.MANY_PODS_ADMITTED,
-        f"The kubelet is admitting several pods at once ({cap(names)}) and does not say for which "
-        "it asks, so none is guessed; create this pod again.",
+        f"The kubelet is admitting several pods at once ({names}) and does not say for which it "
+        "asks, so none is guessed; create this pod again.",
     )
 
 
@@ -173,9 +227,9 @@ def _nobody(count: int, evidence: Evidence) -> Refusal:
 
 
 def _without_witness(
-    count: int, found: tuple[Candidate, ...], evidence: Evidence
+    count: int, found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
 ) -> Candidate | Question:
-    """Kubelets before 1.34: only a lock owner that is the only candidate is served."""
+    """Kubelets before 1.34: only a lock owner that is the only candidate is served, or a guess."""
     owner = evidence.lock.owner if evidence.lock else None
     if not found and not evidence.listed:
         return ListPods()
@@ -183,10 +237,14 @@ def _without_witness(
         raise _nobody(count, evidence)
     if len(found) == 1 and found[0].pod.key == owner:
         return found[0]
+    guessed = guess(count, found, evidence, settings)
+    if guessed is not None:
+        return guessed
     raise Refusal(
         Gate.WITNESS_SILENT,
         f"This kubelet cannot say which pod it admits and {len(found)} pods could be meant; "
         "upgrade the kubelet to 1.34 or later, or start GPU pods one at a time.",
+        transient=True,
     )
 
 
@@ -196,7 +254,8 @@ def _is_outdated(pod: PodView, lock: NodeLock) -> bool:
     The lock names no UID. The scheduler stamps it first and the pod's bind-time then.
     """
     bound = pod.annotations.get(BIND_TIME, "")
-    return bound.isdecimal() and int(bound) < int(lock.stamp.timestamp())
+    is_number = bound.isdecimal() and len(bound) < 20
+    return is_number and int(bound) < int(lock.stamp.timestamp())
 
 
 def _right(found: Candidate, evidence: Evidence, settings: MatchSettings) -> Question | None:
@@ -226,11 +285,7 @@ def _right(found: Candidate, evidence: Evidence, settings: MatchSettings) -> Que
             f"{'/'.join(lock.owner)} on this node: was the pod bound by another scheduler, or was "
             "its lock handed over? Create it again with schedulerName of HAMi's scheduler.",
         )
-    if settings.unlocked_pods is UnlockedPods.UNIQUE:
-        return None
-    raise Refusal(
-        Gate.NO_LOCK,
-        f"Pod {name} holds no node lock of HAMi's scheduler (it takes none when only an init "
-        "container requests GPUs); request the GPU in an app container too, or have the operator "
-        "set allocation.unlockedPods to unique.",
-    )
+    refusal = no_lock(pod, settings)
+    if refusal is not None:
+        raise refusal
+    return None

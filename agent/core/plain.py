@@ -80,8 +80,8 @@ def _counted(ids: Sequence[SliceId]) -> Counter[GpuUuid]:
         if pair is None:
             raise Refusal(
                 Gate.UNKNOWN_SLICE,
-                f"{cap(text, 80)!r} is not the id of a slice; look for another plugin that serves "
-                "this resource.",
+                f"The kubelet named {cap(text, 80)!r}, which is not the id of a slice; look for "
+                "another plugin that serves this resource.",
             )
         counts[pair[0]] += 1
     return counts
@@ -111,6 +111,7 @@ def _usable(uuid: GpuUuid, inventory: Inventory) -> SharedGpu:
             Gate.DRIVER_UNRESPONSIVE,
             f"The driver has not answered for GPU {gpu.gpu.index} ({uuid}) for too long; ask the "
             "operator to look at the node's driver.",
+            transient=True,
         )
     if not gpu.serving:
         condition = gpu.health.condition if gpu.present else Condition.LOST

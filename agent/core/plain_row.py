@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime as dt
+import uuid
 
 from agent.core.edits import ContainerEdits
 from agent.core.holdings import KubeletEpoch
@@ -49,3 +50,9 @@ class PlainRow:
     def has_directory(self) -> bool:
         """Whether the answer mounts a directory of its own: only limits need one."""
         return bool(self.shares)
+
+
+def adopted_uid(holder: Holder) -> PodUid:
+    """The UID of the row of a holder of whom nothing but the name is known."""
+    name = f"{holder.namespace}/{holder.pod}/{holder.container}"
+    return PodUid(str(uuid.uuid5(uuid.NAMESPACE_OID, name)))

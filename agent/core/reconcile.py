@@ -2,13 +2,15 @@
 
 import dataclasses
 import datetime as dt
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from agent.core.candidates import PodKey
+from agent.core.container_edits import container_directory
 from agent.core.errors import Gate, Refusal
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey, Effect, EffectKind, Ledger, Row
 from agent.core.plain import CONTAINER as PLAIN
+from agent.core.plain_row import Holder
 from agent.core.pods import ContainerView, Phase, PodTable, PodUid, PodView, Role
 from agent.core.slices import SliceId, split_slice_id
 
@@ -30,6 +32,7 @@ class Seen:
 
     `holdings` are the kubelet's answers; `complete`: they are all pods it knows (a List).
     `recorded`: containers in the kubelet's checkpoint file, None where it cannot be read.
+    `directories`: the names of container directories, where they were looked for.
     """
 
     table: PodTable
@@ -38,14 +41,26 @@ class Seen:
     now: dt.datetime
     complete: bool
     recorded: frozenset[ContainerKey] | None = None
+    directories: frozenset[str] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Adoption:
-    """A container that the kubelet holds ids for and the ledger does not know."""
+    """A container that was answered and that the ledger does not know.
+
+    `ids` are the kubelet's; none: it has lost its records as well.
+    """
 
     pod: PodView
     container: ContainerView
+    ids: tuple[SliceId, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stranger:
+    """A container that holds ids, and of which nothing says what it was answered."""
+
+    holder: Holder
     ids: tuple[SliceId, ...]
 
 
@@ -55,15 +70,17 @@ class Findings:
 
     `confirmed`: rows with the kubelet's ids and epoch; those in `mismatched`, too, are of other
     GPUs than was answered and offered, which was not said yet. `vanished`: rows whose pod is gone
-    from the API and the kubelet. `adopt`: holders to take over. `drifted`: rows of other GPUs which
-    nobody could prevent, and rows that cannot be compared. `unconfirmed`: rows that the kubelet
-    should have confirmed by now.
+    from the API and the kubelet. `adopt`: containers to take over. `strangers`: holders whose ids
+    are only to be kept, as are those of `adopt` that cannot be read. `drifted`: rows of other GPUs
+    which nobody could prevent, and rows that cannot be compared. `unconfirmed`: rows that the
+    kubelet should have confirmed by now.
     """
 
     confirmed: tuple[Row, ...] = ()
     mismatched: tuple[ContainerKey, ...] = ()
     vanished: tuple[ContainerKey, ...] = ()
     adopt: tuple[Adoption, ...] = ()
+    strangers: tuple[Stranger, ...] = ()
     drifted: int = 0
     unconfirmed: int = 0
 
@@ -80,7 +97,8 @@ def compare(ledger: Ledger, seen: Seen, resource: str) -> Findings:
         confirmed=tuple(update for row, update in looks if update and update != row),
         mismatched=tuple(row.key for row, update in looks if update and update.told != row.told),
         vanished=gone,
-        adopt=tuple(_adoptions(ledger, seen, resource)),
+        adopt=tuple(_adoptions(ledger, seen, by_key, resource)),
+        strangers=tuple(_strangers(ledger, seen, resource)),
         drifted=sum(update is not None and _drifts(update) for _, update in looks)
         + sum(row.role is Role.INIT for row in overdue),
         unconfirmed=sum(row.role is not Role.INIT for row in overdue),
@@ -100,14 +118,18 @@ def _drifts(row: Row) -> bool:
 
 
 def _confirm(row: Row, by_key: Mapping[PodKey, Holding], seen: Seen, resource: str) -> Row | None:
-    """The row as the kubelet confirms it, or None: it does not."""
+    """The row as the kubelet confirms it, or None: it does not.
+
+    An init container is in its file only, and the file can be older than the kubelet, which has not
+    taken the pod up yet then: a row of this kubelet whose pod it does not know would pass for dead.
+    """
     pod = seen.table.pods.get(row.key.pod_uid)
-    if pod is None or pod.terminal:
+    holding = by_key.get((row.namespace, row.pod))
+    if pod is None or pod.terminal or holding is None:
         return None
     ids = frozenset(row.slice_ids)
     if row.role is not Role.INIT:
-        holding = by_key.get((row.namespace, row.pod))
-        ids = holding.ids_of(row.key.container, resource) if holding else frozenset()
+        ids = holding.ids_of(row.key.container, resource)
     elif seen.recorded is None or row.key not in seen.recorded:
         return None
     if not ids:
@@ -204,16 +226,39 @@ def _gone_since(row: Row, seen: Seen) -> dt.datetime:
     return row.answered_at
 
 
-def _adoptions(ledger: Ledger, seen: Seen, resource: str) -> Iterable[Adoption]:
-    """Containers with ids at the kubelet, groups in the annotation, and no row."""
-    for holding in seen.holdings:
-        pod = seen.table.named(holding.namespace, holding.pod)
-        if pod is None or pod.terminal or not pod.groups or _may_be_another(pod, ledger, seen):
+def _adoptions(
+    ledger: Ledger, seen: Seen, by_key: Mapping[PodKey, Holding], resource: str
+) -> Iterator[Adoption]:
+    """Containers with groups in the annotation and no row that were answered.
+
+    The kubelet names ids for them, or, where its records are lost as well, they have their
+    directory: only an answer makes one, and no tenant can.
+    """
+    for pod in seen.table.pods.values():
+        if pod.terminal or not pod.groups:
             continue
+        holding = None if _may_be_another(pod, ledger, seen) else by_key.get(pod.key)
         for container in pod.gpu_containers:
-            ids = holding.ids_of(container.name, resource)
-            if ids and ledger.find(ContainerKey(pod.uid, container.name)) is None:
+            ids = holding.ids_of(container.name, resource) if holding else frozenset()
+            is_made = container_directory(pod.uid, container.name) in seen.directories
+            is_known = ledger.find(ContainerKey(pod.uid, container.name)) is not None
+            if (ids or is_made) and not is_known:
                 yield Adoption(pod, container, tuple(sorted(ids)))
+
+
+def _strangers(ledger: Ledger, seen: Seen, resource: str) -> Iterator[Stranger]:
+    """Holders of slices that no row explains and that no annotation tells anything of."""
+    explained = {Holder(row.namespace, row.pod, row.key.container) for row in ledger.rows}
+    explained |= {row.holder for row in ledger.plain if row.holder is not None}
+    for holding in seen.holdings if seen.complete and seen.table.synced else ():
+        pod = seen.table.named(holding.namespace, holding.pod)
+        if pod is not None and (pod.groups or _may_be_another(pod, ledger, seen)):
+            continue
+        for container in holding.containers:
+            holder = Holder(holding.namespace, holding.pod, container.name)
+            ids = holding.ids_of(container.name, resource)
+            if holder not in explained and any(map(split_slice_id, ids)):
+                yield Stranger(holder, tuple(sorted(ids)))
 
 
 def _may_be_another(pod: PodView, ledger: Ledger, seen: Seen) -> bool:

@@ -5,13 +5,28 @@ import datetime as dt
 
 from agent.core.annotations import BIND_PHASE, BIND_TIME, PHASE_FAILED, VGPU_NODE
 from agent.core.ledger import Effect, EffectKind, Ledger
-from agent.core.pods import NodeLock, Phase, PodTable, PodUid, PodView
+from agent.core.pods import (
+    ContainerView,
+    NodeLock,
+    Phase,
+    PodTable,
+    PodUid,
+    PodView,
+    Role,
+)
 
 REJECTED = "UnexpectedAdmissionError"
 """status.reason that the kubelet gives a pod whose Allocate was answered with an error."""
 
 ANSWERED_GRACE = dt.timedelta(seconds=2)
 """How long a lock may outlive the last answer to its owner: the outbox is usually faster."""
+
+GRAVE_PATIENCE = dt.timedelta(seconds=2)
+"""How long the lock of a deleted pod must have stood before our eyes.
+
+bind-time has whole seconds, and a tenant can write it: the lock can be that of the pod's successor
+of the same name, which is bound within 2 s of its lock, and then is seen to be the owner.
+"""
 
 LOCK_TIMEOUT = dt.timedelta(seconds=300)
 """Age at which HAMi's scheduler itself takes a lock for abandoned (its --node-lock-timeout)."""
@@ -102,7 +117,8 @@ def _for_lock(scene: Scene) -> list[Effect]:
         return [_release(owner, lock, scene.now)] if over else []
     for stone in scene.table.tombstones:
         if stone.pod.key == lock.owner and _took(stone.pod, lock):
-            return [_release(stone.pod, lock, scene.now)]
+            is_old = scene.standing >= GRAVE_PATIENCE
+            return [_release(stone.pod, lock, scene.now)] if is_old else []
     if owner is None or owner.terminal or not owner.gpu_containers:
         return [_abandoned(lock, scene.now)] if _is_abandoned(lock, scene) else []
     return []
@@ -151,13 +167,21 @@ def _took(pod: PodView, lock: NodeLock) -> bool:
 
 
 def _answered(pod: PodView, scene: Scene) -> bool:
-    """Whether every GPU container of the pod has its answer, for a while now.
+    """Whether no GPU container of the pod waits for an answer, for a while now.
 
-    An answer from the future is an old one: the clock was set back.
+    One that runs needs none: a kubelet that has lost its checkpoint, and meets its plugin later,
+    starts pods without asking. An answer from the future is an old one: the clock was set back.
     """
     rows = {row.key.container: row for row in scene.ledger.rows_of(pod.uid)}
-    wanted = [container.name for container in pod.gpu_containers]
-    if not wanted or any(name not in rows for name in wanted):
+    if not pod.gpu_containers:
         return False
-    last = max(rows[name].answered_at for name in wanted)
-    return not dt.timedelta(0) <= scene.now - last < ANSWERED_GRACE
+    if any(one.name not in rows and not _has_started(pod, one) for one in pod.gpu_containers):
+        return False
+    last = max((row.answered_at for row in rows.values()), default=None)
+    return last is None or not dt.timedelta(0) <= scene.now - last < ANSWERED_GRACE
+
+
+def _has_started(pod: PodView, container: ContainerView) -> bool:
+    """Whether the container runs, or has run: an ordinary init container ends before the others."""
+    is_over = container.role is Role.INIT and pod.phase is Phase.RUNNING
+    return is_over or container.running_id is not None

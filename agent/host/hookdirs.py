@@ -7,6 +7,7 @@ belongs to root and is writable by root alone.
 
 import contextlib
 import datetime as dt
+import errno
 import itertools
 import os
 import re
@@ -27,6 +28,15 @@ LEAF_MODE = 0o777
 LEFT_BEHIND = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}_[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 """Names of container directories of pods that the API server knows or knew."""
 ENTRY_LIMIT = 100_000
+ADVICE = {
+    errno.ENOENT: "make {hook}, a directory of root's",
+    errno.ENOSPC: "free some space there",
+    errno.EDQUOT: "raise the quota or free some space there",
+    errno.EROFS: "mount it read-write",
+    errno.ELOOP: "remove the link that is in its place",
+    errno.ENOTDIR: "remove what is in its place: a link or a file",
+    errno.EIO: "look for disk errors in the kernel's log",
+}
 CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 
 
@@ -49,10 +59,12 @@ class HostHookDirs:
         """
         home = self._hook / "vgpu"
         versioned = home / f"libvgpu.so.{self._version}"
-        library = versioned if self._version and versioned.exists() else home / "libvgpu.so"
+        library = versioned if self._version and versioned.is_file() else home / "libvgpu.so"
+        mounted = (library, home / "ld.so.preload")
         nodes = (self._dev / name for name in CONTROL_NODES)
         return HookFacts(
             library=str(library),
+            missing=tuple(str(file) for file in mounted if not file.is_file()),
             has_license=(home / "license").exists(),
             device_nodes=tuple(str(node) for node in nodes if node.exists()),
         )
@@ -78,13 +90,19 @@ class HostHookDirs:
     def _prepare(self, name: str, wipe: bool) -> None:  # noqa: FBT001 -- prepare() names it
         with _told(self._hook), contextlib.ExitStack() as open_directories:
             hook = _opened(open_directories, str(self._hook), None, os.O_DIRECTORY | os.O_CLOEXEC)
+            if _owned(hook, str(self._hook)) & stat.S_IWOTH:
+                raise StateError(
+                    f"Hook path {self._hook} is writable by everybody, who could put other "
+                    "directories in the place of the containers': make it 0755."
+                )
             home = _parent(open_directories, "vgpu", hook)
             containers = _parent(open_directories, "containers", home)
             for leaf, above in ((name, containers), ("lock", home)):
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(leaf, LEAF_MODE, dir_fd=above)
                 opened = _opened(open_directories, leaf, above)
-                os.fchmod(opened, LEAF_MODE)
+                if stat.S_IMODE(os.fstat(opened).st_mode) != LEAF_MODE:
+                    os.fchmod(opened, LEAF_MODE)
                 if wipe and leaf == name:
                     _empty(opened)
 
@@ -145,15 +163,20 @@ def _parent(open_directories: contextlib.ExitStack, name: str, above: int) -> in
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, PARENT_MODE, dir_fd=above)
     opened = _opened(open_directories, name, above)
+    if _owned(opened, name) != PARENT_MODE:
+        os.fchmod(opened, PARENT_MODE)
+    return opened
+
+
+def _owned(opened: int, name: str) -> int:
+    """The mode of an open directory that is root's or ours. Raises StateError."""
     found = os.fstat(opened)
     if found.st_uid not in {0, os.geteuid()}:
         raise StateError(
             f"Hook directory {name} belongs to uid {found.st_uid}: give it to root, or its owner "
             "decides what containers mount."
         )
-    if stat.S_IMODE(found.st_mode) != PARENT_MODE:
-        os.fchmod(opened, PARENT_MODE)
-    return opened
+    return stat.S_IMODE(found.st_mode)
 
 
 def _empty(directory: int) -> None:
@@ -198,7 +221,9 @@ def _told(hook: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        usual = "make {hook} a directory of root's that the agent may write"
+        advice = ADVICE.get(error.errno or 0, usual).format(hook=hook)
         raise StateError(
             f"HAMi-core's directories below {hook} cannot be used: {error.filename or 'an entry'}: "
-            f"{error.strerror}; make {hook} a directory of root's that the agent may write."
+            f"{error.strerror}; {advice}."
         ) from error

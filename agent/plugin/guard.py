@@ -88,8 +88,8 @@ async def _received(stream: Stream[Any, Any]) -> Any:  # noqa: ANN401 -- any req
         text = "compressed messages are not understood, send them plain"
         raise GRPCError(Status.UNIMPLEMENTED, text) from error
     except AssertionError as error:  # grpclib's word for a body shorter than its prefix says
-        sentence = "the call ends before the length that it states"
+        sentence = "The call ends before the length that it states."
         raise Refusal(Gate.MALFORMED_REQUEST, sentence) from error
     if message is None:
-        raise Refusal(Gate.MALFORMED_REQUEST, "the call holds no message")
+        raise Refusal(Gate.MALFORMED_REQUEST, "The call holds no message.")
     return message

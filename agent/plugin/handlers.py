@@ -147,9 +147,9 @@ class DevicePlugin(DevicePluginBase):
         """
         requests = message.container_requests
         if not requests or not all(request.devices_ids for request in requests):
-            raise Refusal(Gate.EMPTY_REQUEST, "an Allocate without any slice cannot be answered")
+            raise Refusal(Gate.EMPTY_REQUEST, "The kubelet asked for no slice at all.")
         if self._draining:
-            sentence = "the GPU agent of this node is stopping: create the pod again"
+            sentence = "The GPU agent of this node is stopping; create the pod again."
             raise Refusal(Gate.STOPPING, sentence, transient=True)
         with counted(self.in_flight):
             try:
@@ -157,7 +157,7 @@ class DevicePlugin(DevicePluginBase):
                     answers = [await self._allocated(request) for request in requests]
             except TimeoutError as error:
                 sentence = (
-                    f"no answer was found within {ALLOCATE_DEADLINE:g} s: create the pod again"
+                    f"No answer was found within {ALLOCATE_DEADLINE:g} s; create the pod again."
                 )
                 raise Refusal(Gate.OUT_OF_TIME, sentence, transient=True) from error
         return AllocateResponse(container_responses=answers)

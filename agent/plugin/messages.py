@@ -74,7 +74,7 @@ class StrictCodec(CodecBase):
             check(data, SHAPES[message_type])
             return message_type.FromString(data)
         except (MalformedText, UnicodeDecodeError) as error:
-            sentence = f"the call holds no whole {message_type.__name__}: {error}"
+            sentence = f"The call holds no whole {message_type.__name__}: {error}."
             raise grpc_error(Refusal(Gate.MALFORMED_REQUEST, sentence)) from error
 
 

@@ -95,14 +95,21 @@ class Settlement:
         return dt.timedelta(seconds=now - self._sighting.at)
 
     def _forget(self, scene: Scene) -> None:
-        """What was owed for pods and locks that are there no more cannot be owed again."""
+        """What was owed for pods that are there no more cannot be owed again.
+
+        A lock that was seen to be gone can come back with the same text: two pods of one name took
+        it in one second.
+        """
         known = {*scene.table.pods, *(stone.pod.uid for stone in scene.table.tombstones)}
         held = scene.lock.value if scene.lock else None
+
+        def is_there(effect: Effect) -> bool:
+            if effect.kind is EffectKind.RELEASE_LOCK:
+                return effect.value == held
+            return effect.pod_uid in known
+
         self._owed = {
-            identity: effect
-            for identity, effect in self._owed.items()
-            if effect.pod_uid in known
-            or (effect.kind is EffectKind.RELEASE_LOCK and effect.value == held)
+            identity: effect for identity, effect in self._owed.items() if is_there(effect)
         }
 
 

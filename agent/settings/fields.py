@@ -66,6 +66,11 @@ def path(value: object) -> str:
     return found
 
 
+def optional_path(value: object) -> str | None:
+    """An absolute path; an empty one counts as not set."""
+    return path(value) if text(value) else None
+
+
 def boolean(value: object) -> bool:
     """True or false; variables and flags may also say 1, 0, t or f."""
     if isinstance(value, bool):

@@ -167,6 +167,7 @@ def _sharing(get: _Values, effective: Effective) -> SharingSettings:
         memory_scaling=get.number("sharing.memoryScaling"),
         core_scaling=get.number("sharing.coreScaling"),
         preconfigured_mib=get.whole("sharing.preconfiguredMemoryMiB"),
+        mode=get.text("sharing.operatingMode"),
         filter_uuids=frozenset(get.texts("sharing.filterUUIDs")),
         filter_indexes=frozenset(int(word) for word in indexes),
     )
@@ -187,6 +188,8 @@ def _edits(get: _Values, sharing: SharingSettings) -> EditSettings:
         gdrcopy=get.flag("allocation.gdrcopy"),
         gds=get.flag("allocation.gds"),
         mofed=get.flag("allocation.mofed"),
+        mps_root=get.text("allocation.mpsRoot"),
+        resource=get.text("sharing.resourceName"),
     )
 
 

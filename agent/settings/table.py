@@ -5,6 +5,7 @@ from agent.settings.fields import (
     boolean,
     choice,
     number,
+    optional_path,
     optional_text,
     path,
     resource_name,
@@ -79,14 +80,23 @@ FIELDS: tuple[Field, ...] = (
         whole(0, 2**31 - 1),
         "MiB to register for a GPU whose memory the driver cannot tell; 0 leaves it out.",
     ),
+    Field(
+        "sharing.operatingMode",
+        "hami-core",
+        choice("hami-core", "mps"),
+        "Mode of the GPUs in the register annotation, by which pods can choose them "
+        "(nvidia.com/vgpu-mode). HAMi-core keeps the limits in both; mps has allocation.mpsRoot.",
+        flag="--operating-mode",
+    ),
     Field("sharing.filterUUIDs", (), texts, "GPUs not to share, by UUID."),
     Field("sharing.filterIndexes", (), texts, "GPUs not to share, by index."),
     Field(
         "allocation.unlockedPods",
         "strict",
-        choice("strict", "unique"),
-        "What to do with a pod that holds no node lock: refuse it, or serve it when the kubelet "
-        "confirms it.",
+        choice("strict", "unique", "legacy"),
+        "What to do with a pod that holds no node lock: refuse it; serve it when the kubelet "
+        "confirms it (unique); or do as HAMi's plugin does (legacy), which guesses by annotations "
+        "where several pods may be meant, so that they can get each other's shares.",
         flag="--unlocked-pods",
     ),
     Field(
@@ -148,6 +158,15 @@ FIELDS: tuple[Field, ...] = (
             ("gds", "GPUDirect Storage"),
             ("mofed", "MOFED devices"),
         )
+    ),
+    Field(
+        "allocation.mpsRoot",
+        None,
+        optional_path,
+        "In mode mps: host directory of the MPS control daemon, which you run; with it containers "
+        "get CUDA_MPS_PIPE_DIRECTORY, <mpsRoot>/<resource name>/pipe and <mpsRoot>/shm.",
+        env=("MPS_ROOT",),
+        flag="--mps-root",
     ),
     Field(
         "library.hookPath",

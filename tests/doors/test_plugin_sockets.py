@@ -14,6 +14,7 @@ from agent.plugin.sockets import bind, socket_name, sweep
 from tests.fakes.allocator import FakeAllocator
 from tests.fakes.chance import Seeded
 from tests.fakes.door import RESOURCE, a_list
+from tests.hami_vectors import vectors
 
 
 def names(directory: Path) -> set[str]:
@@ -30,6 +31,18 @@ def test_a_name_that_is_taken_is_not_taken_over(tmp_path: Path):
     assert "mine" == taken.read_text()
     assert 0o600 == stat.S_IMODE(bound.path.stat().st_mode)
     bound.sock.close()
+
+
+def test_each_start_has_a_socket_name_of_its_own_where_hami_has_one_for_all(tmp_path: Path):
+    """A kubelet that knows the old name and a plugin on the new one are never mistaken."""
+    vector = vectors("next_container")["next_container-244"]
+    chance = Seeded(5)
+    for resource, theirs in zip(vector.given, vector.expected, strict=True):
+        ours = {socket_name(tmp_path, resource, chance) for _ in range(3)}
+
+        assert 3 == len(ours)
+        assert theirs not in ours
+        assert all("/" not in name and name.endswith(".sock") for name in ours)
 
 
 def test_when_every_name_is_taken_nothing_is_bound(tmp_path: Path):

@@ -106,12 +106,13 @@ class FakeHookDirs:
         self.made: Counter[str] = Counter()
         self.wiped: Counter[str] = Counter()
         self.failure: StateError | None = None
+        self.missing: tuple[str, ...] = ()
         self.hanging = ""
         self.gate = asyncio.Event()
         self.gate.set()
 
     def facts(self) -> HookFacts:
-        return HookFacts(library="/usr/local/vgpu/libvgpu.so")
+        return HookFacts(library="/usr/local/vgpu/libvgpu.so", missing=self.missing)
 
     async def prepare(self, name: str, *, wipe: bool) -> None:
         await self.gate.wait()

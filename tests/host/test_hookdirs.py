@@ -231,12 +231,17 @@ async def test_a_missing_hook_directory_is_said(tmp_path):
     await dirs.remove(NAME)
 
 
+def installed(hook, *names):
+    (hook / "vgpu").mkdir(exist_ok=True)
+    for name in names:
+        (hook / "vgpu" / name).write_text("")
+
+
 def test_facts_name_the_versioned_library_if_there_is_one(dirs, hook, tmp_path):
-    (hook / "vgpu").mkdir()
+    installed(hook, "libvgpu.so", "ld.so.preload")
     assert HookFacts(library=f"{hook}/vgpu/libvgpu.so") == dirs.facts()
 
-    (hook / "vgpu" / "libvgpu.so.2.10.0").write_text("")
-    (hook / "vgpu" / "license").write_text("")
+    installed(hook, "libvgpu.so.2.10.0", "license")
     (tmp_path / "dev").mkdir()
     for node in ("nvidia-uvm", "nvidiactl", "nvidia0"):
         (tmp_path / "dev" / node).write_text("")
@@ -249,6 +254,65 @@ def test_facts_name_the_versioned_library_if_there_is_one(dirs, hook, tmp_path):
         )
         == dirs.facts()
     )
+
+
+@pytest.mark.parametrize("there", [(), ("libvgpu.so",), ("ld.so.preload",)], ids=" ".join)
+def test_facts_name_what_is_missing_of_hami_core(dirs, hook, there):
+    installed(hook, *there)
+
+    names = [name for name in ("libvgpu.so", "ld.so.preload") if name not in there]
+    assert tuple(f"{hook}/vgpu/{name}" for name in names) == dirs.facts().missing
+
+
+def test_a_directory_that_a_runtime_made_in_its_place_is_no_library(dirs, hook):
+    installed(hook, "ld.so.preload")
+    for name in ("libvgpu.so", "libvgpu.so.2.10.0"):
+        (hook / "vgpu" / name).mkdir()
+
+    assert (f"{hook}/vgpu/libvgpu.so",) == dirs.facts().missing
+
+
+def test_a_versioned_library_alone_is_enough(dirs, hook):
+    installed(hook, "ld.so.preload", "libvgpu.so.2.10.0")
+
+    assert () == dirs.facts().missing
+
+
+async def test_a_hook_path_that_everybody_may_write_is_refused(dirs, hook):
+    hook.chmod(0o777)
+
+    with pytest.raises(StateError, match="writable by everybody"):
+        await dirs.prepare(NAME, wipe=True)
+
+    assert [] == list(hook.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+async def test_a_hook_path_of_somebody_else_is_refused(dirs, hook):
+    os.chown(hook, 65534, 65534)
+
+    with pytest.raises(StateError, match="hook belongs to uid 65534"):
+        await dirs.prepare(NAME, wipe=True)
+
+
+async def test_the_hook_path_may_be_a_link_of_the_operators(hook, tmp_path):
+    (tmp_path / "link").symlink_to(hook)
+
+    await HostHookDirs(tmp_path / "link", tmp_path, "", Inline()).prepare(NAME, wipe=True)
+
+    assert 0o777 == mode(hook / "vgpu" / "containers" / NAME)
+
+
+async def test_nothing_else_is_open_to_everybody(dirs, hook):
+    """With the bits of a parent that hands its group down, as /usr/local on Debian."""
+    hook.chmod(0o2775)
+    with umask(0):
+        await dirs.prepare(NAME, wipe=True)
+
+    found = {path.relative_to(hook).as_posix(): mode(path) for path in hook.rglob("*")}
+    leaves = {f"vgpu/containers/{NAME}", "vgpu/lock"}
+    assert leaves == {name for name, bits in found.items() if bits & 0o022}
+    assert {0o777} == {found[name] for name in leaves}
 
 
 def test_without_a_version_the_plain_library_is_named(hook, tmp_path):

@@ -47,8 +47,8 @@ class Audit:
         self._bound: defaultdict[str, dict[str, int]] = defaultdict(dict)
         self.can_be_seen: Callable[[str], bool] = lambda _: True
         self.is_shown: Callable[[str], bool] = lambda _: True
+        self.is_blind: Callable[[], bool] = lambda: False
         self._names: dict[str, str] = {}
-        self._heirs: set[str] = set()
         self._refused: set[tuple[str, str]] = set()
         self._asking: Owner = ("", "")
         self._store = store
@@ -74,10 +74,6 @@ class Audit:
         """The agent removes a lock."""
         if not any(map(self._needs_no_lock, self._may_be_of(value))):
             self._breach("a lock was taken from a pod that needs it", value)
-
-    def is_repeated(self, value: str) -> bool:
-        """Whether two pods of one name took the lock in one second: one text, two locks."""
-        return len(set(self._takers[value])) > 1
 
     def annotated(self, uid: PodUid, annotations: Mapping[str, str | None]) -> None:
         """The agent writes on a pod."""
@@ -118,26 +114,25 @@ class Audit:
     def _is_mistaken(self, response: ContainerAllocateResponse) -> bool:
         """The known limits: a pod that no LIST can show asks while another waits for a replay.
 
-        Or a pod whose first answer a namesake heard already is asked for from the start. The first
-        is a static pod, or the API server gives no LIST. The kubelet names no UID and says the
-        same of both, so the other one's answer is given again, and it is no share of this pod's. Or
-        both watches have not shown yet that the lock's owner was replaced by a pod of its name.
+        It is a static pod, or the API server gives no LIST; then a container can wait in our view
+        that runs. The kubelet names no UID and says the same of both, so the other one's answer is
+        given again, and it is no share of this pod's. So it is where the kubelet passes over a dead
+        container that ran when it started. Or both watches have not shown yet that the lock's owner
+        was replaced by a pod of its name.
         """
         uid, container = self._asking
         given = _owner_in(response)
-        if uid in self._heirs and uid == given[0] and container != given[1]:
-            self.mistaken.add(uid)
-            return True
         is_namesake = self._names.get(uid) == self._names.get(given[0])
         if is_namesake and not self.is_shown(uid) and self.pod(given[0]) is None:
             self.mistaken.add(uid)
             return True
-        if self.can_be_seen(uid) or (uid, container) in self.answers:
-            return False
-        replayed = (owner for owner, raw in self.answers.items() if raw == bytes(response))
-        if any(owner[1] not in self._running(owner[0]) for owner in replayed):
+        is_again = self.answers.get(given) == bytes(response)
+        is_running = given[1] in self._running(given[0])
+        is_unseen = not self.can_be_seen(uid) and (uid, container) not in self.answers
+        is_late = (self.is_blind() and is_running) or self._kubelet.passes_over(given)
+        if is_again and (is_late or (is_unseen and not is_running)):
             self.mistaken.add(uid)
-        return uid in self.mistaken
+        return uid in self.mistaken and is_again
 
     def _running(self, uid: str) -> Collection[str]:
         pod = self._kubelet.node.pods.get(uid)
@@ -162,7 +157,6 @@ class Audit:
         is_told_apart &= all(owner[0] != uid for owner in self.answers)
         if is_told_apart:
             return self._asking
-        self._heirs.add(heir[0])
         return heir
 
     def _told(self, resource: str, before: Json | None, after: Json | None) -> None:
@@ -189,7 +183,13 @@ class Audit:
     def _needs_no_lock(self, uid: str) -> bool:
         pod = self.pod(uid)
         is_over = pod is None or pod["status"].get("phase") in ("Succeeded", "Failed")
-        return is_over or self._is_served(uid) or self._is_refused(uid)
+        return is_over or self._is_served(uid) or self._is_refused(uid) or self._is_started(uid)
+
+    def _is_started(self, uid: str) -> bool:
+        """Whether a kubelet without its records started the pod's containers without asking."""
+        pod, running = self.pod(uid), self._running(uid)
+        apps = (pod or {"spec": {"containers": ()}})["spec"]["containers"]
+        return bool(apps) and all(one["name"] in running for one in apps)
 
     def _is_refused(self, uid: str) -> bool:
         node = self._kubelet.node.pods.get(uid)

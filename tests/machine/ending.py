@@ -37,15 +37,8 @@ def left_over(world: World) -> Iterator[str]:
 
 
 def _locks(world: World) -> Iterator[str]:
-    """A lock, but for two cases.
-
-    One text can be two locks: two pods of one name took it in one second. And an owner that the
-    kubelet never asked for holds it until the scheduler takes it back.
-    """
     text = world.scheduler.lock()
-    owners = [p for p in world.pods() if text.endswith(f",{p['metadata']['name']}")]
-    is_excused = any(_is_excused(world, pod) for pod in owners)
-    if text and not is_excused and not world.audit.is_repeated(text):
+    if text:
         yield f"the lock is still there: {text}"
 
 
@@ -53,12 +46,13 @@ def _is_excused(world: World, pod: Json) -> bool:
     """Whether the agent has no part in it.
 
     A kubelet that lost its checkpoint, and to which no plugin has registered since, knows no such
-    resource: it starts the containers without asking. A pod can have heard another's answer. And
+    resource: it starts the containers without asking, and asks when one of them dies, long after
+    the scheduler let go of the lock. A pod can have heard another's answer. And
     two pods that both wait for their old answers, which differ, are refused as long as both wait.
     """
     uid = pod["metadata"]["uid"]
     node = world.kubelet.node.pods.get(uid)
-    names = node.running if node else ()
+    names = {*node.running, *node.waiting} if node else ()
     is_unasked = bool(names) and not any((uid, name) in world.audit.answers for name in names)
     is_one_of_many = any("[HA-2002]" in text for text in node.waiting.values()) if node else False
     return is_unasked or is_one_of_many or uid in world.audit.mistaken

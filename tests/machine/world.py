@@ -54,6 +54,7 @@ class World:
         self.audit = Audit(self.store, self.kubelet, self.scheduler, self.disk)
         self.audit.can_be_seen = self._can_be_seen
         self.audit.is_shown = self._is_shown
+        self.audit.is_blind = self._is_blind
         hooks = AuditedHooks()
         hooks.audit = self.audit
         self.host = Host(
@@ -171,8 +172,11 @@ class World:
         table = self.agent.pods.value if self.agent else PodTable()
         if uid in table.pods or uid in {stone.pod.uid for stone in table.tombstones}:
             return True
-        cannot_list = self.faults.is_down or self.faults.list_fails
-        return self.audit.pod(uid) is not None and not cannot_list
+        return self.audit.pod(uid) is not None and not self._is_blind()
+
+    def _is_blind(self) -> bool:
+        """Whether the agent can list no pods."""
+        return self.faults.is_down or self.faults.list_fails
 
     def _hear(self, event: Seen) -> None:
         if event.kind == "started":

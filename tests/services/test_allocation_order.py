@@ -6,6 +6,7 @@ import pytest
 
 from agent.codec.checkpoint import decode_state
 from agent.core.errors import Gate, Refusal
+from agent.core.holdings import KubeletEpoch
 from agent.core.pods import Phase
 from agent.core.reconcile import Adoption
 from agent.services.state import CURRENT
@@ -93,6 +94,22 @@ async def test_an_adopted_row_says_what_the_scheduler_wrote():
         assert row is not None
         assert (ids(3), EPOCH, True) == (row.slice_ids, row.epoch, row.confirmed)
         assert pod.groups == (row.shares, ())
+
+
+async def test_an_adopted_row_without_ids_is_answered_with_when_the_kubelet_asks():
+    async with a_desk() as desk:
+        pod = placed(1, phase=Phase.RUNNING)
+        row = desk.service.adopt(Adoption(pod, pod.containers[0], ()))
+        assert row is not None
+        await desk.state.commit(lambda ledger: ledger.put(row))
+        desk.see(pod)
+        desk.witness.admit(pod)
+
+        edits = await desk.service.allocate(ids(9))
+
+        assert (False, KubeletEpoch()) == (row.confirmed, row.epoch)
+        assert row.edits == edits
+        assert {("replay", ""): 1} == desk.results
 
 
 @pytest.mark.parametrize(

@@ -266,7 +266,7 @@ async def test_a_directory_that_cannot_be_removed_keeps_nothing_else_from_happen
         assert 3 == scene.witness.lists
 
 
-async def test_an_init_container_is_confirmed_by_the_kubelets_file_and_never_asked_for():
+async def test_an_init_container_is_confirmed_by_the_file_of_a_kubelet_that_knows_its_pod():
     init = a_pod(annotations=GROUPS, containers=(a_container(name="main", role=Role.INIT),))
     async with a_scene() as scene:
         scene.see(init)
@@ -278,7 +278,20 @@ async def test_an_init_container_is_confirmed_by_the_kubelets_file_and_never_ask
         await asyncio.sleep(0.5)
 
         assert [True] == [row.confirmed for row in scene.rows]
-        assert [] == scene.witness.asked
+        assert [init.key] == scene.witness.asked
+
+
+async def test_what_a_kubelet_said_before_the_next_one_came_confirms_nothing_of_that_one():
+    async with a_scene(dataclasses.replace(ROW, epoch=EPOCH)) as scene:
+        scene.witness.admit(POD, main=SLICE)
+        scene.witness.delay = 0.5
+        scene.see(POD)
+        await asyncio.sleep(0.1)
+
+        scene.epoch.set(NEXT)
+        await asyncio.sleep(0.5)
+
+        assert [(True, EPOCH)] == [(row.confirmed, row.epoch) for row in scene.rows]
 
 
 async def test_a_disk_that_took_nothing_is_tried_again_at_the_next_look():

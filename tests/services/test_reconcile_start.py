@@ -9,6 +9,7 @@ import pytest
 
 from agent.core.errors import StateError
 from agent.core.holdings import KubeletEpoch
+from agent.core.plain_row import Holder
 from agent.core.pods import Phase
 from agent.services.reconcile.directories import SWEEP_PERIOD
 from agent.services.reconcile.service import PERIOD
@@ -55,6 +56,81 @@ async def test_a_pod_that_came_meanwhile_is_taken_over_and_its_directory_left_as
         assert not scene.hooks.made
         assert not scene.hooks.wiped
         assert () == scene.state.ledger.value.outbox
+
+
+async def test_a_container_whose_row_and_record_are_both_lost_is_known_by_its_directory():
+    async with a_scene() as scene:
+        scene.hooks.names = {OWN}
+        scene.witness.admit(POD)
+        scene.see(POD)
+        await asyncio.sleep(0.1)
+
+        assert [(POD.uid, ())] == [(row.key.pod_uid, row.slice_ids) for row in scene.rows]
+
+
+async def test_directories_are_looked_for_until_they_were_seen_once():
+    async with a_scene() as scene:
+        scene.hooks.names = {OWN}
+        scene.hooks.failure = StateError("read-only")
+        scene.see(POD)
+        await asyncio.sleep(0.1)
+        assert () == scene.rows
+
+        scene.hooks.failure = None
+        await asyncio.sleep(PERIOD)
+
+        assert [POD.uid] == [row.key.pod_uid for row in scene.rows]
+
+
+async def test_a_pod_that_is_placed_later_is_not_known_by_a_directory():
+    async with a_scene() as scene:
+        scene.see()
+        await asyncio.sleep(0.1)
+
+        scene.hooks.names = {OWN}
+        scene.see(POD)
+        await asyncio.sleep(2 * PERIOD)
+
+        assert () == scene.rows
+
+
+@pytest.mark.parametrize("present", [True, False])
+async def test_slices_of_a_holder_that_cannot_be_read_are_kept_once(present):
+    async with a_scene() as scene:
+        scene.adoptable = False
+        scene.witness.admit(POD, main=SLICE)
+        scene.see(*([POD] if present else []))
+        await asyncio.sleep(3 * PERIOD)
+
+        assert () == scene.rows
+        (kept,) = scene.state.ledger.value.plain
+        assert (Holder(POD.namespace, POD.name, "main"), True) == (kept.holder, kept.adopted)
+        assert {SLICE} == {
+            one for ids in scene.state.ledger.value.held_ids().values() for one in ids
+        }
+
+
+async def test_a_holder_without_an_annotation_is_kept_too():
+    bare = dataclasses.replace(POD, annotations={}, groups=None)
+    async with a_scene() as scene:
+        scene.witness.admit(bare, main=SLICE)
+        scene.see(bare)
+        await asyncio.sleep(0.1)
+
+        assert [(SLICE,)] == [row.slice_ids for row in scene.state.ledger.value.plain]
+
+
+async def test_a_new_kubelet_is_asked_again_soon_until_it_has_confirmed_all_rows():
+    async with a_scene(OLD) as scene:
+        scene.see(POD)
+        await asyncio.sleep(1)
+        scene.witness.admit(POD, main=SLICE)
+        await asyncio.sleep(3)
+
+        assert [EPOCH] == [row.epoch for row in scene.rows]
+        assert 2 == scene.witness.lists
+        await asyncio.sleep(PERIOD - 5)
+        assert 2 == scene.witness.lists
 
 
 async def test_nothing_is_closed_while_the_pods_are_not_known_or_the_kubelet_is_away():

@@ -54,6 +54,9 @@ class Scene:
         annotations = {"hami.io/mutex.lock": a_lock(stamp=stamp).value}
         self.node.set(NodeView(NODE, "uid", "2", annotations))
 
+    def unlock(self):
+        self.node.set(NodeView(NODE, "uid", "3"))
+
     @property
     def owed(self):
         return [(effect.kind, effect.pod_uid) for effect in self.state.ledger.value.outbox]
@@ -106,13 +109,30 @@ async def test_the_lock_of_a_deleted_pod_is_owed_once_too():
     async with a_scene() as scene:
         scene.lock()
         scene.see(gone=(POD,))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(3)
         assert [(EffectKind.RELEASE_LOCK, POD.uid)] == scene.owed
 
         await scene.forget()
         await asyncio.sleep(30)
 
         assert [] == scene.owed
+
+
+async def test_a_lock_that_was_taken_again_with_the_same_text_is_owed_again():
+    async with a_scene() as scene:
+        scene.lock()
+        scene.see(gone=(POD,))
+        await asyncio.sleep(3)
+        await scene.forget()
+        scene.unlock()
+        await asyncio.sleep(0.1)
+        scene.lock()
+        await asyncio.sleep(1)
+        assert [] == scene.owed
+
+        await asyncio.sleep(2)
+
+        assert [(EffectKind.RELEASE_LOCK, POD.uid)] == scene.owed
 
 
 async def test_a_younger_lock_of_the_same_pod_is_owed_anew():

@@ -6,7 +6,7 @@ ends the whole inquiry.
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 
@@ -35,7 +35,7 @@ from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.inventory import Inventory
 from agent.core.ledger import ContainerKey, Ledger
 from agent.core.match_settings import MatchSettings, UnlockedPods
-from agent.core.matching import decide, used_up
+from agent.core.matching import decide, in_doubt, used_up
 from agent.core.pods import NodeView, PodTable, PodUid
 from agent.core.ports import Clock, Containers, KubeletRecords, Witness
 from agent.core.room import Use
@@ -93,6 +93,19 @@ class Peers:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Underway:
+    """What this process has under way at a moment.
+
+    `ledger` has the rows that are being written; the others are as in Evidence and Books.
+    """
+
+    ledger: Ledger
+    claimed: frozenset[PodUid]
+    in_doubt: frozenset[PodUid]
+    asked_last: Mapping[PodUid, str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Done:
     """What this inquiry did so far."""
 
@@ -120,16 +133,14 @@ class Inquiry:
         self._state = _Done()
         self._lagging_until: float | None = None
 
-    async def grant(
-        self, count: int, ledger: Callable[[], Ledger], claimed: Callable[[], Collection[PodUid]]
-    ) -> Grant | None:
+    async def grant(self, count: int, underway: Callable[[], Underway]) -> Grant | None:
         """The decision for `count` slices. Raises Refusal.
 
-        `ledger` and `claimed` are read anew for each attempt. None: the decision would need the API
-        server, our watches do not catch up, and this inquiry is not `patient`.
+        `underway` is read anew for each attempt. None: the decision would need the API server, our
+        watches do not catch up, and this inquiry is not `patient`.
         """
         for _ in range(MAX_QUESTIONS):
-            evidence = self._evidence(ledger(), frozenset(claimed()))
+            evidence = self._evidence(underway())
             step = decide(count, evidence, self._settings)
             if isinstance(step, Grant):
                 if not self._is_hasty(step):
@@ -151,19 +162,27 @@ class Inquiry:
         """
         return self._patient and grant.replay is not None and not self._state.listed
 
-    def used_up(self, count: int, ledger: Ledger, claimed: Collection[PodUid]) -> PodUid | None:
+    def used_up(self, count: int, underway: Underway) -> PodUid | None:
         """The deleted pod that will not ask again, now that its request was refused, or None."""
-        return used_up(count, self._evidence(ledger, frozenset(claimed)), self._settings)
+        return used_up(count, self._evidence(underway), self._settings)
 
-    def _evidence(self, ledger: Ledger, claimed: frozenset[PodUid]) -> Evidence:
+    def in_doubt(self, count: int, underway: Underway) -> frozenset[PodUid]:
+        """Pods one of whose dead containers may just have been refused, nobody knows which."""
+        return in_doubt(count, self._evidence(underway), self._settings)
+
+    def _evidence(self, underway: Underway) -> Evidence:
         done = self._state
         return Evidence(
             table=self._views.pods.value,
-            ledger=ledger,
+            ledger=underway.ledger,
             lock=held_lock(self._views.node.value),
             inventory=self._views.inventory.value,
             books=Books(
-                self._peers.epoch() or KubeletEpoch(), done.recorded, done.alive, done.can_ask
+                self._peers.epoch() or KubeletEpoch(),
+                done.recorded,
+                done.alive,
+                done.can_ask,
+                underway.asked_last,
             ),
             now=self._peers.clock.now(),
             known=self._known,
@@ -173,7 +192,8 @@ class Inquiry:
             listed=done.listed,
             list_failed=done.list_failed,
             waited=done.waited,
-            claimed=claimed,
+            claimed=underway.claimed,
+            in_doubt=underway.in_doubt,
         )
 
     async def _perform(self, question: Question) -> None:
@@ -218,7 +238,8 @@ class Inquiry:
 
         A lock need not come where the pod is served without one.
         """
-        if isinstance(step, AwaitLock) and self._settings.unlocked_pods is UnlockedPods.UNIQUE:
+        lax = self._settings.unlocked_pods is not UnlockedPods.STRICT
+        if isinstance(step, AwaitLock) and lax:
             self._state = dataclasses.replace(self._state, waited=True)
             return True
         now = asyncio.get_running_loop().time()

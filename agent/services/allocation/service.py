@@ -15,6 +15,7 @@ from agent.codec.nodelock import held_lock
 from agent.core.annotations import PHASE_SUCCESS
 from agent.core.container_edits import (
     EditRequest,
+    check_library,
     container_directory,
     container_edits,
     cuda_order,
@@ -36,7 +37,7 @@ from agent.core.steps import ALLOCATE_BUDGET, Step
 from agent.kit.cell import Cell
 from agent.kit.tally import Tally
 from agent.services.allocation.calls import Call, Calls, refusal_of
-from agent.services.allocation.inquiry import Inquiry, Peers, Views
+from agent.services.allocation.inquiry import Inquiry, Peers, Underway, Views
 
 log = structlog.get_logger(__name__)
 
@@ -124,7 +125,7 @@ class Allocation:
         try:
             async with asyncio.timeout(PREFER_BUDGET):
                 inquiry = Inquiry(self._views, self._peers, self._settings.match, patient=False)
-                grant = await inquiry.grant(size, self._ledger, self._calls.claimed)
+                grant = await inquiry.grant(size, self._underway)
         except (AgentError, TimeoutError) as error:
             log.debug("prefer.unsteered", reason=str(error) or "out of time")
             grant = None
@@ -142,15 +143,18 @@ class Allocation:
     async def _serve(self, ids: tuple[SliceId, ...], call: Call) -> tuple[Row, bool]:
         inquiry = Inquiry(self._views, self._peers, self._settings.match, patient=True)
         try:
-            grant = await inquiry.grant(len(ids), self._ledger, self._calls.claimed)
+            grant = await inquiry.grant(len(ids), self._underway)
         except Refusal as refusal:
-            if refusal.gate in _OF_DELETED:
-                self._use_up(inquiry, len(ids))
+            self._remember(refusal, inquiry, len(ids))
             raise
         if grant is None:  # pragma: no cover -- a patient inquiry decides or raises
             raise Refusal(Gate.OUT_OF_TIME, "The agent could not decide; report this.")
         is_replay = grant.replay is not None
         call.row = row = self._row(grant, ids)
+        if grant.replay is None:
+            check_library(self._storage.hooks.facts())
+        elif grant.replay.epoch != row.epoch:
+            self._calls.replayed(row, self._ledger())
         with self._calls.claiming(row):
             if not (is_replay and call.overlapped):
                 call.step = Step.DIRECTORY
@@ -163,14 +167,21 @@ class Allocation:
             raise Refusal(
                 Gate.OVERLAP,
                 "The kubelet asks for several containers at once after it lost its records; it "
-                "asks again for this one in a few seconds.",
+                f"asks again for {row.key.container} of pod {row.namespace}/{row.pod} in a few "
+                "seconds.",
                 transient=True,
             )
         return row, is_replay
 
-    def _use_up(self, inquiry: Inquiry, count: int) -> None:
-        """After a refusal for a deleted pod's sake: that pod does not ask again."""
-        gone = inquiry.used_up(count, self._ledger(), self._calls.claimed())
+    def _remember(self, refusal: Refusal, inquiry: Inquiry, count: int) -> None:
+        """What the refusal says of the kubelet's next request.
+
+        A deleted pod does not ask again, and which dead container comes next is not known.
+        """
+        now = self._underway()
+        if refusal.gate is Gate.MANY_PODS_ADMITTED:
+            self._calls.doubt(inquiry.in_doubt(count, now))
+        gone = inquiry.used_up(count, now) if refusal.gate in _OF_DELETED else None
         if gone is not None:
             self._calls.use_up(gone, self._views.pods.value)
 
@@ -192,10 +203,11 @@ class Allocation:
         return dataclasses.replace(row, offered=offered)
 
     def adopt(self, found: Adoption) -> Row | None:
-        """The row of a container that the kubelet holds ids for and the ledger does not know.
+        """The row of a container that was answered and that the ledger does not know.
 
         It was answered by another agent, or the ledger was lost; what the scheduler wrote for it
-        says what it holds. None: that cannot be read, or names a GPU that is not here.
+        says what it holds. Where the kubelet has no ids for it, it lost its records, too, and may
+        ask again. None: what was written cannot be read, or names a GPU that is not here.
         """
         try:
             paired = pair_groups(found.pod.groups or (), found.pod.containers)
@@ -203,7 +215,8 @@ class Allocation:
                 if one.container == found.container.name:
                     group = (one.group_index, one.shares)
                     row = self._first_row(found.pod, found.container, group, found.ids)
-                    return dataclasses.replace(row, confirmed=True)
+                    epoch = row.epoch if found.ids else KubeletEpoch()
+                    return dataclasses.replace(row, confirmed=bool(found.ids), epoch=epoch)
         except AgentError as error:
             log.warning("ledger.not_adopted", pod=found.pod.name, err=str(error))
         return None
@@ -279,6 +292,11 @@ class Allocation:
             return ledger
 
         return change
+
+    def _underway(self) -> Underway:
+        epoch = self._peers.epoch() or KubeletEpoch()
+        calls = self._calls
+        return Underway(self._ledger(), calls.claimed(), calls.in_doubt(), calls.asked_last(epoch))
 
     def _ledger(self) -> Ledger:
         """The ledger with the rows that are being written."""

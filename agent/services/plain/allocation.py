@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
+from agent.core.container_edits import check_library
 from agent.core.edits import ContainerEdits, EditSettings, GrantedShare
 from agent.core.errors import Refusal, StateError
 from agent.core.holdings import KubeletEpoch
@@ -157,11 +158,14 @@ class PlainAllocation:
         # pods that are gone, leaves this one alone.
         uid = PodUid(f"{self._chance.getrandbits(128):032x}")
         settings = self._settings, self._views.edits.value
+        facts = self._storage.hooks.facts()
+        if self._settings.memory_limits:
+            check_library(facts)
         return PlainRow(
             uid=uid,
             slice_ids=tuple(sorted(ids)),
             shares=tuple(one.share for one in granted) if self._settings.memory_limits else (),
-            edits=edits_of(uid, granted, settings, self._storage.hooks.facts()),
+            edits=edits_of(uid, granted, settings, facts),
             answered_at=self._clock.now(),
             epoch=self._views.epoch() or KubeletEpoch(),
         )

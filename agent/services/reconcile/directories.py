@@ -50,6 +50,15 @@ class Directories:
                 return
             self._closing.discard(key)
 
+    async def names(self) -> frozenset[str] | None:
+        """All container directories that are there; None: that cannot be seen now."""
+        try:
+            async with asyncio.timeout(DEADLINE):
+                return frozenset(await self._hooks.found())
+        except (AgentError, TimeoutError) as error:
+            log.warning("hooks.not_searched", err=str(error) or "out of time")
+            return None
+
     async def sweep(self, seen: Seen) -> None:
         """Remove leaked directories, now and then; after a failed search it is tried again."""
         elapsed = asyncio.get_running_loop().time()

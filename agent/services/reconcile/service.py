@@ -6,10 +6,11 @@ and closes rows of pods that nobody knows any more.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import datetime as dt
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NoReturn
 
 import structlog
@@ -19,18 +20,12 @@ from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey, Ledger, Row
 from agent.core.pods import PodTable, Role
 from agent.core.ports import Clock, HookDirs, KubeletRecords, Witness
-from agent.core.reconcile import (
-    VANISHED_GRACE,
-    Adoption,
-    Findings,
-    Seen,
-    compare,
-    mismatch,
-    mismatch_event,
-)
+from agent.core.reconcile import Adoption, Findings, Seen, compare, mismatch
 from agent.kit.cell import Cell
+from agent.kit.lull import Lull
 from agent.kit.news import News
 from agent.kit.tally import Tally
+from agent.services.reconcile.changes import TakenOver, applied, graces, take_over
 from agent.services.reconcile.directories import Directories
 
 log = structlog.get_logger(__name__)
@@ -50,6 +45,18 @@ YOUNG = 4.0
 RETRIES = (1.0, 2.0, 5.0, 15.0)
 """Seconds until the next complete look after the first ones in a row that failed."""
 
+SETTLING = 30.0
+"""Seconds in which a new kubelet learns its pods: it knows none at first."""
+
+SETTLING_PAUSE = 3.0
+"""Seconds between complete looks meanwhile, as long as it has not confirmed all rows."""
+
+QUIET = 0.5
+"""Seconds without any Allocate before a List: it can un-mark ids that are just being given out."""
+
+QUIET_WITHIN = 10.0
+"""Seconds after which a List is made all the same."""
+
 DEADLINE = 2.0
 """Seconds for one question to the kubelet."""
 
@@ -66,13 +73,27 @@ class ReconcileViews:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReconcilePeers:
-    """Whom it asks, and where it cleans up. `adopt` makes the row of a holder, None: it cannot."""
+    """Whom it asks, and where it cleans up. `adopt` makes a row, None: it cannot.
+
+    `calls` are the kubelet's requests under way.
+    """
 
     witness: Witness
     records: KubeletRecords
     hooks: HookDirs
     clock: Clock
     adopt: Callable[[Adoption], Row | None]
+    calls: Lull = dataclasses.field(default_factory=Lull)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Heard:
+    """What the kubelet `epoch` said, and the directories that were found, as in Seen."""
+
+    holdings: Sequence[Holding]
+    epoch: KubeletEpoch | None
+    complete: bool
+    directories: frozenset[str] = frozenset()
 
 
 class Reconcile:
@@ -92,6 +113,9 @@ class Reconcile:
         self._directories = Directories(peers.hooks, views.ledger, peers.clock)
         self._looked_at = dt.datetime.min.replace(tzinfo=dt.UTC)
         self._asked: dict[ContainerKey, float] = {}
+        self._epoch: KubeletEpoch | None = None
+        self._met = -math.inf
+        self._searched = False
         self.unconfirmed: Cell[int] = Cell(0)
         self.drifted: Cell[int] = Cell(0)
         self.mismatches = Tally(
@@ -112,9 +136,18 @@ class Reconcile:
             if epoch is None:
                 await news.wait()
                 continue
+            if epoch != self._epoch:
+                self._epoch, self._met = epoch, asyncio.get_running_loop().time()
             failures = 0 if await self._look() else failures + 1
-            period = RETRIES[failures - 1] if 0 < failures <= len(RETRIES) else PERIOD
-            await self._between(epoch, news, period)
+            await self._between(epoch, news, self._period(epoch, failures))
+
+    def _period(self, epoch: KubeletEpoch, failures: int) -> float:
+        """Seconds until the next complete look."""
+        if 0 < failures <= len(RETRIES):
+            return RETRIES[failures - 1]
+        is_new = asyncio.get_running_loop().time() - self._met < SETTLING
+        rows = self._views.ledger.value.rows
+        return SETTLING_PAUSE if is_new and any(row.epoch != epoch for row in rows) else PERIOD
 
     async def _between(self, epoch: KubeletEpoch, news: News, period: float) -> None:
         """Until the next complete look is due: short looks at what was just answered."""
@@ -159,11 +192,11 @@ class Reconcile:
 
     async def _confirm(self, rows: tuple[Row, ...]) -> None:
         await asyncio.sleep(SETTLE)
+        epoch = self._views.epoch.value
         elapsed = asyncio.get_running_loop().time()
         self._asked.update((row.key, elapsed) for row in rows)
         holdings: list[Holding] = []
-        listed = (row for row in rows if row.role is not Role.INIT)
-        for namespace, pod in dict.fromkeys((row.namespace, row.pod) for row in listed):
+        for namespace, pod in dict.fromkeys((row.namespace, row.pod) for row in rows):
             try:
                 async with asyncio.timeout(DEADLINE):
                     holding = await self._peers.witness.get(namespace, pod)
@@ -172,11 +205,15 @@ class Reconcile:
                 break
             if holding is not None:
                 holdings.append(holding)
-        await self._apply(holdings, complete=False)
+        await self._apply(_Heard(holdings, epoch, complete=False))
 
     async def _look(self) -> bool:
         """A complete look; False when it should be taken again soon."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(QUIET_WITHIN):
+                await self._peers.calls.come(QUIET)
         self._looked_at = self._peers.clock.now()
+        epoch = self._views.epoch.value
         try:
             async with asyncio.timeout(DEADLINE):
                 holdings = await self._peers.witness.list()
@@ -186,32 +223,41 @@ class Reconcile:
             self._silent = True
             return False
         self._silent = False
-        return await self._apply(list(holdings), complete=True)
+        directories = frozenset() if self._searched else await self._directories.names()
+        heard = _Heard(holdings, epoch, complete=True, directories=directories or frozenset())
+        done = await self._apply(heard)
+        self._searched = self._searched or (done and directories is not None)
+        return done
 
-    async def _apply(self, holdings: list[Holding], *, complete: bool) -> bool:
-        """Hold the ledger against the answers; False when something is left to do."""
+    async def _apply(self, heard: _Heard) -> bool:
+        """Hold the ledger against the answers; False when something is left to do.
+
+        They are those of the kubelet that was there before it was asked: of a later one nothing is
+        known.
+        """
         recorded: frozenset[ContainerKey] | None = None
         if any(row.role is Role.INIT for row in self._views.ledger.value.rows):
             recorded = await self._recorded()
         ledger = self._views.ledger.value
         seen = Seen(
             table=self._views.pods.value,
-            holdings=holdings,
-            epoch=self._views.epoch.value or KubeletEpoch(),
+            holdings=heard.holdings,
+            epoch=heard.epoch or KubeletEpoch(),
             now=self._peers.clock.now(),
-            complete=complete,
+            complete=heard.complete,
             recorded=recorded,
+            directories=heard.directories,
         )
         findings = compare(ledger, seen, self._views.resource)
-        if complete:
+        if heard.complete:
             self.unconfirmed.set(findings.unconfirmed)
             self.drifted.set(findings.drifted)
-        adopted = [row for one in findings.adopt if (row := self._peers.adopt(one)) is not None]
-        written = await self._write(ledger, findings, adopted)
+        taken = take_over(findings, seen, ledger, self._peers.adopt)
+        written = await self._write(ledger, findings, taken)
         await self._directories.clean_up()
-        if complete and written:
+        if heard.complete and written:
             await self._directories.sweep(seen)
-        return written and len(adopted) == len(findings.adopt)
+        return written and not taken.unread
 
     async def _recorded(self) -> frozenset[ContainerKey] | None:
         try:
@@ -221,19 +267,18 @@ class Reconcile:
             log.warning("reconcile.records_unread", after=DEADLINE)
             return None
 
-    async def _write(self, base: Ledger, findings: Findings, adopted: list[Row]) -> bool:
+    async def _write(self, base: Ledger, findings: Findings, taken: TakenOver) -> bool:
         self._directories.closing(findings.vanished)
-        if not (findings.confirmed or findings.vanished or adopted):
+        if not (findings.confirmed or findings.vanished or taken.rows or taken.kept):
             return True
         now = self._peers.clock.now()
         try:
-            await self._commit(lambda ledger: _applied(base, ledger, findings, adopted, now))
+            await self._commit(lambda ledger: applied(base, ledger, findings, taken, now))
         except StateError as error:
             log.warning("reconcile.put_off", err=str(error))
             return False
         self._tell(findings)
-        for row in adopted:
-            log.info("ledger.adopted", ns=row.namespace, pod=row.pod, ctr=row.key.container)
+        taken.tell()
         for key in findings.vanished:
             log.info("ledger.closed", pod_uid=key.pod_uid, ctr=key.container)
         return True
@@ -247,27 +292,3 @@ class Reconcile:
                 log.warning(
                     "ledger.mismatch", ns=row.namespace, pod=row.pod, err=str(mismatch(row))
                 )
-
-
-def graces(ledger: Ledger, table: PodTable) -> Iterator[dt.datetime]:
-    """When the rows of deleted pods may be closed."""
-    deleted = {stone.pod.uid: stone.deleted_at for stone in table.tombstones}
-    for row in ledger.rows:
-        if row.key.pod_uid not in table.pods:
-            yield deleted.get(row.key.pod_uid, row.answered_at) + VANISHED_GRACE
-
-
-def _applied(
-    base: Ledger, ledger: Ledger, findings: Findings, adopted: list[Row], now: dt.datetime
-) -> Ledger:
-    """The findings about `base` on the newest ledger: rows that changed meanwhile stay."""
-    for row in findings.confirmed:
-        present = ledger.find(row.key)
-        if present is not None and present == base.find(row.key):
-            ledger = ledger.put(row)
-            if row.key in findings.mismatched:
-                ledger = ledger.owe(mismatch_event(row, now))
-    for row in adopted:
-        if ledger.find(row.key) is None:
-            ledger = ledger.put(row)
-    return ledger.drop(findings.vanished)

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.codec.pod import INT32_MAX, consume, decode_pod_devices, encode_pod_devices, validate
+from agent.codec.pod import (
+    INT32_MAX,
+    TYPE_WORD,
+    consume,
+    decode_pod_devices,
+    encode_pod_devices,
+    validate,
+)
 from agent.core.annotations import TEXT_LIMIT
 from agent.core.errors import MalformedText
 from agent.core.gpu import GpuUuid
@@ -107,6 +114,19 @@ def test_negative_amounts_are_read_as_hami_does_but_never_granted(share: Share):
     assert share == groups[1][0]
     with pytest.raises(MalformedText, match=r"group 1: .* neither may be negative"):
         validate(groups)
+
+
+@pytest.mark.parametrize("word", ["MLU", "nvidia", "", "NVIDIA "])
+def test_another_type_is_read_as_hami_does_but_refused_where_only_ours_is_served(word: str):
+    text = f";{G1},{word},1,1:;"
+    assert 1 == len(decode_pod_devices(text)[1])
+    with pytest.raises(MalformedText, match=r"group 1: .* and only NVIDIA is served here"):
+        decode_pod_devices(text, type_word=TYPE_WORD)
+
+
+def test_our_own_type_and_the_placeholder_without_one_are_served():
+    groups = decode_pod_devices(f",,0,0:;{G1},NVIDIA,1,1:;", type_word=TYPE_WORD)
+    assert [0, 1, 0] == [len(group) for group in groups]
 
 
 def test_amounts_of_zero_are_granted():

@@ -73,11 +73,17 @@ def test_a_container_waits_unless_this_kubelet_confirmed_it(confirmed, epoch, ex
     assert expected == names(POD, row)
 
 
-def test_where_the_kubelet_was_asked_it_has_the_last_word():
+def test_where_the_kubelet_was_asked_and_names_ids_the_container_is_held():
+    assert [] == names(POD, ROW, held=holding(POD, main=f"{G1}-0"))
+    assert ["main"] == names(POD, ROW, held=holding(POD))
+
+
+def test_where_it_names_no_ids_and_its_file_has_the_container_it_speaks_of_a_namesake():
     row = dataclasses.replace(ROW, confirmed=True)
 
-    assert [] == names(POD, row, held=holding(POD, main=f"{G1}-0"))
     assert ["main"] == names(POD, row, held=holding(POD))
+    assert ["main"] == names(POD, row, held=holding(POD), books=Books(NOW_KUBELET, frozenset()))
+    assert [] == names(POD, row, held=holding(POD), books=Books(NOW_KUBELET, frozenset({ROW.key})))
 
 
 def test_a_container_that_runs_does_not_wait_even_without_a_row():
@@ -165,6 +171,21 @@ def test_in_a_pod_that_has_started_any_container_may_be_started_again():
     books = Books(NOW_KUBELET, alive=frozenset({"log"}))
 
     assert ["train-1/one"] == found(1, pod, known={pod.key: holding(pod)}, books=books)
+
+
+TWINS = named_pod(1, containers=tuple(a_container(name=name) for name in ("a", "b", "c")))
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"), [("a", "b"), ("b", "c"), ("c", "a"), ("gone", "a"), (None, "a")]
+)
+def test_the_dead_containers_of_a_pod_are_asked_for_one_after_the_other(last, expected):
+    asked = {} if last is None else {TWINS.uid: last}
+    books = Books(NOW_KUBELET, asked_last=asked)
+
+    assert [f"train-1/{expected}"] == found(
+        1, TWINS, known={TWINS.key: holding(TWINS)}, books=books
+    )
 
 
 def test_present_pods_come_before_deleted_ones_and_older_ones_first():

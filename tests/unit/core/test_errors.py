@@ -18,10 +18,15 @@ def test_foreign_text_is_cut_with_a_mark(text: str, limit: int, expected: str):
     assert expected == cap(text, limit)
 
 
+def test_what_a_terminal_would_obey_is_replaced():
+    assert "a\ufffd[31mb\ufffdc" == cap("a\x1b[31mb\x00c")
+
+
 @given(st.text())
 def test_no_foreign_text_is_longer_than_the_limit_or_two_lines(text: str):
     assert len(cap(text)) <= FOREIGN_TEXT_LIMIT
     assert len(cap(text).splitlines()) <= 1
+    assert cap(text).isprintable()
 
 
 def test_a_refusal_says_its_sentence_and_the_id_of_its_gate():

@@ -7,7 +7,7 @@ from agent.core.evidence import AskKubelet, AwaitLock, CheckRunning, ListPods, R
 from agent.core.ledger import ContainerKey
 from agent.core.matching import used_up
 from agent.core.pods import Phase, Role
-from tests.builders import NOON, a_container, a_row
+from tests.builders import NOON, a_container, a_row, a_share
 from tests.unit.core.matching_scene import (
     G1,
     G2,
@@ -81,6 +81,20 @@ def test_two_pods_being_admitted_are_never_guessed_between() -> None:
     refused(scene, Gate.MANY_PODS_ADMITTED)
 
 
+def test_of_two_that_wait_for_their_old_answers_the_owner_is_told_to_delete_one() -> None:
+    other = named_pod(3)
+    mine = (a_share(uuid=G1),)
+    rows = tuple(
+        a_row(pod_uid=one.uid, pod=one.name, epoch=OLD_KUBELET, shares=mine) for one in (POD, other)
+    )
+    scene = knowing(a_scene(other, POD, rows=rows), holding(POD), holding(other))
+
+    error = refused(scene, Gate.MANY_PODS_ADMITTED)
+
+    assert error.sentence.endswith("delete all but one of them.")
+    assert granted(knowing(scene, holding(POD), absent=(other,))).replay == rows[0]
+
+
 def test_nobody_known_asks_the_api_server_once_and_then_refuses() -> None:
     scene = knowing(a_scene(POD, lock=POD), absent=(POD,))
     assert ask(scene) == ListPods()
@@ -104,7 +118,8 @@ def test_a_present_pod_wins_over_a_tombstone_of_its_name_with_equal_shares() -> 
     successor = named_pod(1, uid=named_pod(9).uid)
     scene = knowing(a_scene(successor, gone=(POD,), lock=successor), holding(POD))
 
-    assert granted(scene).candidate.pod == successor
+    assert ask(scene) == ListPods()
+    assert granted(changed(scene, listed=True)).candidate.pod == successor
 
 
 def test_a_present_pod_and_a_tombstone_with_other_shares_are_refused() -> None:

@@ -1,6 +1,7 @@
 """Which pod and whose lock, against HAMi's choices: it picks from a list, we ask the kubelet."""
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -25,6 +26,9 @@ HERE = "node-a"
 OTHER_PODS = {
     "pending_pod-081": "a lock without an owner gives nobody a right: none is picked from a list",
     "pending_pod-082": "without a lock none is picked from a list",
+}
+OTHER_GUESSES = {
+    "pending_pod-084": "an unreadable lock is nobody's: it counts as none",
 }
 OTHER_LOCKS = {
     "node_lock_release-076": "no check of the owner is ever skipped",
@@ -58,7 +62,7 @@ def pod_of(number: int, given: dict[str, Any]) -> PodView:
     )
 
 
-def served(vector: Vector, admitted: PodView, unlocked: UnlockedPods) -> PodView | None:
+def served(vector: Vector, admitted: Collection[PodView], unlocked: UnlockedPods) -> PodView | None:
     """The pod that is served when the kubelet admits `admitted`; None: it is refused."""
     pods = pods_of(vector)
     shared = a_shared_gpu(gpu=a_gpu(uuid=GPU))
@@ -70,10 +74,10 @@ def served(vector: Vector, admitted: PodView, unlocked: UnlockedPods) -> PodView
         listed=True,
         waited=True,
     )
-    absent = tuple(pod for pod in pods if pod != admitted)
+    absent = tuple(pod for pod in pods if pod not in admitted)
     settings = MatchSettings(node=HERE, unlocked_pods=unlocked)
     try:
-        step = decide(1, knowing(scene, holding(admitted), absent=absent), settings)
+        step = decide(1, knowing(scene, *map(holding, admitted), absent=absent), settings)
     except Refusal:
         return None
     assert isinstance(step, Grant)
@@ -83,7 +87,7 @@ def served(vector: Vector, admitted: PodView, unlocked: UnlockedPods) -> PodView
 
 @pytest.mark.parametrize("vector", cases("pending_pod", without=OTHER_PODS), ids=str)
 def test_the_pod_is_the_one_that_hami_finds_or_none(vector: Vector):
-    found = [served(vector, pod, UnlockedPods.STRICT) for pod in pods_of(vector)]
+    found = [served(vector, [pod], UnlockedPods.STRICT) for pod in pods_of(vector)]
 
     expected = [vector.expected["pod"]] if vector.expected["error"] is None else []
     assert expected == ["/".join(pod.key) for pod in found if pod is not None]
@@ -95,7 +99,7 @@ def test_no_pod_is_picked_from_a_list(name: str):
     vector = vectors("pending_pod")[name]
     assert vector.expected["error"] is None
 
-    assert {None} == {served(vector, pod, UnlockedPods.STRICT) for pod in pods_of(vector)}
+    assert {None} == {served(vector, [pod], UnlockedPods.STRICT) for pod in pods_of(vector)}
 
 
 def test_without_a_lock_the_kubelets_word_can_be_made_to_suffice():
@@ -103,7 +107,32 @@ def test_without_a_lock_the_kubelets_word_can_be_made_to_suffice():
     vector = vectors("pending_pod")["pending_pod-082"]
     pods = pods_of(vector)
 
-    assert pods == [served(vector, pod, UnlockedPods.UNIQUE) for pod in pods]
+    assert pods == [served(vector, [pod], UnlockedPods.UNIQUE) for pod in pods]
+
+
+@pytest.mark.parametrize("vector", cases("pending_pod", without=OTHER_GUESSES), ids=str)
+def test_where_several_are_admitted_hamis_guess_can_be_had(vector: Vector):
+    found = served(vector, pods_of(vector), UnlockedPods.LEGACY)
+
+    assert vector.expected["pod" if found else "error"]
+    assert vector.expected.get("pod") == (None if found is None else "/".join(found.key))
+
+
+def test_whom_the_kubelet_does_not_admit_is_not_guessed_either():
+    """HAMi would give the share of `a` to `b`."""
+    vector = vectors("pending_pod")["pending_pod-082"]
+    a, b = pods_of(vector)
+
+    assert [a, b] == [served(vector, [pod], UnlockedPods.LEGACY) for pod in (a, b)]
+
+
+def test_a_guess_goes_by_the_annotations_where_the_lock_cannot_be_read():
+    """HAMi fails every Allocate on the node then, and its scheduler binds nothing there."""
+    vector = vectors("pending_pod")["pending_pod-084"]
+    assert "malformed lock" in vector.expected["error"]
+    (pod,) = pods_of(vector)
+
+    assert pod == served(vector, [pod], UnlockedPods.LEGACY)
 
 
 def released(vector: Vector) -> list[str]:

@@ -66,13 +66,20 @@ def test_a_kubelet_that_names_no_ids_confirms_nothing(holding):
     assert () == found(a_row(), holdings=holding).confirmed
 
 
-def test_an_init_container_is_confirmed_by_the_kubelets_file_alone():
+def test_an_init_container_is_confirmed_by_the_file_of_a_kubelet_that_knows_its_pod():
     row = a_row(role=Role.INIT, epoch=OLD_KUBELET)
+    known, recorded = (held(POD),), frozenset({row.key})
 
     assert () == found(row, holdings=(held(POD, *IDS),)).confirmed
-    assert () == found(row, recorded=frozenset()).confirmed
-    (confirmed,) = found(row, recorded=frozenset({row.key})).confirmed
+    assert () == found(row, holdings=known, recorded=frozenset()).confirmed
+    (confirmed,) = found(row, holdings=known, recorded=recorded).confirmed
     assert (True, NOW_KUBELET) == (confirmed.confirmed, confirmed.epoch)
+
+
+def test_an_init_container_of_a_pod_that_a_new_kubelet_has_not_taken_up_is_not_confirmed():
+    row = a_row(role=Role.INIT, epoch=OLD_KUBELET)
+
+    assert () == found(row, recorded=frozenset({row.key})).confirmed
 
 
 def test_a_row_that_stays_unconfirmed_is_counted_after_a_minute():

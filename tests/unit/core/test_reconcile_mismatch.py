@@ -80,8 +80,10 @@ def test_ids_of_an_init_container_that_are_used_again_are_drift_of_the_second_on
 def test_an_init_containers_mismatch_is_known_from_what_the_kubelet_asked_for():
     row = a_row(role=Role.INIT, epoch=NOW_KUBELET, slice_ids=ELSEWHERE, offered=True)
 
-    assert () == found(row, recorded=frozenset()).mismatched
-    assert (row.key,) == found(row, recorded=frozenset({row.key})).mismatched
+    known = (held(POD),)
+
+    assert () == found(row, holdings=known, recorded=frozenset()).mismatched
+    assert (row.key,) == found(row, holdings=known, recorded=frozenset({row.key})).mismatched
 
 
 def test_a_mismatch_is_said_with_both_gpus_and_an_id():

@@ -6,8 +6,8 @@ import datetime as dt
 import pytest
 
 from agent.core.ledger import EffectKind, Ledger
-from agent.core.pods import Phase, PodTable, PodView, Tombstone
-from agent.core.settlement import REFUSED_EVENT, Scene, owed, refusal_text
+from agent.core.pods import Phase, PodTable, PodView, Role, Tombstone
+from agent.core.settlement import GRAVE_PATIENCE, REFUSED_EVENT, Scene, owed, refusal_text
 from tests.builders import NOON, a_container, a_lock, a_pod, a_pod_uid, a_row
 
 SENTENCE = "GPU 0 is bad: XID 79; create the pod again. [HA-4002]"
@@ -40,12 +40,13 @@ def a_scene(
     lock_stamp: dt.datetime | None = None,
     now: dt.datetime = LATER,
     synced: bool = True,
+    standing: dt.timedelta = GRAVE_PATIENCE,
 ) -> Scene:
     table = PodTable(
         {pod.uid: pod for pod in pods}, tuple(Tombstone(p, NOON) for p in gone), synced=synced
     )
     lock = a_lock(stamp=lock_stamp) if lock_stamp else None
-    return Scene(table, ledger or Ledger(), lock, now)
+    return Scene(table, ledger or Ledger(), lock, now, standing)
 
 
 def kinds(scene: Scene) -> list[EffectKind]:
@@ -117,6 +118,26 @@ def test_the_lock_of_a_terminal_owner_is_released_whatever_its_stamp(phase):
 
 def test_the_lock_of_a_deleted_owner_is_released():
     assert kinds(a_scene(gone=(a_pod(annotations=BOUND),), lock_stamp=NOON)) == RELEASED
+
+
+def test_a_lock_that_was_just_seen_may_be_that_of_the_successor_of_a_deleted_pod():
+    young = GRAVE_PATIENCE - dt.timedelta(milliseconds=1)
+    grave = a_pod(annotations={**BOUND, "hami.io/bind-time": "9999999999"})
+
+    assert () == owed(a_scene(gone=(grave,), lock_stamp=NOON, standing=young))
+    assert RELEASED == kinds(a_scene(gone=(grave,), lock_stamp=NOON))
+
+
+def test_an_owner_that_was_started_without_being_asked_for_needs_no_lock():
+    init = a_container(name="init", role=Role.INIT)
+    first, second = (a_container(name=name, running_id=name) for name in ("a", "b"))
+    started = a_pod(annotations=BOUND, phase=Phase.RUNNING, containers=(init, first, second))
+    half = dataclasses.replace(started, containers=(init, first, a_container(name="b")))
+    held = Ledger(rows=(a_row(container="b", answered_at=LATER),))
+
+    assert RELEASED == kinds(a_scene(started, lock_stamp=NOON))
+    assert [] == kinds(a_scene(half, lock_stamp=NOON))
+    assert [] == kinds(a_scene(half, lock_stamp=NOON, ledger=held))
 
 
 @pytest.mark.parametrize("stamp", [LATER, NOON + dt.timedelta(seconds=1)])

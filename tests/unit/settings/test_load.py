@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent.core.errors import SettingsError
+from agent.core.match_settings import UnlockedPods
 from agent.core.plain import PlainSettings
 from agent.settings.load import Effective, Sources, load
 from agent.settings.schema import build
@@ -90,8 +91,10 @@ def test_an_unknown_key_is_refused_with_its_place_and_the_nearest_one(write) -> 
         ("library: {disableCoreLimit: maybe}", "true or false"),
         ("library: {hookPath: here}", "an absolute path"),
         ("library: {hookPath: 3}", "text"),
-        ("allocation: {unlockedPods: always}", "one of strict, unique"),
+        ("allocation: {unlockedPods: always}", "one of strict, unique, legacy"),
         ("allocation: {fence: always}", "one of none, prestart"),
+        ("allocation: {mpsRoot: here}", "an absolute path"),
+        ("sharing: {operatingMode: mig}", "one of hami-core, mps"),
         ("scheduler: volcano", "one of hami, none"),
         ("scheduler:", "one of hami, none"),
         ("plain: {memoryLimits: some}", "true or false"),
@@ -229,3 +232,21 @@ def test_plain_mode_has_limits_only_where_they_are_wanted(write) -> None:
     ).plain
 
     assert (PlainSettings(), PlainSettings(memory_limits=True)) == (plain, limited)
+
+
+def test_the_operating_mode_is_registered_and_answered_in(write) -> None:
+    plain = build(loaded(), host_name="here")
+    path = write("sharing: {operatingMode: mps}\nallocation: {mpsRoot: ''}\n")
+    without = build(loaded(path), host_name="here")
+    with_root = build(loaded(path, {"MPS_ROOT": "/run/nvidia/mps"}), host_name="here")
+
+    assert ("hami-core", "hami-core") == (plain.sharing.mode, plain.edits.mode)
+    assert ("mps", "mps", "") == (without.sharing.mode, without.edits.mode, without.edits.mps_root)
+    assert "/run/nvidia/mps" == with_root.edits.mps_root
+    assert with_root.resource == with_root.edits.resource
+
+
+def test_hamis_way_with_pods_without_a_lock_can_be_chosen() -> None:
+    settings = build(loaded(flags={"--unlocked-pods": "legacy"}), host_name="here")
+
+    assert UnlockedPods.LEGACY is settings.match.unlocked_pods

@@ -1,0 +1,49 @@
+"""Pods of one name: the kubelet answers by name, so it may speak of one that is gone.
+
+While it works on an Allocate it takes no deletion in: until that is over it says of a deleted pod
+what it said before, and says nothing of the new one.
+"""
+
+import datetime as dt
+
+from agent.core.candidates import Candidate
+from agent.core.evidence import Evidence
+from agent.core.holdings import Holding
+from agent.core.ledger import ContainerKey
+from agent.core.pods import PodView, Role, Tombstone
+
+FRESH = dt.timedelta(seconds=60)
+"""How long the kubelet may still speak of a deleted pod: an Allocate that is held lasts no longer.
+
+Rows of deleted pods are kept as long.
+"""
+
+
+def speaks_of(holding: Holding, pod: PodView) -> bool:
+    """Whether the kubelet's answer can be about this very pod: it names every container of it."""
+    named = {one.name for one in holding.containers}
+    return all(one.name in named for one in pod.containers if one.role is Role.APP)
+
+
+def may_be_another(found: Candidate, evidence: Evidence) -> bool:
+    """Whether the kubelet may have meant a pod of this name that was deleted just now.
+
+    Of that pod it says the same where the container got nothing, or its record was lost. If it does
+    mean that one, somebody else is asking, whom our watch may not have shown yet.
+    """
+    return any(
+        stone.pod.key == found.pod.key
+        and stone.pod.uid != found.pod.uid
+        and _may_be_known(stone, evidence)
+        and not _has_ids(stone.pod, found.container.name, evidence)
+        for stone in evidence.table.tombstones
+    )
+
+
+def _may_be_known(stone: Tombstone, evidence: Evidence) -> bool:
+    return not stone.pod.terminal and evidence.now - stone.deleted_at <= FRESH
+
+
+def _has_ids(pod: PodView, container: str, evidence: Evidence) -> bool:
+    row = evidence.ledger.find(ContainerKey(pod.uid, container))
+    return row is not None and row.confirmed and row.epoch == evidence.books.epoch

@@ -1,0 +1,186 @@
+"""Whose the node lock is, and what that is worth, acted out by the whole agent on its node."""
+
+import asyncio
+
+import pytest
+
+from agent.core.annotations import PHASE_FAILED, PHASE_SUCCESS
+from tests.app.story import a_story, told
+from tests.machine.pods import Box, Shape
+
+BIG = Shape((Box(mib=12000),))
+SMALL = Shape((Box(mib=4000),))
+LONG = 360.0
+"""Seconds: longer than the scheduler keeps a lock."""
+
+
+@pytest.mark.parametrize("forged", [None, 1], ids=["bare", "with forged annotations"])
+@told
+async def test_a_stray_pod_of_another_count_beside_the_lock_owner_costs_the_owner_nothing(forged):
+    async with a_story() as story:
+        await story.world.stop_kubelet(3.0)
+        story.world.create_stray("stray", Shape((Box(count=2),), forged=forged))
+        await asyncio.sleep(1.1)  # the kubelet admits in the order of creation, in whole seconds
+        await story.bound("owner", SMALL)
+
+        await story.failed("stray", "HA-2004")
+        await story.running("owner")
+
+        assert "team-a/owner" in story.message("stray")
+        await story.until(lambda: story.bind_phase("owner") == PHASE_SUCCESS)
+        await story.until(lambda: story.bind_phase("stray") == (PHASE_FAILED if forged else ""))
+
+
+@told
+async def test_a_success_that_comes_late_is_not_written_on_the_pod_made_anew():
+    async with a_story() as story:
+        old = await story.bound("web-0", SMALL)
+        await story.cut_off_when_answered(old)
+        assert "allocating" == story.bind_phase("web-0")
+        story.world.delete(story.pod("web-0"), 0)
+        story.world.create("web-0", SMALL)
+        await asyncio.sleep(30)
+        assert "" == story.bind_phase("web-0")
+
+        story.world.faults.clear()
+        await story.until(lambda: not story.lock)
+        assert "" == story.bind_phase("web-0")
+        await story.placed("web-0")
+        await story.running("web-0")
+        await story.until(lambda: story.bind_phase("web-0") == PHASE_SUCCESS)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@told
+async def test_a_lock_that_a_retried_bind_stamped_anew_goes_with_its_owners_answer(when):
+    async with a_story() as story:
+        if when == "before":
+            await story.world.stop_kubelet(20.0)
+        uid = await story.bound("train", SMALL)
+        if when == "after":
+            await story.cut_off_when_answered(uid)
+        first = story.lock
+        await asyncio.sleep(5)
+        story.world.stamp_again()
+        await asyncio.sleep(1)
+        assert first != story.lock
+
+        story.world.faults.clear()
+        await story.running("train")
+
+        await story.until(lambda: not story.lock)
+        await story.runs("next", SMALL)
+
+
+@told
+async def test_the_lock_of_an_owner_that_was_evicted_before_its_allocate_is_given_back():
+    async with a_story() as story:
+        await story.world.stop_kubelet(30.0)
+        uid = await story.bound("victim", SMALL)
+        evicted = {"phase": "Failed", "reason": "Evicted", "message": "memory pressure"}
+        story.world.store.update(
+            "pods", "team-a", "victim", lambda pod: {**pod, "status": pod["status"] | evicted}
+        )
+
+        await story.until(lambda: not story.lock, within=5)
+
+        await story.runs("next", SMALL)
+        assert (uid, "c0") not in story.world.audit.answers
+
+
+@pytest.mark.parametrize("ahead", [-LONG, LONG], ids=["behind", "ahead"])
+@told
+async def test_a_clock_that_is_six_minutes_off_costs_no_pod(ahead):
+    async with a_story() as story:
+        story.world.scheduler.clock.ahead = ahead
+        await story.runs("first", SMALL)
+        await story.world.stop_kubelet(60.0)
+        await story.bound("waits", SMALL)
+        lock = story.lock
+        await asyncio.sleep(50)
+        assert lock == story.lock
+
+        await story.running("waits")
+        await story.until(lambda: not story.lock, within=5)
+
+
+@told
+async def test_a_pod_whose_kubelet_was_away_for_six_minutes_after_its_bind_is_served():
+    async with a_story() as story:
+        await story.world.stop_kubelet(LONG)
+        await story.bound("train", SMALL)
+        lock = story.lock
+
+        await asyncio.sleep(LONG - 10)
+        assert lock == story.lock
+        await story.running("train")
+
+        assert {("ok", ""): 1} == story.results
+
+
+@told
+async def test_an_expired_lock_that_was_handed_over_gives_neither_pod_the_others_share():
+    async with a_story() as story:
+        await story.world.stop_kubelet(LONG)
+        await story.bound("first", SMALL)
+        await asyncio.sleep(LONG - 50)
+        await story.bound("second", Shape((Box(mib=2000),)))
+
+        await story.failed("first", "HA-2004", within=90)
+        await story.running("second")
+
+        assert "team-a/second" in story.message("first")
+        assert "2000m" == story.envs("second")["CUDA_DEVICE_MEMORY_LIMIT_0"]
+        await story.until(lambda: story.bind_phase("first") == PHASE_FAILED)
+        await story.until(lambda: story.bind_phase("second") == PHASE_SUCCESS)
+
+
+@pytest.mark.parametrize("amount", [1, 12000], ids=["less", "more"])
+@told
+async def test_annotations_that_a_tenant_wrote_give_no_right(amount):
+    async with a_story() as story:
+        story.world.create_stray("forger", Shape((Box(mib=12000),), forged=amount))
+
+        await story.failed("forger", "HA-2005")
+
+        await story.until(lambda: story.bind_phase("forger") == PHASE_FAILED)
+        assert {("refused", "no_lock"): 1} == story.results
+
+
+@told
+async def test_a_tenant_that_makes_little_of_a_running_pods_share_frees_nothing():
+    async with a_story() as story:
+        await story.runs("liar", BIG)
+        await story.runs("beside", BIG)
+        for name in ("liar", "beside"):
+            story.world.lie(story.pod(name))
+
+        await story.bound("next", BIG)
+
+        await story.failed("next", "HA-4003")
+        assert story.is_running("liar")
+        assert story.is_running("beside")
+
+
+@told
+async def test_a_pod_whose_only_gpu_is_an_init_containers_is_refused_with_the_setting():
+    async with a_story() as story:
+        await story.bound("warm-up", Shape((Box("init"), Box(count=0))))
+
+        await story.failed("warm-up", "HA-2005")
+
+        assert "allocation.unlockedPods" in story.message("warm-up")
+        assert "" == story.lock
+
+
+@told
+async def test_a_static_pod_is_refused_and_the_owner_of_the_lock_is_served():
+    async with a_story() as story:
+        await story.bound("owner", SMALL)
+        story.world.create_static("file", SMALL)
+
+        await story.running("owner")
+        await asyncio.sleep(5)
+
+        assert 1 == len(story.world.audit.answers)
+        assert {("ok", ""), ("refused", "no_pod_admitted")} == set(story.results)

@@ -1,0 +1,238 @@
+"""What befalls kubelet, agent and containers amid allocations, acted out by the whole agent."""
+
+import asyncio
+
+import pytest
+
+from agent.core.annotations import PHASE_SUCCESS
+from tests.app.story import a_story, told
+from tests.machine.kubelet import RESOURCE
+from tests.machine.pods import Box, Shape
+from tests.machine.world import SPLIT
+
+BIG = Shape((Box(mib=12000),))
+SMALL = Shape((Box(mib=4000),))
+DAY = 86_400.0
+"""Seconds."""
+
+
+@told
+async def test_a_kubelet_that_dies_between_our_answer_and_its_checkpoint_gets_it_again():
+    async with a_story() as story:
+        story.world.die_after_answer()
+        uid = await story.bound("train", SMALL)
+
+        await story.running("train")
+
+        assert (2, 1) == (story.asked(uid), story.results[("replay", "")])
+        assert 2 == story.world.kubelet.lives
+
+
+@told
+async def test_a_container_restarts_after_a_lost_checkpoint_while_another_pod_holds_the_lock():
+    async with a_story() as story:
+        uid = await story.runs("old", SMALL)
+        await story.until(lambda: not story.lock)
+        await story.world.restart_kubelet(lose=True)
+        await asyncio.sleep(2)
+        story.world.create("next", SMALL)
+        lock = story.take_lock("next")
+
+        await story.world.kubelet.container_died(uid, "c0")
+        await story.until(lambda: story.results.get(("replay", "")))
+        await story.running("old")
+
+        assert lock == story.lock
+        await story.placed("next", within=400)
+        await story.running("next")
+
+
+@told
+async def test_overlapping_calls_after_a_lost_checkpoint_never_kill_the_kubelet():
+    async with a_story() as story:
+        for name in ("a", "b", "c", "d", "e", "f"):
+            await story.runs(name, Shape((Box(mib=1000, cores=0),)))
+        await story.world.restart_kubelet(lose=True)
+        await asyncio.sleep(2)
+        lives = story.world.kubelet.lives
+
+        for turn in range(6):
+            await story.world.end_containers(turn, 6)
+            shape = Shape((Box(mib=100, cores=0),), seconds=2)
+            story.world.create_and_schedule(f"new-{turn}", shape)
+            for _ in range(20):
+                story.world.crowd(60)  # so that a call lasts longer
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(20)
+
+        assert story.overlaps > 0
+        assert lives == story.world.kubelet.lives
+        assert [] == list(story.world.kubelet.history.of("panicked"))
+
+
+@told
+async def test_a_reboot_with_a_lost_checkpoint_gives_all_pods_their_old_answers():
+    async with a_story() as story:
+        uids = [await story.runs(name, SMALL) for name in ("a", "b", "c")]
+        before = [story.asked(uid) for uid in uids]
+
+        await story.world.reboot(lose=True)
+        assert {"Running"} == {story.phase(name) for name in ("a", "b", "c")}
+        await story.running("a", "b", "c", within=120)
+
+        assert [count + 1 for count in before] == [story.asked(uid) for uid in uids]
+        assert {("replay", ""): 3} == story.results
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["equal", "of another size"])
+@told
+async def test_a_deleted_pod_that_is_still_asked_for_takes_nothing_from_its_successor(same):
+    async with a_story() as story:
+        old = await story.bound("web-0", SMALL)
+        story.world.delete(story.pod("web-0"), 0)
+        assert 0 == story.asked(old)
+        story.world.create("web-0", SMALL if same else Shape((Box(mib=2000),)))
+        await story.until(lambda: story.asked(old))
+
+        new = await story.placed("web-0", within=400)
+        await story.running("web-0")
+
+        assert old != new
+        assert ("4000m" if same else "2000m") == story.envs("web-0")["CUDA_DEVICE_MEMORY_LIMIT_0"]
+
+
+@told
+async def test_pods_start_while_others_use_up_the_rate_limit_of_pod_resources():
+    async with a_story() as story:
+        uid = await story.bound("train", SMALL)
+        while not story.asked(uid):
+            story.world.crowd(60)
+            await asyncio.sleep(0.0005)
+        for _ in range(60):
+            story.world.crowd(60)
+            await asyncio.sleep(0.005)
+
+        await story.running("train")
+
+
+@told
+async def test_a_pod_that_another_handler_rejects_after_our_answer_gives_its_share_back():
+    async with a_story() as story:
+        await story.runs("beside", BIG)
+        story.world.create("misplaced", Shape((Box(mib=12000),), misplaced=True))
+        uid = await story.placed("misplaced")
+        await story.until(lambda: story.phase("misplaced") == "Failed")
+        assert "NodeAffinity" in story.message("misplaced")
+        assert (uid, "c0") in story.world.audit.answers
+
+        await story.runs("next", BIG)
+
+        await story.until(lambda: not story.lock)
+
+
+@told
+async def test_a_finished_job_on_a_full_gpu_is_in_nobodys_way():
+    async with a_story() as story:
+        await story.runs("beside", BIG)
+        await story.bound("job", Shape((Box(mib=12000),), seconds=2))
+        await story.until(lambda: story.phase("job") == "Succeeded")
+
+        await story.runs("next", BIG)
+
+
+@told
+async def test_an_init_container_may_take_more_than_the_app_after_it():
+    async with a_story() as story:
+        await story.runs("beside", BIG)
+        await story.runs("peak", Shape((Box("init", mib=12000), Box(mib=4000))))
+
+        assert "12000m" == story.envs("peak", "c0")["CUDA_DEVICE_MEMORY_LIMIT_0"]
+        assert "4000m" == story.envs("peak", "c1")["CUDA_DEVICE_MEMORY_LIMIT_0"]
+        await story.runs("small", SMALL)
+
+
+@told
+async def test_containers_restart_after_the_split_count_was_lowered_under_them():
+    async with a_story() as story:
+        names = ("a", "b", "c")
+        for name in names:
+            await story.runs(name, SMALL)
+        story.world.set_split(1)
+        await asyncio.sleep(1)
+
+        await story.world.end_containers(0, 3)
+        await story.running(*names)
+        await story.world.restart_kubelet(lose=False)
+        await story.world.end_containers(0, 3)
+        await story.running(*names)
+        await story.world.reboot(lose=True)
+        await story.running(*names, within=120)
+
+
+@pytest.mark.parametrize(
+    "boxes",
+    [
+        (Box("sidecar", mib=2000), Box(mib=4000)),
+        (Box("init", mib=6000), Box("sidecar", mib=2000), Box(mib=4000)),
+        (Box("sidecar", count=0), Box("init", mib=6000), Box(mib=4000)),
+        (Box(count=0), Box(mib=2000), Box(mib=4000)),
+        (Box(mib=2000), Box(count=0), Box(mib=4000)),
+        (Box(mib=2000), Box(mib=4000), Box(count=0)),
+        (Box("init", count=0), Box(count=0), Box(mib=4000)),
+        (Box("sidecar", mib=2000), Box(count=0), Box(mib=4000, count=2)),
+    ],
+    ids=lambda boxes: " ".join(f"{box.kind}{box.count}" for box in boxes),
+)
+@told
+async def test_each_container_gets_what_was_written_for_it_wherever_it_stands(boxes):
+    async with a_story() as story:
+        await story.runs("many", Shape(boxes))
+
+        asking = [(place, box) for place, box in enumerate(boxes) if box.count]
+        assert len(asking) == len(story.world.audit.answers)
+        for place, box in asking:
+            envs = story.envs("many", f"c{place}")
+            assert f"{box.mib}m" == envs["CUDA_DEVICE_MEMORY_LIMIT_0"]
+            assert box.count == len(envs["NVIDIA_VISIBLE_DEVICES"].split(","))
+
+
+@pytest.mark.parametrize("steps", range(11))
+@told
+async def test_an_agent_killed_at_any_await_of_an_allocate_loses_no_answer_and_gives_none_twice(
+    steps,
+):
+    async with a_story(seed=steps + 1) as story:
+        await story.runs("before", SMALL)
+        uid = await story.bound("train", SMALL)
+        await story.until(lambda: story.asked(uid), step=0.0002)
+        assert "train" not in {row.pod for row in story.rows}
+        story.world.kill_agent_at(steps, 3.0)
+        await story.until(lambda: story.phase("train") != "Pending", within=60)
+
+        if story.phase("train") == "Failed":
+            assert "code = Unavailable" in story.message("train")
+        else:
+            await story.running("train")
+            await story.until(lambda: story.bind_phase("train") == PHASE_SUCCESS)
+        await story.until(lambda: not story.lock)
+        await story.world.kubelet.until_allocatable(RESOURCE, 2 * SPLIT)
+        await story.runs("next", SMALL)
+        assert story.is_running("before")
+
+
+@told
+async def test_an_agent_that_was_away_for_a_day_closes_what_ended_and_keeps_what_runs():
+    async with a_story() as story:
+        await story.runs("stays", SMALL)
+        await story.runs("goes", SMALL)
+        story.world.kill_agent_at(0, DAY)
+        await story.until(lambda: story.world.agent is None)
+        story.world.delete(story.pod("goes"), 1)
+        await asyncio.sleep(DAY)
+
+        await story.until(lambda: story.world.agent is not None)
+        await story.world.kubelet.until_allocatable(RESOURCE, 2 * SPLIT)
+        await story.runs("comes", SMALL)
+
+        await story.until(lambda: ["stays", "comes"] == [row.pod for row in story.rows], 120)
+        assert story.is_running("stays")

@@ -1,0 +1,163 @@
+"""HAMi-core's directories on real file systems: full, read-only, without root's privileges.
+
+Each runs in a process with mounts of its own.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NAME = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d0001_main"
+TOP = Path(__file__).parents[2]
+SCRIPT = """
+import asyncio, os, pathlib, subprocess, sys
+from agent.core.errors import StateError
+from agent.core.steps import Step, disk_refusal
+from agent.host.hookdirs import HostHookDirs
+from tests.fakes.offload import Inline
+
+NAME = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d0001_main"
+hook = pathlib.Path(sys.argv[1])
+dirs = HostHookDirs(hook, hook, "", Inline())
+
+def sh(*words):
+    subprocess.run(words, check=True)
+
+def prepare(wipe=True):
+    try:
+        asyncio.run(dirs.prepare(NAME, wipe=wipe))
+    except StateError as error:
+        print(disk_refusal(error, Step.DIRECTORY))
+    else:
+        print("prepared")
+
+def remove():
+    try:
+        asyncio.run(dirs.remove(NAME))
+    except StateError as error:
+        print(error)
+    else:
+        print("removed")
+"""
+NO_PRIVILEGES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")
+
+
+def can_mount() -> bool:
+    """Whether a process may have mounts of its own here."""
+    found = subprocess.run(
+        ["unshare", "--mount", "true"],  # noqa: S607 -- Debian's
+        capture_output=True,
+        check=False,
+    )
+    return found.returncode == 0
+
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.timeout(60),
+    pytest.mark.looptime(False),
+    pytest.mark.skipif(os.geteuid() != 0 or not can_mount(), reason="needs root and mounts"),
+]
+
+
+def said(hook: Path, lines: str, *under: str) -> list[str]:
+    """What the lines print, run in a namespace of mounts and `under` these words."""
+    command = ["unshare", "--mount", *under, sys.executable, "-c", SCRIPT + lines, str(hook)]
+    done = subprocess.run(  # noqa: S603 -- our own lines
+        command, cwd=TOP, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert (0, "") == (done.returncode, done.stderr)
+    return done.stdout.splitlines()
+
+
+@pytest.fixture
+def hook(tmp_path: Path) -> Path:
+    (tmp_path / "hook").mkdir()
+    return tmp_path / "hook"
+
+
+@pytest.mark.parametrize("inodes", [2, 3, 4])
+def test_a_full_disk_is_said_and_once_it_has_room_it_is_used(hook, inodes):
+    full, then = said(
+        hook,
+        f"sh('mount', '-t', 'tmpfs', '-o', 'mode=755,nr_inodes={inodes}', 'none', str(hook))\n"
+        "prepare()\n"
+        "sh('mount', '-o', 'remount,nr_inodes=99', str(hook))\n"
+        "prepare()\n",
+    )
+
+    step = {2: "containers", 3: NAME, 4: "lock"}[inodes]
+    assert f"{step}: No space left on device; free some space there." in full
+    assert full.endswith("[HA-5003]")
+    assert "prepared" == then
+
+
+def test_a_read_only_disk_is_said_and_what_is_there_already_is_used(hook):
+    fresh, then, kept = said(
+        hook,
+        "sh('mount', '-t', 'tmpfs', '-o', 'mode=755,ro', 'none', str(hook))\n"
+        "prepare()\n"
+        "sh('mount', '-o', 'remount,rw', str(hook))\n"
+        "prepare()\n"
+        "sh('mount', '-o', 'remount,ro', str(hook))\n"
+        "prepare(wipe=False)\n",
+    )
+
+    assert "vgpu: Read-only file system; mount it read-write." in fresh
+    assert fresh.endswith("[HA-5003]")
+    assert ["prepared", "prepared"] == [then, kept]
+
+
+def test_a_missing_hook_path_is_said(hook):
+    (line,) = said(hook / "missing", "prepare()\n")
+
+    assert f"No such file or directory; make {hook / 'missing'}, a directory of root's." in line
+    assert line.endswith("[HA-5003]")
+
+
+def test_root_without_privileges_is_enough(hook):
+    """As the manifests and the unit run the agent; libvgpu.so's files belong to any user."""
+    lines = said(
+        hook,
+        "prepare()\n"
+        "leaf = hook / 'vgpu' / 'containers' / NAME\n"
+        "(leaf / 'a.cache').write_text('')\n"
+        "prepare(wipe=False)\n"
+        "print((leaf / 'a.cache').exists())\n"
+        "prepare()\n"
+        "print((leaf / 'a.cache').exists())\n"
+        "remove()\n",
+        *NO_PRIVILEGES,
+    )
+
+    assert ["prepared", "prepared", "True", "prepared", "False", "removed"] == lines
+
+
+def test_files_of_containers_users_are_removed_without_privileges(hook):
+    leaf = hook / "vgpu" / "containers" / NAME
+    assert ["prepared"] == said(hook, "prepare()\n")
+    (leaf / "a.cache").write_text("")
+    (leaf / "open").mkdir()
+    (leaf / "open" / "b").write_text("")
+    for path in (leaf / "a.cache", leaf / "open", leaf / "open" / "b"):
+        os.chown(path, 65534, 65534)
+    (leaf / "open").chmod(0o777)
+
+    assert ["removed"] == said(hook, "remove()\n", *NO_PRIVILEGES)
+
+
+def test_what_a_container_locked_away_is_left_and_said_without_privileges(hook):
+    leaf = hook / "vgpu" / "containers" / NAME
+    assert ["prepared"] == said(hook, "prepare()\n")
+    (leaf / "closed").mkdir()
+    (leaf / "closed" / "b").write_text("")
+    os.chown(leaf / "closed", 65534, 65534)
+    (leaf / "closed").chmod(0o700)
+
+    (line,) = said(hook, "remove()\n", *NO_PRIVILEGES)
+
+    assert "closed: Permission denied" in line
+    assert ["removed"] == said(hook, "remove()\n")

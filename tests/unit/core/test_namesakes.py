@@ -1,0 +1,107 @@
+"""The kubelet answers by name: of a pod that was deleted just now as of the one after it."""
+
+import dataclasses
+
+import pytest
+
+from agent.core.candidates import Books
+from agent.core.errors import Gate, Refusal
+from agent.core.evidence import ListPods
+from agent.core.holdings import Holding
+from agent.core.ledger import Row
+from agent.core.matching import in_doubt
+from agent.core.namesakes import FRESH, may_be_another, speaks_of
+from agent.core.pods import Phase, PodView, Role
+from tests.builders import NOON, a_container, a_row, a_share
+from tests.unit.core.matching_scene import (
+    G1,
+    NOW_KUBELET,
+    OLD_KUBELET,
+    SETTINGS,
+    a_scene,
+    annotated,
+    ask,
+    changed,
+    granted,
+    holding,
+    knowing,
+    named_pod,
+)
+
+TWO = (a_container(name="proxy", count=0), a_container())
+OLD = named_pod(1)
+NEW = named_pod(1, uid=named_pod(9).uid, containers=TWO)
+
+
+def row_of(pod: PodView, **changes: object) -> Row:
+    row = a_row(pod_uid=pod.uid, pod=pod.name, epoch=NOW_KUBELET, shares=(a_share(uuid=G1),))
+    return dataclasses.replace(row, **changes)  # type: ignore[arg-type]
+
+
+def test_an_answer_that_does_not_name_every_container_is_about_another_pod() -> None:
+    init = a_container(name="init", role=Role.INIT)
+    whole = dataclasses.replace(NEW, containers=(init, *TWO))
+
+    assert speaks_of(holding(NEW), whole)
+    assert not speaks_of(holding(OLD), whole)
+    assert not speaks_of(Holding("team-a", "train-1"), OLD)
+
+
+def test_a_stray_pod_is_not_served_for_the_owner_whose_deleted_namesake_the_kubelet_knows() -> None:
+    scene = knowing(a_scene(NEW, lock=NEW), holding(OLD))
+
+    assert ask(scene) == ListPods()
+    with pytest.raises(Refusal) as caught:
+        ask(changed(scene, listed=True))
+
+    assert Gate.NO_POD_ADMITTED is caught.value.gate
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ((), True),
+        ((row_of(OLD),), True),
+        ((row_of(OLD, confirmed=True),), False),
+        ((row_of(OLD, confirmed=True, epoch=OLD_KUBELET),), True),
+    ],
+    ids=["no answer", "not booked", "booked", "record lost"],
+)
+def test_a_namesake_without_ids_and_deleted_just_now_may_be_meant(rows, expected) -> None:
+    gone = dataclasses.replace(OLD, containers=TWO)
+    scene = knowing(a_scene(NEW, rows=rows, gone=(gone,), lock=NEW), holding(NEW))
+    late = changed(scene, now=NOON + 2 * FRESH, listed=True)
+
+    assert expected is may_be_another(granted(late).candidate, scene)
+    assert not may_be_another(granted(late).candidate, late)
+
+
+def test_a_namesake_that_had_ended_is_hidden_by_the_kubelet() -> None:
+    ended = dataclasses.replace(OLD, phase=Phase.SUCCEEDED)
+    scene = knowing(a_scene(NEW, gone=(ended,), lock=NEW), holding(NEW))
+
+    assert granted(scene).candidate.pod == NEW
+
+
+def test_after_a_refusal_between_pods_a_pod_with_two_equal_dead_containers_waits_a_while() -> None:
+    both = named_pod(
+        1,
+        containers=(a_container(name="a"), a_container(name="b")),
+        annotations=annotated(f"{G1},NVIDIA,1000,10:;{G1},NVIDIA,2000,10:;"),
+    )
+    other = named_pod(3)
+    rows = (
+        row_of(both, key=dataclasses.replace(row_of(both).key, container="a"), epoch=OLD_KUBELET),
+        row_of(both, key=dataclasses.replace(row_of(both).key, container="b"), epoch=OLD_KUBELET),
+        row_of(other, epoch=OLD_KUBELET),
+    )
+    scene = knowing(a_scene(both, other, rows=rows), holding(both), holding(other))
+
+    assert {both.uid} == in_doubt(1, scene, SETTINGS)
+    alone = knowing(scene, holding(both), absent=(other,))
+    with pytest.raises(Refusal) as caught:
+        ask(changed(alone, in_doubt=frozenset({both.uid})))
+    assert (Gate.OVERLAP, True) == (caught.value.gate, caught.value.transient)
+    assert "a" == granted(alone).candidate.container.name
+    asked = Books(NOW_KUBELET, asked_last={both.uid: "a"})
+    assert "b" == granted(changed(alone, books=asked)).candidate.container.name
