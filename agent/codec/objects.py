@@ -4,6 +4,7 @@ An object without uid or name is refused. All else that is missing or of another
 absent: the API server has checked it, and one odd pod must not blind the agent for the others.
 """
 
+import dataclasses
 import datetime as dt
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -94,31 +95,47 @@ def _containers(
     spec: Mapping[str, object], status: Mapping[str, object], resources: tuple[str, str]
 ) -> Iterator[ContainerView]:
     """Init containers and sidecars first, then apps: the order of the kubelet's admission."""
-    running = _running(status, "initContainerStatuses")
+    seen = _statuses(status, "initContainerStatuses")
     for item in _objects(spec, "initContainers"):
         sidecar = item.get("restartPolicy") == "Always"
-        yield _container(item, Role.SIDECAR if sidecar else Role.INIT, running, resources)
-    running = _running(status, "containerStatuses")
+        role = Role.SIDECAR if sidecar else Role.INIT
+        yield _container(item, role, seen.get(_text(item, "name"), {}), resources)
+    seen = _statuses(status, "containerStatuses")
+    restarts = _text(spec, "restartPolicy")
     for item in _objects(spec, "containers"):
-        yield _container(item, Role.APP, running, resources)
+        found = seen.get(_text(item, "name"), {})
+        container = _container(item, Role.APP, found, resources)
+        yield dataclasses.replace(container, ended_at=_ended_at(found, restarts))
 
 
 def _container(
-    item: Mapping[str, object], role: Role, running: Mapping[str, str], resources: tuple[str, str]
+    item: Mapping[str, object],
+    role: Role,
+    status: Mapping[str, object],
+    resources: tuple[str, str],
 ) -> ContainerView:
     resource, memory_resource = resources
-    name = _text(item, "name")
+    state, last = _object(status, "state"), _object(status, "lastState")
+    is_running = isinstance(state.get("running"), Mapping)
     return ContainerView(
-        name=name,
+        name=_text(item, "name"),
         role=role,
         count=max(0, decode_quantity(_asked(item, resource)) or 0),
         control_disabled=any(
             _text(env, "name") == CONTROL_ENV and _text(env, "value") in GO_TRUE
             for env in _objects(item, "env")
         ),
-        running_id=running.get(name),
+        running_id=_text(status, "containerID").rpartition("://")[2] if is_running else None,
+        has_run=is_running or "terminated" in state or "terminated" in last,
         dropped_memory=_dropped(_asked(item, memory_resource)),
     )
+
+
+def _ended_at(status: Mapping[str, object], restarts: str) -> dt.datetime | None:
+    """When an app container ended that the pod's restart policy never starts again."""
+    terminated = _object(_object(status, "state"), "terminated")
+    is_over = restarts == "Never" or (restarts == "OnFailure" and terminated.get("exitCode") == 0)
+    return _stamp(_text(terminated, "finishedAt")) if terminated and is_over else None
 
 
 def _dropped(memory: str) -> str:
@@ -142,13 +159,9 @@ def _asked(item: Mapping[str, object], resource: str) -> str:
     return ""
 
 
-def _running(status: Mapping[str, object], key: str) -> Mapping[str, str]:
-    """Ids of the containers that status calls running, by name; the id without `runtime://`."""
-    return {
-        _text(item, "name"): _text(item, "containerID").rpartition("://")[2]
-        for item in _objects(status, key)
-        if isinstance(_object(item, "state").get("running"), Mapping)
-    }
+def _statuses(status: Mapping[str, object], key: str) -> Mapping[str, Mapping[str, object]]:
+    """What status says of each container, by name."""
+    return {_text(item, "name"): item for item in _objects(status, key)}
 
 
 def _phase(text: str) -> Phase:

@@ -72,6 +72,14 @@ def _is_alive(container: ContainerView, books: Books) -> bool:
     return container.running_id is not None and container.running_id in books.alive
 
 
+def _is_over(container: ContainerView, epoch: KubeletEpoch) -> bool:
+    """Whether the container ended for good under this kubelet.
+
+    A kubelet asks for one that ended before its own time: it takes the whole pod up again.
+    """
+    return container.ended_at is not None and container.ended_at.timestamp() * 1e9 > epoch.ctime_ns
+
+
 def _is_held(
     key: ContainerKey, role: Role, row: Row | None, books: Books, holding: Holding | None
 ) -> bool:
@@ -105,7 +113,7 @@ def waiting(
     """
     found: list[Candidate] = []
     for container in pod.gpu_containers:
-        if _is_alive(container, books):
+        if _is_alive(container, books) or _is_over(container, books.epoch):
             continue
         if holding and holding.ids_of(container.name, resource):
             continue
@@ -186,9 +194,10 @@ def candidates(
 def remembered(ledger: Ledger, epoch: KubeletEpoch) -> PodTable:
     """The pods that only the ledger knows, for when no pod could be listed yet: for replays.
 
-    Only those of which no earlier kubelet is known to have booked a container: they had not
-    started. Of one that runs, a kubelet that lost its checkpoint says the same as of one that it
-    admits, and the runtime ids that would tell them apart are in the pod's status.
+    Only those of which no earlier kubelet is known to have booked a container, and none of whose
+    rows was only adopted: they had not started. Of one that runs, a kubelet that lost its
+    checkpoint says the same as of one that it admits, and the runtime ids that would tell them
+    apart are in the pod's status.
     """
     rows: dict[PodUid, list[Row]] = {}
     for row in ledger.rows:
@@ -196,7 +205,8 @@ def remembered(ledger: Ledger, epoch: KubeletEpoch) -> PodTable:
     pods = {
         uid: _from_rows(uid, held)
         for uid, held in rows.items()
-        if not any(row.confirmed and row.epoch != epoch for row in held)
+        if not any(row.epoch == KubeletEpoch() for row in held)
+        and not any(row.confirmed and row.epoch != epoch for row in held)
     }
     return PodTable(pods)
 

@@ -34,7 +34,7 @@ from agent.core.edits import (
 from agent.core.errors import Gate, Refusal, SettingsError, cap
 from agent.core.gpu import GpuUuid
 from agent.core.mps import mps_envs, mps_mounts
-from agent.core.pods import PodUid
+from agent.core.pods import ContainerView, PodUid
 
 MODES = frozenset({"hami-core", "mps", ""})
 """The operating modes that get HAMi-core's environment; empty is a node without one."""
@@ -111,8 +111,8 @@ def check_edit_settings(settings: EditSettings) -> None:
     check_device_list(settings)
 
 
-def check_library(facts: HookFacts) -> None:
-    """Nothing, when HAMi-core is installed.
+def check_library(facts: HookFacts, container: ContainerView | None = None) -> None:
+    """Nothing, when what the container mounts of HAMi-core is installed.
 
     A container runtime makes a directory of a mount's source that is missing, and starts the
     container: it would have no limit, and HAMi-core could not be installed any more.
@@ -120,10 +120,12 @@ def check_library(facts: HookFacts) -> None:
     Raises:
         Refusal: a file of HAMi-core is missing.
     """
-    if facts.missing:
+    spared = container is not None and container.control_disabled
+    missing = [file for file in facts.missing if not (spared and file.endswith("/ld.so.preload"))]
+    if missing:
         raise Refusal(
             Gate.NO_LIBRARY,
-            f"HAMi-core is not installed on this node ({' and '.join(facts.missing)} missing or "
+            f"HAMi-core is not installed on this node ({' and '.join(missing)} missing or "
             "not a file), so no limit would be kept; ask the operator to install it.",
             transient=True,
         )

@@ -22,7 +22,7 @@ class Evidence:
     inventory's. `records_read`, `listed`, `waited`: what was done already. `list_failed`: the LIST
     brought no answer. `checked`: runtime ids that were looked up. `claimed`: pods of calls in
     flight, and deleted ones that asked in vain. `in_doubt`: pods one of whose dead containers may
-    have been refused just now, nobody knows which.
+    have been refused, nobody knows which.
     """
 
     table: PodTable

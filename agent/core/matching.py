@@ -8,6 +8,7 @@ so that every decision rests on the newest view.
 """
 
 import dataclasses
+import datetime as dt
 
 from agent.core.annotations import BIND_TIME
 from agent.core.candidates import Candidate, all_confirmed, candidates, remembered, waiting
@@ -24,10 +25,14 @@ from agent.core.evidence import (
 )
 from agent.core.grant import check, replay
 from agent.core.guess import guess, no_lock
+from agent.core.holdings import KubeletEpoch
 from agent.core.ledger import ContainerKey
 from agent.core.match_settings import MatchSettings
 from agent.core.namesakes import may_be_another, speaks_of
 from agent.core.pods import NodeLock, PodUid, PodView, Role
+
+TAKING_UP = dt.timedelta(seconds=30)
+"""Seconds after its start within which a kubelet has taken up its pods again."""
 
 
 def decide(count: int, evidence: Evidence, settings: MatchSettings) -> Question | Grant:
@@ -44,7 +49,7 @@ def decide(count: int, evidence: Evidence, settings: MatchSettings) -> Question 
     if not evidence.listed and may_be_another(found, evidence):
         return ListPods()
     if found.row is not None:
-        if found.pod.uid in evidence.in_doubt:
+        if _is_uncertain(found, evidence, settings):
             raise _doubted(found)
         return replay(found, found.row, evidence)
     question = _right(found, evidence, settings)
@@ -106,29 +111,42 @@ def used_up(count: int, evidence: Evidence, settings: MatchSettings) -> PodUid |
     return graves[0] if graves and same_name else None
 
 
-def in_doubt(count: int, evidence: Evidence, settings: MatchSettings) -> frozenset[PodUid]:
-    """Pods one of whose dead containers may have been meant by this request, which was refused.
+def may_be_meant(count: int, evidence: Evidence, settings: MatchSettings) -> frozenset[PodUid]:
+    """Pods that had answers, for a dead container of one of which this request may have been.
 
-    The kubelet goes on with the next one at once. Of those with more than one container of that
-    count nobody can say which is next, until it begins anew.
+    It was refused, and the kubelet goes on with others. Those of which it said nothing may be
+    meant as well, but not before it has taken up all its pods: till then it asks in their order.
     """
+    is_young = evidence.now - _met(evidence.books.epoch) < TAKING_UP
+
+    def is_possible(one: Candidate) -> bool:
+        asked = one.pod.key in evidence.known
+        return _is_known(one, evidence) if asked or is_young else True
+
+    found = _found(count, evidence, settings)
+    return frozenset(one.pod.uid for one in found if one.row is not None and is_possible(one))
+
+
+def _met(epoch: KubeletEpoch) -> dt.datetime:
+    return dt.datetime.fromtimestamp(epoch.ctime_ns / 1e9, dt.UTC)
+
+
+def _is_uncertain(found: Candidate, evidence: Evidence, settings: MatchSettings) -> bool:
+    """Whether another dead container of the pod may be meant: which is next is not known."""
+    if found.pod.uid not in evidence.in_doubt:
+        return False
     rows = {row.key: row for row in evidence.ledger.rows}
-
-    def waits(pod: PodView) -> int:
-        holding = evidence.known.get(pod.key)
-        found = waiting(pod, rows, evidence.books, settings.resource, holding)
-        return sum(one.container.count == count for one in found)
-
-    admitted = _known(_found(count, evidence, settings), evidence)
-    return frozenset(one.pod.uid for one in admitted if one.row is not None and waits(one.pod) > 1)
+    holding = evidence.known.get(found.pod.key)
+    dead = waiting(found.pod, rows, evidence.books, settings.resource, holding)
+    return sum(one.container.count == found.container.count for one in dead) > 1
 
 
 def _doubted(found: Candidate) -> Refusal:
     return Refusal(
-        Gate.OVERLAP,
-        f"The kubelet starts several dead containers of pod {'/'.join(found.pod.key)} again and "
-        "does not say which is next; it asks again in a few seconds.",
-        transient=True,
+        Gate.MANY_PODS_ADMITTED,
+        f"The kubelet lost its records of pod {'/'.join(found.pod.key)}, several containers of "
+        "which are dead, and does not say which it starts again, so none is guessed; delete the "
+        "pod, and its controller makes a new one.",
     )
 
 

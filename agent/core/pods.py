@@ -35,7 +35,8 @@ class ContainerView:
     """One container: `count` slices of our resource (0: none asked).
 
     `control_disabled`: a literal env CUDA_DISABLE_CONTROL that Go's ParseBool reads as true.
-    `running_id`: the runtime's id while status says running, else None.
+    `running_id`: the runtime's id while status says running, else None. `has_run`: it runs or ran.
+    `ended_at`: when it ended, if it is never started again, else None.
     `dropped_memory`: the text of a `gpumem` limit that HAMi drops, empty for all others.
     """
 
@@ -44,6 +45,8 @@ class ContainerView:
     count: int
     control_disabled: bool = False
     running_id: str | None = None
+    has_run: bool = False
+    ended_at: dt.datetime | None = None
     dropped_memory: str = ""
 
 

@@ -180,8 +180,8 @@ class Disk(Protocol):
 class HookDirs(Protocol):
     """HAMi-core's directories below the hook path. Link-safe; nothing outside is touched."""
 
-    def facts(self) -> HookFacts:
-        """What lies in the hook directory now."""
+    async def facts(self) -> HookFacts:
+        """What lies in the hook directory now. Raises StateError."""
         ...
 
     async def prepare(self, name: str, *, wipe: bool) -> None:

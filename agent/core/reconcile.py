@@ -240,7 +240,9 @@ def _adoptions(
         holding = None if _may_be_another(pod, ledger, seen) else by_key.get(pod.key)
         for container in pod.gpu_containers:
             ids = holding.ids_of(container.name, resource) if holding else frozenset()
-            is_made = container_directory(pod.uid, container.name) in seen.directories
+            is_made = bool(seen.directories) and (
+                container_directory(pod.uid, container.name) in seen.directories
+            )
             is_known = ledger.find(ContainerKey(pod.uid, container.name)) is not None
             if (ids or is_made) and not is_known:
                 yield Adoption(pod, container, tuple(sorted(ids)))

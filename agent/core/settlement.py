@@ -184,4 +184,4 @@ def _answered(pod: PodView, scene: Scene) -> bool:
 def _has_started(pod: PodView, container: ContainerView) -> bool:
     """Whether the container runs, or has run: an ordinary init container ends before the others."""
     is_over = container.role is Role.INIT and pod.phase is Phase.RUNNING
-    return is_over or container.running_id is not None
+    return is_over or container.running_id is not None or container.has_run

@@ -52,11 +52,14 @@ class HostHookDirs:
         self._version = version
         self._offload = offload
 
-    def facts(self) -> HookFacts:
-        """What lies in the hook directory now.
+    async def facts(self) -> HookFacts:
+        """What lies in the hook directory now. Raises StateError.
 
         Source: HAMi pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go (mounts).
         """
+        return await self._offload.call(self._facts)
+
+    def _facts(self) -> HookFacts:
         home = self._hook / "vgpu"
         versioned = home / f"libvgpu.so.{self._version}"
         library = versioned if self._version and versioned.is_file() else home / "libvgpu.so"

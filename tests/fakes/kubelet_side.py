@@ -111,7 +111,7 @@ class FakeHookDirs:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    def facts(self) -> HookFacts:
+    async def facts(self) -> HookFacts:
         return HookFacts(library="/usr/local/vgpu/libvgpu.so", missing=self.missing)
 
     async def prepare(self, name: str, *, wipe: bool) -> None:

@@ -237,9 +237,9 @@ def installed(hook, *names):
         (hook / "vgpu" / name).write_text("")
 
 
-def test_facts_name_the_versioned_library_if_there_is_one(dirs, hook, tmp_path):
+async def test_facts_name_the_versioned_library_if_there_is_one(dirs, hook, tmp_path):
     installed(hook, "libvgpu.so", "ld.so.preload")
-    assert HookFacts(library=f"{hook}/vgpu/libvgpu.so") == dirs.facts()
+    assert HookFacts(library=f"{hook}/vgpu/libvgpu.so") == await dirs.facts()
 
     installed(hook, "libvgpu.so.2.10.0", "license")
     (tmp_path / "dev").mkdir()
@@ -252,30 +252,30 @@ def test_facts_name_the_versioned_library_if_there_is_one(dirs, hook, tmp_path):
             has_license=True,
             device_nodes=(f"{tmp_path}/dev/nvidiactl", f"{tmp_path}/dev/nvidia-uvm"),
         )
-        == dirs.facts()
+        == await dirs.facts()
     )
 
 
 @pytest.mark.parametrize("there", [(), ("libvgpu.so",), ("ld.so.preload",)], ids=" ".join)
-def test_facts_name_what_is_missing_of_hami_core(dirs, hook, there):
+async def test_facts_name_what_is_missing_of_hami_core(dirs, hook, there):
     installed(hook, *there)
 
     names = [name for name in ("libvgpu.so", "ld.so.preload") if name not in there]
-    assert tuple(f"{hook}/vgpu/{name}" for name in names) == dirs.facts().missing
+    assert tuple(f"{hook}/vgpu/{name}" for name in names) == (await dirs.facts()).missing
 
 
-def test_a_directory_that_a_runtime_made_in_its_place_is_no_library(dirs, hook):
+async def test_a_directory_that_a_runtime_made_in_its_place_is_no_library(dirs, hook):
     installed(hook, "ld.so.preload")
     for name in ("libvgpu.so", "libvgpu.so.2.10.0"):
         (hook / "vgpu" / name).mkdir()
 
-    assert (f"{hook}/vgpu/libvgpu.so",) == dirs.facts().missing
+    assert (f"{hook}/vgpu/libvgpu.so",) == (await dirs.facts()).missing
 
 
-def test_a_versioned_library_alone_is_enough(dirs, hook):
+async def test_a_versioned_library_alone_is_enough(dirs, hook):
     installed(hook, "ld.so.preload", "libvgpu.so.2.10.0")
 
-    assert () == dirs.facts().missing
+    assert () == (await dirs.facts()).missing
 
 
 async def test_a_hook_path_that_everybody_may_write_is_refused(dirs, hook):
@@ -315,10 +315,10 @@ async def test_nothing_else_is_open_to_everybody(dirs, hook):
     assert {0o777} == {found[name] for name in leaves}
 
 
-def test_without_a_version_the_plain_library_is_named(hook, tmp_path):
+async def test_without_a_version_the_plain_library_is_named(hook, tmp_path):
     (hook / "vgpu").mkdir()
     (hook / "vgpu" / "libvgpu.so.").write_text("")
 
-    facts = HostHookDirs(hook, tmp_path, "", Inline()).facts()
+    facts = await HostHookDirs(hook, tmp_path, "", Inline()).facts()
 
     assert f"{hook}/vgpu/libvgpu.so" == facts.library

@@ -180,7 +180,8 @@ class World:
 
     def _hear(self, event: Seen) -> None:
         if event.kind == "started":
-            self.host.epoch.set(KubeletEpoch(7, self.kubelet.lives))
+            made = int(self.clock.now().timestamp() * 1e9)
+            self.host.epoch.set(KubeletEpoch(self.kubelet.lives, made))
             if self.agent is not None:
                 self.spawn(self._register(self.agent, self.kubelet._life))
 

@@ -25,8 +25,8 @@ from tests.fakes.kubelet_side import FakeContainers, FakeHookDirs, FakeRecords, 
 
 G1 = a_gpu(index=0).uuid
 G2 = a_gpu(index=1).uuid
-EPOCH = KubeletEpoch(inode=7, ctime_ns=2)
-NEXT_EPOCH = KubeletEpoch(inode=7, ctime_ns=3)
+EPOCH = KubeletEpoch(inode=7, ctime_ns=int(NOON.timestamp()) * 10**9)
+NEXT_EPOCH = KubeletEpoch(inode=7, ctime_ns=EPOCH.ctime_ns + 1)
 
 
 def annotated(text: str, node: str = NODE) -> dict[str, str]:

@@ -53,7 +53,7 @@ class Scene:
             commit=self.state.commit,
         )
 
-    def _adopt(self, found):
+    async def _adopt(self, found):
         if not self.adoptable:
             return None
         row = a_row(pod_uid=found.pod.uid, pod=found.pod.name, slice_ids=found.ids)

@@ -82,16 +82,21 @@ async def test_directories_are_looked_for_until_they_were_seen_once():
         assert [POD.uid] == [row.key.pod_uid for row in scene.rows]
 
 
-async def test_a_pod_that_is_placed_later_is_not_known_by_a_directory():
+@pytest.mark.parametrize("adoptable", [True, False])
+async def test_a_pod_that_is_placed_later_is_not_known_by_a_directory(adoptable):
+    unread = a_pod(uid=a_pod_uid(6), name="unread", annotations=GROUPS, phase=Phase.RUNNING)
     async with a_scene() as scene:
-        scene.see()
+        scene.adoptable = adoptable
+        scene.witness.admit(unread, main=SLICE)
+        scene.see(unread)
         await asyncio.sleep(0.1)
+        scene.adoptable = True
 
         scene.hooks.names = {OWN}
-        scene.see(POD)
+        scene.see(unread, POD)
         await asyncio.sleep(2 * PERIOD)
 
-        assert () == scene.rows
+        assert [unread.uid] == [row.key.pod_uid for row in scene.rows]
 
 
 @pytest.mark.parametrize("present", [True, False])

@@ -1,20 +1,14 @@
 """The Allocates under way: where each of them is, and what it says when its time is over."""
 
-import asyncio
 import dataclasses
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from agent.core.errors import Gate, Refusal, StateError
-from agent.core.holdings import KubeletEpoch
-from agent.core.ledger import ContainerKey, Ledger, Row
+from agent.core.ledger import ContainerKey, Row
 from agent.core.pods import PodTable, PodUid
 from agent.core.steps import ALLOCATE_BUDGET, Step, disk_refusal
-
-DOUBT = 5.0
-"""Seconds after a refusal until the kubelet has gone through the pod's containers: it takes
-milliseconds for that, and begins anew after 8 s at the earliest."""
 
 OFFERS = 64
 """Offers that are remembered: more than the containers of any pod, for each is used at once."""
@@ -24,12 +18,13 @@ OFFERS = 64
 class Call:
     """One Allocate under way. `overlapped`: another one was under way at the same time.
 
-    `row` is what is to be answered, once that is known.
+    `row` is what is to be answered, once that is known; `is_replay`: it was answered before.
     """
 
     overlapped: bool = False
     step: Step = Step.MATCH
     row: Row | None = None
+    is_replay: bool = False
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -37,17 +32,13 @@ class Calls:
     """The calls in flight, and the rows that are on their way to disk.
 
     `used_up`: deleted pods that were refused; the kubelet never asks for them again. `offers`:
-    containers for which the kubelet was offered ids of the GPUs that they get. `replays`: by pod,
-    the container that was asked for last of those that had been answered before, and by whom.
-    `doubts`: pods in doubt, and until when on the loop's clock.
+    containers for which the kubelet was offered ids of the GPUs that they get.
     """
 
     active: list[Call] = dataclasses.field(default_factory=list)
     pending: dict[ContainerKey, Row] = dataclasses.field(default_factory=dict)
     used_up: frozenset[PodUid] = frozenset()
     offers: deque[ContainerKey] = dataclasses.field(default_factory=lambda: deque(maxlen=OFFERS))
-    replays: dict[PodUid, tuple[KubeletEpoch, str]] = dataclasses.field(default_factory=dict)
-    doubts: dict[PodUid, float] = dataclasses.field(default_factory=dict)
 
     @contextmanager
     def entered(self) -> Iterator[Call]:
@@ -74,31 +65,6 @@ class Calls:
     def claimed(self) -> frozenset[PodUid]:
         """The pods that cannot be asking: those of these rows, and those that asked in vain."""
         return self.used_up | {key.pod_uid for key in self.pending}
-
-    def replayed(self, row: Row, ledger: Ledger) -> None:
-        """A new kubelet asks for this container again; remembered as long as its pod has rows.
-
-        Asked again by the same kubelet, it is not this container that was served before: its answer
-        went to another pod of that name.
-        """
-        held = {one.key.pod_uid for one in ledger.rows}
-        self.replays = {pod: last for pod, last in self.replays.items() if pod in held}
-        self.replays[row.key.pod_uid] = row.epoch, row.key.container
-
-    def asked_last(self, epoch: KubeletEpoch) -> dict[PodUid, str]:
-        """By pod, the container for which this kubelet asked last although it had its answer."""
-        return {pod: name for pod, (asker, name) in self.replays.items() if asker == epoch}
-
-    def doubt(self, pods: Iterable[PodUid]) -> None:
-        """Nobody knows for which of their dead containers the kubelet asks next, for a while."""
-        until = asyncio.get_running_loop().time() + DOUBT
-        self.doubts.update((pod, until) for pod in pods)
-
-    def in_doubt(self) -> frozenset[PodUid]:
-        """The pods that are in doubt now."""
-        now = asyncio.get_running_loop().time()
-        self.doubts = {pod: until for pod, until in self.doubts.items() if until > now}
-        return frozenset(self.doubts)
 
     def offer(self, key: ContainerKey) -> None:
         """The kubelet was offered free ids of the GPUs that this container gets."""

@@ -35,7 +35,7 @@ from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.inventory import Inventory
 from agent.core.ledger import ContainerKey, Ledger
 from agent.core.match_settings import MatchSettings, UnlockedPods
-from agent.core.matching import decide, in_doubt, used_up
+from agent.core.matching import decide, may_be_meant, used_up
 from agent.core.pods import NodeView, PodTable, PodUid
 from agent.core.ports import Clock, Containers, KubeletRecords, Witness
 from agent.core.room import Use
@@ -166,9 +166,9 @@ class Inquiry:
         """The deleted pod that will not ask again, now that its request was refused, or None."""
         return used_up(count, self._evidence(underway), self._settings)
 
-    def in_doubt(self, count: int, underway: Underway) -> frozenset[PodUid]:
-        """Pods one of whose dead containers may just have been refused, nobody knows which."""
-        return in_doubt(count, self._evidence(underway), self._settings)
+    def may_be_meant(self, count: int, underway: Underway) -> frozenset[PodUid]:
+        """Pods that had answers, for one of which the refused request may have been."""
+        return may_be_meant(count, self._evidence(underway), self._settings)
 
     def _evidence(self, underway: Underway) -> Evidence:
         done = self._state

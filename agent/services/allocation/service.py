@@ -21,13 +21,12 @@ from agent.core.container_edits import (
     cuda_order,
 )
 from agent.core.container_order import pair_groups
-from agent.core.edits import ContainerEdits, EditSettings, GrantedShare
+from agent.core.edits import ContainerEdits, EditSettings, GrantedShare, HookFacts
 from agent.core.errors import AgentError, Gate, Refusal, StateError
 from agent.core.evidence import Grant
 from agent.core.holdings import KubeletEpoch
 from agent.core.ledger import ContainerKey, Effect, EffectKind, Ledger, Row
 from agent.core.match_settings import MatchSettings
-from agent.core.pods import ContainerView, PodView
 from agent.core.ports import HookDirs
 from agent.core.preference import nearest, steer
 from agent.core.reconcile import Adoption
@@ -38,6 +37,7 @@ from agent.kit.cell import Cell
 from agent.kit.tally import Tally
 from agent.services.allocation.calls import Call, Calls, refusal_of
 from agent.services.allocation.inquiry import Inquiry, Peers, Underway, Views
+from agent.services.allocation.rounds import Rounds
 
 log = structlog.get_logger(__name__)
 
@@ -78,6 +78,7 @@ class Allocation:
         self._storage = storage
         self._settings = settings
         self._calls = Calls()
+        self._rounds = Rounds(peers.clock.now())
         self.results = Tally(
             "allocations", "Answers to Allocate by result and reason.", ("result", "reason")
         )
@@ -93,7 +94,7 @@ class Allocation:
         with self._calls.entered() as call:
             try:
                 async with asyncio.timeout(ALLOCATE_BUDGET):
-                    row, replay = await self._serve(ids, call)
+                    row = await self._serve(ids, call)
             except Refusal as refusal:
                 self._refused(refusal, call, len(ids))
                 raise
@@ -101,7 +102,7 @@ class Allocation:
                 translated = refusal_of(error, call.step)
                 self._refused(translated, call, len(ids))
                 raise translated from error
-        result = "replay" if replay else "ok"
+        result = "replay" if call.is_replay else "ok"
         self.results.add(result, "")
         log.info(
             "alloc.answered",
@@ -140,29 +141,21 @@ class Allocation:
         gpus = {one.uuid: one.gpu for one in self._views.inventory.value.gpus}
         return nearest(available, must_include, size, gpus, held)
 
-    async def _serve(self, ids: tuple[SliceId, ...], call: Call) -> tuple[Row, bool]:
-        inquiry = Inquiry(self._views, self._peers, self._settings.match, patient=True)
-        try:
-            grant = await inquiry.grant(len(ids), self._underway)
-        except Refusal as refusal:
-            self._remember(refusal, inquiry, len(ids))
-            raise
-        if grant is None:  # pragma: no cover -- a patient inquiry decides or raises
-            raise Refusal(Gate.OUT_OF_TIME, "The agent could not decide; report this.")
-        is_replay = grant.replay is not None
-        call.row = row = self._row(grant, ids)
+    async def _serve(self, ids: tuple[SliceId, ...], call: Call) -> Row:
+        grant = await self._decided(len(ids))
+        facts = await self._storage.hooks.facts()
         if grant.replay is None:
-            check_library(self._storage.hooks.facts())
-        elif grant.replay.epoch != row.epoch:
-            self._calls.replayed(row, self._ledger())
+            check_library(facts, grant.candidate.container)
+        call.is_replay = grant.replay is not None
+        call.row = row = self._row(grant, ids, facts)
         with self._calls.claiming(row):
-            if not (is_replay and call.overlapped):
+            if not (call.is_replay and call.overlapped):
                 call.step = Step.DIRECTORY
                 name = container_directory(row.key.pod_uid, row.key.container)
-                await self._storage.hooks.prepare(name, wipe=not is_replay)
+                await self._storage.hooks.prepare(name, wipe=not call.is_replay)
                 call.step = Step.WRITE
                 await self._storage.commit(self._change(grant, row))
-        if is_replay and call.overlapped:
+        if call.is_replay and call.overlapped:
             # Looked at last: a kubelet whose earlier of two calls is granted dies of it.
             raise Refusal(
                 Gate.OVERLAP,
@@ -171,23 +164,36 @@ class Allocation:
                 "seconds.",
                 transient=True,
             )
-        return row, is_replay
+        return row
 
-    def _remember(self, refusal: Refusal, inquiry: Inquiry, count: int) -> None:
+    async def _decided(self, count: int) -> Grant:
+        """Which container it is for, and what it gets."""
+        inquiry = Inquiry(self._views, self._peers, self._settings.match, patient=True)
+        try:
+            grant = await inquiry.grant(count, self._underway)
+        except Refusal as refusal:
+            self._remember(refusal.gate, inquiry, count)
+            raise
+        except asyncio.CancelledError:
+            self._remember(Gate.OUT_OF_TIME, inquiry, count)
+            raise
+        if grant is None:  # pragma: no cover -- a patient inquiry decides or raises
+            raise Refusal(Gate.OUT_OF_TIME, "The agent could not decide; report this.")
+        return grant
+
+    def _remember(self, gate: Gate, inquiry: Inquiry, count: int) -> None:
         """What the refusal says of the kubelet's next request.
 
         A deleted pod does not ask again, and which dead container comes next is not known.
         """
         now = self._underway()
-        if refusal.gate is Gate.MANY_PODS_ADMITTED:
-            self._calls.doubt(inquiry.in_doubt(count, now))
-        gone = inquiry.used_up(count, now) if refusal.gate in _OF_DELETED else None
+        self._rounds.doubt(inquiry.may_be_meant(count, now), self._epoch())
+        gone = inquiry.used_up(count, now) if gate in _OF_DELETED else None
         if gone is not None:
             self._calls.use_up(gone, self._views.pods.value)
 
-    def _row(self, grant: Grant, ids: tuple[SliceId, ...]) -> Row:
+    def _row(self, grant: Grant, ids: tuple[SliceId, ...], facts: HookFacts) -> Row:
         """The row as it will stand: a replay keeps its answer and gets the new kubelet's ids."""
-        epoch = self._peers.epoch() or KubeletEpoch()
         pod, container = grant.candidate.pod, grant.candidate.container
         offered = self._calls.take_offer(ContainerKey(pod.uid, container.name))
         if grant.replay is not None:
@@ -195,14 +201,15 @@ class Allocation:
                 grant.replay,
                 slice_ids=tuple(sorted(ids)),
                 answered_at=self._peers.clock.now(),
-                epoch=epoch,
+                epoch=self._epoch(),
                 confirmed=False,
                 offered=offered,
             )
-        row = self._first_row(pod, container, (grant.group, grant.shares), ids)
+        first = Adoption(pod, container, ids)
+        row = self._first_row(first, (grant.group, grant.shares), facts)
         return dataclasses.replace(row, offered=offered)
 
-    def adopt(self, found: Adoption) -> Row | None:
+    async def adopt(self, found: Adoption) -> Row | None:
         """The row of a container that was answered and that the ledger does not know.
 
         It was answered by another agent, or the ledger was lost; what the scheduler wrote for it
@@ -210,11 +217,12 @@ class Allocation:
         ask again. None: what was written cannot be read, or names a GPU that is not here.
         """
         try:
+            facts = await self._storage.hooks.facts()
             paired = pair_groups(found.pod.groups or (), found.pod.containers)
             for one in paired:
                 if one.container == found.container.name:
                     group = (one.group_index, one.shares)
-                    row = self._first_row(found.pod, found.container, group, found.ids)
+                    row = self._first_row(found, group, facts)
                     epoch = row.epoch if found.ids else KubeletEpoch()
                     return dataclasses.replace(row, confirmed=bool(found.ids), epoch=epoch)
         except AgentError as error:
@@ -223,12 +231,12 @@ class Allocation:
 
     def _first_row(
         self,
-        pod: PodView,
-        container: ContainerView,
+        found: Adoption,
         group: tuple[int, tuple[Share, ...]],
-        ids: tuple[SliceId, ...],
+        facts: HookFacts,
     ) -> Row:
         """The row of a container that has none: its edits are made here, once."""
+        pod, container = found.pod, found.container
         number, shares = group
         granted = cuda_order(map(self._granted, shares))
         request = EditRequest(
@@ -237,7 +245,7 @@ class Allocation:
             control_disabled=container.control_disabled,
             shares=granted,
         )
-        edits = container_edits(request, self._settings.edits.value, self._storage.hooks.facts())
+        edits = container_edits(request, self._settings.edits.value, facts)
         return Row(
             key=ContainerKey(pod.uid, container.name),
             namespace=pod.namespace,
@@ -245,10 +253,10 @@ class Allocation:
             role=container.role,
             group=number,
             shares=tuple(one.share for one in granted),
-            slice_ids=tuple(sorted(ids)),
+            slice_ids=tuple(sorted(found.ids)),
             edits=edits,
             answered_at=self._peers.clock.now(),
-            epoch=self._peers.epoch() or KubeletEpoch(),
+            epoch=self._epoch(),
         )
 
     def _granted(self, share: Share) -> GrantedShare:
@@ -294,9 +302,17 @@ class Allocation:
         return change
 
     def _underway(self) -> Underway:
-        epoch = self._peers.epoch() or KubeletEpoch()
-        calls = self._calls
-        return Underway(self._ledger(), calls.claimed(), calls.in_doubt(), calls.asked_last(epoch))
+        ledger, epoch = self._ledger(), self._epoch()
+        rounds = self._rounds
+        return Underway(
+            ledger,
+            self._calls.claimed(),
+            rounds.in_doubt(epoch, ledger),
+            rounds.asked_last(epoch),
+        )
+
+    def _epoch(self) -> KubeletEpoch:
+        return self._peers.epoch() or KubeletEpoch()
 
     def _ledger(self) -> Ledger:
         """The ledger with the rows that are being written."""
@@ -308,6 +324,8 @@ class Allocation:
     def _refused(self, refusal: Refusal, call: Call, count: int) -> None:
         self.results.add("refused", refusal.gate.name.lower())
         row = call.row
+        if row is not None and call.is_replay:
+            self._rounds.refused(row, self._epoch())
         pod = {} if row is None else {"ns": row.namespace, "pod": row.pod, "ctr": row.key.container}
         log.warning(
             "alloc.refused",

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import structlog
 
 from agent.core.container_edits import check_library
-from agent.core.edits import ContainerEdits, EditSettings, GrantedShare
+from agent.core.edits import ContainerEdits, EditSettings, GrantedShare, HookFacts
 from agent.core.errors import Refusal, StateError
 from agent.core.holdings import KubeletEpoch
 from agent.core.inventory import Inventory
@@ -118,10 +118,11 @@ class PlainAllocation:
         return nearest(available, must_include, size, gpus, held)
 
     async def _serve(self, ids: tuple[SliceId, ...], call: _Call) -> tuple[PlainRow, str]:
+        facts = await self._storage.hooks.facts()
         granted = grant(ids, self._views.inventory.value, self._held(lambda _: True))
         with contextlib.ExitStack() as claims:
             again = await self._asked_again(ids, claims)
-            row = self._first(ids, granted) if again is None else again
+            row = self._first(ids, granted, facts) if again is None else again
             self._pending[row.uid] = row
             claims.callback(self._pending.pop, row.uid)
             call.step = Step.WRITE
@@ -152,13 +153,14 @@ class PlainAllocation:
             return None
         return dataclasses.replace(row, answered_at=self._clock.now(), epoch=epoch)
 
-    def _first(self, ids: tuple[SliceId, ...], granted: tuple[GrantedShare, ...]) -> PlainRow:
+    def _first(
+        self, ids: tuple[SliceId, ...], granted: tuple[GrantedShare, ...], facts: HookFacts
+    ) -> PlainRow:
         """A row of its own, with its answer."""
         # Without dashes it is no UID of the API server's: hami mode, which sweeps directories of
         # pods that are gone, leaves this one alone.
         uid = PodUid(f"{self._chance.getrandbits(128):032x}")
         settings = self._settings, self._views.edits.value
-        facts = self._storage.hooks.facts()
         if self._settings.memory_limits:
             check_library(facts)
         return PlainRow(

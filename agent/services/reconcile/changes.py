@@ -2,7 +2,7 @@
 
 import dataclasses
 import datetime as dt
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import structlog
 
@@ -45,15 +45,18 @@ class TakenOver:
                 )
 
 
-def take_over(
-    findings: Findings, seen: Seen, ledger: Ledger, adopt: Callable[[Adoption], Row | None]
+async def take_over(
+    findings: Findings,
+    seen: Seen,
+    ledger: Ledger,
+    adopt: Callable[[Adoption], Awaitable[Row | None]],
 ) -> TakenOver:
     """Make the rows. `adopt` makes one of an answer that can be read, None: it cannot be."""
     rows: list[Row] = []
     strangers = list(findings.strangers)
     unread = 0
     for one in findings.adopt:
-        row = adopt(one)
+        row = await adopt(one)
         if row is not None:
             rows.append(row)
             continue
@@ -95,7 +98,7 @@ def applied(
             ledger = ledger.put(row)
     for kept in taken.kept:
         ledger = ledger.put_plain(kept)
-    return ledger.drop(findings.vanished)
+    return ledger.drop(key for key in findings.vanished if ledger.find(key) == base.find(key))
 
 
 def graces(ledger: Ledger, table: PodTable) -> Iterator[dt.datetime]:

@@ -82,7 +82,7 @@ class ReconcilePeers:
     records: KubeletRecords
     hooks: HookDirs
     clock: Clock
-    adopt: Callable[[Adoption], Row | None]
+    adopt: Callable[[Adoption], Awaitable[Row | None]]
     calls: Lull = dataclasses.field(default_factory=Lull)
 
 
@@ -115,7 +115,7 @@ class Reconcile:
         self._asked: dict[ContainerKey, float] = {}
         self._epoch: KubeletEpoch | None = None
         self._met = -math.inf
-        self._searched = False
+        self._found: frozenset[str] | None = None
         self.unconfirmed: Cell[int] = Cell(0)
         self.drifted: Cell[int] = Cell(0)
         self.mismatches = Tally(
@@ -223,10 +223,12 @@ class Reconcile:
             self._silent = True
             return False
         self._silent = False
-        directories = frozenset() if self._searched else await self._directories.names()
-        heard = _Heard(holdings, epoch, complete=True, directories=directories or frozenset())
+        if self._found is None:
+            self._found = await self._directories.names()
+        heard = _Heard(holdings, epoch, complete=True, directories=self._found or frozenset())
         done = await self._apply(heard)
-        self._searched = self._searched or (done and directories is not None)
+        if done and self._found is not None:
+            self._found = frozenset()
         return done
 
     async def _apply(self, heard: _Heard) -> bool:
@@ -252,7 +254,7 @@ class Reconcile:
         if heard.complete:
             self.unconfirmed.set(findings.unconfirmed)
             self.drifted.set(findings.drifted)
-        taken = take_over(findings, seen, ledger, self._peers.adopt)
+        taken = await take_over(findings, seen, ledger, self._peers.adopt)
         written = await self._write(ledger, findings, taken)
         await self._directories.clean_up()
         if heard.complete and written:

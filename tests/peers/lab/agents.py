@@ -38,8 +38,9 @@ class Agent:
         return [line for line in self._lines() if line.get("event") == name]
 
     def _lines(self) -> Iterator[Mapping[str, Any]]:
+        """All lines but such as are being written, or that a kill has cut short."""
         for text in self.part.said().splitlines():
-            if text.startswith("{"):
+            if text.startswith("{") and text.endswith("}"):
                 yield json.loads(text)
 
 

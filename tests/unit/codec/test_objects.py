@@ -225,3 +225,36 @@ def test_fields_of_odd_types_never_fail(metadata, spec, status):
     odd = pod_object(metadata=metadata, spec=spec, status=status)
     assert POD_UID == decode_pod(odd, GPU).uid
     assert "train-0" == decode_node(odd).name
+
+
+def ended(policy: str, exit_code: int = 0) -> dict[str, Any]:
+    state = {"terminated": {"exitCode": exit_code, "finishedAt": "2026-09-01T12:00:07Z"}}
+    status = {"containerStatuses": [{"name": "main", "containerID": "c://x", "state": state}]}
+    containers = [{"name": "main", "resources": {"limits": {GPU: "1"}}}]
+    return pod_object(spec={"restartPolicy": policy, "containers": containers}, status=status)
+
+
+@pytest.mark.parametrize(
+    ("policy", "exit_code", "is_over"),
+    [
+        ("Never", 0, True),
+        ("Never", 1, True),
+        ("OnFailure", 0, True),
+        ("OnFailure", 1, False),
+        ("Always", 0, False),
+    ],
+)
+def test_a_container_is_over_when_its_pods_policy_never_starts_it_again(policy, exit_code, is_over):
+    (container,) = decode_pod(ended(policy, exit_code), GPU).containers
+
+    at = dt.datetime(2026, 9, 1, 12, 0, 7, tzinfo=dt.UTC) if is_over else None
+    assert (None, True, at) == (container.running_id, container.has_run, container.ended_at)
+
+
+def test_a_container_between_two_tries_has_run():
+    last = {"terminated": {"exitCode": 1, "finishedAt": "2026-09-01T12:00:07Z"}}
+    status = {"containerStatuses": [{"name": "main", "state": {"waiting": {}}, "lastState": last}]}
+
+    (container,) = decode_pod(pod_object(status=status), GPU).containers
+
+    assert (True, None) == (container.has_run, container.ended_at)

@@ -1,6 +1,7 @@
 """Who may be asking: containers without a record at the kubelet, in its order."""
 
 import dataclasses
+import datetime as dt
 
 import pytest
 
@@ -11,7 +12,7 @@ from agent.core.candidates import (
     is_live,
     waiting,
 )
-from agent.core.holdings import Holding
+from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey, Ledger, Row
 from agent.core.pods import Phase, PodTable, PodView, Role, Tombstone
 from tests.builders import G1, NOON, a_container, a_pod, a_row
@@ -91,6 +92,18 @@ def test_a_container_that_runs_does_not_wait_even_without_a_row():
 
     assert ["b"] == names(pod, books=Books(NOW_KUBELET, alive=frozenset({"x"})))
     assert ["main", "b"] == names(pod, books=Books(NOW_KUBELET, alive=frozenset({"y"})))
+
+
+def test_a_container_that_ended_for_good_is_asked_for_by_later_kubelets_alone():
+    met = KubeletEpoch(7, int(NOON.timestamp()) * 10**9)
+    later = NOON + dt.timedelta(seconds=1)
+    after, before = (
+        dataclasses.replace(a_container(name=name), ended_at=at)
+        for name, at in (("a", later), ("b", NOON))
+    )
+    pod = named_pod(1, containers=(after, before))
+
+    assert ["b"] == names(pod, books=Books(met))
 
 
 @pytest.mark.parametrize(

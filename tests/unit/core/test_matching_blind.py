@@ -7,7 +7,7 @@ import pytest
 from agent.core.candidates import Books
 from agent.core.errors import Gate, Refusal
 from agent.core.evidence import AskKubelet, Evidence, Grant, ListPods, ReadRecords
-from agent.core.holdings import Holding
+from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import Row
 from agent.core.pods import PodTable, Role
 from tests.builders import a_container, a_row, a_share
@@ -79,6 +79,12 @@ def test_a_pod_that_only_the_ledger_knows_is_asked_for_and_served_again():
     grant = granted(knowing(scene, holding(POD)), count=2)
 
     assert (row, row.shares) == (grant.replay, grant.shares)
+
+
+def test_a_row_that_was_only_adopted_does_not_stand_in_for_its_pod():
+    scene = blind(row_of(epoch=KubeletEpoch()))
+
+    assert UNKNOWN == gate(knowing(scene, holding(POD)))
 
 
 @pytest.mark.parametrize("count", [1, 3])

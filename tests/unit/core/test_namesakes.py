@@ -9,7 +9,7 @@ from agent.core.errors import Gate, Refusal
 from agent.core.evidence import ListPods
 from agent.core.holdings import Holding
 from agent.core.ledger import Row
-from agent.core.matching import in_doubt
+from agent.core.matching import may_be_meant
 from agent.core.namesakes import FRESH, may_be_another, speaks_of
 from agent.core.pods import Phase, PodView, Role
 from tests.builders import NOON, a_container, a_row, a_share
@@ -83,7 +83,7 @@ def test_a_namesake_that_had_ended_is_hidden_by_the_kubelet() -> None:
     assert granted(scene).candidate.pod == NEW
 
 
-def test_after_a_refusal_between_pods_a_pod_with_two_equal_dead_containers_waits_a_while() -> None:
+def test_a_pod_in_doubt_with_two_dead_containers_of_one_count_is_refused() -> None:
     both = named_pod(
         1,
         containers=(a_container(name="a"), a_container(name="b")),
@@ -97,11 +97,13 @@ def test_after_a_refusal_between_pods_a_pod_with_two_equal_dead_containers_waits
     )
     scene = knowing(a_scene(both, other, rows=rows), holding(both), holding(other))
 
-    assert {both.uid} == in_doubt(1, scene, SETTINGS)
+    assert {both.uid, other.uid} == may_be_meant(1, scene, SETTINGS)
     alone = knowing(scene, holding(both), absent=(other,))
+    assert {both.uid} == may_be_meant(1, alone, SETTINGS)
     with pytest.raises(Refusal) as caught:
         ask(changed(alone, in_doubt=frozenset({both.uid})))
-    assert (Gate.OVERLAP, True) == (caught.value.gate, caught.value.transient)
+    assert Gate.MANY_PODS_ADMITTED is caught.value.gate
+    assert caught.value.sentence.endswith("delete the pod, and its controller makes a new one.")
     assert "a" == granted(alone).candidate.container.name
     asked = Books(NOW_KUBELET, asked_last={both.uid: "a"})
     assert "b" == granted(changed(alone, books=asked)).candidate.container.name

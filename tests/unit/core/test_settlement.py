@@ -132,10 +132,13 @@ def test_an_owner_that_was_started_without_being_asked_for_needs_no_lock():
     init = a_container(name="init", role=Role.INIT)
     first, second = (a_container(name=name, running_id=name) for name in ("a", "b"))
     started = a_pod(annotations=BOUND, phase=Phase.RUNNING, containers=(init, first, second))
+    crashing = dataclasses.replace(a_container(name="b"), has_run=True)
+    looping = dataclasses.replace(started, containers=(init, first, crashing))
     half = dataclasses.replace(started, containers=(init, first, a_container(name="b")))
     held = Ledger(rows=(a_row(container="b", answered_at=LATER),))
 
     assert RELEASED == kinds(a_scene(started, lock_stamp=NOON))
+    assert RELEASED == kinds(a_scene(looping, lock_stamp=NOON))
     assert [] == kinds(a_scene(half, lock_stamp=NOON))
     assert [] == kinds(a_scene(half, lock_stamp=NOON, ledger=held))
 
