@@ -26,7 +26,7 @@ from agent.core.errors import Gate, Refusal
 from agent.core.evidence import AwaitLock, Evidence, ListPods, Question
 from agent.core.ledger import ContainerKey
 from agent.core.match_settings import MatchSettings, UnlockedPods
-from agent.core.pods import ContainerView, Phase, PodView
+from agent.core.pods import ContainerView, Phase, PodView, Role
 
 
 def guess(
@@ -118,10 +118,7 @@ def no_lock(pod: PodView, settings: MatchSettings) -> Refusal | None:
     name = "/".join(pod.key)
     if policy is UnlockedPods.STRICT:
         return Refusal(
-            Gate.NO_LOCK,
-            f"Pod {name} holds no node lock of HAMi's scheduler (it takes none when only an init "
-            "container requests GPUs); request the GPU in an app container too, or have the "
-            "operator set allocation.unlockedPods to unique.",
+            Gate.NO_LOCK, f"Pod {name} holds no node lock of HAMi's scheduler{_why(pod)}"
         )
     if is_bound(pod, settings):
         return None
@@ -140,3 +137,16 @@ def _turn(one: Candidate) -> tuple[float, str, str]:
     except (ValueError, OverflowError):
         bound = math.inf
     return bound, one.pod.namespace, one.pod.name
+
+
+def _why(pod: PodView) -> str:
+    """What a pod without a lock is told: HAMi's scheduler takes none for init containers alone."""
+    if any(one.role is not Role.INIT for one in pod.gpu_containers):
+        return (
+            ": it was bound by another scheduler, or the lock was taken away; create it again with "
+            "schedulerName of HAMi's scheduler, or have the operator set allocation.unlockedPods."
+        )
+    return (
+        " (it takes none when only an init container requests GPUs); request the GPU in an app "
+        "container too, or have the operator set allocation.unlockedPods to unique or legacy."
+    )

@@ -74,7 +74,7 @@ def _being_admitted(
             return AskKubelet(*candidate.pod.key)
         if candidate.pod.key == owner and _settles(candidate, found, evidence, settings):
             return candidate
-    admitted = _known(found, evidence)
+    admitted = _known(found, evidence, settings)
     guessed = guess(count, admitted, evidence, settings)
     return _only(count, admitted, evidence) if guessed is None else guessed
 
@@ -87,14 +87,16 @@ def _found(count: int, evidence: Evidence, settings: MatchSettings) -> tuple[Can
     return tuple(one for one in found if one.pod.uid not in evidence.claimed)
 
 
-def _known(found: tuple[Candidate, ...], evidence: Evidence) -> tuple[Candidate, ...]:
+def _known(
+    found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
+) -> tuple[Candidate, ...]:
     """Those of whom the kubelet said that it admits them."""
-    return tuple(one for one in found if _is_known(one, evidence))
+    return tuple(one for one in found if _is_known(one, evidence, settings))
 
 
-def _is_known(one: Candidate, evidence: Evidence) -> bool:
+def _is_known(one: Candidate, evidence: Evidence, settings: MatchSettings) -> bool:
     holding = evidence.known.get(one.pod.key)
-    return holding is not None and speaks_of(holding, one.pod)
+    return holding is not None and speaks_of(holding, one, settings.resource)
 
 
 def used_up(count: int, evidence: Evidence, settings: MatchSettings) -> PodUid | None:
@@ -105,7 +107,7 @@ def used_up(count: int, evidence: Evidence, settings: MatchSettings) -> PodUid |
     again: whichever of them this request was for, the oldest is behind it. If it still counted,
     all pods after it under its name would be refused for as long as its grave is kept.
     """
-    admitted = _known(_found(count, evidence, settings), evidence)
+    admitted = _known(_found(count, evidence, settings), evidence, settings)
     graves = [one.pod.uid for one in admitted if one.deleted]
     same_name = len({one.pod.key for one in admitted}) == 1
     return graves[0] if graves and same_name else None
@@ -121,7 +123,7 @@ def may_be_meant(count: int, evidence: Evidence, settings: MatchSettings) -> fro
 
     def is_possible(one: Candidate) -> bool:
         asked = one.pod.key in evidence.known
-        return _is_known(one, evidence) if asked or is_young else True
+        return _is_known(one, evidence, settings) if asked or is_young else True
 
     found = _found(count, evidence, settings)
     return frozenset(one.pod.uid for one in found if one.row is not None and is_possible(one))
@@ -155,7 +157,7 @@ def _settles(
 ) -> bool:
     """Whether the lock owner's answer alone is enough: nobody else can be asking."""
     twins = sum(1 for one in found if one.pod.key == owner.pod.key)
-    admitted = _is_known(owner, evidence) and not owner.deleted
+    admitted = _is_known(owner, evidence, settings) and not owner.deleted
     return (
         admitted
         and twins == 1
@@ -293,7 +295,7 @@ def _right(found: Candidate, evidence: Evidence, settings: MatchSettings) -> Que
             "API server.",
         )
     if lock is not None and lock.owner == pod.key:
-        return ListPods() if _is_outdated(pod, lock) and not evidence.listed else None
+        return _right_of_owner(pod, lock, evidence)
     if not evidence.waited:
         return AwaitLock()
     if lock is not None and lock.owner is not None:
@@ -307,3 +309,22 @@ def _right(found: Candidate, evidence: Evidence, settings: MatchSettings) -> Que
     if refusal is not None:
         raise refusal
     return None
+
+
+def _right_of_owner(pod: PodView, lock: NodeLock, evidence: Evidence) -> Question | None:
+    """The same for a pod of the name in the lock, which names no UID.
+
+    A pod that was bound before the lock was taken is another one. A bind that is tried again stamps
+    the lock a moment before the pod, so it is waited for.
+    """
+    if not _is_outdated(pod, lock):
+        return None
+    if not evidence.listed:
+        return ListPods()
+    if not evidence.waited:
+        return AwaitLock()
+    raise Refusal(
+        Gate.NO_RIGHT,
+        f"Pod {'/'.join(pod.key)} asks for GPUs, but the node lock was taken for a later pod of "
+        "that name; create it again with schedulerName of HAMi's scheduler.",
+    )

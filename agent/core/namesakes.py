@@ -10,7 +10,7 @@ from agent.core.candidates import Candidate
 from agent.core.evidence import Evidence
 from agent.core.holdings import Holding
 from agent.core.ledger import ContainerKey
-from agent.core.pods import PodView, Role, Tombstone
+from agent.core.pods import ContainerView, PodView, Role, Tombstone
 
 FRESH = dt.timedelta(seconds=60)
 """How long the kubelet may still speak of a deleted pod: an Allocate that is held lasts no longer.
@@ -19,10 +19,18 @@ Rows of deleted pods are kept as long.
 """
 
 
-def speaks_of(holding: Holding, pod: PodView) -> bool:
-    """Whether the kubelet's answer can be about this very pod: it names every container of it."""
-    named = {one.name for one in holding.containers}
-    return all(one.name in named for one in pod.containers if one.role is Role.APP)
+def speaks_of(holding: Holding, one: Candidate, resource: str) -> bool:
+    """Whether the kubelet's answer can be about this very pod.
+
+    It names every container of it, and, where the candidate was never answered, no ids for one that
+    comes later: the kubelet asks in the order of the spec.
+    """
+    named = {each.name for each in holding.containers}
+    if any(each.name not in named for each in one.pod.containers if each.role is Role.APP):
+        return False
+    names = [each.name for each in one.pod.gpu_containers]
+    later = names[names.index(one.container.name) + 1 :]
+    return one.row is not None or not any(holding.ids_of(name, resource) for name in later)
 
 
 def may_be_another(found: Candidate, evidence: Evidence) -> bool:
@@ -35,7 +43,7 @@ def may_be_another(found: Candidate, evidence: Evidence) -> bool:
         stone.pod.key == found.pod.key
         and stone.pod.uid != found.pod.uid
         and _may_be_known(stone, evidence)
-        and not _has_ids(stone.pod, found.container.name, evidence)
+        and not _has_ids(stone.pod, found.container, evidence)
         for stone in evidence.table.tombstones
     )
 
@@ -44,6 +52,8 @@ def _may_be_known(stone: Tombstone, evidence: Evidence) -> bool:
     return not stone.pod.terminal and evidence.now - stone.deleted_at <= FRESH
 
 
-def _has_ids(pod: PodView, container: str, evidence: Evidence) -> bool:
-    row = evidence.ledger.find(ContainerKey(pod.uid, container))
-    return row is not None and row.confirmed and row.epoch == evidence.books.epoch
+def _has_ids(pod: PodView, container: ContainerView, evidence: Evidence) -> bool:
+    """Whether the kubelet would name ids for it: it never does for ordinary init containers."""
+    row = evidence.ledger.find(ContainerKey(pod.uid, container.name))
+    is_confirmed = row is not None and row.confirmed and row.epoch == evidence.books.epoch
+    return is_confirmed and container.role is not Role.INIT

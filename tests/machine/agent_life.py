@@ -46,12 +46,20 @@ from tests.builders import NODE
 from tests.fakes.disk import MemoryDisk
 from tests.fakes.kubelet_side import FakeHookDirs
 from tests.machine.api import AgentApi, Faults, Store
-from tests.machine.kubelet import NOWHERE, RESOURCE, MemoryKubelet
+from tests.machine.kubelet import NOWHERE, RESOURCE, MemoryKubelet, MemoryLife
 
 MACHINE = "machine"
 _CALL = (0.0003, 0.001)
 _WRITE = (0.0005, 0.003)
 T = TypeVar("T")
+
+
+@dataclasses.dataclass
+class Trouble:
+    """What goes wrong on the node: so many calls of PodResources fail, each write takes longer."""
+
+    silent: int = 0
+    write: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +75,7 @@ class Host:
     epoch: Cell[KubeletEpoch | None]
     clock: Clock
     chance: random.Random
+    trouble: Trouble = dataclasses.field(default_factory=Trouble)
 
 
 class Steps:
@@ -106,7 +115,7 @@ class _LifeDisk:
         if self._step.is_over:
             raise StateError("the process was killed")
         await self._step()
-        await asyncio.sleep(self._host.chance.uniform(*_WRITE))
+        await asyncio.sleep(self._host.chance.uniform(*_WRITE) + self._host.trouble.write)
         await self._host.disk.replace(name, data, keep=keep)
         await self._step()
 
@@ -141,20 +150,22 @@ class _Books:
         *,
         timeout: float,  # noqa: ASYNC109 -- the stub's
     ) -> GetPodResourcesResponse:
-        await self._step()
-        await asyncio.sleep(self._host.chance.uniform(*_CALL))
-        life = self._host.kubelet.life
-        if life is None:
-            raise ConnectionRefusedError("nobody listens")
-        return await life.lister.get(message)
+        return await (await self._life()).lister.get(message)
 
     async def list(self, *, timeout: float) -> ListPodResourcesResponse:  # noqa: ASYNC109 -- the stub's
+        return await (await self._life()).lister.list(ListPodResourcesRequest())
+
+    async def _life(self) -> MemoryLife:
+        """The kubelet that answers this call."""
         await self._step()
         await asyncio.sleep(self._host.chance.uniform(*_CALL))
-        life = self._host.kubelet.life
+        life, trouble = self._host.kubelet.life, self._host.trouble
         if life is None:
             raise ConnectionRefusedError("nobody listens")
-        return await life.lister.list(ListPodResourcesRequest())
+        if trouble.silent:
+            trouble.silent -= 1
+            raise ConnectionResetError("the connection is lost")
+        return life
 
 
 class _LifeWitness(PodResourcesWitness):

@@ -186,8 +186,11 @@ class Audit:
         return is_over or self._is_served(uid) or self._is_refused(uid) or self._is_started(uid)
 
     def _is_started(self, uid: str) -> bool:
-        """Whether a kubelet without its records started the pod's containers without asking."""
+        """Whether a kubelet without its records started it without asking, or rejected it."""
         pod, running = self.pod(uid), self._running(uid)
+        node = self._kubelet.node.pods.get(uid)
+        if node is not None and node.is_rejected:
+            return True
         apps = (pod or {"spec": {"containers": ()}})["spec"]["containers"]
         return bool(apps) and all(one["name"] in running for one in apps)
 

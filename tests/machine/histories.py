@@ -188,6 +188,14 @@ class Histories(RuleBasedStateMachine):
     def others_ask_pod_resources(self, calls: int, pause: float) -> None:
         self.after(pause, partial(self.world.crowd, calls))
 
+    @rule(calls=st.sampled_from((1, 3, 9)), pause=pauses)
+    def pod_resources_fails(self, calls: int, pause: float) -> None:
+        self.after(pause, partial(self.world.silence, calls))
+
+    @rule(write=st.sampled_from((0.0, 0.3, 0.9)), pause=pauses)
+    def the_disk_slows_down(self, write: float, pause: float) -> None:
+        self.after(pause, partial(self.world.slow_down, write))
+
     @rule(
         place=st.integers(0, 1),
         condition=st.sampled_from((Condition.OK, Condition.OK, Condition.BAD, Condition.LOST)),

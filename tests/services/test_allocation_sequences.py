@@ -188,7 +188,10 @@ async def test_a_pod_whose_kubelet_comes_back_after_six_minutes_is_served():
 async def test_an_answer_releases_the_lock_that_is_there_then_and_not_an_older_one():
     async with a_desk() as desk:
         pod = desk.bind(placed(1))
-        again = desk.lock(pod, desk.clock.now() + dt.timedelta(seconds=5))
+        later = desk.clock.now() + dt.timedelta(seconds=5)
+        again = desk.lock(pod, later)
+        noted = {**pod.annotations, "hami.io/bind-time": str(int(later.timestamp()))}
+        desk.see(dataclasses.replace(pod, annotations=noted))
 
         await desk.service.allocate(ids(4))
 

@@ -1,5 +1,6 @@
 """A pod that our watch has not shown yet is never taken for one that waits for its old answer."""
 
+import dataclasses
 import datetime as dt
 
 import pytest
@@ -68,10 +69,29 @@ async def test_a_lock_younger_than_its_owner_in_our_view_is_looked_up_at_the_api
     async with a_desk() as desk:
         desk.bind(OLD)
         desk.lock(OLD, NOON + dt.timedelta(seconds=5))
+        desk.unseen = [stamped(OLD, 5)]
 
         await desk.service.allocate(ids(0))
 
         assert 1 == desk.refreshes
+
+
+async def test_a_pod_that_was_bound_before_the_lock_of_its_name_was_taken_is_refused():
+    async with a_desk() as desk:
+        desk.bind(OLD)
+        desk.lock(OLD, NOON + dt.timedelta(seconds=5))
+
+        with pytest.raises(Refusal) as refused:
+            await desk.service.allocate(ids(0))
+
+        assert (Gate.NO_RIGHT, 1) == (refused.value.gate, desk.refreshes)
+        assert () == desk.ledger.rows
+
+
+def stamped(pod, seconds):
+    """The pod as a bind that was tried again stamps it."""
+    noted = {**pod.annotations, "hami.io/bind-time": str(int(NOON.timestamp()) + seconds)}
+    return dataclasses.replace(pod, annotations=noted)
 
 
 async def test_a_lock_as_old_as_its_owner_needs_no_look_at_the_api_server():

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import structlog
 
 from agent.codec.nodelock import held_lock
-from agent.core.candidates import Books
+from agent.core.candidates import Books, all_confirmed
 from agent.core.errors import (
     ApiError,
     Gate,
@@ -148,9 +148,23 @@ class Inquiry:
                 step = ListPods()
             if self._patient or not isinstance(step, ListPods | AwaitLock):
                 await self._perform(step)
-            elif not await self._caught_up(step, evidence):
+            elif self._is_restarting(evidence) or not await self._caught_up(step, evidence):
                 return None
         raise Refusal(Gate.OUT_OF_TIME, "The agent could not decide; report this.", transient=True)
+
+    def _is_restarting(self, evidence: Evidence) -> bool:
+        """Whether the kubelet may be starting dead containers whose records it has lost.
+
+        It does so beside its other work, and dies when the earlier of two requests is granted: a
+        preference that is waited for would let a whole other request pass.
+        """
+        return not all_confirmed(
+            evidence.table,
+            evidence.ledger,
+            evidence.books,
+            self._settings.resource,
+            evidence.known,
+        )
 
     def _is_hasty(self, grant: Grant) -> bool:
         """Whether a pod that our watch has not shown yet may be asking in this one's place.

@@ -1,6 +1,7 @@
 """Each gate of the decision has scenes that close it, and says what is wrong and what to do."""
 
 import dataclasses
+import datetime as dt
 
 import pytest
 
@@ -10,6 +11,7 @@ from agent.core.evidence import Evidence
 from agent.core.match_settings import MatchSettings
 from agent.core.pods import PodTable, PodView, Role
 from tests.builders import (
+    NOON,
     a_container,
     a_gpu,
     a_health,
@@ -38,6 +40,7 @@ from tests.unit.core.refusals import check_refusal
 
 POD = named_pod(1)
 OTHER = named_pod(2)
+INIT_ONLY = named_pod(1, containers=(a_container(role=Role.INIT),))
 NAME = "team-a/train-1"
 AGAIN = "it again"
 
@@ -126,7 +129,19 @@ TABLE = {
         Gate.NO_LOCK,
         changed(admitting(POD), lock=a_lock(name="")),
         "holds no node lock",
+        "create it again with schedulerName",
+    ),
+    "it asks in an init container alone": Row(
+        Gate.NO_LOCK,
+        unlocked(admitting(INIT_ONLY)),
+        "holds no node lock",
         "in an app container too",
+    ),
+    "the lock is for a later pod of the name": Row(
+        Gate.NO_RIGHT,
+        changed(admitting(POD), lock=a_lock(name=POD.name, stamp=NOON + dt.timedelta(days=1))),
+        "taken for a later pod of that name",
+        "create it again with schedulerName",
     ),
     "it is static": Row(
         Gate.STATIC_POD,

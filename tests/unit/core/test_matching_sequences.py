@@ -248,11 +248,15 @@ def stamped(seconds: int) -> NodeLock:
     return a_lock(name="train-1", stamp=NOON + dt.timedelta(seconds=seconds))
 
 
-def test_a_lock_that_a_retried_bind_stamped_anew_is_its_owners_once_the_pod_was_looked_up() -> None:
+def test_a_lock_that_a_retried_bind_stamped_anew_is_its_owners_once_the_pod_is_stamped() -> None:
     scene = changed(knowing(a_scene(POD, lock=POD), holding(POD)), lock=stamped(5))
+    bound = {**POD.annotations, "hami.io/bind-time": str(int(NOON.timestamp()) + 5)}
+    pod = dataclasses.replace(POD, annotations=bound)
 
     assert ask(scene) == ListPods()
-    assert granted(changed(scene, listed=True)).candidate.pod == POD
+    assert ask(changed(scene, listed=True)) == AwaitLock()
+    table = dataclasses.replace(scene.table, pods={pod.uid: pod})
+    assert granted(changed(scene, table=table)).candidate.pod == pod
 
 
 @pytest.mark.parametrize("split", [0, 1])

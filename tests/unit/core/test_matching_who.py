@@ -1,5 +1,8 @@
 """Which pod an Allocate is for: the kubelet is the witness, the lock is the right."""
 
+import dataclasses
+import datetime as dt
+
 import pytest
 
 from agent.core.errors import Gate, Refusal
@@ -64,6 +67,31 @@ def test_a_stray_pod_is_refused_and_not_given_the_owners_share() -> None:
     error = refused(changed(scene, waited=True), Gate.NO_RIGHT)
 
     assert "team-a/train-1" in error.sentence
+
+
+def test_a_stray_pod_with_the_name_of_the_locks_owner_is_not_the_owner() -> None:
+    scene = knowing(a_scene(POD, lock=POD), holding(POD))
+    assert scene.lock is not None
+    later = dataclasses.replace(scene.lock, stamp=NOON + dt.timedelta(seconds=9))
+    scene = changed(scene, lock=later)
+    assert ask(scene) == ListPods()
+    assert ask(changed(scene, listed=True)) == AwaitLock()
+
+    error = refused(changed(scene, listed=True, waited=True), Gate.NO_RIGHT)
+
+    assert "a later pod of that name" in error.sentence
+
+
+def test_a_bind_that_is_tried_again_stamps_the_lock_and_then_the_pod() -> None:
+    scene = knowing(a_scene(POD, lock=POD), holding(POD))
+    assert scene.lock is not None
+    again = NOON + dt.timedelta(seconds=9)
+    bound = {**POD.annotations, "hami.io/bind-time": str(int(again.timestamp()))}
+    pod = dataclasses.replace(POD, annotations=bound)
+    table = dataclasses.replace(scene.table, pods={pod.uid: pod})
+    lock = dataclasses.replace(scene.lock, stamp=again)
+
+    assert granted(changed(scene, table=table, lock=lock)).candidate.pod == pod
 
 
 def test_a_stray_pod_of_another_count_does_not_take_part() -> None:

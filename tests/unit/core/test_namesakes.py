@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from agent.core.candidates import Books
+from agent.core.candidates import Books, Candidate
 from agent.core.errors import Gate, Refusal
 from agent.core.evidence import ListPods
 from agent.core.holdings import Holding
@@ -17,6 +17,7 @@ from tests.unit.core.matching_scene import (
     G1,
     NOW_KUBELET,
     OLD_KUBELET,
+    RESOURCE,
     SETTINGS,
     a_scene,
     annotated,
@@ -41,10 +42,22 @@ def row_of(pod: PodView, **changes: object) -> Row:
 def test_an_answer_that_does_not_name_every_container_is_about_another_pod() -> None:
     init = a_container(name="init", role=Role.INIT)
     whole = dataclasses.replace(NEW, containers=(init, *TWO))
+    main = Candidate(whole, whole.containers[-1])
 
-    assert speaks_of(holding(NEW), whole)
-    assert not speaks_of(holding(OLD), whole)
-    assert not speaks_of(Holding("team-a", "train-1"), OLD)
+    assert speaks_of(holding(NEW), main, RESOURCE)
+    assert not speaks_of(holding(OLD), main, RESOURCE)
+    assert not speaks_of(Holding("team-a", "train-1"), main, RESOURCE)
+
+
+def test_an_answer_with_ids_for_a_later_container_is_about_another_pod_than_one_that_begins() -> (
+    None
+):
+    pod = named_pod(1, containers=(a_container(name="init", role=Role.INIT), a_container()))
+    first = Candidate(pod, pod.containers[0])
+    booked = holding(pod, main=f"{G1}-0")
+
+    assert not speaks_of(booked, first, RESOURCE)
+    assert speaks_of(booked, dataclasses.replace(first, row=row_of(pod)), RESOURCE)
 
 
 def test_a_stray_pod_is_not_served_for_the_owner_whose_deleted_namesake_the_kubelet_knows() -> None:

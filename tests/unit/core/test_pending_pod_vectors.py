@@ -24,10 +24,12 @@ from tests.unit.core.matching_scene import a_scene, holding, knowing
 
 HERE = "node-a"
 OTHER_PODS = {
+    "pending_pod-079": "a lock that is younger than the pod's bind-time is another pod's",
     "pending_pod-081": "a lock without an owner gives nobody a right: none is picked from a list",
     "pending_pod-082": "without a lock none is picked from a list",
 }
 OTHER_GUESSES = {
+    "pending_pod-079": "a lock that is younger than the pod's bind-time is another pod's",
     "pending_pod-084": "an unreadable lock is nobody's: it counts as none",
 }
 OTHER_LOCKS = {
@@ -94,8 +96,8 @@ def test_the_pod_is_the_one_that_hami_finds_or_none(vector: Vector):
 
 
 @pytest.mark.parametrize("name", OTHER_PODS)
-def test_no_pod_is_picked_from_a_list(name: str):
-    """HAMi takes the first of the list, in the order of names."""
+def test_no_pod_is_picked_from_a_list_or_by_the_name_in_a_lock_alone(name: str):
+    """HAMi takes the first of the list, in the order of names, or whoever has the lock's name."""
     vector = vectors("pending_pod")[name]
     assert vector.expected["error"] is None
 
