@@ -83,6 +83,7 @@ def a_shared_gpu(  # noqa: PLR0913 -- keyword-only, all have defaults
     core_percent: int = 100,
     mode: str = "hami-core",
     present: bool = True,
+    numa_hint: bool = True,
 ) -> SharedGpu:
     """A GPU as it is offered; memory and type follow from the GPU unless given."""
     inner = a_gpu() if gpu is None else gpu
@@ -95,6 +96,7 @@ def a_shared_gpu(  # noqa: PLR0913 -- keyword-only, all have defaults
         type_name=type_name(inner.name),
         mode=mode,
         present=present,
+        numa_hint=numa_hint,
     )
 
 

@@ -78,7 +78,10 @@ async def _driver(settings: Settings) -> AsyncIterator[Driver]:
 
     library = settings.driver.nvml_library
     driver = NvmlDriver(
-        pynvml(), path=Path(library) if library else None, sys_root=settings.paths.sysfs
+        pynvml(),
+        path=Path(library) if library else None,
+        driver_root=settings.driver.root,
+        sys_root=settings.paths.sysfs,
     )
     try:
         yield driver

@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from agent.app.adapters import Adapters
 from agent.app.front import Front
 from agent.app.plain import plain_reconcile
-from agent.core.ports import Witness
+from agent.core.ports import NodeApi, PodApi, Witness
 from agent.core.readiness import Check
 from agent.host.cgroups import CgroupContainers
 from agent.host.kube.api import KubeNode, KubePods
 from agent.host.kube.connection import Connection
 from agent.host.kube.events import EventPoster
+from agent.host.kube.observed import ObservedNode, ObservedPods
 from agent.host.kube.session import KubeSession
 from agent.host.kubelet_records import KubeletRecordsFile
 from agent.host.podresources import PodResourcesWitness
@@ -36,8 +37,8 @@ class Api:
 
     session: KubeSession
     events: EventPoster
-    node: KubeNode
-    pods: KubePods
+    node: NodeApi
+    pods: PodApi
     witness: Witness
     records: KubeletRecordsFile
 
@@ -79,8 +80,12 @@ class Back:
 
     def checks(self) -> tuple[Check, ...]:
         """What readiness is made of, beyond what the first half knows."""
-        state = self.report_state.value
-        return (Check("report", state.reported, state.reason, required=False),)
+        state, node = self.report_state.value, self.api.node
+        report = Check("report", state.reported, state.reason, required=False)
+        if not isinstance(node, ObservedNode):
+            return (report,)
+        text = f"would write {', '.join(sorted(node.pending))}; the log says what"
+        return report, Check("observed", not node.pending, text, required=False)
 
 
 @contextlib.asynccontextmanager
@@ -99,10 +104,18 @@ async def open_back(
             session=session,
             events=events,
             node=KubeNode(session, settings.node),
-            pods=KubePods(session, settings.node, settings.resource, events),
+            pods=KubePods(
+                session,
+                settings.node,
+                settings.resource,
+                events,
+                memory_resource=settings.memory_resource,
+            ),
             witness=witness,
             records=KubeletRecordsFile(paths.plugins, adapters.worker),
         )
+        if settings.observe:
+            api = dataclasses.replace(api, node=ObservedNode(api.node), pods=ObservedPods(api.pods))
         yield _join(settings, adapters, front, api)
 
 
@@ -119,9 +132,10 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: Api) -> Bac
         allocation=allocation,
         report=Reporter(
             api.node,
-            ReportCells(facts.inventory, facts.node, report_state),
+            ReportCells(facts.inventory, facts.node, facts.report, report_state),
             node.saw,
             front.notices.say,
+            clock,
             adapters.random,
         ),
         report_state=report_state,

@@ -5,6 +5,7 @@ import dataclasses
 from agent.core.edits import EditSettings
 from agent.core.inventory import Inventory
 from agent.core.pods import NodeView, PodTable
+from agent.core.report_settings import ReportSettings
 from agent.core.slices import SharingSettings, SliceList
 from agent.kit.cell import Cell
 
@@ -13,12 +14,14 @@ from agent.kit.cell import Cell
 class Facts:
     """Cells that more than one room reads.
 
-    Writers: sharing, edits — reload; inventory — services.inventory; slices — services.listing;
-    pods — services.pods; node — services.node. The ledger's cell belongs to services.state, the
-    registration's to services.registration, the report's to services.report.
+    Writers: sharing, report, edits — reload; inventory — services.inventory; slices —
+    services.listing; pods — services.pods; node — services.node. The ledger's cell belongs to
+    services.state, the registration's to services.registration, the reporter's own to
+    services.report.
     """
 
     sharing: Cell[SharingSettings]
+    report: Cell[ReportSettings]
     edits: Cell[EditSettings]
     inventory: Cell[Inventory]
     slices: Cell[SliceList]
@@ -26,10 +29,11 @@ class Facts:
     node: Cell[NodeView | None]
 
 
-def new_facts(sharing: SharingSettings, edits: EditSettings) -> Facts:
+def new_facts(sharing: SharingSettings, report: ReportSettings, edits: EditSettings) -> Facts:
     """Cells with nothing known yet."""
     return Facts(
         sharing=Cell(sharing),
+        report=Cell(report),
         edits=Cell(edits),
         inventory=Cell(Inventory()),
         slices=Cell(SliceList()),

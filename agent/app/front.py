@@ -4,12 +4,15 @@ A kubelet that has just started admits pods within a second; whatever a registra
 without is in agent.app.back and loads behind it.
 """
 
+import asyncio
 import dataclasses
 from collections.abc import Iterator
 
 from agent.app.adapters import Adapters
 from agent.app.facts import Facts, new_facts
+from agent.app.fitting import Effects, Fitting
 from agent.app.late import LateAllocator
+from agent.core.gpu import Scan
 from agent.core.reconcile import check_start
 from agent.host.watch import DirectoryWatch
 from agent.plugin.server import PluginServer
@@ -18,19 +21,23 @@ from agent.services.discovery import Discovery
 from agent.services.health import HealthPorts, HealthWatch
 from agent.services.inventory import InventoryKeeper
 from agent.services.kubelet import KubeletWatch
+from agent.services.left_out import LeftOut
 from agent.services.listing import Listing
 from agent.services.recent import Recent
 from agent.services.registration import Registration
 from agent.services.state import Recovered, StateService
+from agent.settings.reading import Reading
 from agent.settings.schema import Settings
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Host:
-    """What is known of the host before anything runs."""
+    """What is known of the host before anything runs. `stop` ends the process."""
 
     boot_id: str
     recovered: Recovered
+    reading: Reading
+    stop: asyncio.Event
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,6 +45,7 @@ class Knowing:
     """Services that find out what is true of the host."""
 
     keeper: InventoryKeeper
+    left_out: LeftOut
     listing: Listing
     discovery: Discovery
     health: HealthWatch
@@ -56,6 +64,7 @@ class Front:
     server: PluginServer
     registration: Registration
     notices: Notices
+    fitting: Fitting
 
     async def follow_held(self) -> None:
         """Ids in use reach the inventory, so that they stay listed."""
@@ -65,7 +74,7 @@ class Front:
 
 def join_front(settings: Settings, adapters: Adapters, host: Host) -> Front:
     """Build the first half around its cells and ports."""
-    facts = new_facts(settings.sharing, settings.edits)
+    facts = new_facts(settings.sharing, settings.report, settings.edits)
     state = StateService(disk=adapters.disk, recovered=host.recovered.state, boot_id=host.boot_id)
     allocator = LateAllocator()
     server = PluginServer(
@@ -77,10 +86,14 @@ def join_front(settings: Settings, adapters: Adapters, host: Host) -> Front:
         (lambda ids: check_start(state.ledger.value, ids)) if settings.fenced else None,
     )
     names = Names(settings.paths.kubelet_socket.name, server)
+    notices = Notices()
+    keeper = InventoryKeeper(facts.inventory, facts.sharing, adapters.clock, state.health)
+    effects = Effects(keeper.refresh, notices.say, host.stop)
+    fitting = Fitting(settings, host.reading, facts, effects)
     return Front(
         facts=facts,
         state=state,
-        knowing=_knowing(settings, adapters, host, facts, state),
+        knowing=_knowing(settings, adapters, host, state, (facts, fitting, notices)),
         allocator=allocator,
         server=server,
         registration=Registration(
@@ -91,7 +104,8 @@ def join_front(settings: Settings, adapters: Adapters, host: Host) -> Front:
             server.traffic.streams,
             adapters.random,
         ),
-        notices=Notices(),
+        notices=notices,
+        fitting=fitting,
     )
 
 
@@ -114,11 +128,22 @@ class Names:
 
 
 def _knowing(
-    settings: Settings, adapters: Adapters, host: Host, facts: Facts, state: StateService
+    settings: Settings,
+    adapters: Adapters,
+    host: Host,
+    state: StateService,
+    shared: tuple[Facts, Fitting, Notices],
 ) -> Knowing:
     clock = adapters.clock
+    facts, fitting, notices = shared
     keeper = InventoryKeeper(facts.inventory, facts.sharing, clock, state.health)
-    discovery = Discovery(adapters.driver, keeper.found)
+
+    def found(scan: Scan) -> None:
+        """The settings may depend on what the GPUs are: they come first."""
+        if fitting.saw_gpus(scan):
+            keeper.found(scan)
+
+    discovery = Discovery(adapters.driver, found)
     before = host.recovered.state.boot_id
     health = HealthWatch(
         driver=adapters.driver,
@@ -132,6 +157,7 @@ def _knowing(
     names = Names(settings.paths.kubelet_socket.name)
     return Knowing(
         keeper=keeper,
+        left_out=LeftOut(keeper.left_out, notices.say),
         listing=Listing(facts.inventory, keeper.held, facts.slices),
         discovery=discovery,
         health=health,

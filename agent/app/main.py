@@ -44,6 +44,7 @@ from agent.kit.heartbeat import Heartbeat
 from agent.kit.supervisor import BudgetSpent
 from agent.kit.tiers import run_tiers
 from agent.services.state import recover
+from agent.settings.reading import Reading
 from agent.settings.schema import Settings
 
 log = structlog.get_logger(__name__)
@@ -66,10 +67,11 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Process:
-    """What the process was started with. `read` reads the settings again. Raises SettingsError."""
+    """What the process was started with. `read` reads all sources again. Raises SettingsError."""
 
     environ: Mapping[str, str]
-    read: Callable[[], Settings]
+    reading: Reading
+    read: Callable[[], Reading]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,7 +85,9 @@ class _Signals:
 async def run_agent(settings: Settings, process: Process) -> int:
     """Run until SIGTERM or SIGINT; return the exit code. A second signal leaves at once."""
     notifier = service_notifier(process.environ, os.getpid())
-    log.info("agent.starting", version=__version__, node=settings.node)
+    log.info("agent.starting", version=__version__, node=settings.node, observe=settings.observe)
+    for warning in process.reading.warnings:
+        log.warning("config.ignored", what=warning)
     code = OK
     try:
         with _signals() as signals:
@@ -110,22 +114,24 @@ async def _run(
         adapters = await stack.enter_async_context(open_adapters(settings))
         if settings.driver.exit_without:
             await adapters.driver.scan()
-        front = await _joined(settings, adapters)
-        whole = Whole(front, plain=settings.plain is not None)
+        front = await _joined(settings, adapters, process.reading, signals.stop)
+        whole = Whole(front, plain=settings.plain is not None, observe=settings.observe)
         watched = Watched(Heartbeat(), whole=whole)
 
         def reload() -> None:
-            _reload(settings, process, front, notifier)
+            _reload(process, front, notifier)
 
         extra = Extra(
             heartbeat=watched.heartbeat.run,
             load=lambda: load_back(settings, connection, adapters, whole),
-            notify=lambda: tell_systemd(notifier, front),
+            notify=lambda: tell_systemd(notifier, whole),
             reload=lambda: reload_on(signals.reload, reload),
             web=lambda: serve_web(settings, watched, whole, adapters.loader),
         )
         await run_tiers(tiers(whole, extra, adapters.random), signals.stop, STOP_DEADLINE)
         notifier.stopping()
+        if front.fitting.refusal is not None and front.facts.inventory.value.generation == 0:
+            raise front.fitting.refusal
 
 
 def _connection(settings: Settings, process: Process) -> Connection | None:
@@ -167,11 +173,13 @@ async def _ours(
     return lock.held and not stop.is_set()
 
 
-async def _joined(settings: Settings, adapters: Adapters) -> Front:
+async def _joined(
+    settings: Settings, adapters: Adapters, reading: Reading, stop: asyncio.Event
+) -> Front:
     """Read the state, build the first half, and make the directories of what is held."""
     boot = boot_id()
     recovered = await recover(adapters.disk, boot_id=boot, machine_id=machine_id())
-    front = join_front(settings, adapters, Host(boot, recovered))
+    front = join_front(settings, adapters, Host(boot, recovered, reading, stop))
     if recovered.notice:
         log.warning("state.recovered", notice=recovered.notice)
         front.notices.say(NodeEvent("StateRecovered", recovered.notice, warning=True))
@@ -195,36 +203,16 @@ async def _prepare(ledger: Ledger, adapters: Adapters) -> None:
             log.warning("hooks.not_prepared", ns=namespace, pod=pod, err=str(error) or "no answer")
 
 
-def _reload(running: Settings, process: Process, front: Front, notifier: ServiceNotifier) -> None:
+def _reload(process: Process, front: Front, notifier: ServiceNotifier) -> None:
     """Take over what can change while running; refused settings change nothing."""
     notifier.reloading()
     try:
-        settings = process.read()
+        reading = process.read()
     except SettingsError as error:
-        _reject(str(error), front)
+        front.fitting.reject(error)
     else:
-        changed = front.facts.sharing.set(settings.sharing)
-        changed = front.facts.edits.set(settings.edits) or changed
-        log.info("config.applied", changed=changed)
-        waiting = _at_next_start(running, settings)
-        if waiting:
-            log.warning("config.needs_restart", sections=waiting)
+        front.fitting.take(reading)
     notifier.ready()
-
-
-def _at_next_start(running: Settings, settings: Settings) -> list[str]:
-    """The sections that differ and act only at the next start."""
-    names = [field.name for field in dataclasses.fields(settings)]
-    return [
-        name
-        for name in names
-        if name not in {"sharing", "edits"} and getattr(running, name) != getattr(settings, name)
-    ]
-
-
-def _reject(reason: str, front: Front) -> None:
-    log.error("config.rejected", err=reason)
-    front.notices.say(NodeEvent("ConfigRejected", reason, warning=True))
 
 
 @contextlib.contextmanager

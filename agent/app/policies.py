@@ -23,7 +23,9 @@ _API = _policy(1.0, 2.0, 5.0, 15.0, 60.0, jitter=0.3)
 POLICIES: Mapping[str, RestartPolicy] = {
     "state": _LOCAL,
     "notify": _LOCAL,
+    "fitting": _LOCAL,
     "inventory": _LOCAL,
+    "left_out": _LOCAL,
     "held": _LOCAL,
     "listing": _LOCAL,
     "discovery": _DRIVER,

@@ -27,16 +27,26 @@ SCHEDULED = ("node", "pods", "reconcile", "settlement", "outbox", "plain", "anno
 PLAIN = ("plain", "announcer")
 """Tasks of the back half in plain mode."""
 
+OBSERVING = ("node", "announcer")
+"""Tasks of the back half that observe: none that acts on pods, locks, rows or directories."""
+
+OBSERVING_PLAIN = ("announcer",)
+"""The same in plain mode."""
+
 STATUS_PERIOD = 10.0
 """Seconds between looks at the status line when nothing is new."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Whole:
-    """Both halves; the second one once it is loaded. `plain`: it is the one of plain mode."""
+    """Both halves; the second one once it is loaded. `plain`: it is the one of plain mode.
+
+    `observe`: neither registers or writes.
+    """
 
     front: Front
     plain: bool = False
+    observe: bool = False
     back: "Cell[Back | PlainBack | None]" = dataclasses.field(default_factory=lambda: Cell(None))
 
     async def loaded(self) -> "Back | PlainBack":
@@ -78,10 +88,17 @@ def tiers(whole: Whole, extra: Extra, chance: random.Random) -> Sequence[Sequenc
         await front.facts.slices.until(lambda listed: listed.generation > 0)
         await front.registration.run()
 
+    async def report() -> None:
+        """No report before the labels are known: profiles may ask for them."""
+        await front.fitting.labelled.wait()
+        await (await whole.loaded()).runs["report"]()
+
     return (
         (task("heartbeat", extra.heartbeat), task("state", front.state.run)),
         (
+            task("fitting", front.fitting.run),
             task("inventory", knowing.keeper.run),
+            task("left_out", knowing.left_out.run),
             task("held", front.follow_held),
             task("listing", knowing.listing.run),
             task("discovery", knowing.discovery.run),
@@ -89,12 +106,12 @@ def tiers(whole: Whole, extra: Extra, chance: random.Random) -> Sequence[Sequenc
             task("kubelet", knowing.kubelet.run),
             task("recent", knowing.recent.run),
             task("load", extra.load),
-            *map(late, PLAIN if whole.plain else SCHEDULED),
+            *map(late, _behind(whole)),
         ),
         (
-            task("plugin", front.server.run),
-            task("registration", register),
-            *(() if whole.plain else (late("report"),)),
+            *(() if whole.observe else (task("plugin", front.server.run),)),
+            *(() if whole.observe else (task("registration", register),)),
+            *(() if whole.plain else (task("report", report),)),
             task("notify", extra.notify),
             task("reload", extra.reload),
             task("web", extra.web),
@@ -102,14 +119,24 @@ def tiers(whole: Whole, extra: Extra, chance: random.Random) -> Sequence[Sequenc
     )
 
 
-async def tell_systemd(notifier: ServiceNotifier, front: Front) -> None:
+def _behind(whole: Whole) -> tuple[str, ...]:
+    """The tasks of the back half that outlive the doors."""
+    if whole.observe:
+        return OBSERVING_PLAIN if whole.plain else OBSERVING
+    return PLAIN if whole.plain else SCHEDULED
+
+
+async def tell_systemd(notifier: ServiceNotifier, whole: Whole) -> None:
     """READY once everything runs, then the state in one line."""
+    front = whole.front
     notifier.ready()
     text = ""
     while True:
         state, listed = front.registration.state.value, front.facts.slices.value
         slices = sum(len(group.ids) for group in listed.groups if group.healthy)
         now = f"{slices} slices on offer; {state.text}"
+        if whole.observe:
+            now = f"observing, nothing is registered; {slices} slices would be on offer"
         if now != text:
             text = now
             notifier.status(text)

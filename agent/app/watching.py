@@ -25,22 +25,29 @@ class Watched:
 
 def _checks(whole: Whole) -> tuple[Check, ...]:
     front = whole.front
-    facts, registration = front.facts, front.registration.state.value
+    facts = front.facts
     writable = front.state.error.value
     problem = front.knowing.discovery.problem.value
     inventory = facts.inventory.value
     return (
         Check("state", not writable, writable),
-        Check("server", bool(front.server.endpoint), "the plugin's socket does not serve yet"),
         Check(
             "inventory", inventory.generation > 0, problem or "the driver has not been asked yet"
         ),
-        Check("registered", registration.registered, registration.text),
-        Check("stream", registration.stream, registration.text or "the kubelet takes no lists"),
+        *(() if whole.observe else _kubelet(front)),
         *_api(whole),
         Check("driver", not problem, problem or "", required=False),
         Check("gpus", bool(inventory.gpus), "there are no GPUs to share", required=False),
         _gpu_health(front),
+    )
+
+
+def _kubelet(front: Front) -> tuple[Check, ...]:
+    registration = front.registration.state.value
+    return (
+        Check("server", bool(front.server.endpoint), "the plugin's socket does not serve yet"),
+        Check("registered", registration.registered, registration.text),
+        Check("stream", registration.stream, registration.text or "the kubelet takes no lists"),
     )
 
 
@@ -50,10 +57,13 @@ def _api(whole: Whole) -> tuple[Check, ...]:
         return ()
     table, back = whole.front.facts.pods.value, whole.back.value
     loading = Check("report", ok=False, text="the agent is still loading", required=False)
+    reporting = (loading,) if back is None else back.checks()
+    if whole.observe:
+        return reporting
     return (
         Check("api_synced", table.synced, "the API server has not listed this node's pods yet"),
         Check("api", not table.stale, "the watch of this node's pods is down", required=False),
-        *((loading,) if back is None else back.checks()),
+        *reporting,
     )
 
 

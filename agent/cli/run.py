@@ -13,7 +13,8 @@ from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, sources
 from agent.core.errors import SettingsError
 from agent.settings.load import load
-from agent.settings.schema import Settings, build
+from agent.settings.profiles import NodeFacts
+from agent.settings.reading import Reading
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -31,13 +32,14 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run the agent and return its exit code."""
     origin = sources(args, environ)
 
-    def read() -> Settings:
-        return build(load(origin), host_name=socket.gethostname())
+    def read() -> Reading:
+        return Reading(load(origin), socket.gethostname())
 
     try:
-        settings = read()
+        reading = read()
+        settings = reading.settings(NodeFacts())
     except SettingsError as error:
         sys.stderr.write(f"hami-agent: {error}\n")
         return BAD_SETTINGS
     configure(settings.log.level, settings.log.format, environ)
-    return asyncio.run(run_agent(settings, Process(environ=environ, read=read)))
+    return asyncio.run(run_agent(settings, Process(environ, reading, read)))

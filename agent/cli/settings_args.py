@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-from agent.settings.fields import Field
+from agent.settings.fields import Field, boolean
 from agent.settings.load import Sources
 from agent.settings.table import FIELDS
 
@@ -17,8 +17,16 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("settings", "each overrides the file and the environment")
     for field in FIELDS:
         if field.flag:
+            # A switch may stand alone, as in HAMi's plugin: --pass-device-specs is =true.
+            alone = field.read is boolean
             group.add_argument(
-                field.flag, metavar="VALUE", dest=field.key, help=field.text + _shown(field)
+                field.flag,
+                *field.other_flags,
+                nargs="?" if alone else None,
+                const="true" if alone else None,
+                metavar="VALUE",
+                dest=field.key,
+                help=field.text + _shown(field),
             )
 
 
@@ -30,12 +38,24 @@ def _shown(field: Field) -> str:
     return f" [{','.join(default) if isinstance(default, tuple) else default}]"
 
 
-def sources(args: argparse.Namespace, environ: Mapping[str, str]) -> Sources:
-    """Where the settings of this call come from."""
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """`-o table|json`, and `--json` for it."""
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    parser.add_argument(
+        "--json", dest="output", action="store_const", const="json", help="the same as -o json"
+    )
+
+
+def flags(args: argparse.Namespace) -> Mapping[str, str]:
+    """The options of settings that were given, by their names."""
     given = vars(args)
-    flags = {
+    return {
         field.flag: given[field.key]
         for field in FIELDS
         if field.flag and given.get(field.key) is not None
     }
-    return Sources(file=args.config, environ=environ, flags=flags)
+
+
+def sources(args: argparse.Namespace, environ: Mapping[str, str]) -> Sources:
+    """Where the settings of this call come from."""
+    return Sources(file=args.config, environ=environ, flags=flags(args))

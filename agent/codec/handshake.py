@@ -55,6 +55,14 @@ def decode_handshake(text: str) -> Handshake:
     )
 
 
+def encode_reported(now: dt.datetime) -> str:
+    """The stamp of a node's agent, for schedulers up to 2.7.1; `now` is aware.
+
+    They act on the word; the time is Go's form of one, as HAMi's plugin wrote it.
+    """
+    return f"{HandshakeWord.REPORTED.value} {now.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S.%f} +0000 UTC"
+
+
 def _stamp(rest: str) -> dt.datetime | None:
     match = _STAMP.fullmatch(rest)
     if match is None:

@@ -1,17 +1,59 @@
 """HAMi's node config, `config.json`: overrides for nodes by their names.
 
-Read by the rules of Go's encoding/json: keys in any case, unknown keys ignored, and one value of
-the wrong type refuses the whole text.
+Read by the rules of Go's encoding/json: keys in any case, unknown keys passed over, and one value
+of the wrong type refuses the whole text. Unlike there, a key that stands twice in one object is
+refused, too.
 Source: HAMi v2.10, the device plugin's /config/config.json, key `nodeconfig`.
 """
 
-import math
+import dataclasses
 from collections.abc import Mapping
 
-from agent.codec import gojson
-from agent.core.errors import MalformedText
+from agent.codec.gojson import INT64, UINT64
+from agent.codec.json_places import read_json
+from agent.codec.known_keys import Found, Reader, many, nested, read_known, strict_whole
+from agent.codec.places import STR, Place
+from agent.core.errors import MalformedText, SettingsError
 
 WHAT = "nodeconfig"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeEntry:
+    """Overrides for one node: the known keys, in lower case, that the entry has."""
+
+    name: str
+    where: str
+    found: tuple[Found, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """The entries in their order, and what was passed over."""
+
+    entries: tuple[NodeEntry, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def read_nodeconfig(content: bytes, name: str) -> NodeConfig:
+    """The whole file; `name` is what messages call it.
+
+    Raises:
+        SettingsError: no JSON object, or a value of another type or range, with its place.
+    """
+    warnings: list[str] = []
+    table = _table(warnings)
+
+    def read_entry(place: Place) -> NodeEntry:
+        found = read_known(place, table, warnings)
+        named = next((str(one.value) for one in found if one.key == "name"), "")
+        if not named:
+            warnings.append(str(place.fault("an entry without a name is of no node")))
+        return NodeEntry(named, place.where, tuple(one for one in found if one.key != "name"))
+
+    found = read_known(read_json(content, name), {WHAT: many(read_entry)}, warnings)
+    entries = next((one.value for one in found), ())
+    return NodeConfig(entries if isinstance(entries, tuple) else (), tuple(warnings))
 
 
 def decode_nodeconfig(text: str) -> tuple[Mapping[str, object], ...]:
@@ -20,41 +62,35 @@ def decode_nodeconfig(text: str) -> tuple[Mapping[str, object], ...]:
     Raises:
         MalformedText: no JSON object, or a value of another type or range.
     """
-    entries = gojson.fields(gojson.decode(text, WHAT), _FILE, WHAT)
-    found: tuple[Mapping[str, object], ...] = entries.get(WHAT, ())
-    return found
+    try:
+        config = read_nodeconfig(text.encode(errors="replace"), WHAT)
+    except SettingsError as error:
+        raise MalformedText(str(error)) from error
+    return tuple(
+        ({"name": entry.name} if entry.name else {}) | {one.key: one.value for one in entry.found}
+        for entry in config.entries
+    )
 
 
-def _number(value: object, where: str) -> float:
-    """Reads a number; what is too great for 64 bits is none to Go."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) == math.inf:
-        raise MalformedText(f"{where} is not a number")
-    return value
-
-
-def _named(readers: Mapping[str, gojson.Reader]) -> gojson.Table:
-    return {key: (key, read) for key, read in readers.items()}
-
-
-_FILTER = _named(
-    {
-        "uuid": gojson.array(gojson.text),
-        "index": gojson.array(gojson.integer(gojson.UINT64)),
+def _table(warnings: list[str]) -> Mapping[str, Reader]:
+    return {
+        "name": _text,
+        "operatingmode": _text,
+        "devicesplitcount": strict_whole(*UINT64),
+        "devicememoryscaling": Place.number,
+        "devicecorescaling": Place.number,
+        "preconfigureddevicememory": strict_whole(*INT64),
+        "libcudaloglevel": _text,
+        "enablenumatopology": Place.boolean,
+        "filterdevices": nested(
+            {"uuid": many(_text), "index": many(strict_whole(*UINT64))}, warnings
+        ),
+        "migstrategy": _text,
+        "enablegetpreferredallocation": Place.boolean,
     }
-)
-_ENTRY = _named(
-    {
-        "name": gojson.text,
-        "operatingmode": gojson.text,
-        "devicesplitcount": gojson.integer(gojson.UINT64),
-        "devicememoryscaling": _number,
-        "devicecorescaling": _number,
-        "preconfigureddevicememory": gojson.integer(gojson.INT64),
-        "libcudaloglevel": gojson.text,
-        "enablenumatopology": gojson.flag,
-        "filterdevices": lambda value, where: gojson.fields(value, _FILTER, where),
-        "migstrategy": gojson.text,
-        "enablegetpreferredallocation": gojson.flag,
-    }
-)
-_FILE = _named({WHAT: gojson.array(lambda item, where: gojson.fields(item, _ENTRY, where))})
+
+
+def _text(place: Place) -> str:
+    if place.node.tag != STR:
+        raise place.fault(f"text is expected, not {place.shown()}")
+    return str(place.node.value)

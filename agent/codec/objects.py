@@ -16,6 +16,9 @@ from agent.core.annotations import ALLOCATED, MIRROR, PREFIX
 from agent.core.errors import MalformedText, cap
 from agent.core.pods import ContainerView, NodeView, Phase, PodUid, PodView, Role
 
+MEMORY_RESOURCE = "nvidia.com/gpumem"
+"""The name under which pods request memory, where nothing else is configured."""
+
 CONTROL_ENV = "CUDA_DISABLE_CONTROL"
 GO_TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 """What Go's strconv.ParseBool reads as true."""
@@ -25,7 +28,7 @@ NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 def decode_pod(
-    obj: Mapping[str, object], resource: str, memory_resource: str = "nvidia.com/gpumem"
+    obj: Mapping[str, object], resource: str, memory_resource: str = MEMORY_RESOURCE
 ) -> PodView:
     """The pod `obj`, its containers counted by their request of `resource`.
 

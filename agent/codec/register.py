@@ -52,16 +52,23 @@ class RegisteredGpu:
     healthy: bool = False
 
 
+def told(inventory: Inventory) -> tuple[SharedGpu, ...]:
+    """The GPUs that schedulers are told of, sorted by index.
+
+    One that was never described since the agent started is left out: nothing true can be said of
+    it.
+    """
+    known = (shared for shared in inventory.gpus if shared.gpu.name)
+    return tuple(sorted(known, key=lambda shared: (shared.gpu.index, shared.uuid)))
+
+
 def registered(inventory: Inventory) -> tuple[RegisteredGpu, ...]:
     """What the inventory makes known, sorted by index.
 
     A GPU that serves no new container, absent ones included, stays with its health absent: a
-    scheduler keeps GPUs that vanish from the text. One that was never described since the agent
-    started is left out: nothing true can be said of it. An unknown NUMA node is 0, as in HAMi.
+    scheduler keeps GPUs that vanish from the text. An unknown NUMA node is 0, as in HAMi.
     """
-    known = (shared for shared in inventory.gpus if shared.gpu.name)
-    gpus = sorted(known, key=lambda shared: (shared.gpu.index, shared.uuid))
-    return tuple(_registered(shared) for shared in gpus)
+    return tuple(_registered(shared) for shared in told(inventory))
 
 
 def _registered(shared: SharedGpu) -> RegisteredGpu:

@@ -6,16 +6,21 @@
 Source: HAMi v2.10 pkg/device/devices.go, DecodeNodeDevices (7 fields were HAMi v2.4's).
 """
 
+import collections
+import dataclasses
 import re
+from collections.abc import Iterable
 
 from agent.codec.gojson import INT32, INT64
-from agent.codec.register import RegisteredGpu
+from agent.codec.register import RegisteredGpu, registered, told
 from agent.core.annotations import TEXT_LIMIT
 from agent.core.errors import MalformedText, cap
 from agent.core.gpu import GpuUuid
+from agent.core.inventory import Inventory
 
 WHAT = "register annotation"
 LENGTHS = (7, 9)
+SHORT, LONG = LENGTHS
 DEFAULT_MODE = "hami-core"
 """What a record of 7 fields means."""
 
@@ -23,6 +28,44 @@ _NUMBER = re.compile(r"([+-]?)0*([0-9]{1,19})")
 """Go's ParseInt in base 10: a sign and digits, no space, no underscore; leading zeros apart."""
 _TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 _FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
+
+
+_SEPARATORS = re.compile("[,:]")
+
+
+def registered_colon(inventory: Inventory) -> tuple[RegisteredGpu, ...]:
+    """What the inventory makes known to schedulers of this age: `NVIDIA-` before every name.
+
+    Source: HAMi v2.7.1 pkg/device-plugin/nvidiadevice/nvinternal/plugin/register.go.
+    """
+    return tuple(
+        dataclasses.replace(gpu, type_name=f"NVIDIA-{shared.gpu.name}")
+        for gpu, shared in zip(registered(inventory), told(inventory), strict=True)
+    )
+
+
+def encode_register_colon(gpus: Iterable[RegisteredGpu], fields: int = LONG) -> str:
+    """The text of the GPUs in the given order, in records of 9 or 7 fields.
+
+    A separator inside a name, which would spoil the whole text, becomes a space.
+    Source: HAMi v2.10 pkg/device/devices.go, EncodeNodeDevices.
+    """
+    return "".join(",".join(_record(gpu)[:fields]) + ":" for gpu in gpus)
+
+
+def _record(gpu: RegisteredGpu) -> tuple[str, ...]:
+    values = (
+        gpu.uuid,
+        gpu.split_count,
+        gpu.registered_mib,
+        gpu.core_percent,
+        gpu.type_name,
+        gpu.numa,
+        "true" if gpu.healthy else "false",
+        gpu.index,
+        gpu.mode,
+    )
+    return tuple(_SEPARATORS.sub(" ", str(value)) for value in values)
 
 
 def decode_register_colon(text: str) -> tuple[RegisteredGpu, ...]:
@@ -40,6 +83,27 @@ def decode_register_colon(text: str) -> tuple[RegisteredGpu, ...]:
     if not records:
         raise MalformedText(f"{WHAT} names no GPU")
     return tuple(_gpu(record, f"{WHAT}, GPU {place}") for place, record in enumerate(records))
+
+
+def same_meaning_colon(one: str | None, other: str | None) -> bool:
+    """True when such a scheduler reads the same inventory from both, or both are absent.
+
+    Records of 7 and of 9 fields differ: one of the versions reads no more than 7. A text that
+    cannot be decoded means the same as itself only.
+    """
+    if one == other:
+        return True
+    if one is None or other is None:
+        return False
+    try:
+        return _meaning(one) == _meaning(other)
+    except MalformedText:
+        return False
+
+
+def _meaning(text: str) -> tuple[collections.Counter[int], collections.Counter[RegisteredGpu]]:
+    lengths = collections.Counter(record.count(",") for record in text.split(":") if record)
+    return lengths, collections.Counter(decode_register_colon(text))
 
 
 def _gpu(record: str, where: str) -> RegisteredGpu:

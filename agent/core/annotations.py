@@ -7,6 +7,8 @@ PREFIX = "hami.io/"
 
 REGISTER = "hami.io/node-nvidia-register"
 """On the Node: the inventory, written by the node's agent, read by the scheduler."""
+SCORE = "hami.io/node-nvidia-score"
+"""On the Node: how well each pair of GPUs is joined, for schedulers that place by topology."""
 HANDSHAKE = "hami.io/node-handshake"
 """On the Node: a stamp that makes the scheduler read the register annotation again."""
 MUTEX_LOCK = "hami.io/mutex.lock"

@@ -192,12 +192,13 @@ def _limits(
         yield f"CUDA_DEVICE_MEMORY_LIMIT_{index}", f"{mib}m"
     for granted in shares[:1]:
         yield "CUDA_DEVICE_SM_LIMIT", str(granted.share.core_percent)
+    policy = "disable" if settings.disable_core_limit else settings.core_policy
     cache = cache_file(request.pod_uid, request.container)
     yield "CUDA_DEVICE_MEMORY_SHARED_CACHE", f"{settings.hook_path}/vgpu/{cache}"
     for name, value, wanted in (
         ("CUDA_OVERSUBSCRIBE", "true", settings.memory_scaling > 1),
         ("LIBCUDA_LOG_LEVEL", settings.cuda_log_level, bool(settings.cuda_log_level)),
-        ("GPU_CORE_UTILIZATION_POLICY", "disable", settings.disable_core_limit),
+        ("GPU_CORE_UTILIZATION_POLICY", policy, policy != "default"),
     ):
         if wanted:
             yield name, value

@@ -38,14 +38,16 @@ class ContainerEdits:
 class EditSettings:
     """How answers are made. `hook_path` is HAMi's HOOK_PATH; strategies are NVIDIA's names.
 
-    `cdi_kind` is `vendor/class` of the GPUs in the CDI specification on this host. `mps_root` is
-    the host directory of an MPS control daemon for `resource`, empty where there is none.
+    `cdi_kind` is `vendor/class` of the GPUs in the CDI specification on this host; `core_policy`
+    says when HAMi-core's compute limits act, unless they are disabled. `mps_root` is the host
+    directory of an MPS control daemon for `resource`, empty where there is none.
     """
 
     hook_path: str = "/usr/local"
     memory_scaling: float = 1.0
     cuda_log_level: str = "1"
     disable_core_limit: bool = False
+    core_policy: str = "default"
     mode: str = "hami-core"
     device_list_strategies: tuple[str, ...] = ("envvar",)
     cdi_kind: str = "nvidia.com/gpu"

@@ -12,7 +12,8 @@ class SharedGpu:
 
     `registered_mib` and `core_percent` are after scaling; `type_name` is the name with the
     `NVIDIA` prefix that the scheduler matches; `mode` is HAMi's operating mode text.
-    `present` is False for a GPU that vanished while a slice of it is held.
+    `present` is False for a GPU that vanished while a slice of it is held; `numa_hint`: the kubelet
+    is told its NUMA node.
     """
 
     gpu: Gpu
@@ -23,6 +24,7 @@ class SharedGpu:
     type_name: str
     mode: str
     present: bool = True
+    numa_hint: bool = True
 
     @property
     def uuid(self) -> GpuUuid:

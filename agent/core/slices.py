@@ -5,12 +5,19 @@ import re
 from collections.abc import Iterable
 from typing import NewType
 
+from agent.core.errors import SettingsError
 from agent.core.gpu import GpuUuid
 
 SliceId = NewType("SliceId", str)
 """`<GPU UUID>-<n>`, n from 0: HAMi's form, so that a node that switches keeps its ids."""
 
 MIB = 1024 * 1024
+MIG_MODE = "mig"
+"""HAMi's operating mode whose GPUs are not shared yet."""
+
+LIST_BYTES = 7 * MIB // 2
+"""What a list may take: the kubelet ends the stream at 4 MiB, the rest is for ids still held."""
+
 INT32_MAX = 2**31 - 1
 """The greatest number of MiB or percent that the register annotation can say."""
 
@@ -23,6 +30,7 @@ class SharingSettings:
 
     `split_count` slices per GPU; scalings are factors on what is registered;
     `preconfigured_mib` stands in where the driver cannot tell the memory (0: leave the GPU out).
+    `numa_topology`: the kubelet is told on which NUMA node a GPU is.
     """
 
     split_count: int = 10
@@ -30,6 +38,7 @@ class SharingSettings:
     core_scaling: float = 1.0
     preconfigured_mib: int = 0
     mode: str = "hami-core"
+    numa_topology: bool = True
     filter_uuids: frozenset[str] = frozenset()
     filter_indexes: frozenset[int] = frozenset()
 
@@ -76,6 +85,32 @@ def listed_ids(uuid: GpuUuid, split_count: int, held: Iterable[SliceId]) -> tupl
     return tuple(slice_id(uuid, n) for n in sorted(numbers))
 
 
+def slice_bytes(split_count: int) -> int:
+    """Bytes that a slice takes in a list at the most: unhealthy, with its NUMA node.
+
+    A UUID of 40 characters and the number behind it, 9 of `Unhealthy`, 2 of the NUMA node's number,
+    and tag and length of the five messages and texts around them.
+    """
+    return 40 + 1 + len(str(split_count - 1)) + 9 + 2 + 5 * 2
+
+
+def check_list_size(gpus: int, split_count: int, origin: str) -> None:
+    """Nothing, when the list of so many slices is one that the kubelet takes.
+
+    Raises:
+        SettingsError: it is not, with the arithmetic; `origin` is where the split count is from.
+    """
+    each = slice_bytes(split_count)
+    total = gpus * split_count * each
+    if total > LIST_BYTES:
+        most = LIST_BYTES // (gpus * each)
+        raise SettingsError(
+            f"{origin}: sharing.splitCount: {gpus} GPUs x {split_count} slices x {each} bytes are "
+            f"a list of {total / MIB:.1f} MiB, and {LIST_BYTES / MIB:g} MiB is the most; "
+            f"set it to {most} or less"
+        )
+
+
 def registered_mib(memory_mib: int | None, settings: SharingSettings) -> int | None:
     """MiB to register for a GPU, or None when the GPU must be left out.
 
@@ -86,13 +121,13 @@ def registered_mib(memory_mib: int | None, settings: SharingSettings) -> int | N
     known = memory_mib if memory_mib is not None else settings.preconfigured_mib
     if known <= 0:
         return None
-    scaling = 1.0 if settings.mode == "mig" else settings.memory_scaling
+    scaling = 1.0 if settings.mode == MIG_MODE else settings.memory_scaling
     return min(known, INT32_MAX) if scaling == 1 else int(min(known * scaling, INT32_MAX))
 
 
 def registered_core_percent(settings: SharingSettings) -> int:
     """Percent of compute to register: the scaling times 100, truncated; 100 in mode mig."""
-    return 100 if settings.mode == "mig" else int(min(settings.core_scaling * 100, INT32_MAX))
+    return 100 if settings.mode == MIG_MODE else int(min(settings.core_scaling * 100, INT32_MAX))
 
 
 def type_name(name: str) -> str:

@@ -69,7 +69,7 @@ class LockFile:
             self._handle = None
 
     def _locked(self) -> int | None:
-        self._path.parent.mkdir(mode=0o750, exist_ok=True)
+        self._path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         handle = os.open(self._path, flags, 0o644)
         with contextlib.ExitStack() as undo:

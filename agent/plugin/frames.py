@@ -11,14 +11,14 @@ from betterproto2 import encode_varint
 from typing_extensions import override
 
 from agent.core.errors import SettingsError
-from agent.core.slices import SliceGroup, SliceList
+from agent.core.slices import LIST_BYTES, SliceGroup, SliceList
 from agent.wire.v1beta1 import Device, ListAndWatchResponse, NumaNode, TopologyInfo
 
 HEALTHY = "Healthy"
 UNHEALTHY = "Unhealthy"
 
-LIST_LIMIT = 3_670_016
-"""Bytes of the largest list that is sent: 3.5 MiB, as the kubelet takes 4 MiB and never more."""
+LIST_LIMIT = LIST_BYTES
+"""Bytes of the largest list that is sent, ids that are still held included."""
 
 _FIELD_1 = b"\x0a"  # number 1, length-delimited: Device.ID, and an entry of the list
 

@@ -22,8 +22,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from agent.codec.places import Place
+from agent.codec.yaml_places import read_yaml
 from agent.core.errors import SettingsError
 from agent.core.gpu import Gpu, GpuUuid, Link, PciPath
+from agent.host.textfile import read_bounded
 from agent.sandbox.profiles import (
     MOST_GPUS,
     PROFILES,
@@ -32,9 +35,9 @@ from agent.sandbox.profiles import (
     gpus_of,
     pci_address,
 )
-from agent.sandbox.yaml_nodes import Place, read_yaml
 
 DRIVER_VERSION: Final = "570.148.08"
+MAX_BYTES: Final = 256 * 1024
 
 _TOP: Final = frozenset({"driver_version", "gpus"})
 _ONE: Final = frozenset({"uuid", "index", "pci", "minor", "links"})
@@ -76,7 +79,9 @@ def described(spec: str) -> Description:
 
 def read_description(file: Path) -> Description:
     """The hardware that `file` describes. Raises SettingsError with file, line and field."""
-    document = read_yaml(file)
+    document = read_yaml(read_bounded(file, MAX_BYTES), str(file))
+    if document is None:
+        raise SettingsError(f"{file}: is empty")
     top = document.mapping(_TOP)
     if "gpus" not in top:
         raise document.fault("`gpus` is needed; an empty list is a node without GPUs")
@@ -203,7 +208,7 @@ def _profile(place: Place | None) -> Profile | None:
 
 def _uuid(place: Place | None, entry: Place, index: int) -> GpuUuid:
     if place is None:
-        return derived_uuid(f"{entry.file.name}/{index}")
+        return derived_uuid(f"{Path(entry.file).name}/{index}")
     return GpuUuid(_matched(place, _UUID, "a GPU UUID like GPU-8d2f…"))
 
 

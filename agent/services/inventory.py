@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
 
 import structlog
 
@@ -11,6 +10,7 @@ from agent.core.gpu import Gpu, GpuFault, GpuUuid, Scan
 from agent.core.inventory import Inventory, SharedGpu, diff
 from agent.core.ports import Clock
 from agent.core.slices import (
+    MIG_MODE,
     SharingSettings,
     SliceId,
     registered_core_percent,
@@ -18,8 +18,6 @@ from agent.core.slices import (
     type_name,
 )
 from agent.kit.cell import Cell
-
-MIG_MODE: Final = "mig"
 
 Held = Mapping[GpuUuid, tuple[SliceId, ...]]
 
@@ -54,6 +52,10 @@ class InventoryKeeper:
         """Follow the settings for ever."""
         async for _ in self._settings.follow():
             self._publish()
+
+    def refresh(self) -> None:
+        """The settings are others: publish what follows from them at once."""
+        self._publish()
 
     def found(self, scan: Scan) -> None:
         """The driver was asked: these GPUs are here."""
@@ -114,6 +116,7 @@ class InventoryKeeper:
             type_name=type_name(gpu.name),
             mode=settings.mode,
             present=present,
+            numa_hint=settings.numa_topology,
         )
 
     def _tell(self, faults: tuple[GpuFault, ...]) -> None:
@@ -131,7 +134,7 @@ class _Offer:
         self._scan = scan
         self._settings = settings
         self._facts = facts
-        self.faults: list[GpuFault] = list(scan.faults)
+        self.faults: list[GpuFault] = []
 
     def shared(self) -> Iterator[Gpu]:
         """The GPUs to share; one that cannot be described just now is taken as last known."""
@@ -143,8 +146,13 @@ class _Offer:
                 yield gpu
         for fault in self._scan.faults:
             known = self._facts.get(GpuUuid(fault.gpu))
-            if known is not None and not fault.lost and not self._filtered(known):
+            if fault.gpu in self._settings.filter_uuids or (known and self._filtered(known)):
+                continue
+            reason = self._obstacle(known) if known else ""
+            if known and not fault.lost and not reason:
                 yield known
+            else:
+                self.faults.append(GpuFault(fault.gpu, reason or fault.text, fault.lost))
 
     def absent(self, held: Iterable[GpuUuid]) -> Iterator[Gpu]:
         """The GPUs to list as not present: lost ones that the driver still lists, and held ones."""
@@ -153,7 +161,7 @@ class _Offer:
         for uuid in dict.fromkeys((*lost, *held)):
             known = self._facts.get(uuid)
             if known is not None:
-                if uuid in held or not self._filtered(known):
+                if uuid in held or not (self._filtered(known) or self._obstacle(known)):
                     yield known
             elif uuid in held:
                 # Held since before we started, and gone: nothing is known but its name.
@@ -167,8 +175,10 @@ class _Offer:
         """Why a GPU that the operator did not filter out cannot be shared; empty: it can."""
         if self._filtered(gpu):
             return ""
+        if not gpu.name:
+            return "the driver does not tell its name, by which schedulers know a GPU"
         if gpu.mig_enabled or self._settings.mode == MIG_MODE:
             return "is in MIG mode, which is not shared yet; disable MIG or use another plugin"
         if registered_mib(gpu.memory_mib, self._settings) is None:
-            return "the driver does not tell its memory; set preconfiguredDeviceMemory"
+            return "the driver does not tell its memory; set sharing.preconfiguredMemoryMiB"
         return ""

@@ -68,4 +68,5 @@ class Listing:
         if known is None or known[0] != wanted:
             known = wanted, listed_ids(gpu.uuid, gpu.split_count, held)
             self._ids[gpu.uuid] = known
-        return SliceGroup(gpu.uuid, known[1], gpu.serving, gpu.gpu.numa)
+        numa = gpu.gpu.numa if gpu.numa_hint else None
+        return SliceGroup(gpu.uuid, known[1], gpu.serving, numa)

@@ -1,7 +1,8 @@
 """The register annotation: what the inventory says against what the API server holds.
 
 Laws: nothing is written when both mean the same; an empty list is never written; a write that
-failed is tried again; who fights over the annotation is told, not fought for ever.
+failed is tried again; who fights over the annotation is told, not fought for ever. Schedulers up
+to 2.7.1 drop a node that is silent for a minute: for them alone a stamp is written every 30 s.
 """
 
 import asyncio
@@ -10,24 +11,20 @@ import dataclasses
 import enum
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 import structlog
 
-from agent.codec.register import (
-    RegisteredGpu,
-    decode_register,
-    encode_register,
-    registered,
-    same_meaning,
-)
-from agent.core.annotations import HANDSHAKE, REGISTER
+from agent.codec.handshake import encode_reported
+from agent.codec.node_report import NodeReport, report_of
+from agent.core.annotations import HANDSHAKE, REGISTER, SCORE
 from agent.core.changes import NodeEvent
-from agent.core.errors import ApiError, ApiThrottled, MalformedText
+from agent.core.errors import ApiError, ApiThrottled
 from agent.core.inventory import Inventory
 from agent.core.pods import NodeView
-from agent.core.ports import NodeApi
+from agent.core.ports import Clock, NodeApi
+from agent.core.report_settings import ReportSettings
 from agent.kit.backoff import Backoff
 from agent.kit.cell import Cell
 from agent.kit.tally import Tally
@@ -41,6 +38,10 @@ SPREAD = 1.0
 ROUNDS = 5
 FIGHT = 600.0
 """More than so many rounds within so many seconds are a fight; then as long a truce."""
+TICK = 0.001
+"""Seconds that a clock may not resolve: what is due so soon is due."""
+STAMP_EVERY = 30.0
+"""Seconds between stamps for a scheduler that wants them; it forgets the node after 60."""
 
 UNSEEN = "the Node has not been seen yet"
 
@@ -52,8 +53,12 @@ class Reason(enum.StrEnum):
     NODE_CREATED = "node-created"
     INVENTORY = "inventory"
     HEALTH = "health"
+    SCORE = "score"
+    """Only how well the GPUs are joined differs."""
     FOREIGN = "foreign"
     """We wrote it, and somebody changed it."""
+    STAMP = "stamp"
+    """Nothing differs, but the scheduler wants a sign of life."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,22 +76,28 @@ class ReportCells:
 
     inventory: Cell[Inventory]
     node: Cell[NodeView | None]
+    settings: Cell[ReportSettings]
     state: Cell[ReportState]
+
+
+Target = tuple[str, str, str | None]
+"""UID of the Node, and what its register and score annotations shall say."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Need:
-    """One write that is due: `text` for the Node `uid`. Urgent: it does not wait its turn."""
+    """One write that is due: `changes` of the Node `uid`. Urgent: it does not wait its turn."""
 
     uid: str
-    text: str
+    report: NodeReport
+    changes: Mapping[str, str | None]
     reason: Reason
     urgent: bool
 
     @property
-    def target(self) -> tuple[str, str]:
+    def target(self) -> Target:
         """What the write is about: equal means that it was tried already."""
-        return self.uid, self.text
+        return self.uid, self.report.register, self.report.score
 
 
 class Reporter:
@@ -97,7 +108,8 @@ class Reporter:
         api: NodeApi,
         cells: ReportCells,
         saw: Callable[[NodeView], None],
-        conflict: Callable[[NodeEvent], None],
+        say: Callable[[NodeEvent], None],
+        clock: Clock,
         random: random.Random,
     ) -> None:
         self.writes = Tally(
@@ -109,24 +121,29 @@ class Reporter:
         self._api = api
         self._cells = cells
         self._saw = saw
-        self._conflict = conflict
+        self._say = say
+        self._clock = clock
         self._random = random
         self._backoff = Backoff(DELAYS, JITTER, random)
         self._news = asyncio.Event()
-        self._written: tuple[str, str] | None = None
+        self._written: Target | None = None
         self._due: float | None = None
-        self._failed: tuple[tuple[str, str], ApiError, float] | None = None
+        self._stamped: float | None = None
+        self._failed: tuple[Target, ApiError, float] | None = None
         self._rounds: deque[float] = deque()
-        self._truce: tuple[tuple[str, str], float] | None = None
+        self._truce: tuple[Target, float] | None = None
 
     async def run(self) -> None:
         """Keep the annotation true for ever."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._notice(self._cells.inventory))
             group.create_task(self._notice(self._cells.node))
+            group.create_task(self._notice(self._cells.settings))
             group.create_task(self._keep())
 
-    async def _notice(self, cell: Cell[Inventory] | Cell[NodeView | None]) -> None:
+    async def _notice(
+        self, cell: Cell[Inventory] | Cell[NodeView | None] | Cell[ReportSettings]
+    ) -> None:
         async for _ in cell.follow():
             self._news.set()
 
@@ -136,48 +153,57 @@ class Reporter:
             self._news.clear()
             need = self._need()
             if isinstance(need, str):
-                self._cells.state.set(ReportState(reported=not need, reason=need))
-                self._due = None
+                self._rest(need)
                 await self._news.wait()
                 continue
+            if need.reason is Reason.STAMP and self._failed is None:
+                self._rest("")
             left = self._turn(need, loop.time()) - loop.time()
-            if left <= 0:
+            if left < TICK:
                 await self._write(need)
                 continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._news.wait()
 
+    def _rest(self, reason: str) -> None:
+        """Nothing differs (no reason), or nothing can be said yet."""
+        self._cells.state.set(ReportState(reported=not reason, reason=reason))
+        self._due = None
+
     def _need(self) -> Need | str:
         """The write that the newest views ask for, or why there is none (empty: all is said)."""
-        node, inventory = self._cells.node.value, self._cells.inventory.value
+        node, settings = self._cells.node.value, self._cells.settings.value
         if node is None:
             return UNSEEN
-        held = node.annotations.get(REGISTER)
-        known = _decode(held)
-        desired = _desired(inventory, known)
-        if not desired:
+        report = report_of(self._cells.inventory.value, node.annotations, settings)
+        if report is None:
             return "no GPU has been found yet"
-        text = encode_register(desired)
-        if same_meaning(text, held):
-            return ""
-        reason = self._reason(node.uid, text, held)
-        if reason is Reason.INVENTORY and _bare(desired) == _bare(known):
-            reason = Reason.HEALTH
-        return Need(node.uid, text, reason, urgent=_health_differs(desired, known))
+        if not report.is_said:
+            reason = self._reason(node, report)
+            return Need(node.uid, report, report.changes, reason, urgent=report.changes_health)
+        if settings.profile.stamps:
+            return Need(node.uid, report, {}, Reason.STAMP, urgent=True)
+        return ""
 
-    def _reason(self, uid: str, text: str, held: str | None) -> Reason:
+    def _reason(self, node: NodeView, report: NodeReport) -> Reason:
         if self._written is not None:
-            if self._written[0] != uid:
+            if self._written[0] != node.uid:
                 return Reason.NODE_CREATED
-            if self._written[1] == text:
+            if self._written == (node.uid, report.register, report.score):
                 return Reason.FOREIGN
-        return Reason.MISSING if held is None else Reason.INVENTORY
+        if REGISTER not in node.annotations:
+            return Reason.MISSING
+        if not report.register_differs:
+            return Reason.SCORE
+        return Reason.HEALTH if report.is_health_alone else Reason.INVENTORY
 
     def _turn(self, need: Need, now: float) -> float:
         """The loop time at which the write may go out."""
         turn = now
-        if not need.urgent:
+        if need.reason is Reason.STAMP:
+            turn = now if self._stamped is None else self._stamped + STAMP_EVERY
+        elif not need.urgent:
             if self._due is None:
                 self._due = now + self._random.uniform(0.0, SPREAD)
             turn = self._due
@@ -213,23 +239,40 @@ class Reporter:
         )
         log.error("report.conflict", rounds=len(self._rounds))
         self._cells.state.set(ReportState(reported=False, conflict=True, reason=text))
-        self._conflict(NodeEvent("ReportConflict", text, warning=True))
+        self._say(NodeEvent("ReportConflict", text, warning=True))
 
     async def _write(self, need: Need) -> None:
+        stamp = None
+        if self._cells.settings.value.profile.stamps:
+            stamp = encode_reported(self._clock.now())
         try:
-            node = await self._api.annotate_node({REGISTER: need.text, HANDSHAKE: None})
+            node = await self._api.annotate_node({**need.changes, HANDSHAKE: stamp})
         except ApiError as error:
             self._give_up(need, error)
             return
-        loop = asyncio.get_running_loop()
-        if need.reason is Reason.FOREIGN:
-            self._rounds.append(loop.time())
-        self._written = need.target
+        self._done(need)
+        self._saw(node)
+
+    def _done(self, need: Need) -> None:
+        now = asyncio.get_running_loop().time()
         self._failed = self._due = None
         self._backoff.reset()
+        self._stamped = now
         self.writes.add(need.reason.value)
+        if need.reason is Reason.STAMP:
+            return
+        if need.reason is Reason.FOREIGN:
+            self._rounds.append(now)
+        self._written = need.target
         log.info("report.written", reason=need.reason.value, node_uid=need.uid)
-        self._saw(node)
+        if SCORE in need.changes and need.report.lopsided:
+            self._tell_lopsided(need.report)
+
+    def _tell_lopsided(self, report: NodeReport) -> None:
+        pairs = ", ".join(f"{one} and {other}" for one, other in report.lopsided)
+        text = f"these GPUs tell of different links to each other, one may be broken: {pairs}"
+        log.warning("report.lopsided_links", pairs=len(report.lopsided))
+        self._say(NodeEvent("AsymmetricGPUP2PLink", text, warning=True))
 
     def _give_up(self, need: Need, error: ApiError) -> None:
         delay = max(self._backoff.next(), error.retry_after or 0.0)
@@ -239,34 +282,3 @@ class Reporter:
         self._cells.state.set(ReportState(reported=False, reason=str(error)))
         if not again:
             log.warning("report.failed", err=str(error), again_in=round(delay, 3))
-
-
-def _desired(inventory: Inventory, known: tuple[RegisteredGpu, ...]) -> tuple[RegisteredGpu, ...]:
-    """What the annotation must say; nothing before the first scan.
-
-    Without any GPU the ones that are known there stay, unhealthy: a scheduler takes an empty list
-    for an error and keeps what it had (HAMi pkg/device/devices.go, UnMarshalNodeDevices).
-    """
-    if inventory.generation == 0:
-        return ()
-    return registered(inventory) or tuple(dataclasses.replace(gpu, healthy=False) for gpu in known)
-
-
-def _decode(text: str | None) -> tuple[RegisteredGpu, ...]:
-    """The GPUs of the annotation; none when it is absent or no register annotation."""
-    if text is None:
-        return ()
-    try:
-        return decode_register(text)
-    except MalformedText:
-        return ()
-
-
-def _bare(gpus: tuple[RegisteredGpu, ...]) -> frozenset[RegisteredGpu]:
-    return frozenset(dataclasses.replace(gpu, healthy=True) for gpu in gpus)
-
-
-def _health_differs(desired: tuple[RegisteredGpu, ...], known: tuple[RegisteredGpu, ...]) -> bool:
-    """True when a GPU that the annotation names is healthy in one and not in the other."""
-    before = {gpu.uuid: gpu.healthy for gpu in known}
-    return any(before.get(gpu.uuid, gpu.healthy) != gpu.healthy for gpu in desired)

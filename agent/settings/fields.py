@@ -3,15 +3,15 @@
 import dataclasses
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from agent.core.errors import SettingsError, cap
 
 Scalar = str | int | float | bool | None
 Value = Scalar | tuple[str, ...]
 
-_TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
-_FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
+TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
+FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 
 
 class WrongValue(Exception):  # noqa: N818 -- becomes a SettingsError where its place is known
@@ -19,20 +19,39 @@ class WrongValue(Exception):  # noqa: N818 -- becomes a SettingsError where its 
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Kind:
+    """A type with bounds. `schema` is the same said in JSON Schema, for editors.
+
+    Called with a YAML scalar, or the text of a variable or flag, it gives the value or raises
+    WrongValue.
+    """
+
+    read: Callable[[object], Value]
+    schema: Mapping[str, object]
+
+    def __call__(self, value: object) -> Value:
+        """The value. Raises WrongValue."""
+        return self.read(value)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Field:
     """One setting.
 
-    `key` is its path in the file (`sharing.splitCount`); `read` turns a YAML scalar, or the text of
-    a variable or flag, into the value or raises WrongValue. `env` are variable names in order, the
-    first one set wins; `flag` is the option of `run`, empty when there is none.
+    `key` is its path in the file (`sharing.splitCount`). `env` are variable names in order, the
+    first one that is set wins; `flag` is the option of `run`, empty when there is none, and
+    `other_flags` are spellings of it kept from HAMi and NVIDIA. `live`: a change takes effect while
+    the agent runs, so that profiles may set it.
     """
 
     key: str
     default: Value
-    read: Callable[[object], Value]
+    read: Kind
     text: str
     env: tuple[str, ...] = ()
     flag: str = ""
+    other_flags: tuple[str, ...] = ()
+    live: bool = False
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -41,46 +60,66 @@ class Field:
         return (f"HAMI_AGENT_{words.upper()}", *self.env)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Setting:
+    """A value and where it came from (`default`, file:line:column, `env NAME`, a flag)."""
+
+    field: Field
+    value: Value
+    origin: str
+
+
+Effective = Mapping[str, Setting]
+"""The settings in force, by key."""
+
+
 def shown(value: object) -> str:
     """A short form of a refused value for a message."""
     return cap(repr(value), 40)
 
 
-def text(value: object) -> str:
-    """A string."""
+def _text(value: object) -> str:
     if isinstance(value, str):
         return value
     raise WrongValue(f"expected text, found {shown(value)}")
 
 
-def optional_text(value: object) -> str | None:
-    """A string; an empty one counts as not set."""
-    return text(value) or None
-
-
-def path(value: object) -> str:
-    """An absolute path."""
-    found = text(value)
+def _path(value: object) -> str:
+    found = _text(value)
     if not found.startswith("/"):
         raise WrongValue(f"expected an absolute path, found {shown(value)}")
     return found
 
 
-def optional_path(value: object) -> str | None:
-    """An absolute path; an empty one counts as not set."""
-    return path(value) if text(value) else None
+def _optional_path(value: object) -> str | None:
+    return _path(value) if _text(value) else None
 
 
-def boolean(value: object) -> bool:
-    """True or false; variables and flags may also say 1, 0, t or f."""
+def _boolean(value: object) -> bool:
     if isinstance(value, bool):
         return value
-    if isinstance(value, str) and value in _TRUE | _FALSE:
-        return value in _TRUE
+    if isinstance(value, str) and value in TRUE | FALSE:
+        return value in TRUE
     raise WrongValue(f"expected true or false, found {shown(value)}")
 
 
-def whole(low: int, high: int) -> Callable[[object], int]:
+text = Kind(_text, {"type": "string"})
+"""A string."""
+
+optional_text = Kind(lambda value: _text(value) or None, {"type": "string"})
+"""A string; an empty one counts as not set."""
+
+path = Kind(_path, {"type": "string", "pattern": "^/"})
+"""An absolute path."""
+
+optional_path = Kind(_optional_path, {"type": "string", "pattern": "^(/|$)"})
+"""An absolute path; an empty one counts as not set."""
+
+boolean = Kind(_boolean, {"type": "boolean"})
+"""True or false; variables and flags may also say 1, 0, t or f."""
+
+
+def whole(low: int, high: int) -> Kind:
     """A whole number from `low` to `high`."""
 
     def read(value: object) -> int:
@@ -91,19 +130,19 @@ def whole(low: int, high: int) -> Callable[[object], int]:
         if isinstance(found, bool) or not isinstance(found, int):
             raise WrongValue(f"expected a whole number, found {shown(value)}")
         if not low <= found <= high:
-            raise WrongValue(f"expected {low} to {high}, found {found}")
+            raise WrongValue(f"expected {low} to {high}, found {shown(found)}")
         return found
 
-    return read
+    return Kind(read, {"type": "integer", "minimum": low, "maximum": high})
 
 
-def number(low: float, high: float) -> Callable[[object], float]:
+def number(low: float, high: float) -> Kind:
     """A finite number from `low` to `high`."""
 
     def read(value: object) -> float:
         try:
             found = float(value) if isinstance(value, str | int | float) else math.nan
-        except ValueError:
+        except (ValueError, OverflowError):
             found = math.nan
         if isinstance(value, bool) or not math.isfinite(found):
             raise WrongValue(f"expected a number, found {shown(value)}")
@@ -111,22 +150,23 @@ def number(low: float, high: float) -> Callable[[object], float]:
             raise WrongValue(f"expected {low:g} to {high:g}, found {found:g}")
         return found
 
-    return read
+    return Kind(read, {"type": "number", "minimum": low, "maximum": high})
 
 
-def choice(*words: str) -> Callable[[object], str]:
-    """One of `words`."""
+def choice(*words: str, like: Mapping[str, str] | None = None) -> Kind:
+    """One of `words`; `like` are other words for them, kept from HAMi and NVIDIA."""
 
     def read(value: object) -> str:
-        if isinstance(value, str) and value in words:
-            return value
+        if isinstance(value, str):
+            found = (like or {}).get(value, value)
+            if found in words:
+                return found
         raise WrongValue(f"expected one of {', '.join(words)}, found {shown(value)}")
 
-    return read
+    return Kind(read, {"enum": list(words)})
 
 
-def texts(value: object) -> tuple[str, ...]:
-    """A list of strings; in variables and flags separated by commas."""
+def _texts(value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
@@ -134,16 +174,35 @@ def texts(value: object) -> tuple[str, ...]:
     raise WrongValue(f"expected a list of texts, found {shown(value)}")
 
 
+texts = Kind(_texts, {"type": "array", "items": {"type": "string"}})
+"""A list of strings; in variables and flags separated by commas."""
+
+
+def _indexes(value: object) -> tuple[str, ...]:
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list):
+        raise WrongValue(f"expected GPU indexes, found {shown(value)}")
+    found = tuple(str(part).strip() for part in parts if str(part).strip())
+    if not all(part.isascii() and part.isdigit() and len(part) < 20 for part in found):
+        raise WrongValue(f"expected GPU indexes, found {shown(value)}")
+    return found
+
+
+indexes = Kind(
+    _indexes,
+    {
+        "type": "array",
+        "items": {"anyOf": [{"type": "integer", "minimum": 0}, {"pattern": "^[0-9]+$"}]},
+    },
+)
+"""A list of numbers of GPUs; in variables and flags separated by commas."""
+
 _DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
-def resource_name(value: object) -> str:
-    """An extended resource's name, by the kubelet's rule.
-
-    Source: kubernetes pkg/apis/core/v1/helper IsExtendedResourceName.
-    """
-    found = text(value)
+def _resource_name(value: object) -> str:
+    found = _text(value)
     domain, slash, name = found.partition("/")
     well_formed = (
         bool(slash)
@@ -156,6 +215,20 @@ def resource_name(value: object) -> str:
     return found
 
 
-def refuse(where: str, key: str, error: WrongValue) -> SettingsError:
-    """The error for a value at `where` (file:line, variable or flag)."""
-    return SettingsError(f"{where}: {key}: {error}")
+resource_name = Kind(_resource_name, {"type": "string", "pattern": "^[^/]+/[^/]+$"})
+"""An extended resource's name, by the kubelet's rule.
+
+Source: kubernetes pkg/apis/core/v1/helper IsExtendedResourceName.
+"""
+
+
+def setting(field: Field, value: object, where: str) -> Setting:
+    """The setting with `value` from `where` (file:line:column, variable or flag).
+
+    Raises:
+        SettingsError: the value does not fit.
+    """
+    try:
+        return Setting(field, field.read(value), where)
+    except WrongValue as error:
+        raise SettingsError(f"{where}: {field.key}: {error}") from error

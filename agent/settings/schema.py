@@ -5,12 +5,12 @@ from pathlib import Path
 
 from agent.core.container_edits import check_edit_settings
 from agent.core.edits import EditSettings
-from agent.core.errors import SettingsError
 from agent.core.health import HealthSettings
 from agent.core.match_settings import MatchSettings, UnlockedPods
 from agent.core.plain import PlainSettings
-from agent.core.slices import SharingSettings
-from agent.settings.load import Effective
+from agent.core.report_settings import ReportProfile, ReportSettings
+from agent.core.slices import MIG_MODE, SharingSettings, check_list_size
+from agent.settings.fields import Effective
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,9 +33,10 @@ class HostPaths:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DriverSettings:
-    """Which driver: NVML, or simulated GPUs."""
+    """Which driver: NVML, or simulated GPUs. `root`: where its library is looked for first."""
 
     nvml_library: str | None
+    root: Path
     simulate: str | None
     exit_without: bool
 
@@ -61,13 +62,17 @@ class Settings:
     """Everything that `run` was told. `fenced`: the kubelet asks before each start.
 
     `plain`: there is no scheduler of ours, the kubelet's ids decide; None in hami mode.
+    `observe`: nothing is registered or written, beside another plugin.
+    `memory_resource` is the name that pods request memory under.
     """
 
     node: str
     kubeconfig: str | None
     resource: str
+    memory_resource: str
     library_version: str
     sharing: SharingSettings
+    report: ReportSettings
     match: MatchSettings
     edits: EditSettings
     plain: PlainSettings | None
@@ -75,6 +80,7 @@ class Settings:
     health: HealthSettings
     driver: DriverSettings
     paths: HostPaths
+    observe: bool
     web: WebSettings
     log: LogSettings
 
@@ -110,20 +116,30 @@ class _Values:
         return Path(self.text(key))
 
 
-def build(effective: Effective, *, host_name: str) -> Settings:
-    """The sections of `effective`. Raises SettingsError where values do not go together."""
+def build(effective: Effective, *, host_name: str, gpus: int = 1) -> Settings:
+    """The sections of `effective` for a node with so many GPUs.
+
+    Raises SettingsError where values do not go together.
+    """
     get = _Values(effective)
     node = get.optional("node.name") or host_name
     resource = get.text("sharing.resourceName")
-    sharing = _sharing(get, effective)
+    sharing = _sharing(get)
+    check_list_size(gpus, sharing.split_count, effective["sharing.splitCount"].origin)
     edits = _edits(get, sharing)
-    check_edit_settings(edits)
+    if sharing.mode != MIG_MODE:  # there the GPUs are left out, with a word for each
+        check_edit_settings(edits)
     return Settings(
         node=node,
         kubeconfig=get.optional("node.kubeconfig"),
         resource=resource,
+        memory_resource=get.text("sharing.memoryResourceName"),
         library_version=get.text("library.version"),
         sharing=sharing,
+        report=ReportSettings(
+            profile=ReportProfile(get.text("report.profile")),
+            topology_score=get.flag("report.topologyScore"),
+        ),
         match=MatchSettings(
             node=node,
             resource=resource,
@@ -139,11 +155,13 @@ def build(effective: Effective, *, host_name: str) -> Settings:
         ),
         driver=DriverSettings(
             nvml_library=get.optional("driver.nvmlLibrary"),
+            root=get.path("driver.root"),
             simulate=get.optional("driver.simulate"),
             exit_without=get.text("driver.onNoDriver") == "exit",
         ),
         paths=_paths(get),
-        web=WebSettings(get.text("web.address"), get.whole("web.port")),
+        observe=get.flag("observe"),
+        web=_web(get, effective),
         log=LogSettings(get.text("log.level"), get.text("log.format")),
     )
 
@@ -154,22 +172,16 @@ def _plain(get: _Values) -> PlainSettings | None:
     return PlainSettings(memory_limits=get.flag("plain.memoryLimits"))
 
 
-def _sharing(get: _Values, effective: Effective) -> SharingSettings:
-    indexes = get.texts("sharing.filterIndexes")
-    for word in indexes:
-        if not (word.isascii() and word.isdigit()):
-            origin = effective["sharing.filterIndexes"].origin
-            raise SettingsError(
-                f"{origin}: sharing.filterIndexes: expected GPU indexes, found {word!r}"
-            )
+def _sharing(get: _Values) -> SharingSettings:
     return SharingSettings(
         split_count=get.whole("sharing.splitCount"),
         memory_scaling=get.number("sharing.memoryScaling"),
         core_scaling=get.number("sharing.coreScaling"),
         preconfigured_mib=get.whole("sharing.preconfiguredMemoryMiB"),
         mode=get.text("sharing.operatingMode"),
+        numa_topology=get.flag("sharing.numaTopology"),
         filter_uuids=frozenset(get.texts("sharing.filterUUIDs")),
-        filter_indexes=frozenset(int(word) for word in indexes),
+        filter_indexes=frozenset(int(word) for word in get.texts("sharing.filterIndexes")),
     )
 
 
@@ -179,6 +191,7 @@ def _edits(get: _Values, sharing: SharingSettings) -> EditSettings:
         memory_scaling=sharing.memory_scaling,
         cuda_log_level=get.text("library.cudaLogLevel"),
         disable_core_limit=get.flag("library.disableCoreLimit"),
+        core_policy=get.text("library.corePolicy"),
         mode=sharing.mode,
         device_list_strategies=get.texts("allocation.deviceListStrategy"),
         cdi_kind=get.text("allocation.cdiKind"),
@@ -193,10 +206,22 @@ def _edits(get: _Values, sharing: SharingSettings) -> EditSettings:
     )
 
 
+def _web(get: _Values, effective: Effective) -> WebSettings:
+    """Who observes beside the node's agent leaves it the usual port."""
+    usual = effective["web.port"].origin == "default"
+    port = 0 if get.flag("observe") and usual else get.whole("web.port")
+    return WebSettings(get.text("web.address"), port)
+
+
 def _paths(get: _Values) -> HostPaths:
+    """Who observes has a lock, a socket and a state of its own, which end with the next boot."""
+    state, run = get.path("paths.state"), get.path("paths.run")
+    if get.flag("observe"):
+        run = run / "observe"
+        state = run / "state"
     return HostPaths(
-        state=get.path("paths.state"),
-        run=get.path("paths.run"),
+        state=state,
+        run=run,
         kubelet_socket=get.path("paths.kubeletSocket"),
         pod_resources_socket=get.path("paths.podResourcesSocket"),
         hook=get.path("library.hookPath"),

@@ -1,18 +1,21 @@
 """Every setting of the agent, in the order in which `config show` prints them."""
 
 from agent.settings.fields import (
+    FALSE,
+    TRUE,
     Field,
     boolean,
     choice,
     number,
-    optional_path,
     optional_text,
     path,
-    resource_name,
     text,
-    texts,
     whole,
 )
+from agent.settings.sharing_table import SHARING
+
+TRUTH = dict.fromkeys(TRUE, "exit") | dict.fromkeys(FALSE, "wait")
+"""How NVIDIA's FAIL_ON_INIT_ERROR says it."""
 
 FIELDS: tuple[Field, ...] = (
     Field(
@@ -32,167 +35,47 @@ FIELDS: tuple[Field, ...] = (
         flag="--kubeconfig",
     ),
     Field(
-        "scheduler",
-        "hami",
-        choice("hami", "none"),
-        "Who says what a container gets: HAMi's scheduler, or nobody. With none each slice that "
-        "the kubelet names is given as it is, and no API server is needed.",
-        flag="--scheduler",
+        "files.deviceConfig",
+        "/etc/hami/device-config.yaml",
+        text,
+        "HAMi's device-config.yaml; empty: none. The default is read only where it is there.",
+        env=("CONFIG_FILE",),
+        flag="--device-config",
+        other_flags=("--config-file",),
     ),
     Field(
-        "plain.memoryLimits",
+        "files.nodeConfig",
+        "/etc/hami/config.json",
+        text,
+        "HAMi's config.json with settings of nodes by name; empty: none. The default is read only "
+        "where it is there.",
+        flag="--nodeconfig",
+    ),
+    *SHARING,
+    Field(
+        "observe",
         default=False,
         read=boolean,
-        text="Without a scheduler: limit each slice to an equal part of its GPU's memory, kept by "
-        "HAMi-core.",
+        text="Only show what would be listed and written, beside another plugin: nothing is "
+        "registered or written, and the state is a throwaway in the run directory.",
+        flag="--observe",
     ),
     Field(
-        "sharing.resourceName",
-        "nvidia.com/gpu",
-        resource_name,
-        "Resource name that pods request and the kubelet advertises.",
-        flag="--resource-name",
+        "report.profile",
+        "json",
+        choice("json", "colon", "colon-7"),
+        "Form of the register annotation: json for HAMi's scheduler from 2.8 on, colon for 2.5 to "
+        "2.7.1, colon-7 for 2.4.",
+        flag="--report-profile",
+        live=True,
     ),
     Field(
-        "sharing.splitCount",
-        10,
-        whole(1, 1000),
-        "Slices per GPU.",
-        flag="--split-count",
-    ),
-    Field(
-        "sharing.memoryScaling",
-        1.0,
-        number(0.01, 10),
-        "Factor on the registered memory; above 1 is oversubscription.",
-        flag="--memory-scaling",
-    ),
-    Field(
-        "sharing.coreScaling",
-        1.0,
-        number(0.01, 10),
-        "Factor on the registered compute.",
-        flag="--core-scaling",
-    ),
-    Field(
-        "sharing.preconfiguredMemoryMiB",
-        0,
-        whole(0, 2**31 - 1),
-        "MiB to register for a GPU whose memory the driver cannot tell; 0 leaves it out.",
-    ),
-    Field(
-        "sharing.operatingMode",
-        "hami-core",
-        choice("hami-core", "mps"),
-        "Mode of the GPUs in the register annotation, by which pods can choose them "
-        "(nvidia.com/vgpu-mode). HAMi-core keeps the limits in both; mps has allocation.mpsRoot.",
-        flag="--operating-mode",
-    ),
-    Field("sharing.filterUUIDs", (), texts, "GPUs not to share, by UUID."),
-    Field("sharing.filterIndexes", (), texts, "GPUs not to share, by index."),
-    Field(
-        "allocation.unlockedPods",
-        "strict",
-        choice("strict", "unique", "legacy"),
-        "What to do with a pod that holds no node lock: refuse it; serve it when the kubelet "
-        "confirms it (unique); or do as HAMi's plugin does (legacy), which guesses by annotations "
-        "where several pods may be meant, so that they can get each other's shares.",
-        flag="--unlocked-pods",
-    ),
-    Field(
-        "allocation.fence",
-        "none",
-        choice("none", "prestart"),
-        "prestart: the kubelet asks before each start of a container with a GPU, and one for "
-        "which it booked another GPU is refused; without the agent none starts then.",
-        flag="--fence",
-    ),
-    Field(
-        "allocation.deviceListStrategy",
-        ("envvar",),
-        texts,
-        "How a container is told its GPUs: envvar, volume-mounts, cdi-annotations, cdi-cri.",
-        env=("DEVICE_LIST_STRATEGY",),
-        flag="--device-list-strategy",
-    ),
-    Field(
-        "allocation.cdiKind",
-        "nvidia.com/gpu",
-        text,
-        "vendor/class of the GPUs in this host's CDI specification, which names them by UUID.",
-        flag="--cdi-kind",
-    ),
-    Field(
-        "allocation.cdiAnnotationPrefix",
-        "cdi.k8s.io/",
-        text,
-        "Begin of the annotation of strategy cdi-annotations.",
-        env=("CDI_ANNOTATION_PREFIX",),
-        flag="--cdi-annotation-prefix",
-    ),
-    Field(
-        "allocation.passDeviceSpecs",
+        "report.topologyScore",
         default=False,
         read=boolean,
-        text="Name the device files of the GPUs to the runtime, too.",
-        env=("PASS_DEVICE_SPECS",),
-    ),
-    Field(
-        "allocation.devRoot",
-        "/",
-        path,
-        "Host directory above dev/, where the device files lie.",
-        env=("NVIDIA_DEV_ROOT",),
-        flag="--dev-root",
-    ),
-    *(
-        Field(
-            f"allocation.{name}",
-            default=False,
-            read=boolean,
-            text=f"Ask the runtime for {words} in all containers with a GPU.",
-            env=(f"{name.upper()}_ENABLED",),
-        )
-        for name, words in (
-            ("gdrcopy", "GDRCopy"),
-            ("gds", "GPUDirect Storage"),
-            ("mofed", "MOFED devices"),
-        )
-    ),
-    Field(
-        "allocation.mpsRoot",
-        None,
-        optional_path,
-        "In mode mps: host directory of the MPS control daemon, which you run; with it containers "
-        "get CUDA_MPS_PIPE_DIRECTORY, <mpsRoot>/<resource name>/pipe and <mpsRoot>/shm.",
-        env=("MPS_ROOT",),
-        flag="--mps-root",
-    ),
-    Field(
-        "library.hookPath",
-        "/usr/local",
-        path,
-        "Host directory above vgpu/, where libvgpu.so and the containers' directories lie.",
-        env=("HOOK_PATH",),
-        flag="--hook-path",
-    ),
-    Field(
-        "library.version",
-        "",
-        text,
-        "Mount libvgpu.so.<version> where that file exists.",
-    ),
-    Field(
-        "library.cudaLogLevel",
-        "1",
-        text,
-        "LIBCUDA_LOG_LEVEL of the containers; empty leaves it unset.",
-    ),
-    Field(
-        "library.disableCoreLimit",
-        default=False,
-        read=boolean,
-        text="Switch the compute limit off in all containers.",
+        text="Write the annotation with the links between the GPUs, too.",
+        env=("ENABLE_TOPOLOGY_SCORE",),
+        live=True,
     ),
     Field(
         "health.driverHang",
@@ -220,6 +103,15 @@ FIELDS: tuple[Field, ...] = (
         flag="--nvml-library",
     ),
     Field(
+        "driver.root",
+        "/driver-root",
+        path,
+        "Directory laid out like the host's / in which the driver's library is looked for first.",
+        env=("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"),
+        flag="--driver-root-ctr-path",
+        other_flags=("--container-driver-root",),
+    ),
+    Field(
         "driver.simulate",
         None,
         optional_text,
@@ -229,9 +121,11 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "driver.onNoDriver",
         "wait",
-        choice("wait", "exit"),
+        choice("wait", "exit", like=TRUTH),
         "Without a driver library: wait for it, or exit with 69.",
+        env=("FAIL_ON_INIT_ERROR",),
         flag="--on-no-driver",
+        other_flags=("--fail-on-init-error",),
     ),
     Field(
         "paths.state",

@@ -28,7 +28,8 @@ class NVMLError(Exception):
 @dataclasses.dataclass
 class FakeGpu:
     uuid: str
-    name: str = "NVIDIA H100 80GB HBM3"
+    name: str | bytes = "NVIDIA H100 80GB HBM3"
+    """Bytes are decoded where the library is asked, as pynvml does."""
     memory: int = 81559 * 1024 * 1024
     bus: bytes = b"00000000:1B:00.0"
     minor: int = 0
@@ -121,7 +122,8 @@ class FakeNvml:
         return self._gpu("nvmlDeviceGetUUID", handle).uuid
 
     def nvmlDeviceGetName(self, handle):
-        return self._gpu("nvmlDeviceGetName", handle).name
+        name = self._gpu("nvmlDeviceGetName", handle).name
+        return name.decode() if isinstance(name, bytes) else name
 
     def nvmlDeviceGetMemoryInfo(self, handle):
         return Answer(total=self._gpu("nvmlDeviceGetMemoryInfo", handle).memory)

@@ -9,6 +9,7 @@ import pytest
 from agent.core.errors import DriverMissing
 from agent.core.events import ProbeOutcome
 from agent.host.nvml.driver import NvmlDriver
+from agent.host.nvml.library import library_below
 from agent.host.nvml.library import pynvml as the_library
 from tests.fakes import nvml_stub
 
@@ -71,6 +72,22 @@ async def test_another_library_takes_the_place_of_the_first(driver, path, tmp_pa
 
     assert [1, 2] == [gpu.index for gpu in (await second.scan()).gpus]
     await second.close()
+
+
+@pytest.mark.parametrize("place", ["usr/lib64", "usr/lib/x86_64-linux-gnu", "lib64"])
+async def test_the_library_of_a_mounted_host_is_found(path, tmp_path, place):
+    below = tmp_path / "root" / place / "libnvidia-ml.so.1"
+    below.parent.mkdir(parents=True)
+    below.write_bytes(path.read_bytes())
+    driver = NvmlDriver(the_library(), driver_root=tmp_path / "root", sys_root=tmp_path)
+
+    assert "999.1" == (await driver.scan()).driver_version
+    await driver.close()
+
+
+def test_nothing_is_found_where_no_driver_is_mounted(tmp_path):
+    assert None is library_below(tmp_path)
+    assert None is library_below(None)
 
 
 async def test_a_file_that_is_no_library_is_named(tmp_path):

@@ -19,6 +19,7 @@ from agent.core.ledger import ContainerKey, Ledger
 from agent.core.match_settings import MatchSettings
 from agent.core.pods import NodeView, PodTable, PodUid
 from agent.core.ports import Clock
+from agent.core.report_settings import ReportSettings
 from agent.core.slices import SliceId, SliceList
 from agent.host.podresources import PodResourcesWitness
 from agent.kit.cell import Cell
@@ -266,8 +267,10 @@ class AgentLife:
             commit=state.commit,
         )
         self._listing = Listing(host.inventory, self._held, self.slices)
-        cells = ReportCells(host.inventory, self.node, Cell(ReportState()))
-        self._reporter = Reporter(api, cells, self._node.saw, lambda _: None, host.chance)
+        cells = ReportCells(host.inventory, self.node, Cell(ReportSettings()), Cell(ReportState()))
+        self._reporter = Reporter(
+            api, cells, self._node.saw, lambda _: None, host.clock, host.chance
+        )
 
     async def commit(self, change: Callable[[Ledger], Ledger]) -> None:
         """The ledger's commit, for answers."""

@@ -123,7 +123,10 @@ class Faults:
 
 
 class AgentApi:
-    """NodeApi and PodApi of one life of the agent. `step`: one of its awaits, maybe its last."""
+    """NodeApi and PodApi of one life of the agent. `step`: one of its awaits, maybe its last.
+
+    `writes` counts what was asked for, refused or not.
+    """
 
     def __init__(
         self,
@@ -136,6 +139,7 @@ class AgentApi:
         self._faults = faults
         self._chance = chance
         self._step = step
+        self.writes = 0
         self.released: Callable[[str], None] = lambda _: None
         self.annotated: Callable[[PodUid, Mapping[str, str | None]], None] = lambda *_: None
 
@@ -148,6 +152,7 @@ class AgentApi:
             yield NodeChange(None if deleted else decode_node(change.object))
 
     async def annotate_node(self, annotations: Mapping[str, str | None]) -> NodeView:
+        self.writes += 1
         await self._request()
         changes = {"metadata": {"annotations": dict(annotations)}}
         node = self._store.update("nodes", "", NODE, lambda held: merge_patch(held, changes))
@@ -155,6 +160,7 @@ class AgentApi:
         return decode_node(node)
 
     async def release_lock(self, key: str, value: str) -> None:
+        self.writes += 1
         await self._request()
         node = self._store.get("nodes", "", NODE)
         if (node["metadata"].get("annotations") or {}).get(key) != value:
@@ -192,6 +198,7 @@ class AgentApi:
     async def annotate_pod(
         self, namespace: str, name: str, uid: PodUid, annotations: Mapping[str, str | None]
     ) -> None:
+        self.writes += 1
         await self._request()
         try:
             held = self._store.get("pods", namespace, name)
@@ -205,6 +212,7 @@ class AgentApi:
         await self._step()
 
     async def post_event(self, event: NodeEvent) -> None:
+        self.writes += 1
         await self._request()
 
     async def _request(self) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from agent.sandbox.scheduler.registry import Registry, Sighting, check_node
+from agent.sandbox.scheduler.refresh import Sighting, check_node
+from agent.sandbox.scheduler.registry import Registry
 from tests.fakes.clock import START
 from tests.fakes.scheduler_vectors import load_cases
 

@@ -6,16 +6,28 @@ import dataclasses
 import random
 from collections.abc import AsyncIterator
 
-from agent.codec.register import encode_register, registered, same_meaning
+from agent.codec.node_report import read_register, report_of
 from agent.core.annotations import REGISTER
 from agent.core.changes import NodeEvent
 from agent.core.inventory import Inventory
 from agent.core.pods import NodeView
+from agent.core.report_settings import ReportProfile, ReportSettings
 from agent.kit.cell import Cell
 from agent.services.node import Node
 from agent.services.report import ReportCells, Reporter, ReportState
 from tests.builders import an_inventory
 from tests.fakes.apiserver import FakeApi
+from tests.fakes.clock import LoopClock
+
+COLON = ReportSettings(ReportProfile.COLON)
+SCORED = ReportSettings(topology_score=True)
+
+
+def text_in(inventory: Inventory, settings: ReportSettings | None = None) -> str:
+    """What the register annotation says of the inventory."""
+    report = report_of(inventory, {}, settings or ReportSettings())
+    assert report is not None
+    return report.register
 
 
 class Chance(random.Random):
@@ -36,6 +48,7 @@ class Reporting:
     api: FakeApi
     inventory: Cell[Inventory]
     node: Cell[NodeView | None]
+    settings: Cell[ReportSettings]
     state: Cell[ReportState]
     reporter: Reporter
     events: list[NodeEvent]
@@ -48,16 +61,29 @@ class Reporting:
 
     def told(self, inventory: Inventory) -> bool:
         """The API server holds this inventory."""
-        held = None if self.api.node is None else self.api.node.annotations.get(REGISTER)
-        gpus = registered(inventory)
-        if gpus:
-            return same_meaning(encode_register(gpus), held)
-        return held is not None and '"health"' not in held
+        held = {} if self.api.node is None else self.api.node.annotations
+        report = report_of(inventory, held, self.settings.value)
+        if inventory.gpus:
+            return report is not None and report.is_said
+        known = read_register(held.get(REGISTER))
+        return bool(known) and not any(gpu.healthy for gpu in known)
+
+    def says(self, key: str) -> str | None:
+        """What the Node's annotation says at the API server."""
+        return None if self.api.node is None else self.api.node.annotations.get(key)
+
+    def written(self, reason: str) -> int:
+        """How many writes there were for that reason."""
+        return int(dict(self.reporter.writes.items()).get((reason,), 0))
 
 
 @contextlib.asynccontextmanager
 async def reporting(
-    api: FakeApi, *, inventory: Inventory | None = None, chance: float = 0.0
+    api: FakeApi,
+    *,
+    inventory: Inventory | None = None,
+    settings: ReportSettings | None = None,
+    chance: float = 0.0,
 ) -> AsyncIterator[Reporting]:
     """Both services run while the block does."""
     found = Cell(an_inventory() if inventory is None else inventory)
@@ -65,20 +91,23 @@ async def reporting(
     state = Cell(ReportState())
     events: list[NodeEvent] = []
     node = Node(api, view, Chance(chance))
-    cells = ReportCells(found, view, state)
-    reporter = Reporter(api, cells, node.saw, events.append, Chance(chance))
+    chosen = Cell(ReportSettings() if settings is None else settings)
+    cells = ReportCells(found, view, chosen, state)
+    reporter = Reporter(api, cells, node.saw, events.append, LoopClock(), Chance(chance))
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(node.run()), group.create_task(reporter.run())]
-        yield Reporting(api, found, view, state, reporter, events)
+        yield Reporting(api, found, view, chosen, state, reporter, events)
         for task in tasks:
             task.cancel()
 
 
 @contextlib.asynccontextmanager
-async def reported() -> AsyncIterator[Reporting]:
+async def reported(
+    *, inventory: Inventory | None = None, settings: ReportSettings | None = None
+) -> AsyncIterator[Reporting]:
     """A Node that holds the inventory; one write was made."""
     api = FakeApi()
     api.create_node()
-    async with reporting(api) as room:
+    async with reporting(api, inventory=inventory, settings=settings) as room:
         await room.settled()
         yield room

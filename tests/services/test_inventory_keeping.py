@@ -134,6 +134,7 @@ def test_a_gpu_that_cannot_be_described_just_now_stays_as_it_was(bench):
     bench.scan(a_gpu(index=0), faults=(SILENT,))
 
     assert [(0, True, True), (1, True, True)] == bench.shown
+    assert () == bench.keeper.left_out.value
 
 
 def test_a_faulty_gpu_that_nobody_has_described_is_only_named():
@@ -172,6 +173,38 @@ def test_a_gpu_in_mig_mode_is_left_out_and_said():
     assert "MIG" in bench.keeper.left_out.value[0].text
 
 
+@pytest.mark.parametrize("fault", [LOST, SILENT])
+def test_a_gpu_in_mig_mode_stays_out_when_it_cannot_be_described_any_more(fault):
+    bench = Bench()
+    bench.scan(a_gpu(index=0), a_gpu(index=1, mig_enabled=True))
+    before = bench.generation
+
+    bench.scan(a_gpu(index=0), faults=(fault,))
+    bench.scan(a_gpu(index=0), faults=(fault,))
+
+    assert ([(0, True, True)], before) == (bench.shown, bench.generation)
+    assert a_uuid(1) == bench.keeper.left_out.value[0].gpu
+
+
+def test_a_gpu_without_a_name_is_left_out_of_the_list_as_of_the_annotation():
+    bench = Bench()
+    bench.scan(a_gpu(index=0), a_gpu(index=1, name=""))
+
+    assert [(0, True, True)] == bench.shown
+    assert "name" in bench.keeper.left_out.value[0].text
+
+
+@pytest.mark.parametrize("fault", [LOST, SILENT])
+def test_a_filtered_gpu_that_fails_is_nobodys_news(fault):
+    by_uuid = Bench(SharingSettings(filter_uuids=frozenset({a_uuid(1)})))
+    by_uuid.scan(a_gpu(index=0), faults=(fault,))
+    by_index = Bench(SharingSettings(filter_indexes=frozenset({1})))
+    by_index.scan(a_gpu(index=0), a_gpu(index=1))
+    by_index.scan(a_gpu(index=0), faults=(fault,))
+
+    assert () == by_uuid.keeper.left_out.value == by_index.keeper.left_out.value
+
+
 def test_a_node_in_mig_mode_shares_nothing():
     bench = Bench(SharingSettings(mode="mig"))
     bench.scan(a_gpu(index=0))
@@ -185,7 +218,7 @@ def test_a_gpu_of_unknown_memory_is_left_out_unless_the_settings_know_it():
     known = Bench(SharingSettings(preconfigured_mib=1000))
     known.scan(a_gpu(index=0, memory_mib=None))
 
-    assert "preconfiguredDeviceMemory" in bench.keeper.left_out.value[0].text
+    assert "sharing.preconfiguredMemoryMiB" in bench.keeper.left_out.value[0].text
     assert 1000 == known.inventory.value.gpus[0].registered_mib
 
 

@@ -112,3 +112,9 @@ async def test_it_ends_when_its_cells_close():
     await bench.listing.run()
 
     assert 1 == bench.slices.value.generation
+
+
+async def test_the_kubelet_is_told_the_numa_node_unless_the_operator_does_not_want_it():
+    gpus = [a_shared_gpu(gpu=a_gpu(index=n, numa=1), numa_hint=bool(n)) for n in range(2)]
+    async with running(an_inventory(gpus=gpus)) as bench:
+        assert [None, 1] == [group.numa for group in bench.slices.value.groups]

@@ -1,6 +1,7 @@
 """Another writer of the register annotation is put right a few times, then left and told."""
 
 import asyncio
+import json
 
 from agent.core.annotations import REGISTER
 from tests.builders import an_inventory
@@ -11,8 +12,8 @@ THEIRS = '[{"id":"GPU-theirs","count":1}]'
 
 async def fight(room: Reporting, rounds: int) -> None:
     """The other writer comes back a second after each of our writes."""
-    for _ in range(rounds):
-        room.api.edit_node({REGISTER: THEIRS})
+    for count in range(rounds):
+        room.api.edit_node({REGISTER: THEIRS.replace("1", str(count))})
         await asyncio.sleep(1)
 
 
@@ -90,3 +91,28 @@ async def test_a_node_that_is_created_again_and_again_is_no_fight():
 
         assert [] == room.events
         assert (("node-created",), 10) in room.reporter.writes.items()
+
+
+async def test_the_event_says_how_it_starts_again():
+    async with reported() as room:
+        await fight(room, 6)
+
+        (event,) = room.events
+        assert event.warning
+        assert event.text == room.state.value.reason
+        assert "stop the other device plugin" in event.text
+        assert "the next try is in 10 minutes or when the GPUs change" in event.text
+
+
+async def test_two_agents_on_one_node_do_not_fight_over_the_same_inventory():
+    """One lists the GPUs in another order, as HAMi's plugin does at each scan."""
+    async with reported() as room:
+        text = room.says(REGISTER) or ""
+        for _ in range(50):
+            first, second = json.loads(room.says(REGISTER) or text)
+            turned = [{**second, "devicepairscore": {}}, {**first, "devicepairscore": {}}]
+            room.api.edit_node({REGISTER: json.dumps(turned)})
+            await asyncio.sleep(30)
+
+        assert 1 == room.api.writes
+        assert [] == room.events

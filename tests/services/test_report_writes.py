@@ -237,6 +237,7 @@ async def test_a_node_that_never_had_gpus_gets_no_annotation():
     assert 0 == api.writes
 
 
+@pytest.mark.timeout(60)
 async def test_after_a_day_without_an_api_server_the_newest_inventory_arrives():
     api = FakeApi()
     api.create_node()

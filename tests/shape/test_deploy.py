@@ -1,16 +1,16 @@
 """The manifests ask for what the agent needs and for nothing more."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
 from agent import __version__
-from agent.settings.load import Sources, load
+from agent.settings.own_file import read_own_file
+from agent.settings.plan import Given, Text, make_plan
+from agent.settings.profiles import NodeFacts
 from agent.settings.table import BY_KEY, FIELDS
-from agent.settings.yamlfile import parse
 from tests.shape import tree
 
 MANIFESTS = [path for path in tree.files() if path.is_relative_to("deploy/manifests")]
@@ -93,7 +93,7 @@ def test_only_these_paths_of_the_host_are_mounted(pod: dict[str, Any], container
 
     assert HOST_PATHS == set(paths.values())
     assert "/host/sys/fs/cgroup" == mounts.pop("cgroup")
-    assert mounts == {"config": "/etc/hami-agent"} | {
+    assert mounts == {"config": "/etc/hami-agent", "hami": "/etc/hami"} | {
         name: paths[name] for name in mounts if name in paths
     }
 
@@ -101,7 +101,7 @@ def test_only_these_paths_of_the_host_are_mounted(pod: dict[str, Any], container
 def test_what_the_agent_only_reads_it_cannot_write(container: dict[str, Any]):
     read_only = {m["name"] for m in container["volumeMounts"] if m.get("readOnly")}
 
-    assert {"cgroup", "config", "pod-resources"} == read_only
+    assert {"cgroup", "config", "hami", "pod-resources"} == read_only
 
 
 def test_the_commented_settings_are_the_defaults(objects: dict[str, Any]):
@@ -109,19 +109,18 @@ def test_the_commented_settings_are_the_defaults(objects: dict[str, Any]):
     setting = re.compile(r"^( *)# (\w+: \S+)$")
     content = "\n".join(setting.sub(r"\1\2", line) for line in lines)
 
-    entries = parse(content.encode(), "config.yaml")
+    settings = read_own_file(content.encode(), "config.yaml").settings
 
-    assert len(entries) > 8
-    assert {entry.key: BY_KEY[entry.key].default for entry in entries} == {
-        entry.key: BY_KEY[entry.key].read(entry.value) for entry in entries
+    assert len(settings) > 8
+    assert {one.field.key: one.field.default for one in settings} == {
+        one.field.key: one.value for one in settings
     }
 
 
-def test_the_settings_as_shipped_are_accepted(objects: dict[str, Any], tmp_path: Path):
-    file = tmp_path / "config.yaml"
-    file.write_text(objects["ConfigMap"]["data"]["config.yaml"])
+def test_the_settings_as_shipped_are_accepted(objects: dict[str, Any]):
+    shipped = Text("config.yaml", objects["ConfigMap"]["data"]["config.yaml"].encode())
 
-    found = load(Sources(file=file, environ={}, flags={}))
+    found = make_plan(Given(own=shipped)).resolve(NodeFacts()).settings
 
     assert {"default"} == {setting.origin for setting in found.values()}
 
@@ -134,6 +133,14 @@ def test_every_variable_that_is_set_is_a_setting(container: dict[str, Any]):
     known = {name for field in FIELDS for name in field.variables}
 
     assert {"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"} == names - known
+
+
+def test_hamis_files_are_mounted_where_the_agent_looks_for_them(pod: dict[str, Any]):
+    (sources,) = [v["projected"]["sources"] for v in pod["volumes"] if "projected" in v]
+    paths = {f"/etc/hami/{item['path']}" for s in sources for item in s["configMap"]["items"]}
+
+    assert {BY_KEY["files.deviceConfig"].default, BY_KEY["files.nodeConfig"].default} == paths
+    assert all(source["configMap"]["optional"] for source in sources)
 
 
 def test_the_image_is_of_this_version(container: dict[str, Any]):

@@ -5,7 +5,7 @@ from typing import Any
 
 import structlog
 
-from agent.codec.objects import decode_node, decode_pod
+from agent.codec.objects import MEMORY_RESOURCE, decode_node, decode_pod
 from agent.core.changes import NodeChange, NodeEvent, PodChange, PodList
 from agent.core.errors import ApiError, MalformedText
 from agent.core.pods import NodeView, PodUid, PodView
@@ -85,10 +85,11 @@ class KubePods:
         resource: str,
         events: EventPoster,
         pace: Pace = DEFAULT_PACE,
+        memory_resource: str = MEMORY_RESOURCE,
     ) -> None:
         self._session = session
         self._selector = ("fieldSelector", f"spec.nodeName={node}")
-        self._resource = resource
+        self._resources = (resource, memory_resource)
         self._events = events
         self._pace = pace
 
@@ -133,7 +134,7 @@ class KubePods:
 
     def _view(self, obj: Mapping[str, Any]) -> PodView | None:
         try:
-            return decode_pod(obj, self._resource)
+            return decode_pod(obj, *self._resources)
         except MalformedText as error:
             log.warning("kube.pod_unreadable", err=str(error))
             return None

@@ -32,7 +32,8 @@ class NvmlDriver:
     """Implements agent.core.ports.Driver.
 
     `library` is the module pynvml, or one of its shape; `path` names the library file to use in
-    place of the soname; `sys_root` is the mounted /sys. Each call has a deadline of its own: a call
+    place of the soname, `driver_root` a directory like the host's `/` to look for it first;
+    `sys_root` is the mounted /sys. Each call has a deadline of its own: a call
     about one GPU that does not come back makes that GPU silent, and only that one.
     """
 
@@ -41,11 +42,13 @@ class NvmlDriver:
         library: nvml.NvmlLibrary,
         *,
         path: Path | None = None,
+        driver_root: Path | None = None,
         sys_root: Path = Path("/sys"),
         deadline: float = CALL_DEADLINE,
     ) -> None:
         self._library = library
         self._path = path
+        self._driver_root = driver_root
         self._sys_root = sys_root
         self._pool = CallPool("nvml", deadline)
         self._opening = asyncio.Lock()
@@ -133,7 +136,7 @@ class NvmlDriver:
 
     def _begin(self) -> str:
         """On a thread: load the library and begin."""
-        nvml.bind(self._library, self._path)
+        nvml.bind(self._library, self._path or nvml.library_below(self._driver_root))
         self._library.nvmlInit()
         return nvml.text_of(self._library.nvmlSystemGetDriverVersion())
 
@@ -184,7 +187,8 @@ class NvmlDriver:
             found[index] = await self._pool.call(name, work)
         except TimeoutError as error:
             faults[index] = GpuFault(name, str(error) or "does not answer in time")
-        except self._library.NVMLError as error:
+        except (self._library.NVMLError, ValueError) as error:
+            # ValueError: a text that is none, which the binding could not decode.
             faults[index] = self._fault(name, error)
 
     def _fault(self, name: str, error: Exception) -> GpuFault:
@@ -204,7 +208,7 @@ class NvmlDriver:
             try:
                 work = partial(facts.link_row, self._library, gpu, others)
                 rows[uuid] = await self._pool.call(uuid, work)
-            except (TimeoutError, self._library.NVMLError) as error:
+            except (TimeoutError, self._library.NVMLError, ValueError) as error:
                 log.info("driver.links_unknown", gpu=uuid, err=str(error))
         if rows.keys() == peers.keys():
             self._links = rows

@@ -12,6 +12,12 @@ from typing import Any, Final, Protocol, cast
 from agent.core.errors import AgentError, DriverError, DriverMissing, GpuError, cap
 
 SONAME: Final = "libnvidia-ml.so.1"
+PLACES: Final = tuple(
+    f"{top}/{name}"
+    for top in ("usr", ".")
+    for name in ("lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu")
+)
+"""Directories of the driver's library on a host."""
 
 UNINITIALIZED: Final = 1
 INVALID_ARGUMENT: Final = 2
@@ -88,6 +94,15 @@ class NvmlLibrary(Protocol):
 def pynvml() -> NvmlLibrary:
     """The module `pynvml`, imported only where a real driver is used: it costs memory and time."""
     return cast("NvmlLibrary", importlib.import_module("pynvml"))
+
+
+def library_below(root: Path | None) -> Path | None:
+    """The library's file in a directory that is laid out like a host's `/`; None: nowhere there.
+
+    Source: NVIDIA k8s-device-plugin internal/lm and go-nvlib, the places that they look at.
+    """
+    places = (root / place / SONAME for place in PLACES) if root is not None else ()
+    return next((path for path in places if path.is_file()), None)
 
 
 def bind(library: NvmlLibrary, path: Path | None) -> None:

@@ -1,61 +1,24 @@
-"""Which nodes are registered and with which GPUs: when the scheduler reads an annotation again.
+"""Which nodes are registered and with which GPUs.
 
-Source: HAMi v2.10 pkg/scheduler/scheduler.go:register, nvidia/device.go:CheckHealth.
+Source: HAMi v2.10 pkg/scheduler/scheduler.go:register; earlier versions where they differ.
 """
 
 import datetime as dt
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
 
-from agent.codec.register import RegisteredGpu, decode_register
+from agent.codec.register import RegisteredGpu
 from agent.core import annotations
-from agent.core.errors import MalformedText
 from agent.core.gpu import GpuUuid
 from agent.sandbox.api_errors import Json
 from agent.sandbox.scheduler.model import GpuState, Load, NodeState
-from agent.sandbox.scheduler.requests import COUNT, parse_quantity
-
-REQUESTING: Final = "Requesting"
-_STALE: Final = dt.timedelta(seconds=60)
-_STAMP: Final = "%Y-%m-%d %H:%M:%S"
-
-
-@dataclass(slots=True)
-class Sighting:
-    """What was last seen of a node; the refresh rule compares with it."""
-
-    allocatable: int = 0
-    annotation: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Checkup:
-    """The refresh rule's answer; `asks` means that `Requesting_<now>` is to be written."""
-
-    healthy: bool
-    refresh: bool
-    asks: bool
-
-
-def check_node(seen: Sighting, node: Json, now: dt.datetime) -> Checkup:
-    """Apply the refresh rule of v2.10 to one node; `seen` is brought up to date."""
-    noted = node["metadata"].get("annotations") or {}
-    allocatable = parse_quantity(_allocatable(node)) or 0
-    healthy, refresh, asks = _check_handshake(
-        noted.get(annotations.HANDSHAKE, ""), allocatable, now
-    )
-    text = noted.get(annotations.REGISTER, "")
-    if allocatable == 0 and seen.allocatable == 0:
-        return Checkup(healthy, refresh, asks)
-    if allocatable != seen.allocatable:
-        seen.allocatable, seen.annotation = allocatable, text
-        if allocatable == 0:
-            return Checkup(healthy=False, refresh=refresh, asks=asks)
-        return Checkup(healthy=True, refresh=True, asks=asks)
-    changed = text != seen.annotation
-    seen.annotation = text
-    return Checkup(healthy, refresh or changed, asks)
+from agent.sandbox.scheduler.refresh import (
+    Sighting,
+    Version,
+    check_node,
+    decode,
+    deleted,
+    requesting,
+)
 
 
 class Registry:
@@ -64,8 +27,9 @@ class Registry:
     `changes` counts how often what it offers became another.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, version: Version = Version.V2_10) -> None:
         self.changes = 0
+        self._version = version
         self._seen: dict[str, Sighting] = {}
         self._nodes: dict[str, tuple[tuple[RegisteredGpu, ...], frozenset[str]]] = {}
 
@@ -76,15 +40,15 @@ class Registry:
         """
         name = node["metadata"]["name"]
         noted = node["metadata"].get("annotations") or {}
-        gpus = _decode(noted.get(annotations.REGISTER, ""))
-        checkup = check_node(self._seen.setdefault(name, Sighting()), node, now)
+        gpus = decode(noted.get(annotations.REGISTER, ""), self._version)
+        if gpus is None and self._version.marks_deleted:
+            return {}
+        checkup = check_node(self._seen.setdefault(name, Sighting()), node, now, self._version)
         writes: dict[str, str | None] = {}
         if checkup.asks:
-            writes[annotations.HANDSHAKE] = f"{REQUESTING}_{now.strftime(_STAMP)}"
+            writes[annotations.HANDSHAKE] = requesting(now)
         if not checkup.healthy:
-            if name in self._nodes:
-                self.forget(name)
-                writes[annotations.HANDSHAKE] = None
+            writes |= self._clean_up(name, now)
         elif checkup.refresh and gpus is not None:
             words = noted.get(annotations.CORDON, "").split(",")
             self._offer(name, gpus, frozenset(word.strip() for word in words) - {""})
@@ -103,29 +67,16 @@ class Registry:
         states = tuple(GpuState(gpu, loads.get(gpu.uuid, Load())) for gpu in gpus)
         return NodeState(name, states, cordoned)
 
+    def _clean_up(self, name: str, now: dt.datetime) -> Mapping[str, str | None]:
+        """Drop an unhealthy node; what was counted of it is forgotten since 2.10."""
+        if self._version.marks_deleted:
+            self.changes += self._nodes.pop(name, None) is not None
+            return {annotations.HANDSHAKE: deleted(now)}
+        if name not in self._nodes:
+            return {}
+        self.forget(name)
+        return {annotations.HANDSHAKE: None}
+
     def _offer(self, name: str, gpus: tuple[RegisteredGpu, ...], cordoned: frozenset[str]) -> None:
         self.changes += self._nodes.get(name) != (gpus, cordoned)
         self._nodes[name] = (gpus, cordoned)
-
-
-def _check_handshake(text: str, allocatable: int, now: dt.datetime) -> tuple[bool, bool, bool]:
-    """The rule that all vendors share: healthy, refresh, asks."""
-    if REQUESTING not in text:
-        return True, True, True
-    _, _, stamp = text.partition("_")
-    try:
-        asked = dt.datetime.strptime(stamp, _STAMP).replace(tzinfo=dt.UTC)
-    except ValueError:
-        return True, False, False
-    return now - asked < _STALE or allocatable > 0, False, False
-
-
-def _allocatable(node: Json) -> object:
-    return ((node.get("status") or {}).get("allocatable") or {}).get(COUNT, "")
-
-
-def _decode(text: str) -> tuple[RegisteredGpu, ...] | None:
-    try:
-        return decode_register(text)
-    except MalformedText:
-        return None

@@ -20,7 +20,8 @@ from agent.sandbox.scheduler.cluster import Cluster
 from agent.sandbox.scheduler.events import EventRecorder, Events
 from agent.sandbox.scheduler.filter import Filtered, filter_pod
 from agent.sandbox.scheduler.model import GpuState, NodeState, SchedulerSettings
-from agent.sandbox.scheduler.registry import REQUESTING, Registry
+from agent.sandbox.scheduler.refresh import REQUESTING
+from agent.sandbox.scheduler.registry import Registry
 from agent.sandbox.scheduler.requests import COUNT, init_count
 from agent.sandbox.scheduler.usage import Reservation, Usage
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.codec.handshake import Handshake, HandshakeWord, decode_handshake
+from agent.codec.handshake import Handshake, HandshakeWord, decode_handshake, encode_reported
 from agent.core.errors import MalformedText
 from tests.hami_vectors import Vector, cases
 
@@ -65,3 +65,14 @@ def test_a_text_without_one_of_the_words_is_refused(text: str):
 @given(st.text(max_size=60).map(lambda text: f"Reported {text}"))
 def test_whatever_follows_the_word_is_a_time_or_none(text: str):
     assert HandshakeWord.REPORTED is decode_handshake(text).word
+
+
+def test_our_stamp_has_the_form_of_the_old_plugin():
+    moment = dt.datetime(2026, 8, 21, 12, 0, 0, 42, tzinfo=dt.timezone(dt.timedelta(hours=2)))
+
+    assert "Reported 2026-08-21 10:00:00.000042 +0000 UTC" == encode_reported(moment)
+
+
+@given(st.datetimes(min_value=dt.datetime(1000, 1, 1), timezones=st.just(dt.UTC)))  # noqa: DTZ001 -- the strategy adds the zone
+def test_our_stamp_is_read_back(moment: dt.datetime):
+    assert Handshake(HandshakeWord.REPORTED, moment) == decode_handshake(encode_reported(moment))

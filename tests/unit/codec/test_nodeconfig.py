@@ -59,14 +59,15 @@ def test_keys_in_another_case_are_read_and_unknown_ones_are_not():
 @pytest.mark.parametrize(
     ("entry", "says"),
     [
-        ('{"name":1}', r"nodeconfig, nodeconfig\[0\], name is 1, no text"),
-        ('{"devicememoryscaling":"2"}', "devicememoryscaling is not a number"),
-        ('{"devicecorescaling":true}', "devicecorescaling is not a number"),
-        ('{"devicecorescaling":1e999}', "devicecorescaling is not a number"),
-        ('{"enablenumatopology":"true"}', "enablenumatopology is 'true', no boolean"),
-        ('{"filterdevices":{"index":[-1]}}', r"filterdevices, index\[0\] is -1"),
-        ('{"filterdevices":[]}', "filterdevices is an array, no object"),
-        ("3", r"nodeconfig\[0\] is 3, no object"),
+        ('{"name":1}', r"nodeconfig:1:24: nodeconfig\[0\]\.name: text is expected, not `1`"),
+        ('{"devicememoryscaling":"2"}', "devicememoryscaling: a number is expected, not `2`"),
+        ('{"devicecorescaling":true}', "devicecorescaling: a number is expected, not `true`"),
+        ('{"devicecorescaling":1e999}', "devicecorescaling: a number is expected, not `1e999`"),
+        ('{"enablenumatopology":"true"}', "enablenumatopology: true or false is expected"),
+        ('{"filterdevices":{"index":[-1]}}', r"filterdevices\.index\[0\]: `-1` is not between"),
+        ('{"filterdevices":[]}', "filterdevices: keys and values are expected here, not a list"),
+        ('{"name":"a","Name":"b"}', "the key `name` stands here twice"),
+        ("3", r"nodeconfig\[0\]: keys and values are expected here, not `3`"),
     ],
 )
 def test_a_value_of_the_wrong_type_is_told_with_its_place(entry: str, says: str):

@@ -111,6 +111,12 @@ def test_with_volume_mounts_each_gpu_is_mounted_once_even_beside_envvar():
         ({"memory_scaling": 1.01}, "CUDA_OVERSUBSCRIBE", "true"),
         ({"cuda_log_level": "4"}, "LIBCUDA_LOG_LEVEL", "4"),
         ({"disable_core_limit": True}, "GPU_CORE_UTILIZATION_POLICY", "disable"),
+        ({"core_policy": "force"}, "GPU_CORE_UTILIZATION_POLICY", "force"),
+        (
+            {"core_policy": "force", "disable_core_limit": True},
+            "GPU_CORE_UTILIZATION_POLICY",
+            "disable",
+        ),
         ({"gdrcopy": True}, "NVIDIA_GDRCOPY", "enabled"),
         ({"gds": True}, "NVIDIA_GDS", "enabled"),
         ({"mofed": True}, "NVIDIA_MOFED", "enabled"),

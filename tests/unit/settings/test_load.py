@@ -8,7 +8,9 @@ import pytest
 from agent.core.errors import SettingsError
 from agent.core.match_settings import UnlockedPods
 from agent.core.plain import PlainSettings
-from agent.settings.load import Effective, Sources, load
+from agent.settings.fields import Effective
+from agent.settings.load import Sources, load
+from agent.settings.profiles import NodeFacts
 from agent.settings.schema import build
 from agent.settings.table import FIELDS
 
@@ -28,7 +30,7 @@ def loaded(
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, str] | None = None,
 ) -> Effective:
-    return load(Sources(file, environ or {}, flags or {}))
+    return load(Sources(file, environ or {}, flags or {})).resolve(NodeFacts()).settings
 
 
 def refused(file: Path, *parts: str) -> None:
@@ -80,8 +82,8 @@ def test_an_unknown_key_is_refused_with_its_place_and_the_nearest_one(write) -> 
     ("text", "says"),
     [
         ("sharing: {splitCount: many}", "a whole number"),
-        ("sharing: {splitCount: 0}", "1 to 1000"),
-        ("sharing: {splitCount: 10000000000}", "1 to 1000"),
+        ("sharing: {splitCount: 0}", "1 to 10000"),
+        ("sharing: {splitCount: 10000000000}", "1 to 10000"),
         ("sharing: {splitCount: true}", "a whole number"),
         ("sharing: {splitCount: null}", "a whole number"),
         ("sharing: {memoryScaling: .nan}", "a number"),
@@ -94,11 +96,14 @@ def test_an_unknown_key_is_refused_with_its_place_and_the_nearest_one(write) -> 
         ("allocation: {unlockedPods: always}", "one of strict, unique, legacy"),
         ("allocation: {fence: always}", "one of none, prestart"),
         ("allocation: {mpsRoot: here}", "an absolute path"),
-        ("sharing: {operatingMode: mig}", "one of hami-core, mps"),
+        ("sharing: {operatingMode: mi}", "one of hami-core, mps, mig"),
         ("scheduler: volcano", "one of hami, none"),
         ("scheduler:", "one of hami, none"),
         ("plain: {memoryLimits: some}", "true or false"),
         ("sharing: {filterUUIDs: 4}", "a list of texts"),
+        ("sharing: {filterIndexes: 4}", "GPU indexes"),
+        ("sharing: {filterIndexes: [-1]}", "GPU indexes"),
+        ("sharing: {filterIndexes: [[1]]}", "GPU indexes"),
         ("sharing: {resourceName: gpu}", "a name like nvidia.com/gpu"),
         ("sharing: {resourceName: x.kubernetes.io/gpu}", "a name like nvidia.com/gpu"),
         ("sharing: {resourceName: A/b/c}", "a name like nvidia.com/gpu"),
@@ -114,10 +119,10 @@ def test_a_wrong_value_is_refused_with_what_was_expected(write, text: str, says:
     ("text", "says"),
     [
         ("sharing: [", "not valid YAML"),
-        ("- a\n- b\n", "expected keys and values"),
+        ("- a\n- b\n", "keys and values are expected here"),
         ("sharing: &a {splitCount: 1}\nother: *a\n", "aliases are not allowed"),
-        ("node: {name: a, name: b}", "node.name is there twice"),
-        ("1: 2", "expected a text key"),
+        ("node: {name: a, name: b}", "node: the key `name` stands here twice"),
+        ("1: 2", "a text key is expected, not `1`"),
         ("".join(f"{'  ' * n}k{n}:\n" for n in range(25)), "deeper than 20"),
         ("--- 1\n--- 2\n", "not valid YAML"),
         ("node: !!python/object:os.system {}", "is unknown"),
@@ -195,8 +200,7 @@ def test_lists_in_variables_are_separated_by_commas() -> None:
 def test_a_filter_index_that_is_no_number_is_refused_with_its_origin(write) -> None:
     path = write('sharing: {filterIndexes: ["x"]}')
 
-    with pytest.raises(SettingsError, match=r"sharing\.filterIndexes: expected GPU indexes"):
-        build(loaded(path), host_name="n")
+    refused(path, f"{path}:1:26: sharing.filterIndexes: expected GPU indexes")
 
 
 def test_the_node_is_named_after_the_host_where_nothing_says_otherwise() -> None:
@@ -213,7 +217,7 @@ def test_every_default_passes_its_own_field() -> None:
 def test_no_two_settings_share_a_key_a_flag_or_a_variable() -> None:
     for names in (
         [field.key for field in FIELDS],
-        [field.flag for field in FIELDS if field.flag],
+        [flag for field in FIELDS if field.flag for flag in (field.flag, *field.other_flags)],
         [name for field in FIELDS for name in field.variables],
     ):
         assert len(set(names)) == len(names)
@@ -250,3 +254,89 @@ def test_hamis_way_with_pods_without_a_lock_can_be_chosen() -> None:
     settings = build(loaded(flags={"--unlocked-pods": "legacy"}), host_name="here")
 
     assert UnlockedPods.LEGACY is settings.match.unlocked_pods
+
+
+@pytest.fixture
+def hami_files(tmp_path: Path) -> tuple[Path, Path]:
+    devices, nodes = tmp_path / "d.yaml", tmp_path / "n.json"
+    devices.write_text("nvidia: {deviceSplitCount: 2, deviceMemoryScaling: 1.5}")
+    nodes.write_text('{"nodeconfig":[{"name":"n1","devicesplitcount":3}]}')
+    return devices, nodes
+
+
+def count_on(node: str, sources: Sources) -> object:
+    return load(sources).resolve(NodeFacts(node)).settings["sharing.splitCount"].value
+
+
+def test_hamis_files_are_named_by_flags(hami_files) -> None:
+    devices, nodes = hami_files
+    sources = Sources(None, {}, {"--device-config": str(devices), "--nodeconfig": str(nodes)})
+
+    assert (3, 2) == (count_on("n1", sources), count_on("n2", sources))
+
+
+def test_hamis_variable_names_its_file(hami_files) -> None:
+    assert 2 == count_on("n1", Sources(None, {"CONFIG_FILE": str(hami_files[0])}, {}))
+
+
+def test_our_own_file_says_where_hamis_are_and_wins_over_the_one_for_all_nodes(
+    write, hami_files
+) -> None:
+    devices, nodes = hami_files
+    own = write(
+        f"files: {{deviceConfig: {devices}, nodeConfig: {nodes}}}\nsharing: {{splitCount: 9}}"
+    )
+
+    assert (3, 9) == (count_on("n1", Sources(own, {}, {})), count_on("n2", Sources(own, {}, {})))
+
+
+def test_a_file_of_hamis_that_is_named_and_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"none\.yaml: cannot be read: No such file"):
+        load(Sources(None, {"CONFIG_FILE": str(tmp_path / "none.yaml")}, {}))
+
+
+def test_an_empty_name_is_no_file(write) -> None:
+    assert 10 == count_on("n1", Sources(write("files: {nodeConfig: ''}"), {"CONFIG_FILE": ""}, {}))
+
+
+@pytest.mark.parametrize("flag", ["--device-config", "--nodeconfig"])
+def test_a_mebibyte_of_junk_is_refused(tmp_path: Path, flag: str) -> None:
+    junk = tmp_path / "junk"
+    junk.write_bytes(b"[{x: y\x00\xff" * (1024 * 1024 // 9 + 1))
+
+    with pytest.raises(SettingsError, match=r"junk: (is larger than|is not UTF-8|not valid)"):
+        load(Sources(None, {}, {flag: str(junk)}))
+
+
+def test_gpus_in_mode_mig_are_no_reason_to_refuse_the_settings(write) -> None:
+    settings = build(loaded(write("sharing: {operatingMode: mig}")), host_name="n")
+    assert "mig" == settings.sharing.mode
+
+
+def test_a_list_that_the_kubelet_would_not_take_is_refused_with_the_arithmetic(write) -> None:
+    path = write("sharing: {splitCount: 9000}")
+
+    assert 9000 == build(loaded(path), host_name="n", gpus=6).sharing.split_count
+    with pytest.raises(SettingsError) as caught:
+        build(loaded(path), host_name="n", gpus=8)
+    assert (
+        f"{path}:1:23: sharing.splitCount: 8 GPUs x 9000 slices x 66 bytes are a list of 4.5 MiB, "
+        "and 3.5 MiB is the most; set it to 6950 or less"
+    ) == str(caught.value)
+
+
+def test_what_is_set_reaches_the_parts_that_use_it() -> None:
+    environ = {
+        "HAMI_AGENT_SHARING_MEMORY_RESOURCE_NAME": "a.com/mem",
+        "HAMI_AGENT_SHARING_NUMA_TOPOLOGY": "false",
+        "HAMI_AGENT_SHARING_OPERATING_MODE": "mps",
+        "HAMI_AGENT_LIBRARY_CORE_POLICY": "force",
+        "HAMI_AGENT_REPORT_PROFILE": "colon",
+    }
+    settings = build(loaded(None, environ), host_name="n")
+
+    assert "a.com/mem" == settings.memory_resource
+    assert not settings.sharing.numa_topology
+    assert ("mps", "mps") == (settings.sharing.mode, settings.edits.mode)
+    assert "force" == settings.edits.core_policy
+    assert "colon" == settings.report.profile

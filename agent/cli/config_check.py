@@ -1,0 +1,157 @@
+"""`hami-agent config check`: what the files say of each node, without starting anything."""
+
+import argparse
+import dataclasses
+import json
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from agent.cli.codes import OK, PROBLEM
+from agent.cli.main import Subparsers
+from agent.cli.settings_args import add_output, add_settings, flags, sources
+from agent.cli.settings_view import API_VERSION, fit, plain, table
+from agent.codec.device_config import SECTION
+from agent.codec.yaml_places import read_yaml
+from agent.core.errors import SettingsError
+from agent.settings.load import load, read_text
+from agent.settings.plan import Given, Plan, Text, make_plan
+from agent.settings.profiles import NodeFacts
+from agent.settings.schema import build
+
+COLUMNS: Final = 80
+OTHERS: Final = "other nodes"
+
+DEVICE_CONFIG: Final = "HAMi's device-config.yaml"
+NODE_CONFIG: Final = "HAMi's config.json"
+OWN: Final = "the agent's own file"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Node:
+    """What one node gets that is not a default."""
+
+    title: str
+    profiles: tuple[str, ...]
+    settings: tuple[dict[str, object], ...]
+    lines: tuple[str, ...]
+
+
+def add_check(verbs: Subparsers) -> None:
+    """The verb `config check`."""
+    parser = verbs.add_parser(
+        "check",
+        help="check settings files and print what each node would get",
+        description="Checks files without starting anything: the agent's own config.yaml and "
+        "HAMi's device-config.yaml and config.json, told apart by what is in them. Without FILE: "
+        "the files and variables that `run` would use here.",
+        epilog="example: hami-agent config check config.yaml device-config.yaml config.json "
+        "--node gpu-1 --label zone=a --gpu 'NVIDIA H100 80GB HBM3'",
+    )
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="a file to check")
+    parser.add_argument(
+        "--node",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a node to print; may be given again; without it: all that the files name",
+    )
+    parser.add_argument(
+        "--label", action="append", default=[], metavar="KEY=VALUE", help="a label of the nodes"
+    )
+    parser.add_argument(
+        "--gpu", action="append", metavar="MODEL", help="a GPU of the nodes, once for each"
+    )
+    add_output(parser)
+    add_settings(parser)
+
+
+def check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Print what each node gets, or the one sentence that says what is wrong."""
+    try:
+        labels = dict(_label(text) for text in args.label)
+        plan = make_plan(_given(args)) if args.files else load(sources(args, environ))
+        nodes = [_node(plan, facts) for facts in _facts(args, plan, labels)]
+    except SettingsError as error:
+        sys.stderr.write(f"hami-agent: {error}\n")
+        if args.output == "json":
+            _write({"ok": False, "error": str(error)})
+        return PROBLEM
+    if args.output == "json":
+        _write({"ok": True, "warnings": list(plan.warnings), "nodes": [_plain(n) for n in nodes]})
+        return OK
+    for warning in plan.warnings:
+        sys.stderr.write(f"hami-agent: warning: {warning}\n")
+    sys.stdout.writelines(line for node in nodes for line in node.lines)
+    sys.stdout.write("ok\n")
+    return OK
+
+
+def _write(data: dict[str, object]) -> None:
+    document = {"apiVersion": API_VERSION, "kind": "ConfigCheck", **data}
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+
+
+def _plain(node: _Node) -> dict[str, object]:
+    return {
+        "name": node.title,
+        "profiles": list(node.profiles),
+        "settings": list(node.settings),
+    }
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, sign, value = text.partition("=")
+    if not sign or not key:
+        raise SettingsError(f"--label {text}: expected KEY=VALUE")
+    return key, value
+
+
+def _given(args: argparse.Namespace) -> Given:
+    """The named files, each for what it is; the environment of whoever checks is not theirs."""
+    found: dict[str, Text] = {}
+    for path in (*args.files, *([args.config] if args.config else [])):
+        text = read_text(path)
+        kind = _kind(text)
+        if kind in found:
+            raise SettingsError(f"{path}: is {kind}, and so is {found[kind].name}; name one")
+        found[kind] = text
+    return Given(
+        found.get(DEVICE_CONFIG), found.get(OWN), found.get(NODE_CONFIG), flags=flags(args)
+    )
+
+
+def _kind(text: Text) -> str:
+    """Which of the three files it is."""
+    if text.name.endswith(".json") or text.content.lstrip()[:1] == b"{":
+        return NODE_CONFIG
+    document = read_yaml(text.content, text.name)
+    keys = [key for key, _, _ in document.pairs()] if document else []
+    return DEVICE_CONFIG if SECTION in keys else OWN
+
+
+def _facts(
+    args: argparse.Namespace, plan: Plan, labels: Mapping[str, str]
+) -> Iterator[tuple[str, NodeFacts]]:
+    """The nodes to print, by title."""
+    models = None if args.gpu is None else tuple(args.gpu)
+    for name in args.node or plan.names():
+        yield name, NodeFacts(name, labels, models)
+    if not args.node:
+        yield OTHERS, NodeFacts("", labels, models)
+
+
+def _node(plan: Plan, node: tuple[str, NodeFacts]) -> _Node:
+    title, facts = node
+    resolved = plan.resolve(facts)
+    gpus = max(1, len(facts.gpu_models or ()))
+    build(resolved.settings, host_name=facts.name or socket.gethostname(), gpus=gpus)
+    changed = [one for one in resolved.settings.values() if one.value != one.field.default]
+    heads: Sequence[str] = (title, *(f"profile {name}" for name in resolved.profiles))
+    lines = [fit(", ".join(heads) + ("" if changed else ": all defaults"), COLUMNS)]
+    if changed:
+        rows = list(table(changed, origin=True, width=COLUMNS - 2))[1:]
+        lines += [f"  {row}" for row in rows]
+    return _Node(title, resolved.profiles, tuple(plain(one) for one in changed), tuple(lines))

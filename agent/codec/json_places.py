@@ -1,0 +1,131 @@
+"""JSON, read into the same tree as YAML, so that an error names line and column.
+
+Keys match without regard to case, as Go's encoding/json has it, and are given in lower case; NaN,
+Infinity and more than 20 levels are refused.
+"""
+
+import bisect
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final, cast
+
+import yaml
+
+from agent.codec.places import BOOL, FLOAT, INT, MAP, NULL, SEQ, STR, Place, at
+from agent.core.errors import SettingsError, cap
+
+MAX_DEPTH: Final = 20
+
+_TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+')
+_LITERALS: Final = {"true": BOOL, "false": BOOL, "null": NULL}
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+
+def read_json(content: bytes, name: str) -> Place:
+    """The document; `name` is what messages call the file.
+
+    Raises:
+        SettingsError: not UTF-8, not JSON, or nested too deep.
+    """
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{name}: is not UTF-8 text (byte {error.start})") from error
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        where = f"{name}:{error.lineno}:{error.colno}"
+        raise SettingsError(f"{where}: not valid JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"{name}: not valid JSON: {cap(str(error))}") from error
+    return Place(name, _Tree(text, name).value(0))
+
+
+class _Spot:
+    """A place in a text; line and column are counted only when somebody asks."""
+
+    __slots__ = ("_lines", "_start")
+
+    def __init__(self, lines: Sequence[int], start: int) -> None:
+        self._lines = lines
+        self._start = start
+
+    @property
+    def line(self) -> int:
+        """From 0."""
+        return bisect.bisect_right(self._lines, self._start) - 1
+
+    @property
+    def column(self) -> int:
+        """From 0."""
+        return self._start - self._lines[self.line]
+
+
+_Token = tuple[str, int]
+
+
+class _Tree:
+    """Builds the nodes of a text that is known to be JSON: no grammar is left to check."""
+
+    def __init__(self, text: str, name: str) -> None:
+        self._name = name
+        self._lines = [0, *(match.end() for match in re.finditer("\n", text))]
+        self._tokens = ((match[0], match.start()) for match in _TOKEN.finditer(text))
+        self._next = next(self._tokens)
+
+    def value(self, depth: int) -> yaml.Node:
+        """The next value. Raises SettingsError."""
+        token = self._take()
+        if depth >= MAX_DEPTH:
+            raise SettingsError(f"{self._where(token)}: nested deeper than {MAX_DEPTH} levels")
+        spot = self._spot(token)
+        if token[0] == "{":
+            return yaml.MappingNode(MAP, list(self._members(depth)), start_mark=spot)
+        if token[0] == "[":
+            return yaml.SequenceNode(SEQ, list(self._items(depth)), start_mark=spot)
+        return self._scalar(token)
+
+    def _members(self, depth: int) -> Iterator[tuple[yaml.Node, yaml.Node]]:
+        while self._next[0] != "}":
+            key = self._scalar(self._take())
+            key.value = key.value.lower()
+            self._take()  # the colon
+            yield key, self.value(depth + 1)
+            self._skip_comma()
+        self._take()
+
+    def _items(self, depth: int) -> Iterator[yaml.Node]:
+        while self._next[0] != "]":
+            yield self.value(depth + 1)
+            self._skip_comma()
+        self._take()
+
+    def _skip_comma(self) -> None:
+        if self._next[0] == ",":
+            self._take()
+
+    def _scalar(self, token: _Token) -> yaml.ScalarNode:
+        text = token[0]
+        spot = self._spot(token)
+        if text[0] == '"':
+            said = _SURROGATE.sub("\ufffd", json.loads(text)) if "\\" in text else text[1:-1]
+            return yaml.ScalarNode(STR, said, start_mark=spot)
+        tag = _LITERALS.get(text)
+        if tag is None:
+            if text.lstrip("-")[0] not in "0123456789":
+                raise SettingsError(f"{self._where(token)}: {text} is no JSON value")
+            tag = INT if text.lstrip("-").isdigit() else FLOAT
+        return yaml.ScalarNode(tag, text, start_mark=spot)
+
+    def _take(self) -> _Token:
+        token = self._next
+        self._next = next(self._tokens, token)
+        return token
+
+    def _spot(self, token: _Token) -> yaml.Mark:
+        """The token's place, as yaml names it; nobody asks it for more than line and column."""
+        return cast("yaml.Mark", _Spot(self._lines, token[1]))
+
+    def _where(self, token: _Token) -> str:
+        return at(self._name, self._spot(token))

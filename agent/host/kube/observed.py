@@ -1,0 +1,94 @@
+"""The two ports while the agent only observes: reads go through, writes are remembered and told.
+
+The Node is shown as it would be after the writes, so that whoever writes finds them done; what
+others make of those annotations is not shown.
+"""
+
+import dataclasses
+from collections.abc import AsyncIterator, Mapping
+
+import structlog
+
+from agent.core.annotations import HANDSHAKE
+from agent.core.changes import NodeChange, NodeEvent, PodChange, PodList
+from agent.core.errors import ApiNotFound
+from agent.core.pods import NodeView, PodUid
+from agent.core.ports import NodeApi, PodApi
+
+log = structlog.get_logger(__name__)
+
+
+class ObservedNode:
+    """This Node without a write (port NodeApi)."""
+
+    def __init__(self, node: NodeApi) -> None:
+        self._inner = node
+        self._held: NodeView | None = None
+        self._written: dict[str, str | None] = {}
+
+    @property
+    def pending(self) -> Mapping[str, str | None]:
+        """What would be written, as the Node is now; None removes. Stamps do not count."""
+        held = {} if self._held is None else self._held.annotations
+        return {
+            key: text
+            for key, text in self._written.items()
+            if key != HANDSHAKE and held.get(key) != text
+        }
+
+    async def watch_node(self) -> AsyncIterator[NodeChange]:
+        """The watch, with what would have been written."""
+        async for change in self._inner.watch_node():
+            if change.opened:
+                yield change
+                continue
+            if change.node is None or (self._held and change.node.uid != self._held.uid):
+                self._written.clear()
+            self._held = change.node
+            yield NodeChange(change.node and self._shown(change.node))
+
+    async def annotate_node(self, annotations: Mapping[str, str | None]) -> NodeView:
+        """Remember it; it is told when it says something new. Raises ApiNotFound."""
+        if self._held is None:
+            raise ApiNotFound("the Node has not been seen yet", status=404)
+        before = self.pending
+        self._written.update(annotations)
+        if self.pending != before:
+            log.info("observe.would_write", node=self._held.name, annotations=self.pending)
+        return self._shown(self._held)
+
+    async def release_lock(self, key: str, value: str) -> None:
+        """Tell it; the lock stays."""
+        log.info("observe.would_release", key=key, value=value)
+
+    def _shown(self, node: NodeView) -> NodeView:
+        """Without a version: it is no answer of the server's."""
+        annotations = {**node.annotations, **self._written}
+        kept = {key: text for key, text in annotations.items() if text is not None}
+        return dataclasses.replace(node, annotations=kept, resource_version="")
+
+
+class ObservedPods:
+    """The pods of this node without a write (port PodApi)."""
+
+    def __init__(self, pods: PodApi) -> None:
+        self._inner = pods
+
+    async def list_pods(self) -> PodList:
+        """The LIST."""
+        return await self._inner.list_pods()
+
+    def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
+        """The watch."""
+        return self._inner.watch_pods(resource_version)
+
+    async def annotate_pod(
+        self, namespace: str, name: str, uid: PodUid, annotations: Mapping[str, str | None]
+    ) -> None:
+        """Tell it; the pod stays as it is."""
+        keys = sorted(annotations)
+        log.info("observe.would_annotate", ns=namespace, pod=name, pod_uid=uid, keys=keys)
+
+    async def post_event(self, event: NodeEvent) -> None:
+        """Tell it; no Event is posted."""
+        log.info("observe.would_post", reason=event.reason, text=event.text, pod=event.pod)

@@ -1,0 +1,27 @@
+"""GPUs that are not shared although nobody filtered them out: one Event each, with the reason."""
+
+from collections.abc import Callable
+
+from agent.core.changes import NodeEvent
+from agent.core.gpu import GpuFault
+from agent.kit.cell import Cell
+
+
+class LeftOut:
+    """Says which GPUs are left out, and why; again when the reason is another one."""
+
+    def __init__(
+        self, left_out: Cell[tuple[GpuFault, ...]], say: Callable[[NodeEvent], None]
+    ) -> None:
+        self._left_out = left_out
+        self._say = say
+
+    async def run(self) -> None:
+        """Follow what is left out until the cell closes."""
+        said: frozenset[GpuFault] = frozenset()
+        async for faults in self._left_out.follow():
+            for fault in faults:
+                if fault not in said:
+                    text = f"GPU {fault.gpu} is not shared: {fault.text}"
+                    self._say(NodeEvent("GpuLeftOut", text, warning=True))
+            said = frozenset(faults)

@@ -1,0 +1,102 @@
+"""HAMi's two files as settings: its keys, its rules of what overrides, our bounds."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from agent.codec.device_config import read_device_config
+from agent.codec.known_keys import Found
+from agent.codec.nodeconfig import NodeEntry, read_nodeconfig
+from agent.settings.fields import Setting, setting
+from agent.settings.table import BY_KEY
+
+DEVICE_CONFIG: Final[Mapping[str, str]] = {
+    "resourceCountName": "sharing.resourceName",
+    "resourceMemoryName": "sharing.memoryResourceName",
+    "resourceMemoryPercentageName": "sharing.memoryPercentageResourceName",
+    "resourceCoreName": "sharing.coreResourceName",
+    "resourcePriorityName": "sharing.priorityResourceName",
+    "deviceSplitCount": "sharing.splitCount",
+    "deviceMemoryScaling": "sharing.memoryScaling",
+    "deviceCoreScaling": "sharing.coreScaling",
+    "preConfiguredDeviceMemory": "sharing.preconfiguredMemoryMiB",
+    "enableNumaTopology": "sharing.numaTopology",
+    "libCudaLogLevel": "library.cudaLogLevel",
+    "disableCoreLimit": "library.disableCoreLimit",
+    "gpuCorePolicy": "library.corePolicy",
+}
+"""Key of device-config.yaml → setting. The others are for scheduler and webhook, or for MIG."""
+
+NODE_CONFIG: Final[Mapping[str, str]] = {
+    "operatingmode": "sharing.operatingMode",
+    "devicesplitcount": "sharing.splitCount",
+    "devicememoryscaling": "sharing.memoryScaling",
+    "devicecorescaling": "sharing.coreScaling",
+    "preconfigureddevicememory": "sharing.preconfiguredMemoryMiB",
+    "libcudaloglevel": "library.cudaLogLevel",
+    "enablenumatopology": "sharing.numaTopology",
+}
+"""Key of config.json → setting.
+
+HAMi reads `migstrategy` and uses it nowhere; a preference is always offered here, whatever
+`enablegetpreferredallocation` says.
+"""
+
+FILTER: Final = "filterdevices"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Layer:
+    """Settings of one source, and what was passed over in it."""
+
+    settings: tuple[Setting, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeLayer:
+    """Settings for nodes by name, in the order of the entries; later ones win."""
+
+    entries: tuple[tuple[str, tuple[Setting, ...]], ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def of(self, name: str) -> Iterator[Setting]:
+        """What the entries of that name say."""
+        for entry, settings in self.entries:
+            if entry == name:
+                yield from settings
+
+
+def read_device_layer(content: bytes, name: str) -> Layer:
+    """What device-config.yaml sets for all nodes. Raises SettingsError with the place."""
+    config = read_device_config(content, name)
+    settings = tuple(
+        setting(BY_KEY[DEVICE_CONFIG[one.key]], one.value, one.where)
+        for one in config.found
+        if one.key in DEVICE_CONFIG
+    )
+    return Layer(settings, config.warnings)
+
+
+def read_node_layer(content: bytes, name: str) -> NodeLayer:
+    """What config.json sets for some nodes. Raises SettingsError with the place."""
+    config = read_nodeconfig(content, name)
+    entries = tuple((entry.name, tuple(_overrides(entry))) for entry in config.entries)
+    return NodeLayer(entries, config.warnings)
+
+
+def _overrides(entry: NodeEntry) -> Iterator[Setting]:
+    """What an entry sets: an empty value (0, "", false) overrides nothing, as in HAMi."""
+    for one in entry.found:
+        if one.key == FILTER:
+            yield from _filter(one)
+        elif one.key in NODE_CONFIG and one.value:
+            yield setting(BY_KEY[NODE_CONFIG[one.key]], one.value, one.where)
+
+
+def _filter(found: Found) -> Iterator[Setting]:
+    """Both lists at once, as HAMi takes them, unless both are empty."""
+    lists = found.value if isinstance(found.value, dict) else {}
+    if any(lists.values()):
+        for key, name in (("uuid", "sharing.filterUUIDs"), ("index", "sharing.filterIndexes")):
+            yield setting(BY_KEY[name], list(lists.get(key, ())), found.where)

@@ -1,0 +1,80 @@
+"""Profiles: settings for the nodes that a name, a label selector or a GPU's model selects."""
+
+import dataclasses
+import fnmatch
+from collections.abc import Mapping
+from typing import Final
+
+from agent.codec.places import Place
+from agent.core.errors import MalformedText
+from agent.core.selector import Selector, parse_selector
+from agent.settings.fields import Setting
+
+KEYS: Final = frozenset({"nodes", "labels", "gpus"})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What settings may depend on. `labels` and `gpu_models` None: not known yet.
+
+    `gpu_models` has one name for each GPU, as the driver gives it.
+    """
+
+    name: str = ""
+    labels: Mapping[str, str] | None = None
+    gpu_models: tuple[str, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Match:
+    """Everything that it names must hold; of several names or models one is enough.
+
+    Names may hold `*` and `?`; a model is a part of a GPU's name, in any case, as in the annotation
+    `nvidia.com/use-gputype`.
+    """
+
+    nodes: tuple[str, ...] = ()
+    labels: Selector | None = None
+    gpus: tuple[str, ...] = ()
+
+    def holds(self, facts: NodeFacts) -> bool:
+        """True for a node with these facts; what is not known yet does not match."""
+        by_name = not self.nodes or any(fnmatch.fnmatchcase(facts.name, one) for one in self.nodes)
+        by_label = self.labels is None or (
+            facts.labels is not None and self.labels.matches(facts.labels)
+        )
+        models = [model.lower() for model in facts.gpu_models or ()]
+        by_gpu = not self.gpus or any(one.lower() in model for one in self.gpus for model in models)
+        return by_name and by_label and by_gpu
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Profile:
+    """Settings for the nodes that `match` selects."""
+
+    name: str
+    match: Match
+    settings: tuple[Setting, ...]
+
+
+def read_match(place: Place) -> Match:
+    """The condition of a profile. Raises SettingsError with its place."""
+    found = place.mapping(KEYS)
+    if not found:
+        raise place.fault("`nodes`, `labels` or `gpus` is needed")
+    labels = None
+    if "labels" in found:
+        try:
+            labels = parse_selector(found["labels"].text())
+        except MalformedText as error:
+            raise found["labels"].fault(str(error)) from error
+    return Match(_texts(found.get("nodes")), labels, _texts(found.get("gpus")))
+
+
+def _texts(place: Place | None) -> tuple[str, ...]:
+    if place is None:
+        return ()
+    found = tuple(item.text() for item in place.items())
+    if not found:
+        raise place.fault("an empty list selects nothing")
+    return found

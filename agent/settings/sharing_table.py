@@ -1,0 +1,239 @@
+"""The settings of what is shared, and of what a container is given."""
+
+from agent.settings.fields import (
+    Field,
+    boolean,
+    choice,
+    indexes,
+    number,
+    optional_path,
+    path,
+    resource_name,
+    text,
+    texts,
+    whole,
+)
+
+POLICIES = {"": "default", "FORCE": "force", "DISABLE": "disable"}
+"""Spellings that HAMi-core takes, too; empty is its default."""
+
+SHARING: tuple[Field, ...] = (
+    Field(
+        "scheduler",
+        "hami",
+        choice("hami", "none"),
+        "Who says what a container gets: HAMi's scheduler, or nobody. With none each slice that "
+        "the kubelet names is given as it is, and no API server is needed.",
+        flag="--scheduler",
+    ),
+    Field(
+        "plain.memoryLimits",
+        default=False,
+        read=boolean,
+        text="Without a scheduler: limit each slice to an equal part of its GPU's memory, kept by "
+        "HAMi-core.",
+    ),
+    Field(
+        "sharing.resourceName",
+        "nvidia.com/gpu",
+        resource_name,
+        "Resource name that pods request and the kubelet advertises.",
+        flag="--resource-name",
+    ),
+    Field(
+        "sharing.splitCount",
+        10,
+        whole(1, 10_000),
+        "Slices per GPU.",
+        flag="--split-count",
+        live=True,
+    ),
+    Field(
+        "sharing.memoryScaling",
+        1.0,
+        number(0.01, 10),
+        "Factor on the registered memory; above 1 is oversubscription.",
+        flag="--memory-scaling",
+        live=True,
+    ),
+    Field(
+        "sharing.coreScaling",
+        1.0,
+        number(0.01, 10),
+        "Factor on the registered compute.",
+        flag="--core-scaling",
+        live=True,
+    ),
+    Field(
+        "sharing.preconfiguredMemoryMiB",
+        0,
+        whole(0, 2**31 - 1),
+        "MiB to register for a GPU whose memory the driver cannot tell; 0 leaves it out.",
+        live=True,
+    ),
+    Field("sharing.filterUUIDs", (), texts, "GPUs not to share, by UUID.", live=True),
+    Field("sharing.filterIndexes", (), indexes, "GPUs not to share, by index.", live=True),
+    Field(
+        "sharing.operatingMode",
+        "hami-core",
+        choice("hami-core", "mps", "mig"),
+        "HAMi's operating mode of this node's GPUs, in the register annotation, by which pods can "
+        "choose them (nvidia.com/vgpu-mode). HAMi-core keeps the limits in hami-core and in mps, "
+        "which has allocation.mpsRoot; GPUs in mode mig are not shared yet.",
+        flag="--operating-mode",
+        live=True,
+    ),
+    Field(
+        "sharing.numaTopology",
+        default=True,
+        read=boolean,
+        text="Tell the kubelet's topology manager on which NUMA node each GPU is.",
+        live=True,
+    ),
+    *(
+        Field(
+            f"sharing.{name}ResourceName",
+            f"nvidia.com/{short}",
+            resource_name,
+            f"Resource name that pods request {words} under; the scheduler counts it.",
+        )
+        for name, short, words in (
+            ("memory", "gpumem", "memory in MiB"),
+            ("memoryPercentage", "gpumem-percentage", "memory in percent"),
+            ("core", "gpucores", "compute in percent"),
+            ("priority", "priority", "a priority"),
+        )
+    ),
+    Field(
+        "mig.strategy",
+        "none",
+        choice("none", "single", "mixed"),
+        "NVIDIA's strategy for GPUs in MIG mode; they are not shared yet, whatever it says.",
+        env=("MIG_STRATEGY",),
+        flag="--mig-strategy",
+    ),
+    Field(
+        "allocation.unlockedPods",
+        "strict",
+        choice("strict", "unique", "legacy"),
+        "What to do with a pod that holds no node lock: refuse it; serve it when the kubelet "
+        "confirms it (unique); or do as HAMi's plugin does (legacy), which guesses by annotations "
+        "where several pods may be meant, so that they can get each other's shares.",
+        flag="--unlocked-pods",
+    ),
+    Field(
+        "allocation.fence",
+        "none",
+        choice("none", "prestart"),
+        "prestart: the kubelet asks before each start of a container with a GPU, and one for "
+        "which it booked another GPU is refused; without the agent none starts then.",
+        flag="--fence",
+    ),
+    Field(
+        "allocation.deviceListStrategy",
+        ("envvar",),
+        texts,
+        "How a container is told its GPUs: envvar, volume-mounts, cdi-annotations, cdi-cri.",
+        env=("DEVICE_LIST_STRATEGY",),
+        flag="--device-list-strategy",
+        live=True,
+    ),
+    Field(
+        "allocation.cdiKind",
+        "nvidia.com/gpu",
+        text,
+        "vendor/class of the GPUs in this host's CDI specification, which names them by UUID.",
+        flag="--cdi-kind",
+        live=True,
+    ),
+    Field(
+        "allocation.cdiAnnotationPrefix",
+        "cdi.k8s.io/",
+        text,
+        "Begin of the annotation of strategy cdi-annotations.",
+        env=("CDI_ANNOTATION_PREFIX",),
+        flag="--cdi-annotation-prefix",
+        live=True,
+    ),
+    Field(
+        "allocation.passDeviceSpecs",
+        default=False,
+        read=boolean,
+        text="Name the device files of the GPUs to the runtime, too.",
+        env=("PASS_DEVICE_SPECS",),
+        flag="--pass-device-specs",
+        live=True,
+    ),
+    Field(
+        "allocation.devRoot",
+        "/",
+        path,
+        "Host directory above dev/, where the device files lie.",
+        env=("NVIDIA_DEV_ROOT", "NVIDIA_DRIVER_ROOT"),
+        flag="--dev-root",
+        other_flags=("--nvidia-dev-root", "--nvidia-driver-root"),
+        live=True,
+    ),
+    *(
+        Field(
+            f"allocation.{name}",
+            default=False,
+            read=boolean,
+            text=f"Ask the runtime for {words} in all containers with a GPU.",
+            env=(f"{name.upper()}_ENABLED",),
+            flag=f"--{name}-enabled",
+            live=True,
+        )
+        for name, words in (
+            ("gdrcopy", "GDRCopy"),
+            ("gds", "GPUDirect Storage"),
+            ("mofed", "MOFED devices"),
+        )
+    ),
+    Field(
+        "allocation.mpsRoot",
+        None,
+        optional_path,
+        "In mode mps: host directory of the MPS control daemon, which you run; with it containers "
+        "get CUDA_MPS_PIPE_DIRECTORY, <mpsRoot>/<resource name>/pipe and <mpsRoot>/shm.",
+        env=("MPS_ROOT",),
+        flag="--mps-root",
+        live=True,
+    ),
+    Field(
+        "library.hookPath",
+        "/usr/local",
+        path,
+        "Host directory above vgpu/, where libvgpu.so and the containers' directories lie.",
+        env=("HOOK_PATH",),
+        flag="--hook-path",
+    ),
+    Field(
+        "library.version",
+        "",
+        text,
+        "Mount libvgpu.so.<version> where that file exists.",
+    ),
+    Field(
+        "library.cudaLogLevel",
+        "1",
+        text,
+        "LIBCUDA_LOG_LEVEL of the containers; empty leaves it unset.",
+        live=True,
+    ),
+    Field(
+        "library.disableCoreLimit",
+        default=False,
+        read=boolean,
+        text="Switch the compute limit off in all containers.",
+        live=True,
+    ),
+    Field(
+        "library.corePolicy",
+        "default",
+        choice("default", "force", "disable", like=POLICIES),
+        "GPU_CORE_UTILIZATION_POLICY of the containers: when compute limits act; default leaves it "
+        "unset.",
+        live=True,
+    ),
+)

@@ -1,0 +1,182 @@
+"""The settings fit the node: profiles apply when labels and GPUs are known, and follow them."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from agent.app.facts import Facts, new_facts
+from agent.app.fitting import Effects, Fitting
+from agent.core.changes import NodeEvent
+from agent.core.errors import SettingsError
+from agent.core.gpu import GpuFault, Scan
+from agent.core.pods import NodeView
+from agent.settings.plan import Given, Text, make_plan
+from agent.settings.profiles import NodeFacts
+from agent.settings.reading import Reading
+from tests.builders import a_gpu
+
+OWN = """
+sharing: {splitCount: 10}
+profiles:
+- name: t4
+  match: {gpus: [t4]}
+  sharing: {splitCount: 2}
+- name: pool
+  match: {labels: pool=big}
+  sharing: {splitCount: 20}
+  library: {cudaLogLevel: "4"}
+  report: {topologyScore: true}
+"""
+
+
+def reading_of(text: str) -> Reading:
+    return Reading(make_plan(Given(own=Text("c.yaml", text.encode()))), "node-a")
+
+
+def a_scan(*models: str) -> Scan:
+    return Scan("570", tuple(a_gpu(index=n, name=name) for n, name in enumerate(models)))
+
+
+def a_node(**labels: str) -> NodeView:
+    return NodeView("node-a", "uid", "1", labels=labels)
+
+
+@dataclasses.dataclass
+class Room:
+    """A node whose settings are fitted."""
+
+    cells: Facts
+    fitting: Fitting
+    told: list[NodeEvent]
+    stop: asyncio.Event
+    refreshed: list[int]
+
+    @property
+    def split_count(self) -> int:
+        return self.cells.sharing.value.split_count
+
+
+def room_of(text: str = OWN) -> Room:
+    reading = reading_of(text)
+    settings = reading.settings(NodeFacts())
+    cells = new_facts(settings.sharing, settings.report, settings.edits)
+    told: list[NodeEvent] = []
+    stop = asyncio.Event()
+    refreshed: list[int] = []
+
+    def refresh() -> None:
+        refreshed.append(cells.sharing.value.split_count)
+
+    effects = Effects(refresh, told.append, stop)
+    return Room(cells, Fitting(settings, reading, cells, effects), told, stop, refreshed)
+
+
+async def settle() -> None:
+    await asyncio.sleep(0.01)
+
+
+async def test_a_profile_for_a_model_applies_before_the_gpus_are_listed():
+    room = room_of()
+
+    assert room.fitting.saw_gpus(a_scan("NVIDIA H100"))
+    assert 10 == room.split_count
+    assert room.fitting.saw_gpus(a_scan("Tesla T4"))
+    assert 2 == room.split_count
+
+
+async def test_a_gpu_that_cannot_be_described_just_now_is_still_of_its_model():
+    room = room_of()
+    room.fitting.saw_gpus(a_scan("Tesla T4"))
+    silent = GpuFault(a_scan("Tesla T4").gpus[0].uuid, "does not answer")
+
+    assert room.fitting.saw_gpus(Scan("570", (), (silent,)))
+    assert 2 == room.split_count
+    assert room.fitting.saw_gpus(Scan("570", ()))
+    assert 10 == room.split_count
+
+
+async def test_labels_are_followed_and_a_node_unseen_keeps_its_last_ones():
+    room = room_of()
+    async with asyncio.TaskGroup() as tasks:
+        following = tasks.create_task(room.fitting.run())
+        await settle()
+        assert 10 == room.split_count
+        assert not room.fitting.labelled.is_set()
+
+        room.cells.node.set(a_node(pool="big"))
+        await settle()
+        assert room.fitting.labelled.is_set()
+        assert [20] == room.refreshed
+        assert 20 == room.split_count
+        assert "4" == room.cells.edits.value.cuda_log_level
+        assert room.cells.report.value.topology_score
+
+        room.cells.node.set(None)
+        await settle()
+        assert 20 == room.split_count
+
+        room.cells.node.set(a_node(pool="small"))
+        await settle()
+        assert 10 == room.split_count
+        following.cancel()
+
+
+async def test_a_reload_is_resolved_for_the_facts_that_are_known():
+    room = room_of()
+    room.fitting.saw_gpus(a_scan("Tesla T4"))
+
+    room.fitting.take(reading_of(OWN.replace("splitCount: 2}", "splitCount: 3}")))
+
+    assert 3 == room.split_count
+    assert [] == room.told
+
+
+async def test_a_reload_tells_what_was_passed_over(capsys):
+    warned = Given(Text("d.yaml", b"nvidia: {colour: red}"))
+
+    room_of().fitting.take(Reading(make_plan(warned), "node-a"))
+
+    assert "unknown key `colour`" in capsys.readouterr().out
+
+
+async def test_a_list_too_long_for_the_first_gpus_stops_the_process_with_the_reason():
+    room = room_of("sharing: {splitCount: 9000}")
+
+    assert not room.fitting.saw_gpus(a_scan(*["Tesla T4"] * 8))
+
+    assert room.stop.is_set()
+    assert isinstance(room.fitting.refusal, SettingsError)
+    assert ["ConfigRejected"] == [event.reason for event in room.told]
+
+
+async def test_gpus_that_make_the_list_too_long_later_are_not_taken_in_and_told_once():
+    room = room_of("sharing: {splitCount: 9000}")
+    assert room.fitting.saw_gpus(a_scan(*["Tesla T4"] * 6))
+
+    for _ in range(2):
+        assert not room.fitting.saw_gpus(a_scan(*["Tesla T4"] * 8))
+
+    assert not room.stop.is_set()
+    assert 1 == len(room.told)
+    room.fitting.take(reading_of("sharing: {splitCount: 10}"))
+    assert room.fitting.saw_gpus(a_scan(*["Tesla T4"] * 8))
+
+
+async def test_a_reload_that_does_not_fit_the_gpus_changes_nothing():
+    room = room_of()
+    room.fitting.saw_gpus(a_scan(*["NVIDIA H100"] * 8))
+
+    room.fitting.take(reading_of("sharing: {splitCount: 9000}"))
+
+    assert 10 == room.split_count
+    assert ["ConfigRejected"] == [event.reason for event in room.told]
+    assert "8 GPUs x 9000 slices" in room.told[0].text
+
+
+@pytest.mark.parametrize("text", ["node: {name: other}", "web: {port: 1}"])
+async def test_what_acts_only_at_the_next_start_is_left_as_it_is(text: str):
+    room = room_of()
+    room.fitting.take(reading_of(text))
+    assert 10 == room.split_count
+    assert [] == room.told

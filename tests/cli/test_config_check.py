@@ -1,0 +1,172 @@
+"""`config check`: what each node would get, with the place of every value, or what is wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agent.cli.main import dispatch
+
+OWN = """sharing:
+  splitCount: 8
+profiles:
+  - name: big
+    match: {nodes: ["gpu-a*", gpu-z], labels: zone=a}
+    sharing: {splitCount: 20}
+  - name: h100
+    match: {gpus: [h100]}
+    library: {corePolicy: force}
+"""
+DEVICES = "nvidia:\n  deviceMemoryScaling: 1.5\n  deviceColour: red\n"
+NODES = '{"nodeconfig": [{"name": "gpu-b", "devicesplitcount": 5}]}'
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("config.yaml", OWN), ("device.yaml", DEVICES), ("config.json", NODES)):
+        (tmp_path / name).write_text(text)
+    return ["config.yaml", "device.yaml", "config.json"]
+
+
+def checked(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[str, str]:
+    assert code == dispatch(["config", "check", *words], {"HAMI_AGENT_XYZ": "not looked at"})
+    out = capsys.readouterr()
+    assert "--json" in words or all(len(line) <= 80 for line in out.out.splitlines())
+    return out.out, out.err
+
+
+def test_every_node_that_the_files_name_is_printed_and_all_others_at_once(files, capsys):
+    out, err = checked(capsys, *files)
+
+    assert [
+        "gpu-z",
+        "  sharing.splitCount     8      config.yaml:2:15",
+        "  sharing.memoryScaling  1.5    device.yaml:2:24",
+        "gpu-b",
+        "  sharing.splitCount     5      config.json:1:55",
+        "  sharing.memoryScaling  1.5    device.yaml:2:24",
+        "other nodes",
+        "  sharing.splitCount     8      config.yaml:2:15",
+        "  sharing.memoryScaling  1.5    device.yaml:2:24",
+        "ok",
+    ] == out.splitlines()
+    assert "hami-agent: warning: device.yaml:3:3: nvidia: unknown key `deviceColour`\n" == err
+
+
+def test_labels_and_gpus_of_a_node_decide_its_profiles(files, capsys):
+    words = ("--node", "gpu-a1", "--label", "zone=a", "--gpu", "NVIDIA H100 80GB HBM3")
+    out, _ = checked(capsys, *files, *words)
+
+    assert [
+        "gpu-a1, profile big, profile h100",
+        "  sharing.splitCount     20     config.yaml:6:27",
+        "  sharing.memoryScaling  1.5    device.yaml:2:24",
+        "  library.corePolicy     force  config.yaml:9:27",
+        "ok",
+    ] == out.splitlines()
+
+
+def test_a_program_gets_the_same_as_json(files, capsys):
+    out, _ = checked(capsys, *files, "--node", "gpu-b", "--json")
+    document = json.loads(out)
+
+    assert ("ConfigCheck", True) == (document["kind"], document["ok"])
+    assert ["device.yaml:3:3: nvidia: unknown key `deviceColour`"] == document["warnings"]
+    assert [
+        {
+            "name": "gpu-b",
+            "profiles": [],
+            "settings": [
+                {"key": "sharing.splitCount", "value": 5, "origin": "config.json:1:55"},
+                {"key": "sharing.memoryScaling", "value": 1.5, "origin": "device.yaml:2:24"},
+            ],
+        }
+    ] == document["nodes"]
+
+
+def test_a_node_without_a_word_about_it_gets_the_defaults(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("empty.yaml").write_text("")
+
+    assert ["n: all defaults", "ok"] == checked(capsys, "empty.yaml", "--node", "n")[0].splitlines()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        (
+            "c.yaml",
+            "sharing: {splitCuont: 4}",
+            "1:23: unknown setting sharing.splitCuont; did you mean sharing.splitCount?",
+        ),
+        (
+            "d.yaml",
+            "nvidia: {deviceSplitCount: x}",
+            "1:28: nvidia.deviceSplitCount: a whole number is expected, not `x`",
+        ),
+        (
+            "n.json",
+            '{"nodeconfig": [\n{"name": 1}]}',
+            "2:10: nodeconfig[0].name: text is expected, not `1`",
+        ),
+    ],
+)
+def test_an_error_names_file_line_and_column(tmp_path, monkeypatch, capsys, name, text, says):
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(text)
+
+    assert ("", f"hami-agent: {name}:{says}\n") == checked(capsys, name, code=1)
+    out, _ = checked(capsys, name, "--json", code=1)
+    assert (False, f"{name}:{says}") == (json.loads(out)["ok"], json.loads(out)["error"])
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["config.yaml", "--label", "zone"], "--label zone: expected KEY=VALUE"),
+        (["config.yaml", "config.yaml"], "is the agent's own file, and so is config.yaml"),
+        (["none.yaml"], "none.yaml: cannot be read: No such file"),
+        (["config.yaml", "--split-count", "0"], "--split-count: sharing.splitCount: expected 1"),
+        (
+            ["device.yaml", "--split-count", "9000", *["--gpu", "x"] * 8],
+            "8 GPUs x 9000 slices x 66 bytes are a list of 4.5 MiB",
+        ),
+    ],
+)
+def test_what_cannot_be_checked_says_why(files, capsys, words: list[str], says: str):
+    assert says in checked(capsys, *words, code=1)[1]
+
+
+def test_without_a_file_the_sources_of_this_host_are_checked(capsys):
+    assert 1 == dispatch(["config", "check"], {"HAMI_AGENT_XYZ": "1"})
+    assert "env HAMI_AGENT_XYZ: unknown setting" in capsys.readouterr().err
+
+
+def test_the_schema_is_printed(capsys):
+    assert 0 == dispatch(["config", "schema"], {})
+    assert (
+        "splitCount" in json.loads(capsys.readouterr().out)["properties"]["sharing"]["properties"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--pass-device-specs"], "true"),
+        (["--pass-device-specs=true"], "true"),
+        (["--pass-device-specs=false"], "false"),
+    ],
+)
+def test_a_switch_may_stand_alone(capsys, words: list[str], shown: str):
+    assert 0 == dispatch(["config", "show", *words], {})
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["allocation.passDeviceSpecs", shown] in lines
+
+
+@pytest.mark.parametrize("flag", ["--config-file", "--device-config"])
+def test_hamis_flag_names_its_file(files, capsys, flag: str):
+    assert 0 == dispatch(["config", "show", "--diff", "--origin", flag, "device.yaml"], {})
+    out = capsys.readouterr()
+    assert "device.yaml:2:24" in out.out
+    assert "warning: device.yaml:3:3" in out.err

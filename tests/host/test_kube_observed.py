@@ -1,0 +1,167 @@
+"""An agent that observes: its reporter finds its writes done, and the API server sees none."""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncGenerator, AsyncIterator
+
+import pytest
+import structlog
+
+from agent.core.annotations import HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE
+from agent.core.changes import NodeEvent
+from agent.core.errors import ApiNotFound
+from agent.core.inventory import Inventory
+from agent.core.pods import NodeView, PodUid
+from agent.core.report_settings import ReportProfile, ReportSettings
+from agent.host.kube.observed import ObservedNode, ObservedPods
+from agent.kit.cell import Cell
+from agent.services.node import Node
+from agent.services.report import ReportCells, Reporter, ReportState
+from tests.builders import a_pod, an_inventory
+from tests.fakes.apiserver import FakeApi
+from tests.fakes.clock import LoopClock
+from tests.services.reporting import SCORED, Chance, text_in
+
+THEIRS = '[{"id":"GPU-theirs","count":1}]'
+
+
+@dataclasses.dataclass
+class Room:
+    """A reporter behind an observed Node."""
+
+    api: FakeApi
+    node: ObservedNode
+    inventory: Cell[Inventory]
+    state: Cell[ReportState]
+    events: list[NodeEvent]
+    log: list
+
+    def told(self) -> list[dict]:
+        """What the log says would be written."""
+        return [line["annotations"] for line in self.log if line["event"] == "observe.would_write"]
+
+
+@contextlib.asynccontextmanager
+async def observing(
+    annotations: dict[str, str] | None = None, settings: ReportSettings | None = None
+) -> AsyncIterator[Room]:
+    api = FakeApi()
+    api.create_node(annotations)
+    observed = ObservedNode(api)
+    view: Cell[NodeView | None] = Cell(None)
+    state, inventory = Cell(ReportState()), Cell(an_inventory())
+    events: list[NodeEvent] = []
+    node = Node(observed, view, Chance(0.0))
+    cells = ReportCells(inventory, view, Cell(settings or ReportSettings()), state)
+    reporter = Reporter(observed, cells, node.saw, events.append, LoopClock(), Chance(0.0))
+    with structlog.testing.capture_logs() as log:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(run()) for run in (node.run, reporter.run)]
+            await asyncio.sleep(5)
+            yield Room(api, observed, inventory, state, events, log)
+            for task in tasks:
+                task.cancel()
+    assert 0 == api.writes
+
+
+async def test_what_would_be_written_is_told_once():
+    async with observing({"other": "kept"}) as room:
+        text = text_in(an_inventory())
+        await asyncio.sleep(3600)
+
+        assert [{REGISTER: text}] == room.told()
+        assert {REGISTER: text} == room.node.pending
+        assert room.state.value.reported
+
+
+async def test_every_change_is_told_and_what_is_right_again_is_pending_no_more():
+    async with observing(settings=SCORED) as room:
+        room.inventory.set(an_inventory(count=3, generation=2))
+        await asyncio.sleep(5)
+
+        assert 2 == len(room.told())
+        assert {REGISTER, SCORE} == set(room.told()[1])
+        room.api.edit_node({key: room.node.pending[key] for key in (REGISTER, SCORE)})
+        await asyncio.sleep(5)
+        assert {} == room.node.pending
+
+
+async def test_a_node_that_says_the_same_leaves_nothing_to_tell():
+    async with observing({REGISTER: text_in(an_inventory()).replace(",", ", ")}) as room:
+        await asyncio.sleep(3600)
+
+        assert [] == room.told()
+        assert {} == room.node.pending
+        assert room.state.value.reported
+
+
+async def test_the_plugin_beside_us_may_write_as_it_likes_and_is_no_adversary():
+    async with observing() as room:
+        for _ in range(100):
+            room.api.edit_node({REGISTER: THEIRS, HANDSHAKE: "Requesting_2026-08-21 06:20:50"})
+            await asyncio.sleep(1)
+            room.api.edit_node({REGISTER: None})
+            await asyncio.sleep(1)
+
+        assert 1 == len(room.told())
+        assert [] == room.events
+        assert room.state.value.reported
+
+
+async def test_a_node_that_is_created_again_is_told_anew():
+    async with observing() as room:
+        room.api.delete_node()
+        await asyncio.sleep(5)
+        assert {} == room.node.pending
+        room.api.create_node()
+        await asyncio.sleep(5)
+
+        assert 2 == len(room.told())
+
+
+async def test_stamps_for_old_schedulers_are_no_news():
+    async with observing(settings=ReportSettings(ReportProfile.COLON)) as room:
+        await asyncio.sleep(3600)
+
+        assert 1 == len(room.told())
+        assert [REGISTER] == list(room.told()[0])
+
+
+async def test_watches_that_end_and_outages_change_nothing():
+    async with observing() as room:
+        room.api.end_watches()
+        room.api.begin_outage()
+        await asyncio.sleep(300)
+        room.api.end_outage()
+        await asyncio.sleep(300)
+
+        assert 1 == len(room.told())
+        assert room.state.value.reported
+
+
+async def test_nothing_is_written_to_a_node_that_was_not_seen():
+    with pytest.raises(ApiNotFound):
+        await ObservedNode(FakeApi()).annotate_node({REGISTER: THEIRS})
+
+
+async def test_locks_pods_and_events_are_told_and_left_alone():
+    api = FakeApi()
+    api.create_node({MUTEX_LOCK: "held"})
+    pod = api.put_pod(a_pod())
+    pods = ObservedPods(api)
+    with structlog.testing.capture_logs() as log:
+        await ObservedNode(api).release_lock(MUTEX_LOCK, "held")
+        await pods.annotate_pod("team-a", "train-0", PodUid(pod.uid), {"b": "2", "a": None})
+        await pods.post_event(NodeEvent("ReportConflict", "a text", warning=True))
+        listed = await pods.list_pods()
+
+    assert ["would_release", "would_annotate", "would_post"] == [
+        line["event"].partition(".")[2] for line in log
+    ]
+    assert ["a", "b"] == log[1]["keys"]
+    assert (0, (pod,)) == (api.writes, listed.pods)
+    changes = pods.watch_pods(listed.resource_version)
+    assert listed.resource_version == (await anext(changes)).resource_version
+    assert isinstance(changes, AsyncGenerator)
+    await changes.aclose()

@@ -1,0 +1,113 @@
+"""An idle hour of a whole node, its kubelet and its agent: nothing is written to the API server."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+
+import pytest
+
+from agent.core.annotations import REGISTER
+from tests.builders import NODE
+from tests.machine.agent_life import start_agent
+from tests.machine.pods import Shape
+from tests.machine.virtual import VirtualClock, VirtualLoop
+from tests.machine.world import World
+
+HOUR = 3600.0
+LONG = 300.0
+"""Seconds in which whatever was begun is over."""
+
+Happening = Callable[[World], Coroutine[object, object, None]]
+
+
+def play(history: Happening) -> None:
+    """The history of a node whose agent has reported, with one pod that runs."""
+    loop = VirtualLoop()
+
+    async def whole() -> None:
+        world, ready = World(1, VirtualClock(loop), start_agent), asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(world.run(ready))
+            await ready.wait()
+            world.create_and_schedule("p", Shape())
+            await asyncio.sleep(LONG)
+            assert 1 == len(world.running())
+            await history(world)
+            assert [] == [*world.audit.breaches]
+            task.cancel()
+
+    with contextlib.closing(loop):
+        loop.run_until_complete(whole())
+        loop.run_until_complete(loop.shutdown_asyncgens())
+
+
+def writes(world: World) -> int:
+    assert world.agent is not None
+    return world.agent.api.writes
+
+
+def register(world: World) -> str:
+    notes: dict[str, str] = world.store.get("nodes", "", NODE)["metadata"]["annotations"]
+    return notes[REGISTER]
+
+
+async def nothing(_: World) -> None:
+    return
+
+
+async def a_new_kubelet(world: World) -> None:
+    await world.restart_kubelet(lose=False)
+
+
+async def a_kubelet_that_was_away(world: World) -> None:
+    await world.stop_kubelet(LONG)
+    await asyncio.sleep(2 * LONG)
+
+
+async def a_new_kubelet_without_its_records(world: World) -> None:
+    await world.restart_kubelet(lose=True)
+
+
+async def an_outage_of_the_api_server(world: World) -> None:
+    world.faults.change(is_down=True, list_fails=False)
+    await asyncio.sleep(LONG)
+    world.faults.clear()
+
+
+async def settings_that_are_the_same(world: World) -> None:
+    world.set_split(world.split)
+
+
+@pytest.mark.parametrize(
+    "happening",
+    [
+        nothing,
+        a_new_kubelet,
+        a_kubelet_that_was_away,
+        a_new_kubelet_without_its_records,
+        an_outage_of_the_api_server,
+        settings_that_are_the_same,
+    ],
+    ids=lambda one: one.__name__,
+)
+def test_it_writes_nothing(happening: Happening):
+    async def history(world: World) -> None:
+        before, text = writes(world), register(world)
+
+        await happening(world)
+        await asyncio.sleep(HOUR)
+
+        assert before == writes(world)
+        assert text == register(world)
+
+    play(history)
+
+
+def test_nor_does_an_agent_that_was_killed_and_starts_again():
+    async def history(world: World) -> None:
+        world.kill_agent()
+        await asyncio.sleep(HOUR)
+
+        assert 0 == writes(world)
+
+    play(history)

@@ -1,0 +1,78 @@
+"""The real process with the files of a HAMi release, and with profiles that follow the node."""
+
+import asyncio
+import json
+
+import pytest
+
+from agent.codec.register import decode_register
+from agent.core.annotations import REGISTER
+from agent.sandbox.lab.cluster import NODE, open_cluster
+from tests.process.agent_process import PATIENCE, offers, options, run, started
+
+pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(60)]
+
+DEVICES = "nvidia: {deviceSplitCount: 4, deviceMemoryScaling: 1.5, libCudaLogLevel: 3}\n"
+NODES = {
+    "nodeconfig": [
+        {"name": "another", "devicesplitcount": 9},
+        {"name": NODE, "devicesplitcount": 5, "filterdevices": {"index": [0]}},
+    ]
+}
+POOL = """
+profiles:
+- name: big
+  match: {labels: pool=big, gpus: [h100]}
+  sharing: {splitCount: 20}
+"""
+
+
+async def test_hamis_files_make_the_list_and_the_annotation(tmp_path):
+    (tmp_path / "d.yaml").write_text(DEVICES)
+    (tmp_path / "config.json").write_text(json.dumps(NODES))
+    files = ("--config-file", f"{tmp_path}/d.yaml", "--nodeconfig", f"{tmp_path}/config.json")
+    async with open_cluster(options(*files, gpus=3)) as opened:
+        cluster = await started(opened, slices=10)
+
+        assert await cluster.until(lambda: REGISTER in cluster.node_annotations(), PATIENCE)
+        told = decode_register(cluster.node_annotations()[REGISTER])
+        assert [(1, 5, 122338), (2, 5, 122338)] == [
+            (gpu.index, gpu.split_count, gpu.registered_mib) for gpu in told
+        ]
+
+
+async def test_a_profile_follows_the_labels_of_the_node():
+    async with open_cluster(options(gpus=2)) as opened:
+        opened.places.config.write_text(POOL)
+        cluster = await started(opened, slices=20)
+
+        def label(fresh):
+            fresh["metadata"]["labels"]["pool"] = "big"
+            return fresh
+
+        cluster.store.update("nodes", "", NODE, label)
+
+        assert await offers(cluster, 40), cluster.log.last(20)
+        assert cluster.agent.code is None
+        assert 1 == len(cluster.kubelet.history.of("registered"))
+
+
+async def test_a_list_that_the_kubelet_would_not_take_ends_the_process_with_78():
+    async with open_cluster(options("--split-count", "9000")) as cluster:
+        await cluster.start_agent()
+
+        async with asyncio.timeout(PATIENCE):
+            assert 78 == await cluster.agent.wait()
+        (line,) = cluster.log.of("agent.failed")
+        assert "8 GPUs x 9000 slices x 66 bytes are a list of 4.5 MiB" in str(line.fields["err"])
+        assert 0 == cluster.allocatable()
+
+
+def test_a_mebibyte_of_junk_is_78_with_its_file(tmp_path):
+    junk = tmp_path / "config.json"
+    junk.write_bytes(b"\x00junk" * 300_000)
+
+    ended = run("run", "--nodeconfig", str(junk), "--simulate", "h100:1")
+
+    assert 78 == ended.returncode
+    assert f"hami-agent: {junk}: is larger than 1024 KiB" in ended.stderr

@@ -1,0 +1,112 @@
+"""A GPU that is not shared is told in one Event, with the reason; its neighbours are shared."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from agent.core.changes import NodeEvent
+from agent.core.gpu import GpuFault, Scan
+from agent.core.inventory import Inventory
+from agent.core.slices import SharingSettings
+from agent.kit.cell import Cell
+from agent.services.discovery import Discovery
+from agent.services.inventory import InventoryKeeper
+from agent.services.left_out import LeftOut
+from tests.builders import a_gpu, a_uuid
+from tests.fakes.clock import ManualClock
+from tests.fakes.driver import ScriptedDriver
+
+BROKEN = GpuFault("index 1", "Unknown Error")
+
+
+class Bench:
+    """A driver, the inventory, and what is said of it."""
+
+    def __init__(self) -> None:
+        self.driver = ScriptedDriver([a_gpu(index=0)])
+        self.inventory = Cell(Inventory())
+        self.events: list[NodeEvent] = []
+        self.keeper = InventoryKeeper(self.inventory, Cell(SharingSettings()), ManualClock())
+        self.discovery = Discovery(self.driver, self.keeper.found)
+        self.left_out = LeftOut(self.keeper.left_out, self.events.append)
+
+    @property
+    def indexes(self) -> list[int]:
+        return [shared.gpu.index for shared in self.inventory.value.gpus]
+
+    async def rescan(self) -> None:
+        self.discovery.rescan()
+        await asyncio.sleep(1)
+
+
+@asynccontextmanager
+async def running(*faults: GpuFault) -> AsyncIterator[Bench]:
+    bench = Bench()
+    bench.driver.faults = list(faults)
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(run())
+            for run in (bench.keeper.run, bench.discovery.run, bench.left_out.run)
+        ]
+        await asyncio.sleep(1)
+        yield bench
+        for task in tasks:
+            task.cancel()
+
+
+async def test_a_gpu_that_cannot_be_described_is_left_out_with_one_event():
+    async with running(BROKEN) as bench:
+        await asyncio.sleep(3600)
+
+        assert [0] == bench.indexes
+        (event,) = bench.events
+        assert ("GpuLeftOut", True) == (event.reason, event.warning)
+        assert "GPU index 1 is not shared: Unknown Error" == event.text
+        assert bench.driver.scans > 50
+
+
+async def test_a_gpu_in_mig_mode_and_one_of_unknown_memory_are_told_apart():
+    async with running() as bench:
+        bench.driver.gpus += [a_gpu(index=1, mig_enabled=True), a_gpu(index=2, memory_mib=None)]
+        await bench.rescan()
+
+        assert [0] == bench.indexes
+        assert [a_uuid(1) in bench.events[0].text, "MIG" in bench.events[0].text] == [True, True]
+        assert "preconfiguredMemory" in bench.events[1].text
+        assert 2 == len(bench.events)
+        bench.driver.gpus.append(a_gpu(index=3, name=""))
+        await bench.rescan()
+        assert [a_uuid(3) in event.text for event in bench.events] == [False, False, True]
+
+
+async def test_it_is_told_again_when_it_comes_back_to_that_or_the_reason_is_another():
+    async with running(BROKEN) as bench:
+        bench.driver.faults = []
+        await bench.rescan()
+        bench.driver.faults = [BROKEN]
+        await bench.rescan()
+        bench.driver.faults = [GpuFault("index 1", "Not Supported")]
+        await bench.rescan()
+
+        assert ["Unknown Error", "Unknown Error", "Not Supported"] == [
+            event.text.partition(": ")[2] for event in bench.events
+        ]
+
+
+async def test_a_scan_with_nothing_but_faults_is_an_empty_node_and_no_crash():
+    async with running() as bench:
+        bench.keeper.found(Scan("570.1", (), tuple(GpuFault(f"index {n}", "x") for n in range(16))))
+        await asyncio.sleep(1)
+
+        assert [] == bench.indexes
+        assert 16 == len(bench.events)
+
+
+async def test_it_ends_with_its_cell():
+    said: list[NodeEvent] = []
+    cell: Cell[tuple[GpuFault, ...]] = Cell((BROKEN,))
+    cell.close()
+
+    await LeftOut(cell, said.append).run()
+
+    assert 1 == len(said)

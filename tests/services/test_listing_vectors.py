@@ -1,0 +1,65 @@
+"""The list for the kubelet against HAMi v2.10's own, down to the bytes that the kubelet reads."""
+
+import asyncio
+from pathlib import PurePosixPath
+from typing import Any
+
+import pytest
+
+from agent.core.condition import Condition
+from agent.core.gpu import Scan
+from agent.core.inventory import Inventory
+from agent.core.slices import SharingSettings, SliceList
+from agent.host.nvml.facts import bus_id
+from agent.kit.cell import Cell
+from agent.plugin.frames import Frames
+from agent.services.inventory import InventoryKeeper
+from agent.services.listing import Listing
+from agent.wire.v1beta1 import Device, ListAndWatchResponse
+from tests.builders import a_gpu, a_health
+from tests.fakes.clock import ManualClock
+from tests.hami_vectors import Vector, cases, vectors
+
+BUS_IDS = "list_and_watch-245"
+
+
+def shown(device: Device) -> dict[str, Any]:
+    """A device as HAMi's vectors write it."""
+    topology = device.topology
+    nodes = [{"ID": node.id} for node in topology.nodes] if topology else []
+    plain = {"ID": device.id, "health": device.health}
+    return {**plain, "topology": {"nodes": nodes}} if nodes else plain
+
+
+@pytest.mark.parametrize(
+    "vector", cases("list_and_watch", without={BUS_IDS: "a path, tested below"}), ids=str
+)
+async def test_one_gpu_becomes_the_devices_that_hami_lists(vector: Vector):
+    given = vector.given
+    settings = SharingSettings(
+        split_count=given["deviceSplitCount"], numa_topology=given["enableNumaTopology"]
+    )
+    inventory, slices = Cell(Inventory()), Cell(SliceList())
+    keeper = InventoryKeeper(inventory, Cell(settings), ManualClock())
+    gpu = a_gpu(uuid=given["uuid"], numa=given["numa"])
+    assert "Unhealthy" == given["health"]
+    keeper.judged({gpu.uuid: a_health(condition=Condition.BAD)})
+    keeper.found(Scan("570.1", (gpu,)))
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(Listing(inventory, keeper.held, slices).run())
+        await slices.until(lambda listed: listed.generation > 0)
+        task.cancel()
+
+    frame = bytes(Frames().encode(slices.value))
+    assert vector.expected == [
+        shown(device) for device in ListAndWatchResponse.parse(frame).devices
+    ]
+
+
+def test_the_numa_node_is_looked_up_where_hami_looks():
+    vector = vectors("list_and_watch")[BUS_IDS]
+
+    assert [PurePosixPath(path).parent.name for path in vector.expected] == [
+        bus_id(text) for text in vector.given
+    ]

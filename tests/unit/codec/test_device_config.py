@@ -1,0 +1,134 @@
+"""HAMi's device-config.yaml: every key of the section, by the rules of the reader it has there."""
+
+import pytest
+
+from agent.codec.device_config import read_device_config
+from agent.core.errors import SettingsError
+
+CHART = """
+nvidia:
+  resourceCountName: nvidia.com/gpu
+  resourceMemoryName: nvidia.com/gpumem
+  resourceMemoryPercentageName: nvidia.com/gpumem-percentage
+  resourceCoreName: nvidia.com/gpucores
+  resourcePriorityName: nvidia.com/priority
+  overwriteEnv: false
+  defaultMemory: 0
+  defaultCores: 0
+  defaultGPUNum: 1
+  memoryFactor: 1
+  deviceSplitCount: 10
+  deviceMemoryScaling: 1
+  deviceCoreScaling: 1
+  preConfiguredDeviceMemory: 0
+  libCudaLogLevel: 1
+  enableNumaTopology: false
+  disableCoreLimit: false
+  gpuCorePolicy: default
+  runtimeClassName: ""
+  migProfileAllowlist:
+    - models: ["A30"]
+      profiles: ["1g.6gb", "2g.12gb"]
+  knownMigGeometries:
+    - models: ["A30"]
+      allowedGeometries:
+        - - name: 1g.6gb
+            core: 25
+            memory: 6144
+            count: 4
+        -
+          - {name: 4g.24gb, core: 100, memory: 24576, count: 1}
+cambricon:
+  resourceCountName: 7
+"""
+
+
+def read(text: str):
+    config = read_device_config(text.encode(), "d.yaml")
+    return {one.key: one.value for one in config.found}, config.warnings
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(SettingsError) as caught:
+        read(text)
+    return str(caught.value)
+
+
+def test_every_key_of_the_chart_is_known():
+    found, warnings = read(CHART)
+
+    assert () == warnings
+    assert 21 == len(found)
+    assert ("1", 10, 1, False) == (
+        found["libCudaLogLevel"],
+        found["deviceSplitCount"],
+        found["deviceMemoryScaling"],
+        found["overwriteEnv"],
+    )
+    assert ({"models": ("A30",), "profiles": ("1g.6gb", "2g.12gb")},) == (
+        found["migProfileAllowlist"]
+    )
+    (geometry,) = found["knownMigGeometries"]
+    assert 2 == len(geometry["allowedGeometries"])
+
+
+def test_an_unknown_key_is_told_with_the_nearest_and_passed_over():
+    found, warnings = read("nvidia:\n  deviceSplitCuont: 3\n  defaultCores: 5\n")
+
+    assert {"defaultCores": 5} == found
+    assert (
+        "d.yaml:2:3: nvidia: unknown key `deviceSplitCuont`; did you mean deviceSplitCount?",
+    ) == warnings
+
+
+def test_an_unknown_key_far_below_is_told_too():
+    _, warnings = read("nvidia: {migProfileAllowlist: [{models: [], x: 1}]}")
+    assert ("d.yaml:1:45: nvidia.migProfileAllowlist[0]: unknown key `x`",) == warnings
+
+
+@pytest.mark.parametrize("text", ["", "nvidia:", "cambricon: {}"])
+def test_a_file_without_the_section_says_so(text: str):
+    assert ({}, ("d.yaml: there is no section nvidia; nothing is taken",)) == read(text)
+
+
+def test_null_is_as_good_as_absent():
+    """Go's nil pointers, on which HAMi's plugin crashes."""
+    found, _ = read("nvidia: {deviceSplitCount: , deviceMemoryScaling: null, libCudaLogLevel: ~}")
+    assert {} == found
+
+
+def test_a_whole_number_that_helm_wrote_with_an_exponent_is_whole():
+    assert 131072 == read("nvidia: {preConfiguredDeviceMemory: 1.31072e+05}")[0].popitem()[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("deviceSplitCount: '10'", "2:21: nvidia.deviceSplitCount: a whole number is expected"),
+        ("deviceSplitCount: 5.5", "a whole number is expected, not `5.5`"),
+        ("deviceSplitCount: 1e400", "a whole number is expected"),
+        ("deviceSplitCount: .inf", "a number is expected, not `.inf`"),
+        ("deviceSplitCount: -1", "`-1` is not between 0 and"),
+        ("deviceSplitCount: [1]", "a whole number is expected, not a list"),
+        ("deviceMemoryScaling: much", "a number is expected, not `much`"),
+        ("deviceMemoryScaling: .nan", "a number is expected, not `.nan`"),
+        ("overwriteEnv: 1", "true or false is expected, not `1`"),
+        ("defaultMemory: 2147483648", "is not between -2147483648 and 2147483647"),
+        ("resourceCountName: [x]", "text is expected, not a list"),
+        ("migProfileAllowlist: {}", "a list is expected here, not a mapping"),
+        ("migProfileAllowlist: [{models: x}]", "a list is expected here, not `x`"),
+        ("knownMigGeometries: [{allowedGeometries: [[{count: x}]]}]", "[0][0].count: a whole"),
+        ("deviceSplitCount: 1\n  deviceSplitCount: 2", "3:3: nvidia: the key `deviceSplitCount`"),
+    ],
+)
+def test_a_wrong_type_at_any_depth_refuses_the_file(line: str, says: str):
+    assert says in refusal(f"nvidia:\n  {line}\n")
+
+
+def test_a_half_written_file_is_refused():
+    half = CHART[: CHART.index("profiles:") + 12]
+    assert "not valid YAML" in refusal(half)
+
+
+def test_the_section_must_be_keys_and_values():
+    assert "d.yaml:1:9: nvidia: keys and values are expected" in refusal("nvidia: 3")

@@ -1,0 +1,119 @@
+"""What the Node's annotations must say, and when they say it already."""
+
+import dataclasses
+
+import pytest
+
+from agent.codec.node_report import NodeReport, read_register, report_of
+from agent.codec.register import encode_register, registered
+from agent.codec.register_colon import encode_register_colon, registered_colon
+from agent.core.annotations import REGISTER, SCORE
+from agent.core.condition import Condition
+from agent.core.gpu import Link, PciPath
+from agent.core.inventory import Inventory
+from agent.core.report_settings import ReportProfile, ReportSettings
+from tests.builders import a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
+
+JSON = ReportSettings()
+SCORED = ReportSettings(topology_score=True)
+TEXT = encode_register(registered(an_inventory()))
+SCORES = (
+    f'[{{"uuid":"{a_uuid(0)}","score":{{"{a_uuid(1)}":220}}}},'
+    f'{{"uuid":"{a_uuid(1)}","score":{{"{a_uuid(0)}":220}}}}]'
+)
+
+
+def linked(*, lopsided: bool = False) -> Inventory:
+    """Two GPUs with two NVLinks between them; lopsided: one of them does not know."""
+    rows: list[tuple[Link, ...]] = [
+        (Link(a_uuid(1), PciPath.SAME_CPU, 2),),
+        (Link(a_uuid(0), PciPath.SAME_CPU, 2),),
+    ]
+    if lopsided:
+        rows[1] = ()
+    return an_inventory(
+        gpus=[a_shared_gpu(gpu=a_gpu(index=n, links=row)) for n, row in enumerate(rows)]
+    )
+
+
+def the_report(inventory: Inventory, annotations, settings=JSON) -> NodeReport:
+    report = report_of(inventory, annotations, settings)
+    assert report is not None
+    return report
+
+
+@pytest.mark.parametrize(
+    ("profile", "text"),
+    [
+        (ReportProfile.JSON, TEXT),
+        (ReportProfile.COLON, encode_register_colon(registered_colon(an_inventory()))),
+        (ReportProfile.COLON_7, encode_register_colon(registered_colon(an_inventory()), 7)),
+    ],
+)
+def test_every_profile_has_its_text_and_takes_no_other(profile: ReportProfile, text: str):
+    assert text == the_report(an_inventory(), {}, ReportSettings(profile)).register
+    for other in ReportProfile:
+        report = the_report(an_inventory(), {REGISTER: text}, ReportSettings(other))
+        assert report.is_said is (other is profile)
+
+
+def test_nothing_is_said_before_the_first_scan_or_on_a_node_that_never_had_gpus():
+    assert report_of(Inventory(), {REGISTER: TEXT}, JSON) is None
+    assert report_of(Inventory(generation=1), {}, JSON) is None
+    assert report_of(Inventory(generation=1), {REGISTER: "[]"}, JSON) is None
+
+
+@pytest.mark.parametrize("profile", ReportProfile)
+def test_without_a_gpu_the_known_ones_stay_unhealthy_in_any_profile(profile: ReportProfile):
+    settings = ReportSettings(profile)
+    before = the_report(an_inventory(), {}, settings).register
+
+    report = the_report(Inventory(generation=2), {REGISTER: before, SCORE: "kept"}, settings)
+
+    assert [False, False] == [gpu.healthy for gpu in read_register(report.register)]
+    assert {REGISTER: report.register} == report.changes
+
+
+def test_the_score_is_written_beside_the_register_text_and_only_where_it_differs():
+    nothing = the_report(linked(), {}, SCORED)
+    half = the_report(linked(), {REGISTER: TEXT}, SCORED)
+    other_half = the_report(linked(), {SCORE: SCORES}, SCORED)
+
+    assert {REGISTER: TEXT, SCORE: SCORES} == nothing.changes == half.changes
+    assert {REGISTER: TEXT} == other_half.changes
+    assert [False] * 3 == [each.is_said for each in (nothing, half, other_half)]
+    assert the_report(linked(), {REGISTER: TEXT, SCORE: SCORES}, SCORED).is_said
+
+
+def test_a_score_that_nobody_asked_for_is_removed():
+    """A malformed one makes the scheduler reject the whole node, and nobody would keep it true."""
+    report = the_report(linked(), {REGISTER: TEXT, SCORE: "{}"})
+
+    assert not report.is_said
+    assert {REGISTER: TEXT, SCORE: None} == report.changes
+
+
+def test_pairs_of_different_sides_are_named():
+    assert () == the_report(linked(), {}, SCORED).lopsided
+    assert ((a_uuid(0), a_uuid(1)),) == the_report(linked(lopsided=True), {}, SCORED).lopsided
+
+
+def test_a_change_of_health_is_told_from_other_changes():
+    ill = dataclasses.replace(
+        an_inventory(),
+        gpus=(
+            a_shared_gpu(gpu=a_gpu(index=0)),
+            a_shared_gpu(gpu=a_gpu(index=1), health=a_health(condition=Condition.BAD)),
+        ),
+    )
+    grown = an_inventory(count=3)
+
+    sick, more = (the_report(each, {REGISTER: TEXT}) for each in (ill, grown))
+
+    assert (True, True) == (sick.is_health_alone, sick.changes_health)
+    assert (False, False) == (more.is_health_alone, more.changes_health)
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "no register annotation", "a,b:"])
+def test_what_cannot_be_read_names_no_gpu(text: str | None):
+    assert () == read_register(text)

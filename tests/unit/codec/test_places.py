@@ -1,0 +1,134 @@
+"""Files are read with the place of every value, from YAML and from JSON alike."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.codec.json_places import read_json
+from agent.codec.places import Place
+from agent.codec.yaml_places import read_yaml
+from agent.core.errors import SettingsError
+
+LEAF = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"]))
+)
+KEY = st.from_regex(r"[a-z]{1,5}", fullmatch=True)
+JSON = st.recursive(LEAF, lambda one: st.lists(one) | st.dictionaries(KEY, one), max_leaves=12)
+
+
+def from_yaml(text: str) -> Place:
+    document = read_yaml(text.encode(), "f.yaml")
+    assert document is not None
+    return document
+
+
+def from_json(text: str) -> Place:
+    return read_json(text.encode(), "f.json")
+
+
+def test_an_empty_yaml_file_has_no_document():
+    assert None is read_yaml(b"# nothing\n", "f.yaml")
+
+
+def test_a_place_counts_lines_and_columns_from_one():
+    (_, here, value), *_ = from_yaml("a:\n  b: 1\n").pairs()
+    assert ("f.yaml:1:1", "f.yaml:2:3") == (here.where, value.where)
+    (_, here, value), *_ = from_json('{\n  "a": [1]\n}').pairs()
+    assert ("f.json:2:3", "f.json:2:8") == (here.where, value.where)
+    assert "f.json:2:9" == value.items()[0].where
+
+
+def test_the_keys_of_json_match_in_any_case():
+    assert ["name"] == [key for key, _, _ in from_json('{"NaMe": 1}').pairs()]
+
+
+@settings(deadline=None)
+@given(JSON)
+def test_json_is_read_as_json_reads_it(value: object):
+    for text in (json.dumps(value), json.dumps(value, indent=2, ensure_ascii=False)):
+        assert value == from_json(text).value()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"a": }', "f.json:1:7: not valid JSON"),
+        ('{"a": 1,\n "b": NaN}', "f.json:2:7: NaN is no JSON value"),
+        ("[-Infinity]", "f.json:1:2: -Infinity is no JSON value"),
+        ("[" * 21 + "]" * 21, "f.json:1:21: nested deeper than 20 levels"),
+        ("[" * 200_000, "not valid JSON"),
+        ("9" * 5000, "not valid JSON"),
+        ("", "not valid JSON"),
+        ('{"a": 1', "not valid JSON"),
+    ],
+)
+def test_what_is_no_json_is_refused_with_its_place(text: str, says: str):
+    with pytest.raises(SettingsError) as caught:
+        from_json(text)
+    assert says in str(caught.value)
+
+
+def test_a_half_of_a_character_is_replaced_as_go_does():
+    assert ["\ufffd"] == from_json(r'["\ud800"]').value()
+
+
+@pytest.mark.parametrize("read", [read_yaml, read_json])
+def test_what_is_no_text_is_refused(read):
+    with pytest.raises(SettingsError, match=r"f: is not UTF-8 text \(byte 3\)"):
+        read(b"a: \xff", "f")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: 2026-99-99", "f.yaml:1:4: a: not valid YAML"),
+        ("a: " + "9" * 5000, "f.yaml:1:4: a: not valid YAML"),
+        ("a: !!python/name:os.system x", "f.yaml:1:4: a: not valid YAML"),
+        ("a: {[1]: 2}", "f.yaml:1:4: a: not valid YAML"),
+        ("a: !!binary x", "f.yaml:1:4: a: not valid YAML"),
+    ],
+)
+def test_a_scalar_that_its_type_cannot_hold_is_refused_with_its_place(text: str, says: str):
+    (_, _, value), *_ = from_yaml(text).pairs()
+    with pytest.raises(SettingsError) as caught:
+        value.value()
+    assert str(caught.value).startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: 1\na: 2", "f.yaml:2:1: the key `a` stands here twice"),
+        ("? [a]\n: 1", "f.yaml:1:3: a text key is expected, not a list"),
+        ("- 1", "f.yaml:1:1: keys and values are expected here, not a list"),
+        ("!!x {}", "the tag tag:yaml.org,2002:x is unknown"),
+    ],
+)
+def test_a_mapping_that_is_none_is_refused(text: str, says: str):
+    with pytest.raises(SettingsError) as caught:
+        list(from_yaml(text).pairs())
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("text", [".nan", ".inf", "-.inf", "yes", "'1'", "[1]"])
+def test_a_number_is_finite_and_nothing_else(text: str):
+    with pytest.raises(SettingsError, match="a number is expected"):
+        from_yaml(text).number()
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=80) | st.text(alphabet="{}[]\":,-&*!?|>\n a1.~'#", max_size=60))
+def test_any_bytes_are_read_or_refused_and_nothing_else(content):
+    content = content.encode() if isinstance(content, str) else content
+    for read in (read_yaml, read_json):
+        try:
+            place = read(content, "f")
+            _ = place and place.value()
+        except SettingsError as error:
+            assert str(error).startswith("f")  # noqa: PT017 -- both ways are fine

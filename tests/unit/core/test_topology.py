@@ -1,0 +1,111 @@
+"""The points of a pair of GPUs: HAMi's classes, from what both sides tell of their links."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.core.gpu import Gpu, Link, PciPath
+from agent.core.topology import lopsided, pair_scores
+from tests.builders import a_gpu, a_uuid
+
+paths = st.none() | st.sampled_from(PciPath)
+matrices = st.integers(1, 6).flatmap(
+    lambda size: st.lists(
+        st.lists(st.none() | st.tuples(paths, st.integers(0, 24)), min_size=size, max_size=size),
+        min_size=size,
+        max_size=size,
+    )
+)
+
+
+def joined(matrix: list[list[tuple[PciPath | None, int] | None]]) -> list[Gpu]:
+    """GPUs whose links are the rows of the matrix."""
+    return [
+        a_gpu(
+            index=row,
+            links=tuple(
+                Link(a_uuid(column), *cell)
+                for column, cell in enumerate(cells)
+                if cell is not None and column != row
+            ),
+        )
+        for row, cells in enumerate(matrix)
+    ]
+
+
+def score(there: tuple[PciPath | None, int] | None, back: tuple[PciPath | None, int] | None) -> int:
+    return pair_scores(joined([[None, there], [back, None]]))[a_uuid(0)][a_uuid(1)]
+
+
+@pytest.mark.parametrize(
+    ("path", "points"),
+    [
+        (PciPath.CROSS_CPU, 10),
+        (PciPath.SAME_CPU, 20),
+        (PciPath.HOST_BRIDGE, 30),
+        (PciPath.MULTI_SWITCH, 40),
+        (PciPath.SINGLE_SWITCH, 50),
+        (PciPath.SAME_BOARD, 60),
+        (None, 0),
+    ],
+)
+def test_every_class_of_path_has_its_points(path: PciPath | None, points: int):
+    assert points == score((path, 0), (path, 0))
+
+
+@pytest.mark.parametrize("nvlinks", range(1, 19))
+def test_every_nvlink_adds_a_hundred(nvlinks: int):
+    assert 100 * nvlinks == score((None, nvlinks), (None, nvlinks))
+    assert 100 * nvlinks + 10 == score((PciPath.CROSS_CPU, nvlinks), (PciPath.CROSS_CPU, nvlinks))
+
+
+def test_more_nvlinks_than_there_are_classes_count_as_the_most():
+    assert 1800 == score((None, 19), (None, 40))
+
+
+@pytest.mark.parametrize(
+    ("there", "back"),
+    [
+        ((PciPath.SAME_CPU, 4), (PciPath.SAME_CPU, 0)),
+        ((PciPath.SAME_CPU, 0), None),
+        (None, (None, 2)),
+        ((None, 2), None),
+    ],
+)
+def test_a_pair_whose_sides_tell_of_different_kinds_scores_nothing_and_is_named(there, back):
+    gpus = joined([[None, there], [back, None]])
+
+    assert {a_uuid(0): {a_uuid(1): 0}, a_uuid(1): {a_uuid(0): 0}} == pair_scores(gpus)
+    assert ((a_uuid(0), a_uuid(1)),) == lopsided(gpus)
+
+
+def test_each_side_counts_what_it_tells_itself():
+    """As in HAMi: only the number of kinds is compared."""
+    gpus = joined([[None, (PciPath.SAME_CPU, 4)], [(PciPath.CROSS_CPU, 2), None]])
+
+    assert {a_uuid(0): {a_uuid(1): 420}, a_uuid(1): {a_uuid(0): 210}} == pair_scores(gpus)
+    assert () == lopsided(gpus)
+
+
+def test_a_gpu_alone_has_an_entry_without_pairs():
+    assert {a_uuid(0): {}} == pair_scores([a_gpu()])
+
+
+def test_a_link_to_a_gpu_that_is_not_shared_counts_nowhere():
+    gpus = joined([[None, None, (None, 4)], [None, None, None], [(None, 4), None, None]])
+
+    assert {a_uuid(0): {a_uuid(1): 0}, a_uuid(1): {a_uuid(0): 0}} == pair_scores(gpus[:2])
+
+
+@given(matrices, st.randoms(use_true_random=False))
+def test_it_is_a_function_of_the_links_alone(matrix, chance):
+    gpus = joined(matrix)
+    shuffled = chance.sample(gpus, len(gpus))
+
+    scores = pair_scores(gpus)
+
+    assert [gpu.uuid for gpu in gpus] == list(scores)
+    assert scores == pair_scores(shuffled)
+    assert all(set(pairs) == set(scores) - {uuid} for uuid, pairs in scores.items())
+    for one, other in lopsided(gpus):
+        assert 0 == scores[one][other] == scores[other][one]

@@ -1,0 +1,197 @@
+"""What all sources together say of a node: later ones win, and each value has its origin."""
+
+import json
+
+import pytest
+
+from agent.core.errors import SettingsError
+from agent.settings.plan import Given, Plan, Text, make_plan
+from agent.settings.profiles import NodeFacts
+
+DEVICES = "nvidia: {deviceSplitCount: 2}"
+OWN = """
+sharing: {splitCount: 3}
+profiles:
+  - name: some
+    match: {nodes: [n*]}
+    sharing: {splitCount: 4}
+  - name: one
+    match: {nodes: [node-a]}
+    sharing: {splitCount: 5}
+"""
+NODES = '{"nodeconfig":[{"name":"node-a","devicesplitcount":6}]}'
+HERE = NodeFacts("node-a")
+COUNT = "sharing.splitCount"
+
+
+def plan_of(devices: str = "", own: str = "", nodes: str = "", environ=None, flags=None) -> Plan:
+    def text(name: str, content: str) -> Text | None:
+        return Text(name, content.encode()) if content else None
+
+    files = (text("d.yaml", devices), text("c.yaml", own), text("n.json", nodes))
+    return make_plan(Given(*files, environ or {}, flags or {}))
+
+
+def count_of(
+    devices: str = "", own: str = "", nodes: str = "", *, facts=HERE, environ=None, flags=None
+) -> tuple[object, str]:
+    found = plan_of(devices, own, nodes, environ, flags).resolve(facts).settings[COUNT]
+    return found.value, found.origin
+
+
+def test_each_source_wins_over_the_ones_before_it():
+    environ, flags = {"HAMI_AGENT_SHARING_SPLIT_COUNT": "7"}, {"--split-count": "8"}
+
+    assert (10, "default") == count_of()
+    assert (2, "d.yaml:1:28") == count_of(DEVICES)
+    assert (3, "c.yaml:2:23") == count_of(DEVICES, OWN, facts=NodeFacts("other"))
+    assert (4, "c.yaml:6:27") == count_of(DEVICES, OWN, facts=NodeFacts("node-b"))
+    assert (5, "c.yaml:9:27") == count_of(DEVICES, OWN)
+    assert (6, "n.json:1:52") == count_of(DEVICES, OWN, NODES)
+    assert (7, "env HAMI_AGENT_SHARING_SPLIT_COUNT") == count_of(
+        DEVICES, OWN, NODES, environ=environ
+    )
+    assert (8, "--split-count") == count_of(DEVICES, OWN, NODES, environ=environ, flags=flags)
+
+
+def test_the_same_plan_gives_the_same_settings_for_the_same_facts():
+    plan = plan_of(DEVICES, OWN, NODES)
+    assert plan.resolve(HERE) == plan.resolve(HERE)
+    assert ("some", "one") == plan.resolve(HERE).profiles
+
+
+@pytest.mark.parametrize(
+    ("match", "facts", "holds"),
+    [
+        ("{nodes: [a, 'b?']}", NodeFacts("b1"), True),
+        ("{nodes: [a, 'b?']}", NodeFacts("b12"), False),
+        ("{labels: 'zone=a'}", NodeFacts(labels={"zone": "a"}), True),
+        ("{labels: 'zone=a'}", NodeFacts(labels={}), False),
+        ("{labels: 'zone!=a'}", NodeFacts(labels={}), True),
+        ("{labels: 'zone!=a'}", NodeFacts(labels=None), False),
+        ("{gpus: [h100, A30]}", NodeFacts(gpu_models=("NVIDIA H100 PCIe",)), True),
+        ("{gpus: [h100]}", NodeFacts(gpu_models=("Tesla T4",)), False),
+        ("{gpus: [h100]}", NodeFacts(gpu_models=None), False),
+        ("{nodes: [a], gpus: [t4]}", NodeFacts("a", gpu_models=("Tesla T4",)), True),
+        ("{nodes: [a], gpus: [t4]}", NodeFacts("b", gpu_models=("Tesla T4",)), False),
+    ],
+)
+def test_a_profile_is_for_nodes_that_keep_all_it_asks(match: str, facts: NodeFacts, *, holds: bool):
+    own = f"profiles:\n- {{name: p, match: {match}, sharing: {{splitCount: 4}}}}"
+    assert (4 if holds else 10) == count_of("", own, facts=facts)[0]
+
+
+@pytest.mark.parametrize(
+    ("profile", "says"),
+    [
+        ("{match: {nodes: [a]}}", "1:13: profiles[0]: `name` is needed"),
+        ("{name: p}", "profiles[0]: `match` is needed"),
+        ("{name: p, match: {}}", "`nodes`, `labels` or `gpus` is needed"),
+        ("{name: p, match: {node: [a]}}", "unknown key `node`; known keys are gpus, labels, nodes"),
+        ("{name: p, match: {nodes: a}}", "match.nodes: a list is expected here, not `a`"),
+        ("{name: p, match: {gpus: []}}", "match.gpus: an empty list selects nothing"),
+        ("{name: p, match: {labels: 'a b'}}", "match.labels: 'a b' is no part of a label selector"),
+        ("{name: p, match: {nodes: [a]}, web: {port: 1}}", "a profile cannot set web.port, which"),
+        ("{name: p, match: {nodes: [a]}, sharing: {x: 1}}", "unknown setting sharing.x"),
+        (
+            "{name: p, match: {nodes: [a]}, sharing: {splitCount: 0}}",
+            "expected 1 to 10000, found 0",
+        ),
+        ("{name: p, match: {nodes: [a]}}, {name: p, match: {nodes: [b]}}", "`p` is there twice"),
+        ("3", "profiles[0]: keys and values are expected here"),
+    ],
+)
+def test_a_wrong_profile_is_refused_on_every_node(profile: str, says: str):
+    with pytest.raises(SettingsError) as caught:
+        plan_of("", f"profiles: [ {profile} ]")
+    assert str(caught.value).startswith("c.yaml:1:")
+    assert says in str(caught.value)
+
+
+def test_profiles_that_are_commented_out_are_no_mistake():
+    assert 10 == count_of("", "profiles:\n  # - name: p\n")[0]
+
+
+def test_the_nodes_that_the_files_name_are_known():
+    assert ("node-a", "x") == plan_of(
+        DEVICES, OWN, '{"nodeconfig":[{"name":"x"},{"name":"node-a"}]}'
+    ).names()
+
+
+def test_every_key_of_hamis_files_reaches_its_setting():
+    devices = {
+        "resourceCountName": "a.com/gpu",
+        "resourceMemoryName": "a.com/mem",
+        "resourceMemoryPercentageName": "a.com/memp",
+        "resourceCoreName": "a.com/cores",
+        "resourcePriorityName": "a.com/prio",
+        "deviceSplitCount": 2,
+        "deviceMemoryScaling": 1.5,
+        "deviceCoreScaling": 2,
+        "preConfiguredDeviceMemory": 7,
+        "enableNumaTopology": False,
+        "libCudaLogLevel": 3,
+        "disableCoreLimit": True,
+        "gpuCorePolicy": "FORCE",
+    }
+    found = plan_of(json.dumps({"nvidia": devices})).resolve(HERE).settings
+
+    expected = {
+        "sharing.resourceName": "a.com/gpu",
+        "sharing.memoryResourceName": "a.com/mem",
+        "sharing.memoryPercentageResourceName": "a.com/memp",
+        "sharing.coreResourceName": "a.com/cores",
+        "sharing.priorityResourceName": "a.com/prio",
+        "sharing.splitCount": 2,
+        "sharing.memoryScaling": 1.5,
+        "sharing.coreScaling": 2.0,
+        "sharing.preconfiguredMemoryMiB": 7,
+        "sharing.numaTopology": False,
+        "library.cudaLogLevel": "3",
+        "library.disableCoreLimit": True,
+        "library.corePolicy": "force",
+    }
+    assert expected == {key: one.value for key, one in found.items() if one.origin != "default"}
+
+
+def test_keys_that_concern_the_scheduler_alone_are_checked_and_not_used():
+    text = "nvidia: {defaultMemory: 5, memoryFactor: 2, runtimeClassName: x, overwriteEnv: true}"
+    plan = plan_of(text)
+    assert () == plan.warnings
+    assert {"default"} == {one.origin for one in plan.resolve(HERE).settings.values()}
+
+
+def test_a_log_level_that_is_empty_is_not_set_for_the_containers():
+    found = plan_of("nvidia: {libCudaLogLevel: ''}").resolve(HERE).settings
+    assert "" == found["library.cudaLogLevel"].value
+
+
+def test_a_variable_of_hamis_that_changes_nothing_is_told():
+    environ = {"DEVICE_SPLIT_COUNT": "5", "DEVICE_ID_STRATEGY": "index", "IMEX_REQUIRED": "false"}
+    count, strategy = plan_of(environ=environ).warnings
+
+    assert count.startswith("env DEVICE_SPLIT_COUNT: has no effect: HAMi's plugin ignores it since")
+    assert count.endswith("set sharing.splitCount")
+    assert "env DEVICE_ID_STRATEGY: has no effect: GPUs are always named by UUID" == strategy
+
+
+@pytest.mark.parametrize(
+    ("environ", "key", "value"),
+    [
+        ({"FAIL_ON_INIT_ERROR": "true"}, "driver.onNoDriver", "exit"),
+        ({"FAIL_ON_INIT_ERROR": "false"}, "driver.onNoDriver", "wait"),
+        ({"NVIDIA_DRIVER_ROOT": "/run/driver"}, "allocation.devRoot", "/run/driver"),
+        (
+            {"NVIDIA_DRIVER_ROOT": "/run/driver", "NVIDIA_DEV_ROOT": "/x"},
+            "allocation.devRoot",
+            "/x",
+        ),
+        ({"MIG_STRATEGY": "mixed"}, "mig.strategy", "mixed"),
+        ({"PASS_DEVICE_SPECS": ""}, "allocation.passDeviceSpecs", False),
+        ({"GDS_ENABLED": "1"}, "allocation.gds", True),
+        ({"ENABLE_TOPOLOGY_SCORE": "true"}, "report.topologyScore", True),
+        ({"HAMI_AGENT_LIBRARY_CUDA_LOG_LEVEL": ""}, "library.cudaLogLevel", ""),
+    ],
+)
+def test_variables_of_hamis_plugin_keep_their_meaning(environ, key: str, value: object):
+    assert value == plan_of(environ=environ).resolve(HERE).settings[key].value
