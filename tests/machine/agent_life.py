@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass
 class Trouble:
-    """What goes wrong on the node: so many calls of PodResources fail, each write takes longer."""
+    """So many calls of PodResources fail; each write takes so many seconds longer."""
 
     silent: int = 0
     write: float = 0.0

@@ -190,11 +190,11 @@ class Histories(RuleBasedStateMachine):
 
     @rule(calls=st.sampled_from((1, 3, 9)), pause=pauses)
     def pod_resources_fails(self, calls: int, pause: float) -> None:
-        self.after(pause, partial(self.world.silence, calls))
+        self.after(pause, partial(setattr, self.world.host.trouble, "silent", calls))
 
     @rule(write=st.sampled_from((0.0, 0.3, 0.9)), pause=pauses)
     def the_disk_slows_down(self, write: float, pause: float) -> None:
-        self.after(pause, partial(self.world.slow_down, write))
+        self.after(pause, partial(setattr, self.world.host.trouble, "write", write))
 
     @rule(
         place=st.integers(0, 1),

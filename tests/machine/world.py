@@ -308,14 +308,6 @@ class World:
         if self.kubelet.life is not None:
             self.kubelet.life.crowd(calls)
 
-    def silence(self, calls: int) -> None:
-        """The next calls of PodResources fail."""
-        self.host.trouble.silent = calls
-
-    def slow_down(self, write: float) -> None:
-        """Each write to the disk takes so many seconds longer."""
-        self.host.trouble.write = write
-
     def set_gpu(self, place: int, condition: Condition) -> None:
         """A GPU goes bad, is lost or comes back."""
         self.conditions[place] = condition
@@ -345,8 +337,7 @@ class World:
         """Whatever was wrong is right again."""
         self._dies_after_answer = False
         self.faults.clear()
-        self.silence(0)
-        self.slow_down(0.0)
+        vars(self.host.trouble).update(silent=0, write=0.0)
         self.conditions = [Condition.OK, Condition.OK]
         self.split = SPLIT
         self._show_gpus()
