@@ -11,11 +11,15 @@ from agent.host.clock import SystemClock
 from agent.host.disk import HostDisk
 from agent.host.hookdirs import HostHookDirs
 from agent.host.kubelet import KubeletRegistrar
+from agent.host.watch import FileWatch
 from agent.host.worker import Worker
 from agent.settings.schema import Settings
 
 DISK_QUEUE = 64
 """Pieces of blocking work that may wait for the worker thread."""
+
+READER_QUEUE = 2
+"""Readings that may wait while a file system hangs."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -23,12 +27,14 @@ class Adapters:
     """Adapters by the port that they fill. `worker` is for blocking work, `loader` for imports.
 
     The state's disk has a thread of its own: while it hangs, everything else goes on and can say
-    so.
+    so. So has `reader`, for the settings files, which may lie anywhere.
     """
 
     driver: Driver
     worker: Worker
     loader: Worker
+    reader: Worker
+    files: FileWatch
     disk: HostDisk
     hooks: HostHookDirs
     registrar: KubeletRegistrar
@@ -45,6 +51,7 @@ async def open_adapters(settings: Settings) -> AsyncIterator[Adapters]:
     async with contextlib.AsyncExitStack() as stack:
         worker = await stack.enter_async_context(Worker("disk", DISK_QUEUE))
         loader = await stack.enter_async_context(Worker("loader", DISK_QUEUE))
+        reader = await stack.enter_async_context(Worker("settings", READER_QUEUE))
         state = await stack.enter_async_context(Worker("state", DISK_QUEUE))
         disk = await HostDisk.open(settings.paths.state, state)
         stack.callback(disk.close)
@@ -54,6 +61,8 @@ async def open_adapters(settings: Settings) -> AsyncIterator[Adapters]:
             driver=driver,
             worker=worker,
             loader=loader,
+            reader=reader,
+            files=FileWatch(),
             disk=disk,
             hooks=HostHookDirs(paths.hook, Path("/dev"), settings.library_version, worker),
             registrar=KubeletRegistrar(paths.kubelet_socket, fenced=settings.fenced),

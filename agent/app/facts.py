@@ -14,7 +14,7 @@ from agent.kit.cell import Cell
 class Facts:
     """Cells that more than one room reads.
 
-    Writers: sharing, report, edits — reload; inventory — services.inventory; slices —
+    Writers: sharing, report, edits — app.fitting; inventory — services.inventory; slices —
     services.listing; pods — services.pods; node — services.node. The ledger's cell belongs to
     services.state, the registration's to services.registration, the reporter's own to
     services.report.

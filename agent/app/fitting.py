@@ -5,6 +5,7 @@ Profiles ask for labels and models of GPUs, which nobody knows when the process 
 
 import asyncio
 import dataclasses
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -14,12 +15,19 @@ from agent.app.facts import Facts
 from agent.core.changes import NodeEvent
 from agent.core.errors import SettingsError
 from agent.core.gpu import GpuUuid, Scan
+from agent.core.last_good import LastGood
+from agent.kit.cell import Cell
+from agent.settings.plan import Given
 from agent.settings.profiles import NodeFacts
 from agent.settings.reading import Reading
 from agent.settings.schema import Settings
+from agent.settings.starting import last_good, recalled
 
 LIVE: Final = frozenset({"sharing", "report", "edits"})
 """The sections that take effect while the agent runs."""
+
+TOLD: Final = 16
+"""Reasons of refusals that are remembered, so that each is said once."""
 
 log = structlog.get_logger(__name__)
 
@@ -38,7 +46,8 @@ class Fitting:
 
     `refusal`: the settings cannot serve the GPUs that the first scan showed; `stop` is set then.
     `labelled` is set once the Node's labels are known and the inventory follows from them: what is
-    told to the scheduler waits for it.
+    told to the scheduler waits for it. `copy` is what to keep on disk: the sources in force, once
+    they fitted the GPUs.
     """
 
     def __init__(
@@ -50,6 +59,7 @@ class Fitting:
     ) -> None:
         self.refusal: SettingsError | None = None
         self.labelled = asyncio.Event()
+        self.copy: Cell[LastGood | None] = Cell(None)
         self._running = settings
         self._reading = reading
         self._cells = cells
@@ -57,6 +67,14 @@ class Fitting:
         self._facts = NodeFacts(settings.node)
         self._refused: NodeFacts | None = None
         self._models: dict[GpuUuid, str] = {}
+        self._stored: LastGood | None = None
+        self._told: deque[str] = deque(maxlen=TOLD)
+        self._waiting: list[str] = []
+
+    @property
+    def given(self) -> Given:
+        """The sources in force."""
+        return self._reading.given
 
     async def run(self) -> None:
         """Follow the labels of this Node for ever; while it is not seen, the last ones hold."""
@@ -65,20 +83,26 @@ class Fitting:
                 self._learn(dataclasses.replace(self._facts, labels=node.labels))
                 self.labelled.set()
 
+    def recall(self, stored: LastGood | None) -> None:
+        """Before all else: what is on disk. The Node's labels of then hold until it is seen."""
+        self._stored = stored
+        if stored is not None and stored.labels is not None and stored.node == self._facts.name:
+            self._learn(dataclasses.replace(self._facts, labels=stored.labels))
+
     def saw_gpus(self, scan: Scan) -> bool:
         """The driver was asked: take in its GPUs' models. False when they must not be listed."""
         first = self._facts.gpu_models is None
         silent = {fault.gpu for fault in scan.faults}
         known = {uuid: name for uuid, name in self._models.items() if uuid in silent}
         self._models = known | {gpu.uuid: gpu.name for gpu in scan.gpus}
-        models = tuple(self._models.values())
-        accepted = self._learn(dataclasses.replace(self._facts, gpu_models=models))
+        facts = dataclasses.replace(self._facts, gpu_models=tuple(self._models.values()))
+        accepted = self._learn(facts) or (first and self._go_back(facts))
         if first and not accepted:
             self._effects.stop.set()
         return accepted
 
     def take(self, reading: Reading) -> None:
-        """The sources were read again: take over what can change. Refused settings change nothing.
+        """The sources are others: take over what can change. Refused settings change nothing.
 
         What cannot change while running is told.
         """
@@ -88,15 +112,23 @@ class Fitting:
             self.reject(error)
             return
         self._reading, self._refused = reading, None
+        self._told.clear()
         for warning in reading.warnings:
             log.warning("config.ignored", what=warning)
         log.info("config.applied", changed=self._apply(settings))
-        waiting = _at_next_start(self._running, settings)
-        if waiting:
-            log.warning("config.needs_restart", sections=waiting)
+        self._tell_waiting(settings)
+
+    def keep(self, *, asked: bool) -> None:
+        """The sources are those in force; after a refusal, or where somebody asked, say so."""
+        if self._told or asked:
+            log.info("config.unchanged")
+        self._told.clear()
 
     def reject(self, error: SettingsError) -> None:
-        """Settings were refused, and the last good ones stay: say so."""
+        """Settings were refused, and the last good ones stay: say so, once for each reason."""
+        if str(error) in self._told:
+            return
+        self._told.append(str(error))
         log.error("config.rejected", err=str(error))
         self._effects.say(NodeEvent("ConfigRejected", str(error), warning=True))
 
@@ -107,13 +139,36 @@ class Fitting:
         try:
             settings = self._reading.settings(facts)
         except SettingsError as error:
-            self.refusal, self._refused = error, facts
+            self._refused = facts
+            if facts.gpu_models is not None:
+                self.refusal = error
             self.reject(error)
             return False
+        self._fit(settings, facts)
+        return True
+
+    def _go_back(self, facts: NodeFacts) -> bool:
+        """Take the last good settings for GPUs that the present ones do not fit."""
+        now = self._reading
+        if self._stored is None:
+            return False
+        then = recalled(self._stored, now.given, now.host_name)
+        if then is None or then.given == now.given:
+            return False
+        try:
+            settings = then.settings(facts)
+        except SettingsError:
+            return False
+        self._reading, self.refusal = then, None
+        self._fit(settings, facts)
+        return True
+
+    def _fit(self, settings: Settings, facts: NodeFacts) -> None:
+        if self._refused is not None and self._refused != facts:
+            self._told.clear()  # what was refused is over; should it come again, it is said again
         self._facts, self._refused = facts, None
         if self._apply(settings):
             log.info("config.fitted", node=facts.name, gpus=len(facts.gpu_models or ()))
-        return True
 
     def _apply(self, settings: Settings) -> bool:
         cells = self._cells
@@ -122,14 +177,18 @@ class Fitting:
         changed = cells.edits.set(settings.edits) or changed
         if changed:
             self._effects.refresh()
+        if self._facts.gpu_models is not None:
+            self.copy.set(last_good(self._reading.given, self._facts))
         return changed
 
-
-def _at_next_start(running: Settings, settings: Settings) -> list[str]:
-    """The sections that differ and act only at the next start."""
-    names = [field.name for field in dataclasses.fields(settings)]
-    return [
-        name
-        for name in names
-        if name not in LIVE and getattr(running, name) != getattr(settings, name)
-    ]
+    def _tell_waiting(self, settings: Settings) -> None:
+        """Name the sections that differ and act only at the next start, once."""
+        waiting = [
+            field.name
+            for field in dataclasses.fields(settings)
+            if field.name not in LIVE
+            and getattr(self._running, field.name) != getattr(settings, field.name)
+        ]
+        if waiting and waiting != self._waiting:
+            log.warning("config.needs_restart", sections=waiting)
+        self._waiting = waiting

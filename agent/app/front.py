@@ -13,6 +13,7 @@ from agent.app.facts import Facts, new_facts
 from agent.app.fitting import Effects, Fitting
 from agent.app.late import LateAllocator
 from agent.core.gpu import Scan
+from agent.core.last_good import LastGood
 from agent.core.reconcile import check_start
 from agent.host.watch import DirectoryWatch
 from agent.plugin.server import PluginServer
@@ -21,6 +22,7 @@ from agent.services.discovery import Discovery
 from agent.services.health import HealthPorts, HealthWatch
 from agent.services.inventory import InventoryKeeper
 from agent.services.kubelet import KubeletWatch
+from agent.services.last_good import LastGoodKeeper
 from agent.services.left_out import LeftOut
 from agent.services.listing import Listing
 from agent.services.recent import Recent
@@ -28,16 +30,21 @@ from agent.services.registration import Registration
 from agent.services.state import Recovered, StateService
 from agent.settings.reading import Reading
 from agent.settings.schema import Settings
+from agent.settings.starting import COPY
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Host:
-    """What is known of the host before anything runs. `stop` ends the process."""
+    """What is known of the host before anything runs. `stop` ends the process.
+
+    `stored`: the last good settings on disk.
+    """
 
     boot_id: str
     recovered: Recovered
     reading: Reading
     stop: asyncio.Event
+    stored: LastGood | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,6 +72,7 @@ class Front:
     registration: Registration
     notices: Notices
     fitting: Fitting
+    last_good: LastGoodKeeper
 
     async def follow_held(self) -> None:
         """Ids in use reach the inventory, so that they stay listed."""
@@ -90,10 +98,11 @@ def join_front(settings: Settings, adapters: Adapters, host: Host) -> Front:
     keeper = InventoryKeeper(facts.inventory, facts.sharing, adapters.clock, state.health)
     effects = Effects(keeper.refresh, notices.say, host.stop)
     fitting = Fitting(settings, host.reading, facts, effects)
+    fitting.recall(host.stored)
     return Front(
         facts=facts,
         state=state,
-        knowing=_knowing(settings, adapters, host, state, (facts, fitting, notices)),
+        knowing=_knowing(settings, adapters, host, state, (facts, fitting, notices, keeper)),
         allocator=allocator,
         server=server,
         registration=Registration(
@@ -106,6 +115,7 @@ def join_front(settings: Settings, adapters: Adapters, host: Host) -> Front:
         ),
         notices=notices,
         fitting=fitting,
+        last_good=LastGoodKeeper(adapters.disk, COPY, fitting.copy, host.stored),
     )
 
 
@@ -132,11 +142,10 @@ def _knowing(
     adapters: Adapters,
     host: Host,
     state: StateService,
-    shared: tuple[Facts, Fitting, Notices],
+    shared: tuple[Facts, Fitting, Notices, InventoryKeeper],
 ) -> Knowing:
     clock = adapters.clock
-    facts, fitting, notices = shared
-    keeper = InventoryKeeper(facts.inventory, facts.sharing, clock, state.health)
+    facts, fitting, notices, keeper = shared
 
     def found(scan: Scan) -> None:
         """The settings may depend on what the GPUs are: they come first."""

@@ -22,8 +22,10 @@ from agent.app.codes import (
 )
 from agent.app.front import Front, Host, join_front
 from agent.app.loading import load_back, serve_web, web_door
-from agent.app.running import Extra, Whole, alive, reload_on, tell_systemd, tiers
+from agent.app.reloading import Reloading
+from agent.app.running import Extra, Whole, alive, tell_systemd, tiers
 from agent.app.watching import Watched
+from agent.codec.last_good import decode_last_good
 from agent.core.changes import NodeEvent
 from agent.core.container_edits import container_directory
 from agent.core.errors import (
@@ -33,6 +35,7 @@ from agent.core.errors import (
     SettingsError,
     StateError,
 )
+from agent.core.last_good import LastGood
 from agent.core.ledger import Ledger
 from agent.core.plain import CONTAINER
 from agent.core.ports import ServiceNotifier
@@ -43,9 +46,12 @@ from agent.host.systemd import service_notifier
 from agent.kit.heartbeat import Heartbeat
 from agent.kit.supervisor import BudgetSpent
 from agent.kit.tiers import run_tiers
+from agent.services.reload import Reload
 from agent.services.state import recover
-from agent.settings.reading import Reading
+from agent.settings.load import Look
+from agent.settings.plan import Given
 from agent.settings.schema import Settings
+from agent.settings.starting import COPY, Start
 
 log = structlog.get_logger(__name__)
 
@@ -67,11 +73,11 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Process:
-    """What the process was started with. `read` reads all sources again. Raises SettingsError."""
+    """What the process was started with. `look` looks at all sources again."""
 
     environ: Mapping[str, str]
-    reading: Reading
-    read: Callable[[], Reading]
+    start: Start
+    look: Callable[[Given], Look]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,16 +88,17 @@ class _Signals:
     reload: asyncio.Event
 
 
-async def run_agent(settings: Settings, process: Process) -> int:
+async def run_agent(process: Process) -> int:
     """Run until SIGTERM or SIGINT; return the exit code. A second signal leaves at once."""
+    settings = process.start.settings
     notifier = service_notifier(process.environ, os.getpid())
     log.info("agent.starting", version=__version__, node=settings.node, observe=settings.observe)
-    for warning in process.reading.warnings:
+    for warning in process.start.reading.warnings:
         log.warning("config.ignored", what=warning)
     code = OK
     try:
         with _signals() as signals:
-            await _run(settings, process, notifier, signals)
+            await _run(process, notifier, signals)
     except* (AgentError, OSError) as group:
         code = _refused(group)
     except* BudgetSpent as group:
@@ -101,9 +108,8 @@ async def run_agent(settings: Settings, process: Process) -> int:
     return code
 
 
-async def _run(
-    settings: Settings, process: Process, notifier: ServiceNotifier, signals: _Signals
-) -> None:
+async def _run(process: Process, notifier: ServiceNotifier, signals: _Signals) -> None:
+    settings = process.start.settings
     connection = _connection(settings, process)
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(alive(notifier))
@@ -114,18 +120,15 @@ async def _run(
         adapters = await stack.enter_async_context(open_adapters(settings))
         if settings.driver.exit_without:
             await adapters.driver.scan()
-        front = await _joined(settings, adapters, process.reading, signals.stop)
+        front = await _joined(process.start, adapters, signals.stop)
         whole = Whole(front, plain=settings.plain is not None, observe=settings.observe)
         watched = Watched(Heartbeat(), whole=whole)
-
-        def reload() -> None:
-            _reload(process, front, notifier)
-
+        reload = _reload(process, front, adapters, notifier, signals.reload)
         extra = Extra(
             heartbeat=watched.heartbeat.run,
             load=lambda: load_back(settings, connection, adapters, whole),
             notify=lambda: tell_systemd(notifier, whole),
-            reload=lambda: reload_on(signals.reload, reload),
+            reload=reload.run,
             web=lambda: serve_web(settings, watched, whole, adapters.loader),
         )
         await run_tiers(tiers(whole, extra, adapters.random), signals.stop, STOP_DEADLINE)
@@ -173,18 +176,29 @@ async def _ours(
     return lock.held and not stop.is_set()
 
 
-async def _joined(
-    settings: Settings, adapters: Adapters, reading: Reading, stop: asyncio.Event
-) -> Front:
+async def _joined(start: Start, adapters: Adapters, stop: asyncio.Event) -> Front:
     """Read the state, build the first half, and make the directories of what is held."""
     boot = boot_id()
     recovered = await recover(adapters.disk, boot_id=boot, machine_id=machine_id())
-    front = join_front(settings, adapters, Host(boot, recovered, reading, stop))
+    stored = await _stored(adapters)
+    front = join_front(start.settings, adapters, Host(boot, recovered, start.reading, stop, stored))
+    if start.refusal is not None:
+        front.fitting.reject(start.refusal)
     if recovered.notice:
         log.warning("state.recovered", notice=recovered.notice)
         front.notices.say(NodeEvent("StateRecovered", recovered.notice, warning=True))
     await _prepare(front.state.ledger.value, adapters)
     return front
+
+
+async def _stored(adapters: Adapters) -> LastGood | None:
+    """The last good settings on disk; none where they cannot be read, for the files are there."""
+    try:
+        content = await adapters.disk.read(COPY)
+        return None if content is None else decode_last_good(content)
+    except StateError as error:
+        log.warning("config.copy_unreadable", file=COPY, err=str(error))
+        return None
 
 
 async def _prepare(ledger: Ledger, adapters: Adapters) -> None:
@@ -203,16 +217,24 @@ async def _prepare(ledger: Ledger, adapters: Adapters) -> None:
             log.warning("hooks.not_prepared", ns=namespace, pod=pod, err=str(error) or "no answer")
 
 
-def _reload(process: Process, front: Front, notifier: ServiceNotifier) -> None:
-    """Take over what can change while running; refused settings change nothing."""
-    notifier.reloading()
-    try:
-        reading = process.read()
-    except SettingsError as error:
-        front.fitting.reject(error)
-    else:
-        front.fitting.take(reading)
-    notifier.ready()
+def _reload(
+    process: Process,
+    front: Front,
+    adapters: Adapters,
+    notifier: ServiceNotifier,
+    asked: asyncio.Event,
+) -> Reload:
+    """The service that reads the sources again when their files change, and on SIGHUP."""
+    start = process.start
+    reloading = Reloading(
+        fitting=front.fitting,
+        look=process.look,
+        host_name=start.reading.host_name,
+        files=start.asked,
+        offload=adapters.reader,
+        notifier=notifier,
+    )
+    return Reload(adapters.files, start.asked, reloading.read, asked)
 
 
 @contextlib.contextmanager

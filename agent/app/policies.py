@@ -43,6 +43,7 @@ POLICIES: Mapping[str, RestartPolicy] = {
     "recent": _LOCAL,
     "kubelet": _policy(0.1, 0.5, 1.0, 5.0),
     "reload": _LOCAL,
+    "last_good": _LOCAL,
     "heartbeat": _LOCAL,
     "load": _API,
     "web": _policy(0.5, 1.0, 10.0, 30.0),

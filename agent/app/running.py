@@ -97,6 +97,7 @@ def tiers(whole: Whole, extra: Extra, chance: random.Random) -> Sequence[Sequenc
         (task("heartbeat", extra.heartbeat), task("state", front.state.run)),
         (
             task("fitting", front.fitting.run),
+            task("last_good", front.last_good.run),
             task("inventory", knowing.keeper.run),
             task("left_out", knowing.left_out.run),
             task("held", front.follow_held),
@@ -160,11 +161,3 @@ async def alive(notifier: ServiceNotifier) -> AsyncIterator[None]:
         beating = group.create_task(beat())
         yield
         beating.cancel()
-
-
-async def reload_on(asked: asyncio.Event, reload: Callable[[], None]) -> None:
-    """Read the settings again whenever `asked` is set."""
-    while True:
-        await asked.wait()
-        asked.clear()
-        reload()

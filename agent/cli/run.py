@@ -12,9 +12,8 @@ from agent.cli.logs import configure
 from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, sources
 from agent.core.errors import SettingsError
-from agent.settings.load import load
-from agent.settings.profiles import NodeFacts
-from agent.settings.reading import Reading
+from agent.settings.load import look
+from agent.settings.starting import begin
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -22,7 +21,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "run",
         help="run the agent on this node",
-        description="Runs until SIGTERM. SIGHUP reads the settings again.",
+        description="Runs until SIGTERM. Settings files are read again when they change, and on "
+        "SIGHUP.",
         epilog="example: hami-agent run --config /etc/hami-agent/config.yaml --simulate h100:8",
     )
     add_settings(parser)
@@ -31,15 +31,11 @@ def add_parser(subparsers: Subparsers) -> None:
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run the agent and return its exit code."""
     origin = sources(args, environ)
-
-    def read() -> Reading:
-        return Reading(load(origin), socket.gethostname())
-
     try:
-        reading = read()
-        settings = reading.settings(NodeFacts())
+        start = begin(origin, socket.gethostname())
     except SettingsError as error:
         sys.stderr.write(f"hami-agent: {error}\n")
         return BAD_SETTINGS
-    configure(settings.log.level, settings.log.format, environ)
-    return asyncio.run(run_agent(settings, Process(environ, reading, read)))
+    log = start.settings.log
+    configure(log.level, log.format, environ)
+    return asyncio.run(run_agent(Process(environ, start, lambda good: look(origin, good))))

@@ -5,8 +5,9 @@ Every async method raises only errors of agent.core.errors. Deadlines are the ca
 """
 
 import datetime as dt
-from collections.abc import AsyncIterator, Mapping
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from pathlib import Path
+from typing import NoReturn, Protocol
 
 from agent.core.changes import NodeChange, NodeEvent, PodChange, PodList
 from agent.core.edits import HookFacts
@@ -109,6 +110,17 @@ class SocketWatch(Protocol):
 
     def changes(self) -> AsyncIterator[str]:
         """Names that appeared or went; an empty name means look at everything again."""
+        ...
+
+
+class FileWatch(Protocol):
+    """Files that people write, wherever they lie."""
+
+    async def follow(self, paths: Collection[Path], changed: Callable[[], None]) -> NoReturn:
+        """Call `changed` once the files are watched, then whenever one of them may be another.
+
+        They, and their directories, may be missing, come, go, be replaced or be links. For ever.
+        """
         ...
 
 

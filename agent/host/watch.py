@@ -1,12 +1,18 @@
-"""The kubelet's device plugin directory: which sockets appear, go, or are made anew."""
+"""Directories: which of their files appear, go, or are made anew, and where it counts, written.
+
+The kubelet's device plugin directory with its sockets, and the directories of settings files.
+"""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Collection, Iterator
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import structlog
 from asyncinotify import Event, Inotify, Mask, Watch
+from typing_extensions import override
 
 from agent.core.errors import KubeletError
 from agent.core.holdings import KubeletEpoch
@@ -18,6 +24,8 @@ POLL = 5.0
 COMES_OR_GOES = Mask.CREATE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO
 ENDS = Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.UNMOUNT | Mask.IGNORED
 EVERYTHING = ""
+SWAPPED = "..data"
+"""What the kubelet puts another link in the place of when it renews a mounted ConfigMap."""
 Look = dict[str, KubeletEpoch | None]
 
 
@@ -28,12 +36,15 @@ class DirectoryWatch:
     that it may grow. `kubelet` is the name of the kubelet's own socket.
     """
 
+    _mask = COMES_OR_GOES
+
     def __init__(
         self, directory: Path, names: Collection[str], kubelet: str = "kubelet.sock"
     ) -> None:
         self._directory = directory
         self._names = names
         self._kubelet = kubelet
+        self._polled = ""
 
     def epoch(self) -> KubeletEpoch | None:
         """The kubelet's socket as it is now, or None when there is none. Raises KubeletError."""
@@ -49,12 +60,19 @@ class DirectoryWatch:
         The directory may be missing, come and be replaced. Never ends. Raises KubeletError.
         """
         while True:
-            with _watching(self._directory) as sight:
+            with _watching(self._directory, self._mask) as sight:
+                self._tell_polling(sight.obstacle)
                 seen = self._look()
                 yield EVERYTHING
                 while not sight.is_over:
                     for name in self._news(await sight.events(), sight, seen):
                         yield name
+
+    def _tell_polling(self, obstacle: str) -> None:
+        """Say why the files are only looked at now and then, once for each reason."""
+        if obstacle and obstacle != self._polled:
+            log.info("watch.polling", directory=str(self._directory), err=obstacle)
+        self._polled = obstacle
 
     def _news(self, events: list[Event], sight: "_Sight", seen: Look) -> list[str]:
         """What the events say, or where there are none, a look at the files; `seen` follows."""
@@ -68,10 +86,14 @@ class DirectoryWatch:
                 news.append(EVERYTHING)
             elif event.mask & ENDS or (event.watch is sight.parent and self._is_itself(name)):
                 sight.is_over = True
-            elif event.watch is not sight.parent and name in self._names:
+            elif event.watch is not sight.parent and name in self._names and self._tells(event):
                 seen[name] = self._seen(name)
                 news.append(name)
         return news
+
+    def _tells(self, event: Event) -> bool:
+        """Whether this event is news of the file that it names."""
+        return bool(event.mask & self._mask)
 
     def _differences(self, sight: "_Sight", seen: Look) -> list[str]:
         now = self._look()
@@ -105,12 +127,57 @@ class DirectoryWatch:
         return KubeletEpoch(inode=found.st_ino, ctime_ns=found.st_ctime_ns)
 
 
+class FileDirectory(DirectoryWatch):
+    """Files that people write, in one directory: a file counts once its writer has closed it.
+
+    What cannot be looked at counts as missing: reading it says what is wrong.
+    """
+
+    _mask = COMES_OR_GOES | Mask.CLOSE_WRITE
+
+    @override
+    def _tells(self, event: Event) -> bool:
+        """A new file is empty until it is closed; a new link is what it points to at once."""
+        path = self._directory / str(event.name)
+        return Mask.CREATE not in event.mask or path.is_symlink()
+
+    @override
+    def _seen(self, name: str) -> KubeletEpoch | None:
+        with contextlib.suppress(KubeletError):
+            return super()._seen(name)
+        return None
+
+
+class FileWatch:
+    """The FileWatch port: their directories, each with all links in it that may be swapped."""
+
+    async def follow(self, paths: Collection[Path], changed: Callable[[], None]) -> NoReturn:
+        """See agent.core.ports.FileWatch."""
+        names: dict[Path, set[str]] = defaultdict(lambda: {SWAPPED})
+        for path in paths:
+            names[path.absolute().parent].add(path.name)
+        async with asyncio.TaskGroup() as group:
+            for directory, those in names.items():
+                group.create_task(_follow(FileDirectory(directory, those), changed))
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets it")
+
+
+async def _follow(directory: FileDirectory, changed: Callable[[], None]) -> None:
+    async with contextlib.aclosing(directory.changes()) as changes:
+        async for _ in changes:
+            changed()
+
+
 class _Sight:
     """One spell of watching: over when the directory is not the one that is watched any more."""
 
-    def __init__(self, inotify: Inotify | None = None, parent: Watch | None = None) -> None:
+    def __init__(
+        self, inotify: Inotify | None = None, parent: Watch | None = None, obstacle: str = ""
+    ) -> None:
         self.inotify = inotify
         self.parent = parent
+        self.obstacle = obstacle
         self.is_over = False
         self._ready = asyncio.Event()
 
@@ -120,18 +187,20 @@ class _Sight:
 
     async def events(self) -> list[Event]:
         """The next events, at least one; none when nothing came for a while."""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(POLL):
-                await self._ready.wait()
-        except TimeoutError:
-            return []
-        self._ready.clear()
-        # Not Inotify.get(): what it has read when its caller is cancelled is lost.
-        return list(iter(self.inotify.sync_get, None)) if self.inotify else []
+                while True:
+                    await self._ready.wait()
+                    self._ready.clear()
+                    # Not Inotify.get(): what it has read when its caller is cancelled is lost.
+                    found = list(iter(self.inotify.sync_get, None)) if self.inotify else []
+                    if found:  # the loop may have told twice of the same ones
+                        return found
+        return []
 
 
 @contextlib.contextmanager
-def _watching(directory: Path) -> Iterator[_Sight]:
+def _watching(directory: Path, mask: Mask) -> Iterator[_Sight]:
     """Watch a directory and, to see itself come and go, its parent; or only look now and then."""
     loop = asyncio.get_running_loop()
     with contextlib.ExitStack() as stack:
@@ -139,11 +208,10 @@ def _watching(directory: Path) -> Iterator[_Sight]:
             inotify = stack.enter_context(Inotify(sync_timeout=0))
             parent = inotify.add_watch(directory.parent, COMES_OR_GOES | Mask.ONLYDIR)
         except OSError as error:
-            log.info("watch.polling", directory=str(directory), err=error.strerror)
-            yield _Sight()
+            yield _Sight(obstacle=error.strerror or str(error))
             return
         with contextlib.suppress(OSError):  # it is missing: the parent tells when it comes
-            inotify.add_watch(directory, COMES_OR_GOES | ENDS | Mask.ONLYDIR)
+            inotify.add_watch(directory, mask | ENDS | Mask.ONLYDIR)
         sight = _Sight(inotify, parent)
         loop.add_reader(inotify.fd, sight.wake)
         stack.callback(loop.remove_reader, inotify.fd)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from agent.core.errors import SettingsError
 from agent.host.textfile import read_bounded
 from agent.settings.fields import Effective
 from agent.settings.plan import Given, Plan, Text, make_plan
@@ -34,21 +35,44 @@ class Sources:
     flags: Mapping[str, str]
 
 
-def load(sources: Sources) -> Plan:
-    """Read everything. Raises SettingsError; then nothing of the sources is used.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Look:
+    """What one look at the sources found.
 
-    The own file, the environment and the flags say first where HAMi's files are.
+    `asked`: the files that were looked for, there or not. `given`: what was read, as far as it
+    went. `plan` None: it is refused, and `refusal` says why; or it is the same as before.
     """
-    given = Given(own=_own(sources.file), environ=sources.environ, flags=sources.flags)
-    own = make_plan(given)
-    where = own.resolve(NodeFacts()).settings
-    device_config = _hami_file(where, DEVICE_CONFIG, MAX_YAML)
-    node_config = _hami_file(where, NODE_CONFIG, MAX_JSON)
-    if device_config is None and node_config is None:
-        return own
-    return make_plan(
-        dataclasses.replace(given, device_config=device_config, node_config=node_config)
-    )
+
+    asked: frozenset[Path]
+    given: Given
+    plan: Plan | None = None
+    refusal: SettingsError | None = None
+
+
+def load(sources: Sources) -> Plan:
+    """Read everything. Raises SettingsError; then nothing of the sources is used."""
+    found = look(sources)
+    if found.plan is None:
+        raise found.refusal or SettingsError("nothing was read")
+    return found.plan
+
+
+def look(sources: Sources, good: Given | None = None) -> Look:
+    """Read everything; `good` is what was read and taken over before, where there is such.
+
+    What it had and what is gone refuses all: settings do not fall back to defaults while pods run.
+    """
+    search = _Search(sources)
+    try:
+        search.read()
+        given = search.given
+        if given == good:
+            return Look(frozenset(search.asked), given)
+        _refuse_removed(given, good, search.asked)
+        plan = make_plan(given)
+    except SettingsError as error:
+        return Look(frozenset(search.asked), search.given, refusal=error)
+    return Look(frozenset(search.asked), given, plan)
 
 
 def read_text(path: Path) -> Text:
@@ -56,17 +80,68 @@ def read_text(path: Path) -> Text:
     return Text(str(path), read_bounded(path, MAX_JSON))
 
 
-def _own(file: Path | None) -> Text | None:
-    if file is None and not DEFAULT_FILE.is_file():
-        return None
-    path = file or DEFAULT_FILE
-    return Text(str(path), read_bounded(path, MAX_YAML))
+class _Search:
+    """The files one after the other: what was read stays, whatever the next one says."""
+
+    def __init__(self, sources: Sources) -> None:
+        self.asked: set[Path] = set()
+        self.given = Given(environ=sources.environ, flags=sources.flags)
+        self._file = sources.file
+
+    def read(self) -> None:
+        """The own file, the environment and the flags say first where HAMi's files are.
+
+        Raises SettingsError.
+        """
+        self.given = dataclasses.replace(self.given, own=self._own())
+        where = make_plan(self.given).resolve(NodeFacts()).settings
+        # Both are looked for in any case: who mends one file may have to mend the other one, too.
+        named = tuple(self._named(where, key) for key in (DEVICE_CONFIG, NODE_CONFIG))
+        self.given = dataclasses.replace(
+            self.given,
+            device_config=_content(named[0], MAX_YAML),
+            node_config=_content(named[1], MAX_JSON),
+        )
+
+    def _own(self) -> Text | None:
+        path = self._file or DEFAULT_FILE
+        self.asked.add(path)
+        if self._file is None and not _is_there(path):
+            return None
+        return Text(str(path), read_bounded(path, MAX_YAML))
+
+    def _named(self, settings: Effective, key: str) -> Path | None:
+        """The file that the setting names; the default one only where it is there."""
+        named = settings[key]
+        if not named.value:
+            return None
+        path = Path(str(named.value))
+        self.asked.add(path)
+        return None if named.origin == "default" and not _is_there(path) else path
 
 
-def _hami_file(settings: Effective, key: str, limit: int) -> Text | None:
-    """The file that the setting names; the default one only where it is there."""
-    named = settings[key]
-    path = Path(str(named.value))
-    if not named.value or (named.origin == "default" and not path.is_file()):
-        return None
-    return Text(str(path), read_bounded(path, limit))
+def _is_there(path: Path) -> bool:
+    """False for a file that is missing; one that cannot be looked at is there, and refused."""
+    try:
+        return path.is_file()
+    except OSError:
+        return True
+
+
+def _content(path: Path | None, limit: int) -> Text | None:
+    return None if path is None else Text(str(path), read_bounded(path, limit))
+
+
+def _refuse_removed(given: Given, good: Given | None, asked: set[Path]) -> None:
+    """Raise SettingsError where a file that was good is still looked for and is not there."""
+    before = good or Given()
+    for old, new in (
+        (before.own, given.own),
+        (before.device_config, given.device_config),
+        (before.node_config, given.node_config),
+    ):
+        if old is not None and new is None and Path(old.name) in asked:
+            raise SettingsError(
+                f"{old.name}: was removed; what it said holds until it is back; to go on without "
+                "it, restart the agent"
+            )

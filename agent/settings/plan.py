@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+from agent.core.last_good import SourceFile
 from agent.settings.fields import Effective, Setting
 from agent.settings.hami_files import (
     Layer,
@@ -23,13 +24,8 @@ from agent.settings.table import FIELDS
 
 T = TypeVar("T")
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Text:
-    """A file's bytes, and what messages call it."""
-
-    name: str
-    content: bytes
+Text = SourceFile
+"""A file as it was read."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

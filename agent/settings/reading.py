@@ -2,17 +2,18 @@
 
 import dataclasses
 
-from agent.settings.plan import Plan
+from agent.settings.plan import Given, Plan
 from agent.settings.profiles import NodeFacts
 from agent.settings.schema import Settings, build
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Reading:
-    """The plan, on a host of that name."""
+    """The plan, on a host of that name, and the sources that it was made of."""
 
     plan: Plan
     host_name: str
+    given: Given = dataclasses.field(default_factory=Given)
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -163,6 +163,14 @@ async def test_gpus_that_make_the_list_too_long_later_are_not_taken_in_and_told_
     assert room.fitting.saw_gpus(a_scan(*["Tesla T4"] * 8))
 
 
+async def test_gpus_that_fitted_in_between_are_told_again():
+    room = room_of("sharing: {splitCount: 9000}")
+    for models in (6, 8, 5, 8):
+        room.fitting.saw_gpus(a_scan(*["Tesla T4"] * models))
+
+    assert 2 == len(room.told)
+
+
 async def test_a_reload_that_does_not_fit_the_gpus_changes_nothing():
     room = room_of()
     room.fitting.saw_gpus(a_scan(*["NVIDIA H100"] * 8))

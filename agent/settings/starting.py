@@ -1,0 +1,117 @@
+"""What to start with: the sources as they are, or as they were when they were good last."""
+
+import dataclasses
+from pathlib import Path
+from typing import Final
+
+from agent import __version__
+from agent.codec.last_good import decode_last_good
+from agent.core.errors import SettingsError, StateCorrupt
+from agent.core.last_good import LastGood
+from agent.host.textfile import read_bounded
+from agent.settings.load import Look, Sources, look
+from agent.settings.plan import Given, make_plan
+from agent.settings.profiles import NodeFacts
+from agent.settings.reading import Reading
+from agent.settings.schema import Settings
+
+COPY: Final = "settings.json"
+"""Name of the last good settings in the state directory."""
+
+MAX_COPY: Final = 4 * 1024 * 1024
+"""Bytes: the files of a copy at their greatest, in base64, and the labels."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Start:
+    """The settings to start with. `asked`: the files to watch.
+
+    `refusal`: why the sources as they are cannot be used; the last good ones are.
+    """
+
+    settings: Settings
+    reading: Reading
+    asked: frozenset[Path]
+    refusal: SettingsError | None = None
+
+
+def begin(sources: Sources, host_name: str) -> Start:
+    """Read all sources; refused ones give way to the last good copy.
+
+    Raises SettingsError: they are refused, and there is no copy that can be used.
+    """
+    found = look(sources)
+    try:
+        reading = reading_of(found, host_name)
+        return Start(reading.settings(NodeFacts()), reading, found.asked)
+    except SettingsError as error:
+        refusal = error
+    copy = _copy(found)
+    last = None if copy is None else recalled(copy, found.given, host_name)
+    if last is None:
+        raise refusal
+    return Start(last.settings(NodeFacts()), last, found.asked, refusal)
+
+
+def reading_of(found: Look, host_name: str) -> Reading:
+    """What a look at the sources gave. Raises SettingsError when they are refused."""
+    if found.plan is None:
+        raise found.refusal or SettingsError("nothing new was read")
+    return Reading(found.plan, host_name, found.given)
+
+
+def recalled(copy: LastGood, given: Given, host_name: str) -> Reading | None:
+    """The files of the copy under the environment and flags of `given`.
+
+    None: they do not go together, so that the copy is of no use.
+    """
+    then = Given(
+        device_config=copy.device_config,
+        own=copy.own,
+        node_config=copy.node_config,
+        environ=given.environ,
+        flags=given.flags,
+    )
+    try:
+        reading = Reading(make_plan(then), host_name, then)
+        reading.settings(NodeFacts())
+    except SettingsError:
+        return None
+    return reading
+
+
+def last_good(given: Given, node: NodeFacts) -> LastGood:
+    """The copy to keep of sources that fit the node."""
+    return LastGood(
+        written_by=__version__,
+        node=node.name,
+        labels=node.labels,
+        device_config=given.device_config,
+        own=given.own,
+        node_config=given.node_config,
+    )
+
+
+def _copy(found: Look) -> LastGood | None:
+    """The copy in the state directory, as far as it is known where that is."""
+    directory = _state_directory(found.given)
+    if directory is None:
+        return None
+    try:
+        return decode_last_good(read_bounded(directory / COPY, MAX_COPY))
+    except (SettingsError, StateCorrupt):
+        return None
+
+
+def _state_directory(given: Given) -> Path | None:
+    """Where the state is: the own file says it if it is good, the environment and flags always."""
+    for known in (dataclasses.replace(given, device_config=None, node_config=None), _outer(given)):
+        try:
+            return Reading(make_plan(known), "").settings(NodeFacts()).paths.state
+        except SettingsError:
+            continue
+    return None
+
+
+def _outer(given: Given) -> Given:
+    return Given(environ=given.environ, flags=given.flags)

@@ -1,0 +1,192 @@
+"""A node whose settings lie in files: the services between them and the two lists that follow.
+
+Joined as the composition root joins them, on virtual time; every list and every write is counted.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, MutableMapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from agent.app.facts import Facts, new_facts
+from agent.app.fitting import Effects, Fitting
+from agent.app.reloading import Reloading
+from agent.core.changes import NodeEvent
+from agent.core.gpu import GpuUuid, Scan
+from agent.core.last_good import LastGood
+from agent.core.slices import SliceId, SliceList
+from agent.kit.cell import Cell
+from agent.services.inventory import InventoryKeeper
+from agent.services.listing import Listing
+from agent.services.node import Node
+from agent.services.report import ReportCells, Reporter, ReportState
+from agent.settings.load import Sources, look
+from agent.settings.starting import begin
+from tests.builders import NODE, a_gpu
+from tests.fakes.apiserver import FakeApi
+from tests.fakes.chance import Seeded
+from tests.fakes.clock import LoopClock
+from tests.fakes.offload import Inline
+
+SETTLED = 5.0
+"""Seconds after which a change has reached everybody: the reporter spreads its writes over one."""
+
+GPUS = Scan("570", tuple(a_gpu(index=n) for n in range(4)))
+GPUS_8 = Scan("570", tuple(a_gpu(index=n) for n in range(8)))
+
+
+@dataclasses.dataclass
+class SystemdSide:
+    """The ServiceNotifier port."""
+
+    said: list[str] = dataclasses.field(default_factory=list)
+    watchdog: None = None
+
+    def ready(self) -> None:
+        self.said.append("ready")
+
+    def reloading(self) -> None:
+        self.said.append("reloading")
+
+    def status(self, text: str) -> None:
+        raise AssertionError(text)
+
+    def stopping(self) -> None:
+        raise AssertionError
+
+    def alive(self) -> None:
+        raise AssertionError
+
+
+@dataclasses.dataclass
+class SettingsNode:
+    """What a test holds in its hands."""
+
+    root: Path
+    facts: Facts
+    fitting: Fitting
+    keeper: InventoryKeeper
+    reloading: Reloading
+    api: FakeApi
+    systemd: SystemdSide
+    lists: list[SliceList]
+    events: list[NodeEvent]
+    logs: list[MutableMapping[str, Any]]
+    stop: asyncio.Event
+    first: SliceList = dataclasses.field(default_factory=SliceList)
+
+    async def take_lists(self) -> None:
+        """The kubelet's side: each list as it comes."""
+        async for listed in self.facts.slices.follow():
+            self.lists += [listed] if listed.generation else []
+
+    async def edit(self, *, asked: bool = False, **files: str | None) -> None:
+        """Write the files (None: remove), have them read, and wait until all has settled."""
+        for name, text in files.items():
+            if text is None:
+                (self.root / name).unlink()
+            else:
+                (self.root / name).write_text(text)
+        await self.reloading.read(asked=asked)
+        await asyncio.sleep(SETTLED)
+
+    async def hold(self, *slices: tuple[GpuUuid, int]) -> None:
+        """Containers hold these slices and no others."""
+        held: dict[GpuUuid, tuple[SliceId, ...]] = {}
+        for uuid, number in slices:
+            held[uuid] = (*held.get(uuid, ()), SliceId(f"{uuid}-{number}"))
+        self.keeper.hold(held)
+        await asyncio.sleep(SETTLED)
+
+    def count(self) -> tuple[int, int]:
+        """Lists and writes since the last count."""
+        found = len(self.lists), self.api.calls["annotate_node"]
+        self.lists.clear()
+        del self.api.calls["annotate_node"]
+        return found
+
+    def said(self, *levels: str) -> list[object]:
+        """The log's events of these levels about settings since the last call."""
+        found = [
+            line["event"]
+            for line in self.logs
+            if line["log_level"] in levels and str(line["event"]).startswith("config.")
+        ]
+        self.logs.clear()
+        return found
+
+
+def _joined(root: Path, api: FakeApi, stored: LastGood | None) -> SettingsNode:
+    flags = {"--nodeconfig": f"{root}/nodeconfig", "--device-config": "", "--node-name": NODE}
+    sources = Sources(root / "own", {}, {**flags, "--state-dir": f"{root}/state"})
+    start = begin(sources, "host")
+    settings = start.settings
+    facts = new_facts(settings.sharing, settings.report, settings.edits)
+    keeper = InventoryKeeper(facts.inventory, facts.sharing, LoopClock())
+    events: list[NodeEvent] = []
+    effects = Effects(keeper.refresh, events.append, asyncio.Event())
+    fitting = Fitting(settings, start.reading, facts, effects)
+    fitting.recall(stored)
+    systemd = SystemdSide()
+    return SettingsNode(
+        root=root,
+        facts=facts,
+        fitting=fitting,
+        keeper=keeper,
+        reloading=Reloading(
+            fitting, lambda good: look(sources, good), "host", start.asked, Inline(), systemd
+        ),
+        api=api,
+        systemd=systemd,
+        stop=effects.stop,
+        lists=[],
+        events=events,
+        logs=[],
+    )
+
+
+def _runs(room: SettingsNode) -> Sequence[Callable[[], Coroutine[None, None, object]]]:
+    """The services that stand."""
+    facts = room.facts
+    node = Node(room.api, facts.node, Seeded())
+    cells = ReportCells(facts.inventory, facts.node, facts.report, Cell(ReportState()))
+    reporter = Reporter(room.api, cells, node.saw, room.events.append, LoopClock(), Seeded())
+    listing = Listing(facts.inventory, room.keeper.held, facts.slices)
+
+    return (room.keeper.run, room.fitting.run, listing.run, node.run, reporter.run, room.take_lists)
+
+
+@contextlib.asynccontextmanager
+async def a_settings_node(
+    root: Path,
+    own: str = "",
+    stored: LastGood | None = None,
+    *,
+    scan: Scan = GPUS,
+    labels: Mapping[str, str] | None = None,
+) -> AsyncIterator[SettingsNode]:
+    """A node with these GPUs that has listed and reported; counts and logs begin after that."""
+    (root / "own").write_text(own)
+    (root / "nodeconfig").write_text('{"nodeconfig": []}')
+    api = FakeApi()
+    api.create_node()
+    api.label_node(labels or {})
+    with structlog.testing.capture_logs() as logs:
+        room = _joined(root, api, stored)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(run()) for run in _runs(room)]
+            await asyncio.sleep(0)
+            if room.fitting.saw_gpus(scan):
+                room.keeper.found(scan)
+            await asyncio.sleep(SETTLED)
+            room.first = room.lists[0] if room.lists else SliceList()
+            room.count()
+            logs.clear()
+            room.logs = logs
+            yield room
+            for task in tasks:
+                task.cancel()

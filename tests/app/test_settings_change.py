@@ -1,0 +1,254 @@
+"""Settings that change while the agent runs: one list and one write for all of it, or none.
+
+And whatever is wrong with the files, what was good stays: one Event, one line in the log.
+"""
+
+import json
+
+import pytest
+
+from agent.codec.register import decode_register
+from agent.core.annotations import REGISTER
+from agent.core.last_good import LastGood, SourceFile
+from tests.app.settings_node import GPUS_8, a_settings_node
+from tests.builders import NODE, a_uuid
+
+GPU = a_uuid(0)
+GOOD = "sharing: {splitCount: 8}\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "lists", "writes"),
+    [
+        ("sharing: {splitCount: 4}", 1, 1),
+        ("sharing: {memoryScaling: 2}", 0, 1),
+        ("sharing: {coreScaling: 2}", 0, 1),
+        ("sharing: {filterIndexes: [1]}", 1, 1),
+        (f"sharing: {{filterUUIDs: [{a_uuid(2)}]}}", 1, 1),
+        ("sharing: {operatingMode: mps}", 0, 1),
+        ("sharing: {operatingMode: mig}", 1, 1),
+        ("sharing: {numaTopology: false}", 1, 0),
+        ("report: {topologyScore: true}", 0, 1),
+        ("library: {cudaLogLevel: '4'}", 0, 0),
+        ("allocation: {passDeviceSpecs: true}", 0, 0),
+        ("sharing: {splitCount: 4, memoryScaling: 2, filterIndexes: [1]}", 1, 1),
+        ("sharing: {splitCount: 4}\nreport: {topologyScore: true}", 1, 1),
+        ("# nothing", 0, 0),
+    ],
+)
+async def test_a_change_is_one_list_and_one_write_at_most(tmp_path, change, lists, writes):
+    async with a_settings_node(tmp_path) as node:
+        await node.edit(own=change)
+        assert (lists, writes) == node.count()
+        assert ["config.applied"] == node.said("info", "warning", "error")
+
+        await node.edit(own="")
+        assert (lists, writes) == node.count()
+        assert [] == node.events
+
+
+@pytest.mark.parametrize("profile", ["colon", "colon-7"])
+async def test_another_form_of_the_report_is_one_write_and_no_list(tmp_path, profile):
+    async with a_settings_node(tmp_path) as node:
+        await node.edit(own=f"report: {{profile: {profile}}}")
+
+        assert (0, 1) == node.count()
+
+
+async def test_the_entry_of_this_node_is_taken_over_from_hamis_file(tmp_path):
+    async with a_settings_node(tmp_path, GOOD) as node:
+        entry = {"name": NODE, "devicesplitcount": 5, "filterdevices": {"index": [0]}}
+        await node.edit(nodeconfig=json.dumps({"nodeconfig": [entry]}))
+
+        assert (1, 1) == node.count()
+        told = decode_register(node.api.node.annotations[REGISTER])
+        assert [(1, 5), (2, 5), (3, 5)] == [(gpu.index, gpu.split_count) for gpu in told]
+
+
+async def test_a_lowered_split_count_shrinks_by_draining(tmp_path):
+    async with a_settings_node(tmp_path, "sharing: {splitCount: 10}") as node:
+        await node.hold(*((GPU, n) for n in (1, 5, 9)))
+        node.count()
+
+        await node.edit(own="sharing: {splitCount: 2}")
+        group = node.lists[-1].groups[0]
+        assert [f"{GPU}-{n}" for n in (1, 5, 9)] == list(group.ids)
+        assert (1, 1) == node.count()
+
+        await node.hold((GPU, 9))
+        assert [f"{GPU}-{n}" for n in (0, 9)] == list(node.lists[-1].groups[0].ids)
+        assert (1, 0) == node.count()
+
+
+async def test_a_filtered_gpu_stays_listed_until_its_last_slice_is_free(tmp_path):
+    async with a_settings_node(tmp_path) as node:
+        await node.hold((GPU, 0))
+        node.count()
+
+        await node.edit(own="sharing: {filterIndexes: [0]}")
+        assert [False, True, True, True] == [one.healthy for one in node.lists[-1].groups]
+        assert (1, 1) == node.count()
+
+        await node.hold()
+        assert 3 == len(node.lists[-1].groups)
+        assert (1, 1) == node.count()
+
+
+async def test_a_file_that_is_touched_but_the_same_does_nothing_and_says_nothing(tmp_path):
+    async with a_settings_node(tmp_path, GOOD) as node:
+        for _ in range(3):
+            await node.edit(own=GOOD)
+
+        assert (0, 0) == node.count()
+        assert [] == node.said("info", "warning", "error")
+
+
+async def test_who_asks_is_answered_and_systemd_too(tmp_path):
+    async with a_settings_node(tmp_path, GOOD) as node:
+        await node.edit(asked=True)
+        assert ["config.unchanged"] == node.said("info", "warning", "error")
+        await node.edit(asked=True, own="sharing: {splitCount: many}")
+
+        assert ["reloading", "ready"] * 2 == node.systemd.said
+        assert (0, 0) == node.count()
+
+
+BAD = {
+    "half": '{"nodeconfig": [{"name": "node-a", "devicesplitc',
+    "type": '{"nodeconfig": [{"name": "node-a", "devicesplitcount": "many"}]}',
+    "type-deep": '{"nodeconfig": [{"name": "a", "filterdevices": {"uuid": [1]}}]}',
+    "twice": '{"nodeconfig": [{"name": "a", "name": "b"}]}',
+    "nan": '{"nodeconfig": [{"name": "a", "devicememoryscaling": NaN}]}',
+    "infinity": '{"nodeconfig": [{"name": "a", "devicememoryscaling": 1e999}]}',
+    "negative": '{"nodeconfig": [{"name": "a", "devicememoryscaling": -1}]}',
+    "slices": '{"nodeconfig": [{"name": "a", "devicesplitcount": 1000000000}]}',
+    "junk": "\x00" * (1024 * 1024),
+    "larger": "x" * (1024 * 1024 + 1),
+    "removed": None,
+}
+OWN_BAD = {
+    "half": "sharing: {splitCou",
+    "type": "sharing: 7",
+    "unknown": "sharing: {splitCuont: 4}",
+    "twice": "sharing: {splitCount: 4}\nsharing: {splitCount: 5}",
+    "nan": "sharing: {memoryScaling: .nan}",
+    "negative": "sharing: {splitCount: -1}",
+    "list": "sharing: {splitCount: 10000}\nprofiles: [{name: a, match: {gpus: [a100]}}]",
+    "removed": None,
+}
+
+
+async def refused(node, **bad: str | None) -> None:
+    """The files are refused, however often they are read, and the mended ones are taken."""
+    before = node.facts.sharing.value
+    for _ in range(3):
+        await node.reloading.read(asked=False)
+    await node.edit(**bad)
+    await node.reloading.read(asked=False)
+
+    assert before == node.facts.sharing.value
+    assert (0, 0) == node.count()
+    assert ["ConfigRejected"] == [event.reason for event in node.events]
+    assert str(node.root / next(iter(bad))) in node.events[0].text
+    assert ["config.rejected"] == node.said("info", "warning", "error")
+
+
+@pytest.mark.parametrize("kind", BAD)
+async def test_a_bad_file_of_hamis_changes_nothing_and_is_told_once(tmp_path, kind):
+    async with a_settings_node(tmp_path, GOOD) as node:
+        await refused(node, nodeconfig=BAD[kind])
+
+        await node.edit(nodeconfig=json.dumps({"nodeconfig": [{"name": NODE}]}))
+        assert ["config.applied"] == node.said("info", "warning", "error")
+
+
+@pytest.mark.parametrize("kind", OWN_BAD)
+async def test_a_bad_file_of_ours_changes_nothing_and_is_told_once(tmp_path, kind):
+    async with a_settings_node(tmp_path, GOOD) as node:
+        if kind == "list":  # 8 GPUs are too many for it, and 4 are not
+            node.fitting.saw_gpus(GPUS_8)
+        await refused(node, own=OWN_BAD[kind])
+
+        await node.edit(own=GOOD)
+        assert ["config.unchanged"] == node.said("info", "warning", "error")
+        await node.edit(own=OWN_BAD[kind])
+        assert 2 == len(node.events)
+
+
+async def test_an_unknown_key_in_hamis_file_is_a_warning(tmp_path):
+    async with a_settings_node(tmp_path, GOOD) as node:
+        await node.edit(nodeconfig='{"nodeconfig": [{"name": "a", "colour": "red"}]}')
+
+        assert ["config.ignored", "config.applied"] == node.said("info", "warning", "error")
+
+
+async def test_a_half_written_file_is_followed_by_its_completion(tmp_path):
+    async with a_settings_node(tmp_path, GOOD) as node:
+        await node.edit(own="sharing: {splitCount: 4")
+        await node.edit(own="sharing: {splitCount: 4}")
+
+        assert 4 == node.facts.sharing.value.split_count
+        assert (1, 1) == node.count()
+
+
+async def test_what_acts_at_the_next_start_is_said_once(tmp_path):
+    async with a_settings_node(tmp_path, GOOD) as node:
+        await node.edit(own=GOOD + "web: {port: 1}")
+        assert ["config.needs_restart"] == node.said("warning")
+        await node.edit(own=GOOD + "web: {port: 1} # the same")
+        assert [] == node.said("warning")
+        assert (0, 0) == node.count()
+
+
+async def test_the_copy_follows_what_is_in_force(tmp_path):
+    async with a_settings_node(tmp_path, GOOD) as node:
+        file = str(tmp_path / "own")
+
+        def kept() -> tuple[object, object]:
+            copy = node.fitting.copy.value
+            assert copy is not None
+            return copy.own, copy.labels
+
+        assert (SourceFile(file, GOOD.encode()), {}) == kept()
+        node.api.label_node({"pool": "big"})
+        await node.edit(own="sharing: {splitCount: many}")
+        assert (SourceFile(file, GOOD.encode()), {"pool": "big"}) == kept()
+        await node.edit(own="sharing: {splitCount: 3}")
+        assert (SourceFile(file, b"sharing: {splitCount: 3}"), {"pool": "big"}) == kept()
+
+
+POOL = "profiles: [{name: p, match: {labels: pool=big}, sharing: {splitCount: 3}}]\n"
+
+
+@pytest.mark.parametrize(("name", "slices"), [(NODE, 3), ("another", 10)])
+async def test_labels_of_the_last_run_hold_in_the_first_list(tmp_path, name, slices):
+    stored = LastGood("0.0.9", name, {"pool": "big"})
+    async with a_settings_node(tmp_path, POOL, stored, labels={"pool": "big"}) as node:
+        assert slices == len(node.first.groups[0].ids)
+        assert 3 == node.facts.sharing.value.split_count
+
+
+async def test_a_file_that_does_not_fit_the_gpus_at_the_start_gives_way_to_the_copy(tmp_path):
+    stored = LastGood("0.0.9", NODE, own=SourceFile(f"{tmp_path}/own", GOOD.encode()))
+    async with a_settings_node(
+        tmp_path, "sharing: {splitCount: 10000}", stored, scan=GPUS_8
+    ) as node:
+        assert 8 == node.facts.sharing.value.split_count
+        assert node.fitting.refusal is None
+        assert ["ConfigRejected"] == [event.reason for event in node.events]
+        await node.reloading.read(asked=False)
+        assert 1 == len(node.events)
+
+        await node.edit(own="sharing: {splitCount: 5}")
+        assert (1, 1) == node.count()
+
+
+@pytest.mark.parametrize("own", ["sharing: {splitCount: 9999}", "sharing: {splitCount: many}"])
+async def test_a_copy_that_does_not_fit_either_stops_the_process(tmp_path, own):
+    stored = LastGood("0.0.9", NODE, own=SourceFile(f"{tmp_path}/own", own.encode()))
+    many = "sharing: {splitCount: 10000}"
+    async with a_settings_node(tmp_path, many, stored, scan=GPUS_8) as node:
+        assert node.stop.is_set()
+        assert "10000" in str(node.fitting.refusal)
+        assert [] == node.lists
+        assert node.fitting.copy.value is None

@@ -1,0 +1,210 @@
+"""FileWatch on real inotify: however people and the kubelet change a settings file, it is told."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from agent.host import watch
+from agent.host.watch import FileWatch
+from tests.fakes.config_map import MountedMap
+
+pytestmark = pytest.mark.looptime(False)
+
+
+class Told:
+    """How often something was said to be other."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._news = asyncio.Event()
+
+    def changed(self) -> None:
+        self.count += 1
+        self._news.set()
+
+    async def next(self) -> None:
+        """Wait for news; what came before is taken in."""
+        async with asyncio.timeout(5):
+            await self._news.wait()
+        self._news.clear()
+
+    async def silent(self) -> bool:
+        """Nothing is told by the time that a change elsewhere would have been."""
+        before = self.count
+        await asyncio.sleep(0.1)
+        return before == self.count
+
+
+@contextlib.asynccontextmanager
+async def following(*paths: Path) -> AsyncIterator[Told]:
+    told = Told()
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(FileWatch().follow(paths, told.changed))
+        async with asyncio.timeout(5):
+            while told.count < len({path.parent for path in paths}):
+                await told.next()
+        yield told
+        task.cancel()
+
+
+async def test_a_renewed_config_map_is_told(tmp_path):
+    mounted = MountedMap(tmp_path / "etc")
+    mounted.write(config="a: 1")
+    async with following(tmp_path / "etc" / "config.yaml") as told:
+        for turn in range(3):
+            mounted.write(config=f"a: {turn}")
+            await told.next()
+            assert f"a: {turn}" == (tmp_path / "etc" / "config.yaml").read_text()
+
+
+async def test_a_key_that_comes_to_a_config_map_is_told(tmp_path):
+    mounted = MountedMap(tmp_path / "etc")
+    mounted.write(other="b: 1")
+    async with following(tmp_path / "etc" / "config.yaml") as told:
+        mounted.write(other="b: 1", config="a: 1")
+        await told.next()
+
+
+async def test_a_key_that_goes_from_a_config_map_is_told(tmp_path):
+    mounted = MountedMap(tmp_path / "etc")
+    mounted.write(other="b: 1", config="a: 1")
+    async with following(tmp_path / "etc" / "config.yaml") as told:
+        mounted.write(other="b: 1")
+        await told.next()
+
+
+def in_place(path: Path) -> None:
+    path.write_text("new")
+
+
+def by_rename(path: Path) -> None:
+    (path.parent / ".config.yaml.swp").write_text("new")
+    (path.parent / ".config.yaml.swp").rename(path)
+
+
+def by_link(path: Path) -> None:
+    (path.parent / "elsewhere").write_text("new")
+    path.unlink()
+    path.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize("edit", [in_place, by_rename, by_link, Path.unlink])
+async def test_every_way_to_edit_is_told(tmp_path, edit: Callable[[Path], None]):
+    path = tmp_path / "config.yaml"
+    path.write_text("old")
+    async with following(path) as told:
+        edit(path)
+        await told.next()
+
+
+async def test_a_file_counts_only_once_its_writer_has_closed_it(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("old")
+    async with following(path) as told:
+        with path.open("w") as file:
+            file.write("half")
+            file.flush()
+            assert await told.silent()
+            file.write("whole")
+        await told.next()
+
+
+async def test_a_new_file_counts_only_once_its_writer_has_closed_it(tmp_path):
+    path = tmp_path / "config.yaml"
+    async with following(path) as told:
+        with path.open("w") as file:
+            assert await told.silent()
+            file.write("whole")
+        await told.next()
+
+
+async def test_a_file_that_is_removed_and_made_anew_is_told_twice(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("old")
+    async with following(path) as told:
+        path.unlink()
+        await told.next()
+        path.write_text("new")
+        await told.next()
+
+
+async def test_a_directory_that_comes_later_is_told_with_what_is_in_it(tmp_path):
+    path = tmp_path / "etc" / "config.yaml"
+    async with following(path) as told:
+        path.parent.mkdir()
+        path.write_text("new")
+        await told.next()
+        # Made while the directory was not watched yet, it may be seen by the look at once.
+        while not path.exists():
+            await told.next()
+        path.write_text("newer")
+        await told.next()
+
+
+async def test_a_directory_that_is_removed_and_made_anew_is_followed(tmp_path):
+    path = tmp_path / "etc" / "config.yaml"
+    path.parent.mkdir()
+    path.write_text("old")
+    async with following(path) as told:
+        shutil.rmtree(path.parent)
+        await told.next()
+        path.parent.mkdir()
+        await told.next()
+        path.write_text("new")
+        await told.next()
+
+
+async def test_other_files_beside_it_are_no_news(tmp_path):
+    async with following(tmp_path / "config.yaml") as told:
+        (tmp_path / "config.yaml.swp").write_text("x")
+        (tmp_path / "other").mkdir()
+
+        assert await told.silent()
+
+
+async def test_files_of_several_directories_are_followed(tmp_path):
+    paths = [tmp_path / name / "config.yaml" for name in ("a", "b")]
+    for path in paths:
+        path.parent.mkdir()
+    async with following(*paths) as told:
+        for path in paths:
+            path.write_text("new")
+            await told.next()
+            assert await told.silent()
+
+
+async def test_the_target_of_a_link_elsewhere_is_looked_at_now_and_then(tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "POLL", 0.02)
+    target = tmp_path / "target.yaml"
+    target.write_text("old")
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "config.yaml").symlink_to(target)
+    async with following(tmp_path / "etc" / "config.yaml") as told:
+        target.write_text("new")
+        await told.next()
+
+
+async def test_without_events_it_is_told_to_look_now_and_then(tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "POLL", 0.02)
+    async with following(tmp_path / "absent" / "etc" / "config.yaml") as told:
+        for _ in range(3):
+            await told.next()
+
+
+async def test_a_name_that_cannot_be_looked_at_counts_as_missing(tmp_path):
+    async with following(tmp_path / ("x" * 300)) as told:
+        assert await told.silent()
+
+
+async def test_leaving_gives_back_every_descriptor(tmp_path):
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 -- as cheap as it gets
+    for _ in range(3):
+        async with following(tmp_path / "a" / "c.yaml", tmp_path / "b" / "c.yaml"):
+            await asyncio.sleep(0)
+
+    assert before == len(os.listdir("/proc/self/fd"))  # noqa: PTH208 -- as cheap as it gets

@@ -1,0 +1,246 @@
+"""The real process follows its settings files, and starts with the last good ones."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from agent.codec.last_good import decode_last_good
+from agent.codec.node_report import read_register
+from agent.core.annotations import REGISTER
+from agent.sandbox.lab.cluster import NODE, SandboxCluster, open_cluster
+from agent.settings.starting import COPY
+from tests.fakes.config_map import MountedMap
+from tests.process.agent_process import PATIENCE, options, started
+
+pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(90)]
+
+SPREAD = 1.5
+"""Seconds by which the reporter has written, if it had anything to write."""
+
+
+@dataclass
+class Following:
+    """An agent with four GPUs that follows a ConfigMap of its own and HAMi's nodeconfig."""
+
+    cluster: SandboxCluster
+    mounted: MountedMap
+    nodeconfig: Path
+
+    def counts(self) -> tuple[int, int]:
+        """Lists that the kubelet got, and writes that the API server got, Events aside."""
+        writes = [
+            call
+            for call in self.cluster.api.journal.calls
+            if call.user == self.cluster.user and call.verb == "patch" and call.resource == "nodes"
+        ]
+        return len(self.cluster.kubelet.history.of("listed")), len(writes)
+
+    def told(self) -> Sequence[tuple[int, int, int]]:
+        """Of the register annotation: index, split count and core share of each healthy GPU."""
+        return [
+            (gpu.index, gpu.split_count, gpu.core_percent)
+            for gpu in read_register(self.cluster.node_annotations().get(REGISTER))
+            if gpu.healthy
+        ]
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        assert await self.cluster.until(holds, PATIENCE), (
+            self.counts(),
+            self.told(),
+            self.cluster.allocatable(),
+            self.cluster.log.last(10),
+        )
+
+    async def offers(self, slices: int, told: Sequence[tuple[int, int, int]]) -> None:
+        """Both lists say so."""
+        await self.until(lambda: self.cluster.allocatable() == slices and self.told() == told)
+
+    def said(self, event: str) -> int:
+        return len(self.cluster.log.of(event))
+
+    def events(self) -> list[str]:
+        """Texts of the Events ConfigRejected."""
+        found = self.cluster.store.select("events")
+        return [one["message"] for one in found if one["reason"] == "ConfigRejected"]
+
+    async def rejects(self, times: int) -> None:
+        """So many Events say what was wrong."""
+        await self.until(lambda: len(self.events()) == times)
+
+    def copied(self) -> bytes:
+        """What the copy on disk has of our own file."""
+        file = self.cluster.places.state / COPY
+        own = decode_last_good(file.read_bytes()).own if file.exists() else None
+        return own.content if own else b""
+
+
+@contextlib.asynccontextmanager
+async def following(tmp_path: Path, own: str, *more: str) -> AsyncIterator[Following]:
+    mounted, nodeconfig = MountedMap(tmp_path / "etc"), tmp_path / "config.json"
+    mounted.write(config=own)
+    nodeconfig.write_text('{"nodeconfig": []}')
+    files = ("--config", f"{mounted.root}/config.yaml", "--nodeconfig", str(nodeconfig))
+    async with open_cluster(options(*files, *more, gpus=4)) as cluster:
+        yield Following(cluster, mounted, nodeconfig)
+
+
+def all_gpus(split_count: int, cores: int = 100) -> list[tuple[int, int, int]]:
+    return [(index, split_count, cores) for index in range(4)]
+
+
+async def test_every_kind_of_change_is_one_list_and_one_write(tmp_path):
+    async with following(tmp_path, "sharing: {splitCount: 4}") as node:
+        await started(node.cluster, 16)
+        await node.offers(16, all_gpus(4))
+        assert (1, 1) == node.counts()
+
+        node.mounted.write(config="sharing: {splitCount: 6}")
+        await node.offers(24, all_gpus(6))
+        assert (2, 2) == node.counts()
+
+        node.mounted.write(config="sharing: {splitCount: 6, coreScaling: 2}")
+        await node.offers(24, all_gpus(6, 200))
+        assert (2, 3) == node.counts()
+
+        entry = {"name": NODE, "devicesplitcount": 5, "filterdevices": {"index": [0]}}
+        node.nodeconfig.write_text(json.dumps({"nodeconfig": [entry]}))
+        await node.offers(15, all_gpus(5, 200)[1:])
+        assert (3, 4) == node.counts()
+
+        node.mounted.write(config="sharing: {splitCount: 6, coreScaling: 2, operatingMode: mps}")
+        await node.until(lambda: '"mode":"mps"' in node.cluster.node_annotations()[REGISTER])
+        assert (3, 5) == node.counts()
+
+        node.mounted.write(config="report: {profile: colon}\nsharing: {coreScaling: 2}")
+        await node.until(lambda: "hami-core:" in node.cluster.node_annotations()[REGISTER])
+        assert (3, 6) == node.counts()
+
+        node.mounted.write(config="sharing: {coreScaling: 2}")
+        node.nodeconfig.unlink()
+        node.nodeconfig.write_text('{"nodeconfig": []}')
+        await node.offers(40, all_gpus(10, 200))
+        await asyncio.sleep(SPREAD)
+        assert (4, 7) == node.counts()
+        assert 1 == len(node.cluster.kubelet.history.of("registered"))
+        assert [] == node.events()
+
+
+async def test_a_file_that_is_touched_but_the_same_brings_nothing_about(tmp_path):
+    async with following(tmp_path, "sharing: {splitCount: 4}") as node:
+        await started(node.cluster, 16)
+        await node.offers(16, all_gpus(4))
+        await node.until(lambda: node.said("report.written") == 1)
+        lines = node.cluster.log.last(5000)
+
+        node.mounted.write(config="sharing: {splitCount: 4}")
+        node.nodeconfig.write_text('{"nodeconfig": []}')
+        await asyncio.sleep(SPREAD)
+
+        assert (1, 1) == node.counts()
+        assert lines == node.cluster.log.last(5000)
+
+
+async def test_bad_files_leave_the_last_good_settings_until_they_are_good(tmp_path):
+    async with following(tmp_path, "sharing: {splitCount: 4}") as node:
+        await started(node.cluster, 16)
+        await node.offers(16, all_gpus(4))
+        bad: Sequence[str | None] = ("sharing: {splitCount: many}", "sharing: [", None)
+        for turn, text in enumerate(bad, start=1):
+            node.mounted.write(**({} if text is None else {"config": text}))
+            await node.rejects(turn)
+        node.nodeconfig.write_bytes(b"\x00" * (1024 * 1024))
+        node.cluster.reload_agent()
+        await asyncio.sleep(SPREAD)
+
+        assert (1, 1) == node.counts()
+        assert 3 == node.said("config.rejected") == len(set(node.events()))
+        assert b"sharing: {splitCount: 4}" == node.copied()
+
+        node.mounted.write(config="sharing: {splitCount: 3}")
+        await node.until(lambda: any("config.json" in text for text in node.events()))
+        node.nodeconfig.write_text('{"nodeconfig": []}')
+        await node.offers(12, all_gpus(3))
+        await node.until(lambda: node.copied() == b"sharing: {splitCount: 3}")
+
+
+async def test_a_hangup_reads_what_no_event_told_of(tmp_path):
+    target = tmp_path / "elsewhere.yaml"
+    target.write_text("sharing: {splitCount: 4}")
+    (tmp_path / "linked.yaml").symlink_to(target)
+    files = ("--config", str(tmp_path / "linked.yaml"))
+    async with open_cluster(options(*files, gpus=1)) as cluster:
+        await started(cluster, 4)
+        cluster.reload_agent()
+        assert await cluster.until(lambda: bool(cluster.log.of("config.unchanged")), PATIENCE)
+
+        target.write_text("sharing: {splitCount: 5}")
+        cluster.reload_agent()
+        assert await cluster.until(lambda: cluster.allocatable() == 5, PATIENCE)
+
+
+async def test_flags_stay_on_top_of_a_changed_file(tmp_path):
+    async with following(tmp_path, "sharing: {splitCount: 4}", "--split-count", "7") as node:
+        await started(node.cluster, 28)
+
+        node.mounted.write(config="sharing: {splitCount: 5, coreScaling: 3}")
+        await node.offers(28, all_gpus(7, 300))
+
+
+async def test_a_refused_start_goes_on_with_the_last_good_settings_and_follows_the_files(tmp_path):
+    async with following(tmp_path, "sharing: {splitCount: 4}") as node:
+        await started(node.cluster, 16)
+        await node.until(lambda: node.copied() != b"")
+        assert 0 == await node.cluster.stop_agent()
+        node.mounted.write(config="sharing: {splitCuont: 4}")
+
+        await node.cluster.start_agent()
+        await node.rejects(1)
+        await node.offers(16, all_gpus(4))
+        await asyncio.sleep(SPREAD)
+        assert 1 == node.said("config.rejected") == len(node.events())
+        assert f"{node.mounted.root}/config.yaml:1:" in node.events()[0]
+        assert b"sharing: {splitCount: 4}" == node.copied()
+
+        node.mounted.write(config="sharing: {splitCount: 5}")
+        await node.offers(20, all_gpus(5))
+
+
+async def test_a_refused_start_without_a_copy_is_78(tmp_path):
+    async with following(tmp_path, "sharing: {splitCuont: 4}") as node:
+        await node.cluster.start_agent()
+
+        async with asyncio.timeout(PATIENCE):
+            assert 78 == await node.cluster.agent.wait()
+        assert not (node.cluster.places.state / COPY).exists()
+
+
+POOL = "profiles: [{name: p, match: {labels: pool=big}, sharing: {splitCount: 20}}]"
+
+
+async def test_the_labels_of_the_last_run_hold_in_the_first_list(tmp_path):
+    async with following(tmp_path, POOL) as node:
+
+        def label(fresh):
+            fresh["metadata"]["labels"]["pool"] = "big"
+            return fresh
+
+        node.cluster.store.update("nodes", "", NODE, label)
+        await started(node.cluster, 80)
+        copy = node.cluster.places.state / COPY
+        await node.until(
+            lambda: (
+                copy.exists()
+                and (decode_last_good(copy.read_bytes()).labels or {}).get("pool") == "big"
+            )
+        )
+        await node.cluster.stop_agent()
+        lists = node.counts()[0]
+
+        await node.cluster.api.begin_outage()
+        await started(node.cluster, 80)
+        assert lists + 1 == node.counts()[0]

@@ -1,0 +1,70 @@
+"""The last good settings read back as they were written, or are said to be unusable."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.codec.envelope import seal
+from agent.codec.last_good import KIND, VERSION, decode_last_good, encode_last_good
+from agent.core.errors import StateCorrupt
+from agent.core.last_good import LastGood, SourceFile
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "settings-version-1.json"
+TEXT = st.text(max_size=10)
+FILES = st.none() | st.builds(SourceFile, name=TEXT, content=st.binary(max_size=30))
+COPIES = st.builds(
+    LastGood,
+    written_by=TEXT,
+    node=TEXT,
+    labels=st.none() | st.dictionaries(TEXT, TEXT, max_size=3),
+    device_config=FILES,
+    own=FILES,
+    node_config=FILES,
+)
+COPY = LastGood("0.1.0", "node-a", {"pool": "big"}, own=SourceFile("/etc/c.yaml", b"a: \xff"))
+
+
+@given(COPIES)
+def test_what_is_written_reads_back(copy: LastGood):
+    assert copy == decode_last_good(encode_last_good(copy))
+
+
+def test_the_file_says_who_wrote_it():
+    content = encode_last_good(COPY)
+
+    assert content.startswith(b'{"kind":"hami-agent-settings","version":1,"checksum":"')
+    assert b'"written_by":"0.1.0"' in content
+
+
+def test_a_file_of_version_1_reads_for_ever_and_is_written_like_this():
+    content = GOLDEN.read_bytes()
+    copy = decode_last_good(content)
+
+    assert content == encode_last_good(copy)
+    assert ("0.1.0", "node-a", {"pool": "big"}) == (copy.written_by, copy.node, copy.labels)
+    assert copy.own == SourceFile("/etc/hami-agent/config.yaml", b"sharing: {splitCount: 8}\n")
+    assert copy.node_config is None
+
+
+def test_keys_of_a_later_version_are_ignored_and_missing_ones_are_nothing():
+    data = b'{"written_by":"9.0.0","node":"node-a","more":[1]}'
+
+    assert LastGood("9.0.0", "node-a") == decode_last_good(seal(KIND, VERSION + 1, data))
+
+
+@pytest.mark.parametrize("place", range(0, len(encode_last_good(COPY)) - 2, 7))
+def test_a_damaged_byte_or_a_cut_is_found(place: int):
+    content = encode_last_good(COPY)
+    for damaged in (
+        content[:place],
+        content[:place] + bytes([content[place] ^ 0x55]) + content[place + 1 :],
+    ):
+        with pytest.raises(StateCorrupt):
+            decode_last_good(damaged)
+
+
+def test_the_ledgers_file_is_none_of_settings():
+    with pytest.raises(StateCorrupt, match="its kind is hami-agent-state"):
+        decode_last_good(b'{"kind":"hami-agent-state","version":1,"checksum":"","data":{}}')

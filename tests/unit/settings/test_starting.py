@@ -1,0 +1,126 @@
+"""What a start goes by: the sources, else the last good copy of them, else nothing at all."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent.codec.last_good import encode_last_good
+from agent.core.errors import SettingsError
+from agent.core.last_good import LastGood, SourceFile
+from agent.settings.load import Sources
+from agent.settings.profiles import NodeFacts
+from agent.settings.starting import COPY, begin, last_good, recalled
+
+GOOD = b"sharing: {splitCount: 4}\n"
+BAD = "sharing: {splitCount: many}\n"
+Keep = Callable[[LastGood], None]
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Sources:
+    (tmp_path / "own.yaml").write_bytes(GOOD)
+    flags = {"--state-dir": f"{tmp_path}/state", "--nodeconfig": "", "--device-config": ""}
+    return Sources(tmp_path / "own.yaml", {}, flags)
+
+
+@pytest.fixture
+def keep(tmp_path: Path) -> Keep:
+    """Puts a copy into the state directory."""
+    (tmp_path / "state").mkdir()
+
+    def write(copy: LastGood) -> None:
+        (tmp_path / "state" / COPY).write_bytes(encode_last_good(copy))
+
+    return write
+
+
+def a_copy(own: bytes = GOOD) -> LastGood:
+    return LastGood("0.0.9", "node-a", own=SourceFile("/then/own.yaml", own))
+
+
+def test_good_sources_need_no_copy(sources, keep):
+    keep(a_copy(b"sharing: {splitCount: 9}\n"))
+
+    start = begin(sources, "host")
+
+    assert (4, None) == (start.settings.sharing.split_count, start.refusal)
+    assert {sources.file} == start.asked
+
+
+def test_refused_sources_give_way_to_the_copy_and_are_watched(sources, keep):
+    sources.file.write_text(BAD)
+    keep(a_copy())
+
+    start = begin(sources, "host")
+
+    assert 4 == start.settings.sharing.split_count
+    assert f"{sources.file}:1:23: sharing.splitCount" in str(start.refusal)
+    assert {sources.file} == start.asked
+    assert start.reading.given.own == SourceFile("/then/own.yaml", GOOD)
+
+
+def test_flags_and_environment_stay_on_top_of_the_copy(sources, keep):
+    sources.file.write_text(BAD)
+    keep(a_copy(b"sharing: {splitCount: 4, memoryScaling: 2}\n"))
+    flags = {**sources.flags, "--split-count": "6"}
+
+    start = begin(Sources(sources.file, {"HAMI_AGENT_SHARING_CORE_SCALING": "3"}, flags), "host")
+
+    sharing = start.settings.sharing
+    assert (6, 2.0, 3.0) == (sharing.split_count, sharing.memory_scaling, sharing.core_scaling)
+
+
+def test_without_a_copy_the_start_is_refused(sources):
+    sources.file.write_text(BAD)
+
+    with pytest.raises(SettingsError, match=r"own.yaml:1:23"):
+        begin(sources, "host")
+
+
+@pytest.mark.parametrize("content", [b"", b"{", encode_last_good(a_copy())[:-9]])
+def test_a_damaged_copy_is_none(sources, tmp_path, content: bytes):
+    sources.file.write_text(BAD)
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / COPY).write_bytes(content)
+
+    with pytest.raises(SettingsError, match=r"own.yaml:1:23"):
+        begin(sources, "host")
+
+
+def test_a_copy_that_is_refused_itself_is_none(sources, keep):
+    sources.file.write_text(BAD)
+    keep(a_copy(b"sharing: {splitCount: 99999}\n"))
+
+    with pytest.raises(SettingsError, match=r"own.yaml:1:23"):
+        begin(sources, "host")
+
+
+def test_a_wrong_variable_is_refused_for_no_copy_can_mend_it(sources, keep):
+    keep(a_copy())
+
+    with pytest.raises(SettingsError, match="HAMI_AGENT_SHARNG"):
+        begin(Sources(sources.file, {"HAMI_AGENT_SHARNG": "1"}, sources.flags), "host")
+
+
+def test_a_good_own_file_says_where_the_copy_is_when_hamis_file_is_bad(tmp_path, keep):
+    (tmp_path / "own.yaml").write_text(f"paths: {{state: {tmp_path}/state}}\n")
+    (tmp_path / "d.yaml").write_text("nvidia: [\n")
+    keep(a_copy())
+    flags = {"--nodeconfig": "", "--device-config": f"{tmp_path}/d.yaml"}
+
+    start = begin(Sources(tmp_path / "own.yaml", {}, flags), "host")
+
+    assert 4 == start.settings.sharing.split_count
+    assert f"{tmp_path}/d.yaml" in str(start.refusal)
+
+
+def test_what_is_kept_is_what_is_recalled(sources):
+    reading = begin(sources, "host").reading
+    copy = last_good(reading.given, NodeFacts("node-a", {"pool": "big"}))
+
+    again = recalled(copy, reading.given, "host")
+
+    assert again is not None
+    assert reading.given == again.given
+    assert ("node-a", {"pool": "big"}) == (copy.node, copy.labels)
