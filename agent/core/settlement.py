@@ -28,6 +28,10 @@ bind-time has whole seconds, and a tenant can write it: the lock can be that of 
 of the same name, which is bound within 2 s of its lock, and then is seen to be the owner.
 """
 
+STARTED_PATIENCE = dt.timedelta(seconds=30)
+"""The same for an owner that runs without an answer: after a reboot its status is old, and the
+kubelet may be about to ask for it."""
+
 LOCK_TIMEOUT = dt.timedelta(seconds=300)
 """Age at which HAMi's scheduler itself takes a lock for abandoned (its --node-lock-timeout)."""
 
@@ -175,7 +179,10 @@ def _answered(pod: PodView, scene: Scene) -> bool:
     rows = {row.key.container: row for row in scene.ledger.rows_of(pod.uid)}
     if not pod.gpu_containers:
         return False
-    if any(one.name not in rows and not _has_started(pod, one) for one in pod.gpu_containers):
+    unanswered = [one for one in pod.gpu_containers if one.name not in rows]
+    if unanswered and scene.standing < STARTED_PATIENCE:
+        return False
+    if not all(_has_started(pod, one) for one in unanswered):
         return False
     last = max((row.answered_at for row in rows.values()), default=None)
     return last is None or not dt.timedelta(0) <= scene.now - last < ANSWERED_GRACE
