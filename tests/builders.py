@@ -19,6 +19,7 @@ NOON = dt.datetime(2026, 9, 1, 12, 0, 0, tzinfo=dt.UTC)
 """The moment at which tests begin."""
 
 NODE = "node-1"
+RESOURCE = "nvidia.com/gpu"
 G1 = GpuUuid("GPU-11111111-2222-3333-4444-555555555555")
 G2 = GpuUuid("GPU-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee")
 POD_UID = PodUid("6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d0001")
@@ -116,7 +117,7 @@ def an_inventory(
     return Inventory(generation=generation, gpus=shared, driver_version=driver_version)
 
 
-def a_container(
+def a_container(  # noqa: PLR0913 -- keyword-only, all have defaults
     *,
     name: str = "main",
     role: Role = Role.APP,
@@ -124,6 +125,7 @@ def a_container(
     control_disabled: bool = False,
     running_id: str | None = None,
     dropped_memory: str = "",
+    resource: str = RESOURCE,
 ) -> ContainerView:
     """A container that asks for `count` slices."""
     return ContainerView(
@@ -133,6 +135,7 @@ def a_container(
         control_disabled=control_disabled,
         running_id=running_id,
         dropped_memory=dropped_memory,
+        resource=resource,
     )
 
 
@@ -196,6 +199,7 @@ def a_row(  # noqa: PLR0913 -- keyword-only, all have defaults
     epoch: KubeletEpoch | None = None,
     confirmed: bool = False,
     offered: bool = False,
+    resource: str = RESOURCE,
 ) -> Row:
     """A ledger row of one container; its ids are slice 0 of each share unless given."""
     held = (a_share(),) if shares is None else tuple(shares)
@@ -217,6 +221,7 @@ def a_row(  # noqa: PLR0913 -- keyword-only, all have defaults
         epoch=KubeletEpoch(inode=7, ctime_ns=1) if epoch is None else epoch,
         confirmed=confirmed,
         offered=offered,
+        resource=resource,
     )
 
 

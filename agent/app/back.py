@@ -107,7 +107,7 @@ async def open_back(
             pods=KubePods(
                 session,
                 settings.node,
-                settings.resource,
+                settings.sharing.resource,
                 events,
                 memory_resource=settings.memory_resource,
             ),
@@ -122,7 +122,8 @@ async def open_back(
 def _join(settings: Settings, adapters: Adapters, front: Front, api: Api) -> Back:
     facts, state, clock = front.facts, front.state, adapters.clock
     node = Node(api.node, facts.node, adapters.random)
-    pods = Pods(api.pods, facts.pods, clock, adapters.random)
+    served = front.knowing.keeper.served
+    pods = Pods(api.pods, facts.pods, clock, adapters.random, served)
     allocation = _allocation(settings, adapters, front, api, (pods, node))
     report_state = Cell(ReportState())
     return Back(
@@ -153,7 +154,7 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: Api) -> Bac
             commit=state.commit,
             clock=clock,
         ),
-        reconcile=_reconcile(settings, adapters, front, api, allocation),
+        reconcile=_reconcile(adapters, front, api, allocation),
         plain=plain_reconcile(settings, adapters, front, (api.witness, api.records), set()),
         announcer=Announcer(api.pods, front.notices),
     )
@@ -186,13 +187,11 @@ def _allocation(
     )
 
 
-def _reconcile(
-    settings: Settings, adapters: Adapters, front: Front, api: Api, allocation: Allocation
-) -> Reconcile:
+def _reconcile(adapters: Adapters, front: Front, api: Api, allocation: Allocation) -> Reconcile:
     facts, state = front.facts, front.state
     return Reconcile(
         views=ReconcileViews(
-            facts.pods, state.ledger, front.knowing.kubelet.epoch, settings.resource
+            facts.pods, state.ledger, front.knowing.kubelet.epoch, front.knowing.keeper.served
         ),
         peers=ReconcilePeers(
             witness=api.witness,

@@ -6,15 +6,14 @@ without is in agent.app.back and loads behind it.
 
 import asyncio
 import dataclasses
-from collections.abc import Iterator
 
 from agent.app.adapters import Adapters
+from agent.app.endpoints import EndpointFacts, Endpoints, Names
 from agent.app.facts import Facts, new_facts
 from agent.app.fitting import Effects, Fitting
 from agent.app.late import LateAllocator
 from agent.core.gpu import Scan
 from agent.core.last_good import LastGood
-from agent.core.reconcile import check_start
 from agent.host.watch import DirectoryWatch
 from agent.plugin.server import PluginServer
 from agent.services.announce import Notices
@@ -68,8 +67,7 @@ class Front:
     state: StateService
     knowing: Knowing
     allocator: LateAllocator
-    server: PluginServer
-    registration: Registration
+    endpoints: Endpoints
     notices: Notices
     fitting: Fitting
     last_good: LastGoodKeeper
@@ -77,7 +75,17 @@ class Front:
     async def follow_held(self) -> None:
         """Ids in use reach the inventory, so that they stay listed."""
         async for ledger in self.state.ledger.follow():
-            self.knowing.keeper.hold(ledger.held_ids())
+            self.knowing.keeper.hold(ledger.held_by_name())
+
+    @property
+    def server(self) -> PluginServer:
+        """What serves the present name of our resource."""
+        return self.endpoints.present.server
+
+    @property
+    def registration(self) -> Registration:
+        """The registration of the present name of our resource."""
+        return self.endpoints.present.registration
 
 
 def join_front(settings: Settings, adapters: Adapters, host: Host) -> Front:
@@ -85,67 +93,36 @@ def join_front(settings: Settings, adapters: Adapters, host: Host) -> Front:
     facts = new_facts(settings.sharing, settings.report, settings.edits)
     state = StateService(disk=adapters.disk, recovered=host.recovered.state, boot_id=host.boot_id)
     allocator = LateAllocator()
-    server = PluginServer(
-        settings.paths.plugins,
-        settings.resource,
-        facts.slices,
-        allocator,
-        adapters.random,
-        (lambda ids: check_start(state.ledger.value, ids)) if settings.fenced else None,
-    )
-    names = Names(settings.paths.kubelet_socket.name, server)
     notices = Notices()
     keeper = InventoryKeeper(facts.inventory, facts.sharing, adapters.clock, state.health)
+    keeper.hold(state.ledger.value.held_by_name())
     effects = Effects(keeper.refresh, notices.say, host.stop)
     fitting = Fitting(settings, host.reading, facts, effects)
     fitting.recall(host.stored)
+    knowing = _knowing(settings, adapters, host, (keeper, state), (facts, fitting, notices))
+    served = EndpointFacts(keeper.served, knowing.listing, state.ledger)
     return Front(
         facts=facts,
         state=state,
-        knowing=_knowing(settings, adapters, host, state, (facts, fitting, notices, keeper)),
+        knowing=knowing,
         allocator=allocator,
-        server=server,
-        registration=Registration(
-            settings.resource,
-            server,
-            DirectoryWatch(settings.paths.plugins, names, names.kubelet),
-            adapters.registrar,
-            server.traffic.streams,
-            adapters.random,
-        ),
+        endpoints=Endpoints(settings, adapters, served, allocator),
         notices=notices,
         fitting=fitting,
         last_good=LastGoodKeeper(adapters.disk, COPY, fitting.copy, host.stored),
     )
 
 
-class Names:
-    """The names to watch in the kubelet's directory: its socket, and ours as it is now."""
-
-    def __init__(self, kubelet: str, server: PluginServer | None = None) -> None:
-        self.kubelet = kubelet
-        self._server = server
-
-    def __iter__(self) -> Iterator[str]:
-        own = self._server.endpoint if self._server else ""
-        return iter((self.kubelet, own) if own else (self.kubelet,))
-
-    def __len__(self) -> int:
-        return len(tuple(iter(self)))
-
-    def __contains__(self, name: object) -> bool:
-        return name in tuple(iter(self))
-
-
 def _knowing(
     settings: Settings,
     adapters: Adapters,
     host: Host,
-    state: StateService,
-    shared: tuple[Facts, Fitting, Notices, InventoryKeeper],
+    kept: tuple[InventoryKeeper, StateService],
+    shared: tuple[Facts, Fitting, Notices],
 ) -> Knowing:
     clock = adapters.clock
-    facts, fitting, notices, keeper = shared
+    facts, fitting, notices = shared
+    keeper, state = kept
 
     def found(scan: Scan) -> None:
         """The settings may depend on what the GPUs are: they come first."""
@@ -167,7 +144,7 @@ def _knowing(
     return Knowing(
         keeper=keeper,
         left_out=LeftOut(keeper.left_out, notices.say),
-        listing=Listing(facts.inventory, keeper.held, facts.slices),
+        listing=Listing(facts.inventory, keeper.served, facts.slices),
         discovery=discovery,
         health=health,
         kubelet=KubeletWatch(DirectoryWatch(settings.paths.plugins, names, names.kubelet)),

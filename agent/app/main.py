@@ -179,7 +179,10 @@ async def _ours(
 async def _joined(start: Start, adapters: Adapters, stop: asyncio.Event) -> Front:
     """Read the state, build the first half, and make the directories of what is held."""
     boot = boot_id()
-    recovered = await recover(adapters.disk, boot_id=boot, machine_id=machine_id())
+    resource = start.settings.sharing.resource
+    recovered = await recover(
+        adapters.disk, boot_id=boot, machine_id=machine_id(), resource=resource
+    )
     stored = await _stored(adapters)
     front = join_front(start.settings, adapters, Host(boot, recovered, start.reading, stop, stored))
     if start.refusal is not None:

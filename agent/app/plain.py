@@ -56,7 +56,7 @@ async def open_plain(
         edits=facts.edits,
         taken=taken,
         epoch=front.knowing.kubelet.now,
-        recorded=lambda: records.held(settings.resource),
+        recorded=records.held,
     )
     allocation = PlainAllocation(
         views=views,
@@ -86,7 +86,7 @@ def plain_reconcile(
         books=PlainBooks(
             ledger=front.state.ledger,
             epoch=front.knowing.kubelet.epoch,
-            resource=settings.resource,
+            served=front.knowing.keeper.served,
             alone=settings.plain is not None,
         ),
         peers=PlainPeers(

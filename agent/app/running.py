@@ -83,11 +83,6 @@ def tiers(whole: Whole, extra: Extra, chance: random.Random) -> Sequence[Sequenc
 
         return task(name, run)
 
-    async def register() -> None:
-        """No registration before the first list: an empty one would take every slice away."""
-        await front.facts.slices.until(lambda listed: listed.generation > 0)
-        await front.registration.run()
-
     async def report() -> None:
         """No report before the labels are known: profiles may ask for them."""
         await front.fitting.labelled.wait()
@@ -110,8 +105,7 @@ def tiers(whole: Whole, extra: Extra, chance: random.Random) -> Sequence[Sequenc
             *map(late, _behind(whole)),
         ),
         (
-            *(() if whole.observe else (task("plugin", front.server.run),)),
-            *(() if whole.observe else (task("registration", register),)),
+            *(() if whole.observe else (Task("endpoints", front.endpoints.run),)),
             *(() if whole.plain else (task("report", report),)),
             task("notify", extra.notify),
             task("reload", extra.reload),

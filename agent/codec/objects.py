@@ -32,6 +32,8 @@ def decode_pod(
 ) -> PodView:
     """The pod `obj`, its containers counted by their request of `resource`.
 
+    What else they ask for of extended resources is kept: `resource` may get another name.
+
     Raises:
         MalformedText: metadata.uid or metadata.name is missing or no text.
     """
@@ -131,6 +133,8 @@ def _container(
         running_id=_text(status, "containerID").rpartition("://")[2] if is_running else None,
         has_run=is_running or "terminated" in state or "terminated" in last,
         dropped_memory=_dropped(_asked(item, memory_resource)),
+        resource=resource,
+        others=tuple(_others(item, resource)),
     )
 
 
@@ -139,6 +143,16 @@ def _ended_at(status: Mapping[str, object], restarts: str) -> dt.datetime | None
     terminated = _object(_object(status, "state"), "terminated")
     is_over = restarts == "Never" or (restarts == "OnFailure" and terminated.get("exitCode") == 0)
     return _stamp(_text(terminated, "finishedAt")) if terminated and is_over else None
+
+
+def _others(item: Mapping[str, object], resource: str) -> Iterator[tuple[str, int]]:
+    """What the container asks for of other extended resources, by name."""
+    resources = _object(item, "resources")
+    names = {*_object(resources, "limits"), *_object(resources, "requests")}
+    for name in sorted(names - {resource}):
+        count = decode_quantity(_asked(item, name)) if "/" in name else 0
+        if count and count > 0:
+            yield name, count
 
 
 def _dropped(memory: str) -> str:

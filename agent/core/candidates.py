@@ -105,14 +105,14 @@ def waiting(
     resource: str,
     holding: Holding | None,
 ) -> tuple[Candidate, ...]:
-    """The containers of `pod` that the kubelet may still ask for, in its order.
+    """The containers of `pod` that the kubelet may still ask for by `resource`, in its order.
 
     `holding` is the witness's answer, None while it was not asked. The kubelet walks init
     containers first, then the others, in the order of the pod's spec. It never asks for one that
     runs; for an init container that has ended it does, when it starts without its records.
     """
     found: list[Candidate] = []
-    for container in pod.gpu_containers:
+    for container in pod.asking(resource):
         if _is_alive(container, books) or _is_over(container, books.epoch):
             continue
         if holding and holding.ids_of(container.name, resource):
@@ -221,7 +221,8 @@ def _from_rows(uid: PodUid, rows: list[Row]) -> PodView:
         phase=Phase.UNKNOWN,
         created=rows[0].answered_at,
         containers=tuple(
-            ContainerView(row.key.container, row.role, len(row.shares)) for row in rows
+            ContainerView(row.key.container, row.role, len(row.shares), resource=row.resource)
+            for row in rows
         ),
     )
 
@@ -229,8 +230,9 @@ def _from_rows(uid: PodUid, rows: list[Row]) -> PodView:
 def all_confirmed(
     table: PodTable, ledger: Ledger, books: Books, resource: str, known: Known
 ) -> bool:
-    """Whether this kubelet has confirmed every live row, so that no replay can be under way."""
-    live = (row for row in ledger.rows if is_live(row, table, known, books))
+    """Whether this kubelet has confirmed every live row of `resource`: no replay is under way."""
+    rows = ledger.under(resource).rows
+    live = (row for row in rows if is_live(row, table, known, books))
     return all(_is_confirmed(row, books, resource, known) for row in live)
 
 

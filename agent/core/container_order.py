@@ -22,9 +22,9 @@ def pair_groups(
 ) -> tuple[Assignment, ...]:
     """The non-empty groups with the containers that ask for GPUs, both in their order.
 
-    `containers` are all of the pod's, init containers first. Positions in the text decide
-    nothing: schedulers up to 2.8 shift them. Those write no groups for init containers either:
-    then the groups are the regular containers'.
+    `containers` are the pod's, init containers first; one that asks for none is passed over.
+    Positions in the text decide nothing: schedulers up to 2.8 shift them. Those write no groups for
+    init containers either: then the groups are the regular containers'.
 
     Raises:
         Refusal: COUNT_MISMATCH, the groups are not as many as the containers, or a group does

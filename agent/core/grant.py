@@ -35,6 +35,15 @@ def replay(found: Candidate, row: Row, evidence: Evidence) -> Grant:
     return Grant(found, row.group, row.shares)
 
 
+def renamed(who: str, former: str, present: str) -> Refusal:
+    """Why nobody gets a first answer by a former name of our resource."""
+    return Refusal(
+        Gate.RESOURCE_RENAMED,
+        f"{who} asks for {former}, and this node now shares its GPUs as {present}: only containers "
+        f"that already had slices keep {former}; create the pod again with {present}.",
+    )
+
+
 def check(found: Candidate, evidence: Evidence, settings: MatchSettings) -> Question | Grant:
     """What the scheduler wrote for the container, held against the inventory and the ledger."""
     group, shares = _assigned(found, settings)
@@ -91,7 +100,7 @@ def _assigned(found: Candidate, settings: MatchSettings) -> tuple[int, tuple[Sha
             f"Pod {name} was given GPUs of node {cap(node or 'none', 63)}, and this is "
             f"{settings.node}; create it again.",
         )
-    for assignment in _paired(pod):
+    for assignment in _paired(pod, container.resource):
         if assignment.container == container.name:
             return assignment.group_index, assignment.shares
     raise Refusal(
@@ -101,10 +110,10 @@ def _assigned(found: Candidate, settings: MatchSettings) -> tuple[int, tuple[Sha
     )
 
 
-def _paired(pod: PodView) -> tuple[Assignment, ...]:
+def _paired(pod: PodView, resource: str) -> tuple[Assignment, ...]:
     """The groups of the pod with its containers; a refusal names the pod."""
     try:
-        return pair_groups(pod.groups or (), pod.containers)
+        return pair_groups(pod.groups or (), pod.asking(resource))
     except Refusal as refusal:
         raise Refusal(refusal.gate, f"Pod {'/'.join(pod.key)}: {refusal.sentence}") from refusal
 

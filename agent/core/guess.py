@@ -78,7 +78,7 @@ def _astray(count: int, evidence: Evidence, settings: MatchSettings) -> Iterator
         waits = pod.annotations.get(BIND_PHASE) == PHASE_ALLOCATING
         if not waits or pod.uid in evidence.claimed:
             continue
-        for container in pod.gpu_containers:
+        for container in pod.asking(settings.resource):
             is_new = ContainerKey(pod.uid, container.name) not in answered
             if (
                 is_new

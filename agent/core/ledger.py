@@ -15,7 +15,7 @@ from agent.core.holdings import KubeletEpoch
 from agent.core.plain_row import PlainRow
 from agent.core.pods import PodUid, Role
 from agent.core.share import Share
-from agent.core.slices import SliceId, split_slice_id
+from agent.core.slices import Held, SliceId, split_slice_id
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -33,9 +33,10 @@ class Row:
     `shares` in the order of the answer; `slice_ids` the kubelet's ids of the last answer (drift is
     allowed: only their number counts in hami mode). `group` is the container's position in
     `…-allocated`. `epoch` is the kubelet that was answered; `confirmed` once PodResources named
-    ids of our resource for it under that kubelet. `offered`: before its last answer the kubelet was
+    ids of `resource` for it under that kubelet. `offered`: before its last answer the kubelet was
     offered free ids of the answer's GPUs; `told`: that it took other GPUs all the same has been
-    said once.
+    said once. `resource` is the name that was asked by, a former one of ours by now perhaps; empty
+    in files from before it was kept.
     """
 
     key: ContainerKey
@@ -51,6 +52,7 @@ class Row:
     confirmed: bool = False
     offered: bool = False
     told: bool = False
+    resource: str = ""
 
     @property
     def astray(self) -> bool:
@@ -162,7 +164,33 @@ class Ledger:
         plain = tuple(row for row in self.plain if row.uid not in gone)
         return dataclasses.replace(self, plain=plain)
 
-    def held_ids(self) -> Mapping[GpuUuid, tuple[SliceId, ...]]:
+    def named(self, resource: str) -> "Ledger":
+        """With `resource` for rows that say none: they were written when there was one name."""
+        return dataclasses.replace(
+            self,
+            rows=tuple(
+                row if row.resource else dataclasses.replace(row, resource=resource)
+                for row in self.rows
+            ),
+            plain=tuple(
+                row if row.resource else dataclasses.replace(row, resource=resource)
+                for row in self.plain
+            ),
+        )
+
+    def under(self, resource: str) -> "Ledger":
+        """The rows of one name of our resource, and no outbox."""
+        return Ledger(
+            rows=tuple(row for row in self.rows if row.resource == resource),
+            plain=tuple(row for row in self.plain if row.resource == resource),
+        )
+
+    def held_by_name(self) -> Mapping[str, Held]:
+        """The same as held_ids() for each name of our resource that has a row."""
+        names = {*(row.resource for row in self.rows), *(row.resource for row in self.plain)}
+        return {name: self.under(name).held_ids() for name in sorted(names)}
+
+    def held_ids(self) -> Held:
         """Slice ids in use by GPU, as the kubelet named them; what is no slice id is left out."""
         held: dict[GpuUuid, set[SliceId]] = {}
         texts = (

@@ -23,7 +23,7 @@ from agent.core.evidence import (
     Question,
     ReadRecords,
 )
-from agent.core.grant import check, replay
+from agent.core.grant import check, renamed, replay
 from agent.core.guess import guess, no_lock
 from agent.core.holdings import KubeletEpoch
 from agent.core.ledger import ContainerKey
@@ -52,6 +52,8 @@ def decide(count: int, evidence: Evidence, settings: MatchSettings) -> Question 
         if _is_uncertain(found, evidence, settings):
             raise _doubted(found)
         return replay(found, found.row, evidence)
+    if settings.renamed:
+        raise renamed(f"Pod {'/'.join(found.pod.key)}", settings.resource, settings.renamed)
     question = _right(found, evidence, settings)
     if question is not None:
         return question
@@ -155,16 +157,24 @@ def _doubted(found: Candidate) -> Refusal:
 def _settles(
     owner: Candidate, found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
 ) -> bool:
-    """Whether the lock owner's answer alone is enough: nobody else can be asking."""
-    twins = sum(1 for one in found if one.pod.key == owner.pod.key)
+    """Whether the lock owner's answer alone is enough: nobody else can be asking.
+
+    A pod that was started without being asked for can, when one of its containers has died.
+    """
+    others = [one for one in found if one is not owner]
+    is_alone = not any(one.pod.key == owner.pod.key or _has_run(one.pod) for one in others)
     admitted = _is_known(owner, evidence, settings) and not owner.deleted
     return (
         admitted
-        and twins == 1
+        and is_alone
         and all_confirmed(
             evidence.table, evidence.ledger, evidence.books, settings.resource, evidence.known
         )
     )
+
+
+def _has_run(pod: PodView) -> bool:
+    return any(one.has_run or one.running_id is not None for one in pod.containers)
 
 
 def _unsure(found: tuple[Candidate, ...], evidence: Evidence) -> Question | None:

@@ -28,7 +28,7 @@ def speaks_of(holding: Holding, one: Candidate, resource: str) -> bool:
     named = {each.name for each in holding.containers}
     if any(each.name not in named for each in one.pod.containers if each.role is Role.APP):
         return False
-    names = [each.name for each in one.pod.gpu_containers]
+    names = [each.name for each in one.pod.asking(resource)]
     later = names[names.index(one.container.name) + 1 :]
     return one.row is not None or not any(holding.ids_of(name, resource) for name in later)
 

@@ -55,10 +55,11 @@ class PlainSeen:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Unknown:
-    """A container with ids that no row explains."""
+    """A container with ids of `resource` that no row explains."""
 
     holder: Holder
     ids: tuple[SliceId, ...]
+    resource: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,13 +81,14 @@ class PlainFindings:
     unconfirmed: int
 
 
-def observe(ledger: Ledger, seen: PlainSeen, resource: str, *, alone: bool) -> PlainFindings:
+def observe(ledger: Ledger, seen: PlainSeen, names: Sequence[str], *, alone: bool) -> PlainFindings:
     """Hold every row against the kubelet's books.
 
-    `alone`: this node is in plain mode. Else its own reconcile keeps the rows of hami mode and
-    adopts holders, and only what plain mode left is looked after here.
+    `names` are those of our resource, former ones as well; no two containers hold the same id by
+    different ones. `alone`: this node is in plain mode. Else its own reconcile keeps the rows of
+    hami mode and adopts holders, and only what plain mode left is looked after here.
     """
-    books = _read(ledger, seen, resource)
+    books = _read(ledger, seen, names)
     rows = tuple(_learnt(row, books) for row in ledger.plain)
     scheduled = tuple(_learnt_scheduled(row, books) for row in ledger.rows) if alone else ()
     grace: dict[PodUid | ContainerKey, dt.timedelta | None] = {}
@@ -120,12 +122,14 @@ def observe(ledger: Ledger, seen: PlainSeen, resource: str, *, alone: bool) -> P
 class _Books:
     """One look.
 
-    `rows`: the rows that a holder may live by; `owners`: the same, by row. `held`: every id that
-    somebody holds. `left`: what is recorded for others than these holders.
+    `asked_by`: the name that each holder asked by. `rows`: the rows that a holder may live by;
+    `owners`: the same, by row. `held`: every id that somebody holds. `left`: what is recorded for
+    others than these holders.
     """
 
     seen: PlainSeen
     holders: Mapping[Holder, Held]
+    asked_by: Mapping[Holder, str]
     pods: frozenset[tuple[str, str]]
     rows: Mapping[Holder, frozenset[PodUid]]
     owners: Mapping[PodUid, Holder]
@@ -137,18 +141,22 @@ class _Books:
         return (holder.namespace, holder.pod) in self.pods
 
 
-def _read(ledger: Ledger, seen: PlainSeen, resource: str) -> _Books:
-    holders = {
-        Holder(one.namespace, one.pod, container.name): ids
+def _read(ledger: Ledger, seen: PlainSeen, names: Sequence[str]) -> _Books:
+    found = {
+        Holder(one.namespace, one.pod, container.name): (ids, name)
         for one in seen.holdings
         for container in one.containers
-        if (ids := container.ids.get(resource))
+        for name in reversed(names)
+        if (ids := container.ids.get(name))
     }
+    asked_by = {holder: name for holder, (_, name) in found.items()}
+    holders = {holder: ids for holder, (ids, _) in found.items()}
     left = Counter(seen.recorded or ()) - Counter(holders.values())
     rows = dict(_matched(ledger.plain, holders, Counter(seen.recorded or ())))
     return _Books(
         seen=seen,
         holders=holders,
+        asked_by=asked_by,
         pods=frozenset((one.namespace, one.pod) for one in seen.holdings),
         rows=rows,
         owners={uid: holder for holder, uids in rows.items() for uid in uids},
@@ -255,4 +263,4 @@ def _unknown(ledger: Ledger, books: _Books) -> Iterable[Unknown]:
         if holder in books.rows or holder in scheduled or ids in nobodys:
             continue
         if any(split_slice_id(text) for text in ids):
-            yield Unknown(holder, tuple(sorted(ids)))
+            yield Unknown(holder, tuple(sorted(ids)), books.asked_by[holder])

@@ -28,7 +28,8 @@ class PlainRow:
     are the memory limits that the answer sets, none without `plain.memoryLimits`. `epoch` is the
     kubelet that was answered, later the one that named `holder`. `recorded`: the kubelet's
     checkpoint file named the ids after the answer, which is all that is ever seen of an init
-    container. `adopted`: somebody else answered; the row only keeps the ids listed.
+    container. `adopted`: somebody else answered; the row only keeps the ids listed. `resource` is
+    the name that was asked by; empty in files from before it was kept.
     """
 
     uid: PodUid
@@ -40,6 +41,7 @@ class PlainRow:
     holder: Holder | None = None
     recorded: bool = False
     adopted: bool = False
+    resource: str = ""
 
     @property
     def confirmed(self) -> bool:

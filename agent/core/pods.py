@@ -3,7 +3,7 @@
 import dataclasses
 import datetime as dt
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NewType
 
 from agent.core.share import Share
@@ -34,6 +34,8 @@ class Role(enum.StrEnum):
 class ContainerView:
     """One container: `count` slices of our resource (0: none asked).
 
+    `resource` is the name that it asks for them by, and `others` are its other extended resources
+    with their amounts: our resource may have several names, and may get another one.
     `control_disabled`: a literal env CUDA_DISABLE_CONTROL that Go's ParseBool reads as true.
     `running_id`: the runtime's id while status says running, else None. `has_run`: it runs or ran.
     `ended_at`: when it ended, if it is never started again, else None.
@@ -48,6 +50,21 @@ class ContainerView:
     has_run: bool = False
     ended_at: dt.datetime | None = None
     dropped_memory: str = ""
+    resource: str = "nvidia.com/gpu"
+    others: tuple[tuple[str, int], ...] = ()
+
+    def asking_by(self, names: Sequence[str]) -> "ContainerView":
+        """The same container, counted by the first of `names` that it asks for."""
+        if self.count and self.resource == names[0]:
+            return self
+        asked = dict(self.others)
+        if self.count:
+            asked[self.resource] = self.count
+        name = next((name for name in names if asked.get(name)), names[0])
+        count = asked.pop(name, 0)
+        return dataclasses.replace(
+            self, count=count, resource=name, others=tuple(sorted(asked.items()))
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,8 +106,18 @@ class PodView:
 
     @property
     def gpu_containers(self) -> tuple[ContainerView, ...]:
-        """The containers that ask for our resource, in admission order."""
+        """The containers that ask for our resource by any name, in admission order."""
         return tuple(c for c in self.containers if c.count > 0)
+
+    def asking(self, resource: str) -> tuple[ContainerView, ...]:
+        """The containers that ask for `resource`, in admission order."""
+        return tuple(c for c in self.gpu_containers if c.resource == resource)
+
+    def asking_by(self, names: Sequence[str]) -> "PodView":
+        """The same pod, its containers counted by these names of our resource."""
+        containers = tuple(container.asking_by(names) for container in self.containers)
+        same = containers == self.containers
+        return self if same else dataclasses.replace(self, containers=containers)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime as dt
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from agent.core.candidates import PodKey
@@ -58,10 +59,11 @@ class Adoption:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stranger:
-    """A container that holds ids, and of which nothing says what it was answered."""
+    """A container that holds ids of `resource`, and of which nothing says what it was answered."""
 
     holder: Holder
     ids: tuple[SliceId, ...]
+    resource: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,10 +87,13 @@ class Findings:
     unconfirmed: int = 0
 
 
-def compare(ledger: Ledger, seen: Seen, resource: str) -> Findings:
-    """Hold every row against the kubelet's answers, and every answer against the rows."""
+def compare(ledger: Ledger, seen: Seen, names: Sequence[str]) -> Findings:
+    """Hold every row against the kubelet's answers, and every answer against the rows.
+
+    `names` are those of our resource, former ones as well.
+    """
     by_key: dict[PodKey, Holding] = {(one.namespace, one.pod): one for one in seen.holdings}
-    looks = [(row, _confirm(row, by_key, seen, resource)) for row in ledger.rows]
+    looks = [(row, _confirm(row, by_key, seen)) for row in ledger.rows]
     unseen = [row for row, update in looks if update is None]
     gone = tuple(row.key for row in unseen if _vanished(row, by_key, seen))
     closed = frozenset(gone)
@@ -97,8 +102,8 @@ def compare(ledger: Ledger, seen: Seen, resource: str) -> Findings:
         confirmed=tuple(update for row, update in looks if update and update != row),
         mismatched=tuple(row.key for row, update in looks if update and update.told != row.told),
         vanished=gone,
-        adopt=tuple(_adoptions(ledger, seen, by_key, resource)),
-        strangers=tuple(_strangers(ledger, seen, resource)),
+        adopt=tuple(_adoptions(ledger, seen, by_key)),
+        strangers=tuple(_strangers(ledger, seen, names)),
         drifted=sum(update is not None and _drifts(update) for _, update in looks)
         + sum(row.role is Role.INIT for row in overdue),
         unconfirmed=sum(row.role is not Role.INIT for row in overdue),
@@ -117,7 +122,7 @@ def _drifts(row: Row) -> bool:
     return row.astray and not row.offered
 
 
-def _confirm(row: Row, by_key: Mapping[PodKey, Holding], seen: Seen, resource: str) -> Row | None:
+def _confirm(row: Row, by_key: Mapping[PodKey, Holding], seen: Seen) -> Row | None:
     """The row as the kubelet confirms it, or None: it does not.
 
     An init container is in its file only, and the file can be older than the kubelet, which has not
@@ -129,7 +134,7 @@ def _confirm(row: Row, by_key: Mapping[PodKey, Holding], seen: Seen, resource: s
         return None
     ids = frozenset(row.slice_ids)
     if row.role is not Role.INIT:
-        ids = holding.ids_of(row.key.container, resource)
+        ids = holding.ids_of(row.key.container, row.resource)
     elif seen.recorded is None or row.key not in seen.recorded:
         return None
     if not ids:
@@ -226,9 +231,7 @@ def _gone_since(row: Row, seen: Seen) -> dt.datetime:
     return row.answered_at
 
 
-def _adoptions(
-    ledger: Ledger, seen: Seen, by_key: Mapping[PodKey, Holding], resource: str
-) -> Iterator[Adoption]:
+def _adoptions(ledger: Ledger, seen: Seen, by_key: Mapping[PodKey, Holding]) -> Iterator[Adoption]:
     """Containers with groups in the annotation and no row that were answered.
 
     The kubelet names ids for them, or, where its records are lost as well, they have their
@@ -239,6 +242,7 @@ def _adoptions(
             continue
         holding = None if _may_be_another(pod, ledger, seen) else by_key.get(pod.key)
         for container in pod.gpu_containers:
+            resource = container.resource
             ids = holding.ids_of(container.name, resource) if holding else frozenset()
             is_made = bool(seen.directories) and (
                 container_directory(pod.uid, container.name) in seen.directories
@@ -248,7 +252,7 @@ def _adoptions(
                 yield Adoption(pod, container, tuple(sorted(ids)))
 
 
-def _strangers(ledger: Ledger, seen: Seen, resource: str) -> Iterator[Stranger]:
+def _strangers(ledger: Ledger, seen: Seen, names: Sequence[str]) -> Iterator[Stranger]:
     """Holders of slices that no row explains and that no annotation tells anything of."""
     explained = {Holder(row.namespace, row.pod, row.key.container) for row in ledger.rows}
     explained |= {row.holder for row in ledger.plain if row.holder is not None}
@@ -256,11 +260,11 @@ def _strangers(ledger: Ledger, seen: Seen, resource: str) -> Iterator[Stranger]:
         pod = seen.table.named(holding.namespace, holding.pod)
         if pod is not None and (pod.groups or _may_be_another(pod, ledger, seen)):
             continue
-        for container in holding.containers:
+        for container, name in itertools.product(holding.containers, names):
             holder = Holder(holding.namespace, holding.pod, container.name)
-            ids = holding.ids_of(container.name, resource)
+            ids = holding.ids_of(container.name, name)
             if holder not in explained and any(map(split_slice_id, ids)):
-                yield Stranger(holder, tuple(sorted(ids)))
+                yield Stranger(holder, tuple(sorted(ids)), name)
 
 
 def _may_be_another(pod: PodView, ledger: Ledger, seen: Seen) -> bool:

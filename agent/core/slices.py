@@ -1,8 +1,9 @@
 """Slices: how one GPU becomes many ids, and the arithmetic of what is registered."""
 
 import dataclasses
+import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NewType
 
 from agent.core.errors import SettingsError
@@ -10,6 +11,9 @@ from agent.core.gpu import GpuUuid
 
 SliceId = NewType("SliceId", str)
 """`<GPU UUID>-<n>`, n from 0: HAMi's form, so that a node that switches keeps its ids."""
+
+Held = Mapping[GpuUuid, tuple[SliceId, ...]]
+"""Slices in use, by GPU."""
 
 MIB = 1024 * 1024
 MIG_MODE = "mig"
@@ -28,6 +32,7 @@ _SLICE_ID = re.compile(r"(.+)-(0|[1-9][0-9]{0,9})", re.DOTALL)
 class SharingSettings:
     """How GPUs are shared.
 
+    `resource` is the name by which pods request slices and the kubelet advertises them;
     `split_count` slices per GPU; scalings are factors on what is registered;
     `preconfigured_mib` stands in where the driver cannot tell the memory (0: leave the GPU out).
     `numa_topology`: the kubelet is told on which NUMA node a GPU is.
@@ -41,6 +46,7 @@ class SharingSettings:
     numa_topology: bool = True
     filter_uuids: frozenset[str] = frozenset()
     filter_indexes: frozenset[int] = frozenset()
+    resource: str = "nvidia.com/gpu"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,17 +78,59 @@ def split_slice_id(text: str) -> tuple[GpuUuid, int] | None:
     return (GpuUuid(match[1]), int(match[2])) if match else None
 
 
-def listed_ids(uuid: GpuUuid, split_count: int, held: Iterable[SliceId]) -> tuple[SliceId, ...]:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Served:
+    """The names of our resource: the `present` one, and former ones by which slices are held yet.
+
+    `held` are the slices in use by the name they were asked by.
+    """
+
+    present: str
+    held: Mapping[str, Held] = dataclasses.field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The present name, then the former ones."""
+        return (self.present, *sorted(name for name in self.held if name != self.present))
+
+    @property
+    def gpus(self) -> frozenset[GpuUuid]:
+        """The GPUs of which a slice is held, by whatever name."""
+        return frozenset(uuid for held in self.held.values() for uuid, ids in held.items() if ids)
+
+    def ids_of(self, uuid: GpuUuid, resource: str) -> tuple[SliceId, ...]:
+        """The slices of the GPU that are held by that name."""
+        return self.held.get(resource, {}).get(uuid, ())
+
+    def listed(self, uuid: GpuUuid, split_count: int, resource: str) -> tuple[SliceId, ...]:
+        """The ids to list for the GPU under that name: a former one has none that are free."""
+        own = self.ids_of(uuid, resource)
+        if resource != self.present:
+            return listed_ids(uuid, 0, own)
+        others = [text for name in self.names[1:] for text in self.ids_of(uuid, name)]
+        return listed_ids(uuid, split_count, own, others)
+
+
+def listed_ids(
+    uuid: GpuUuid, split_count: int, held: Iterable[SliceId], elsewhere: Iterable[SliceId] = ()
+) -> tuple[SliceId, ...]:
     """The ids to list for a GPU: all held ones, then the lowest free up to the split count.
 
-    A split count lowered under running pods never takes a held id out of the list.
+    Those that are in use `elsewhere`, by other names, count as well, and are not offered: no two
+    containers have the same id. A split count lowered under running pods never takes a held id out
+    of the list.
     """
-    numbers = {pair[1] for text in held if (pair := split_slice_id(text)) and pair[0] == uuid}
-    number = 0
-    while len(numbers) < split_count:
-        numbers.add(number)
-        number += 1
+    numbers = _numbers(uuid, held)
+    others = [number for text in elsewhere for number in _numbers(uuid, (text,))]
+    free = max(0, split_count - len(numbers) - len(others))
+    taken = numbers.union(others)
+    unused = (number for number in range(split_count) if number not in taken)
+    numbers.update(itertools.islice(unused, free))
     return tuple(slice_id(uuid, n) for n in sorted(numbers))
+
+
+def _numbers(uuid: GpuUuid, ids: Iterable[SliceId]) -> set[int]:
+    return {pair[1] for text in ids if (pair := split_slice_id(text)) and pair[0] == uuid}
 
 
 def slice_bytes(split_count: int) -> int:

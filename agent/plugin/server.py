@@ -6,6 +6,7 @@ so a new one is asked for by rebind(), by whoever watches the directory.
 
 import asyncio
 import contextlib
+import dataclasses
 import random
 from pathlib import Path
 
@@ -88,6 +89,14 @@ async def _zero(count: Cell[int], deadline: float, overdue: str) -> None:
         log.warning(overdue, deadline=deadline, left=count.value)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Terms:
+    """What a server works under: its fence, and whose calls are counted with its own."""
+
+    fence: Fence | None = None
+    traffic: Traffic | None = None
+
+
 class PluginServer:
     """Serves one resource in the kubelet's directory, on a new socket after each rebind()."""
 
@@ -98,18 +107,18 @@ class PluginServer:
         lists: Cell[SliceList],
         allocator: Allocator,
         chance: random.Random,
-        fence: Fence | None = None,
+        terms: Terms | None = None,
     ) -> None:
         self._directory = directory
         self._resource = resource
         self._lists = lists
         self._allocator = allocator
         self._chance = chance
-        self._fence = fence
+        self._terms = terms or Terms()
         self._turn = asyncio.Lock()
         self._current: Incarnation | None = None
         self._stopped = False
-        self.traffic = Traffic()
+        self.traffic = Traffic(self._terms.traffic)
 
     @property
     def endpoint(self) -> str:
@@ -147,7 +156,7 @@ class PluginServer:
             bound = bind(self._directory, self._resource, self._chance)
             # A cell of its own: closing it ends the streams of this server and of no other.
             lists = Cell(self._lists.value)
-            plugin = DevicePlugin(lists, self._allocator, self.traffic, self._fence)
+            plugin = DevicePlugin(lists, self._allocator, self.traffic, self._terms.fence)
             server = Incarnation(bound, lists, plugin)
             async with contextlib.AsyncExitStack() as undo:
                 undo.push_async_callback(server.stop)

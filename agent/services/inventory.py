@@ -11,15 +11,14 @@ from agent.core.inventory import Inventory, SharedGpu, diff
 from agent.core.ports import Clock
 from agent.core.slices import (
     MIG_MODE,
+    Held,
+    Served,
     SharingSettings,
-    SliceId,
     registered_core_percent,
     registered_mib,
     type_name,
 )
 from agent.kit.cell import Cell
-
-Held = Mapping[GpuUuid, tuple[SliceId, ...]]
 
 log = structlog.get_logger(__name__)
 
@@ -27,9 +26,10 @@ log = structlog.get_logger(__name__)
 class InventoryKeeper:
     """Keeps Cell[Inventory] true. Every method is synchronous: one change, one publication.
 
-    `held` is published too, for whoever lists ids. `left_out` says which GPUs are not shared and
-    why. A GPU stays as it was known while the driver lists it but cannot describe it; a GPU that is
-    gone, filtered out or no longer shareable stays, as not present, while a slice of it is held.
+    `served` is published too, for whoever lists ids: what is held, by the names of our resource.
+    `left_out` says which GPUs are not shared and why. A GPU stays as it was known while the driver
+    lists it but cannot describe it; a GPU that is gone, filtered out or no longer shareable stays,
+    as not present, while a slice of it is held.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class InventoryKeeper:
         clock: Clock,
         recalled: Mapping[GpuUuid, Health] | None = None,
     ) -> None:
-        self.held: Cell[Held] = Cell({})
+        self.served: Cell[Served] = Cell(Served(settings.value.resource))
         self.left_out: Cell[tuple[GpuFault, ...]] = Cell(())
         self._inventory = inventory
         self._settings = settings
@@ -68,21 +68,22 @@ class InventoryKeeper:
         self._health.update(health)
         self._publish()
 
-    def hold(self, held: Held) -> None:
-        """These slices are in use, and no others."""
-        self.held.set({uuid: ids for uuid, ids in held.items() if ids})
+    def hold(self, held: Mapping[str, Held]) -> None:
+        """These slices are in use, by the names that they were asked by, and no others."""
+        self.served.set(Served(self._settings.value.resource, held))
         self._publish()
 
     def _publish(self) -> None:
         """Compute everything anew; publish only what differs."""
+        settings = self._settings.value
+        self.served.set(dataclasses.replace(self.served.value, present=settings.resource))
         if self._scan is None:
             return
-        settings = self._settings.value
         offer = _Offer(self._scan, settings, self._facts)
         shared = {gpu.uuid: self._share(gpu, settings, present=True) for gpu in offer.shared()}
         shared |= {
             gpu.uuid: self._share(gpu, settings, present=False)
-            for gpu in offer.absent([uuid for uuid in self.held.value if uuid not in shared])
+            for gpu in offer.absent(sorted(self.served.value.gpus - shared.keys()))
         }
         here = {gpu.uuid for gpu in self._scan.gpus}
         self._facts = {u: gpu for u, gpu in self._facts.items() if u in shared or u in here}

@@ -13,6 +13,7 @@ from agent.core.changes import PodChange, PodList, version_number
 from agent.core.errors import ApiError, ApiGone
 from agent.core.pods import PodTable, PodUid, PodView, Tombstone
 from agent.core.ports import Clock, PodApi
+from agent.core.slices import Served
 from agent.kit.cell import Cell
 from agent.kit.reopening import Reopening
 from agent.kit.tally import Tally
@@ -26,10 +27,19 @@ GRAVES = 1024
 
 
 class Pods:
-    """Sole writer of the pod table. `restarts` counts watches that ended, by reason."""
+    """Sole writer of the pod table. `restarts` counts watches that ended, by reason.
+
+    Containers are counted by the names of our resource that are served, None: as the API port
+    counts them.
+    """
 
     def __init__(
-        self, api: PodApi, table: Cell[PodTable], clock: Clock, random: random.Random
+        self,
+        api: PodApi,
+        table: Cell[PodTable],
+        clock: Clock,
+        random: random.Random,
+        served: Cell[Served] | None = None,
     ) -> None:
         self.restarts = Tally(
             "pod_watch_restarts_total", "Watches of this node's pods that ended.", ("reason",)
@@ -37,6 +47,7 @@ class Pods:
         self._api = api
         self._table = table
         self._clock = clock
+        self._served = served
         self._watch = Reopening(self.restarts, random)
         self._version = ""
         """How far the table goes; empty: all must be listed."""
@@ -49,6 +60,8 @@ class Pods:
             group.create_task(self._keep())
             group.create_task(self._answer())
             group.create_task(self._bury())
+            if self._served is not None:
+                group.create_task(self._recount(self._served))
 
     async def refresh(self) -> PodTable:
         """The table after one LIST that began after this call; the deadline is the caller's.
@@ -115,9 +128,9 @@ class Pods:
         pods = dict(self._table.value.pods)
         pods.pop(change.pod.uid, None)
         if change.deleted:
-            self._publish(pods, dead=(change.pod,))
+            self._publish(pods, dead=(self._counted(change.pod),))
         else:
-            pods[change.pod.uid] = change.pod
+            pods[change.pod.uid] = self._counted(change.pod)
             self._publish(pods)
 
     def _take(self, found: PodList) -> None:
@@ -130,7 +143,7 @@ class Pods:
         ):
             return
         self._version = found.resource_version
-        pods = {pod.uid: pod for pod in found.pods}
+        pods = {pod.uid: self._counted(pod) for pod in found.pods}
         before = self._table.value.pods
         dead = tuple(pod for uid, pod in before.items() if uid not in pods)
         self._publish(pods, dead=dead)
@@ -163,6 +176,20 @@ class Pods:
             left = (oldest + KEEP - self._clock.now()).total_seconds()
             await asyncio.sleep(min(max(left, 1.0), KEEP.total_seconds()))
             self._publish()
+
+    async def _recount(self, served: Cell[Served]) -> None:
+        """Count all again by other names, so that no pod has to be asked for."""
+        async for _ in served.follow():
+            table = self._table.value
+            pods = {uid: self._counted(pod) for uid, pod in table.pods.items()}
+            graves = tuple(
+                dataclasses.replace(grave, pod=self._counted(grave.pod))
+                for grave in table.tombstones
+            )
+            self._table.set(dataclasses.replace(table, pods=pods, tombstones=graves))
+
+    def _counted(self, pod: PodView) -> PodView:
+        return pod if self._served is None else pod.asking_by(self._served.value.names)
 
     def _publish(
         self, pods: Mapping[PodUid, PodView] | None = None, dead: Iterable[PodView] = ()

@@ -76,7 +76,10 @@ class RegistrationState:
 
 
 class Registration:
-    """The registration of one resource. `streams` counts the open list streams."""
+    """The registration of one resource. `streams` counts the open list streams.
+
+    `registrations` may be another one's, so that those of several resources are counted as one.
+    """
 
     def __init__(
         self,

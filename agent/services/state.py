@@ -62,11 +62,12 @@ class Recovered:
     fresh: bool = False
 
 
-async def recover(disk: Disk, *, boot_id: str, machine_id: str) -> Recovered:
+async def recover(disk: Disk, *, boot_id: str, machine_id: str, resource: str) -> Recovered:
     """The newest readable generation of this host, or an empty one.
 
-    An unreadable generation is said, and the one before it is used. Where none is left, what was
-    found is kept aside: it may be another version's, whose rows a new write would end.
+    Rows that do not say by which name they were asked for are of `resource`. An unreadable
+    generation is said, and the one before it is used. Where none is left, what was found is kept
+    aside: it may be another version's, whose rows a new write would end.
 
     Raises:
         StateError: nothing could be read because of the disk, not because of what is on it.
@@ -77,6 +78,7 @@ async def recover(disk: Disk, *, boot_id: str, machine_id: str) -> Recovered:
         try:
             found[name] = content = await _content(disk, name)
             state = _decoded(content, name, machine_id)
+            state = dataclasses.replace(state, ledger=state.ledger.named(resource))
         except StateError as error:
             problems.append(error)
             continue

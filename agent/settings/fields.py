@@ -41,7 +41,7 @@ class Field:
     `key` is its path in the file (`sharing.splitCount`). `env` are variable names in order, the
     first one that is set wins; `flag` is the option of `run`, empty when there is none, and
     `other_flags` are spellings of it kept from HAMi and NVIDIA. `live`: a change takes effect while
-    the agent runs, so that profiles may set it.
+    the agent runs, so that profiles may set it, unless it is not `profiled`: one for all nodes.
     """
 
     key: str
@@ -52,6 +52,7 @@ class Field:
     flag: str = ""
     other_flags: tuple[str, ...] = ()
     live: bool = False
+    profiled: bool = True
 
     @property
     def variables(self) -> tuple[str, ...]:

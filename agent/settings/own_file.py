@@ -13,7 +13,7 @@ from agent.settings.profiles import Profile, read_match
 from agent.settings.table import BY_KEY
 
 PROFILES: Final = "profiles"
-LIVE: Final = {key: field for key, field in BY_KEY.items() if field.live}
+LIVE: Final = {key: field for key, field in BY_KEY.items() if field.live and field.profiled}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

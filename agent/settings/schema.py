@@ -68,7 +68,6 @@ class Settings:
 
     node: str
     kubeconfig: str | None
-    resource: str
     memory_resource: str
     library_version: str
     sharing: SharingSettings
@@ -123,7 +122,6 @@ def build(effective: Effective, *, host_name: str, gpus: int = 1) -> Settings:
     """
     get = _Values(effective)
     node = get.optional("node.name") or host_name
-    resource = get.text("sharing.resourceName")
     sharing = _sharing(get)
     check_list_size(gpus, sharing.split_count, effective["sharing.splitCount"].origin)
     edits = _edits(get, sharing)
@@ -132,7 +130,6 @@ def build(effective: Effective, *, host_name: str, gpus: int = 1) -> Settings:
     return Settings(
         node=node,
         kubeconfig=get.optional("node.kubeconfig"),
-        resource=resource,
         memory_resource=get.text("sharing.memoryResourceName"),
         library_version=get.text("library.version"),
         sharing=sharing,
@@ -142,7 +139,6 @@ def build(effective: Effective, *, host_name: str, gpus: int = 1) -> Settings:
         ),
         match=MatchSettings(
             node=node,
-            resource=resource,
             unlocked_pods=UnlockedPods(get.text("allocation.unlockedPods")),
         ),
         edits=edits,
@@ -182,6 +178,7 @@ def _sharing(get: _Values) -> SharingSettings:
         numa_topology=get.flag("sharing.numaTopology"),
         filter_uuids=frozenset(get.texts("sharing.filterUUIDs")),
         filter_indexes=frozenset(int(word) for word in get.texts("sharing.filterIndexes")),
+        resource=get.text("sharing.resourceName"),
     )
 
 
@@ -202,7 +199,7 @@ def _edits(get: _Values, sharing: SharingSettings) -> EditSettings:
         gds=get.flag("allocation.gds"),
         mofed=get.flag("allocation.mofed"),
         mps_root=get.text("allocation.mpsRoot"),
-        resource=get.text("sharing.resourceName"),
+        resource=sharing.resource,
     )
 
 

@@ -37,8 +37,11 @@ SHARING: tuple[Field, ...] = (
         "sharing.resourceName",
         "nvidia.com/gpu",
         resource_name,
-        "Resource name that pods request and the kubelet advertises.",
+        "Resource name that pods request and the kubelet advertises. After a change, containers "
+        "that hold slices keep the former name until they are gone.",
         flag="--resource-name",
+        live=True,
+        profiled=False,
     ),
     Field(
         "sharing.splitCount",

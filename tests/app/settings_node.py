@@ -99,7 +99,7 @@ class SettingsNode:
         held: dict[GpuUuid, tuple[SliceId, ...]] = {}
         for uuid, number in slices:
             held[uuid] = (*held.get(uuid, ()), SliceId(f"{uuid}-{number}"))
-        self.keeper.hold(held)
+        self.keeper.hold({self.facts.sharing.value.resource: held})
         await asyncio.sleep(SETTLED)
 
     def count(self) -> tuple[int, int]:
@@ -155,7 +155,7 @@ def _runs(room: SettingsNode) -> Sequence[Callable[[], Coroutine[None, None, obj
     node = Node(room.api, facts.node, Seeded())
     cells = ReportCells(facts.inventory, facts.node, facts.report, Cell(ReportState()))
     reporter = Reporter(room.api, cells, node.saw, room.events.append, LoopClock(), Seeded())
-    listing = Listing(facts.inventory, room.keeper.held, facts.slices)
+    listing = Listing(facts.inventory, room.keeper.served, facts.slices)
 
     return (room.keeper.run, room.fitting.run, listing.run, node.run, reporter.run, room.take_lists)
 

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 
 import pytest
+import structlog
 
 from agent.app.facts import Facts, new_facts
 from agent.app.fitting import Effects, Fitting
@@ -188,3 +189,14 @@ async def test_what_acts_only_at_the_next_start_is_left_as_it_is(text: str):
     room.fitting.take(reading_of(text))
     assert 10 == room.split_count
     assert [] == room.told
+
+
+async def test_another_resource_name_is_taken_over_and_needs_no_restart():
+    room = room_of()
+
+    with structlog.testing.capture_logs() as lines:
+        room.fitting.take(reading_of("sharing: {resourceName: example.com/vgpu}"))
+
+    assert "example.com/vgpu" == room.cells.sharing.value.resource
+    assert "example.com/vgpu" == room.cells.edits.value.resource
+    assert ["config.applied"] == [line["event"] for line in lines]

@@ -1,5 +1,7 @@
 """Binding that fails is said in words, and nothing is left behind."""
 
+import asyncio
+import contextlib
 import os
 import socket
 import stat
@@ -130,3 +132,27 @@ async def test_a_server_that_does_not_answer_itself_does_not_serve(
         await server.rebind()
 
     assert "" == server.endpoint
+
+
+@pytest.mark.looptime(False)
+async def test_servers_of_two_resources_of_one_tail_are_born_at_once_and_sweep_only_the_dead(
+    tmp_path: Path,
+):
+    servers = [
+        PluginServer(tmp_path, resource, Cell(a_list()), FakeAllocator(), Seeded(seed))
+        for seed, resource in enumerate(("a.example/gpu", "b.example/gpu"))
+    ]
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as dead:
+        dead.bind(str(tmp_path / "hami-gpu-01234567.sock"))
+
+    async with asyncio.TaskGroup() as group:
+        running = [group.create_task(server.run()) for server in servers]
+        for _ in range(5):
+            async with asyncio.TaskGroup() as births:
+                for server in servers:
+                    births.create_task(server.rebind())
+            assert {server.endpoint for server in servers} == names(tmp_path)
+        for task in running:
+            task.cancel()
+
+    assert set() == names(tmp_path)

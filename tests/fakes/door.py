@@ -8,7 +8,7 @@ from pathlib import Path
 from agent.core.slices import SliceGroup, SliceList
 from agent.kit.cell import Cell
 from agent.plugin.handlers import Fence
-from agent.plugin.server import PluginServer
+from agent.plugin.server import PluginServer, Terms
 from tests.builders import a_uuid
 from tests.fakes.allocator import FakeAllocator
 from tests.fakes.chance import Seeded
@@ -37,7 +37,7 @@ class Door:
         self.lists = Cell(listed)
         self.allocator = FakeAllocator()
         self.server = PluginServer(
-            directory, RESOURCE, self.lists, self.allocator, Seeded(seed), fence
+            directory, RESOURCE, self.lists, self.allocator, Seeded(seed), Terms(fence)
         )
 
     @property

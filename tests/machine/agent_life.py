@@ -7,12 +7,11 @@ nothing that is left of it reaches anybody.
 import asyncio
 import dataclasses
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import NoReturn, TypeVar
 
 from agent.core.edits import EditSettings
 from agent.core.errors import AgentError, StateError
-from agent.core.gpu import GpuUuid
 from agent.core.holdings import KubeletEpoch
 from agent.core.inventory import Inventory
 from agent.core.ledger import ContainerKey, Ledger
@@ -20,7 +19,7 @@ from agent.core.match_settings import MatchSettings
 from agent.core.pods import NodeView, PodTable, PodUid
 from agent.core.ports import Clock
 from agent.core.report_settings import ReportSettings
-from agent.core.slices import SliceId, SliceList
+from agent.core.slices import Served, SliceId, SliceList
 from agent.host.podresources import PodResourcesWitness
 from agent.kit.cell import Cell
 from agent.plugin.handlers import container_response
@@ -225,11 +224,11 @@ class AgentLife:
         self.is_dead = False
         self._host = host
         self._group = asyncio.TaskGroup()
-        self._held: Cell[Mapping[GpuUuid, tuple[SliceId, ...]]] = Cell({})
+        self._served = Cell(Served(RESOURCE))
         api = AgentApi(host.store, host.faults, host.chance, step)
         self.api = api
         self._node = Node(api, self.node, host.chance)
-        self._pods = Pods(api, self.pods, host.clock, host.chance)
+        self._pods = Pods(api, self.pods, host.clock, host.chance, self._served)
         witness = _LifeWitness(_Books(host, step))
         records = _Records(host, step)
         hooks = _LifeHooks(host, step)
@@ -262,11 +261,11 @@ class AgentLife:
             clock=host.clock,
         )
         self._reconcile = Reconcile(
-            views=ReconcileViews(self.pods, state.ledger, host.epoch, RESOURCE),
+            views=ReconcileViews(self.pods, state.ledger, host.epoch, self._served),
             peers=ReconcilePeers(witness, records, hooks, host.clock, self.allocation.adopt),
             commit=state.commit,
         )
-        self._listing = Listing(host.inventory, self._held, self.slices)
+        self._listing = Listing(host.inventory, self._served, self.slices)
         cells = ReportCells(host.inventory, self.node, Cell(ReportSettings()), Cell(ReportState()))
         self._reporter = Reporter(
             api, cells, self._node.saw, lambda _: None, host.clock, host.chance
@@ -311,7 +310,7 @@ class AgentLife:
 
     async def _follow_held(self) -> NoReturn:
         async for ledger in self.state.ledger.follow():
-            self._held.set(ledger.held_ids())
+            self._served.set(Served(RESOURCE, ledger.held_by_name()))
         raise AssertionError("the ledger is never closed")
 
     async def _call(self, answer: Awaitable[T]) -> T:
@@ -341,7 +340,7 @@ class AgentLife:
 
 async def start_agent(host: Host, kill: Callable[[], None], boot: str) -> AgentLife:
     """A new process, with what the disk kept of the one before."""
-    found = await recover(host.disk, boot_id=boot, machine_id=MACHINE)
+    found = await recover(host.disk, boot_id=boot, machine_id=MACHINE, resource=RESOURCE)
     step = Steps(kill)
     state = StateService(disk=_LifeDisk(host, step), recovered=found.state, boot_id=boot)
     return AgentLife(host, state, step)

@@ -147,13 +147,13 @@ class Audit:
         refused, for then the oldest grave is taken for the one that asked.
         """
         uid, heir = self._asking[0], _owner_in(response)
-        first, second = (self._kubelet.node.pods.get(one) for one in (uid, heir[0]))
-        if self.pod(uid) is not None or self.pod(heir[0]) is None or not (first and second):
+        if self.pod(uid) is not None or self.pod(heir[0]) is None:
             return self._asking
-        if first.spec.full_name != second.spec.full_name:
+        name = self._names.get(uid, "")
+        if name != self._names.get(heir[0]):
             return self._asking
         is_told_apart = self._decided(heir) != self._decided(self._asking)
-        is_told_apart &= self.can_be_seen(uid) and first.spec.full_name not in self._refused
+        is_told_apart &= self.can_be_seen(uid) and tuple(name.split(",")) not in self._refused
         is_told_apart &= all(owner[0] != uid for owner in self.answers)
         if is_told_apart:
             return self._asking
@@ -233,9 +233,11 @@ class Audit:
         """What the scheduler gave the container: its groups without those of other containers."""
         uid, name = owner
         groups = [group for group in self._scheduler.placed.get(uid, ()) if group]
-        node = self._kubelet.node.pods.get(uid)
-        specs = node.spec.containers if node else ()
-        asking = [one.name for one in specs if one.limits.get(RESOURCE)]
+        node, pod = self._kubelet.node.pods.get(uid), self.pod(uid)
+        if node is not None:
+            asking = [one.name for one in node.spec.containers if one.limits.get(RESOURCE)]
+        else:
+            asking = [one["name"] for one in _containers(pod) if _count(one)] if pod else []
         if name not in asking or asking.index(name) >= len(groups):
             return {}
         shares = groups[asking.index(name)]

@@ -66,6 +66,7 @@ class Desk:
         self.containers = FakeContainers()
         self.hooks = FakeHookDirs()
         self.epoch: KubeletEpoch | None = EPOCH
+        self.edits = Cell(EditSettings())
         self.unseen: list[PodView] = []
         self.looked: Callable[[], object] = lambda: None
         self.refreshes = 0
@@ -82,9 +83,7 @@ class Desk:
                 self._look,
             ),
             storage=Storage(self.state.commit, self.hooks),
-            settings=AllocationSettings(
-                MatchSettings(NODE, unlocked_pods=unlocked), Cell(EditSettings())
-            ),
+            settings=AllocationSettings(MatchSettings(NODE, unlocked_pods=unlocked), self.edits),
         )
 
     @property

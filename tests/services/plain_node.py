@@ -12,7 +12,7 @@ from agent.core.ledger import Ledger
 from agent.core.plain import PlainSettings, directory_of
 from agent.core.plain_row import Holder, PlainRow
 from agent.core.pods import PodUid
-from agent.core.slices import SliceId
+from agent.core.slices import Served, SliceId
 from agent.core.state import State
 from agent.kit.cell import Cell
 from agent.kit.lull import Lull
@@ -37,7 +37,8 @@ class FakeHolds:
         self.hung = False
 
     async def held(self, resource: str) -> tuple[frozenset[SliceId], ...] | None:
-        assert resource == RESOURCE
+        if resource != RESOURCE:
+            return ()
         if self.hung:
             await asyncio.Event().wait()
         return None if self.ids is None else tuple(self.ids)
@@ -57,16 +58,18 @@ class PlainNode:
         self.hooks = FakeHookDirs()
         self.calls = Lull()
         self.epoch: Cell[KubeletEpoch | None] = Cell(EPOCH)
+        self.served = Cell(Served(RESOURCE))
+        self.edits = Cell(EditSettings())
         taken: set[PodUid] = set()
         chance = random.Random(7)  # noqa: S311 -- a seed makes a test repeatable
         self.service = PlainAllocation(
             views=PlainViews(
                 inventory=self.inventory,
                 ledger=self.state.ledger,
-                edits=Cell(EditSettings()),
+                edits=self.edits,
                 taken=taken,
                 epoch=lambda: self.epoch.value,
-                recorded=lambda: self.holds.held(RESOURCE),
+                recorded=self.holds.held,
             ),
             storage=PlainStorage(self.state.commit, self.hooks),
             settings=PlainSettings(memory_limits=limits),
@@ -74,7 +77,7 @@ class PlainNode:
             chance=chance,
         )
         self.reconcile = PlainReconcile(
-            books=PlainBooks(self.state.ledger, self.epoch, RESOURCE, alone),
+            books=PlainBooks(self.state.ledger, self.epoch, self.served, alone),
             peers=PlainPeers(self.witness, self.holds, self.hooks, self.clock, self.calls, chance),
             commit=self.state.commit,
             taken=taken,

@@ -27,7 +27,8 @@ class Bench:
         self.keeper.found(Scan("570.1", gpus, faults))
 
     def hold(self, *numbers: int) -> None:
-        self.keeper.hold({a_uuid(n): (slice_id(a_uuid(n), 3),) for n in numbers})
+        held = {a_uuid(n): (slice_id(a_uuid(n), 3),) for n in numbers}
+        self.keeper.hold({"nvidia.com/gpu": held})
 
     @property
     def shown(self) -> list[tuple[int, bool, bool]]:

@@ -1,25 +1,23 @@
 """Lists: one per change, all slices of a GPU alike, held ids always in."""
 
 import asyncio
-from collections.abc import Mapping
 from contextlib import asynccontextmanager
 
 from agent.core.condition import Condition
-from agent.core.gpu import GpuUuid
 from agent.core.inventory import Inventory
-from agent.core.slices import SliceId, SliceList, slice_id
+from agent.core.slices import Served, SliceList, slice_id
 from agent.kit.cell import Cell
 from agent.services.listing import Listing
-from tests.builders import a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
+from tests.builders import RESOURCE, a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
 
 
 class Bench:
     def __init__(self, inventory: Inventory) -> None:
         self.inventory = Cell(inventory)
-        self.held: Cell[Mapping[GpuUuid, tuple[SliceId, ...]]] = Cell({})
+        self.served = Cell(Served(RESOURCE))
         self.slices = Cell(SliceList())
         self.lists: list[SliceList] = []
-        self.listing = Listing(self.inventory, self.held, self.slices)
+        self.listing = Listing(self.inventory, self.served, self.slices)
 
     async def collect(self) -> None:
         async for slices in self.slices.follow():
@@ -95,10 +93,10 @@ async def test_a_vanished_gpu_is_listed_as_unhealthy():
 async def test_held_ids_stay_listed_when_the_split_count_falls():
     few = an_inventory(gpus=[a_shared_gpu(split_count=2)])
     async with running(few) as bench:
-        bench.held.set({a_uuid(0): (slice_id(a_uuid(0), 7),)})
+        bench.served.set(Served(RESOURCE, {RESOURCE: {a_uuid(0): (slice_id(a_uuid(0), 7),)}}))
         await asyncio.sleep(0.1)
         with_held = bench.slices.value.groups[0].ids
-        bench.held.set({})
+        bench.served.set(Served(RESOURCE))
         await asyncio.sleep(0.1)
 
     assert [0, 7] == [int(text[-1]) for text in with_held]
@@ -108,7 +106,7 @@ async def test_held_ids_stay_listed_when_the_split_count_falls():
 async def test_it_ends_when_its_cells_close():
     bench = Bench(an_inventory())
     bench.inventory.close()
-    bench.held.close()
+    bench.served.close()
     await bench.listing.run()
 
     assert 1 == bench.slices.value.generation

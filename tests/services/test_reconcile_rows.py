@@ -11,7 +11,7 @@ from agent.core.errors import KubeletError, StateError, WitnessThrottled
 from agent.core.holdings import KubeletEpoch
 from agent.core.ledger import Ledger
 from agent.core.pods import Phase, PodTable, Role
-from agent.core.slices import slice_id
+from agent.core.slices import Served, slice_id
 from agent.core.state import State
 from agent.kit.cell import Cell
 from agent.services.reconcile.service import PERIOD, Reconcile, ReconcilePeers, ReconcileViews
@@ -42,13 +42,14 @@ class Scene:
         self.witness = FakeWitness()
         self.records = FakeRecords()
         self.hooks = FakeHookDirs()
+        self.served = Cell(Served(RESOURCE))
         self.adoptable = True
         self.reconcile = self.a_reconcile()
 
     def a_reconcile(self) -> Reconcile:
         """A new one on what is there, as after a start."""
         return Reconcile(
-            views=ReconcileViews(self.pods, self.state.ledger, self.epoch, RESOURCE),
+            views=ReconcileViews(self.pods, self.state.ledger, self.epoch, self.served),
             peers=ReconcilePeers(self.witness, self.records, self.hooks, self.clock, self._adopt),
             commit=self.state.commit,
         )

@@ -60,7 +60,7 @@ class Agent:
             recalled={},
             boot_changed=False,
         )
-        self.listing = Listing(inventory, self.keeper.held, self.slices)
+        self.listing = Listing(inventory, self.keeper.served, self.slices)
         self.node = Node(api, view, Chance(0.5))
         cells = ReportCells(inventory, view, self.report, self.state)
         self.reporter = Reporter(api, cells, self.node.saw, lambda _: None, clock, Chance(0.5))
@@ -194,7 +194,8 @@ async def a_setting_of_lists_alone(agent: Agent) -> None:
 
 
 async def slices_that_are_taken_and_given_back(agent: Agent) -> None:
-    agent.keeper.hold({a_uuid(0): agent.slices.value.groups[0].ids[:3]})
+    ids = agent.slices.value.groups[0].ids[:3]
+    agent.keeper.hold({"nvidia.com/gpu": {a_uuid(0): ids}})
     await asyncio.sleep(60)
     agent.keeper.hold({})
 

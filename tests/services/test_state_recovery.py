@@ -9,7 +9,7 @@ from agent.core.errors import StateError
 from agent.core.ledger import Ledger
 from agent.core.state import State
 from agent.services.state import CURRENT, PREVIOUS, UNREADABLE, StateService, recover
-from tests.builders import a_pod_uid, a_row
+from tests.builders import RESOURCE, a_pod_uid, a_row
 from tests.fakes.chance import Seeded
 from tests.fakes.disk import Killed, MemoryDisk
 
@@ -31,7 +31,7 @@ async def a_disk(current, previous=None):
 
 
 async def recovered(disk):
-    return await recover(disk, boot_id="boot-2", machine_id=MACHINE)
+    return await recover(disk, boot_id="boot-2", machine_id=MACHINE, resource=RESOURCE)
 
 
 async def test_the_newest_generation_is_read_without_a_word():

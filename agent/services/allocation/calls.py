@@ -83,6 +83,16 @@ class Calls:
         self.used_up = (self.used_up | {pod}) & graves
 
 
+def overlap(row: Row) -> Refusal:
+    """What a replay says that must not be granted beside another call."""
+    return Refusal(
+        Gate.OVERLAP,
+        "The kubelet asks for several containers at once after it lost its records; it asks again "
+        f"for {row.key.container} of pod {row.namespace}/{row.pod} in a few seconds.",
+        transient=True,
+    )
+
+
 def refusal_of(error: TimeoutError | StateError, step: Step) -> Refusal:
     """What the pod's owner reads when `step` failed, or was still going on at the end."""
     if step is not Step.MATCH or isinstance(error, StateError):

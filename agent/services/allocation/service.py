@@ -35,7 +35,7 @@ from agent.core.slices import SliceId
 from agent.core.steps import ALLOCATE_BUDGET, Step
 from agent.kit.cell import Cell
 from agent.kit.tally import Tally
-from agent.services.allocation.calls import Call, Calls, refusal_of
+from agent.services.allocation.calls import Call, Calls, overlap, refusal_of
 from agent.services.allocation.inquiry import Inquiry, Peers, Underway, Views
 from agent.services.allocation.rounds import Rounds
 
@@ -53,7 +53,7 @@ _OF_DELETED = frozenset({Gate.POD_DELETED, Gate.MANY_PODS_ADMITTED})
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AllocationSettings:
-    """How pods are matched and how answers are made."""
+    """How pods are matched and how answers are made. `edits` has our resource's present name."""
 
     match: MatchSettings
     edits: Cell[EditSettings]
@@ -83,18 +83,21 @@ class Allocation:
             "allocations", "Answers to Allocate by result and reason.", ("result", "reason")
         )
 
-    async def allocate(self, ids: tuple[SliceId, ...]) -> ContainerEdits:
+    async def allocate(
+        self, ids: tuple[SliceId, ...], resource: str | None = None
+    ) -> ContainerEdits:
         """What the container that the kubelet is admitting receives. Raises Refusal.
 
-        In hami mode only the number of `ids` counts: which ids the kubelet names is normal to
-        differ after restarts and never a reason to refuse.
+        `resource` is the name that is asked by, None: the present one. In hami mode only the number
+        of `ids` counts: which ids the kubelet names is normal to differ after restarts and never a
+        reason to refuse.
         """
         if not ids:
             raise Refusal(Gate.EMPTY_REQUEST, "The kubelet asked for no slice at all.")
         with self._calls.entered() as call:
             try:
                 async with asyncio.timeout(ALLOCATE_BUDGET):
-                    row = await self._serve(ids, call)
+                    row = await self._serve(ids, self._match(resource), call)
             except Refusal as refusal:
                 self._refused(refusal, call, len(ids))
                 raise
@@ -115,7 +118,11 @@ class Allocation:
         return row.edits
 
     async def prefer(
-        self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
+        self,
+        available: tuple[SliceId, ...],
+        must_include: tuple[SliceId, ...],
+        size: int,
+        resource: str | None = None,
     ) -> tuple[SliceId, ...]:
         """`size` of the offered ids: of the annotated GPUs if they can be had, else near ones.
 
@@ -125,7 +132,8 @@ class Allocation:
         held = frozenset(text for ids in ledger.held_ids().values() for text in ids)
         try:
             async with asyncio.timeout(PREFER_BUDGET):
-                inquiry = Inquiry(self._views, self._peers, self._settings.match, patient=False)
+                match = self._match(resource)
+                inquiry = Inquiry(self._views, self._peers, match, patient=False)
                 grant = await inquiry.grant(size, self._underway)
         except (AgentError, TimeoutError) as error:
             log.debug("prefer.unsteered", reason=str(error) or "out of time")
@@ -141,8 +149,16 @@ class Allocation:
         gpus = {one.uuid: one.gpu for one in self._views.inventory.value.gpus}
         return nearest(available, must_include, size, gpus, held)
 
-    async def _serve(self, ids: tuple[SliceId, ...], call: Call) -> Row:
-        grant = await self._decided(len(ids))
+    def _match(self, resource: str | None) -> MatchSettings:
+        """How a request by that name is matched."""
+        present = self._settings.edits.value.resource
+        renamed = "" if resource in {None, present} else present
+        return dataclasses.replace(
+            self._settings.match, resource=resource or present, renamed=renamed
+        )
+
+    async def _serve(self, ids: tuple[SliceId, ...], match: MatchSettings, call: Call) -> Row:
+        grant = await self._decided(len(ids), match)
         facts = await self._storage.hooks.facts()
         if grant.replay is None:
             check_library(facts, grant.candidate.container)
@@ -157,18 +173,12 @@ class Allocation:
                 await self._storage.commit(self._change(grant, row))
         if call.is_replay and call.overlapped:
             # Looked at last: a kubelet whose earlier of two calls is granted dies of it.
-            raise Refusal(
-                Gate.OVERLAP,
-                "The kubelet asks for several containers at once after it lost its records; it "
-                f"asks again for {row.key.container} of pod {row.namespace}/{row.pod} in a few "
-                "seconds.",
-                transient=True,
-            )
+            raise overlap(row)
         return row
 
-    async def _decided(self, count: int) -> Grant:
+    async def _decided(self, count: int, match: MatchSettings) -> Grant:
         """Which container it is for, and what it gets."""
-        inquiry = Inquiry(self._views, self._peers, self._settings.match, patient=True)
+        inquiry = Inquiry(self._views, self._peers, match, patient=True)
         try:
             grant = await inquiry.grant(count, self._underway)
         except Refusal as refusal:
@@ -218,7 +228,7 @@ class Allocation:
         """
         try:
             facts = await self._storage.hooks.facts()
-            paired = pair_groups(found.pod.groups or (), found.pod.containers)
+            paired = pair_groups(found.pod.groups or (), found.pod.asking(found.container.resource))
             for one in paired:
                 if one.container == found.container.name:
                     group = (one.group_index, one.shares)
@@ -257,6 +267,7 @@ class Allocation:
             edits=edits,
             answered_at=self._peers.clock.now(),
             epoch=self._epoch(),
+            resource=container.resource,
         )
 
     def _granted(self, share: Share) -> GrantedShare:
@@ -280,7 +291,7 @@ class Allocation:
                 return ledger
             rows = ledger.rows_of(pod.uid)
             complete = {one.key.container for one in rows} >= {
-                container.name for container in pod.gpu_containers
+                container.name for container in pod.asking(row.resource)
             }
             settle = Effect(
                 kind=EffectKind.SETTLE_POD,

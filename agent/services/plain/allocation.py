@@ -15,10 +15,18 @@ import structlog
 from agent.core.container_edits import check_library
 from agent.core.edits import ContainerEdits, EditSettings, GrantedShare, HookFacts
 from agent.core.errors import Refusal, StateError
+from agent.core.grant import renamed
 from agent.core.holdings import KubeletEpoch
 from agent.core.inventory import Inventory
 from agent.core.ledger import Ledger
-from agent.core.plain import PlainSettings, asked_again, directory_of, edits_of, grant
+from agent.core.plain import (
+    PlainSettings,
+    asked_again,
+    directory_of,
+    edits_of,
+    grant,
+    may_restart,
+)
 from agent.core.plain_row import PlainRow
 from agent.core.pods import PodUid
 from agent.core.ports import Clock, HookDirs
@@ -36,6 +44,9 @@ RECORDS_BUDGET = 0.2
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Call:
+    """One Allocate under way, by one name of our resource."""
+
+    resource: str
     step: Step = Step.CHECK
 
 
@@ -44,8 +55,9 @@ class PlainViews:
     """The facts that an answer is made of.
 
     `taken` are rows in somebody's hands: being answered again here, or being closed by the
-    reconcile. `epoch` names the kubelet that is there now; `recorded` are the ids of each container
-    in its checkpoint file, None where that cannot be read.
+    reconcile. `edits` also has the resource's present name. `epoch` names the kubelet that is there
+    now; `recorded` are the ids by a name of each container in its checkpoint file, None where that
+    cannot be read.
     """
 
     inventory: Cell[Inventory]
@@ -53,7 +65,7 @@ class PlainViews:
     edits: Cell[EditSettings]
     taken: set[PodUid]
     epoch: Callable[[], KubeletEpoch | None]
-    recorded: Callable[[], Awaitable[Sequence[frozenset[SliceId]] | None]]
+    recorded: Callable[[str], Awaitable[Sequence[frozenset[SliceId]] | None]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,9 +98,14 @@ class PlainAllocation:
             "allocations", "Answers to Allocate by result and reason.", ("result", "reason")
         )
 
-    async def allocate(self, ids: tuple[SliceId, ...]) -> ContainerEdits:
-        """What the container with these ids receives. Raises Refusal."""
-        call = _Call()
+    async def allocate(
+        self, ids: tuple[SliceId, ...], resource: str | None = None
+    ) -> ContainerEdits:
+        """What the container with these ids receives. Raises Refusal.
+
+        `resource` is the name that is asked by, None: the present one.
+        """
+        call = _Call(resource or self._views.edits.value.resource)
         try:
             async with asyncio.timeout(ALLOCATE_BUDGET):
                 row, result = await self._serve(ids, call)
@@ -105,7 +122,11 @@ class PlainAllocation:
         return row.edits
 
     async def prefer(
-        self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
+        self,
+        available: tuple[SliceId, ...],
+        must_include: tuple[SliceId, ...],
+        size: int,
+        _: str | None = None,
     ) -> tuple[SliceId, ...]:
         """`size` of the offered ids, on GPUs near to each other; none where that cannot be.
 
@@ -121,8 +142,8 @@ class PlainAllocation:
         facts = await self._storage.hooks.facts()
         granted = grant(ids, self._views.inventory.value, self._held(lambda _: True))
         with contextlib.ExitStack() as claims:
-            again = await self._asked_again(ids, claims)
-            row = self._first(ids, granted, facts) if again is None else again
+            again = await self._asked_again(ids, call.resource, claims)
+            row = again or self._first(ids, granted, (facts, call.resource))
             self._pending[row.uid] = row
             claims.callback(self._pending.pop, row.uid)
             call.step = Step.WRITE
@@ -133,11 +154,18 @@ class PlainAllocation:
         return row, "ok" if again is None else "replay"
 
     async def _asked_again(
-        self, ids: tuple[SliceId, ...], claims: contextlib.ExitStack
+        self, ids: tuple[SliceId, ...], resource: str, claims: contextlib.ExitStack
     ) -> PlainRow | None:
-        """The row to answer again, as it will stand, or None. It stays claimed by `claims`."""
+        """The row to answer again, as it will stand, or None. It stays claimed by `claims`.
+
+        Raises:
+            Refusal: by a former name, a new container asks.
+        """
         epoch, taken = self._views.epoch(), self._views.taken
-        rows = self._views.ledger.value.plain
+        rows = self._views.ledger.value.under(resource).plain
+        present = self._views.edits.value.resource
+        if resource != present and not may_restart(ids, rows, epoch):
+            raise renamed("This pod", resource, present)
         free = (row for row in rows if row.uid not in taken and row.uid not in self._pending)
         row = asked_again(ids, free, epoch) if epoch else None
         if epoch is None or row is None:
@@ -146,7 +174,7 @@ class PlainAllocation:
         claims.callback(taken.discard, row.uid)
         try:
             async with asyncio.timeout(RECORDS_BUDGET):
-                recorded = await self._views.recorded()
+                recorded = await self._views.recorded(resource)
         except TimeoutError:
             return None
         if recorded is None or frozenset(ids) in recorded:
@@ -154,12 +182,16 @@ class PlainAllocation:
         return dataclasses.replace(row, answered_at=self._clock.now(), epoch=epoch)
 
     def _first(
-        self, ids: tuple[SliceId, ...], granted: tuple[GrantedShare, ...], facts: HookFacts
+        self,
+        ids: tuple[SliceId, ...],
+        granted: tuple[GrantedShare, ...],
+        made: tuple[HookFacts, str],
     ) -> PlainRow:
         """A row of its own, with its answer."""
         # Without dashes it is no UID of the API server's: hami mode, which sweeps directories of
         # pods that are gone, leaves this one alone.
         uid = PodUid(f"{self._chance.getrandbits(128):032x}")
+        facts, resource = made
         settings = self._settings, self._views.edits.value
         if self._settings.memory_limits:
             check_library(facts)
@@ -170,6 +202,7 @@ class PlainAllocation:
             edits=edits_of(uid, granted, settings, facts),
             answered_at=self._clock.now(),
             epoch=self._views.epoch() or KubeletEpoch(),
+            resource=resource,
         )
 
     def _held(self, counts: Callable[[PlainRow], bool]) -> frozenset[SliceId]:

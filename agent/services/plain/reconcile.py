@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 import datetime as dt
 import random
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import NoReturn
 
 import structlog
@@ -24,6 +24,7 @@ from agent.core.plain_reconcile import PlainFindings, PlainSeen, Unknown, observ
 from agent.core.plain_row import PlainRow
 from agent.core.pods import PodUid
 from agent.core.ports import Clock, HookDirs, KubeletHolds, Witness
+from agent.core.slices import Served, SliceId
 from agent.kit.cell import Cell
 from agent.kit.lull import Lull
 from agent.kit.news import News
@@ -62,11 +63,14 @@ _Answers = frozenset[tuple[PodUid, dt.datetime]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlainBooks:
-    """What is compared. `alone`: the node is in plain mode, nobody else reconciles."""
+    """What is compared. `served` are the names of our resource.
+
+    `alone`: the node is in plain mode, nobody else reconciles.
+    """
 
     ledger: Cell[Ledger]
     epoch: Cell[KubeletEpoch | None]
-    resource: str
+    served: Cell[Served]
     alone: bool
 
 
@@ -164,7 +168,7 @@ class PlainReconcile:
         try:
             async with asyncio.timeout(DEADLINE):
                 holdings = await self._peers.witness.list()
-                recorded = await self._peers.holds.held(self._books.resource)
+                recorded = await self._recorded()
         except (AgentError, TimeoutError) as error:
             if not self._silent:
                 log.info("reconcile.unanswered", err=str(error) or "out of time")
@@ -175,10 +179,17 @@ class PlainReconcile:
             return False
         seen = PlainSeen(holdings, recorded, epoch, self._peers.clock.now(), self._idle)
         books = self._books
-        findings = observe(books.ledger.value, seen, books.resource, alone=books.alone)
+        names = books.served.value.names
+        findings = observe(books.ledger.value, seen, names, alone=books.alone)
         self._idle, self._due = findings.idle, findings.due
         self.unconfirmed.set(findings.unconfirmed)
         return await self._apply(books.ledger.value, findings)
+
+    async def _recorded(self) -> Sequence[frozenset[SliceId]] | None:
+        """The ids in the kubelet's checkpoint file, by all names; None where it cannot be read."""
+        found = [await self._peers.holds.held(name) for name in self._books.served.value.names]
+        read = [ids for each in found if each is not None for ids in each]
+        return None if None in found else read
 
     async def _apply(self, base: Ledger, findings: PlainFindings) -> bool:
         adopted = [self._adopted(one) for one in findings.unknown]
@@ -224,6 +235,7 @@ class PlainReconcile:
             epoch=self._books.epoch.value or KubeletEpoch(),
             holder=found.holder,
             adopted=True,
+            resource=found.resource,
         )
 
     async def _removed(self, row: PlainRow) -> bool:

@@ -63,7 +63,7 @@ async def take_over(
         unread += 1
         if one.ids:
             holder = Holder(one.pod.namespace, one.pod.name, one.container.name)
-            strangers.append(Stranger(holder, one.ids))
+            strangers.append(Stranger(holder, one.ids, one.container.resource))
     known = {row.holder for row in ledger.plain}
     kept = tuple(_kept(one, seen) for one in strangers if one.holder not in known)
     return TakenOver(tuple(rows), kept, unread)
@@ -80,6 +80,7 @@ def _kept(stranger: Stranger, seen: Seen) -> PlainRow:
         epoch=seen.epoch,
         holder=stranger.holder,
         adopted=True,
+        resource=stranger.resource,
     )
 
 

@@ -21,6 +21,7 @@ from agent.core.ledger import ContainerKey, Ledger, Row
 from agent.core.pods import PodTable, Role
 from agent.core.ports import Clock, HookDirs, KubeletRecords, Witness
 from agent.core.reconcile import Adoption, Findings, Seen, compare, mismatch
+from agent.core.slices import Served
 from agent.kit.cell import Cell
 from agent.kit.lull import Lull
 from agent.kit.news import News
@@ -63,12 +64,12 @@ DEADLINE = 2.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReconcileViews:
-    """What is compared. `epoch` names the kubelet that is there now."""
+    """What is compared. `epoch` names the kubelet that is there now, `served` our resource."""
 
     pods: Cell[PodTable]
     ledger: Cell[Ledger]
     epoch: Cell[KubeletEpoch | None]
-    resource: str
+    served: Cell[Served]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -250,7 +251,7 @@ class Reconcile:
             recorded=recorded,
             directories=heard.directories,
         )
-        findings = compare(ledger, seen, self._views.resource)
+        findings = compare(ledger, seen, self._views.served.value.names)
         if heard.complete:
             self.unconfirmed.set(findings.unconfirmed)
             self.drifted.set(findings.drifted)
@@ -264,7 +265,10 @@ class Reconcile:
     async def _recorded(self) -> frozenset[ContainerKey] | None:
         try:
             async with asyncio.timeout(DEADLINE):
-                return await self._peers.records.read(self._views.resource)
+                names = self._views.served.value.names
+                found = [await self._peers.records.read(name) for name in names]
+                read = [keys for keys in found if keys is not None]
+                return frozenset().union(*read) if len(read) == len(names) else None
         except TimeoutError:
             log.warning("reconcile.records_unread", after=DEADLINE)
             return None

@@ -123,6 +123,7 @@ def a_full_state() -> State:
         confirmed=True,
         offered=True,
         told=True,
+        resource="example.com/vgpu",
     )
     effect = Effect(
         kind=EffectKind.SETTLE_POD,
@@ -145,6 +146,7 @@ def a_full_state() -> State:
         holder=Holder("team-b", "eval-0", "main"),
         recorded=True,
         adopted=True,
+        resource="example.com/former",
     )
     ledger = Ledger((row,), (effect,), (plain,))
     health = a_health(condition=Condition.BAD, cause="xid", text="XID 79", xid=79)

@@ -17,6 +17,7 @@ from tests.unit.codec.states import STATES, a_full_state
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "state-version-1.json"
 EARLIER = GOLDEN.with_name("state-version-1-without-offers.json")
+UNNAMED = GOLDEN.with_name("state-version-1-without-resources.json")
 
 
 def a_file(data: object, **changes: object) -> bytes:
@@ -70,10 +71,24 @@ def test_a_file_from_before_offers_were_kept_reads_without_them():
     state = a_full_state()
     (row,) = state.ledger.rows
     ledger = dataclasses.replace(
-        state.ledger, rows=(dataclasses.replace(row, offered=False, told=False),), plain=()
+        state.ledger,
+        rows=(dataclasses.replace(row, offered=False, told=False, resource=""),),
+        plain=(),
     )
 
     assert dataclasses.replace(state, ledger=ledger) == decode_state(EARLIER.read_bytes())
+
+
+def test_a_file_from_before_names_were_kept_is_of_the_name_that_there_is():
+    state = a_full_state()
+    read = decode_state(UNNAMED.read_bytes())
+
+    assert "" == read.ledger.rows[0].resource == read.ledger.plain[0].resource
+    assert {"nvidia.com/gpu"} == set(read.ledger.named("nvidia.com/gpu").held_by_name())
+    assert state.ledger.rows == tuple(
+        dataclasses.replace(row, resource="example.com/vgpu") for row in read.ledger.rows
+    )
+    assert state.ledger == state.ledger.named("nvidia.com/gpu")
 
 
 def test_every_cut_is_noticed():

@@ -258,3 +258,15 @@ def test_a_container_between_two_tries_has_run():
     (container,) = decode_pod(pod_object(status=status), GPU).containers
 
     assert (True, None) == (container.has_run, container.ended_at)
+
+
+def test_other_extended_resources_are_kept_because_ours_may_get_another_name():
+    limits = {GPU: "1", "cpu": "4", "nvidia.com/gpumem": "3000", "example.com/none": "0"}
+    requests = {"example.com/vgpu": 2, "example.com/bad": "x"}
+    (found,) = container(resources={"limits": limits, "requests": requests}).containers
+
+    assert (("example.com/vgpu", 2), ("nvidia.com/gpumem", 3000)) == found.others
+    assert (1, GPU) == (found.count, found.resource)
+    renamed = found.asking_by(("example.com/vgpu", "example.com/more"))
+    assert (2, "example.com/vgpu") == (renamed.count, renamed.resource)
+    assert found == renamed.asking_by((GPU,))

@@ -31,6 +31,7 @@ def a_plain_row(  # noqa: PLR0913 -- keyword-only, all have defaults
     holder: Holder | None = None,
     recorded: bool = False,
     adopted: bool = False,
+    resource: str = RESOURCE,
 ) -> PlainRow:
     """A row of plain mode, answered `minute` minutes after noon."""
     return PlainRow(
@@ -43,6 +44,7 @@ def a_plain_row(  # noqa: PLR0913 -- keyword-only, all have defaults
         holder=holder,
         recorded=recorded,
         adopted=adopted,
+        resource=resource,
     )
 
 

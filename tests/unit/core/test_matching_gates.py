@@ -11,6 +11,7 @@ from agent.core.evidence import Evidence
 from agent.core.match_settings import MatchSettings
 from agent.core.pods import PodTable, PodView, Role
 from tests.builders import (
+    NODE,
     NOON,
     a_container,
     a_gpu,
@@ -162,6 +163,13 @@ TABLE = {
         "API server cannot be asked",
         "controller starts it again",
         pod="",
+    ),
+    "it asks by a former name": Row(
+        Gate.RESOURCE_RENAMED,
+        admitting(POD),
+        "asks for nvidia.com/gpu, and this node now shares its GPUs as example.com/vgpu",
+        "create the pod again with example.com/vgpu",
+        settings=MatchSettings(NODE, renamed="example.com/vgpu"),
     ),
     "nothing was written": Row(
         Gate.NO_ANNOTATION,

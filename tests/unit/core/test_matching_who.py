@@ -60,6 +60,15 @@ def test_the_others_are_asked_while_a_row_is_unconfirmed() -> None:
     assert ask(scene) == AskKubelet(*other.key)
 
 
+def test_a_pod_that_was_started_without_being_asked_for_is_asked_about_beside_the_owner() -> None:
+    ran = dataclasses.replace(a_container(), has_run=True)
+    started = named_pod(3, annotations={}, phase=Phase.RUNNING, containers=(ran,))
+    scene = knowing(a_scene(started, POD, lock=POD), holding(POD))
+
+    assert ask(scene) == AskKubelet(*started.key)
+    refused(knowing(scene, holding(POD), holding(started)), Gate.MANY_PODS_ADMITTED)
+
+
 def test_a_stray_pod_is_refused_and_not_given_the_owners_share() -> None:
     scene = knowing(a_scene(STRAY, POD, lock=POD), holding(STRAY), absent=(POD,))
     assert ask(scene) == AwaitLock()

@@ -72,7 +72,8 @@ class Histories(RuleBasedStateMachine):
         row = asked_again(wanted, self.ledger.plain, self.epoch)
         if row is None or self.file is None or frozenset(wanted) in self.file.values():
             uid = PodUid(f"{next(self.numbers):032x}")
-            row = PlainRow(uid, wanted, shares, ContainerEdits(), self.now, self.epoch)
+            edits = ContainerEdits()
+            row = PlainRow(uid, wanted, shares, edits, self.now, self.epoch, resource=RESOURCE)
         row = dataclasses.replace(row, answered_at=self.now, epoch=self.epoch)
         self.ledger = self.ledger.put_plain(row)
         self.is_seen = False
@@ -158,7 +159,7 @@ class Histories(RuleBasedStateMachine):
         self.now += dt.timedelta(minutes=minutes)
         recorded = None if self.file is None else tuple(self.file.values())
         seen = PlainSeen(self.listed(), recorded, self.epoch, self.now, self.idle)
-        found = observe(self.ledger, seen, RESOURCE, alone=True)
+        found = observe(self.ledger, seen, (RESOURCE,), alone=True)
         assert () == found.unknown  # every holder has a row
         for row in found.confirmed:
             self.ledger = self.ledger.put_plain(row)

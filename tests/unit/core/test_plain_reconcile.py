@@ -55,7 +55,7 @@ def look(*rows, at=dt.timedelta(), idle=None, scheduled=(), alone=True, **seen):
         now=NOON + at,
         idle=idle or {},
     )
-    return observe(Ledger(rows=tuple(scheduled), plain=rows), found, RESOURCE, alone=alone)
+    return observe(Ledger(rows=tuple(scheduled), plain=rows), found, (RESOURCE,), alone=alone)
 
 
 def closes_after(*rows, **seen):
@@ -230,7 +230,7 @@ def test_a_container_that_was_answered_anew_lives_by_its_new_row():
 def test_a_holder_without_a_row_is_adopted():
     (found,) = look(holdings=[holds(HOLDER, *ids(3, 2))]).unknown
 
-    assert Unknown(HOLDER, ids(2, 3)) == found
+    assert Unknown(HOLDER, ids(2, 3), RESOURCE) == found
 
 
 def test_a_holder_that_is_explained_is_not_adopted():

@@ -35,7 +35,7 @@ def found(
         {pod.uid: pod for pod in pods}, tuple(Tombstone(p, NOON) for p in gone), synced=True
     )
     seen = Seen(table, holdings, NOW_KUBELET, NOON, complete=True)
-    return compare(Ledger(rows), dataclasses.replace(seen, **changes), RESOURCE)  # type: ignore[arg-type]
+    return compare(Ledger(rows), dataclasses.replace(seen, **changes), (RESOURCE,))  # type: ignore[arg-type]
 
 
 def test_a_row_is_confirmed_under_the_kubelet_that_names_its_ids():

@@ -247,7 +247,7 @@ def test_the_operating_mode_is_registered_and_answered_in(write) -> None:
     assert ("hami-core", "hami-core") == (plain.sharing.mode, plain.edits.mode)
     assert ("mps", "mps", "") == (without.sharing.mode, without.edits.mode, without.edits.mps_root)
     assert "/run/nvidia/mps" == with_root.edits.mps_root
-    assert with_root.resource == with_root.edits.resource
+    assert with_root.sharing.resource == with_root.edits.resource
 
 
 def test_hamis_way_with_pods_without_a_lock_can_be_chosen() -> None:

@@ -92,6 +92,10 @@ def test_a_profile_is_for_nodes_that_keep_all_it_asks(match: str, facts: NodeFac
         ("{name: p, match: {gpus: []}}", "match.gpus: an empty list selects nothing"),
         ("{name: p, match: {labels: 'a b'}}", "match.labels: 'a b' is no part of a label selector"),
         ("{name: p, match: {nodes: [a]}, web: {port: 1}}", "a profile cannot set web.port, which"),
+        (
+            "{name: p, match: {nodes: [a]}, sharing: {resourceName: a.b/c}}",
+            "a profile cannot set sharing.resourceName, which",
+        ),
         ("{name: p, match: {nodes: [a]}, sharing: {x: 1}}", "unknown setting sharing.x"),
         (
             "{name: p, match: {nodes: [a]}, sharing: {splitCount: 0}}",

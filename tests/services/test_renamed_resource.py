@@ -1,0 +1,165 @@
+"""The resource has another name than when containers were answered: services keep both apart."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from agent.core.errors import Gate, Refusal
+from agent.core.pods import Phase, PodTable
+from agent.core.slices import Served, SliceList, slice_id
+from agent.kit.cell import Cell
+from agent.services.listing import Listing
+from agent.services.pods import Pods
+from tests.builders import a_container, a_pod_uid, a_shared_gpu, a_uuid, an_inventory
+from tests.fakes.apiserver import FakeApi
+from tests.fakes.chance import NoChance
+from tests.fakes.clock import LoopClock
+from tests.services.allocating import NEXT_EPOCH, Desk, a_desk, ids, placed
+from tests.services.plain_node import PlainNode, a_node
+from tests.services.test_reconcile_rows import POD, SLICE, a_scene
+from tests.unit.core.plain_scene import HOLDER, NEXT
+
+OLD, NEW = "nvidia.com/gpu", "example.com/vgpu"
+
+
+def rename(node: Desk | PlainNode) -> None:
+    node.edits.set(dataclasses.replace(node.edits.value, resource=NEW))
+
+
+async def test_after_a_rename_a_container_gets_the_same_bytes_by_its_former_name():
+    async with a_desk() as desk:
+        pod = desk.bind(placed(1))
+        first = await desk.service.allocate(ids(4), OLD)
+        desk.lock(None)
+        desk.epoch = NEXT_EPOCH
+        rename(desk)
+
+        assert first == await desk.service.allocate(ids(9), OLD)
+
+        (row,) = desk.ledger.rows
+        assert (OLD, ids(9)) == (row.resource, row.slice_ids)
+        assert 1 == desk.hooks.wiped[f"{pod.uid}_main"]
+
+
+async def test_a_new_pod_is_served_by_the_present_name_and_refused_by_the_former():
+    async with a_desk() as desk:
+        rename(desk)
+        young = placed(1, containers=(a_container(resource=NEW),))
+        desk.bind(young)
+        await desk.service.allocate(ids(4), NEW)
+        desk.bind(placed(2))
+
+        with pytest.raises(Refusal) as caught:
+            await desk.service.allocate(ids(5), OLD)
+
+        assert Gate.RESOURCE_RENAMED is caught.value.gate
+        assert [NEW] == [row.resource for row in desk.ledger.rows]
+        assert {a_pod_uid(1)} == {effect.pod_uid for effect in desk.ledger.outbox}
+
+
+async def test_in_plain_mode_a_former_name_serves_who_starts_again_and_nobody_new():
+    async with a_node() as node:
+        first = await node.service.allocate(ids(0))
+        node.book(HOLDER, ids(0))
+        await asyncio.sleep(2)
+        rename(node)
+
+        with pytest.raises(Refusal, match="HA-2011"):
+            await node.service.allocate(ids(0), OLD)
+        await node.service.allocate(ids(1), NEW)
+        node.lose_checkpoint(NEXT)
+        again = await node.service.allocate(ids(0), OLD)
+
+        assert first != again
+        assert [OLD, NEW, OLD] == [row.resource for row in node.rows]
+
+
+async def test_in_plain_mode_what_was_never_booked_is_answered_to_the_byte():
+    async with a_node() as node:
+        first = await node.service.allocate(ids(0))
+        rename(node)
+        node.epoch.set(NEXT)
+
+        assert first == await node.service.allocate(ids(0), OLD)
+
+
+async def test_the_pods_are_counted_by_other_names_without_asking_the_api_server():
+    api, served = FakeApi(), Cell(Served(OLD))
+    api.put_pod(dataclasses.replace(placed(1), phase=Phase.RUNNING))
+    api.put_pod(placed(2, containers=(a_container(resource=NEW),)))
+    api.put_pod(placed(3, containers=(a_container(resource=NEW),)))
+    table: Cell[PodTable] = Cell(PodTable())
+    pods = Pods(api, table, LoopClock(), NoChance(), served)
+
+    def counted() -> list[str]:
+        found = sorted(table.value.pods.values(), key=lambda pod: pod.name)
+        return [one.resource for pod in found for one in pod.gpu_containers]
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(pods.run())
+        await asyncio.sleep(0.1)
+        assert [OLD] == counted()
+        served.set(Served(NEW, {OLD: {}}))
+        await asyncio.sleep(0.1)
+        assert [OLD, NEW, NEW] == counted()
+        api.put_pod(placed(4, containers=(a_container(resource=NEW),)))
+        api.delete_pod("team-a", "train-3")
+        await asyncio.sleep(0.1)
+        assert [OLD, NEW, NEW] == counted()
+        served.set(Served(NEW))
+        await asyncio.sleep(0.1)
+        task.cancel()
+
+    assert [NEW, NEW] == counted()
+    assert [NEW] == [one.resource for one in table.value.tombstones[0].pod.gpu_containers]
+    assert 1 == api.calls["list_pods"]
+
+
+async def test_each_name_has_one_list_and_one_more_when_a_drain_ends():
+    gpu, slices = a_shared_gpu(split_count=3), Cell(SliceList())
+    held = {a_uuid(0): (slice_id(a_uuid(0), 1),)}
+    served = Cell(Served(OLD, {OLD: held}))
+    listing = Listing(Cell(an_inventory(gpus=[gpu])), served, slices)
+    old, new = listing.of(OLD), listing.of(NEW)
+
+    def shown(cell: Cell[SliceList]) -> tuple[int, list[str]]:
+        groups = cell.value.groups
+        return cell.value.generation, [text[-1] for group in groups for text in group.ids]
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(listing.run())
+        await asyncio.sleep(0.1)
+        assert (1, ["0", "1", "2"]) == shown(old) == shown(slices)
+        assert (0, []) == shown(new)
+        served.set(Served(NEW, {OLD: held}))
+        await asyncio.sleep(0.1)
+        assert (2, ["1"]) == shown(old)
+        assert (1, ["0", "2"]) == shown(new) == shown(slices)
+        served.set(Served(OLD, {OLD: held}))
+        await asyncio.sleep(0.1)
+        assert (3, ["0", "1", "2"]) == shown(old)
+        served.set(Served(NEW, {OLD: held}))
+        await asyncio.sleep(0.1)
+        served.set(Served(NEW, {NEW: {}}))
+        await asyncio.sleep(0.1)
+        task.cancel()
+
+    assert (2, ["0", "1", "2"]) == shown(new) == shown(slices)
+    assert (4, ["1"]) == shown(old)
+    listing.forget(OLD)
+    assert (0, []) == shown(listing.of(OLD))
+
+
+async def test_reconcile_adopts_by_the_name_that_the_container_asks_by():
+    async with a_scene() as scene:
+        scene.served.set(Served(NEW, {OLD: {}}))
+        scene.witness.admit(POD, main=SLICE)
+        stranger = placed(9)
+        scene.witness.admit(stranger, main=f"{a_uuid(0)}-7")
+        scene.see(POD)
+        await asyncio.sleep(1)
+
+        assert [OLD] == [row.resource for row in scene.rows]
+        (kept,) = scene.state.ledger.value.plain
+        assert (OLD, "train-9") == (kept.resource, kept.holder.pod)
