@@ -167,6 +167,7 @@ def _settles(
     return (
         admitted
         and is_alone
+        and not may_be_another(owner, evidence)
         and all_confirmed(
             evidence.table, evidence.ledger, evidence.books, settings.resource, evidence.known
         )

@@ -22,11 +22,14 @@ Rows of deleted pods are kept as long.
 def speaks_of(holding: Holding, one: Candidate, resource: str) -> bool:
     """Whether the kubelet's answer can be about this very pod.
 
-    It names every container of it, and, where the candidate was never answered, no ids for one that
-    comes later: the kubelet asks in the order of the spec.
+    It names every container of it and no other, and, where the candidate was never answered, no ids
+    for one that comes later: the kubelet asks in the order of the spec.
     """
     named = {each.name for each in holding.containers}
+    known = {each.name for each in one.pod.containers}
     if any(each.name not in named for each in one.pod.containers if each.role is Role.APP):
+        return False
+    if one.pod.node and not named <= known:  # of a pod without it only the rows are known
         return False
     names = [each.name for each in one.pod.asking(resource)]
     later = names[names.index(one.container.name) + 1 :]

@@ -6,7 +6,7 @@ import pytest
 
 from agent.core.candidates import Books, Candidate
 from agent.core.errors import Gate, Refusal
-from agent.core.evidence import ListPods
+from agent.core.evidence import AskKubelet, ListPods
 from agent.core.holdings import Holding
 from agent.core.ledger import Row
 from agent.core.matching import may_be_meant
@@ -47,6 +47,15 @@ def test_an_answer_that_does_not_name_every_container_is_about_another_pod() -> 
     assert speaks_of(holding(NEW), main, RESOURCE)
     assert not speaks_of(holding(OLD), main, RESOURCE)
     assert not speaks_of(Holding("team-a", "train-1"), main, RESOURCE)
+    assert not speaks_of(holding(NEW), Candidate(OLD, OLD.containers[0]), RESOURCE)
+
+
+def test_beside_a_namesake_that_may_be_meant_the_owner_alone_settles_nothing() -> None:
+    gone = dataclasses.replace(OLD, containers=TWO)
+    stray = named_pod(3, annotations={})
+    scene = a_scene(NEW, stray, gone=(gone,), lock=NEW)
+
+    assert ask(changed(knowing(scene, holding(NEW)), listed=True)) == AskKubelet(*stray.key)
 
 
 def test_an_answer_with_ids_for_a_later_container_is_about_another_pod_than_one_that_begins() -> (
