@@ -81,7 +81,7 @@ def _asked(event: dict[str, Any]) -> Asked:
     part = about.get("subresource")
     resource = about.get("resource", event["requestURI"])
     return Asked(
-        user=event["user"]["username"],
+        user=event["user"].get("username", ""),  # none: who asked was gone before it was known
         client=event.get("userAgent", ""),
         verb=event["verb"],
         resource=f"{resource}/{part}" if part else resource,

@@ -32,15 +32,15 @@ def notes_of(item: Object) -> Mapping[str, str]:
 
 def gpu_uuids(cluster: Cluster) -> list[GpuUuid]:
     """The GPUs of the Node by index, as the register annotation names them."""
-    return [GpuUuid(gpu["id"]) for gpu in _registered(node_of(cluster))]
+    return [GpuUuid(gpu["id"]) for gpu in registered(node_of(cluster))]
 
 
 def registered_health(node: Object) -> dict[GpuUuid, bool]:
     """By GPU, what the register annotation says; empty where there is none."""
-    return {GpuUuid(gpu["id"]): bool(gpu.get("health")) for gpu in _registered(node)}
+    return {GpuUuid(gpu["id"]): bool(gpu.get("health")) for gpu in registered(node)}
 
 
-def _registered(node: Object) -> list[dict[str, Any]]:
+def registered(node: Object) -> list[dict[str, Any]]:
     """The register annotation, read by nothing of ours; what is zero is absent in it."""
     gpus = json.loads(notes_of(node).get(annotations.REGISTER, "[]"))
     return sorted(gpus, key=lambda gpu: gpu.get("index", 0))
