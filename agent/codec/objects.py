@@ -122,6 +122,7 @@ def _container(
     resource, memory_resource = resources
     state, last = _object(status, "state"), _object(status, "lastState")
     is_running = isinstance(state.get("running"), Mapping)
+    container_id = _text(status, "containerID").rpartition("://")[2]
     return ContainerView(
         name=_text(item, "name"),
         role=role,
@@ -130,8 +131,8 @@ def _container(
             _text(env, "name") == CONTROL_ENV and _text(env, "value") in GO_TRUE
             for env in _objects(item, "env")
         ),
-        running_id=_text(status, "containerID").rpartition("://")[2] if is_running else None,
-        has_run=is_running or "terminated" in state or "terminated" in last,
+        running_id=container_id if is_running else None,
+        has_run=bool(container_id) or "terminated" in state or "terminated" in last,
         dropped_memory=_dropped(_asked(item, memory_resource)),
         resource=resource,
         others=tuple(_others(item, resource)),

@@ -37,7 +37,7 @@ class ContainerView:
     `resource` is the name that it asks for them by, and `others` are its other extended resources
     with their amounts: our resource may have several names, and may get another one.
     `control_disabled`: a literal env CUDA_DISABLE_CONTROL that Go's ParseBool reads as true.
-    `running_id`: the runtime's id while status says running, else None. `has_run`: it runs or ran.
+    `running_id`: the runtime's id while status says running, else None. `has_run`: it was made.
     `ended_at`: when it ended, if it is never started again, else None.
     `dropped_memory`: the text of a `gpumem` limit that HAMi drops, empty for all others.
     """
