@@ -115,10 +115,11 @@ class Audit:
         """The known limits: a pod that no LIST can show asks while another waits for a replay.
 
         It is a static pod, or the API server gives no LIST; then a container can wait in our view
-        that runs. The kubelet names no UID and says the same of both, so the other one's answer is
-        given again, and it is no share of this pod's. So it is where the kubelet passes over a dead
-        container that ran when it started. Or both watches have not shown yet that the lock's owner
-        was replaced by a pod of its name.
+        that runs. Or the kubelet still speaks of a deleted pod of the name of a lock's owner. The
+        kubelet names no UID and says the same of both, so the other one's answer is given, and it
+        is no share of this pod's. So it is where the kubelet passes over a dead container that ran
+        when it started. Or both watches have not shown yet that the lock's owner was replaced by a
+        pod of its name.
         """
         uid, container = self._asking
         given = _owner_in(response)
@@ -130,9 +131,15 @@ class Audit:
         is_running = given[1] in self._running(given[0])
         is_unseen = not self.can_be_seen(uid) and (uid, container) not in self.answers
         is_late = (self.is_blind() and is_running) or self._kubelet.passes_over(given)
+        is_again |= is_unseen and self._has_namesake(given[0])
         if is_again and (is_late or (is_unseen and not is_running)):
             self.mistaken.add(uid)
         return uid in self.mistaken and is_again
+
+    def _has_namesake(self, uid: str) -> bool:
+        """Whether the node still has another pod of that name, of which the kubelet may speak."""
+        name = self._names.get(uid, "")
+        return any(one != uid and self._names.get(one) == name for one in self._kubelet.node.pods)
 
     def _running(self, uid: str) -> Collection[str]:
         pod = self._kubelet.node.pods.get(uid)
