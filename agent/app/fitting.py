@@ -14,7 +14,7 @@ import structlog
 from agent.app.facts import Facts
 from agent.core.changes import NodeEvent
 from agent.core.errors import SettingsError
-from agent.core.gpu import GpuUuid, Scan
+from agent.core.gpu import GpuFault, GpuUuid, Scan
 from agent.core.last_good import LastGood
 from agent.kit.cell import Cell
 from agent.settings.plan import Given
@@ -67,6 +67,7 @@ class Fitting:
         self._facts = NodeFacts(settings.node)
         self._refused: NodeFacts | None = None
         self._models: dict[GpuUuid, str] = {}
+        self._fitted: frozenset[GpuUuid] = frozenset()
         self._stored: LastGood | None = None
         self._told: deque[str] = deque(maxlen=TOLD)
         self._waiting: list[str] = []
@@ -89,17 +90,25 @@ class Fitting:
         if stored is not None and stored.labels is not None and stored.node == self._facts.name:
             self._learn(dataclasses.replace(self._facts, labels=stored.labels))
 
-    def saw_gpus(self, scan: Scan) -> bool:
-        """The driver was asked: take in its GPUs' models. False when they must not be listed."""
+    def saw_gpus(self, scan: Scan) -> Scan | None:
+        """The driver was asked: take in its GPUs' models, and say what may be listed of them.
+
+        None: nothing, at the first scan. Later the settings may not fit GPUs that came: those are
+        left out, and what is known of the others counts.
+        """
         first = self._facts.gpu_models is None
         silent = {fault.gpu for fault in scan.faults}
         known = {uuid: name for uuid, name in self._models.items() if uuid in silent}
         self._models = known | {gpu.uuid: gpu.name for gpu in scan.gpus}
         facts = dataclasses.replace(self._facts, gpu_models=tuple(self._models.values()))
         accepted = self._learn(facts) or (first and self._go_back(facts))
-        if first and not accepted:
+        if accepted:
+            self._fitted = frozenset(self._models)
+            return scan
+        if first:
             self._effects.stop.set()
-        return accepted
+            return None
+        return _without(scan, self._fitted)
 
     def take(self, reading: Reading) -> None:
         """The sources are others: take over what can change. Refused settings change nothing.
@@ -174,7 +183,10 @@ class Fitting:
         cells = self._cells
         changed = cells.sharing.set(settings.sharing)
         changed = cells.report.set(settings.report) or changed
-        changed = cells.edits.set(settings.edits) or changed
+        # The directories below it are opened at the start: another path acts at the next one.
+        hook_path = self._running.edits.hook_path
+        edits = dataclasses.replace(settings.edits, hook_path=hook_path)
+        changed = cells.edits.set(edits) or changed
         if changed:
             self._effects.refresh()
         if self._facts.gpu_models is not None:
@@ -192,3 +204,11 @@ class Fitting:
         if waiting and waiting != self._waiting:
             log.warning("config.needs_restart", sections=waiting)
         self._waiting = waiting
+
+
+def _without(scan: Scan, fitted: frozenset[GpuUuid]) -> Scan:
+    """The scan without the GPUs that came after the settings last fitted."""
+    reason = "the settings do not fit so many GPUs: see Event ConfigRejected"
+    new = [GpuFault(gpu.uuid, reason) for gpu in scan.gpus if gpu.uuid not in fitted]
+    gpus = tuple(gpu for gpu in scan.gpus if gpu.uuid in fitted)
+    return dataclasses.replace(scan, gpus=gpus, faults=(*scan.faults, *new))

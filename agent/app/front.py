@@ -126,8 +126,9 @@ def _knowing(
 
     def found(scan: Scan) -> None:
         """The settings may depend on what the GPUs are: they come first."""
-        if fitting.saw_gpus(scan):
-            keeper.found(scan)
+        listed = fitting.saw_gpus(scan)
+        if listed is not None:
+            keeper.found(listed)
 
     discovery = Discovery(adapters.driver, found)
     before = host.recovered.state.boot_id

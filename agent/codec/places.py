@@ -137,7 +137,8 @@ class Place:
 
     def text(self) -> str:
         """Text that is not empty."""
-        if self.node.tag != STR or not self.node.value.strip():
+        is_text = isinstance(self.node, yaml.ScalarNode) and self.node.tag == STR
+        if not is_text or not self.node.value.strip():
             raise self.fault(f"text is expected, not {self.shown()}")
         return str(self.node.value)
 
@@ -155,15 +156,18 @@ class Place:
         text, tag = self.node.value, self.node.tag
         if tag == STR and isinstance(text, str):
             return text
-        if tag == INT and PLAIN.fullmatch(text):
+        if tag == INT and isinstance(text, str) and PLAIN.fullmatch(text):
             return int(text)  # most of a great file; the constructor takes a hundred times as long
         try:
             # A fresh one: it remembers every node that it was ever given.
             return yaml.constructor.SafeConstructor().construct_object(self.node, deep=True)
         except yaml.MarkedYAMLError as error:
             raise self.fault(f"not valid YAML: {cap(error.problem or str(error))}") from error
-        except (ValueError, TypeError) as error:
-            raise self.fault(f"not valid YAML: {cap(str(error))}") from error
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            # What the constructors raise at an explicit tag (`!!bool maybe`) over another value.
+            raise self.fault(
+                f"not valid YAML: {self.shown()} is no {tag.rpartition(':')[2]}"
+            ) from error
 
     def shown(self) -> str:
         """A short form of the value for a message."""

@@ -8,6 +8,8 @@ from agent.core.errors import SettingsError
 def read_bounded(path: Path, limit: int) -> bytes:
     """The content of a file of at most `limit` bytes. Raises SettingsError with what to do."""
     try:
+        if path.is_fifo() and path.parent != Path("/dev"):  # /dev/stdin is a person's
+            raise SettingsError(f"{path}: is a pipe, which is waited for; name a regular file")
         with path.open("rb") as file:
             content = file.read(limit + 1)
     except OSError as error:

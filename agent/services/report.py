@@ -36,6 +36,10 @@ JITTER = 0.5
 SPREAD = 1.0
 """Seconds over which nodes spread a changed inventory; a changed health waits for nobody."""
 ROUNDS = 5
+CONFLICT = (
+    f"another writer keeps changing the Node annotation {REGISTER}: stop the other device plugin of"
+    " this node; the next try is in 10 minutes or when the GPUs change"
+)
 FIGHT = 600.0
 """More than so many rounds within so many seconds are a fight; then as long a truce."""
 TICK = 0.001
@@ -220,6 +224,7 @@ class Reporter:
     def _truce_until(self, need: Need, now: float) -> float:
         """When a fight with another writer may go on; a changed inventory ends it."""
         if self._truce is not None and self._truce[0] == need.target and now < self._truce[1]:
+            self._cells.state.set(ReportState(reported=False, conflict=True, reason=CONFLICT))
             return self._truce[1]
         if self._truce is not None:
             self._truce = None
@@ -233,13 +238,9 @@ class Reporter:
         return now + FIGHT
 
     def _tell_conflict(self) -> None:
-        text = (
-            f"another writer keeps changing the Node annotation {REGISTER}: stop the other device"
-            " plugin of this node; the next try is in 10 minutes or when the GPUs change"
-        )
         log.error("report.conflict", rounds=len(self._rounds))
-        self._cells.state.set(ReportState(reported=False, conflict=True, reason=text))
-        self._say(NodeEvent("ReportConflict", text, warning=True))
+        self._cells.state.set(ReportState(reported=False, conflict=True, reason=CONFLICT))
+        self._say(NodeEvent("ReportConflict", CONFLICT, warning=True))
 
     async def _write(self, need: Need) -> None:
         stamp = None

@@ -133,6 +133,15 @@ async def test_a_reload_is_resolved_for_the_facts_that_are_known():
     assert [] == room.told
 
 
+async def test_another_hook_path_acts_at_the_next_start_alone():
+    room = room_of()
+
+    room.fitting.take(reading_of(OWN + "library: {hookPath: /opt/hami, cudaLogLevel: '3'}\n"))
+
+    edits = room.cells.edits.value
+    assert ("/usr/local", "3") == (edits.hook_path, edits.cuda_log_level)
+
+
 async def test_a_reload_tells_what_was_passed_over(capsys):
     warned = Given(Text("d.yaml", b"nvidia: {colour: red}"))
 
@@ -155,13 +164,28 @@ async def test_gpus_that_make_the_list_too_long_later_are_not_taken_in_and_told_
     room = room_of("sharing: {splitCount: 9000}")
     assert room.fitting.saw_gpus(a_scan(*["Tesla T4"] * 6))
 
+    later = a_scan(*["Tesla T4"] * 8)
     for _ in range(2):
-        assert not room.fitting.saw_gpus(a_scan(*["Tesla T4"] * 8))
+        listed = room.fitting.saw_gpus(later)
+        assert listed is not None
+        assert later.gpus[:6] == listed.gpus
+        assert [gpu.uuid for gpu in later.gpus[6:]] == [fault.gpu for fault in listed.faults]
 
     assert not room.stop.is_set()
     assert 1 == len(room.told)
     room.fitting.take(reading_of("sharing: {splitCount: 10}"))
     assert room.fitting.saw_gpus(a_scan(*["Tesla T4"] * 8))
+
+
+async def test_a_gpu_that_goes_is_gone_though_others_came_that_the_settings_do_not_fit():
+    room = room_of("sharing: {splitCount: 9000}")
+    assert room.fitting.saw_gpus(a_scan(*["Tesla T4"] * 6))
+    later = a_scan(*["Tesla T4"] * 8)
+
+    listed = room.fitting.saw_gpus(dataclasses.replace(later, gpus=later.gpus[1:]))
+
+    assert listed is not None
+    assert later.gpus[1:6] == listed.gpus
 
 
 async def test_gpus_that_fitted_in_between_are_told_again():

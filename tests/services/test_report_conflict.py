@@ -37,6 +37,18 @@ async def test_the_sixth_round_ends_in_a_truce_that_is_told_once():
         assert REGISTER in room.state.value.reason
 
 
+async def test_a_truce_is_not_over_because_the_other_writer_once_wrote_our_text():
+    async with reported() as room:
+        ours = room.api.node.annotations[REGISTER]
+        await fight(room, 6)
+        room.api.edit_node({REGISTER: ours})
+        await asyncio.sleep(1)
+        await fight(room, 1)
+
+        assert (False, True) == (room.state.value.reported, room.state.value.conflict)
+        assert ["ReportConflict"] == [event.reason for event in room.events]
+
+
 async def test_the_truce_ends_after_ten_minutes():
     async with reported() as room:
         await fight(room, 6)

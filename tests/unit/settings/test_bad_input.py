@@ -99,3 +99,19 @@ def test_any_value_of_a_section_of_our_own_file_is_taken_or_refused(value: objec
 @pytest.mark.parametrize("junk", [b"\x00", b"\xff", b"[", b"{", b"- ", b"a", b"&a ", b'"', b"\t"])
 def test_much_of_one_byte_is_refused_and_soon(kind: str, junk: bytes):
     assert settings_or_sentence(kind, junk * (200_000 // len(junk))).startswith("file:")
+
+
+TAGGED = ["!!bool maybe", "!!int ''", "!!int [1]", "!!float ''", "!!timestamp x", "!!str [a]"]
+
+
+@pytest.mark.parametrize("value", TAGGED)
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("device_config", "nvidia: {{deviceSplitCount: {0}, libCudaLogLevel: {0}}}"),
+        ("own", "sharing: {{splitCount: {0}}}"),
+        ("own", "profiles: [{{name: {0}, match: {{nodes: [a]}}}}]"),
+    ],
+)
+def test_a_tag_that_does_not_fit_its_value_is_refused_with_its_place(kind: str, text: str, value):
+    assert settings_or_sentence(kind, text.format(value).encode()).startswith("file:")
