@@ -85,6 +85,32 @@ async def test_one_question_is_enough_while_all_rows_are_confirmed():
         assert [pod.key] == desk.witness.asked
 
 
+async def test_a_slow_look_at_the_hook_path_gives_a_container_to_one_of_two_calls(monkeypatch):
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        look = desk.hooks.facts
+
+        async def slowly():
+            await asyncio.sleep(0.05)
+            return await look()
+
+        monkeypatch.setattr(desk.hooks, "facts", slowly)
+
+        async def asked(number):
+            try:
+                return await desk.service.allocate(ids(number))
+            except Refusal as refusal:
+                return refusal.gate
+
+        async with asyncio.TaskGroup() as group:
+            calls = [group.create_task(asked(number)) for number in (1, 2)]
+
+        assert [Gate.NO_POD_ADMITTED] == [
+            call.result() for call in calls if isinstance(call.result(), Gate)
+        ]
+        assert 1 == len(desk.ledger.rows)
+
+
 async def test_an_adopted_row_says_what_the_scheduler_wrote():
     async with a_desk() as desk:
         pod = placed(1, phase=Phase.RUNNING)

@@ -158,8 +158,8 @@ class Allocation:
         )
 
     async def _serve(self, ids: tuple[SliceId, ...], match: MatchSettings, call: Call) -> Row:
-        grant = await self._decided(len(ids), match)
-        facts = await self._storage.hooks.facts()
+        grant, facts = await self._decided(len(ids), match)
+        # Nothing is waited for from here until the pod is claimed: a call beside this one decides.
         if grant.replay is None:
             check_library(facts, grant.candidate.container)
         call.is_replay = grant.replay is not None
@@ -176,20 +176,21 @@ class Allocation:
             raise overlap(row)
         return row
 
-    async def _decided(self, count: int, match: MatchSettings) -> Grant:
-        """Which container it is for, and what it gets."""
+    async def _decided(self, count: int, match: MatchSettings) -> tuple[Grant, HookFacts]:
+        """Which container it is for, and what it gets and mounts."""
         inquiry = Inquiry(self._views, self._peers, match, patient=True)
         try:
+            facts = await self._storage.hooks.facts()
             grant = await inquiry.grant(count, self._underway)
         except Refusal as refusal:
             self._remember(refusal.gate, inquiry, count)
             raise
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, StateError):
             self._remember(Gate.OUT_OF_TIME, inquiry, count)
             raise
         if grant is None:  # pragma: no cover -- a patient inquiry decides or raises
             raise Refusal(Gate.OUT_OF_TIME, "The agent could not decide; report this.")
-        return grant
+        return grant, facts
 
     def _remember(self, gate: Gate, inquiry: Inquiry, count: int) -> None:
         """What the refusal says of the kubelet's next request.
