@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from agent.codec import gojson
+from agent.codec.meaning import same
 from agent.core.annotations import TEXT_LIMIT
 from agent.core.errors import MalformedText
 from agent.core.gpu import GpuUuid
@@ -144,16 +145,7 @@ def same_meaning(one: str | None, other: str | None) -> bool:
 
     A text that cannot be decoded means the same as itself only.
     """
-    if one == other:
-        return True
-    if one is None or other is None:
-        return False
-    try:
-        return collections.Counter(decode_register(one)) == collections.Counter(
-            decode_register(other)
-        )
-    except MalformedText:
-        return False
+    return same(one, other, lambda text: collections.Counter(decode_register(text)))
 
 
 _PLACEMENT: gojson.Table = {

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable
 
 from agent.codec.gojson import INT32, INT64
+from agent.codec.meaning import same
 from agent.codec.register import RegisteredGpu, registered, told
 from agent.core.annotations import TEXT_LIMIT
 from agent.core.errors import MalformedText, cap
@@ -91,14 +92,7 @@ def same_meaning_colon(one: str | None, other: str | None) -> bool:
     Records of 7 and of 9 fields differ: one of the versions reads no more than 7. A text that
     cannot be decoded means the same as itself only.
     """
-    if one == other:
-        return True
-    if one is None or other is None:
-        return False
-    try:
-        return _meaning(one) == _meaning(other)
-    except MalformedText:
-        return False
+    return same(one, other, _meaning)
 
 
 def _meaning(text: str) -> tuple[collections.Counter[int], collections.Counter[RegisteredGpu]]:

@@ -7,6 +7,7 @@ Source: HAMi v2.10 pkg/device/nvidia/calculate_score.go, pkg/device/devices.go D
 import json
 
 from agent.codec import gojson
+from agent.codec.meaning import same
 from agent.core.annotations import TEXT_LIMIT
 from agent.core.errors import MalformedText, cap
 from agent.core.gpu import GpuUuid
@@ -45,14 +46,7 @@ def same_scores(one: str | None, other: str | None) -> bool:
 
     A text that cannot be decoded means the same as itself only.
     """
-    if one == other:
-        return True
-    if one is None or other is None:
-        return False
-    try:
-        return decode_scores(one) == decode_scores(other)
-    except MalformedText:
-        return False
+    return same(one, other, decode_scores)
 
 
 _POINTS = gojson.integer(gojson.INT64)

@@ -77,7 +77,7 @@ def _is_over(container: ContainerView, epoch: KubeletEpoch) -> bool:
 
     A kubelet asks for one that ended before its own time: it takes the whole pod up again.
     """
-    return container.ended_at is not None and container.ended_at.timestamp() * 1e9 > epoch.ctime_ns
+    return container.ended_at is not None and container.ended_at > epoch.since
 
 
 def _is_held(
@@ -95,7 +95,7 @@ def _is_held(
         return row is not None and row.epoch == books.epoch
     if holding is not None:  # it was asked, and named no ids
         return books.recorded is not None and key in books.recorded
-    return row is not None and row.confirmed and row.epoch == books.epoch
+    return row is not None and row.is_booked_by(books.epoch)
 
 
 def waiting(
@@ -241,5 +241,5 @@ def _is_confirmed(row: Row, books: Books, resource: str, known: Known) -> bool:
     if holding is not None and holding.ids_of(row.key.container, resource):
         return True
     if row.role is not Role.INIT:
-        return row.confirmed and row.epoch == books.epoch
+        return row.is_booked_by(books.epoch)
     return row.epoch == books.epoch if books.recorded is None else row.key in books.recorded

@@ -1,6 +1,7 @@
 """What the kubelet says it holds: PodResources, merged per container."""
 
 import dataclasses
+import datetime as dt
 from collections.abc import Mapping
 
 from agent.core.slices import SliceId
@@ -36,3 +37,8 @@ class KubeletEpoch:
 
     inode: int = 0
     ctime_ns: int = 0
+
+    @property
+    def since(self) -> dt.datetime:
+        """When its socket appeared, in UTC."""
+        return dt.datetime.fromtimestamp(self.ctime_ns / 1e9, dt.UTC)

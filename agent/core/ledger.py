@@ -54,6 +54,10 @@ class Row:
     told: bool = False
     resource: str = ""
 
+    def is_booked_by(self, epoch: KubeletEpoch) -> bool:
+        """Whether this kubelet was seen to have booked the answer."""
+        return self.confirmed and self.epoch == epoch
+
     @property
     def astray(self) -> bool:
         """Whether its ids are of other GPUs than its shares: the answer holds, the ids do not."""

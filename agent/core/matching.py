@@ -25,7 +25,6 @@ from agent.core.evidence import (
 )
 from agent.core.grant import check, renamed, replay
 from agent.core.guess import guess, no_lock
-from agent.core.holdings import KubeletEpoch
 from agent.core.ledger import ContainerKey
 from agent.core.match_settings import MatchSettings
 from agent.core.namesakes import may_be_another, speaks_of
@@ -121,7 +120,7 @@ def may_be_meant(count: int, evidence: Evidence, settings: MatchSettings) -> fro
     It was refused, and the kubelet goes on with others. Those of which it said nothing may be
     meant as well, but not before it has taken up all its pods: till then it asks in their order.
     """
-    is_young = evidence.now - _met(evidence.books.epoch) < TAKING_UP
+    is_young = evidence.now - evidence.books.epoch.since < TAKING_UP
 
     def is_possible(one: Candidate) -> bool:
         asked = one.pod.key in evidence.known
@@ -129,10 +128,6 @@ def may_be_meant(count: int, evidence: Evidence, settings: MatchSettings) -> fro
 
     found = _found(count, evidence, settings)
     return frozenset(one.pod.uid for one in found if one.row is not None and is_possible(one))
-
-
-def _met(epoch: KubeletEpoch) -> dt.datetime:
-    return dt.datetime.fromtimestamp(epoch.ctime_ns / 1e9, dt.UTC)
 
 
 def _is_uncertain(found: Candidate, evidence: Evidence, settings: MatchSettings) -> bool:
@@ -208,7 +203,7 @@ def _needs_records(found: tuple[Candidate, ...], evidence: Evidence) -> bool:
 def _is_confirmed(pod: PodView, container: str, evidence: Evidence) -> bool:
     """Whether this kubelet booked the container's answer, or one to another pod of that name."""
     row = evidence.ledger.find(ContainerKey(pod.uid, container))
-    return row is not None and row.confirmed and row.epoch == evidence.books.epoch
+    return row is not None and row.is_booked_by(evidence.books.epoch)
 
 
 def _only(count: int, admitted: tuple[Candidate, ...], evidence: Evidence) -> Candidate | Question:

@@ -58,5 +58,5 @@ def _may_be_known(stone: Tombstone, evidence: Evidence) -> bool:
 def _has_ids(pod: PodView, container: ContainerView, evidence: Evidence) -> bool:
     """Whether the kubelet would name ids for it: it never does for ordinary init containers."""
     row = evidence.ledger.find(ContainerKey(pod.uid, container.name))
-    is_confirmed = row is not None and row.confirmed and row.epoch == evidence.books.epoch
-    return is_confirmed and container.role is not Role.INIT
+    is_booked = row is not None and row.is_booked_by(evidence.books.epoch)
+    return is_booked and container.role is not Role.INIT

@@ -75,8 +75,7 @@ class Rounds:
 
     def _came_late(self, epoch: KubeletEpoch) -> bool:
         """Whether the kubelet may have been refused before this process was there."""
-        met = dt.datetime.fromtimestamp(epoch.ctime_ns / 1e9, dt.UTC)
-        return self._started - met > FIRST_ADMISSION
+        return self._started - epoch.since > FIRST_ADMISSION
 
     def _is_now(self, last: _Refused) -> bool:
         return asyncio.get_running_loop().time() - last.at < ROUND
