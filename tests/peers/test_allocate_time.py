@@ -1,6 +1,14 @@
-"""How long an Allocate takes inside the agent: this node's disk and kubelet included."""
+"""How long an Allocate takes inside the agent: this node's disk and kubelet included.
 
+Beside it what the disk and the kubelet take by themselves, asked just after from a process of its
+own: what is left is the agent's.
+"""
+
+import asyncio
+import contextlib
 import statistics
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,27 +22,57 @@ TRIES = 40
 MILLI = 1000
 P50, P99 = 2.5, 10.0
 """Milliseconds that are promised; the disk alone can take more."""
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
 async def test_an_allocate_takes_milliseconds(cluster, agent, table):
-    took = []
-    for number in range(TRIES):
-        name = f"one-{number}"
-        before = await spent(agent)
-        await place(cluster, a_pod(name), [[share(cluster, number % 8)]])
-        await until_running(cluster, name)
-        count, seconds = (now - then for now, then in zip(await spent(agent), before, strict=True))
-        took.append(seconds / count * MILLI)
-        await until_unlocked(cluster)
-        await delete(cluster, name, grace=0)
-        await until_deleted(cluster, name)
+    took, disk, question = [], [], []
+    state = cluster.space.view / "var/lib/hami-agent"
+    async with toll(state.parent / "toll", cluster.kubelet.pod_resources) as asked:
+        for number in range(TRIES):
+            name = f"one-{number}"
+            before = await spent(agent)
+            await place(cluster, a_pod(name), [[share(cluster, number % 8)]])
+            await until_running(cluster, name)
+            count, seconds = (
+                now - then for now, then in zip(await spent(agent), before, strict=True)
+            )
+            took.append(seconds / count * MILLI)
+            await until_unlocked(cluster)
+            alone = await asked(f"{(state / 'state.json').stat().st_size} default {name}")
+            disk.append(alone[0])
+            question.append(alone[1])
+            await delete(cluster, name, grace=0)
+            await until_deleted(cluster, name)
 
     table.add("one Allocate inside the agent, p50", statistics.median(took), P50, "ms")
     worst = statistics.quantiles(took, n=100)[-1]
     table.add("one Allocate inside the agent, p99", worst, P99, "ms")
+    table.add("… the same on disk, alone, p50", statistics.median(disk), None, "ms")
+    table.add("… the same question, alone, p50", statistics.median(question), None, "ms")
     assert TRIES == len(took)
+
+
+@contextlib.asynccontextmanager
+async def toll(directory, socket):
+    """Ask tests.bench.toll: how many ms its two halves take, each time it is told a line."""
+    directory.mkdir(exist_ok=True)
+    command = sys.executable, "-m", "tests.bench.toll", str(directory), str(socket)
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe)
+
+    async def asked(line):
+        process.stdin.write(f"{line}\n".encode())
+        async with asyncio.timeout(10):
+            return tuple(map(float, (await process.stdout.readline()).split()))
+
+    try:
+        yield asked
+    finally:
+        process.kill()
+        await process.wait()
 
 
 async def spent(agent):
