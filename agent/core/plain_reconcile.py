@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey, Ledger, Row
-from agent.core.plain_row import Holder, PlainRow
+from agent.core.plain_row import Holder, PlainRow, Stranger
 from agent.core.pods import PodUid
 from agent.core.slices import SliceId, split_slice_id
 
@@ -54,28 +54,19 @@ class PlainSeen:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Unknown:
-    """A container with ids of `resource` that no row explains."""
-
-    holder: Holder
-    ids: tuple[SliceId, ...]
-    resource: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class PlainFindings:
     """What is to be changed.
 
     `confirmed`, `scheduled`: rows of plain and of hami mode with what was learnt of them; `closed`,
-    `closed_scheduled`: those that are over. `unknown`: holders to adopt. `idle`: for the next look.
-    `due`: when the next row will be over if nothing changes.
+    `closed_scheduled`: those that are over. `strangers`: holders to adopt. `idle`: for the next
+    look. `due`: when the next row will be over if nothing changes.
     """
 
     confirmed: tuple[PlainRow, ...]
     scheduled: tuple[Row, ...]
     closed: tuple[PlainRow, ...]
     closed_scheduled: tuple[Row, ...]
-    unknown: tuple[Unknown, ...]
+    strangers: tuple[Stranger, ...]
     idle: Mapping[PodUid | ContainerKey, dt.datetime]
     due: dt.datetime | None
     unconfirmed: int
@@ -111,7 +102,7 @@ def observe(ledger: Ledger, seen: PlainSeen, names: Sequence[str], *, alone: boo
         ),
         closed=tuple(row for row in rows if row.uid in over),
         closed_scheduled=tuple(row for row in scheduled if row.key in over),
-        unknown=tuple(_unknown(ledger, books)) if alone else (),
+        strangers=tuple(_strangers(ledger, books)) if alone else (),
         idle=idle,
         due=min((end for key, end in ends.items() if key not in over), default=None),
         unconfirmed=sum(seen.now - row.answered_at > UNCONFIRMED_AFTER for row in unconfirmed),
@@ -255,7 +246,7 @@ def _since(before: dt.datetime | None, row: PlainRow | Row, now: dt.datetime) ->
     return now if before is None or before < row.answered_at else before
 
 
-def _unknown(ledger: Ledger, books: _Books) -> Iterable[Unknown]:
+def _strangers(ledger: Ledger, books: _Books) -> Iterable[Stranger]:
     """Holders of slices that no row explains, not even one of hami mode."""
     scheduled = frozenset(map(_holder, ledger.rows))
     nobodys = {frozenset(row.slice_ids) for row in ledger.plain if row.holder is None}
@@ -263,4 +254,4 @@ def _unknown(ledger: Ledger, books: _Books) -> Iterable[Unknown]:
         if holder in books.rows or holder in scheduled or ids in nobodys:
             continue
         if any(split_slice_id(text) for text in ids):
-            yield Unknown(holder, tuple(sorted(ids)), books.asked_by[holder])
+            yield Stranger(holder, tuple(sorted(ids)), books.asked_by[holder])

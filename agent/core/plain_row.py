@@ -54,6 +54,29 @@ class PlainRow:
         return bool(self.shares)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stranger:
+    """A container that holds ids of `resource`, and of which nothing says what it was answered."""
+
+    holder: Holder
+    ids: tuple[SliceId, ...]
+    resource: str
+
+    def row(self, uid: PodUid, now: dt.datetime, epoch: KubeletEpoch) -> PlainRow:
+        """A row that keeps the ids listed, and no more."""
+        return PlainRow(
+            uid=uid,
+            slice_ids=self.ids,
+            shares=(),
+            edits=ContainerEdits(),
+            answered_at=now,
+            epoch=epoch,
+            holder=self.holder,
+            adopted=True,
+            resource=self.resource,
+        )
+
+
 def adopted_uid(holder: Holder) -> PodUid:
     """The UID of the row of a holder of whom nothing but the name is known."""
     name = f"{holder.namespace}/{holder.pod}/{holder.container}"

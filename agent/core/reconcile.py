@@ -11,7 +11,7 @@ from agent.core.errors import Gate, Refusal
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey, Effect, EffectKind, Ledger, Row
 from agent.core.plain import CONTAINER as PLAIN
-from agent.core.plain_row import Holder
+from agent.core.plain_row import Holder, Stranger
 from agent.core.pods import ContainerView, Phase, PodTable, PodUid, PodView, Role
 from agent.core.slices import SliceId, split_slice_id
 
@@ -55,15 +55,6 @@ class Adoption:
     pod: PodView
     container: ContainerView
     ids: tuple[SliceId, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Stranger:
-    """A container that holds ids of `resource`, and of which nothing says what it was answered."""
-
-    holder: Holder
-    ids: tuple[SliceId, ...]
-    resource: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 import asyncio
 
 from agent.core.errors import KubeletError
+from agent.core.pace import PERIOD
 from agent.core.pods import PodTable, Tombstone
-from agent.services.reconcile.service import PERIOD
 from agent.services.state import COMMIT_DEADLINE
 from tests.services.test_reconcile_rows import EPOCH, POD, ROW, a_scene
 

@@ -10,11 +10,12 @@ import pytest
 from agent.core.errors import KubeletError, StateError, WitnessThrottled
 from agent.core.holdings import KubeletEpoch
 from agent.core.ledger import Ledger
+from agent.core.pace import PERIOD
 from agent.core.pods import Phase, PodTable, Role
 from agent.core.slices import Served, slice_id
 from agent.core.state import State
 from agent.kit.cell import Cell
-from agent.services.reconcile.service import PERIOD, Reconcile, ReconcilePeers, ReconcileViews
+from agent.services.reconcile.service import Reconcile, ReconcilePeers, ReconcileViews
 from agent.services.state import StateService
 from tests.builders import G1, G2, NOON, a_container, a_pod, a_pod_uid, a_row
 from tests.fakes.clock import LoopClock

@@ -9,10 +9,10 @@ import pytest
 
 from agent.core.errors import StateError
 from agent.core.holdings import KubeletEpoch
+from agent.core.pace import PERIOD
 from agent.core.plain_row import Holder
 from agent.core.pods import Phase
 from agent.services.reconcile.directories import SWEEP_PERIOD
-from agent.services.reconcile.service import PERIOD
 from tests.builders import NOON, a_pod, a_pod_uid, a_row
 from tests.services.test_reconcile_rows import EPOCH, GROUPS, POD, ROW, SLICE, a_scene
 

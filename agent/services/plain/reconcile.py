@@ -15,13 +15,13 @@ from typing import NoReturn
 import structlog
 
 from agent.core.container_edits import container_directory
-from agent.core.edits import ContainerEdits
 from agent.core.errors import AgentError, StateError
 from agent.core.holdings import KubeletEpoch
 from agent.core.ledger import ContainerKey, Ledger, Row
+from agent.core.pace import DEADLINE, PAUSE, PERIOD, QUIET, RETRIES, SETTLING, SETTLING_PAUSE
 from agent.core.plain import directory_of
-from agent.core.plain_reconcile import PlainFindings, PlainSeen, Unknown, observe
-from agent.core.plain_row import PlainRow
+from agent.core.plain_reconcile import PlainFindings, PlainSeen, observe
+from agent.core.plain_row import PlainRow, Stranger
 from agent.core.pods import PodUid
 from agent.core.ports import Clock, HookDirs, KubeletHolds, Witness
 from agent.core.slices import Served, SliceId
@@ -31,32 +31,11 @@ from agent.kit.news import News
 
 log = structlog.get_logger(__name__)
 
-PERIOD = 60.0
-"""Seconds between looks when nothing happens."""
-
-QUIET = 0.5
-"""Seconds without any Allocate before the kubelet is asked for its List."""
-
-PAUSE = 1.0
-"""Seconds between looks at an answer that the kubelet has not booked yet."""
-
 YOUNG = dt.timedelta(seconds=4)
-"""How long such an answer is looked at more often."""
-
-SETTLING = 30.0
-"""Seconds in which a new kubelet learns its pods: it knows none at first."""
-
-SETTLING_PAUSE = 3.0
-"""Seconds between looks meanwhile, as long as it has not named the holders of all rows."""
+"""How long an answer that the kubelet has not booked yet is looked at more often."""
 
 SHORTEST = 1.0
 """Seconds between looks at least, but for news."""
-
-RETRIES = (1.0, 2.0, 5.0, 15.0)
-"""Seconds until the next look after the first ones in a row that failed."""
-
-DEADLINE = 2.0
-"""Seconds for one question, or for one directory."""
 
 _Answers = frozenset[tuple[PodUid, dt.datetime]]
 
@@ -192,7 +171,7 @@ class PlainReconcile:
         return None if None in found else read
 
     async def _apply(self, base: Ledger, findings: PlainFindings) -> bool:
-        adopted = [self._adopted(one) for one in findings.unknown]
+        adopted = [self._adopted(one) for one in findings.strangers]
         mine = [row for row in findings.closed if self._take(row.uid)]
         over = [row for row in mine if await self._removed(row)]
         gone = [row for row in findings.closed_scheduled if await self._gone(row)]
@@ -224,19 +203,10 @@ class PlainReconcile:
         self._taken.difference_update(uids)
         self._closing.difference_update(uids)
 
-    def _adopted(self, found: Unknown) -> PlainRow:
+    def _adopted(self, found: Stranger) -> PlainRow:
         """The row of a container that was answered by somebody else, or before the ledger was."""
-        return PlainRow(
-            uid=PodUid(f"{self._peers.chance.getrandbits(128):032x}"),
-            slice_ids=found.ids,
-            shares=(),
-            edits=ContainerEdits(),
-            answered_at=self._peers.clock.now(),
-            epoch=self._books.epoch.value or KubeletEpoch(),
-            holder=found.holder,
-            adopted=True,
-            resource=found.resource,
-        )
+        uid = PodUid(f"{self._peers.chance.getrandbits(128):032x}")
+        return found.row(uid, self._peers.clock.now(), self._books.epoch.value or KubeletEpoch())
 
     async def _removed(self, row: PlainRow) -> bool:
         """Take the directory of a row that is over; the row follows, or stays until it is gone.

@@ -6,16 +6,14 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import structlog
 
-from agent.core.edits import ContainerEdits
 from agent.core.ledger import Ledger, Row
-from agent.core.plain_row import Holder, PlainRow, adopted_uid
+from agent.core.plain_row import Holder, PlainRow, Stranger, adopted_uid
 from agent.core.pods import PodTable
 from agent.core.reconcile import (
     VANISHED_GRACE,
     Adoption,
     Findings,
     Seen,
-    Stranger,
     mismatch_event,
 )
 
@@ -65,23 +63,13 @@ async def take_over(
             holder = Holder(one.pod.namespace, one.pod.name, one.container.name)
             strangers.append(Stranger(holder, one.ids, one.container.resource))
     known = {row.holder for row in ledger.plain}
-    kept = tuple(_kept(one, seen) for one in strangers if one.holder not in known)
-    return TakenOver(tuple(rows), kept, unread)
-
-
-def _kept(stranger: Stranger, seen: Seen) -> PlainRow:
-    """A row that only keeps the ids listed; plain mode's reconcile closes it."""
-    return PlainRow(
-        uid=adopted_uid(stranger.holder),
-        slice_ids=stranger.ids,
-        shares=(),
-        edits=ContainerEdits(),
-        answered_at=seen.now,
-        epoch=seen.epoch,
-        holder=stranger.holder,
-        adopted=True,
-        resource=stranger.resource,
+    # Plain mode's reconcile closes these rows.
+    kept = tuple(
+        one.row(adopted_uid(one.holder), seen.now, seen.epoch)
+        for one in strangers
+        if one.holder not in known
     )
+    return TakenOver(tuple(rows), kept, unread)
 
 
 def applied(

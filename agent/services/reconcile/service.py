@@ -18,6 +18,7 @@ import structlog
 from agent.core.errors import AgentError, StateError
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey, Ledger, Row
+from agent.core.pace import DEADLINE, PAUSE, PERIOD, QUIET, RETRIES, SETTLING, SETTLING_PAUSE
 from agent.core.pods import PodTable, Role
 from agent.core.ports import Clock, HookDirs, KubeletRecords, Witness
 from agent.core.reconcile import Adoption, Findings, Seen, compare, mismatch
@@ -31,35 +32,14 @@ from agent.services.reconcile.directories import Directories
 
 log = structlog.get_logger(__name__)
 
-PERIOD = 60.0
-"""Seconds between complete looks."""
-
 SETTLE = 0.1
 """Seconds after an answer before the kubelet is asked: it books the answer when it has it."""
-
-PAUSE = 1.0
-"""Seconds between looks at an answer that the kubelet has not booked yet."""
 
 YOUNG = 4.0
 """Seconds after which an answer is left to the next complete look."""
 
-RETRIES = (1.0, 2.0, 5.0, 15.0)
-"""Seconds until the next complete look after the first ones in a row that failed."""
-
-SETTLING = 30.0
-"""Seconds in which a new kubelet learns its pods: it knows none at first."""
-
-SETTLING_PAUSE = 3.0
-"""Seconds between complete looks meanwhile, as long as it has not confirmed all rows."""
-
-QUIET = 0.5
-"""Seconds without any Allocate before a List: it can un-mark ids that are just being given out."""
-
 QUIET_WITHIN = 10.0
 """Seconds after which a List is made all the same."""
-
-DEADLINE = 2.0
-"""Seconds for one question to the kubelet."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -160,7 +160,7 @@ class Histories(RuleBasedStateMachine):
         recorded = None if self.file is None else tuple(self.file.values())
         seen = PlainSeen(self.listed(), recorded, self.epoch, self.now, self.idle)
         found = observe(self.ledger, seen, (RESOURCE,), alone=True)
-        assert () == found.unknown  # every holder has a row
+        assert () == found.strangers  # every holder has a row
         for row in found.confirmed:
             self.ledger = self.ledger.put_plain(row)
         self.ledger = self.ledger.drop_plain(row.uid for row in found.closed)

@@ -13,10 +13,9 @@ from agent.core.plain_reconcile import (
     UNREAD_GRACE,
     UNSEEN_GRACE,
     PlainSeen,
-    Unknown,
     observe,
 )
-from agent.core.plain_row import Holder
+from agent.core.plain_row import Holder, Stranger
 from agent.core.pods import PodUid, Role
 from agent.core.slices import SliceId
 from tests.builders import G1, NOON, a_row
@@ -179,7 +178,7 @@ def test_of_two_containers_with_the_same_ids_nobody_says_which_row_is_whose():
     found = look(*rows, holdings=both)
 
     assert [None, None] == [row.holder for row in found.confirmed]
-    assert () == found.unknown
+    assert () == found.strangers
     for row in rows:
         assert None is closes_after(row, *rows, holdings=both)
 
@@ -228,26 +227,26 @@ def test_a_container_that_was_answered_anew_lives_by_its_new_row():
 
 
 def test_a_holder_without_a_row_is_adopted():
-    (found,) = look(holdings=[holds(HOLDER, *ids(3, 2))]).unknown
+    (found,) = look(holdings=[holds(HOLDER, *ids(3, 2))]).strangers
 
-    assert Unknown(HOLDER, ids(2, 3), RESOURCE) == found
+    assert Stranger(HOLDER, ids(2, 3), RESOURCE) == found
 
 
 def test_a_holder_that_is_explained_is_not_adopted():
     held = [holds(HOLDER, *ids(0))]
 
-    assert () == look(CONFIRMED, holdings=held).unknown
-    assert () == look(holdings=held, scheduled=[SCHEDULED]).unknown
+    assert () == look(CONFIRMED, holdings=held).strangers
+    assert () == look(holdings=held, scheduled=[SCHEDULED]).strangers
 
 
 def test_ids_that_are_no_slices_are_not_adopted():
-    assert () == look(holdings=[holds(HOLDER, SliceId(G1))]).unknown
+    assert () == look(holdings=[holds(HOLDER, SliceId(G1))]).strangers
 
 
 def test_in_hami_mode_only_what_plain_mode_left_is_looked_after():
     found = look(CONFIRMED, holdings=[holds(OTHER, *ids(7))], scheduled=[SCHEDULED], alone=False)
 
-    assert () == found.unknown
+    assert () == found.strangers
     assert () == found.scheduled
     assert {CONFIRMED.uid} == set(found.idle)
 

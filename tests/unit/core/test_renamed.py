@@ -11,10 +11,10 @@ from agent.core.holdings import ContainerHolding, Holding
 from agent.core.ledger import Ledger
 from agent.core.match_settings import MatchSettings
 from agent.core.plain import may_restart
-from agent.core.plain_reconcile import PlainSeen, Unknown, observe
-from agent.core.plain_row import Holder
+from agent.core.plain_reconcile import PlainSeen, observe
+from agent.core.plain_row import Holder, Stranger
 from agent.core.pods import Phase, PodTable
-from agent.core.reconcile import Seen, Stranger, compare
+from agent.core.reconcile import Seen, compare
 from tests.builders import G1, NODE, NOON, a_container, a_gpu, a_row
 from tests.unit.core.matching_scene import (
     NOW_KUBELET,
@@ -143,7 +143,7 @@ def test_in_plain_mode_a_holder_lives_by_its_row_whatever_the_name():
     found = observe(Ledger(plain=(row,)), seen, (NEW, OLD), alone=True)
 
     assert () == found.closed
-    assert (Unknown(other, ids(1), NEW),) == found.unknown
+    assert (Stranger(other, ids(1), NEW),) == found.strangers
 
 
 def test_in_plain_mode_only_a_kubelet_that_lost_its_records_asks_again_by_a_former_name():
