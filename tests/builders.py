@@ -84,6 +84,7 @@ def a_shared_gpu(  # noqa: PLR0913 -- keyword-only, all have defaults
     core_percent: int = 100,
     mode: str = "hami-core",
     present: bool = True,
+    there: bool = True,
     numa_hint: bool = True,
 ) -> SharedGpu:
     """A GPU as it is offered; memory and type follow from the GPU unless given."""
@@ -97,6 +98,7 @@ def a_shared_gpu(  # noqa: PLR0913 -- keyword-only, all have defaults
         type_name=type_name(inner.name),
         mode=mode,
         present=present,
+        there=there,
         numa_hint=numa_hint,
     )
 

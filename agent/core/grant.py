@@ -22,11 +22,14 @@ from agent.core.share import Share
 
 
 def replay(found: Candidate, row: Row, evidence: Evidence) -> Grant:
-    """The same answer again; only a GPU that is gone can stand in the way."""
+    """The same answer again; only a GPU that is gone can stand in the way.
+
+    One that is filtered out since is there: the container that has it may start again.
+    """
     name = "/".join(found.pod.key)
     for share in row.shares:
         gpu = evidence.inventory.find(share.uuid)
-        if gpu is None or not gpu.present or gpu.health.condition is Condition.LOST:
+        if gpu is None or not gpu.there or gpu.health.condition is Condition.LOST:
             raise Refusal(
                 Gate.BAD_GPU,
                 f"Container {row.key.container} of pod {name} holds GPU {share.uuid}, which is no "
@@ -126,9 +129,10 @@ def _unplaced(pod: PodView, dropped_memory: str) -> Refusal:
             f"HAMi's scheduler dropped the request of pod {name}: gpumem {cap(dropped_memory, 40)} "
             "is not a number of MiB that it can hold; write the number of MiB without a unit.",
         )
+    what = "is missing" if pod.groups is None else "names no GPU"
     return Refusal(
         Gate.NO_ANNOTATION,
-        f"Pod {name} was not placed by HAMi's scheduler: annotation {ALLOCATED} is missing; "
+        f"Pod {name} was not placed by HAMi's scheduler: annotation {ALLOCATED} {what}; "
         "create it with schedulerName of HAMi's scheduler.",
     )
 

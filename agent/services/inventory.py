@@ -80,12 +80,15 @@ class InventoryKeeper:
         if self._scan is None:
             return
         offer = _Offer(self._scan, settings, self._facts)
-        shared = {gpu.uuid: self._share(gpu, settings, present=True) for gpu in offer.shared()}
+        here = {
+            *(gpu.uuid for gpu in self._scan.gpus),
+            *(fault.gpu for fault in self._scan.faults if not fault.lost),
+        }
+        shared = {gpu.uuid: self._share(gpu, settings) for gpu in offer.shared()}
         shared |= {
-            gpu.uuid: self._share(gpu, settings, present=False)
+            gpu.uuid: self._share(gpu, settings, present=False, there=gpu.uuid in here)
             for gpu in offer.absent(sorted(self.served.value.gpus - shared.keys()))
         }
-        here = {gpu.uuid for gpu in self._scan.gpus}
         self._facts = {u: gpu for u, gpu in self._facts.items() if u in shared or u in here}
         old = self._inventory.value
         new = Inventory(
@@ -105,7 +108,9 @@ class InventoryKeeper:
             )
             self._inventory.set(dataclasses.replace(new, generation=old.generation + 1))
 
-    def _share(self, gpu: Gpu, settings: SharingSettings, *, present: bool) -> SharedGpu:
+    def _share(
+        self, gpu: Gpu, settings: SharingSettings, *, present: bool = True, there: bool = True
+    ) -> SharedGpu:
         if gpu.uuid not in self._health:
             self._health[gpu.uuid] = Health(Condition.OK, since=self._clock.now())
         return SharedGpu(
@@ -117,6 +122,7 @@ class InventoryKeeper:
             type_name=type_name(gpu.name),
             mode=settings.mode,
             present=present,
+            there=there,
             numa_hint=settings.numa_topology,
         )
 

@@ -154,8 +154,8 @@ BAD = {
     ),
     "another node's": Bad(Gate.WRONG_NODE, "node-9", node="node-9"),
     "none": Bad(Gate.NO_ANNOTATION, "is missing", None),
-    "nothing but separators": Bad(Gate.NO_ANNOTATION, "is missing", ";;:"),
-    "placeholder of HAMi 2.4": Bad(Gate.NO_ANNOTATION, "is missing", ",,0,0:;"),
+    "nothing but separators": Bad(Gate.NO_ANNOTATION, "names no GPU", ";;:"),
+    "placeholder of HAMi 2.4": Bad(Gate.NO_ANNOTATION, "names no GPU", ",,0,0:;"),
     "10,000 ids for nobody": Bad(
         Gate.NO_POD_ADMITTED, "asks for 10000 slice(s)", asked=MANY, named=False
     ),

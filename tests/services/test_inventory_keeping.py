@@ -161,6 +161,9 @@ def test_a_filtered_gpu_is_out_without_a_word_but_stays_while_it_is_held(setting
     bench.hold(1)
     assert [(0, True, True), (1, False, False)] == bench.shown
     assert "NVIDIA H100 80GB HBM3" == bench.inventory.value.gpus[1].gpu.name
+    assert bench.inventory.value.gpus[1].there
+    bench.scan(a_gpu(index=0))
+    assert not bench.inventory.value.gpus[1].there
     bench.hold()
     bench.scan(a_gpu(index=0), faults=(LOST,))
     assert [(0, True, True)] == bench.shown

@@ -196,6 +196,21 @@ def test_a_replay_passes_every_gate_but_a_gpu_that_is_gone() -> None:
     refused(with_bad_gpu(scene, Condition.LOST), Gate.BAD_GPU)
 
 
+def test_a_container_starts_again_on_a_gpu_that_is_filtered_out_since_but_not_on_a_vanished() -> (
+    None
+):
+    pod = a_pod(name="train-1", annotations={}, phase=Phase.RUNNING)
+    row = a_row(pod_uid=pod.uid, pod=pod.name, epoch=OLD_KUBELET, shares=(a_share(uuid=G1),))
+    scene = knowing(a_scene(pod, rows=(row,)), holding(pod))
+    filtered, vanished = (
+        an_inventory(gpus=(a_shared_gpu(gpu=a_gpu(index=0), present=False, there=there),))
+        for there in (True, False)
+    )
+
+    assert granted(changed(scene, inventory=filtered)).replay == row
+    refused(changed(scene, inventory=vanished), Gate.BAD_GPU)
+
+
 def test_what_was_registered_up_to_a_minute_ago_still_counts() -> None:
     scene = scene_of(pod_with(f"{G1},NVIDIA,90000,1:;"))
 
