@@ -5,12 +5,13 @@ what it said before, and says nothing of the new one.
 """
 
 import datetime as dt
+from collections.abc import Iterator
 
 from agent.core.candidates import Candidate
 from agent.core.evidence import Evidence
 from agent.core.holdings import Holding
-from agent.core.ledger import ContainerKey
-from agent.core.pods import ContainerView, PodView, Role, Tombstone
+from agent.core.ledger import ContainerKey, Row
+from agent.core.pods import ContainerView, PodUid, Role, Tombstone
 
 FRESH = dt.timedelta(seconds=60)
 """How long the kubelet may still speak of a deleted pod: an Allocate that is held lasts no longer.
@@ -40,23 +41,33 @@ def may_be_another(found: Candidate, evidence: Evidence) -> bool:
     """Whether the kubelet may have meant a pod of this name that was deleted just now.
 
     Of that pod it says the same where the container got nothing, or its record was lost. If it does
-    mean that one, somebody else is asking, whom our watch may not have shown yet.
+    mean that one, somebody else is asking, whom our watch may not have shown yet. A pod that was
+    deleted while nobody looked has left rows alone.
     """
-    return any(
-        stone.pod.key == found.pod.key
-        and stone.pod.uid != found.pod.uid
-        and _may_be_known(stone, evidence)
-        and not _has_ids(stone.pod, found.container, evidence)
-        for stone in evidence.table.tombstones
-    )
+    deleted = {
+        *(stone.pod.uid for stone in _graves(found, evidence)),
+        *(row.key.pod_uid for row in evidence.ledger.rows if _is_left(row, found, evidence)),
+    }
+    return any(not _has_ids(uid, found.container, evidence) for uid in deleted)
 
 
-def _may_be_known(stone: Tombstone, evidence: Evidence) -> bool:
-    return not stone.pod.terminal and evidence.now - stone.deleted_at <= FRESH
+def _graves(found: Candidate, evidence: Evidence) -> Iterator[Tombstone]:
+    """Deleted pods of this name that the kubelet may still speak of."""
+    for stone in evidence.table.tombstones:
+        is_fresh = not stone.pod.terminal and evidence.now - stone.deleted_at <= FRESH
+        if is_fresh and stone.pod.key == found.pod.key and stone.pod.uid != found.pod.uid:
+            yield stone
 
 
-def _has_ids(pod: PodView, container: ContainerView, evidence: Evidence) -> bool:
+def _is_left(row: Row, found: Candidate, evidence: Evidence) -> bool:
+    """Whether the row is of a pod of this name that we never saw."""
+    uid, table = row.key.pod_uid, evidence.table
+    is_namesake = (row.namespace, row.pod) == found.pod.key and uid != found.pod.uid
+    return is_namesake and uid not in {*table.pods, *(stone.pod.uid for stone in table.tombstones)}
+
+
+def _has_ids(uid: PodUid, container: ContainerView, evidence: Evidence) -> bool:
     """Whether the kubelet would name ids for it: it never does for ordinary init containers."""
-    row = evidence.ledger.find(ContainerKey(pod.uid, container.name))
+    row = evidence.ledger.find(ContainerKey(uid, container.name))
     is_booked = row is not None and row.is_booked_by(evidence.books.epoch)
     return is_booked and container.role is not Role.INIT

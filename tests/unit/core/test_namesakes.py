@@ -98,6 +98,21 @@ def test_a_namesake_without_ids_and_deleted_just_now_may_be_meant(rows, expected
     assert not may_be_another(granted(late).candidate, late)
 
 
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (row_of(OLD, confirmed=True, epoch=OLD_KUBELET), True),
+        (row_of(OLD, confirmed=True), False),
+    ],
+    ids=["record lost", "booked"],
+)
+def test_a_namesake_that_was_deleted_while_nobody_looked_may_be_meant(row, expected) -> None:
+    stray = named_pod(3, annotations={})
+    scene = changed(knowing(a_scene(NEW, stray, rows=(row,), lock=NEW), holding(NEW)), listed=True)
+
+    assert expected is (ask(scene) == AskKubelet(*stray.key))
+
+
 def test_a_namesake_that_had_ended_is_hidden_by_the_kubelet() -> None:
     ended = dataclasses.replace(OLD, phase=Phase.SUCCEEDED)
     scene = knowing(a_scene(NEW, gone=(ended,), lock=NEW), holding(NEW))
