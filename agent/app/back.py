@@ -184,6 +184,7 @@ def _allocation(
         ),
         storage=Storage(commit=front.state.commit, hooks=adapters.hooks),
         settings=AllocationSettings(match=settings.match, edits=facts.edits),
+        say=front.notices.say,
     )
 
 

@@ -245,6 +245,7 @@ class AgentLife:
             ),
             storage=Storage(self.commit, hooks),
             settings=AllocationSettings(MatchSettings(NODE), Cell(EditSettings())),
+            say=lambda _: None,
         )
         self._outbox = Outbox(
             views=OutboxViews(state.ledger, self.pods),

@@ -6,6 +6,7 @@ import dataclasses
 import datetime as dt
 from collections.abc import AsyncIterator, Callable
 
+from agent.core.changes import NodeEvent
 from agent.core.edits import EditSettings
 from agent.core.holdings import KubeletEpoch
 from agent.core.inventory import Inventory
@@ -71,6 +72,7 @@ class Desk:
         self.looked: Callable[[], object] = lambda: None
         self.refreshes = 0
         self.refresh_error: Exception | None = None
+        self.said: list[NodeEvent] = []
         self.service = Allocation(
             views=Views(self.pods, self.node, self.inventory, self.state.ledger),
             peers=Peers(
@@ -84,6 +86,7 @@ class Desk:
             ),
             storage=Storage(self.state.commit, self.hooks),
             settings=AllocationSettings(MatchSettings(NODE, unlocked_pods=unlocked), self.edits),
+            say=self.said.append,
         )
 
     @property

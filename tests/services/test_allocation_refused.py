@@ -235,3 +235,20 @@ async def test_a_deleted_pod_is_forgotten_with_its_grave():
             desk.pods.set(dataclasses.replace(desk.pods.value, tombstones=()))
 
         assert frozenset({placed(2).uid}) >= desk.service._calls.used_up
+
+
+async def test_a_refusal_that_no_pod_can_be_told_is_an_event_on_the_node():
+    async with a_desk() as desk:
+        refusal = await refused(desk, Gate.NO_POD_ADMITTED)
+
+        (said,) = desk.said
+        assert ("AllocationRefused", str(refusal), True) == (said.reason, said.text, said.warning)
+        assert "" == said.pod
+
+
+async def test_a_refusal_of_a_pod_of_the_api_servers_is_no_event_on_the_node():
+    async with a_desk() as desk:
+        desk.bind(placed(1, annotations={}))
+        await refused(desk, Gate.WRONG_NODE)
+
+        assert [] == desk.said

@@ -13,6 +13,7 @@ import structlog
 
 from agent.codec.nodelock import held_lock
 from agent.core.annotations import PHASE_SUCCESS
+from agent.core.changes import NodeEvent
 from agent.core.container_edits import (
     EditRequest,
     check_library,
@@ -34,9 +35,9 @@ from agent.core.share import Share
 from agent.core.slices import SliceId
 from agent.core.steps import ALLOCATE_BUDGET, Step
 from agent.kit.cell import Cell
-from agent.kit.tally import Tally
 from agent.services.allocation.calls import Call, Calls, overlap, refusal_of
 from agent.services.allocation.inquiry import Inquiry, Peers, Underway, Views
+from agent.services.allocation.outcomes import Outcomes
 from agent.services.allocation.rounds import Rounds
 
 log = structlog.get_logger(__name__)
@@ -68,10 +69,19 @@ class Storage:
 
 
 class Allocation:
-    """Answers the kubelet. Calls may overlap; each claims its pod before it waits for the disk."""
+    """Answers the kubelet. Calls may overlap; each claims its pod before it waits for the disk.
+
+    `say` posts an Event about the Node.
+    """
 
     def __init__(
-        self, *, views: Views, peers: Peers, storage: Storage, settings: AllocationSettings
+        self,
+        *,
+        views: Views,
+        peers: Peers,
+        storage: Storage,
+        settings: AllocationSettings,
+        say: Callable[[NodeEvent], None],
     ) -> None:
         self._views = views
         self._peers = peers
@@ -79,9 +89,8 @@ class Allocation:
         self._settings = settings
         self._calls = Calls()
         self._rounds = Rounds(peers.clock.now())
-        self.results = Tally(
-            "allocations", "Answers to Allocate by result and reason.", ("result", "reason")
-        )
+        self._outcomes = Outcomes(say)
+        self.results = self._outcomes.results
 
     async def allocate(
         self, ids: tuple[SliceId, ...], resource: str | None = None
@@ -105,16 +114,7 @@ class Allocation:
                 translated = refusal_of(error, call.step)
                 self._refused(translated, call, len(ids))
                 raise translated from error
-        result = "replay" if call.is_replay else "ok"
-        self.results.add(result, "")
-        log.info(
-            "alloc.answered",
-            result=result,
-            ns=row.namespace,
-            pod=row.pod,
-            ctr=row.key.container,
-            gpus=[share.uuid for share in row.shares],
-        )
+        self._outcomes.answered(row, call)
         return row.edits
 
     async def prefer(
@@ -334,16 +334,6 @@ class Allocation:
         return ledger
 
     def _refused(self, refusal: Refusal, call: Call, count: int) -> None:
-        self.results.add("refused", refusal.gate.name.lower())
-        row = call.row
-        if row is not None and call.is_replay:
-            self._rounds.refused(row, self._epoch())
-        pod = {} if row is None else {"ns": row.namespace, "pod": row.pod, "ctr": row.key.container}
-        log.warning(
-            "alloc.refused",
-            gate=refusal.gate.value,
-            step=call.step.value,
-            count=count,
-            reason=refusal.sentence,
-            **pod,
-        )
+        if call.row is not None and call.is_replay:
+            self._rounds.refused(call.row, self._epoch())
+        self._outcomes.refused(refusal, call, count)
