@@ -17,6 +17,7 @@ class Step(enum.StrEnum):
     CHECK = "check-ids"
     DIRECTORY = "make-directory"
     WRITE = "write-ledger"
+    ALONE = "await-others"
 
 
 def disk_refusal(error: TimeoutError | StateError, step: Step) -> Refusal:

@@ -11,7 +11,15 @@ from agent.core.pods import Phase
 from agent.core.reconcile import Adoption
 from agent.services.state import CURRENT
 from tests.builders import a_container
-from tests.services.allocating import EPOCH, G1, a_desk, ids, placed
+from tests.services.allocating import EPOCH, G1, NEXT_EPOCH, a_desk, ids, placed
+
+
+async def outcome(desk, *numbers):
+    """What the kubelet gets for these ids: edits, or the gate that closed."""
+    try:
+        return await desk.service.allocate(ids(*numbers))
+    except Refusal as refusal:
+        return refusal.gate
 
 
 async def test_the_answer_comes_only_after_the_row_is_durable():
@@ -35,15 +43,13 @@ async def test_a_pod_that_is_being_written_is_no_candidate_for_the_next_call():
         pod = desk.bind(placed(1))
         desk.disk.gate.clear()
         async with asyncio.TaskGroup() as group:
-            first = group.create_task(desk.service.allocate(ids(4)))
+            first = group.create_task(outcome(desk, 4))
             await asyncio.sleep(0.01)
-            with pytest.raises(Refusal) as caught:
-                await desk.service.allocate(ids(5))
+            assert Gate.NO_POD_ADMITTED is await outcome(desk, 5)
             desk.disk.gate.set()
 
-        assert Gate.NO_POD_ADMITTED is caught.value.gate
-        assert any(pod.uid in mount.host_path for mount in first.result().mounts)
-        assert 1 == len(desk.ledger.rows)
+        assert Gate.OVERLAP is first.result()
+        assert [pod.uid] == [row.key.pod_uid for row in desk.ledger.rows]
 
 
 async def test_a_row_on_its_way_to_disk_takes_room_already():
@@ -52,14 +58,11 @@ async def test_a_row_on_its_way_to_disk_takes_room_already():
         other = placed(2, f"{G1},NVIDIA,60000,10:;")
         desk.disk.gate.clear()
         async with asyncio.TaskGroup() as group:
-            group.create_task(desk.service.allocate(ids(4)))
+            group.create_task(outcome(desk, 4))
             await asyncio.sleep(0.01)
             desk.bind(other)
-            with pytest.raises(Refusal) as caught:
-                await desk.service.allocate(ids(5))
+            assert Gate.MEMORY_EXCEEDED is await outcome(desk, 5)
             desk.disk.gate.set()
-
-        assert Gate.MEMORY_EXCEEDED is caught.value.gate
 
 
 async def test_a_pod_that_the_kubelet_dropped_makes_room_and_keeps_its_directory_for_reconcile():
@@ -96,19 +99,48 @@ async def test_a_slow_look_at_the_hook_path_gives_a_container_to_one_of_two_call
 
         monkeypatch.setattr(desk.hooks, "facts", slowly)
 
-        async def asked(number):
-            try:
-                return await desk.service.allocate(ids(number))
-            except Refusal as refusal:
-                return refusal.gate
-
         async with asyncio.TaskGroup() as group:
-            calls = [group.create_task(asked(number)) for number in (1, 2)]
+            calls = [group.create_task(outcome(desk, number)) for number in (1, 2)]
 
-        assert [Gate.NO_POD_ADMITTED] == [
-            call.result() for call in calls if isinstance(call.result(), Gate)
-        ]
+        assert 1 == sum(not isinstance(call.result(), Gate) for call in calls)
         assert 1 == len(desk.ledger.rows)
+
+
+async def test_an_answer_that_the_kubelet_would_die_of_is_not_given():
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        desk.disk.gate.clear()
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(outcome(desk, 4))
+            await asyncio.sleep(0.01)
+            # The kubelet begins with a dead container of another pod.
+            await desk.service.prefer(ids(5, 6), (), 1)
+            desk.disk.gate.set()
+
+        assert Gate.OVERLAP is first.result()
+
+
+async def test_a_put_off_replay_keeps_the_kubelet_from_its_pods_next_container_meanwhile():
+    async with a_desk() as desk:
+        old = placed(1, phase=Phase.RUNNING)
+        desk.bind(old)
+        await desk.service.allocate(ids(4))
+        desk.epoch = NEXT_EPOCH
+        desk.see(old)
+        desk.witness.delay = 0.01
+        async with asyncio.TaskGroup() as group:
+            replay = group.create_task(outcome(desk, 9))
+            await asyncio.sleep(0.005)
+            two = (a_container(count=2),)
+            desk.bind(placed(2, f"{G1},NVIDIA,500,5:{G1},NVIDIA,500,5:;", containers=two))
+            desk.disk.gate.clear()
+            first = group.create_task(outcome(desk, 5, 6))
+            await asyncio.sleep(0.5)
+            assert not replay.done()
+            desk.disk.gate.set()
+
+        assert Gate.OVERLAP is replay.result()
+        assert not isinstance(first.result(), Gate)
 
 
 async def test_an_adopted_row_says_what_the_scheduler_wrote():

@@ -1,5 +1,6 @@
 """The Allocates under way: where each of them is, and what it says when its time is over."""
 
+import asyncio
 import dataclasses
 from collections import deque
 from collections.abc import Iterator
@@ -18,13 +19,17 @@ OFFERS = 64
 class Call:
     """One Allocate under way. `overlapped`: another one was under way at the same time.
 
+    `overtaken`: the kubelet began with another container since: it dies of a grant of this one.
     `row` is what is to be answered, once that is known; `is_replay`: it was answered before.
+    `over` is set when the kubelet has its answer.
     """
 
     overlapped: bool = False
+    overtaken: bool = False
     step: Step = Step.MATCH
     row: Row | None = None
     is_replay: bool = False
+    over: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -43,6 +48,7 @@ class Calls:
     @contextmanager
     def entered(self) -> Iterator[Call]:
         """A call, from its arrival to its answer."""
+        self.overtake()
         call = Call()
         self.active.append(call)
         if len(self.active) > 1:
@@ -52,6 +58,23 @@ class Calls:
             yield call
         finally:
             self.active.remove(call)
+            call.over.set()
+
+    def overtake(self) -> None:
+        """The kubelet begins with a container: it drops what it noted of all others under way.
+
+        Source: kubernetes pkg/kubelet/cm/devicemanager/manager.go, Allocate.
+        """
+        for one in self.active:
+            one.overtaken = True
+
+    async def until_alone(self, call: Call) -> None:
+        """Return once nobody else is under way who may be granted.
+
+        As long as `call` has no answer the kubelet begins with no further container of its pod.
+        """
+        while others := [one for one in self.active if one is not call and not one.is_replay]:
+            await others[0].over.wait()
 
     @contextmanager
     def claiming(self, row: Row) -> Iterator[None]:
@@ -83,8 +106,16 @@ class Calls:
         self.used_up = (self.used_up | {pod}) & graves
 
 
-def overlap(row: Row) -> Refusal:
-    """What a replay says that must not be granted beside another call."""
+def overlap(row: Row, *, is_replay: bool) -> Refusal:
+    """What a call says that must not be granted beside another one."""
+    if not is_replay:
+        return Refusal(
+            Gate.OVERLAP,
+            f"While {row.key.container} of pod {row.namespace}/{row.pod} was being answered, the "
+            "kubelet began to start another container whose records it had lost, and would die of "
+            "this answer; the pod's controller starts it again.",
+            transient=True,
+        )
     return Refusal(
         Gate.OVERLAP,
         "The kubelet asks for several containers at once after it lost its records; it asks again "
@@ -93,10 +124,12 @@ def overlap(row: Row) -> Refusal:
     )
 
 
-def refusal_of(error: TimeoutError | StateError, step: Step) -> Refusal:
-    """What the pod's owner reads when `step` failed, or was still going on at the end."""
-    if step is not Step.MATCH or isinstance(error, StateError):
-        return disk_refusal(error, step)
+def refusal_of(error: TimeoutError | StateError, call: Call) -> Refusal:
+    """What the pod's owner reads when a step failed, or was still going on at the end."""
+    if call.step is Step.ALONE and call.row is not None:
+        return overlap(call.row, is_replay=call.is_replay)
+    if call.step is not Step.MATCH or isinstance(error, StateError):
+        return disk_refusal(error, call.step)
     return Refusal(
         Gate.OUT_OF_TIME,
         f"The agent did not find out within {ALLOCATE_BUDGET:g} s which pod this is; its "

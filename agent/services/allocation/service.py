@@ -111,7 +111,7 @@ class Allocation:
                 self._refused(refusal, call, len(ids))
                 raise
             except (TimeoutError, StateError) as error:
-                translated = refusal_of(error, call.step)
+                translated = refusal_of(error, call)
                 self._refused(translated, call, len(ids))
                 raise translated from error
         self._outcomes.answered(row, call)
@@ -128,6 +128,7 @@ class Allocation:
 
         Never refuses: an error here would fail the pod's admission and leak ids in the kubelet.
         """
+        self._calls.overtake()
         ledger = self._ledger()
         held = frozenset(text for ids in ledger.held_ids().values() for text in ids)
         try:
@@ -165,15 +166,21 @@ class Allocation:
         call.is_replay = grant.replay is not None
         call.row = row = self._row(grant, ids, facts)
         with self._calls.claiming(row):
+            if call.overtaken and not call.is_replay:
+                raise overlap(row, is_replay=False)
             if not (call.is_replay and call.overlapped):
                 call.step = Step.DIRECTORY
                 name = container_directory(row.key.pod_uid, row.key.container)
                 await self._storage.hooks.prepare(name, wipe=not call.is_replay)
                 call.step = Step.WRITE
                 await self._storage.commit(self._change(grant, row))
+        # Looked at last: a kubelet whose earlier of two calls is granted dies of it.
         if call.is_replay and call.overlapped:
-            # Looked at last: a kubelet whose earlier of two calls is granted dies of it.
-            raise overlap(row)
+            call.step = Step.ALONE
+            await self._calls.until_alone(call)
+            raise overlap(row, is_replay=True)
+        if call.overtaken:
+            raise overlap(row, is_replay=False)
         return row
 
     async def _decided(self, count: int, match: MatchSettings) -> tuple[Grant, HookFacts]:
