@@ -10,6 +10,7 @@ from agent.core.container_edits import container_directory
 from agent.core.errors import Gate, Refusal
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey, Effect, EffectKind, Ledger, Row
+from agent.core.pace import SETTLING
 from agent.core.plain import CONTAINER as PLAIN
 from agent.core.plain_row import Holder, Stranger
 from agent.core.pods import ContainerView, Phase, PodTable, PodUid, PodView, Role
@@ -24,6 +25,8 @@ UNCONFIRMED_AFTER = dt.timedelta(seconds=60)
 LEAKED_AFTER = dt.timedelta(minutes=10)
 """How long a container directory that belongs to nobody is left alone, by its last change."""
 
+EVER = dt.datetime.min.replace(tzinfo=dt.UTC)
+
 MISMATCH_EVENT = "SliceMismatch"
 
 
@@ -33,7 +36,8 @@ class Seen:
 
     `holdings` are the kubelet's answers; `complete`: they are all pods it knows (a List).
     `recorded`: containers in the kubelet's checkpoint file, None where it cannot be read.
-    `directories`: the names of container directories, where they were looked for.
+    `directories`: the names of container directories, where they were looked for. `since`: when
+    this process began to see all pods.
     """
 
     table: PodTable
@@ -43,6 +47,7 @@ class Seen:
     complete: bool
     recorded: frozenset[ContainerKey] | None = None
     directories: frozenset[str] = frozenset()
+    since: dt.datetime = EVER
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -202,12 +207,17 @@ def leaked(ages: Mapping[str, dt.timedelta], ledger: Ledger, seen: Seen) -> tupl
 
 
 def _vanished(row: Row, by_key: Mapping[PodKey, Holding], seen: Seen) -> bool:
-    """Whether nobody knows the row's pod any more, for long enough."""
+    """Whether nobody knows the row's pod any more, for long enough.
+
+    A kubelet that has just started knows no pod, and has not ended those that are deleted.
+    """
     if not (seen.complete and seen.table.synced) or seen.table.stale:
         return False
     pod = seen.table.pods.get(row.key.pod_uid)
     if pod is not None:
         return pod.terminal and (row.namespace, row.pod) not in by_key
+    if seen.now - seen.epoch.since < dt.timedelta(seconds=SETTLING):
+        return False
     successor = seen.table.named(row.namespace, row.pod)
     if (row.namespace, row.pod) in by_key and successor is None:
         return False
@@ -215,11 +225,11 @@ def _vanished(row: Row, by_key: Mapping[PodKey, Holding], seen: Seen) -> bool:
 
 
 def _gone_since(row: Row, seen: Seen) -> dt.datetime:
-    """When the pod was deleted; the time of the answer where that was long before our view."""
+    """When the pod was deleted; where nobody looked, it may have been just before we did."""
     for stone in seen.table.tombstones:
         if stone.pod.uid == row.key.pod_uid:
             return stone.deleted_at
-    return row.answered_at
+    return max(row.answered_at, seen.since)
 
 
 def _adoptions(ledger: Ledger, seen: Seen, by_key: Mapping[PodKey, Holding]) -> Iterator[Adoption]:

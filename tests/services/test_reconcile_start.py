@@ -24,13 +24,15 @@ OWN = f"{POD.uid}_main"
 STRANGER = f"{a_pod_uid(7)}_main"
 
 
-async def test_rows_of_pods_that_went_meanwhile_are_closed_at_the_first_look():
+async def test_rows_of_pods_that_went_meanwhile_are_closed_a_minute_later():
     gone = a_row(pod_uid=a_pod_uid(5), pod="gone", answered_at=NOON - DAY, confirmed=True)
     async with a_scene(OLD, gone) as scene:
         scene.hooks.names = {OWN, f"{a_pod_uid(5)}_main"}
         scene.witness.admit(POD, main=SLICE)
         scene.see(POD)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(PERIOD - 1)
+        assert 2 == len(scene.rows)
+        await asyncio.sleep(2)
 
         assert [(POD.uid, EPOCH)] == [(row.key.pod_uid, row.epoch) for row in scene.rows]
         assert {OWN} == scene.hooks.names

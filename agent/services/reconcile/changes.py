@@ -90,9 +90,9 @@ def applied(
     return ledger.drop(key for key in findings.vanished if ledger.find(key) == base.find(key))
 
 
-def graces(ledger: Ledger, table: PodTable) -> Iterator[dt.datetime]:
-    """When the rows of deleted pods may be closed."""
+def graces(ledger: Ledger, table: PodTable, since: dt.datetime) -> Iterator[dt.datetime]:
+    """When the rows of deleted pods may be closed. `since` is as in Seen."""
     deleted = {stone.pod.uid: stone.deleted_at for stone in table.tombstones}
     for row in ledger.rows:
         if row.key.pod_uid not in table.pods:
-            yield deleted.get(row.key.pod_uid, row.answered_at) + VANISHED_GRACE
+            yield deleted.get(row.key.pod_uid, max(row.answered_at, since)) + VANISHED_GRACE

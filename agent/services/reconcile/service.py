@@ -8,7 +8,6 @@ and closes rows of pods that nobody knows any more.
 import asyncio
 import contextlib
 import dataclasses
-import datetime as dt
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NoReturn
@@ -21,7 +20,7 @@ from agent.core.ledger import ContainerKey, Ledger, Row
 from agent.core.pace import DEADLINE, PAUSE, PERIOD, QUIET, RETRIES, SETTLING, SETTLING_PAUSE
 from agent.core.pods import PodTable, Role
 from agent.core.ports import Clock, HookDirs, KubeletRecords, Witness
-from agent.core.reconcile import Adoption, Findings, Seen, compare, mismatch
+from agent.core.reconcile import EVER, Adoption, Findings, Seen, compare, mismatch
 from agent.core.slices import Served
 from agent.kit.cell import Cell
 from agent.kit.lull import Lull
@@ -92,7 +91,7 @@ class Reconcile:
         self._commit = commit
         self._silent = False
         self._directories = Directories(peers.hooks, views.ledger, peers.clock)
-        self._looked_at = dt.datetime.min.replace(tzinfo=dt.UTC)
+        self._looked_at = self._since = EVER
         self._asked: dict[ContainerKey, float] = {}
         self._epoch: KubeletEpoch | None = None
         self._met = -math.inf
@@ -110,6 +109,7 @@ class Reconcile:
         A short one after each answer.
         """
         await self._views.pods.until(lambda table: table.synced)
+        self._since = self._peers.clock.now()
         news = News(self._views.ledger, self._views.epoch)
         failures = 0
         while True:
@@ -147,7 +147,7 @@ class Reconcile:
 
         No grace is shorter than the PERIOD, so no pod can be deleted and due between two looks.
         """
-        ends = graces(self._views.ledger.value, self._views.pods.value)
+        ends = graces(self._views.ledger.value, self._views.pods.value, self._since)
         coming = [end for end in ends if end > self._looked_at]
         if not coming:
             return math.inf
@@ -230,6 +230,7 @@ class Reconcile:
             complete=heard.complete,
             recorded=recorded,
             directories=heard.directories,
+            since=self._since,
         )
         findings = compare(ledger, seen, self._views.served.value.names)
         if heard.complete:

@@ -5,7 +5,7 @@ import datetime as dt
 
 import pytest
 
-from agent.core.holdings import ContainerHolding, Holding
+from agent.core.holdings import ContainerHolding, Holding, KubeletEpoch
 from agent.core.ledger import Ledger, Row
 from agent.core.pods import Phase, PodTable, PodView, Role, Tombstone
 from agent.core.reconcile import Findings, Seen, compare
@@ -110,6 +110,24 @@ def test_the_row_of_a_deleted_pod_outlives_it_by_a_minute(seconds, vanished):
     now = NOON + dt.timedelta(seconds=seconds)
 
     assert vanished == len(found(row, pods=(), gone=(POD,), now=now).vanished)
+
+
+def test_a_pod_that_was_deleted_while_nobody_looked_may_have_been_just_before():
+    row = a_row(answered_at=NOON - 9 * MINUTE)
+
+    assert () == found(row, pods=(), since=NOON, now=NOON + MINUTE / 2).vanished
+    assert (row.key,) == found(row, pods=(), since=NOON, now=NOON + MINUTE).vanished
+
+
+def test_a_kubelet_that_just_started_does_not_say_that_a_pod_is_gone():
+    row, later = a_row(answered_at=NOON - 9 * MINUTE), NOON + 9 * MINUTE
+    born = later - dt.timedelta(seconds=29)
+    young = KubeletEpoch(7, int(born.timestamp() * 1e9))
+
+    assert () == found(row, pods=(), gone=(POD,), now=later, epoch=young).vanished
+    assert (row.key,) == found(
+        row, pods=(), gone=(POD,), now=later + dt.timedelta(seconds=1), epoch=young
+    ).vanished
 
 
 def test_a_pod_deleted_before_we_looked_is_gone_since_its_answer():
