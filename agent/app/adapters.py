@@ -62,7 +62,7 @@ async def open_adapters(settings: Settings) -> AsyncIterator[Adapters]:
             worker=worker,
             loader=loader,
             reader=reader,
-            files=FileWatch(),
+            files=FileWatch(reader),
             disk=disk,
             hooks=HostHookDirs(paths.hook, Path("/dev"), settings.library_version, worker),
             registrar=KubeletRegistrar(paths.kubelet_socket, fenced=settings.fenced),

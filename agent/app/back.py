@@ -133,7 +133,7 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: Api) -> Bac
         allocation=allocation,
         report=Reporter(
             api.node,
-            ReportCells(facts.inventory, facts.node, facts.report, report_state),
+            ReportCells(facts.inventory, facts.node, node.returns, facts.report, report_state),
             node.saw,
             front.notices.say,
             clock,

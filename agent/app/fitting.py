@@ -6,7 +6,7 @@ Profiles ask for labels and models of GPUs, which nobody knows when the process 
 import asyncio
 import dataclasses
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import structlog
@@ -22,9 +22,6 @@ from agent.settings.profiles import NodeFacts
 from agent.settings.reading import Reading
 from agent.settings.schema import Settings
 from agent.settings.starting import last_good, recalled
-
-LIVE: Final = frozenset({"sharing", "report", "edits"})
-"""The sections that take effect while the agent runs."""
 
 TOLD: Final = 16
 """Reasons of refusals that are remembered, so that each is said once."""
@@ -60,17 +57,18 @@ class Fitting:
         self.refusal: SettingsError | None = None
         self.labelled = asyncio.Event()
         self.copy: Cell[LastGood | None] = Cell(None)
-        self._running = settings
+        self._running = reading.fixed()
         self._reading = reading
         self._cells = cells
         self._effects = effects
         self._facts = NodeFacts(settings.node)
         self._refused: NodeFacts | None = None
         self._models: dict[GpuUuid, str] = {}
+        self._former: dict[GpuUuid, str] = {}
         self._fitted: frozenset[GpuUuid] = frozenset()
         self._stored: LastGood | None = None
         self._told: deque[str] = deque(maxlen=TOLD)
-        self._waiting: list[str] = []
+        self._waiting: Mapping[str, object] = {}
 
     @property
     def given(self) -> Given:
@@ -97,18 +95,11 @@ class Fitting:
         left out, and what is known of the others counts.
         """
         first = self._facts.gpu_models is None
-        silent = {fault.gpu for fault in scan.faults}
-        known = {uuid: name for uuid, name in self._models.items() if uuid in silent}
-        self._models = known | {gpu.uuid: gpu.name for gpu in scan.gpus}
-        facts = dataclasses.replace(self._facts, gpu_models=tuple(self._models.values()))
-        accepted = self._learn(facts) or (first and self._go_back(facts))
-        if accepted:
+        facts = self._with_models(scan)
+        if self._learn(facts) or (first and self._recover(facts)):
             self._fitted = frozenset(self._models)
             return scan
-        if first:
-            self._effects.stop.set()
-            return None
-        return _without(scan, self._fitted)
+        return None if first else _without(scan, self._fitted)
 
     def take(self, reading: Reading) -> None:
         """The sources are others: take over what can change. Refused settings change nothing.
@@ -125,7 +116,7 @@ class Fitting:
         for warning in reading.warnings:
             log.warning("config.ignored", what=warning)
         log.info("config.applied", changed=self._apply(settings))
-        self._tell_waiting(settings)
+        self._tell_waiting(reading)
 
     def keep(self, *, asked: bool) -> None:
         """The sources are those in force; after a refusal, or where somebody asked, say so."""
@@ -149,12 +140,46 @@ class Fitting:
             settings = self._reading.settings(facts)
         except SettingsError as error:
             self._refused = facts
-            if facts.gpu_models is not None:
+            if self._facts.gpu_models is None and facts.gpu_models is not None:
                 self.refusal = error
-            self.reject(error)
+            else:
+                self.reject(error)
             return False
         self._fit(settings, facts)
         return True
+
+    def _recover(self, facts: NodeFacts) -> bool:
+        """The first GPUs do not fit: go back to the last good settings, or end and say why.
+
+        Whoever ends has one line for it in the log, which is not this one's.
+        """
+        refusal = self.refusal
+        if refusal is None or self._effects.stop.is_set():
+            return False
+        if self._go_back(facts):
+            self.reject(refusal)
+            return True
+        self._effects.say(NodeEvent("ConfigRejected", str(refusal), warning=True))
+        self._effects.stop.set()
+        return False
+
+    def _with_models(self, scan: Scan) -> NodeFacts:
+        """What is known with this scan; models of GPUs that are gone count until others come.
+
+        A driver that is unloaded and loaded again is no reason for other settings in between.
+        """
+        known = self._former | self._models
+        silent = {fault.gpu for fault in scan.faults}
+        self._models = {uuid: name for uuid, name in known.items() if uuid in silent}
+        self._models |= {gpu.uuid: gpu.name for gpu in scan.gpus}
+        same = self._models.keys() <= known.keys()
+        gone = {uuid: name for uuid, name in known.items() if uuid not in self._models}
+        self._former = gone if same else {}
+        return dataclasses.replace(
+            self._facts,
+            gpu_models=tuple(self._models.values()),
+            former_models=tuple(self._former.values()),
+        )
 
     def _go_back(self, facts: NodeFacts) -> bool:
         """Take the last good settings for GPUs that the present ones do not fit."""
@@ -183,26 +208,19 @@ class Fitting:
         cells = self._cells
         changed = cells.sharing.set(settings.sharing)
         changed = cells.report.set(settings.report) or changed
-        # The directories below it are opened at the start: another path acts at the next one.
-        hook_path = self._running.edits.hook_path
-        edits = dataclasses.replace(settings.edits, hook_path=hook_path)
-        changed = cells.edits.set(edits) or changed
+        changed = cells.edits.set(settings.edits) or changed
         if changed:
             self._effects.refresh()
         if self._facts.gpu_models is not None:
             self.copy.set(last_good(self._reading.given, self._facts))
         return changed
 
-    def _tell_waiting(self, settings: Settings) -> None:
-        """Name the sections that differ and act only at the next start, once."""
-        waiting = [
-            field.name
-            for field in dataclasses.fields(settings)
-            if field.name not in LIVE
-            and getattr(self._running, field.name) != getattr(settings, field.name)
-        ]
+    def _tell_waiting(self, reading: Reading) -> None:
+        """Name the settings that differ and act only at the next start, once."""
+        wanted = reading.fixed()
+        waiting = {key: wanted[key] for key, value in self._running.items() if wanted[key] != value}
         if waiting and waiting != self._waiting:
-            log.warning("config.needs_restart", sections=waiting)
+            log.warning("config.needs_restart", settings=list(waiting))
         self._waiting = waiting
 
 

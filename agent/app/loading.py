@@ -5,13 +5,16 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+import structlog
+
 from agent.app.adapters import Adapters
 from agent.app.running import Whole
 from agent.app.watching import Watched
-from agent.core.errors import SettingsError
+from agent.core.errors import AgentError, SettingsError
 from agent.host.kube.connection import Connection
 from agent.host.worker import Worker
 from agent.kit.news import news
+from agent.services.announce import Notices
 from agent.settings.schema import Settings
 
 if TYPE_CHECKING:
@@ -24,6 +27,11 @@ LOAD_DELAY = 0.25
 OPEN_DEADLINE = 0.3
 """Seconds that answers wait for the API client's import: a preference, which has 0.5 s in all, has
 to know the pods as well."""
+
+LAST_DEADLINE = 3.0
+"""Seconds that a process which ends for its settings spends on saying so at its Node."""
+
+log = structlog.get_logger(__name__)
 
 OpenWeb = Callable[..., contextlib.AbstractAsyncContextManager[object]]
 
@@ -79,6 +87,31 @@ async def connected(session: Session) -> None:
     with contextlib.suppress(SettingsError, TimeoutError):
         async with asyncio.timeout(OPEN_DEADLINE):
             await session.open()
+
+
+async def post_last(
+    settings: Settings, connection: Connection | None, adapters: Adapters, notices: Notices
+) -> None:
+    """Post the Events that still wait, of a process that ends before the second half is there.
+
+    Best effort: the log has the reason as well.
+    """
+    if connection is None or settings.observe:
+        return
+    from agent.host.kube.events import EventPoster  # noqa: PLC0415 -- late on purpose
+    from agent.host.kube.session import KubeSession  # noqa: PLC0415 -- late on purpose
+
+    session = KubeSession(connection, adapters.random)
+    poster = EventPoster(session, settings.node, adapters.clock)
+    try:
+        async with asyncio.timeout(LAST_DEADLINE):
+            await session.open()
+            for event in notices.waiting:
+                await poster.post(event)
+    except (AgentError, TimeoutError, OSError) as error:
+        log.info("event.not_posted", err=str(error) or "no answer")
+    finally:
+        await session.close()
 
 
 def web_door() -> OpenWeb:

@@ -21,7 +21,7 @@ from agent.app.codes import (
     OS_ERROR,
 )
 from agent.app.front import Front, Host, join_front
-from agent.app.loading import load_back, serve_web, web_door
+from agent.app.loading import load_back, post_last, serve_web, web_door
 from agent.app.reloading import Reloading
 from agent.app.running import Extra, Whole, alive, tell_systemd, tiers
 from agent.app.watching import Watched
@@ -134,6 +134,7 @@ async def _run(process: Process, notifier: ServiceNotifier, signals: _Signals) -
         await run_tiers(tiers(whole, extra, adapters.random), signals.stop, STOP_DEADLINE)
         notifier.stopping()
         if front.fitting.refusal is not None and front.facts.inventory.value.generation == 0:
+            await post_last(settings, connection, adapters, front.notices)
             raise front.fitting.refusal
 
 

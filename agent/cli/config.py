@@ -14,7 +14,7 @@ from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_output, add_settings, sources
 from agent.cli.settings_view import API_VERSION, plain, table
 from agent.core.errors import SettingsError
-from agent.settings.fields import Setting
+from agent.settings.fields import DEFAULT, Setting
 from agent.settings.json_schema import json_schema
 from agent.settings.load import load
 from agent.settings.profiles import NodeFacts
@@ -33,7 +33,7 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog="example: hami-agent config show --origin --config /etc/hami-agent/config.yaml",
     )
     show.add_argument("--origin", action="store_true", help="say where each value came from")
-    show.add_argument("--diff", action="store_true", help="only what is not a default")
+    show.add_argument("--diff", action="store_true", help="only what was set")
     add_output(show)
     add_settings(show)
     add_check(verbs)
@@ -65,9 +65,7 @@ def _show(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     for warning in plan.warnings:
         sys.stderr.write(f"hami-agent: warning: {warning}\n")
     effective = plan.resolve(NodeFacts(name)).settings
-    settings = [
-        one for one in effective.values() if not args.diff or one.value != one.field.default
-    ]
+    settings = [one for one in effective.values() if not args.diff or one.origin != DEFAULT]
     if args.output == "json":
         sys.stdout.write(json.dumps(_document(settings), indent=2) + "\n")
     else:

@@ -14,9 +14,11 @@ from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_output, add_settings, flags, sources
 from agent.cli.settings_view import API_VERSION, fit, plain, table
 from agent.codec.device_config import SECTION
+from agent.codec.faults import Faults
 from agent.codec.yaml_places import read_yaml
-from agent.core.errors import SettingsError
-from agent.settings.load import load, read_text
+from agent.core.errors import SettingsError, cap
+from agent.settings.fields import DEFAULT
+from agent.settings.load import is_json, load, read_text
 from agent.settings.plan import Given, Plan, Text, make_plan
 from agent.settings.profiles import NodeFacts
 from agent.settings.schema import build
@@ -31,7 +33,7 @@ OWN: Final = "the agent's own file"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Node:
-    """What one node gets that is not a default."""
+    """What one node gets that somebody set."""
 
     title: str
     profiles: tuple[str, ...]
@@ -69,24 +71,66 @@ def add_check(verbs: Subparsers) -> None:
 
 
 def check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Print what each node gets, or the one sentence that says what is wrong."""
+    """Print what each node gets, or all that is wrong, each in a sentence."""
     try:
-        labels = dict(_label(text) for text in args.label)
-        plan = make_plan(_given(args)) if args.files else load(sources(args, environ))
-        nodes = [_node(plan, facts) for facts in _facts(args, plan, labels)]
+        plan = _plan(args, environ)
+        nodes = _nodes(args, plan)
     except SettingsError as error:
-        sys.stderr.write(f"hami-agent: {error}\n")
+        sys.stderr.writelines(f"hami-agent: {text}\n" for text in error.every)
         if args.output == "json":
-            _write({"ok": False, "error": str(error)})
+            _write({"ok": False, "error": str(error), "errors": list(error.every)})
         return PROBLEM
+    notes = list(_notes(args, plan))
     if args.output == "json":
-        _write({"ok": True, "warnings": list(plan.warnings), "nodes": [_plain(n) for n in nodes]})
+        _write(
+            {
+                "ok": True,
+                "warnings": list(plan.warnings),
+                "notes": notes,
+                "nodes": [_plain(node) for node in nodes],
+            }
+        )
         return OK
-    for warning in plan.warnings:
-        sys.stderr.write(f"hami-agent: warning: {warning}\n")
+    sys.stderr.writelines(f"hami-agent: warning: {text}\n" for text in plan.warnings)
+    sys.stderr.writelines(f"hami-agent: note: {text}\n" for text in notes)
     sys.stdout.writelines(line for node in nodes for line in node.lines)
     sys.stdout.write("ok\n")
     return OK
+
+
+def _plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
+    """What the sources say. Raises SettingsError with all that is wrong in all of them."""
+    if not args.files:
+        return load(sources(args, environ))
+    faults = Faults()
+    given = _given(args, faults)
+    with faults.kept():
+        plan = make_plan(given)
+    faults.refuse()
+    return plan
+
+
+def _nodes(args: argparse.Namespace, plan: Plan) -> Sequence[_Node]:
+    """What each node gets. Raises SettingsError."""
+    faults = Faults()
+    found: list[_Node] = []
+    for title, facts in _facts(args, plan, _labels(args)):
+        with faults.kept():
+            found.append(_node(plan, title, facts))
+    faults.refuse()
+    return found
+
+
+def _notes(args: argparse.Namespace, plan: Plan) -> Iterator[str]:
+    """The profiles that are left out here because nobody said what they ask for."""
+    for profile in plan.own.profiles:
+        match = profile.match
+        for asked, given, option in (
+            (match.labels is not None and plan.labelled, args.label, "labels: --label KEY=VALUE"),
+            (bool(match.gpus), args.gpu, "GPUs: --gpu MODEL"),
+        ):
+            if asked and not given:
+                yield f"the profile {cap(profile.name, 64)} is left out: it asks for {option}"
 
 
 def _write(data: dict[str, object]) -> None:
@@ -102,6 +146,11 @@ def _plain(node: _Node) -> dict[str, object]:
     }
 
 
+def _labels(args: argparse.Namespace) -> Mapping[str, str] | None:
+    """The labels of the nodes; None where nobody said what they are."""
+    return dict(_label(text) for text in args.label) if args.label else None
+
+
 def _label(text: str) -> tuple[str, str]:
     key, sign, value = text.partition("=")
     if not sign or not key:
@@ -109,15 +158,16 @@ def _label(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _given(args: argparse.Namespace) -> Given:
+def _given(args: argparse.Namespace, faults: Faults) -> Given:
     """The named files, each for what it is; the environment of whoever checks is not theirs."""
     found: dict[str, Text] = {}
     for path in (*args.files, *([args.config] if args.config else [])):
-        text = read_text(path)
-        kind = _kind(text)
-        if kind in found:
-            raise SettingsError(f"{path}: is {kind}, and so is {found[kind].name}; name one")
-        found[kind] = text
+        with faults.kept():
+            text = read_text(path)
+            kind = _kind(text)
+            if kind in found:
+                raise SettingsError(f"{path}: is {kind}, and so is {found[kind].name}; name one")
+            found[kind] = text
     return Given(
         found.get(DEVICE_CONFIG), found.get(OWN), found.get(NODE_CONFIG), flags=flags(args)
     )
@@ -125,7 +175,7 @@ def _given(args: argparse.Namespace) -> Given:
 
 def _kind(text: Text) -> str:
     """Which of the three files it is."""
-    if text.name.endswith(".json") or text.content.lstrip()[:1] == b"{":
+    if is_json(text):
         return NODE_CONFIG
     document = read_yaml(text.content, text.name)
     keys = [key for key, _, _ in document.pairs()] if document else []
@@ -133,7 +183,7 @@ def _kind(text: Text) -> str:
 
 
 def _facts(
-    args: argparse.Namespace, plan: Plan, labels: Mapping[str, str]
+    args: argparse.Namespace, plan: Plan, labels: Mapping[str, str] | None
 ) -> Iterator[tuple[str, NodeFacts]]:
     """The nodes to print, by title."""
     models = None if args.gpu is None else tuple(args.gpu)
@@ -143,12 +193,11 @@ def _facts(
         yield OTHERS, NodeFacts("", labels, models)
 
 
-def _node(plan: Plan, node: tuple[str, NodeFacts]) -> _Node:
-    title, facts = node
+def _node(plan: Plan, title: str, facts: NodeFacts) -> _Node:
     resolved = plan.resolve(facts)
     gpus = max(1, len(facts.gpu_models or ()))
     build(resolved.settings, host_name=facts.name or socket.gethostname(), gpus=gpus)
-    changed = [one for one in resolved.settings.values() if one.value != one.field.default]
+    changed = [one for one in resolved.settings.values() if one.origin != DEFAULT]
     heads: Sequence[str] = (title, *(f"profile {name}" for name in resolved.profiles))
     lines = [fit(", ".join(heads) + ("" if changed else ": all defaults"), COLUMNS)]
     if changed:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 from agent.settings.fields import Field, boolean
 from agent.settings.load import Sources
+from agent.settings.surroundings import FOREIGN
 from agent.settings.table import FIELDS
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """`--config` and one option for each setting that has a flag."""
+    """`--config`, one option for each setting that has a flag, and those of HAMi's plugin."""
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="settings file (/etc/hami-agent/config.yaml)"
     )
@@ -27,6 +28,19 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
                 metavar="VALUE",
                 dest=field.key,
                 help=field.text + _shown(field),
+            )
+    others = parser.add_argument_group(
+        "of HAMi's plugin", "taken so that its command lines fit, and without effect"
+    )
+    for foreign in FOREIGN:
+        if foreign.flags:
+            others.add_argument(
+                *foreign.flags,
+                nargs="?" if foreign.switch else None,
+                const="true" if foreign.switch else None,
+                metavar="VALUE",
+                dest=foreign.flags[0],
+                help=foreign.reason,
             )
 
 
@@ -49,11 +63,9 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 def flags(args: argparse.Namespace) -> Mapping[str, str]:
     """The options of settings that were given, by their names."""
     given = vars(args)
-    return {
-        field.flag: given[field.key]
-        for field in FIELDS
-        if field.flag and given.get(field.key) is not None
-    }
+    names = {field.flag: field.key for field in FIELDS if field.flag}
+    names |= {foreign.flags[0]: foreign.flags[0] for foreign in FOREIGN if foreign.flags}
+    return {flag: given[dest] for flag, dest in names.items() if given.get(dest) is not None}
 
 
 def sources(args: argparse.Namespace, environ: Mapping[str, str]) -> Sources:

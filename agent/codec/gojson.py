@@ -1,10 +1,13 @@
 """JSON by the rules of Go's encoding/json, which HAMi's programs read and write with.
 
-Decoding: keys match without regard to case, the last of equal keys wins, null sets nothing, an
-integer has no fraction and no exponent. Encoding: no spaces, and what HTML could misread escaped.
+Decoding: keys match without regard to case, the last of equal keys wins (but all are checked), null
+sets nothing, an integer has no fraction and no exponent. Encoding: no spaces, and what HTML could
+misread escaped.
 """
 
+import dataclasses
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -26,6 +29,18 @@ _HTML = re.compile("[<>&\u2028\u2029]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Object:
+    """An object: its keys as they are written, in their order, and their values."""
+
+    pairs: tuple[tuple[str, object], ...]
+
+
+def fold(key: str) -> str:
+    """The key without regard to case, as Go folds it; the long s is the one special letter."""
+    return key.lower().replace("\u017f", "s")
+
+
 def encode(value: object) -> str:
     """The text of `value`; a lone surrogate, which no UTF-8 text can hold, becomes U+FFFD."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
@@ -34,27 +49,41 @@ def encode(value: object) -> str:
 
 
 def decode(text: str, what: str) -> object:
-    """The value that `text` says, keys in lower case, fields that are null left out.
+    """The value that `text` says, each object as an Object.
 
     Raises:
         MalformedText: `text` is no JSON; the sentence begins with `what`.
     """
     try:
-        value: object = json.loads(text, object_pairs_hook=_folded, parse_constant=_no_constant)
+        value: object = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise MalformedText(f"{what} is no JSON: {cap(str(error))}") from error
     return value
 
 
 def fields(value: object, table: Table, where: str) -> dict[str, Any]:
-    """The fields of an object that the table knows, checked, by attribute name."""
-    if not isinstance(value, dict):
+    """The fields of an object that the table knows, checked, by attribute name.
+
+    Go merges a list or an object into the one that the same key gave before: nobody writes that,
+    and it is refused.
+    """
+    if not isinstance(value, Object):
         raise MalformedText(f"{where} is {_shown(value)}, no object")
-    return {
-        name: read(value[key], f"{where}, {key}")
-        for key, (name, read) in table.items()
-        if key in value
-    }
+    found: dict[str, Any] = {}
+    for written, item in value.pairs:
+        key = fold(written)
+        if key not in table or item is None:
+            continue
+        name, read = table[key]
+        if name in found and isinstance(item, list | Object):
+            raise MalformedText(f"{where}, {key} stands there twice")
+        found[name] = read(item, f"{where}, {key}")
+    return found
+
+
+def nullable(read_item: Reader) -> Reader:
+    """A reader that takes null, too, as None: an entry of a list that Go leaves at its zero."""
+    return lambda value, where: None if value is None else read_item(value, where)
 
 
 def text(value: object, where: str) -> str:
@@ -83,6 +112,40 @@ def integer(bounds: tuple[int, int]) -> Reader:
     return read
 
 
+def record(make: Callable[..., object], table: Table) -> Reader:
+    """A reader of objects with these fields; null is one without any."""
+    return lambda value, where: make(**({} if value is None else fields(value, table, where)))
+
+
+def mapping(read_item: Reader) -> Reader:
+    """A reader of objects with any keys, by their names; what is null is left out."""
+
+    def read(value: object, where: str) -> dict[str, object]:
+        if not isinstance(value, Object):
+            raise MalformedText(f"{where} is {_shown(value)}, no object")
+        return {
+            key: read_item(item, f"{where}, {cap(key)}")
+            for key, item in value.pairs
+            if item is not None
+        }
+
+    return read
+
+
+def anything(value: object, where: str) -> object:
+    """Reads any value; Go holds each number in a float64, which a greater one does not fit."""
+    pending = [value]
+    while pending:
+        one = pending.pop()
+        if isinstance(one, list):
+            pending += one
+        elif isinstance(one, Object):
+            pending += (item for _, item in one.pairs)
+        elif isinstance(one, int | float) and not _is_float64(one):
+            raise MalformedText(f"{where} holds a number that is too great")
+    return value
+
+
 def array(read_item: Reader) -> Reader:
     """A reader of arrays, item by item."""
 
@@ -94,8 +157,15 @@ def array(read_item: Reader) -> Reader:
     return read
 
 
-def _folded(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    return {key.lower(): value for key, value in pairs if value is not None}
+def _object(pairs: list[tuple[str, object]]) -> Object:
+    return Object(tuple(pairs))
+
+
+def _is_float64(value: float) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
 
 
 def _no_constant(name: str) -> object:
@@ -106,6 +176,6 @@ def _shown(value: object) -> str:
     """A value for people; the inside of a structure, which may be deep, is not looked at."""
     if isinstance(value, list):
         return "an array"
-    if isinstance(value, dict):
+    if isinstance(value, Object):
         return "an object"
     return "null" if value is None else cap(repr(value))

@@ -12,6 +12,7 @@ from typing import Final, cast
 
 import yaml
 
+from agent.codec.gojson import fold
 from agent.codec.places import BOOL, FLOAT, INT, MAP, NULL, SEQ, STR, Place, at
 from agent.core.errors import SettingsError, cap
 
@@ -89,7 +90,7 @@ class _Tree:
     def _members(self, depth: int) -> Iterator[tuple[yaml.Node, yaml.Node]]:
         while self._next[0] != "}":
             key = self._scalar(self._take())
-            key.value = key.value.lower()
+            key.value = fold(key.value)
             self._take()  # the colon
             yield key, self.value(depth + 1)
             self._skip_comma()

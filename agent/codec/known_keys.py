@@ -4,7 +4,8 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 
-from agent.codec.places import FLOAT, Place
+from agent.codec.faults import Faults
+from agent.codec.places import Place
 from agent.core.errors import cap
 
 Reader = Callable[[Place], object]
@@ -20,19 +21,29 @@ class Found:
     where: str
 
 
-def read_known(place: Place, table: Mapping[str, Reader], warnings: list[str]) -> tuple[Found, ...]:
+def read_known(
+    place: Place, table: Mapping[str, Reader], warnings: list[str], faults: Faults | None = None
+) -> tuple[Found, ...]:
     """The known keys of a mapping in their order; null is as good as absent.
+
+    With `faults` what is wrong goes there, and what is right is returned.
 
     Raises:
         SettingsError: no mapping, a key twice, or a value of another type.
     """
     found: list[Found] = []
-    for key, here, value in place.pairs():
-        read = table.get(key)
-        if read is None:
-            warnings.append(str(here.fault(f"unknown key `{cap(key, 64)}`{nearest(key, table)}")))
-        elif not value.null:
-            found.append(Found(key, read(value), value.where))
+    wrong = Faults() if faults is None else faults
+    with wrong.kept():
+        for key, here, value in place.pairs():
+            read = table.get(key)
+            if read is None:
+                hint = nearest(key, table)
+                warnings.append(str(here.fault(f"unknown key `{cap(key, 64)}`{hint}")))
+            elif not value.null:
+                with wrong.kept():
+                    found.append(Found(key, read(value), value.where))
+    if faults is None:
+        wrong.refuse()
     return tuple(found)
 
 
@@ -42,29 +53,31 @@ def nearest(name: str, known: Iterable[str], likeness: float = 0.75) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
-def whole(low: int, high: int) -> Reader:
-    """A whole number; Helm writes great ones with an exponent, so `1e+06` counts as whole."""
-
-    def read(place: Place) -> int:
-        if place.node.tag == FLOAT:
-            number = place.number()
-            if number == int(number) and low <= number <= high:
-                return int(number)
-        return place.integer(low, high)
-
-    return read
-
-
 def strict_whole(low: int, high: int) -> Reader:
     """A whole number by the rule of Go's JSON: no fraction, no exponent."""
     return lambda place: place.integer(low, high)
 
 
 def many(read: Reader) -> Reader:
-    """A list of such values."""
-    return lambda place: tuple(read(item) for item in place.items())
+    """A list of such values; null, which stands where Go leaves a value at its zero, is none."""
+
+    def read_all(place: Place) -> tuple[object, ...]:
+        found: list[object] = []
+        faults = Faults()
+        for item in () if place.null else place.items():
+            with faults.kept():
+                found.append(read(item))
+        faults.refuse()
+        return tuple(found)
+
+    return read_all
 
 
 def nested(table: Mapping[str, Reader], warnings: list[str]) -> Reader:
-    """A mapping with these keys, as a dict."""
-    return lambda place: {one.key: one.value for one in read_known(place, table, warnings)}
+    """A mapping with these keys, as a dict; null has none."""
+
+    def read(place: Place) -> dict[str, object]:
+        found = () if place.null else read_known(place, table, warnings)
+        return {one.key: one.value for one in found}
+
+    return read

@@ -9,6 +9,7 @@ Source: HAMi v2.10, the device plugin's /config/config.json, key `nodeconfig`.
 import dataclasses
 from collections.abc import Mapping
 
+from agent.codec.faults import Faults
 from agent.codec.gojson import INT64, UINT64
 from agent.codec.json_places import read_json
 from agent.codec.known_keys import Found, Reader, many, nested, read_known, strict_whole
@@ -35,8 +36,8 @@ class NodeConfig:
     warnings: tuple[str, ...] = ()
 
 
-def read_nodeconfig(content: bytes, name: str) -> NodeConfig:
-    """The whole file; `name` is what messages call it.
+def read_nodeconfig(content: bytes, name: str, faults: Faults | None = None) -> NodeConfig:
+    """The whole file; `name` is what messages call it. Wrong values go to `faults`.
 
     Raises:
         SettingsError: no JSON object, or a value of another type or range, with its place.
@@ -45,13 +46,14 @@ def read_nodeconfig(content: bytes, name: str) -> NodeConfig:
     table = _table(warnings)
 
     def read_entry(place: Place) -> NodeEntry:
-        found = read_known(place, table, warnings)
+        found = read_known(place, table, warnings, faults)
         named = next((str(one.value) for one in found if one.key == "name"), "")
         if not named:
             warnings.append(str(place.fault("an entry without a name is of no node")))
         return NodeEntry(named, place.where, tuple(one for one in found if one.key != "name"))
 
-    found = read_known(read_json(content, name), {WHAT: many(read_entry)}, warnings)
+    document = read_json(content, name)
+    found = read_known(document, {WHAT: many(read_entry)}, warnings, faults)
     entries = next((one.value for one in found), ())
     return NodeConfig(entries if isinstance(entries, tuple) else (), tuple(warnings))
 

@@ -172,5 +172,13 @@ class Place:
     def shown(self) -> str:
         """A short form of the value for a message."""
         if isinstance(self.node, yaml.ScalarNode):
-            return f"`{cap(self.node.value, 40)}`" if self.node.value else "nothing"
+            text = " (text)" if _is_quoted(self.node) else ""
+            return f"`{cap(self.node.value, 40)}`{text}" if self.node.value else "nothing"
         return "a list" if isinstance(self.node, yaml.SequenceNode) else "a mapping"
+
+
+def _is_quoted(node: yaml.ScalarNode) -> bool:
+    """True for text that looks like something else, as it would be without its quotes."""
+    resolver = yaml.resolver.Resolver()
+    plain = resolver.resolve(yaml.ScalarNode, node.value, (True, False))  # type: ignore[no-untyped-call]
+    return bool(node.tag == STR and node.value and plain != STR)

@@ -120,8 +120,9 @@ def _wire_fields(gpu: RegisteredGpu) -> dict[str, object]:
 
 
 def decode_register(text: str) -> tuple[RegisteredGpu, ...]:
-    """The GPUs of the text, in its order; unknown keys are ignored.
+    """The GPUs of the text, in its order; keys that are in no version's struct are ignored.
 
+    What no scheduler reads, but its decoder does, is checked: one wrong type loses the whole node.
     HAMi hands out what it read before an error; here an error hands out nothing.
 
     Raises:
@@ -135,9 +136,13 @@ def decode_register(text: str) -> tuple[RegisteredGpu, ...]:
     if not value:
         raise MalformedText("register annotation names no GPU")
     return tuple(
-        RegisteredGpu(**gojson.fields(element, _GPU, f"register annotation, GPU {place}"))
-        for place, element in enumerate(value)
+        _read(element, f"register annotation, GPU {place}") for place, element in enumerate(value)
     )
+
+
+def _read(element: object, where: str) -> RegisteredGpu:
+    gojson.fields(element, _UNREAD, where)
+    return RegisteredGpu(**gojson.fields(element, _GPU, where))
 
 
 def same_meaning(one: str | None, other: str | None) -> bool:
@@ -157,10 +162,7 @@ _PROFILE: gojson.Table = {
     "memorymb": ("memory_mib", gojson.integer(gojson.INT32)),
     "core": ("core_percent", gojson.integer(gojson.INT32)),
     "slicecount": ("slice_count", gojson.integer(gojson.UINT32)),
-    "placements": (
-        "placements",
-        gojson.array(lambda item, where: Placement(**gojson.fields(item, _PLACEMENT, where))),
-    ),
+    "placements": ("placements", gojson.array(gojson.record(Placement, _PLACEMENT))),
 }
 _GPU: gojson.Table = {
     "id": ("uuid", gojson.text),
@@ -171,9 +173,26 @@ _GPU: gojson.Table = {
     "type": ("type_name", gojson.text),
     "numa": ("numa", gojson.integer(gojson.INT64)),
     "mode": ("mode", gojson.text),
-    "migprofiles": (
-        "mig_profiles",
-        gojson.array(lambda item, where: MigProfile(**gojson.fields(item, _PROFILE, where))),
-    ),
+    "migprofiles": ("mig_profiles", gojson.array(gojson.record(MigProfile, _PROFILE))),
     "health": ("healthy", gojson.flag),
 }
+_TEMPLATE: gojson.Table = {
+    "name": ("name", gojson.text),
+    "core": ("core", gojson.integer(gojson.INT32)),
+    "memory": ("memory", gojson.integer(gojson.INT32)),
+    "count": ("count", gojson.integer(gojson.INT32)),
+}
+_PAIRS: gojson.Table = {
+    "uuid": ("uuid", gojson.text),
+    "score": ("score", gojson.mapping(gojson.integer(gojson.INT64))),
+}
+_UNREAD: gojson.Table = {
+    "migtemplate": (
+        "migtemplate",
+        gojson.array(gojson.nullable(gojson.array(gojson.record(dict, _TEMPLATE)))),
+    ),
+    "devicevendor": ("devicevendor", gojson.text),
+    "custominfo": ("custominfo", gojson.mapping(gojson.anything)),
+    "devicepairscore": ("devicepairscore", gojson.record(dict, _PAIRS)),
+}
+"""Fields of HAMi's struct that say nothing here; from 2.10 on, the last one is not decoded."""

@@ -4,12 +4,10 @@ A JSON array of `{"uuid": ..., "score": {"other uuid": points}}`, others sorted 
 Source: HAMi v2.10 pkg/device/nvidia/calculate_score.go, pkg/device/devices.go DecodePairScores.
 """
 
-import json
-
 from agent.codec import gojson
 from agent.codec.meaning import same
 from agent.core.annotations import TEXT_LIMIT
-from agent.core.errors import MalformedText, cap
+from agent.core.errors import MalformedText
 from agent.core.gpu import GpuUuid
 from agent.core.topology import Scores
 
@@ -32,10 +30,7 @@ def decode_scores(text: str) -> Scores:
     """
     if len(text) > TEXT_LIMIT:
         raise MalformedText(f"{WHAT} is over {TEXT_LIMIT} characters")
-    try:
-        value: object = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise MalformedText(f"{WHAT} is no JSON: {cap(str(error))}") from error
+    value = gojson.decode(text, WHAT)
     if not isinstance(value, list):
         raise MalformedText(f"{WHAT} is JSON, but no array")
     return dict(_gpu(element, f"{WHAT}, GPU {place}") for place, element in enumerate(value))
@@ -49,16 +44,12 @@ def same_scores(one: str | None, other: str | None) -> bool:
     return same(one, other, decode_scores)
 
 
-_POINTS = gojson.integer(gojson.INT64)
+_GPU: gojson.Table = {
+    "uuid": ("uuid", gojson.text),
+    "score": ("points", gojson.mapping(gojson.integer(gojson.INT64))),
+}
 
 
 def _gpu(element: object, where: str) -> tuple[GpuUuid, dict[GpuUuid, int]]:
-    if not isinstance(element, dict):
-        raise MalformedText(f"{where} is no object")
-    uuid, pairs = element.get("uuid", ""), element.get("score", {})
-    if not isinstance(uuid, str) or not isinstance(pairs, dict):
-        raise MalformedText(f"{where} has no text `uuid` or no object `score`")
-    points = {GpuUuid(other): value for other, value in pairs.items()}
-    for other, value in points.items():
-        _POINTS(value, f"{where}, score of {cap(other)}")
-    return GpuUuid(uuid), points
+    found = gojson.fields(element, _GPU, where)
+    return GpuUuid(found.get("uuid", "")), found.get("points", {})

@@ -73,8 +73,8 @@ def container_edits(
     gpus = gpu_edits(answer, shares, settings, facts)
     return dataclasses.replace(
         gpus,
-        envs=tuple(sorted((*gpus.envs, *_limits(request, shares, settings)))),
-        mounts=(*gpus.mounts, *_hook_mounts(request, settings, facts)),
+        envs=tuple(sorted((*gpus.envs, *_limits(request, shares, settings, facts)))),
+        mounts=(*gpus.mounts, *_hook_mounts(request, facts)),
     )
 
 
@@ -184,7 +184,10 @@ def _visible(uuids: Sequence[GpuUuid], settings: EditSettings) -> Iterable[tuple
 
 
 def _limits(
-    request: EditRequest, shares: Sequence[GrantedShare], settings: EditSettings
+    request: EditRequest,
+    shares: Sequence[GrantedShare],
+    settings: EditSettings,
+    facts: HookFacts,
 ) -> Iterable[tuple[str, str]]:
     """The variables that HAMi-core reads."""
     for index, granted in enumerate(shares):
@@ -194,7 +197,7 @@ def _limits(
         yield "CUDA_DEVICE_SM_LIMIT", str(granted.share.core_percent)
     policy = "disable" if settings.disable_core_limit else settings.core_policy
     cache = cache_file(request.pod_uid, request.container)
-    yield "CUDA_DEVICE_MEMORY_SHARED_CACHE", f"{settings.hook_path}/vgpu/{cache}"
+    yield "CUDA_DEVICE_MEMORY_SHARED_CACHE", f"{facts.hook_path}/vgpu/{cache}"
     for name, value, wanted in (
         ("CUDA_OVERSUBSCRIBE", "true", settings.memory_scaling > 1),
         ("LIBCUDA_LOG_LEVEL", settings.cuda_log_level, bool(settings.cuda_log_level)),
@@ -204,10 +207,8 @@ def _limits(
             yield name, value
 
 
-def _hook_mounts(
-    request: EditRequest, settings: EditSettings, facts: HookFacts
-) -> Iterable[MountEdit]:
-    hook = f"{settings.hook_path}/vgpu"
+def _hook_mounts(request: EditRequest, facts: HookFacts) -> Iterable[MountEdit]:
+    hook = f"{facts.hook_path}/vgpu"
     own = container_directory(request.pod_uid, request.container)
     yield MountEdit(f"{hook}/libvgpu.so", facts.library, read_only=True)
     yield MountEdit(hook, f"{hook}/containers/{own}", read_only=False)

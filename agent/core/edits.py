@@ -36,14 +36,13 @@ class ContainerEdits:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EditSettings:
-    """How answers are made. `hook_path` is HAMi's HOOK_PATH; strategies are NVIDIA's names.
+    """How answers are made. Strategies are NVIDIA's names.
 
     `cdi_kind` is `vendor/class` of the GPUs in the CDI specification on this host; `core_policy`
     says when HAMi-core's compute limits act, unless they are disabled. `mps_root` is the host
     directory of an MPS control daemon for `resource`, empty where there is none.
     """
 
-    hook_path: str = "/usr/local"
     memory_scaling: float = 1.0
     cuda_log_level: str = "1"
     disable_core_limit: bool = False
@@ -65,7 +64,8 @@ class EditSettings:
 class HookFacts:
     """What lies in the hook directory of this host: decides mounts.
 
-    `library` is the host path of libvgpu.so to mount (the versioned one if present).
+    `library` is the host path of libvgpu.so to mount (the versioned one if present), `hook_path`
+    is HAMi's HOOK_PATH, the directory above vgpu/.
     `missing`: which of the files that every answer mounts are not there. `device_nodes` are the
     control nodes of the driver that exist.
     """
@@ -74,6 +74,7 @@ class HookFacts:
     missing: tuple[str, ...] = ()
     has_license: bool = False
     device_nodes: tuple[str, ...] = ()
+    hook_path: str = "/usr/local"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -39,7 +39,14 @@ class AgentError(Exception):
 
 
 class SettingsError(AgentError):
-    """A setting cannot be used. The text names file:line, field and the mend."""
+    """A setting cannot be used. The text names file:line, field and the mend.
+
+    `every`: what else is wrong, too, one sentence each; the text is the first of them.
+    """
+
+    def __init__(self, text: str, *, every: tuple[str, ...] = ()) -> None:
+        super().__init__(text)
+        self.every = every or (text,)
 
 
 class PermissionFault(AgentError):  # noqa: N818 -- PermissionError is a builtin

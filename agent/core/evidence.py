@@ -2,7 +2,7 @@
 
 import dataclasses
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from agent.core.candidates import Books, Candidate, Known
 from agent.core.gpu import GpuUuid
@@ -39,7 +39,7 @@ class Evidence:
     list_failed: bool = False
     waited: bool = False
     claimed: frozenset[PodUid] = frozenset()
-    in_doubt: frozenset[PodUid] = frozenset()
+    in_doubt: Container[PodUid] = frozenset()
 
     @property
     def blind(self) -> bool:

@@ -6,8 +6,12 @@ not admitting; only between those that are left is guessed, the pod that was bou
 others, for the kubelet takes pods up in about that order.
 
 A guess can be wrong. Then the answer stands under another pod's name than the one that got it. When
-that pod asks in its turn, it is given the share that is left, as by HAMi: the two have swapped, and
-no share is given twice.
+that pod asks in its turn, it is given a share that is left, as by HAMi: the two have swapped. As
+long as one is left, no share is given twice. None is left when the pod that got the first answer
+does not wait by its annotations any more: it runs, has ended or is gone, was settled, or is being
+answered at this moment; nor while the kubelet has not shown that it holds slices. Then the pod that
+asks is given its own answer again if it is the only one that may be meant (of several, none is
+guessed): two pods hold one share and one directory until the first of them ends.
 Source: HAMi v2.10 pkg/util/util.go GetPendingPod.
 """
 

@@ -70,6 +70,7 @@ class HostHookDirs:
             missing=tuple(str(file) for file in mounted if not file.is_file()),
             has_license=(home / "license").exists(),
             device_nodes=tuple(str(node) for node in nodes if node.exists()),
+            hook_path=str(self._hook),
         )
 
     async def prepare(self, name: str, *, wipe: bool) -> None:

@@ -17,6 +17,11 @@ def read_bounded(path: Path, limit: int) -> bytes:
         raise SettingsError(
             f"{path}: cannot be read: {reason}; check the path and its rights"
         ) from error
+    check_size(path, content, limit)
+    return content
+
+
+def check_size(path: Path, content: bytes, limit: int) -> None:
+    """Nothing, for at most `limit` bytes. Raises SettingsError."""
     if len(content) > limit:
         raise SettingsError(f"{path}: is larger than {limit // 1024} KiB; is it the right file?")
-    return content

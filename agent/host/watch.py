@@ -1,14 +1,17 @@
 """Directories: which of their files appear, go, or are made anew, and where it counts, written.
 
 The kubelet's device plugin directory with its sockets, and the directories of settings files.
+Settings may lie on a file system that hangs: they are looked at on another thread. The kubelet's
+directory is on the node's own disk, and an Allocate needs to know of it at once: on the loop.
 """
 
 import asyncio
 import contextlib
+import dataclasses
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar, TypeVarTuple
 
 import structlog
 from asyncinotify import Event, Inotify, Mask, Watch
@@ -16,17 +19,23 @@ from typing_extensions import override
 
 from agent.core.errors import KubeletError
 from agent.core.holdings import KubeletEpoch
+from agent.kit.offload import Offload
 
 log = structlog.get_logger(__name__)
 
 POLL = 5.0
 """Seconds between two looks at the files themselves: what inotify missed is seen then."""
+ANSWER = 5.0
+"""Seconds for one look at settings files; a file system that is slower is asked again later."""
 COMES_OR_GOES = Mask.CREATE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO
 ENDS = Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.UNMOUNT | Mask.IGNORED
 EVERYTHING = ""
 SWAPPED = "..data"
 """What the kubelet puts another link in the place of when it renews a mounted ConfigMap."""
 Look = dict[str, KubeletEpoch | None]
+
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
 
 
 class DirectoryWatch:
@@ -60,13 +69,33 @@ class DirectoryWatch:
         The directory may be missing, come and be replaced. Never ends. Raises KubeletError.
         """
         while True:
-            with _watching(self._directory, self._mask) as sight:
+            async with self._watching() as sight:
                 self._tell_polling(sight.obstacle)
-                seen = self._look()
+                seen = await self._ask(self._look, tuple(self._names)) or {}
                 yield EVERYTHING
                 while not sight.is_over:
-                    for name in self._news(await sight.events(), sight, seen):
+                    for name in await self._news(await sight.events(), sight, seen):
                         yield name
+
+    async def _ask(self, work: Callable[[*Ts], R], *args: *Ts) -> R | None:
+        """What `work(*args)`, which looks at files, returns. None: they do not answer."""
+        return work(*args)
+
+    @contextlib.asynccontextmanager
+    async def _watching(self) -> AsyncIterator["_Sight"]:
+        """Watch the directory and, to see it come and go, its parent; or only look now and then."""
+        loop = asyncio.get_running_loop()
+        opened = await self._ask(_open, self._directory, self._mask)
+        if not isinstance(opened, _Opened):
+            yield _Sight(obstacle=opened or "no answer")
+            return
+        with opened.inotify as inotify:
+            sight = _Sight(inotify, opened.parent)
+            loop.add_reader(inotify.fd, sight.wake)
+            try:
+                yield sight
+            finally:
+                loop.remove_reader(inotify.fd)
 
     def _tell_polling(self, obstacle: str) -> None:
         """Say why the files are only looked at now and then, once for each reason."""
@@ -74,11 +103,12 @@ class DirectoryWatch:
             log.info("watch.polling", directory=str(self._directory), err=obstacle)
         self._polled = obstacle
 
-    def _news(self, events: list[Event], sight: "_Sight", seen: Look) -> list[str]:
+    async def _news(self, events: list[Event], sight: "_Sight", seen: Look) -> list[str]:
         """What the events say, or where there are none, a look at the files; `seen` follows."""
         if not events:
-            return self._differences(sight, seen)
+            return await self._differences(sight, seen)
         news = []
+        named = []
         for event in events:
             name = str(event.name)
             if Mask.Q_OVERFLOW in event.mask:
@@ -86,28 +116,43 @@ class DirectoryWatch:
                 news.append(EVERYTHING)
             elif event.mask & ENDS or (event.watch is sight.parent and self._is_itself(name)):
                 sight.is_over = True
-            elif event.watch is not sight.parent and name in self._names and self._tells(event):
-                seen[name] = self._seen(name)
-                news.append(name)
-        return news
+            elif (
+                event.watch is not sight.parent and name in self._names and event.mask & self._mask
+            ):
+                named.append((name, event.mask))
+        # Without an answer the next look compares with what was seen before.
+        found = (await self._ask(self._look_at, named) if named else None) or ()
+        seen.update(found)
+        return [*news, *(name for name, _ in found)]
 
-    def _tells(self, event: Event) -> bool:
-        """Whether this event is news of the file that it names."""
-        return bool(event.mask & self._mask)
+    def _look_at(
+        self, named: Iterable[tuple[str, Mask]]
+    ) -> Sequence[tuple[str, KubeletEpoch | None]]:
+        """The files of which these events are news, as they are now."""
+        return [(name, self._seen(name)) for name, mask in named if self._tells(name, mask)]
 
-    def _differences(self, sight: "_Sight", seen: Look) -> list[str]:
-        now = self._look()
+    def _tells(self, name: str, mask: Mask) -> bool:
+        """Whether such an event is news of the file that it names."""
+        del name, mask
+        return True
+
+    async def _differences(self, sight: "_Sight", seen: Look) -> list[str]:
+        now = await self._ask(self._look, tuple(self._names))
+        sight.looked()
+        if now is None:
+            return []
         news = [name for name in sorted(now) if name and now[name] != seen.get(name)]
-        sight.is_over = sight.inotify is None or now[EVERYTHING] != seen[EVERYTHING]
+        if now[EVERYTHING] != seen.get(EVERYTHING):
+            sight.is_over = True
         seen.update(now)
         return news
 
     def _is_itself(self, name: str) -> bool:
         return name == self._directory.name
 
-    def _look(self) -> Look:
-        """All names as they are now, and under the empty name the directory itself."""
-        found = {name: self._seen(name) for name in self._names}
+    def _look(self, names: Collection[str]) -> Look:
+        """These names as they are now, and under the empty name the directory itself."""
+        found = {name: self._seen(name) for name in names}
         directory = self._seen(".")
         # The time of a directory changes with every name in it.
         found[EVERYTHING] = directory and KubeletEpoch(inode=directory.inode)
@@ -135,11 +180,28 @@ class FileDirectory(DirectoryWatch):
 
     _mask = COMES_OR_GOES | Mask.CLOSE_WRITE
 
+    def __init__(self, directory: Path, names: Collection[str], offload: Offload) -> None:
+        super().__init__(directory, names)
+        self._offload = offload
+        self._is_silent = False
+
     @override
-    def _tells(self, event: Event) -> bool:
+    async def _ask(self, work: Callable[[*Ts], R], *args: *Ts) -> R | None:
+        try:
+            async with asyncio.timeout(ANSWER):
+                found = await self._offload.call(work, *args)
+        except TimeoutError:
+            if not self._is_silent:
+                log.warning("watch.silent", directory=str(self._directory), after=ANSWER)
+            self._is_silent = True
+            return None
+        self._is_silent = False
+        return found
+
+    @override
+    def _tells(self, name: str, mask: Mask) -> bool:
         """A new file is empty until it is closed; a new link is what it points to at once."""
-        path = self._directory / str(event.name)
-        return Mask.CREATE not in event.mask or path.is_symlink()
+        return Mask.CREATE not in mask or (self._directory / name).is_symlink()
 
     @override
     def _seen(self, name: str) -> KubeletEpoch | None:
@@ -149,7 +211,13 @@ class FileDirectory(DirectoryWatch):
 
 
 class FileWatch:
-    """The FileWatch port: their directories, each with all links in it that may be swapped."""
+    """The FileWatch port: their directories, each with all links in it that may be swapped.
+
+    They are looked at by `offload`.
+    """
+
+    def __init__(self, offload: Offload) -> None:
+        self._offload = offload
 
     async def follow(self, paths: Collection[Path], changed: Callable[[], None]) -> NoReturn:
         """See agent.core.ports.FileWatch."""
@@ -158,7 +226,7 @@ class FileWatch:
             names[path.absolute().parent].add(path.name)
         async with asyncio.TaskGroup() as group:
             for directory, those in names.items():
-                group.create_task(_follow(FileDirectory(directory, those), changed))
+                group.create_task(_follow(FileDirectory(directory, those, self._offload), changed))
         await asyncio.Event().wait()
         raise AssertionError("nobody sets it")
 
@@ -180,15 +248,23 @@ class _Sight:
         self.obstacle = obstacle
         self.is_over = False
         self._ready = asyncio.Event()
+        self._due = asyncio.get_running_loop().time() + POLL
 
     def wake(self) -> None:
         """Events can be read."""
         self._ready.set()
 
+    def looked(self) -> None:
+        """The files themselves were looked at; without events, by another spell the next time."""
+        self._due = asyncio.get_running_loop().time() + POLL
+        self.is_over = self.is_over or self.inotify is None
+
     async def events(self) -> list[Event]:
-        """The next events, at least one; none when nothing came for a while."""
+        """The next events, at least one; none when it is time for a look, however many came."""
+        if asyncio.get_running_loop().time() >= self._due:
+            return []
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(POLL):
+            async with asyncio.timeout_at(self._due):
                 while True:
                     await self._ready.wait()
                     self._ready.clear()
@@ -199,20 +275,23 @@ class _Sight:
         return []
 
 
-@contextlib.contextmanager
-def _watching(directory: Path, mask: Mask) -> Iterator[_Sight]:
-    """Watch a directory and, to see itself come and go, its parent; or only look now and then."""
-    loop = asyncio.get_running_loop()
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Opened:
+    """Events of a directory's parent, and of itself where it is there."""
+
+    inotify: Inotify
+    parent: Watch
+
+
+def _open(directory: Path, mask: Mask) -> "_Opened | str":
+    """Begin to watch, or say why that cannot be."""
     with contextlib.ExitStack() as stack:
         try:
             inotify = stack.enter_context(Inotify(sync_timeout=0))
             parent = inotify.add_watch(directory.parent, COMES_OR_GOES | Mask.ONLYDIR)
         except OSError as error:
-            yield _Sight(obstacle=error.strerror or str(error))
-            return
+            return error.strerror or str(error)
         with contextlib.suppress(OSError):  # it is missing: the parent tells when it comes
             inotify.add_watch(directory, mask | ENDS | Mask.ONLYDIR)
-        sight = _Sight(inotify, parent)
-        loop.add_reader(inotify.fd, sight.wake)
-        stack.callback(loop.remove_reader, inotify.fd)
-        yield sight
+        stack.pop_all()
+        return _Opened(inotify, parent)

@@ -44,6 +44,11 @@ class Notices:
             await self._news.wait()
         return self._line[0]
 
+    @property
+    def waiting(self) -> tuple[NodeEvent, ...]:
+        """All that is in line, the first one first."""
+        return tuple(self._line)
+
     def done(self, event: NodeEvent, result: str) -> None:
         """Take `event` out of line, if a full line has not pushed it out meanwhile."""
         self.events.add(event.reason, result)

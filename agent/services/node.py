@@ -27,19 +27,23 @@ UNSEEN_AFTER = 5.0
 class Node:
     """Sole writer of the Node's view (None: not seen yet, or deleted).
 
-    `restarts` counts watches that ended, by reason.
+    `restarts` counts watches that ended, by reason; `returns`, how often the view was fresh again
+    after the API server had been lost.
     """
 
     def __init__(self, api: NodeApi, node: Cell[NodeView | None], random: random.Random) -> None:
         self.restarts = Tally(
             "node_watch_restarts_total", "Watches of this Node that ended.", ("reason",)
         )
+        self.returns = Cell(0)
         self._api = api
         self._node = node
         self._watch = Reopening(self.restarts, random)
         self._floor = 0
         """The version of our own last write since this watch began: older frames are late."""
         self._failing = False
+        self._is_stale = False
+        """The server answers again, but has not shown the Node yet."""
         self._wanted = asyncio.Event()
 
     async def run(self) -> NoReturn:
@@ -99,6 +103,7 @@ class Node:
     def _opened(self) -> None:
         if self._failing:
             log.info("node.followed")
+        self._is_stale = self._is_stale or self._failing
         self._failing = False
 
     def _take(self, node: NodeView | None) -> None:
@@ -107,6 +112,9 @@ class Node:
             self._node.set(None)
         elif version_number(node.resource_version) >= self._floor:
             self._node.set(node)
+        if self._is_stale:
+            self._is_stale = False
+            self.returns.set(self.returns.value + 1)
 
     def _unseen(self) -> None:
         """The open watch shows no Node: it was deleted while nobody looked."""

@@ -1,8 +1,9 @@
 """The register annotation: what the inventory says against what the API server holds.
 
 Laws: nothing is written when both mean the same; an empty list is never written; a write that
-failed is tried again; who fights over the annotation is told, not fought for ever. Schedulers up
-to 2.7.1 drop a node that is silent for a minute: for them alone a stamp is written every 30 s.
+failed is tried again, soon once a lost server is back; who fights over the annotation is told, not
+fought for ever. Schedulers up to 2.7.1 drop a node that is silent for a minute: for them alone a
+stamp is written every 30 s.
 """
 
 import asyncio
@@ -34,14 +35,15 @@ log = structlog.get_logger(__name__)
 DELAYS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 JITTER = 0.5
 SPREAD = 1.0
-"""Seconds over which nodes spread a changed inventory; a changed health waits for nobody."""
+"""Seconds over which nodes spread a changed inventory, and what waited for a server that is back; a
+changed health waits for nobody else."""
 ROUNDS = 5
+FIGHT = 600.0
+"""More than so many rounds within so many seconds are a fight; then as long a truce."""
 CONFLICT = (
     f"another writer keeps changing the Node annotation {REGISTER}: stop the other device plugin of"
     " this node; the next try is in 10 minutes or when the GPUs change"
 )
-FIGHT = 600.0
-"""More than so many rounds within so many seconds are a fight; then as long a truce."""
 TICK = 0.001
 """Seconds that a clock may not resolve: what is due so soon is due."""
 STAMP_EVERY = 30.0
@@ -76,10 +78,14 @@ class ReportState:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReportCells:
-    """What the reporter reads, and its own state, which it alone writes."""
+    """What the reporter reads, and its own state, which it alone writes.
+
+    `returns` counts how often the node's view was fresh again after the server had been lost.
+    """
 
     inventory: Cell[Inventory]
     node: Cell[NodeView | None]
+    returns: Cell[int]
     settings: Cell[ReportSettings]
     state: Cell[ReportState]
 
@@ -143,6 +149,7 @@ class Reporter:
             group.create_task(self._notice(self._cells.inventory))
             group.create_task(self._notice(self._cells.node))
             group.create_task(self._notice(self._cells.settings))
+            group.create_task(self._come_back())
             group.create_task(self._keep())
 
     async def _notice(
@@ -150,6 +157,18 @@ class Reporter:
     ) -> None:
         async for _ in cell.follow():
             self._news.set()
+
+    async def _come_back(self) -> None:
+        """End the wait for a server that was lost, not the one that it asked for."""
+        async for _ in self._cells.returns.follow():
+            if self._failed is None:
+                continue
+            target, error, retry_at = self._failed
+            if error.retry_after is None and not isinstance(error, ApiThrottled):
+                soon = asyncio.get_running_loop().time() + self._random.uniform(0.0, SPREAD)
+                self._failed = target, error, min(retry_at, soon)
+                self._backoff.reset()
+                self._news.set()
 
     async def _keep(self) -> NoReturn:
         loop = asyncio.get_running_loop()
@@ -243,12 +262,14 @@ class Reporter:
         self._say(NodeEvent("ReportConflict", CONFLICT, warning=True))
 
     async def _write(self, need: Need) -> None:
-        stamp = None
+        stamp, returns = None, self._cells.returns.value
         if self._cells.settings.value.profile.stamps:
             stamp = encode_reported(self._clock.now())
         try:
             node = await self._api.annotate_node({**need.changes, HANDSHAKE: stamp})
         except ApiError as error:
+            if self._cells.returns.value != returns:  # it went to a server that was lost then
+                self._backoff.reset()
             self._give_up(need, error)
             return
         self._done(need)

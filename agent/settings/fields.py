@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from agent.core.errors import SettingsError, cap
 
@@ -70,6 +71,9 @@ class Setting:
     origin: str
 
 
+DEFAULT: Final = "default"
+"""The origin of a value that nobody set."""
+
 Effective = Mapping[str, Setting]
 """The settings in force, by key."""
 
@@ -83,6 +87,11 @@ def _text(value: object) -> str:
     if isinstance(value, str):
         return value
     raise WrongValue(f"expected text, found {shown(value)}")
+
+
+def _text_or_whole(value: object) -> str:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return _text(str(value) if is_whole else value)
 
 
 def _path(value: object) -> str:
@@ -106,6 +115,9 @@ def _boolean(value: object) -> bool:
 
 text = Kind(_text, {"type": "string"})
 """A string."""
+
+text_or_whole = Kind(_text_or_whole, {"type": ["string", "integer"]})
+"""A string; a whole number is taken for one, as it is shown."""
 
 optional_text = Kind(lambda value: _text(value) or None, {"type": "string"})
 """A string; an empty one counts as not set."""

@@ -1,21 +1,19 @@
 """HAMi's two files as settings: its keys, its rules of what overrides, our bounds."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from agent.codec.device_config import read_device_config
+from agent.codec.faults import Faults
 from agent.codec.known_keys import Found
-from agent.codec.nodeconfig import NodeEntry, read_nodeconfig
+from agent.codec.nodeconfig import read_nodeconfig
 from agent.settings.fields import Setting, setting
 from agent.settings.table import BY_KEY
 
 DEVICE_CONFIG: Final[Mapping[str, str]] = {
     "resourceCountName": "sharing.resourceName",
     "resourceMemoryName": "sharing.memoryResourceName",
-    "resourceMemoryPercentageName": "sharing.memoryPercentageResourceName",
-    "resourceCoreName": "sharing.coreResourceName",
-    "resourcePriorityName": "sharing.priorityResourceName",
     "deviceSplitCount": "sharing.splitCount",
     "deviceMemoryScaling": "sharing.memoryScaling",
     "deviceCoreScaling": "sharing.coreScaling",
@@ -61,37 +59,46 @@ class NodeLayer:
     warnings: tuple[str, ...] = ()
 
     def of(self, name: str) -> Iterator[Setting]:
-        """What the entries of that name say."""
+        """What the entries of that name say; one without a name is of no node."""
         for entry, settings in self.entries:
-            if entry == name:
+            if entry and entry == name:
                 yield from settings
 
 
-def read_device_layer(content: bytes, name: str) -> Layer:
-    """What device-config.yaml sets for all nodes. Raises SettingsError with the place."""
-    config = read_device_config(content, name)
-    settings = tuple(
-        setting(BY_KEY[DEVICE_CONFIG[one.key]], one.value, one.where)
-        for one in config.found
-        if one.key in DEVICE_CONFIG
+def read_device_layer(content: bytes, name: str, faults: Faults) -> Layer:
+    """What device-config.yaml sets for all nodes; wrong values go to `faults`.
+
+    Raises SettingsError with the place: it cannot be read at all.
+    """
+    config = read_device_config(content, name, faults)
+    settings: list[Setting] = []
+    for one in config.found:
+        if one.key in DEVICE_CONFIG:
+            with faults.kept():
+                settings.append(setting(BY_KEY[DEVICE_CONFIG[one.key]], one.value, one.where))
+    return Layer(tuple(settings), config.warnings)
+
+
+def read_node_layer(content: bytes, name: str, faults: Faults) -> NodeLayer:
+    """What config.json sets for some nodes; wrong values go to `faults`.
+
+    Raises SettingsError with the place: it cannot be read at all.
+    """
+    config = read_nodeconfig(content, name, faults)
+    entries = tuple(
+        (entry.name, tuple(_overrides(entry.found, faults))) for entry in config.entries
     )
-    return Layer(settings, config.warnings)
-
-
-def read_node_layer(content: bytes, name: str) -> NodeLayer:
-    """What config.json sets for some nodes. Raises SettingsError with the place."""
-    config = read_nodeconfig(content, name)
-    entries = tuple((entry.name, tuple(_overrides(entry))) for entry in config.entries)
     return NodeLayer(entries, config.warnings)
 
 
-def _overrides(entry: NodeEntry) -> Iterator[Setting]:
+def _overrides(found: Iterable[Found], faults: Faults) -> Iterator[Setting]:
     """What an entry sets: an empty value (0, "", false) overrides nothing, as in HAMi."""
-    for one in entry.found:
-        if one.key == FILTER:
-            yield from _filter(one)
-        elif one.key in NODE_CONFIG and one.value:
-            yield setting(BY_KEY[NODE_CONFIG[one.key]], one.value, one.where)
+    for one in found:
+        with faults.kept():
+            if one.key == FILTER:
+                yield from _filter(one)
+            elif one.key in NODE_CONFIG and one.value:
+                yield setting(BY_KEY[NODE_CONFIG[one.key]], one.value, one.where)
 
 
 def _filter(found: Found) -> Iterator[Setting]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from agent.core.errors import SettingsError
-from agent.host.textfile import read_bounded
-from agent.settings.fields import Effective
+from agent.host.textfile import check_size, read_bounded
+from agent.settings.fields import DEFAULT, Effective
 from agent.settings.plan import Given, Plan, Text, make_plan
 from agent.settings.profiles import NodeFacts
 
@@ -76,8 +76,16 @@ def look(sources: Sources, good: Given | None = None) -> Look:
 
 
 def read_text(path: Path) -> Text:
-    """One file, up to the greater bound. Raises SettingsError."""
-    return Text(str(path), read_bounded(path, MAX_JSON))
+    """One file that may be any of the three, up to the bound of its form. Raises SettingsError."""
+    text = Text(str(path), read_bounded(path, MAX_JSON))
+    if not is_json(text):
+        check_size(path, text.content, MAX_YAML)
+    return text
+
+
+def is_json(text: Text) -> bool:
+    """True for what is HAMi's config.json, if it is any of the three."""
+    return text.name.endswith(".json") or text.content.lstrip()[:1] == b"{"
 
 
 class _Search:
@@ -106,7 +114,7 @@ class _Search:
     def _own(self) -> Text | None:
         path = self._file or DEFAULT_FILE
         self.asked.add(path)
-        if self._file is None and not _is_there(path):
+        if self._file is None and not is_there(path):
             return None
         return Text(str(path), read_bounded(path, MAX_YAML))
 
@@ -117,10 +125,10 @@ class _Search:
             return None
         path = Path(str(named.value))
         self.asked.add(path)
-        return None if named.origin == "default" and not _is_there(path) else path
+        return None if named.origin == DEFAULT and not is_there(path) else path
 
 
-def _is_there(path: Path) -> bool:
+def is_there(path: Path) -> bool:
     """False for a file that is missing; one that cannot be looked at is there, and refused."""
     try:
         return path.is_file()

@@ -6,11 +6,14 @@ its place and the mend.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import TypeVar
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, TypeVar
 
+from agent.codec.faults import Faults
+from agent.core.errors import cap
 from agent.core.last_good import SourceFile
-from agent.settings.fields import Effective, Setting
+from agent.settings.fields import DEFAULT, Effective, Setting
 from agent.settings.hami_files import (
     Layer,
     NodeLayer,
@@ -26,6 +29,9 @@ T = TypeVar("T")
 
 Text = SourceFile
 """A file as it was read."""
+
+FILTERS: Final = frozenset({"sharing.filterUUIDs", "sharing.filterIndexes"})
+"""Lists of GPUs, of which each is named once."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,16 +55,22 @@ class Resolved:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Plan:
-    """What the sources say of every node. `warnings`: what was passed over, with its place."""
+    """What the sources say of every node. `warnings`: what was passed over, with its place.
+
+    `labelled`: labels of nodes can be known. Without a scheduler there is no API server to ask.
+    """
 
     device_config: Layer
     own: OwnFile
     node_config: NodeLayer
     surroundings: tuple[Setting, ...]
     warnings: tuple[str, ...]
+    labelled: bool
 
     def resolve(self, facts: NodeFacts) -> Resolved:
         """The settings of a node with these facts: the same facts, the same settings."""
+        if not self.labelled:
+            facts = dataclasses.replace(facts, labels=None)
         applied = [profile for profile in self.own.profiles if profile.match.holds(facts)]
         layers = (
             self.device_config.settings,
@@ -67,7 +79,7 @@ class Plan:
             tuple(self.node_config.of(facts.name)),
             self.surroundings,
         )
-        found = {field.key: Setting(field, field.default, "default") for field in FIELDS}
+        found = {field.key: Setting(field, field.default, DEFAULT) for field in FIELDS}
         for layer in layers:
             found.update({one.field.key: one for one in layer})
         return Resolved(found, tuple(profile.name for profile in applied))
@@ -81,14 +93,65 @@ class Plan:
 
 
 def make_plan(given: Given) -> Plan:
-    """Read all sources. Raises SettingsError; then nothing of them is used."""
-    device_config = _read(given.device_config, read_device_layer, Layer())
-    own = _read(given.own, read_own_file, OwnFile())
-    node_config = _read(given.node_config, read_node_layer, NodeLayer())
-    surroundings = (*read_environment(given.environ), *read_flags(given.flags))
-    warnings = (*device_config.warnings, *node_config.warnings, *ignored(given.environ))
-    return Plan(device_config, own, node_config, surroundings, warnings)
+    """Read all sources. Raises SettingsError with all that is wrong; then nothing is used."""
+    faults = Faults()
+    device_config = _read(given.device_config, read_device_layer, Layer(), faults)
+    own = _read(given.own, read_own_file, OwnFile(), faults)
+    node_config = _read(given.node_config, read_node_layer, NodeLayer(), faults)
+    environment = read_environment(given.environ, faults)
+    surroundings = (*environment, *read_flags(given.flags, faults))
+    faults.refuse()
+    plan = Plan(
+        device_config=device_config,
+        own=own,
+        node_config=node_config,
+        surroundings=surroundings,
+        warnings=(),
+        labelled=_has_scheduler((*own.settings, *surroundings)),
+    )
+    warnings = (
+        *device_config.warnings,
+        *node_config.warnings,
+        *ignored(given.environ, given.flags),
+    )
+    return dataclasses.replace(plan, warnings=(*warnings, *_passed_over(plan)))
 
 
-def _read(source: Text | None, read: Callable[[bytes, str], T], nothing: T) -> T:
-    return nothing if source is None else read(source.content, source.name)
+def _read(
+    source: Text | None, read: Callable[[bytes, str, Faults], T], nothing: T, faults: Faults
+) -> T:
+    if source is not None:
+        with faults.kept():
+            return read(source.content, source.name, faults)
+    return nothing
+
+
+def _has_scheduler(settings: Iterable[Setting]) -> bool:
+    """No profile sets it and no file of HAMi's: it is the same for all nodes."""
+    return {one.field.key: one.value for one in settings}.get("scheduler") != "none"
+
+
+def _passed_over(plan: Plan) -> Iterator[str]:
+    """What is no mistake and has no effect."""
+    for one in plan.own.profiles:
+        if one.match.labels is not None and not plan.labelled:
+            yield (
+                f"{one.where}: the profile {cap(one.name, 64)} never applies: it asks for labels, "
+                "which nobody knows with scheduler: none"
+            )
+    for setting in _all(plan):
+        if setting.field.key in FILTERS and isinstance(setting.value, tuple):
+            counts = Counter(setting.value)
+            twice = [word for word, times in counts.items() if times > 1]
+            if twice:
+                yield f"{setting.origin}: {setting.field.key}: twice there: {cap(', '.join(twice))}"
+
+
+def _all(plan: Plan) -> Iterator[Setting]:
+    """Every setting of every source."""
+    yield from plan.own.settings
+    for profile in plan.own.profiles:
+        yield from profile.settings
+    for _, settings in plan.node_config.entries:
+        yield from settings
+    yield from plan.surroundings

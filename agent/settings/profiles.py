@@ -17,12 +17,14 @@ KEYS: Final = frozenset({"nodes", "labels", "gpus"})
 class NodeFacts:
     """What settings may depend on. `labels` and `gpu_models` None: not known yet.
 
-    `gpu_models` has one name for each GPU, as the driver gives it.
+    `gpu_models` has one name for each GPU, as the driver gives it; `former_models` are those of
+    GPUs that are gone, and that none has come instead of.
     """
 
     name: str = ""
     labels: Mapping[str, str] | None = None
     gpu_models: tuple[str, ...] | None = None
+    former_models: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,18 +45,19 @@ class Match:
         by_label = self.labels is None or (
             facts.labels is not None and self.labels.matches(facts.labels)
         )
-        models = [model.lower() for model in facts.gpu_models or ()]
+        models = [model.lower() for model in (*(facts.gpu_models or ()), *facts.former_models)]
         by_gpu = not self.gpus or any(one.lower() in model for one in self.gpus for model in models)
         return by_name and by_label and by_gpu
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Profile:
-    """Settings for the nodes that `match` selects."""
+    """Settings for the nodes that `match` selects. `where`: its place, `file:line:column`."""
 
     name: str
     match: Match
     settings: tuple[Setting, ...]
+    where: str
 
 
 def read_match(place: Place) -> Match:

@@ -1,10 +1,15 @@
 """What was read from all sources at one moment: gives the settings as often as facts change."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Final
 
+from agent.settings.fields import Value
 from agent.settings.plan import Given, Plan
 from agent.settings.profiles import NodeFacts
 from agent.settings.schema import Settings, build
+
+NODE_NAME: Final = "node.name"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -21,12 +26,23 @@ class Reading:
         return self.plan.warnings
 
     def settings(self, facts: NodeFacts) -> Settings:
-        """The settings of this node; it is named by the sources, else by `facts`, else by its host.
+        """The settings of the node that `facts` name, else the sources, else its host.
 
         Raises SettingsError: values do not go together, or not with these GPUs.
         """
-        named = self.plan.resolve(NodeFacts()).settings["node.name"].value
-        name = str(named or facts.name or self.host_name)
+        name = facts.name or self.name
         resolved = self.plan.resolve(dataclasses.replace(facts, name=name))
         gpus = len(facts.gpu_models or ())
         return build(resolved.settings, host_name=name, gpus=max(1, gpus))
+
+    @property
+    def name(self) -> str:
+        """The node's name, by the sources or by its host."""
+        named = self.plan.resolve(NodeFacts()).settings[NODE_NAME].value
+        return str(named or self.host_name)
+
+    def fixed(self) -> Mapping[str, Value]:
+        """The settings that act at the start alone, the same for all facts, by key."""
+        found = self.plan.resolve(NodeFacts()).settings
+        values = {key: one.value for key, one in found.items() if not one.field.live}
+        return values | {NODE_NAME: self.name}

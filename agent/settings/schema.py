@@ -10,7 +10,7 @@ from agent.core.match_settings import MatchSettings, UnlockedPods
 from agent.core.plain import PlainSettings
 from agent.core.report_settings import ReportProfile, ReportSettings
 from agent.core.slices import MIG_MODE, SharingSettings, check_list_size
-from agent.settings.fields import Effective
+from agent.settings.fields import DEFAULT, Effective
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -184,7 +184,6 @@ def _sharing(get: _Values) -> SharingSettings:
 
 def _edits(get: _Values, sharing: SharingSettings) -> EditSettings:
     return EditSettings(
-        hook_path=get.text("library.hookPath"),
         memory_scaling=sharing.memory_scaling,
         cuda_log_level=get.text("library.cudaLogLevel"),
         disable_core_limit=get.flag("library.disableCoreLimit"),
@@ -205,7 +204,7 @@ def _edits(get: _Values, sharing: SharingSettings) -> EditSettings:
 
 def _web(get: _Values, effective: Effective) -> WebSettings:
     """Who observes beside the node's agent leaves it the usual port."""
-    usual = effective["web.port"].origin == "default"
+    usual = effective["web.port"].origin == DEFAULT
     port = 0 if get.flag("observe") and usual else get.whole("web.port")
     return WebSettings(get.text("web.address"), port)
 

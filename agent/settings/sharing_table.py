@@ -10,6 +10,7 @@ from agent.settings.fields import (
     path,
     resource_name,
     text,
+    text_or_whole,
     texts,
     whole,
 )
@@ -93,27 +94,11 @@ SHARING: tuple[Field, ...] = (
         text="Tell the kubelet's topology manager on which NUMA node each GPU is.",
         live=True,
     ),
-    *(
-        Field(
-            f"sharing.{name}ResourceName",
-            f"nvidia.com/{short}",
-            resource_name,
-            f"Resource name that pods request {words} under; the scheduler counts it.",
-        )
-        for name, short, words in (
-            ("memory", "gpumem", "memory in MiB"),
-            ("memoryPercentage", "gpumem-percentage", "memory in percent"),
-            ("core", "gpucores", "compute in percent"),
-            ("priority", "priority", "a priority"),
-        )
-    ),
     Field(
-        "mig.strategy",
-        "none",
-        choice("none", "single", "mixed"),
-        "NVIDIA's strategy for GPUs in MIG mode; they are not shared yet, whatever it says.",
-        env=("MIG_STRATEGY",),
-        flag="--mig-strategy",
+        "sharing.memoryResourceName",
+        "nvidia.com/gpumem",
+        resource_name,
+        "Resource name that pods request memory in MiB under; the scheduler counts it.",
     ),
     Field(
         "allocation.unlockedPods",
@@ -220,7 +205,7 @@ SHARING: tuple[Field, ...] = (
     Field(
         "library.cudaLogLevel",
         "1",
-        text,
+        text_or_whole,
         "LIBCUDA_LOG_LEVEL of the containers; empty leaves it unset.",
         live=True,
     ),

@@ -6,10 +6,10 @@ from typing import Final
 
 from agent import __version__
 from agent.codec.last_good import decode_last_good
-from agent.core.errors import SettingsError, StateCorrupt
+from agent.core.errors import AgentError, SettingsError, StateCorrupt
 from agent.core.last_good import LastGood
 from agent.host.textfile import read_bounded
-from agent.settings.load import Look, Sources, look
+from agent.settings.load import Look, Sources, is_there, look
 from agent.settings.plan import Given, make_plan
 from agent.settings.profiles import NodeFacts
 from agent.settings.reading import Reading
@@ -38,7 +38,7 @@ class Start:
 def begin(sources: Sources, host_name: str) -> Start:
     """Read all sources; refused ones give way to the last good copy.
 
-    Raises SettingsError: they are refused, and there is no copy that can be used.
+    Raises SettingsError: they are refused, and there is no copy, or one that cannot be used.
     """
     found = look(sources)
     try:
@@ -46,11 +46,14 @@ def begin(sources: Sources, host_name: str) -> Start:
         return Start(reading.settings(NodeFacts()), reading, found.asked)
     except SettingsError as error:
         refusal = error
-    copy = _copy(found)
-    last = None if copy is None else recalled(copy, found.given, host_name)
-    if last is None:
+    file = _copy_file(found.given)
+    if file is None:
         raise refusal
-    return Start(last.settings(NodeFacts()), last, found.asked, refusal)
+    try:
+        last = _recalled(_copy(file), found.given, host_name)
+        return Start(last.settings(NodeFacts()), last, found.asked, refusal)
+    except (SettingsError, StateCorrupt) as error:
+        raise _both(refusal, file, error) from error
 
 
 def reading_of(found: Look, host_name: str) -> Reading:
@@ -65,19 +68,10 @@ def recalled(copy: LastGood, given: Given, host_name: str) -> Reading | None:
 
     None: they do not go together, so that the copy is of no use.
     """
-    then = Given(
-        device_config=copy.device_config,
-        own=copy.own,
-        node_config=copy.node_config,
-        environ=given.environ,
-        flags=given.flags,
-    )
     try:
-        reading = Reading(make_plan(then), host_name, then)
-        reading.settings(NodeFacts())
+        return _recalled(copy, given, host_name)
     except SettingsError:
         return None
-    return reading
 
 
 def last_good(given: Given, node: NodeFacts) -> LastGood:
@@ -92,15 +86,35 @@ def last_good(given: Given, node: NodeFacts) -> LastGood:
     )
 
 
-def _copy(found: Look) -> LastGood | None:
-    """The copy in the state directory, as far as it is known where that is."""
-    directory = _state_directory(found.given)
-    if directory is None:
-        return None
-    try:
-        return decode_last_good(read_bounded(directory / COPY, MAX_COPY))
-    except (SettingsError, StateCorrupt):
-        return None
+def _recalled(copy: LastGood, given: Given, host_name: str) -> Reading:
+    """The same. Raises SettingsError: they do not go together."""
+    then = dataclasses.replace(
+        given, device_config=copy.device_config, own=copy.own, node_config=copy.node_config
+    )
+    reading = Reading(make_plan(then), host_name, then)
+    reading.settings(NodeFacts())
+    return reading
+
+
+def _copy_file(given: Given) -> Path | None:
+    """The copy, where it is known where that would be and something is there."""
+    directory = _state_directory(given)
+    return None if directory is None or not is_there(directory / COPY) else directory / COPY
+
+
+def _copy(file: Path) -> LastGood:
+    """What the copy holds. Raises SettingsError or StateCorrupt: nothing that can be used."""
+    return decode_last_good(read_bounded(file, MAX_COPY))
+
+
+def _both(refusal: SettingsError, file: Path, error: AgentError) -> SettingsError:
+    """Why the sources are refused, and their copy, too; one reason is said once."""
+    if str(error) in refusal.every:
+        return refusal
+    reason = str(error).removeprefix(f"{file}: ")
+    return SettingsError(
+        f"{refusal}; the last good settings cannot be used either: {file}: {reason}"
+    )
 
 
 def _state_directory(given: Given) -> Path | None:

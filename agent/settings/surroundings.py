@@ -1,10 +1,12 @@
 """Settings from the environment and from flags."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from agent.codec.faults import Faults
 from agent.core.errors import SettingsError
-from agent.settings.fields import Field, Setting, setting
+from agent.settings.fields import FALSE, Field, Setting, setting, shown
 from agent.settings.own_file import hint
 from agent.settings.table import FIELDS
 
@@ -14,59 +16,138 @@ VARIABLES: Final = tuple(field.variables[0] for field in FIELDS)
 
 _SINCE: Final = "HAMi's plugin ignores it since 2.4.1, and so does the agent; set"
 _CDI: Final = "the agent writes no CDI specification"
-WITHOUT_EFFECT: Final[Mapping[str, tuple[frozenset[str], str]]] = {
-    "DEVICE_SPLIT_COUNT": (frozenset(), f"{_SINCE} sharing.splitCount"),
-    "DEVICE_MEMORY_SCALING": (frozenset(), f"{_SINCE} sharing.memoryScaling"),
-    "DEVICE_CORES_SCALING": (frozenset(), f"{_SINCE} sharing.coreScaling"),
-    "DISABLE_CORE_LIMIT": (frozenset({"false"}), f"{_SINCE} library.disableCoreLimit"),
-    "DEVICE_ID_STRATEGY": (frozenset({"uuid"}), "GPUs are always named by UUID"),
-    "DEVICE_DISCOVERY_STRATEGY": (frozenset({"auto", "nvml"}), "GPUs are always found by NVML"),
-    "NVIDIA_CDI_HOOK_PATH": (frozenset(), _CDI),
-    "NVIDIA_CTK_PATH": (frozenset(), _CDI),
-    "IMEX_CHANNEL_IDS": (frozenset(), "IMEX channels are not served"),
-    "IMEX_REQUIRED": (frozenset({"false"}), "IMEX channels are not served"),
-    "DP_DISABLE_HEALTHCHECKS": (frozenset(), "health checks cannot be switched off"),
-    "DP_ENABLE_HEALTHCHECKS": (frozenset(), "all health checks are always on"),
-}
-"""Variables of HAMi's and NVIDIA's plugin that change nothing here.
-
-For each the values that would change nothing there either, and why.
-"""
+_IMEX: Final = "IMEX channels are not served"
 
 
-def read_environment(environ: Mapping[str, str]) -> tuple[Setting, ...]:
-    """What variables set. Raises SettingsError with the variable's name."""
-    _refuse_unknown(environ)
-    return tuple(one for field in FIELDS for one in _variable(field, environ))
+@dataclasses.dataclass(frozen=True, slots=True)
+class Foreign:
+    """A variable and a flag of HAMi's and NVIDIA's plugin that change nothing here, and why.
+
+    `harmless` are the values that would change nothing there, either. `strict`: with another one
+    a node would not do what was asked for. `switch`: the flag may stand alone, for true.
+    """
+
+    reason: str
+    variable: str = ""
+    flags: tuple[str, ...] = ()
+    harmless: frozenset[str] = frozenset()
+    strict: bool = False
+    switch: bool = False
 
 
-def read_flags(flags: Mapping[str, str]) -> tuple[Setting, ...]:
-    """What flags set. Raises SettingsError with the flag."""
+FOREIGN: Final[tuple[Foreign, ...]] = (
+    Foreign(
+        "MIG instances are not shared yet",
+        "MIG_STRATEGY",
+        ("--mig-strategy",),
+        frozenset({"none"}),
+        strict=True,
+    ),
+    Foreign(
+        f"{_SINCE} sharing.splitCount",
+        "DEVICE_SPLIT_COUNT",
+        ("--device-split-count",),
+    ),
+    Foreign(
+        f"{_SINCE} sharing.memoryScaling",
+        "DEVICE_MEMORY_SCALING",
+        ("--device-memory-scaling",),
+    ),
+    Foreign(
+        f"{_SINCE} sharing.coreScaling",
+        "DEVICE_CORES_SCALING",
+        ("--device-cores-scaling",),
+    ),
+    Foreign(
+        f"{_SINCE} library.disableCoreLimit",
+        "DISABLE_CORE_LIMIT",
+        ("--disable-core-limit",),
+        FALSE,
+        switch=True,
+    ),
+    Foreign(
+        "GPUs are always named by UUID",
+        "DEVICE_ID_STRATEGY",
+        ("--device-id-strategy",),
+        frozenset({"uuid"}),
+    ),
+    Foreign(
+        "GPUs are always found by NVML",
+        "DEVICE_DISCOVERY_STRATEGY",
+        ("--device-discovery-strategy",),
+        frozenset({"auto", "nvml"}),
+        strict=True,
+    ),
+    Foreign(_CDI, "NVIDIA_CDI_HOOK_PATH", ("--nvidia-cdi-hook-path",)),
+    Foreign(_CDI, "NVIDIA_CTK_PATH", ("--nvidia-ctk-path",)),
+    Foreign(_IMEX, "IMEX_CHANNEL_IDS", ("--imex-channel-ids",)),
+    Foreign(_IMEX, "IMEX_REQUIRED", ("--imex-required",), FALSE, strict=True, switch=True),
+    Foreign("health checks cannot be switched off", "DP_DISABLE_HEALTHCHECKS"),
+    Foreign("all health checks are always on", "DP_ENABLE_HEALTHCHECKS"),
+    Foreign("set log.level", flags=("-v", "--v")),
+)
+"""What a command line or an environment that was made for HAMi's plugin may have, too."""
+
+
+def read_environment(environ: Mapping[str, str], faults: Faults) -> tuple[Setting, ...]:
+    """What variables set; what is wrong goes to `faults`, with the variable's name."""
+    _refuse_unknown(environ, faults)
+    for foreign, name, value in _foreign(environ, {}):
+        _refuse(foreign, name, value, faults)
+    return tuple(one for field in FIELDS for one in _variable(field, environ, faults))
+
+
+def read_flags(flags: Mapping[str, str], faults: Faults) -> tuple[Setting, ...]:
+    """What flags set; what is wrong goes to `faults`, with the flag."""
+    for foreign, name, value in _foreign({}, flags):
+        _refuse(foreign, name, value, faults)
+    found: list[Setting] = []
+    for field in FIELDS:
+        if field.flag and field.flag in flags:
+            with faults.kept():
+                found.append(setting(field, flags[field.flag], field.flag))
+    return tuple(found)
+
+
+def ignored(environ: Mapping[str, str], flags: Mapping[str, str]) -> tuple[str, ...]:
+    """A sentence for each variable and flag that somebody set and that changes nothing."""
     return tuple(
-        setting(field, flags[field.flag], field.flag)
-        for field in FIELDS
-        if field.flag and field.flag in flags
+        f"{name}: has no effect: {foreign.reason}"
+        for foreign, name, value in _foreign(environ, flags)
+        if value not in foreign.harmless and not foreign.strict
     )
 
 
-def ignored(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """A sentence for each variable that somebody set for HAMi's plugin and that changes nothing."""
-    return tuple(
-        f"env {name}: has no effect: {reason}"
-        for name, (harmless, reason) in WITHOUT_EFFECT.items()
-        if environ.get(name) and environ[name] not in harmless
-    )
+def _foreign(
+    environ: Mapping[str, str], flags: Mapping[str, str]
+) -> Iterator[tuple[Foreign, str, str]]:
+    """What is set of FOREIGN, its name for messages, and the value; an empty one is not set."""
+    for foreign in FOREIGN:
+        named = [(f"env {foreign.variable}", environ.get(foreign.variable, ""))]
+        named += [(flag, flags.get(flag, "")) for flag in foreign.flags[:1]]
+        yield from ((foreign, name, value) for name, value in named if value)
 
 
-def _variable(field: Field, environ: Mapping[str, str]) -> Iterator[Setting]:
+def _refuse(foreign: Foreign, name: str, value: str, faults: Faults) -> None:
+    """A value that is passed over would leave something undone that somebody counts on."""
+    if foreign.strict and value not in foreign.harmless:
+        served = "false" if foreign.switch else " or ".join(sorted(foreign.harmless))
+        with faults.kept():
+            raise SettingsError(
+                f"{name}: {foreign.reason}; expected {served}, found {shown(value)}"
+            )
+
+
+def _variable(field: Field, environ: Mapping[str, str], faults: Faults) -> Iterator[Setting]:
     """The first variable that is set; one of HAMi's or NVIDIA's that is empty counts as not set."""
     own, *kept = field.variables
     names = [own] if own in environ else [name for name in kept if environ.get(name)]
     for name in names[:1]:
-        yield setting(field, environ[name], f"env {name}")
+        with faults.kept():
+            yield setting(field, environ[name], f"env {name}")
 
 
-def _refuse_unknown(environ: Mapping[str, str]) -> None:
+def _refuse_unknown(environ: Mapping[str, str], faults: Faults) -> None:
     """A variable with our prefix that no setting reads is a mistake, most likely of spelling.
 
     Kubernetes' own are none: beside a Service named hami-agent, every container of its namespace
@@ -80,4 +161,5 @@ def _refuse_unknown(environ: Mapping[str, str]) -> None:
     )
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in VARIABLES and not name.startswith(links):
-            raise SettingsError(f"env {name}: unknown setting{hint(name, VARIABLES)}")
+            with faults.kept():
+                raise SettingsError(f"env {name}: unknown setting{hint(name, VARIABLES)}")

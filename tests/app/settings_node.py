@@ -153,7 +153,8 @@ def _runs(room: SettingsNode) -> Sequence[Callable[[], Coroutine[None, None, obj
     """The services that stand."""
     facts = room.facts
     node = Node(room.api, facts.node, Seeded())
-    cells = ReportCells(facts.inventory, facts.node, facts.report, Cell(ReportState()))
+    state = Cell(ReportState())
+    cells = ReportCells(facts.inventory, facts.node, node.returns, facts.report, state)
     reporter = Reporter(room.api, cells, node.saw, room.events.append, LoopClock(), Seeded())
     listing = Listing(facts.inventory, room.keeper.served, facts.slices)
 

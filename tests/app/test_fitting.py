@@ -93,8 +93,42 @@ async def test_a_gpu_that_cannot_be_described_just_now_is_still_of_its_model():
 
     assert room.fitting.saw_gpus(Scan("570", (), (silent,)))
     assert 2 == room.split_count
-    assert room.fitting.saw_gpus(Scan("570", ()))
+
+
+async def test_a_profile_for_a_model_holds_while_its_gpus_are_away():
+    room = room_of()
+    card = a_scan("Tesla T4", "NVIDIA H100")
+    room.fitting.saw_gpus(card)
+    room.refreshed.clear()
+
+    for scan in (Scan("570", card.gpus[1:]), Scan("570", ()), card, Scan("570", ())):
+        assert room.fitting.saw_gpus(scan)
+        assert 2 == room.split_count
+
+    assert [] == room.refreshed
+
+
+async def test_a_profile_for_a_model_ends_when_other_gpus_came_instead():
+    room = room_of()
+    room.fitting.saw_gpus(a_scan("Tesla T4"))
+    room.fitting.saw_gpus(Scan("570", ()))
+
+    room.fitting.saw_gpus(Scan("570", (a_gpu(index=1, name="NVIDIA H100"),)))
+
     assert 10 == room.split_count
+
+
+async def test_gpus_that_are_away_take_no_room_in_the_list_and_none_when_they_are_back_too_many():
+    room = room_of("sharing: {splitCount: 9000}")
+    eight = a_scan(*["Tesla T4"] * 8)
+    room.fitting.saw_gpus(dataclasses.replace(eight, gpus=eight.gpus[:6]))
+    room.fitting.saw_gpus(eight)
+    assert room.fitting.saw_gpus(dataclasses.replace(eight, gpus=eight.gpus[3:]))
+
+    listed = room.fitting.saw_gpus(eight)
+
+    assert listed is not None
+    assert eight.gpus[3:] == listed.gpus
 
 
 async def test_labels_are_followed_and_a_node_unseen_keeps_its_last_ones():
@@ -133,13 +167,14 @@ async def test_a_reload_is_resolved_for_the_facts_that_are_known():
     assert [] == room.told
 
 
-async def test_another_hook_path_acts_at_the_next_start_alone():
+async def test_another_hook_path_acts_at_the_next_start_which_is_said():
     room = room_of()
 
-    room.fitting.take(reading_of(OWN + "library: {hookPath: /opt/hami, cudaLogLevel: '3'}\n"))
+    with structlog.testing.capture_logs() as lines:
+        room.fitting.take(reading_of(OWN + "library: {hookPath: /opt/hami, cudaLogLevel: '3'}\n"))
 
-    edits = room.cells.edits.value
-    assert ("/usr/local", "3") == (edits.hook_path, edits.cuda_log_level)
+    assert [["library.hookPath"]] == [line["settings"] for line in lines if "settings" in line]
+    assert "3" == room.cells.edits.value.cuda_log_level
 
 
 async def test_a_reload_tells_what_was_passed_over(capsys):
@@ -153,8 +188,11 @@ async def test_a_reload_tells_what_was_passed_over(capsys):
 async def test_a_list_too_long_for_the_first_gpus_stops_the_process_with_the_reason():
     room = room_of("sharing: {splitCount: 9000}")
 
-    assert not room.fitting.saw_gpus(a_scan(*["Tesla T4"] * 8))
+    with structlog.testing.capture_logs() as lines:
+        for _ in range(2):
+            assert not room.fitting.saw_gpus(a_scan(*["Tesla T4"] * 8))
 
+    assert [] == lines  # whoever ends says why, in one line
     assert room.stop.is_set()
     assert isinstance(room.fitting.refusal, SettingsError)
     assert ["ConfigRejected"] == [event.reason for event in room.told]
@@ -213,6 +251,37 @@ async def test_what_acts_only_at_the_next_start_is_left_as_it_is(text: str):
     room.fitting.take(reading_of(text))
     assert 10 == room.split_count
     assert [] == room.told
+
+
+RENAMED = """
+node: {name: other}
+profiles:
+- {name: other, match: {nodes: [other]}, sharing: {splitCount: 3}}
+- {name: same, match: {nodes: [node-a]}, sharing: {memoryScaling: 2}}
+"""
+
+
+async def test_another_node_name_acts_at_the_next_start_and_no_profile_of_that_node_before():
+    room = room_of()
+    entry = b'{"nodeconfig": [{"name": "other", "devicesplitcount": 4}]}'
+    given = Given(own=Text("c.yaml", RENAMED.encode()), node_config=Text("n.json", entry))
+
+    with structlog.testing.capture_logs() as lines:
+        room.fitting.take(Reading(make_plan(given), "node-a"))
+
+    sharing = room.cells.sharing.value
+    assert (10, 2.0) == (sharing.split_count, sharing.memory_scaling)
+    (told,) = [line for line in lines if line["event"] == "config.needs_restart"]
+    assert ("warning", ["node.name"]) == (told["log_level"], told["settings"])
+
+
+async def test_the_name_that_the_node_has_already_needs_no_restart():
+    room = room_of()
+
+    with structlog.testing.capture_logs() as lines:
+        room.fitting.take(reading_of("node: {name: node-a}"))
+
+    assert ["config.applied"] == [line["event"] for line in lines]
 
 
 async def test_another_resource_name_is_taken_over_and_needs_no_restart():

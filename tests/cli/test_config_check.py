@@ -51,7 +51,11 @@ def test_every_node_that_the_files_name_is_printed_and_all_others_at_once(files,
         "  sharing.memoryScaling  1.5    device.yaml:2:24",
         "ok",
     ] == out.splitlines()
-    assert "hami-agent: warning: device.yaml:3:3: nvidia: unknown key `deviceColour`\n" == err
+    assert [
+        "hami-agent: warning: device.yaml:3:3: nvidia: unknown key `deviceColour`",
+        "hami-agent: note: the profile big is left out: it asks for labels: --label KEY=VALUE",
+        "hami-agent: note: the profile h100 is left out: it asks for GPUs: --gpu MODEL",
+    ] == err.splitlines()
 
 
 def test_labels_and_gpus_of_a_node_decide_its_profiles(files, capsys):
@@ -98,7 +102,7 @@ def test_a_node_without_a_word_about_it_gets_the_defaults(tmp_path, monkeypatch,
         (
             "c.yaml",
             "sharing: {splitCuont: 4}",
-            "1:23: unknown setting sharing.splitCuont; did you mean sharing.splitCount?",
+            "1:11: unknown setting sharing.splitCuont; did you mean sharing.splitCount?",
         ),
         (
             "d.yaml",
@@ -170,3 +174,124 @@ def test_hamis_flag_names_its_file(files, capsys, flag: str):
     out = capsys.readouterr()
     assert "device.yaml:2:24" in out.out
     assert "warning: device.yaml:3:3" in out.err
+
+
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **texts: str) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    for name, text in texts.items():
+        Path(name).write_text(text)
+    return list(texts)
+
+
+def test_an_entry_without_a_name_is_of_no_node_and_is_told(tmp_path, monkeypatch, capsys):
+    text = '{"nodeconfig": [{"devicesplitcount": 5}, {"name": "a", "devicesplitcount": 6}]}'
+    out, err = checked(capsys, *written(tmp_path, monkeypatch, **{"n.json": text}))
+
+    assert ["a", "  sharing.splitCount  6      n.json:1:76", "other nodes: all defaults", "ok"] == (
+        out.splitlines()
+    )
+    assert "n.json:1:17: nodeconfig[0]: an entry without a name is of no node" in err
+
+
+ASKS = "{name: p, match: {labels: 'zone!=a'}, sharing: {splitCount: 3}}"
+
+
+def test_labels_that_nobody_named_are_not_guessed(tmp_path, monkeypatch, capsys):
+    files = written(tmp_path, monkeypatch, **{"c.yaml": f"profiles: [{ASKS}]"})
+
+    out, err = checked(capsys, *files, "--node", "n")
+    assert ["n: all defaults", "ok"] == out.splitlines()
+    assert "note: the profile p is left out: it asks for labels: --label KEY=VALUE" in err
+    out, err = checked(capsys, *files, "--node", "n", "--label", "zone=b")
+    assert ("n, profile p", "") == (out.splitlines()[0], err)
+
+
+def test_a_profile_by_label_never_applies_without_a_scheduler_and_that_is_told(
+    tmp_path, monkeypatch, capsys
+):
+    text = f"scheduler: none\nprofiles: [{ASKS}]"
+    files = written(tmp_path, monkeypatch, **{"c.yaml": text})
+
+    out, err = checked(capsys, *files, "--node", "n", "--label", "zone=b")
+
+    assert ["n", "  scheduler  none   c.yaml:1:12", "ok"] == out.splitlines()
+    assert (
+        "hami-agent: warning: c.yaml:2:12: the profile p never applies: it asks for labels, which "
+        "nobody knows with scheduler: none\n"
+    ) == err
+
+
+def test_what_is_set_to_its_default_is_shown_for_it_was_set(tmp_path, monkeypatch, capsys):
+    (file,) = written(tmp_path, monkeypatch, **{"c.yaml": "sharing: {splitCount: 10}"})
+
+    out, _ = checked(capsys, file, "--node", "n")
+    assert ["n", "  sharing.splitCount  10     c.yaml:1:23", "ok"] == out.splitlines()
+    assert 0 == dispatch(["config", "show", "--diff", "--config", file], {})
+    lines = capsys.readouterr().out.splitlines()
+    assert [["sharing.splitCount", "10"]] == [line.split() for line in lines[1:]]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "limit"),
+    [("c.yaml", "# {}\n", 256), ("d.yaml", "nvidia: # {}\n", 256), ("n.json", "{{}}{}", 1024)],
+)
+def test_a_file_is_refused_at_the_size_at_which_run_refuses_it(
+    tmp_path, monkeypatch, capsys, name: str, text: str, limit: int
+):
+    short, long = (text.format(" " * (limit * 1024 - less)) for less in (100, 0))
+
+    checked(capsys, *written(tmp_path, monkeypatch, **{name: short}))
+    _, err = checked(capsys, *written(tmp_path, monkeypatch, **{name: long}), code=1)
+    assert f"{name}: is larger than {limit} KiB" in err
+
+
+WRONG = {
+    "c.yaml": "sharing: {splitCuont: 4, memoryScaling: lots}\nshraing: {x: 1}\n"
+    "profiles:\n- {name: p, sharing: {coreScaling: x}}\n- {name: q, match: {node: [a]}}",
+    "d.yaml": "nvidia:\n  deviceSplitCount: x\n  deviceMemoryScaling: -1\n"
+    "  disableCoreLimit: 'true'",
+    "n.json": '{"nodeconfig": [{"name": 1, "devicesplitcount": 0.5},\n{"operatingmode": "fast"}]}',
+}
+
+
+def test_everything_that_is_wrong_is_told_at_once_with_its_place(tmp_path, monkeypatch, capsys):
+    files = written(tmp_path, monkeypatch, **WRONG)
+
+    out, err = checked(capsys, *files, "--json", code=1)
+
+    errors = json.loads(out)["errors"]
+    assert [f"hami-agent: {error}" for error in errors] == err.splitlines()
+    expected = [
+        "d.yaml:2:21: nvidia.deviceSplitCount: a whole number is expected, not `x`",
+        "d.yaml:4:21: nvidia.disableCoreLimit: true or false is expected, not `true` (text)",
+        "d.yaml:3:24: sharing.memoryScaling: expected 0.01 to 10, found -1",
+        "c.yaml:1:11: unknown setting sharing.splitCuont; did you mean sharing.splitCount?",
+        "c.yaml:1:41: sharing.memoryScaling: expected a number, found 'lots'",
+        "c.yaml:2:1: unknown setting shraing; did you mean sharing?",
+        "c.yaml:4:36: sharing.coreScaling: expected a number, found 'x'",
+        "c.yaml:4:3: profiles[0]: `match` is needed",
+        "c.yaml:5:21: profiles[1].match: unknown key `node`; known keys are gpus, labels, nodes",
+        "n.json:1:26: nodeconfig[0].name: text is expected, not `1`",
+        "n.json:1:49: nodeconfig[0].devicesplitcount: a whole number is expected, not `0.5`",
+        "n.json:2:19: sharing.operatingMode: expected one of hami-core, mps, mig, found 'fast'",
+    ]
+    assert expected == errors
+
+
+def test_a_file_that_cannot_be_read_hides_no_error_of_another_one(tmp_path, monkeypatch, capsys):
+    files = written(tmp_path, monkeypatch, **{"a.yaml": "sharing: [", "d.yaml": WRONG["d.yaml"]})
+
+    _, err = checked(capsys, *files, "none.yaml", code=1)
+
+    places = [":".join(line.split(":")[1:3]).strip() for line in err.splitlines()]
+    assert ["a.yaml:2", "none.yaml: cannot be read", "d.yaml:2", "d.yaml:4", "d.yaml:3"] == places
+
+
+def test_run_says_it_in_one_sentence(tmp_path, monkeypatch, capsys):
+    file, *_ = written(tmp_path, monkeypatch, **WRONG)
+
+    assert 78 == dispatch(["run", "--config", file, "--state-dir", str(tmp_path)], {})
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "c.yaml:1:11: unknown setting sharing.splitCuont" in line
+    assert line.endswith("(and 5 more)")

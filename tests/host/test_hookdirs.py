@@ -239,7 +239,8 @@ def installed(hook, *names):
 
 async def test_facts_name_the_versioned_library_if_there_is_one(dirs, hook, tmp_path):
     installed(hook, "libvgpu.so", "ld.so.preload")
-    assert HookFacts(library=f"{hook}/vgpu/libvgpu.so") == await dirs.facts()
+    found = HookFacts(library=f"{hook}/vgpu/libvgpu.so", hook_path=str(hook))
+    assert found == await dirs.facts()
 
     installed(hook, "libvgpu.so.2.10.0", "license")
     (tmp_path / "dev").mkdir()
@@ -251,6 +252,7 @@ async def test_facts_name_the_versioned_library_if_there_is_one(dirs, hook, tmp_
             library=f"{hook}/vgpu/libvgpu.so.2.10.0",
             has_license=True,
             device_nodes=(f"{tmp_path}/dev/nvidiactl", f"{tmp_path}/dev/nvidia-uvm"),
+            hook_path=str(hook),
         )
         == await dirs.facts()
     )

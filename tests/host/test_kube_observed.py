@@ -53,7 +53,7 @@ async def observing(
     state, inventory = Cell(ReportState()), Cell(an_inventory())
     events: list[NodeEvent] = []
     node = Node(observed, view, Chance(0.0))
-    cells = ReportCells(inventory, view, Cell(settings or ReportSettings()), state)
+    cells = ReportCells(inventory, view, node.returns, Cell(settings or ReportSettings()), state)
     reporter = Reporter(observed, cells, node.saw, events.append, LoopClock(), Chance(0.0))
     with structlog.testing.capture_logs() as log:
         async with asyncio.TaskGroup() as group:
@@ -107,6 +107,20 @@ async def test_the_plugin_beside_us_may_write_as_it_likes_and_is_no_adversary():
         assert 1 == len(room.told())
         assert [] == room.events
         assert room.state.value.reported
+
+
+async def test_an_inventory_that_is_again_what_the_node_says_is_nothing_to_write():
+    async with observing({REGISTER: text_in(an_inventory())}) as room:
+        room.inventory.set(an_inventory(count=3, generation=2))
+        await asyncio.sleep(5)
+        room.inventory.set(an_inventory(generation=3))
+        await asyncio.sleep(5)
+        assert {} == room.node.pending
+        assert [{REGISTER: text_in(an_inventory(count=3))}] == room.told()
+        room.inventory.set(an_inventory(count=3, generation=4))
+        await asyncio.sleep(5)
+
+        assert 2 == len(room.told())
 
 
 async def test_a_node_that_is_created_again_is_told_anew():

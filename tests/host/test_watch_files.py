@@ -6,14 +6,22 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import TypeVar, TypeVarTuple
 
 import pytest
+import structlog
 
 from agent.host import watch
 from agent.host.watch import FileWatch
+from agent.host.worker import Worker
+from agent.kit.offload import Offload
 from tests.fakes.config_map import MountedMap
 
 pytestmark = pytest.mark.looptime(False)
+
+
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
 
 
 class Told:
@@ -40,11 +48,23 @@ class Told:
         return before == self.count
 
 
+class Gated:
+    """An Offload that answers while it is `open`."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def call(self, work: Callable[[*Ts], R], *args: *Ts) -> R:
+        await self.open.wait()
+        return work(*args)
+
+
 @contextlib.asynccontextmanager
-async def following(*paths: Path) -> AsyncIterator[Told]:
+async def following(*paths: Path, offload: Offload | None = None) -> AsyncIterator[Told]:
     told = Told()
-    async with asyncio.TaskGroup() as group:
-        task = group.create_task(FileWatch().follow(paths, told.changed))
+    async with Worker("look", 2) as worker, asyncio.TaskGroup() as group:
+        task = group.create_task(FileWatch(offload or worker).follow(paths, told.changed))
         async with asyncio.timeout(5):
             while told.count < len({path.parent for path in paths}):
                 await told.next()
@@ -186,6 +206,64 @@ async def test_the_target_of_a_link_elsewhere_is_looked_at_now_and_then(tmp_path
     (tmp_path / "etc" / "config.yaml").symlink_to(target)
     async with following(tmp_path / "etc" / "config.yaml") as told:
         target.write_text("new")
+        await told.next()
+
+
+async def test_a_busy_directory_does_not_put_off_the_look_at_the_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "POLL", 0.1)
+    target = tmp_path / "target.yaml"
+    target.write_text("old")
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "config.yaml").symlink_to(target)
+
+    async def be_busy() -> None:
+        while True:
+            (tmp_path / "etc" / "noise").write_text("x")
+            await asyncio.sleep(0.01)
+
+    async with asyncio.TaskGroup() as group:
+        noise = group.create_task(be_busy())
+        async with following(tmp_path / "etc" / "config.yaml") as told:
+            target.write_text("new")
+            await told.next()
+        noise.cancel()
+
+
+async def test_files_are_looked_at_elsewhere_and_a_silent_disk_is_asked_again(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(watch, "POLL", 0.02)
+    monkeypatch.setattr(watch, "ANSWER", 0.02)
+    disk = Gated()
+    path = tmp_path / "config.yaml"
+    path.write_text("old")
+    with structlog.testing.capture_logs() as logs:
+        async with following(path, offload=disk) as told:
+            disk.open.clear()
+            path.write_text("new")
+            assert await told.silent()
+            disk.open.set()
+            await told.next()
+
+    assert [("watch.silent", str(tmp_path))] == [
+        (line["event"], line["directory"]) for line in logs
+    ]
+
+
+async def test_a_disk_that_is_silent_from_the_start_is_followed_once_it_answers(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(watch, "POLL", 0.02)
+    monkeypatch.setattr(watch, "ANSWER", 0.02)
+    disk = Gated()
+    disk.open.clear()
+    path = tmp_path / "config.yaml"
+    async with following(path, offload=disk) as told:
+        await told.next()
+        disk.open.set()
+        while not await told.silent():
+            pass
+        path.write_text("new")
         await told.next()
 
 

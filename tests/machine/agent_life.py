@@ -267,7 +267,8 @@ class AgentLife:
             commit=state.commit,
         )
         self._listing = Listing(host.inventory, self._served, self.slices)
-        cells = ReportCells(host.inventory, self.node, Cell(ReportSettings()), Cell(ReportState()))
+        settings, said = Cell(ReportSettings()), Cell(ReportState())
+        cells = ReportCells(host.inventory, self.node, self._node.returns, settings, said)
         self._reporter = Reporter(
             api, cells, self._node.saw, lambda _: None, host.clock, host.chance
         )

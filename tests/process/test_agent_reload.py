@@ -80,12 +80,14 @@ class Following:
 
 
 @contextlib.asynccontextmanager
-async def following(tmp_path: Path, own: str, *more: str) -> AsyncIterator[Following]:
+async def following(
+    tmp_path: Path, own: str, *more: str, gpus: int = 4
+) -> AsyncIterator[Following]:
     mounted, nodeconfig = MountedMap(tmp_path / "etc"), tmp_path / "config.json"
     mounted.write(config=own)
     nodeconfig.write_text('{"nodeconfig": []}')
     files = ("--config", f"{mounted.root}/config.yaml", "--nodeconfig", str(nodeconfig))
-    async with open_cluster(options(*files, *more, gpus=4)) as cluster:
+    async with open_cluster(options(*files, *more, gpus=gpus)) as cluster:
         yield Following(cluster, mounted, nodeconfig)
 
 
@@ -217,6 +219,18 @@ async def test_a_refused_start_without_a_copy_is_78(tmp_path):
         async with asyncio.timeout(PATIENCE):
             assert 78 == await node.cluster.agent.wait()
         assert not (node.cluster.places.state / COPY).exists()
+
+
+async def test_a_first_start_with_a_list_too_large_is_78_with_one_error_and_one_event(tmp_path):
+    async with following(tmp_path, "sharing: {splitCount: 10000}", gpus=8) as node:
+        await node.cluster.start_agent()
+
+        async with asyncio.timeout(PATIENCE):
+            assert 78 == await node.cluster.agent.wait()
+        errors = [line for line in node.cluster.log if line.fields.get("level") == "error"]
+        assert ["agent.failed"] == [line.event for line in errors]
+        assert [errors[0].fields["err"]] == node.events()
+        assert "8 GPUs x 10000 slices" in node.events()[0]
 
 
 POOL = "profiles: [{name: p, match: {labels: pool=big}, sharing: {splitCount: 20}}]"

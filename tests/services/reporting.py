@@ -92,7 +92,7 @@ async def reporting(
     events: list[NodeEvent] = []
     node = Node(api, view, Chance(chance))
     chosen = Cell(ReportSettings() if settings is None else settings)
-    cells = ReportCells(found, view, chosen, state)
+    cells = ReportCells(found, view, node.returns, chosen, state)
     reporter = Reporter(api, cells, node.saw, events.append, LoopClock(), Chance(chance))
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(node.run()), group.create_task(reporter.run())]

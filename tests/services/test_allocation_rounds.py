@@ -3,17 +3,20 @@
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container, Iterator
+from typing import ClassVar
 
 import pytest
+from typing_extensions import override
 
 from agent.core.errors import Gate, KubeletError, Refusal
 from agent.core.holdings import KubeletEpoch
-from agent.core.pods import Phase
+from agent.core.ledger import Ledger, Row
+from agent.core.pods import Phase, PodUid
 from agent.core.state import State
-from agent.services.allocation.rounds import ROUND
-from tests.builders import a_container
-from tests.services.allocating import G1, G2, NEXT_EPOCH, Desk, a_desk, ids, placed
+from agent.services.allocation.rounds import FIRST_ADMISSION, ROUND, Rounds
+from tests.builders import a_container, a_row
+from tests.services.allocating import EPOCH, G1, G2, NEXT_EPOCH, Desk, a_desk, ids, placed
 
 TEXT = f"{G1},NVIDIA,1000,10:;{G2},NVIDIA,2000,20:;"
 NAMES = ("a", "b")
@@ -162,3 +165,60 @@ async def test_a_container_whose_gpu_is_lost_is_not_confused_with_the_other(runn
 
         expected = {(): ("BAD_GPU", UNKNOWN), ("a",): ("b", "b"), ("b",): ("BAD_GPU", "BAD_GPU")}
         assert expected[running] == (first, second)
+
+
+class Rows(tuple[Row, ...]):
+    """Rows that count how often somebody goes through them."""
+
+    __slots__ = ()
+    walks: ClassVar[list[None]] = []
+
+    @override
+    def __iter__(self) -> Iterator[Row]:
+        self.walks.append(None)
+        return super().__iter__()
+
+
+ALONE, OTHER, GONE = PodUid("alone"), PodUid("other"), PodUid("gone")
+
+
+@pytest.fixture
+def ledger() -> Iterator[Ledger]:
+    yield Ledger(rows=Rows(a_row(pod_uid=uid) for uid in (ALONE, OTHER)))
+    Rows.walks.clear()
+
+
+def are_in_doubt(doubt: Container[PodUid]) -> list[PodUid]:
+    return [uid for uid in (ALONE, OTHER, GONE) if uid in doubt]
+
+
+async def test_while_nothing_was_refused_no_row_is_looked_at(ledger):
+    doubt = Rounds(EPOCH.since).in_doubt(EPOCH, ledger)
+
+    assert [] == are_in_doubt(doubt)
+    assert [] == Rows.walks
+
+
+async def test_an_agent_that_came_late_looks_only_for_the_pod_in_question(ledger):
+    rounds = Rounds(EPOCH.since + 2 * FIRST_ADMISSION)
+    doubt = rounds.in_doubt(EPOCH, ledger)
+    assert [] == Rows.walks
+    assert [ALONE, OTHER] == are_in_doubt(doubt)
+
+    rounds.refused(a_row(pod_uid=ALONE), EPOCH)
+    assert [OTHER] == are_in_doubt(rounds.in_doubt(EPOCH, ledger))
+    await asyncio.sleep(ROUND)
+    assert [ALONE, OTHER] == are_in_doubt(rounds.in_doubt(EPOCH, ledger))
+
+
+async def test_a_pod_whose_rows_went_is_in_doubt_no_more_even_if_they_come_back(ledger):
+    rounds = Rounds(EPOCH.since)
+    rounds.doubt([OTHER, GONE], EPOCH)
+    rounds.refused(a_row(pod_uid=ALONE), EPOCH)
+    await asyncio.sleep(ROUND)
+    assert [ALONE, OTHER] == are_in_doubt(rounds.in_doubt(EPOCH, ledger))
+
+    rest = Ledger(rows=(a_row(pod_uid=OTHER),))
+    assert [OTHER] == are_in_doubt(rounds.in_doubt(EPOCH, rest))
+    assert [OTHER] == are_in_doubt(rounds.in_doubt(EPOCH, ledger))
+    assert [] == are_in_doubt(rounds.in_doubt(NEXT_EPOCH, ledger))

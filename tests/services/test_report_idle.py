@@ -62,7 +62,7 @@ class Agent:
         )
         self.listing = Listing(inventory, self.keeper.served, self.slices)
         self.node = Node(api, view, Chance(0.5))
-        cells = ReportCells(inventory, view, self.report, self.state)
+        cells = ReportCells(inventory, view, self.node.returns, self.report, self.state)
         self.reporter = Reporter(api, cells, self.node.saw, lambda _: None, clock, Chance(0.5))
 
     async def run(self) -> None:

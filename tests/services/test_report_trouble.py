@@ -1,8 +1,10 @@
 """Whatever the API server answers, the annotation gets there in the end, and not by force."""
 
 import asyncio
+from collections.abc import Mapping
 
 import pytest
+from typing_extensions import override
 
 from agent.core.annotations import REGISTER
 from agent.core.errors import (
@@ -13,9 +15,11 @@ from agent.core.errors import (
     ApiNotFound,
     ApiThrottled,
 )
+from agent.core.pods import NodeView
+from agent.services.report import DELAYS, SPREAD
 from tests.builders import an_inventory
 from tests.fakes.apiserver import FakeApi
-from tests.services.reporting import reported, reporting
+from tests.services.reporting import Reporting, reported, reporting
 
 
 @pytest.mark.parametrize(
@@ -52,6 +56,90 @@ async def test_rights_that_are_missing_for_hours_cost_two_tries_a_minute():
         await asyncio.sleep(4 * 3600)
 
         assert room.api.writes < 4 * 3600 / 20
+
+
+async def lost(room: Reporting) -> None:
+    """The server is lost, news waits for it, and it is back: the watch tries it 9 s from now."""
+    room.api.begin_outage()
+    await asyncio.sleep(20)
+    room.inventory.set(an_inventory(count=3, generation=2))
+    await asyncio.sleep(69)
+    room.api.end_outage()
+
+
+async def test_the_end_of_an_outage_ends_the_wait_of_what_it_held_up():
+    async with reported() as room:
+        await lost(room)
+        seen = room.api.edit_node({"other": "x"})
+        await room.node.until(lambda node: node == seen)
+        await asyncio.sleep(SPREAD)
+
+        assert room.told(an_inventory(count=3))
+
+
+class BlackHole(FakeApi):
+    """Writes are answered by nobody for `patience` seconds."""
+
+    patience = 0.0
+
+    @override
+    async def annotate_node(self, annotations: Mapping[str, str | None]) -> NodeView:
+        if self.patience:
+            await asyncio.sleep(self.patience)
+            raise ApiError("no answer in time")
+        return await super().annotate_node(annotations)
+
+
+async def test_a_write_that_was_lost_while_the_server_came_back_is_tried_again_soon():
+    """The watch is back 98 s after the outage began, a write under way from 91 to 101 s."""
+    api = BlackHole()
+    api.create_node()
+    async with reporting(api) as room:
+        await room.settled()
+        api.begin_outage()
+        api.patience = 10.0
+        await asyncio.sleep(33)
+        room.inventory.set(an_inventory(count=3, generation=2))
+        await asyncio.sleep(62)
+        api.end_outage()
+        api.patience = 0.0
+        await asyncio.sleep(6 + DELAYS[0] + SPREAD)
+
+        assert room.told(an_inventory(count=3))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ApiThrottled("too many requests", status=429),
+        ApiError("not yet", status=503, retry_after=100),
+    ],
+    ids=["429", "retry-after"],
+)
+async def test_the_end_of_an_outage_does_not_end_a_wait_that_the_server_asked_for(error: ApiError):
+    async with reported() as room:
+        room.api.fail(error, count=1000, call="annotate_node")
+        room.inventory.set(an_inventory(count=3, generation=2))
+        await asyncio.sleep(65)
+        tried = room.api.writes
+        for _ in range(5):
+            room.api.fail(ApiError("connection refused"), call="watch_node")
+            room.api.end_watches()
+            await asyncio.sleep(4)
+
+        assert room.api.writes <= tried + 1
+
+
+async def test_a_watch_that_is_lost_again_and_again_makes_no_storm_of_writes():
+    async with reported() as room:
+        room.api.fail(ApiError("internal error", status=500), count=100_000, call="annotate_node")
+        room.inventory.set(an_inventory(count=3, generation=2))
+        for _ in range(3600):
+            room.api.fail(ApiError("connection refused"), call="watch_node")
+            room.api.end_watches()
+            await asyncio.sleep(1)
+
+        assert room.api.writes < 3600 / 5
 
 
 async def test_a_watch_whose_version_is_gone_is_opened_again_and_nothing_is_written():

@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 from agent import __version__
-from agent.settings.own_file import read_own_file
 from agent.settings.plan import Given, Text, make_plan
 from agent.settings.profiles import NodeFacts
 from agent.settings.table import BY_KEY, FIELDS
@@ -109,7 +108,7 @@ def test_the_commented_settings_are_the_defaults(objects: dict[str, Any]):
     setting = re.compile(r"^( *)# (\w+: \S+)$")
     content = "\n".join(setting.sub(r"\1\2", line) for line in lines)
 
-    settings = read_own_file(content.encode(), "config.yaml").settings
+    settings = make_plan(Given(own=Text("config.yaml", content.encode()))).own.settings
 
     assert len(settings) > 8
     assert {one.field.key: one.field.default for one in settings} == {

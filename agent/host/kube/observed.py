@@ -48,13 +48,14 @@ class ObservedNode:
             yield NodeChange(change.node and self._shown(change.node))
 
     async def annotate_node(self, annotations: Mapping[str, str | None]) -> NodeView:
-        """Remember it; it is told when it says something new. Raises ApiNotFound."""
+        """Remember it; it is told when that leaves something new to write. Raises ApiNotFound."""
         if self._held is None:
             raise ApiNotFound("the Node has not been seen yet", status=404)
         before = self.pending
         self._written.update(annotations)
-        if self.pending != before:
-            log.info("observe.would_write", node=self._held.name, annotations=self.pending)
+        pending = self.pending
+        if pending and pending != before:
+            log.info("observe.would_write", node=self._held.name, annotations=pending)
         return self._shown(self._held)
 
     async def release_lock(self, key: str, value: str) -> None:

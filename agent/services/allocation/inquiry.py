@@ -6,7 +6,7 @@ ends the whole inquiry.
 
 import asyncio
 import dataclasses
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 
 import structlog
 
@@ -101,7 +101,7 @@ class Underway:
 
     ledger: Ledger
     claimed: frozenset[PodUid]
-    in_doubt: frozenset[PodUid]
+    in_doubt: Container[PodUid]
     asked_last: Mapping[PodUid, str]
 
 

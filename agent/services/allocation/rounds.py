@@ -8,7 +8,7 @@ whose container is known, or while nothing was refused at all.
 import asyncio
 import dataclasses
 import datetime as dt
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from agent.core.holdings import KubeletEpoch
 from agent.core.ledger import Ledger, Row
@@ -28,6 +28,18 @@ class _Refused:
 
     container: str
     at: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _AllBut:
+    """All pods that have rows, but some."""
+
+    ledger: Ledger
+    some: frozenset[PodUid]
+
+    def __contains__(self, pod: object) -> bool:
+        rows = self.ledger.rows
+        return pod not in self.some and any(row.key.pod_uid == pod for row in rows)
 
 
 class Rounds:
@@ -55,16 +67,24 @@ class Rounds:
         self._meet(epoch)
         return {pod: last.container for pod, last in self._refused.items() if self._is_now(last)}
 
-    def in_doubt(self, epoch: KubeletEpoch, ledger: Ledger) -> frozenset[PodUid]:
-        """Pods with rows of whose dead containers nobody knows which is next."""
+    def in_doubt(self, epoch: KubeletEpoch, ledger: Ledger) -> Container[PodUid]:
+        """Pods with rows of whose dead containers nobody knows which is next.
+
+        Each Allocate asks for them, and hardly ever for one of them: the rows are not gone through.
+        """
         self._meet(epoch)
-        pods = frozenset(row.key.pod_uid for row in ledger.rows)
-        self._doubted &= pods
-        self._refused = {pod: last for pod, last in self._refused.items() if pod in pods}
+        self._forget_all_without_rows(ledger)
         if self._came_late(epoch):
-            return pods - self.asked_last(epoch).keys()
+            return _AllBut(ledger, frozenset(self.asked_last(epoch)))
         past = {pod for pod, last in self._refused.items() if not self._is_now(last)}
         return frozenset(self._doubted | past)
+
+    def _forget_all_without_rows(self, ledger: Ledger) -> None:
+        marked = self._doubted | self._refused.keys()
+        if marked:
+            left = {row.key.pod_uid for row in ledger.rows if row.key.pod_uid in marked}
+            self._doubted &= left
+            self._refused = {pod: last for pod, last in self._refused.items() if pod in left}
 
     def _meet(self, epoch: KubeletEpoch) -> None:
         """Of a new kubelet's rounds nothing is known."""

@@ -102,12 +102,53 @@ def test_a_whole_number_that_helm_wrote_with_an_exponent_is_whole():
 
 
 @pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("deviceSplitCount: 1e1", 10),
+        ("deviceSplitCount: 1e+01", 10),
+        ("deviceSplitCount: 1E1", 10),
+        ("deviceSplitCount: +1_0", 10),
+        ("deviceSplitCount: 0x1F", 31),
+        ("deviceSplitCount: 0b11", 3),
+        ("deviceSplitCount: 0o17", 15),
+        ("deviceSplitCount: 017", 15),
+        ("deviceSplitCount: 08", 8),
+        ("deviceSplitCount: 00", 0),
+        ("deviceSplitCount: !!int '7'", 7),
+        ("deviceSplitCount: 18446744073709551615", 2**64 - 1),
+        ("preConfiguredDeviceMemory: 1e+06", 1_000_000),
+        ("preConfiguredDeviceMemory: -0x1F", -31),
+        ("deviceMemoryScaling: 1.5e0", 1.5),
+        ("deviceMemoryScaling: 1e1", 10.0),
+        ("deviceMemoryScaling: .5", 0.5),
+        ("deviceMemoryScaling: .1_5", 0.15),
+        ("deviceMemoryScaling: +5.", 5.0),
+        ("deviceMemoryScaling: !!float 2", 2.0),
+        ("overwriteEnv: y", True),
+        ("overwriteEnv: On", True),
+        ("overwriteEnv: N", False),
+        ("enableNumaTopology: off", False),
+        ("gpuCorePolicy: y", "y"),
+        ("gpuCorePolicy: 1e+06", "1e+06"),
+        ("gpuCorePolicy: 2001-01-01", "2001-01-01"),
+        ("libCudaLogLevel: ''", ""),
+        ("migProfileAllowlist: [null, {models: [~, 1e1]}]", ({}, {"models": ("", "1e1")})),
+        ("1: x\n  y: z\n  overwriteEnv: true", True),
+    ],
+)
+def test_a_scalar_is_what_hamis_reader_takes_it_for(line: str, value: object):
+    """Each was read by yaml.v2 v2.4.0 into HAMi's types."""
+    (found,) = read(f"nvidia:\n  {line}\n")[0].values()
+    assert (type(value), value) == (type(found), found)
+
+
+@pytest.mark.parametrize(
     ("line", "says"),
     [
         ("deviceSplitCount: '10'", "2:21: nvidia.deviceSplitCount: a whole number is expected"),
         ("deviceSplitCount: 5.5", "a whole number is expected, not `5.5`"),
         ("deviceSplitCount: 1e400", "a whole number is expected"),
-        ("deviceSplitCount: .inf", "a number is expected, not `.inf`"),
+        ("deviceSplitCount: .inf", "a whole number is expected, not `.inf`"),
         ("deviceSplitCount: -1", "`-1` is not between 0 and"),
         ("deviceSplitCount: [1]", "a whole number is expected, not a list"),
         ("deviceMemoryScaling: much", "a number is expected, not `much`"),
@@ -115,6 +156,19 @@ def test_a_whole_number_that_helm_wrote_with_an_exponent_is_whole():
         ("overwriteEnv: 1", "true or false is expected, not `1`"),
         ("defaultMemory: 2147483648", "is not between -2147483648 and 2147483647"),
         ("resourceCountName: [x]", "text is expected, not a list"),
+        ("gpuCorePolicy: []", "text is expected, not a list"),
+        ("libCudaLogLevel: {}", "text is expected, not a mapping"),
+        ("gpuCorePolicy: !!int x", "`x` is no int"),
+        ("deviceSplitCount: 1:30", "a whole number is expected, not `1:30`"),
+        ("deviceSplitCount: 1.5e0", "a whole number is expected, not `1.5e0`"),
+        ("deviceSplitCount: 0x", "a whole number is expected, not `0x`"),
+        ("deviceMemoryScaling: 1e999", "a number is expected, not `1e999`"),
+        ("deviceMemoryScaling: 2001-01-01", "a number is expected, not `2001-01-01`"),
+        ("deviceMemoryScaling: [1.5]", "a number is expected, not a list"),
+        ("deviceMemoryScaling: yes", "a number is expected, not `yes`"),
+        ("overwriteEnv: yEs", "true or false is expected, not `yEs`"),
+        ("overwriteEnv: 'yes'", "true or false is expected, not `yes`"),
+        ("<<: {deviceSplitCount: 1}", "a text key is expected, not `<<`"),
         ("migProfileAllowlist: {}", "a list is expected here, not a mapping"),
         ("migProfileAllowlist: [{models: x}]", "a list is expected here, not `x`"),
         ("knownMigGeometries: [{allowedGeometries: [[{count: x}]]}]", "[0][0].count: a whole"),

@@ -86,7 +86,6 @@ def test_any_text_is_read_or_refused_and_nothing_else(text: str):
         '[{"count":{}}]',
         '[{"migProfiles":{}}]',
         '[{"migProfiles":[{"placements":[{"start":-1}]}]}]',
-        '[{"migProfiles":[null]}]',
         " " * (TEXT_LIMIT + 1),
     ],
     ids=lambda text: text[:30],
@@ -183,3 +182,55 @@ ONE = '[{"id":"a","count":1},{"id":"b","index":1}]'
 )
 def test_texts_are_the_same_when_a_scheduler_reads_the_same(one, other, same):
     assert same is same_meaning(one, other)
+
+
+SINGLE = '[{"id":"a","count":1}]'
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        '"custominfo":[]',
+        '"CustomInfo":"x"',
+        '"custominfo":{"a":{"b":[1e999]}}',
+        '"migtemplate":{}',
+        '"migtemplate":[{}]',
+        '"migtemplate":[[{"core":"1"}]]',
+        '"migtemplate":[[{"memory":2147483648}]]',
+        '"devicevendor":1',
+        '"DEVICEVENDOR":["NVIDIA"]',
+        '"devicepairscore":[]',
+        '"devicepairscore":{"uuid":1}',
+        '"devicepairscore":{"score":{"a":1.5}}',
+        '"devicepairScore":{"score":{"a":1,"a":"x","b":2}}',
+        '"count":"x","count":1',
+        '"Count":1.0,"count":1',
+        '"migProfile\u017f":{}',
+        '"migProfiles":[{}],"migProfiles":[]',
+    ],
+)
+def test_a_text_that_hamis_decoder_refuses_is_not_the_same(field: str):
+    assert not same_meaning(SINGLE, SINGLE.replace('"id"', f'{field},"id"'))
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        '"custominfo":null',
+        '"custominfo":{"a":null,"b":[1e308,true,{}]}',
+        '"migtemplate":[null,[],[null,{"NAME":"a","core":1,"unknown":[]}]]',
+        '"devicevendor":"x"',
+        '"devicepairscore":{"UUID":"a","score":{"A":1,"a":null}}',
+        '"migProfiles":null',
+        '"id":"b","id":null',
+        '"COUNT":7',
+        '"unknown":{"count":"x"}',
+    ],
+)
+def test_a_text_that_hamis_decoder_takes_says_what_it_says_without_the_unread(field: str):
+    assert same_meaning(SINGLE, SINGLE.replace('"id"', f'{field},"id"'))
+
+
+def test_a_null_profile_is_one_without_any_field():
+    (gpu,) = decode_register('[{"migProfiles":[null,{"placements":[null]}]}]')
+    assert (MigProfile(), MigProfile(placements=(Placement(),))) == gpu.mig_profiles

@@ -46,14 +46,17 @@ def pod_of(given: dict[str, Any]) -> PodView:
 def answers(given: dict[str, Any]) -> tuple[list[ContainerEdits], str]:
     """All answers to the vector's calls, and the devices text afterwards."""
     settings = EditSettings(
-        hook_path=given["HOOK_PATH"],
         memory_scaling=given["deviceMemoryScaling"],
         cuda_log_level=given["libCudaLogLevel"],
         disable_core_limit=given["disableCoreLimit"],
         mode=given["mode"],
         device_list_strategies=tuple(given["deviceListStrategy"]),
     )
-    facts = HookFacts(library="/usr/local/vgpu/libvgpu.so", has_license=given["licenseFilePresent"])
+    facts = HookFacts(
+        library="/usr/local/vgpu/libvgpu.so",
+        has_license=given["licenseFilePresent"],
+        hook_path=given["HOOK_PATH"],
+    )
     pod = pod_of(given)
     text = pod.annotations[TO_ALLOCATE]
     pairs = pair_groups(decode_pod_devices(text), pod.containers)

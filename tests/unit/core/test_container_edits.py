@@ -29,9 +29,9 @@ def granted(uuid_: str = G1, pci: str = "0000:10:00.0", mib: int = 3000) -> Gran
     return GrantedShare(a_share(uuid=uuid_, memory_mib=mib), pci, 81559, minor=int(pci[5]))
 
 
-def edits_of(*shares: GrantedShare, **settings: Any) -> ContainerEdits:
+def edits_of(*shares: GrantedShare, facts: HookFacts = FACTS, **settings: Any) -> ContainerEdits:
     request = EditRequest(POD_UID, "main", control_disabled=False, shares=shares)
-    return container_edits(request, dataclasses.replace(EditSettings(), **settings), FACTS)
+    return container_edits(request, dataclasses.replace(EditSettings(), **settings), facts)
 
 
 def test_the_group_is_ordered_by_bus_id_because_cuda_numbers_so():
@@ -72,18 +72,16 @@ def test_the_cache_file_follows_from_pod_and_container():
     name = cache_file(POD_UID, "main")
     assert name not in {cache_file(POD_UID, "other"), cache_file(POD_UID[:-1] + "2", "main")}
     assert 5 == uuid.UUID(name.removesuffix(".cache")).version
-    assert (
-        f"/opt/vgpu/{name}"
-        == (dict(edits_of(granted(), hook_path="/opt").envs)["CUDA_DEVICE_MEMORY_SHARED_CACHE"])
-    )
+    edits = edits_of(granted(), facts=HookFacts("/opt/vgpu/libvgpu.so", hook_path="/opt"))
+    assert f"/opt/vgpu/{name}" == dict(edits.envs)["CUDA_DEVICE_MEMORY_SHARED_CACHE"]
 
 
 def test_every_host_path_but_devices_lies_below_the_hook_path():
-    edits = edits_of(granted(), hook_path="/opt", device_list_strategies=("envvar",))
+    facts = HookFacts(library="/opt/vgpu/libvgpu.so", has_license=True, hook_path="/opt")
+    edits = edits_of(granted(), facts=facts, device_list_strategies=("envvar",))
     request = EditRequest(POD_UID, "main", control_disabled=True, shares=(granted(),))
-    facts = HookFacts(library="/opt/vgpu/libvgpu.so", has_license=True)
-    more = container_edits(request, EditSettings(hook_path="/opt"), facts)
-    hosts = {one.host_path for one in (*edits.mounts[1:], *more.mounts)}
+    more = container_edits(request, EditSettings(), facts)
+    hosts = {one.host_path for one in (*edits.mounts, *more.mounts)}
     assert {f"/opt/vgpu/containers/{POD_UID}_main", "/opt/vgpu/lock"} <= hosts
     assert all(host.startswith("/opt/vgpu/") for host in hosts)
 

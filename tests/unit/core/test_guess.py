@@ -1,4 +1,7 @@
-"""`unlockedPods: legacy`: between pods without a lock is guessed, and no share is given twice."""
+"""`unlockedPods: legacy`: between pods without a lock is guessed; who asks last gets what is left.
+
+A share is given twice only where none is left that could be given instead.
+"""
 
 import dataclasses
 import itertools
@@ -221,6 +224,29 @@ def test_a_pod_in_flight_or_done_has_no_share_left():
     assert B == replay.candidate.pod
     done = bound(1, "0", phase="success")
     assert B == served(changed(scene, table=PodTable({B.uid: B, done.uid: done}, synced=True)))
+
+
+RUNS = dataclasses.replace(A, phase=Phase.RUNNING)
+
+
+@pytest.mark.parametrize(
+    ("others", "shown"),
+    [((RUNS,), (holding(RUNS, main="GPU-1-0"),)), ((), ()), ((A,), ())],
+    ids=["runs", "gone", "holds nothing as far as is known"],
+)
+def test_a_share_that_went_astray_is_given_again_where_no_other_is_left(others, shown):
+    """A has B's share and waits no more, or nobody knows: B gets its own, too."""
+    scene = a_scene(*others, B, rows=(answered(B),))
+    absent = () if shown else others
+    scene = looked(knowing(scene, *shown, holding(B), absent=absent))
+
+    assert scene.ledger.rows[0] == granted(scene, settings=LEGACY).replay
+
+
+def test_between_several_whose_answers_went_astray_none_is_guessed():
+    scene = admitted(B, C, rows=[answered(B), answered(C)])
+
+    refused(scene, Gate.MANY_PODS_ADMITTED)
 
 
 def test_another_count_is_no_share_that_is_left():

@@ -20,7 +20,9 @@ sharing:
   memoryScaling: 1.5
   filterIndexes: [0, "3"]
   operatingMode: mps
+  memoryResourceName: a.com/mem
 library:
+  cudaLogLevel: 3
 profiles:
   - name: big
     match: {nodes: [a*], labels: x=y, gpus: [H100]}
@@ -34,6 +36,10 @@ BAD = [
     "sharing: {operatingMode: fast}",
     "sharing: {filterIndexes: [x]}",
     "library: {hookPath: here}",
+    "library: {cudaLogLevel: 1.5}",
+    "library: {cudaLogLevel: true}",
+    "mig: {strategy: none}",
+    "sharing: {coreResourceName: a.com/cores}",
     "scheduler: volcano",
     "other: 1",
     "profiles: [{name: p}]",

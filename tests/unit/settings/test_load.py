@@ -75,7 +75,7 @@ def test_a_camel_case_key_has_a_variable_with_underscores() -> None:
 def test_an_unknown_key_is_refused_with_its_place_and_the_nearest_one(write) -> None:
     path = write("sharing:\n  splitCuont: 4\n")
 
-    refused(path, f"{path}:2:15", "sharing.splitCuont", "did you mean sharing.splitCount?")
+    refused(path, f"{path}:2:3: ", "sharing.splitCuont", "did you mean sharing.splitCount?")
 
 
 @pytest.mark.parametrize(
@@ -93,6 +93,8 @@ def test_an_unknown_key_is_refused_with_its_place_and_the_nearest_one(write) -> 
         ("library: {disableCoreLimit: maybe}", "true or false"),
         ("library: {hookPath: here}", "an absolute path"),
         ("library: {hookPath: 3}", "text"),
+        ("library: {cudaLogLevel: true}", "text, found True"),
+        ("library: {cudaLogLevel: 1.5}", "text, found 1.5"),
         ("allocation: {unlockedPods: always}", "one of strict, unique, legacy"),
         ("allocation: {fence: always}", "one of none, prestart"),
         ("allocation: {mpsRoot: here}", "an absolute path"),

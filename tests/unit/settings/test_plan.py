@@ -91,7 +91,7 @@ def test_a_profile_is_for_nodes_that_keep_all_it_asks(match: str, facts: NodeFac
         ("{name: p, match: {nodes: a}}", "match.nodes: a list is expected here, not `a`"),
         ("{name: p, match: {gpus: []}}", "match.gpus: an empty list selects nothing"),
         ("{name: p, match: {labels: 'a b'}}", "match.labels: 'a b' is no part of a label selector"),
-        ("{name: p, match: {nodes: [a]}, web: {port: 1}}", "a profile cannot set web.port, which"),
+        ("{name: p, match: {nodes: [a]}, web: {port: 1}}", "a profile cannot set web, which"),
         (
             "{name: p, match: {nodes: [a]}, sharing: {resourceName: a.b/c}}",
             "a profile cannot set sharing.resourceName, which",
@@ -126,9 +126,6 @@ def test_every_key_of_hamis_files_reaches_its_setting():
     devices = {
         "resourceCountName": "a.com/gpu",
         "resourceMemoryName": "a.com/mem",
-        "resourceMemoryPercentageName": "a.com/memp",
-        "resourceCoreName": "a.com/cores",
-        "resourcePriorityName": "a.com/prio",
         "deviceSplitCount": 2,
         "deviceMemoryScaling": 1.5,
         "deviceCoreScaling": 2,
@@ -143,9 +140,6 @@ def test_every_key_of_hamis_files_reaches_its_setting():
     expected = {
         "sharing.resourceName": "a.com/gpu",
         "sharing.memoryResourceName": "a.com/mem",
-        "sharing.memoryPercentageResourceName": "a.com/memp",
-        "sharing.coreResourceName": "a.com/cores",
-        "sharing.priorityResourceName": "a.com/prio",
         "sharing.splitCount": 2,
         "sharing.memoryScaling": 1.5,
         "sharing.coreScaling": 2.0,
@@ -159,8 +153,8 @@ def test_every_key_of_hamis_files_reaches_its_setting():
 
 
 def test_keys_that_concern_the_scheduler_alone_are_checked_and_not_used():
-    text = "nvidia: {defaultMemory: 5, memoryFactor: 2, runtimeClassName: x, overwriteEnv: true}"
-    plan = plan_of(text)
+    text = "nvidia: {defaultMemory: 5, memoryFactor: 2, runtimeClassName: x, overwriteEnv: true, "
+    plan = plan_of(text + "resourceCoreName: a.com/cores, resourcePriorityName: a.com/prio}")
     assert () == plan.warnings
     assert {"default"} == {one.origin for one in plan.resolve(HERE).settings.values()}
 
@@ -190,7 +184,6 @@ def test_a_variable_of_hamis_that_changes_nothing_is_told():
             "allocation.devRoot",
             "/x",
         ),
-        ({"MIG_STRATEGY": "mixed"}, "mig.strategy", "mixed"),
         ({"PASS_DEVICE_SPECS": ""}, "allocation.passDeviceSpecs", False),
         ({"GDS_ENABLED": "1"}, "allocation.gds", True),
         ({"ENABLE_TOPOLOGY_SCORE": "true"}, "report.topologyScore", True),
@@ -199,3 +192,19 @@ def test_a_variable_of_hamis_that_changes_nothing_is_told():
 )
 def test_variables_of_hamis_plugin_keep_their_meaning(environ, key: str, value: object):
     assert value == plan_of(environ=environ).resolve(HERE).settings[key].value
+
+
+def test_a_gpu_that_is_filtered_twice_is_a_warning_and_no_error():
+    own = "sharing: {filterUUIDs: [GPU-a, GPU-b, GPU-a], filterIndexes: [1, '1', 2]}"
+    nodes = (
+        '{"nodeconfig": [{"name": "n", "filterdevices": {"uuid": ["x", "x", "x"], "index": []}}]}'
+    )
+    environ = {"HAMI_AGENT_SHARING_FILTER_INDEXES": "0,1,0,1"}
+
+    assert (
+        "c.yaml:1:24: sharing.filterUUIDs: twice there: GPU-a",
+        "c.yaml:1:62: sharing.filterIndexes: twice there: 1",
+        "n.json:1:48: sharing.filterUUIDs: twice there: x",
+        "env HAMI_AGENT_SHARING_FILTER_INDEXES: sharing.filterIndexes: twice there: 0, 1",
+    ) == plan_of("", own, nodes, environ).warnings
+    assert () == plan_of("", "sharing: {filterUUIDs: [a, b]}").warnings

@@ -88,12 +88,34 @@ def test_a_damaged_copy_is_none(sources, tmp_path, content: bytes):
         begin(sources, "host")
 
 
-def test_a_copy_that_is_refused_itself_is_none(sources, keep):
+def test_a_missing_file_and_a_damaged_copy_are_both_told_in_one_sentence(sources, tmp_path):
+    sources.file.unlink()
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / COPY).write_bytes(b"{")
+
+    with pytest.raises(SettingsError) as caught:
+        begin(sources, "host")
+
+    missing, copy = str(caught.value).split("; the last good settings cannot be used either: ")
+    assert missing.startswith(f"{sources.file}: cannot be read: No such file")
+    assert copy.startswith(f"{tmp_path}/state/settings.json: ")
+    assert "\n" not in copy
+
+
+def test_a_copy_that_is_refused_itself_is_told_too(sources, keep):
     sources.file.write_text(BAD)
     keep(a_copy(b"sharing: {splitCount: 99999}\n"))
 
-    with pytest.raises(SettingsError, match=r"own.yaml:1:23"):
+    with pytest.raises(SettingsError, match=r"own.yaml:1:23.*/then/own.yaml:1:23: .* 1 to 10000"):
         begin(sources, "host")
+
+
+def test_a_copy_that_was_never_kept_is_no_news(sources):
+    sources.file.write_text(BAD)
+
+    with pytest.raises(SettingsError) as caught:
+        begin(sources, "host")
+    assert "last good" not in str(caught.value)
 
 
 def test_a_wrong_variable_is_refused_for_no_copy_can_mend_it(sources, keep):
