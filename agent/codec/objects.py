@@ -103,8 +103,10 @@ def _containers(
     seen = _statuses(status, "initContainerStatuses")
     for item in _objects(spec, "initContainers"):
         sidecar = item.get("restartPolicy") == "Always"
-        role = Role.SIDECAR if sidecar else Role.INIT
-        yield _container(item, role, seen.get(_text(item, "name"), {}), resources)
+        found = seen.get(_text(item, "name"), {})
+        container = _container(item, Role.SIDECAR if sidecar else Role.INIT, found, resources)
+        ended = None if sidecar else _ended_at(found, "OnFailure")
+        yield dataclasses.replace(container, ended_at=ended)
     seen = _statuses(status, "containerStatuses")
     restarts = _text(spec, "restartPolicy")
     for item in _objects(spec, "containers"):
@@ -140,7 +142,7 @@ def _container(
 
 
 def _ended_at(status: Mapping[str, object], restarts: str) -> dt.datetime | None:
-    """When an app container ended that the pod's restart policy never starts again."""
+    """When a container ended that this restart policy never starts again."""
     terminated = _object(_object(status, "state"), "terminated")
     is_over = restarts == "Never" or (restarts == "OnFailure" and terminated.get("exitCode") == 0)
     return _stamp(_text(terminated, "finishedAt")) if terminated and is_over else None

@@ -72,7 +72,7 @@ def _is_alive(container: ContainerView, books: Books) -> bool:
     return container.running_id is not None and container.running_id in books.alive
 
 
-def _is_over(container: ContainerView, epoch: KubeletEpoch) -> bool:
+def is_over(container: ContainerView, epoch: KubeletEpoch) -> bool:
     """Whether the container ended for good under this kubelet.
 
     A kubelet asks for one that ended before its own time: it takes the whole pod up again.
@@ -113,7 +113,7 @@ def waiting(
     """
     found: list[Candidate] = []
     for container in pod.asking(resource):
-        if _is_alive(container, books) or _is_over(container, books.epoch):
+        if _is_alive(container, books) or is_over(container, books.epoch):
             continue
         if holding and holding.ids_of(container.name, resource):
             continue

@@ -215,6 +215,12 @@ class Audit:
             return True
         wanted = [one["name"] for one in _containers(pod) if _count(one)]
         answered = {container for one, container in self.answers if one == uid}
+        # One that ran and ended while the kubelet knew no plugin is not asked for any more.
+        answered |= {
+            one["name"]
+            for one in pod.get("status", {}).get("initContainerStatuses", ())
+            if "terminated" in one.get("state", {})
+        }
         content = self._disk.files._on_disk.get(CURRENT)
         if content is not None and content.synced is not None:  # killed between disk and answer
             rows = decode_state(content.synced).ledger.rows_of(PodUid(uid))

@@ -1,13 +1,16 @@
 """Durable before answered, one pod per call, and dead rows in nobody's way."""
 
 import asyncio
+import dataclasses
+import datetime as dt
 
 import pytest
 
 from agent.codec.checkpoint import decode_state
 from agent.core.errors import Gate, Refusal
 from agent.core.holdings import KubeletEpoch
-from agent.core.pods import Phase
+from agent.core.ledger import EffectKind
+from agent.core.pods import Phase, Role
 from agent.core.reconcile import Adoption
 from agent.services.state import CURRENT
 from tests.builders import a_container
@@ -190,3 +193,19 @@ async def test_a_container_that_the_scheduler_wrote_nothing_for_is_not_adopted()
         pod = placed(1)
 
         assert None is await desk.service.adopt(Adoption(pod, a_container(name="other"), ids(3)))
+
+
+async def test_a_container_that_ran_without_being_asked_for_is_not_waited_for():
+    over = dataclasses.replace(
+        a_container(name="init", role=Role.INIT), ended_at=EPOCH.since + dt.timedelta(seconds=1)
+    )
+    groups = f"{G1},NVIDIA,6000,20:;{G1},NVIDIA,2000,20:;"
+    async with a_desk() as desk:
+        desk.bind(placed(1, groups, containers=(over, a_container())))
+
+        await desk.service.allocate(ids(4))
+
+        (row,) = desk.ledger.rows
+        assert ("main", 1, 2000) == (row.key.container, row.group, row.shares[0].memory_mib)
+        settled = [one for one in desk.ledger.outbox if one.kind is EffectKind.SETTLE_POD]
+        assert ["success"] == [one.phase for one in settled]

@@ -13,6 +13,7 @@ import structlog
 
 from agent.codec.nodelock import held_lock
 from agent.core.annotations import PHASE_SUCCESS
+from agent.core.candidates import is_over
 from agent.core.changes import NodeEvent
 from agent.core.container_edits import (
     EditRequest,
@@ -299,7 +300,9 @@ class Allocation:
                 return ledger
             rows = ledger.rows_of(pod.uid)
             complete = {one.key.container for one in rows} >= {
-                container.name for container in pod.asking(row.resource)
+                container.name
+                for container in pod.asking(row.resource)
+                if not is_over(container, row.epoch)
             }
             settle = Effect(
                 kind=EffectKind.SETTLE_POD,

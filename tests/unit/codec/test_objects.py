@@ -251,6 +251,22 @@ def test_a_container_is_over_when_its_pods_policy_never_starts_it_again(policy, 
     assert (None, True, at) == (container.running_id, container.has_run, container.ended_at)
 
 
+@pytest.mark.parametrize(("exit_code", "restarts"), [(0, None), (1, None), (0, "Always")])
+def test_an_init_container_is_over_when_it_ended_well_and_a_sidecar_never(exit_code, restarts):
+    at = "2026-09-01T12:00:07Z"
+    state = {"terminated": {"exitCode": exit_code, "finishedAt": at}}
+    pod = pod_object(status={"initContainerStatuses": [{"name": "warm-up", "state": state}]})
+    init = {"name": "warm-up"} | ({"restartPolicy": restarts} if restarts else {})
+    pod["spec"]["initContainers"] = [init]
+
+    container = decode_pod(pod, GPU).containers[0]
+
+    is_over = exit_code == 0 and restarts is None
+    assert (dt.datetime(2026, 9, 1, 12, 0, 7, tzinfo=dt.UTC) if is_over else None) == (
+        container.ended_at
+    )
+
+
 def test_a_container_between_two_tries_has_run():
     last = {"terminated": {"exitCode": 1, "finishedAt": "2026-09-01T12:00:07Z"}}
     status = {"containerStatuses": [{"name": "main", "state": {"waiting": {}}, "lastState": last}]}
