@@ -37,11 +37,10 @@ class Foreign:
 
 FOREIGN: Final[tuple[Foreign, ...]] = (
     Foreign(
-        "MIG instances are not shared yet",
+        "MIG instances are not shared yet; a GPU in MIG mode is left out, with an Event",
         "MIG_STRATEGY",
         ("--mig-strategy",),
         frozenset({"none"}),
-        strict=True,
     ),
     Foreign(
         f"{_SINCE} sharing.splitCount",
