@@ -46,6 +46,8 @@ from agent.host.systemd import service_notifier
 from agent.kit.heartbeat import Heartbeat
 from agent.kit.supervisor import BudgetSpent
 from agent.kit.tiers import run_tiers
+from agent.plugin.sockets import rival
+from agent.services.announce import Notices
 from agent.services.reload import Reload
 from agent.services.state import recover
 from agent.settings.load import Look
@@ -121,6 +123,7 @@ async def _run(process: Process, notifier: ServiceNotifier, signals: _Signals) -
         if settings.driver.exit_without:
             await adapters.driver.scan()
         front = await _joined(process.start, adapters, signals.stop)
+        await _alone(settings, connection, adapters, front.notices)
         whole = Whole(front, plain=settings.plain is not None, observe=settings.observe)
         watched = Watched(Heartbeat(), whole=whole)
         reload = _reload(process, front, adapters, notifier, signals.reload)
@@ -175,6 +178,28 @@ async def _ours(
         for task in (beating, taken, stopped):
             task.cancel()
     return lock.held and not stop.is_set()
+
+
+async def _alone(
+    settings: Settings, connection: Connection | None, adapters: Adapters, notices: Notices
+) -> None:
+    """Raise SettingsError where another plugin serves our resource.
+
+    Each would take it from the other, and the scheduler's choices would reach only one of them.
+    """
+    if settings.observe or settings.takeover:
+        return
+    resource = settings.sharing.resource
+    found = await adapters.worker.call(rival, settings.paths.kubelet_socket.parent, resource)
+    if found is None:
+        return
+    text = (
+        f"Another device plugin of this node serves {resource} at {found}: take it off the node "
+        "(HAMi's: the DaemonSet hami-device-plugin), or set takeover: true to serve beside it."
+    )
+    notices.say(NodeEvent("PluginConflict", text, warning=True))
+    await post_last(settings, connection, adapters, notices)
+    raise SettingsError(text)
 
 
 async def _joined(start: Start, adapters: Adapters, stop: asyncio.Event) -> Front:

@@ -105,6 +105,15 @@ def sweep(directory: Path, resource: str) -> tuple[str, ...]:
     return tuple(dead)
 
 
+def rival(directory: Path, resource: str) -> Path | None:
+    """The socket on which HAMi's or NVIDIA's plugin serves the same resource now, or None.
+
+    Source: nvinternal/plugin/server.go of both, NewNvidiaDevicePlugin (the name of the socket).
+    """
+    path = directory / f"nvidia-{resource.partition('/')[2] or resource}.sock"
+    return path if _is_socket(path) and not _is_dead(path) else None
+
+
 def _names(directory: Path) -> list[str]:
     try:
         return [entry.name for entry in directory.iterdir()]
@@ -119,13 +128,17 @@ def _is_ours(name: str, resource: str) -> bool:
 
 def _is_dead(path: Path) -> bool:
     """True for a socket on which a connection is refused: its server is gone for good."""
-    try:
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            return False
-    except OSError:
+    if not _is_socket(path):
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         return probe.connect_ex(os.fspath(path)) == errno.ECONNREFUSED
+
+
+def _is_socket(path: Path) -> bool:
+    try:
+        return stat.S_ISSOCK(path.lstat().st_mode)
+    except OSError:
+        return False
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -62,7 +62,8 @@ class Settings:
     """Everything that `run` was told. `fenced`: the kubelet asks before each start.
 
     `plain`: there is no scheduler of ours, the kubelet's ids decide; None in hami mode.
-    `observe`: nothing is registered or written, beside another plugin.
+    `observe`: nothing is registered or written, beside another plugin. `takeover`: another plugin
+    may serve the same resource.
     `memory_resource` is the name that pods request memory under.
     """
 
@@ -80,6 +81,7 @@ class Settings:
     driver: DriverSettings
     paths: HostPaths
     observe: bool
+    takeover: bool
     web: WebSettings
     log: LogSettings
 
@@ -157,6 +159,7 @@ def build(effective: Effective, *, host_name: str, gpus: int = 1) -> Settings:
         ),
         paths=_paths(get),
         observe=get.flag("observe"),
+        takeover=get.flag("takeover"),
         web=_web(get, effective),
         log=LogSettings(get.text("log.level"), get.text("log.format")),
     )

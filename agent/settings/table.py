@@ -61,6 +61,14 @@ FIELDS: tuple[Field, ...] = (
         flag="--observe",
     ),
     Field(
+        "takeover",
+        default=False,
+        read=boolean,
+        text="Serve although another device plugin of this node serves the same resource: the "
+        "kubelet takes whoever registered last.",
+        flag="--takeover",
+    ),
+    Field(
         "report.profile",
         "json",
         choice("json", "colon", "colon-7"),
