@@ -153,13 +153,13 @@ async def _events(gpus: int, split_count: int) -> list[Figure]:
 
 
 async def _lost(gpus: int, split_count: int) -> list[Figure]:
-    """All GPUs fall off the bus at once: how many lists, and when the last one has come."""
+    """All GPUs fall off the bus at once, each with its XID: how many lists, and when the last."""
     async with served(gpus, split_count) as cluster, _reader(cluster) as lists:
         await _next_line(lists)
         begun = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as group:
             for gpu in range(gpus):
-                request = talk.LoseRequest(gpu=str(gpu))
+                request = talk.XidRequest(gpu=str(gpu), xid=79)
                 group.create_task(ask(cluster.places.hardware_socket, request))
         came = [await _next_line(lists)]
         with contextlib.suppress(TimeoutError):
