@@ -20,6 +20,7 @@ TESTS      ?= tests
 QUICK      := -m "not histories"
 BENCH      ?=
 PEERS      ?=
+WATCH      ?= 5
 
 # uv takes the interpreter that made the environment, never a downloaded one, whatever is active.
 unexport VIRTUAL_ENV
@@ -60,6 +61,12 @@ test: $(STAMP)  ## run all tests (TESTS=tests/unit/core runs some)
 .PHONY: test-long
 test-long: $(STAMP)  ## play 10,000 random histories of a node (a quarter of an hour)
 	$(BIN)/python -m pytest -q -m histories tests/machine
+
+.PHONY: test-gpu
+test-gpu: $(STAMP)  ## hold the driver to its contract on a real GPU and print what it says (WATCH=300 seconds)
+	@if reason=$$($(BIN)/python -m tests.contract.real_driver 2>&1); \
+	then $(BIN)/python -m pytest -q -m gpu --gpu-watch=$(WATCH) tests/contract; \
+	else echo "test-gpu: skipped: $$reason"; fi
 
 .PHONY: check
 check: $(STAMP) $(LINT)/.in-step-with-uv.lock proto-check systemd-check manifests-check  ## formatting, lint, types, import directions, spelling, wire, units, manifests

@@ -15,6 +15,7 @@ asyncio.set_event_loop(None)
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--peers` is for tests/peers/run, which sees to it that there are peers."""
     parser.addoption("--peers", action="store_true", help="collect tests/peers/test_*.py too")
+    parser.addoption("--gpu-watch", default="5", metavar="SECONDS", help="watch a real GPU so long")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

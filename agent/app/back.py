@@ -13,6 +13,7 @@ from agent.host.cgroups import CgroupContainers
 from agent.host.kube.api import KubeNode, KubePods
 from agent.host.kube.connection import Connection
 from agent.host.kube.events import EventPoster
+from agent.host.kube.node_status import KubeNodeStatus
 from agent.host.kube.observed import ObservedNode, ObservedPods
 from agent.host.kube.session import KubeSession
 from agent.host.kubelet_records import KubeletRecordsFile
@@ -22,6 +23,7 @@ from agent.services.allocation.inquiry import Peers, Views
 from agent.services.allocation.service import Allocation, AllocationSettings, Storage
 from agent.services.announce import Announcer
 from agent.services.node import Node
+from agent.services.node_condition import GpuCondition
 from agent.services.outbox import Outbox, OutboxViews
 from agent.services.plain.reconcile import PlainReconcile
 from agent.services.pods import Pods
@@ -58,6 +60,7 @@ class Back:
     reconcile: Reconcile
     plain: PlainReconcile
     announcer: Announcer
+    condition: GpuCondition
 
     @property
     def clients(self) -> tuple[KubeSession, ...]:
@@ -75,6 +78,7 @@ class Back:
             "outbox": self.outbox.run,
             "plain": self.plain.run,
             "announcer": self.announcer.run,
+            "condition": self.condition.run,
             "report": self.report.run,
         }
 
@@ -157,6 +161,11 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: Api) -> Bac
         reconcile=_reconcile(adapters, front, api, allocation),
         plain=plain_reconcile(settings, adapters, front, (api.witness, api.records), set()),
         announcer=Announcer(api.pods, front.notices),
+        condition=GpuCondition(
+            KubeNodeStatus(api.session, settings.node) if settings.node_condition else None,
+            facts.inventory,
+            clock,
+        ),
     )
 
 

@@ -18,6 +18,7 @@ from agent.host.watch import DirectoryWatch
 from agent.plugin.server import PluginServer
 from agent.services.announce import Notices
 from agent.services.discovery import Discovery
+from agent.services.gpu_events import GpuEvents
 from agent.services.health import HealthPorts, HealthWatch
 from agent.services.inventory import InventoryKeeper
 from agent.services.kubelet import KubeletWatch
@@ -52,6 +53,7 @@ class Knowing:
 
     keeper: InventoryKeeper
     left_out: LeftOut
+    gpu_events: GpuEvents
     listing: Listing
     discovery: Discovery
     health: HealthWatch
@@ -145,6 +147,7 @@ def _knowing(
     return Knowing(
         keeper=keeper,
         left_out=LeftOut(keeper.left_out, notices.say),
+        gpu_events=GpuEvents(facts.inventory, state.ledger, notices.say),
         listing=Listing(facts.inventory, keeper.served, facts.slices),
         discovery=discovery,
         health=health,

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 Run = Callable[[], Awaitable[None]]
 
-SCHEDULED = ("node", "pods", "reconcile", "settlement", "outbox", "plain", "announcer")
+SCHEDULED = (
+    *("node", "pods", "reconcile", "settlement", "outbox", "plain", "announcer", "condition"),
+)
 """Tasks of the back half in hami mode; `plain` looks after what plain mode has left."""
 
 PLAIN = ("plain", "announcer")
@@ -95,6 +97,7 @@ def tiers(whole: Whole, extra: Extra, chance: random.Random) -> Sequence[Sequenc
             task("last_good", front.last_good.run),
             task("inventory", knowing.keeper.run),
             task("left_out", knowing.left_out.run),
+            task("gpu_events", knowing.gpu_events.run),
             task("held", front.follow_held),
             task("listing", knowing.listing.run),
             task("discovery", knowing.discovery.run),

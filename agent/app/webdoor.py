@@ -17,6 +17,7 @@ from agent.core.ledger import Ledger
 from agent.core.slices import SliceList
 from agent.kit.cell import Cell
 from agent.settings.schema import Settings
+from agent.web.actions import Actions, recheck_act
 from agent.web.metrics import AgentCollector, Facts, MetricsPage, Series
 from agent.web.probes import Probes
 from agent.web.server import Listeners, Page, WebServer
@@ -69,5 +70,12 @@ async def open_web(
     }
     socket_path = settings.paths.run / "api.sock" if unix else None
     listeners = Listeners(settings.web.address, settings.web.port, socket_path)
-    async with WebServer(listeners, pages) as server:
+    async with WebServer(listeners, pages, _actions(watched)) as server:
         yield server
+
+
+def _actions(watched: Watched) -> Actions | None:
+    """A standby has no GPU to act on."""
+    if watched.whole is None:
+        return None
+    return Actions({"recheck": recheck_act(watched.whole.front.knowing.health.recheck)})

@@ -16,6 +16,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
         "agent.cli.simulate",
         "act on simulated GPUs: xid, lose, restore, hang, add, remove",
     ),
+    "recheck": ("agent.cli.recheck", "ask a GPU now how it is"),
     "config": ("agent.cli.config", "show or check settings"),
     "decode": ("agent.cli.decode", "decode a HAMi annotation to JSON"),
     "version": ("agent.cli.version", "print the version"),

@@ -4,6 +4,7 @@ import dataclasses
 import enum
 
 from agent.core.gpu import GpuUuid
+from agent.core.gpu_signs import NO_SIGNS, GpuSigns
 
 
 class EventKind(enum.StrEnum):
@@ -12,6 +13,8 @@ class EventKind(enum.StrEnum):
     XID = "xid"
     ECC_SINGLE = "ecc-single"
     ECC_DOUBLE = "ecc-double"
+    POWER_SOURCE = "power-source"
+    """The GPU's power supply changed, as from external power to the bus."""
     CHANGED = "changed"
     """GPUs came, went or were re-arranged: scan again."""
 
@@ -37,8 +40,14 @@ class ProbeOutcome(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Probe:
-    """The result of one active question to the GPU `uuid`; `text` is the driver's words."""
+    """The result of one active question to the GPU `uuid`; `text` is the driver's words.
+
+    `unmonitored` says why the driver's reports of this GPU do not reach us; empty: they do, or
+    nobody listens to any.
+    """
 
     uuid: GpuUuid
     outcome: ProbeOutcome
     text: str = ""
+    signs: GpuSigns = NO_SIGNS
+    unmonitored: str = ""

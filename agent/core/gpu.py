@@ -24,11 +24,25 @@ class PciPath(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Link:
-    """What connects a GPU to the GPU `peer`: its PCI path, if known, and its number of NVLinks."""
+    """What connects a GPU to the GPU `peer`: its PCI path, if known, and its number of NVLinks.
+
+    `peer_to_peer`: the driver lets them read each other's memory; None where it does not tell.
+    """
 
     peer: GpuUuid
     path: PciPath | None = None
     nvlinks: int = 0
+    peer_to_peer: bool | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MigInstance:
+    """One instance of a GPU in MIG mode, as an admin has made it. `uuid` is `MIG-…`."""
+
+    uuid: str
+    gpu_instance: int
+    compute_instance: int
+    memory_mib: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,6 +61,7 @@ class Gpu:
     numa: int | None = None
     minor: int | None = None
     mig_enabled: bool = False
+    mig_instances: tuple[MigInstance, ...] = ()
     links: tuple[Link, ...] = ()
 
 
@@ -61,8 +76,9 @@ class GpuFault:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scan:
-    """One look at all GPUs of the node, sorted by index."""
+    """One look at all GPUs of the node, sorted by index. `library_version` None: not told."""
 
     driver_version: str
     gpus: tuple[Gpu, ...]
     faults: tuple[GpuFault, ...] = ()
+    library_version: str | None = None

@@ -1,80 +1,33 @@
-"""What a driver event or a probe means for a GPU: the XID table and judge().
+"""What a driver event or a probe means for a GPU: judge().
 
 Conclusions only rise by reports and fall by rest: a quiet time and passed probes make a watched or
-bad GPU ok again; one that needs a reset stays bad until it was lost and came back, or the node
-booted. A GPU that keeps relapsing is given the same quiet time each time.
+bad GPU ok again; one that needs a reset stays bad until there was one. A GPU that falls ill again
+soon after is given twice the quiet time, up to a bound.
 """
 
 import dataclasses
 import datetime as dt
-import enum
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
-from agent.core.condition import Condition, Health
+from agent.core.condition import Action, Cause, Condition, Health
 from agent.core.errors import cap
 from agent.core.events import DriverEvent, EventKind, Probe, ProbeOutcome
-
-FELL_OFF_THE_BUS: Final = 79
-
-
-class XidClass(enum.StrEnum):
-    """What an XID says about the GPU, not about the program that ran on it."""
-
-    APPLICATION = "application"
-    """A program's fault, or the echo of one: nothing about the GPU."""
-    CONTAINED = "contained"
-    """An error that the hardware dealt with: watched."""
-    FATAL = "fatal"
-    """Bad; a quiet time and passed probes show that it is over."""
-    NEEDS_RESET = "needs-reset"
-    """Bad until the GPU was reset or the node booted."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Xid:
-    """One row of the table; `name` completes the sentence "XID 79: …"."""
-
-    number: int
-    name: str
-    kind: XidClass
-
-
-# Numbers and meanings: NVIDIA's XID catalog. Which are the application's: the ones that NVIDIA's
-# k8s-device-plugin skips (internal/rm/health.go) and HAMi after it. What NVIDIA's plugin and HAMi
-# treat alike as unhealthy for ever is divided here by the catalog's immediate action.
-XIDS: Final[Mapping[int, Xid]] = MappingProxyType(
-    {
-        row.number: row
-        for row in (
-            Xid(13, "graphics engine exception", XidClass.APPLICATION),
-            Xid(31, "GPU memory page fault", XidClass.APPLICATION),
-            Xid(43, "GPU stopped processing", XidClass.APPLICATION),
-            Xid(45, "preemptive cleanup after an earlier error", XidClass.APPLICATION),
-            Xid(68, "video decoder exception", XidClass.APPLICATION),
-            Xid(109, "context switch timeout", XidClass.APPLICATION),
-            Xid(63, "row remapping or page retirement was recorded", XidClass.CONTAINED),
-            Xid(92, "high rate of single-bit ECC errors", XidClass.CONTAINED),
-            Xid(94, "contained memory error", XidClass.CONTAINED),
-            Xid(32, "corrupted push buffer stream", XidClass.FATAL),
-            Xid(38, "driver firmware error", XidClass.FATAL),
-            Xid(69, "graphics engine class error", XidClass.FATAL),
-            Xid(48, "double-bit ECC error", XidClass.NEEDS_RESET),
-            Xid(62, "internal micro-controller halted", XidClass.NEEDS_RESET),
-            Xid(64, "row remapping or page retirement failed", XidClass.NEEDS_RESET),
-            Xid(74, "NVLink error", XidClass.NEEDS_RESET),
-            Xid(FELL_OFF_THE_BUS, "the GPU has fallen off the bus", XidClass.NEEDS_RESET),
-            Xid(95, "uncontained memory error", XidClass.NEEDS_RESET),
-            Xid(110, "security fault", XidClass.NEEDS_RESET),
-            Xid(119, "GSP did not answer in time", XidClass.NEEDS_RESET),
-            Xid(120, "GSP error", XidClass.NEEDS_RESET),
-            Xid(136, "link training failed", XidClass.NEEDS_RESET),
-            Xid(140, "unrecovered ECC error", XidClass.NEEDS_RESET),
-            Xid(143, "GPU initialisation failed", XidClass.NEEDS_RESET),
-        )
-    }
+from agent.core.gpu_signs import GpuSigns
+from agent.core.verdicts import (
+    again,
+    bad,
+    needing,
+    relieved,
+    seconds,
+    signed,
+    silenced,
+    watched,
+    worse,
 )
+from agent.core.xids import XIDS, XidClass, XidSwitches, xid_name
+
+MOST_DOUBLINGS: Final = 32
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -85,21 +38,35 @@ class HealthSettings:
     """A GPU that does not answer is served for so long."""
     quiet: float = 600.0
     """Time without a bad report before a watched or bad GPU can be ok again."""
+    longest_quiet: float = 7200.0
+    """The same at most, for one that keeps falling ill; also what `soon after` means."""
     passes: int = 3
     """Probes that must pass since the last bad report, also."""
     probe_interval: float = 10.0
     probe_deadline: float = 2.0
-    coalesce: float = 0.01
-    """After a verdict, what comes within this time is judged in one go."""
+    gather: float = 0.005
+    """Events wait so long for others of the same mishap."""
+    coalesce: float = 0.05
+    """Probes wait so long for others; what follows a new list within that time is one list."""
     xids: Mapping[int, XidClass] = dataclasses.field(default_factory=dict)
     """Classes that differ from the table's."""
+    switches: XidSwitches = dataclasses.field(default_factory=XidSwitches)
+    """What the variables of HAMi's and NVIDIA's plugin say; `xids` wins."""
 
 
-def xid_class(number: int, settings: HealthSettings | None = None) -> XidClass:
+DEFAULTS: Final = HealthSettings()
+
+
+def xid_class(number: int, settings: HealthSettings = DEFAULTS) -> XidClass:
     """The class of an XID; one that the table does not know is fatal, as for NVIDIA's plugin."""
-    if settings is not None and number in settings.xids:
+    if number in settings.xids:
         return settings.xids[number]
-    return XIDS[number].kind if number in XIDS else XidClass.FATAL
+    known = XIDS[number].kind if number in XIDS else XidClass.FATAL
+    if not settings.switches.sets(number):
+        return known
+    if settings.switches.ignores(number):
+        return XidClass.APPLICATION
+    return XidClass.FATAL if known is XidClass.APPLICATION else known
 
 
 def judge(
@@ -109,37 +76,103 @@ def judge(
 
     `now` must not go backwards between calls.
     """
+    return _counted(health, _judged(health, report, now, settings), now, settings)
+
+
+def aged(health: Health, now: dt.datetime, settings: HealthSettings) -> Health:
+    """The health after time alone: a GPU that answers nothing is served only for `driver_hang`."""
+    if health.silent and health.serving and seconds(health, now) >= settings.driver_hang:
+        return dataclasses.replace(health, serving=False)
+    return health
+
+
+def switched_off(now: dt.datetime) -> Health:
+    """The health of every GPU where the operator wants no health checks."""
+    text = "health checks are switched off in the settings [H-OFF]"
+    return Health(Condition.UNMONITORED, now, Cause.OFF, text, runbook="H-OFF")
+
+
+def remembered(
+    health: Health, now: dt.datetime, settings: HealthSettings = DEFAULTS, *, boot_changed: bool
+) -> Health:
+    """What a remembered health is worth now. `boot_changed`: the node has booted since.
+
+    A boot resets every GPU. What only needed that is over; a fault of the hardware itself is
+    watched for a quiet time. What the operator has declared harmless since is over as well.
+    """
+    since = min(health.since, now)
+    harmless = health.cause == Cause.XID and health.xid is not None
+    if harmless and xid_class(health.xid or 0, settings) is XidClass.APPLICATION:
+        return Health(Condition.OK, since=now)
+    if not boot_changed:
+        return dataclasses.replace(health, since=since, passed_probes=0)
+    hardware = health.cause in {Cause.ECC, Cause.LOST, Cause.PROBE, Cause.MEMORY}
+    if health.condition in {Condition.OK, Condition.UNMONITORED} or not hardware:
+        return Health(Condition.OK, since=now)
+    return Health(
+        Condition.WATCH,
+        now,
+        health.cause,
+        f"before the boot: {health.text}",
+        health.xid,
+        action=Action.WAIT,
+        runbook=health.runbook,
+    )
+
+
+def quiet_time(health: Health, settings: HealthSettings) -> float:
+    """Seconds without a bad report that this GPU needs."""
+    if not health.ill:
+        return settings.quiet
+    doublings = min(max(health.bouts, 1) - 1, MOST_DOUBLINGS)
+    return min(settings.quiet * 2.0**doublings, max(settings.quiet, settings.longest_quiet))
+
+
+def missing(health: Health, now: dt.datetime, settings: HealthSettings) -> tuple[str, ...]:
+    """What has to happen until a GPU that is not ok is ok again, for people."""
+    if health.condition is Condition.OK or health.cause == Cause.OFF:
+        return ()
+    if health.condition is Condition.LOST:
+        return ("it has to be there again: reset it, or reboot the node",)
+    if health.condition is Condition.UNMONITORED:
+        return ("it has to answer, and its events have to reach the agent",)
+    if health.needs_reboot:
+        return ("a reboot of the node",)
+    needs = ["a reset of the GPU, or a reboot of the node"] if health.needs_reset else []
+    rest = quiet_time(health, settings) - seconds(health, now)
+    if rest > 0:
+        needs.append(f"{rest:.0f} s more without a bad report")
+    if (probes := settings.passes - health.passed_probes) > 0:
+        needs.append(f"{probes} passed probe{'s' if probes > 1 else ''} more")
+    return tuple(needs)
+
+
+def _judged(
+    health: Health, report: DriverEvent | Probe, now: dt.datetime, settings: HealthSettings
+) -> Health:
     if isinstance(report, Probe):
         return _probed(health, report, now, settings)
     if report.kind is EventKind.XID:
         return _struck(health, report, now, settings)
     if report.kind is EventKind.ECC_DOUBLE:
-        verdict = _bad(now, "ecc", "uncorrectable memory error; reset the GPU [H-ECC]")
-        return _worse(health, dataclasses.replace(verdict, needs_reset=True))
-    return health  # corrected errors and changes of the layout
+        verdict = bad(now, Cause.ECC, "uncorrectable memory error; reset the GPU", "H-ECC")
+        return worse(health, needing(verdict, reboot=False))
+    return health  # corrected errors, the power supply, and changes of the layout
 
 
-def aged(health: Health, now: dt.datetime, settings: HealthSettings) -> Health:
-    """The health after time alone: a GPU that answers nothing is served only for `driver_hang`."""
-    silent = health.condition is Condition.UNMONITORED
-    if silent and health.serving and _seconds(health, now) >= settings.driver_hang:
-        return dataclasses.replace(health, serving=False)
-    return health
-
-
-def remembered(health: Health, now: dt.datetime, *, boot_changed: bool) -> Health:
-    """What a remembered health is worth now. `boot_changed`: the node has booted since.
-
-    A boot resets every GPU. What only needed that is over; a fault of the hardware itself is
-    watched for a quiet time.
-    """
-    since = min(health.since, now)
-    if not boot_changed:
-        return dataclasses.replace(health, since=since, passed_probes=0)
-    hardware = health.cause in {"ecc", "lost", "probe"}
-    if health.condition in {Condition.OK, Condition.UNMONITORED} or not hardware:
-        return Health(Condition.OK, since=now)
-    return Health(Condition.WATCH, now, health.cause, f"before the boot: {health.text}", health.xid)
+def _counted(health: Health, fresh: Health, now: dt.datetime, settings: HealthSettings) -> Health:
+    """`fresh` with the count of bouts, which conclusions do not know of."""
+    if fresh is health:
+        return health
+    bouts, recovered_at = health.bouts, health.recovered_at
+    if fresh.ill and not health.ill:
+        soon = recovered_at is not None and (
+            (now - recovered_at).total_seconds() < max(settings.quiet, settings.longest_quiet)
+        )
+        bouts, recovered_at = (bouts + 1 if soon else 1), None
+    elif health.ill and not fresh.ill:
+        recovered_at = now
+    return dataclasses.replace(fresh, bouts=bouts, recovered_at=recovered_at)
 
 
 def _struck(
@@ -149,21 +182,27 @@ def _struck(
     kind = xid_class(number, settings)
     if kind is XidClass.APPLICATION:
         return health
-    name = XIDS[number].name if number in XIDS else "a driver error"
+    told, runbook = f"XID {number}: {xid_name(number)}", f"H-{number:03d}"
     if event.uuid is None or kind is XidClass.CONTAINED:
         # An XID of an unknown GPU is a suspicion of all of them; the probes that follow decide.
         doubt = "" if event.uuid is not None else " on a GPU that the driver cannot name"
-        text = f"XID {number}: {name}{doubt} [H-{number:03d}]"
-        return _worse(health, Health(Condition.WATCH, now, "xid", text, number))
-    needs_reset = kind is XidClass.NEEDS_RESET
-    mend = "; reset it or reboot the node" if needs_reset else ""
-    verdict = _bad(now, "xid", f"XID {number}: {name}{mend} [H-{number:03d}]")
-    return _worse(health, dataclasses.replace(verdict, xid=number, needs_reset=needs_reset))
+        verdict = watched(now, Cause.XID, told + doubt, runbook)
+        return worse(health, dataclasses.replace(verdict, xid=number))
+    mends = {
+        XidClass.NEEDS_RESET: "; reset it or reboot the node",
+        XidClass.NEEDS_REBOOT: "; reboot the node",
+    }
+    verdict = dataclasses.replace(
+        bad(now, Cause.XID, told + mends.get(kind, ""), runbook), xid=number
+    )
+    if kind in mends:
+        verdict = needing(verdict, reboot=kind is XidClass.NEEDS_REBOOT)
+    return worse(health, verdict)
 
 
 def _probed(health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings) -> Health:
     if probe.outcome is ProbeOutcome.PASSED:
-        return _passed(health, now, settings)
+        return _answered(health, probe, now, settings)
     if probe.outcome is ProbeOutcome.FAILED:
         return _failed(health, probe, now)
     if probe.outcome is ProbeOutcome.LOST:
@@ -171,23 +210,47 @@ def _probed(health: Health, probe: Probe, now: dt.datetime, settings: HealthSett
     return _silent(health, probe, now, settings)
 
 
-def _passed(health: Health, now: dt.datetime, settings: HealthSettings) -> Health:
+def _answered(health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings) -> Health:
+    """It is there: then what it says of itself counts, and whether its events reach us."""
+    deaf = health.condition is Condition.UNMONITORED and health.cause == Cause.MONITOR
+    fresh = health if deaf and probe.unmonitored else _passed(health, now, settings, probe.signs)
+    fresh = signed(fresh, probe.signs, now)
+    if probe.unmonitored and fresh.condition in {Condition.OK, Condition.WATCH}:
+        text = f"its events do not reach the agent: {cap(probe.unmonitored)}"
+        return silenced(fresh, now, Cause.MONITOR, text, "H-DEAF")
+    return fresh
+
+
+def _passed(health: Health, now: dt.datetime, settings: HealthSettings, signs: GpuSigns) -> Health:
     if health.condition is Condition.OK:
         return health
     if health.condition is Condition.UNMONITORED:
         if health.xid is None:
             return Health(Condition.OK, since=now)
         text = f"XID {health.xid} before it fell silent"
-        return Health(Condition.WATCH, now, "xid", text, health.xid)
+        runbook = f"H-{health.xid:03d}"
+        return dataclasses.replace(watched(now, Cause.XID, text, runbook), xid=health.xid)
     if health.condition is Condition.LOST:
-        text = "was lost and is back; served again when it stays quiet [H-LOST]"
-        return dataclasses.replace(_bad(now, "lost", text), xid=health.xid, passed_probes=1)
-    return _rested(health, now, settings)
+        return _back(health, now)
+    return _rested(relieved(health, signs), now, settings)
+
+
+def _back(health: Health, now: dt.datetime) -> Health:
+    """It was lost and answers. It comes back reset, unless it has reported something since."""
+    needs = health.needs_reset or health.needs_reboot
+    mend = "it reported an error since, so that it needs another reset"
+    if not needs:
+        mend = "served again when it stays quiet"
+    elif health.needs_reboot:
+        mend = "it needs a reboot of the node"
+    back = bad(now, Cause.LOST, f"was lost and is back; {mend}", "H-LOST")
+    back = dataclasses.replace(back, xid=health.xid, passed_probes=1)
+    return needing(back, reboot=health.needs_reboot) if needs else back
 
 
 def _rested(health: Health, now: dt.datetime, settings: HealthSettings) -> Health:
     passed = min(health.passed_probes + 1, settings.passes)
-    quiet = _seconds(health, now) >= settings.quiet
+    quiet = seconds(health, now) >= quiet_time(health, settings)
     if quiet and passed >= settings.passes and not health.needs_reset:
         return Health(Condition.OK, since=now)
     if passed == health.passed_probes:
@@ -202,69 +265,32 @@ def _failed(health: Health, probe: Probe, now: dt.datetime) -> Health:
         health.condition is Condition.WATCH and health.passed_probes > 0
     )
     if first:
-        text = f"a probe failed: {words} [H-PROBE]"
-        return Health(Condition.WATCH, now, "probe", text, health.xid)
-    if health.condition in {Condition.BAD, Condition.LOST}:
-        return _again(health, now)
-    return dataclasses.replace(
-        _bad(now, "probe", f"probes fail: {words} [H-PROBE]"), xid=health.xid
-    )
+        doubt = watched(now, Cause.PROBE, f"a probe failed: {words}", "H-PROBE")
+        return dataclasses.replace(doubt, xid=health.xid)
+    if health.ill:
+        return again(health, now)
+    verdict = bad(now, Cause.PROBE, f"probes fail: {words}", "H-PROBE")
+    return dataclasses.replace(verdict, xid=health.xid, action=Action.INSPECT)
 
 
 def _lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
     if health.condition is Condition.LOST:
-        return health
+        is_echo = health.needs_reset and not health.needs_reboot
+        return dataclasses.replace(health, needs_reset=False) if is_echo else health
     struck = f"after XID {health.xid}" if health.xid is not None else cap(probe.text)
-    text = f"lost: the driver reaches it no longer ({struck or 'no reason given'}) [H-LOST]"
-    return Health(
-        Condition.LOST,
-        now,
-        "lost",
-        text,
-        health.xid,
-        needs_reset=health.needs_reset,
-        serving=False,
+    text = f"lost: the driver reaches it no longer ({struck or 'no reason given'})"
+    verdict = dataclasses.replace(
+        bad(now, Cause.LOST, text, "H-LOST"), condition=Condition.LOST, xid=health.xid
     )
+    if health.needs_reboot:
+        return needing(verdict, reboot=True)
+    return dataclasses.replace(verdict, action=Action.RESET)
 
 
 def _silent(health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings) -> Health:
-    if health.condition is Condition.UNMONITORED:
+    if health.silent:
         return aged(health, now, settings)
-    if health.condition in {Condition.BAD, Condition.LOST}:
-        return dataclasses.replace(health, passed_probes=0)
-    text = f"does not answer: {cap(probe.text) or 'nothing comes'} [H-SILENT]"
-    return Health(Condition.UNMONITORED, now, "driver", text, health.xid)
-
-
-def _worse(health: Health, verdict: Health) -> Health:
-    """`verdict` if it is graver than what is known, else what is known with its rest begun anew.
-
-    The first cause of a grave state stays: what follows in a storm is mostly its echo. A silent
-    GPU stays silent, so that reports do not stretch the time for which it is served.
-    """
-    if _gravity(verdict) > _gravity(health):
-        return verdict
-    known = health if health.xid is not None else dataclasses.replace(health, xid=verdict.xid)
-    return known if health.condition is Condition.UNMONITORED else _again(known, verdict.since)
-
-
-def _again(health: Health, now: dt.datetime) -> Health:
-    """The same state, its quiet time begun anew; within one second it counts as one report."""
-    if health.condition is Condition.LOST:
-        return health
-    if _seconds(health, now) < 1.0 and health.passed_probes == 0:
-        return health
-    return dataclasses.replace(health, since=now, passed_probes=0)
-
-
-def _gravity(health: Health) -> int:
-    order = (Condition.OK, Condition.WATCH, Condition.UNMONITORED, Condition.BAD, Condition.LOST)
-    return 2 * order.index(health.condition) + health.needs_reset
-
-
-def _bad(now: dt.datetime, cause: str, text: str) -> Health:
-    return Health(Condition.BAD, now, cause, text, serving=False)
-
-
-def _seconds(health: Health, now: dt.datetime) -> float:
-    return (now - health.since).total_seconds()
+    if health.ill:
+        return health if not health.passed_probes else dataclasses.replace(health, passed_probes=0)
+    text = f"does not answer: {cap(probe.text) or 'nothing comes'}"
+    return silenced(health, now, Cause.DRIVER, text, "H-SILENT")

@@ -13,8 +13,10 @@ from agent.core.changes import NodeChange, NodeEvent, PodChange, PodList
 from agent.core.edits import HookFacts
 from agent.core.events import DriverEvent, Probe
 from agent.core.gpu import GpuUuid, Scan
+from agent.core.gpu_signs import GpuProcess, GpuSample
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey
+from agent.core.node_condition import NodeCondition
 from agent.core.pods import NodeView, PodUid
 from agent.core.slices import SliceId
 
@@ -36,6 +38,20 @@ class Driver(Protocol):
 
     async def probe(self, uuid: GpuUuid) -> Probe:
         """Ask one GPU for a sign of life. Raises DriverError when the driver as a whole fails."""
+        ...
+
+    async def sample(self, uuid: GpuUuid) -> GpuSample:
+        """How much one GPU is used now: cheap enough to be asked every few seconds.
+
+        Raises GpuError when this GPU does not answer (in time), DriverError.
+        """
+        ...
+
+    async def processes(self, uuid: GpuUuid) -> tuple[GpuProcess, ...] | None:
+        """The processes on one GPU, sorted by pid; None where they cannot be told.
+
+        Raises GpuError when this GPU does not answer (in time), DriverError.
+        """
         ...
 
     def events(self) -> AsyncIterator[DriverEvent]:
@@ -140,6 +156,14 @@ class NodeApi(Protocol):
 
     async def release_lock(self, key: str, value: str) -> None:
         """JSON patch: test that annotation `key` is `value`, then remove. Raises ApiInvalid."""
+        ...
+
+
+class NodeStatusApi(Protocol):
+    """The status of this Node. The method keeps its own deadline of 10 s."""
+
+    async def set_condition(self, condition: NodeCondition) -> None:
+        """Create or replace one condition; the others stay. Raises ApiError."""
         ...
 
 

@@ -7,9 +7,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from agent.core.errors import DriverError, DriverMissing
+from agent.core.errors import DriverError, DriverMissing, GpuError
 from agent.core.events import DriverEvent, Probe
 from agent.core.gpu import GpuUuid, Scan
+from agent.core.gpu_signs import GpuProcess, GpuSample
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.hardware_client import (
     HardwareSilent,
@@ -20,6 +21,8 @@ from agent.sandbox.hardware_client import (
 )
 
 REMOTE: Final = "unix:"
+CALL_DEADLINE: Final = 2.0
+"""Seconds for a question to one GPU: as for a real driver."""
 
 
 class SimulatedDriver:
@@ -43,6 +46,20 @@ class SimulatedDriver:
         if not isinstance(reply, talk.ProbeReply):
             raise _refused(reply)
         return reply.probe
+
+    async def sample(self, uuid: GpuUuid) -> GpuSample:
+        """How much one GPU is used. Raises GpuError, DriverMissing, DriverError."""
+        reply = await self._ask_of(uuid, talk.SampleRequest(uuid))
+        if not isinstance(reply, talk.SampleReply):
+            raise _refused(reply)
+        return reply.sample
+
+    async def processes(self, uuid: GpuUuid) -> tuple[GpuProcess, ...] | None:
+        """Who uses one GPU. Raises GpuError, DriverMissing, DriverError."""
+        reply = await self._ask_of(uuid, talk.ProcessesRequest(uuid))
+        if not isinstance(reply, talk.ProcessesReply):
+            raise _refused(reply)
+        return reply.processes
 
     async def events(self) -> AsyncIterator[DriverEvent]:
         """Reports as they come. Raises DriverError when the hardware or this session ends."""
@@ -70,6 +87,17 @@ class SimulatedDriver:
     def _refuse_closed(self) -> None:
         if self._closed:
             raise DriverError("the driver session was closed")
+
+    async def _ask_of(self, uuid: GpuUuid, request: talk.Request) -> talk.AnyReply:
+        """A question to one GPU: in time, as a driver answers."""
+        try:
+            async with asyncio.timeout(CALL_DEADLINE):
+                reply = await self._ask(request)
+        except TimeoutError as error:
+            raise GpuError(uuid, "no answer in time") from error
+        if isinstance(reply, talk.FailedReply) and reply.reason == "lost":
+            raise GpuError(uuid, reply.text, lost=True)
+        return reply
 
     async def _ask(self, request: talk.Request) -> talk.AnyReply:
         self._refuse_closed()

@@ -12,7 +12,9 @@ from typing import Final
 from agent.core.errors import AgentError
 from agent.core.events import DriverEvent, EventKind, Probe, ProbeOutcome
 from agent.core.gpu import Gpu, GpuFault, GpuUuid, Scan
-from agent.core.health import FELL_OFF_THE_BUS, XidClass, xid_class
+from agent.core.gpu_signs import GpuProcess, GpuSample, GpuSigns, RecoveryAction
+from agent.core.health import xid_class
+from agent.core.xids import FELL_OFF_THE_BUS, XidClass
 from agent.sandbox.hardware_file import Description
 from agent.sandbox.profiles import MOST_GPUS, PROFILES, derived_uuid, gpus_of, pci_address
 
@@ -25,6 +27,10 @@ RESET_TIME: Final = 1.0
 
 class UnknownGpuError(AgentError):
     """No GPU of that name; the text lists the known ones."""
+
+
+class LostGpuError(AgentError):
+    """The GPU does not answer: it is lost, or there is none of that UUID."""
 
 
 class HardwareError(AgentError):
@@ -89,12 +95,30 @@ class SimulatedHardware:
 
     def probe(self, uuid: GpuUuid) -> Probe:
         """What the driver answers to a question about one GPU."""
-        state = self._states.get(uuid)
-        if state is None:
-            return Probe(uuid, ProbeOutcome.LOST, "the driver knows no such GPU")
-        if state.lost:
-            return Probe(uuid, ProbeOutcome.LOST, "GPU is lost")
-        return Probe(uuid, ProbeOutcome.PASSED)
+        try:
+            state = self._answering(uuid)
+        except LostGpuError as error:
+            return Probe(uuid, ProbeOutcome.LOST, str(error))
+        recovery = RecoveryAction.GPU_RESET if state.needs_reset else RecoveryAction.NONE
+        signs = GpuSigns(
+            rows_pending=False,
+            rows_failed=False,
+            rows_remapped=0,
+            ecc_corrected=0,
+            ecc_uncorrected=0,
+            recovery=recovery,
+        )
+        return Probe(uuid, ProbeOutcome.PASSED, signs=signs)
+
+    def sample(self, uuid: GpuUuid) -> GpuSample:
+        """How much the GPU is used: nothing runs on it. Raises LostGpuError."""
+        self._answering(uuid)
+        return GpuSample(uuid, gpu_percent=0, memory_percent=0, used_mib=0)
+
+    def processes(self, uuid: GpuUuid) -> tuple[GpuProcess, ...]:
+        """Who uses the GPU: nobody. Raises LostGpuError."""
+        self._answering(uuid)
+        return ()
 
     @property
     def hanging(self) -> float:
@@ -186,6 +210,14 @@ class SimulatedHardware:
     async def news(self) -> None:
         """Wait for the next event."""
         await self._news.wait()
+
+    def _answering(self, uuid: GpuUuid) -> GpuState:
+        state = self._states.get(uuid)
+        if state is None:
+            raise LostGpuError("the driver knows no such GPU")
+        if state.lost:
+            raise LostGpuError("GPU is lost")
+        return state
 
     def _report(self, event: DriverEvent) -> None:
         self._events.append(event)

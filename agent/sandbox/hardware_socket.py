@@ -7,7 +7,7 @@ never the control of people.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -17,13 +17,18 @@ import structlog
 
 from agent.core.errors import AgentError, PermissionFault, cap
 from agent.sandbox import hardware_talk as talk
-from agent.sandbox.hardware import GpuState, SimulatedHardware, UnknownGpuError
+from agent.sandbox.hardware import GpuState, LostGpuError, SimulatedHardware, UnknownGpuError
 from agent.sandbox.hardware_client import HardwareSilent, HardwareUnreachable, ask
 
 MOST_CONNECTIONS: Final = 256
 IDLE_DEADLINE: Final = 300.0
 WRITE_DEADLINE: Final = 5.0
 FAREWELL: Final = 1.0
+
+_REASONS: Final[Mapping[type[AgentError], str]] = {
+    UnknownGpuError: "unknown-gpu",
+    LostGpuError: "lost",
+}
 
 log = structlog.get_logger(__name__)
 
@@ -149,10 +154,8 @@ class _Conversation:
             if isinstance(request, talk.DriverRequest):
                 return await self._drive(request)
             return self._control(request)
-        except UnknownGpuError as error:
-            return talk.FailedReply("unknown-gpu", str(error))
         except AgentError as error:
-            return talk.FailedReply("refused", str(error))
+            return talk.FailedReply(_REASONS.get(type(error), "refused"), str(error))
 
     async def _drive(self, request: talk.DriverRequest) -> talk.Reply:
         """The driver's part: silent while the driver hangs."""
@@ -162,6 +165,10 @@ class _Conversation:
                 return talk.ScanReply(self._hardware.scan())
             case talk.ProbeRequest(gpu=gpu):
                 return talk.ProbeReply(self._hardware.probe(gpu))
+            case talk.SampleRequest(gpu=gpu):
+                return talk.SampleReply(self._hardware.sample(gpu))
+            case talk.ProcessesRequest(gpu=gpu):
+                return talk.ProcessesReply(self._hardware.processes(gpu))
             case talk.EventsRequest():
                 await self._stream()
                 raise _GoneError

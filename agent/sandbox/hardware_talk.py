@@ -10,6 +10,7 @@ import msgspec
 
 from agent.core.events import DriverEvent, Probe
 from agent.core.gpu import GpuUuid, Scan
+from agent.core.gpu_signs import GpuProcess, GpuSample
 
 REQUEST_LIMIT: Final = 4096
 REPLY_LIMIT: Final = 8 * 1024 * 1024
@@ -72,13 +73,25 @@ class ProbeRequest(Request, tag="probe", frozen=True):
     gpu: GpuUuid
 
 
+class SampleRequest(Request, tag="sample", frozen=True):
+    """The driver: how much one GPU is used."""
+
+    gpu: GpuUuid
+
+
+class ProcessesRequest(Request, tag="processes", frozen=True):
+    """The driver: who uses one GPU."""
+
+    gpu: GpuUuid
+
+
 class EventsRequest(Request, tag="events", frozen=True):
     """The driver: from now on, every event; the connection serves nothing else afterwards."""
 
 
 GpuRequest = XidRequest | LoseRequest | RestoreRequest | AddRequest | RemoveRequest
 ControlRequest = GpuRequest | HangRequest | ListRequest
-DriverRequest = ScanRequest | ProbeRequest | EventsRequest
+DriverRequest = ScanRequest | ProbeRequest | SampleRequest | ProcessesRequest | EventsRequest
 AnyRequest = ControlRequest | DriverRequest
 
 
@@ -107,7 +120,7 @@ class DoneReply(Reply, tag="done", frozen=True):
 
 
 class FailedReply(Reply, tag="failed", frozen=True):
-    """It did not happen. `reason`: malformed, unknown-gpu, refused or busy."""
+    """It did not happen. `reason`: malformed, unknown-gpu, lost, refused or busy."""
 
     reason: str
     text: str
@@ -125,13 +138,27 @@ class ProbeReply(Reply, tag="probe", frozen=True):
     probe: Probe
 
 
+class SampleReply(Reply, tag="sample", frozen=True):
+    """How much the GPU is used."""
+
+    sample: GpuSample
+
+
+class ProcessesReply(Reply, tag="processes", frozen=True):
+    """Who uses the GPU. None: that cannot be told."""
+
+    processes: tuple[GpuProcess, ...] | None
+
+
 class EventReply(Reply, tag="event", frozen=True):
     """One event of the driver. `event` None: the stream has begun."""
 
     event: DriverEvent | None = None
 
 
-AnyReply = DoneReply | FailedReply | ScanReply | ProbeReply | EventReply
+AnyReply = (
+    DoneReply | FailedReply | ScanReply | ProbeReply | SampleReply | ProcessesReply | EventReply
+)
 
 
 def encode(message: Request | Reply) -> bytes:

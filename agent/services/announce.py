@@ -13,7 +13,7 @@ from agent.kit.tally import Tally
 
 log = structlog.get_logger(__name__)
 
-LIMIT = 64
+LIMIT = 256
 """Events that may wait; the oldest is dropped, and counted, when more come."""
 
 AGAIN = 5.0

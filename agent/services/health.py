@@ -10,14 +10,17 @@ from typing import Final
 import structlog
 
 from agent.core.condition import Condition, Health
-from agent.core.errors import DriverError, cap
+from agent.core.errors import DriverError, GpuError, cap
 from agent.core.events import DriverEvent, EventKind, Probe, ProbeOutcome
 from agent.core.gpu import GpuUuid
-from agent.core.health import HealthSettings, aged, judge, remembered
+from agent.core.health import HealthSettings, aged, judge, missing, remembered, switched_off
 from agent.core.inventory import Inventory
 from agent.core.ports import Clock, Driver
+from agent.core.recheck import Recheck
+from agent.core.xids import xid_name
 from agent.kit.cell import Cell
 from agent.kit.tally import Tally
+from agent.kit.throttle import Throttle
 
 SETTLED: Final = 5.0
 """A stream of events that has lived so long without an error is believed to hear."""
@@ -29,6 +32,12 @@ TICK: Final = 0.001
 
 MOST_PENDING: Final = 1024
 """Different reports that wait to be judged; a storm repeats a few."""
+
+MOST_KNOWN: Final = 256
+"""GPUs of whose health something is known, beyond those of the inventory."""
+
+LOG_PERIOD: Final = 1.0
+"""Seconds between lines about XIDs."""
 
 log = structlog.get_logger(__name__)
 
@@ -46,9 +55,10 @@ class HealthWatch:
     """Watches the GPUs of the inventory.
 
     What was recalled is published at construction, so that no scan ever shows an ill GPU as well.
-    One verdict per GPU and batch: the first report of a storm is judged at once, what follows
-    within `coalesce` seconds together. Judging time is steady: wall time at construction plus the
-    loop's, so that a stepped clock neither ends nor stretches a quiet time.
+    One verdict per GPU and batch: an event waits `gather` seconds for others of the same mishap, a
+    probe `coalesce` seconds for the rest of its round, and what follows a new list within that
+    time is the next list. Judging time is steady: wall time at construction plus the loop's, so
+    that a stepped clock neither ends nor stretches a quiet time.
     """
 
     def __init__(  # noqa: PLR0913 -- the parts that app joins, by keyword
@@ -70,30 +80,75 @@ class HealthWatch:
         self._settings = settings
         self._origin = clock.now() - dt.timedelta(seconds=_loop_time())
         self._health = {
-            uuid: remembered(health, self._now(), boot_changed=boot_changed)
+            uuid: remembered(health, self._now(), settings, boot_changed=boot_changed)
             for uuid, health in recalled.items()
         }
         self._pending: dict[DriverEvent | Probe, None] = {}
         self._reported = asyncio.Event()
+        self._urgent = asyncio.Event()
         self._look = asyncio.Event()
         self._moved = asyncio.Event()
         self._opened_at: float | None = None
-        self._deaf = False
+        self._deaf = ""
+        self._xid_lines = Throttle(LOG_PERIOD)
+        if self._health and boot_changed:
+            ports.remember(dict(self._health))  # or the next start would not know of the boot
+        if settings.switches.off:
+            self._health = dict.fromkeys(self._health, switched_off(self._now()))
         if self._health:
             ports.judged(dict(self._health))
 
     async def run(self) -> None:
-        """Listen, probe and judge for ever."""
+        """Listen, probe and judge for ever; only say so where health checks are switched off."""
+        if self._settings.switches.off:
+            await self._stay_off()
+            return
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._listen())
-            tasks.create_task(self._judge_events())
+            tasks.create_task(self._judge_reports())
             tasks.create_task(self._probe_rounds())
             tasks.create_task(self._watch_silence())
+
+    async def recheck(self, name: str) -> Recheck | None:
+        """Ask the GPU with that index or UUID now, and judge the answer; None: no such GPU."""
+        shared = next(
+            (
+                gpu
+                for gpu in self._inventory.value.gpus
+                if gpu.uuid == name or (gpu.present and str(gpu.gpu.index) == name)
+            ),
+            None,
+        )
+        if shared is None:
+            return None
+        uuid, before = shared.uuid, self._of(shared.uuid)
+        probe = await self._ask(uuid)
+        if not self._settings.switches.off:
+            self._publish(self._judged((probe,)))
+        after = self._of(uuid)
+        return Recheck(
+            uuid,
+            shared.gpu.index,
+            probe,
+            before,
+            after,
+            serving=after.serving and shared.present,
+            missing=missing(after, self._now(), self._settings),
+        )
+
+    async def _stay_off(self) -> None:
+        """Every GPU is served, and shown as what it is: not looked after."""
+        async for inventory in self._inventory.follow():
+            fresh = {gpu.uuid for gpu in inventory.gpus} - self._health.keys()
+            if fresh:
+                told = dict.fromkeys(fresh, switched_off(self._now()))
+                self._health.update(told)
+                self._ports.judged(told)
 
     # Reports come in.
 
     async def _listen(self) -> None:
-        """Take in events; a stream that ends makes every GPU silent until one holds again."""
+        """Take in events; while there is no stream that holds, no GPU is known to be well."""
         delay = FIRST_RETRY
         while True:
             reason = "the stream of events ended"
@@ -108,10 +163,9 @@ class HealthWatch:
                 delay = FIRST_RETRY
             self._opened_at = None
             if not self._deaf:
-                self._deaf = True
                 log.warning("driver.events_lost", err=reason)
-            for uuid in self._known():
-                self._note(Probe(uuid, ProbeOutcome.SILENT, reason))
+            self._deaf = reason or "no reason given"
+            self._look.set()
             await asyncio.sleep(delay)
             delay = min(2 * delay, LAST_RETRY)
 
@@ -121,8 +175,17 @@ class HealthWatch:
             self._look.set()
             return
         if event.kind is EventKind.XID:
-            self.xid_events.add(event.uuid or "unknown", str(event.xid))
+            self._count_xid(event)
+        self._urgent.set()
         self._note(event)
+
+    def _count_xid(self, event: DriverEvent) -> None:
+        """Count each; tell of one a second, for a storm is 10,000 of them."""
+        self.xid_events.add(event.uuid or "unknown", str(event.xid))
+        left_out = self._xid_lines.admit()
+        if left_out is not None:
+            name = xid_name(event.xid or 0)
+            log.info("gpu.xid", gpu=event.uuid, xid=event.xid, name=name, suppressed=left_out)
 
     def _note(self, report: DriverEvent | Probe) -> None:
         if len(self._pending) < MOST_PENDING:
@@ -146,19 +209,23 @@ class HealthWatch:
                 tasks.create_task(self._probe(uuid))
 
     async def _probe(self, uuid: GpuUuid) -> None:
+        """Ask; note only what says something new."""
+        probe, known = await self._ask(uuid), self._of(uuid)
+        if judge(known, probe, self._now(), self._settings) != known:
+            self._note(probe)
+
+    async def _ask(self, uuid: GpuUuid) -> Probe:
         deadline = self._settings.probe_deadline
         try:
             async with asyncio.timeout(deadline):
                 probe = await self._driver.probe(uuid)
         except TimeoutError:
-            probe = Probe(uuid, ProbeOutcome.SILENT, f"no answer within {deadline:g} s")
-        except DriverError as error:
-            probe = Probe(uuid, ProbeOutcome.SILENT, cap(str(error)))
-        if probe.outcome is ProbeOutcome.PASSED and (
-            self._of(uuid).condition is Condition.OK or not self._hears()
-        ):
-            return
-        self._note(probe)
+            return Probe(uuid, ProbeOutcome.SILENT, f"no answer within {deadline:g} s")
+        except (DriverError, GpuError) as error:
+            return Probe(uuid, ProbeOutcome.SILENT, cap(str(error)))
+        if probe.outcome is ProbeOutcome.PASSED and not self._hears():
+            return dataclasses.replace(probe, unmonitored=self._deaf)
+        return probe
 
     def _hears(self) -> bool:
         """False while events cannot reach us: then a passed probe proves nothing about them."""
@@ -166,21 +233,33 @@ class HealthWatch:
             return True
         if self._opened_at is None or _loop_time() - self._opened_at < SETTLED:
             return False
-        self._deaf = False
+        self._deaf = ""
         log.info("driver.events_back")
         return True
 
     # Verdicts go out.
 
-    async def _judge_events(self) -> None:
+    async def _judge_reports(self) -> None:
         while True:
-            await self._reported.wait()
-            await asyncio.sleep(0)  # what has already arrived belongs to the same verdict
-            self._reported.clear()
+            await self._gathered()
             reports, self._pending = tuple(self._pending), {}
-            if self._publish(self._judged(reports)):
+            verdicts = self._judged(reports)
+            is_listed = any(self._of(u).serving != one.serving for u, one in verdicts.items())
+            if self._publish(verdicts):
                 self._look.set()
-            await asyncio.sleep(self._settings.coalesce)
+            if is_listed:
+                await asyncio.sleep(self._settings.coalesce)
+
+    async def _gathered(self) -> None:
+        """Wait for reports, and a little for those that belong to the same verdict."""
+        await self._reported.wait()
+        if not self._urgent.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.coalesce):
+                    await self._urgent.wait()
+        await asyncio.sleep(self._settings.gather)
+        self._reported.clear()
+        self._urgent.clear()
 
     def _judged(self, reports: Iterable[DriverEvent | Probe]) -> dict[GpuUuid, Health]:
         now = self._now()
@@ -188,8 +267,15 @@ class HealthWatch:
         for report in reports:
             for uuid in (report.uuid,) if report.uuid is not None else self._known():
                 health = verdicts.get(uuid) or self._of(uuid)
-                verdicts[uuid] = judge(health, report, now, self._settings)
+                fresh = judge(health, report, now, self._settings)
+                if fresh is not health and self._has_room(uuid, verdicts):
+                    verdicts[uuid] = fresh
         return verdicts
+
+    def _has_room(self, uuid: GpuUuid, verdicts: Mapping[GpuUuid, Health]) -> bool:
+        """Whether the health of that GPU is kept: a driver that invents UUIDs fills nothing."""
+        known = uuid in self._health or self._inventory.value.find(uuid) is not None
+        return known or len(self._health) + len(verdicts) < MOST_KNOWN
 
     async def _watch_silence(self) -> None:
         """Notice, to the moment, that a silent GPU has been served for long enough."""
@@ -207,7 +293,7 @@ class HealthWatch:
         ends = [
             (health.since + hang - self._origin).total_seconds()
             for health in self._health.values()
-            if health.condition is Condition.UNMONITORED and health.serving
+            if health.silent and health.serving
         ]
         return max(min(ends), _loop_time() + TICK) if ends else None
 
@@ -224,11 +310,7 @@ class HealthWatch:
         return any(moved)
 
     def _tell(self, uuid: GpuUuid, old: Health, new: Health) -> bool:
-        if (old.condition, old.serving, old.needs_reset) == (
-            new.condition,
-            new.serving,
-            new.needs_reset,
-        ):
+        if _told(old) == _told(new):
             return False
         self.transitions.add(uuid, old.condition.value, new.condition.value)
         log.info(
@@ -238,6 +320,8 @@ class HealthWatch:
             condition=new.condition.value,
             serving=new.serving,
             cause=new.cause,
+            action=new.action,
+            runbook=new.runbook,
             text=new.text,
         )
         return True
@@ -253,6 +337,12 @@ class HealthWatch:
 
     def _now(self) -> dt.datetime:
         return self._origin + dt.timedelta(seconds=_loop_time())
+
+
+def _told(health: Health) -> tuple[Condition, bool, bool]:
+    """What people are told of; whether a lost GPU was struck again shows when it is back."""
+    needs_reset = health.needs_reset and health.condition is not Condition.LOST
+    return health.condition, health.serving, needs_reset
 
 
 def _loop_time() -> float:

@@ -11,6 +11,7 @@ from agent.core.plain import PlainSettings
 from agent.core.report_settings import ReportProfile, ReportSettings
 from agent.core.slices import MIG_MODE, SharingSettings, check_list_size
 from agent.settings.fields import DEFAULT, Effective
+from agent.settings.health_table import classes_of, switches_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class Settings:
     `plain`: there is no scheduler of ours, the kubelet's ids decide; None in hami mode.
     `observe`: nothing is registered or written, beside another plugin. `takeover`: another plugin
     may serve the same resource.
+    `node_condition`: the Node's condition GpuDegraded is kept.
     `memory_resource` is the name that pods request memory under.
     """
 
@@ -78,6 +80,7 @@ class Settings:
     plain: PlainSettings | None
     fenced: bool
     health: HealthSettings
+    node_condition: bool
     driver: DriverSettings
     paths: HostPaths
     observe: bool
@@ -149,8 +152,12 @@ def build(effective: Effective, *, host_name: str, gpus: int = 1) -> Settings:
         health=HealthSettings(
             driver_hang=get.number("health.driverHang"),
             quiet=get.number("health.quietPeriod"),
+            longest_quiet=get.number("health.longestQuietPeriod"),
             probe_interval=get.number("health.probePeriod"),
+            xids=classes_of(get.texts("health.xids")),
+            switches=switches_of(get.text("health.disabledXids"), get.text("health.enabledXids")),
         ),
+        node_condition=get.flag("report.nodeCondition"),
         driver=DriverSettings(
             nvml_library=get.optional("driver.nvmlLibrary"),
             root=get.path("driver.root"),

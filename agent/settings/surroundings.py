@@ -6,6 +6,7 @@ from typing import Final
 
 from agent.codec.faults import Faults
 from agent.core.errors import SettingsError
+from agent.core.xids import malformed
 from agent.settings.fields import FALSE, Field, Setting, setting, shown
 from agent.settings.own_file import hint
 from agent.settings.table import FIELDS
@@ -14,6 +15,7 @@ PREFIX: Final = "HAMI_AGENT_"
 SERVICE_HOST: Final = "_SERVICE_HOST"
 VARIABLES: Final = tuple(field.variables[0] for field in FIELDS)
 
+XID_LISTS: Final = ("DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS")
 _SINCE: Final = "HAMi's plugin ignores it since 2.4.1, and so does the agent; set"
 _CDI: Final = "the agent writes no CDI specification"
 _IMEX: Final = "IMEX channels are not served"
@@ -81,8 +83,6 @@ FOREIGN: Final[tuple[Foreign, ...]] = (
     Foreign(_CDI, "NVIDIA_CTK_PATH", ("--nvidia-ctk-path",)),
     Foreign(_IMEX, "IMEX_CHANNEL_IDS", ("--imex-channel-ids",)),
     Foreign(_IMEX, "IMEX_REQUIRED", ("--imex-required",), FALSE, strict=True, switch=True),
-    Foreign("health checks cannot be switched off", "DP_DISABLE_HEALTHCHECKS"),
-    Foreign("all health checks are always on", "DP_ENABLE_HEALTHCHECKS"),
     Foreign("set log.level", flags=("-v", "--v")),
 )
 """What a command line or an environment that was made for HAMi's plugin may have, too."""
@@ -109,8 +109,16 @@ def read_flags(flags: Mapping[str, str], faults: Faults) -> tuple[Setting, ...]:
 
 
 def ignored(environ: Mapping[str, str], flags: Mapping[str, str]) -> tuple[str, ...]:
-    """A sentence for each variable and flag that somebody set and that changes nothing."""
-    return tuple(
+    """A sentence for each variable and flag that somebody set and that changes nothing.
+
+    And for each item of HAMi's lists of XIDs that is passed over, as there.
+    """
+    unread = tuple(
+        f"env {name}: {shown(item)} is neither an XID nor all: it is passed over"
+        for name in XID_LISTS
+        for item in malformed(environ.get(name, ""))
+    )
+    return unread + tuple(
         f"{name}: has no effect: {foreign.reason}"
         for foreign, name, value in _foreign(environ, flags)
         if value not in foreign.harmless and not foreign.strict

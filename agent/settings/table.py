@@ -12,6 +12,7 @@ from agent.settings.fields import (
     text,
     whole,
 )
+from agent.settings.health_table import XIDS
 from agent.settings.sharing_table import SHARING
 
 TRUTH = dict.fromkeys(TRUE, "exit") | dict.fromkeys(FALSE, "wait")
@@ -86,6 +87,12 @@ FIELDS: tuple[Field, ...] = (
         live=True,
     ),
     Field(
+        "report.nodeCondition",
+        default=False,
+        read=boolean,
+        text="Keep the Node's condition GpuDegraded, which needs the right to patch nodes/status.",
+    ),
+    Field(
         "health.driverHang",
         60.0,
         number(1, 3600),
@@ -103,6 +110,7 @@ FIELDS: tuple[Field, ...] = (
         number(0.1, 3600),
         "Seconds between probes of a GPU.",
     ),
+    *XIDS,
     Field(
         "driver.nvmlLibrary",
         None,

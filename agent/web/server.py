@@ -1,4 +1,4 @@
-"""The listener for people and Prometheus: TCP, a unix socket, or both; read-only."""
+"""The listener for people and Prometheus: TCP, a unix socket, or both; TCP is read-only."""
 
 import asyncio
 import contextlib
@@ -12,6 +12,7 @@ import structlog
 from aiohttp import web
 
 from agent.core.errors import PermissionFault
+from agent.web.actions import Actions
 from agent.web.gate import Gate
 from agent.web.sockets import unix_socket
 
@@ -42,11 +43,17 @@ class Listeners:
 
 
 class WebServer:
-    """Serves `pages` by path. An async context manager, or a service by run()."""
+    """Serves `pages` by path. An async context manager, or a service by run().
 
-    def __init__(self, listeners: Listeners, pages: Mapping[str, Page]) -> None:
+    `actions` are for the unix socket alone, whose callers are known.
+    """
+
+    def __init__(
+        self, listeners: Listeners, pages: Mapping[str, Page], actions: Actions | None = None
+    ) -> None:
         self._listeners = listeners
         self._pages = pages
+        self._actions = actions
         self._stack = contextlib.AsyncExitStack()
         self._port: int | None = None
 
@@ -93,15 +100,24 @@ class WebServer:
         log.info("web.listening", host=host, port=self._port)
 
     async def _listen_unix(self, stack: contextlib.AsyncExitStack, path: Path) -> None:
-        gate = Gate(self._answer)
+        gate = Gate(self._answer_local)
         opened = stack.enter_context(unix_socket(path))
         server = await asyncio.get_running_loop().create_unix_server(gate, sock=opened)
         stack.push_async_callback(_stop, server, gate)
         log.info("web.listening", path=str(path))
 
     async def _answer(self, request: web.BaseRequest) -> web.Response:
+        return await self._sent(request, None)
+
+    async def _answer_local(self, request: web.BaseRequest) -> web.Response:
+        return await self._sent(request, self._actions)
+
+    async def _sent(self, request: web.BaseRequest, actions: Actions | None) -> web.Response:
         try:
-            response = self._page(request)
+            if actions is not None and request.method == "POST":
+                response = await actions.answer(request)
+            else:
+                response = self._page(request)
         except Exception:  # the outermost handler of this door
             log.exception("web.failed", path=request.path)
             response = web.Response(

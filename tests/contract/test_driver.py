@@ -1,36 +1,46 @@
 """The Driver port: one body over simulated hardware, over NVML with a fake, and with a C stub."""
 
 import asyncio
-import ctypes
+import shutil
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import pynvml
 import pytest
 
-from agent.core.errors import DriverError
+from agent.core.errors import DriverError, GpuError
 from agent.core.events import DriverEvent, EventKind, ProbeOutcome
 from agent.core.gpu import GpuUuid
+from agent.core.gpu_signs import RecoveryAction
 from agent.core.ports import Driver
 from agent.host.nvml.driver import NvmlDriver
 from agent.host.nvml.library import pynvml as the_library
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.driver import open_simulation
 from agent.sandbox.hardware_client import ask
+from tests.contract.real_driver import open_real_driver
 from tests.fakes import nvml_stub
 from tests.fakes.nvml import FakeGpu, FakeNvml
+from tests.fakes.nvml_stub import NvmlStub
 
 pytestmark = pytest.mark.looptime(False)
+
+NOBODY = GpuUuid("GPU-nobody")
 
 
 @dataclass
 class Subject:
-    """A driver of three GPUs, and how a test makes things happen to them."""
+    """A driver of three GPUs, and how a test makes things happen to them.
+
+    On real hardware nothing is made to happen, and there may be fewer.
+    """
 
     driver: Driver
-    xid: Callable
-    lose: Callable
+    xid: Callable | None = None
+    lose: Callable | None = None
+    find: Callable | None = None
+    remove: Callable | None = None
+    gpus: int = 3
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +57,14 @@ async def simulated(tmp_path: Path):
     async def lose(index: int) -> None:
         await ask(path, talk.LoseRequest(gpu=str(index)))
 
+    async def find(index: int) -> None:
+        await ask(path, talk.RestoreRequest(gpu=str(index)))
+
+    async def remove(index: int) -> None:
+        await ask(path, talk.RemoveRequest(gpu=str(index)))
+
     async with open_simulation("t4:3", socket_path=path) as driver:
-        yield Subject(driver, xid, lose)
+        yield Subject(driver, xid, lose, find, remove)
 
 
 async def faked(tmp_path: Path):
@@ -60,40 +76,72 @@ async def faked(tmp_path: Path):
     async def lose(index: int) -> None:
         library.failures["*", index] = 15
 
+    async def find(index: int) -> None:
+        del library.failures["*", index]
+
+    async def remove(index: int) -> None:
+        del library.gpus[index]
+
     driver = NvmlDriver(library, sys_root=tmp_path)
-    yield Subject(driver, xid, lose)
+    yield Subject(driver, xid, lose, find, remove)
     await driver.close()
 
 
 async def stubbed(tmp_path: Path, stub_path: Path):
-    stub = ctypes.CDLL(str(stub_path))
+    library = tmp_path / "libnvidia-ml.so.1"
+    shutil.copy(stub_path, library)
+    stub = NvmlStub(library)
+    there = [0, 1, 2]
 
     async def xid(index: int, number: int) -> None:
-        stub.stub_xid(index, ctypes.c_ulonglong(number))
+        stub.xid(there[index], number)
 
     async def lose(index: int) -> None:
-        stub.stub_lose(index, 1)
+        stub.lose(there[index])
 
-    driver = NvmlDriver(the_library(), path=stub_path, sys_root=tmp_path)
-    yield Subject(driver, xid, lose)
+    async def find(index: int) -> None:
+        stub.lose(there[index], lost=False)
+
+    async def remove(index: int) -> None:
+        del there[index]
+        stub.order(there)
+
+    driver = NvmlDriver(the_library(), path=library, sys_root=tmp_path)
+    yield Subject(driver, xid, lose, find, remove)
     await driver.close()
-    assert (0, 0) == (stub.stub_sessions(), stub.stub_sets())
-    for index in range(3):
-        stub.stub_lose(index, 0)
-    pynvml.nvmlLib = None
-    pynvml._nvmlGetFunctionPointer_cache.clear()
+    assert (0, 0, 0) == (stub.sessions, stub.sets, stub.inside)
+    nvml_stub.forget()
 
 
-@pytest.fixture(params=["simulated", "fake", "stub"])
+async def real():
+    async with open_real_driver() as (driver, scan):
+        yield Subject(driver, gpus=len(scan.gpus))
+
+
+REAL = pytest.param("real", marks=pytest.mark.gpu)
+
+
+@pytest.fixture(params=["simulated", "fake", "stub", REAL])
 async def subject(request, tmp_path):
     if request.param == "simulated":
         made = simulated(tmp_path)
     elif request.param == "fake":
         made = faked(tmp_path)
-    else:
+    elif request.param == "stub":
         made = stubbed(tmp_path, request.getfixturevalue("stub_path"))
+    else:
+        made = real()
     async for one in made:
         yield one
+
+
+@pytest.fixture
+def pliable(subject) -> Subject:
+    """Hardware that a test can do things to."""
+    if subject.xid is None:
+        pytest.skip("nothing is done to real hardware")
+    made: Subject = subject
+    return made
 
 
 async def first(driver: Driver, cause: Callable) -> DriverEvent:
@@ -112,37 +160,96 @@ async def first(driver: Driver, cause: Callable) -> DriverEvent:
 async def test_a_scan_lists_the_gpus_by_index(subject):
     scan = await subject.driver.scan()
 
-    assert [0, 1, 2] == [gpu.index for gpu in scan.gpus]
-    assert [0, 1, 2] == [gpu.minor for gpu in scan.gpus]
-    assert 3 == len({gpu.uuid for gpu in scan.gpus})
-    assert all(gpu.name and gpu.pci and not gpu.mig_enabled for gpu in scan.gpus)
-    assert [2, 2, 2] == [len(gpu.links) for gpu in scan.gpus]
+    assert list(range(subject.gpus)) == [gpu.index for gpu in scan.gpus]
+    assert subject.gpus == len({gpu.uuid for gpu in scan.gpus})
+    assert subject.gpus == len({gpu.minor for gpu in scan.gpus})
+    assert all(gpu.name and gpu.pci for gpu in scan.gpus)
+    assert {subject.gpus - 1} == {len(gpu.links) for gpu in scan.gpus}
     assert scan.driver_version[0].isdigit()
     assert scan == await subject.driver.scan()
 
 
 async def test_a_sound_gpu_passes_its_probe_and_a_stranger_is_lost(subject):
-    uuid = (await subject.driver.scan()).gpus[1].uuid
-
-    assert ProbeOutcome.PASSED is (await subject.driver.probe(uuid)).outcome
-    assert ProbeOutcome.LOST is (await subject.driver.probe(GpuUuid("GPU-nobody"))).outcome
-
-
-async def test_a_lost_gpu_is_a_fault_by_its_uuid_and_its_probe_says_lost(subject):
-    uuid = (await subject.driver.scan()).gpus[1].uuid
-    await subject.lose(1)
-    scan = await subject.driver.scan()
+    uuid = (await subject.driver.scan()).gpus[-1].uuid
     probe = await subject.driver.probe(uuid)
+
+    assert (uuid, ProbeOutcome.PASSED) == (probe.uuid, probe.outcome)
+    assert ProbeOutcome.LOST is (await subject.driver.probe(NOBODY)).outcome
+
+
+async def test_the_signs_of_a_sound_gpu_say_so_or_nothing(subject):
+    uuid = (await subject.driver.scan()).gpus[0].uuid
+    signs = (await subject.driver.probe(uuid)).signs
+
+    assert {signs.rows_pending, signs.rows_failed, signs.pages_pending} <= {None, False}
+    assert signs.recovery in {None, RecoveryAction.NONE}
+
+
+async def test_a_sample_is_a_share_or_nothing(subject):
+    uuid = (await subject.driver.scan()).gpus[0].uuid
+    sample = await subject.driver.sample(uuid)
+
+    assert uuid == sample.uuid
+    assert all(
+        share is None or 0 <= share <= 100 for share in (sample.gpu_percent, sample.memory_percent)
+    )
+    assert sample.used_mib is None or sample.used_mib >= 0
+
+
+async def test_the_processes_come_by_pid(subject):
+    uuid = (await subject.driver.scan()).gpus[0].uuid
+    processes = await subject.driver.processes(uuid)
+
+    assert processes is None or sorted({one.pid for one in processes}) == [
+        one.pid for one in processes
+    ]
+
+
+async def test_side_questions_to_a_stranger_fail_for_him_alone(subject):
+    for question in (subject.driver.sample, subject.driver.processes):
+        with pytest.raises(GpuError, match="GPU GPU-nobody: ") as caught:
+            await question(NOBODY)
+        assert ("GPU-nobody", True) == (caught.value.gpu, caught.value.lost)
+    assert subject.gpus == len((await subject.driver.scan()).gpus)
+
+
+async def test_a_lost_gpu_is_a_fault_by_its_uuid_and_its_probe_says_lost(pliable):
+    uuid = (await pliable.driver.scan()).gpus[1].uuid
+    await pliable.lose(1)
+    scan = await pliable.driver.scan()
+    probe = await pliable.driver.probe(uuid)
 
     assert [0, 2] == [gpu.index for gpu in scan.gpus]
     assert [(uuid, True)] == [(fault.gpu, fault.lost) for fault in scan.faults]
     assert (uuid, ProbeOutcome.LOST) == (probe.uuid, probe.outcome)
     assert probe.text
+    with pytest.raises(GpuError, match=uuid):
+        await pliable.driver.sample(uuid)
 
 
-async def test_an_xid_arrives_with_its_gpu(subject):
-    uuid = (await subject.driver.scan()).gpus[2].uuid
-    event = await first(subject.driver, lambda: subject.xid(2, 94))
+async def test_a_gpu_that_was_lost_is_found_again_under_its_uuid(pliable):
+    before = await pliable.driver.scan()
+    await pliable.lose(1)
+    await pliable.driver.scan()
+    await pliable.find(1)
+
+    assert before == await pliable.driver.scan()
+    assert ProbeOutcome.PASSED is (await pliable.driver.probe(before.gpus[1].uuid)).outcome
+
+
+async def test_a_gpu_that_is_taken_out_is_no_fault_and_the_others_keep_their_uuids(pliable):
+    before = await pliable.driver.scan()
+    await pliable.remove(1)
+    after = await pliable.driver.scan()
+
+    assert () == after.faults
+    assert [before.gpus[0].uuid, before.gpus[2].uuid] == [gpu.uuid for gpu in after.gpus]
+    assert ProbeOutcome.LOST is (await pliable.driver.probe(before.gpus[1].uuid)).outcome
+
+
+async def test_an_xid_arrives_with_its_gpu(pliable):
+    uuid = (await pliable.driver.scan()).gpus[2].uuid
+    event = await first(pliable.driver, lambda: pliable.xid(2, 94))
 
     assert DriverEvent(EventKind.XID, uuid, 94) == event
 
@@ -154,7 +261,8 @@ async def test_a_closed_driver_answers_no_more(subject):
 
     with pytest.raises(DriverError, match="closed"):
         await subject.driver.scan()
-    with pytest.raises(DriverError, match="closed"):
-        await subject.driver.probe(GpuUuid("GPU-0"))
+    for question in (subject.driver.probe, subject.driver.sample, subject.driver.processes):
+        with pytest.raises(DriverError, match="closed"):
+            await question(NOBODY)
     with pytest.raises(DriverError, match="closed"):
         await anext(subject.driver.events())

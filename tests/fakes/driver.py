@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 
-from agent.core.errors import AgentError, DriverError
+from agent.core.errors import AgentError, DriverError, GpuError
 from agent.core.events import DriverEvent, EventKind, Probe, ProbeOutcome
 from agent.core.gpu import Gpu, GpuFault, GpuUuid, Scan
+from agent.core.gpu_signs import GpuProcess, GpuSample, GpuSigns
 from agent.core.ports import Driver
 
 
@@ -19,6 +20,10 @@ class ScriptedDriver:
         self.failure: AgentError | None = None
         self.hung = False
         self.outcomes: dict[GpuUuid, ProbeOutcome] = {}
+        self.signs: dict[GpuUuid, GpuSigns] = {}
+        self.unmonitored: dict[GpuUuid, str] = {}
+        self.samples: dict[GpuUuid, GpuSample] = {}
+        self.processes_of: dict[GpuUuid, tuple[GpuProcess, ...]] = {}
         self.scans = 0
         self.probes: list[GpuUuid] = []
         self.streams = 0
@@ -53,7 +58,21 @@ class ScriptedDriver:
         if outcome is ProbeOutcome.SILENT:
             await asyncio.Event().wait()
         await self._answer()
-        return Probe(uuid, outcome, "" if outcome is ProbeOutcome.PASSED else "as scripted")
+        return Probe(
+            uuid,
+            outcome,
+            "" if outcome is ProbeOutcome.PASSED else "as scripted",
+            self.signs.get(uuid, GpuSigns()),
+            self.unmonitored.get(uuid, ""),
+        )
+
+    async def sample(self, uuid: GpuUuid) -> GpuSample:
+        await self._answer_for(uuid)
+        return self.samples.get(uuid, GpuSample(uuid))
+
+    async def processes(self, uuid: GpuUuid) -> tuple[GpuProcess, ...] | None:
+        await self._answer_for(uuid)
+        return self.processes_of.get(uuid, ())
 
     async def events(self) -> AsyncIterator[DriverEvent]:
         self.streams += 1
@@ -69,6 +88,15 @@ class ScriptedDriver:
 
     async def close(self) -> None:
         self.closed = True
+
+    async def _answer_for(self, uuid: GpuUuid) -> None:
+        """As a GPU does that is scripted to be so."""
+        outcome = self.outcomes.get(uuid, ProbeOutcome.PASSED)
+        if outcome is ProbeOutcome.SILENT:
+            await asyncio.Event().wait()
+        await self._answer()
+        if outcome is not ProbeOutcome.PASSED:
+            raise GpuError(uuid, "as scripted", lost=outcome is ProbeOutcome.LOST)
 
     async def _answer(self) -> None:
         if self.hung:

@@ -37,6 +37,30 @@ class FakeGpu:
     links: Sequence[tuple[int, bytes]] = ()
     """(remote type: 0 GPU, 2 switch; remote bus id) of each active NVLink."""
     rows_failed: int = 0
+    rows: tuple[int, int, int] = (0, 0, 0)
+    """Remapped after corrected and uncorrected errors; 1: some wait for a reset."""
+    pages: Sequence[int] = ()
+    """Retired after single-bit and after double-bit errors."""
+    pages_pending: int = 0
+    ecc: tuple[int, int] = (0, 0)
+    recovery: int | None = 0
+    """None: the driver does not know the field."""
+    percent: tuple[int, int] = (0, 0)
+    used: int = 0
+    compute: Sequence[tuple[int, int | None]] = ()
+    graphics: Sequence[tuple[int, int | None]] = ()
+    instances: Sequence[str] = ()
+    """UUIDs of the MIG instances; an empty one is an empty place."""
+    peer_to_peer: int = 0
+    event_types: int = 0x8 | 0x2 | 0x10
+
+
+@dataclasses.dataclass
+class Place:
+    """What names a MIG instance."""
+
+    gpu: FakeGpu
+    place: int
 
 
 @dataclasses.dataclass
@@ -44,6 +68,14 @@ class Answer:
     """A structure: whatever fields a call fills."""
 
     total: int = 0
+    used: int = 0
+    gpu: int = 0
+    memory: int = 0
+    pid: int = 0
+    usedGpuMemory: int | None = None
+    nvmlReturn: int = 0
+    uiVal: int = 0
+    value: object = None
     busId: bytes = b""
     device: object = None
     eventType: int = 0
@@ -103,6 +135,10 @@ class FakeNvml:
         self._enter("nvmlSystemGetDriverVersion", None)
         return "570.148.08"
 
+    def nvmlSystemGetNVMLVersion(self):
+        self._enter("nvmlSystemGetNVMLVersion", None)
+        return "12.570.148"
+
     def nvmlDeviceGetCount(self):
         self._enter("nvmlDeviceGetCount", None)
         return len(self.gpus)
@@ -119,6 +155,8 @@ class FakeNvml:
         raise NVMLError(NOT_FOUND)
 
     def nvmlDeviceGetUUID(self, handle):
+        if isinstance(handle, Place):
+            return handle.gpu.instances[handle.place]
         return self._gpu("nvmlDeviceGetUUID", handle).uuid
 
     def nvmlDeviceGetName(self, handle):
@@ -126,7 +164,10 @@ class FakeNvml:
         return name.decode() if isinstance(name, bytes) else name
 
     def nvmlDeviceGetMemoryInfo(self, handle):
-        return Answer(total=self._gpu("nvmlDeviceGetMemoryInfo", handle).memory)
+        if isinstance(handle, Place):
+            return Answer(total=handle.gpu.memory // 8)
+        gpu = self._gpu("nvmlDeviceGetMemoryInfo", handle)
+        return Answer(total=gpu.memory, used=gpu.used)
 
     def nvmlDeviceGetPciInfo(self, handle):
         return Answer(busId=self._gpu("nvmlDeviceGetPciInfo", handle).bus)
@@ -139,7 +180,54 @@ class FakeNvml:
         return [gpu.mig, gpu.mig]
 
     def nvmlDeviceGetRemappedRows(self, device):
-        return (0, 0, 0, self._gpu("nvmlDeviceGetRemappedRows", device).rows_failed)
+        gpu = self._gpu("nvmlDeviceGetRemappedRows", device)
+        return (*gpu.rows, gpu.rows_failed)
+
+    def nvmlDeviceGetRetiredPagesPendingStatus(self, device):
+        return self._gpu("nvmlDeviceGetRetiredPagesPendingStatus", device).pages_pending
+
+    def nvmlDeviceGetRetiredPages(self, device, sourceFilter):
+        pages = self._gpu("nvmlDeviceGetRetiredPages", device).pages
+        return [0] * pages[sourceFilter] if pages else []
+
+    def nvmlDeviceGetTotalEccErrors(self, handle, errorType, counterType):
+        return self._gpu("nvmlDeviceGetTotalEccErrors", handle).ecc[errorType]
+
+    def nvmlDeviceGetFieldValues(self, handle, fieldIds):
+        recovery = self._gpu("nvmlDeviceGetFieldValues", handle).recovery
+        if recovery is None:
+            return [Answer(nvmlReturn=NOT_SUPPORTED)]
+        return [Answer(value=Answer(uiVal=recovery))]
+
+    def nvmlDeviceGetUtilizationRates(self, handle):
+        percent = self._gpu("nvmlDeviceGetUtilizationRates", handle).percent
+        return Answer(gpu=percent[0], memory=percent[1])
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle):
+        gpu = self._gpu("nvmlDeviceGetComputeRunningProcesses_v3", handle)
+        return [Answer(pid=pid, usedGpuMemory=used) for pid, used in gpu.compute]
+
+    def nvmlDeviceGetGraphicsRunningProcesses_v3(self, handle):
+        gpu = self._gpu("nvmlDeviceGetGraphicsRunningProcesses_v3", handle)
+        return [Answer(pid=pid, usedGpuMemory=used) for pid, used in gpu.graphics]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, device):
+        return len(self._gpu("nvmlDeviceGetMaxMigDeviceCount", device).instances)
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, device, index):
+        gpu = self._gpu("nvmlDeviceGetMigDeviceHandleByIndex", device)
+        if not gpu.instances[index]:
+            raise NVMLError(NOT_FOUND)
+        return Place(gpu, index)
+
+    def nvmlDeviceGetGpuInstanceId(self, device):
+        return device.place + 7
+
+    def nvmlDeviceGetComputeInstanceId(self, device):
+        return 0
+
+    def nvmlDeviceGetP2PStatus(self, device1, device2, p2pIndex):
+        return self._gpu("nvmlDeviceGetP2PStatus", device1).peer_to_peer
 
     def nvmlDeviceGetTopologyCommonAncestor(self, device1, device2):
         self._gpu("nvmlDeviceGetTopologyCommonAncestor", device1)
@@ -158,8 +246,7 @@ class FakeNvml:
         return self._gpu("nvmlDeviceGetNvLinkRemoteDeviceType", handle).links[link][0]
 
     def nvmlDeviceGetSupportedEventTypes(self, handle):
-        self._gpu("nvmlDeviceGetSupportedEventTypes", handle)
-        return 0x8 | 0x2 | 0x10
+        return self._gpu("nvmlDeviceGetSupportedEventTypes", handle).event_types
 
     def nvmlDeviceRegisterEvents(self, handle, eventTypes, eventSet):
         self._gpu("nvmlDeviceRegisterEvents", handle)
@@ -170,6 +257,7 @@ class FakeNvml:
         return object()
 
     def nvmlEventSetWait_v2(self, eventSet, timeoutms):
+        self._enter("nvmlEventSetWait_v2", None)
         try:
             event = self._events.get(timeout=timeoutms / 1000 / 25)
         except queue.Empty:

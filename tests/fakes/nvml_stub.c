@@ -1,14 +1,55 @@
-/* A management library with three GPUs, for tests: the real pynvml loads it as it loads NVIDIA's.
- * Signatures are the ABI that pynvml calls by name; numbers are nvml.h's. The stub_ functions are
- * the test's. Not offered at all: NVLinks and remapped rows, as in an old driver. */
+/* A management library for tests: the real pynvml loads it as it loads NVIDIA's.
+ *
+ * Signatures are the ABI that pynvml calls by name; numbers are nvml.h's. All state lies in a file
+ * beside the library, <library>.state, mapped and shared: whoever loads the same file in another
+ * process sees, and with the stub_ functions changes, the same GPUs. Built with -DOLD_DRIVER it
+ * lacks what drivers before 450 lack. A GPU is named by its slot, which never changes; its index is
+ * its place in the order. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
-enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TIMED_OUT = 10, LOST = 15 };
-enum { GPUS = 3, QUEUE = 64 };
+enum {
+  OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7,
+  TIMED_OUT = 10, LOST = 15
+};
+enum { GPUS = 16, INSTANCES = 7, QUEUE = 16384, PROCESSES = 8, STEP_US = 1000, MAGIC = 0x5708 };
 
-typedef struct { int index; } gpu_t;
+#define CALLS(X) \
+  X(any) X(nvmlInitWithFlags) X(nvmlShutdown) X(nvmlSystemGetDriverVersion) \
+  X(nvmlSystemGetNVMLVersion) X(nvmlDeviceGetCount_v2) X(nvmlDeviceGetHandleByIndex_v2) \
+  X(nvmlDeviceGetHandleByUUID) X(nvmlDeviceGetUUID) X(nvmlDeviceGetName) X(nvmlDeviceGetMemoryInfo) \
+  X(nvmlDeviceGetPciInfo_v3) X(nvmlDeviceGetMinorNumber) X(nvmlDeviceGetMigMode) \
+  X(nvmlDeviceGetMaxMigDeviceCount) X(nvmlDeviceGetMigDeviceHandleByIndex) \
+  X(nvmlDeviceGetGpuInstanceId) X(nvmlDeviceGetComputeInstanceId) \
+  X(nvmlDeviceGetTopologyCommonAncestor) X(nvmlDeviceGetP2PStatus) X(nvmlDeviceGetNvLinkState) \
+  X(nvmlDeviceGetNvLinkRemotePciInfo_v2) X(nvmlDeviceGetNvLinkRemoteDeviceType) \
+  X(nvmlDeviceGetRemappedRows) X(nvmlDeviceGetRetiredPagesPendingStatus) \
+  X(nvmlDeviceGetRetiredPages) X(nvmlDeviceGetTotalEccErrors) X(nvmlDeviceGetFieldValues) \
+  X(nvmlDeviceGetUtilizationRates) X(nvmlDeviceGetComputeRunningProcesses_v3) \
+  X(nvmlDeviceGetGraphicsRunningProcesses_v3) X(nvmlDeviceGetSupportedEventTypes) \
+  X(nvmlDeviceRegisterEvents) X(nvmlEventSetCreate) X(nvmlEventSetWait_v2) X(nvmlEventSetFree)
+#define NUMBER(name) C_##name,
+#define NAME(name) #name,
+enum call { CALLS(NUMBER) MOST_CALLS };
+static const char *const names[] = {CALLS(NAME)};
+
+/* Numbers of a GPU that a test may set, by name. */
+#define FIELDS(X) \
+  X(memory) X(used) X(minor) X(mig) X(instances) X(level) X(peer_to_peer) X(nvlinks) \
+  X(rows_corrected) X(rows_uncorrected) X(rows_pending) X(rows_failed) X(pages_pending) \
+  X(pages_single) X(pages_double) X(ecc_corrected) X(ecc_uncorrected) X(recovery) X(gpu_percent) \
+  X(memory_percent) X(processes) X(event_types)
+#define FIELD(name) F_##name,
+enum field { FIELDS(FIELD) MOST_FIELDS };
+static const char *const fields[] = {FIELDS(NAME)};
+
+typedef struct { int slot, instance; } gpu_t; /* what a handle points to */
 typedef struct { unsigned long long total, free, used; } memory_t;
 typedef struct {
   char legacy[16];
@@ -20,85 +61,355 @@ typedef struct {
   unsigned long long type, data;
   unsigned int gpu_instance, compute_instance;
 } event_t;
+typedef struct { unsigned int gpu, memory; } rates_t;
+typedef struct { unsigned int pid; unsigned long long used; unsigned int instance, compute; } process_t;
+typedef struct {
+  unsigned int field, scope;
+  long long stamp, latency;
+  unsigned int type;
+  int code;
+  union { double d; unsigned int u; unsigned long long ull; } value;
+} value_t;
+typedef struct { unsigned long long masks[GPUS]; unsigned cursor; } set_t;
 
-static gpu_t gpus[GPUS] = {{0}, {1}, {2}};
-static volatile int lost[GPUS], hanging[GPUS], sessions, sets;
-static volatile unsigned head, tail;
-static event_t queue[QUEUE];
+typedef struct {
+  char uuid[80], name[96];
+  long long fields[MOST_FIELDS];
+  volatile int failing[MOST_CALLS], hanging[MOST_CALLS];
+} slot_t;
 
-static int enter(gpu_t *gpu) {
-  if (!sessions) return UNINITIALIZED;
-  while (hanging[gpu->index]) usleep(1000);
-  return lost[gpu->index] ? LOST : OK;
+static struct state {
+  int magic;
+  volatile int sessions, sets, inside;
+  char driver[80], library[80];
+  volatile int failing[MOST_CALLS], hanging[MOST_CALLS];
+  volatile unsigned calls[MOST_CALLS];
+  int count, order[GPUS];
+  slot_t slots[GPUS];
+  volatile unsigned head;
+  struct { int slot; unsigned long long type, data; } events[QUEUE];
+} *all;
+
+static gpu_t handles[GPUS][INSTANCES + 1];
+
+static void describe(int slot) {
+  slot_t *gpu = &all->slots[slot];
+  memset(gpu, 0, sizeof *gpu);
+  snprintf(gpu->uuid, sizeof gpu->uuid, "GPU-5708-%d", slot);
+  snprintf(gpu->name, sizeof gpu->name, "Stub GPU");
+  gpu->fields[F_memory] = 16LL << 30;
+  gpu->fields[F_minor] = slot;
+  gpu->fields[F_level] = 40;
+  gpu->fields[F_event_types] = 0x9f;
 }
 
-void stub_lose(int index, int value) { lost[index] = value; }
-void stub_hang(int index, int value) { hanging[index] = value; }
-int stub_sessions(void) { return sessions; }
-int stub_sets(void) { return sets; }
-void stub_xid(int index, unsigned long long xid) {
-  queue[tail % QUEUE] = (event_t){&gpus[index], 0x8, xid, 0xffffffff, 0xffffffff};
-  tail++;
+__attribute__((constructor)) static void map(void) {
+  Dl_info here;
+  char path[4096];
+  dladdr((void *)map, &here);
+  snprintf(path, sizeof path, "%s.state", here.dli_fname);
+  int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  if (file < 0 || ftruncate(file, sizeof *all) != 0) abort();
+  all = mmap(NULL, sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  if (all == MAP_FAILED) abort();
+  close(file);
+  for (int slot = 0; slot < GPUS; slot++)
+    for (int place = 0; place <= INSTANCES; place++)
+      handles[slot][place] = (gpu_t){slot, place - 1};
+  if (all->magic == MAGIC) return;
+  snprintf(all->driver, sizeof all->driver, "999.1");
+  snprintf(all->library, sizeof all->library, "12.999.1");
+  for (int slot = 0; slot < GPUS; slot++) describe(slot);
+  all->count = 3;
+  for (int index = 0; index < GPUS; index++) all->order[index] = index;
+  all->slots[2].fields[F_memory] = -1; /* a part with coherent memory does not tell */
+  all->magic = MAGIC;
 }
 
-int nvmlInitWithFlags(unsigned int flags) { (void)flags; sessions++; return OK; }
-int nvmlShutdown(void) { sessions--; return OK; }
+/* The test's side. */
+
+const char *stub_call(int number) { return number < MOST_CALLS ? names[number] : NULL; }
+const char *stub_field(int number) { return number < MOST_FIELDS ? fields[number] : NULL; }
+int stub_sessions(void) { return all->sessions; }
+int stub_sets(void) { return all->sets; }
+int stub_inside(void) { return all->inside; }
+unsigned stub_calls(int call) { return all->calls[call]; }
+void stub_fail(int call, int slot, int code) {
+  (slot < 0 ? all->failing : all->slots[slot].failing)[call] = code;
+}
+void stub_hang(int call, int slot, int value) {
+  (slot < 0 ? all->hanging : all->slots[slot].hanging)[call] = value;
+}
+void stub_set(int slot, int field, long long value) { all->slots[slot].fields[field] = value; }
+void stub_end(void) { all->sessions = 0; }
+void stub_name(int slot, const char *name) { snprintf(all->slots[slot].name, sizeof all->slots[slot].name, "%s", name); }
+void stub_version(const char *driver) { snprintf(all->driver, sizeof all->driver, "%s", driver); }
+void stub_order(int count, const int *slots) {
+  for (int index = 0; index < count; index++) all->order[index] = slots[index];
+  all->count = count;
+}
+void stub_event(int slot, unsigned long long type, unsigned long long data) {
+  unsigned at = all->head % QUEUE;
+  all->events[at].slot = slot;
+  all->events[at].type = type;
+  all->events[at].data = data;
+  __sync_fetch_and_add(&all->head, 1);
+}
+
+/* The driver's side. */
+
+static int present(int slot) {
+  for (int index = 0; index < all->count; index++)
+    if (all->order[index] == slot) return 1;
+  return 0;
+}
+
+static int hung(enum call call, const slot_t *gpu) {
+  if (all->hanging[call] || all->hanging[C_any]) return 1;
+  return gpu && (gpu->hanging[call] || gpu->hanging[C_any]);
+}
+
+static int enter(enum call call, const gpu_t *handle) {
+  const slot_t *gpu = handle ? &all->slots[handle->slot] : NULL;
+  __sync_fetch_and_add(&all->calls[call], 1);
+  __sync_fetch_and_add(&all->inside, 1);
+  while (hung(call, gpu)) usleep(STEP_US);
+  __sync_fetch_and_sub(&all->inside, 1);
+  if (all->failing[C_any]) return all->failing[C_any];
+  if (all->failing[call]) return all->failing[call];
+  if (call != C_nvmlInitWithFlags && all->sessions <= 0) return UNINITIALIZED;
+  if (!gpu) return OK;
+  if (!present(handle->slot)) return LOST;
+  return gpu->failing[C_any] ? gpu->failing[C_any] : gpu->failing[call];
+}
+#define ENTER(call, handle) do { int code_ = enter(C_##call, handle); if (code_ != OK) return code_; } while (0)
+#define TELL(call, handle, out, field) \
+  do { ENTER(call, handle); long long value_ = get(handle, F_##field); \
+    if (value_ >= 0) *(out) = value_; \
+    return value_ < 0 ? NOT_SUPPORTED : OK; } while (0)
+
+static long long get(const gpu_t *handle, enum field field) { return all->slots[handle->slot].fields[field]; }
+
+int nvmlInitWithFlags(unsigned int flags) {
+  (void)flags;
+  ENTER(nvmlInitWithFlags, NULL);
+  __sync_fetch_and_add(&all->sessions, 1);
+  return OK;
+}
+int nvmlShutdown(void) { ENTER(nvmlShutdown, NULL); __sync_fetch_and_sub(&all->sessions, 1); return OK; }
 const char *nvmlErrorString(int code) { (void)code; return "stub error"; }
-int nvmlSystemGetDriverVersion(char *text, unsigned int size) { snprintf(text, size, "999.1"); return OK; }
-int nvmlDeviceGetCount_v2(unsigned int *count) { *count = GPUS; return sessions ? OK : UNINITIALIZED; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned int index, gpu_t **gpu) {
-  if (index >= GPUS) return INVALID;
-  *gpu = &gpus[index];
-  return enter(*gpu);
+int nvmlSystemGetDriverVersion(char *text, unsigned int size) {
+  ENTER(nvmlSystemGetDriverVersion, NULL);
+  snprintf(text, size, "%s", all->driver);
+  return OK;
 }
-int nvmlDeviceGetUUID(gpu_t *gpu, char *text, unsigned int size) {
-  int code = enter(gpu);
-  if (code == OK) snprintf(text, size, "GPU-5708-%d", gpu->index);
-  return code;
+int nvmlSystemGetNVMLVersion(char *text, unsigned int size) {
+  ENTER(nvmlSystemGetNVMLVersion, NULL);
+  snprintf(text, size, "%s", all->library);
+  return OK;
+}
+int nvmlDeviceGetCount_v2(unsigned int *count) { ENTER(nvmlDeviceGetCount_v2, NULL); *count = all->count; return OK; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned int index, gpu_t **gpu) {
+  if ((int)index >= all->count) return INVALID;
+  *gpu = &handles[all->order[index]][0];
+  ENTER(nvmlDeviceGetHandleByIndex_v2, *gpu);
+  return OK;
 }
 int nvmlDeviceGetHandleByUUID(const char *uuid, gpu_t **gpu) {
-  for (int i = 0; i < GPUS; i++) {
-    char text[32];
-    snprintf(text, sizeof text, "GPU-5708-%d", i);
-    if (strcmp(text, uuid) == 0) { *gpu = &gpus[i]; return enter(*gpu); }
+  for (int index = 0; index < all->count; index++) {
+    int slot = all->order[index];
+    if (strcmp(all->slots[slot].uuid, uuid) != 0) continue;
+    *gpu = &handles[slot][0];
+    ENTER(nvmlDeviceGetHandleByUUID, *gpu);
+    return OK;
   }
+  ENTER(nvmlDeviceGetHandleByUUID, NULL);
   return NOT_FOUND;
 }
-int nvmlDeviceGetName(gpu_t *gpu, char *text, unsigned int size) { snprintf(text, size, "Stub GPU"); return enter(gpu); }
+int nvmlDeviceGetUUID(gpu_t *gpu, char *text, unsigned int size) {
+  ENTER(nvmlDeviceGetUUID, gpu);
+  if (gpu->instance < 0) snprintf(text, size, "%s", all->slots[gpu->slot].uuid);
+  else snprintf(text, size, "MIG-%s-%d", all->slots[gpu->slot].uuid + 4, gpu->instance);
+  return OK;
+}
+int nvmlDeviceGetName(gpu_t *gpu, char *text, unsigned int size) {
+  ENTER(nvmlDeviceGetName, gpu);
+  snprintf(text, size, "%s", all->slots[gpu->slot].name);
+  return OK;
+}
 int nvmlDeviceGetMemoryInfo(gpu_t *gpu, memory_t *memory) {
-  int code = enter(gpu);
-  if (code == OK && gpu->index == 2) return NOT_SUPPORTED;
-  memory->total = 16ULL << 30;
-  return code;
+  ENTER(nvmlDeviceGetMemoryInfo, gpu);
+  long long total = get(gpu, F_memory);
+  if (total < 0) return NOT_SUPPORTED;
+  memory->total = gpu->instance < 0 ? total : total / 8;
+  memory->used = get(gpu, F_used);
+  memory->free = memory->total - memory->used;
+  return OK;
 }
 int nvmlDeviceGetPciInfo_v3(gpu_t *gpu, pci_t *pci) {
+  ENTER(nvmlDeviceGetPciInfo_v3, gpu);
   memset(pci, 0, sizeof *pci);
-  snprintf(pci->bus_id, sizeof pci->bus_id, "00000000:%02X:00.0", 0xAF + gpu->index);
-  return enter(gpu);
+  snprintf(pci->bus_id, sizeof pci->bus_id, "00000000:%02X:00.0", 0xAF + gpu->slot);
+  return OK;
 }
-int nvmlDeviceGetMinorNumber(gpu_t *gpu, unsigned int *minor) { *minor = gpu->index; return enter(gpu); }
+int nvmlDeviceGetMinorNumber(gpu_t *gpu, unsigned int *minor) { TELL(nvmlDeviceGetMinorNumber, gpu, minor, minor); }
 int nvmlDeviceGetMigMode(gpu_t *gpu, unsigned int *now, unsigned int *next) {
-  int code = enter(gpu);
-  (void)now; (void)next;
-  return code == OK ? NOT_SUPPORTED : code;
+  ENTER(nvmlDeviceGetMigMode, gpu);
+  if (get(gpu, F_mig) < 0) return NOT_SUPPORTED;
+  *now = *next = get(gpu, F_mig);
+  return OK;
+}
+int nvmlDeviceGetMaxMigDeviceCount(gpu_t *gpu, unsigned int *count) {
+  ENTER(nvmlDeviceGetMaxMigDeviceCount, gpu);
+  *count = INSTANCES;
+  return OK;
+}
+int nvmlDeviceGetMigDeviceHandleByIndex(gpu_t *gpu, unsigned int index, gpu_t **instance) {
+  ENTER(nvmlDeviceGetMigDeviceHandleByIndex, gpu);
+  if (index >= INSTANCES) return INVALID;
+  if (!get(gpu, F_mig) || !(get(gpu, F_instances) >> index & 1)) return NOT_FOUND;
+  *instance = &handles[gpu->slot][index + 1];
+  return OK;
+}
+int nvmlDeviceGetGpuInstanceId(gpu_t *gpu, unsigned int *id) {
+  ENTER(nvmlDeviceGetGpuInstanceId, gpu);
+  *id = gpu->instance + 7;
+  return gpu->instance < 0 ? NOT_SUPPORTED : OK;
+}
+int nvmlDeviceGetComputeInstanceId(gpu_t *gpu, unsigned int *id) {
+  ENTER(nvmlDeviceGetComputeInstanceId, gpu);
+  *id = 0;
+  return gpu->instance < 0 ? NOT_SUPPORTED : OK;
 }
 int nvmlDeviceGetTopologyCommonAncestor(gpu_t *one, gpu_t *other, int *level) {
-  (void)other;
-  *level = 40;
-  return enter(one);
+  ENTER(nvmlDeviceGetTopologyCommonAncestor, other);
+  TELL(nvmlDeviceGetTopologyCommonAncestor, one, level, level);
 }
-int nvmlEventSetCreate(void **set) { *set = &queue; sets++; return OK; }
-int nvmlEventSetFree(void *set) { (void)set; sets--; return OK; }
-int nvmlDeviceGetSupportedEventTypes(gpu_t *gpu, unsigned long long *types) { *types = 0x1f; return enter(gpu); }
-int nvmlDeviceRegisterEvents(gpu_t *gpu, unsigned long long types, void *set) {
-  (void)set;
-  return types == 0xb ? enter(gpu) : INVALID;
+int nvmlDeviceGetP2PStatus(gpu_t *one, gpu_t *other, int kind, int *status) {
+  (void)kind;
+  ENTER(nvmlDeviceGetP2PStatus, other);
+  TELL(nvmlDeviceGetP2PStatus, one, status, peer_to_peer);
 }
-int nvmlEventSetWait_v2(void *set, event_t *event, unsigned int milliseconds) {
-  (void)set;
-  for (unsigned int i = 0; i < milliseconds; i++) {
-    if (head != tail) { *event = queue[head++ % QUEUE]; return OK; }
-    usleep(1000);
+int nvmlDeviceGetTotalEccErrors(gpu_t *gpu, int type, int counter, unsigned long long *count) {
+  (void)counter;
+  ENTER(nvmlDeviceGetTotalEccErrors, gpu);
+  long long value = get(gpu, type ? F_ecc_uncorrected : F_ecc_corrected);
+  *count = value;
+  return value < 0 ? NOT_SUPPORTED : OK;
+}
+int nvmlDeviceGetRetiredPagesPendingStatus(gpu_t *gpu, int *pending) {
+  TELL(nvmlDeviceGetRetiredPagesPendingStatus, gpu, pending, pages_pending);
+}
+int nvmlDeviceGetRetiredPages(gpu_t *gpu, int cause, unsigned int *count, unsigned long long *pages) {
+  ENTER(nvmlDeviceGetRetiredPages, gpu);
+  long long there = get(gpu, cause ? F_pages_double : F_pages_single);
+  if (there < 0) return NOT_SUPPORTED;
+  unsigned room = *count;
+  *count = there;
+  if (!pages || room < there) return there ? TOO_SMALL : OK;
+  for (long long page = 0; page < there; page++) pages[page] = 4096 * page;
+  return OK;
+}
+int nvmlDeviceGetUtilizationRates(gpu_t *gpu, rates_t *rates) {
+  ENTER(nvmlDeviceGetUtilizationRates, gpu);
+  if (get(gpu, F_gpu_percent) < 0) return NOT_SUPPORTED;
+  *rates = (rates_t){get(gpu, F_gpu_percent), get(gpu, F_memory_percent)};
+  return OK;
+}
+
+#ifndef OLD_DRIVER
+int nvmlDeviceGetNvLinkState(gpu_t *gpu, unsigned int link, unsigned int *active) {
+  ENTER(nvmlDeviceGetNvLinkState, gpu);
+  if (get(gpu, F_nvlinks) <= 0) return NOT_SUPPORTED;
+  *active = link < get(gpu, F_nvlinks);
+  return OK;
+}
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(gpu_t *gpu, unsigned int link, pci_t *pci) {
+  ENTER(nvmlDeviceGetNvLinkRemotePciInfo_v2, gpu);
+  memset(pci, 0, sizeof *pci);
+  snprintf(pci->bus_id, sizeof pci->bus_id, "00000000:FF:%02X.0", link);
+  return OK;
+}
+int nvmlDeviceGetNvLinkRemoteDeviceType(gpu_t *gpu, unsigned int link, unsigned int *kind) {
+  (void)link;
+  ENTER(nvmlDeviceGetNvLinkRemoteDeviceType, gpu);
+  *kind = 2; /* a switch */
+  return OK;
+}
+int nvmlDeviceGetRemappedRows(gpu_t *gpu, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed) {
+  ENTER(nvmlDeviceGetRemappedRows, gpu);
+  if (get(gpu, F_rows_corrected) < 0) return NOT_SUPPORTED;
+  *corrected = get(gpu, F_rows_corrected);
+  *uncorrected = get(gpu, F_rows_uncorrected);
+  *pending = get(gpu, F_rows_pending);
+  *failed = get(gpu, F_rows_failed);
+  return OK;
+}
+int nvmlDeviceGetFieldValues(gpu_t *gpu, int count, value_t *values) {
+  ENTER(nvmlDeviceGetFieldValues, gpu);
+  for (int one = 0; one < count; one++) {
+    int known = values[one].field == 230 && get(gpu, F_recovery) >= 0;
+    values[one].code = known ? OK : NOT_SUPPORTED;
+    values[one].type = 1;
+    values[one].value.u = known ? get(gpu, F_recovery) : 0;
+  }
+  return OK;
+}
+static int list(gpu_t *gpu, unsigned int first, unsigned int *count, process_t *processes) {
+  unsigned there = get(gpu, F_processes) < PROCESSES ? get(gpu, F_processes) : PROCESSES, room = *count;
+  *count = there;
+  if (!there) return OK;
+  if (!processes || room < there) return TOO_SMALL;
+  for (unsigned one = 0; one < there; one++) processes[one] = (process_t){first + one, 512ULL << 20, ~0u, ~0u};
+  return OK;
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(gpu_t *gpu, unsigned int *count, process_t *processes) {
+  ENTER(nvmlDeviceGetComputeRunningProcesses_v3, gpu);
+  return list(gpu, 4000, count, processes);
+}
+int nvmlDeviceGetGraphicsRunningProcesses_v3(gpu_t *gpu, unsigned int *count, process_t *processes) {
+  ENTER(nvmlDeviceGetGraphicsRunningProcesses_v3, gpu);
+  (void)processes;
+  *count = 0;
+  return OK;
+}
+#endif
+
+int nvmlEventSetCreate(set_t **set) {
+  ENTER(nvmlEventSetCreate, NULL);
+  *set = calloc(1, sizeof **set);
+  (*set)->cursor = all->head;
+  __sync_fetch_and_add(&all->sets, 1);
+  return OK;
+}
+int nvmlEventSetFree(set_t *set) {
+  int code = enter(C_nvmlEventSetFree, NULL);
+  free(set); /* whatever is the matter with the driver: a set that is left counts as a leak */
+  __sync_fetch_and_sub(&all->sets, 1);
+  return code;
+}
+int nvmlDeviceGetSupportedEventTypes(gpu_t *gpu, unsigned long long *types) {
+  TELL(nvmlDeviceGetSupportedEventTypes, gpu, types, event_types);
+}
+int nvmlDeviceRegisterEvents(gpu_t *gpu, unsigned long long types, set_t *set) {
+  ENTER(nvmlDeviceRegisterEvents, gpu);
+  if (types & ~(unsigned long long)get(gpu, F_event_types)) return NOT_SUPPORTED;
+  set->masks[gpu->slot] |= types;
+  return OK;
+}
+int nvmlEventSetWait_v2(set_t *set, event_t *event, unsigned int milliseconds) {
+  ENTER(nvmlEventSetWait_v2, NULL);
+  for (unsigned int step = 0; step <= milliseconds; step++) {
+    if (all->head - set->cursor > QUEUE) set->cursor = all->head - QUEUE;
+    while (set->cursor != all->head) {
+      unsigned at = set->cursor++ % QUEUE;
+      int slot = all->events[at].slot;
+      if (!(set->masks[slot] & all->events[at].type)) continue;
+      *event = (event_t){&handles[slot][0], all->events[at].type, all->events[at].data, ~0u, ~0u};
+      return OK;
+    }
+    ENTER(nvmlEventSetWait_v2, NULL);
+    usleep(STEP_US);
   }
   return TIMED_OUT;
 }

@@ -1,6 +1,7 @@
-"""Events and probes through NVML."""
+"""Events through NVML: whose they are, who cannot report, and threads that do not come back."""
 
 import asyncio
+import threading
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -114,7 +115,155 @@ async def test_a_gpu_without_events_is_named_once_and_the_others_go_on(driver, l
             await hear(heard, 1)
             await driver.scan()
 
-    assert [("driver.no_events", "index 0")] == [(line["event"], line["gpu"]) for line in lines]
+    assert [("driver.no_events", "GPU-0")] == [(line["event"], line["gpu"]) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("types", "words"), [(0x2, "does not report XIDs"), (None, "has no events: Not Supported")]
+)
+async def test_a_probe_says_that_a_gpu_is_unmonitored_and_why(driver, library, types, words):
+    if types is None:
+        library.failures["nvmlDeviceGetSupportedEventTypes", 0] = 3
+    else:
+        library.gpus[0].event_types = types
+    async with listening(driver) as heard:
+        library.xid(1, 31)
+        await hear(heard, 1)
+        probes = [await driver.probe(G0), await driver.probe(G1)]
+
+    assert words in probes[0].unmonitored
+    assert [ProbeOutcome.PASSED] * 2 == [probe.outcome for probe in probes]
+    assert "" == probes[1].unmonitored
+    assert "" == (await driver.probe(G0)).unmonitored  # nobody listens any more
+
+
+async def test_a_gpu_whose_registration_failed_is_asked_again_by_the_next_scan(driver, library):
+    library.failures["nvmlDeviceRegisterEvents", 0] = 999
+    await driver.scan()
+    async with listening(driver) as heard:
+        library.xid(1, 31)
+        await hear(heard, 1)
+        unmonitored = (await driver.probe(G0)).unmonitored
+        library.failures.clear()
+        await driver.scan()
+
+        assert "error 999" == unmonitored
+        assert "" == (await driver.probe(G0)).unmonitored
+    assert {0, 1} == library.registered.keys()
+
+
+async def test_a_gpu_that_was_lost_is_registered_anew_when_it_is_back(driver, library):
+    async with listening(driver) as heard:
+        library.xid(0, 13)
+        await hear(heard, 1)
+        await driver.scan()
+        library.failures["*", 1] = 15
+        await driver.scan()
+        library.failures.clear()
+        library.registered.clear()
+        await driver.scan()
+
+    assert {1} == library.registered.keys()
+
+
+async def test_a_gpu_at_the_index_of_another_that_is_gone_reports_too(driver, library):
+    async with listening(driver) as heard:
+        library.xid(0, 13)
+        await hear(heard, 1)
+        await driver.scan()
+        library.gpus = [FakeGpu("GPU-2"), FakeGpu("GPU-0")]
+        library.registered.clear()
+        await driver.scan()
+
+    assert {0} == library.registered.keys()
+
+
+async def test_a_gpu_whose_name_is_no_text_ends_neither_stream_nor_thread(
+    driver, library, monkeypatch
+):
+    async with listening(driver) as heard:
+        library.xid(0, 13)
+        await hear(heard, 1)
+        library.gpus.append(FakeGpu("GPU-2"))
+        monkeypatch.setattr(
+            FakeNvml, "nvmlDeviceGetUUID", lambda *_: b"\xff".decode()
+        )  # as pynvml decodes
+        library.xid(2, 48)
+        library.xid(1, 48)
+
+        assert [DriverEvent(EventKind.XID, None, 48), DriverEvent(EventKind.XID, G1, 48)] == (
+            await hear(heard, 2)
+        )
+
+
+async def test_a_thread_that_dies_is_an_error_and_no_silence(driver, library):
+    async with listening(driver) as heard:
+        library.xid(0, 13)
+        await hear(heard, 1)
+        library.report(0, "no number")  # whatever a thread may stumble over
+        (error,) = await hear(heard, 1)
+
+    assert isinstance(error, DriverError)
+    assert "has died" in str(error)
+    assert 1 == library.sets_freed
+
+
+async def test_a_wait_that_does_not_come_back_is_an_error_and_no_silence(
+    driver, library, monkeypatch
+):
+    monkeypatch.setattr(nvml_events, "STALL", 0.1)
+    async with listening(driver) as heard:
+        library.xid(0, 13)
+        await hear(heard, 1)
+        library.hanging.add(("nvmlEventSetWait_v2", None))
+        (error,) = await hear(heard, 1)
+
+        assert isinstance(error, DriverError)
+        assert "does not come back" in str(error)
+
+
+async def test_no_third_thread_is_sent_into_a_wait_that_does_not_come_back(
+    driver, library, monkeypatch
+):
+    monkeypatch.setattr(nvml_events, "STALL", 0.1)
+    monkeypatch.setattr(nvml_events, "FAREWELL", 0.1)
+    before = set(threading.enumerate())
+
+    async def listen() -> str:
+        with pytest.raises(DriverError) as caught:
+            await anext(driver.events())
+        return str(caught.value)
+
+    library.hanging.add(("nvmlEventSetWait_v2", None))
+    said = [await listen() for _ in range(3)]
+
+    waiting = {one for one in threading.enumerate() if one.name == "nvml-events"} - before
+    assert 2 == len(waiting)
+    assert "earlier waits for events have not come back" in said[2]
+    library.release()
+    async with listening(driver) as heard:
+        library.xid(0, 13)
+        await hear(heard, 1)
+
+
+async def test_an_event_set_is_freed_when_the_driver_fails_before_anybody_listens(driver, library):
+    await driver.scan()
+    library.failures["nvmlDeviceGetCount", None] = 999
+    with pytest.raises(DriverError, match="error 999"):
+        await anext(driver.events())
+
+    assert 1 == library.sets_freed
+
+
+async def test_a_change_of_the_power_source_is_reported_where_that_is_supported(driver, library):
+    library.gpus[1].event_types = 0xFF
+    async with listening(driver) as heard:
+        library.xid(0, 13)
+        await hear(heard, 1)
+        library.report(1, 0x80)
+
+        assert [DriverEvent(EventKind.POWER_SOURCE, G1)] == await hear(heard, 1)
+    assert {0: 0x8 | 0x2, 1: 0x8 | 0x2 | 0x1 | 0x80} == library.registered
 
 
 async def test_a_gpu_whose_registration_hangs_does_not_hold_up_the_others(driver, library):
@@ -194,50 +343,3 @@ async def test_a_broken_session_ends_the_stream(driver, library):
             await driver.scan()
 
         assert isinstance((await hear(heard, 1))[0], DriverError)
-
-
-@pytest.mark.parametrize(
-    ("call", "code", "outcome"),
-    [
-        ("nvmlDeviceGetMemoryInfo", 15, ProbeOutcome.LOST),
-        ("nvmlDeviceGetHandleByUUID", 28, ProbeOutcome.LOST),
-        ("nvmlDeviceGetMemoryInfo", 999, ProbeOutcome.FAILED),
-        ("nvmlDeviceGetMemoryInfo", 16, ProbeOutcome.FAILED),
-        ("nvmlDeviceGetMemoryInfo", 3, ProbeOutcome.PASSED),
-        ("nvmlDeviceGetRemappedRows", 13, ProbeOutcome.PASSED),
-    ],
-)
-async def test_a_probe_says_how_the_gpu_answers(driver, library, call, code, outcome):
-    library.failures[call, 1] = code
-
-    assert (ProbeOutcome.PASSED, outcome) == (
-        (await driver.probe(G0)).outcome,
-        (await driver.probe(G1)).outcome,
-    )
-
-
-async def test_a_gpu_that_is_not_there_is_lost(driver):
-    assert ProbeOutcome.LOST is (await driver.probe(GpuUuid("GPU-none"))).outcome
-
-
-async def test_a_row_that_could_not_be_remapped_fails_the_probe(driver, library):
-    library.gpus[0].rows_failed = 1
-    probe = await driver.probe(G0)
-
-    assert ProbeOutcome.FAILED is probe.outcome
-    assert "remapped" in probe.text
-
-
-async def test_a_gpu_that_does_not_answer_is_silent_and_the_others_are_not(driver, library):
-    library.hanging.add(("*", 1))
-
-    assert ProbeOutcome.SILENT is (await driver.probe(G1)).outcome
-    assert ProbeOutcome.PASSED is (await driver.probe(G0)).outcome
-    assert "has not come back" in (await driver.probe(G1)).text
-
-
-async def test_a_probe_of_a_driver_that_is_gone_says_so(driver, library):
-    await driver.probe(G0)
-    library.failures["nvmlDeviceGetHandleByUUID", None] = 9
-    with pytest.raises(DriverError, match="kernel module is not loaded"):
-        await driver.probe(G0)

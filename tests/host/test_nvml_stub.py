@@ -1,88 +1,328 @@
 """The real pynvml over a library of our own: what only a real library file shows."""
 
-import ctypes
+import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
-import pynvml
 import pytest
 
-from agent.core.errors import DriverMissing
-from agent.core.events import ProbeOutcome
+from agent.core.errors import DriverError, DriverMissing
+from agent.core.events import DriverEvent, EventKind, ProbeOutcome
+from agent.core.gpu import GpuUuid, MigInstance, PciPath
+from agent.core.gpu_signs import GpuProcess, GpuSample, GpuSigns, RecoveryAction
 from agent.host.nvml.driver import NvmlDriver
-from agent.host.nvml.library import library_below
+from agent.host.nvml.library import library_below, replaced
 from agent.host.nvml.library import pynvml as the_library
 from tests.fakes import nvml_stub
+from tests.fakes.nvml_stub import NvmlStub
 
 pytestmark = pytest.mark.looptime(False)
 
+UUIDS = [GpuUuid(f"GPU-5708-{slot}") for slot in range(16)]
+MISMATCH = 18
+
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory) -> Path:
+def built(tmp_path_factory) -> Path:
     return nvml_stub.build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def path(built: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(built, tmp_path / "libstub.so"))
 
 
 @pytest.fixture(autouse=True)
 def forgetful():
-    """pynvml keeps the library it has loaded: the next test starts without."""
     yield
-    pynvml.nvmlLib = None
-    pynvml._nvmlGetFunctionPointer_cache.clear()
+    nvml_stub.forget()
 
 
 @pytest.fixture
-async def driver(path: Path, tmp_path: Path):
+def stub(path: Path) -> NvmlStub:
+    return NvmlStub(path)
+
+
+@pytest.fixture
+async def driver(path: Path, stub: NvmlStub, tmp_path: Path):
     driver = NvmlDriver(the_library(), path=path, sys_root=tmp_path, deadline=0.3)
     yield driver
+    stub.hang(hung=False)
     await driver.close()
+
+
+def listen(driver: NvmlDriver) -> AsyncGenerator[DriverEvent, None]:
+    events = driver.events()
+    assert isinstance(events, AsyncGenerator)
+    return events
+
+
+async def hears(driver: NvmlDriver, cause) -> DriverEvent:
+    """The first event; `cause` is repeated until it is heard."""
+    events = listen(driver)
+    async with contextlib.aclosing(events), asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        heard = tasks.create_task(events.__anext__())
+        while not heard.done():
+            cause()
+            await asyncio.wait([heard], timeout=0.02)
+    return heard.result()
+
+
+async def answers_again(driver: NvmlDriver) -> None:
+    """Until the driver's first GPU passes its probe, for a while."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + 5
+    while (await driver.probe(UUIDS[0])).outcome is not ProbeOutcome.PASSED:
+        assert loop.time() < end
+        await asyncio.sleep(0.01)
 
 
 async def test_a_named_library_is_used(driver):
     scan = await driver.scan()
 
-    assert ("999.1", ()) == (scan.driver_version, scan.faults)
-    assert ["GPU-5708-0", "GPU-5708-1", "GPU-5708-2"] == [gpu.uuid for gpu in scan.gpus]
+    assert ("999.1", "12.999.1", ()) == (scan.driver_version, scan.library_version, scan.faults)
+    assert UUIDS[:3] == [gpu.uuid for gpu in scan.gpus]
     assert ["0000:af:00.0", "0000:b0:00.0", "0000:b1:00.0"] == [gpu.pci for gpu in scan.gpus]
     assert [16384, 16384, None] == [gpu.memory_mib for gpu in scan.gpus]
+    assert [(PciPath.SAME_CPU, 0, True)] * 2 == [
+        (link.path, link.nvlinks, link.peer_to_peer) for link in scan.gpus[0].links
+    ]
 
 
-async def test_calls_that_an_old_driver_lacks_cost_nothing(driver):
+async def test_switched_links_and_peers_are_counted(driver, stub):
+    for slot in range(3):
+        stub.set(slot, nvlinks=18 - slot, peer_to_peer=slot)
     scan = await driver.scan()
+
+    assert [[17, 16], [17, 16], [16, 16]] == [
+        [link.nvlinks for link in gpu.links] for gpu in scan.gpus
+    ]
+    assert [[True] * 2, [False] * 2, [False] * 2] == [
+        [link.peer_to_peer for link in gpu.links] for gpu in scan.gpus
+    ]
+
+
+async def test_the_signs_come_through_the_librarys_structures(driver, stub):
+    stub.set(1, rows_corrected=3, rows_uncorrected=1, rows_pending=1, pages_pending=1)
+    stub.set(1, pages_single=2, pages_double=5, ecc_corrected=17, ecc_uncorrected=2, recovery=4)
+
+    assert (
+        GpuSigns(
+            rows_pending=True,
+            rows_failed=False,
+            rows_remapped=4,
+            pages_pending=True,
+            pages_retired=7,
+            ecc_corrected=17,
+            ecc_uncorrected=2,
+            recovery=RecoveryAction.DRAIN_AND_RESET,
+        )
+        == (await driver.probe(UUIDS[1])).signs
+    )
+
+
+async def test_use_and_users_come_through_the_librarys_structures(driver, stub):
+    stub.set(0, gpu_percent=93, memory_percent=41, used=7 << 30, processes=2)
+
+    assert GpuSample(UUIDS[0], 93, 41, 7168) == await driver.sample(UUIDS[0])
+    assert (GpuProcess(4000, 512), GpuProcess(4001, 512)) == await driver.processes(UUIDS[0])
+    assert () == await driver.processes(UUIDS[1])
+
+
+async def test_instances_of_a_gpu_in_mig_mode_come_through_the_librarys_structures(driver, stub):
+    stub.set(1, mig=1, instances=0b101)
+    scan = await driver.scan()
+
+    assert [False, True, False] == [gpu.mig_enabled for gpu in scan.gpus]
+    assert (
+        MigInstance("MIG-5708-1-0", 7, 0, 2048),
+        MigInstance("MIG-5708-1-2", 9, 0, 2048),
+    ) == scan.gpus[1].mig_instances
+
+
+async def test_calls_that_an_old_driver_lacks_cost_nothing(tmp_path):
+    library = nvml_stub.build(tmp_path, "-DOLD_DRIVER")
+    driver = NvmlDriver(the_library(), path=library, sys_root=tmp_path)
+    scan = await driver.scan()
+    probe = await driver.probe(scan.gpus[0].uuid)
 
     assert [0, 0] == [link.nvlinks for link in scan.gpus[0].links]
-    assert ProbeOutcome.PASSED is (await driver.probe(scan.gpus[0].uuid)).outcome
+    assert ProbeOutcome.PASSED is probe.outcome
+    assert (None, None, None) == (
+        probe.signs.rows_failed,
+        probe.signs.recovery,
+        await driver.processes(scan.gpus[0].uuid),
+    )
+    await driver.close()
 
 
-async def test_a_call_that_hangs_in_the_library_leaves_the_loop_and_the_others_alone(driver, path):
-    stub = ctypes.CDLL(str(path))
-    await driver.scan()
-    stub.stub_hang(1, 1)
+async def test_a_name_that_is_no_text_is_a_fault_of_that_gpu_alone(driver, stub):
+    stub.name(1, b"\xff\xfe")
     scan = await driver.scan()
-    stub.stub_hang(1, 0)
 
-    assert [0, 2] == [gpu.index for gpu in scan.gpus]
-    assert ["GPU-5708-1"] == [fault.gpu for fault in scan.faults]
+    assert [UUIDS[0], UUIDS[2]] == [gpu.uuid for gpu in scan.gpus]
+    assert ["index 1"] == [fault.gpu for fault in scan.faults]
+
+
+async def test_an_event_of_any_wanted_kind_arrives_with_its_gpu(driver, stub):
+    assert DriverEvent(EventKind.XID, UUIDS[2], 94) == await hears(driver, lambda: stub.xid(2, 94))
+    assert DriverEvent(EventKind.ECC_DOUBLE, UUIDS[0]) == await hears(
+        driver, lambda: stub.event(0, 0x2)
+    )
+    assert DriverEvent(EventKind.POWER_SOURCE, UUIDS[1]) == await hears(
+        driver, lambda: stub.event(1, 0x80)
+    )
+    assert 0 == stub.sets
+
+
+async def test_a_gpu_without_events_is_unmonitored_and_the_others_are_heard(driver, stub):
+    stub.set(0, event_types=-1)
+    stub.set(1, event_types=0x10)
+    await driver.scan()
+    events = listen(driver)
+    async with contextlib.aclosing(events), asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        heard = tasks.create_task(events.__anext__())
+        while not heard.done():
+            stub.xid(0, 79)
+            stub.xid(1, 79)
+            stub.xid(2, 79)
+            await asyncio.wait([heard], timeout=0.02)
+        reasons = [(await driver.probe(uuid)).unmonitored for uuid in UUIDS[:3]]
+
+    assert UUIDS[2] == heard.result().uuid
+    assert ["it has no events: Not Supported", "it does not report XIDs", ""] == reasons
+
+
+async def test_gpus_come_go_and_change_places_and_keep_their_uuids(driver, stub):
+    orders = [[0, 1, 2], [0, 1, 2, 3], [3, 1, 0], [], [5]]
+    seen = []
+    for order in orders:
+        stub.order(order)
+        scan = await driver.scan()
+        assert () == scan.faults
+        assert list(range(len(order))) == [gpu.index for gpu in scan.gpus]
+        seen.append([gpu.uuid for gpu in scan.gpus])
+
+    assert [[UUIDS[slot] for slot in order] for order in orders] == seen
+    assert ProbeOutcome.LOST is (await driver.probe(UUIDS[0])).outcome
+
+
+async def test_a_gpu_that_is_added_while_we_listen_is_heard(driver, stub):
+    events = listen(driver)
+    async with contextlib.aclosing(events), asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        heard = tasks.create_task(events.__anext__())
+        stub.order([0, 1, 2, 7])
+        while not heard.done():
+            await driver.scan()
+            stub.xid(7, 48)
+            await asyncio.wait([heard], timeout=0.02)
+
+    assert DriverEvent(EventKind.XID, UUIDS[7], 48) == heard.result()
+
+
+@pytest.mark.parametrize(
+    "call", ["any", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetPciInfo_v3"]
+)
+async def test_one_gpu_of_eight_that_hangs_leaves_the_loop_and_the_seven_alone(driver, stub, call):
+    stub.order(range(8))
+    await driver.scan()
+    stub.hang(call, 3)
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    first = await driver.scan()
+    second = await driver.scan()
+    probes = [await driver.probe(uuid) for uuid in UUIDS[:8] if uuid != UUIDS[3]]
+    spent = loop.time() - begun
+    stub.hang(call, 3, hung=False)
+
+    assert [7, 7] == [len(first.gpus), len(second.gpus)]
+    assert {UUIDS[3]} == {fault.gpu for scan in (first, second) for fault in scan.faults}
+    assert {ProbeOutcome.PASSED} == {probe.outcome for probe in probes}
+    assert spent < 2 * 0.3
+
+
+async def test_a_driver_that_hangs_as_a_whole_answers_again_when_it_is_back(driver, stub):
+    await driver.scan()
+    stub.hang()
+    with pytest.raises(DriverError, match="does not answer"):
+        await driver.scan()
+    assert ProbeOutcome.SILENT is (await driver.probe(UUIDS[0])).outcome
+    assert 2 == stub.inside
+    stub.hang(hung=False)
+    await answers_again(driver)
+
+    assert 3 == len((await driver.scan()).gpus)
+    assert (0, 1) == (stub.inside, stub.sessions)
 
 
 async def test_another_library_takes_the_place_of_the_first(driver, path, tmp_path):
     await driver.scan()
-    copy = tmp_path / "other.so"
-    copy.write_bytes(path.read_bytes())
+    copy = Path(shutil.copy(path, tmp_path / "other.so"))
     second = NvmlDriver(the_library(), path=copy, sys_root=tmp_path)
-    ctypes.CDLL(str(copy)).stub_lose(0, 1)
+    NvmlStub(copy).lose(0)
 
     assert [1, 2] == [gpu.index for gpu in (await second.scan()).gpus]
     await second.close()
 
 
 @pytest.mark.parametrize("place", ["usr/lib64", "usr/lib/x86_64-linux-gnu", "lib64"])
-async def test_the_library_of_a_mounted_host_is_found(path, tmp_path, place):
+async def test_the_library_of_a_mounted_host_is_found(built, tmp_path, place):
     below = tmp_path / "root" / place / "libnvidia-ml.so.1"
     below.parent.mkdir(parents=True)
-    below.write_bytes(path.read_bytes())
+    shutil.copy(built, below)
     driver = NvmlDriver(the_library(), driver_root=tmp_path / "root", sys_root=tmp_path)
 
     assert "999.1" == (await driver.scan()).driver_version
     await driver.close()
+
+
+async def test_a_driver_that_is_upgraded_is_used_once_both_halves_are_there(built, tmp_path):
+    old, new = (
+        NvmlStub(Path(shutil.copy(built, tmp_path / f"libnvidia-ml.so.{version}")))
+        for version in ("570.1", "575.2")
+    )
+    new.version("575.2")
+    link = tmp_path / "libnvidia-ml.so.1"
+    link.symlink_to(old.path.name)
+    driver = NvmlDriver(the_library(), path=link, sys_root=tmp_path)
+    await driver.scan()
+
+    old.fail("any", code=MISMATCH)  # the kernel's half is the new one already
+    with pytest.raises(DriverMissing, match="differ in version"):
+        await driver.scan()
+    with pytest.raises(DriverMissing, match="differ in version"):
+        await driver.probe(UUIDS[0])
+    link.unlink()
+    link.symlink_to(new.path.name)
+
+    assert "575.2" == (await driver.scan()).driver_version
+    await driver.close()
+    assert 0 == new.sessions
+
+
+def test_what_took_the_place_of_a_loaded_library_is_found_by_its_link(tmp_path):
+    for version in ("570.1", "575.2"):
+        (tmp_path / f"libnvidia-ml.so.{version}").touch()
+    (tmp_path / "libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.575.2")
+    maps = tmp_path / "maps"
+    maps.write_text(
+        f"7f00-7f01 r-xp 00000000 08:01 1 /usr/lib/libc.so.6\n7f01-7f02 rw-p 0 00:00 0\n"
+        f"7f02-7f03 r-xp 00000000 08:01 2 {tmp_path}/libnvidia-ml.so.570.1 (deleted)\n"
+    )
+
+    assert tmp_path / "libnvidia-ml.so.575.2" == replaced(maps)
+
+
+def test_a_library_that_is_still_the_one_behind_its_link_was_not_replaced(tmp_path):
+    (tmp_path / "libnvidia-ml.so.570.1").touch()
+    (tmp_path / "libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.570.1")
+    maps = tmp_path / "maps"
+    maps.write_text(f"7f02-7f03 r-xp 00000000 08:01 2 {tmp_path}/libnvidia-ml.so.570.1\n")
+
+    assert None is replaced(maps)
+    assert None is replaced(tmp_path / "none")
 
 
 def test_nothing_is_found_where_no_driver_is_mounted(tmp_path):
@@ -96,4 +336,15 @@ async def test_a_file_that_is_no_library_is_named(tmp_path):
     driver = NvmlDriver(the_library(), path=file)
     with pytest.raises(DriverMissing, match=r"libnvidia-ml\.so\.1 cannot be loaded"):
         await driver.scan()
+    await driver.close()
+
+
+async def test_a_library_that_appears_later_is_used(built, tmp_path):
+    file = tmp_path / "libnvidia-ml.so.1"
+    driver = NvmlDriver(the_library(), path=file, sys_root=tmp_path)
+    with pytest.raises(DriverMissing):
+        await driver.scan()
+    shutil.copy(built, file)
+
+    assert 3 == len((await driver.scan()).gpus)
     await driver.close()

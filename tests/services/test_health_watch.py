@@ -2,78 +2,17 @@
 
 import asyncio
 import datetime as dt
-from contextlib import asynccontextmanager
 
 import pytest
 import structlog
 
-from agent.core.condition import Condition, Health
+from agent.core.condition import Condition
 from agent.core.errors import DriverError
 from agent.core.events import DriverEvent, EventKind, ProbeOutcome
-from agent.core.gpu import Scan
-from agent.core.health import HealthSettings
-from agent.core.inventory import Inventory
-from agent.core.slices import SharingSettings
-from agent.kit.cell import Cell
-from agent.services.health import MOST_PENDING, HealthPorts, HealthWatch
-from agent.services.inventory import InventoryKeeper
-from tests.builders import a_gpu, a_health, a_uuid
-from tests.fakes.clock import START, LoopClock
-from tests.fakes.driver import ScriptedDriver
-
-G0, G1, G2 = (a_uuid(n) for n in range(3))
-
-
-class Bench:
-    """A health watch over three GPUs and an inventory that follows it."""
-
-    def __init__(self, settings: HealthSettings | None = None, recalled=None, **kwargs) -> None:
-        self.driver = ScriptedDriver()
-        self.inventory = Cell(Inventory())
-        clock = LoopClock()
-        self.keeper = InventoryKeeper(self.inventory, Cell(SharingSettings()), clock)
-        self.verdicts: list[dict] = []
-        self.memory: dict = {}
-        self.scans_wanted = 0
-        self.watch = HealthWatch(
-            driver=self.driver,
-            inventory=self.inventory,
-            ports=HealthPorts(judged=self.judged, remember=self.remember, changed=self.changed),
-            settings=settings or HealthSettings(),
-            clock=clock,
-            recalled=recalled or {},
-            boot_changed=kwargs.get("boot_changed", False),
-        )
-        self.keeper.found(Scan("570.1", tuple(a_gpu(index=n) for n in range(3))))
-
-    def judged(self, health) -> None:
-        self.verdicts.append(dict(health))
-        self.keeper.judged(health)
-
-    def remember(self, health) -> None:
-        self.memory = dict(health)
-
-    def changed(self) -> None:
-        self.scans_wanted += 1
-
-    def of(self, uuid) -> Health:
-        shared = self.inventory.value.find(uuid)
-        assert shared
-        return shared.health
-
-    @property
-    def conditions(self) -> list[str]:
-        return [gpu.health.condition.value for gpu in self.inventory.value.gpus]
-
-
-@asynccontextmanager
-async def running(*args, **kwargs):
-    bench = Bench(*args, **kwargs)
-    async with asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(bench.watch.run())
-        await asyncio.sleep(0.001)
-        yield bench
-        task.cancel()
+from agent.services.health import MOST_PENDING
+from tests.builders import a_health
+from tests.fakes.clock import START
+from tests.services.watching import G0, G1, G2, Bench, running
 
 
 async def test_healthy_gpus_are_probed_every_ten_seconds_and_nothing_is_published():
@@ -84,13 +23,13 @@ async def test_healthy_gpus_are_probed_every_ten_seconds_and_nothing_is_publishe
     assert ([], 1) == (bench.verdicts, bench.inventory.value.generation)
 
 
-async def test_a_critical_xid_is_judged_in_the_same_instant():
+async def test_a_critical_xid_is_judged_within_milliseconds():
     async with running() as bench:
         before = asyncio.get_running_loop().time()
         bench.driver.xid(G1, 79)
         await bench.inventory.until(lambda inventory: inventory.generation == 2)
 
-        assert before == asyncio.get_running_loop().time()
+        assert asyncio.get_running_loop().time() <= before + 0.005001
         assert ["ok", "bad", "ok"] == bench.conditions
         assert 79 == bench.memory[G1].xid
 

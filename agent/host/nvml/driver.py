@@ -1,7 +1,7 @@
-"""The Driver port over NVML: one session for the life of the process, begun anew when it breaks."""
+"""The Driver port over NVML: scans, probes and events, one GPU's trouble never another's."""
 
 import asyncio
-import contextlib
+import dataclasses
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -9,21 +9,21 @@ from typing import Final, TypeVar
 
 import structlog
 
-from agent.core.errors import DriverError
+from agent.core.errors import DriverError, GpuError
 from agent.core.events import DriverEvent, Probe, ProbeOutcome
 from agent.core.gpu import Gpu, GpuFault, GpuUuid, Scan
-from agent.host.nvml import facts
+from agent.core.gpu_signs import GpuProcess, GpuSample
+from agent.host.nvml import facts, links, signs
 from agent.host.nvml import library as nvml
-from agent.host.nvml.events import EventStream, register
-from agent.host.nvml.threads import CallPool
+from agent.host.nvml.events import EventStream, free
+from agent.host.nvml.session import Opened, Session
 
 T = TypeVar("T")
 
 CALL_DEADLINE: Final = 2.0
-OPEN_DEADLINE: Final = 10.0
-"""The first call wakes GPUs that no persistence daemon keeps awake, which takes seconds."""
-
-DRIVER: Final = "the driver"
+NO_ANSWER: Final = "no answer in time"
+MOST_AWAY: Final = 2
+"""Threads for events that may stay in a wait before no more of them are sent there."""
 
 log = structlog.get_logger(__name__)
 
@@ -46,184 +46,193 @@ class NvmlDriver:
         sys_root: Path = Path("/sys"),
         deadline: float = CALL_DEADLINE,
     ) -> None:
+        def find() -> Path | None:
+            return path or nvml.library_below(driver_root)
+
         self._library = library
-        self._path = path
-        self._driver_root = driver_root
         self._sys_root = sys_root
-        self._pool = CallPool("nvml", deadline)
-        self._opening = asyncio.Lock()
-        self._version: str | None = None
-        self._broken = ""
-        self._begun = False
+        self._session = Session(library, find, deadline, self._session_ended, self._quiet)
+        self._call = self._session.pool.call
         self._uuids: dict[int, GpuUuid] = {}
-        self._links: Mapping[GpuUuid, facts.LinkRow] | None = None
-        self._streams: set[EventStream] = set()
-        self._closed = False
+        self._count: int | None = None
+        self._links: Mapping[GpuUuid, links.LinkRow] | None = None
+        self._streams: list[EventStream] = []
+        self._away: list[EventStream] = []
+        """Those that were sent home; until they have ended they may be in the library."""
 
     async def scan(self) -> Scan:
         """Look at all GPUs. Raises DriverMissing, DriverError."""
-        version = await self._open()
-        count = await self._whole(self._library.nvmlDeviceGetCount)
+        opened = await self._session.open()
+        count = await self._session.whole(self._library.nvmlDeviceGetCount)
         found: dict[int, Gpu] = {}
         faults: dict[int, GpuFault] = {}
         async with asyncio.TaskGroup() as tasks:
             for index in range(count):
-                tasks.create_task(self._describe(index, found, faults))
-        self._uuids.update({index: gpu.uuid for index, gpu in found.items()})
+                tasks.create_task(self._describe(opened, index, found, faults))
+        self._session.check(opened)
+        self._recognise(count, found, faults)
         peers = {found[index].uuid: found[index] for index in sorted(found)}
         rows = await self._link_rows(peers)
+        slow = {fault.gpu for fault in faults.values() if not fault.lost}
         for stream in tuple(self._streams):
+            stream.keep(peers.keys() | slow)
             await self._register(stream, sorted(found))
-        if self._version is None:
-            raise DriverError(self._broken)
+        self._session.check(opened)
         return Scan(
-            driver_version=version,
-            gpus=tuple(facts.linked(gpu, peers, rows) for gpu in peers.values()),
+            driver_version=opened.driver_version,
+            gpus=tuple(links.linked(gpu, peers, rows) for gpu in peers.values()),
             faults=tuple(faults[index] for index in sorted(faults)),
+            library_version=opened.library_version,
         )
 
     async def probe(self, uuid: GpuUuid) -> Probe:
         """Ask one GPU for a sign of life. Raises DriverMissing, DriverError."""
-        await self._open()
+        opened = await self._session.open()
         try:
-            return await self._pool.call(uuid, partial(facts.probe, self._library, uuid))
+            probe = await self._call(uuid, partial(signs.probe, self._library, uuid))
         except TimeoutError as error:
-            return Probe(uuid, ProbeOutcome.SILENT, str(error) or "no answer in time")
+            probe = Probe(uuid, ProbeOutcome.SILENT, str(error) or NO_ANSWER)
         except DriverError as error:
-            self._end_session(error)
+            self._session.end(error, opened)
             raise
+        reasons = (stream.unmonitored.get(uuid, "") for stream in self._streams)
+        return dataclasses.replace(probe, unmonitored=next(filter(None, reasons), ""))
+
+    async def sample(self, uuid: GpuUuid) -> GpuSample:
+        """How much one GPU is used. Raises GpuError, DriverMissing, DriverError."""
+        return await self._ask(uuid, partial(signs.sample, self._library, uuid))
+
+    async def processes(self, uuid: GpuUuid) -> tuple[GpuProcess, ...] | None:
+        """Who uses one GPU. Raises GpuError, DriverMissing, DriverError."""
+        return await self._ask(uuid, partial(signs.processes, self._library, uuid))
 
     async def events(self) -> AsyncIterator[DriverEvent]:
         """Reports as they come. GPUs that cannot report are named in the log and left to probes.
 
-        Raises DriverMissing, DriverError when the session ends.
+        Raises DriverMissing, DriverError when the session ends, or the wait does not come back.
         """
-        await self._open()
-        event_set = await self._whole(self._library.nvmlEventSetCreate)
+        opened = await self._session.open()
+        self._away = [stream for stream in self._away if not stream.ended]
+        if len(self._away) >= MOST_AWAY:
+            raise DriverError("earlier waits for events have not come back from the driver")
+        event_set = await self._session.whole(
+            self._library.nvmlEventSetCreate, late=partial(free, self._library)
+        )
         stream = EventStream(self._library, event_set)
-        count = await self._whole(self._library.nvmlDeviceGetCount)
-        await self._register(stream, range(count))
-        stream.start()
-        self._streams.add(stream)
+        self._streams.append(stream)
         try:
+            count = await self._session.whole(self._library.nvmlDeviceGetCount)
+            await self._register(stream, range(count))
+            self._session.check(opened)
+            stream.start()
             while True:
                 yield await stream.next()
         finally:
-            self._streams.discard(stream)
+            self._streams.remove(stream)
+            self._away.append(stream)
             await stream.stop()
 
     async def close(self) -> None:
         """End the session; a second call does nothing."""
-        if self._closed:
-            return
-        self._closed = True
-        await self._shut_down()
-        self._version = None
-        await self._pool.close()
+        await self._session.close()
 
-    # The session.
-
-    async def _open(self) -> str:
-        """The driver's version; begins the session if there is none."""
-        async with self._opening:
-            if self._closed:
-                raise DriverError("the driver session was closed")
-            if self._version is None:
-                await self._shut_down()
-                self._version = await self._whole(self._begin, OPEN_DEADLINE)
-                self._begun = True
-            return self._version
-
-    def _begin(self) -> str:
-        """On a thread: load the library and begin."""
-        nvml.bind(self._library, self._path or nvml.library_below(self._driver_root))
-        self._library.nvmlInit()
-        return nvml.text_of(self._library.nvmlSystemGetDriverVersion())
-
-    async def _shut_down(self) -> None:
-        """End what has begun, unless a thread is still inside the library: that is undefined."""
-        away = [await stream.stop() for stream in tuple(self._streams)]
-        if self._begun and all(away) and not self._pool.stuck:
-            self._begun = False
-            with contextlib.suppress(TimeoutError, self._library.NVMLError):
-                await self._pool.call(DRIVER, self._library.nvmlShutdown)
-
-    def _end_session(self, error: DriverError) -> None:
-        """The next call begins anew; whoever listens is told."""
-        log.warning("driver.session_ended", err=str(error))
-        self._version = None
-        self._broken = str(error)
+    def _session_ended(self, error: DriverError) -> None:
         self._uuids.clear()
+        self._count = None
         self._links = None
         for stream in self._streams:
             stream.fail(error)
 
-    async def _whole(self, work: Callable[[], T], deadline: float | None = None) -> T:
-        """A call about the driver as a whole. Raises DriverError, DriverMissing."""
-        try:
-            return await self._pool.call(DRIVER, work, deadline)
-        except TimeoutError as error:
-            raise DriverError(
-                f"the driver does not answer: {str(error) or 'no answer in time'}"
-            ) from error
-        except self._library.NVMLError as error:
-            whole = nvml.driver_wide(error)
-            if whole is not None and self._version is not None:
-                self._end_session(whole)
-            raise whole or DriverError(f"the driver answers with an error: {error}") from error
+    async def _quiet(self) -> bool:
+        """Send all threads for events home. False when one of them does not come."""
+        streams = (*self._streams, *self._away)
+        return all([await stream.stop() for stream in streams])
 
     # One GPU at a time.
 
     def _name(self, index: int) -> str:
         return self._uuids.get(index, f"index {index}")
 
+    def _recognise(self, count: int, found: Mapping[int, Gpu], faults: dict[int, GpuFault]) -> None:
+        """Learn whose index is whose. Once GPUs came or went, an index names nobody known."""
+        uuids = {index: gpu.uuid for index, gpu in found.items()}
+        kept = all(self._uuids.get(index, uuid) == uuid for index, uuid in uuids.items())
+        if self._count in {None, count} and kept:
+            self._uuids.update(uuids)
+        else:
+            self._uuids = uuids
+            for index, fault in faults.items():
+                faults[index] = dataclasses.replace(fault, gpu=f"index {index}")
+        self._count = count
+
+    async def _ask(self, uuid: GpuUuid, work: Callable[[], T]) -> T:
+        """A question to one GPU whose failure is nothing but that. Raises GpuError, DriverError."""
+        opened = await self._session.open()
+        try:
+            return await self._call(uuid, work)
+        except TimeoutError as error:
+            raise GpuError(uuid, str(error) or NO_ANSWER) from error
+        except self._library.NVMLError as error:
+            translated = nvml.translate(error, uuid)
+            if isinstance(translated, DriverError):
+                self._session.end(translated, opened)
+            raise translated from error
+
     async def _describe(
-        self, index: int, found: dict[int, Gpu], faults: dict[int, GpuFault]
+        self, opened: Opened, index: int, found: dict[int, Gpu], faults: dict[int, GpuFault]
     ) -> None:
         """Take GPU `index` into `found`, or why that fails into `faults`."""
         name = self._name(index)
         work = partial(facts.describe, self._library, index, self._sys_root)
         try:
-            found[index] = await self._pool.call(name, work)
+            found[index] = await self._call(name, work)
         except TimeoutError as error:
-            faults[index] = GpuFault(name, str(error) or "does not answer in time")
+            faults[index] = GpuFault(name, str(error) or NO_ANSWER)
         except (self._library.NVMLError, ValueError) as error:
             # ValueError: a text that is none, which the binding could not decode.
-            faults[index] = self._fault(name, error)
+            translated = nvml.translate(error, name)
+            if isinstance(translated, DriverError):
+                self._session.end(translated, opened)
+            lost = getattr(translated, "lost", False)
+            faults[index] = GpuFault(name, str(error), lost=lost)
 
-    def _fault(self, name: str, error: Exception) -> GpuFault:
-        """What is wrong with one GPU; an error of the whole driver ends the session as well."""
-        translated = nvml.translate(error, name)
-        if isinstance(translated, DriverError):
-            self._end_session(translated)
-        return GpuFault(name, str(error), lost=getattr(translated, "lost", False))
-
-    async def _link_rows(self, peers: Mapping[GpuUuid, Gpu]) -> Mapping[GpuUuid, facts.LinkRow]:
+    async def _link_rows(self, peers: Mapping[GpuUuid, Gpu]) -> Mapping[GpuUuid, links.LinkRow]:
         """How the GPUs are joined: asked once for each set of GPUs, for it does not change."""
         if self._links is not None and self._links.keys() == peers.keys():
             return self._links
-        rows: dict[GpuUuid, facts.LinkRow] = {}
-        for uuid, gpu in peers.items():
-            others = {peer: other.index for peer, other in peers.items() if peer != uuid}
-            try:
-                work = partial(facts.link_row, self._library, gpu, others)
-                rows[uuid] = await self._pool.call(uuid, work)
-            except (TimeoutError, self._library.NVMLError, ValueError) as error:
-                log.info("driver.links_unknown", gpu=uuid, err=str(error))
+        rows: dict[GpuUuid, links.LinkRow] = {}
+        async with asyncio.TaskGroup() as tasks:
+            for gpu in peers.values():
+                tasks.create_task(self._link_row(gpu, peers, rows))
         if rows.keys() == peers.keys():
             self._links = rows
         return rows
 
+    async def _link_row(
+        self, gpu: Gpu, peers: Mapping[GpuUuid, Gpu], rows: dict[GpuUuid, links.LinkRow]
+    ) -> None:
+        others = {peer: other.index for peer, other in peers.items() if peer != gpu.uuid}
+        work = partial(links.link_row, self._library, gpu, others)
+        try:
+            rows[gpu.uuid] = await self._call(gpu.uuid, work)
+        except (TimeoutError, self._library.NVMLError, ValueError) as error:
+            log.info("driver.links_unknown", gpu=gpu.uuid, err=str(error) or NO_ANSWER)
+
     async def _register(self, stream: EventStream, indexes: Iterable[int]) -> None:
-        """Have the GPUs report to `stream`; one that cannot is left to probes, and named once."""
-        for index in indexes:
-            if index in stream.asked:
-                continue
-            stream.asked.add(index)
-            work = partial(register, self._library, stream.event_set, index)
-            try:
-                where, uuid = await self._pool.call(self._name(index), work)
-                stream.known[where] = uuid
-            except (TimeoutError, self._library.NVMLError) as error:
-                reason = str(error) or "no answer in time"
-                log.warning("driver.no_events", gpu=self._name(index), err=reason)
+        """Have the GPUs report to `stream`; one that does not is left to probes, and named once."""
+        async with asyncio.TaskGroup() as tasks:
+            for index in indexes:
+                if not stream.settled(self._name(index)):
+                    tasks.create_task(self._register_one(stream, index))
+
+    async def _register_one(self, stream: EventStream, index: int) -> None:
+        name = self._name(index)
+        try:
+            answer = await self._call(name, partial(stream.register, index))
+        except (TimeoutError, self._library.NVMLError, ValueError) as error:
+            news, reason = stream.missed(name, str(error) or NO_ANSWER), str(error) or NO_ANSWER
+        else:
+            name, reason = answer.uuid, answer.refused
+            news = stream.settle(answer)
+        if news:
+            log.warning("driver.no_events", gpu=name, err=reason)

@@ -4,8 +4,9 @@ import asyncio
 import collections
 import contextlib
 import ctypes
+import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from agent.core.errors import DriverError
@@ -14,19 +15,24 @@ from agent.core.gpu import GpuUuid
 from agent.host.nvml.library import (
     EVENT_ECC_DOUBLE,
     EVENT_ECC_SINGLE,
+    EVENT_POWER_SOURCE,
     EVENT_XID,
     TIMEOUT,
     Handle,
     NvmlLibrary,
     code,
     driver_wide,
+    is_unable,
     text_of,
 )
 
 WAIT_MS: Final = 500
 """One wait in the library: how long stopping may take, at an idle cost of 0.04 % of a core."""
 
-WANTED: Final = EVENT_XID | EVENT_ECC_DOUBLE | EVENT_ECC_SINGLE
+STALL: Final = 2.5
+"""A wait that outlasts two of these, five times WAIT_MS each, does not come back."""
+
+WANTED: Final = EVENT_XID | EVENT_ECC_DOUBLE | EVENT_ECC_SINGLE | EVENT_POWER_SOURCE
 EVENT_LIMIT: Final = 4096
 MOST_FAILURES: Final = 10
 FAILURE_PAUSE: Final = 1.0
@@ -35,7 +41,17 @@ FAREWELL: Final = 0.7
 _KINDS: Final = {
     EVENT_ECC_DOUBLE: EventKind.ECC_DOUBLE,
     EVENT_ECC_SINGLE: EventKind.ECC_SINGLE,
+    EVENT_POWER_SOURCE: EventKind.POWER_SOURCE,
 }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Registered:
+    """What came of asking a GPU for its events. `refused`: why it sends none; empty: it does."""
+
+    where: int
+    uuid: GpuUuid
+    refused: str = ""
 
 
 def address(handle: Handle) -> int:
@@ -43,29 +59,44 @@ def address(handle: Handle) -> int:
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
 
-def register(library: NvmlLibrary, event_set: Any, index: int) -> tuple[int, GpuUuid]:  # noqa: ANN401 -- the library's own
-    """Have GPU `index` report to `event_set`; return its address and UUID. Blocks.
+def register(library: NvmlLibrary, event_set: Any, index: int) -> Registered:  # noqa: ANN401 -- the library's own
+    """Have GPU `index` report to `event_set`. Blocks. Raises NVMLError, ValueError for no text.
 
-    Raises NVMLError: NOT_SUPPORTED for a GPU without events.
+    A GPU that has no events at all is not asked again; other failures may pass.
     """
     handle = library.nvmlDeviceGetHandleByIndex(index)
     uuid = GpuUuid(text_of(library.nvmlDeviceGetUUID(handle)))
-    mask = library.nvmlDeviceGetSupportedEventTypes(handle) & WANTED
-    library.nvmlDeviceRegisterEvents(handle, mask, event_set)
-    return address(handle), uuid
+    try:
+        mask = library.nvmlDeviceGetSupportedEventTypes(handle) & WANTED
+        library.nvmlDeviceRegisterEvents(handle, mask, event_set)
+    except library.NVMLError as error:
+        if not is_unable(error):
+            raise
+        return Registered(address(handle), uuid, f"it has no events: {error}")
+    if not mask & EVENT_XID:
+        return Registered(address(handle), uuid, "it does not report XIDs")
+    return Registered(address(handle), uuid)
+
+
+def free(library: NvmlLibrary, event_set: Any) -> None:  # noqa: ANN401 -- the library's own
+    """Give the set back. Blocks."""
+    with contextlib.suppress(library.NVMLError):
+        library.nvmlEventSetFree(event_set)
 
 
 class EventStream:
-    """The events of one set. The thread only moves them; it frees the set when it ends.
+    """The events of one set, which belongs to the stream. The thread only moves them.
 
     At most EVENT_LIMIT wait to be read; when more come, the oldest go and CHANGED tells that
     everything is to be looked at again.
     """
 
     def __init__(self, library: NvmlLibrary, event_set: Any) -> None:  # noqa: ANN401 -- the library's own
-        self.event_set = event_set
-        self.known: dict[int, GpuUuid] = {}
-        self.asked: set[int] = set()
+        self._event_set = event_set
+        self.unmonitored: dict[str, str] = {}
+        """Why a GPU (its UUID, or `index N`) does not report here."""
+        self._known: dict[int, GpuUuid] = {}
+        self._settled: set[str] = set()
         self._library = library
         self._loop = asyncio.get_running_loop()
         self._queue: collections.deque[DriverEvent] = collections.deque(maxlen=EVENT_LIMIT)
@@ -74,22 +105,76 @@ class EventStream:
         self._news = asyncio.Event()
         self._ended = asyncio.Event()
         self._stopping = threading.Event()
+        self._turns = 0
+        self._started = False
+        self._lock = threading.Lock()
+        self._users = 1
+
+    # On the loop.
 
     def start(self) -> None:
-        """Begin to wait."""
+        """Begin to wait; a stream that was stopped before only frees its set."""
+        if self._started:
+            return
+        self._started = True
         threading.Thread(target=self._serve, name="nvml-events", daemon=True).start()
 
+    @property
+    def ended(self) -> bool:
+        """True once the thread has left the library for good."""
+        return self._ended.is_set()
+
+    def settled(self, gpu: str) -> bool:
+        """True when there is nothing to ask of this GPU: it reports, or never will."""
+        return gpu in self._settled
+
+    def settle(self, found: Registered) -> bool:
+        """Take what came of asking. True when it is news that the GPU will never report."""
+        self._settled.add(found.uuid)
+        self._known[found.where] = found.uuid
+        if found.refused:
+            return self.missed(found.uuid, found.refused)
+        self.unmonitored.pop(found.uuid, None)
+        return False
+
+    def missed(self, gpu: str, reason: str) -> bool:
+        """The GPU does not report. True when that, or why, is news."""
+        before = self.unmonitored.get(gpu)
+        self.unmonitored[gpu] = reason
+        return before != reason
+
+    def keep(self, gpus: Collection[str]) -> None:
+        """All others are gone: should they come back, they are asked anew."""
+        self._settled.intersection_update(gpus)
+        for gone in self.unmonitored.keys() - gpus:
+            del self.unmonitored[gone]
+
     async def next(self) -> DriverEvent:
-        """The next event. Raises DriverError once the stream has failed and is read empty."""
-        while not self._queue:
+        """The next event. Raises DriverError once the stream has failed and is read empty.
+
+        A thread whose wait does not come back is a failure, too: silence is no good news.
+        """
+        while True:
+            self._news.clear()
+            if self._queue:
+                return self._queue.popleft()
             if self._overflown:
                 self._overflown = False
                 return DriverEvent(EventKind.CHANGED)
             if self._failure is not None:
                 raise self._failure
-            self._news.clear()
-            await self._news.wait()
-        return self._queue.popleft()
+            await self._wait()
+
+    async def _wait(self) -> None:
+        """For news; a stopped or starved process is given two periods."""
+        turns = self._turns
+        for _ in range(2):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STALL):
+                    await self._news.wait()
+            if self._news.is_set() or turns != self._turns:
+                return
+        self.fail(DriverError("the driver does not come back from a wait for events"))
 
     def fail(self, error: DriverError) -> None:
         """On the loop: the session is over; readers are told, the thread is sent home."""
@@ -100,34 +185,68 @@ class EventStream:
     async def stop(self) -> bool:
         """Send the thread home. False when it does not come: then the set may not be touched."""
         self.fail(DriverError("the driver session was closed"))
+        self.start()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL):
                 await self._ended.wait()
         return self._ended.is_set()
 
+    # On the threads of the pool.
+
+    def register(self, index: int) -> Registered:
+        """Have GPU `index` report here. Blocks. Raises NVMLError, ValueError for no text."""
+        with self._lock:
+            if not self._users:
+                raise ValueError("the stream of events has ended")
+            self._users += 1
+        try:
+            return register(self._library, self._event_set, index)
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        """The last one out frees the set: a registration may outlast the thread that waits."""
+        with self._lock:
+            self._users -= 1
+            last = not self._users
+        if last:
+            free(self._library, self._event_set)
+
+    # On its own thread.
+
     def _serve(self) -> None:
-        """The thread's life. A wait that fails is tried again, but never in a busy loop."""
+        """The thread's life. Whatever ends it is told: a silent end would look like sound GPUs."""
+        try:
+            self._listen()
+        except Exception as error:  # noqa: BLE001 -- the thread's last word, whatever it is
+            text = f"the thread that waits for events has died: {error!r}"
+            self._tell(self.fail, DriverError(text))
+        self._leave()
+        self._tell(self._ended.set)
+
+    def _listen(self) -> None:
+        """Until it is sent home. A wait that fails is tried again, but never in a busy loop."""
         failures = 0
         while not self._stopping.is_set():
+            self._turns += 1
             try:
-                data = self._library.nvmlEventSetWait_v2(self.event_set, WAIT_MS)
+                data = self._library.nvmlEventSetWait_v2(self._event_set, WAIT_MS)
             except self._library.NVMLError as error:
                 if code(error) == TIMEOUT:
+                    failures = 0
                     continue
                 failures += 1
-                if failures >= MOST_FAILURES or driver_wide(error) is not None:
+                whole = driver_wide(error)
+                if whole is not None or failures >= MOST_FAILURES:
                     text = f"waiting for events failed: {error}"
-                    self._tell(self.fail, driver_wide(error) or DriverError(text))
-                    break
+                    self._tell(self.fail, whole or DriverError(text))
+                    return
                 # A GPU that is lost makes the wait fail for all of them: look at each.
                 self._put(DriverEvent(EventKind.CHANGED))
                 self._stopping.wait(FAILURE_PAUSE)
             else:
                 failures = 0
                 self._put(self._event(data))
-        with contextlib.suppress(self._library.NVMLError):
-            self._library.nvmlEventSetFree(self.event_set)
-        self._tell(self._ended.set)
 
     def _event(self, data: Any) -> DriverEvent | None:  # noqa: ANN401 -- nvmlEventData_t
         uuid = self._whose(data.device)
@@ -138,12 +257,12 @@ class EventStream:
 
     def _whose(self, handle: Handle) -> GpuUuid | None:
         """The GPU by its address: one that has just fallen off the bus tells its UUID no more."""
-        known = self.known.get(address(handle))
+        known = self._known.get(address(handle))
         if known is not None:
             return known
         try:
             return GpuUuid(text_of(self._library.nvmlDeviceGetUUID(handle)))
-        except self._library.NVMLError:
+        except (self._library.NVMLError, ValueError):
             return None
 
     def _put(self, event: DriverEvent | None) -> None:

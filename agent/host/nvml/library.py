@@ -5,11 +5,13 @@ The module `pynvml` has this shape; tests hand in one of their own. Numbers are 
 
 import ctypes
 import importlib
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from agent.core.errors import AgentError, DriverError, DriverMissing, GpuError, cap
+
+T = TypeVar("T")
 
 SONAME: Final = "libnvidia-ml.so.1"
 PLACES: Final = tuple(
@@ -29,6 +31,7 @@ TIMEOUT: Final = 10
 LIBRARY_NOT_FOUND: Final = 12
 FUNCTION_NOT_FOUND: Final = 13
 GPU_IS_LOST: Final = 15
+RESET_REQUIRED: Final = 16
 LIB_RM_VERSION_MISMATCH: Final = 18
 GPU_NOT_FOUND: Final = 28
 UNKNOWN: Final = 999
@@ -36,6 +39,16 @@ UNKNOWN: Final = 999
 EVENT_ECC_SINGLE: Final = 0x1
 EVENT_ECC_DOUBLE: Final = 0x2
 EVENT_XID: Final = 0x8
+EVENT_POWER_SOURCE: Final = 0x80
+
+ECC_CORRECTED: Final = 0
+ECC_UNCORRECTED: Final = 1
+ECC_SINCE_LOAD: Final = 0
+RETIRED_FOR_SINGLE_BIT: Final = 0
+RETIRED_FOR_DOUBLE_BIT: Final = 1
+FIELD_RECOVERY_ACTION: Final = 230
+P2P_READ: Final = 0
+P2P_OK: Final = 0
 
 LINK_TO_SWITCH: Final = 2
 MOST_LINKS: Final = 36
@@ -57,7 +70,11 @@ _MISSING: Final = {
 
 
 class NvmlLibrary(Protocol):
-    """The part of pynvml that we call. Every call may raise `NVMLError`, whose `value` says why."""
+    """The part of pynvml that we call. Every call may raise `NVMLError`, whose `value` says why.
+
+    Functions that pynvml has in versions are called by their version: without one it raises an
+    error of another kind where the driver is older.
+    """
 
     NVMLError: type[Exception]
     nvmlLib: Any  # noqa: N815 -- pynvml's name
@@ -65,6 +82,7 @@ class NvmlLibrary(Protocol):
     def nvmlInit(self) -> None: ...  # noqa: D102, N802 -- pynvml's names, here and below
     def nvmlShutdown(self) -> None: ...  # noqa: D102, N802
     def nvmlSystemGetDriverVersion(self) -> str: ...  # noqa: D102, N802
+    def nvmlSystemGetNVMLVersion(self) -> str: ...  # noqa: D102, N802
     def nvmlDeviceGetCount(self) -> int: ...  # noqa: D102, N802
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Handle: ...  # noqa: D102, N802
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Handle: ...  # noqa: D102, N802
@@ -74,6 +92,23 @@ class NvmlLibrary(Protocol):
     def nvmlDeviceGetPciInfo(self, handle: Handle) -> Any: ...  # noqa: ANN401, D102, N802
     def nvmlDeviceGetMinorNumber(self, handle: Handle) -> int: ...  # noqa: D102, N802
     def nvmlDeviceGetMigMode(self, device: Handle) -> list[int]: ...  # noqa: D102, N802
+    def nvmlDeviceGetMaxMigDeviceCount(self, device: Handle) -> int: ...  # noqa: D102, N802
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Handle, index: int) -> Handle: ...  # noqa: D102, N802
+    def nvmlDeviceGetGpuInstanceId(self, device: Handle) -> int: ...  # noqa: D102, N802
+    def nvmlDeviceGetComputeInstanceId(self, device: Handle) -> int: ...  # noqa: D102, N802
+    def nvmlDeviceGetRetiredPagesPendingStatus(self, device: Handle) -> int: ...  # noqa: D102, N802
+    def nvmlDeviceGetRetiredPages(self, device: Handle, sourceFilter: int) -> list[int]: ...  # noqa: D102, N802, N803
+    def nvmlDeviceGetTotalEccErrors(  # noqa: D102, N802
+        self,
+        handle: Handle,
+        errorType: int,  # noqa: N803
+        counterType: int,  # noqa: N803
+    ) -> int: ...
+    def nvmlDeviceGetFieldValues(self, handle: Handle, fieldIds: list[int]) -> Any: ...  # noqa: ANN401, D102, N802, N803
+    def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> Any: ...  # noqa: ANN401, D102, N802
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Handle) -> list[Any]: ...  # noqa: D102, N802
+    def nvmlDeviceGetGraphicsRunningProcesses_v3(self, handle: Handle) -> list[Any]: ...  # noqa: D102, N802
+    def nvmlDeviceGetP2PStatus(self, device1: Handle, device2: Handle, p2pIndex: int) -> int: ...  # noqa: D102, N802, N803
     def nvmlDeviceGetRemappedRows(self, device: Handle) -> tuple[int, int, int, int]: ...  # noqa: D102, N802
     def nvmlDeviceGetTopologyCommonAncestor(self, device1: Handle, device2: Handle) -> int: ...  # noqa: D102, N802
     def nvmlDeviceGetNvLinkState(self, device: Handle, link: int) -> int: ...  # noqa: D102, N802
@@ -109,12 +144,16 @@ def bind(library: NvmlLibrary, path: Path | None) -> None:
     """Make `library` use the file at `path` instead of the soname. Raises DriverMissing.
 
     pynvml loads the soname itself, but only while its `nvmlLib` is None: a library put there first
-    is used. Function pointers that it kept of another library are dropped. May block: dlopen.
+    is used. Function pointers that it kept of another library are dropped. Links are resolved, so
+    that a new version behind the same link is another library. May block: dlopen.
     """
-    if path is None or getattr(library.nvmlLib, "_name", None) == str(path):
+    if path is None:
+        return
+    file = path.resolve()
+    if getattr(library.nvmlLib, "_name", None) == str(file):
         return
     try:
-        loaded = ctypes.CDLL(str(path))
+        loaded = ctypes.CDLL(str(file))
     except OSError as error:
         raise DriverMissing(
             f"{path} cannot be loaded as the driver's library ({cap(str(error))}); "
@@ -123,6 +162,25 @@ def bind(library: NvmlLibrary, path: Path | None) -> None:
     pointers: MutableMapping[str, object] = getattr(library, "_nvmlGetFunctionPointer_cache", {})
     pointers.clear()
     library.nvmlLib = loaded
+
+
+def replaced(maps: Path = Path("/proc/self/maps")) -> Path | None:
+    """The library that has taken the place of the one we have loaded by its soname, if any.
+
+    A driver's upgrade leaves the link and changes what is behind it; the loader, asked for the
+    soname again, keeps to the file that it has.
+    """
+    try:
+        lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    stem = SONAME.removesuffix(".1")
+    loaded = {
+        Path(line[line.index("/") :].removesuffix(" (deleted)")) for line in lines if "/" in line
+    }
+    ours = {file for file in loaded if file.name.startswith(stem)}
+    behind = {file.with_name(SONAME).resolve() for file in ours}
+    return next((file for file in sorted(behind - ours) if file.is_file()), None)
 
 
 def code(error: Exception) -> int:
@@ -135,10 +193,24 @@ def is_unable(error: Exception) -> bool:
     return code(error) in _UNABLE
 
 
-def driver_wide(error: Exception) -> DriverError | None:
-    """The error of the driver as a whole that `error` is, or None: it concerns one GPU."""
+def maybe(library: NvmlLibrary, ask: Callable[[], T]) -> T | None:
+    """The answer, or None where this GPU or this driver cannot tell. Raises other NVMLErrors."""
+    try:
+        return ask()
+    except library.NVMLError as error:
+        if is_unable(error):
+            return None
+        raise
+
+
+def driver_wide(error: Exception, *, about_gpu: bool = True) -> DriverError | None:
+    """The error of the driver as a whole that `error` is, or None: it concerns one GPU.
+
+    A refusal is the driver's where the driver was asked, and one GPU's where that was: its device
+    file may be closed to us, or its processes another user's.
+    """
     text = _MISSING.get(code(error))
-    if text is not None:
+    if text is not None and not (about_gpu and code(error) == NO_PERMISSION):
         return DriverMissing(text)
     if code(error) == UNINITIALIZED:
         return DriverError("the driver has ended our session; it is begun anew")

@@ -2,10 +2,12 @@
 
 The loop's own executor is no place for them: its threads are joined when the process ends. Here a
 call that passes its deadline is given up, its thread replaced, and its key (a GPU) skipped until
-the thread comes back.
+the thread comes back. Calls with one key run one after the other, so that a GPU holds at most one
+thread, whatever is asked about it.
 """
 
 import asyncio
+import collections
 import contextlib
 import queue
 import threading
@@ -16,11 +18,13 @@ T = TypeVar("T")
 
 THREADS: Final = 4
 MOST_THREADS: Final = 64
+PATIENCE: Final = 0.2
+"""A call that has waited so long for a thread gets one of its own: the others are slow."""
 FAREWELL: Final = 0.6
 
 
 class CallPool:
-    """Runs blocking calls on at most THREADS threads, plus one for each that is stuck.
+    """Runs blocking calls on THREADS threads, and on more for as long as some are stuck or slow.
 
     Not even with every thread stuck are there more than MOST_THREADS; then calls time out in the
     queue. All methods are called on the loop.
@@ -31,9 +35,11 @@ class CallPool:
         self._deadline = deadline
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[_Job[object] | None] = queue.SimpleQueue()
-        self._stuck: dict[str, int] = {}
+        self._lines: dict[str, collections.deque[_Job[object]]] = {}
+        self._stuck: set[str] = set()
         self._flying = 0
         self._threads = 0
+        self._leaving = 0
         self._quiet = asyncio.Event()
 
     @property
@@ -41,25 +47,35 @@ class CallPool:
         """The keys whose last call has not come back."""
         return frozenset(self._stuck)
 
-    async def call(self, key: str, work: Callable[[], T], deadline: float | None = None) -> T:
-        """The result of `work`, run on a thread.
+    @property
+    def threads(self) -> int:
+        """Threads that live: those at work, those at rest, and one for each stuck key."""
+        return self._threads
+
+    async def call(
+        self,
+        key: str,
+        work: Callable[[], T],
+        deadline: float | None = None,
+        late: Callable[[T], None] | None = None,
+    ) -> T:
+        """The result of `work`, run on a thread, after earlier calls with the same key.
+
+        `late` is handed, on the thread, a result that comes when nobody waits for it any more.
 
         Raises TimeoutError past the deadline (seconds), and at once while an earlier call with
         the same key is stuck. What `work` raises is raised here.
         """
         if key in self._stuck:
-            raise TimeoutError(f"an earlier call about {key} has not come back")
-        job: _Job[T] = _Job(key, work, self._loop.create_future())
-        self._jobs.put(job)  # type: ignore[arg-type] # its result goes to the job's own future
-        self._flying += 1
-        self._staff()
+            raise _not_back(key)
+        job: _Job[T] = _Job(key, work, late, self._loop.create_future())
+        self._line_up(job)  # type: ignore[arg-type] # its result goes to the job's own future
         try:
             async with asyncio.timeout(self._deadline if deadline is None else deadline):
                 return await job.future
         finally:
-            if job.give_up():
-                self._stuck[key] = self._stuck.get(key, 0) + 1
-                self._staff()
+            if not job.landed:
+                self._give_up(job)  # type: ignore[arg-type]
 
     async def close(self) -> None:
         """Send the threads home; wait a moment for those that can go."""
@@ -68,16 +84,74 @@ class CallPool:
             self._jobs.put(None)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL):
-                while self._threads > sum(self._stuck.values()):
+                while self._threads > len(self._stuck):
                     await self._quiet.wait()
                     self._quiet.clear()
 
-    def _staff(self) -> None:
-        """Start a thread if there is work for it."""
-        limit = min(THREADS + sum(self._stuck.values()), MOST_THREADS)
-        if self._threads < min(limit, self._flying):
+    # Calls with one key stand in line; the first of a line is on the way.
+
+    def _line_up(self, job: "_Job[object]") -> None:
+        line = self._lines.setdefault(job.key, collections.deque())
+        line.append(job)
+        if len(line) == 1:
+            self._dispatch(job)
+
+    def _dispatch(self, job: "_Job[object]") -> None:
+        self._flying += 1
+        self._jobs.put(job)
+        if self._threads - self._leaving < min(self._wanted(), self._flying):
+            self._hire()
+        job.timer = self._loop.call_later(PATIENCE, self._hurry, job)
+
+    def _hurry(self, job: "_Job[object]") -> None:
+        if not job.begun:
+            self._hire()
+
+    def _give_up(self, job: "_Job[object]") -> None:
+        line = self._lines[job.key]
+        if line[0] is not job:
+            line.remove(job)
+        elif job.give_up():
+            self._stuck.add(job.key)
+            while len(line) > 1:
+                line.pop().refuse(_not_back(job.key))
+            self._lend()
+
+    def _landed(self, job: "_Job[object]", given_up: bool) -> None:  # noqa: FBT001 -- a callback
+        self._flying -= 1
+        self._stuck.discard(job.key)
+        if job.settle() and not given_up:
+            # It came back in the very moment in which its caller left.
+            self._line_up(_Job(job.key, job.hand_over, None, self._loop.create_future()))
+        line = self._lines[job.key]
+        line.popleft()
+        if line:
+            self._dispatch(line[0])
+        else:
+            del self._lines[job.key]
+        if not given_up:
+            self._dismiss()
+
+    # Threads come and go.
+
+    def _wanted(self) -> int:
+        return THREADS + len(self._stuck)
+
+    def _lend(self) -> None:
+        """A thread has got stuck: what waits for it gets another."""
+        if self._threads - self._leaving < min(self._wanted(), self._flying):
+            self._hire()
+
+    def _hire(self) -> None:
+        if self._threads < MOST_THREADS:
             self._threads += 1
             threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+
+    def _dismiss(self) -> None:
+        """Send a thread home that was hired while others were slow or stuck."""
+        if self._jobs.empty() and self._threads - self._leaving > self._wanted():
+            self._leaving += 1
+            self._jobs.put(None)
 
     def _serve(self) -> None:
         """A thread's life: until it is sent home or has been given up once."""
@@ -85,19 +159,14 @@ class CallPool:
         while not given_up and (job := self._jobs.get()) is not None:
             given_up = job.run()
             self._tell(self._landed, job, given_up)
-        self._tell(self._gone)
+        self._tell(self._gone, given_up)
 
-    def _landed(self, job: "_Job[object]", given_up: bool) -> None:  # noqa: FBT001 -- a callback
-        self._flying -= 1
-        if given_up:
-            self._stuck[job.key] -= 1
-            self._stuck = {key: count for key, count in self._stuck.items() if count}
-        job.settle()
-
-    def _gone(self) -> None:
+    def _gone(self, given_up: bool) -> None:  # noqa: FBT001 -- a callback
         self._threads -= 1
+        if not given_up:
+            self._leaving = max(0, self._leaving - 1)
         self._quiet.set()
-        self._staff()
+        self._lend()
 
     def _tell(self, callback: Callable[..., None], *args: object) -> None:
         """Call back on the loop; a loop that is gone needs no news."""
@@ -105,15 +174,28 @@ class CallPool:
             self._loop.call_soon_threadsafe(callback, *args)
 
 
+def _not_back(key: str) -> TimeoutError:
+    return TimeoutError(f"an earlier call about {key} has not come back")
+
+
 class _Job(Generic[T]):
     """One call: waiting, begun, done, or given up. The lock orders the two sides."""
 
-    def __init__(self, key: str, work: Callable[[], T], future: "asyncio.Future[T]") -> None:
+    def __init__(
+        self,
+        key: str,
+        work: Callable[[], T],
+        late: Callable[[T], None] | None,
+        future: "asyncio.Future[T]",
+    ) -> None:
         self.key = key
         self.future = future
+        self.timer: asyncio.TimerHandle | None = None
+        self.landed = False
+        self.begun = False
         self._work = work
+        self._late = late
         self._lock = threading.Lock()
-        self._begun = False
         self._ended = False
         self._given_up = False
         self._result: list[T] = []
@@ -124,11 +206,22 @@ class _Job(Generic[T]):
         with self._lock:
             if self._given_up:
                 return False
-            self._begun = True
+            self.begun = True
         try:
             self._result.append(self._work())
         except BaseException as error:  # noqa: BLE001 -- handed on to the caller, whatever it is
             self._error = error
+        given_up = self._end()
+        if given_up:
+            self.hand_over()
+        return given_up
+
+    def hand_over(self) -> None:
+        """On a thread: nobody waits for the result any more."""
+        if self._late is not None and self._result:
+            self._late(self._result[0])
+
+    def _end(self) -> bool:
         with self._lock:
             self._ended = True
             return self._given_up
@@ -137,13 +230,23 @@ class _Job(Generic[T]):
         """On the loop: want it no longer. True when a thread is in it."""
         with self._lock:
             self._given_up = not self._ended
-            return self._begun and not self._ended
+            return self.begun and not self._ended
 
-    def settle(self) -> None:
-        """On the loop: hand over the outcome to a caller who still waits."""
+    def refuse(self, error: TimeoutError) -> None:
+        """On the loop: it will not be done."""
+        self.landed = True
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    def settle(self) -> bool:
+        """On the loop: give the outcome to a caller who still waits. True when nobody took it."""
+        self.landed = True
+        if self.timer is not None:
+            self.timer.cancel()
         if self.future.done():
-            return
+            return self._late is not None and bool(self._result)
         if self._error is not None:
             self.future.set_exception(self._error)
         elif self._result:
             self.future.set_result(self._result[0])
+        return False

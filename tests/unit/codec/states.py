@@ -1,5 +1,6 @@
 """States for tests of the state file: hypothesis strategies, and one that shows every field."""
 
+import dataclasses
 import datetime as dt
 
 from hypothesis import strategies as st
@@ -83,6 +84,11 @@ HEALTHS = st.builds(
     needs_reset=st.booleans(),
     serving=st.booleans(),
     passed_probes=NUMBERS,
+    action=TEXT,
+    runbook=TEXT,
+    needs_reboot=st.booleans(),
+    bouts=NUMBERS,
+    recovered_at=st.none() | MOMENTS,
 )
 STATES = st.builds(
     State,
@@ -149,5 +155,12 @@ def a_full_state() -> State:
         resource="example.com/former",
     )
     ledger = Ledger((row,), (effect,), (plain,))
-    health = a_health(condition=Condition.BAD, cause="xid", text="XID 79", xid=79)
+    health = dataclasses.replace(
+        a_health(condition=Condition.BAD, cause="xid", text="XID 79", xid=79),
+        action="reset",
+        runbook="H-079",
+        needs_reset=True,
+        bouts=2,
+        recovered_at=NOON,
+    )
     return State(3, "boot-1", "machine-1", ledger, {G1: health})

@@ -18,6 +18,7 @@ from tests.unit.codec.states import STATES, a_full_state
 GOLDEN = Path(__file__).parents[2] / "golden" / "state-version-1.json"
 EARLIER = GOLDEN.with_name("state-version-1-without-offers.json")
 UNNAMED = GOLDEN.with_name("state-version-1-without-resources.json")
+UNCOUNTED = GOLDEN.with_name("state-version-1-without-bouts.json")
 
 
 def a_file(data: object, **changes: object) -> bytes:
@@ -76,7 +77,9 @@ def test_a_file_from_before_offers_were_kept_reads_without_them():
         plain=(),
     )
 
-    assert dataclasses.replace(state, ledger=ledger) == decode_state(EARLIER.read_bytes())
+    health = decode_state(UNCOUNTED.read_bytes()).health
+    earlier = dataclasses.replace(state, ledger=ledger, health=health)
+    assert earlier == decode_state(EARLIER.read_bytes())
 
 
 def test_a_file_from_before_names_were_kept_is_of_the_name_that_there_is():
@@ -89,6 +92,19 @@ def test_a_file_from_before_names_were_kept_is_of_the_name_that_there_is():
         dataclasses.replace(row, resource="example.com/vgpu") for row in read.ledger.rows
     )
     assert state.ledger == state.ledger.named("nvidia.com/gpu")
+
+
+def test_a_file_from_before_bouts_were_counted_reads_without_them():
+    (health,) = decode_state(UNCOUNTED.read_bytes()).health.values()
+
+    assert ("xid", 79, "none", "", 0, None) == (
+        health.cause,
+        health.xid,
+        health.action,
+        health.runbook,
+        health.bouts,
+        health.recovered_at,
+    )
 
 
 def test_every_cut_is_noticed():

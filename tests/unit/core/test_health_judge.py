@@ -6,7 +6,8 @@ import pytest
 
 from agent.core.condition import Condition, Health
 from agent.core.events import DriverEvent, EventKind, Probe, ProbeOutcome
-from agent.core.health import XIDS, HealthSettings, XidClass, aged, judge, xid_class
+from agent.core.health import HealthSettings, aged, judge, xid_class
+from agent.core.xids import XIDS, XidClass
 from tests.builders import G1, NOON, a_health
 
 SETTINGS = HealthSettings()
@@ -69,6 +70,36 @@ def test_the_operator_may_reclassify_an_xid():
 
     assert Condition.BAD is judge(OK, xid(13), NOON, settings).condition
     assert OK is judge(OK, xid(79), NOON, settings)
+
+
+def test_an_xid_that_needs_a_reboot_says_so_and_is_not_mended_by_a_reset():
+    struck = after(OK, xid(151))
+    back = after(struck, LOST, PASSED)
+
+    assert (True, True, "reboot") == (struck.needs_reset, struck.needs_reboot, struck.action)
+    assert "reboot the node [H-151]" in struck.text
+    assert (Condition.BAD, True, "reboot") == (back.condition, back.needs_reboot, back.action)
+    assert Condition.BAD is after(back, *[PASSED] * 9, at=86400).condition
+
+
+@pytest.mark.parametrize(
+    ("report", "cause", "action", "runbook"),
+    [
+        (xid(94), "xid", "wait", "H-094"),
+        (xid(32), "xid", "wait", "H-032"),
+        (xid(48), "xid", "reset", "H-048"),
+        (xid(151), "xid", "reboot", "H-151"),
+        (DriverEvent(EventKind.ECC_DOUBLE, G1), "ecc", "reset", "H-ECC"),
+        (LOST, "lost", "reset", "H-LOST"),
+        (FAILED, "probe", "wait", "H-PROBE"),
+        (SILENT, "driver", "inspect", "H-SILENT"),
+    ],
+)
+def test_every_verdict_has_a_cause_an_action_and_a_runbook_id(report, cause, action, runbook):
+    health = after(OK, report)
+
+    assert (cause, action, runbook) == (health.cause, health.action, health.runbook)
+    assert health.text.endswith(f"[{runbook}]")
 
 
 def test_every_row_of_the_table_is_found_by_its_number():
@@ -155,12 +186,24 @@ def test_lost_then_present_takes_the_need_for_a_reset_away_but_not_the_rest():
     assert (Condition.BAD, False, 1) == (back.condition, back.needs_reset, back.passed_probes)
 
 
+def test_an_xid_of_a_lost_gpu_counts_only_if_the_gpu_was_back_already():
+    lost = after(OK, xid(79), LOST)
+    back, echo = after(lost, xid(48), PASSED), after(lost, xid(48), xid(48), LOST, PASSED)
+
+    assert (Condition.BAD, True, "reset") == (back.condition, back.needs_reset, back.action)
+    assert "needs another reset [H-LOST]" in back.text
+    assert (Condition.BAD, False) == (echo.condition, echo.needs_reset)
+    rebooting = after(lost, xid(151), LOST, PASSED)
+    assert (True, "reboot") == (rebooting.needs_reboot, rebooting.action)
+
+
 def test_a_bad_gpu_recovers_after_a_quiet_time_and_enough_passed_probes():
     bad = after(OK, xid(32), at=0)
     twice = after(after(bad, PASSED, at=500), PASSED, at=599)
 
     assert Condition.BAD is twice.condition
-    assert Health(Condition.OK, since=later(600)) == after(twice, PASSED, at=600)
+    well = Health(Condition.OK, since=later(600), bouts=1, recovered_at=later(600))
+    assert well == after(twice, PASSED, at=600)
     assert Condition.BAD is after(bad, PASSED, PASSED, at=601).condition
     assert Condition.OK is after(bad, PASSED, PASSED, PASSED, at=601).condition
 

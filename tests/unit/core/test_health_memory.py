@@ -6,7 +6,8 @@ import datetime as dt
 import pytest
 
 from agent.core.condition import Condition, Health
-from agent.core.health import remembered
+from agent.core.health import HealthSettings, remembered
+from agent.core.xids import XidClass, read_switches
 from tests.builders import NOON
 
 LATER = NOON + dt.timedelta(hours=1)
@@ -50,3 +51,22 @@ def test_a_boot_leaves_a_fault_of_the_hardware_watched(health):
 
 def test_a_boot_gives_a_silent_gpu_a_new_chance():
     assert Condition.OK is remembered(SILENT, LATER, boot_changed=True).condition
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        HealthSettings(xids={48: XidClass.APPLICATION}),
+        HealthSettings(switches=read_switches("48", "")),
+    ],
+)
+def test_what_the_operator_declares_harmless_is_forgotten_and_nothing_else(settings):
+    assert Condition.OK is remembered(RESET, LATER, settings, boot_changed=False).condition
+    assert Condition.BAD is remembered(ECC, LATER, settings, boot_changed=False).condition
+
+
+def test_bouts_are_remembered_over_a_restart_and_not_over_a_boot():
+    flapping = dataclasses.replace(RESET, bouts=3)
+
+    assert 3 == remembered(flapping, LATER, boot_changed=False).bouts
+    assert 0 == remembered(flapping, LATER, boot_changed=True).bouts

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from agent.core.condition import Condition, Health
 from agent.core.events import DriverEvent, EventKind, Probe, ProbeOutcome
-from agent.core.health import XIDS, HealthSettings, XidClass, judge, xid_class
+from agent.core.gpu_signs import GpuSigns, RecoveryAction
+from agent.core.health import HealthSettings, judge, quiet_time, xid_class
+from agent.core.xids import XIDS, XidClass
 from tests.builders import G1, NOON
 
 SETTINGS = HealthSettings()
@@ -19,7 +21,20 @@ xids = st.builds(
     st.sampled_from([*XIDS, 1, 200]),
 )
 others = st.builds(DriverEvent, st.sampled_from([k for k in EventKind if k != "xid"]), st.just(G1))
-probes = st.builds(Probe, st.just(G1), st.sampled_from(ProbeOutcome), st.text(max_size=400))
+signs = st.builds(
+    GpuSigns,
+    rows_pending=st.sampled_from((None, False, True)),
+    rows_failed=st.sampled_from((None, False, False, True)),
+    recovery=st.sampled_from((None, None, *RecoveryAction)),
+)
+probes = st.builds(
+    Probe,
+    st.just(G1),
+    st.sampled_from(ProbeOutcome),
+    st.text(max_size=400),
+    signs,
+    st.sampled_from(("", "", "not supported")),
+)
 steps = st.lists(st.tuples(st.floats(0, 900), st.one_of(xids, others, probes)), max_size=30)
 
 
@@ -42,12 +57,27 @@ def test_a_bad_or_lost_gpu_is_never_served_and_an_ok_or_watched_one_always(moves
 
 
 @given(steps)
-def test_only_lost_then_present_takes_the_need_for_a_reset_away(moves):
+def test_only_being_lost_or_the_driver_takes_the_need_for_a_reset_away(moves):
     for before, report, health in history(moves):
         if before.needs_reset and not health.needs_reset:
-            assert Condition.LOST is before.condition
             assert isinstance(report, Probe)
-            assert ProbeOutcome.PASSED is report.outcome
+            says_none = report.signs.recovery is RecoveryAction.NONE
+            assert Condition.LOST is health.condition or says_none
+
+
+@given(steps)
+def test_nothing_but_a_boot_takes_the_need_for_a_reboot_away(moves):
+    for before, _, health in history(moves):
+        assert health.needs_reboot or not before.needs_reboot
+
+
+@given(steps)
+def test_a_quiet_time_is_between_the_first_and_the_longest_one(moves):
+    for before, report, health in history(moves):
+        assert SETTINGS.quiet <= quiet_time(health, SETTINGS) <= SETTINGS.longest_quiet
+        if before.ill and not health.ill:
+            assert isinstance(report, Probe)
+            assert (health.since - before.since).total_seconds() >= quiet_time(before, SETTINGS)
 
 
 @given(steps)

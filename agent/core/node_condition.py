@@ -1,0 +1,44 @@
+"""The Node's condition GpuDegraded, as it should be."""
+
+import dataclasses
+import datetime as dt
+from typing import Final
+
+from agent.core.inventory import Inventory
+
+GPU_DEGRADED: Final = "GpuDegraded"
+TEXT_LIMIT: Final = 1024
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeCondition:
+    """A condition of the Node, in the sense of node-problem-detector: true is bad."""
+
+    kind: str
+    status: bool
+    reason: str
+    message: str
+    since: dt.datetime
+
+
+def gpu_degraded(inventory: Inventory, now: dt.datetime) -> NodeCondition:
+    """Whether GPUs of this node are not served, and which.
+
+    While some are not, `since` outlives a restart, as their health does.
+    """
+    ill = [gpu for gpu in inventory.gpus if not gpu.serving]
+    if not ill:
+        since = max((gpu.health.since for gpu in inventory.gpus), default=now)
+        count = len(inventory.gpus)
+        text = f"all {count} GPUs are served" if count else "there are no GPUs to share"
+        return NodeCondition(
+            GPU_DEGRADED, status=False, reason="AllServed", message=text, since=since
+        )
+    text = "; ".join(
+        f"GPU {gpu.gpu.index} ({gpu.uuid}) is {gpu.health.condition.value}: "
+        + (gpu.health.text if not gpu.health.serving else "not on the node")
+        for gpu in ill
+    )
+    since = min(gpu.health.since for gpu in ill)
+    text = text[:TEXT_LIMIT]
+    return NodeCondition(GPU_DEGRADED, status=True, reason="NotServed", message=text, since=since)

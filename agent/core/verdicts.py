@@ -1,0 +1,150 @@
+"""Single conclusions about a GPU: how grave each is, and what follows from one after another."""
+
+import dataclasses
+import datetime as dt
+from typing import Final
+
+from agent.core.condition import Action, Cause, Condition, Health
+from agent.core.gpu_signs import GpuSigns, RecoveryAction
+
+REBOOTS: Final = frozenset({RecoveryAction.NODE_REBOOT, RecoveryAction.SYSTEM_REBOOT})
+RESETS: Final = frozenset(
+    {
+        RecoveryAction.GPU_RESET,
+        RecoveryAction.DRAIN_AND_RESET,
+        RecoveryAction.BUS_RESET,
+        RecoveryAction.OTHER,
+    }
+)
+_ORDER: Final = (
+    Condition.OK,
+    Condition.WATCH,
+    Condition.UNMONITORED,
+    Condition.BAD,
+    Condition.LOST,
+)
+
+
+def bad(now: dt.datetime, cause: Cause, told: str, runbook: str) -> Health:
+    """Not served until it rests."""
+    return Health(
+        Condition.BAD,
+        now,
+        cause,
+        f"{told} [{runbook}]",
+        serving=False,
+        action=Action.WAIT,
+        runbook=runbook,
+    )
+
+
+def needing(verdict: Health, *, reboot: bool) -> Health:
+    """The same, and rest is not enough."""
+    action = Action.REBOOT if reboot else Action.RESET
+    return dataclasses.replace(verdict, needs_reset=True, needs_reboot=reboot, action=action)
+
+
+def watched(now: dt.datetime, cause: str, told: str, runbook: str) -> Health:
+    """Served, with a reason to look at it."""
+    text = f"{told} [{runbook}]"
+    return Health(Condition.WATCH, now, cause, text, action=Action.WAIT, runbook=runbook)
+
+
+def silenced(health: Health, now: dt.datetime, cause: Cause, told: str, runbook: str) -> Health:
+    """Nothing, or not everything, is heard of it. The XID of `health` is kept."""
+    return Health(
+        Condition.UNMONITORED,
+        now,
+        cause,
+        f"{told} [{runbook}]",
+        health.xid,
+        action=Action.INSPECT,
+        runbook=runbook,
+    )
+
+
+def relieved(health: Health, signs: GpuSigns) -> Health:
+    """The driver may say that a GPU needs no reset (any more). A boot it cannot talk away."""
+    if signs.recovery is not RecoveryAction.NONE or not health.needs_reset or health.needs_reboot:
+        return health
+    told = health.text.removesuffix(f" [{health.runbook}]")
+    text = f"{told}, but the driver says that none is needed"
+    return dataclasses.replace(
+        health,
+        needs_reset=False,
+        passed_probes=0,
+        action=Action.WAIT,
+        text=f"{text} [{health.runbook}]" if health.runbook else text,
+    )
+
+
+def signed(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
+    """What a GPU says of its memory, and the driver of its need, holds as long as they say it."""
+    found = _sign(signs, now)
+    if found is None:
+        return health
+    if gravity(found) > gravity(health):
+        return dataclasses.replace(found, xid=health.xid)
+    if health.passed_probes and health.cause == found.cause:
+        return dataclasses.replace(health, passed_probes=0)
+    return health
+
+
+def worse(health: Health, verdict: Health) -> Health:
+    """`verdict` if it is graver than what is known, else what is known with its rest begun anew.
+
+    The first cause of a grave state stays: what follows in a storm is mostly its echo. A silent
+    GPU stays silent, so that reports do not stretch the time for which it is served.
+    """
+    if gravity(verdict) > gravity(health):
+        return verdict
+    known = health if health.xid is not None else dataclasses.replace(health, xid=verdict.xid)
+    if health.condition is Condition.LOST and verdict.needs_reset:
+        return struck_while_lost(known, verdict)
+    return known if health.condition is Condition.UNMONITORED else again(known, verdict.since)
+
+
+def struck_while_lost(health: Health, verdict: Health) -> Health:
+    """A lost GPU reported something: an echo, or it was back already and needs another reset.
+
+    The next probe tells: one that still finds it lost says that it was an echo.
+    """
+    reboot = health.needs_reboot or verdict.needs_reboot
+    if health.needs_reset and health.needs_reboot == reboot:
+        return health
+    return dataclasses.replace(health, needs_reset=True, needs_reboot=reboot)
+
+
+def again(health: Health, now: dt.datetime) -> Health:
+    """The same state, its quiet time begun anew; within one second it counts as one report."""
+    if health.condition is Condition.LOST:
+        return health
+    if seconds(health, now) < 1.0 and health.passed_probes == 0:
+        return health
+    return dataclasses.replace(health, since=now, passed_probes=0)
+
+
+def gravity(health: Health) -> int:
+    """How grave it is: the condition, then what it needs."""
+    return 3 * _ORDER.index(health.condition) + health.needs_reset + health.needs_reboot
+
+
+def seconds(health: Health, now: dt.datetime) -> float:
+    """For how long it is so."""
+    return (now - health.since).total_seconds()
+
+
+def _sign(signs: GpuSigns, now: dt.datetime) -> Health | None:
+    if signs.recovery in REBOOTS:
+        told = f"the driver says that it needs a reboot of the node ({signs.recovery})"
+        return needing(bad(now, Cause.ADVICE, told, "H-ADVICE"), reboot=True)
+    if signs.recovery in RESETS:
+        told = f"the driver says that it needs a reset ({signs.recovery})"
+        return needing(bad(now, Cause.ADVICE, told, "H-ADVICE"), reboot=False)
+    if signs.rows_failed:
+        told = "memory rows could not be remapped, for no spare ones are left; replace the GPU"
+        return dataclasses.replace(bad(now, Cause.MEMORY, told, "H-ROWS"), action=Action.REPLACE)
+    if signs.rows_pending or signs.pages_pending:
+        told = "memory rows or pages wait for a reset to be replaced; reset it when it is free"
+        return dataclasses.replace(watched(now, Cause.MEMORY, told, "H-ROWS"), action=Action.RESET)
+    return None

@@ -1,0 +1,110 @@
+"""How the GPUs are joined. Everything here blocks: it runs on the threads of the pool."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+from agent.core.gpu import Gpu, GpuUuid, Link, PciPath
+from agent.host.nvml.facts import bus_id
+from agent.host.nvml.library import (
+    INVALID_ARGUMENT,
+    LINK_TO_SWITCH,
+    MOST_LINKS,
+    P2P_OK,
+    P2P_READ,
+    Handle,
+    NvmlLibrary,
+    code,
+    is_unable,
+    maybe,
+    text_of,
+)
+
+_PATHS: Final = {
+    0: PciPath.SAME_BOARD,
+    10: PciPath.SINGLE_SWITCH,
+    20: PciPath.MULTI_SWITCH,
+    30: PciPath.HOST_BRIDGE,
+    40: PciPath.SAME_CPU,
+    50: PciPath.CROSS_CPU,
+}
+"""NVML's topology levels (nvmlGpuTopologyLevel_t)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LinkRow:
+    """One GPU's side of its links: what leads to each peer, and NVLinks to switches."""
+
+    paths: Mapping[GpuUuid, PciPath]
+    peer_to_peer: Mapping[GpuUuid, bool]
+    nvlinks: Mapping[str, int]
+    """By the PCI bus id of what is at the other end."""
+    to_switches: int
+
+
+def link_row(library: NvmlLibrary, gpu: Gpu, peers: Mapping[GpuUuid, int]) -> LinkRow:
+    """What connects `gpu` to the GPUs at those indexes. Raises NVMLError."""
+    handle = library.nvmlDeviceGetHandleByIndex(gpu.index)
+    paths: dict[GpuUuid, PciPath] = {}
+    peer_to_peer: dict[GpuUuid, bool] = {}
+    for peer, index in peers.items():
+        other = library.nvmlDeviceGetHandleByIndex(index)
+        level = maybe(library, _ancestor(library, handle, other))
+        if level in _PATHS:
+            paths[peer] = _PATHS[level]
+        status = maybe(library, _peer_to_peer(library, handle, other))
+        if status is not None:
+            peer_to_peer[peer] = status == P2P_OK
+    direct: dict[str, int] = {}
+    to_switches = 0
+    for link in _active_links(library, handle):
+        kind = maybe(library, _remote_kind(library, handle, link))
+        if kind == LINK_TO_SWITCH:
+            to_switches += 1
+            continue
+        remote = bus_id(text_of(library.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId))
+        direct[remote] = direct.get(remote, 0) + 1
+    return LinkRow(paths, peer_to_peer, direct, to_switches)
+
+
+def linked(gpu: Gpu, peers: Mapping[GpuUuid, Gpu], rows: Mapping[GpuUuid, LinkRow]) -> Gpu:
+    """`gpu` with its links. Through switches two GPUs share as many as both have."""
+    row = rows.get(gpu.uuid)
+    if row is None:
+        return gpu
+    links = tuple(
+        Link(
+            uuid,
+            row.paths.get(uuid),
+            row.nvlinks.get(peer.pci, 0)
+            + (min(row.to_switches, rows[uuid].to_switches) if uuid in rows else 0),
+            row.peer_to_peer.get(uuid),
+        )
+        for uuid, peer in peers.items()
+        if uuid != gpu.uuid
+    )
+    return dataclasses.replace(gpu, links=links)
+
+
+def _active_links(library: NvmlLibrary, handle: Handle) -> Iterator[int]:
+    """The NVLinks that are up; a GPU without any answers that it does not know the question."""
+    for link in range(MOST_LINKS):
+        try:
+            if library.nvmlDeviceGetNvLinkState(handle, link):
+                yield link
+        except library.NVMLError as error:
+            if is_unable(error) or code(error) == INVALID_ARGUMENT:
+                return
+            raise
+
+
+def _ancestor(library: NvmlLibrary, one: Handle, other: Handle) -> Callable[[], int]:
+    return lambda: library.nvmlDeviceGetTopologyCommonAncestor(one, other)
+
+
+def _peer_to_peer(library: NvmlLibrary, one: Handle, other: Handle) -> Callable[[], int]:
+    return lambda: library.nvmlDeviceGetP2PStatus(one, other, P2P_READ)
+
+
+def _remote_kind(library: NvmlLibrary, handle: Handle, link: int) -> Callable[[], int]:
+    return lambda: library.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)

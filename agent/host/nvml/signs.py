@@ -1,0 +1,137 @@
+"""Questions to a GPU that is known: is it well, how much is it used, by whom.
+
+Everything here blocks: it runs on the threads of the pool.
+"""
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from agent.core.events import Probe, ProbeOutcome
+from agent.core.gpu import GpuUuid
+from agent.core.gpu_signs import GpuProcess, GpuSample, GpuSigns, RecoveryAction
+from agent.core.slices import MIB
+from agent.host.nvml.library import (
+    ECC_CORRECTED,
+    ECC_SINCE_LOAD,
+    ECC_UNCORRECTED,
+    FIELD_RECOVERY_ACTION,
+    GPU_IS_LOST,
+    RESET_REQUIRED,
+    RETIRED_FOR_DOUBLE_BIT,
+    RETIRED_FOR_SINGLE_BIT,
+    Handle,
+    NvmlLibrary,
+    code,
+    driver_wide,
+    maybe,
+    translate,
+)
+
+T = TypeVar("T")
+
+_RECOVERY: Final = {
+    0: RecoveryAction.NONE,
+    1: RecoveryAction.GPU_RESET,
+    2: RecoveryAction.NODE_REBOOT,
+    3: RecoveryAction.DRAIN_P2P,
+    4: RecoveryAction.DRAIN_AND_RESET,
+    5: RecoveryAction.RECOVER_IMEX_DOMAIN,
+    6: RecoveryAction.BUS_RESET,
+    7: RecoveryAction.SYSTEM_REBOOT,
+}
+"""nvmlDeviceGpuRecoveryAction_t."""
+
+_GRAVE: Final = frozenset({GPU_IS_LOST, RESET_REQUIRED})
+
+
+def probe(library: NvmlLibrary, uuid: GpuUuid) -> Probe:
+    """Ask the GPU for a sign of life. Raises DriverError when the driver as a whole fails."""
+    try:
+        handle = library.nvmlDeviceGetHandleByUUID(uuid)
+        maybe(library, lambda: library.nvmlDeviceGetMemoryInfo(handle))
+        signs = signs_of(library, handle)
+    except library.NVMLError as error:
+        whole = driver_wide(error)
+        if whole is not None:
+            raise whole from error
+        lost = getattr(translate(error, uuid), "lost", False)
+        outcome = ProbeOutcome.LOST if lost else ProbeOutcome.FAILED
+        return Probe(uuid, outcome, str(error))
+    if signs.rows_failed:
+        text = "a row of its memory could not be remapped"
+        return Probe(uuid, ProbeOutcome.FAILED, text, signs)
+    return Probe(uuid, ProbeOutcome.PASSED, signs=signs)
+
+
+def signs_of(library: NvmlLibrary, handle: Handle) -> GpuSigns:
+    """What the GPU says of its memory. Raises NVMLError where the GPU or the driver is gone."""
+    rows = _sign(library, lambda: library.nvmlDeviceGetRemappedRows(handle))
+    pending = _sign(library, lambda: library.nvmlDeviceGetRetiredPagesPendingStatus(handle))
+    return GpuSigns(
+        rows_pending=None if rows is None else bool(rows[2]),
+        rows_failed=None if rows is None else bool(rows[3]),
+        rows_remapped=None if rows is None else rows[0] + rows[1],
+        pages_pending=None if pending is None else bool(pending),
+        pages_retired=_sign(library, lambda: _retired(library, handle)),
+        ecc_corrected=_sign(library, lambda: _errors(library, handle, ECC_CORRECTED)),
+        ecc_uncorrected=_sign(library, lambda: _errors(library, handle, ECC_UNCORRECTED)),
+        recovery=_sign(library, lambda: _recovery(library, handle)),
+    )
+
+
+def sample(library: NvmlLibrary, uuid: GpuUuid) -> GpuSample:
+    """How much the GPU is used. Raises NVMLError."""
+    handle = library.nvmlDeviceGetHandleByUUID(uuid)
+    rates = _sign(library, lambda: library.nvmlDeviceGetUtilizationRates(handle))
+    memory = _sign(library, lambda: library.nvmlDeviceGetMemoryInfo(handle))
+    return GpuSample(
+        uuid,
+        gpu_percent=None if rates is None else int(rates.gpu),
+        memory_percent=None if rates is None else int(rates.memory),
+        used_mib=None if memory is None else int(memory.used) // MIB,
+    )
+
+
+def processes(library: NvmlLibrary, uuid: GpuUuid) -> tuple[GpuProcess, ...] | None:
+    """Who uses the GPU; a process with both kinds of context counts once. Raises NVMLError."""
+    handle = library.nvmlDeviceGetHandleByUUID(uuid)
+    compute = _sign(library, lambda: library.nvmlDeviceGetComputeRunningProcesses_v3(handle))
+    graphics = _sign(library, lambda: library.nvmlDeviceGetGraphicsRunningProcesses_v3(handle))
+    if compute is None and graphics is None:
+        return None
+    found: dict[int, GpuProcess] = {}
+    for rows, drawing in ((graphics or (), True), (compute or (), False)):
+        for row in rows:
+            used = None if row.usedGpuMemory is None else int(row.usedGpuMemory) // MIB
+            found[row.pid] = GpuProcess(int(row.pid), used, drawing)
+    return tuple(found[pid] for pid in sorted(found))
+
+
+def _retired(library: NvmlLibrary, handle: Handle) -> int:
+    causes = (RETIRED_FOR_SINGLE_BIT, RETIRED_FOR_DOUBLE_BIT)
+    return sum(len(library.nvmlDeviceGetRetiredPages(handle, cause)) for cause in causes)
+
+
+def _errors(library: NvmlLibrary, handle: Handle, kind: int) -> int:
+    return int(library.nvmlDeviceGetTotalEccErrors(handle, kind, ECC_SINCE_LOAD))
+
+
+def _recovery(library: NvmlLibrary, handle: Handle) -> RecoveryAction | None:
+    """A driver before 570 does not know the field: that is an error of the field alone."""
+    value = library.nvmlDeviceGetFieldValues(handle, [FIELD_RECOVERY_ACTION])[0]
+    if value.nvmlReturn:
+        return None
+    return _RECOVERY.get(int(value.value.uiVal), RecoveryAction.OTHER)
+
+
+def _sign(library: NvmlLibrary, ask: Callable[[], T]) -> T | None:
+    """The answer, or None for one that cannot be had: a side question proves nothing.
+
+    Raises NVMLError for a GPU that is lost or must be reset, and for a driver that is gone.
+    """
+    try:
+        return ask()
+    except library.NVMLError as error:
+        if code(error) in _GRAVE or driver_wide(error) is not None:
+            raise
+        return None

@@ -1,0 +1,79 @@
+"""Settings of single XIDs: the agent's own, and the two variables of HAMi's and NVIDIA's plugin."""
+
+from collections.abc import Mapping
+
+from agent.core.xids import XidClass, XidSwitches, read_switches
+from agent.settings.fields import Field, Kind, WrongValue, number, shown, text, texts
+
+CLASSES = tuple(kind.value for kind in XidClass)
+MOST_XID = 65535
+
+
+def _class_of(item: str) -> tuple[int, XidClass]:
+    xid, _, name = (part.strip() for part in item.partition("="))
+    is_xid = xid.isascii() and xid.isdigit() and len(xid) < 6 and 0 < int(xid) <= MOST_XID
+    if not is_xid or name not in CLASSES:
+        words = ", ".join(CLASSES)
+        raise WrongValue(f"expected XID=CLASS with one of {words}, found {shown(item)}")
+    return int(xid), XidClass(name)
+
+
+def _xid_classes(value: object) -> tuple[str, ...]:
+    found = texts(value)
+    items = found if isinstance(found, tuple) else ()
+    named = [_class_of(item)[0] for item in items]
+    if twice := sorted({xid for xid in named if named.count(xid) > 1}):
+        raise WrongValue(f"XID {twice[0]} has two classes")
+    return items
+
+
+xid_classes = Kind(
+    _xid_classes,
+    {
+        "type": "array",
+        "items": {"type": "string", "pattern": f"^[1-9][0-9]{{0,4}} *= *({'|'.join(CLASSES)})$"},
+    },
+)
+"""A list of texts like `94=fatal`; in variables and flags separated by commas."""
+
+
+def classes_of(items: tuple[str, ...]) -> Mapping[int, XidClass]:
+    """What `health.xids` says, by XID."""
+    return dict(map(_class_of, items))
+
+
+def switches_of(disabled: str, enabled: str) -> XidSwitches:
+    """What `health.disabledXids` and `health.enabledXids` say."""
+    return read_switches(disabled, enabled)
+
+
+XIDS: tuple[Field, ...] = (
+    Field(
+        "health.longestQuietPeriod",
+        7200.0,
+        number(1, 604800),
+        "Seconds to which the quiet period of a GPU grows that keeps falling ill: it doubles each "
+        "time.",
+    ),
+    Field(
+        "health.xids",
+        (),
+        xid_classes,
+        "Classes of XIDs that differ from the agent's table, as 94=fatal: application, contained, "
+        "fatal, needs-reset or needs-reboot.",
+    ),
+    Field(
+        "health.disabledXids",
+        "",
+        text,
+        "XIDs that change nothing, separated by commas; all or xids: no health checks at all.",
+        env=("DP_DISABLE_HEALTHCHECKS",),
+    ),
+    Field(
+        "health.enabledXids",
+        "",
+        text,
+        "XIDs that count although they are an application's, or disabled; all: every one.",
+        env=("DP_ENABLE_HEALTHCHECKS",),
+    ),
+)

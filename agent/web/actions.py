@@ -1,0 +1,90 @@
+"""What may be asked for through the unix socket, and by whom: `POST /api/v1/gpus/GPU:ACTION`."""
+
+import json
+import os
+import re
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Mapping
+
+import structlog
+from aiohttp import web
+
+from agent.core.recheck import Recheck
+
+log = structlog.get_logger(__name__)
+
+API_VERSION = "hami-agent/v1"
+PATH = re.compile(r"/api/v1/gpus/([A-Za-z0-9-]{1,64}):([a-z]{1,32})")
+CREDENTIALS = struct.Struct("3i")
+
+Act = Callable[[str], Awaitable[web.Response]]
+"""Does one action to the GPU of that index or UUID."""
+
+
+class Actions:
+    """Answers POST for root and for the agent's own user, who can do all that the agent can."""
+
+    def __init__(self, acts: Mapping[str, Act]) -> None:
+        self._acts = acts
+
+    async def answer(self, request: web.BaseRequest) -> web.Response:
+        """The action, done; or why not."""
+        found = PATH.fullmatch(request.path)
+        act = self._acts.get(found[2]) if found else None
+        if found is None or act is None:
+            paths = " ".join(f"/api/v1/gpus/GPU:{name}" for name in self._acts)
+            return _text(404, f"No such action. There is: {paths}")
+        uid = _peer_uid(request)
+        if uid not in {0, os.geteuid()}:
+            log.warning("web.action_refused", path=request.path, uid=uid)
+            return _text(403, "Only root may do this.")
+        log.info("web.action", path=request.path, uid=uid)
+        return await act(found[1])
+
+
+def recheck_act(recheck: Callable[[str], Awaitable[Recheck | None]]) -> Act:
+    """`:recheck`: ask the GPU now."""
+
+    async def act(name: str) -> web.Response:
+        found = await recheck(name)
+        if found is None:
+            return _text(404, f"There is no GPU {name} here.")
+        document = {"apiVersion": API_VERSION, "kind": "Recheck", "data": _told(found)}
+        return web.Response(text=json.dumps(document) + "\n", content_type="application/json")
+
+    return act
+
+
+def _told(found: Recheck) -> dict[str, object]:
+    health = found.after
+    return {
+        "gpu": found.index,
+        "uuid": found.uuid,
+        "probe": {"outcome": found.probe.outcome.value, "text": found.probe.text},
+        "was": found.before.condition.value,
+        "condition": health.condition.value,
+        "since": health.since.isoformat(timespec="seconds"),
+        "serving": found.serving,
+        "cause": health.cause,
+        "action": health.action,
+        "runbook": health.runbook,
+        "text": health.text,
+        "missing": list(found.missing),
+    }
+
+
+def _peer_uid(request: web.BaseRequest) -> int | None:
+    """Who called, as the kernel says; None for anything but a unix socket."""
+    transport = request.transport
+    peer = None if transport is None else transport.get_extra_info("socket")
+    if peer is None or peer.family != socket.AF_UNIX:
+        return None
+    _, uid, _ = CREDENTIALS.unpack(
+        peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    )
+    return int(uid)
+
+
+def _text(status: int, text: str) -> web.Response:
+    return web.Response(status=status, text=text + "\n")

@@ -1,0 +1,176 @@
+"""The driver answers nothing for ten minutes: what goes on, what is refused, and the way back.
+
+The first half of the agent is joined as the composition root joins it, over simulated hardware.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import types
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp.test_utils import make_mocked_request
+
+from agent.app.front import Front, Host, join_front
+from agent.app.running import Whole
+from agent.app.watching import Watched
+from agent.core.errors import Gate, Refusal
+from agent.core.state import State
+from agent.core.xids import FELL_OFF_THE_BUS
+from agent.kit.heartbeat import Heartbeat
+from agent.sandbox.hardware import SimulatedHardware
+from agent.sandbox.hardware_file import Description
+from agent.services.state import Recovered
+from agent.settings.plan import Given, Text, make_plan
+from agent.settings.profiles import NodeFacts
+from agent.settings.reading import Reading
+from agent.web.probes import Probes
+from tests.builders import a_gpu
+from tests.fakes.chance import Seeded
+from tests.fakes.clock import LoopClock
+from tests.fakes.disk import MemoryDisk
+from tests.fakes.hardware_driver import HardwareDriver
+from tests.services.allocating import G1, Desk, a_desk, ids, placed
+
+HANG, LIMIT = 600.0, 60.0
+SETTINGS = """
+health: {driverHang: 60}
+paths: {state: /nowhere/state, run: /nowhere/run, kubeletSocket: /nowhere/kubelet.sock}
+"""
+
+
+@dataclasses.dataclass
+class Node:
+    """The agent, its hardware, and what people are told."""
+
+    front: Front
+    hardware: SimulatedHardware
+    desk: Desk
+    probes: Probes
+    told: list[str]
+    pods: int = 0
+
+    async def allocate(self) -> None:
+        """A pod of GPU 0 comes, and the kubelet asks for it. Raises Refusal."""
+        self.pods += 1
+        pod = self.desk.bind(placed(self.pods, f"{G1},NVIDIA,100,1:;"))
+        (asked,) = ids(self.pods)
+        try:
+            await self.desk.service.allocate((asked,), "nvidia.com/gpu")
+        except Refusal:
+            self.desk.witness.forget(pod)
+            self.desk.bury(pod)
+            raise
+        self.desk.witness.admit(pod, main=asked)
+
+    def probed(self) -> tuple[int, str]:
+        """/livez and /readyz, answered in the same instant."""
+        request = make_mocked_request("GET", "/readyz?verbose")
+        assert 200 == self.probes.livez(request).status
+        found = self.probes.readyz(request)
+        assert found.text
+        return found.status, found.text
+
+
+def joined(hardware: SimulatedHardware) -> Front:
+    """The first half, over ports in memory."""
+    reading = Reading(make_plan(Given(own=Text("c.yaml", SETTINGS.encode()))), "node-1")
+    disk = MemoryDisk()
+    adapters = types.SimpleNamespace(
+        driver=HardwareDriver(hardware),
+        clock=LoopClock(),
+        disk=disk,
+        random=Seeded(0),
+        registrar=None,
+        worker=None,
+        hooks=None,
+    )
+    host = Host(
+        "boot", Recovered(State(boot_id="boot", machine_id="machine")), reading, asyncio.Event()
+    )
+    return join_front(reading.settings(NodeFacts()), adapters, host)  # type: ignore[arg-type]
+
+
+@contextlib.asynccontextmanager
+async def a_node() -> AsyncIterator[Node]:
+    """A node of two GPUs that were found."""
+    hardware = SimulatedHardware(Description("570", (a_gpu(index=0), a_gpu(index=1))))
+    front = joined(hardware)
+    watched = Watched(Heartbeat(), whole=Whole(front, plain=True))
+    told: list[str] = []
+
+    async def follow_inventory() -> None:
+        async for inventory in front.facts.inventory.follow():
+            if inventory.generation:
+                desk.inventory.set(inventory)
+
+    async def read_notices() -> None:
+        while True:
+            event = await front.notices.first()
+            told.append(event.reason)
+            front.notices.done(event, "read")
+
+    knowing = front.knowing
+    async with a_desk() as desk, asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(run())
+            for run in (
+                *(watched.heartbeat.run, front.state.run, knowing.listing.run),
+                *(knowing.discovery.run, knowing.health.run, knowing.gpu_events.run),
+                *(follow_inventory, read_notices),
+            )
+        ]
+        await front.facts.slices.until(lambda listed: len(listed.groups) == 2)
+        probes = Probes(heartbeat_age=watched.heartbeat.age, checks=watched.checks)
+        yield Node(front, hardware, desk, probes, told)
+        for task in tasks:
+            task.cancel()
+
+
+def healthy(node: Node) -> list[bool]:
+    return [group.healthy for group in node.front.facts.slices.value.groups]
+
+
+async def test_a_driver_that_hangs_for_ten_minutes_stops_allocations_after_the_limit_and_no_probe():
+    async with a_node() as node:
+        await node.allocate()
+        node.hardware.hang(HANG)
+        began = asyncio.get_running_loop().time()
+        served_until = 0.0
+        while (passed := asyncio.get_running_loop().time() - began) < HANG - 5:
+            node.probed()
+            if all(healthy(node)):
+                served_until = passed
+                await node.allocate()
+            else:
+                with pytest.raises(Refusal) as refused:
+                    await node.allocate()
+                assert (Gate.DRIVER_UNRESPONSIVE, True) == (
+                    refused.value.gate,
+                    refused.value.transient,
+                )
+                assert "the driver has not answered for its GPU 0" in refused.value.sentence
+                assert [False, False] == healthy(node)
+            await asyncio.sleep(5)
+
+        # The hang shows at the next round of probes, at most 12 s after it began.
+        assert LIMIT <= served_until + 5 <= LIMIT + 17
+        assert ["GpuDriverUnresponsive", "GpuUnhealthy"] == node.told
+        assert "gpu_health degraded: GPU 0 is unmonitored: does not answer" in node.probed()[1]
+
+        await asyncio.sleep(5 + 15)
+        assert [True, True] == healthy(node)
+        await node.allocate()
+        assert "GpuRecovered" == node.told[-1]
+        assert "gpu_health ok" in node.probed()[1]
+
+
+async def test_what_a_hung_driver_had_to_report_is_heard_when_it_is_back():
+    async with a_node() as node:
+        node.hardware.hang(HANG)
+        node.hardware.xid("1", FELL_OFF_THE_BUS)
+        await asyncio.sleep(HANG + 15)
+
+        assert [True, False] == healthy(node)
+        await node.allocate()

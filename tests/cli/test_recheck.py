@@ -1,0 +1,121 @@
+"""`hami-agent recheck`: what is asked, what is shown, exit codes."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+
+import pytest
+import structlog
+from aiohttp import web
+
+from agent.cli import recheck
+from agent.web.actions import Actions
+from agent.web.server import Listeners, WebServer
+
+pytestmark = pytest.mark.looptime(False)
+
+DATA = {
+    "gpu": 3,
+    "uuid": "GPU-3",
+    "probe": {"outcome": "passed", "text": ""},
+    "was": "bad",
+    "condition": "bad",
+    "since": "2026-09-01T12:00:00+00:00",
+    "serving": False,
+    "cause": "xid",
+    "action": "reset",
+    "runbook": "H-048",
+    "text": "XID 48: double-bit ECC error [H-048]",
+    "missing": ["a reset of the GPU", "2 passed probes more"],
+}
+
+
+class Told(Actions):
+    """Stands for the agent's actions: answers every POST alike."""
+
+    def __init__(self, status, text):
+        super().__init__({})
+        self.status, self.text = status, text
+        self.asked = []
+
+    async def answer(self, request):
+        self.asked.append(request.path)
+        return web.Response(status=self.status, text=self.text)
+
+
+@contextlib.asynccontextmanager
+async def an_agent(path, status=200, **changes):
+    text = json.dumps({"apiVersion": "hami-agent/v1", "kind": "Recheck", "data": DATA | changes})
+    told = Told(status, changes.get("raw", text))
+    with structlog.testing.capture_logs():
+        async with WebServer(Listeners(port=None, socket_path=path), {}, told):
+            yield told
+
+
+async def run(*argv):
+    parser = argparse.ArgumentParser(prog="hami-agent")
+    recheck.add_parser(parser.add_subparsers(dest="verb"))
+    args = parser.parse_args(["recheck", *map(str, argv)])
+    return await asyncio.to_thread(recheck.main, args, {})
+
+
+async def test_a_gpu_that_is_not_served_is_a_problem_and_what_is_missing_is_said(tmp_path, capsys):
+    path = tmp_path / "s.sock"
+    async with an_agent(path) as agent:
+        code = await run("3", "--socket", path)
+
+    assert (1, ["/api/v1/gpus/3:recheck"]) == (code, agent.asked)
+    assert (
+        "GPU 3 (GPU-3): it answered\n"
+        "bad since 2026-09-01T12:00:00+00:00, not served\n"
+        "XID 48: double-bit ECC error [H-048]\n"
+        "missing: a reset of the GPU\n"
+        "missing: 2 passed probes more\n"
+    ) == capsys.readouterr().out
+
+
+async def test_a_gpu_that_is_served_is_no_problem(tmp_path, capsys):
+    path = tmp_path / "s.sock"
+    probe = {"outcome": "silent", "text": "no answer within 2 s"}
+    async with an_agent(
+        path, serving=True, condition="ok", text="", missing=[], probe=probe
+    ) as agent:
+        code = await run("a/b", "--socket", path)
+
+    assert (0, ["/api/v1/gpus/a/b:recheck"]) == (code, agent.asked)
+    assert (
+        "GPU 3 (GPU-3): it did not answer (no answer within 2 s)\n"
+        "ok since 2026-09-01T12:00:00+00:00, served\n"
+    ) == capsys.readouterr().out
+
+
+async def test_json_says_where_it_is_from(tmp_path, capsys):
+    path = tmp_path / "s.sock"
+    async with an_agent(path):
+        assert 1 == await run("3", "--socket", path, "-o", "json")
+
+    document = json.loads(capsys.readouterr().out)
+    assert ("hami-agent/v1", "Recheck", str(path), DATA) == (
+        document["apiVersion"],
+        document["kind"],
+        document["source"],
+        document["data"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "raw", "code"),
+    [(404, "There is no GPU 9 here.", 4), (403, "Only root may do this.", 1), (200, "{}", 3)],
+)
+async def test_what_went_wrong_is_said_and_has_its_exit_code(tmp_path, capsys, status, raw, code):
+    path = tmp_path / "s.sock"
+    async with an_agent(path, status, raw=raw):
+        assert code == await run("9", "--socket", path)
+
+    assert "hami-agent recheck: " in capsys.readouterr().err
+
+
+async def test_nobody_at_the_socket_is_unreachable(tmp_path, capsys):
+    assert 3 == await run("0", "--socket", tmp_path / "none.sock")
+    assert "is the agent running" in capsys.readouterr().err

@@ -1,0 +1,122 @@
+"""A real GPU, where there is one: what it says of itself, a long watch, and the same GPU after it.
+
+What it says is printed, so that it can be kept: `make test-gpu WATCH=300`.
+"""
+
+import asyncio
+import dataclasses
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+
+import pytest
+
+from agent.core.errors import GpuError
+from agent.core.events import DriverEvent, ProbeOutcome
+from agent.core.gpu import Scan
+from agent.host.nvml.driver import NvmlDriver
+from tests.contract.real_driver import open_real_driver
+
+pytestmark = [pytest.mark.gpu, pytest.mark.looptime(False), pytest.mark.timeout(24 * 3600)]
+
+SAMPLE_PERIOD = 1.0
+PROBE_PERIOD = 10.0
+
+
+@dataclasses.dataclass
+class Watched:
+    """What a watch has seen; everything but `events` in numbers."""
+
+    samples: int = 0
+    probes: int = 0
+    scans: int = 0
+    events: list[DriverEvent] = dataclasses.field(default_factory=list)
+    failures: list[str] = dataclasses.field(default_factory=list)
+    slowest: float = 0.0
+
+
+def lines_of(value: object) -> Iterator[str]:
+    """The fields of a value, one a line."""
+    for field in dataclasses.fields(value):  # type: ignore[arg-type] # every value here is one
+        yield f"    {field.name}: {getattr(value, field.name)!r}"
+
+
+def say(lines: Iterable[str]) -> None:
+    """Print them, in the middle of a test's output."""
+    sys.stdout.write("\n".join(["", *lines, ""]))
+
+
+async def description(driver: NvmlDriver, scan: Scan) -> list[str]:
+    """Everything that the driver says, for people."""
+    lines = [f"driver {scan.driver_version}, library {scan.library_version}"]
+    lines += [f"fault: {fault}" for fault in scan.faults]
+    for gpu in scan.gpus:
+        probe = await driver.probe(gpu.uuid)
+        lines += [f"GPU {gpu.index}", *lines_of(gpu), *lines_of(probe.signs)]
+        lines += lines_of(await driver.sample(gpu.uuid))
+        lines.append(f"    processes: {await driver.processes(gpu.uuid)!r}")
+    return lines
+
+
+async def watch(driver: NvmlDriver, scan: Scan, seconds: float) -> Watched:
+    """Listen, sample and probe as the agent does, for so long."""
+    seen, loop = Watched(), asyncio.get_running_loop()
+    end = loop.time() + seconds
+
+    async def listen() -> None:
+        async for event in driver.events():
+            seen.events.append(event)
+
+    async with asyncio.TaskGroup() as tasks:
+        listening = tasks.create_task(listen())
+        next_probe = loop.time()
+        while loop.time() < end:
+            begun = loop.time()
+            await _sample(driver, scan, seen)
+            if begun >= next_probe:
+                next_probe = begun + PROBE_PERIOD
+                await _probe(driver, scan, seen)
+            seen.slowest = max(seen.slowest, loop.time() - begun)
+            await asyncio.sleep(SAMPLE_PERIOD)
+        listening.cancel()
+    return seen
+
+
+async def _sample(driver: NvmlDriver, scan: Scan, seen: Watched) -> None:
+    for gpu in scan.gpus:
+        try:
+            await driver.sample(gpu.uuid)
+        except GpuError as error:
+            seen.failures.append(str(error))
+        seen.samples += 1
+
+
+async def _probe(driver: NvmlDriver, scan: Scan, seen: Watched) -> None:
+    for gpu in scan.gpus:
+        probe = await driver.probe(gpu.uuid)
+        if probe.outcome is not ProbeOutcome.PASSED:
+            seen.failures.append(f"{gpu.uuid}: {probe.outcome}: {probe.text}")
+        if probe.unmonitored:
+            seen.failures.append(f"{gpu.uuid} is unmonitored: {probe.unmonitored}")
+        seen.probes += 1
+    seen.scans += 1
+    if (await driver.scan()).gpus != scan.gpus:
+        seen.failures.append("a scan found other GPUs than before")
+
+
+async def test_a_gpu_says_what_it_is_and_stays_the_same_through_a_watch(request, capsys):
+    seconds = float(request.config.getoption("--gpu-watch"))
+    async with open_real_driver() as (driver, scan):
+        with capsys.disabled():
+            say(await description(driver, scan))
+        seen = await watch(driver, scan, seconds)
+        after = await driver.scan()
+        threads = [thread.name for thread in threading.enumerate() if "nvml" in thread.name]
+        with capsys.disabled():
+            say([f"watched for {seconds:g} s:", *lines_of(seen)])
+
+    assert [] == seen.failures
+    assert scan == after
+    assert {"nvml"} >= set(threads)
+    async with open_real_driver() as (_, again):
+        assert scan == again

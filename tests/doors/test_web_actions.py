@@ -1,0 +1,93 @@
+"""Actions through the unix socket: for root and the agent's own user, and only there."""
+
+import os
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from agent.core.condition import Condition
+from agent.core.events import Probe, ProbeOutcome
+from agent.core.recheck import Recheck
+from agent.web import actions
+from agent.web.actions import Actions, recheck_act
+from agent.web.server import Listeners, WebServer
+from tests.builders import G1, a_health
+
+pytestmark = pytest.mark.looptime(False)
+
+ILL = a_health(condition=Condition.BAD, cause="xid", text="XID 48 [H-048]")
+
+
+async def recheck(name):
+    if name not in {"0", G1}:
+        return None
+    probe = Probe(G1, ProbeOutcome.PASSED)
+    return Recheck(G1, 0, probe, a_health(), ILL, serving=False, missing=("a reset",))
+
+
+async def post(tmp_path, path, method="POST"):
+    socket = tmp_path / "api.sock"
+    served = Actions({"recheck": recheck_act(recheck)})
+    pages = {"/livez": lambda _: web.Response(text="ok")}
+    connector = aiohttp.UnixConnector(str(socket))
+    async with (
+        WebServer(Listeners(port=None, socket_path=socket), pages, served),
+        aiohttp.ClientSession("http://agent", connector=connector) as client,
+        client.request(method, path) as answer,
+    ):
+        return answer.status, await answer.text(), answer.headers["Content-Type"]
+
+
+@pytest.mark.parametrize("name", ["0", G1])
+async def test_a_gpu_is_asked_by_index_or_uuid(tmp_path, name):
+    status, text, kind = await post(tmp_path, f"/api/v1/gpus/{name}:recheck")
+
+    assert 200 == status
+    assert kind.startswith("application/json")
+    for words in ('"Recheck"', '"bad"', '"serving": false', '"a reset"', '"passed"', '"ok"'):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/api/v1/gpus/9:recheck", "There is no GPU 9 here."),
+        ("/api/v1/gpus/0:explode", "No such action. There is: /api/v1/gpus/GPU:recheck"),
+        ("/api/v1/gpus/..%2F:recheck", "No such action"),
+        ("/livez", "No such action"),
+    ],
+)
+async def test_what_is_not_there_is_not_found(tmp_path, path, words):
+    status, text, _ = await post(tmp_path, path)
+
+    assert 404 == status
+    assert words in text
+
+
+async def test_pages_are_served_beside_actions(tmp_path):
+    assert (200, "ok") == (await post(tmp_path, "/livez", "GET"))[:2]
+    assert 405 == (await post(tmp_path, "/livez", "PUT"))[0]
+
+
+async def test_somebody_else_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(actions, "_peer_uid", lambda _: os.geteuid() + 1)
+
+    assert 403 == (await post(tmp_path, "/api/v1/gpus/0:recheck"))[0]
+
+
+async def test_there_are_no_actions_over_tcp():
+    served = Actions({"recheck": recheck_act(recheck)})
+    async with (
+        WebServer(Listeners("127.0.0.1", 0), {}, served) as server,
+        aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as client,
+        client.post("/api/v1/gpus/0:recheck") as answer,
+    ):
+        assert 404 == answer.status
+
+
+async def test_a_caller_who_has_gone_is_nobody():
+    class Request:
+        transport = None
+
+    assert actions._peer_uid(Request()) is None  # type: ignore[arg-type]

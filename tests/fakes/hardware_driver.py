@@ -1,0 +1,37 @@
+"""The driver port over simulated hardware in this loop, without a socket: on virtual time."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from agent.core.events import DriverEvent, Probe
+from agent.core.gpu import GpuUuid, Scan
+from agent.sandbox.hardware import SimulatedHardware
+from tests.fakes.driver import ScriptedDriver
+
+
+class HardwareDriver(ScriptedDriver):
+    """Answers what the hardware says, as soon as it does not hang."""
+
+    def __init__(self, hardware: SimulatedHardware) -> None:
+        super().__init__()
+        self.hardware = hardware
+
+    async def scan(self) -> Scan:
+        await self._awake()
+        return self.hardware.scan()
+
+    async def probe(self, uuid: GpuUuid) -> Probe:
+        self.probes.append(uuid)
+        await self._awake()
+        return self.hardware.probe(uuid)
+
+    async def events(self) -> AsyncIterator[DriverEvent]:
+        self.streams += 1
+        cursor = self.hardware.subscribe()
+        while True:
+            for event in await cursor.next():
+                yield event
+
+    async def _awake(self) -> None:
+        while left := self.hardware.hanging:  # noqa: ASYNC110 -- it may be made to hang for longer
+            await asyncio.sleep(left)

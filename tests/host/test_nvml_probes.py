@@ -1,0 +1,99 @@
+"""Probes through NVML: one GPU's silence, loss or failure is never another's."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from agent.core.errors import DriverError
+from agent.core.events import ProbeOutcome
+from agent.core.gpu import GpuUuid
+from agent.host.nvml.driver import NvmlDriver
+from tests.fakes.nvml import FakeGpu, FakeNvml
+
+pytestmark = pytest.mark.looptime(False)
+
+G0, G1 = GpuUuid("GPU-0"), GpuUuid("GPU-1")
+
+
+@pytest.fixture
+def library() -> FakeNvml:
+    return FakeNvml([FakeGpu("GPU-0"), FakeGpu("GPU-1")])
+
+
+@pytest.fixture
+async def driver(library: FakeNvml, tmp_path: Path):
+    driver = NvmlDriver(library, sys_root=tmp_path, deadline=0.3)
+    yield driver
+    library.release()
+    await driver.close()
+
+
+@pytest.mark.parametrize(
+    ("call", "code", "outcome"),
+    [
+        ("nvmlDeviceGetMemoryInfo", 15, ProbeOutcome.LOST),
+        ("nvmlDeviceGetHandleByUUID", 28, ProbeOutcome.LOST),
+        ("nvmlDeviceGetMemoryInfo", 999, ProbeOutcome.FAILED),
+        ("nvmlDeviceGetMemoryInfo", 16, ProbeOutcome.FAILED),
+        ("nvmlDeviceGetMemoryInfo", 3, ProbeOutcome.PASSED),
+        ("nvmlDeviceGetRemappedRows", 13, ProbeOutcome.PASSED),
+    ],
+)
+async def test_a_probe_says_how_the_gpu_answers(driver, library, call, code, outcome):
+    library.failures[call, 1] = code
+
+    assert (ProbeOutcome.PASSED, outcome) == (
+        (await driver.probe(G0)).outcome,
+        (await driver.probe(G1)).outcome,
+    )
+
+
+async def test_a_gpu_that_is_not_there_is_lost(driver):
+    assert ProbeOutcome.LOST is (await driver.probe(GpuUuid("GPU-none"))).outcome
+
+
+async def test_a_row_that_could_not_be_remapped_fails_the_probe(driver, library):
+    library.gpus[0].rows_failed = 1
+    probe = await driver.probe(G0)
+
+    assert ProbeOutcome.FAILED is probe.outcome
+    assert "remapped" in probe.text
+
+
+async def test_a_gpu_that_does_not_answer_is_silent_and_the_others_are_not(driver, library):
+    library.hanging.add(("*", 1))
+
+    assert ProbeOutcome.SILENT is (await driver.probe(G1)).outcome
+    assert ProbeOutcome.PASSED is (await driver.probe(G0)).outcome
+    assert "has not come back" in (await driver.probe(G1)).text
+
+
+async def test_a_probe_of_a_driver_that_is_gone_says_so(driver, library):
+    await driver.probe(G0)
+    library.failures["nvmlDeviceGetHandleByUUID", None] = 9
+    with pytest.raises(DriverError, match="kernel module is not loaded"):
+        await driver.probe(G0)
+
+
+async def test_a_late_answer_of_a_session_that_is_over_does_not_end_the_next(driver, library):
+    await driver.probe(G0)
+    library.failures["nvmlDeviceGetHandleByUUID", None] = 1
+    library.hanging.add(("nvmlDeviceGetHandleByUUID", 1))
+
+    async def late() -> None:
+        with pytest.raises(DriverError, match="session"):
+            await driver.probe(G1)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(late())
+        await asyncio.sleep(0.05)
+        with pytest.raises(DriverError, match="session"):
+            await driver.probe(G0)
+        del library.failures["nvmlDeviceGetHandleByUUID", None]
+        await driver.probe(G0)
+        library.failures["nvmlDeviceGetHandleByUUID", 1] = 1
+        library.release()
+
+    assert ProbeOutcome.PASSED is (await driver.probe(G0)).outcome
+    assert 2 == library.calls["nvmlInit"]

@@ -1,0 +1,173 @@
+"""Signs, samples and processes of a known GPU: what cannot be told is None, never a failure."""
+
+from pathlib import Path
+
+import pytest
+
+from agent.core.errors import DriverError, GpuError
+from agent.core.events import ProbeOutcome
+from agent.core.gpu import GpuUuid
+from agent.core.gpu_signs import GpuProcess, GpuSample, GpuSigns, RecoveryAction
+from agent.host.nvml.driver import NvmlDriver
+from tests.fakes.nvml import FakeGpu, FakeNvml
+
+pytestmark = pytest.mark.looptime(False)
+
+G0, G1 = GpuUuid("GPU-0"), GpuUuid("GPU-1")
+MIB = 1024 * 1024
+SIDE_QUESTIONS = {
+    "nvmlDeviceGetRemappedRows": ("rows_pending", "rows_failed", "rows_remapped"),
+    "nvmlDeviceGetRetiredPagesPendingStatus": ("pages_pending",),
+    "nvmlDeviceGetRetiredPages": ("pages_retired",),
+    "nvmlDeviceGetTotalEccErrors": ("ecc_corrected", "ecc_uncorrected"),
+    "nvmlDeviceGetFieldValues": ("recovery",),
+}
+
+
+@pytest.fixture
+def library() -> FakeNvml:
+    return FakeNvml([FakeGpu("GPU-0"), FakeGpu("GPU-1")])
+
+
+@pytest.fixture
+async def driver(library: FakeNvml, tmp_path: Path):
+    driver = NvmlDriver(library, sys_root=tmp_path, deadline=0.3)
+    yield driver
+    library.release()
+    await driver.close()
+
+
+async def test_a_probe_brings_all_signs_in_one_value(driver, library):
+    gpu = library.gpus[0]
+    gpu.rows, gpu.pages, gpu.pages_pending = (3, 1, 1), (2, 5), 1
+    gpu.ecc, gpu.recovery = (17, 2), 1
+
+    assert (
+        GpuSigns(
+            rows_pending=True,
+            rows_failed=False,
+            rows_remapped=4,
+            pages_pending=True,
+            pages_retired=7,
+            ecc_corrected=17,
+            ecc_uncorrected=2,
+            recovery=RecoveryAction.GPU_RESET,
+        )
+        == (await driver.probe(G0)).signs
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "action"),
+    [
+        (0, RecoveryAction.NONE),
+        (2, RecoveryAction.NODE_REBOOT),
+        (3, RecoveryAction.DRAIN_P2P),
+        (4, RecoveryAction.DRAIN_AND_RESET),
+        (7, RecoveryAction.SYSTEM_REBOOT),
+        (99, RecoveryAction.OTHER),
+        (None, None),
+    ],
+)
+async def test_the_drivers_advice_is_named_and_an_unknown_one_is_not_none(
+    driver, library, number, action
+):
+    library.gpus[0].recovery = number
+
+    assert action == (await driver.probe(G0)).signs.recovery
+
+
+@pytest.mark.parametrize("code", [2, 3, 4, 13, 999])
+@pytest.mark.parametrize("call", SIDE_QUESTIONS)
+async def test_a_side_question_that_fails_leaves_its_signs_open_and_fails_no_probe(
+    driver, library, call, code
+):
+    library.failures[call, 0] = code
+    probe = await driver.probe(G0)
+
+    assert ProbeOutcome.PASSED is probe.outcome
+    assert {None} == {getattr(probe.signs, name) for name in SIDE_QUESTIONS[call]}
+    others = set(sum(SIDE_QUESTIONS.values(), ())) - {*SIDE_QUESTIONS[call]}
+    assert None not in {getattr(probe.signs, name) for name in others}
+
+
+@pytest.mark.parametrize(("code", "outcome"), [(15, ProbeOutcome.LOST), (16, ProbeOutcome.FAILED)])
+@pytest.mark.parametrize("call", SIDE_QUESTIONS)
+async def test_a_side_question_that_finds_the_gpu_gone_fails_the_probe(
+    driver, library, call, code, outcome
+):
+    library.failures[call, 0] = code
+
+    assert outcome is (await driver.probe(G0)).outcome
+    assert ProbeOutcome.PASSED is (await driver.probe(G1)).outcome
+
+
+async def test_a_sample_tells_use_and_memory(driver, library):
+    library.gpus[1].percent, library.gpus[1].used = (93, 41), 7000 * MIB
+
+    assert GpuSample(G1, 93, 41, 7000) == await driver.sample(G1)
+
+
+async def test_a_sample_of_what_cannot_be_told_is_none(driver, library):
+    library.failures["nvmlDeviceGetUtilizationRates", 0] = 3
+    library.failures["nvmlDeviceGetMemoryInfo", 0] = 3
+
+    assert GpuSample(G0) == await driver.sample(G0)
+
+
+async def test_processes_are_listed_once_whatever_contexts_they_have(driver, library):
+    library.gpus[0].compute = [(31, 512 * MIB), (7, None)]
+    library.gpus[0].graphics = [(31, 512 * MIB), (9, 3 * MIB)]
+
+    assert (
+        GpuProcess(7),
+        GpuProcess(9, 3, graphics=True),
+        GpuProcess(31, 512),
+    ) == await driver.processes(G0)
+    assert () == await driver.processes(G1)
+
+
+async def test_processes_that_may_not_be_seen_are_unknown_and_the_session_goes_on(driver, library):
+    for call in (
+        "nvmlDeviceGetComputeRunningProcesses_v3",
+        "nvmlDeviceGetGraphicsRunningProcesses_v3",
+    ):
+        library.failures[call, 0] = 4
+
+    assert None is await driver.processes(G0)
+    assert () == await driver.processes(G1)
+    assert 1 == library.calls["nvmlInit"]
+
+
+@pytest.mark.parametrize("question", ["sample", "processes"])
+async def test_a_gpu_that_does_not_answer_is_named_and_the_other_answers(driver, library, question):
+    library.hanging.add(("*", 0))
+    with pytest.raises(GpuError, match="GPU GPU-0: no answer in time") as caught:
+        await getattr(driver, question)(G0)
+    assert not caught.value.lost
+    with pytest.raises(GpuError, match="an earlier call about GPU-0 has not come back"):
+        await getattr(driver, question)(G0)
+
+    assert (await getattr(driver, question)(G1)) is not None
+
+
+@pytest.mark.parametrize(("code", "lost"), [(15, True), (28, True), (999, False)])
+async def test_an_error_of_one_gpu_is_ours_and_names_it(driver, library, code, lost):
+    library.failures["nvmlDeviceGetHandleByUUID", 0] = code
+    with pytest.raises(GpuError, match="GPU GPU-0: ") as caught:
+        await driver.sample(G0)
+
+    assert ("GPU-0", lost) == (caught.value.gpu, caught.value.lost)
+
+
+async def test_an_error_of_the_driver_ends_the_session_and_the_next_question_begins_one(
+    driver, library
+):
+    await driver.sample(G0)
+    library.failures["nvmlDeviceGetHandleByUUID", None] = 1
+    with pytest.raises(DriverError, match="session"):
+        await driver.sample(G0)
+    library.failures.clear()
+
+    assert GpuSample(G0, 0, 0, 0) == await driver.sample(G0)
+    assert (2, 1) == (library.calls["nvmlInit"], library.open)

@@ -1,0 +1,211 @@
+"""Threads for calls that may hang: one each, replaced, bounded, and gone when they come back."""
+
+import asyncio
+import contextlib
+import threading
+
+import pytest
+
+from agent.host.nvml import threads
+from agent.host.nvml.threads import MOST_THREADS, THREADS, CallPool
+
+pytestmark = pytest.mark.looptime(False)
+
+DEADLINE = 0.3
+
+
+class Stuck:
+    """Work that does not come back until it is let go."""
+
+    def __init__(self) -> None:
+        self.entered = 0
+        self._gone = threading.Event()
+
+    def __call__(self) -> str:
+        self.entered += 1
+        self._gone.wait()
+        return "late"
+
+    def let_go(self) -> None:
+        self._gone.set()
+
+
+@pytest.fixture
+async def stuck():
+    work = Stuck()
+    yield work
+    work.let_go()
+
+
+@pytest.fixture
+async def pool(stuck):
+    pool = CallPool("tried", DEADLINE)
+    yield pool
+    stuck.let_go()
+    await pool.close()
+
+
+def alive() -> int:
+    return sum(thread.name == "tried" for thread in threading.enumerate())
+
+
+async def settles(holds) -> None:
+    """Until it holds, for a while: nothing tells when a thread ends."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + 5
+    while not holds():
+        assert loop.time() < end
+        await asyncio.sleep(0.01)
+
+
+async def hang(pool: CallPool, work: Stuck, *keys: str) -> None:
+    """Have calls with those keys given up, all at once."""
+
+    async def call(key: str) -> None:
+        with contextlib.suppress(TimeoutError):
+            await pool.call(key, work)
+
+    async with asyncio.TaskGroup() as tasks:
+        for key in keys:
+            tasks.create_task(call(key))
+
+
+async def test_results_and_errors_come_back_to_the_caller(pool):
+    assert 7 == await pool.call("a", lambda: 7)
+    with pytest.raises(ZeroDivisionError):
+        await pool.call("a", lambda: 1 // 0)
+
+
+async def test_more_keys_hang_at_once_than_there_are_threads_and_the_others_are_answered_in_time(
+    pool, stuck
+):
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(hang(pool, stuck, *(f"bad {n}" for n in range(2 * THREADS))))
+        await settles(lambda: stuck.entered >= THREADS)
+        answers = [tasks.create_task(pool.call(f"good {n}", str)) for n in range(8)]
+
+    assert [""] * 8 == [task.result() for task in answers]
+    assert 2 * THREADS == len(pool.stuck)
+
+
+async def test_a_key_holds_one_thread_whatever_is_asked_about_it(pool, stuck):
+    await hang(pool, stuck, *["a"] * 10)
+
+    assert (1, {"a"}) == (stuck.entered, pool.stuck)
+    with pytest.raises(TimeoutError, match="an earlier call about a has not come back"):
+        await pool.call("a", lambda: 1)
+    assert 1 == await pool.call("b", lambda: 1)
+
+
+async def test_a_late_result_is_handed_over_and_one_in_time_is_not(pool, stuck):
+    late: list[str] = []
+    with pytest.raises(TimeoutError):
+        await pool.call("a", stuck, late=late.append)
+    assert "in time" == await pool.call("b", lambda: "in time", late=late.append)
+    stuck.let_go()
+    await settles(lambda: not pool.stuck)
+
+    assert ["late"] == late
+
+
+async def test_a_result_that_comes_just_as_its_caller_leaves_is_handed_over(pool):
+    late: list[str] = []
+    back = threading.Event()
+
+    def work() -> str:
+        back.set()
+        return "taken by nobody"
+
+    async with asyncio.TaskGroup() as tasks:
+        call = tasks.create_task(pool.call("a", work, late=late.append))
+        await asyncio.sleep(0)
+        back.wait()
+        threading.Event().wait(0.05)  # the loop is held: the thread is back, and nobody knows
+        call.cancel()
+    await settles(lambda: bool(late))
+
+    assert ["taken by nobody"] == late
+    assert 1 == await pool.call("a", lambda: 1)
+
+
+async def test_calls_with_one_key_run_one_after_the_other(pool):
+    running, most = 0, 0
+    lock = threading.Lock()
+
+    def work() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        threading.Event().wait(0.01)
+        with lock:
+            running -= 1
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(8):
+            tasks.create_task(pool.call("a", work))
+
+    assert 1 == most
+
+
+async def test_a_call_that_is_given_up_in_the_line_is_never_made(pool, stuck):
+    made: list[str] = []
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(hang(pool, stuck, "a"))
+        await settles(lambda: stuck.entered == 1)
+        with pytest.raises(TimeoutError):
+            await pool.call("a", lambda: made.append("made"), 0.01)
+    stuck.let_go()
+    await settles(lambda: not pool.stuck)
+
+    assert "again" == await pool.call("a", lambda: "again")
+    assert [] == made
+
+
+async def test_all_threads_are_accounted_for_once_all_calls_are_back(pool, stuck):
+    keys = [f"bad {n}" for n in range(3 * THREADS)]
+    await hang(pool, stuck, *keys)
+    assert len(keys) <= alive() == pool.threads <= THREADS + len(keys)
+    stuck.let_go()
+    await settles(lambda: not pool.stuck)
+    for _ in range(3 * THREADS):
+        await pool.call("good", lambda: 1)
+    await settles(lambda: alive() <= THREADS)
+
+    assert pool.threads == alive()
+
+
+async def test_there_are_never_more_threads_than_the_limit(pool, stuck):
+    keys = [f"bad {n}" for n in range(MOST_THREADS + 20)]
+    await hang(pool, stuck, *keys)
+    await hang(pool, stuck, *(key + " again" for key in keys))
+
+    assert MOST_THREADS == alive() == pool.threads
+    stuck.let_go()
+    await settles(lambda: not pool.stuck)
+    assert 1 == await pool.call("good", lambda: 1)
+
+
+async def test_close_waits_for_all_but_the_stuck(pool, stuck):
+    await hang(pool, stuck, "a")
+    await pool.call("b", lambda: 1)
+    await pool.close()
+    await settles(lambda: alive() == 1)
+    stuck.let_go()
+
+    await settles(lambda: alive() == 0)
+
+
+async def test_a_loop_that_is_gone_stops_no_thread_from_going_home(monkeypatch):
+    monkeypatch.setattr(threads, "FAREWELL", 0.01)
+    work = Stuck()
+
+    async def leave() -> None:
+        with contextlib.suppress(TimeoutError):
+            await CallPool("tried", 0.01).call("a", work)
+
+    await asyncio.to_thread(asyncio.run, leave())
+    assert 1 == alive()
+    work.let_go()
+
+    await settles(lambda: alive() == 0)

@@ -1,0 +1,342 @@
+"""A driver that may do anything, lives of the agent's health, and kubelets that listen.
+
+The lists are read as bytes from the real handler of ListAndWatch. What must be is kept here by
+rules of its own, which know nothing of how the agent judges.
+"""
+
+import asyncio
+import dataclasses
+import itertools
+from collections.abc import AsyncIterator, Iterator
+
+from agent.core.errors import AgentError, DriverError, StateError
+from agent.core.events import DriverEvent, EventKind, Probe, ProbeOutcome
+from agent.core.gpu import GpuFault, GpuUuid, Scan
+from agent.core.gpu_signs import GpuSigns, RecoveryAction
+from agent.core.health import HealthSettings
+from agent.core.inventory import Inventory
+from agent.core.slices import LIST_BYTES, SharingSettings, SliceList
+from agent.kit.cell import Cell
+from agent.plugin.handlers import DevicePlugin
+from agent.plugin.traffic import Traffic
+from agent.services.discovery import Discovery
+from agent.services.health import HealthPorts, HealthWatch
+from agent.services.inventory import InventoryKeeper
+from agent.services.listing import Listing
+from agent.services.state import StateService, recover
+from agent.wire.v1beta1 import Empty, ListAndWatchResponse
+from tests.builders import a_gpu, a_uuid
+from tests.fakes.allocator import FakeAllocator
+from tests.fakes.disk import MemoryDisk
+from tests.fakes.driver import ScriptedDriver
+from tests.machine.virtual import VirtualClock, VirtualLoop
+
+GPUS, SLICES = 3, 10
+UUIDS = tuple(a_uuid(n) for n in range(GPUS))
+SETTINGS = HealthSettings(probe_interval=20.0)
+NOTICED = 2 * SETTINGS.probe_interval + 10.0
+"""Seconds within which a lost GPU is found, if the driver answers."""
+
+Health = dict[GpuUuid, bool]
+
+
+class AnyDriver(ScriptedDriver):
+    """Each call may fail or hang, and each GPU may be lost, silent or wrong. Nothing is queued."""
+
+    def __init__(self) -> None:
+        super().__init__(a_gpu(index=n) for n in range(GPUS))
+        self.troubles: dict[str, AgentError] = {}
+        self.listeners = 0
+
+    def restart(self) -> None:
+        """The process that used it is gone."""
+        self._events = asyncio.Queue()
+        self.listeners = 0
+
+    @property
+    def sound(self) -> bool:
+        """Whether scans and probes are answered."""
+        return not self.hung and not self.troubles.keys() & {"scan", "probe"}
+
+    async def scan(self) -> Scan:
+        self._fail("scan")
+        lost = [u for u in UUIDS if self.outcomes.get(u) is ProbeOutcome.LOST]
+        self.faults = [GpuFault(uuid, "GPU is lost", lost=True) for uuid in lost]
+        found = await super().scan()
+        return dataclasses.replace(
+            found, gpus=tuple(gpu for gpu in found.gpus if gpu.uuid not in lost)
+        )
+
+    async def probe(self, uuid: GpuUuid) -> Probe:
+        self._fail("probe")
+        return await super().probe(uuid)
+
+    async def events(self) -> AsyncIterator[DriverEvent]:
+        self._fail("events")
+        self._events = asyncio.Queue()  # the driver keeps nothing for who comes later
+        self.listeners += 1
+        try:
+            async for event in super().events():
+                yield event
+        finally:
+            self.listeners -= 1
+
+    def _fail(self, call: str) -> None:
+        if call in self.troubles:
+            raise self.troubles[call]
+
+
+class _LifeDisk:
+    """The disk of one life: a dead one writes no more."""
+
+    place = "/state"
+
+    def __init__(self, disk: MemoryDisk) -> None:
+        self._disk = disk
+        self.is_dead = False
+
+    async def read(self, name: str) -> bytes | None:
+        return await self._disk.read(name)
+
+    async def replace(self, name: str, data: bytes, *, keep: str | None = None) -> None:
+        if self.is_dead:
+            raise StateError("the process was killed")
+        await asyncio.sleep(0.002)
+        await self._disk.replace(name, data, keep=keep)
+
+
+class Stream:
+    """One kubelet's stream of lists."""
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+        self.task: asyncio.Task[None] | None = None
+
+    async def read(self, plugin: DevicePlugin) -> None:
+        async for frame in plugin.list_and_watch(Empty()):
+            self.frames.append(bytes(frame))
+
+
+class Life:
+    """One life of the agent, from the driver to its streams."""
+
+    def __init__(self, driver: AnyDriver, clock: VirtualClock, disk: MemoryDisk) -> None:
+        self._driver = driver
+        self._clock = clock
+        self.disk = _LifeDisk(disk)
+        self.slices = Cell(SliceList())
+        self.plugin = DevicePlugin(self.slices, FakeAllocator(), Traffic())
+
+    async def run(self, boot: str) -> None:
+        found = await recover(self.disk, boot_id=boot, machine_id="m", resource="nvidia.com/gpu")
+        before = found.state
+        state = StateService(disk=self.disk, recovered=before, boot_id=boot)
+        inventory = Cell(Inventory())
+        self.keeper = InventoryKeeper(
+            inventory, Cell(SharingSettings(split_count=SLICES)), self._clock, before.health
+        )
+        discovery = Discovery(self._driver, self.keeper.found)
+        ports = HealthPorts(
+            judged=self.keeper.judged, remember=state.remember, changed=discovery.rescan
+        )
+        watch = HealthWatch(
+            driver=self._driver,
+            inventory=inventory,
+            ports=ports,
+            settings=SETTINGS,
+            clock=self._clock,
+            recalled=before.health,
+            boot_changed=bool(before.boot_id) and before.boot_id != boot,
+        )
+        listing = Listing(inventory, self.keeper.served, self.slices)
+        async with asyncio.TaskGroup() as group:
+            for run in (state.run, discovery.run, watch.run, listing.run):
+                group.create_task(run())
+
+
+@dataclasses.dataclass
+class Need:
+    """Why a GPU may not be served: until `until`, or for ever; `cures` says what ends that."""
+
+    until: float
+    cures: frozenset[str]
+
+
+class GpuWorld:
+    """Everything that takes part. Methods are what may happen; each returns at once."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.loop = loop
+        self.clock = VirtualClock(loop)
+        self.driver = AnyDriver()
+        self.disk = MemoryDisk()
+        self.needs: dict[GpuUuid, Need] = {}
+        self.lost_since: dict[GpuUuid, float] = {}
+        self.streams: list[Stream] = []
+        self.boots = 0
+        self.start_agent()
+
+    # What happens to the agent and to the kubelet.
+
+    def start_agent(self) -> None:
+        self.driver.restart()
+        self.life = Life(self.driver, self.clock, self.disk)
+        self.task = self.loop.create_task(self.life.run(f"boot-{self.boots}"))
+        self.streams = []
+        self.open_stream(stale=True)
+        self.heard_since = self.loop.time()
+
+    async def kill_agent(self) -> None:
+        self.life.disk.is_dead = True
+        for one in (self.task, *(stream.task for stream in self.streams)):
+            if one is not None:
+                one.cancel()
+                await _ended(one)
+
+    async def restart_agent(self) -> None:
+        await self.kill_agent()
+        self.start_agent()
+
+    async def reboot(self) -> None:
+        """Every GPU is reset; one that was off the bus comes back."""
+        await self.kill_agent()
+        self.boots += 1
+        self.needs.clear()
+        self.heal()
+        self.start_agent()
+
+    def open_stream(self, *, stale: bool) -> None:
+        """The kubelet asks for lists; its older streams live on when they are `stale`."""
+        kept = self.streams[-3:] if stale else []
+        for old in self.streams:
+            if old not in kept and old.task is not None:
+                old.task.cancel()
+        stream = Stream()
+        stream.task = self.loop.create_task(stream.read(self.life.plugin))
+        self.streams = [*kept, stream]
+
+    # What happens to the driver and its GPUs.
+
+    def report(self, *events: DriverEvent) -> None:
+        """The driver reports; nobody may listen."""
+        if self.driver.listeners and not self.driver.hung:
+            self.driver.report(*events)
+            for event in events:
+                self._expect(event)
+
+    def _expect(self, event: DriverEvent) -> None:
+        """XIDs by number, as people know them: 31 is a program's, 48 needs a reset."""
+        if event.uuid not in UUIDS:
+            return
+        if event.kind is EventKind.ECC_DOUBLE or event.xid in {48, 64, 79, 95, 119, 140}:
+            known = self.driver.signs.get(event.uuid, GpuSigns()).recovery
+            until = self._rested() if known is RecoveryAction.NONE else float("inf")
+            self._must_not_serve(event.uuid, Need(until, frozenset({"reset"})))
+        elif event.xid == 151:
+            self._must_not_serve(event.uuid, Need(float("inf"), frozenset()))
+        elif event.xid in {32, 69, 54321}:
+            self._must_not_serve(event.uuid, Need(self._rested(), frozenset({"rest"})))
+
+    def _must_not_serve(self, uuid: GpuUuid, need: Need) -> None:
+        known = self.needs.get(uuid)
+        if known is None or known.until < need.until or not need.cures:
+            self.needs[uuid] = need
+
+    def _rested(self) -> float:
+        return self.loop.time() + SETTINGS.quiet - 1.0
+
+    def lose(self, uuid: GpuUuid) -> None:
+        self.driver.outcomes[uuid] = ProbeOutcome.LOST
+        self.lost_since.setdefault(uuid, self.loop.time())
+
+    def restore(self, uuid: GpuUuid) -> None:
+        """It comes back reset. Who saw that it was away may trust it after a rest."""
+        self.driver.outcomes.pop(uuid, None)
+        if self.lost_since.pop(uuid, None) is not None:
+            self._cured(uuid, "reset")
+
+    def say(self, uuid: GpuUuid, signs: GpuSigns) -> None:
+        """The GPU tells this of itself from now on."""
+        self.driver.signs[uuid] = signs
+        if signs.recovery is RecoveryAction.NONE:
+            self._cured(uuid, "reset")
+
+    def _cured(self, uuid: GpuUuid, cure: str) -> None:
+        """It may be served again: after a rest at most, which the agent may have begun before."""
+        if uuid in self.needs and cure in self.needs[uuid].cures:
+            del self.needs[uuid]
+
+    def heal(self) -> None:
+        """All troubles end."""
+        self.driver.hung = False
+        self.driver.troubles.clear()
+        self.driver.signs.clear()
+        self.driver.unmonitored.clear()
+        for uuid in UUIDS:
+            self.restore(uuid)
+
+    # What must be.
+
+    def breaches(self) -> Iterator[str]:
+        """What is wrong now, by invariant."""
+        if self.task.done():
+            yield f"I8: the agent ended: {self.task.exception()!r}"
+            return
+        for uuid in [u for u, need in self.needs.items() if need.until <= self.loop.time()]:
+            del self.needs[uuid]
+        for number, stream in enumerate(self.streams):
+            if stream.task is not None and stream.task.done():
+                yield f"I8: stream {number} ended: {stream.task.exception()!r}"
+            yield from self._of_stream(stream)
+        if len({stream.frames[-1] for stream in self.streams if stream.frames}) > 1:
+            yield "I4: the streams do not all have the newest list"
+
+    def _of_stream(self, stream: Stream) -> Iterator[str]:
+        if any(first == second for first, second in itertools.pairwise(stream.frames)):
+            yield "I4: the same list was sent twice"
+        if not stream.frames:
+            return
+        listed = ListAndWatchResponse.parse(stream.frames[-1]).devices
+        pairs = [one.id.rpartition("-") for one in listed]
+        order = [(uuid, int(number)) for uuid, _, number in pairs]
+        if order != sorted(set(order)) or len(stream.frames[-1]) > LIST_BYTES:
+            yield "I5: the list is not sorted, has repeated ids, or is too long"
+        told: dict[str, set[str]] = {}
+        for one, (uuid, _, _) in zip(listed, pairs, strict=True):
+            told.setdefault(uuid, set()).add(one.health)
+        yield from (
+            f"I4: slices of {u} do not agree" for u, found in told.items() if len(found) > 1
+        )
+        for uuid in UUIDS:
+            if "Healthy" in told.get(uuid, set()):
+                yield from self._served_wrongly(uuid)
+
+    def _served_wrongly(self, uuid: GpuUuid) -> Iterator[str]:
+        if uuid in self.needs:
+            yield f"I9: {uuid} is served although {self.needs[uuid]}"
+        since = max(self.lost_since.get(uuid, float("inf")), self.heard_since)
+        if self.driver.sound and self.loop.time() - since > NOTICED:
+            yield f"I9: {uuid} is served although it was lost at {since}"
+
+    @property
+    def lists(self) -> int:
+        """How many lists the newest stream has had."""
+        return len(self.streams[-1].frames)
+
+    @property
+    def healthy(self) -> Health:
+        """Which GPUs the newest stream's kubelet gives out."""
+        listed = ListAndWatchResponse.parse(self.streams[-1].frames[-1]).devices
+        return {
+            uuid: any(one.health == "Healthy" and one.id.startswith(f"{uuid}-") for one in listed)
+            for uuid in UUIDS
+        }
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    await asyncio.wait({task})
+    if not task.cancelled() and (error := task.exception()) is not None:
+        raise error
+
+
+NO_ANSWER = DriverError("Unknown Error")

@@ -1,0 +1,309 @@
+"""Random histories of the driver: whatever it does, the kubelet is told the truth of each GPU.
+
+Invariants: after a change each stream has the one newest list, in which the slices of a GPU agree
+(I4); lists are sorted, without repeated ids and of bounded size (I5); nothing that the driver does
+ends the agent (I8); what is known to be bad stays so over restarts of agent and kubelet until a
+rule clears it (I9). When all troubles end, every GPU is served again.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
+
+import pytest
+import structlog
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from agent.core import health
+from agent.core.condition import Condition, Health
+from agent.core.errors import AgentError, DriverError, DriverMissing, GpuError
+from agent.core.events import DriverEvent, EventKind, ProbeOutcome
+from agent.core.gpu_signs import GpuSigns, RecoveryAction
+from agent.core.xids import XIDS
+from agent.services.health import HealthWatch
+from tests.builders import a_uuid
+from tests.machine.gpu_world import NO_ANSWER, SETTINGS, UUIDS, GpuWorld
+from tests.machine.virtual import VirtualLoop
+
+STEPS = 30
+FEW, MANY, ENOUGH = 15, 340, 120
+"""Histories of 30 steps: in each run, for 10,000 steps, and for a planted bug to be found."""
+
+SETTLED = 0.3
+"""Seconds after which what happened has reached disk and streams."""
+
+gpus = st.sampled_from(UUIDS)
+pauses = st.sampled_from((SETTLED, SETTLED, 1.5, 12.0, 70.0))
+numbers = st.sampled_from((*XIDS, 1, 32, 48, 48, 54321, None))
+ERRORS: dict[str, tuple[AgentError, ...]] = {
+    "scan": (NO_ANSWER, DriverMissing("no library")),
+    "probe": (NO_ANSWER, DriverMissing("no library"), GpuError(UUIDS[0], "Unknown Error")),
+    "events": (NO_ANSWER,),
+}
+
+Deed = Callable[[], object]
+
+
+class GpuHistories(RuleBasedStateMachine):
+    """One history: a world on a loop of its own."""
+
+    world: GpuWorld | None = None
+    is_broken = False
+
+    @initialize()
+    def begin(self) -> None:
+        self.loop = VirtualLoop()
+
+        async def build() -> GpuWorld:
+            world = GpuWorld(self.loop)
+            await asyncio.sleep(SETTLED)
+            return world
+
+        self.world = self.loop.run_until_complete(build())
+
+    def after(self, pause: float, deed: Deed | None = None) -> None:
+        """Do it, let time pass, and look whether all invariants hold."""
+
+        async def act() -> None:
+            going_on = deed() if deed is not None else None
+            if isinstance(going_on, Coroutine):
+                await going_on
+            await asyncio.sleep(pause)
+
+        self.loop.run_until_complete(act())
+        self.require([*self.world.breaches()])
+
+    def require(self, breaches: list[str]) -> None:
+        if breaches:
+            self.is_broken = True
+            raise AssertionError("; ".join(breaches))
+
+    @rule(gpu=gpus, number=numbers, pause=pauses)
+    def an_xid(self, gpu, number, pause) -> None:
+        self.after(pause, partial(self.world.report, DriverEvent(EventKind.XID, gpu, number)))
+
+    @rule(number=numbers, stranger=st.booleans(), pause=pauses)
+    def an_xid_of_nobody(self, number, stranger, pause) -> None:
+        uuid = a_uuid(99) if stranger else None
+        self.after(pause, partial(self.world.report, DriverEvent(EventKind.XID, uuid, number)))
+
+    @rule(gpu=gpus, kind=st.sampled_from([k for k in EventKind if k != "xid"]), pause=pauses)
+    def another_event(self, gpu, kind, pause) -> None:
+        self.after(pause, partial(self.world.report, DriverEvent(kind, gpu)))
+
+    @rule(number=st.sampled_from((32, 48, 79)), times=st.sampled_from((1, 50)))
+    def all_are_struck_at_once(self, number, times) -> None:
+        events = [DriverEvent(EventKind.XID, uuid, number) for uuid in UUIDS] * times
+        before = self.world.lists
+        self.after(SETTLED, partial(self.world.report, *events))
+        if self.world.lists > before + 1:
+            self.require([f"I4: {self.world.lists - before} lists for one mishap"])
+
+    @rule(gpu=gpus, pause=pauses)
+    def a_gpu_is_lost(self, gpu, pause) -> None:
+        self.after(pause, partial(self.world.lose, gpu))
+
+    @rule(gpu=gpus, pause=pauses)
+    def a_gpu_comes_back(self, gpu, pause) -> None:
+        self.after(pause, partial(self.world.restore, gpu))
+
+    @rule(gpu=gpus, pause=pauses)
+    def a_gpu_is_reset(self, gpu, pause) -> None:
+        self.after(1.0, partial(self.world.lose, gpu))
+        self.after(pause, partial(self.world.restore, gpu))
+
+    @rule(
+        gpu=gpus,
+        outcome=st.sampled_from((ProbeOutcome.FAILED, ProbeOutcome.SILENT, ProbeOutcome.PASSED)),
+        pause=pauses,
+    )
+    def a_gpu_answers_otherwise(self, gpu, outcome, pause) -> None:
+        if gpu not in self.world.lost_since:
+            self.world.driver.outcomes[gpu] = outcome
+        self.after(pause)
+
+    @rule(
+        gpu=gpus,
+        recovery=st.sampled_from((None, *RecoveryAction)),
+        rows=st.sampled_from(((None, None), (False, False), (True, False), (True, True))),
+        pause=pauses,
+    )
+    def a_gpu_tells_of_itself(self, gpu, recovery, rows, pause) -> None:
+        signs = GpuSigns(rows_pending=rows[0], rows_failed=rows[1], recovery=recovery)
+        self.after(pause, partial(self.world.say, gpu, signs))
+
+    @rule(gpu=gpus, why=st.sampled_from(("", "not supported")), pause=pauses)
+    def the_events_of_a_gpu_come_or_not(self, gpu, why, pause) -> None:
+        self.world.driver.unmonitored[gpu] = why
+        self.after(pause)
+
+    @rule(call=st.sampled_from(tuple(ERRORS)), which=st.integers(0, 2), pause=pauses)
+    def a_call_fails(self, call, which, pause) -> None:
+        errors = ERRORS[call]
+        self.world.driver.troubles[call] = errors[which % len(errors)]
+        if call == "events":
+            self.world.driver.break_events()
+        self.after(pause)
+
+    @rule(pause=pauses)
+    def calls_work_again(self, pause) -> None:
+        self.after(pause, self.world.driver.troubles.clear)
+
+    @rule(seconds=st.sampled_from((1.0, 30.0, 600.0)))
+    def the_driver_hangs(self, seconds) -> None:
+        self.world.driver.hung = True
+        self.after(seconds)
+        self.world.driver.hung = False
+        self.after(SETTLED)
+
+    @rule(error=st.booleans(), pause=pauses)
+    def the_stream_of_events_ends(self, error, pause) -> None:
+        driver = self.world.driver
+        self.after(pause, driver.break_events if error else driver.end_events)
+
+    @rule(pause=pauses)
+    def the_agent_is_killed(self, pause) -> None:
+        self.after(pause, self.world.restart_agent)
+
+    @rule(stale=st.booleans(), pause=pauses)
+    def the_kubelet_restarts(self, stale, pause) -> None:
+        self.after(pause, partial(self.world.open_stream, stale=stale))
+
+    @rule(pause=pauses)
+    def the_node_reboots(self, pause) -> None:
+        self.after(pause, self.world.reboot)
+
+    @rule(seconds=st.sampled_from((70.0, 700.0, 7300.0)))
+    def time_passes(self, seconds) -> None:
+        self.after(seconds)
+
+    def teardown(self) -> None:
+        """All troubles end. What only needs rest has had it after two hours; a boot mends all."""
+        try:
+            if self.world is not None and not self.is_broken:
+                self.after(SETTINGS.longest_quiet + 200.0, self.world.heal)
+                self._all_served_but({uuid for uuid, need in self.world.needs.items() if need})
+                self.after(60.0, self.world.reboot)
+                self._all_served_but(set())
+        finally:
+            self.end()
+
+    def _all_served_but(self, ill) -> None:
+        served = {uuid for uuid, is_served in self.world.healthy.items() if is_served}
+        stuck = set(UUIDS) - served - ill - self._in_need()
+        self.require([f"{uuid} is not served although nothing is wrong" for uuid in stuck])
+
+    def _in_need(self) -> set[str]:
+        """GPUs of which the driver once said that they need a reset, and nobody has reset."""
+        gpus = self.world.life.keeper
+        return {uuid for uuid, one in gpus._health.items() if one.needs_reset}
+
+    def end(self) -> None:
+        if self.world is None:
+            return
+        if not self.is_broken:
+            self.loop.run_until_complete(self.world.kill_agent())
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+        self.loop.run_until_complete(asyncio.sleep(0.1))
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
+
+
+def play(histories: int, *, same_ones: bool) -> None:
+    """So many histories; `same_ones`: the same at every run."""
+    run_state_machine_as_test(
+        GpuHistories,
+        settings=settings(
+            max_examples=histories,
+            stateful_step_count=STEPS,
+            deadline=None,
+            database=None,
+            derandomize=same_ones,
+            phases=(Phase.generate,),
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+@pytest.fixture(autouse=True)
+def _no_log() -> Iterator[None]:
+    """The lines would cost more than the histories."""
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    yield
+    structlog.configure(**before)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_no_history_of_a_driver_breaks_an_invariant() -> None:
+    play(FEW, same_ones=True)
+
+
+@pytest.mark.histories
+@pytest.mark.timeout(3600)
+def test_none_of_ten_thousand_steps_of_a_driver_breaks_an_invariant() -> None:
+    play(MANY, same_ones=False)
+
+
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restarted agent remembers nothing."""
+
+    def well(one: Health, now, _settings, *, boot_changed: bool) -> Health:
+        del boot_changed
+        return Health(Condition.OK, since=now)
+
+    monkeypatch.setattr("agent.services.health.remembered", well)
+
+
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One passed probe and all is well."""
+    monkeypatch.setattr(health, "quiet_time", lambda *_: 0.0)
+
+
+def easy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing needs a reset."""
+    monkeypatch.setattr(health, "needing", lambda verdict, *, reboot: verdict)
+
+
+def touchy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the driver raises is not dealt with."""
+    monkeypatch.setattr("agent.services.health.GpuError", DriverError)
+
+
+def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each GPU of a mishap is a list of its own."""
+
+    async def each(self: HealthWatch) -> None:
+        while True:
+            await self._reported.wait()
+            self._reported.clear()
+            while self._pending:
+                report = next(iter(self._pending))
+                del self._pending[report]
+                self._publish(self._judged((report,)))
+                await asyncio.sleep(0.001)
+
+    monkeypatch.setattr(HealthWatch, "_judge_reports", each)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("plant", "breach"),
+    [
+        (forgetful, "I9"),
+        (hasty, "I9"),
+        (easy, "I9"),
+        (talkative, "I4"),
+        (touchy, "I8"),
+    ],
+)
+def test_a_planted_bug_in_health_is_found(plant, breach, monkeypatch) -> None:
+    plant(monkeypatch)
+
+    with pytest.raises((AssertionError, BaseExceptionGroup), match=breach):
+        play(ENOUGH, same_ones=True)

@@ -1,0 +1,72 @@
+"""Health as an operator meets it, with a real agent: recheck, Events, the Node's condition."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from agent.sandbox.lab.cluster import SandboxCluster, open_cluster
+from tests.process.agent_process import PATIENCE, options, run, started
+
+pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(90)]
+
+
+async def verb(cluster: SandboxCluster, *words: str) -> tuple[int, str, str]:
+    """A verb in a process of its own, with this cluster's sockets."""
+    sockets = {"recheck": cluster.places.run / "api.sock"}
+    socket = sockets.get(words[0], cluster.places.hardware_socket)
+    done = await asyncio.to_thread(run, *words, "--socket", str(socket))
+    return done.returncode, done.stdout, done.stderr
+
+
+async def answering(cluster: SandboxCluster) -> None:
+    """The agent offers its slices and can be asked."""
+    await started(cluster, slices=20)
+    assert await cluster.until((cluster.places.run / "api.sock").exists, PATIENCE)
+
+
+def condition(cluster: SandboxCluster) -> dict[str, Any]:
+    conditions = (cluster.node().get("status") or {}).get("conditions") or []
+    return next((one for one in conditions if one["type"] == "GpuDegraded"), {})
+
+
+def reasons(cluster: SandboxCluster) -> list[str]:
+    return [one["reason"] for one in cluster.store.select("events")]
+
+
+async def test_a_gpu_that_falls_ill_is_told_everywhere_and_can_be_asked():
+    async with open_cluster(options(gpus=2)) as cluster:
+        cluster.places.config.write_text("report: {nodeCondition: true}\n")
+        await answering(cluster)
+        assert await cluster.until(lambda: condition(cluster).get("status") == "False", PATIENCE)
+
+        code, text, _ = await verb(cluster, "recheck", "1")
+        assert (0, True) == (code, "ok since" in text)
+        assert 0 == (await verb(cluster, "simulate", "xid", "48", "--gpu", "1"))[0]
+        assert await cluster.until(lambda: cluster.allocatable() == 10, PATIENCE)
+
+        code, text, _ = await verb(cluster, "recheck", "1")
+        assert 1 == code
+        for words in ("not served", "[H-048]", "missing: a reset of the GPU"):
+            assert words in text
+        code, text, _ = await verb(cluster, "recheck", "1", "-o", "json")
+        assert ("bad", "reset") == (
+            json.loads(text)["data"]["condition"],
+            json.loads(text)["data"]["action"],
+        )
+        assert 4 == (await verb(cluster, "recheck", "7"))[0]
+        assert await cluster.until(lambda: condition(cluster).get("status") == "True", PATIENCE)
+        assert "XID 48" in condition(cluster)["message"]
+        assert await cluster.until(lambda: "GpuUnhealthy" in reasons(cluster), PATIENCE)
+
+
+async def test_where_health_checks_are_switched_off_no_gpu_is_bad():
+    async with open_cluster(options(gpus=2)) as cluster:
+        cluster.places.config.write_text("health: {disabledXids: all}\n")
+        await answering(cluster)
+        assert 0 == (await verb(cluster, "simulate", "xid", "48", "--gpu", "0"))[0]
+
+        code, text, _ = await verb(cluster, "recheck", "0")
+        assert (0, True) == (code, "[H-OFF]" in text)
+        assert 20 == cluster.allocatable()

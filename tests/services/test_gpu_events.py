@@ -1,0 +1,89 @@
+"""GPUs that change are told of once, and the Node's condition is written when it changes."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agent.core.changes import NodeEvent
+from agent.core.condition import Condition
+from agent.core.errors import ApiError
+from agent.core.inventory import Inventory
+from agent.core.ledger import Ledger
+from agent.core.node_condition import NodeCondition
+from agent.kit.cell import Cell
+from agent.services.gpu_events import GpuEvents
+from agent.services.node_condition import GpuCondition
+from tests.builders import a_gpu, a_health, a_shared_gpu, an_inventory
+from tests.fakes.clock import LoopClock
+
+WELL = a_health()
+BAD = a_health(condition=Condition.BAD, text="XID 48 [H-048]")
+
+
+def holding(*healths, generation: int = 1) -> Inventory:
+    gpus = [a_shared_gpu(gpu=a_gpu(index=n), health=one) for n, one in enumerate(healths)]
+    return an_inventory(gpus=gpus, generation=generation)
+
+
+@contextlib.asynccontextmanager
+async def running(service) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(service.run())
+        await asyncio.sleep(0.01)
+        yield
+        task.cancel()
+
+
+async def test_what_changes_is_said_and_what_was_known_at_the_start_is_not():
+    said: list[NodeEvent] = []
+    inventory = Cell(Inventory())
+    async with running(GpuEvents(inventory, Cell(Ledger()), said.append)):
+        inventory.set(holding(BAD, WELL))
+        await asyncio.sleep(0.01)
+        inventory.set(holding(BAD, BAD, generation=2))
+        await asyncio.sleep(0.01)
+        inventory.set(holding(WELL, BAD, generation=3))
+        await asyncio.sleep(0.01)
+
+    assert ["GpuUnhealthy", "GpuRecovered"] == [event.reason for event in said]
+
+
+class Status:
+    """The Node's status; `failures` are for the next writes."""
+
+    def __init__(self, *failures: ApiError) -> None:
+        self.failures = list(failures)
+        self.written: list[NodeCondition] = []
+
+    async def set_condition(self, condition: NodeCondition) -> None:
+        if self.failures:
+            raise self.failures.pop()
+        self.written.append(condition)
+
+
+async def test_the_condition_is_written_at_the_start_and_when_it_says_something_else():
+    status, inventory = Status(), Cell(Inventory())
+    async with running(GpuCondition(status, inventory, LoopClock())):
+        for generation, healths in enumerate([(WELL,), (WELL,), (BAD,), (BAD,), (WELL,)], 1):
+            inventory.set(holding(*healths, generation=generation))
+            await asyncio.sleep(0.01)
+
+    assert [False, True, False] == [one.status for one in status.written]
+
+
+async def test_a_condition_that_was_not_written_is_written_when_the_service_starts_again():
+    status, inventory = Status(ApiError("down")), Cell(holding(BAD))
+    service = GpuCondition(status, inventory, LoopClock())
+    with pytest.raises(ApiError):
+        await service.run()
+    async with running(service):
+        pass
+
+    assert [True] == [one.status for one in status.written]
+
+
+async def test_nobody_who_does_not_want_it_has_a_condition():
+    async with running(GpuCondition(None, Cell(holding(BAD)), LoopClock())):
+        await asyncio.sleep(60)

@@ -1,0 +1,93 @@
+"""Health: asked for by a person, switched off by the operator, remembered over a boot."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from agent.core.condition import Condition
+from agent.core.events import ProbeOutcome
+from agent.core.gpu import Scan
+from agent.core.health import HealthSettings
+from agent.core.xids import read_switches
+from tests.builders import a_gpu, a_health
+from tests.services.watching import G0, G1, Bench, running
+
+OFF = HealthSettings(switches=read_switches("all", ""))
+ILL = dataclasses.replace(
+    a_health(condition=Condition.BAD, cause="xid", xid=48, text="XID 48"), needs_reset=True
+)
+
+
+@pytest.mark.parametrize("name", ["1", G1])
+async def test_a_recheck_asks_the_gpu_now_and_judges_the_answer(name):
+    async with running() as bench:
+        await asyncio.sleep(5)
+        bench.driver.outcomes[G1] = ProbeOutcome.LOST
+        found = await bench.watch.recheck(name)
+
+        assert (G1, 1, "ok", "lost", False) == (
+            found.uuid,
+            found.index,
+            found.before.condition,
+            found.after.condition,
+            found.serving,
+        )
+        assert ["ok", "lost", "ok"] == bench.conditions
+        assert found.missing
+
+
+async def test_a_recheck_cuts_no_rest_short():
+    async with running() as bench:
+        bench.driver.xid(G0, 32)
+        await asyncio.sleep(1)
+        for _ in range(5):
+            found = await bench.watch.recheck("0")
+
+        assert (Condition.BAD, ("599 s more without a bad report",)) == (
+            found.after.condition,
+            found.missing,
+        )
+
+
+async def test_a_recheck_of_a_gpu_that_does_not_answer_comes_back_in_time():
+    async with running() as bench:
+        await asyncio.sleep(1)
+        bench.driver.hung = True
+        async with asyncio.timeout(2.5):
+            found = await bench.watch.recheck("0")
+
+        assert (ProbeOutcome.SILENT, Condition.UNMONITORED) == (
+            found.probe.outcome,
+            found.after.condition,
+        )
+
+
+async def test_a_recheck_of_a_gpu_that_is_not_there_finds_nothing():
+    async with running() as bench:
+        assert await bench.watch.recheck("9") is None
+        bench.keeper.found(Scan("570.1", ()))
+        assert await bench.watch.recheck(G0) is None
+
+
+async def test_gpus_whose_health_nobody_wants_to_know_are_served_and_shown_as_such():
+    async with running(OFF, recalled={G0: ILL}) as bench:
+        bench.driver.xid(G1, 79)
+        bench.driver.outcomes[G1] = ProbeOutcome.LOST
+        await asyncio.sleep(3600)
+
+        assert ["unmonitored"] * 3 == bench.conditions
+        assert all(bench.of(gpu.uuid).serving for gpu in bench.inventory.value.gpus)
+        assert "switched off" in bench.of(G0).text
+        bench.keeper.found(Scan("570.1", (a_gpu(index=0), a_gpu(index=5))))
+        await asyncio.sleep(1)
+        assert ["unmonitored"] * 2 == bench.conditions
+        assert "off" == (await bench.watch.recheck("5")).after.cause
+    assert ([], {}) == (bench.driver.probes[1:], bench.memory)
+
+
+async def test_what_a_boot_has_mended_is_remembered_as_mended():
+    bench = Bench(recalled={G0: ILL}, boot_changed=True)
+
+    assert Condition.OK is bench.memory[G0].condition
+    assert {} == Bench(recalled={G0: ILL}).memory

@@ -1,0 +1,152 @@
+"""What people are told when GPUs change, and what is not worth an Event."""
+
+import dataclasses
+
+import pytest
+
+from agent.core.condition import Condition
+from agent.core.gpu_events import gpu_events
+from agent.core.health import switched_off
+from agent.core.inventory import Inventory
+from agent.core.ledger import Ledger
+from tests.builders import (
+    NOON,
+    a_gpu,
+    a_health,
+    a_pod_uid,
+    a_row,
+    a_share,
+    a_shared_gpu,
+    a_uuid,
+    an_inventory,
+)
+
+OK = a_health()
+WATCH = a_health(condition=Condition.WATCH, cause="xid", text="XID 94: contained [H-094]")
+BAD = a_health(condition=Condition.BAD, cause="xid", text="XID 48: ECC [H-048]")
+LOST = a_health(condition=Condition.LOST, cause="lost", text="lost [H-LOST]")
+DEAF = a_health(condition=Condition.UNMONITORED, cause="monitor", text="no events [H-DEAF]")
+SILENT = a_health(condition=Condition.UNMONITORED, cause="driver", text="does not answer")
+REFUSED = dataclasses.replace(SILENT, serving=False)
+OFF = switched_off(NOON)
+NOBODY = Ledger()
+GPU_0 = f"GPU 0 ({a_uuid(0)})"
+
+
+def holding(*healths, absent=()) -> Inventory:
+    """GPUs 0, 1, … of these healths."""
+    return an_inventory(
+        gpus=[
+            a_shared_gpu(gpu=a_gpu(index=n), health=health, present=n not in absent)
+            for n, health in enumerate(healths)
+        ]
+    )
+
+
+def told(old: Inventory, new: Inventory, ledger: Ledger = NOBODY) -> list[tuple[str, str, bool]]:
+    return [(event.reason, event.text, event.warning) for event in gpu_events(old, new, ledger)]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "reason"),
+    [
+        (OK, BAD, "GpuUnhealthy"),
+        (WATCH, LOST, "GpuUnhealthy"),
+        (SILENT, REFUSED, "GpuUnhealthy"),
+        (DEAF, BAD, "GpuUnhealthy"),
+        (OK, DEAF, "GpuUnmonitored"),
+        (BAD, DEAF, "GpuUnmonitored"),
+        (OK, OFF, "GpuUnmonitored"),
+        (WATCH, SILENT, "GpuDriverUnresponsive"),
+        (DEAF, SILENT, "GpuDriverUnresponsive"),
+    ],
+)
+def test_what_gets_worse_is_a_warning_with_its_reason(before, now, reason):
+    ((said, text, warning),) = told(holding(before), holding(now))
+
+    assert (reason, True) == (said, warning)
+    assert text.startswith(f"{GPU_0}: ")
+    assert now.text in text
+
+
+@pytest.mark.parametrize("before", [BAD, LOST, SILENT, REFUSED, DEAF])
+def test_what_is_well_again_is_said_without_a_warning(before):
+    ((reason, _, warning),) = told(holding(before), holding(OK))
+
+    assert ("GpuRecovered", False) == (reason, warning)
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (OK, OK),
+        (OK, WATCH),
+        (WATCH, OK),
+        (BAD, LOST),
+        (LOST, BAD),
+        (OFF, OK),
+        (SILENT, dataclasses.replace(SILENT, text="other words")),
+        (BAD, dataclasses.replace(BAD, passed_probes=2)),
+    ],
+)
+def test_what_changes_nothing_for_people_is_no_event(before, now):
+    assert [] == told(holding(before), holding(now))
+
+
+def test_equal_words_of_several_gpus_are_one_event():
+    old, new = holding(OK, OK, OK), holding(SILENT, OK, SILENT)
+
+    assert [("GpuDriverUnresponsive", "GPUs 0, 2: does not answer", True)] == told(old, new)
+
+
+def test_gpus_that_come_and_go_are_one_event_and_a_lost_one_is_not_gone():
+    old = holding(OK, OK)
+    new = dataclasses.replace(old, gpus=(*old.gpus[1:], a_shared_gpu(gpu=a_gpu(index=7))))
+    lost = holding(LOST, OK, absent=(0,))
+
+    assert [
+        (
+            "GpuInventoryChanged",
+            f"no longer shared: {GPU_0}; shared now: GPU 7 ({a_uuid(7)})",
+            False,
+        )
+    ] == told(old, new)
+    assert ["GpuUnhealthy"] == [reason for reason, _, _ in told(old, lost)]
+    assert [("GpuInventoryChanged", f"no longer shared: {GPU_0}", False)] == told(
+        old, holding(OK, OK, absent=(0,))
+    )
+
+
+def test_a_gpu_that_comes_ill_is_said_to_be_so():
+    new = holding(OK, BAD)
+
+    assert ["GpuUnhealthy", "GpuInventoryChanged"] == [one[0] for one in told(holding(OK), new)]
+
+
+def test_each_pod_that_holds_a_fallen_gpu_is_told_once_and_no_other():
+    share, other = a_share(uuid=a_uuid(0)), a_share(uuid=a_uuid(1))
+    rows = (
+        a_row(pod_uid=a_pod_uid(1), pod="one", container="a", shares=(other, share)),
+        a_row(pod_uid=a_pod_uid(1), pod="one", container="b", shares=(share,)),
+        a_row(pod_uid=a_pod_uid(2), pod="two", shares=(other,)),
+    )
+    events = gpu_events(holding(OK, OK), holding(BAD, OK), Ledger(rows))
+
+    assert [("GpuUnhealthy", ""), ("GpuDegradedForPod", "one")] == [
+        (event.reason, event.pod) for event in events
+    ]
+    assert (a_pod_uid(1), "team-a", True) == (
+        events[1].pod_uid,
+        events[1].namespace,
+        events[1].warning,
+    )
+    assert "XID 48" in events[1].text
+
+
+def test_the_pods_of_a_gpu_that_is_gone_are_told():
+    row = a_row(shares=(a_share(uuid=a_uuid(0)),))
+    gone = gpu_events(holding(OK), holding(OK, absent=(0,)), Ledger((row,)))
+    ill = gpu_events(holding(BAD), holding(BAD, absent=(0,)), Ledger((row,)))
+
+    assert "not on the node any more" in gone[-1].text
+    assert "GpuDegradedForPod" not in {event.reason for event in ill}

@@ -1,0 +1,188 @@
+"""What a GPU says of itself, what the driver advises, and whether its events reach us."""
+
+import dataclasses
+import datetime as dt
+
+import pytest
+
+from agent.core.condition import Condition, Health
+from agent.core.events import DriverEvent, EventKind, Probe, ProbeOutcome
+from agent.core.gpu_signs import GpuSigns, RecoveryAction
+from agent.core.health import HealthSettings, aged, judge, missing, switched_off
+from tests.builders import G1, NOON
+
+SETTINGS = HealthSettings()
+OK = Health(Condition.OK, since=NOON)
+PASSED = Probe(G1, ProbeOutcome.PASSED)
+SILENT = Probe(G1, ProbeOutcome.SILENT, "2 s")
+LOST = Probe(G1, ProbeOutcome.LOST, "GPU is lost")
+DEAF = dataclasses.replace(PASSED, unmonitored="the event set was refused")
+
+
+def later(seconds: float) -> dt.datetime:
+    return NOON + dt.timedelta(seconds=seconds)
+
+
+def xid(number: int) -> DriverEvent:
+    return DriverEvent(EventKind.XID, G1, number)
+
+
+def saying(recovery: RecoveryAction | None = None, **signs: bool) -> Probe:
+    return dataclasses.replace(PASSED, signs=GpuSigns(recovery=recovery, **signs))
+
+
+def after(health: Health, *reports, at: float = 10.0) -> Health:
+    for report in reports:
+        health = judge(health, report, later(at), SETTINGS)
+    return health
+
+
+@pytest.mark.parametrize(
+    ("action", "reboot"),
+    [
+        (RecoveryAction.GPU_RESET, False),
+        (RecoveryAction.DRAIN_AND_RESET, False),
+        (RecoveryAction.BUS_RESET, False),
+        (RecoveryAction.OTHER, False),
+        (RecoveryAction.NODE_REBOOT, True),
+        (RecoveryAction.SYSTEM_REBOOT, True),
+    ],
+)
+def test_what_the_driver_says_is_needed_is_needed(action, reboot):
+    health = after(OK, saying(action))
+
+    assert (Condition.BAD, False, True, reboot) == (
+        health.condition,
+        health.serving,
+        health.needs_reset,
+        health.needs_reboot,
+    )
+    assert ("advice", "reboot" if reboot else "reset") == (health.cause, health.action)
+
+
+def test_the_driver_may_say_that_nothing_is_needed_any_more():
+    bad = after(OK, xid(48), PASSED)
+    relieved = after(bad, saying(RecoveryAction.NONE), at=20)
+
+    assert (Condition.BAD, False, 1) == (
+        relieved.condition,
+        relieved.needs_reset,
+        relieved.passed_probes,
+    )
+    assert relieved.text.endswith("but the driver says that none is needed [H-048]")
+    assert after(relieved, *[PASSED] * 2, at=609).ill
+    assert Condition.OK is after(relieved, *[PASSED] * 2, at=610).condition
+
+
+def test_a_verdict_that_an_older_agent_remembered_is_relieved_too():
+    old = Health(Condition.BAD, NOON, "xid", "XID 48", 48, needs_reset=True, serving=False)
+    relieved = after(old, saying(RecoveryAction.NONE))
+
+    assert "XID 48, but the driver says that none is needed" == relieved.text
+
+
+def test_a_driver_that_does_not_tell_relieves_nothing_and_none_relieves_of_a_reboot():
+    assert after(OK, xid(48), PASSED).needs_reset
+    assert after(OK, xid(151), saying(RecoveryAction.NONE)).needs_reboot
+
+
+def test_rows_that_cannot_be_remapped_make_a_gpu_bad_as_long_as_it_says_so():
+    failed = saying(rows_failed=True)
+    bad = after(OK, failed, at=0)
+
+    assert ("memory", "replace", "H-ROWS") == (bad.cause, bad.action, bad.runbook)
+    assert bad == after(bad, *[failed] * 9, at=86400)
+    assert Condition.OK is after(bad, *[PASSED] * 3, at=86400).condition
+
+
+@pytest.mark.parametrize("signs", [GpuSigns(rows_pending=True), GpuSigns(pages_pending=True)])
+def test_rows_that_wait_for_a_reset_are_watched_and_served(signs):
+    pending = dataclasses.replace(PASSED, signs=signs)
+    watched = after(OK, pending, at=0)
+
+    assert (Condition.WATCH, True, "reset") == (watched.condition, watched.serving, watched.action)
+    assert watched == after(watched, *[pending] * 9, at=86400)
+    assert after(watched, xid(48), pending, at=1).ill
+
+
+def test_a_gpu_whose_events_do_not_reach_us_is_unmonitored_and_served_as_long_as_it_answers():
+    deaf = after(OK, DEAF, at=0)
+
+    assert (Condition.UNMONITORED, "monitor", True, "H-DEAF") == (
+        deaf.condition,
+        deaf.cause,
+        deaf.serving,
+        deaf.runbook,
+    )
+    assert deaf is after(deaf, DEAF, at=3600)
+    assert deaf is aged(deaf, later(3600), SETTINGS)
+    assert Condition.OK is after(deaf, PASSED).condition
+    assert Condition.WATCH is after(OK, xid(94), DEAF, PASSED).condition
+
+
+def test_a_deaf_gpu_that_also_falls_silent_is_served_only_for_the_limit():
+    silent = after(after(OK, DEAF, at=0), SILENT, at=100)
+
+    assert ("driver", later(100)) == (silent.cause, silent.since)
+    assert aged(silent, later(159), SETTINGS).serving
+    assert not aged(silent, later(160), SETTINGS).serving
+    assert "monitor" == after(silent, DEAF, at=170).cause
+
+
+def test_a_bad_gpu_whose_events_do_not_reach_us_recovers_to_unmonitored():
+    bad = after(OK, xid(32), at=0)
+
+    assert after(bad, *[DEAF] * 2, at=600).ill
+    assert "monitor" == after(bad, *[DEAF] * 3, at=600).cause
+
+
+def test_a_gpu_that_keeps_falling_ill_rests_twice_as_long_each_time_up_to_two_hours():
+    health, now, rests = OK, 0.0, []
+    for _ in range(7):
+        health = after(health, xid(32), at=now)
+        began = now
+        while health.ill:
+            now += 10.0
+            health = after(health, PASSED, at=now)
+        rests.append(now - began)
+        now += 60.0
+
+    assert [600.0, 1200.0, 2400.0, 4800.0, 7200.0, 7200.0, 7200.0] == rests
+
+
+def test_a_gpu_that_was_well_for_two_hours_begins_anew():
+    health = after(after(OK, xid(32), at=0), *[PASSED] * 3, at=600)
+
+    assert 2 == after(health, xid(32), at=600 + 7199).bouts
+    assert 1 == after(health, xid(32), at=600 + 7200).bouts
+
+
+def test_what_is_only_watched_or_silent_is_no_bout():
+    health = after(OK, xid(94), SILENT, PASSED, *[DEAF] * 2)
+
+    assert 0 == health.bouts
+    assert 1 == after(health, xid(32), LOST).bouts
+
+
+@pytest.mark.parametrize(
+    ("health", "wanted"),
+    [
+        (OK, ()),
+        (switched_off(NOON), ()),
+        (after(OK, LOST), ("it has to be there again: reset it, or reboot the node",)),
+        (after(OK, SILENT), ("it has to answer, and its events have to reach the agent",)),
+        (after(OK, xid(151)), ("a reboot of the node",)),
+        (
+            after(OK, xid(48), at=0),
+            (
+                "a reset of the GPU, or a reboot of the node",
+                "590 s more without a bad report",
+                "3 passed probes more",
+            ),
+        ),
+        (after(OK, xid(32), *[PASSED] * 2, at=-590), ("1 passed probe more",)),
+        (after(OK, xid(32), *[PASSED] * 3, at=0), ("590 s more without a bad report",)),
+    ],
+)
+def test_what_is_missing_until_a_gpu_is_ok_is_said(health, wanted):
+    assert wanted == missing(health, later(10), SETTINGS)

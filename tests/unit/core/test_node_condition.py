@@ -1,0 +1,53 @@
+"""The condition GpuDegraded follows from the inventory."""
+
+import datetime as dt
+
+from agent.core.condition import Condition
+from agent.core.inventory import Inventory
+from agent.core.node_condition import TEXT_LIMIT, gpu_degraded
+from tests.builders import NOON, a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
+
+LATER = NOON + dt.timedelta(hours=1)
+
+
+def test_a_node_whose_gpus_are_all_served_is_not_degraded():
+    found = gpu_degraded(an_inventory(count=2), LATER)
+
+    assert ("GpuDegraded", False, "all 2 GPUs are served", NOON) == (
+        found.kind,
+        found.status,
+        found.message,
+        found.since,
+    )
+
+
+def test_a_node_without_gpus_is_not_degraded():
+    found = gpu_degraded(Inventory(), LATER)
+
+    assert (False, "there are no GPUs to share", LATER) == (
+        found.status,
+        found.message,
+        found.since,
+    )
+
+
+def test_a_gpu_that_is_not_served_degrades_the_node_and_is_named():
+    ill = a_health(condition=Condition.BAD, since=LATER, text="XID 48 [H-048]")
+    gpus = (
+        a_shared_gpu(),
+        a_shared_gpu(gpu=a_gpu(index=1), health=ill),
+        a_shared_gpu(gpu=a_gpu(index=2), present=False),
+    )
+    found = gpu_degraded(an_inventory(gpus=gpus), LATER)
+
+    assert (True, NOON) == (found.status, found.since)
+    assert (
+        f"GPU 1 ({a_uuid(1)}) is bad: XID 48 [H-048]; GPU 2 ({a_uuid(2)}) is ok: not on the node"
+    ) == found.message
+
+
+def test_the_message_has_a_bound():
+    ill = a_health(condition=Condition.BAD, text="x" * 300)
+    gpus = [a_shared_gpu(gpu=a_gpu(index=n), health=ill) for n in range(16)]
+
+    assert TEXT_LIMIT == len(gpu_degraded(an_inventory(gpus=gpus), LATER).message)

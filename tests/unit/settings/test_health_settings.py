@@ -1,0 +1,58 @@
+"""Settings of single XIDs: the agent's own list, and the variables of the Go plugins."""
+
+from pathlib import Path
+
+import pytest
+
+from agent.core.errors import SettingsError
+from agent.core.health import xid_class
+from agent.core.xids import XidClass
+from agent.settings.load import Sources, load
+from agent.settings.profiles import NodeFacts
+from agent.settings.schema import build
+from agent.settings.surroundings import ignored
+
+
+def health(path: Path, environ: dict[str, str] | None = None, text: str = ""):
+    file = path / "config.yaml"
+    file.write_text(text, encoding="utf-8")
+    plan = load(Sources(file, environ or {}, {}))
+    return build(plan.resolve(NodeFacts()).settings, host_name="n").health
+
+
+@pytest.mark.parametrize("written", ["health: {xids: [94=fatal, 79 = application]}\n", None])
+def test_the_class_of_an_xid_can_be_set_by_file_and_by_variable(tmp_path, written):
+    environ = {} if written else {"HAMI_AGENT_HEALTH_XIDS": "94=fatal,79 = application"}
+    found = health(tmp_path, environ, written or "")
+
+    assert {94: XidClass.FATAL, 79: XidClass.APPLICATION} == found.xids
+    assert XidClass.FATAL is xid_class(94, found)
+
+
+@pytest.mark.parametrize(
+    "bad", ["94", "94=bad", "0=fatal", "65536=fatal", "x=fatal", "4=fatal,4=contained"]
+)
+def test_a_class_that_cannot_be_read_is_refused_with_its_place(tmp_path, bad):
+    with pytest.raises(SettingsError, match=r"HAMI_AGENT_HEALTH_XIDS: health.xids: "):
+        health(tmp_path, {"HAMI_AGENT_HEALTH_XIDS": bad})
+
+
+def test_the_variables_of_the_plugins_are_read(tmp_path):
+    found = health(tmp_path, {"DP_DISABLE_HEALTHCHECKS": "63,74,x", "DP_ENABLE_HEALTHCHECKS": "13"})
+
+    assert not found.switches.off
+    assert [XidClass.APPLICATION, XidClass.APPLICATION, XidClass.FATAL] == [
+        xid_class(number, found) for number in (63, 74, 13)
+    ]
+
+
+def test_health_checks_can_be_switched_off_by_file(tmp_path):
+    assert health(tmp_path, text="health: {disabledXids: all}\n").switches.off
+
+
+def test_an_item_that_is_passed_over_is_told():
+    told = ignored({"DP_DISABLE_HEALTHCHECKS": "63, my-xids", "DP_ENABLE_HEALTHCHECKS": "all"}, {})
+
+    assert (
+        "env DP_DISABLE_HEALTHCHECKS: 'my-xids' is neither an XID nor all: it is passed over",
+    ) == told
