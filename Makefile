@@ -21,6 +21,8 @@ QUICK      := -m "not histories"
 BENCH      ?=
 PEERS      ?=
 WATCH      ?= 5
+SYSTEMD    ?=
+CHART      ?=
 
 # uv takes the interpreter that made the environment, never a downloaded one, whatever is active.
 unexport VIRTUAL_ENV
@@ -84,6 +86,14 @@ systemd-check:
 manifests-check: $(STAMP)
 	$(BIN)/kubernetes-validate -k $(KUBERNETES) --strict $(MANIFESTS)
 
+.PHONY: manifests
+manifests: $(STAMP)  ## render deploy/manifests from the chart, and its schema from the settings
+	PYTHONPATH=. $(BIN)/python deploy/render.py "$$(tests/chart/build)/helm"
+
+.PHONY: chart-check
+chart-check: $(STAMP)  ## judge the chart by helm, kubeconform and kube-score (first time 3 minutes; CHART='-k word')
+	tests/chart/run $(CHART)
+
 # $(call generate,DIR) writes the messages of protos/ to DIR. protoc finds its plugin, and the
 # plugin its formatter, by name; that the plugin lists what it writes is of no interest.
 generate = PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m grpc_tools.protoc -Iprotos \
@@ -126,6 +136,10 @@ test-peers: $(STAMP)  ## run the agent beside the real peers (PEERS=tests/peers/
 test-peers-long: $(STAMP)  ## run what takes minutes beside the real peers (PEERS as above)
 	tests/peers/run -m long $(PEERS)
 
+.PHONY: test-systemd
+test-systemd: $(STAMP)  ## run the service on a real systemd, in a container (SYSTEMD='-k word')
+	tests/systemd/run $(SYSTEMD)
+
 .PHONY: fmt
 fmt: $(STAMP)  ## format the code and fix what can be fixed
 	$(BIN)/ruff format .
@@ -136,6 +150,14 @@ build: $(STAMP)  ## build the wheel into dist/
 	rm -rf dist
 	$(BIN)/uv build --quiet --wheel
 	ls -l dist/*.whl
+
+.PHONY: image
+image: $(STAMP)  ## build the image twice, byte for byte the same, into build/image/
+	deploy/image/build
+
+.PHONY: test-image
+test-image: $(STAMP)  ## build the image and run it read-only under runc
+	tests/image/run
 
 .PHONY: clean
 clean:  ## remove everything that make made

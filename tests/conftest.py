@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-PEERS = Path(__file__).parent / "peers"
+TESTS = Path(__file__).parent
+OPTIONS = {"chart": "--chart", "image": "--image", "peers": "--peers", "systemd": "--systemd"}
+"""Folders whose tests run only for those who ask, with the option that asks for them."""
 
 # On Python 3.11 pytest-asyncio asks for "the current loop" before its first test; asyncio then
 # makes one that nobody closes, and its ResourceWarning fails whatever test runs later.
@@ -13,13 +15,15 @@ asyncio.set_event_loop(None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--peers` is for tests/peers/run, which sees to it that there are peers."""
-    parser.addoption("--peers", action="store_true", help="collect tests/peers/test_*.py too")
+    """`tests/FOLDER/run` sees to it that there is what they need."""
+    for folder, option in OPTIONS.items():
+        parser.addoption(option, action="store_true", help=f"collect tests/{folder}/test_*.py too")
     parser.addoption("--gpu-watch", default="5", metavar="SECONDS", help="watch a real GPU so long")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Tests beside the real peers are for those who ask; what needs no peers runs always."""
-    if collection_path.parent == PEERS and collection_path.name.startswith("test_"):
-        return not config.getoption("--peers") or None
+    """Tests of real peers, systemd or image are for those who ask; all others run always."""
+    option = OPTIONS.get(collection_path.parent.name)
+    if collection_path.parent.parent == TESTS and option and collection_path.match("test_*.py"):
+        return not config.getoption(option) or None
     return None

@@ -55,7 +55,7 @@ async def open_adapters(settings: Settings) -> AsyncIterator[Adapters]:
         state = await stack.enter_async_context(Worker("state", DISK_QUEUE))
         disk = await HostDisk.open(settings.paths.state, state)
         stack.callback(disk.close)
-        driver = await stack.enter_async_context(_driver(settings))
+        driver = await stack.enter_async_context(open_driver(settings))
         paths = settings.paths
         yield Adapters(
             driver=driver,
@@ -72,7 +72,7 @@ async def open_adapters(settings: Settings) -> AsyncIterator[Adapters]:
 
 
 @contextlib.asynccontextmanager
-async def _driver(settings: Settings) -> AsyncIterator[Driver]:
+async def open_driver(settings: Settings) -> AsyncIterator[Driver]:
     """NVML, or simulated GPUs where the settings name some; only the one in use is imported."""
     spec = settings.driver.simulate
     if spec is not None:

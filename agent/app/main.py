@@ -19,17 +19,19 @@ from agent.app.codes import (
     NO_PERMISSION,
     OK,
     OS_ERROR,
+    RESTART,
 )
 from agent.app.front import Front, Host, join_front
 from agent.app.loading import load_back, post_last, serve_web, web_door
 from agent.app.reloading import Reloading
-from agent.app.running import Extra, Whole, alive, tell_systemd, tiers
+from agent.app.running import Extra, Whole, alive, lost, tell_systemd, tiers
 from agent.app.watching import Watched
 from agent.codec.last_good import decode_last_good
 from agent.core.changes import NodeEvent
 from agent.core.container_edits import container_directory
 from agent.core.errors import (
     AgentError,
+    DirectoryLost,
     DriverMissing,
     PermissionFault,
     SettingsError,
@@ -42,10 +44,11 @@ from agent.core.ports import ServiceNotifier
 from agent.host.clock import boot_id, machine_id
 from agent.host.kube.connection import Connection, check
 from agent.host.lockfile import LockFile
+from agent.host.mounts import WrittenDirectory
 from agent.host.systemd import service_notifier
 from agent.kit.heartbeat import Heartbeat
 from agent.kit.supervisor import BudgetSpent
-from agent.kit.tiers import run_tiers
+from agent.kit.tiers import Task, run_tiers
 from agent.plugin.sockets import rival
 from agent.services.announce import Notices
 from agent.services.reload import Reload
@@ -69,6 +72,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (PermissionFault, NO_PERMISSION),
     (StateError, NO_PERMISSION),
     (DriverMissing, NO_DRIVER),
+    (DirectoryLost, RESTART),
     (AgentError, BUG),
 )
 
@@ -124,6 +128,7 @@ async def _run(process: Process, notifier: ServiceNotifier, signals: _Signals) -
             await adapters.driver.scan()
         front = await _joined(process.start, adapters, signals.stop)
         await _alone(settings, connection, adapters, front.notices)
+        written = stack.enter_context(WrittenDirectory(settings.paths.plugins))
         whole = Whole(front, plain=settings.plain is not None, observe=settings.observe)
         watched = Watched(Heartbeat(), whole=whole)
         reload = _reload(process, front, adapters, notifier, signals.reload)
@@ -133,6 +138,7 @@ async def _run(process: Process, notifier: ServiceNotifier, signals: _Signals) -
             notify=lambda: tell_systemd(notifier, whole),
             reload=reload.run,
             web=lambda: serve_web(settings, watched, whole, adapters.loader),
+            mounts=Task("mounts", lambda: lost(front.registration.state, written)),
         )
         await run_tiers(tiers(whole, extra, adapters.random), signals.stop, STOP_DEADLINE)
         notifier.stopping()

@@ -5,15 +5,18 @@ import contextlib
 import dataclasses
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from agent.app.front import Front
 from agent.app.policies import EXPECTED, POLICIES
+from agent.core.errors import DirectoryLost
 from agent.core.ports import ServiceNotifier
 from agent.kit.cell import Cell
 from agent.kit.news import news
 from agent.kit.supervisor import supervise
 from agent.kit.tiers import Task
+from agent.services.registration import RegistrationState
 
 if TYPE_CHECKING:
     from agent.app.back import Back
@@ -38,6 +41,9 @@ OBSERVING_PLAIN = ("announcer",)
 STATUS_PERIOD = 10.0
 """Seconds between looks at the status line when nothing is new."""
 
+MEETING = 5.0
+"""Seconds that READY waits for the kubelet: a silent one, or a silent driver, is no failure."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Whole:
@@ -58,15 +64,32 @@ class Whole:
         return back
 
 
+class Written(Protocol):
+    """The kubelet's directory, which this process could write."""
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        ...
+
+    def is_lost(self) -> bool:
+        """True when it was made anew, and this process sees it read-only."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Extra:
-    """Standing tasks of the process itself. `load` brings the back half and keeps it open."""
+    """Standing tasks of the process itself. `load` brings the back half and keeps it open.
+
+    `mounts` ends the process when it fails: no new try of its own would see other mounts.
+    """
 
     heartbeat: Run
     load: Run
     notify: Run
     reload: Run
     web: Run
+    mounts: Task
 
 
 def tiers(whole: Whole, extra: Extra, chance: random.Random) -> Sequence[Sequence[Task]]:
@@ -108,7 +131,7 @@ def tiers(whole: Whole, extra: Extra, chance: random.Random) -> Sequence[Sequenc
             *map(late, _behind(whole)),
         ),
         (
-            *(() if whole.observe else (Task("endpoints", front.endpoints.run),)),
+            *(() if whole.observe else (Task("endpoints", front.endpoints.run), extra.mounts)),
             *(() if whole.plain else (task("report", report),)),
             task("notify", extra.notify),
             task("reload", extra.reload),
@@ -124,9 +147,30 @@ def _behind(whole: Whole) -> tuple[str, ...]:
     return PLAIN if whole.plain else SCHEDULED
 
 
+async def met(state: Cell[RegistrationState], within: float = MEETING) -> None:
+    """Wait for the first word about the kubelet, `within` seconds at most.
+
+    Then the plugin's socket serves and was registered or refused, or there is no kubelet.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within):
+            await state.until(lambda said: said != RegistrationState())
+
+
+async def lost(state: Cell[RegistrationState], written: Written) -> None:
+    """Watch the kubelet's directory; raise DirectoryLost when only others can write there."""
+    while not written.is_lost():
+        await news(state, within=STATUS_PERIOD)
+    raise DirectoryLost(
+        f"{written.path} was made anew, and only a new process can write there: restart the agent"
+    )
+
+
 async def tell_systemd(notifier: ServiceNotifier, whole: Whole) -> None:
-    """READY once everything runs, then the state in one line."""
+    """READY once the kubelet was met, then the state in one line."""
     front = whole.front
+    if not whole.observe:
+        await met(front.registration.state)
     notifier.ready()
     text = ""
     while True:

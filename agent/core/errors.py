@@ -3,6 +3,7 @@
 AgentError
 ├── SettingsError        a file, variable or flag cannot be used: exit 78
 ├── PermissionFault      a directory or socket may not be used: exit 77
+├── DirectoryLost        the kubelet's directory can be written by a new process only: exit 75
 ├── DriverError          the driver as a whole does not answer
 │   └── DriverMissing    there is no driver library, or it refuses to start: exit 69 or wait
 ├── GpuError             one GPU does not answer; the others go on
@@ -51,6 +52,10 @@ class SettingsError(AgentError):
 
 class PermissionFault(AgentError):  # noqa: N818 -- PermissionError is a builtin
     """A path that the agent needs may not be read, written or bound."""
+
+
+class DirectoryLost(AgentError):  # noqa: N818 -- names what happened
+    """The kubelet's directory was made anew, and this process sees the new one read-only."""
 
 
 class DriverError(AgentError):

@@ -27,6 +27,7 @@ HOST_PATHS = {
     "/var/lib/kubelet/device-plugins",
     "/var/lib/kubelet/pod-resources",
 }
+TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 -- where it is mounted
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +93,7 @@ def test_only_these_paths_of_the_host_are_mounted(pod: dict[str, Any], container
 
     assert HOST_PATHS == set(paths.values())
     assert "/host/sys/fs/cgroup" == mounts.pop("cgroup")
-    assert mounts == {"config": "/etc/hami-agent", "hami": "/etc/hami"} | {
+    assert mounts == {"config": "/etc/hami-agent", "hami": "/etc/hami", "token": TOKEN} | {
         name: paths[name] for name in mounts if name in paths
     }
 
@@ -100,7 +101,7 @@ def test_only_these_paths_of_the_host_are_mounted(pod: dict[str, Any], container
 def test_what_the_agent_only_reads_it_cannot_write(container: dict[str, Any]):
     read_only = {m["name"] for m in container["volumeMounts"] if m.get("readOnly")}
 
-    assert {"cgroup", "config", "hami", "pod-resources"} == read_only
+    assert {"cgroup", "config", "hami", "pod-resources", "token"} == read_only
 
 
 def test_the_commented_settings_are_the_defaults(objects: dict[str, Any]):
@@ -135,7 +136,7 @@ def test_every_variable_that_is_set_is_a_setting(container: dict[str, Any]):
 
 
 def test_hamis_files_are_mounted_where_the_agent_looks_for_them(pod: dict[str, Any]):
-    (sources,) = [v["projected"]["sources"] for v in pod["volumes"] if "projected" in v]
+    (sources,) = [v["projected"]["sources"] for v in pod["volumes"] if v["name"] == "hami"]
     paths = {f"/etc/hami/{item['path']}" for s in sources for item in s["configMap"]["items"]}
 
     assert {BY_KEY["files.deviceConfig"].default, BY_KEY["files.nodeConfig"].default} == paths

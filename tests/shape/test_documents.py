@@ -8,6 +8,7 @@ import pytest
 from agent import __version__
 from agent.cli.main import VERBS
 from agent.core.errors import Gate
+from agent.core.preflight import Point
 from tests.shape import tree
 
 WORDS = """
@@ -87,6 +88,11 @@ def test_the_runbook_explains_no_refusal_that_is_not_there():
     explained = set(re.findall(r"HA-\d{4}", tree.text("RUNBOOK.md")))
 
     assert set() == explained - {gate.value for gate in Gate}
+
+
+@pytest.mark.parametrize("point", Point, ids=lambda point: point.value)
+def test_the_runbook_explains_all_that_the_doctor_looks_at(point: Point):
+    assert 1 == tree.text("RUNBOOK.md").count(f"### {point.value} ")
 
 
 def commands(document: str) -> Iterator[tuple[str, str]]:

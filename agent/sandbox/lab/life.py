@@ -8,7 +8,7 @@ from typing import Final
 from agent.sandbox.lab.cluster import SandboxCluster
 
 RESTART_DELAY: Final = 1.0
-"""Seconds, as systemd is told."""
+"""Seconds; systemd is told to wait less, but here people watch."""
 
 Snapshot = Mapping[str, str]
 

@@ -1,0 +1,158 @@
+"""`doctor --pre`: looks at all that the agent will need on this node, and changes nothing."""
+
+import asyncio
+import contextlib
+import dataclasses
+import random
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+from agent.app.adapters import open_driver
+from agent.core import preflight
+from agent.core.errors import (
+    AgentError,
+    ApiError,
+    KubeletError,
+    SettingsError,
+    StateError,
+    WitnessUnsupported,
+)
+from agent.core.gpu import Scan
+from agent.core.holdings import Holding
+from agent.core.pods import NodeView
+from agent.core.preflight import Cluster, Finding
+from agent.host.hookdirs import HostHookDirs
+from agent.host.kube.api import KubeNode
+from agent.host.kube.connection import Connection
+from agent.host.kube.review import KubeReview
+from agent.host.kube.session import KubeSession
+from agent.host.podresources import PodResourcesWitness
+from agent.host.surroundings import look_at, plugin_sockets
+from agent.host.worker import Worker
+from agent.settings.schema import Settings
+
+DRIVER_SECONDS = 10.0
+NODE_SECONDS = 5.0
+"""A Node that is there comes with the first frame of its watch."""
+
+
+async def examine(settings: Settings, environ: Mapping[str, str]) -> tuple[Finding, ...]:
+    """Everything but the settings themselves, each with a deadline of its own."""
+    cluster = None if settings.plain is not None else await _cluster(settings, environ)
+    findings = [*_paths(settings), await _library(settings), *await _driver(settings)]
+    plugins, socket = settings.paths.plugins, settings.paths.kubelet_socket
+    findings.append(preflight.judge_kubelet(look_at(plugins), look_at(socket)))
+    findings.append(await _witness(settings))
+    if cluster is not None:
+        findings += preflight.judge_cluster(settings.node, cluster)
+    sockets = plugin_sockets(plugins, socket.name)
+    findings += preflight.judge_plugins(str(plugins), sockets, cluster)
+    return tuple(findings)
+
+
+def _paths(settings: Settings) -> list[Finding]:
+    paths = settings.paths
+    made = [preflight.judge_path(look_at(one), made=True) for one in (paths.state, paths.run)]
+    hook, home = look_at(paths.hook), look_at(paths.hook / "vgpu")
+    if home.kind:  # which alone is mounted into a pod, under a read-only root
+        hook = dataclasses.replace(hook, writable=home.writable)
+    return [*made, preflight.judge_path(hook, made=False)]
+
+
+async def _library(settings: Settings) -> Finding:
+    plain = settings.plain
+    home = str(settings.paths.hook / "vgpu")
+    async with Worker("disk", 1) as worker:
+        hooks = HostHookDirs(settings.paths.hook, Path("/dev"), settings.library_version, worker)
+        try:
+            missing = (await hooks.facts()).missing
+        except (StateError, OSError) as error:
+            missing = (str(error),)
+    return preflight.judge_library(home, missing, needed=plain is None or plain.memory_limits)
+
+
+async def _driver(settings: Settings) -> tuple[Finding, ...]:
+    library = settings.driver.nvml_library or "NVIDIA's library (NVML)"
+    found: Scan | None = None
+    failure = ""
+    try:
+        with _elsewhere(settings) as run:
+            paths = dataclasses.replace(settings.paths, run=Path(run))
+            apart = dataclasses.replace(settings, paths=paths)
+            async with asyncio.timeout(DRIVER_SECONDS), open_driver(apart) as driver:
+                found = await driver.scan()
+    except TimeoutError:
+        failure = f"the driver did not answer within {DRIVER_SECONDS:g} s"
+    except (AgentError, OSError) as error:
+        failure = str(error)
+    return tuple(preflight.judge_driver(settings.driver.simulate or library, found, failure))
+
+
+def _elsewhere(settings: Settings) -> contextlib.AbstractContextManager[str]:
+    """Simulated GPUs bring a socket, which must not lie in the agent's own directory."""
+    if settings.driver.simulate is None:
+        return contextlib.nullcontext(str(settings.paths.run))
+    return tempfile.TemporaryDirectory()
+
+
+async def _witness(settings: Settings) -> Finding:
+    path = settings.paths.pod_resources_socket
+    witness = PodResourcesWitness(path)
+    held: int | None = None
+    failure = ""
+    asks = True
+    try:
+        held = _held(await witness.list(), settings.sharing.resource)
+        await witness.get("default", "hami-agent-doctor")
+    except WitnessUnsupported:
+        asks = False
+    except KubeletError as error:
+        failure = str(error)
+    finally:
+        witness.close()
+    return preflight.judge_witness(str(path), held, failure, asks=asks)
+
+
+def _held(pods: tuple[Holding, ...], resource: str) -> int:
+    return sum(1 for pod in pods for one in pod.containers if one.ids.get(resource))
+
+
+async def _cluster(settings: Settings, environ: Mapping[str, str]) -> Cluster:
+    kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
+    connection = Connection(kubeconfig=kubeconfig, environment=environ)
+    server = f"API server by {connection.source}"
+    try:
+        async with _session(connection) as session:
+            review = KubeReview(session, settings.node)
+            wanted = preflight.rights(settings.node)
+            denied = tuple([right for right in wanted if not await review.granted(right)])
+            if denied:  # what follows would only say it once more
+                return Cluster(server, denied=denied)
+            node = await _node(KubeNode(session, settings.node))
+            plugins = await review.plugins()
+    except (ApiError, SettingsError) as error:
+        return Cluster(server, failure=str(error))
+    if node is None:
+        return Cluster(server, found=False, plugins=plugins)
+    return Cluster(server, True, node.labels, node.annotations, plugins=plugins)
+
+
+@contextlib.asynccontextmanager
+async def _session(connection: Connection) -> AsyncIterator[KubeSession]:
+    session = KubeSession(connection, random.SystemRandom())
+    try:
+        await session.open()
+        yield session
+    finally:
+        await session.close()
+
+
+async def _node(api: KubeNode) -> NodeView | None:
+    """This Node as the watch first shows it; None where it shows none."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(NODE_SECONDS):
+            async for change in api.watch_node():
+                if not change.opened:
+                    return change.node
+    return None

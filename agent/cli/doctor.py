@@ -1,0 +1,112 @@
+"""`hami-agent doctor --pre`: does the agent find all it needs on this node, and whom else?"""
+
+import argparse
+import asyncio
+import json
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+
+from agent.app.preflight import examine
+from agent.cli.codes import OK, PROBLEM
+from agent.cli.logs import configure
+from agent.cli.main import Subparsers
+from agent.cli.settings_args import add_output, add_settings, sources
+from agent.cli.settings_view import API_VERSION
+from agent.core.errors import SettingsError
+from agent.core.preflight import Finding, Point, Verdict, judge_hami_files
+from agent.settings.load import DEVICE_CONFIG, NODE_CONFIG, Look, look
+from agent.settings.profiles import NodeFacts
+from agent.settings.reading import Reading
+from agent.settings.schema import Settings
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """The verb `doctor`."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="look at this node before the agent starts on it",
+        description="Looks at all that the agent needs on this node, with the settings that `run` "
+        "would have here, and changes nothing: settings, paths, HAMi-core, driver, kubelet, Node, "
+        "rights, and other device plugins. Exits 1 if something keeps the agent from serving.",
+        epilog="example: hami-agent doctor --pre --config /etc/hami-agent/config.yaml -o json",
+    )
+    parser.add_argument(
+        "--pre", action="store_true", required=True, help="before the first start, or a switch"
+    )
+    add_output(parser)
+    add_settings(parser)
+
+
+def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Print a line for everything that was looked at."""
+    configure("error", "auto", environ)
+    findings = tuple(_findings(look(sources(args, environ)), environ))
+    wrong = any(one.verdict is Verdict.WRONG for one in findings)
+    if args.output == "json":
+        _write_json(findings, ok=not wrong)
+    else:
+        sys.stdout.writelines(_line(one) for one in findings)
+        sys.stdout.write(_sum(findings))
+    return PROBLEM if wrong else OK
+
+
+def _findings(found: Look, environ: Mapping[str, str]) -> Sequence[Finding]:
+    try:
+        if found.plan is None:
+            raise found.refusal or SettingsError("nothing was read")
+        reading = Reading(found.plan, socket.gethostname(), found.given)
+        settings = reading.settings(NodeFacts())
+    except SettingsError as error:
+        advice = "mend it; `hami-agent config check` says what each node would get"
+        return [Finding(Point.SETTINGS, Verdict.WRONG, "settings", str(error), advice)]
+    read = Finding(Point.SETTINGS, Verdict.OK, "settings", f"accepted, for Node {settings.node}")
+    notes = [
+        Finding(Point.SETTINGS, Verdict.NOTE, "settings", text, "it changes nothing here")
+        for text in reading.warnings
+    ]
+    hami = _hami_files(reading, settings)
+    return [read, *notes, hami, *asyncio.run(examine(settings, environ))]
+
+
+def _hami_files(reading: Reading, settings: Settings) -> Finding:
+    effective = reading.plan.resolve(NodeFacts(settings.node)).settings
+    given = reading.given
+    files = {
+        str(effective[key].value): text is not None
+        for key, text in ((DEVICE_CONFIG, given.device_config), (NODE_CONFIG, given.node_config))
+        if effective[key].value
+    }
+    names = [name for name, _ in reading.plan.node_config.entries if name]
+    return judge_hami_files(files, settings.node, names)
+
+
+def _line(one: Finding) -> str:
+    line = f"{one.verdict.value:<6} {one.point.value:<11} {one.subject}: {one.said}"
+    if one.advice:
+        line += f"; {one.advice}"
+    return line + (f" [RUNBOOK {one.point.value}]\n" if one.verdict is not Verdict.OK else "\n")
+
+
+def _sum(findings: Sequence[Finding]) -> str:
+    counts = {verdict: sum(one.verdict is verdict for one in findings) for verdict in Verdict}
+    return f"{counts[Verdict.WRONG]} wrong, {counts[Verdict.NOTE]} notes, {counts[Verdict.OK]} ok\n"
+
+
+def _write_json(findings: Sequence[Finding], *, ok: bool) -> None:
+    document = {
+        "apiVersion": API_VERSION,
+        "kind": "Preflight",
+        "ok": ok,
+        "findings": [
+            {
+                "id": one.point.value,
+                "verdict": one.verdict.value.lower(),
+                "subject": one.subject,
+                "said": one.said,
+                "advice": one.advice,
+            }
+            for one in findings
+        ],
+    }
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")

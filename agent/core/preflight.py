@@ -1,0 +1,295 @@
+"""What `doctor --pre` looks at before the agent starts on a node, and what it makes of it."""
+
+import dataclasses
+import enum
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from agent.core.annotations import REGISTER
+from agent.core.gpu import Scan
+
+HAMI_LABEL: Final = ("gpu", "on")
+"""The label by which HAMi's DaemonSet, and ours, choose nodes."""
+
+MONITOR: Final = (
+    "when HAMi's DaemonSet is switched off (devicePlugin.enabled=false), its vGPUmonitor goes with "
+    "it: metrics and dashboards on port 31992, priorities of pods, and core limits of GPUs in the "
+    "default core policy"
+)
+
+
+class Point(enum.Enum):
+    """What is looked at. The value is the id that the runbook explains."""
+
+    SETTINGS = "P-SETTINGS"
+    HAMI_FILES = "P-HAMI"
+    PATHS = "P-PATHS"
+    LIBRARY = "P-LIBRARY"
+    DRIVER = "P-DRIVER"
+    KUBELET = "P-KUBELET"
+    WITNESS = "P-WITNESS"
+    NODE = "P-NODE"
+    LABEL = "P-LABEL"
+    RIGHTS = "P-RIGHTS"
+    PLUGIN = "P-PLUGIN"
+    MONITOR = "P-MONITOR"
+
+
+class Verdict(enum.Enum):
+    """How it is. A note is worth knowing and keeps nobody from starting."""
+
+    OK = "ok"
+    NOTE = "note"
+    WRONG = "WRONG"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Finding:
+    """One line: what was looked at, how it is, and what to do where that is not well."""
+
+    point: Point
+    verdict: Verdict
+    subject: str
+    said: str
+    advice: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Right:
+    """One thing that the agent asks of the API server. `name`: of one object, or of any."""
+
+    verb: str
+    resource: str
+    name: str = ""
+    selector: str = ""
+    """The field selector that goes with it."""
+
+    @property
+    def words(self) -> str:
+        """As a ClusterRole says it: verb and resource."""
+        return f"{self.verb} {self.resource}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """A path as it was found. `kind`: directory, socket, file, what it is else; empty: nothing."""
+
+    path: str
+    kind: str
+    owner: int = 0
+    mode: int = 0
+    writable: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PluginSocket:
+    """A socket in the kubelet's directory that is not the kubelet's. `alive`: it answers."""
+
+    path: str
+    alive: bool
+
+    @property
+    def theirs(self) -> bool:
+        """True for the names that HAMi's plugin and NVIDIA's give theirs."""
+        return self.path.rpartition("/")[2].startswith("nvidia-")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cluster:
+    """What the API server said of this node. `failure`: why it said nothing more.
+
+    `found` None: it was not asked for the Node, because rights are missing. `plugins` are pods of
+    other device plugins for NVIDIA GPUs on this node.
+    """
+
+    server: str
+    found: bool | None = None
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    annotations: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    denied: tuple[Right, ...] = ()
+    plugins: tuple[str, ...] = ()
+    failure: str = ""
+
+
+def rights(node: str) -> tuple[Right, ...]:
+    """All that the agent asks of the API server, on the node `node`."""
+    return (
+        Right("watch", "nodes", name=node),
+        Right("patch", "nodes", name=node),
+        Right("list", "pods", selector=f"spec.nodeName={node}"),
+        Right("watch", "pods", selector=f"spec.nodeName={node}"),
+        Right("patch", "pods/status"),
+        Right("create", "events"),
+        Right("patch", "events"),
+    )
+
+
+def judge_path(place: Place, *, made: bool) -> Finding:
+    """A directory that the agent writes to; `made`: the agent makes it where it is missing."""
+    if not place.kind and made:
+        return Finding(Point.PATHS, Verdict.OK, place.path, "is not there yet: the agent makes it")
+    return _directory(Point.PATHS, place)
+
+
+def judge_kubelet(directory: Place, socket: Place) -> Finding:
+    """The kubelet's device plugin directory and its socket."""
+    found = _directory(Point.KUBELET, directory)
+    if found.verdict is not Verdict.OK:
+        return found
+    if socket.kind != "socket":
+        return Finding(
+            *(Point.KUBELET, Verdict.WRONG, socket.path, "no socket of a kubelet is there"),
+            "start the kubelet, or name its directory with paths.kubeletSocket",
+        )
+    return Finding(Point.KUBELET, Verdict.OK, socket.path, "the kubelet's socket is there")
+
+
+def judge_witness(path: str, held: int | None, failure: str, *, asks: bool) -> Finding:
+    """PodResources. `held`: containers with slices of ours; `asks`: it knows Get."""
+    if held is None:
+        return Finding(
+            *(Point.WITNESS, Verdict.WRONG, path, failure),
+            "see that the kubelet runs and that paths.podResourcesSocket names its socket",
+        )
+    known = f"the kubelet answers, and {held} containers hold slices"
+    if held:
+        known += "; the agent takes them over with the ids that they have"
+    if not asks:
+        return Finding(
+            *(Point.WITNESS, Verdict.NOTE, path, f"{known}; it cannot say whom it is admitting"),
+            "kubelets before 1.34: pods are served one after the other (HA-2007)",
+        )
+    return Finding(Point.WITNESS, Verdict.OK, path, known)
+
+
+def judge_driver(library: str, scan: Scan | None, failure: str) -> Iterator[Finding]:
+    """NVIDIA's library, and each GPU that will not be shared."""
+    if scan is None or not scan.gpus:
+        why = failure or "the driver answers, and has no GPU that can be described"
+        yield Finding(
+            *(Point.DRIVER, Verdict.WRONG, library, why),
+            "install NVIDIA's driver, or let the container have it (runtimeClassName, driver root)",
+        )
+        return
+    models = ", ".join(sorted({gpu.name for gpu in scan.gpus}))
+    said = f"driver {scan.driver_version}, {len(scan.gpus)} GPUs: {models}"
+    yield Finding(Point.DRIVER, Verdict.OK, library, said)
+    left_out = [f"GPU {gpu.uuid} is in MIG mode" for gpu in scan.gpus if gpu.mig_enabled]
+    left_out += [f"GPU {fault.gpu}: {fault.text}" for fault in scan.faults]
+    for text in left_out:
+        yield Finding(Point.DRIVER, Verdict.NOTE, library, text, "it will not be shared")
+
+
+def judge_library(home: str, missing: Sequence[str], *, needed: bool) -> Finding:
+    """HAMi-core's files in `home`; `missing` names those that are not there."""
+    if not missing:
+        return Finding(Point.LIBRARY, Verdict.OK, home, "libvgpu.so and ld.so.preload are there")
+    said = f"not there: {', '.join(missing)}"
+    if not needed:
+        return Finding(Point.LIBRARY, Verdict.OK, home, f"{said}; not needed with these settings")
+    return Finding(
+        *(Point.LIBRARY, Verdict.WRONG, home, said),
+        "put HAMi-core's files there; until then pods are refused (HA-5005)",
+    )
+
+
+def judge_cluster(node: str, cluster: Cluster) -> Iterator[Finding]:
+    """The Node, its label and our rights."""
+    if cluster.failure:
+        yield Finding(
+            *(Point.NODE, Verdict.WRONG, cluster.server, cluster.failure),
+            "mend the connection or the rights, and look again",
+        )
+    elif cluster.found is False:
+        yield Finding(
+            *(Point.NODE, Verdict.WRONG, f"Node {node}", "the API server knows no such Node"),
+            "set node.name (--node-name, NODE_NAME) to the Node's name in Kubernetes",
+        )
+    elif cluster.found:
+        registered = REGISTER in cluster.annotations
+        said = "is there, " + ("registered already" if registered else "not registered yet")
+        yield Finding(Point.NODE, Verdict.OK, f"Node {node}", said)
+        yield _label(node, cluster.labels)
+    if cluster.denied:
+        yield Finding(
+            *(Point.RIGHTS, Verdict.WRONG, cluster.server),
+            f"these are denied: {', '.join(right.words for right in cluster.denied)}",
+            "grant them to this account: they stand in the chart's ClusterRole",
+        )
+    elif not cluster.failure:
+        yield Finding(
+            Point.RIGHTS, Verdict.OK, cluster.server, "all that the agent asks is granted"
+        )
+
+
+def judge_plugins(
+    directory: str, sockets: Sequence[PluginSocket], cluster: Cluster | None
+) -> Iterator[Finding]:
+    """Other plugins for these GPUs: at work, or what they left; and what goes with HAMi's."""
+    pods = cluster.plugins if cluster is not None else ()
+    for pod in pods:
+        yield Finding(
+            *(Point.PLUGIN, Verdict.WRONG, f"pod {pod}", "another device plugin runs on this node"),
+            "take it off this node first: two plugins for one resource take it from each other",
+        )
+    at_work = [one for one in sockets if one.theirs and one.alive]
+    for one in at_work:
+        yield Finding(
+            *(Point.PLUGIN, Verdict.WRONG, one.path, "another device plugin answers here"),
+            "stop it first: two plugins for one resource take it from each other",
+        )
+    for one in sockets:
+        if one.theirs and not one.alive:
+            yield Finding(
+                *(Point.PLUGIN, Verdict.NOTE, one.path, "left behind by another device plugin"),
+                "nobody listens there; remove it when that plugin will not come back",
+            )
+    if not pods and not at_work:
+        yield Finding(Point.PLUGIN, Verdict.OK, directory, "no other plugin for these GPUs answers")
+    if pods or at_work or (cluster is not None and REGISTER in cluster.annotations):
+        yield Finding(
+            *(Point.MONITOR, Verdict.NOTE, "HAMi's vGPUmonitor", MONITOR),
+            "let it run beside the agent where these are used (see deploy/README.md)",
+        )
+
+
+def judge_hami_files(files: Mapping[str, bool], node: str, names: Sequence[str]) -> Finding:
+    """HAMi's two files by path, and whether they are there; `names`: the nodes that they name."""
+    there = [path for path, found in files.items() if found]
+    if not there:
+        return Finding(
+            *(Point.HAMI_FILES, Verdict.NOTE, ", ".join(files) or "HAMi's ConfigMaps"),
+            "not there: the agent's own settings and defaults hold",
+            "mount the ConfigMaps of HAMi's release where its settings shall go on",
+        )
+    said = "read"
+    if names:
+        said += f"; {node} is named" if node in names else f"; {node} is not among the nodes named"
+    return Finding(Point.HAMI_FILES, Verdict.OK, ", ".join(there), said)
+
+
+def _directory(point: Point, place: Place) -> Finding:
+    """A directory of root's or ours that nobody else may write, and that we may."""
+    said = advice = ""
+    if place.kind != "directory":
+        said = f"is a {place.kind}" if place.kind else "is not there"
+        advice = "mount or make the directory there"
+    elif place.mode & 0o002:
+        said, advice = f"everybody may write there (mode {place.mode:04o})", "make it 0755 or less"
+    elif not place.writable:
+        said = f"cannot be written (owner {place.owner}, mode {place.mode:04o})"
+        advice = "run as its owner, and mount it read-write"
+    if said:
+        return Finding(point, Verdict.WRONG, place.path, said, advice)
+    return Finding(point, Verdict.OK, place.path, "can be written, by its owner alone or a group")
+
+
+def _label(node: str, labels: Mapping[str, str]) -> Finding:
+    key, value = HAMI_LABEL
+    subject = f"label {key}={value} of Node {node}"
+    if labels.get(key) == value:
+        return Finding(Point.LABEL, Verdict.OK, subject, "is there")
+    return Finding(
+        *(Point.LABEL, Verdict.NOTE, subject, "is not there"),
+        "HAMi's DaemonSet and the agent's choose nodes by it, unless their values say otherwise",
+    )

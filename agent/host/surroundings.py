@@ -1,0 +1,51 @@
+"""A look at paths and sockets of this host, without changing any."""
+
+import errno
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from agent.core.preflight import Place, PluginSocket
+
+KINDS: Final = ((stat.S_ISDIR, "directory"), (stat.S_ISSOCK, "socket"), (stat.S_ISREG, "file"))
+CONNECT_SECONDS: Final = 0.5
+
+
+def look_at(path: Path) -> Place:
+    """The path as it is; links are followed."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return Place(str(path), "")
+    except OSError as error:
+        return Place(str(path), f"path that cannot be looked at ({error.strerror or error})")
+    kind = next((name for holds, name in KINDS if holds(found.st_mode)), "special file")
+    mode = stat.S_IMODE(found.st_mode)
+    return Place(str(path), kind, found.st_uid, mode, os.access(path, os.W_OK))
+
+
+def plugin_sockets(directory: Path, kubelet: str) -> tuple[PluginSocket, ...]:
+    """The sockets in the kubelet's directory but its own, which is named `kubelet`."""
+    return tuple(
+        PluginSocket(str(path), alive=_answers(path)) for path in _sockets(directory, kubelet)
+    )
+
+
+def _sockets(directory: Path, kubelet: str) -> Iterator[Path]:
+    try:
+        entries = sorted(directory.iterdir())
+    except OSError:
+        return
+    for path in entries:
+        if path.name != kubelet and look_at(path).kind == "socket":
+            yield path
+
+
+def _answers(path: Path) -> bool:
+    """False where nobody listens any more."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(CONNECT_SECONDS)
+        return probe.connect_ex(os.fspath(path)) not in {errno.ECONNREFUSED, errno.ENOENT}

@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Takes what the agents wrote off the Nodes, once their pods are gone.
+
+    uninstall.py NAMESPACE LABEL_SELECTOR_OF_THE_PODS
+
+Another device plugin may have followed already: an annotation that it wrote since is its own. The
+API server keeps who wrote what (managedFields).
+"""
+
+import http.client
+import json
+import os
+import ssl
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+WRITER = "hami-agent"
+OWN = "hami-agent/"
+REGISTER = "hami.io/node-nvidia-register"
+HANDSHAKE = "hami.io/node-handshake"
+REPORT = (REGISTER, "hami.io/node-nvidia-score", HANDSHAKE)
+METADATA = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1"
+PATIENCE = 90.0
+"""Seconds for the agents' pods to end."""
+PAUSE = 1.0
+TRIES = 5
+CONFLICT = 409
+GONE = 404
+
+
+class Api:
+    """The API server, as this pod's account."""
+
+    def __init__(self, server: str, token: str, context: ssl.SSLContext | None) -> None:
+        self._server = server
+        self._token = token
+        self._context = context
+
+    def ask(self, path: str, kind: str = "", patch: object = None) -> dict[str, Any]:
+        """The object of the answer. Raises urllib.error.HTTPError for a refusal."""
+        request = urllib.request.Request(  # noqa: S310 -- the scheme is ours
+            self._server + path,
+            data=None if patch is None else json.dumps(patch).encode(),
+            method="GET" if patch is None else "PATCH",
+            headers={
+                "Authorization": f"Bearer {self._token}",
+                "Accept": METADATA.format(kind),
+                "Content-Type": "application/merge-patch+json",
+            },
+        )
+        with urllib.request.urlopen(request, timeout=10, context=self._context) as answer:  # noqa: S310 -- as above
+            found: dict[str, Any] = json.load(answer)
+            return found
+
+    def items(self, path: str, **query: str) -> Iterator[dict[str, Any]]:
+        """The metadata of all objects of a list, page by page."""
+        more = ""
+        while True:
+            page = {**query, "limit": "250"} | ({"continue": more} if more else {})
+            answer = self.ask(f"{path}?{urllib.parse.urlencode(page)}", "List")
+            yield from (item["metadata"] for item in answer["items"])
+            more = answer.get("metadata", {}).get("continue") or ""
+            if not more:
+                return
+
+
+def main(
+    namespace: str, selector: str, api: Api, patience: float = PATIENCE, pause: float = PAUSE
+) -> int:
+    """Wait, then clean every Node. The exit code: 0, or 1 where something is left."""
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    ends = time.monotonic() + patience  # noqa: TID251 -- there is no loop here
+    while left := [pod["name"] for pod in api.items(path, labelSelector=selector)]:
+        if time.monotonic() > ends:  # noqa: TID251 -- as above
+            say(f"these pods do not end and would write again: {', '.join(left)}")
+            return 1
+        time.sleep(pause)  # noqa: TID251 -- as above
+    failed = [node["name"] for node in api.items("/api/v1/nodes") if not clean(api, node)]
+    if failed:
+        say(f"annotations are left on: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+def clean(api: Api, node: dict[str, Any]) -> bool:
+    """Remove what is ours from one Node; a change in between is looked at anew."""
+    path = f"/api/v1/nodes/{urllib.parse.quote(node['name'], safe='')}"
+    try:
+        for _ in range(TRIES):
+            keys = ours(node)
+            if not keys:
+                return True
+            version = node["resourceVersion"]
+            patch = {"metadata": {"resourceVersion": version, "annotations": dict.fromkeys(keys)}}
+            try:
+                api.ask(path, patch=patch)
+            except urllib.error.HTTPError as error:
+                error.close()
+                if error.code != CONFLICT:
+                    raise
+            else:
+                say(f"{node['name']}: removed {', '.join(keys)}")
+                return True
+            node = api.ask(path)["metadata"]
+    except urllib.error.HTTPError as error:
+        error.close()
+        say(f"{node['name']}: {error}")
+        return error.code == GONE
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        say(f"{node['name']}: {error}")
+    return False
+
+
+def ours(node: dict[str, Any]) -> list[str]:
+    """The annotations that the agent wrote last."""
+    present = node.get("annotations") or {}
+    own = [key for key in present if key.startswith(OWN)]
+    followed = HANDSHAKE in present and not wrote(node, HANDSHAKE)
+    if wrote(node, REGISTER) and not followed:
+        own += [key for key in REPORT if key in present]
+    return own
+
+
+def wrote(node: dict[str, Any], key: str) -> bool:
+    """Whether the agent was the last to change this annotation."""
+    fields = (
+        entry.get("fieldsV1", {}).get("f:metadata", {}).get("f:annotations", {})
+        for entry in node.get("managedFields") or ()
+        if entry.get("manager") == WRITER
+    )
+    return any(f"f:{key}" in one for one in fields)
+
+
+def say(text: str) -> None:
+    """One line for the pod's log."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def in_cluster() -> Api:
+    """The API server of this pod; it needs no DNS."""
+    environ = os.environ  # noqa: TID251 -- Kubernetes' own variables
+    host, port = environ["KUBERNETES_SERVICE_HOST"], environ["KUBERNETES_SERVICE_PORT"]
+    server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    context = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt"))
+    return Api(server, (ACCOUNT / "token").read_text(encoding="ascii"), context)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:3], in_cluster()))  # noqa: TID251 -- a program of its own

@@ -1,0 +1,61 @@
+{{- /* Whom the policies concern, and what they compare. */ -}}
+{{- define "hami-agent.policyMatch" -}}
+matchConditions:
+  - name: the-agent
+    expression: >-
+      request.userInfo.username ==
+      "system:serviceaccount:{{ include "hami-agent.namespace" . }}:{{ include "hami-agent.account" . }}"
+variables:
+  - name: node
+    expression: >-
+      request.userInfo.?extra[?"authentication.kubernetes.io/node-name"][?0].orValue("")
+{{- end -}}
+
+{{- define "hami-agent.policyChanges" -}}
+- name: before
+  expression: oldObject.metadata.?annotations.orValue({})
+- name: after
+  expression: object.metadata.?annotations.orValue({})
+- name: removed
+  expression: variables.before.filter(key, !(key in variables.after))
+- name: written
+  expression: >-
+    variables.after.filter(key,
+    !(key in variables.before) || variables.before[key] != variables.after[key])
+{{- end -}}
+
+{{- define "hami-agent.policyBound" -}}
+- expression: variables.node != ""
+  reason: Forbidden
+  message: the token does not say on which node its pod is
+{{- end -}}
+
+{{- /* The status stays, but for the one condition that the agent may keep on its Node. */ -}}
+{{- define "hami-agent.policyStatus" -}}
+{{- if not (dig "report" "nodeCondition" false .Values.config) -}}
+object.?status.orValue({}) == oldObject.?status.orValue({})
+{{- else -}}
+(object.?status.orValue({}) == oldObject.?status.orValue({})
+    || (object.kind == "Node"
+    && object.status.?capacity.orValue({}) == oldObject.status.?capacity.orValue({})
+    && object.status.?allocatable.orValue({}) == oldObject.status.?allocatable.orValue({})
+    && object.status.?addresses.orValue([]) == oldObject.status.?addresses.orValue([])
+    && object.status.?nodeInfo == oldObject.status.?nodeInfo
+    && object.status.?images.orValue([]) == oldObject.status.?images.orValue([])
+    && object.status.?volumesAttached.orValue([]) == oldObject.status.?volumesAttached.orValue([])
+    && object.status.conditions.filter(one, one.type != "GpuDegraded")
+    == oldObject.status.?conditions.orValue([]).filter(one, one.type != "GpuDegraded")))
+{{- end -}}
+{{- end -}}
+
+{{- define "hami-agent.policyAlone" -}}
+- expression: >-
+    object.metadata.?labels.orValue({}) == oldObject.metadata.?labels.orValue({})
+    && object.metadata.?finalizers.orValue([]) == oldObject.metadata.?finalizers.orValue([])
+    && object.metadata.?ownerReferences.orValue([])
+    == oldObject.metadata.?ownerReferences.orValue([])
+    && object.?spec.orValue({}) == oldObject.?spec.orValue({})
+    && {{ include "hami-agent.policyStatus" . }}
+  reason: Forbidden
+  message: the agent may change annotations only
+{{- end -}}

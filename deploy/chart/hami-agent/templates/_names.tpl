@@ -1,0 +1,149 @@
+{{- define "hami-agent.name" -}}
+{{- .Values.nameOverride | default .Chart.Name | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- /* The release's name alone where it says what it is. */ -}}
+{{- define "hami-agent.fullname" -}}
+{{- $name := include "hami-agent.name" . -}}
+{{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
+{{- .Values.fullnameOverride | default $full | trunc 52 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "hami-agent.namespace" -}}
+{{- .Values.namespaceOverride | default .Release.Namespace -}}
+{{- end -}}
+
+{{- define "hami-agent.selector" -}}
+app.kubernetes.io/name: {{ include "hami-agent.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "hami-agent.labels" -}}
+{{ include "hami-agent.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: hami-agent
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- end -}}
+
+{{- define "hami-agent.account" -}}
+{{- .Values.serviceAccount.name | default (ternary (include "hami-agent.fullname" .) "default" .Values.serviceAccount.create) -}}
+{{- end -}}
+
+{{- /* A list: image, and the tag where it names none. */ -}}
+{{- define "hami-agent.image" -}}
+{{- $image := .image -}}
+{{- $registry := .root.Values.global.imageRegistry | default $image.registry -}}
+{{- $name := ternary (printf "%s/%s" $registry $image.repository) $image.repository (ne $registry "") -}}
+{{- if $image.digest -}}
+{{- printf "%s@%s" $name $image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $name ($image.tag | default .tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "hami-agent.agentImage" -}}
+{{- include "hami-agent.image" (dict "image" .Values.image "tag" .Chart.AppVersion "root" .) -}}
+{{- end -}}
+
+{{- define "hami-agent.libraryImage" -}}
+{{- include "hami-agent.image" (dict "image" .Values.library.image "tag" .Values.global.imageTag "root" .) -}}
+{{- end -}}
+
+{{- define "hami-agent.pullSecrets" -}}
+{{- $secrets := list -}}
+{{- range concat .Values.global.imagePullSecrets .Values.imagePullSecrets -}}
+{{- $secrets = append $secrets (kindIs "string" . | ternary (dict "name" .) .) -}}
+{{- end -}}
+{{- with $secrets | uniq -}}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end -}}
+{{- end -}}
+
+{{- /* The monitor cannot leave 9394 in all of HAMi's versions; the agent can. */ -}}
+{{- define "hami-agent.port" -}}
+{{- .Values.web.port | default (ternary 9395 9394 .Values.devicePlugin.monitor.enabled) -}}
+{{- end -}}
+
+{{- define "hami-agent.hook" -}}
+{{- printf "%s/vgpu" (trimSuffix "/" .Values.global.gpuHookPath) -}}
+{{- end -}}
+
+{{- /* The ConfigMap with device-config.yaml; empty: none. */ -}}
+{{- define "hami-agent.deviceConfigMap" -}}
+{{- if (index .Values "device-config").content -}}
+{{- include "hami-agent.fullname" . }}-hami
+{{- else -}}
+{{- .Values.hami.deviceConfigMap -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* The ConfigMap with config.json; empty: none. HAMi's order: external, own, the release's. */ -}}
+{{- define "hami-agent.nodeConfigMap" -}}
+{{- $node := .Values.devicePlugin.nodeConfiguration -}}
+{{- if $node.externalConfigName -}}
+{{- $node.externalConfigName -}}
+{{- else if $node.config -}}
+{{- include "hami-agent.fullname" . }}-hami
+{{- else -}}
+{{- .Values.hami.nodeConfigMap -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* The agent's own file: HAMi's values under the agent's names, and `config` over them. */ -}}
+{{- define "hami-agent.settings" -}}
+{{- $plugin := .Values.devicePlugin -}}
+{{- $nvidia := .Values.devices.nvidia -}}
+{{- $given := dict
+  "sharing.resourceName" .Values.resourceName
+  "sharing.memoryResourceName" .Values.resourceMem
+  "sharing.splitCount" $plugin.deviceSplitCount
+  "sharing.memoryScaling" $plugin.deviceMemoryScaling
+  "sharing.coreScaling" $plugin.deviceCoreScaling
+  "sharing.preconfiguredMemoryMiB" $plugin.preConfiguredDeviceMemory
+  "sharing.numaTopology" $plugin.enableNumaTopology
+  "allocation.passDeviceSpecs" $plugin.passDeviceSpecsEnabled
+  "allocation.gdrcopy" $plugin.gdrcopyEnabled
+  "allocation.gds" $plugin.gdsEnabled
+  "allocation.mofed" $plugin.mofedEnabled
+  "allocation.devRoot" $plugin.nvidiaDriverRoot
+  "library.corePolicy" $nvidia.gpuCorePolicy
+-}}
+{{- if not (kindIs "invalid" $plugin.disablecorelimit) -}}
+{{- $_ := set $given "library.disableCoreLimit" (eq (toString $plugin.disablecorelimit) "true") -}}
+{{- end -}}
+{{- if not (kindIs "invalid" $nvidia.libCudaLogLevel) -}}
+{{- $_ := set $given "library.cudaLogLevel" (toString $nvidia.libCudaLogLevel) -}}
+{{- end -}}
+{{- with $plugin.deviceListStrategy -}}
+{{- $_ := set $given "allocation.deviceListStrategy" (splitList "," .) -}}
+{{- end -}}
+{{- $settings := dict -}}
+{{- range $key, $value := $given -}}
+{{- if not (kindIs "invalid" $value) -}}
+{{- $section := splitList "." $key | first -}}
+{{- $_ := set $settings $section (set (get $settings $section | default dict) (splitList "." $key | last) $value) -}}
+{{- end -}}
+{{- end -}}
+{{- with mergeOverwrite $settings (deepCopy .Values.config) -}}
+{{- toYaml . -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Whether this API server takes the policies. */ -}}
+{{- define "hami-agent.hasPolicies" -}}
+{{- if and .Values.admissionPolicy.create (semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version) -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{- define "hami-agent.containerSecurity" -}}
+privileged: false
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}

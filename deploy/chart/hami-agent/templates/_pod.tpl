@@ -1,0 +1,47 @@
+{{- /* Never on a node with another plugin for the same GPUs, whoever comes first. */ -}}
+{{- define "hami-agent.affinity" -}}
+{{- $affinity := deepCopy .Values.affinity -}}
+{{- $anti := get $affinity "podAntiAffinity" | default dict -}}
+{{- $terms := get $anti "requiredDuringSchedulingIgnoredDuringExecution" | default list -}}
+{{- range (ternary list .Values.otherPlugins .Values.takeover) -}}
+{{- $terms = append $terms (dict "labelSelector" . "namespaceSelector" dict "topologyKey" "kubernetes.io/hostname") -}}
+{{- end -}}
+{{- if $terms -}}
+{{- $_ := set $anti "requiredDuringSchedulingIgnoredDuringExecution" $terms -}}
+{{- $_ := set $affinity "podAntiAffinity" $anti -}}
+{{- end -}}
+{{- toYaml $affinity -}}
+{{- end -}}
+
+{{- /* A container with a shell and HAMi-core, without GPUs and without a token. */ -}}
+{{- define "hami-agent.libraryContainer" -}}
+image: {{ include "hami-agent.libraryImage" . }}
+imagePullPolicy: {{ .Values.library.image.pullPolicy }}
+env:
+  - name: NVIDIA_VISIBLE_DEVICES
+    value: void
+resources:
+  requests:
+    cpu: 10m
+    memory: 16Mi
+  limits:
+    memory: 64Mi
+securityContext:
+  runAsUser: 0
+  runAsGroup: 0
+  {{- include "hami-agent.containerSecurity" . | nindent 2 }}
+command: [/bin/sh, -euc]
+{{- end -}}
+
+{{- /* HAMi's plugin for the same nodes, in the namespace that this user may look into. */ -}}
+{{- define "hami-agent.refuse" -}}
+{{- if not .Values.takeover -}}
+{{- range (lookup "apps/v1" "DaemonSet" (include "hami-agent.namespace" $) "").items -}}
+{{- $labels := .spec.template.metadata.labels | default dict -}}
+{{- $same := eq (toJson (.spec.template.spec.nodeSelector | default dict)) (toJson $.Values.devicePlugin.nvidiaNodeSelector) -}}
+{{- if and $same (eq (get $labels "app.kubernetes.io/component") "hami-device-plugin") -}}
+{{- fail (printf "HAMi's device plugin (DaemonSet %s) serves the same nodes: switch it off with devicePlugin.enabled=false in HAMi's release, or set takeover=true to serve beside it" .metadata.name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

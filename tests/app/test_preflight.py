@@ -1,0 +1,182 @@
+"""`doctor --pre` on a node of models: it sees what is there, and what was taken away."""
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Iterable, Mapping
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from agent.app.preflight import examine
+from agent.core.preflight import Finding, Verdict
+from agent.sandbox.hardware_file import described
+from agent.sandbox.lab.child import child_environment
+from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
+from agent.settings.plan import Given, make_plan
+from agent.settings.profiles import NodeFacts
+from agent.settings.reading import Reading
+from agent.settings.schema import Settings
+from tests.fakes.http import a_session, stream
+
+pytestmark = [pytest.mark.looptime(False), pytest.mark.timeout(60)]
+
+REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+
+
+class Server:
+    """An API server that answers the doctor's three questions, and no other."""
+
+    def __init__(self) -> None:
+        self.denied: set[tuple[str, str]] = set()
+        self.node: Mapping[str, object] | None = {"gpu": "on"}
+        self.pods: list[Mapping[str, object]] = []
+        self.asked: list[Mapping[str, object]] = []
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        match request.method, request.path:
+            case "POST", path if path == REVIEWS:
+                wanted = (await request.json())["spec"]["resourceAttributes"]
+                self.asked.append(wanted)
+                right = wanted["verb"], wanted["resource"]
+                return web.json_response({"status": {"allowed": right not in self.denied}})
+            case "GET", "/api/v1/pods":
+                return web.json_response({"items": self.pods})
+            case "GET", "/api/v1/nodes":
+                return await stream(request, *self._frames())
+            case _:
+                return web.json_response({}, status=404)
+
+    def _frames(self) -> Iterable[bytes]:
+        if self.node is not None:
+            metadata = {"name": "n", "uid": "u", "resourceVersion": "7", "labels": self.node}
+            frame = {"type": "ADDED", "object": {"metadata": metadata}}
+            yield json.dumps(frame).encode() + b"\n"
+
+
+@contextlib.asynccontextmanager
+async def a_node() -> AsyncIterator[SandboxCluster]:
+    """A node with a kubelet and GPUs, and no agent."""
+    environ = child_environment(os.environ)  # noqa: TID251 -- for processes that are not started
+    async with open_cluster(LabOptions(described("h100:2"), environ)) as cluster:
+        yield cluster
+
+
+def settings(cluster: SandboxCluster, **more: str) -> Settings:
+    words = iter(cluster.command()[1:])
+    flags = dict(zip(words, words, strict=True)) | more
+    return Reading(make_plan(Given(flags=flags)), "host").settings(NodeFacts())
+
+
+def of(findings: Iterable[Finding], point: str) -> list[str]:
+    return [one.verdict.value for one in findings if one.point.value == point]
+
+
+def wrong(findings: Iterable[Finding]) -> set[str]:
+    return {one.point.value for one in findings if one.verdict is Verdict.WRONG}
+
+
+async def test_a_node_without_a_fault_has_nothing_wrong(tmp_path: Path):
+    server = Server()
+    async with a_node() as cluster, a_session(server, tmp_path):
+        kubeconfig = str(tmp_path / "kubeconfig")
+        found = await examine(settings(cluster, **{"--kubeconfig": kubeconfig}), {})
+
+    assert set() == wrong(found)
+    assert ["ok"] == of(found, "P-DRIVER") == of(found, "P-WITNESS") == of(found, "P-PLUGIN")
+    assert ["ok"] == of(found, "P-NODE") == of(found, "P-LABEL") == of(found, "P-RIGHTS")
+
+
+async def test_every_right_is_asked_for_and_one_that_is_missing_told(tmp_path: Path):
+    server = Server()
+    server.denied = {("patch", "nodes")}
+    async with a_node() as cluster, a_session(server, tmp_path):
+        kubeconfig = str(tmp_path / "kubeconfig")
+        found = await examine(settings(cluster, **{"--kubeconfig": kubeconfig}), {})
+
+    assert {"P-RIGHTS"} == wrong(found)
+    assert 7 == len(server.asked)
+    assert [] == of(found, "P-NODE")
+    assert {"status"} == {str(one["subresource"]) for one in server.asked if "subresource" in one}
+
+
+async def test_a_node_of_another_name_is_told(tmp_path: Path):
+    server = Server()
+    server.node = None
+    async with a_node() as cluster, a_session(server, tmp_path):
+        kubeconfig = str(tmp_path / "kubeconfig")
+        found = await examine(settings(cluster, **{"--kubeconfig": kubeconfig}), {})
+
+    assert {"P-NODE"} == wrong(found)
+
+
+async def test_hamis_plugin_is_found_by_its_pod_and_by_its_socket(tmp_path: Path):
+    labels = {"app.kubernetes.io/component": "hami-device-plugin"}
+    server = Server()
+    server.pods = [
+        {"metadata": {"namespace": "hami", "name": "x", "labels": labels}},
+        {"metadata": {"namespace": "a", "name": "web-0"}},
+    ]
+    async with a_node() as cluster, a_session(server, tmp_path):
+        kubeconfig = str(tmp_path / "kubeconfig")
+        with socket.socket(socket.AF_UNIX) as theirs:
+            theirs.bind(str(cluster.places.plugins / "nvidia-gpu.sock"))
+            theirs.listen()
+            both = await examine(settings(cluster, **{"--kubeconfig": kubeconfig}), {})
+        server.pods = []
+        left = await examine(settings(cluster, **{"--kubeconfig": kubeconfig}), {})
+
+    assert ["WRONG", "WRONG"] == of(both, "P-PLUGIN")
+    assert ["note"] == of(both, "P-MONITOR")
+    assert ["note", "ok"] == of(left, "P-PLUGIN")
+    assert set() == wrong(left)
+
+
+async def test_an_api_server_that_cannot_be_asked_hides_nothing_else(tmp_path: Path):
+    async with a_node() as cluster:
+        nowhere = str(tmp_path / "kubeconfig")
+        found = await examine(settings(cluster, **{"--kubeconfig": nowhere}), {})
+
+    assert {"P-NODE"} == wrong(found)
+    assert ["ok"] == of(found, "P-KUBELET") == of(found, "P-LIBRARY")
+
+
+async def test_the_directory_above_hami_core_may_be_read_only_but_not_open_to_all():
+    async with a_node() as cluster:
+        plain = settings(cluster, **{"--scheduler": "none"})
+        cluster.places.hook.chmod(0o555)
+        read_only = await examine(plain, {})
+        cluster.places.hook.chmod(0o777)
+        open_to_all = await examine(plain, {})
+        cluster.places.hook.chmod(0o755)
+
+    assert set() == wrong(read_only)
+    assert {"P-PATHS"} == wrong(open_to_all)
+
+
+async def test_in_plain_mode_no_api_server_is_asked():
+    async with a_node() as cluster:
+        found = await examine(settings(cluster, **{"--scheduler": "none"}), {})
+
+    assert set() == wrong(found)
+    assert [] == of(found, "P-NODE") + of(found, "P-RIGHTS")
+
+
+async def test_an_empty_host_lacks_everything(tmp_path: Path):
+    flags = {
+        "--scheduler": "none",
+        "--nvml-library": str(tmp_path / "none.so"),
+        "--kubelet-socket": str(tmp_path / "plugins/kubelet.sock"),
+        "--pod-resources-socket": str(tmp_path / "resources.sock"),
+        "--hook-path": str(tmp_path / "hook"),
+        "--state-dir": str(tmp_path / "state"),
+        "--run-dir": str(tmp_path / "run"),
+    }
+    reading = Reading(make_plan(Given(flags=flags)), "host")
+
+    found = await examine(reading.settings(NodeFacts()), {})
+
+    assert {"P-PATHS", "P-LIBRARY", "P-DRIVER", "P-KUBELET", "P-WITNESS"} >= wrong(found)
+    assert {"P-PATHS", "P-DRIVER", "P-KUBELET", "P-WITNESS"} <= wrong(found)

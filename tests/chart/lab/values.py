@@ -1,0 +1,145 @@
+"""The values that the chart is rendered with: each set once, and all that can be on together."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+Values = Mapping[str, Any]
+
+DIGEST: Final = "sha256:" + "0123456789abcdef" * 4
+IMAGE: Final[Values] = {"repository": "example/hami-agent"}
+LEAST: Final[Values] = {"image": IMAGE}
+"""What nobody else can know."""
+
+MATRIX: Final[Mapping[str, Values]] = {
+    "least": {},
+    "digest": {
+        "image": {"registry": "registry.example:5000", **IMAGE, "digest": DIGEST},
+        "imagePullSecrets": [{"name": "mine"}],
+        "global": {"imagePullSecrets": ["all", {"name": "mine"}]},
+        "library": {"image": {"digest": DIGEST}},
+    },
+    "names": {
+        "fullnameOverride": "gpus",
+        "namespaceOverride": "elsewhere",
+        "serviceAccount": {"name": "gpu-account", "annotations": {"a": "b"}},
+    },
+    "foreign account": {
+        "serviceAccount": {"create": False, "name": "present"},
+        "rbac": {"create": False},
+        "admissionPolicy": {"create": False},
+        "uninstall": {"removeAnnotations": False},
+        "service": {"create": False},
+    },
+    "hami": {
+        "resourceName": "example.com/gpu",
+        "resourceMem": "example.com/gpumem",
+        "resourceCores": "example.com/gpucores",
+        "devices": {"nvidia": {"gpuCorePolicy": "force", "libCudaLogLevel": 2}},
+        "devicePlugin": {
+            "deviceSplitCount": 20,
+            "deviceMemoryScaling": 1.5,
+            "deviceCoreScaling": 2,
+            "preConfiguredDeviceMemory": 1024,
+            "enableNumaTopology": False,
+            "migStrategy": "none",
+            "disablecorelimit": "false",
+            "passDeviceSpecsEnabled": True,
+            "deviceListStrategy": "envvar,cdi-cri",
+            "gdrcopyEnabled": True,
+            "gdsEnabled": False,
+            "mofedEnabled": True,
+            "nodeConfiguration": {"config": '{"nodeconfig": [{"name": "a"}]}\n'},
+            "tolerations": [],
+            "nvidiaNodeSelector": {},
+        },
+        "device-config": {"content": "nvidia:\n  deviceSplitCount: 7\n"},
+    },
+    "settings": {
+        "config": {
+            "sharing": {"splitCount": 3},
+            "profiles": [{"name": "big", "match": {"gpus": ["H100"]}, "report": {}}],
+        },
+        "devicePlugin": {"deviceSplitCount": 4, "deviceMemoryScaling": 2},
+    },
+    "no hami": {
+        "hami": {"deviceConfigMap": "", "nodeConfigMap": ""},
+        "config": {"scheduler": "none"},
+        "library": {"place": False},
+        "otherPlugins": [],
+    },
+    "runtime": {"devicePlugin": {"runtimeClassName": "nvidia"}},
+    "driver root": {
+        "devicePlugin": {
+            "nvidiaDriverRoot": "/run/nvidia/driver",
+            "gpuOperatorToolkitReady": {"enabled": True},
+        },
+        "driver": {"cdiDevice": "nvidia.com/gpu=all"},
+    },
+    "monitor": {
+        "devicePlugin": {"monitor": {"enabled": True}, "service": {"type": "NodePort"}},
+        "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {}}]},
+    },
+    "elsewhere": {
+        "global": {"gpuHookPath": "/opt/hami/"},
+        "devicePlugin": {"pluginPath": "/data/kubelet/device-plugins"},
+        "web": {"port": 9500},
+    },
+    "guarded": {
+        "networkPolicy": {"enabled": True},
+        "podDisruptionBudget": {"enabled": True, "minAvailable": 2},
+        "podSecurityContext": {"seLinuxOptions": {"type": "spc_t"}},
+        "affinity": {
+            "podAntiAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": [
+                    {
+                        "labelSelector": {"matchLabels": {"app": "mine"}},
+                        "topologyKey": "kubernetes.io/hostname",
+                    }
+                ]
+            }
+        },
+    },
+    "extras": {
+        "takeover": True,
+        "podLabels": {"team": "gpu"},
+        "extraArgs": ["--log-level=debug"],
+        "extraVolumes": [{"name": "more", "emptyDir": {}}],
+        "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
+        "devicePlugin": {
+            "extraEnvs": [{"name": "A", "value": "b"}],
+            "podAnnotations": {"c": "d"},
+            "updateStrategy": {"type": "OnDelete", "rollingUpdate": None},
+        },
+    },
+}
+"""By name; each is laid over LEAST."""
+
+
+def values(name: str) -> Values:
+    """One row of the matrix, with the image."""
+    return {**LEAST, **MATRIX[name]}
+
+
+REFUSED: Final[Mapping[str, tuple[Values, str]]] = {
+    "no image": ({"image": {"repository": ""}}, "/image/repository"),
+    "a misspelt value": ({"devicePlugin": {"deviceSpltCount": 2}}, "deviceSpltCount"),
+    "a misspelt setting": ({"config": {"sharing": {"splitCont": 2}}}, "splitCont"),
+    "a setting of the wrong type": ({"config": {"log": {"level": "loud"}}}, "/config/log/level"),
+    "a setting that the mounts decide": (
+        {"config": {"library": {"hookPath": "/opt"}}},
+        "hookPath",
+    ),
+    "a port that the pod decides": ({"config": {"web": {"port": 1}}}, "web"),
+    "two agents on one node": (
+        {"devicePlugin": {"updateStrategy": {"rollingUpdate": {"maxSurge": 1}}}},
+        "maxSurge",
+    ),
+    "half a digest": ({"image": {**IMAGE, "digest": "sha256:12"}}, "/image/digest"),
+    "too many slices": ({"devicePlugin": {"deviceSplitCount": 10_001}}, "deviceSplitCount"),
+    "a relative path": ({"global": {"gpuHookPath": "usr/local"}}, "gpuHookPath"),
+    "a service for everybody": ({"service": {"type": "NodePort"}}, "type"),
+    "a privileged agent": ({"securityContext": {"privileged": True}}, "securityContext"),
+    "the host's processes": ({"devicePlugin": {"hostPID": True}}, "hostPID"),
+}
+"""Values that are refused, each with a word of the refusal."""

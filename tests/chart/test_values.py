@@ -1,0 +1,288 @@
+"""A value means what it says; HAMi's names mean what they mean in HAMi's chart."""
+
+import json
+
+import pytest
+import yaml
+
+from agent.codec.faults import Faults
+from agent.settings.own_file import read_own_file
+from agent.settings.plan import Given, Text, make_plan
+from agent.settings.profiles import NodeFacts
+from tests.chart.lab.helm import Helm, Object, container, environment, of_kind, pod_of, the
+from tests.chart.lab.values import DIGEST, MATRIX, values
+
+NAME = "agent-hami-agent"
+POLICIES = ["events", "node", "pods"]
+
+
+def own_file(objects: tuple[Object, ...], name: str = NAME) -> str:
+    text: str = of_kind(objects, "ConfigMap")[name]["data"]["config.yaml"]
+    return text
+
+
+def written(text: str) -> dict[str, object]:
+    faults = Faults()
+    found = read_own_file(text.encode(), "c", faults)
+    faults.refuse()
+    return {one.field.key: one.value for one in found.settings}
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_the_agent_takes_its_file_whatever_the_values(helm: Helm, name: str):
+    objects = helm.objects(values(name))
+    full = the(objects, "DaemonSet")["metadata"]["name"]
+    (mounted,) = [
+        volume["configMap"]["name"]
+        for volume in pod_of(objects)["volumes"]
+        if volume["name"] == "config"
+    ]
+    text = own_file(tuple(objects), mounted)
+
+    assert full == mounted
+    make_plan(Given(own=Text("config.yaml", text.encode()))).resolve(NodeFacts())
+
+
+def test_hamis_names_are_the_agents_settings(helm: Helm):
+    found = written(own_file(tuple(helm.objects(values("hami")))))
+
+    assert {
+        "sharing.resourceName": "example.com/gpu",
+        "sharing.memoryResourceName": "example.com/gpumem",
+        "sharing.splitCount": 20,
+        "sharing.memoryScaling": 1.5,
+        "sharing.coreScaling": 2.0,
+        "sharing.preconfiguredMemoryMiB": 1024,
+        "sharing.numaTopology": False,
+        "allocation.passDeviceSpecs": True,
+        "allocation.deviceListStrategy": ("envvar", "cdi-cri"),
+        "allocation.gdrcopy": True,
+        "allocation.gds": False,
+        "allocation.mofed": True,
+        "library.corePolicy": "force",
+        "library.cudaLogLevel": "2",
+        "library.disableCoreLimit": False,
+    } == found
+
+
+def test_what_is_not_said_is_left_to_hamis_files(helm: Helm):
+    assert {} == written(own_file(tuple(helm.objects(values("least")))))
+
+
+def test_the_agents_own_words_win_over_hamis(helm: Helm):
+    found = written(own_file(tuple(helm.objects(values("settings")))))
+
+    assert {"sharing.splitCount": 3, "sharing.memoryScaling": 2.0} == found
+
+
+def sources(objects: tuple[Object, ...]) -> dict[str, str]:
+    projected = [v["projected"] for v in pod_of(objects)["volumes"] if v["name"] == "hami"]
+    maps = [source["configMap"] for one in projected for source in one["sources"]]
+    assert all(one["optional"] for one in maps)
+    return {item["path"]: one["name"] for one in maps for item in one["items"]}
+
+
+def test_hamis_files_are_those_of_its_release(helm: Helm):
+    assert {
+        "device-config.yaml": "hami-scheduler-device",
+        "config.json": "hami-device-plugin",
+    } == sources(tuple(helm.objects(values("least"))))
+
+
+def test_own_files_take_their_place(helm: Helm):
+    objects = tuple(helm.objects(values("hami")))
+    held = of_kind(objects, "ConfigMap")[f"{NAME}-hami"]["data"]
+
+    assert {"device-config.yaml": f"{NAME}-hami", "config.json": f"{NAME}-hami"} == sources(objects)
+    assert {"nvidia": {"deviceSplitCount": 7}} == yaml.safe_load(held["device-config.yaml"])
+    assert {"nodeconfig": [{"name": "a"}]} == json.loads(held["config.json"])
+
+
+def test_a_config_map_of_somebody_else_comes_first(helm: Helm):
+    node = {"config": "{}", "externalConfigName": "theirs"}
+    objects = tuple(helm.objects({**values("least"), "devicePlugin": {"nodeConfiguration": node}}))
+
+    assert "theirs" == sources(objects)["config.json"]
+    assert f"{NAME}-hami" not in of_kind(objects, "ConfigMap")
+
+
+def test_without_hami_nothing_of_hamis_is_mounted(helm: Helm):
+    assert {} == sources(tuple(helm.objects(values("no hami"))))
+
+
+@pytest.mark.parametrize(
+    ("name", "agent", "library"),
+    [
+        ("least", "example/hami-agent:0.1.0", "projecthami/hami:v2.10.0"),
+        (
+            "digest",
+            f"registry.example:5000/example/hami-agent@{DIGEST}",
+            f"projecthami/hami@{DIGEST}",
+        ),
+    ],
+)
+def test_an_image_is_named_by_tag_or_digest(helm: Helm, name: str, agent: str, library: str):
+    pod = pod_of(helm.objects(values(name)))
+
+    assert agent == container(pod)["image"]
+    assert library == container(pod, "library")["image"]
+
+
+def test_one_registry_serves_all_images(helm: Helm):
+    given = {**values("monitor"), "global": {"imageRegistry": "mirror.example"}}
+    pod = pod_of(helm.objects(given))
+
+    assert {"mirror.example"} == {
+        one["image"].partition("/")[0] for one in (*pod["initContainers"], *pod["containers"])
+    }
+
+
+def test_secrets_for_pulling_are_named_once(helm: Helm):
+    pod = pod_of(helm.objects(values("digest")))
+
+    assert [{"name": "all"}, {"name": "mine"}] == pod["imagePullSecrets"]
+
+
+def test_the_driver_comes_through_the_runtime(helm: Helm):
+    pod = pod_of(helm.objects(values("runtime")))
+    variables = environment(container(pod))
+
+    assert "nvidia" == pod["runtimeClassName"]
+    assert ("all", "utility") == (
+        variables["NVIDIA_VISIBLE_DEVICES"],
+        variables["NVIDIA_DRIVER_CAPABILITIES"],
+    )
+    assert "void" == environment(container(pod, "library"))["NVIDIA_VISIBLE_DEVICES"]
+
+
+def test_the_driver_comes_by_cdi_and_then_not_twice(helm: Helm):
+    objects = helm.objects(values("driver root"))
+    notes = the(objects, "DaemonSet")["spec"]["template"]["metadata"]["annotations"]
+
+    assert {"cdi.k8s.io/hami-agent": "nvidia.com/gpu=all"} == notes
+    assert "void" == environment(container(pod_of(objects)))["NVIDIA_VISIBLE_DEVICES"]
+
+
+def test_the_toolkit_is_waited_for_before_anything_else(helm: Helm):
+    pod = pod_of(helm.objects(values("driver root")))
+
+    assert ["toolkit", "library"] == [one["name"] for one in pod["initContainers"]]
+
+
+def test_the_monitor_keeps_its_port_and_the_agent_gives_way(helm: Helm):
+    objects = helm.objects(values("monitor"))
+    pod, services = pod_of(objects), of_kind(objects, "Service")
+    ports = {p["name"]: p["containerPort"] for one in pod["containers"] for p in one["ports"]}
+
+    assert {"http": 9395, "monitor": 9394} == ports
+    assert "9395" == environment(container(pod))["HAMI_AGENT_WEB_PORT"]
+    assert "/usr/local/vgpu" == environment(container(pod, "vgpu-monitor"))["HOOK_PATH"]
+    assert ("NodePort", 31992, "monitor") == (
+        services[f"{NAME}-monitor"]["spec"]["type"],
+        services[f"{NAME}-monitor"]["spec"]["ports"][0]["nodePort"],
+        services[f"{NAME}-monitor"]["spec"]["ports"][0]["targetPort"],
+    )
+
+
+def test_other_directories_have_one_name_inside_and_outside(helm: Helm):
+    pod = pod_of(helm.objects(values("elsewhere")))
+    one = container(pod)
+    mounts = {mount["name"]: mount["mountPath"] for mount in one["volumeMounts"]}
+    variables = environment(one)
+
+    assert ("/opt/hami/vgpu", "/data/kubelet/device-plugins", "/data/kubelet/pod-resources") == (
+        mounts["hook"],
+        mounts["device-plugins"],
+        mounts["pod-resources"],
+    )
+    assert "/opt/hami" == variables["HOOK_PATH"]
+    assert (
+        "/data/kubelet/device-plugins/kubelet.sock"
+        == (variables["HAMI_AGENT_PATHS_KUBELET_SOCKET"])
+    )
+    assert (
+        "/data/kubelet/pod-resources/kubelet.sock"
+        == (variables["HAMI_AGENT_PATHS_POD_RESOURCES_SOCKET"])
+    )
+    assert "/opt/hami/vgpu" == container(pod, "library")["args"][-1]
+
+
+def test_other_plugins_are_kept_away_beside_what_the_operator_wants(helm: Helm):
+    wants = pod_of(helm.objects(values("guarded")))["affinity"]["podAntiAffinity"]
+    terms = wants["requiredDuringSchedulingIgnoredDuringExecution"]
+
+    assert [
+        {"app": "mine"},
+        {"app.kubernetes.io/component": "hami-device-plugin"},
+        {"app.kubernetes.io/name": "nvidia-device-plugin"},
+        {"app": "nvidia-device-plugin-daemonset"},
+    ] == [term["labelSelector"]["matchLabels"] for term in terms]
+
+
+@pytest.mark.parametrize(("kubernetes", "count"), [("1.26", 0), ("1.29.9", 0), ("1.30", 3)])
+def test_the_policies_are_there_where_kubernetes_has_them(helm: Helm, kubernetes: str, count: int):
+    objects = helm.objects(values("least"), kubernetes)
+    names = sorted(of_kind(objects, "ValidatingAdmissionPolicy"))
+    bound = {
+        one["spec"]["policyName"]
+        for one in of_kind(objects, "ValidatingAdmissionPolicyBinding").values()
+    }
+
+    assert [f"{NAME}-{name}" for name in POLICIES][: count or 0] == names
+    assert set(names) == bound
+
+
+def test_the_policies_are_about_the_account_of_the_pod(helm: Helm):
+    objects = helm.objects(values("names"))
+    account = pod_of(objects)["serviceAccountName"]
+    conditions = {
+        policy["spec"]["matchConditions"][0]["expression"]
+        for policy in of_kind(objects, "ValidatingAdmissionPolicy").values()
+    }
+
+    assert "gpu-account" == account
+    assert {
+        f'request.userInfo.username == "system:serviceaccount:elsewhere:{account}"'
+    } == conditions
+
+
+def test_an_account_of_somebody_else_gets_no_rights_here(helm: Helm):
+    objects = helm.objects(values("foreign account"))
+
+    assert "present" == pod_of(objects)["serviceAccountName"]
+    assert {"DaemonSet", "ConfigMap"} == {one["kind"] for one in objects}
+
+
+def test_the_notes_say_what_is_missing(helm: Helm):
+    old, new = helm.notes(values("least"), "1.29"), helm.notes(values("monitor"), "1.36")
+
+    assert "31992" in old
+    assert "older than 1.30" in old
+    assert "31992" not in new
+    assert "older than" not in new
+
+
+def test_every_variable_that_is_set_is_a_setting(helm: Helm):
+    known = {name for row in MATRIX for name in environment_of(helm, row) if "HAMI_AGENT" in name}
+
+    assert {
+        "HAMI_AGENT_PATHS_CGROUP",
+        "HAMI_AGENT_PATHS_KUBELET_SOCKET",
+        "HAMI_AGENT_PATHS_POD_RESOURCES_SOCKET",
+        "HAMI_AGENT_TAKEOVER",
+        "HAMI_AGENT_WEB_ADDRESS",
+        "HAMI_AGENT_WEB_PORT",
+    } == known
+
+
+def environment_of(helm: Helm, row: str) -> set[str]:
+    return set(environment(container(pod_of(helm.objects(values(row))))))
+
+
+def test_the_right_to_a_condition_comes_with_the_setting_alone(helm: Helm):
+    def rights(given: dict[str, object]) -> list[str]:
+        role = of_kind(helm.objects({**values("least"), **given}), "ClusterRole")[NAME]
+        return [name for rule in role["rules"] for name in rule["resources"]]
+
+    assert "nodes/status" not in rights({})
+    assert "nodes/status" in rights({"config": {"report": {"nodeCondition": True}}})

@@ -1,0 +1,82 @@
+"""`doctor --pre`: one line for each thing, an exit code, and the same as JSON."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agent.cli.main import dispatch
+
+pytestmark = pytest.mark.looptime(False)
+
+
+@pytest.fixture
+def flags(tmp_path: Path) -> list[str]:
+    """A host with simulated GPUs and no kubelet, in plain mode."""
+    (tmp_path / "hook").mkdir(mode=0o755)
+    return [
+        *("--scheduler", "none", "--simulate", "h100:2", "--node-name", "n"),
+        *("--kubelet-socket", str(tmp_path / "plugins/kubelet.sock")),
+        *("--pod-resources-socket", str(tmp_path / "resources.sock")),
+        *("--hook-path", str(tmp_path / "hook"), "--state-dir", str(tmp_path / "state")),
+        *("--run-dir", str(tmp_path), "--device-config", "", "--nodeconfig", ""),
+    ]
+
+
+def test_each_line_says_what_was_looked_at_and_where_to_read_on(flags, capsys):
+    assert 1 == dispatch(["doctor", "--pre", *flags], {})
+
+    *lines, total = capsys.readouterr().out.splitlines()
+    assert {"ok", "note", "WRONG"} == {line.split()[0] for line in lines}
+    assert all(
+        line.endswith(f" [RUNBOOK {line.split()[1]}]")
+        for line in lines
+        if not line.startswith("ok")
+    )
+    assert any("P-KUBELET" in line and "plugins: is not there; " in line for line in lines)
+    assert f"{sum('WRONG' in line for line in lines)} wrong" == total.split(",")[0]
+
+
+def test_nothing_is_changed(flags, tmp_path: Path):
+    before = sorted(tmp_path.rglob("*"))
+
+    dispatch(["doctor", "--pre", *flags, "--run-dir", str(tmp_path / "run")], {})
+
+    assert before == sorted(tmp_path.rglob("*"))
+
+
+def test_the_same_as_json(flags, capsys):
+    assert 1 == dispatch(["doctor", "--pre", "-o", "json", *flags], {})
+
+    document = json.loads(capsys.readouterr().out)
+    assert ("hami-agent/v1", "Preflight", False) == (
+        document["apiVersion"],
+        document["kind"],
+        document["ok"],
+    )
+    kubelet = next(one for one in document["findings"] if one["id"] == "P-KUBELET")
+    assert "wrong" == kubelet["verdict"]
+    assert {"id", "verdict", "subject", "said", "advice"} == kubelet.keys()
+
+
+def test_refused_settings_are_all_that_is_said(tmp_path: Path, capsys):
+    (tmp_path / "config.yaml").write_text("sharing: {splitCount: many}\n")
+
+    assert 1 == dispatch(["doctor", "--pre", "--config", str(tmp_path / "config.yaml")], {})
+
+    line, total = capsys.readouterr().out.splitlines()
+    assert line.startswith("WRONG  P-SETTINGS")
+    assert "config.yaml:1:" in line
+    assert "1 wrong, 0 notes, 0 ok" == total
+
+
+def test_hamis_files_are_told_of(flags, tmp_path: Path, capsys):
+    (tmp_path / "config.json").write_text('{"nodeconfig": [{"name": "m", "devicesplitcount": 5}]}')
+    dispatch(["doctor", "--pre", *flags, "--nodeconfig", str(tmp_path / "config.json")], {})
+
+    assert "n is not among the nodes named" in capsys.readouterr().out
+
+
+def test_without_its_one_option_nothing_is_done(capsys):
+    assert 2 == dispatch(["doctor"], {})
+    assert "--pre" in capsys.readouterr().err

@@ -1,0 +1,116 @@
+"""HAMi-core comes onto the host whole, only where it differs, and nothing else is touched."""
+
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.shape import tree
+
+pytestmark = pytest.mark.looptime(False)
+SCRIPT = "deploy/chart/hami-agent/files/place-library.sh"
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    """Where an image of HAMi's 2.10 has the library."""
+    folder = tmp_path / "image"
+    folder.mkdir()
+    (folder / "libvgpu.so.v2.10.0").write_bytes(b"\x7fELF new")
+    return folder
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    folder = tmp_path / "vgpu"
+    folder.mkdir()
+    return folder
+
+
+def place(image: Path, host: Path) -> "subprocess.CompletedProcess[str]":
+    """As the init container does it."""
+    return subprocess.run(  # noqa: S603 -- a script of this repository
+        ("/bin/sh", "-euc", tree.text(SCRIPT), "place-library", str(image), str(host)),
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+
+def inodes(host: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_ino for path in host.iterdir()}
+
+
+def test_an_empty_directory_gets_both_files(image: Path, host: Path):
+    done = place(image, host)
+
+    assert (0, "") == (done.returncode, done.stderr)
+    assert b"\x7fELF new" == (host / "libvgpu.so").read_bytes()
+    assert f"{host}/libvgpu.so\n" == (host / "ld.so.preload").read_text()
+    assert {"libvgpu.so", "ld.so.preload"} == {path.name for path in host.iterdir()}
+    assert {0o644} == {stat.S_IMODE(path.stat().st_mode) for path in host.iterdir()}
+
+
+def test_what_is_right_is_left_alone(image: Path, host: Path):
+    place(image, host)
+    before = inodes(host)
+
+    done = place(image, host)
+
+    assert before == inodes(host)
+    assert 2 == done.stdout.count("is as it should be")
+
+
+def test_what_differs_is_replaced_and_who_has_it_open_keeps_it(image: Path, host: Path):
+    (host / "libvgpu.so").write_bytes(b"\x7fELF old")
+    (host / "ld.so.preload").write_text("/elsewhere/libvgpu.so\n")
+    (host / "containers").mkdir()
+
+    with (host / "libvgpu.so").open("rb") as running:
+        place(image, host)
+
+        assert b"\x7fELF old" == running.read()
+    assert b"\x7fELF new" == (host / "libvgpu.so").read_bytes()
+    assert f"{host}/libvgpu.so\n" == (host / "ld.so.preload").read_text()
+    assert {"containers", "ld.so.preload", "libvgpu.so"} == set(inodes(host))
+
+
+def test_a_file_that_others_may_write_is_replaced(image: Path, host: Path):
+    place(image, host)
+    before = inodes(host)
+    (host / "libvgpu.so").chmod(0o666)
+
+    place(image, host)
+
+    assert before["libvgpu.so"] != inodes(host)["libvgpu.so"]
+    assert before["ld.so.preload"] == inodes(host)["ld.so.preload"]
+
+
+def test_a_link_is_replaced_and_not_followed(image: Path, host: Path, tmp_path: Path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(b"\x7fELF other")
+    (host / "libvgpu.so").symlink_to(elsewhere)
+
+    place(image, host)
+
+    assert not (host / "libvgpu.so").is_symlink()
+    assert b"\x7fELF other" == elsewhere.read_bytes()
+
+
+def test_a_library_without_a_version_in_its_name_comes_first(image: Path, host: Path):
+    (image / "libvgpu.so").write_bytes(b"\x7fELF plain")
+
+    place(image, host)
+
+    assert b"\x7fELF plain" == (host / "libvgpu.so").read_bytes()
+
+
+def test_an_image_without_the_library_is_said_so_and_nothing_changes(host: Path, tmp_path: Path):
+    (host / "libvgpu.so").write_bytes(b"\x7fELF old")
+
+    done = place(tmp_path / "none", host)
+
+    assert 1 == done.returncode
+    assert "set library.path or library.image" in done.stderr
+    assert {"libvgpu.so"} == set(inodes(host))

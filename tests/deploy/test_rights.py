@@ -1,0 +1,73 @@
+"""The agent's account is granted what the code asks of the API server, and nothing else."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from tests.shape import tree
+
+ADAPTER = "agent/host/kube"
+"""The only door to the API server: import-linter keeps the library out of everything else."""
+EVERYBODYS = {("create", "selfsubjectaccessreviews")}
+"""Kubernetes grants it to whoever has a token (ClusterRole system:basic-user)."""
+OPTIONAL = {("patch", "nodes/status")}
+"""The chart grants it only with `report.nodeCondition` (tests/chart/test_values.py)."""
+SANDBOX = Path("agent/sandbox/extender")
+"""A model of HAMi's scheduler, which has an account of its own."""
+
+
+def asked() -> Iterator[tuple[str, str]]:
+    """Verb and resource of every request that the code can make."""
+    for path in tree.modules(ADAPTER):
+        for node in ast.walk(tree.parsed(path)):
+            match node:
+                case ast.Call(func=ast.Name(id="Request")):
+                    _, verb, resource, *_ = flat(node.args)
+                    yield literal(verb), literal(resource)
+
+
+def flat(arguments: list[ast.expr]) -> Iterator[ast.expr]:
+    for argument in arguments:
+        match argument:
+            case ast.Starred(value=ast.Tuple(elts=elements)):
+                yield from elements
+            case _:
+                yield argument
+
+
+def literal(argument: ast.expr) -> str:
+    value = ast.literal_eval(argument)
+    assert isinstance(value, str), "verb and resource are written out where a request is made"
+    return value
+
+
+def granted() -> Iterator[tuple[str, str]]:
+    documents = yaml.safe_load_all(tree.text("deploy/manifests/rbac.yaml"))
+    (role,) = [one for one in documents if one["kind"] == "ClusterRole"]
+    for rule in role["rules"]:
+        assert [""] == rule["apiGroups"]
+        assert {"apiGroups", "resources", "verbs"} == set(rule), "for all objects of the kind"
+        yield from ((verb, resource) for resource in rule["resources"] for verb in rule["verbs"])
+
+
+def test_every_request_is_granted_and_every_right_is_used():
+    assert set(asked()) - EVERYBODYS - OPTIONAL == set(granted())
+
+
+def test_no_right_is_granted_twice():
+    assert len(set(granted())) == len(list(granted()))
+
+
+def test_requests_are_made_in_one_place_only():
+    makers = {
+        path.parent
+        for path in tree.modules("agent")
+        for node in ast.walk(tree.parsed(path))
+        if isinstance(node, ast.ImportFrom)
+        and node.module == "agent.host.kube.session"
+        and "Request" in {alias.name for alias in node.names}
+    }
+
+    assert {Path(ADAPTER), SANDBOX} == makers

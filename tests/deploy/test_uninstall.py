@@ -1,0 +1,199 @@
+"""After the chart is gone, so is what the agents wrote on the Nodes, and nothing of others."""
+
+import asyncio
+import http.client
+import sys
+import urllib.error
+from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from agent.sandbox.apiserver import ApiServerModel
+from agent.sandbox.store import ObjectStore
+from tests.deploy.carried import uninstall
+from tests.fakes.chance import Seeded
+from tests.fakes.clock import ManualClock
+
+pytestmark = pytest.mark.looptime(False)
+REGISTER, HANDSHAKE = "hami.io/node-nvidia-register", "hami.io/node-handshake"
+SCORE, LOCK, OWN = "hami.io/node-nvidia-score", "hami.io/mutex.lock", "hami-agent/gpus"
+SELECTOR = "app.kubernetes.io/name=hami-agent"
+EVERYTHING = {REGISTER: "[]", SCORE: "[]", HANDSHAKE: "", LOCK: "a", OWN: "1", "seen": "1"}
+AGENT, OTHER = "hami-agent", "nvidia-device-plugin"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    return uninstall()
+
+
+def test_it_needs_nothing_but_python(script: ModuleType):
+    imported = {
+        name.split(".")[0]
+        for name in vars(script).values()
+        if isinstance(name, ModuleType)
+        for name in [name.__name__]
+    }
+
+    assert imported <= sys.stdlib_module_names
+
+
+def node(name: str, annotations: Mapping[str, str], **writers: str) -> dict[str, Any]:
+    """A Node, and who wrote its annotations last; `agent` and `other` name keys by spaces."""
+    managed = [
+        {
+            "manager": manager,
+            "fieldsV1": {"f:metadata": {"f:annotations": {f"f:{key}": {} for key in keys.split()}}},
+        }
+        for manager, keys in ((AGENT, writers.get("agent", "")), (OTHER, writers.get("other", "")))
+    ]
+    metadata: dict[str, Any] = {"name": name, "managedFields": managed}
+    metadata["annotations"] = dict(annotations)
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
+
+
+ALL = f"{REGISTER} {SCORE} {HANDSHAKE} {OWN}"
+CASES = {
+    "ours alone": (EVERYTHING, {"agent": ALL}, {LOCK: "a", "seen": "1"}),
+    "ours without a stamp": ({REGISTER: "[]", OWN: "1"}, {"agent": f"{REGISTER} {OWN}"}, {}),
+    "another plugin followed": (
+        {REGISTER: "[]", HANDSHAKE: "b", OWN: "1"},
+        {"agent": OWN, "other": f"{REGISTER} {HANDSHAKE}"},
+        {REGISTER: "[]", HANDSHAKE: "b"},
+    ),
+    "another plugin followed and says the same": (
+        {REGISTER: "[]", HANDSHAKE: "b"},
+        {"agent": REGISTER, "other": HANDSHAKE},
+        {REGISTER: "[]", HANDSHAKE: "b"},
+    ),
+    "never ours": ({REGISTER: "[]"}, {"other": REGISTER}, {REGISTER: "[]"}),
+    "nothing at all": ({}, {}, {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_of_one_node_goes_what_the_agent_wrote(script: ModuleType, case: str):
+    annotations, writers, left = CASES[case]
+    found = node("a", annotations, **writers)["metadata"]
+
+    assert set(annotations) - set(left) == set(script.ours(found))
+
+
+class FakeApi:
+    """Nodes and pods in memory. `fail` maps names of Nodes to codes, each given once."""
+
+    def __init__(self, *nodes: dict[str, Any], pods: Sequence[Sequence[str]] = ()) -> None:
+        self.nodes = {one["metadata"]["name"]: one["metadata"] for one in nodes}
+        self.fail: dict[str, int] = {}
+        self.patches: list[str] = []
+        self._pods = list(pods)
+        self.asked: list[dict[str, str]] = []
+
+    def items(self, path: str, **query: str) -> Iterator[dict[str, Any]]:
+        if path == "/api/v1/nodes":
+            return iter([dict(one) for one in self.nodes.values()])
+        self.asked.append({"path": path, **query})
+        present = self._pods.pop(0) if self._pods else ()
+        return iter([{"name": name} for name in present])
+
+    def ask(self, path: str, kind: str = "", patch: object = None) -> dict[str, Any]:
+        name = path.rpartition("/")[2]
+        if patch is None:
+            return {"metadata": dict(self.nodes[name])}
+        if name in self.fail:
+            headers = http.client.HTTPMessage()
+            raise urllib.error.HTTPError(path, self.fail.pop(name), "no", headers, None)
+        assert isinstance(patch, dict)
+        changes = patch["metadata"]["annotations"]
+        held = self.nodes[name]["annotations"]
+        self.nodes[name]["annotations"] = {k: v for k, v in held.items() if k not in changes}
+        self.patches.append(name)
+        return {"metadata": dict(self.nodes[name])}
+
+
+def served(name: str) -> dict[str, Any]:
+    """A Node with annotations of ours and of others, at some version."""
+    made: dict[str, Any] = node(name, EVERYTHING, agent=ALL)
+    made["metadata"]["resourceVersion"] = "1"
+    return made
+
+
+def test_every_node_is_cleaned_once(script: ModuleType, capsys: pytest.CaptureFixture[str]):
+    api = FakeApi(served("a"), served("b"), node("c", {"seen": "1"}))
+
+    assert 0 == script.main("gpus", SELECTOR, api)
+
+    assert ["a", "b"] == api.patches
+    assert {LOCK: "a", "seen": "1"} == api.nodes["a"]["annotations"]
+    assert "a: removed" in capsys.readouterr().out
+
+
+def test_the_agents_pods_are_waited_for(script: ModuleType):
+    api = FakeApi(served("a"), pods=[["one", "two"], ["two"]])
+
+    assert 0 == script.main("gpus", SELECTOR, api, pause=0.001)
+
+    asked = {"path": "/api/v1/namespaces/gpus/pods", "labelSelector": SELECTOR}
+    assert [asked] * 3 == api.asked
+    assert ["a"] == api.patches
+
+
+def test_pods_that_do_not_end_are_named_and_nothing_is_touched(
+    script: ModuleType, capsys: pytest.CaptureFixture[str]
+):
+    api = FakeApi(served("a"), pods=[["one"]])
+
+    assert 1 == script.main("gpus", SELECTOR, api, patience=-1.0)
+
+    assert [] == api.patches
+    assert "one" in capsys.readouterr().out
+
+
+def test_a_change_in_between_is_looked_at_anew(script: ModuleType):
+    api = FakeApi(served("a"))
+    api.fail["a"] = 409
+
+    assert 0 == script.main("gpus", SELECTOR, api)
+
+    assert ["a"] == api.patches
+
+
+def test_a_node_that_is_gone_is_clean(script: ModuleType):
+    api = FakeApi(served("a"), served("b"))
+    api.fail["a"] = 404
+
+    assert 0 == script.main("gpus", SELECTOR, api)
+
+
+def test_a_refusal_for_one_node_stops_no_other_and_is_told(
+    script: ModuleType, capsys: pytest.CaptureFixture[str]
+):
+    api = FakeApi(served("a"), served("b"))
+    api.fail["a"] = 403
+
+    assert 1 == script.main("gpus", SELECTOR, api)
+
+    assert ["b"] == api.patches
+    assert "annotations are left on: a" in capsys.readouterr().out
+
+
+async def test_over_http_a_node_is_changed_only_as_it_was_seen(script: ModuleType):
+    model = ApiServerModel(ObjectStore(ManualClock(), Seeded(1)), {"t": "admin"})
+    await model.start()
+    try:
+        for number in range(300):
+            model.store.create("nodes", node(f"n{number:03}", {OWN: "1"}))
+        api = script.Api(model.url, "t", None)
+
+        found = await asyncio.to_thread(lambda: list(api.items("/api/v1/nodes")))
+        old = dict(found[0])
+        assert await asyncio.to_thread(script.clean, api, found[0])
+        assert await asyncio.to_thread(script.clean, api, old)
+
+        assert 300 == len(found)
+        assert {} == model.store.get("nodes", "", "n000")["metadata"].get("annotations", {})
+        assert {OWN: "1"} == model.store.get("nodes", "", "n001")["metadata"]["annotations"]
+    finally:
+        await model.stop()

@@ -1,0 +1,44 @@
+"""Paths and sockets of the host are told as they are."""
+
+import os
+import socket
+from pathlib import Path
+
+from agent.core.preflight import PluginSocket
+from agent.host.surroundings import look_at, plugin_sockets
+
+
+def test_each_kind_of_path_has_its_word(tmp_path: Path):
+    (tmp_path / "file").touch(mode=0o640)
+    os.mkfifo(tmp_path / "pipe")
+    kinds = {name: look_at(tmp_path / name).kind for name in ("", "file", "pipe", "none", "file/x")}
+
+    assert {"": "directory", "file": "file", "pipe": "special file", "none": "", "file/x": ""} == (
+        kinds
+    )
+    assert 0o640 == look_at(tmp_path / "file").mode
+
+
+def test_a_path_that_cannot_be_looked_at_is_not_taken_for_missing(tmp_path: Path):
+    (tmp_path / "loop").symlink_to("loop")
+
+    assert "cannot be looked at" in look_at(tmp_path / "loop").kind
+
+
+def test_a_socket_without_a_listener_is_dead_and_the_kubelets_is_passed_over(tmp_path: Path):
+    names = ("kubelet.sock", "nvidia-gpu.sock", "other.sock")
+    kubelet, theirs, other = (socket.socket(socket.AF_UNIX) for _ in names)
+    with kubelet, theirs, other:
+        for one, name in zip((kubelet, theirs, other), names, strict=True):
+            one.bind(str(tmp_path / name))
+        other.listen()
+        (tmp_path / "checkpoint").touch()
+
+        assert (
+            PluginSocket(str(tmp_path / "nvidia-gpu.sock"), alive=False),
+            PluginSocket(str(tmp_path / "other.sock"), alive=True),
+        ) == plugin_sockets(tmp_path, "kubelet.sock")
+
+
+def test_a_directory_that_is_not_there_has_no_sockets(tmp_path: Path):
+    assert () == plugin_sockets(tmp_path / "none", "kubelet.sock")

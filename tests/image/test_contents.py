@@ -1,0 +1,161 @@
+"""The image holds the agent and what it runs on, in a known order, and nothing to build with."""
+
+import stat
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from agent import __version__
+from tests.image.lab.archive import Image
+
+ROOT = Path(__file__).resolve().parents[2]
+MEGABYTE = 1_000_000
+SITE = "opt/hami-agent/lib/python3.13/site-packages/"
+TOOLS = {"as", "c++", "cc", "g++", "gcc", "gmake", "go", "ld", "make", "rustc", "tcc"}
+HANDS = {"apt", "apt-get", "bash", "busybox", "curl", "dash", "dpkg", "perl", "sh", "tar", "wget"}
+
+
+def test_two_builds_are_the_same_image(facts: dict[str, object], image: Image):
+    assert facts["digest"] == facts["again"] == image.digest
+
+
+def test_it_is_no_larger_than_promised(facts: dict[str, int], base: str):
+    packed, unpacked = facts["packed"] / MEGABYTE, facts["unpacked"] / MEGABYTE
+
+    if base == "small":
+        assert packed <= 35
+        assert unpacked <= 90
+    else:  # the base alone unpacks to more than 130
+        assert packed <= 120
+
+
+def test_what_the_agent_adds_to_its_base_is_small(image: Image):
+    added = sum(member.size for layer in image.layers[1:] for member in layer.values())
+
+    assert added <= 35 * MEGABYTE
+
+
+def test_a_change_of_the_agent_changes_the_last_layer_alone(image: Image):
+    _, needed, agent = image.layers
+    own = {name for name in agent if not agent[name].isdir()}
+
+    assert own
+    assert not any(name.startswith((SITE + "agent/", SITE + "hami_agent")) for name in needed)
+    assert {
+        name for name in own if not name.startswith((SITE + "agent/", SITE + "hami_agent"))
+    } == {"opt/hami-agent/bin/hami-agent"}
+
+
+def test_it_says_who_runs_what(image: Image):
+    assert "65532:65532" == image.config["User"]
+    assert ["/opt/hami-agent/bin/hami-agent"] == image.config["Entrypoint"]
+    assert ["run"] == image.config["Cmd"]
+    assert image.platform in {"linux/amd64", "linux/arm64"}
+
+
+def test_its_labels_say_what_it_is(image: Image):
+    prefix = "org.opencontainers.image."
+    labels = image.config["Labels"]
+
+    assert {"title", "description", "licenses", "version", "revision"} <= {
+        key.removeprefix(prefix) for key in labels if labels[key]
+    }
+    assert __version__ == labels[prefix + "version"]
+
+
+def test_it_holds_the_versions_of_the_lock(contents: dict[str, str]):
+    locked = {
+        package["name"]: package
+        for package in tomllib.loads((ROOT / "uv.lock").read_text())["package"]
+    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {line.split(">")[0].split("~")[0].split("[")[0] for line in project["dependencies"]}
+
+    versions = dict(contents)
+
+    assert {"hami-agent"} | named <= set(versions)
+    assert __version__ == versions.pop("hami-agent")
+    assert {name: locked[name]["version"] for name in versions} == versions
+
+
+def test_every_package_of_the_agent_is_in_the_list_of_contents(
+    image: Image, contents: dict[str, str]
+):
+    installed = {
+        name.removeprefix(SITE).split("-")[0].replace("_", "-").lower()
+        for layer in image.layers
+        for name in layer
+        if name.startswith(SITE) and name.endswith(".dist-info/METADATA")
+    }
+
+    assert len(installed) > 20
+    assert installed == set(contents)
+
+
+def commands(image: Image) -> set[str]:
+    return {
+        Path(name).name
+        for layer in image.layers
+        for name, member in layer.items()
+        if not member.isdir() and Path(name).parent.name in {"bin", "sbin", "libexec"}
+    }
+
+
+def test_it_has_nothing_to_build_with(image: Image):
+    found = commands(image)
+
+    assert set() == found & TOOLS
+    assert not any(name.endswith(("-gcc", "-ld", "-as")) for name in found)
+    assert not any("/pip/" in name for layer in image.layers[1:] for name in layer)
+
+
+@pytest.mark.parametrize("base", ["small"], indirect=True)
+def test_the_small_one_has_no_shell_no_tool_and_no_pip(image: Image):
+    assert {"hami-agent", "idna", "protoc-gen-grpclib_python", "protoc-gen-python_grpc"} == {
+        name for name in commands(image) if not name.startswith("python")
+    }
+    assert set() == commands(image) & HANDS
+    assert not any("/pip/" in name or "/ensurepip/" in name for name in image.layers[0])
+
+
+def test_what_the_agent_adds_belongs_to_root_and_nobody_else_writes_it(image: Image):
+    wrong = [
+        name
+        for layer in image.layers[1:]
+        for name, member in layer.items()
+        if member.uid or member.gid or (not member.issym() and member.mode & 0o022)
+    ]
+
+    assert [] == wrong
+
+
+@pytest.mark.parametrize("base", ["small"], indirect=True)
+def test_nothing_in_the_small_one_gives_more_rights(image: Image):
+    risen = [
+        name
+        for layer in image.layers
+        for name, member in layer.items()
+        if not member.isdir() and member.mode & (stat.S_ISUID | stat.S_ISGID)
+    ]
+
+    assert [] == risen
+
+
+def test_it_says_nothing_of_the_machine_that_built_it(image: Image):
+    base = image.layers[0]
+
+    assert {"etc/hostname", "etc/resolv.conf"}.isdisjoint(base)
+    assert {1} == {len({member.mtime for member in layer.values()}) for layer in image.layers[1:]}
+
+
+def test_all_that_the_agent_imports_is_compiled(image: Image):
+    for layer in image.layers[1:]:
+        sources = {name for name in layer if name.startswith(SITE) and name.endswith(".py")}
+        compiled = {
+            str(path.parent / "__pycache__" / f"{path.stem}.cpython-313.pyc")
+            for path in map(Path, sources)
+        }
+
+        assert sources
+        assert set() == compiled - set(layer)

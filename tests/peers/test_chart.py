@@ -1,0 +1,301 @@
+"""The rights of deploy/ on the real API server: enough for the agent, and useless elsewhere.
+
+All nodes share one account. What it may do is decided by the node that the token's pod is bound to,
+which the API server writes into the token.
+"""
+
+import contextlib
+import ssl
+from dataclasses import dataclass
+
+import pytest
+import pytest_asyncio
+import yaml
+
+from agent.core import annotations
+from tests.peers.lab.agents import SOURCE
+from tests.peers.lab.api import JSON_PATCH, RefusedError
+from tests.peers.lab.audit import counted
+from tests.peers.lab.cluster import ACCOUNT, account_token
+from tests.peers.lab.identities import NODE
+from tests.peers.lab.keeper import kept
+from tests.peers.lab.node_state import notes_of, until_unlocked
+from tests.peers.lab.pods import create, is_settled, run, telling, until_failed
+from tests.peers.lab.servers import (
+    EVENTS,
+    NODE_PATH,
+    NODES,
+    OTHER_NODE,
+    OTHER_POD,
+    OWN_POD,
+    PODS,
+    User,
+    marks,
+    plain_pod,
+    real_server,
+)
+from tests.peers.lab.waiting import until_answer
+from tests.peers.lab.workloads import a_container, a_pod, stray
+
+MANIFESTS = SOURCE / "deploy" / "manifests"
+ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+COLLECTIONS = {
+    "ValidatingAdmissionPolicy": f"{ADMISSION}/validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": f"{ADMISSION}/validatingadmissionpolicybindings",
+}
+ACCOUNTS = "/api/v1/namespaces/kube-system/serviceaccounts"
+OWN, OTHER = f"{PODS}/{OWN_POD}/status", f"{PODS}/{OTHER_POD}/status"
+OTHER_PATH = f"{NODES}/{OTHER_NODE}"
+TOLD = 30.0
+IN_FORCE = 60.0
+"""Seconds until the server's own watch has brought it a policy: one or two on a quiet machine."""
+
+OWN_NODE_ONLY = "the agent may change its own Node only"
+OWN_PODS_ONLY = "the agent may change pods of its own node only"
+NOT_WRITTEN = "the agent may not write this annotation of a Node"
+NOT_REMOVED = "the agent may not remove this annotation of a Node"
+NOT_OF_A_POD = "the agent may not change this annotation of a pod"
+ANNOTATIONS_ONLY = "the agent may change annotations only"
+OWN_EVENTS_ONLY = "the agent may write Events of its own only"
+NO_NODE = "the token does not say on which node its pod is"
+
+
+def policies():
+    documents = yaml.safe_load_all((MANIFESTS / "admission.yaml").read_text())
+    return [one for one in documents if one["kind"] in COLLECTIONS]
+
+
+async def apply_policies(call):
+    """Create what is not there; `call` is the admin's way to ask."""
+    for document in policies():
+        path = COLLECTIONS[document["kind"]]
+        present = {item["metadata"]["name"] for item in (await call("GET", path, None))["items"]}
+        if document["metadata"]["name"] not in present:
+            await call("POST", path, document)
+
+
+def bound_to(kind, obj):
+    """What asks for a token that ends with an object and names its node."""
+    about = {"kind": kind, "apiVersion": "v1", "name": obj["metadata"]["name"]}
+    return {
+        "spec": {
+            "expirationSeconds": 3600,
+            "boundObjectRef": {**about, "uid": obj["metadata"]["uid"]},
+        }
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """One API server with the policies in force. `agent` has the token of a pod on node-a."""
+
+    admin: User
+    agent: User
+    unbound: User
+
+
+@contextlib.asynccontextmanager
+async def open_guarded(binaries):
+    async with real_server(binaries) as server, contextlib.AsyncExitStack() as stack:
+        await apply_policies(server.admin.have)
+        pod = plain_pod("agent-of-node-a", NODE, namespace="kube-system")
+        pod["spec"]["serviceAccountName"] = "hami-agent"
+        made = await server.admin.have("POST", "/api/v1/namespaces/kube-system/pods", pod)
+        review = await server.admin.have(
+            "POST", f"{ACCOUNTS}/hami-agent/token", bound_to("Pod", made)
+        )
+        context = ssl.create_default_context(cafile=server.plane.certificates.ca)
+        agent = User(server.plane.server, review["status"]["token"], context)
+        stack.push_async_callback(agent.close)
+        forged = f"{OTHER_PATH}?dryRun=All"
+
+        async def is_in_force():
+            answers = [
+                await agent.ask("PATCH", forged, marks(seen="1")),
+                await agent.ask("PATCH", f"{OTHER}?dryRun=All", marks(seen="1")),
+                await agent.ask("POST", f"{EVENTS}?dryRun=All", an_event("probe", OTHER_NODE)),
+            ]
+            return {403} == {answer.code for answer in answers}
+
+        await until_answer(is_in_force, IN_FORCE, lambda: "the policies are not in force")
+        yield Guarded(server.admin, agent, server.account)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def guarded(binaries):
+    async with kept(open_guarded(binaries)) as made:
+        yield made
+
+
+def an_event(name, host, count=1):
+    about = {"kind": "Pod", "name": OWN_POD, "namespace": "default"}
+    source = {"component": "hami-agent", "host": host}
+    return {
+        "metadata": {"name": name},
+        "involvedObject": about,
+        "source": source,
+        "count": count,
+    }
+
+
+def released(value="mine"):
+    pointer = "/metadata/annotations/hami.io~1mutex.lock"
+    return [
+        {"op": "test", "path": pointer, "value": value},
+        {"op": "remove", "path": pointer},
+    ]
+
+
+LABEL = {"metadata": {"labels": {"free": "1"}}}
+TAINT = {"spec": {"unschedulable": True}}
+FINALIZER = {"metadata": {"finalizers": ["example.com/kept"]}}
+FORGED = [
+    (OTHER_PATH, marks(**{annotations.REGISTER: "[]"}), OWN_NODE_ONLY),
+    (NODE_PATH, marks(seen="1"), NOT_WRITTEN),
+    (NODE_PATH, marks(**{annotations.CORDON: "GPU-1"}), NOT_WRITTEN),
+    (NODE_PATH, marks(**{annotations.MUTEX_LOCK: "mine"}), NOT_WRITTEN),
+    (NODE_PATH, marks(kept=None), NOT_REMOVED),
+    (NODE_PATH, LABEL, ANNOTATIONS_ONLY),
+    (NODE_PATH, FINALIZER, ANNOTATIONS_ONLY),
+    (NODE_PATH, TAINT, ANNOTATIONS_ONLY),
+    (OTHER, marks(**{annotations.BIND_PHASE: "success"}), OWN_PODS_ONLY),
+    (OWN, marks(**{annotations.ALLOCATED: "GPU-1,NVIDIA,1,1:;"}), NOT_OF_A_POD),
+    (OWN, marks(seen="1"), NOT_OF_A_POD),
+    (OWN, marks(kept=None), NOT_OF_A_POD),
+    (OWN, LABEL, ANNOTATIONS_ONLY),
+    (OWN, {"status": {"phase": "Failed"}}, ANNOTATIONS_ONLY),
+]
+
+
+@pytest.mark.parametrize(("path", "patch", "why"), FORGED)
+async def test_a_forged_patch_is_denied_and_changes_nothing(guarded, path, patch, why):
+    whole = path.removesuffix("/status")
+    kept_note = marks(kept="1")
+    await guarded.admin.have("PATCH", whole, kept_note)
+    before = await guarded.admin.have("GET", whole)
+
+    code, reason, text = await guarded.agent.refused("PATCH", path, patch)
+
+    assert (403, "Forbidden") == (code, reason)
+    assert why in text
+    assert before == await guarded.admin.have("GET", whole)
+
+
+@pytest.mark.parametrize(
+    ("path", "notes"),
+    [
+        (NODE_PATH, (annotations.REGISTER, annotations.SCORE, annotations.HANDSHAKE)),
+        (NODE_PATH, ("hami-agent/anything",)),
+        (OWN, (annotations.BIND_PHASE, annotations.TO_ALLOCATE)),
+    ],
+)
+async def test_what_the_agent_writes_it_may_write_change_and_remove(guarded, path, notes):
+    for value in ("1", "2", None):
+        await guarded.agent.have("PATCH", path, marks(**dict.fromkeys(notes, value)))
+        held = notes_of(await guarded.admin.have("GET", path.removesuffix("/status")))
+        assert {value} == {held.get(note) for note in notes}
+
+
+async def test_the_lock_is_released_and_never_taken_or_changed(guarded):
+    await guarded.admin.have("PATCH", NODE_PATH, marks(**{annotations.MUTEX_LOCK: "mine"}))
+
+    forged = marks(**{annotations.MUTEX_LOCK: "yours"})
+    _, _, text = await guarded.agent.refused("PATCH", NODE_PATH, forged)
+    assert NOT_WRITTEN in text
+
+    left = await guarded.agent.have("PATCH", NODE_PATH, released(), kind=JSON_PATCH)
+    assert annotations.MUTEX_LOCK not in notes_of(left)
+
+
+async def test_events_are_written_in_the_nodes_own_name_alone(guarded):
+    _, _, text = await guarded.agent.refused("POST", EVENTS, an_event("theirs", OTHER_NODE))
+    assert OWN_EVENTS_ONLY in text
+
+    await guarded.agent.have("POST", EVENTS, an_event("own", NODE))
+    counted_on = await guarded.agent.have("PATCH", f"{EVENTS}/own", {"count": 2})
+    assert 2 == counted_on["count"]
+
+    await guarded.admin.have("POST", EVENTS, an_event("theirs", OTHER_NODE))
+    _, _, text = await guarded.agent.refused("PATCH", f"{EVENTS}/theirs", {"count": 2})
+    assert OWN_EVENTS_ONLY in text
+
+
+@pytest.mark.parametrize("path", [NODE_PATH, OTHER_PATH, OWN])
+async def test_a_token_that_names_no_node_changes_nothing(guarded, path):
+    code, _, text = await guarded.unbound.refused("PATCH", path, marks(**{annotations.SCORE: "1"}))
+
+    assert 403 == code
+    assert NO_NODE in text
+
+
+async def test_everybody_else_is_left_alone(guarded):
+    await guarded.admin.have("PATCH", OTHER_PATH, marks(seen="1"))
+    await guarded.admin.have("PATCH", NODE_PATH, {"metadata": {"labels": {"an-admins": "1"}}})
+    await guarded.admin.have("POST", EVENTS, an_event("an-admins", OTHER_NODE))
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def confined(cluster):
+    """A kubeconfig of the account on this node, with the policies in force; gone afterwards."""
+    await account_token(cluster.api)
+    node = await cluster.api.get(NODE_PATH)
+    review = await cluster.api.create(f"{ACCOUNTS}/hami-agent/token", bound_to("Node", node))
+    token = review["status"]["token"]
+    client = cluster.plane.client(token)
+
+    async def is_denied():
+        with contextlib.suppress(RefusedError):
+            await client.patch(f"{NODE_PATH}?dryRun=All", marks(seen="1"))
+            return False
+        return True
+
+    async def is_allowed():
+        return not await is_denied()
+
+    async def ask(method, path, body):
+        return await cluster.api.call(method, path, body)
+
+    await apply_policies(ask)
+    try:
+        await until_answer(is_denied, IN_FORCE, lambda: "the policies are not in force")
+        yield cluster.plane.kubeconfig_for("confined", token)
+    finally:
+        for document in policies():
+            path = f"{COLLECTIONS[document['kind']]}/{document['metadata']['name']}"
+            await cluster.api.delete(path)
+        await until_answer(is_allowed, IN_FORCE, lambda: "the policies are still in force")
+        await client.close()
+
+
+def granted():
+    documents = yaml.safe_load_all((MANIFESTS / "rbac.yaml").read_text())
+    (role,) = [one for one in documents if one["kind"] == "ClusterRole"]
+    return {
+        f"{verb} {resource}"
+        for rule in role["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+async def test_the_agent_works_with_these_rights_and_uses_them(cluster, confined):
+    mark = cluster.plane.audit.mark()
+    await cluster.start_registered_agent("--kubeconfig", str(confined))
+
+    (served,) = await run(cluster, telling(cluster, a_pod("served", a_container())))
+    assert is_settled(cluster, served)
+    await until_unlocked(cluster)
+    # Refused, which is told by an Event.
+    await create(cluster, stray(a_pod("unplaced")))
+    await until_failed(cluster, "unplaced")
+
+    async def is_told():
+        asked = cluster.plane.audit.since(mark, ACCOUNT)
+        return "create events" in counted(asked)
+
+    await until_answer(is_told, TOLD, lambda: "there is no Event about the refused pod")
+    asked = cluster.plane.audit.since(mark, ACCOUNT)
+    assert [] == [one for one in asked if one.code >= 400]
+    assert set(counted(asked)) <= granted()
+    # An Event is counted on only where the same happens again.
+    assert granted() - {"patch events"} <= set(counted(asked))

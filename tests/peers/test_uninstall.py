@@ -1,0 +1,61 @@
+"""What is left on the Node after the chart's uninstallation: what the agent wrote goes, by what the
+API server keeps of who wrote what.
+"""
+
+import asyncio
+import functools
+import ssl
+
+import pytest
+
+from agent.core import annotations
+from tests.deploy.carried import uninstall
+from tests.peers.lab.identities import ADMIN
+from tests.peers.lab.node_state import notes_of
+from tests.peers.lab.servers import NODE_PATH, marks
+
+
+@pytest.fixture
+def cleaning(cluster):
+    """The chart's program for afterwards, as the admin; there are no pods to wait for."""
+    context = ssl.create_default_context(cafile=cluster.plane.certificates.ca)
+    script = uninstall()
+    api = script.Api(cluster.plane.server, cluster.plane.identities.tokens[ADMIN], context)
+    return functools.partial(asyncio.to_thread, script.main, "kube-system", "app=none", api)
+
+
+async def test_what_the_agent_wrote_goes_after_it_and_nothing_else(cluster, cleaning):
+    await cluster.start_registered_agent()
+    await cluster.api.patch(NODE_PATH, marks(seen="1", **{annotations.CORDON: ""}))
+    await cluster.end_agents()
+
+    assert 0 == await cleaning()
+
+    left = notes_of(await cluster.api.get(NODE_PATH))
+    assert {annotations.REGISTER, annotations.HANDSHAKE}.isdisjoint(left)
+    assert {"seen", annotations.CORDON} <= set(left)
+
+
+async def test_what_another_plugin_wrote_since_stays(cluster, cleaning):
+    await cluster.start_registered_agent()
+    await cluster.end_agents()
+    theirs = {annotations.REGISTER: "[]", annotations.HANDSHAKE: "Reported"}
+    writer = f"{NODE_PATH}?fieldManager=nvidia-device-plugin"
+    await cluster.api.patch(writer, marks(**theirs))
+
+    assert 0 == await cleaning()
+
+    assert theirs.items() <= notes_of(await cluster.api.get(NODE_PATH)).items()
+
+
+async def test_a_plugin_that_follows_with_the_same_report_keeps_it(cluster, cleaning):
+    await cluster.start_registered_agent()
+    await cluster.end_agents()
+    report = notes_of(await cluster.api.get(NODE_PATH))[annotations.REGISTER]
+    theirs = {annotations.REGISTER: report, annotations.HANDSHAKE: "Reported"}
+    writer = f"{NODE_PATH}?fieldManager=nvidia-device-plugin"
+    await cluster.api.patch(writer, marks(**theirs))
+
+    assert 0 == await cleaning()
+
+    assert theirs.items() <= notes_of(await cluster.api.get(NODE_PATH)).items()

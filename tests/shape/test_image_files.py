@@ -1,0 +1,52 @@
+"""The Dockerfile keeps its promises before anything is built."""
+
+import re
+import tomllib
+
+from tests.shape import tree
+
+DOCKERFILE = tree.text("deploy/image/Dockerfile")
+BUILD, RUNTIME = re.split(r"^FROM \$\{RUNTIME\}$", DOCKERFILE, flags=re.MULTILINE)
+
+
+def instructions(stage: str) -> list[tuple[str, str]]:
+    return re.findall(r"^([A-Z]+) ((?:.*\\\n)*.*)$", stage, re.MULTILINE)
+
+
+def test_the_wheel_in_the_image_is_built_by_the_locked_backend():
+    project = tomllib.loads(tree.text("pyproject.toml"))
+
+    assert project["build-system"]["requires"] == project["dependency-groups"]["wheel"]
+
+
+def test_nothing_is_run_where_the_agent_will_run_so_its_base_needs_no_shell():
+    assert "RUN" not in {word for word, _ in instructions(RUNTIME)}
+
+
+def test_nothing_comes_from_outside_the_folder():
+    assert "ADD" not in {word for word, _ in instructions(DOCKERFILE)}
+    assert "PIP_NO_INDEX=1" in BUILD
+    assert {"--require-hashes -r backend.txt", "--require-hashes -r requirements.txt"} == set(
+        re.findall(r"--require-hashes -r \S+", BUILD)
+    )
+
+
+def test_it_does_not_run_as_root():
+    users = [text for word, text in instructions(RUNTIME) if word == "USER"]
+
+    assert ["65532:65532"] == users
+
+
+def test_what_changes_often_comes_last():
+    words = [word for word, _ in instructions(RUNTIME)]
+    copied = [text.split()[1] for word, text in instructions(RUNTIME) if word == "COPY"]
+
+    assert ["/opt/hami-agent", "/staged"] == copied
+    assert ["ARG", "ARG", "LABEL"] == words[-3:]
+
+
+def test_the_wheels_are_for_the_python_of_the_base():
+    (version,) = re.findall(r"^ARG BASE=python:(\d+\.\d+)-", DOCKERFILE, re.MULTILINE)
+
+    assert f"--python-version {version} " in tree.text("deploy/image/context")
+    assert f"/python{version} " in tree.text("deploy/image/base")

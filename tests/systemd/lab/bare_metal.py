@@ -1,0 +1,175 @@
+"""A node on bare metal: a machine with systemd, and the models of its kubelet and API server."""
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from agent.sandbox.lab.cluster import NODE, SandboxCluster, open_cluster
+from agent.sandbox.lab.life import free_port
+from tests.peers.lab.waiting import until, until_answer
+from tests.process.agent_process import options
+from tests.systemd.lab.machine import Machine, Said, booted
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+UNIT: Final = "hami-agent.service"
+PATIENCE: Final = 30.0
+"""Seconds for anything that takes one or two on an idle machine."""
+KUBELET: Final = "/var/lib/kubelet"
+SHOWN: Final = (
+    *("ActiveState", "SubState", "Result", "NRestarts", "MainPID", "StatusText"),
+    *("ExecMainStatus", "ExecMainCode", "UnitFileState", "FragmentPath"),
+    *("ExecMainStartTimestampMonotonic", "ActiveEnterTimestampMonotonic"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BareMetal:
+    """The machine, its peers, and what an operator does on it."""
+
+    machine: Machine
+    cluster: SandboxCluster
+    port: int
+
+    async def install(self, *arguments: str) -> Said:
+        """`systemd/install ARGUMENTS`, with the dependencies from a folder."""
+        locked = ("--lock", "/src/wheels/lock.txt", "--wheels", "/src/wheels")
+        more = () if "--rollback" in arguments else locked
+        return await self.machine.try_run("/src/systemd/install", *more, *arguments)
+
+    async def systemctl(self, *arguments: str) -> str:
+        """`systemctl ARGUMENTS hami-agent`, which has to end well."""
+        return await self.machine.run("systemctl", *arguments, UNIT)
+
+    async def shown(self) -> Mapping[str, str]:
+        """What systemd says of the service."""
+        said = await self.systemctl("show", *(f"--property={name}" for name in SHOWN))
+        return dict(line.split("=", 1) for line in said.splitlines())
+
+    async def until_shown(self, within: float = PATIENCE, **wanted: str) -> Mapping[str, str]:
+        """What systemd says of the service, once it says all of that."""
+        shown: Mapping[str, str] = {}
+
+        async def ask() -> bool:
+            nonlocal shown
+            shown = await self.shown()
+            return wanted.items() <= shown.items()
+
+        await until_answer(ask, within, lambda: f"systemd does not say {wanted}, but {shown}")
+        return shown
+
+    async def offers(self, slices: int, within: float = PATIENCE) -> None:
+        """The kubelet has so many slices to give."""
+        assert await self.cluster.until(lambda: self.cluster.allocatable() == slices, within), (
+            self.cluster.allocatable(),
+            await self.last_words(),
+        )
+
+    async def journal(self, event: str = "") -> list[dict[str, Any]]:
+        """The journal's entries of the agent; `event`: the fields of those of that name."""
+        said = await self.machine.run(
+            "journalctl", "--identifier", "hami-agent", "--output", "json", "--no-pager"
+        )
+        entries = [json.loads(line) for line in said.splitlines()]
+        if not event:
+            return entries
+        found = (json.loads(e["MESSAGE"]) for e in entries if e["MESSAGE"].startswith("{"))
+        return [fields for fields in found if fields["event"] == event]
+
+    async def until_said(self, event: str) -> dict[str, Any]:
+        """The first such line of the agent, once it is there."""
+
+        async def ask() -> bool:
+            return bool(await self.journal(event))
+
+        await until_answer(ask, PATIENCE, lambda: f"the journal has no {event}")
+        return (await self.journal(event))[0]
+
+    async def until_there(self, inside: str) -> Path:
+        """A file of the machine, once it is there."""
+        path = self.machine.path(inside)
+        await until(path.exists, PATIENCE, lambda: f"there is no {inside}")
+        return path
+
+    async def last_words(self) -> str:
+        """What journal and systemd have to say, for a failure."""
+        said = await self.machine.try_run("journalctl", "--lines", "150", "--no-pager")
+        return said.out
+
+    def endpoints(self) -> set[str]:
+        """The sockets of plugins in the kubelet's directory."""
+        found = self.cluster.places.plugins.glob("*.sock")
+        return {path.name for path in found} - {"kubelet.sock"}
+
+    def write(self, inside: str, text: str, mode: int = 0o644) -> Path:
+        """A file of the machine."""
+        path = self.machine.path(inside)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(mode)
+        return path
+
+    def settings(self, **more: str) -> None:
+        """The service's variables: those of this node, and more."""
+        variables = {
+            "NODE_NAME": NODE,
+            "KUBECONFIG": f"{KUBELET}/kubeconfig",
+            "HAMI_AGENT_DRIVER_SIMULATE": f"unix:{KUBELET}/gpus.sock",
+            "HAMI_AGENT_PATHS_CGROUP": f"{KUBELET}/cgroup",
+            "HAMI_AGENT_WEB_PORT": str(self.port),
+        } | more
+        text = "".join(f"{name}={value}\n" for name, value in variables.items())
+        self.write("/etc/hami-agent/env", text, 0o640)
+
+    async def drop_in(self, *lines: str) -> None:
+        """An operator's own lines for the unit."""
+        text = "\n".join(("[Service]", *lines, ""))
+        self.write(f"/etc/systemd/system/{UNIT}.d/test.conf", text)
+        await self.machine.run("systemctl", "daemon-reload")
+
+    async def kill(self, signal: str) -> None:
+        """Send the agent a signal."""
+        await self.systemctl("kill", "--kill-who=main", f"--signal={signal}")
+
+    async def clear(self) -> None:
+        """No agent, nothing of an earlier test, and the kubelet there."""
+        await self.machine.try_run("systemctl", "stop", UNIT)
+        await self.machine.try_run("systemctl", "reset-failed", UNIT)
+        await self.machine.try_run("systemctl", "disable", "--quiet", UNIT)
+        for place in (f"/etc/systemd/system/{UNIT}.d", "/etc/hami-agent", "/var/lib/hami-agent"):
+            await self.machine.run("rm", "-rf", place)
+        self.settings()
+        await self.machine.run("systemctl", "daemon-reload")
+        await self.machine.run("journalctl", "--quiet", "--rotate", "--vacuum-time=1s")
+        kubelet = self.cluster.kubelet
+        await kubelet.kill()
+        await kubelet.start()
+        await self.offers(0)
+
+
+@contextlib.asynccontextmanager
+async def open_bare_metal(folder: Path, wheels: Path) -> AsyncIterator[BareMetal]:
+    """Peers and machine, with what systemd/install needs and nothing installed.
+
+    `wheels`: the folder of tests/systemd/wheels; the wheels of the agent itself lie in `folder`.
+
+    Raises CannotBootError.
+    """
+    local = folder / "local"
+    async with open_cluster(options(gpus=8)) as cluster:
+        for name in ("libvgpu.so", "ld.so.preload"):
+            place = local / "vgpu" / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes((cluster.places.hook / "vgpu" / name).read_bytes())
+        binds = {
+            cluster.places.root: KUBELET,
+            local: "/usr/local",
+            ROOT / "systemd": "/src/systemd",
+            ROOT / "tests/systemd/lab/freeze": "/src/freeze",
+            wheels: "/src/wheels",
+            folder / "dist": "/src/dist",
+        }
+        async with booted(folder / "root", binds) as machine:
+            yield BareMetal(machine, cluster, free_port())

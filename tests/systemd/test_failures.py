@@ -1,0 +1,114 @@
+"""What systemd does when the agent dies, hangs or refuses to start."""
+
+import asyncio
+
+import pytest
+
+from tests.peers.lab.waiting import until_answer
+
+BAD = "sharing: {splitCuont: 10}\n"
+HOME = "/root"
+SOON = "WatchdogSec=3s"
+"""The watchdog's time, cut short: its 30 s would be waited for in full."""
+
+
+async def test_after_a_kill_it_serves_again_within_a_second(node, table):
+    await node.systemctl("start")
+    await node.offers(80)
+    loop = asyncio.get_running_loop()
+
+    began = loop.time()
+    await node.kill("KILL")
+    await node.offers(0)
+    await node.offers(80)
+    took = loop.time() - began
+
+    await node.until_shown(ActiveState="active", NRestarts="1")
+    table.hold("systemd: SIGKILL → the kubelet has 80 slices again", took, 1.0)
+
+
+async def test_an_event_loop_that_froze_is_killed_says_where_it_was_and_is_started_again(node):
+    await node.drop_in(SOON, "Environment=PYTHONPATH=/src/freeze")
+    await node.systemctl("start")
+    await node.offers(80)
+
+    await node.kill("USR1")
+
+    await node.offers(0)
+    await node.offers(80)
+    await node.until_shown(ActiveState="active", NRestarts="1")
+    said = await node.last_words()
+    assert "Watchdog timeout (limit 3s)!" in said
+    assert "status=6/ABRT" in said
+    words = [entry["MESSAGE"] for entry in await node.journal()]
+    assert any("sitecustomize.py" in word and "in _spin" in word for word in words)
+
+
+async def test_a_process_that_was_stopped_by_a_signal_is_killed_and_started_again(node):
+    await node.drop_in(SOON)
+    await node.systemctl("start")
+    await node.offers(80)
+
+    await node.kill("STOP")
+
+    await node.until_shown(ActiveState="active", NRestarts="1")
+    await node.offers(80)
+    assert "Watchdog timeout (limit 3s)!" in await node.last_words()
+
+
+async def test_an_idle_agent_is_not_killed_by_the_watchdog(node):
+    await node.drop_in("WatchdogSec=1s")
+    await node.systemctl("start")
+    await node.offers(80)
+
+    await asyncio.sleep(4)
+
+    await node.until_shown(ActiveState="active", NRestarts="0")
+
+
+async def test_refused_settings_end_with_78_in_one_sentence_and_no_further_start(node):
+    node.write("/etc/hami-agent/config.yaml", BAD)
+
+    said = await node.machine.try_run("systemctl", "start", "hami-agent")
+
+    assert 0 != said.code
+    await asyncio.sleep(2)
+    shown = await node.until_shown(ActiveState="failed", Result="exit-code", NRestarts="0")
+    assert "78" == shown["ExecMainStatus"]
+    (entry,) = await node.journal()
+    assert "/etc/hami-agent/config.yaml:1:" in entry["MESSAGE"]
+    assert "sharing.splitCuont" in entry["MESSAGE"]
+
+
+async def test_any_other_failure_is_tried_again_without_end(node):
+    node.settings(
+        HAMI_AGENT_DRIVER_SIMULATE="",
+        HAMI_AGENT_DRIVER_NVML_LIBRARY="/nowhere/libnvidia-ml.so.1",
+        HAMI_AGENT_DRIVER_ON_NO_DRIVER="exit",
+    )
+
+    await node.machine.try_run("systemctl", "start", "--no-block", "hami-agent")
+
+    async def often() -> bool:
+        return int((await node.shown())["NRestarts"]) > 5
+
+    await until_answer(often, 60, lambda: "it was not started six times more")
+    assert "status=69" in await node.last_words()
+
+
+@pytest.mark.parametrize(
+    ("place", "owner"), [("/etc/hami-agent/kubeconfig", "nobody"), (f"{HOME}/kubeconfig", "root")]
+)
+async def test_a_kubeconfig_that_the_service_may_not_read_is_named(node, place, owner):
+    kubeconfig = node.write(place, node.cluster.places.kubeconfig.read_text(), 0o600)
+    node.settings(KUBECONFIG=place)
+    await node.machine.run("chown", owner, place)
+
+    said = await node.machine.try_run("systemctl", "start", "hami-agent")
+
+    kubeconfig.unlink()
+    assert 0 != said.code
+    shown = await node.until_shown(ActiveState="failed", NRestarts="0")
+    assert "78" == shown["ExecMainStatus"]
+    failed = await node.journal("agent.failed")
+    assert f"{place}: cannot be read" in failed[0]["err"]

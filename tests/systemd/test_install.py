@@ -1,0 +1,226 @@
+"""systemd/install and systemd/uninstall on a real systemd."""
+
+import asyncio
+
+import pytest
+
+from agent import __version__
+from tests.systemd.lab.made import BROKEN, LATER, name
+
+HOME = "/opt/hami-agent"
+FIRST = f"/src/dist/{name(__version__)}"
+SECOND = f"/src/dist/{name(LATER)}"
+THIRD = f"/src/dist/{name(BROKEN)}"
+
+
+async def installed(node, *arguments):
+    said = await node.install(*arguments)
+    assert 0 == said.code, said
+    return said.out
+
+
+async def version(node):
+    return (await node.machine.run("/usr/local/bin/hami-agent", "version")).split()[1]
+
+
+async def versions(node):
+    return (await node.machine.run("ls", f"{HOME}/versions")).split()
+
+
+async def tree(node):
+    """All files of the installation, with the time of their last change."""
+    places = (HOME, "/etc/hami-agent", "/etc/systemd/system", "/usr/local/lib", "/usr/local/bin")
+    found = await node.machine.run(
+        "find", *places, "-not", "-type", "d", "-printf", "%p %T@ %m %l\\n"
+    )
+    return sorted(found.splitlines())
+
+
+async def test_a_wheel_becomes_an_enabled_service_that_serves(bare, table):
+    loop = asyncio.get_running_loop()
+
+    began = loop.time()
+    said = await installed(bare, FIRST)
+    table.add("systemd/install of a wheel, 25 dependencies", loop.time() - began)
+
+    assert "runs" in said
+    await bare.offers(80)
+    shown = await bare.until_shown(ActiveState="active", UnitFileState="enabled")
+    assert "/usr/local/lib/systemd/system/hami-agent.service" == shown["FragmentPath"]
+    assert __version__ == await version(bare)
+
+
+async def test_the_same_wheel_again_changes_nothing_and_restarts_nothing(first, table):
+    await first.offers(80)
+    before, files = await first.shown(), await tree(first)
+    loop = asyncio.get_running_loop()
+
+    began = loop.time()
+    await installed(first, FIRST)
+    table.add("systemd/install of the same wheel again", loop.time() - began)
+
+    assert before == await first.shown()
+    assert files == await tree(first)
+
+
+async def test_the_same_wheel_again_mends_what_is_missing(first):
+    await first.machine.run("rm", "/usr/local/lib/systemd/system/hami-agent.service")
+    await first.systemctl("stop")
+
+    await installed(first, FIRST)
+
+    await first.until_shown(ActiveState="active", UnitFileState="enabled")
+
+
+async def test_what_an_operator_wrote_is_left_alone(first):
+    env = first.machine.path("/etc/hami-agent/env").read_text()
+    await first.drop_in("Environment=HAMI_AGENT_LOG_LEVEL=debug")
+
+    await installed(first, SECOND)
+
+    assert env == first.machine.path("/etc/hami-agent/env").read_text()
+    assert first.machine.path("/etc/systemd/system/hami-agent.service.d/test.conf").exists()
+
+
+async def test_an_example_of_the_variables_is_put_where_there_are_none(node):
+    node.machine.path("/etc/hami-agent/env").unlink()
+
+    await installed(node, "--no-start", FIRST)
+
+    text = node.machine.path("/etc/hami-agent/env").read_text()
+    assert "\nKUBECONFIG=/etc/kubernetes/kubelet.conf\n" in text
+    shown = await node.shown()
+    assert ("inactive", "disabled") == (shown["ActiveState"], shown["UnitFileState"])
+
+
+async def test_an_upgrade_keeps_the_version_before_and_a_rollback_goes_back_to_it(first, table):
+    await first.offers(80)
+    loop = asyncio.get_running_loop()
+
+    async def gap():
+        await first.offers(0, 120)
+        began = loop.time()
+        await first.offers(80)
+        return loop.time() - began
+
+    async with asyncio.TaskGroup() as group:
+        measured = group.create_task(gap())
+        await installed(first, SECOND)
+    assert LATER == await version(first)
+    assert 2 == len(await versions(first))
+    table.hold("systemd/install of another wheel: no slices for", measured.result(), 2.0)
+
+    await installed(first, "--rollback")
+    assert __version__ == await version(first)
+    await first.offers(80)
+    await first.until_shown(ActiveState="active")
+
+    await installed(first, "--rollback")
+    assert LATER == await version(first)
+    await first.offers(80)
+
+
+async def test_a_version_that_does_not_start_gives_way_to_the_one_before(first):
+    await first.offers(80)
+
+    said = await first.install(THIRD)
+
+    assert 1 == said.code
+    assert f"{BROKEN}-" in said.err
+    assert "does not start, for the reason above" in said.err
+    assert "RuntimeError" in said.err
+    assert __version__ == await version(first)
+    await first.until_shown(ActiveState="active")
+    await first.offers(80)
+
+
+async def test_a_version_that_refuses_the_settings_is_not_switched_to(first):
+    await first.offers(80)
+    before = await first.shown()
+    first.write("/etc/hami-agent/config.yaml", "sharing: {splitCuont: 10}\n")
+
+    said = await first.install(SECOND)
+
+    assert 1 == said.code
+    assert "refuses the settings, so nothing was changed" in said.err
+    assert "sharing.splitCuont" in said.err
+    assert before["MainPID"] == (await first.shown())["MainPID"]
+    assert __version__ == await version(first)
+
+
+async def test_a_wheel_whose_dependencies_are_not_there_changes_nothing(first):
+    before = await versions(first)
+    first.machine.path("/opt/empty").mkdir(exist_ok=True)
+
+    said = await first.machine.try_run("/src/systemd/install", "--wheels", "/opt/empty", SECOND)
+
+    assert 1 == said.code
+    assert "the packages could not be installed" in said.err
+    assert before == await versions(first)
+    assert __version__ == await version(first)
+
+
+async def test_what_a_killed_install_left_is_made_anew(node):
+    left = (await node.machine.run("readlink", "-f", f"{HOME}/current")).strip()
+    await node.machine.run("rm", f"{left}/.complete", f"{left}/bin/python3")
+
+    await installed(node, FIRST)
+
+    assert __version__ == await version(node)
+    await node.until_shown(ActiveState="active")
+
+
+async def test_a_first_install_that_does_not_start_says_why(node):
+    node.settings(KUBECONFIG="/nowhere")
+
+    said = await node.install(FIRST)
+
+    assert 1 == said.code
+    assert "/nowhere: cannot be read" in said.err
+    assert "systemctl restart hami-agent" in said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        ((), 2, "which wheel?"),
+        (("/src/dist/absent.whl",), 2, "there is no such file"),
+        (("/src/wheels/lock.txt",), 2, "is no wheel of hami-agent"),
+        (("--rollback", FIRST), 2, "--rollback takes no wheel"),
+        (("--rollback",), 1, "there is no version before"),
+        (("--forward", FIRST), 2, "there is no option --forward"),
+        (("--python", "/bin/true", FIRST), 1, "no Python"),
+        (("--python",), 2, "--python needs a path"),
+    ],
+)
+async def test_what_cannot_be_done_is_told_in_one_sentence(bare, arguments, code, text):
+    said = await bare.machine.try_run("/src/systemd/install", *arguments)
+
+    assert code == said.code
+    assert text in said.err
+    assert said.err.startswith("install: ")
+
+
+async def test_an_uninstall_leaves_settings_and_state_and_a_purge_does_not(first):
+    await first.offers(80)
+    left = ("/etc/hami-agent/env", "/var/lib/hami-agent/settings.json")
+    await first.until_there(left[1])
+
+    await first.machine.run("/src/systemd/uninstall")
+
+    assert set() == first.endpoints()
+    assert [True, True] == [first.machine.path(place).exists() for place in left]
+    gone = (HOME, "/run/hami-agent", "/usr/local/bin/hami-agent")
+    for place in gone:
+        assert 0 != (await first.machine.try_run("test", "-e", place)).code, place
+    assert "" == await first.machine.run("find", "/usr/local/lib", "-type", "f")
+    assert "not-found" in await first.systemctl("show", "--property=LoadState")
+
+    await first.machine.run("/src/systemd/uninstall", "--purge")
+    assert [False, False] == [first.machine.path(place).exists() for place in left]
+    assert 0 != (await first.machine.try_run("getent", "group", "hami-agent")).code
+
+
+async def test_an_uninstall_of_nothing_is_no_error(bare):
+    await bare.machine.run("/src/systemd/uninstall")
+    await bare.machine.run("/src/systemd/uninstall", "--purge")

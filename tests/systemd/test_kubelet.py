@@ -1,0 +1,47 @@
+"""A kubelet that is away for long, or that comes back to an empty directory."""
+
+import asyncio
+import shutil
+
+
+async def test_a_kubelet_may_be_absent_for_longer_than_any_watchdog_waits(node):
+    await node.drop_in("WatchdogSec=1s", "TimeoutStartSec=3s")
+    await node.cluster.kubelet.kill()
+    (node.cluster.places.plugins / "kubelet.sock").unlink()
+    await node.systemctl("start")
+    before = await node.until_shown(ActiveState="active")
+
+    await asyncio.sleep(5)
+    await node.cluster.kubelet.start()
+
+    await node.offers(80)
+    after = await node.until_shown(ActiveState="active", NRestarts="0")
+    assert before["MainPID"] == after["MainPID"]
+
+
+async def test_a_kubelet_that_went_for_a_while_is_met_again_by_the_same_process(node):
+    await node.systemctl("start")
+    await node.offers(80)
+    before = await node.shown()
+
+    await node.cluster.kubelet.kill()
+    await node.until_shown(
+        StatusText="80 slices on offer; the kubelet's stream ended, registering again"
+    )
+    await node.cluster.kubelet.start()
+
+    await node.offers(80)
+    assert before["MainPID"] == (await node.shown())["MainPID"]
+
+
+async def test_a_kubelet_directory_that_was_made_anew_is_written_to_all_the_same(node):
+    # So does `kubeadm reset`: it empties /var/lib/kubelet, and the next kubelet makes all anew.
+    await node.systemctl("start")
+    await node.offers(80)
+    await node.cluster.kubelet.kill()
+    shutil.rmtree(node.cluster.places.plugins)
+    shutil.rmtree(node.cluster.places.pod_resources)
+
+    await node.cluster.kubelet.start()
+
+    await node.offers(80)

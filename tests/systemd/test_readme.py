@@ -1,0 +1,46 @@
+"""What systemd/README.md tells to type on a node works, as it stands there."""
+
+import re
+
+from agent import __version__
+from tests.systemd.lab.bare_metal import ROOT
+from tests.systemd.lab.made import LATER, name
+
+TEXT = (ROOT / "systemd/README.md").read_text()
+BLOCKS = re.findall(r"^```sh\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+SUDO = r"""printf '#!/bin/sh\nexec "$@"\n' >/usr/local/bin/sudo; chmod 755 /usr/local/bin/sudo"""
+
+
+async def typed(node, block):
+    """Type the block's lines in a folder as the document supposes it."""
+    await node.machine.run("sh", "-ec", f"cd /tmp/node\n{block}", within=240)
+
+
+async def lay_out(node, version):
+    """The folders `systemd` and `dist`, with the wheel of that version."""
+    await node.machine.run(
+        "sh",
+        "-ec",
+        "rm -rf /tmp/node; mkdir -p /tmp/node/dist; cd /tmp/node; ln -s /src/systemd systemd;"
+        f"ln -s /src/wheels/* /src/dist/{name(version)} dist",
+    )
+
+
+async def test_all_commands_of_the_document_in_their_order(bare):
+    install, daily, upgrade, uninstall = BLOCKS
+    await bare.machine.run("sh", "-ec", f"mkdir -p /usr/local/bin; {SUDO}")
+    bare.write("/etc/hami-agent/config.yaml", "sharing: {splitCount: 10}\n")
+
+    await lay_out(bare, __version__)
+    await typed(bare, install)
+    await bare.offers(80)
+    await typed(bare, daily)
+    await bare.offers(80)
+
+    await lay_out(bare, LATER)
+    await typed(bare, upgrade)
+    await bare.offers(80)
+    assert __version__ in await bare.machine.run("hami-agent", "version")
+
+    await typed(bare, uninstall)
+    assert "not-found" in await bare.systemctl("show", "--property=LoadState")

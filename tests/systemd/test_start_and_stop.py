@@ -1,0 +1,150 @@
+"""The service under a real systemd: ready, told of, reloaded, stopped."""
+
+import asyncio
+import json
+import re
+
+from agent import __version__
+from agent.codec.node_report import read_register
+from agent.core.annotations import REGISTER
+
+READY = "80 slices on offer; registered, the kubelet takes our lists"
+
+
+async def test_a_start_returns_when_the_socket_serves_and_the_kubelet_was_told(node, table):
+    known = len(node.cluster.kubelet.history.of("registered"))
+    loop = asyncio.get_running_loop()
+
+    began = loop.time()
+    await node.systemctl("start")
+    took = loop.time() - began
+
+    assert 1 == len(node.endpoints())
+    assert known + 1 == len(node.cluster.kubelet.history.of("registered"))
+    await node.offers(80)
+    shown = await node.shown()
+    assert ("active", "running", "0") == tuple(
+        shown[name] for name in ("ActiveState", "SubState", "NRestarts")
+    )
+    stamps = ("ExecMainStartTimestampMonotonic", "ActiveEnterTimestampMonotonic")
+    began_at, ready_at = (int(shown[name]) for name in stamps)
+    table.hold("systemd: exec → READY", (ready_at - began_at) / 1e6, 1.0)
+    table.hold("systemctl start, until it returns", took, 1.5)
+
+
+async def test_a_start_without_a_kubelet_is_ready_too_and_says_what_is_missing(node):
+    await node.cluster.kubelet.kill()
+    (node.cluster.places.plugins / "kubelet.sock").unlink()
+
+    await node.systemctl("start")
+
+    await node.until_shown(
+        ActiveState="active",
+        StatusText="80 slices on offer; waiting for the kubelet: its socket is not there",
+    )
+
+
+async def test_the_status_line_says_what_is_on_offer(node):
+    await node.systemctl("start")
+
+    await node.until_shown(StatusText=READY)
+    said = await node.systemctl("status", "--no-pager")
+    assert f'Status: "{READY}"' in said
+
+
+async def test_a_journal_entry_has_the_priority_the_unit_and_fields_in_json(node):
+    await node.systemctl("start")
+    await node.offers(80)
+    await node.kill("HUP")
+    await node.until_said("config.unchanged")
+
+    entries = await node.journal()
+
+    by_event = {json.loads(e["MESSAGE"])["event"]: e for e in entries}
+    entry = by_event["agent.starting"]
+    fields = json.loads(entry["MESSAGE"])
+    assert ("6", "hami-agent.service", "hami-agent") == (
+        entry["PRIORITY"],
+        entry["_SYSTEMD_UNIT"],
+        entry["SYSLOG_IDENTIFIER"],
+    )
+    assert (__version__, "sandbox", "info") == tuple(
+        fields[name] for name in ("version", "node", "level")
+    )
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT.*Z", fields["ts"])
+
+
+async def test_an_error_has_its_own_priority_in_the_journal(node):
+    node.write("/etc/hami-agent/config.yaml", "sharing: {splitCount: 10}\n")
+    await node.systemctl("start")
+    await node.offers(80)
+    node.write("/etc/hami-agent/config.yaml", "sharing: {splitCuont: 10}\n")
+    await node.until_said("config.rejected")
+
+    (entry,) = [e for e in await node.journal() if "config.rejected" in e["MESSAGE"]]
+
+    assert "3" == entry["PRIORITY"]
+
+
+async def test_a_reload_takes_changed_settings_over_in_the_same_process(node):
+    # A link's target elsewhere tells of no change, so nobody but the reload brings it so soon.
+    node.write("/etc/hami-agent/elsewhere/settings", "sharing: {splitCount: 10}\n")
+    node.machine.path("/etc/hami-agent/config.yaml").symlink_to("elsewhere/settings")
+    await node.systemctl("start")
+    await node.offers(80)
+    before = await node.shown()
+    node.write("/etc/hami-agent/elsewhere/settings", "sharing: {splitCount: 5}\n")
+
+    await node.systemctl("reload")
+
+    await node.offers(40)
+    after = await node.until_shown(ActiveState="active", SubState="running")
+    assert before["MainPID"] == after["MainPID"]
+    assert [] != await node.journal("config.applied")
+
+
+async def test_a_reload_of_refused_settings_changes_nothing(node):
+    node.write("/etc/hami-agent/config.yaml", "sharing: {splitCount: 10}\n")
+    await node.systemctl("start")
+    await node.offers(80)
+    before = await node.shown()
+    node.write("/etc/hami-agent/config.yaml", "sharing: {splitCount: many}\n")
+
+    await node.systemctl("reload")
+
+    said = await node.until_said("config.rejected")
+    assert "/etc/hami-agent/config.yaml:1:" in said["err"]
+    after = await node.until_shown(ActiveState="active", SubState="running")
+    assert before["MainPID"] == after["MainPID"]
+    assert 80 == node.cluster.allocatable()
+
+
+async def test_a_stop_is_clean_soon_and_leaves_the_state(node, table):
+    await node.systemctl("start")
+    await node.offers(80)
+    copy = await node.until_there("/var/lib/hami-agent/settings.json")
+    loop = asyncio.get_running_loop()
+
+    began = loop.time()
+    await node.systemctl("stop")
+    took = loop.time() - began
+
+    shown = await node.shown()
+    assert ("inactive", "success", "0") == tuple(
+        shown[name] for name in ("ActiveState", "Result", "ExecMainStatus")
+    )
+    assert set() == node.endpoints()
+    assert copy.is_file()
+    table.hold("systemctl stop, until it returns", took, 2.0)
+    assert took < 10
+
+
+async def test_the_nodes_own_user_is_right_enough_to_report(node):
+    await node.systemctl("start")
+    await node.offers(80)
+
+    def told() -> bool:
+        return 8 == len(read_register(node.cluster.node_annotations().get(REGISTER)))
+
+    assert await node.cluster.until(told, 20), await node.last_words()
+    assert "system:node:sandbox" == node.cluster.user

@@ -1,0 +1,184 @@
+"""What `doctor --pre` makes of what it saw: each thing that is wrong, and that a note is none."""
+
+import pytest
+
+from agent.core.annotations import REGISTER
+from agent.core.gpu import GpuFault, Scan
+from agent.core.preflight import (
+    Cluster,
+    Finding,
+    Place,
+    PluginSocket,
+    Point,
+    Right,
+    Verdict,
+    judge_cluster,
+    judge_driver,
+    judge_hami_files,
+    judge_kubelet,
+    judge_library,
+    judge_path,
+    judge_plugins,
+    judge_witness,
+    rights,
+)
+from tests.builders import NODE, a_gpu
+
+DIRECTORY = Place("/d", "directory", mode=0o750, writable=True)
+SOCKET = Place("/d/kubelet.sock", "socket")
+LABELLED = Cluster("here", True, {"gpu": "on"})
+
+
+def verdicts(findings) -> list[tuple[str, str]]:
+    return [(one.point.value, one.verdict.value) for one in findings]
+
+
+def judged(point: Point, finding: Finding) -> str:
+    assert point is finding.point
+    assert (finding.verdict is Verdict.WRONG) <= bool(finding.advice)
+    return finding.verdict.value
+
+
+@pytest.mark.parametrize(
+    ("place", "made", "verdict"),
+    [
+        (DIRECTORY, False, "ok"),
+        (Place("/d", ""), True, "ok"),
+        (Place("/d", ""), False, "WRONG"),
+        (Place("/d", "file"), True, "WRONG"),
+        (Place("/d", "directory", mode=0o777, writable=True), True, "WRONG"),
+        (Place("/d", "directory", mode=0o755), False, "WRONG"),
+    ],
+)
+def test_a_directory_must_be_ours_to_write_and_nobody_elses(place, made, verdict):
+    assert verdict == judged(Point.PATHS, judge_path(place, made=made))
+
+
+@pytest.mark.parametrize(
+    ("directory", "socket", "verdict"),
+    [
+        (DIRECTORY, SOCKET, "ok"),
+        (DIRECTORY, Place("/d/kubelet.sock", ""), "WRONG"),
+        (DIRECTORY, Place("/d/kubelet.sock", "file"), "WRONG"),
+        (Place("/d", ""), SOCKET, "WRONG"),
+    ],
+)
+def test_the_kubelet_must_be_there(directory, socket, verdict):
+    assert verdict == judged(Point.KUBELET, judge_kubelet(directory, socket))
+
+
+@pytest.mark.parametrize(
+    ("held", "asks", "verdict", "said"),
+    [
+        (0, True, "ok", "0 containers hold"),
+        (3, True, "ok", "takes them over"),
+        (0, False, "note", "cannot say whom"),
+        (None, True, "WRONG", "no answer"),
+    ],
+)
+def test_containers_of_another_plugin_are_told_of(held, asks, verdict, said):
+    finding = judge_witness("/s", held, "no answer", asks=asks)
+
+    assert verdict == judged(Point.WITNESS, finding)
+    assert said in finding.said
+
+
+def test_a_gpu_that_will_not_be_shared_is_a_note():
+    fault = GpuFault("index 2", "fell off the bus")
+    scan = Scan("570", (a_gpu(), a_gpu(mig_enabled=True)), (fault,))
+
+    found = list(judge_driver("NVML", scan, ""))
+
+    assert [("P-DRIVER", "ok"), ("P-DRIVER", "note"), ("P-DRIVER", "note")] == verdicts(found)
+    assert "driver 570, 2 GPUs" in found[0].said
+
+
+@pytest.mark.parametrize(("scan", "said"), [(None, "no library"), (Scan("570", ()), "no GPU")])
+def test_no_gpu_is_wrong(scan, said):
+    (finding,) = judge_driver("NVML", scan, "no library" if scan is None else "")
+
+    assert "WRONG" == judged(Point.DRIVER, finding)
+    assert said in finding.said
+
+
+@pytest.mark.parametrize(
+    ("missing", "needed", "verdict"),
+    [((), True, "ok"), (("libvgpu.so",), True, "WRONG"), (("libvgpu.so",), False, "ok")],
+)
+def test_the_library_must_be_there_where_it_is_needed(missing, needed, verdict):
+    assert verdict == judged(Point.LIBRARY, judge_library("/h", missing, needed=needed))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "expected"),
+    [
+        (LABELLED, [("P-NODE", "ok"), ("P-LABEL", "ok"), ("P-RIGHTS", "ok")]),
+        (Cluster("here", True), [("P-NODE", "ok"), ("P-LABEL", "note"), ("P-RIGHTS", "ok")]),
+        (Cluster("here", False), [("P-NODE", "WRONG"), ("P-RIGHTS", "ok")]),
+        (Cluster("here", failure="refused"), [("P-NODE", "WRONG")]),
+        (Cluster("here", denied=(Right("patch", "nodes"),)), [("P-RIGHTS", "WRONG")]),
+    ],
+)
+def test_what_the_api_server_says_is_judged_part_by_part(cluster, expected):
+    assert expected == verdicts(judge_cluster(NODE, cluster))
+
+
+def test_a_right_that_is_denied_is_named():
+    (finding,) = judge_cluster(NODE, Cluster("here", denied=(Right("patch", "pods/status"),)))
+
+    assert "patch pods/status" in finding.said
+
+
+def test_the_rights_on_nodes_are_asked_for_this_one_alone():
+    assert {NODE} == {right.name for right in rights(NODE) if right.resource == "nodes"}
+
+
+HAMI = PluginSocket("/d/nvidia-gpu.sock", alive=True)
+LEFT = PluginSocket("/d/nvidia-gpu.sock", alive=False)
+OTHER = PluginSocket("/d/rdma.sock", alive=True)
+
+
+@pytest.mark.parametrize(
+    ("sockets", "cluster", "expected"),
+    [
+        ([], None, [("P-PLUGIN", "ok")]),
+        ([OTHER], LABELLED, [("P-PLUGIN", "ok")]),
+        ([LEFT], None, [("P-PLUGIN", "note"), ("P-PLUGIN", "ok")]),
+        ([HAMI], None, [("P-PLUGIN", "WRONG"), ("P-MONITOR", "note")]),
+        (
+            [],
+            Cluster("here", True, plugins=("hami/hami-device-plugin-x",)),
+            [("P-PLUGIN", "WRONG"), ("P-MONITOR", "note")],
+        ),
+        (
+            [],
+            Cluster("here", True, annotations={REGISTER: "[]"}),
+            [("P-PLUGIN", "ok"), ("P-MONITOR", "note")],
+        ),
+    ],
+)
+def test_another_plugin_is_found_by_its_pod_or_its_socket(sockets, cluster, expected):
+    assert expected == verdicts(judge_plugins("/d", sockets, cluster))
+
+
+def test_what_goes_with_hamis_plugin_is_said_before_it_goes():
+    *_, finding = judge_plugins("/d", [HAMI], None)
+
+    assert all(word in finding.said for word in ("vGPUmonitor", "31992", "priorities", "core lim"))
+
+
+@pytest.mark.parametrize(
+    ("files", "names", "verdict", "said"),
+    [
+        ({"/a": True, "/b": False}, [], "ok", "read"),
+        ({"/a": True}, [NODE], "ok", f"{NODE} is named"),
+        ({"/a": True}, ["your-node-name"], "ok", "is not among the nodes named"),
+        ({"/a": False}, [], "note", "own settings"),
+        ({}, [], "note", "own settings"),
+    ],
+)
+def test_it_is_said_whether_hamis_files_are_used(files, names, verdict, said):
+    finding = judge_hami_files(files, NODE, names)
+
+    assert verdict == judged(Point.HAMI_FILES, finding)
+    assert said in finding.said
