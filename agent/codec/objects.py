@@ -112,7 +112,9 @@ def _containers(
     for item in _objects(spec, "containers"):
         found = seen.get(_text(item, "name"), {})
         container = _container(item, Role.APP, found, resources)
-        yield dataclasses.replace(container, ended_at=_ended_at(found, restarts))
+        # A container's own policy wins, and its rules may start it again after any exit.
+        policy = "Always" if item.get("restartPolicyRules") else _text(item, "restartPolicy")
+        yield dataclasses.replace(container, ended_at=_ended_at(found, policy or restarts))
 
 
 def _container(

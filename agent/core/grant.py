@@ -33,7 +33,7 @@ def replay(found: Candidate, row: Row, evidence: Evidence) -> Grant:
             raise Refusal(
                 Gate.BAD_GPU,
                 f"Container {row.key.container} of pod {name} holds GPU {share.uuid}, which is no "
-                "longer there; delete the pod so that it is placed again.",
+                "longer there as it was; delete the pod so that it is placed again.",
             )
     return Grant(found, row.group, row.shares)
 

@@ -37,7 +37,7 @@ class Seen:
     `holdings` are the kubelet's answers; `complete`: they are all pods it knows (a List).
     `recorded`: containers in the kubelet's checkpoint file, None where it cannot be read.
     `directories`: the names of container directories, where they were looked for. `since`: when
-    this process began to see all pods.
+    this process began to see all pods. `failed`: since when rows' pods were seen as failed.
     """
 
     table: PodTable
@@ -48,6 +48,7 @@ class Seen:
     recorded: frozenset[ContainerKey] | None = None
     directories: frozenset[str] = frozenset()
     since: dt.datetime = EVER
+    failed: Mapping[PodUid, dt.datetime] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -215,13 +216,23 @@ def _vanished(row: Row, by_key: Mapping[PodKey, Holding], seen: Seen) -> bool:
         return False
     pod = seen.table.pods.get(row.key.pod_uid)
     if pod is not None:
-        return pod.terminal and (row.namespace, row.pod) not in by_key
+        return pod.terminal and (row.namespace, row.pod) not in by_key and _has_ended(pod, seen)
     if seen.now - seen.epoch.since < dt.timedelta(seconds=SETTLING):
         return False
     successor = seen.table.named(row.namespace, row.pod)
     if (row.namespace, row.pod) in by_key and successor is None:
         return False
     return seen.now - _gone_since(row, seen) >= VANISHED_GRACE
+
+
+def _has_ended(pod: PodView, seen: Seen) -> bool:
+    """Whether nothing of a terminal pod runs any more.
+
+    A pod that the kubelet rejects at its own start is failed while its containers are being ended.
+    """
+    if pod.phase is Phase.SUCCEEDED:
+        return True
+    return seen.now - seen.failed.get(pod.uid, seen.now) >= VANISHED_GRACE
 
 
 def _gone_since(row: Row, seen: Seen) -> dt.datetime:

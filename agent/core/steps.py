@@ -13,6 +13,7 @@ _SILENT = "the disk has not answered in time"
 class Step(enum.StrEnum):
     """What an Allocate is about. The value is for the log."""
 
+    HOOK = "look-at-hook-path"
     MATCH = "find-pod"
     CHECK = "check-ids"
     DIRECTORY = "make-directory"
@@ -23,6 +24,13 @@ class Step(enum.StrEnum):
 def disk_refusal(error: TimeoutError | StateError, step: Step) -> Refusal:
     """What the pod's owner reads when the disk failed in `step`, or was still at it at the end."""
     reason = str(error) if isinstance(error, StateError) else _SILENT
+    if step is Step.HOOK:
+        return Refusal(
+            Gate.HOST_DIRECTORY,
+            f"HAMi-core's files on the node cannot be looked at ({reason}); ask the operator to "
+            "look at the node's hook path and its disk.",
+            transient=True,
+        )
     if step is Step.DIRECTORY:
         return Refusal(
             Gate.HOST_DIRECTORY,

@@ -12,6 +12,7 @@ from agent.core.holdings import KubeletEpoch
 from agent.core.ledger import EffectKind
 from agent.core.pods import Phase, Role
 from agent.core.reconcile import Adoption
+from agent.services.allocation.calls import BEGUN, BOOKING
 from agent.services.state import CURRENT
 from tests.builders import a_container
 from tests.services.allocating import EPOCH, G1, NEXT_EPOCH, a_desk, ids, placed
@@ -19,8 +20,13 @@ from tests.services.allocating import EPOCH, G1, NEXT_EPOCH, a_desk, ids, placed
 
 async def outcome(desk, *numbers):
     """What the kubelet gets for these ids: edits, or the gate that closed."""
+    return await outcome_of(desk, ids(*numbers))
+
+
+async def outcome_of(desk, slices):
+    """The same for slices."""
     try:
-        return await desk.service.allocate(ids(*numbers))
+        return await desk.service.allocate(slices)
     except Refusal as refusal:
         return refusal.gate
 
@@ -209,3 +215,54 @@ async def test_a_container_that_ran_without_being_asked_for_is_not_waited_for():
         assert ("main", 1, 2000) == (row.key.container, row.group, row.shares[0].memory_mib)
         settled = [one for one in desk.ledger.outbox if one.kind is EffectKind.SETTLE_POD]
         assert ["success"] == [one.phase for one in settled]
+
+
+async def test_a_container_that_was_begun_before_another_one_is_not_granted_after_it():
+    async with a_desk() as desk:
+        old = desk.bind(placed(1, phase=Phase.RUNNING))
+        await desk.service.allocate(ids(4))
+        desk.epoch = NEXT_EPOCH
+        two = (a_container(count=2),)
+        desk.bind(placed(2, f"{G1},NVIDIA,500,5:{G1},NVIDIA,500,5:;", containers=two))
+        desk.witness.admit(old)
+
+        first = await desk.service.prefer(ids(1, 2, 3), (), 2)
+        second = await desk.service.prefer(ids(5, 6), (), 1)
+
+        assert Gate.OVERLAP is await outcome_of(desk, first)
+        assert Gate.OVERLAP is not await outcome_of(desk, second)
+
+
+async def test_a_preference_whose_allocate_never_came_is_no_beginning_after_a_while():
+    async with a_desk() as desk:
+        pod = desk.bind(placed(1))
+        given = await desk.service.prefer(ids(1, 2), (), 1)
+        await desk.service.prefer(ids(5, 6), (), 1)
+        desk.witness.admit(pod)
+        await asyncio.sleep(BEGUN)
+
+        assert not isinstance(await outcome_of(desk, given), Gate)
+
+
+async def test_a_put_off_replay_waits_until_the_kubelet_has_booked_the_other_answer():
+    async with a_desk() as desk:
+        desk.bind(placed(1, phase=Phase.RUNNING))
+        await desk.service.allocate(ids(4))
+        desk.epoch = NEXT_EPOCH
+        desk.disk.gate.clear()
+        ended = []
+
+        async def asked(*numbers):
+            await outcome(desk, *numbers)
+            ended.append(asyncio.get_running_loop().time())
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asked(9))
+            await asyncio.sleep(0.01)
+            desk.bind(placed(2))
+            group.create_task(asked(5))
+            await asyncio.sleep(0.01)
+            desk.disk.gate.set()
+
+        new, put_off = ended
+        assert BOOKING == pytest.approx(put_off - new)

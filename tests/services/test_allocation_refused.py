@@ -10,7 +10,7 @@ from agent.core.condition import Condition
 from agent.core.errors import ApiError, Gate, KubeletError, Refusal, StateError
 from agent.core.steps import ALLOCATE_BUDGET
 from agent.services.allocation.inquiry import LIST_PAUSE, LOCK_PAUSE, THROTTLED_PAUSE
-from agent.services.allocation.service import PREFER_BUDGET
+from agent.services.allocation.preferring import PREFER_BUDGET
 from agent.services.state import CURRENT
 from tests.builders import a_gpu, a_health, a_row, a_shared_gpu, an_inventory
 from tests.services.allocating import G2, a_desk, ids, placed

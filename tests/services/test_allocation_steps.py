@@ -43,6 +43,18 @@ async def test_a_directory_that_hangs_is_named():
     assert ("make-directory", pod.name) == (line["step"], line["pod"])
 
 
+async def test_a_hook_path_that_hangs_is_named_and_not_the_search_for_the_pod(monkeypatch):
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        monkeypatch.setattr(desk.hooks, "facts", asyncio.Event().wait)
+
+        refusal, line = await refused(desk)
+
+    assert Gate.HOST_DIRECTORY is refusal.gate
+    assert "hook path" in refusal.sentence
+    assert "look-at-hook-path" == line["step"]
+
+
 async def test_a_kubelet_that_hangs_is_out_of_time_without_a_pod():
     async with a_desk() as desk:
         desk.bind(placed(1))

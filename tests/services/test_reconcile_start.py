@@ -40,10 +40,22 @@ async def test_rows_of_pods_that_went_meanwhile_are_closed_a_minute_later():
 
 async def test_a_pod_that_ended_meanwhile_is_closed_though_the_api_still_shows_it():
     async with a_scene(OLD) as scene:
-        scene.see(dataclasses.replace(POD, phase=Phase.FAILED))
+        scene.see(dataclasses.replace(POD, phase=Phase.SUCCEEDED))
         await asyncio.sleep(0.1)
 
         assert () == scene.rows
+
+
+async def test_the_directory_of_a_rejected_pod_stays_while_its_containers_may_be_ending():
+    async with a_scene(OLD) as scene:
+        scene.hooks.names = {OWN}
+        scene.see(dataclasses.replace(POD, phase=Phase.FAILED))
+        await asyncio.sleep(PERIOD - 1)
+        assert {OWN} == scene.hooks.names
+        await asyncio.sleep(PERIOD + 2)
+
+        assert () == scene.rows
+        assert set() == scene.hooks.names
 
 
 async def test_a_pod_that_came_meanwhile_is_taken_over_and_its_directory_left_as_it_is():
@@ -200,7 +212,7 @@ async def test_a_disk_that_hangs_at_a_closed_rows_directory_is_tried_again_at_th
     async with a_scene(ROW) as scene:
         scene.hooks.names = {OWN}
         scene.hooks.hanging = "remove"
-        scene.see(dataclasses.replace(POD, phase=Phase.FAILED))
+        scene.see(dataclasses.replace(POD, phase=Phase.SUCCEEDED))
         await asyncio.sleep(10)
         assert ((), {OWN}) == (scene.rows, scene.hooks.names)
         scene.hooks.hanging = ""

@@ -1,9 +1,10 @@
 """Allocate for one container, in the kubelet's order of steps, with its errors and its panic.
 
-Law: only the calls to the plugin wait, and nothing is locked round them; callers that overlap see
-each other's marks exactly as far as the real ones do.
+Law: only the calls to the plugin and the write of the checkpoint wait, and nothing is locked round
+them; callers that overlap see each other's marks exactly as far as the real ones do.
 """
 
+import asyncio
 import random
 from collections.abc import Callable, Iterable
 
@@ -14,6 +15,9 @@ from agent.sandbox.kubelet.pods import ContainerKey, ContainerSpec, PodSpec
 from agent.sandbox.kubelet.records import Record, merge
 from agent.sandbox.kubelet.seen import SeenKind, SeenLog
 from agent.wire.v1beta1 import ContainerAllocateResponse
+
+CHECKPOINT = 0.002
+"""Seconds for the write of the checkpoint; what was noted of other pods is looked at only then."""
 
 
 class KubeletPanicError(Exception):
@@ -132,6 +136,7 @@ class Allocator:
                 await self._ask(demand, ids)
                 changed = True
         if changed:
+            await asyncio.sleep(CHECKPOINT)
             self._books.save()
 
     async def _choose(self, demand: Demand, reusable: frozenset[str]) -> frozenset[str]:

@@ -30,7 +30,6 @@ from agent.core.holdings import KubeletEpoch
 from agent.core.ledger import ContainerKey, Effect, EffectKind, Ledger, Row
 from agent.core.match_settings import MatchSettings
 from agent.core.ports import HookDirs
-from agent.core.preference import nearest, steer
 from agent.core.reconcile import Adoption
 from agent.core.share import Share
 from agent.core.slices import SliceId
@@ -39,12 +38,10 @@ from agent.kit.cell import Cell
 from agent.services.allocation.calls import Call, Calls, overlap, refusal_of
 from agent.services.allocation.inquiry import Inquiry, Peers, Underway, Views
 from agent.services.allocation.outcomes import Outcomes
+from agent.services.allocation.preferring import Preferring
 from agent.services.allocation.rounds import Rounds
 
 log = structlog.get_logger(__name__)
-
-PREFER_BUDGET = 0.2
-"""Seconds for GetPreferredAllocation, which the kubelet asks just before: 1 s for both."""
 
 QUIET = dt.timedelta(seconds=1)
 """After so long without another request, what was consumed so far is written to the pod."""
@@ -90,6 +87,7 @@ class Allocation:
         self._settings = settings
         self._calls = Calls()
         self._rounds = Rounds(peers.clock.now())
+        self._preferring = Preferring(views, peers, self._calls, self._underway)
         self._outcomes = Outcomes(say)
         self.results = self._outcomes.results
 
@@ -104,7 +102,7 @@ class Allocation:
         """
         if not ids:
             raise Refusal(Gate.EMPTY_REQUEST, "The kubelet asked for no slice at all.")
-        with self._calls.entered() as call:
+        with self._calls.entered(ids) as call:
             try:
                 async with asyncio.timeout(ALLOCATE_BUDGET):
                     row = await self._serve(ids, self._match(resource), call)
@@ -129,27 +127,7 @@ class Allocation:
 
         Never refuses: an error here would fail the pod's admission and leak ids in the kubelet.
         """
-        self._calls.overtake()
-        ledger = self._ledger()
-        held = frozenset(text for ids in ledger.held_ids().values() for text in ids)
-        try:
-            async with asyncio.timeout(PREFER_BUDGET):
-                match = self._match(resource)
-                inquiry = Inquiry(self._views, self._peers, match, patient=False)
-                grant = await inquiry.grant(size, self._underway)
-        except (AgentError, TimeoutError) as error:
-            log.debug("prefer.unsteered", reason=str(error) or "out of time")
-            grant = None
-        if grant is not None:
-            wanted = tuple(share.uuid for share in grant.shares)
-            steered = steer(available, must_include, wanted, held)
-            key = ContainerKey(grant.candidate.pod.uid, grant.candidate.container.name)
-            self._calls.take_offer(key)
-            if steered is not None:
-                self._calls.offer(key)
-                return steered
-        gpus = {one.uuid: one.gpu for one in self._views.inventory.value.gpus}
-        return nearest(available, must_include, size, gpus, held)
+        return await self._preferring.prefer(available, must_include, size, self._match(resource))
 
     def _match(self, resource: str | None) -> MatchSettings:
         """How a request by that name is matched."""
@@ -160,7 +138,7 @@ class Allocation:
         )
 
     async def _serve(self, ids: tuple[SliceId, ...], match: MatchSettings, call: Call) -> Row:
-        grant, facts = await self._decided(len(ids), match)
+        grant, facts = await self._decided(len(ids), match, call)
         # Nothing is waited for from here until the pod is claimed: a call beside this one decides.
         if grant.replay is None:
             check_library(facts, grant.candidate.container)
@@ -175,20 +153,23 @@ class Allocation:
                 await self._storage.hooks.prepare(name, wipe=not call.is_replay)
                 call.step = Step.WRITE
                 await self._storage.commit(self._change(grant, row))
-        # Looked at last: a kubelet whose earlier of two calls is granted dies of it.
-        if call.is_replay and call.overlapped:
-            call.step = Step.ALONE
-            await self._calls.until_alone(call)
-            raise overlap(row, is_replay=True)
-        if call.overtaken:
-            raise overlap(row, is_replay=False)
+            # Looked at last: a kubelet whose earlier of two calls is granted dies of it.
+            if call.is_replay and (call.overlapped or call.overtaken):
+                call.step = Step.ALONE
+                await self._calls.until_alone(call)
+            if call.overtaken or (call.is_replay and call.overlapped):
+                raise overlap(row, is_replay=call.is_replay)
         return row
 
-    async def _decided(self, count: int, match: MatchSettings) -> tuple[Grant, HookFacts]:
+    async def _decided(
+        self, count: int, match: MatchSettings, call: Call
+    ) -> tuple[Grant, HookFacts]:
         """Which container it is for, and what it gets and mounts."""
         inquiry = Inquiry(self._views, self._peers, match, patient=True)
         try:
+            call.step = Step.HOOK
             facts = await self._storage.hooks.facts()
+            call.step = Step.MATCH
             grant = await inquiry.grant(count, self._underway)
         except Refusal as refusal:
             self._remember(refusal.gate, inquiry, count)

@@ -8,8 +8,9 @@ and closes rows of pods that nobody knows any more.
 import asyncio
 import contextlib
 import dataclasses
+import datetime as dt
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NoReturn
 
 import structlog
@@ -18,7 +19,7 @@ from agent.core.errors import AgentError, StateError
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey, Ledger, Row
 from agent.core.pace import DEADLINE, PAUSE, PERIOD, QUIET, RETRIES, SETTLING, SETTLING_PAUSE
-from agent.core.pods import PodTable, Role
+from agent.core.pods import Phase, PodTable, PodUid, Role
 from agent.core.ports import Clock, HookDirs, KubeletRecords, Witness
 from agent.core.reconcile import EVER, Adoption, Findings, Seen, compare, mismatch
 from agent.core.slices import Served
@@ -92,6 +93,7 @@ class Reconcile:
         self._silent = False
         self._directories = Directories(peers.hooks, views.ledger, peers.clock)
         self._looked_at = self._since = EVER
+        self._failed: Mapping[PodUid, dt.datetime] = {}
         self._asked: dict[ContainerKey, float] = {}
         self._epoch: KubeletEpoch | None = None
         self._met = -math.inf
@@ -222,6 +224,7 @@ class Reconcile:
         if any(row.role is Role.INIT for row in self._views.ledger.value.rows):
             recorded = await self._recorded()
         ledger = self._views.ledger.value
+        self._failed = self._seen_failed(ledger)
         seen = Seen(
             table=self._views.pods.value,
             holdings=heard.holdings,
@@ -231,6 +234,7 @@ class Reconcile:
             recorded=recorded,
             directories=heard.directories,
             since=self._since,
+            failed=self._failed,
         )
         findings = compare(ledger, seen, self._views.served.value.names)
         if heard.complete:
@@ -242,6 +246,16 @@ class Reconcile:
         if heard.complete and written:
             await self._directories.sweep(seen)
         return written and not taken.unread
+
+    def _seen_failed(self, ledger: Ledger) -> Mapping[PodUid, dt.datetime]:
+        """Since when the failed pods that have rows are known to be failed."""
+        now, pods = self._peers.clock.now(), self._views.pods.value.pods
+        failed = (
+            uid
+            for uid in {row.key.pod_uid for row in ledger.rows}
+            if uid in pods and pods[uid].phase is Phase.FAILED
+        )
+        return {uid: self._failed.get(uid, now) for uid in failed}
 
     async def _recorded(self) -> frozenset[ContainerKey] | None:
         try:

@@ -251,6 +251,24 @@ def test_a_container_is_over_when_its_pods_policy_never_starts_it_again(policy, 
     assert (None, True, at) == (container.running_id, container.has_run, container.ended_at)
 
 
+@pytest.mark.parametrize(
+    ("own", "is_over"),
+    [
+        ({"restartPolicy": "Always"}, False),
+        ({"restartPolicy": "Never", "restartPolicyRules": [{"action": "Restart"}]}, False),
+        ({}, True),
+    ],
+    ids=["its own policy", "its own rules", "the pod's"],
+)
+def test_a_containers_own_restart_policy_wins(own, is_over):
+    pod = ended("Never", 0)
+    pod["spec"]["containers"][0] |= own
+
+    (container,) = decode_pod(pod, GPU).containers
+
+    assert is_over is (container.ended_at is not None)
+
+
 @pytest.mark.parametrize(("exit_code", "restarts"), [(0, None), (1, None), (0, "Always")])
 def test_an_init_container_is_over_when_it_ended_well_and_a_sidecar_never(exit_code, restarts):
     at = "2026-09-01T12:00:07Z"

@@ -7,10 +7,11 @@ from agent.core.steps import Step, disk_refusal
 
 
 @pytest.mark.parametrize("step", Step)
-def test_only_a_directory_is_told_as_one(step: Step):
+def test_only_the_hook_path_and_its_directories_are_told_as_such(step: Step):
     refusal = disk_refusal(StateError("no space left"), step)
 
-    gate = Gate.HOST_DIRECTORY if step is Step.DIRECTORY else Gate.STATE_UNWRITABLE
+    is_hooks = step in {Step.DIRECTORY, Step.HOOK}
+    gate = Gate.HOST_DIRECTORY if is_hooks else Gate.STATE_UNWRITABLE
     assert gate is refusal.gate
     assert "(no space left)" in refusal.sentence
     assert refusal.transient

@@ -1,0 +1,68 @@
+"""GetPreferredAllocation: the ids of the GPUs that the scheduler chose, or near ones."""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from agent.core.errors import AgentError
+from agent.core.evidence import Grant
+from agent.core.ledger import ContainerKey
+from agent.core.match_settings import MatchSettings
+from agent.core.preference import nearest, steer
+from agent.core.slices import SliceId
+from agent.services.allocation.calls import Calls
+from agent.services.allocation.inquiry import Inquiry, Peers, Underway, Views
+
+log = structlog.get_logger(__name__)
+
+PREFER_BUDGET = 0.2
+"""Seconds for GetPreferredAllocation, which the kubelet asks just before: 1 s for both."""
+
+
+class Preferring:
+    """Answers what is preferred. `underway` is what this process has under way."""
+
+    def __init__(
+        self, views: Views, peers: Peers, calls: Calls, underway: Callable[[], Underway]
+    ) -> None:
+        self._views = views
+        self._peers = peers
+        self._calls = calls
+        self._underway = underway
+
+    async def prefer(
+        self,
+        available: tuple[SliceId, ...],
+        must_include: tuple[SliceId, ...],
+        size: int,
+        match: MatchSettings,
+    ) -> tuple[SliceId, ...]:
+        """`size` of the offered ids: of the annotated GPUs if they can be had, else near ones."""
+        begun = self._calls.begin()
+        grant = await self._grant(size, match)
+        ledger = self._underway().ledger
+        held = frozenset(text for ids in ledger.held_ids().values() for text in ids)
+        chosen = None
+        if grant is not None:
+            wanted = tuple(share.uuid for share in grant.shares)
+            chosen = steer(available, must_include, wanted, held)
+            key = ContainerKey(grant.candidate.pod.uid, grant.candidate.container.name)
+            self._calls.take_offer(key)
+            if chosen is not None:
+                self._calls.offer(key)
+        if chosen is None:
+            gpus = {one.uuid: one.gpu for one in self._views.inventory.value.gpus}
+            chosen = nearest(available, must_include, size, gpus, held)
+        begun.ids = frozenset(chosen)
+        return chosen
+
+    async def _grant(self, size: int, match: MatchSettings) -> Grant | None:
+        """What the container that is being admitted would get, or None: that is not known."""
+        try:
+            async with asyncio.timeout(PREFER_BUDGET):
+                inquiry = Inquiry(self._views, self._peers, match, patient=False)
+                return await inquiry.grant(size, self._underway)
+        except (AgentError, TimeoutError) as error:
+            log.debug("prefer.unsteered", reason=str(error) or "out of time")
+            return None
