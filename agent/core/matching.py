@@ -130,9 +130,21 @@ def may_be_meant(count: int, evidence: Evidence, settings: MatchSettings) -> fro
     return frozenset(one.pod.uid for one in found if one.row is not None and is_possible(one))
 
 
+def _may_be_behind(found: Candidate, evidence: Evidence) -> bool:
+    """Whether it is an init container that had ended before this kubelet admitted its pod.
+
+    Then the pod was admitted without asking, for the plugin came later, and only a new sandbox runs
+    the init container again.
+    """
+    if found.container.role is not Role.INIT or found.container.ended_at is None:
+        return False
+    since = evidence.books.epoch.since
+    return any(one.started_at and one.started_at > since for one in found.pod.containers)
+
+
 def _is_uncertain(found: Candidate, evidence: Evidence, settings: MatchSettings) -> bool:
     """Whether another dead container of the pod may be meant: which is next is not known."""
-    if found.pod.uid not in evidence.in_doubt:
+    if found.pod.uid not in evidence.in_doubt and not _may_be_behind(found, evidence):
         return False
     rows = {row.key: row for row in evidence.ledger.rows}
     holding = evidence.known.get(found.pod.key)

@@ -285,6 +285,19 @@ def test_an_init_container_is_over_when_it_ended_well_and_a_sidecar_never(exit_c
     )
 
 
+def test_the_last_start_of_a_container_is_known():
+    first, last = "2026-09-01T12:00:07Z", "2026-09-01T12:00:09Z"
+    state = {"running": {"startedAt": last}}
+    before = {"terminated": {"exitCode": 1, "startedAt": first, "finishedAt": last}}
+    status = {"containerStatuses": [{"name": "main", "state": state, "lastState": before}]}
+
+    (container,) = decode_pod(pod_object(status=status), GPU).containers
+    (unseen,) = decode_pod(pod_object(), GPU).containers
+
+    assert dt.datetime(2026, 9, 1, 12, 0, 9, tzinfo=dt.UTC) == container.started_at
+    assert unseen.started_at is None
+
+
 def test_a_container_between_two_tries_has_run():
     last = {"terminated": {"exitCode": 1, "finishedAt": "2026-09-01T12:00:07Z"}}
     status = {"containerStatuses": [{"name": "main", "state": {"waiting": {}}, "lastState": last}]}

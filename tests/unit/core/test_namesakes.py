@@ -1,6 +1,7 @@
 """The kubelet answers by name: of a pod that was deleted just now as of the one after it."""
 
 import dataclasses
+import datetime as dt
 
 import pytest
 
@@ -8,7 +9,7 @@ from agent.core.candidates import Books, Candidate
 from agent.core.errors import Gate, Refusal
 from agent.core.evidence import AskKubelet, ListPods
 from agent.core.holdings import Holding
-from agent.core.ledger import Row
+from agent.core.ledger import ContainerKey, Row
 from agent.core.matching import may_be_meant
 from agent.core.namesakes import FRESH, may_be_another, speaks_of
 from agent.core.pods import Phase, PodView, Role
@@ -144,3 +145,27 @@ def test_a_pod_in_doubt_with_two_dead_containers_of_one_count_is_refused() -> No
     assert "a" == granted(alone).candidate.container.name
     asked = Books(NOW_KUBELET, asked_last={both.uid: "a"})
     assert "b" == granted(changed(alone, books=asked)).candidate.container.name
+
+
+@pytest.mark.parametrize(("started", "refused"), [(1, True), (-1, False), (None, False)])
+def test_an_ended_init_container_is_not_guessed_once_its_pod_was_admitted_without_asking(
+    started, refused
+) -> None:
+    since = NOW_KUBELET.since
+    at = None if started is None else since + dt.timedelta(seconds=started)
+    ended = since - dt.timedelta(seconds=9)
+    init = dataclasses.replace(a_container(name="init", role=Role.INIT), ended_at=ended)
+    pod = named_pod(1, containers=(init, dataclasses.replace(a_container(), started_at=at)))
+    rows = tuple(
+        row_of(pod, key=ContainerKey(pod.uid, name), role=role, epoch=OLD_KUBELET, confirmed=True)
+        for name, role in (("init", Role.INIT), ("main", Role.APP))
+    )
+    scene = changed(knowing(a_scene(pod, rows=rows), holding(pod)), records_read=True, listed=True)
+
+    if not refused:
+        assert "init" == granted(scene).candidate.container.name
+        return
+    with pytest.raises(Refusal) as caught:
+        ask(scene)
+
+    assert Gate.MANY_PODS_ADMITTED is caught.value.gate
