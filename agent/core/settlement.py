@@ -3,7 +3,7 @@
 import dataclasses
 import datetime as dt
 
-from agent.core.annotations import BIND_PHASE, BIND_TIME, PHASE_FAILED, VGPU_NODE
+from agent.core.annotations import BIND_PHASE, BIND_TIME, PHASE_FAILED
 from agent.core.ledger import Effect, EffectKind, Ledger
 from agent.core.pods import (
     ContainerView,
@@ -92,8 +92,7 @@ def _for_rejected(scene: Scene) -> list[Effect]:
     effects: list[Effect] = []
     for pod in scene.table.pods.values():
         text = refusal_text(pod)
-        placed = VGPU_NODE in pod.annotations
-        if not text or not placed or pod.annotations.get(BIND_PHASE) == PHASE_FAILED:
+        if not text or pod.static or pod.annotations.get(BIND_PHASE) == PHASE_FAILED:
             continue
         settle = _effect(EffectKind.SETTLE_POD, pod, scene.now)
         effects.append(dataclasses.replace(settle, phase=PHASE_FAILED))

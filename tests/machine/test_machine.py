@@ -20,7 +20,7 @@ from tests.machine.mutants import MUTANTS, Mutant
 HISTORIES = 300
 MANY = 10_000
 STEPS = 30
-ENOUGH = 300
+ENOUGH = 1500
 """Histories within which each planted bug is found."""
 
 

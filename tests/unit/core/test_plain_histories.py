@@ -227,7 +227,7 @@ TestHistories.settings = settings(max_examples=150, stateful_step_count=30, dead
 
 
 SEARCH = settings(
-    max_examples=3000,
+    max_examples=10_000,
     stateful_step_count=30,
     deadline=None,
     derandomize=True,
@@ -253,7 +253,7 @@ def _equal_ids(wanted, rows, _epoch):
     return next((row for row in rows if frozenset(row.slice_ids) == frozenset(wanted)), None)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [

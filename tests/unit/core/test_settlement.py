@@ -101,9 +101,16 @@ def test_only_the_refused_pod_is_settled():
     }
 
 
-@pytest.mark.parametrize("annotations", [{}, {**BOUND, "hami.io/bind-phase": "failed"}])
-def test_a_pod_that_was_never_placed_or_is_settled_already_is_left_alone(annotations):
-    assert () == owed(a_scene(rejected(annotations=annotations)))
+def test_a_pod_that_is_settled_already_is_left_alone():
+    settled = {**BOUND, "hami.io/bind-phase": "failed"}
+
+    assert () == owed(a_scene(rejected(annotations=settled)))
+
+
+def test_a_pod_that_was_never_placed_is_told_as_well():
+    settle, event = owed(a_scene(rejected(annotations={})))
+
+    assert ("failed", "AllocationRefused") == (settle.phase, event.reason)
 
 
 def test_what_is_in_the_outbox_is_not_owed_again():

@@ -65,7 +65,8 @@ class Api:
         while True:
             page = {**query, "limit": "250"} | ({"continue": more} if more else {})
             answer = self.ask(f"{path}?{urllib.parse.urlencode(page)}", "List")
-            yield from (item["metadata"] for item in answer["items"])
+            # An empty list of metadata has null there.
+            yield from (item["metadata"] for item in answer["items"] or ())
             more = answer.get("metadata", {}).get("continue") or ""
             if not more:
                 return
