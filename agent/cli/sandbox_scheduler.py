@@ -100,7 +100,7 @@ async def _serve(args: argparse.Namespace, connection: Connection, listen: Liste
     over = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, over.set)
     chance = random.SystemRandom()
-    session = KubeSession(connection, chance)
+    session = KubeSession(connection, chance, "scheduler")
     extender = Extender(session, SystemClock(), chance, ExtenderOptions(_settings(args)))
     try:
         await session.open()

@@ -64,9 +64,14 @@ CASES = {
         {REGISTER: "[]", HANDSHAKE: "b"},
     ),
     "another plugin followed and says the same": (
-        {REGISTER: "[]", HANDSHAKE: "b"},
+        {REGISTER: "[]", HANDSHAKE: "Reported_b"},
         {"agent": REGISTER, "other": HANDSHAKE},
-        {REGISTER: "[]", HANDSHAKE: "b"},
+        {REGISTER: "[]", HANDSHAKE: "Reported_b"},
+    ),
+    "the scheduler answered": (
+        {REGISTER: "[]", HANDSHAKE: "Requesting_b"},
+        {"agent": REGISTER, "other": HANDSHAKE},
+        {},
     ),
     "never ours": ({REGISTER: "[]"}, {"other": REGISTER}, {REGISTER: "[]"}),
     "nothing at all": ({}, {}, {}),

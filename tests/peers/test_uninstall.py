@@ -32,7 +32,9 @@ async def test_what_the_agent_wrote_goes_after_it_and_nothing_else(cluster, clea
     assert 0 == await cleaning()
 
     left = notes_of(await cluster.api.get(NODE_PATH))
-    assert {annotations.REGISTER, annotations.HANDSHAKE}.isdisjoint(left)
+    assert annotations.REGISTER not in left
+    # The scheduler may have answered the report just then.
+    assert not left.get(annotations.HANDSHAKE, "").startswith("Reported")
     assert {"seen", annotations.CORDON} <= set(left)
 
 
@@ -45,12 +47,16 @@ async def test_what_another_plugin_wrote_since_stays(cluster, cleaning):
 
     assert 0 == await cleaning()
 
-    assert theirs.items() <= notes_of(await cluster.api.get(NODE_PATH)).items()
+    left = notes_of(await cluster.api.get(NODE_PATH))
+    assert theirs[annotations.REGISTER] == left[annotations.REGISTER]
+    assert annotations.HANDSHAKE in left  # the scheduler may have answered it meanwhile
 
 
 async def test_a_plugin_that_follows_with_the_same_report_keeps_it(cluster, cleaning):
     await cluster.start_registered_agent()
     await cluster.end_agents()
+    # A scheduler that answers takes away who reported last.
+    cluster.parts["extender"].freeze()
     report = notes_of(await cluster.api.get(NODE_PATH))[annotations.REGISTER]
     theirs = {annotations.REGISTER: report, annotations.HANDSHAKE: "Reported"}
     writer = f"{NODE_PATH}?fieldManager=nvidia-device-plugin"

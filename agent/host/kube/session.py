@@ -79,8 +79,12 @@ class KubeSession:
     `requests` counts answers by verb, resource and code (`none`: no answer), `received` bytes.
     """
 
-    def __init__(self, connection: Connection, random: random.Random) -> None:
+    def __init__(
+        self, connection: Connection, random: random.Random, program: str = "hami-agent"
+    ) -> None:
         self.random = random
+        self._program = program
+        """Who asks: the API server keeps its name beside what it wrote."""
         self.requests = Tally(
             "api_requests_total",
             "Requests to the API server, by the code of the answer.",
@@ -246,7 +250,7 @@ class KubeSession:
             client = library.api_client(configuration)
         except (OSError, ValueError) as error:  # certificates that are none
             raise unusable(self._connection, error) from error
-        client.user_agent = f"hami-agent/{__version__}"
+        client.user_agent = f"{self._program}/{__version__}"
         theirs = client.rest_client.pool_manager
         client.rest_client.pool_manager = library.http_session(connector=theirs.connector)
         theirs.detach()

@@ -122,7 +122,9 @@ def ours(node: dict[str, Any]) -> list[str]:
     """The annotations that the agent wrote last."""
     present = node.get("annotations") or {}
     own = [key for key in present if key.startswith(OWN)]
-    followed = HANDSHAKE in present and not wrote(node, HANDSHAKE)
+    # A plugin reports; what the scheduler answers to that says nothing of who reported.
+    reported = str(present.get(HANDSHAKE, "")).startswith("Reported")
+    followed = reported and not wrote(node, HANDSHAKE)
     if wrote(node, REGISTER) and not followed:
         own += [key for key in REPORT if key in present]
     return own
