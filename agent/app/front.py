@@ -27,6 +27,7 @@ from agent.services.left_out import LeftOut
 from agent.services.listing import Listing
 from agent.services.recent import Recent
 from agent.services.registration import Registration
+from agent.services.samples import Samples
 from agent.services.state import Recovered, StateService
 from agent.settings.reading import Reading
 from agent.settings.schema import Settings
@@ -57,6 +58,7 @@ class Knowing:
     listing: Listing
     discovery: Discovery
     health: HealthWatch
+    samples: Samples
     kubelet: KubeletWatch
     recent: Recent
 
@@ -151,6 +153,7 @@ def _knowing(
         listing=Listing(facts.inventory, keeper.served, facts.slices),
         discovery=discovery,
         health=health,
+        samples=Samples(adapters.driver, facts.inventory, clock),
         kubelet=KubeletWatch(DirectoryWatch(settings.paths.plugins, names, names.kubelet)),
         recent=Recent(facts.inventory),
     )

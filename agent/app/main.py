@@ -32,7 +32,7 @@ from agent.core.container_edits import container_directory
 from agent.core.errors import (
     AgentError,
     DirectoryLost,
-    DriverMissing,
+    DriverError,
     PermissionFault,
     SettingsError,
     StateError,
@@ -71,7 +71,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (SettingsError, BAD_SETTINGS),
     (PermissionFault, NO_PERMISSION),
     (StateError, NO_PERMISSION),
-    (DriverMissing, NO_DRIVER),
+    (DriverError, NO_DRIVER),
     (DirectoryLost, RESTART),
     (AgentError, BUG),
 )

@@ -31,6 +31,7 @@ POLICIES: Mapping[str, RestartPolicy] = {
     "listing": _LOCAL,
     "discovery": _DRIVER,
     "health": _DRIVER,
+    "samples": _DRIVER,
     "node": _API,
     "pods": _API,
     "report": _API,

@@ -125,6 +125,7 @@ def tiers(whole: Whole, extra: Extra, chance: random.Random) -> Sequence[Sequenc
             task("listing", knowing.listing.run),
             task("discovery", knowing.discovery.run),
             task("health", knowing.health.run),
+            task("samples", knowing.samples.run),
             task("kubelet", knowing.kubelet.run),
             task("recent", knowing.recent.run),
             task("load", extra.load),

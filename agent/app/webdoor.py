@@ -43,7 +43,12 @@ class _AgentMetrics(Collector):
             empty = Facts(Cell(Inventory()), Cell(SliceList()), Cell(Ledger()))
             return AgentCollector(build(), empty, watched.checks, Series())
         front = whole.front
-        facts = Facts(front.facts.inventory, front.facts.slices, front.state.ledger)
+        facts = Facts(
+            front.facts.inventory,
+            front.facts.slices,
+            front.state.ledger,
+            front.knowing.samples.newest,
+        )
         return AgentCollector(build(), facts, watched.checks, series_of(front, back))
 
 

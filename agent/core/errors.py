@@ -4,8 +4,8 @@ AgentError
 ├── SettingsError        a file, variable or flag cannot be used: exit 78
 ├── PermissionFault      a directory or socket may not be used: exit 77
 ├── DirectoryLost        the kubelet's directory can be written by a new process only: exit 75
-├── DriverError          the driver as a whole does not answer
-│   └── DriverMissing    there is no driver library, or it refuses to start: exit 69 or wait
+├── DriverError          the driver as a whole does not answer: wait, or exit 69 at the start
+│   └── DriverMissing    there is no driver library, or it refuses to start
 ├── GpuError             one GPU does not answer; the others go on
 ├── StateError           the state directory cannot be written: answers become UNAVAILABLE
 │   └── StateCorrupt     a generation is unreadable: fall back to the one before

@@ -3,10 +3,17 @@
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-from agent.core.changes import NodeEvent
+from agent.core.changes import NO_POD, NodeEvent
 from agent.core.condition import Cause, Condition, Health
+from agent.core.gpu import GpuUuid
 from agent.core.inventory import Inventory, SharedGpu
-from agent.core.ledger import Ledger
+from agent.core.ledger import Ledger, Row
+from agent.core.plain_row import PlainRow
+from agent.core.pods import PodUid
+from agent.core.slices import split_slice_id
+
+_Pod = tuple[str, str, PodUid]
+"""Namespace, name and UID."""
 
 WELL = "answers again, and its events reach the agent"
 
@@ -24,7 +31,8 @@ def gpu_events(old: Inventory, new: Inventory, ledger: Ledger) -> tuple[NodeEven
     """The Events that `new` gives rise to after `old`; equal words of several GPUs are one Event.
 
     On the Node: GpuUnhealthy, GpuRecovered, GpuUnmonitored, GpuDriverUnresponsive and
-    GpuInventoryChanged. On each pod that holds a GPU which is served no more: GpuDegradedForPod.
+    GpuInventoryChanged. On each pod that holds a GPU which has come to harm, or on the Node for a
+    pod of which only the name is known: GpuDegradedForPod.
     """
     return (*_of_health(old, new), *_of_inventory(old, new), *_of_pods(old, new, ledger))
 
@@ -101,21 +109,46 @@ def _of_inventory(old: Inventory, new: Inventory) -> Iterator[NodeEvent]:
 
 
 def _of_pods(old: Inventory, new: Inventory, ledger: Ledger) -> Iterator[NodeEvent]:
-    """One Event for each pod, with the first of its GPUs that is served no more."""
-    served = {gpu.uuid for gpu in old.gpus if gpu.serving}
-    fallen = {gpu.uuid: gpu for gpu in new.gpus if gpu.uuid in served and not gpu.serving}
-    told: set[str] = set()
-    for row in ledger.rows if fallen else ():
-        gpu = next((fallen[one.uuid] for one in row.shares if one.uuid in fallen), None)
-        if gpu is None or row.key.pod_uid in told:
-            continue
-        told.add(row.key.pod_uid)
-        why = gpu.health.text if not gpu.health.serving else "it is not on the node any more"
-        yield NodeEvent(
-            "GpuDegradedForPod",
-            f"{named([gpu])}, which the pod holds: {why}. The agent leaves the pod alone.",
-            warning=True,
-            namespace=row.namespace,
-            pod=row.pod,
-            pod_uid=row.key.pod_uid,
-        )
+    """One Event for each pod, with the first of its GPUs that has come to harm."""
+    well = {gpu.uuid for gpu in old.gpus if not _harm(gpu)}
+    fallen = {gpu.uuid: gpu for gpu in new.gpus if gpu.uuid in well and _harm(gpu)}
+    told: set[_Pod] = set()
+    rows: tuple[Row | PlainRow, ...] = (*ledger.rows, *ledger.plain)
+    for row in rows if fallen else ():
+        gpu = next((fallen[uuid] for uuid in _gpus_of(row) if uuid in fallen), None)
+        pod = _pod_of(row)
+        if gpu is not None and pod is not None and pod not in told:
+            told.add(pod)
+            yield _degraded(gpu, *pod)
+
+
+def _harm(gpu: SharedGpu) -> str:
+    """What is wrong for those who have the GPU; one that is only filtered out serves them well."""
+    if not gpu.health.serving:
+        return gpu.health.text
+    if not gpu.there:
+        return "it is not on the node any more"
+    return "it was switched to MIG mode, which is not shared" if gpu.gpu.mig_enabled else ""
+
+
+def _gpus_of(row: Row | PlainRow) -> tuple[GpuUuid, ...]:
+    if isinstance(row, Row):
+        return tuple(share.uuid for share in row.shares)
+    return tuple(pair[0] for text in row.slice_ids if (pair := split_slice_id(text)))
+
+
+def _pod_of(row: Row | PlainRow) -> _Pod | None:
+    """Who holds the row. In plain mode the kubelet tells it later, and never a UID."""
+    if isinstance(row, Row):
+        return row.namespace, row.pod, row.key.pod_uid
+    return (row.holder.namespace, row.holder.pod, NO_POD) if row.holder else None
+
+
+def _degraded(gpu: SharedGpu, namespace: str, pod: str, uid: PodUid) -> NodeEvent:
+    """On the pod; on the Node where its UID is not known."""
+    who = "the pod" if uid else f"pod {namespace}/{pod}"
+    text = f"{named([gpu])}, which {who} holds: {_harm(gpu)}. The agent leaves the pod alone."
+    event = NodeEvent("GpuDegradedForPod", text, warning=True)
+    if not uid:
+        return event
+    return dataclasses.replace(event, namespace=namespace, pod=pod, pod_uid=uid)

@@ -5,6 +5,7 @@ that this GPU or this driver does not tell, never that all is well.
 """
 
 import dataclasses
+import datetime as dt
 import enum
 
 from agent.core.gpu import GpuUuid
@@ -59,6 +60,14 @@ class GpuSample:
     memory_percent: int | None = None
     """Share of the last sample period in which its memory was read or written, 0 to 100."""
     used_mib: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sampled:
+    """A sample, and when it was taken."""
+
+    at: dt.datetime
+    sample: GpuSample
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

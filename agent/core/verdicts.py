@@ -148,3 +148,9 @@ def _sign(signs: GpuSigns, now: dt.datetime) -> Health | None:
         told = "memory rows or pages wait for a reset to be replaced; reset it when it is free"
         return dataclasses.replace(watched(now, Cause.MEMORY, told, "H-ROWS"), action=Action.RESET)
     return None
+
+
+def as_told(health: Health) -> tuple[Condition, bool, bool]:
+    """What people are told of; whether a lost GPU was struck again shows when it is back."""
+    needs_reset = health.needs_reset and health.condition is not Condition.LOST
+    return health.condition, health.serving, needs_reset

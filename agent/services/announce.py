@@ -67,7 +67,8 @@ class NoticeLog:
         while True:
             event = await self._notices.first()
             level = log.warning if event.warning else log.info
-            level("event.logged", reason=event.reason, text=event.text)
+            of = {"ns": event.namespace, "pod": event.pod} if event.pod else {}
+            level("event.logged", reason=event.reason, **of, text=event.text)
             self._notices.done(event, "logged")
 
 

@@ -17,6 +17,7 @@ from agent.core.health import HealthSettings, aged, judge, missing, remembered, 
 from agent.core.inventory import Inventory
 from agent.core.ports import Clock, Driver
 from agent.core.recheck import Recheck
+from agent.core.verdicts import as_told
 from agent.core.xids import xid_name
 from agent.kit.cell import Cell
 from agent.kit.tally import Tally
@@ -165,6 +166,7 @@ class HealthWatch:
             if not self._deaf:
                 log.warning("driver.events_lost", err=reason)
             self._deaf = reason or "no reason given"
+            self._ports.changed()
             self._look.set()
             await asyncio.sleep(delay)
             delay = min(2 * delay, LAST_RETRY)
@@ -310,9 +312,11 @@ class HealthWatch:
         return any(moved)
 
     def _tell(self, uuid: GpuUuid, old: Health, new: Health) -> bool:
-        if _told(old) == _told(new):
+        if as_told(old) == as_told(new):
             return False
         self.transitions.add(uuid, old.condition.value, new.condition.value)
+        if Condition.LOST in {old.condition, new.condition}:
+            self._ports.changed()  # it may be gone for good, or come back as something else
         log.info(
             "gpu.health",
             gpu=uuid,
@@ -337,12 +341,6 @@ class HealthWatch:
 
     def _now(self) -> dt.datetime:
         return self._origin + dt.timedelta(seconds=_loop_time())
-
-
-def _told(health: Health) -> tuple[Condition, bool, bool]:
-    """What people are told of; whether a lost GPU was struck again shows when it is back."""
-    needs_reset = health.needs_reset and health.condition is not Condition.LOST
-    return health.condition, health.serving, needs_reset
 
 
 def _loop_time() -> float:

@@ -138,7 +138,7 @@ FIELDS: tuple[Field, ...] = (
         "driver.onNoDriver",
         "wait",
         choice("wait", "exit", like=TRUTH),
-        "Without a driver library: wait for it, or exit with 69.",
+        "Without a driver that answers: wait for it, or exit with 69 at the start.",
         env=("FAIL_ON_INIT_ERROR",),
         flag="--on-no-driver",
         other_flags=("--fail-on-init-error",),

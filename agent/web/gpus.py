@@ -1,12 +1,13 @@
 """GPUs, slices and what is promised of them, as families of series."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
 from agent.core.condition import Condition
 from agent.core.gpu import GpuUuid
+from agent.core.gpu_signs import GpuSample, Sampled
 from agent.core.inventory import Inventory, SharedGpu
 from agent.core.ledger import Ledger
 from agent.core.pods import Role
@@ -47,6 +48,36 @@ def gpu_families(
         prefix + "memory_sellable_bytes",
         "Memory that is registered, after scaling.",
         ((name, gpu.registered_mib * MIB) for name, gpu in names),
+    )
+
+
+def use_families(
+    prefix: str, inventory: Inventory, newest: Callable[[GpuUuid], Sampled | None]
+) -> Iterator[Metric]:
+    """How much each GPU is used; no series for one that does not tell just now."""
+    found = [(name, newest(gpu.uuid)) for name, gpu in _names(inventory)]
+    samples = [(name, one.sample) for name, one in found if one is not None]
+
+    def told(read: Callable[[GpuSample], float | None]) -> Iterator[tuple[str, float]]:
+        for name, sample in samples:
+            value = read(sample)
+            if value is not None:
+                yield name, value
+
+    yield _per_gpu(
+        prefix + "gpu_utilization_ratio",
+        "Share of the time in which a kernel ran, 0 to 1.",
+        told(lambda one: None if one.gpu_percent is None else one.gpu_percent / 100),
+    )
+    yield _per_gpu(
+        prefix + "gpu_memory_utilization_ratio",
+        "Share of the time in which memory was read or written, 0 to 1.",
+        told(lambda one: None if one.memory_percent is None else one.memory_percent / 100),
+    )
+    yield _per_gpu(
+        prefix + "gpu_memory_used_bytes",
+        "Memory in use, by whomever.",
+        told(lambda one: None if one.used_mib is None else one.used_mib * MIB),
     )
 
 

@@ -16,6 +16,8 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from agent.core.gpu import GpuUuid
+from agent.core.gpu_signs import Sampled
 from agent.core.inventory import Inventory
 from agent.core.ledger import Ledger
 from agent.core.readiness import Check
@@ -23,7 +25,7 @@ from agent.core.slices import SliceList
 from agent.kit.cell import Cell
 from agent.kit.tally import Durations, Tally
 from agent.web.counts import counters, histograms
-from agent.web.gpus import gpu_families
+from agent.web.gpus import gpu_families, use_families
 from agent.web.version import Build
 
 PREFIX = "hami_agent_"
@@ -42,11 +44,12 @@ class Reading:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Facts:
-    """The cells that the page reads."""
+    """The cells that the page reads. `newest`: how much a GPU is used now."""
 
     inventory: Cell[Inventory]
     slices: Cell[SliceList]
     ledger: Cell[Ledger]
+    newest: Callable[[GpuUuid], Sampled | None] = lambda _: None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class AgentCollector(Collector):
         yield from gpu_families(
             PREFIX, facts.inventory.value, facts.slices.value, facts.ledger.value
         )
+        yield from use_families(PREFIX, facts.inventory.value, facts.newest)
         for reading in self._series.readings:
             yield GaugeMetricFamily(PREFIX + reading.name, reading.help, value=reading.read())
         yield from counters(PREFIX, self._series.tallies)

@@ -6,38 +6,26 @@ The first half of the agent is joined as the composition root joins it, over sim
 import asyncio
 import contextlib
 import dataclasses
-import types
 from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from agent.app.front import Front, Host, join_front
+from agent.app.front import Front
 from agent.app.running import Whole
 from agent.app.watching import Watched
 from agent.core.errors import Gate, Refusal
-from agent.core.state import State
 from agent.core.xids import FELL_OFF_THE_BUS
 from agent.kit.heartbeat import Heartbeat
 from agent.sandbox.hardware import SimulatedHardware
 from agent.sandbox.hardware_file import Description
-from agent.services.state import Recovered
-from agent.settings.plan import Given, Text, make_plan
-from agent.settings.profiles import NodeFacts
-from agent.settings.reading import Reading
 from agent.web.probes import Probes
+from tests.app.front_node import joined
 from tests.builders import a_gpu
-from tests.fakes.chance import Seeded
-from tests.fakes.clock import LoopClock
-from tests.fakes.disk import MemoryDisk
 from tests.fakes.hardware_driver import HardwareDriver
 from tests.services.allocating import G1, Desk, a_desk, ids, placed
 
 HANG, LIMIT = 600.0, 60.0
-SETTINGS = """
-health: {driverHang: 60}
-paths: {state: /nowhere/state, run: /nowhere/run, kubeletSocket: /nowhere/kubelet.sock}
-"""
 
 
 @dataclasses.dataclass
@@ -73,30 +61,11 @@ class Node:
         return found.status, found.text
 
 
-def joined(hardware: SimulatedHardware) -> Front:
-    """The first half, over ports in memory."""
-    reading = Reading(make_plan(Given(own=Text("c.yaml", SETTINGS.encode()))), "node-1")
-    disk = MemoryDisk()
-    adapters = types.SimpleNamespace(
-        driver=HardwareDriver(hardware),
-        clock=LoopClock(),
-        disk=disk,
-        random=Seeded(0),
-        registrar=None,
-        worker=None,
-        hooks=None,
-    )
-    host = Host(
-        "boot", Recovered(State(boot_id="boot", machine_id="machine")), reading, asyncio.Event()
-    )
-    return join_front(reading.settings(NodeFacts()), adapters, host)  # type: ignore[arg-type]
-
-
 @contextlib.asynccontextmanager
 async def a_node() -> AsyncIterator[Node]:
     """A node of two GPUs that were found."""
     hardware = SimulatedHardware(Description("570", (a_gpu(index=0), a_gpu(index=1))))
-    front = joined(hardware)
+    front = joined(HardwareDriver(hardware))
     watched = Watched(Heartbeat(), whole=Whole(front, plain=True))
     told: list[str] = []
 

@@ -7,6 +7,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from agent.core.condition import Condition
+from agent.core.gpu_signs import GpuSample, Sampled
 from agent.core.ledger import Ledger
 from agent.core.pods import PodUid, Role
 from agent.core.readiness import Check
@@ -72,6 +73,21 @@ async def test_a_gpu_is_described_once():
     assert {("3", "hami-core", "T4", "", "0000:13:00.0", a_uuid(3)): 1} == await samples(
         "gpu_info", cells=cells
     )
+
+
+async def test_a_gpu_says_how_much_it_is_used_and_nothing_when_it_does_not_tell():
+    told = {
+        a_uuid(0): GpuSample(a_uuid(0), gpu_percent=93, memory_percent=41, used_mib=7168),
+        a_uuid(1): GpuSample(a_uuid(1), gpu_percent=None, memory_percent=None, used_mib=1),
+    }
+    cells = dataclasses.replace(
+        facts(an_inventory(count=3)),
+        newest=lambda uuid: Sampled(NOON, told[uuid]) if uuid in told else None,
+    )
+
+    assert {("0",): 0.93} == await samples("gpu_utilization_ratio", cells=cells)
+    assert {("0",): 0.41} == await samples("gpu_memory_utilization_ratio", cells=cells)
+    assert {("0",): 7 * GIB, ("1",): 2**20} == await samples("gpu_memory_used_bytes", cells=cells)
 
 
 async def test_one_condition_of_a_gpu_holds():

@@ -100,7 +100,7 @@ static void describe(int slot) {
   gpu->fields[F_memory] = 16LL << 30;
   gpu->fields[F_minor] = slot;
   gpu->fields[F_level] = 40;
-  gpu->fields[F_event_types] = 0x9f;
+  gpu->fields[F_event_types] = 0x19f;
 }
 
 __attribute__((constructor)) static void map(void) {

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import shutil
 from collections.abc import AsyncGenerator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -168,12 +169,9 @@ async def test_a_name_that_is_no_text_is_a_fault_of_that_gpu_alone(driver, stub)
 
 async def test_an_event_of_any_wanted_kind_arrives_with_its_gpu(driver, stub):
     assert DriverEvent(EventKind.XID, UUIDS[2], 94) == await hears(driver, lambda: stub.xid(2, 94))
-    assert DriverEvent(EventKind.ECC_DOUBLE, UUIDS[0]) == await hears(
-        driver, lambda: stub.event(0, 0x2)
-    )
-    assert DriverEvent(EventKind.POWER_SOURCE, UUIDS[1]) == await hears(
-        driver, lambda: stub.event(1, 0x80)
-    )
+    kinds = {0x2: EventKind.ECC_DOUBLE, 0x80: EventKind.POWER_SOURCE, 0x100: EventKind.CHANGED}
+    for gpu, (bit, kind) in enumerate(kinds.items()):
+        assert DriverEvent(kind, UUIDS[gpu]) == await hears(driver, partial(stub.event, gpu, bit))
     assert 0 == stub.sets
 
 

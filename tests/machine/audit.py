@@ -80,7 +80,7 @@ class Audit:
         phase = annotations.get(BIND_PHASE)
         if phase == PHASE_FAILED and not self._is_refused(uid):
             self._breach("a pod that was not refused was settled as failed", uid)
-        if phase == PHASE_SUCCESS and not self._is_served(uid):
+        if phase == PHASE_SUCCESS and not self.is_served(uid):
             self._breach("a pod that was not answered in full was settled as a success", uid)
 
     def touched(self, name: str) -> None:
@@ -190,7 +190,7 @@ class Audit:
     def _needs_no_lock(self, uid: str) -> bool:
         pod = self.pod(uid)
         is_over = pod is None or pod["status"].get("phase") in ("Succeeded", "Failed")
-        return is_over or self._is_served(uid) or self._is_refused(uid) or self._is_started(uid)
+        return is_over or self.is_served(uid) or self._is_refused(uid) or self._is_started(uid)
 
     def _is_started(self, uid: str) -> bool:
         """Whether a kubelet without its records started it without asking, or rejected it."""
@@ -209,7 +209,8 @@ class Audit:
         pod = self.pod(uid)  # the kubelet has let it go, and its status stays
         return pod is not None and "[HA-" in pod["status"].get("message", "")
 
-    def _is_served(self, uid: str) -> bool:
+    def is_served(self, uid: str) -> bool:
+        """Whether every container that the kubelet can ask for was answered."""
         pod = self.pod(uid)
         if pod is None:
             return True

@@ -73,7 +73,8 @@ def _wrong_of(world: World, pod: Json) -> Iterator[str]:
     if node is None or not apps <= node.running:
         yield f"pod {name} does not run: {node}"
     phase = (metadata.get("annotations") or {}).get(BIND_PHASE)
-    is_placed = any(world.scheduler.placed.get(uid, ()))
+    # A kubelet that knew no plugin starts containers without asking: those were never answered.
+    is_placed = any(world.scheduler.placed.get(uid, ())) and world.audit.is_served(uid)
     if is_placed and phase != PHASE_SUCCESS and uid not in world.scheduler.bound_again:
         yield f"pod {name} runs, and its phase is {phase}"
 

@@ -14,7 +14,13 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
 
 from agent.core import health
 from agent.core.condition import Condition, Health
@@ -28,8 +34,11 @@ from tests.machine.gpu_world import NO_ANSWER, SETTINGS, UUIDS, GpuWorld
 from tests.machine.virtual import VirtualLoop
 
 STEPS = 30
-FEW, MANY, ENOUGH = 15, 340, 120
+FEW, MANY, ENOUGH = 15, 420, 120
 """Histories of 30 steps: in each run, for 10,000 steps, and for a planted bug to be found."""
+
+LONG = 10_000
+"""Steps of the long run. A few histories end before their last step."""
 
 SETTLED = 0.3
 """Seconds after which what happened has reached disk and streams."""
@@ -51,6 +60,8 @@ class GpuHistories(RuleBasedStateMachine):
 
     world: GpuWorld | None = None
     is_broken = False
+    steps = 0
+    """Of all histories."""
 
     @initialize()
     def begin(self) -> None:
@@ -62,6 +73,11 @@ class GpuHistories(RuleBasedStateMachine):
             return world
 
         self.world = self.loop.run_until_complete(build())
+        GpuHistories.steps -= 1  # the beginning is none
+
+    @invariant()
+    def is_counted(self) -> None:
+        GpuHistories.steps += 1
 
     def after(self, pause: float, deed: Deed | None = None) -> None:
         """Do it, let time pass, and look whether all invariants hold."""
@@ -246,7 +262,10 @@ def test_no_history_of_a_driver_breaks_an_invariant() -> None:
 @pytest.mark.histories
 @pytest.mark.timeout(3600)
 def test_none_of_ten_thousand_steps_of_a_driver_breaks_an_invariant() -> None:
+    before = GpuHistories.steps
     play(MANY, same_ones=False)
+
+    assert LONG <= GpuHistories.steps - before
 
 
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from agent.core.gpu import GpuUuid
 from agent.host.nvml.library import (
     EVENT_ECC_DOUBLE,
     EVENT_ECC_SINGLE,
+    EVENT_MIG_CHANGE,
     EVENT_POWER_SOURCE,
     EVENT_XID,
     TIMEOUT,
@@ -32,7 +33,9 @@ WAIT_MS: Final = 500
 STALL: Final = 2.5
 """A wait that outlasts two of these, five times WAIT_MS each, does not come back."""
 
-WANTED: Final = EVENT_XID | EVENT_ECC_DOUBLE | EVENT_ECC_SINGLE | EVENT_POWER_SOURCE
+WANTED: Final = (
+    EVENT_XID | EVENT_ECC_DOUBLE | EVENT_ECC_SINGLE | EVENT_POWER_SOURCE | EVENT_MIG_CHANGE
+)
 EVENT_LIMIT: Final = 4096
 MOST_FAILURES: Final = 10
 FAILURE_PAUSE: Final = 1.0
@@ -42,6 +45,7 @@ _KINDS: Final = {
     EVENT_ECC_DOUBLE: EventKind.ECC_DOUBLE,
     EVENT_ECC_SINGLE: EventKind.ECC_SINGLE,
     EVENT_POWER_SOURCE: EventKind.POWER_SOURCE,
+    EVENT_MIG_CHANGE: EventKind.CHANGED,
 }
 
 

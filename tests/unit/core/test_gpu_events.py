@@ -9,6 +9,7 @@ from agent.core.gpu_events import gpu_events
 from agent.core.health import switched_off
 from agent.core.inventory import Inventory
 from agent.core.ledger import Ledger
+from agent.core.plain_row import Holder
 from tests.builders import (
     NOON,
     a_gpu,
@@ -20,6 +21,7 @@ from tests.builders import (
     a_uuid,
     an_inventory,
 )
+from tests.unit.core.plain_scene import a_plain_row, ids
 
 OK = a_health()
 WATCH = a_health(condition=Condition.WATCH, cause="xid", text="XID 94: contained [H-094]")
@@ -33,11 +35,16 @@ NOBODY = Ledger()
 GPU_0 = f"GPU 0 ({a_uuid(0)})"
 
 
-def holding(*healths, absent=()) -> Inventory:
+def holding(*healths, absent=(), mig=(), filtered=()) -> Inventory:
     """GPUs 0, 1, … of these healths."""
     return an_inventory(
         gpus=[
-            a_shared_gpu(gpu=a_gpu(index=n), health=health, present=n not in absent)
+            a_shared_gpu(
+                gpu=a_gpu(index=n, mig_enabled=n in mig),
+                health=health,
+                present=n not in (*absent, *mig, *filtered),
+                there=n not in absent,
+            )
             for n, health in enumerate(healths)
         ]
     )
@@ -150,3 +157,33 @@ def test_the_pods_of_a_gpu_that_is_gone_are_told():
 
     assert "not on the node any more" in gone[-1].text
     assert "GpuDegradedForPod" not in {event.reason for event in ill}
+
+
+def test_the_pods_of_a_gpu_that_was_switched_to_mig_mode_are_told():
+    row = a_row(shares=(a_share(uuid=a_uuid(0)),))
+    events = gpu_events(holding(OK, OK), holding(OK, OK, mig=(0,)), Ledger((row,)))
+
+    assert ["GpuInventoryChanged", "GpuDegradedForPod"] == [event.reason for event in events]
+    assert "switched to MIG mode" in events[1].text
+    assert row.key.pod_uid == events[1].pod_uid
+
+
+def test_a_gpu_that_is_filtered_out_serves_the_pods_that_have_it():
+    row = a_row(shares=(a_share(uuid=a_uuid(0)),))
+    events = gpu_events(holding(OK), holding(OK, filtered=(0,)), Ledger((row,)))
+
+    assert ["GpuInventoryChanged"] == [event.reason for event in events]
+
+
+def test_a_pod_of_plain_mode_is_named_on_the_node_once_its_name_is_known():
+    rows = (
+        a_plain_row(holder=Holder("team-a", "train-0", "one"), slice_ids=ids(0)),
+        a_plain_row(holder=Holder("team-a", "train-0", "two"), slice_ids=ids(1)),
+        a_plain_row(holder=Holder("team-a", "train-1", "one"), slice_ids=ids(0, gpu=1)),
+        a_plain_row(slice_ids=ids(2)),
+    )
+    events = gpu_events(holding(OK, OK), holding(BAD, OK), Ledger(plain=rows))
+
+    (event,) = [one for one in events if one.reason == "GpuDegradedForPod"]
+    assert ("", "", "") == (event.namespace, event.pod, event.pod_uid)
+    assert f"{GPU_0}, which pod team-a/train-0 holds: XID 48" in event.text

@@ -1,0 +1,43 @@
+"""The newest rows of numbers in a fixed piece of memory: the oldest row goes when another comes."""
+
+import array
+from collections.abc import Iterator
+
+
+class Ring:
+    """At most `size` rows of `width` numbers, 8 bytes each, taken at once. A gap is NaN."""
+
+    def __init__(self, size: int, width: int) -> None:
+        self._size = size
+        self._width = width
+        self._cells = array.array("d", bytes(8 * size * width))
+        self._written = 0
+
+    def __len__(self) -> int:
+        return min(self._written, self._size)
+
+    @property
+    def bytes(self) -> int:
+        """What the rows take, whether they are there yet or not."""
+        return len(self._cells) * self._cells.itemsize
+
+    def add(self, *row: float) -> None:
+        """The newest row."""
+        if len(row) != self._width:
+            raise ValueError(f"a row has {self._width} numbers, not {len(row)}")
+        start = self._written % self._size * self._width
+        self._cells[start : start + self._width] = array.array("d", row)
+        self._written += 1
+
+    def rows(self) -> Iterator[tuple[float, ...]]:
+        """The rows, the oldest first."""
+        for number in range(self._written - len(self), self._written):
+            yield self._row(number)
+
+    def newest(self) -> tuple[float, ...] | None:
+        """The newest row; None while there is none."""
+        return self._row(self._written - 1) if self._written else None
+
+    def _row(self, number: int) -> tuple[float, ...]:
+        start = number % self._size * self._width
+        return tuple(self._cells[start : start + self._width])

@@ -1,0 +1,108 @@
+"""The agent's first half, joined as the composition root joins it, over ports in memory."""
+
+import asyncio
+import contextlib
+import dataclasses
+import types
+from collections.abc import AsyncIterator
+
+from agent.app.front import Front, Host, join_front
+from agent.codec.node_report import report_of
+from agent.core.changes import NodeEvent
+from agent.core.gpu import GpuUuid
+from agent.core.inventory import SharedGpu
+from agent.core.ports import Driver
+from agent.core.report_settings import ReportSettings
+from agent.core.slices import SliceGroup
+from agent.core.state import State
+from agent.services.state import Recovered
+from agent.settings.plan import Given, Text, make_plan
+from agent.settings.profiles import NodeFacts
+from agent.settings.reading import Reading
+from tests.fakes.chance import Seeded
+from tests.fakes.clock import LoopClock
+from tests.fakes.disk import MemoryDisk
+
+SETTINGS = """
+health: {driverHang: 60}
+paths: {state: /nowhere/state, run: /nowhere/run, kubeletSocket: /nowhere/kubelet.sock}
+"""
+BEFORE = State(boot_id="boot", machine_id="machine")
+
+
+def joined(driver: Driver, state: State = BEFORE, boot: str = "boot") -> Front:
+    """The first half on that driver; `state` is what was on disk, `boot` the node's present one."""
+    reading = Reading(make_plan(Given(own=Text("c.yaml", SETTINGS.encode()))), "node-1")
+    adapters = types.SimpleNamespace(
+        driver=driver,
+        clock=LoopClock(),
+        disk=MemoryDisk(),
+        random=Seeded(0),
+        registrar=None,
+        worker=None,
+        hooks=None,
+    )
+    host = Host(boot, Recovered(state), reading, asyncio.Event())
+    return join_front(reading.settings(NodeFacts()), adapters, host)  # type: ignore[arg-type]
+
+
+@dataclasses.dataclass
+class FrontNode:
+    """The first half at work, and what people are told."""
+
+    front: Front
+    told: list[NodeEvent]
+
+    @property
+    def groups(self) -> dict[GpuUuid, SliceGroup]:
+        """What the kubelet is told of each GPU."""
+        return {group.uuid: group for group in self.front.facts.slices.value.groups}
+
+    @property
+    def served(self) -> list[GpuUuid]:
+        """The GPUs whose slices the kubelet may give out."""
+        return [uuid for uuid, group in self.groups.items() if group.healthy]
+
+    @property
+    def registered(self) -> dict[GpuUuid, tuple[int, bool]]:
+        """What schedulers are told: each GPU with its index and its health."""
+        report = report_of(self.front.facts.inventory.value, {}, ReportSettings())
+        return {gpu.uuid: (gpu.index, gpu.healthy) for gpu in report.gpus} if report else {}
+
+    @property
+    def reasons(self) -> list[str]:
+        """The reasons of all that people were told."""
+        return [event.reason for event in self.told]
+
+    def shared(self, uuid: GpuUuid) -> SharedGpu:
+        """That GPU in the inventory."""
+        found = self.front.facts.inventory.value.find(uuid)
+        assert found
+        return found
+
+
+@contextlib.asynccontextmanager
+async def running(front: Front) -> AsyncIterator[FrontNode]:
+    """Everything of the first half that follows the driver, at work."""
+    told: list[NodeEvent] = []
+    knowing = front.knowing
+
+    async def read_notices() -> None:
+        while True:
+            event = await front.notices.first()
+            told.append(event)
+            front.notices.done(event, "read")
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(run())
+            for run in (
+                *(front.state.run, front.follow_held, knowing.listing.run, knowing.discovery.run),
+                *(knowing.health.run, knowing.samples.run, knowing.gpu_events.run),
+                *(knowing.left_out.run, read_notices),
+            )
+        ]
+        await asyncio.sleep(0.1)
+        yield FrontNode(front, told)
+        for task in tasks:
+            task.cancel()

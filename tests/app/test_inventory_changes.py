@@ -1,0 +1,211 @@
+"""GPUs come, go, change places and modes, and their driver with them; who has one keeps it."""
+
+import asyncio
+import dataclasses
+
+from agent.core.condition import Condition
+from agent.core.errors import DriverError, DriverMissing
+from agent.core.events import DriverEvent, EventKind, ProbeOutcome
+from agent.core.gpu import Gpu, GpuFault
+from agent.core.ledger import Ledger
+from agent.core.slices import slice_id
+from tests.app.front_node import BEFORE, FrontNode, joined, running
+from tests.builders import a_gpu, a_health, a_row, a_share, a_uuid
+from tests.fakes.driver import ScriptedDriver
+
+G0, G1, G2 = (a_uuid(number) for number in range(3))
+CHANGED = DriverEvent(EventKind.CHANGED)
+AT_ONCE = 0.1
+SCANNED = 61.0
+"""A look every minute finds what nobody reports."""
+
+ROW = a_row(shares=(a_share(uuid=G1),), slice_ids=(slice_id(G1, 12),))
+HOLDING = dataclasses.replace(BEFORE, ledger=Ledger((ROW,)))
+"""A pod has a slice of GPU 1 whose number is beyond the split count."""
+
+
+def gpus(count: int) -> list[Gpu]:
+    return [a_gpu(index=number) for number in range(count)]
+
+
+async def pod_ends(node: FrontNode) -> None:
+    await node.front.state.commit(lambda ledger: ledger.drop([ROW.key]))
+    await asyncio.sleep(AT_ONCE)
+
+
+async def test_a_gpu_that_is_plugged_in_is_listed_and_registered_as_soon_as_it_is_reported():
+    driver = ScriptedDriver(gpus(2))
+    async with running(joined(driver)) as node:
+        driver.gpus.append(a_gpu(index=2))
+        driver.report(CHANGED)
+        await asyncio.sleep(AT_ONCE)
+
+        assert [G0, G1, G2] == node.served
+        assert (2, True) == node.registered[G2]
+        assert [f"shared now: GPU 2 ({G2})"] == [event.text for event in node.told]
+        assert ["GpuInventoryChanged"] == node.reasons
+
+
+async def test_gpus_that_come_and_go_without_a_report_are_noticed_within_a_minute():
+    driver = ScriptedDriver(gpus(2))
+    async with running(joined(driver)) as node:
+        driver.gpus = [a_gpu(index=1), a_gpu(index=2)]
+        await asyncio.sleep(SCANNED)
+
+        assert [G1, G2] == node.served == list(node.registered)
+
+
+async def test_a_gpu_that_is_unplugged_leaves_list_and_annotation():
+    driver = ScriptedDriver(gpus(2))
+    async with running(joined(driver)) as node:
+        driver.gpus.pop()
+        driver.report(CHANGED)
+        await asyncio.sleep(AT_ONCE)
+
+        assert [G0] == list(node.groups) == list(node.registered)
+        assert [f"no longer shared: GPU 1 ({G1})"] == [event.text for event in node.told]
+
+
+async def test_a_gpu_that_answers_as_lost_is_looked_for_at_once_and_leaves_if_it_is_gone():
+    driver = ScriptedDriver(gpus(2))
+    async with running(joined(driver)) as node:
+        driver.gpus.pop()
+        driver.outcomes[G1] = ProbeOutcome.LOST
+        await asyncio.sleep(10 + AT_ONCE)  # the next probes
+
+        assert [G0] == list(node.groups) == list(node.registered)
+        assert f"no longer shared: GPU 1 ({G1})" == node.told[-1].text
+
+
+async def test_an_unplugged_gpu_stays_listed_as_unhealthy_until_its_last_pod_ends():
+    driver = ScriptedDriver(gpus(2))
+    async with running(joined(driver, HOLDING)) as node:
+        driver.gpus.pop()
+        driver.report(CHANGED)
+        await asyncio.sleep(AT_ONCE)
+
+        assert not node.groups[G1].healthy
+        assert slice_id(G1, 12) in node.groups[G1].ids
+        assert (1, False) == node.registered[G1]
+        assert ["GpuInventoryChanged", "GpuDegradedForPod"] == node.reasons
+        await pod_ends(node)
+        assert [G0] == list(node.groups) == list(node.registered)
+
+
+async def test_a_driver_that_is_unloaded_takes_no_gpu_along_and_serves_all_when_it_is_back():
+    driver = ScriptedDriver(gpus(2))
+    async with running(joined(driver, HOLDING)) as node:
+        driver.failure = DriverError("the driver is not loaded")
+        driver.break_events()
+        await asyncio.sleep(300)
+        assert "not loaded" in (node.front.knowing.discovery.problem.value or "")
+        assert ([G0, G1], []) == (list(node.groups), node.served)
+        assert {G0: (0, False), G1: (1, False)} == node.registered
+
+        driver.failure = None
+        await asyncio.sleep(40)
+        assert ([G0, G1], None) == (node.served, node.front.knowing.discovery.problem.value)
+        assert {G0: (0, True), G1: (1, True)} == node.registered
+        assert ROW == node.front.state.ledger.value.rows[0]
+        assert "GpuInventoryChanged" not in node.reasons
+        assert "GpuRecovered" == node.reasons[-1]
+
+
+async def test_what_a_driver_that_was_loaded_anew_shows_is_looked_at_at_once():
+    driver = ScriptedDriver(gpus(2))
+    async with running(joined(driver)) as node:
+        driver.gpus = gpus(3)
+        driver.break_events()
+        await asyncio.sleep(AT_ONCE)
+
+        assert [G0, G1, G2] == list(node.groups)
+
+
+async def test_a_library_that_appears_after_minutes_is_used_and_nothing_is_listed_before():
+    driver = ScriptedDriver(gpus(2))
+    driver.failure = DriverMissing("libnvidia-ml.so.1 cannot be loaded")
+    async with running(joined(driver, HOLDING)) as node:
+        await asyncio.sleep(420)
+        assert 0 == node.front.facts.slices.value.generation
+        assert {} == node.registered
+        assert "cannot be loaded" in (node.front.knowing.discovery.problem.value or "")
+
+        driver.failure = None
+        await asyncio.sleep(30)
+        assert [G0, G1] == node.served == list(node.registered)
+        assert slice_id(G1, 12) in node.groups[G1].ids
+
+
+async def test_a_gpu_that_has_another_index_is_the_same_gpu():
+    ill = a_health(condition=Condition.BAD, cause="xid", text="XID 48")
+    before = dataclasses.replace(HOLDING, health={G1: ill})
+    driver = ScriptedDriver([a_gpu(index=0, uuid=G1), a_gpu(index=1, uuid=G0)])
+    async with running(joined(driver, before)) as node:
+        assert {G1: (0, False), G0: (1, True)} == node.registered
+        assert [G0] == node.served
+        assert slice_id(G1, 12) in node.groups[G1].ids
+
+        driver.gpus = gpus(2)
+        driver.report(CHANGED)
+        await asyncio.sleep(AT_ONCE)
+        assert {G0: (0, True), G1: (1, False)} == node.registered
+        assert ([], [G0]) == (node.reasons, node.served)
+
+
+async def test_after_a_reboot_that_shuffled_the_indexes_each_pod_has_the_gpu_it_had():
+    driver = ScriptedDriver([a_gpu(index=0, uuid=G1), a_gpu(index=1, uuid=G0)])
+    async with running(joined(driver, HOLDING, boot="the next boot")) as node:
+        assert {G1: (0, True), G0: (1, True)} == node.registered
+        assert slice_id(G1, 12) in node.groups[G1].ids
+        assert slice_id(G0, 12) not in node.groups[G0].ids
+
+
+async def test_a_gpu_that_an_admin_switches_to_mig_mode_leaves_and_its_pods_keep_it():
+    driver = ScriptedDriver(gpus(2))
+    async with running(joined(driver, HOLDING)) as node:
+        driver.gpus[1] = a_gpu(index=1, mig_enabled=True)
+        driver.report(CHANGED)
+        await asyncio.sleep(AT_ONCE)
+
+        assert [G0] == node.served
+        assert slice_id(G1, 12) in node.groups[G1].ids
+        assert (1, False) == node.registered[G1]
+        assert (False, True) == (node.shared(G1).present, node.shared(G1).there)
+        assert {"GpuInventoryChanged", "GpuLeftOut", "GpuDegradedForPod"} == set(node.reasons)
+        assert any("MIG mode" in one.text for one in node.told if one.reason == "GpuLeftOut")
+
+        await pod_ends(node)
+        assert [G0] == list(node.groups) == list(node.registered)
+
+
+async def test_a_gpu_whose_mig_mode_is_disabled_again_is_shared_again():
+    driver = ScriptedDriver([a_gpu(index=0), a_gpu(index=1, mig_enabled=True)])
+    async with running(joined(driver)) as node:
+        assert [G0] == list(node.groups)
+        driver.gpus = gpus(2)
+        driver.report(CHANGED)
+        await asyncio.sleep(AT_ONCE)
+
+        assert [G0, G1] == node.served == list(node.registered)
+        assert "GpuInventoryChanged" == node.reasons[-1]
+
+
+async def test_one_gpu_whose_calls_hang_leaves_the_seven_others_served_and_sampled():
+    driver = ScriptedDriver(gpus(8))
+    others = [a_uuid(number) for number in range(8) if number != 3]
+    async with running(joined(driver)) as node:
+        driver.outcomes[a_uuid(3)] = ProbeOutcome.SILENT
+        driver.gpus.pop(3)
+        driver.faults = [GpuFault(a_uuid(3), "no answer in time")]
+        driver.report(CHANGED)
+        await asyncio.sleep(200)
+
+        assert (8, others) == (len(node.groups), node.served)
+        assert ["GpuDriverUnresponsive", "GpuUnhealthy"] == node.reasons
+        samples = node.front.knowing.samples
+        assert others == [a_uuid(n) for n in range(8) if samples.newest(a_uuid(n))]
+
+        driver.outcomes.clear()
+        driver.gpus, driver.faults = gpus(8), []
+        await asyncio.sleep(20)
+        assert (8, 8) == (len(node.served), sum(1 for uuid in node.groups if samples.newest(uuid)))

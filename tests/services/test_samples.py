@@ -1,0 +1,161 @@
+"""Samples: a quarter of an hour of use, a bounded memory, and no GPU that is not well is asked."""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agent.core.condition import Cause, Condition
+from agent.core.errors import DriverMissing
+from agent.core.events import ProbeOutcome
+from agent.core.gpu import GpuUuid
+from agent.core.gpu_signs import GpuSample
+from agent.core.inventory import Inventory
+from agent.kit.cell import Cell
+from agent.services.samples import KEPT, PERIOD, ROWS, Samples
+from tests.builders import a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
+from tests.fakes.clock import START, LoopClock
+from tests.fakes.driver import ScriptedDriver
+
+G0, G1 = a_uuid(0), a_uuid(1)
+SILENT = dataclasses.replace(a_health(condition=Condition.UNMONITORED), cause=Cause.DRIVER)
+LOST = a_health(condition=Condition.LOST)
+BAD = a_health(condition=Condition.BAD)
+
+
+class CountingDriver(ScriptedDriver):
+    """Tells how often each GPU was asked, and that each is used more every time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: dict[GpuUuid, int] = {}
+
+    async def sample(self, uuid: GpuUuid) -> GpuSample:
+        self.asked[uuid] = self.asked.get(uuid, 0) + 1
+        await super().sample(uuid)
+        return self.samples.get(uuid, GpuSample(uuid, 10, 5, self.asked[uuid]))
+
+
+class Bench:
+    """Samples of two GPUs."""
+
+    def __init__(self) -> None:
+        self.driver = CountingDriver()
+        self.inventory: Cell[Inventory] = Cell(an_inventory(count=2))
+        self.samples = Samples(self.driver, self.inventory, LoopClock())
+
+    def show(self, *healths, **of_all) -> None:
+        """GPUs 0, 1, … are so."""
+        gpus = [
+            a_shared_gpu(gpu=a_gpu(index=n), health=one, **of_all) for n, one in enumerate(healths)
+        ]
+        generation = self.inventory.value.generation + 1
+        self.inventory.set(an_inventory(gpus=gpus, generation=generation))
+
+
+@contextlib.asynccontextmanager
+async def running() -> AsyncIterator[Bench]:
+    bench = Bench()
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(bench.samples.run())
+        await asyncio.sleep(0.001)
+        yield bench
+        task.cancel()
+
+
+async def test_each_gpu_is_asked_every_few_seconds_and_the_answers_are_kept_in_order():
+    async with running() as bench:
+        await asyncio.sleep(2 * PERIOD)
+        found = bench.samples.history(G0)
+
+    assert [1, 2, 3] == [one.sample.used_mib for one in found]
+    assert [0, PERIOD, 2 * PERIOD] == [(one.at - START).total_seconds() for one in found]
+    assert {G0: 3, G1: 3} == bench.driver.asked
+
+
+async def test_a_quarter_of_an_hour_is_kept_and_nothing_older():
+    async with running() as bench:
+        await asyncio.sleep(3 * KEPT)
+        found = bench.samples.history(G0)
+
+    assert ROWS == 180 == len(found)
+    assert KEPT - PERIOD == (found[-1].at - found[0].at).total_seconds()
+    assert bench.driver.asked[G0] == found[-1].sample.used_mib
+
+
+async def test_the_memory_of_sixteen_gpus_is_bounded_and_ends_with_them():
+    async with running() as bench:
+        bench.show(*[a_health()] * 16)
+        await asyncio.sleep(3 * KEPT)
+        assert 16 * 180 * 32 == bench.samples.bytes
+        bench.show(a_health())
+        await asyncio.sleep(PERIOD)
+        assert 180 * 32 == bench.samples.bytes
+
+    assert (None, ()) == (bench.samples.newest(G1), bench.samples.history(G1))
+
+
+@pytest.mark.parametrize("health", [SILENT, LOST])
+async def test_a_gpu_that_is_silent_or_lost_is_left_alone_and_the_others_are_asked(health):
+    async with running() as bench:
+        bench.show(health, a_health())
+        await asyncio.sleep(10 * PERIOD)
+        assert {G0: 1, G1: 11} == bench.driver.asked
+        bench.show(a_health(), a_health())
+        await asyncio.sleep(PERIOD)
+
+    assert {G0: 2, G1: 12} == bench.driver.asked
+    assert [1, 2] == [one.sample.used_mib for one in bench.samples.history(G0)]
+
+
+async def test_a_gpu_that_is_gone_but_held_is_left_alone():
+    async with running() as bench:
+        bench.show(a_health(), present=False, there=False)
+        await asyncio.sleep(10 * PERIOD)
+
+    assert 1 == bench.driver.asked[G0]
+
+
+async def test_a_gpu_that_is_bad_or_filtered_out_is_asked_for_it_may_be_in_use():
+    async with running() as bench:
+        bench.show(BAD, a_health(), present=False)
+        await asyncio.sleep(PERIOD)
+
+    assert {G0: 2, G1: 2} == bench.driver.asked
+
+
+@pytest.mark.parametrize("outcome", [ProbeOutcome.SILENT, ProbeOutcome.FAILED, ProbeOutcome.LOST])
+async def test_a_gpu_that_fails_costs_the_others_nothing(outcome):
+    async with running() as bench:
+        bench.driver.outcomes[G0] = outcome
+        await asyncio.sleep(10 * PERIOD)
+
+    assert (1, 11) == tuple(len(bench.samples.history(uuid)) for uuid in (G0, G1))
+    assert bench.samples.newest(G0) is None
+    assert bench.samples.newest(G1)
+
+
+async def test_a_driver_that_fails_or_hangs_leaves_a_gap_and_nothing_else():
+    async with running() as bench:
+        bench.driver.failure = DriverMissing("no library")
+        await asyncio.sleep(60)
+        bench.driver.failure, bench.driver.hung = None, True
+        await asyncio.sleep(60)
+        bench.driver.hung = False
+        await asyncio.sleep(PERIOD)
+        found = [(one.at - START).total_seconds() for one in bench.samples.history(G0)]
+
+    assert 0 == found[0]
+    assert 120 <= found[1]
+
+
+async def test_what_a_gpu_does_not_tell_is_none():
+    async with running() as bench:
+        bench.driver.samples[G0] = GpuSample(G0, gpu_percent=None, memory_percent=7)
+        await asyncio.sleep(PERIOD)
+        found = bench.samples.newest(G0)
+
+    assert found
+    assert GpuSample(G0, None, 7, None) == found.sample
