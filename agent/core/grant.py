@@ -29,7 +29,9 @@ def replay(found: Candidate, row: Row, evidence: Evidence) -> Grant:
     name = "/".join(found.pod.key)
     for share in row.shares:
         gpu = evidence.inventory.find(share.uuid)
-        if gpu is None or not gpu.there or gpu.health.condition is Condition.LOST:
+        # In MIG mode nothing runs on the whole of it.
+        is_whole = gpu is not None and gpu.there and not gpu.gpu.mig_enabled
+        if gpu is None or not is_whole or gpu.health.condition is Condition.LOST:
             raise Refusal(
                 Gate.BAD_GPU,
                 f"Container {row.key.container} of pod {name} holds GPU {share.uuid}, which is no "

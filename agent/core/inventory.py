@@ -13,7 +13,7 @@ class SharedGpu:
     `registered_mib` and `core_percent` are after scaling; `type_name` is the name with the
     `NVIDIA` prefix that the scheduler matches; `mode` is HAMi's operating mode text.
     `present` is False for a GPU that vanished, or is shared no more, while a slice of it is held;
-    `there`: the driver still lists it, whole. `numa_hint`: the kubelet is told its NUMA node.
+    `there`: the driver still lists it. `numa_hint`: the kubelet is told its NUMA node.
     """
 
     gpu: Gpu

@@ -81,7 +81,7 @@ class InventoryKeeper:
             return
         offer = _Offer(self._scan, settings, self._facts)
         here = {
-            *(gpu.uuid for gpu in self._scan.gpus if not gpu.mig_enabled),
+            *(gpu.uuid for gpu in self._scan.gpus),
             *(fault.gpu for fault in self._scan.faults if not fault.lost),
         }
         shared = {gpu.uuid: self._share(gpu, settings) for gpu in offer.shared()}

@@ -202,13 +202,15 @@ def test_a_container_starts_again_on_a_gpu_that_is_filtered_out_since_but_not_on
     pod = a_pod(name="train-1", annotations={}, phase=Phase.RUNNING)
     row = a_row(pod_uid=pod.uid, pod=pod.name, epoch=OLD_KUBELET, shares=(a_share(uuid=G1),))
     scene = knowing(a_scene(pod, rows=(row,)), holding(pod))
-    filtered, vanished = (
-        an_inventory(gpus=(a_shared_gpu(gpu=a_gpu(index=0), present=False, there=there),))
-        for there in (True, False)
+    whole, split = a_gpu(index=0), a_gpu(index=0, mig_enabled=True)
+    filtered, vanished, in_mig_mode = (
+        an_inventory(gpus=(a_shared_gpu(gpu=gpu, present=False, there=there),))
+        for gpu, there in ((whole, True), (whole, False), (split, True))
     )
 
     assert granted(changed(scene, inventory=filtered)).replay == row
     refused(changed(scene, inventory=vanished), Gate.BAD_GPU)
+    refused(changed(scene, inventory=in_mig_mode), Gate.BAD_GPU)
 
 
 def test_what_was_registered_up_to_a_minute_ago_still_counts() -> None:
