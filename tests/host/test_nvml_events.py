@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 import structlog
@@ -18,19 +17,6 @@ from tests.fakes.nvml import FakeGpu, FakeNvml
 pytestmark = pytest.mark.looptime(False)
 
 G0, G1 = GpuUuid("GPU-0"), GpuUuid("GPU-1")
-
-
-@pytest.fixture
-def library() -> FakeNvml:
-    return FakeNvml([FakeGpu("GPU-0"), FakeGpu("GPU-1")])
-
-
-@pytest.fixture
-async def driver(library: FakeNvml, tmp_path: Path):
-    driver = NvmlDriver(library, sys_root=tmp_path, deadline=0.3)
-    yield driver
-    library.release()
-    await driver.close()
 
 
 @asynccontextmanager

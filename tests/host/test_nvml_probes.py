@@ -1,32 +1,16 @@
 """Probes through NVML: one GPU's silence, loss or failure is never another's."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
 from agent.core.errors import DriverError
 from agent.core.events import ProbeOutcome
 from agent.core.gpu import GpuUuid
-from agent.host.nvml.driver import NvmlDriver
-from tests.fakes.nvml import FakeGpu, FakeNvml
 
 pytestmark = pytest.mark.looptime(False)
 
 G0, G1 = GpuUuid("GPU-0"), GpuUuid("GPU-1")
-
-
-@pytest.fixture
-def library() -> FakeNvml:
-    return FakeNvml([FakeGpu("GPU-0"), FakeGpu("GPU-1")])
-
-
-@pytest.fixture
-async def driver(library: FakeNvml, tmp_path: Path):
-    driver = NvmlDriver(library, sys_root=tmp_path, deadline=0.3)
-    yield driver
-    library.release()
-    await driver.close()
 
 
 @pytest.mark.parametrize(

@@ -27,14 +27,6 @@ def library() -> FakeNvml:
     return FakeNvml(gpus())
 
 
-@pytest.fixture
-async def driver(library: FakeNvml, tmp_path: Path):
-    driver = NvmlDriver(library, sys_root=tmp_path, deadline=0.3)
-    yield driver
-    library.release()
-    await driver.close()
-
-
 def put_numa(sys_root: Path, bus: str, text: str) -> None:
     folder = sys_root / "bus/pci/devices" / bus
     folder.mkdir(parents=True)

@@ -1,7 +1,5 @@
 """The session with the driver: what is missing is said, what broke is begun anew, close ends it."""
 
-from pathlib import Path
-
 import pytest
 
 from agent.core.errors import DriverError, DriverMissing
@@ -14,14 +12,6 @@ pytestmark = pytest.mark.looptime(False)
 @pytest.fixture
 def library() -> FakeNvml:
     return FakeNvml([FakeGpu(f"GPU-{n}", minor=n) for n in range(3)])
-
-
-@pytest.fixture
-async def driver(library: FakeNvml, tmp_path: Path):
-    driver = NvmlDriver(library, sys_root=tmp_path, deadline=0.3)
-    yield driver
-    library.release()
-    await driver.close()
 
 
 @pytest.mark.parametrize(

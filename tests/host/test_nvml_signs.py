@@ -1,15 +1,11 @@
 """Signs, samples and processes of a known GPU: what cannot be told is None, never a failure."""
 
-from pathlib import Path
-
 import pytest
 
 from agent.core.errors import DriverError, GpuError
 from agent.core.events import ProbeOutcome
 from agent.core.gpu import GpuUuid
 from agent.core.gpu_signs import GpuProcess, GpuSample, GpuSigns, RecoveryAction
-from agent.host.nvml.driver import NvmlDriver
-from tests.fakes.nvml import FakeGpu, FakeNvml
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -22,19 +18,6 @@ SIDE_QUESTIONS = {
     "nvmlDeviceGetTotalEccErrors": ("ecc_corrected", "ecc_uncorrected"),
     "nvmlDeviceGetFieldValues": ("recovery",),
 }
-
-
-@pytest.fixture
-def library() -> FakeNvml:
-    return FakeNvml([FakeGpu("GPU-0"), FakeGpu("GPU-1")])
-
-
-@pytest.fixture
-async def driver(library: FakeNvml, tmp_path: Path):
-    driver = NvmlDriver(library, sys_root=tmp_path, deadline=0.3)
-    yield driver
-    library.release()
-    await driver.close()
 
 
 async def test_a_probe_brings_all_signs_in_one_value(driver, library):

@@ -11,15 +11,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 
 import pytest
-import structlog
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
     rule,
-    run_state_machine_as_test,
 )
 
 from agent.core import health
@@ -31,9 +28,9 @@ from agent.core.xids import XIDS
 from agent.services.health import HealthWatch
 from tests.builders import a_uuid
 from tests.machine.gpu_world import NO_ANSWER, SETTINGS, UUIDS, GpuWorld
+from tests.machine.playing import play, silence
 from tests.machine.virtual import VirtualLoop
 
-STEPS = 30
 FEW, MANY, ENOUGH = 15, 420, 120
 """Histories of 30 steps: in each run, for 10,000 steps, and for a planted bug to be found."""
 
@@ -228,42 +225,23 @@ class GpuHistories(RuleBasedStateMachine):
         self.loop.close()
 
 
-def play(histories: int, *, same_ones: bool) -> None:
-    """So many histories; `same_ones`: the same at every run."""
-    run_state_machine_as_test(
-        GpuHistories,
-        settings=settings(
-            max_examples=histories,
-            stateful_step_count=STEPS,
-            deadline=None,
-            database=None,
-            derandomize=same_ones,
-            phases=(Phase.generate,),
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
-
-
 @pytest.fixture(autouse=True)
 def _no_log() -> Iterator[None]:
-    """The lines would cost more than the histories."""
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    yield
-    structlog.configure(**before)
+    with silence():
+        yield
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_no_history_of_a_driver_breaks_an_invariant() -> None:
-    play(FEW, same_ones=True)
+    play(GpuHistories, FEW, same_ones=True)
 
 
 @pytest.mark.histories
 @pytest.mark.timeout(3600)
 def test_none_of_ten_thousand_steps_of_a_driver_breaks_an_invariant() -> None:
     before = GpuHistories.steps
-    play(MANY, same_ones=False)
+    play(GpuHistories, MANY, same_ones=False)
 
     assert LONG <= GpuHistories.steps - before
 
@@ -325,4 +303,4 @@ def test_a_planted_bug_in_health_is_found(plant, breach, monkeypatch) -> None:
     plant(monkeypatch)
 
     with pytest.raises((AssertionError, BaseExceptionGroup), match=breach):
-        play(ENOUGH, same_ones=True)
+        play(GpuHistories, ENOUGH, same_ones=True)

@@ -26,7 +26,6 @@ from tests.peers.lab.pods import (
 )
 from tests.peers.lab.settings import BOUND
 from tests.peers.lab.table import FAR
-from tests.peers.lab.waiting import until_answer
 
 FORMER, PRESENT = RESOURCE, "example.com/vgpu"
 
@@ -45,21 +44,6 @@ def asking_for(pod, resource):
     return {**pod, "spec": {**spec, "containers": [named(one) for one in spec["containers"]]}}
 
 
-async def until_offered_as(cluster, resource, slices, within=FAR * BOUND):
-    """Return once PodResources tells of so many slices by that name. Raises TimeoutError."""
-    found = None
-
-    async def is_told():
-        nonlocal found
-        try:
-            found = len(await cluster.kubelet.allocatable(resource))
-        except OSError:
-            return False
-        return slices == found
-
-    await until_answer(is_told, within, lambda: f"{found} slices of {resource}, not {slices}")
-
-
 async def with_a_resident(cluster):
     """An agent under the former name with a pod; the way to rename, and the pod's slices."""
     files = open_files(cluster, RenamedFiles)
@@ -73,7 +57,7 @@ async def with_a_resident(cluster):
 
     async def rename():
         files.write("config.yaml", f"sharing: {{resourceName: {PRESENT}}}\n")
-        await until_offered_as(cluster, PRESENT, 80 - len(ids))
+        await until_allocatable(cluster, 80 - len(ids), FAR * BOUND, PRESENT)
 
     return agent, rename, ids
 
@@ -115,7 +99,7 @@ async def test_new_pods_have_the_new_name_and_the_former_goes_with_its_last_cont
     await until_failed(cluster, "late")
     await delete(cluster, "resident", grace=0)
     await until_deleted(cluster, "resident")
-    await until_offered_as(cluster, FORMER, 0, CLOSED)
+    await until_allocatable(cluster, 0, CLOSED)
 
     await until_running(cluster, "young")
     assert [] == agent.events("alloc.refused")

@@ -72,14 +72,16 @@ async def until_unlocked(cluster: Cluster, within: float = PATIENCE) -> None:
     await until_answer(is_free, within, lambda: f"the lock stays: {lock_text(cluster)}")
 
 
-async def until_allocatable(cluster: Cluster, slices: int = 80, within: float = 20.0) -> None:
+async def until_allocatable(
+    cluster: Cluster, slices: int = 80, within: float = 20.0, resource: str = RESOURCE
+) -> None:
     """Return once PodResources, which may be away, tells of so many slices. Raises TimeoutError."""
     found = -1
 
     async def is_told() -> bool:
         nonlocal found
         try:
-            found = len(await cluster.kubelet.allocatable(RESOURCE))
+            found = len(await cluster.kubelet.allocatable(resource))
         except OSError:
             return False
         return slices == found
