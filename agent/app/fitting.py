@@ -101,15 +101,15 @@ class Fitting:
             return scan
         return None if first else _without(scan, self._fitted)
 
-    def take(self, reading: Reading) -> None:
+    def take(self, reading: Reading, *, asked: bool = False) -> None:
         """The sources are others: take over what can change. Refused settings change nothing.
 
-        What cannot change while running is told.
+        What cannot change while running is told. `asked`: see `reject`.
         """
         try:
             settings = reading.settings(self._facts)
         except SettingsError as error:
-            self.reject(error)
+            self.reject(error, asked=asked)
             return
         self._reading, self._refused = reading, None
         self._told.clear()
@@ -124,12 +124,17 @@ class Fitting:
             log.info("config.unchanged")
         self._told.clear()
 
-    def reject(self, error: SettingsError) -> None:
-        """Settings were refused, and the last good ones stay: say so, once for each reason."""
-        if str(error) in self._told:
+    def reject(self, error: SettingsError, *, asked: bool = False) -> None:
+        """Settings were refused, and the last good ones stay: say so, once for each reason.
+
+        Whoever `asked` is answered in the log each time; the Event is there already.
+        """
+        is_new = str(error) not in self._told
+        if is_new or asked:
+            log.error("config.rejected", err=str(error))
+        if not is_new:
             return
         self._told.append(str(error))
-        log.error("config.rejected", err=str(error))
         self._effects.say(NodeEvent("ConfigRejected", str(error), warning=True))
 
     def _learn(self, facts: NodeFacts) -> bool:

@@ -33,13 +33,14 @@ class Reloading:
             found = await self.offload.call(self.look, self.fitting.given)
             if found.refusal is not None:
                 self.files |= found.asked
-                self.fitting.reject(found.refusal)
+                self.fitting.reject(found.refusal, asked=asked)
                 return self.files
             self.files = found.asked
             if found.plan is None:
                 self.fitting.keep(asked=asked)
             else:
-                self.fitting.take(Reading(found.plan, self.host_name, found.given))
+                reading = Reading(found.plan, self.host_name, found.given)
+                self.fitting.take(reading, asked=asked)
             return self.files
 
     @contextlib.contextmanager

@@ -1,9 +1,11 @@
 """What the agent says of itself: readiness from the cells."""
 
 import dataclasses
+from collections.abc import Mapping
 
 from agent.app.front import Front
 from agent.app.running import Whole
+from agent.core.inventory import SharedGpu
 from agent.core.readiness import Check
 from agent.kit.heartbeat import Heartbeat
 
@@ -76,8 +78,16 @@ def _api(whole: Whole) -> tuple[Check, ...]:
 
 
 def _gpu_health(front: Front) -> Check:
+    left_out = {fault.gpu: fault.text for fault in front.knowing.keeper.left_out.value}
     ill = [gpu for gpu in front.facts.inventory.value.gpus if not gpu.serving]
-    text = "; ".join(
-        f"GPU {gpu.gpu.index} is {gpu.health.condition.value}: {gpu.health.text}" for gpu in ill
-    )
+    text = "; ".join(f"GPU {gpu.gpu.index} {_why(gpu, left_out)}" for gpu in ill)
     return Check("gpu_health", not ill, text, required=False)
+
+
+def _why(gpu: SharedGpu, left_out: Mapping[str, str]) -> str:
+    """Why it is given to nobody. One that is well is listed because a container holds it."""
+    if gpu.uuid in left_out:
+        return left_out[gpu.uuid]
+    if not gpu.health.serving:
+        return f"is {gpu.health.condition.value}: {gpu.health.text}"
+    return "is filtered out by the settings" if gpu.there else "is not listed by the driver"

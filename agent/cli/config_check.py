@@ -178,7 +178,7 @@ def _kind(text: Text) -> str:
     if is_json(text):
         return NODE_CONFIG
     document = read_yaml(text.content, text.name)
-    keys = [key for key, _, _ in document.pairs()] if document else []
+    keys = [key for key, _, _ in document.pairs()] if document and not document.null else []
     return DEVICE_CONFIG if SECTION in keys else OWN
 
 

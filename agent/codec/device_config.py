@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from agent.codec.faults import Faults
 from agent.codec.gojson import INT32, INT64, UINT64
 from agent.codec.goyaml import flag, number, read_go_yaml, text, whole
-from agent.codec.known_keys import Found, Reader, many, nested, read_known
+from agent.codec.known_keys import Found, Passed, Reader, many, nested, read_known
 
 SECTION = "nvidia"
 
@@ -33,25 +33,26 @@ def read_device_config(content: bytes, name: str, faults: Faults | None = None) 
         SettingsError: no YAML, a key twice, or a value of the wrong type, with its place.
     """
     document = read_go_yaml(content, name)
-    sections = {} if document is None else {key: value for key, _, value in document.pairs()}
+    pairs = () if document is None or document.null else document.pairs()
+    sections = {key: value for key, _, value in pairs}
     section = sections.get(SECTION)
     if section is None or section.null:
         return DeviceConfig((), (f"{name}: there is no section {SECTION}; nothing is taken",))
-    warnings: list[str] = []
-    found = read_known(section, _table(warnings), warnings, faults)
-    return DeviceConfig(found, tuple(warnings))
+    passed = Passed(name)
+    found = read_known(section, _table(passed), passed, faults)
+    return DeviceConfig(found, passed.warnings)
 
 
-def _table(warnings: list[str]) -> Mapping[str, Reader]:
+def _table(passed: Passed) -> Mapping[str, Reader]:
     models = many(text)
-    allowed = nested({"models": models, "profiles": models}, warnings)
+    allowed = nested({"models": models, "profiles": models}, passed)
     template = {
         "name": text,
         "core": whole(*INT32),
         "memory": whole(*INT32),
         "count": whole(*INT32),
     }
-    geometries = many(many(nested(template, warnings)))
+    geometries = many(many(nested(template, passed)))
     return {
         **dict.fromkeys(_TEXTS, text),
         **dict.fromkeys(_WHOLES, whole(*INT32)),
@@ -61,7 +62,7 @@ def _table(warnings: list[str]) -> Mapping[str, Reader]:
         "preConfiguredDeviceMemory": whole(*INT64),
         "migProfileAllowlist": many(allowed),
         "knownMigGeometries": many(
-            nested({"models": models, "allowedGeometries": geometries}, warnings)
+            nested({"models": models, "allowedGeometries": geometries}, passed)
         ),
     }
 

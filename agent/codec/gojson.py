@@ -141,7 +141,7 @@ def anything(value: object, where: str) -> object:
             pending += one
         elif isinstance(one, Object):
             pending += (item for _, item in one.pairs)
-        elif isinstance(one, int | float) and not _is_float64(one):
+        elif isinstance(one, int | float) and not is_float64(one):
             raise MalformedText(f"{where} holds a number that is too great")
     return value
 
@@ -161,7 +161,8 @@ def _object(pairs: list[tuple[str, object]]) -> Object:
     return Object(tuple(pairs))
 
 
-def _is_float64(value: float) -> bool:
+def is_float64(value: float) -> bool:
+    """True for a number that a float64 holds; an int may be too great."""
     try:
         return math.isfinite(float(value))
     except OverflowError:

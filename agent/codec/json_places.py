@@ -34,10 +34,11 @@ def read_json(content: bytes, name: str) -> Place:
     except UnicodeDecodeError as error:
         raise SettingsError(f"{name}: is not UTF-8 text (byte {error.start})") from error
     try:
-        json.loads(text)
+        json.loads(text, parse_int=str)  # a number of thousands of digits is refused at its place
     except json.JSONDecodeError as error:
         where = f"{name}:{error.lineno}:{error.colno}"
-        raise SettingsError(f"{where}: not valid JSON: {error.msg}") from error
+        reason = error.msg.removesuffix(" at").removesuffix(" starting")
+        raise SettingsError(f"{where}: not valid JSON: {reason}") from error
     except (ValueError, RecursionError) as error:
         raise SettingsError(f"{name}: not valid JSON: {cap(str(error))}") from error
     return Place(name, _Tree(text, name).value(0))

@@ -3,10 +3,14 @@
 import dataclasses
 import difflib
 from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 from agent.codec.faults import Faults
 from agent.codec.places import Place
 from agent.core.errors import cap
+
+TOLD: Final = 20
+"""Sentences about what was passed over in one file: the log is not for its content."""
 
 Reader = Callable[[Place], object]
 """Checks one value and returns it. Raises SettingsError with its place."""
@@ -21,8 +25,33 @@ class Found:
     where: str
 
 
+class Passed:
+    """What was passed over: the first of it by sentences, the others by their number.
+
+    `name` is what messages call the file.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._said: list[str] = []
+        self._more = 0
+
+    def over(self, say: Callable[[], str]) -> None:
+        """One more; `say` makes its sentence, where that is still wanted."""
+        if len(self._said) < TOLD:
+            self._said.append(say())
+        else:
+            self._more += 1
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """At most TOLD sentences, and one for the others."""
+        more = (f"{self._name}: and {self._more} more are passed over",) if self._more else ()
+        return (*self._said, *more)
+
+
 def read_known(
-    place: Place, table: Mapping[str, Reader], warnings: list[str], faults: Faults | None = None
+    place: Place, table: Mapping[str, Reader], passed: Passed, faults: Faults | None = None
 ) -> tuple[Found, ...]:
     """The known keys of a mapping in their order; null is as good as absent.
 
@@ -37,14 +66,17 @@ def read_known(
         for key, here, value in place.pairs():
             read = table.get(key)
             if read is None:
-                hint = nearest(key, table)
-                warnings.append(str(here.fault(f"unknown key `{cap(key, 64)}`{hint}")))
+                passed.over(lambda: _unknown(key, here, table))  # noqa: B023 -- said at once
             elif not value.null:
                 with wrong.kept():
                     found.append(Found(key, read(value), value.where))
     if faults is None:
         wrong.refuse()
     return tuple(found)
+
+
+def _unknown(key: str, here: Place, known: Iterable[str]) -> str:
+    return str(here.fault(f"unknown key `{cap(key, 64)}`{nearest(key, known)}"))
 
 
 def nearest(name: str, known: Iterable[str], likeness: float = 0.75) -> str:
@@ -73,11 +105,11 @@ def many(read: Reader) -> Reader:
     return read_all
 
 
-def nested(table: Mapping[str, Reader], warnings: list[str]) -> Reader:
+def nested(table: Mapping[str, Reader], passed: Passed) -> Reader:
     """A mapping with these keys, as a dict; null has none."""
 
     def read(place: Place) -> dict[str, object]:
-        found = () if place.null else read_known(place, table, warnings)
+        found = () if place.null else read_known(place, table, passed)
         return {one.key: one.value for one in found}
 
     return read

@@ -12,7 +12,16 @@ from collections.abc import Mapping
 from agent.codec.faults import Faults
 from agent.codec.gojson import INT64, UINT64
 from agent.codec.json_places import read_json
-from agent.codec.known_keys import Found, Reader, many, nested, read_known, strict_whole
+from agent.codec.known_keys import (
+    TOLD,
+    Found,
+    Passed,
+    Reader,
+    many,
+    nested,
+    read_known,
+    strict_whole,
+)
 from agent.codec.places import STR, Place
 from agent.core.errors import MalformedText, SettingsError
 
@@ -42,20 +51,36 @@ def read_nodeconfig(content: bytes, name: str, faults: Faults | None = None) -> 
     Raises:
         SettingsError: no JSON object, or a value of another type or range, with its place.
     """
-    warnings: list[str] = []
-    table = _table(warnings)
+    passed = Passed(name)
+    table = _table(passed)
 
     def read_entry(place: Place) -> NodeEntry:
-        found = read_known(place, table, warnings, faults)
+        found = () if place.null else read_known(place, table, passed, faults)
         named = next((str(one.value) for one in found if one.key == "name"), "")
         if not named:
-            warnings.append(str(place.fault("an entry without a name is of no node")))
+            passed.over(lambda: str(place.fault("an entry without a name is of no node")))
         return NodeEntry(named, place.where, tuple(one for one in found if one.key != "name"))
 
     document = read_json(content, name)
-    found = read_known(document, {WHAT: many(read_entry)}, warnings, faults)
+    _look_for_nodes(document, passed)
+    found = read_known(document, {WHAT: many(read_entry)}, passed, faults)
     entries = next((one.value for one in found), ())
-    return NodeConfig(entries if isinstance(entries, tuple) else (), tuple(warnings))
+    return NodeConfig(entries if isinstance(entries, tuple) else (), passed.warnings)
+
+
+def _look_for_nodes(document: Place, passed: Passed) -> None:
+    """Without the one key that HAMi reads, the file says nothing there, either: it is told.
+
+    Much of something else is another file. Raises SettingsError.
+    """
+    keys = [key for key, _, _ in document.pairs()]
+    if WHAT in keys:
+        return
+    if len(keys) > TOLD:
+        raise document.fault(
+            f"the key `{WHAT}` is not there, and {len(keys)} others are; is it the right file?"
+        )
+    passed.over(lambda: str(document.fault(f"there is no key `{WHAT}`; nothing is taken")))
 
 
 def decode_nodeconfig(text: str) -> tuple[Mapping[str, object], ...]:
@@ -74,7 +99,7 @@ def decode_nodeconfig(text: str) -> tuple[Mapping[str, object], ...]:
     )
 
 
-def _table(warnings: list[str]) -> Mapping[str, Reader]:
+def _table(passed: Passed) -> Mapping[str, Reader]:
     return {
         "name": _text,
         "operatingmode": _text,
@@ -85,7 +110,7 @@ def _table(warnings: list[str]) -> Mapping[str, Reader]:
         "libcudaloglevel": _text,
         "enablenumatopology": Place.boolean,
         "filterdevices": nested(
-            {"uuid": many(_text), "index": many(strict_whole(*UINT64))}, warnings
+            {"uuid": many(_text), "index": many(strict_whole(*UINT64))}, passed
         ),
         "migstrategy": _text,
         "enablegetpreferredallocation": Place.boolean,

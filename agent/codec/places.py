@@ -4,13 +4,13 @@ YAML and JSON are read into the same tree: one set of strict readers serves ever
 """
 
 import dataclasses
-import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Final, Protocol
 
 import yaml
 
+from agent.codec.gojson import is_float64
 from agent.core.errors import SettingsError, cap
 
 TAG: Final = "tag:yaml.org,2002:"
@@ -124,7 +124,7 @@ class Place:
     def number(self) -> float:
         """A finite number; a whole one stays whole."""
         value = self.value() if self.node.tag in {INT, FLOAT} else None
-        if not isinstance(value, int | float) or not math.isfinite(value):
+        if not isinstance(value, int | float) or not is_float64(value):
             raise self.fault(f"a number is expected, not {self.shown()}")
         return value
 
@@ -163,8 +163,9 @@ class Place:
             return yaml.constructor.SafeConstructor().construct_object(self.node, deep=True)
         except yaml.MarkedYAMLError as error:
             raise self.fault(f"not valid YAML: {cap(error.problem or str(error))}") from error
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            # What the constructors raise at an explicit tag (`!!bool maybe`) over another value.
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+            # What the constructors raise at an explicit tag (`!!bool maybe`) over another value,
+            # and at a number of more digits than fit.
             raise self.fault(
                 f"not valid YAML: {self.shown()} is no {tag.rpartition(':')[2]}"
             ) from error

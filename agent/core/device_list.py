@@ -21,10 +21,12 @@ STRATEGIES = (ENVVAR, VOLUME_MOUNTS, CDI_ANNOTATIONS, CDI_CRI)
 LIST_DIRECTORY = "/var/run/nvidia-container-devices"
 _ANNOTATION = "nvidia-device-plugin_"
 _ANNOTATION_NAMES = uuid.UUID("3c0ad2c6-6ef1-5d4e-8a52-6a0f6c4b9b17")
-_KIND = re.compile(
+CDI_KIND = re.compile(
     r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z](?:[A-Za-z0-9_-]*[A-Za-z0-9])?"
 )
-_PREFIX = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?/")
+"""vendor/class."""
+CDI_PREFIX = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?/")
+"""What an annotation's name begins with."""
 
 
 def check_device_list(settings: EditSettings) -> None:
@@ -40,11 +42,11 @@ def check_device_list(settings: EditSettings) -> None:
         raise SettingsError(
             f"device list strategy {named} is not served; use {', '.join(STRATEGIES)}"
         )
-    if not _KIND.fullmatch(settings.cdi_kind):
+    if not CDI_KIND.fullmatch(settings.cdi_kind):
         raise SettingsError(
             f"CDI kind {cap(settings.cdi_kind)!r} is not vendor/class, such as nvidia.com/gpu"
         )
-    if not _PREFIX.fullmatch(settings.cdi_annotation_prefix):
+    if not CDI_PREFIX.fullmatch(settings.cdi_annotation_prefix):
         prefix = cap(settings.cdi_annotation_prefix)
         raise SettingsError(f"CDI annotation prefix {prefix!r} is not one such as cdi.k8s.io/")
 

@@ -12,7 +12,7 @@ _VALUE: Final = r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]*[A-Za-z0-9])?)?"
 _SET: Final = re.compile(rf"({_KEY})\s+(in|notin)\s*\(([^()]*)\)")
 _EQUAL: Final = re.compile(rf"({_KEY})\s*(==|=|!=)\s*({_VALUE})")
 _THERE: Final = re.compile(rf"(!?)\s*({_KEY})")
-_PARTS: Final = re.compile(r",(?![^(]*\))")
+_SIGNS: Final = re.compile("([,()])")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,7 +48,23 @@ def parse_selector(text: str) -> Selector:
 
     Source: kubernetes apimachinery pkg/labels/selector.go.
     """
-    return Selector(tuple(_requirement(part.strip()) for part in _PARTS.split(text)))
+    return Selector(tuple(_requirement(part.strip()) for part in _parts(text)))
+
+
+def _parts(text: str) -> list[str]:
+    """What stands between commas, of which those of a list of values are none.
+
+    Each character is looked at once, however long the text is.
+    """
+    parts: list[list[str]] = [[]]
+    inside = False
+    for piece in _SIGNS.split(text):
+        if piece == "," and not inside:
+            parts.append([])
+        else:
+            inside = piece == "(" or (inside and piece != ")")
+            parts[-1].append(piece)
+    return ["".join(part) for part in parts]
 
 
 def _requirement(part: str) -> Requirement:

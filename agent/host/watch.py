@@ -8,6 +8,7 @@ directory is on the node's own disk, and an Allocate needs to know of it at once
 import asyncio
 import contextlib
 import dataclasses
+import threading
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Sequence
 from pathlib import Path
@@ -85,17 +86,18 @@ class DirectoryWatch:
     async def _watching(self) -> AsyncIterator["_Sight"]:
         """Watch the directory and, to see it come and go, its parent; or only look now and then."""
         loop = asyncio.get_running_loop()
-        opened = await self._ask(_open, self._directory, self._mask)
-        if not isinstance(opened, _Opened):
-            yield _Sight(obstacle=opened or "no answer")
-            return
-        with opened.inotify as inotify:
-            sight = _Sight(inotify, opened.parent)
-            loop.add_reader(inotify.fd, sight.wake)
+        with contextlib.closing(_Opening(self._directory, self._mask)) as opening:
+            opened = await self._ask(opening.open)
+            if not isinstance(opened, _Opened):
+                opening.close()  # this spell is not for events that come late
+                yield _Sight(obstacle=opened or "no answer")
+                return
+            sight = _Sight(opened.inotify, opened.parent)
+            loop.add_reader(opened.inotify.fd, sight.wake)
             try:
                 yield sight
             finally:
-                loop.remove_reader(inotify.fd)
+                loop.remove_reader(opened.inotify.fd)
 
     def _tell_polling(self, obstacle: str) -> None:
         """Say why the files are only looked at now and then, once for each reason."""
@@ -281,6 +283,36 @@ class _Opened:
 
     inotify: Inotify
     parent: Watch
+
+
+class _Opening:
+    """Opens on another thread, perhaps when nobody waits any more; what came of it is closed."""
+
+    def __init__(self, directory: Path, mask: Mask) -> None:
+        self._directory = directory
+        self._mask = mask
+        self._lock = threading.Lock()
+        self._opened: _Opened | None = None
+        self._over = False
+
+    def open(self) -> "_Opened | str":
+        """See `_open`."""
+        opened = _open(self._directory, self._mask)
+        if isinstance(opened, _Opened):
+            with self._lock:
+                self._opened = opened
+                late = self._over
+            if late:
+                self.close()
+        return opened
+
+    def close(self) -> None:
+        """Close what is open, now or as soon as it is."""
+        with self._lock:
+            self._over = True
+            opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.inotify.close()
 
 
 def _open(directory: Path, mask: Mask) -> "_Opened | str":

@@ -164,7 +164,7 @@ class Reporter:
             if self._failed is None:
                 continue
             target, error, retry_at = self._failed
-            if error.retry_after is None and not isinstance(error, ApiThrottled):
+            if not _asks_to_wait(error):
                 soon = asyncio.get_running_loop().time() + self._random.uniform(0.0, SPREAD)
                 self._failed = target, error, min(retry_at, soon)
                 self._backoff.reset()
@@ -237,8 +237,7 @@ class Reporter:
         if self._failed is None:
             return 0.0
         target, error, retry_at = self._failed
-        waits = target == need.target or isinstance(error, ApiThrottled)
-        return retry_at if waits else 0.0
+        return retry_at if target == need.target or _asks_to_wait(error) else 0.0
 
     def _truce_until(self, need: Need, now: float) -> float:
         """When a fight with another writer may go on; a changed inventory ends it."""
@@ -272,21 +271,24 @@ class Reporter:
                 self._backoff.reset()
             self._give_up(need, error)
             return
-        self._done(need)
+        self._done(need, is_written=bool(node.resource_version))
         self._saw(node)
 
-    def _done(self, need: Need) -> None:
+    def _done(self, need: Need, *, is_written: bool) -> None:
+        """The annotation is as it shall be, or, for who only observes, taken to be."""
         now = asyncio.get_running_loop().time()
         self._failed = self._due = None
         self._backoff.reset()
         self._stamped = now
-        self.writes.add(need.reason.value)
+        if is_written:
+            self.writes.add(need.reason.value)
         if need.reason is Reason.STAMP:
             return
         if need.reason is Reason.FOREIGN:
             self._rounds.append(now)
         self._written = need.target
-        log.info("report.written", reason=need.reason.value, node_uid=need.uid)
+        if is_written:
+            log.info("report.written", reason=need.reason.value, node_uid=need.uid)
         if SCORE in need.changes and need.report.lopsided:
             self._tell_lopsided(need.report)
 
@@ -304,3 +306,8 @@ class Reporter:
         self._cells.state.set(ReportState(reported=False, reason=str(error)))
         if not again:
             log.warning("report.failed", err=str(error), again_in=round(delay, 3))
+
+
+def _asks_to_wait(error: ApiError) -> bool:
+    """True where the server itself said that it wants no write for a while."""
+    return error.retry_after is not None or isinstance(error, ApiThrottled)

@@ -1,6 +1,7 @@
 """What one setting is: its key, where it can come from, its type, bounds and sentence."""
 
 import dataclasses
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -14,9 +15,22 @@ Value = Scalar | tuple[str, ...]
 TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 
+_NEVER: Final = re.compile("[\0\ud800-\udfff]")
+"""What no path and no message can hold; a variable that is no UTF-8 comes with surrogates."""
+_NUMBER: Final = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_GREATEST: Final = 10**19
+"""No whole number of a setting has more digits."""
+
 
 class WrongValue(Exception):  # noqa: N818 -- becomes a SettingsError where its place is known
-    """A value does not fit its field; str() says what was expected."""
+    """A value does not fit its field; str() says what was expected.
+
+    `found` says what was found instead, where that is not the value as a whole.
+    """
+
+    def __init__(self, expected: str, found: str = "") -> None:
+        super().__init__(expected)
+        self.found = found
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,6 +57,7 @@ class Field:
     first one that is set wins; `flag` is the option of `run`, empty when there is none, and
     `other_flags` are spellings of it kept from HAMi and NVIDIA. `live`: a change takes effect while
     the agent runs, so that profiles may set it, unless it is not `profiled`: one for all nodes.
+    `kept_read` reads the variables of `env` where HAMi reads them by another rule.
     """
 
     key: str
@@ -54,6 +69,7 @@ class Field:
     other_flags: tuple[str, ...] = ()
     live: bool = False
     profiled: bool = True
+    kept_read: Kind | None = None
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -79,25 +95,36 @@ Effective = Mapping[str, Setting]
 
 
 def shown(value: object) -> str:
-    """A short form of a refused value for a message."""
-    return cap(repr(value), 40)
+    """A short form of a refused value for a message, in the words of the files."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    try:
+        return cap(repr(value), 40)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        return "a number of thousands of digits"
 
 
 def _text(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    raise WrongValue(f"expected text, found {shown(value)}")
+    if not isinstance(value, str):
+        raise WrongValue("expected text")
+    if _NEVER.search(value):
+        raise WrongValue("expected text of UTF-8 characters without NUL")
+    return value
 
 
 def _text_or_whole(value: object) -> str:
     is_whole = isinstance(value, int) and not isinstance(value, bool)
-    return _text(str(value) if is_whole else value)
+    return str(value) if is_whole and _is_short(value) else _text(value)
+
+
+def _is_short(value: object) -> bool:
+    return isinstance(value, int) and abs(value) < _GREATEST
 
 
 def _path(value: object) -> str:
     found = _text(value)
     if not found.startswith("/"):
-        raise WrongValue(f"expected an absolute path, found {shown(value)}")
+        raise WrongValue("expected an absolute path")
     return found
 
 
@@ -110,7 +137,7 @@ def _boolean(value: object) -> bool:
         return value
     if isinstance(value, str) and value in TRUE | FALSE:
         return value in TRUE
-    raise WrongValue(f"expected true or false, found {shown(value)}")
+    raise WrongValue("expected true or false")
 
 
 text = Kind(_text, {"type": "string"})
@@ -132,6 +159,10 @@ boolean = Kind(_boolean, {"type": "boolean"})
 """True or false; variables and flags may also say 1, 0, t or f."""
 
 
+exactly_true = Kind(lambda value: value == "true", {"type": "boolean"})
+"""True for `true`, false for every other text, as HAMi's plugin reads a switch of its own."""
+
+
 def whole(low: int, high: int) -> Kind:
     """A whole number from `low` to `high`."""
 
@@ -141,9 +172,9 @@ def whole(low: int, high: int) -> Kind:
             sign = found.removeprefix("-")
             found = int(found) if sign.isascii() and sign.isdigit() and len(sign) < 20 else value
         if isinstance(found, bool) or not isinstance(found, int):
-            raise WrongValue(f"expected a whole number, found {shown(value)}")
+            raise WrongValue("expected a whole number")
         if not low <= found <= high:
-            raise WrongValue(f"expected {low} to {high}, found {shown(found)}")
+            raise WrongValue(f"expected {low} to {high}")
         return found
 
     return Kind(read, {"type": "integer", "minimum": low, "maximum": high})
@@ -153,17 +184,26 @@ def number(low: float, high: float) -> Kind:
     """A finite number from `low` to `high`."""
 
     def read(value: object) -> float:
-        try:
-            found = float(value) if isinstance(value, str | int | float) else math.nan
-        except (ValueError, OverflowError):
-            found = math.nan
-        if isinstance(value, bool) or not math.isfinite(found):
-            raise WrongValue(f"expected a number, found {shown(value)}")
+        found = _decimal(value)
+        if not math.isfinite(found):
+            raise WrongValue("expected a number")
         if not low <= found <= high:
-            raise WrongValue(f"expected {low:g} to {high:g}, found {found:g}")
+            raise WrongValue(f"expected {low:g} to {high:g}")
         return found
 
     return Kind(read, {"type": "number", "minimum": low, "maximum": high})
+
+
+def _decimal(value: object) -> float:
+    """The number; NaN for what is none. Python's own reader takes `1_0` and other scripts, too."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return math.nan
+    if isinstance(value, str) and not _NUMBER.fullmatch(value):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
 
 
 def choice(*words: str, like: Mapping[str, str] | None = None) -> Kind:
@@ -174,30 +214,64 @@ def choice(*words: str, like: Mapping[str, str] | None = None) -> Kind:
             found = (like or {}).get(value, value)
             if found in words:
                 return found
-        raise WrongValue(f"expected one of {', '.join(words)}, found {shown(value)}")
+        raise WrongValue(f"expected one of {', '.join(words)}")
 
     return Kind(read, {"enum": list(words)})
 
 
 def _texts(value: object) -> tuple[str, ...]:
     if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(",") if part.strip())
+        return tuple(part.strip() for part in _text(value).split(",") if part.strip())
     if isinstance(value, list) and all(isinstance(part, str) for part in value):
-        return tuple(value)
-    raise WrongValue(f"expected a list of texts, found {shown(value)}")
+        return tuple(_text(part) for part in value)
+    raise WrongValue("expected a list of texts")
 
 
 texts = Kind(_texts, {"type": "array", "items": {"type": "string"}})
 """A list of strings; in variables and flags separated by commas."""
 
 
+def several(*words: str) -> Kind:
+    """One or more of `words`; in variables and flags separated by commas."""
+
+    def read(value: object) -> tuple[str, ...]:
+        expected = f"expected one or more of {', '.join(words)}"
+        try:
+            found = _texts(value)
+        except WrongValue as error:
+            raise WrongValue(expected) from error
+        wrong = [word for word in found if word not in words]
+        if wrong or not found:
+            raise WrongValue(expected, shown(wrong[0]) if wrong else "none")
+        return found
+
+    return Kind(read, {"type": "array", "items": {"enum": list(words)}, "minItems": 1})
+
+
+def text_like(form: re.Pattern[str], example: str) -> Kind:
+    """Text of this form, of which `example` is one."""
+
+    def read(value: object) -> str:
+        if not isinstance(value, str) or not form.fullmatch(value):
+            raise WrongValue(f"expected text like {example}")
+        return value
+
+    return Kind(read, {"type": "string", "pattern": f"^{form.pattern}$"})
+
+
 def _indexes(value: object) -> tuple[str, ...]:
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list):
-        raise WrongValue(f"expected GPU indexes, found {shown(value)}")
-    found = tuple(str(part).strip() for part in parts if str(part).strip())
-    if not all(part.isascii() and part.isdigit() and len(part) < 20 for part in found):
-        raise WrongValue(f"expected GPU indexes, found {shown(value)}")
+        raise WrongValue("expected GPU indexes")
+    return tuple(found for part in parts if (found := _index(part)))
+
+
+def _index(part: object) -> str:
+    """One index; empty where nothing stands."""
+    is_whole = isinstance(part, int) and not isinstance(part, bool) and _is_short(part)
+    found = str(part).strip() if is_whole or isinstance(part, str) else "-"
+    if found and not (found.isascii() and found.isdigit() and len(found) < 20):
+        raise WrongValue("expected GPU indexes", shown(part))
     return found
 
 
@@ -224,7 +298,7 @@ def _resource_name(value: object) -> str:
         and _NAME.fullmatch(name) is not None
     )
     if not well_formed or "kubernetes.io/" in found or found.startswith("requests."):
-        raise WrongValue(f"expected a name like nvidia.com/gpu, found {shown(value)}")
+        raise WrongValue("expected a name like nvidia.com/gpu")
     return found
 
 
@@ -235,8 +309,10 @@ Source: kubernetes pkg/apis/core/v1/helper IsExtendedResourceName.
 """
 
 
-def setting(field: Field, value: object, where: str) -> Setting:
+def setting(field: Field, value: object, where: str, written: str = "") -> Setting:
     """The setting with `value` from `where` (file:line:column, variable or flag).
+
+    `written`: how the value stands there, for a message.
 
     Raises:
         SettingsError: the value does not fit.
@@ -244,4 +320,5 @@ def setting(field: Field, value: object, where: str) -> Setting:
     try:
         return Setting(field, field.read(value), where)
     except WrongValue as error:
-        raise SettingsError(f"{where}: {field.key}: {error}") from error
+        found = error.found or written or shown(value)
+        raise SettingsError(f"{where}: {field.key}: {error}, found {found}") from error

@@ -1,6 +1,7 @@
 """HAMi's two files as settings: its keys, its rules of what overrides, our bounds."""
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
@@ -58,11 +59,13 @@ class NodeLayer:
     entries: tuple[tuple[str, tuple[Setting, ...]], ...] = ()
     warnings: tuple[str, ...] = ()
 
-    def of(self, name: str) -> Iterator[Setting]:
-        """What the entries of that name say; one without a name is of no node."""
+    def by_name(self) -> Mapping[str, tuple[Setting, ...]]:
+        """What the entries of each name say together; one without a name is of no node."""
+        found: dict[str, list[Setting]] = defaultdict(list)
         for entry, settings in self.entries:
-            if entry and entry == name:
-                yield from settings
+            if entry:
+                found[entry] += settings
+        return {entry: tuple(settings) for entry, settings in found.items()}
 
 
 def read_device_layer(content: bytes, name: str, faults: Faults) -> Layer:

@@ -14,7 +14,7 @@ def _class_of(item: str) -> tuple[int, XidClass]:
     is_xid = xid.isascii() and xid.isdigit() and len(xid) < 6 and 0 < int(xid) <= MOST_XID
     if not is_xid or name not in CLASSES:
         words = ", ".join(CLASSES)
-        raise WrongValue(f"expected XID=CLASS with one of {words}, found {shown(item)}")
+        raise WrongValue(f"expected XID=CLASS with one of {words}", shown(item))
     return int(xid), XidClass(name)
 
 
@@ -23,7 +23,7 @@ def _xid_classes(value: object) -> tuple[str, ...]:
     items = found if isinstance(found, tuple) else ()
     named = [_class_of(item)[0] for item in items]
     if twice := sorted({xid for xid in named if named.count(xid) > 1}):
-        raise WrongValue(f"XID {twice[0]} has two classes")
+        raise WrongValue(f"expected one class for XID {twice[0]}", "more")
     return items
 
 

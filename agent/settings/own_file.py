@@ -1,6 +1,7 @@
 """The agent's own file: every setting with its place, and profiles. An unknown key is an error."""
 
 import dataclasses
+import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
@@ -8,7 +9,7 @@ from agent.codec.faults import Faults
 from agent.codec.known_keys import nearest
 from agent.codec.places import Place
 from agent.codec.yaml_places import read_yaml
-from agent.core.errors import SettingsError
+from agent.core.errors import SettingsError, cap
 from agent.settings.fields import Field, Setting, setting
 from agent.settings.profiles import Profile, read_match
 from agent.settings.table import BY_KEY
@@ -27,11 +28,17 @@ class OwnFile:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Entry:
-    """A key with its whole path, where it stands, and what stands behind it."""
+    """A key below others, the whole path, where it stands, and what stands behind it."""
 
-    key: str
+    name: str
     here: Place
     value: Place
+    above: str = ""
+
+    @property
+    def key(self) -> str:
+        """The path, with dots."""
+        return f"{self.above}.{self.name}" if self.above else self.name
 
 
 def read_own_file(content: bytes, name: str, faults: Faults) -> OwnFile:
@@ -40,7 +47,7 @@ def read_own_file(content: bytes, name: str, faults: Faults) -> OwnFile:
     Raises SettingsError: it is no YAML.
     """
     document = read_yaml(content, name)
-    if document is None:
+    if document is None or document.null:
         return OwnFile()
     settings: list[Setting] = []
     profiles: list[Profile] = []
@@ -85,13 +92,29 @@ def _settings(entry: _Entry, known: Mapping[str, Field], faults: Faults) -> Iter
     key, value = entry.key, entry.value
     field = known.get(key)
     with faults.kept():
+        if "." in entry.name:
+            raise _dotted(entry, known)
         if field is not None:
-            yield setting(field, value.value(), value.where)
+            yield setting(field, value.value(), value.where, value.shown())
         elif not any(name.startswith(f"{key}.") for name in known):
             raise _unknown(entry, known)
         elif not value.null:  # null is a section whose keys are all commented out
             for name, here, inner in value.pairs():
-                yield from _settings(_Entry(f"{key}.{name}", here, inner), known, faults)
+                yield from _settings(_Entry(name, here, inner, key), known, faults)
+
+
+def _dotted(entry: _Entry, known: Mapping[str, Field]) -> SettingsError:
+    """A key with a dot would be a second way to say the same, and could say something else."""
+    close = difflib.get_close_matches(entry.key, known, n=1, cutoff=0.5)
+    if not close or entry.above:
+        return _unknown(entry, known)
+    *sections, name = close[0].split(".")
+    form = f"{name}: …"
+    for section in reversed(sections):
+        form = f"{section}: {{{form}}}"
+    return SettingsError(
+        f"{entry.here.where}: a key has no dots: `{cap(entry.key, 64)}`; write `{form}`"
+    )
 
 
 def _unknown(entry: _Entry, known: Mapping[str, Field]) -> SettingsError:

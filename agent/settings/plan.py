@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, TypeVar
 
 from agent.codec.faults import Faults
+from agent.codec.known_keys import Passed
 from agent.core.errors import cap
 from agent.core.last_good import SourceFile
 from agent.settings.fields import DEFAULT, Effective, Setting
@@ -21,7 +22,7 @@ from agent.settings.hami_files import (
     read_node_layer,
 )
 from agent.settings.own_file import OwnFile, read_own_file
-from agent.settings.profiles import NodeFacts
+from agent.settings.profiles import WILD, NodeFacts, Profiles
 from agent.settings.surroundings import ignored, read_environment, read_flags
 from agent.settings.table import FIELDS
 
@@ -58,6 +59,7 @@ class Plan:
     """What the sources say of every node. `warnings`: what was passed over, with its place.
 
     `labelled`: labels of nodes can be known. Without a scheduler there is no API server to ask.
+    `profiles` and `by_name`: the profiles, and what config.json says, sorted by nodes' names.
     """
 
     device_config: Layer
@@ -66,17 +68,19 @@ class Plan:
     surroundings: tuple[Setting, ...]
     warnings: tuple[str, ...]
     labelled: bool
+    profiles: Profiles = dataclasses.field(compare=False, repr=False)
+    by_name: Mapping[str, tuple[Setting, ...]] = dataclasses.field(compare=False, repr=False)
 
     def resolve(self, facts: NodeFacts) -> Resolved:
         """The settings of a node with these facts: the same facts, the same settings."""
         if not self.labelled:
             facts = dataclasses.replace(facts, labels=None)
-        applied = [profile for profile in self.own.profiles if profile.match.holds(facts)]
+        applied = self.profiles.of(facts)
         layers = (
             self.device_config.settings,
             self.own.settings,
             *(profile.settings for profile in applied),
-            tuple(self.node_config.of(facts.name)),
+            self.by_name.get(facts.name, ()),
             self.surroundings,
         )
         found = {field.key: Setting(field, field.default, DEFAULT) for field in FIELDS}
@@ -87,7 +91,7 @@ class Plan:
     def names(self) -> tuple[str, ...]:
         """The nodes that the files name, each once, in the order of the files."""
         by_profile = (name for one in self.own.profiles for name in one.match.nodes)
-        exact = (name for name in by_profile if not any(sign in name for sign in "*?["))
+        exact = (name for name in by_profile if not any(sign in name for sign in WILD))
         entries = (name for name, _ in self.node_config.entries if name)
         return tuple(dict.fromkeys((*exact, *entries)))
 
@@ -108,13 +112,18 @@ def make_plan(given: Given) -> Plan:
         surroundings=surroundings,
         warnings=(),
         labelled=_has_scheduler((*own.settings, *surroundings)),
+        profiles=Profiles(own.profiles),
+        by_name=node_config.by_name(),
     )
     warnings = (
         *device_config.warnings,
         *node_config.warnings,
         *ignored(given.environ, given.flags),
     )
-    return dataclasses.replace(plan, warnings=(*warnings, *_passed_over(plan)))
+    passed = Passed("settings")
+    for sentence in _passed_over(plan):
+        passed.over(lambda: sentence)  # noqa: B023 -- said at once
+    return dataclasses.replace(plan, warnings=(*warnings, *passed.warnings))
 
 
 def _read(

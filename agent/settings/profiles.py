@@ -2,7 +2,8 @@
 
 import dataclasses
 import fnmatch
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from agent.codec.places import Place
@@ -10,6 +11,8 @@ from agent.core.errors import MalformedText
 from agent.core.selector import Selector, parse_selector
 from agent.settings.fields import Setting
 
+WILD: Final = "*?["
+"""What makes a name stand for many."""
 KEYS: Final = frozenset({"nodes", "labels", "gpus"})
 
 
@@ -58,6 +61,27 @@ class Profile:
     match: Match
     settings: tuple[Setting, ...]
     where: str
+
+
+class Profiles:
+    """Profiles by the names that they name, so that thousands of them cost a node little."""
+
+    def __init__(self, profiles: Iterable[Profile]) -> None:
+        self._all = tuple(profiles)
+        self._named: dict[str, list[int]] = defaultdict(list)
+        self._others: list[int] = []
+        for number, profile in enumerate(self._all):
+            names = profile.match.nodes
+            if not names or any(sign in name for name in names for sign in WILD):
+                self._others.append(number)
+            else:
+                for name in names:
+                    self._named[name].append(number)
+
+    def of(self, facts: NodeFacts) -> list[Profile]:
+        """Those that apply to a node with these facts, in their order."""
+        asked = sorted({*self._others, *self._named.get(facts.name, ())})
+        return [one for one in (self._all[number] for number in asked) if one.match.holds(facts)]
 
 
 def read_match(place: Place) -> Match:

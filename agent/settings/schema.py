@@ -3,13 +3,12 @@
 import dataclasses
 from pathlib import Path
 
-from agent.core.container_edits import check_edit_settings
 from agent.core.edits import EditSettings
 from agent.core.health import HealthSettings
 from agent.core.match_settings import MatchSettings, UnlockedPods
 from agent.core.plain import PlainSettings
 from agent.core.report_settings import ReportProfile, ReportSettings
-from agent.core.slices import MIG_MODE, SharingSettings, check_list_size
+from agent.core.slices import SharingSettings, check_list_size
 from agent.settings.fields import DEFAULT, Effective
 from agent.settings.health_table import classes_of, switches_of
 
@@ -130,8 +129,6 @@ def build(effective: Effective, *, host_name: str, gpus: int = 1) -> Settings:
     sharing = _sharing(get)
     check_list_size(gpus, sharing.split_count, effective["sharing.splitCount"].origin)
     edits = _edits(get, sharing)
-    if sharing.mode != MIG_MODE:  # there the GPUs are left out, with a word for each
-        check_edit_settings(edits)
     return Settings(
         node=node,
         kubeconfig=get.optional("node.kubeconfig"),

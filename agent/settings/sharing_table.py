@@ -1,5 +1,6 @@
 """The settings of what is shared, and of what a container is given."""
 
+from agent.core.device_list import CDI_KIND, CDI_PREFIX, STRATEGIES
 from agent.settings.fields import (
     Field,
     boolean,
@@ -9,7 +10,9 @@ from agent.settings.fields import (
     optional_path,
     path,
     resource_name,
+    several,
     text,
+    text_like,
     text_or_whole,
     texts,
     whole,
@@ -120,7 +123,7 @@ SHARING: tuple[Field, ...] = (
     Field(
         "allocation.deviceListStrategy",
         ("envvar",),
-        texts,
+        several(*STRATEGIES),
         "How a container is told its GPUs: envvar, volume-mounts, cdi-annotations, cdi-cri.",
         env=("DEVICE_LIST_STRATEGY",),
         flag="--device-list-strategy",
@@ -129,7 +132,7 @@ SHARING: tuple[Field, ...] = (
     Field(
         "allocation.cdiKind",
         "nvidia.com/gpu",
-        text,
+        text_like(CDI_KIND, "nvidia.com/gpu"),
         "vendor/class of the GPUs in this host's CDI specification, which names them by UUID.",
         flag="--cdi-kind",
         live=True,
@@ -137,7 +140,7 @@ SHARING: tuple[Field, ...] = (
     Field(
         "allocation.cdiAnnotationPrefix",
         "cdi.k8s.io/",
-        text,
+        text_like(CDI_PREFIX, "cdi.k8s.io/"),
         "Begin of the annotation of strategy cdi-annotations.",
         env=("CDI_ANNOTATION_PREFIX",),
         flag="--cdi-annotation-prefix",

@@ -1,11 +1,12 @@
 """Settings from the environment and from flags."""
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
 from agent.codec.faults import Faults
-from agent.core.errors import SettingsError
+from agent.core.errors import SettingsError, cap
 from agent.core.xids import malformed
 from agent.settings.fields import FALSE, Field, Setting, setting, shown
 from agent.settings.own_file import hint
@@ -16,6 +17,8 @@ SERVICE_HOST: Final = "_SERVICE_HOST"
 VARIABLES: Final = tuple(field.variables[0] for field in FIELDS)
 
 XID_LISTS: Final = ("DP_DISABLE_HEALTHCHECKS", "DP_ENABLE_HEALTHCHECKS")
+SCORE_SWITCH: Final = "ENABLE_TOPOLOGY_SCORE"
+_ADDRESS: Final = re.compile("(?:tcp|udp|sctp)://")
 _SINCE: Final = "HAMi's plugin ignores it since 2.4.1, and so does the agent; set"
 _CDI: Final = "the agent writes no CDI specification"
 _IMEX: Final = "IMEX channels are not served"
@@ -90,6 +93,7 @@ FOREIGN: Final[tuple[Foreign, ...]] = (
 
 def read_environment(environ: Mapping[str, str], faults: Faults) -> tuple[Setting, ...]:
     """What variables set; what is wrong goes to `faults`, with the variable's name."""
+    environ = _without_links(environ)
     _refuse_unknown(environ, faults)
     for foreign, name, value in _foreign(environ, {}):
         _refuse(foreign, name, value, faults)
@@ -118,6 +122,10 @@ def ignored(environ: Mapping[str, str], flags: Mapping[str, str]) -> tuple[str, 
         for name in XID_LISTS
         for item in malformed(environ.get(name, ""))
     )
+    score = environ.get(SCORE_SWITCH, "")
+    if score and score != "true" and score not in FALSE:
+        found = f"env {SCORE_SWITCH}: {shown(score)} is not true"
+        unread += (f"{found}, so that the scores are off, as in HAMi's plugin",)
     return unread + tuple(
         f"{name}: has no effect: {foreign.reason}"
         for foreign, name, value in _foreign(environ, flags)
@@ -147,18 +155,30 @@ def _refuse(foreign: Foreign, name: str, value: str, faults: Faults) -> None:
 
 def _variable(field: Field, environ: Mapping[str, str], faults: Faults) -> Iterator[Setting]:
     """The first variable that is set; one of HAMi's or NVIDIA's that is empty counts as not set."""
-    own, *kept = field.variables
-    names = [own] if own in environ else [name for name in kept if environ.get(name)]
+    own, *others = field.variables
+    names = [own] if own in environ else [name for name in others if environ.get(name)]
     for name in names[:1]:
         with faults.kept():
-            yield setting(field, environ[name], f"env {name}")
+            kept = field.kept_read if name != own else None
+            read = field if kept is None else dataclasses.replace(field, read=kept)
+            one = setting(read, environ[name], f"env {name}")
+            yield dataclasses.replace(one, field=field)
 
 
 def _refuse_unknown(environ: Mapping[str, str], faults: Faults) -> None:
-    """A variable with our prefix that no setting reads is a mistake, most likely of spelling.
+    """A variable with our prefix that no setting reads is a mistake, most likely of spelling."""
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in VARIABLES:
+            with faults.kept():
+                raise SettingsError(f"env {cap(name)}: unknown setting{hint(name, VARIABLES)}")
 
-    Kubernetes' own are none: beside a Service named hami-agent, every container of its namespace
-    gets HAMI_AGENT_SERVICE_HOST, HAMI_AGENT_PORT and more (service links).
+
+def _without_links(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """Without what Kubernetes itself sets, which says nothing of the agent.
+
+    Beside a Service named hami-agent, every container of its namespace gets
+    HAMI_AGENT_SERVICE_HOST, HAMI_AGENT_PORT and more (service links). One named hami-agent-web
+    brings a HAMI_AGENT_WEB_PORT that is an address: somebody's own is a number.
     """
     links = tuple(
         name.removesuffix(SERVICE_HOST) + part
@@ -166,7 +186,8 @@ def _refuse_unknown(environ: Mapping[str, str], faults: Faults) -> None:
         if name.startswith(PREFIX) and name.endswith(SERVICE_HOST)
         for part in ("_SERVICE_", "_PORT")
     )
-    for name in sorted(environ):
-        if name.startswith(PREFIX) and name not in VARIABLES and not name.startswith(links):
-            with faults.kept():
-                raise SettingsError(f"env {name}: unknown setting{hint(name, VARIABLES)}")
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(links) or (name in VARIABLES and not _ADDRESS.match(value))
+    }

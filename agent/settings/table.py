@@ -6,6 +6,7 @@ from agent.settings.fields import (
     Field,
     boolean,
     choice,
+    exactly_true,
     number,
     optional_text,
     path,
@@ -43,6 +44,8 @@ FIELDS: tuple[Field, ...] = (
         env=("CONFIG_FILE",),
         flag="--device-config",
         other_flags=("--config-file",),
+        live=True,
+        profiled=False,
     ),
     Field(
         "files.nodeConfig",
@@ -51,6 +54,8 @@ FIELDS: tuple[Field, ...] = (
         "HAMi's config.json with settings of nodes by name; empty: none. The default is read only "
         "where it is there.",
         flag="--nodeconfig",
+        live=True,
+        profiled=False,
     ),
     *SHARING,
     Field(
@@ -85,6 +90,7 @@ FIELDS: tuple[Field, ...] = (
         text="Write the annotation with the links between the GPUs, too.",
         env=("ENABLE_TOPOLOGY_SCORE",),
         live=True,
+        kept_read=exactly_true,
     ),
     Field(
         "report.nodeCondition",

@@ -15,6 +15,7 @@ from agent.app.front import Front
 from agent.app.running import Whole
 from agent.app.watching import Watched
 from agent.core.errors import Gate, Refusal
+from agent.core.slices import slice_id
 from agent.core.xids import FELL_OFF_THE_BUS
 from agent.kit.heartbeat import Heartbeat
 from agent.sandbox.hardware import SimulatedHardware
@@ -143,3 +144,20 @@ async def test_what_a_hung_driver_had_to_report_is_heard_when_it_is_back():
 
         assert [True, False] == healthy(node)
         await node.allocate()
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"filter_indexes": frozenset({0, 1})}, "is filtered out by the settings"),
+        ({"mode": "mig"}, "is in MIG mode, which is not shared yet"),
+    ],
+)
+async def test_a_gpu_that_is_shared_no_more_while_it_is_held_is_said_to_be_just_that(changed, why):
+    async with a_node() as node:
+        keeper, sharing = node.front.knowing.keeper, node.front.facts.sharing
+        keeper.hold({"nvidia.com/gpu": {G1: (slice_id(G1, 0),)}})
+        sharing.set(dataclasses.replace(sharing.value, **changed))
+        keeper.refresh()
+
+        assert f"gpu_health degraded: GPU 0 {why}" in node.probed()[1]

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import json
 
 import pytest
 import structlog
@@ -293,3 +294,49 @@ async def test_another_resource_name_is_taken_over_and_needs_no_restart():
     assert "example.com/vgpu" == room.cells.sharing.value.resource
     assert "example.com/vgpu" == room.cells.edits.value.resource
     assert ["config.applied"] == [line["event"] for line in lines]
+
+
+@pytest.mark.parametrize("key", ["nodeConfig", "deviceConfig"])
+async def test_another_path_of_a_file_is_read_at_once_and_needs_no_restart(key: str):
+    room = room_of()
+
+    with structlog.testing.capture_logs() as lines:
+        room.fitting.take(reading_of(f"files: {{{key}: /elsewhere}}"))
+
+    assert ["config.applied"] == [line["event"] for line in lines]
+
+
+async def test_who_asks_while_settings_are_refused_is_answered_each_time_and_the_event_is_one():
+    room = room_of()
+    error = SettingsError("c.yaml:1:1: no")
+
+    with structlog.testing.capture_logs() as lines:
+        room.fitting.reject(error)
+        room.fitting.reject(error)
+        room.fitting.reject(error, asked=True)
+        room.fitting.reject(error, asked=True)
+
+    assert 3 * ["config.rejected"] == [line["event"] for line in lines]
+    assert 1 == len(room.told)
+
+
+async def test_who_asks_while_settings_do_not_fit_the_gpus_is_answered_each_time():
+    room = room_of()
+    room.fitting.saw_gpus(a_scan(*["NVIDIA H100"] * 8))
+
+    with structlog.testing.capture_logs() as lines:
+        for asked in (False, True):
+            room.fitting.take(reading_of("sharing: {splitCount: 9000}"), asked=asked)
+
+    assert 2 * ["config.rejected"] == [line["event"] for line in lines]
+    assert 1 == len(room.told)
+
+
+async def test_a_megabyte_of_unknown_keys_is_a_few_lines_of_the_log():
+    keys = {"nodeconfig": [], **{f"key{number:06}": 1 for number in range(70_000)}}
+    junk = Given(node_config=Text("n.json", json.dumps(keys).encode()))
+
+    with structlog.testing.capture_logs() as lines:
+        room_of().fitting.take(Reading(make_plan(junk), "node-a"))
+
+    assert len(lines) < 30

@@ -179,3 +179,12 @@ async def test_locks_pods_and_events_are_told_and_left_alone():
     assert listed.resource_version == (await anext(changes)).resource_version
     assert isinstance(changes, AsyncGenerator)
     await changes.aclose()
+
+
+async def test_who_only_observes_does_not_say_that_something_was_written():
+    async with observing() as room:
+        room.inventory.set(an_inventory(count=3, generation=2))
+        await asyncio.sleep(10)
+
+        assert 2 == len(room.told())
+        assert [] == [line for line in room.log if line["event"] == "report.written"]

@@ -286,3 +286,37 @@ async def test_leaving_gives_back_every_descriptor(tmp_path):
             await asyncio.sleep(0)
 
     assert before == len(os.listdir("/proc/self/fd"))  # noqa: PTH208 -- as cheap as it gets
+
+
+class Late:
+    """An Offload whose answers come, but long after whoever asked has gone; it keeps them."""
+
+    def __init__(self) -> None:
+        self.works: list[Callable[[], object]] = []
+        self.kept: list[object] = []
+
+    def answer(self) -> None:
+        """Do all that was asked for so far."""
+        self.kept += [work() for work in self.works]
+        self.works.clear()
+
+    async def call(self, work: Callable[[*Ts], R], *args: *Ts) -> R:
+        self.works.append(lambda: work(*args))
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets it")
+
+
+async def test_a_watch_that_opens_after_its_deadline_is_closed(tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "POLL", 0.02)
+    monkeypatch.setattr(watch, "ANSWER", 0.02)
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 -- as cheap as it gets
+    late = Late()
+    async with following(tmp_path / "c.yaml", offload=late) as told:
+        await told.next()
+        during = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 -- as cheap as it gets
+        late.answer()
+        assert during == len(os.listdir("/proc/self/fd"))  # noqa: PTH208 -- as cheap as it gets
+
+    late.answer()
+    assert late.kept
+    assert before == len(os.listdir("/proc/self/fd"))  # noqa: PTH208 -- as cheap as it gets

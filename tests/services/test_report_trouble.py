@@ -205,3 +205,19 @@ async def test_health_and_inventory_that_change_during_a_write_are_in_the_next()
 
     assert room.told(an_inventory(count=4))
     assert 3 == api.writes
+
+
+async def test_a_server_that_asks_for_a_while_gets_no_other_write_either():
+    async with reported() as room:
+        error = ApiError("not yet", status=503, retry_after=100)
+        room.api.fail(error, count=1, call="annotate_node")
+        room.inventory.set(an_inventory(count=3, generation=2))
+        await asyncio.sleep(2)
+        tried = room.api.writes
+        for count in (4, 5, 6):
+            room.inventory.set(an_inventory(count=count, generation=count))
+            await asyncio.sleep(20)
+        assert tried == room.api.writes
+        await room.settled()
+
+        assert room.told(an_inventory(count=6))

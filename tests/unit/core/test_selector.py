@@ -44,3 +44,8 @@ def test_a_selector_that_does_not_hold_does_not(text: str):
 def test_what_is_no_selector_is_refused(text: str):
     with pytest.raises(MalformedText):
         parse_selector(text)
+
+
+def test_a_great_text_is_refused_and_soon():
+    with pytest.raises(MalformedText):
+        parse_selector("," * 200_000)

@@ -6,7 +6,7 @@ import pytest
 
 from agent.core.errors import SettingsError
 from agent.settings.plan import Given, Plan, Text, make_plan
-from agent.settings.profiles import NodeFacts
+from agent.settings.profiles import Match, NodeFacts
 
 DEVICES = "nvidia: {deviceSplitCount: 2}"
 OWN = """
@@ -99,7 +99,7 @@ def test_a_profile_is_for_nodes_that_keep_all_it_asks(match: str, facts: NodeFac
         ("{name: p, match: {nodes: [a]}, sharing: {x: 1}}", "unknown setting sharing.x"),
         (
             "{name: p, match: {nodes: [a]}, sharing: {splitCount: 0}}",
-            "expected 1 to 10000, found 0",
+            "expected 1 to 10000, found `0`",
         ),
         ("{name: p, match: {nodes: [a]}}, {name: p, match: {nodes: [b]}}", "`p` is there twice"),
         ("3", "profiles[0]: keys and values are expected here"),
@@ -208,3 +208,28 @@ def test_a_gpu_that_is_filtered_twice_is_a_warning_and_no_error():
         "env HAMI_AGENT_SHARING_FILTER_INDEXES: sharing.filterIndexes: twice there: 0, 1",
     ) == plan_of("", own, nodes, environ).warnings
     assert () == plan_of("", "sharing: {filterUUIDs: [a, b]}").warnings
+
+
+def test_profiles_of_other_nodes_cost_a_node_nothing(monkeypatch):
+    names = [f"n{number}" for number in range(200)]
+    profiles = [{"name": one, "match": {"nodes": [one]}} for one in names]
+    profiles.insert(100, {"name": "all", "match": {"nodes": ["n*", "x"]}})
+    plan = plan_of(own=json.dumps({"profiles": profiles}))
+    asked: list[Match] = []
+    holds = Match.holds
+
+    def counted(match: Match, facts: NodeFacts) -> bool:
+        asked.append(match)
+        return holds(match, facts)
+
+    monkeypatch.setattr(Match, "holds", counted)
+    found = [plan.resolve(NodeFacts(name)).profiles for name in names]
+
+    assert 2 * len(names) == len(asked)
+    assert (("n0", "all"), ("all", "n199")) == (found[0], found[-1])
+
+
+def test_several_entries_of_one_name_apply_in_their_order():
+    nodes = [{"name": "node-a", "devicesplitcount": count} for count in (3, 4)]
+    assert 4 == count_of(nodes=json.dumps({"nodeconfig": nodes}))[0]
+    assert 10 == count_of(nodes='{"nodeconfig":[{"devicesplitcount":3}]}', facts=NodeFacts())[0]

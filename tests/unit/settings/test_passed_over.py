@@ -1,0 +1,136 @@
+"""What HAMi passes over is passed over here, and told of in few lines; what is junk is refused."""
+
+import json
+
+import pytest
+
+from agent.core.errors import SettingsError
+from agent.settings.plan import Given, Plan, Text, make_plan
+from agent.settings.profiles import NodeFacts
+
+
+def plan_of(*, own: str = "", devices: str = "", nodes: str = "", environ=None) -> Plan:
+    def text(name: str, content: str) -> Text | None:
+        return Text(name, content.encode()) if content else None
+
+    files = (text("d.yaml", devices), text("c.yaml", own), text("n.json", nodes))
+    return make_plan(Given(*files, environ or {}))
+
+
+def value_of(plan: Plan, key: str) -> object:
+    return plan.resolve(NodeFacts("a")).settings[key].value
+
+
+def keys(count: int) -> dict[str, int]:
+    return {f"key{number:06}": 1 for number in range(count)}
+
+
+def test_unknown_keys_are_told_of_twenty_times_and_then_by_their_number():
+    plan = plan_of(nodes=json.dumps({"nodeconfig": [], **keys(70_000)}))
+
+    assert 21 == len(plan.warnings)
+    assert "n.json:1:20: unknown key `key000000`" in plan.warnings[0]
+    assert "n.json: and 69980 more are passed over" == plan.warnings[-1]
+
+
+def test_unknown_keys_of_hamis_yaml_are_told_of_twenty_times():
+    plan = plan_of(devices=json.dumps({"nvidia": keys(25)}))
+
+    assert 21 == len(plan.warnings)
+    assert "d.yaml: and 5 more are passed over" == plan.warnings[-1]
+
+
+def test_profiles_that_never_apply_are_told_of_twenty_times():
+    profiles = [{"name": str(one), "match": {"labels": "x=y"}} for one in range(30)]
+    plan = plan_of(own=json.dumps({"scheduler": "none", "profiles": profiles}))
+
+    assert 21 == len(plan.warnings)
+    assert "and 10 more are passed over" in plan.warnings[-1]
+
+
+def test_much_of_something_else_is_no_node_config():
+    with pytest.raises(SettingsError, match=r"^n\.json:1:1: .*`nodeconfig` is not there"):
+        plan_of(nodes=json.dumps(keys(70_000)))
+
+
+@pytest.mark.parametrize("text", ["{}", '{"comment": 1}', '{"nodeconfig": null, "comment": 1}'])
+def test_a_json_without_nodes_is_an_empty_list_as_in_hami(text: str):
+    plan = plan_of(nodes=text)
+
+    assert () == plan.node_config.entries
+    assert ('"nodeconfig"' not in text) == any("nothing is taken" in one for one in plan.warnings)
+
+
+def test_null_in_the_list_of_nodes_is_an_entry_of_no_node():
+    plan = plan_of(nodes='{"nodeconfig":[null,{"name":"a","devicesplitcount":3}]}')
+
+    assert 3 == value_of(plan, "sharing.splitCount")
+    assert ("n.json:1:16: nodeconfig[0]: an entry without a name is of no node",) == plan.warnings
+
+
+@pytest.mark.parametrize("text", ["---\n# later\n", "null\n", "~", "--- # nothing\n...\n"])
+def test_a_yaml_file_of_comments_alone_is_empty(text: str):
+    assert 10 == value_of(plan_of(own=text), "sharing.splitCount")
+    assert 10 == value_of(plan_of(devices=text), "sharing.splitCount")
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        ("sharing.splitCount: 5\nsharing: {splitCount: 6}", "write `sharing: {splitCount: …}`"),
+        ("sharing.splitCuont: 5", "write `sharing: {splitCount: …}`"),
+        (
+            "profiles: [{name: p, match: {nodes: [a]}, sharing.splitCount: 3}]",
+            "write `sharing: {splitCount: …}`",
+        ),
+        ("sharing: {split.Count: 5}", "unknown setting sharing.split.Count"),
+    ],
+)
+def test_a_key_with_a_dot_is_refused_with_the_form_that_is_meant(own: str, says: str):
+    with pytest.raises(SettingsError) as caught:
+        plan_of(own=own)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(("word", "on"), [("true", True), ("TRUE", False), ("1", False)])
+def test_hamis_switch_of_the_score_is_on_for_true_alone(word: str, *, on: bool):
+    plan = plan_of(environ={"ENABLE_TOPOLOGY_SCORE": word})
+
+    assert on == value_of(plan, "report.topologyScore")
+    assert (not on) == any("ENABLE_TOPOLOGY_SCORE" in one for one in plan.warnings)
+
+
+@pytest.mark.parametrize("word", ["false", "0", ""])
+def test_hamis_switch_of_the_score_is_off_without_a_word_where_it_says_so(word: str):
+    plan = plan_of(environ={"ENABLE_TOPOLOGY_SCORE": word})
+
+    assert False is value_of(plan, "report.topologyScore")
+    assert () == plan.warnings
+
+
+def test_hamis_switch_of_the_score_stops_no_start():
+    plan = plan_of(environ={"ENABLE_TOPOLOGY_SCORE": "yes, please"})
+
+    assert False is value_of(plan, "report.topologyScore")
+    assert "'yes, please'" in plan.warnings[0]
+
+
+LINKS = {
+    "HAMI_AGENT_WEB_SERVICE_HOST": "10.0.0.1",
+    "HAMI_AGENT_WEB_SERVICE_PORT": "9394",
+    "HAMI_AGENT_WEB_PORT": "tcp://10.0.0.1:9394",
+    "HAMI_AGENT_WEB_PORT_9394_TCP_ADDR": "10.0.0.1",
+}
+
+
+def test_a_service_of_the_name_of_a_section_sets_nothing():
+    assert 9394 == value_of(plan_of(environ=LINKS), "web.port")
+
+
+def test_beside_such_a_service_the_port_can_still_be_set():
+    assert 77 == value_of(plan_of(environ={**LINKS, "HAMI_AGENT_WEB_PORT": "77"}), "web.port")
+
+
+def test_without_the_service_such_a_value_is_refused():
+    with pytest.raises(SettingsError, match="env HAMI_AGENT_WEB_PORT"):
+        plan_of(environ={"HAMI_AGENT_WEB_PORT": "tcp://10.0.0.1:9394"})
