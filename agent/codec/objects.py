@@ -137,18 +137,21 @@ def _container(
         ),
         running_id=container_id if is_running else None,
         has_run=bool(container_id) or "terminated" in state or "terminated" in last,
-        started_at=_started_at(state, last),
+        started_at=_last(state, last, "startedAt"),
+        stopped_at=_last(state, last, "finishedAt"),
         dropped_memory=_dropped(_asked(item, memory_resource)),
         resource=resource,
         others=tuple(_others(item, resource)),
     )
 
 
-def _started_at(*states: Mapping[str, object]) -> dt.datetime | None:
-    """The last start that these states of a container tell of."""
+def _last(
+    state: Mapping[str, object], before: Mapping[str, object], what: str
+) -> dt.datetime | None:
+    """The last start or end that these two states of a container tell of."""
     told = (
-        _text(_object(state, kind), "startedAt")
-        for state in states
+        _text(_object(one, kind), what)
+        for one in (state, before)
         for kind in ("running", "terminated")
     )
     return max((_stamp(text) for text in told if text), default=None)

@@ -68,9 +68,12 @@ def _is_open(admitted: tuple[Candidate, ...], evidence: Evidence, settings: Matc
 
 
 def _was_answered_here(one: Candidate, evidence: Evidence) -> bool:
-    """Whether this kubelet was answered for the container.
+    """Whether an answer for the container was written under this kubelet.
 
-    It asks for each once. So whoever asked was another one: the answer went astray.
+    It asks no more for a container that it was granted. So whoever asked was another one: the
+    answer went astray. One case looks the same and is none: a call that overlapped another one was
+    refused after its row was written, and this kubelet asks for the same container again. It may
+    then be given a share that is left, as after a wrong guess.
     """
     return one.row is not None and one.row.epoch == evidence.books.epoch
 

@@ -38,8 +38,8 @@ class ContainerView:
     with their amounts: our resource may have several names, and may get another one.
     `control_disabled`: a literal env CUDA_DISABLE_CONTROL that Go's ParseBool reads as true.
     `running_id`: the runtime's id while status says running, else None. `has_run`: it was made.
-    `started_at`: when it was started last, None: it was not. `ended_at`: when it ended, if it is
-    never started again, else None.
+    `started_at`: when it was started last, None: it was not. `stopped_at`: when it ended last,
+    whatever comes then. `ended_at`: the same, if it is never started again, else None.
     `dropped_memory`: the text of a `gpumem` limit that HAMi drops, empty for all others.
     """
 
@@ -50,6 +50,7 @@ class ContainerView:
     running_id: str | None = None
     has_run: bool = False
     started_at: dt.datetime | None = None
+    stopped_at: dt.datetime | None = None
     ended_at: dt.datetime | None = None
     dropped_memory: str = ""
     resource: str = "nvidia.com/gpu"

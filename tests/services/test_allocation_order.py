@@ -12,7 +12,7 @@ from agent.core.holdings import KubeletEpoch
 from agent.core.ledger import EffectKind
 from agent.core.pods import Phase, Role
 from agent.core.reconcile import Adoption
-from agent.services.allocation.calls import BEGUN, BOOKING
+from agent.kit.turns import BEGUN, BOOKING
 from agent.services.state import CURRENT
 from tests.builders import a_container
 from tests.services.allocating import EPOCH, G1, NEXT_EPOCH, a_desk, ids, placed

@@ -11,12 +11,14 @@ from agent.core.inventory import Inventory
 from agent.core.plain_row import Holder
 from agent.core.steps import ALLOCATE_BUDGET
 from agent.host.hookdirs import LEFT_BEHIND, NAME
+from agent.kit.turns import BEGUN, BOOKING, CLOSE
 from tests.services.plain_node import a_node
 from tests.unit.core.plain_scene import HOLDER, NEXT, a_plain_row, ids
 
 
-def directory(edits: ContainerEdits) -> str:
+def directory(edits: ContainerEdits | Refusal) -> str:
     """The directory of its own that an answer mounts."""
+    assert isinstance(edits, ContainerEdits)
     (found,) = [one.host_path for one in edits.mounts if "/containers/" in one.host_path]
     return found.rpartition("/")[2]
 
@@ -77,12 +79,135 @@ async def test_the_same_ids_while_they_are_held_get_another_directory():
         assert 2 == len(node.rows)
 
 
-async def test_calls_that_overlap_get_a_directory_each_whatever_their_ids():
-    async with a_node() as node:
-        async with asyncio.TaskGroup() as group:
-            calls = [group.create_task(node.service.allocate(ids(0))) for _ in range(6)]
+async def outcome(node, wanted) -> ContainerEdits | Refusal:
+    try:
+        return await node.service.allocate(wanted)
+    except Refusal as refusal:
+        return refusal
 
-        assert 6 == len({directory(call.result()) for call in calls}) == len(node.rows)
+
+async def outcomes(node, *wanted) -> list[ContainerEdits | Refusal]:
+    """What calls that are under way at once are told, in the order in which they came."""
+    node.disk.gate.clear()
+    calls = []
+    async with asyncio.TaskGroup() as group:
+        for one in wanted:
+            calls.append(group.create_task(outcome(node, one)))
+            await asyncio.sleep(2 * CLOSE)
+        node.disk.gate.set()
+    return [call.result() for call in calls]
+
+
+async def test_of_calls_that_overlap_the_last_is_granted_and_in_the_end_all_whatever_their_ids():
+    async with a_node() as node:
+        given, waiting = [], 6
+        while waiting:
+            *earlier, last = await outcomes(node, *[ids(0)] * waiting)
+
+            assert {Gate.OVERLAP} >= {one.gate for one in earlier}
+            assert all(one.transient for one in earlier)
+            given.append(directory(last))
+            waiting -= 1
+            await asyncio.sleep(8)
+
+        assert 6 == len(set(given))
+
+
+async def test_a_container_that_was_begun_before_another_one_is_not_granted_after_it():
+    async with a_node() as node:
+        first = await node.service.prefer(ids(0, 1, 2), (), 1)
+        await asyncio.sleep(2 * CLOSE)
+        second = await node.service.prefer(ids(0, 1, 2), (), 1)
+
+        assert first != second
+        assert Gate.OVERLAP is (await refused(node, first)).gate
+        assert directory(await node.service.allocate(second))
+        assert directory(await node.service.allocate(first)), "the kubelet asks again"
+
+
+async def test_the_order_of_arrival_is_not_the_kubelets_order():
+    async with a_node() as node:
+        first = await node.service.prefer(ids(0, 1), (), 1)
+        await asyncio.sleep(2 * CLOSE)
+        second = await node.service.prefer(ids(0, 1), (), 1)
+
+        later, earlier = await outcomes(node, second, first)
+
+        assert directory(later)
+        assert Gate.OVERLAP is earlier.gate
+
+
+async def test_of_two_that_begin_at_once_nobody_knows_the_order_and_neither_is_granted():
+    async with a_node() as node:
+        first, second = [await node.service.prefer(ids(0, 1), (), 1) for _ in range(2)]
+
+        assert [Gate.OVERLAP] * 2 == [one.gate for one in await outcomes(node, second, first)]
+        assert directory(await node.service.allocate(second))
+        assert directory(await node.service.allocate(first))
+
+
+async def test_of_two_that_were_offered_the_same_neither_is_granted():
+    async with a_node() as node:
+        first = await node.service.prefer(ids(0), (), 1)
+        await asyncio.sleep(2 * CLOSE)
+        assert first == await node.service.prefer(ids(0), (), 1)
+
+        assert Gate.OVERLAP is (await refused(node, first)).gate
+        assert Gate.OVERLAP is (await refused(node, first)).gate
+        assert directory(await node.service.allocate(first))
+
+
+async def test_what_was_offered_by_a_kubelet_that_is_gone_overtakes_nothing():
+    async with a_node() as node:
+        first = await node.service.prefer(ids(0), (), 1)
+        node.epoch.set(NEXT)
+        assert first == await node.service.prefer(ids(0), (), 1)
+
+        assert directory(await node.service.allocate(first))
+
+
+async def test_what_was_overtaken_on_arrival_leaves_no_row():
+    async with a_node() as node:
+        first = await node.service.prefer(ids(0, 1), (), 1)
+        await node.service.prefer(ids(0, 1), (), 1)
+        await refused(node, first)
+
+        assert (0, ()) == (node.disk.writes, node.rows)
+        assert {("refused", "overlap"): 1} == node.results
+
+
+async def test_a_refusal_waits_until_the_kubelet_has_booked_the_other_answer():
+    async with a_node() as node:
+        times = {}
+
+        async def asked(number):
+            await outcome(node, ids(number))
+            times[number] = asyncio.get_running_loop().time()
+
+        node.disk.gate.clear()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asked(0))
+            await asyncio.sleep(2 * CLOSE)
+            group.create_task(asked(1))
+            await asyncio.sleep(0.01)
+            node.disk.gate.set()
+
+        assert BOOKING == pytest.approx(times[0] - times[1])
+
+
+async def test_what_waits_for_another_one_on_a_disk_that_hangs_is_refused_as_overtaken():
+    async with a_node() as node:
+        first = await node.service.prefer(ids(0, 1), (), 1)
+        await asyncio.sleep(2 * CLOSE)
+        second = await node.service.prefer(ids(0, 1), (), 1)
+        node.disk.gate.clear()
+        async with asyncio.TaskGroup() as group:
+            hung = group.create_task(outcome(node, second))
+            overtaken = group.create_task(outcome(node, first))
+        node.disk.gate.set()
+
+        assert Gate.STATE_UNWRITABLE is hung.result().gate
+        assert Gate.OVERLAP is overtaken.result().gate
 
 
 async def test_what_a_dead_kubelet_never_booked_is_answered_again_to_the_byte():
@@ -121,14 +246,11 @@ async def test_two_calls_never_share_what_is_answered_again():
     async with a_node() as node:
         await node.service.allocate(ids(0))
         node.epoch.set(NEXT)
-        node.disk.gate.clear()
-        async with asyncio.TaskGroup() as group:
-            calls = [group.create_task(node.service.allocate(ids(0))) for _ in range(2)]
-            await asyncio.sleep(0)
-            node.disk.gate.set()
 
-        one, other = (directory(call.result()) for call in calls)
-        assert one != other
+        overtaken, other = await outcomes(node, ids(0), ids(0))
+
+        assert Gate.OVERLAP is overtaken.gate
+        assert directory(other) != directory(await node.service.allocate(ids(0)))
 
 
 async def test_after_a_lost_checkpoint_the_ids_of_a_running_container_get_another_directory():
@@ -221,5 +343,6 @@ async def test_a_preference_is_for_gpus_side_by_side_and_free_ids_first():
         offered = (*ids(0, 1), *ids(0, 1, gpu=1))
 
         assert (*ids(0, gpu=1), *ids(1)) == await node.service.prefer(offered, ids(0, gpu=1), 2)
+        await asyncio.sleep(BEGUN)
         assert ids(1) == (await node.service.prefer(ids(0, 1), (), 1))
         assert () == await node.service.prefer(ids(0), (), 2)

@@ -39,7 +39,7 @@ class Preferring:
         match: MatchSettings,
     ) -> tuple[SliceId, ...]:
         """`size` of the offered ids: of the annotated GPUs if they can be had, else near ones."""
-        begun = self._calls.begin()
+        turn = self._calls.turns.begin()
         grant = await self._grant(size, match)
         ledger = self._underway().ledger
         held = frozenset(text for ids in ledger.held_ids().values() for text in ids)
@@ -54,7 +54,7 @@ class Preferring:
         if chosen is None:
             gpus = {one.uuid: one.gpu for one in self._views.inventory.value.gpus}
             chosen = nearest(available, must_include, size, gpus, held)
-        begun.ids = frozenset(chosen)
+        turn.ids = frozenset(chosen)
         return chosen
 
     async def _grant(self, size: int, match: MatchSettings) -> Grant | None:

@@ -12,7 +12,7 @@ from collections.abc import Container, Iterable, Mapping
 
 from agent.core.holdings import KubeletEpoch
 from agent.core.ledger import Ledger, Row
-from agent.core.pods import PodUid
+from agent.core.pods import ContainerView, PodTable, PodUid
 
 ROUND = 5.0
 """Seconds within which the kubelet has asked for the others: it takes milliseconds, and it comes
@@ -20,6 +20,9 @@ back to a refused container after 8 s at the earliest."""
 
 FIRST_ADMISSION = dt.timedelta(seconds=1)
 """A kubelet asks for nothing before that, after its socket appeared."""
+
+STAMP = dt.timedelta(seconds=1)
+"""What a status tells of is up to so much younger than it says: its stamps are whole seconds."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,15 +34,37 @@ class _Refused:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _AllBut:
-    """All pods that have rows, but some."""
+class _Late:
+    """Pods in doubt where the kubelet may have been refused before this process was there.
+
+    `known`: those in doubt whatever their state; `certain`: those of which it asks just now.
+    """
 
     ledger: Ledger
-    some: frozenset[PodUid]
+    table: PodTable
+    since: dt.datetime
+    known: frozenset[PodUid]
+    certain: frozenset[PodUid]
 
-    def __contains__(self, pod: object) -> bool:
-        rows = self.ledger.rows
-        return pod not in self.some and any(row.key.pod_uid == pod for row in rows)
+    def __contains__(self, uid: object) -> bool:
+        if uid in self.known:
+            return True
+        if uid in self.certain or not any(row.key.pod_uid == uid for row in self.ledger.rows):
+            return False
+        pod = self.table.pods.get(PodUid(str(uid)))
+        return pod is None or any(_has_changed(one, self.since) for one in pod.containers)
+
+
+def _has_changed(container: ContainerView, since: dt.datetime) -> bool:
+    """Whether the container started or ended since this kubelet is there, as far as is known.
+
+    Of a pod none of which did, it asks at its admission: in the order of the spec, and a pod that
+    is refused there is over. It asks again and again only for what ended under it.
+    """
+    if container.has_run and container.running_id is None and container.stopped_at is None:
+        return True
+    moments = (container.started_at, container.stopped_at)
+    return any(at is not None and at + STAMP > since for at in moments)
 
 
 class Rounds:
@@ -67,17 +92,18 @@ class Rounds:
         self._meet(epoch)
         return {pod: last.container for pod, last in self._refused.items() if self._is_now(last)}
 
-    def in_doubt(self, epoch: KubeletEpoch, ledger: Ledger) -> Container[PodUid]:
+    def in_doubt(self, epoch: KubeletEpoch, ledger: Ledger, table: PodTable) -> Container[PodUid]:
         """Pods with rows of whose dead containers nobody knows which is next.
 
         Each Allocate asks for them, and hardly ever for one of them: the rows are not gone through.
         """
         self._meet(epoch)
         self._forget_all_without_rows(ledger)
-        if self._came_late(epoch):
-            return _AllBut(ledger, frozenset(self.asked_last(epoch)))
         past = {pod for pod, last in self._refused.items() if not self._is_now(last)}
-        return frozenset(self._doubted | past)
+        known = frozenset(self._doubted | past)
+        if not self._came_late(epoch):
+            return known
+        return _Late(ledger, table, epoch.since, known, frozenset(self.asked_last(epoch)))
 
     def _forget_all_without_rows(self, ledger: Ledger) -> None:
         marked = self._doubted | self._refused.keys()

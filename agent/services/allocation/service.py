@@ -35,6 +35,7 @@ from agent.core.share import Share
 from agent.core.slices import SliceId
 from agent.core.steps import ALLOCATE_BUDGET, Step
 from agent.kit.cell import Cell
+from agent.kit.turns import Turns
 from agent.services.allocation.calls import Call, Calls, overlap, refusal_of
 from agent.services.allocation.inquiry import Inquiry, Peers, Underway, Views
 from agent.services.allocation.outcomes import Outcomes
@@ -85,7 +86,7 @@ class Allocation:
         self._peers = peers
         self._storage = storage
         self._settings = settings
-        self._calls = Calls()
+        self._calls = Calls(Turns(peers.epoch))
         self._rounds = Rounds(peers.clock.now())
         self._preferring = Preferring(views, peers, self._calls, self._underway)
         self._outcomes = Outcomes(say)
@@ -142,10 +143,10 @@ class Allocation:
         # Nothing is waited for from here until the pod is claimed: a call beside this one decides.
         if grant.replay is None:
             check_library(facts, grant.candidate.container)
-        call.is_replay = grant.replay is not None
+        call.is_replay = call.turn.yields = grant.replay is not None
         call.row = row = self._row(grant, ids, facts)
         with self._calls.claiming(row):
-            if call.overtaken and not call.is_replay:
+            if call.turn.overtaken and not call.is_replay:
                 raise overlap(row, is_replay=False)
             if not (call.is_replay and call.overlapped):
                 call.step = Step.DIRECTORY
@@ -154,10 +155,10 @@ class Allocation:
                 call.step = Step.WRITE
                 await self._storage.commit(self._change(grant, row))
             # Looked at last: a kubelet whose earlier of two calls is granted dies of it.
-            if call.is_replay and (call.overlapped or call.overtaken):
+            if call.is_replay and (call.overlapped or call.turn.overtaken):
                 call.step = Step.ALONE
-                await self._calls.until_alone(call)
-            if call.overtaken or (call.is_replay and call.overlapped):
+                await self._calls.turns.until_alone(call.turn)
+            if call.turn.overtaken or (call.is_replay and call.overlapped):
                 raise overlap(row, is_replay=call.is_replay)
         return row
 
@@ -310,7 +311,7 @@ class Allocation:
         return Underway(
             ledger,
             self._calls.claimed(),
-            rounds.in_doubt(epoch, ledger),
+            rounds.in_doubt(epoch, ledger, self._views.pods.value),
             rounds.asked_last(epoch),
         )
 

@@ -1,7 +1,8 @@
 """One Allocate of plain mode: check the ids, row on disk, directory, answer.
 
 The row comes first: a directory without a row would never be removed, a row without a directory
-closes by itself. The kubelet is not asked, so that overlapping calls are over within a write.
+closes by itself. The kubelet is not asked, so that overlapping calls are over within a write; of
+those at most the last that it began with is granted, for it would die of any other.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ import structlog
 
 from agent.core.container_edits import check_library
 from agent.core.edits import ContainerEdits, EditSettings, GrantedShare, HookFacts
-from agent.core.errors import Refusal, StateError
+from agent.core.errors import Gate, Refusal, StateError
 from agent.core.grant import renamed
 from agent.core.holdings import KubeletEpoch
 from agent.core.inventory import Inventory
@@ -35,6 +36,7 @@ from agent.core.slices import SliceId, split_slice_id
 from agent.core.steps import ALLOCATE_BUDGET, Step, disk_refusal
 from agent.kit.cell import Cell
 from agent.kit.tally import Tally
+from agent.kit.turns import Turn, Turns
 
 log = structlog.get_logger(__name__)
 
@@ -47,6 +49,7 @@ class _Call:
     """One Allocate under way, by one name of our resource."""
 
     resource: str
+    turn: Turn
     step: Step = Step.CHECK
 
 
@@ -77,7 +80,7 @@ class PlainStorage:
 
 
 class PlainAllocation:
-    """Answers the kubelet. Calls may overlap; each has a row and a directory of its own."""
+    """Answers the kubelet. Each answer has a row and a directory of its own."""
 
     def __init__(
         self,
@@ -94,6 +97,7 @@ class PlainAllocation:
         self._clock = clock
         self._chance = chance
         self._pending: dict[PodUid, PlainRow] = {}
+        self._turns = Turns(views.epoch)
         self.results = Tally(
             "allocations", "Answers to Allocate by result and reason.", ("result", "reason")
         )
@@ -105,17 +109,19 @@ class PlainAllocation:
 
         `resource` is the name that is asked by, None: the present one.
         """
-        call = _Call(resource or self._views.edits.value.resource)
-        try:
-            async with asyncio.timeout(ALLOCATE_BUDGET):
-                row, result = await self._serve(ids, call)
-        except Refusal as refusal:
-            self._refused(refusal, call.step, len(ids))
-            raise
-        except (TimeoutError, StateError) as error:
-            translated = disk_refusal(error, call.step)
-            self._refused(translated, call.step, len(ids))
-            raise translated from error
+        with self._turns.asked(ids) as turn:
+            turn.yields = turn.doubted
+            call = _Call(resource or self._views.edits.value.resource, turn)
+            try:
+                async with asyncio.timeout(ALLOCATE_BUDGET):
+                    row, result = await self._serve(ids, call)
+            except Refusal as refusal:
+                self._refused(refusal, call.step, len(ids))
+                raise
+            except (TimeoutError, StateError) as error:
+                translated = _refusal_of(error, call.step)
+                self._refused(translated, call.step, len(ids))
+                raise translated from error
         self.results.add(result, "")
         gpus = dict.fromkeys(pair[0] for text in ids if (pair := split_slice_id(text)))
         log.info("alloc.answered", result=result, uid=row.uid, count=len(ids), gpus=list(gpus))
@@ -131,16 +137,41 @@ class PlainAllocation:
         """`size` of the offered ids, on GPUs near to each other; none where that cannot be.
 
         Ids of answers that an earlier kubelet never booked are as good as free: whoever asks again
-        is best answered as before.
+        is best answered as before. What was just offered to another container is offered last, for
+        the kubelet marks it only when it asks for it.
         """
+        turn = self._turns.begin()
         epoch = self._views.epoch()
         held = self._held(lambda row: row.confirmed or row.adopted or row.epoch == epoch)
         gpus = {one.uuid: one.gpu for one in self._views.inventory.value.gpus}
-        return nearest(available, must_include, size, gpus, held)
+        offered = self._turns.offered()
+        left = tuple(text for text in available if text not in offered)
+        chosen = nearest(left, must_include, size, gpus, held)
+        chosen = chosen or nearest(available, must_include, size, gpus, held)
+        turn.ids = frozenset(chosen)
+        return chosen
 
     async def _serve(self, ids: tuple[SliceId, ...], call: _Call) -> tuple[PlainRow, str]:
         facts = await self._storage.hooks.facts()
         granted = grant(ids, self._views.inventory.value, self._held(lambda _: True))
+        answer = None
+        if not (call.turn.overtaken or call.turn.yields):
+            answer = await self._written(ids, call, (granted, facts))
+        # Looked at last: a kubelet whose earlier of two calls is granted dies of it.
+        if answer is None or call.turn.overtaken:
+            call.step = Step.ALONE  # and until then it begins with nothing else of this pod
+            await self._turns.until_alone(call.turn)
+            raise _overlap()
+        return answer
+
+    async def _written(
+        self,
+        ids: tuple[SliceId, ...],
+        call: _Call,
+        made_of: tuple[tuple[GrantedShare, ...], HookFacts],
+    ) -> tuple[PlainRow, str]:
+        """The row that is answered, on disk and with its directory, and what to count it as."""
+        granted, facts = made_of
         with contextlib.ExitStack() as claims:
             again = await self._asked_again(ids, call.resource, claims)
             row = again or self._first(ids, granted, (facts, call.resource))
@@ -222,3 +253,19 @@ class PlainAllocation:
             count=count,
             reason=refusal.sentence,
         )
+
+
+def _overlap() -> Refusal:
+    """What a call says that was overtaken: the kubelet does not tell a new pod from an old one."""
+    return Refusal(
+        Gate.OVERLAP,
+        "The kubelet asks for several containers at once after it lost its records, and would die "
+        "of this answer; it asks again for a container that ran in a few seconds, and a new pod is "
+        "started again by its controller.",
+        transient=True,
+    )
+
+
+def _refusal_of(error: TimeoutError | StateError, step: Step) -> Refusal:
+    """What the pod's owner reads when a step failed, or was still going on at the end."""
+    return _overlap() if step is Step.ALONE else disk_refusal(error, step)

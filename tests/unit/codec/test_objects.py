@@ -285,7 +285,7 @@ def test_an_init_container_is_over_when_it_ended_well_and_a_sidecar_never(exit_c
     )
 
 
-def test_the_last_start_of_a_container_is_known():
+def test_the_last_start_and_end_of_a_container_are_known():
     first, last = "2026-09-01T12:00:07Z", "2026-09-01T12:00:09Z"
     state = {"running": {"startedAt": last}}
     before = {"terminated": {"exitCode": 1, "startedAt": first, "finishedAt": last}}
@@ -294,8 +294,9 @@ def test_the_last_start_of_a_container_is_known():
     (container,) = decode_pod(pod_object(status=status), GPU).containers
     (unseen,) = decode_pod(pod_object(), GPU).containers
 
-    assert dt.datetime(2026, 9, 1, 12, 0, 9, tzinfo=dt.UTC) == container.started_at
-    assert unseen.started_at is None
+    at = dt.datetime(2026, 9, 1, 12, 0, 9, tzinfo=dt.UTC)
+    assert (at, at) == (container.started_at, container.stopped_at)
+    assert (None, None) == (unseen.started_at, unseen.stopped_at)
 
 
 def test_a_container_between_two_tries_has_run():
