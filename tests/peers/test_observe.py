@@ -109,7 +109,7 @@ async def test_an_observer_tells_what_it_would_write_and_writes_nothing(cluster,
         json.loads(line["annotations"].get(annotations.REGISTER, "[]"))
         for line in second.events(WOULD_WRITE)
     ]
-    assert [8 * [(3, 163118)], 8 * [(6, 81559)], []] == [
+    assert [8 * [(3, 163118)], 8 * [(6, 81559)]] == [
         [(gpu["count"], gpu["devmem"]) for gpu in gpus] for gpus in told
     ]
     assert kept == on_disk(cluster)
