@@ -204,7 +204,7 @@ def _probed(health: Health, probe: Probe, now: dt.datetime, settings: HealthSett
     if probe.outcome is ProbeOutcome.PASSED:
         return _answered(health, probe, now, settings)
     if probe.outcome is ProbeOutcome.FAILED:
-        return _failed(health, probe, now)
+        return signed(_failed(health, probe, now), probe.signs, now)
     if probe.outcome is ProbeOutcome.LOST:
         return _lost(health, probe, now)
     return _silent(health, probe, now, settings)

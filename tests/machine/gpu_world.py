@@ -171,6 +171,7 @@ class GpuWorld:
         self.driver = AnyDriver()
         self.disk = MemoryDisk()
         self.needs: dict[GpuUuid, Need] = {}
+        self.was_sound = True
         self.lost_since: dict[GpuUuid, float] = {}
         self.streams: list[Stream] = []
         self.boots = 0
@@ -184,7 +185,7 @@ class GpuWorld:
         self.task = self.loop.create_task(self.life.run(f"boot-{self.boots}"))
         self.streams = []
         self.open_stream(stale=True)
-        self.heard_since = self.loop.time()
+        self.heard_since = self.sound_since = self.loop.time()
 
     async def kill_agent(self) -> None:
         self.life.disk.is_dead = True
@@ -282,6 +283,8 @@ class GpuWorld:
         if self.task.done():
             yield f"I8: the agent ended: {self.task.exception()!r}"
             return
+        if self.driver.sound is not self.was_sound:
+            self.was_sound, self.sound_since = self.driver.sound, self.loop.time()
         for uuid in [u for u, need in self.needs.items() if need.until <= self.loop.time()]:
             del self.needs[uuid]
         for number, stream in enumerate(self.streams):
@@ -314,7 +317,8 @@ class GpuWorld:
     def _served_wrongly(self, uuid: GpuUuid) -> Iterator[str]:
         if uuid in self.needs:
             yield f"I9: {uuid} is served although {self.needs[uuid]}"
-        since = max(self.lost_since.get(uuid, float("inf")), self.heard_since)
+        lost = self.lost_since.get(uuid, float("inf"))
+        since = max(lost, self.heard_since, self.sound_since)
         if self.driver.sound and self.loop.time() - since > NOTICED:
             yield f"I9: {uuid} is served although it was lost at {since}"
 

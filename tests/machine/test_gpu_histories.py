@@ -169,6 +169,7 @@ class GpuHistories(RuleBasedStateMachine):
         self.world.driver.hung = True
         self.after(seconds)
         self.world.driver.hung = False
+        self.world.sound_since = self.loop.time()
         self.after(SETTLED)
 
     @rule(error=st.booleans(), pause=pauses)
@@ -304,3 +305,16 @@ def test_a_planted_bug_in_health_is_found(plant, breach, monkeypatch) -> None:
 
     with pytest.raises((AssertionError, BaseExceptionGroup), match=breach):
         play(GpuHistories, ENOUGH, same_ones=True)
+
+
+def test_a_gpu_that_is_lost_while_the_driver_hangs_is_noticed_after_it_answers_again() -> None:
+    histories = GpuHistories()
+    histories.begin()
+    try:
+        histories.after(12.0)
+        histories.a_gpu_is_lost(gpu=UUIDS[0], pause=0.3)
+        for _ in range(2):
+            histories.the_driver_hangs(seconds=30.0)
+            assert [] == [*histories.world.breaches()]
+    finally:
+        histories.end()

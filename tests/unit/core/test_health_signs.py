@@ -186,3 +186,14 @@ def test_what_is_only_watched_or_silent_is_no_bout():
 )
 def test_what_is_missing_until_a_gpu_is_ok_is_said(health, wanted):
     assert wanted == missing(health, later(10), SETTINGS)
+
+
+def test_a_failed_probe_says_what_the_gpu_says_of_its_memory():
+    failed = dataclasses.replace(
+        saying(rows_failed=True), outcome=ProbeOutcome.FAILED, text="a row could not be remapped"
+    )
+
+    found = after(OK, failed)
+
+    assert (Condition.BAD, "H-ROWS") == (found.condition, found.runbook)
+    assert found == after(OK, saying(rows_failed=True))
