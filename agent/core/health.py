@@ -28,6 +28,7 @@ from agent.core.verdicts import (
 from agent.core.xids import XIDS, XidClass, XidSwitches, xid_name
 
 MOST_DOUBLINGS: Final = 32
+BEFORE: Final = "before the boot: "
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ def remembered(
         Condition.WATCH,
         now,
         health.cause,
-        f"before the boot: {health.text}",
+        BEFORE + health.text.removeprefix(BEFORE),
         health.xid,
         action=Action.WAIT,
         runbook=health.runbook,

@@ -26,10 +26,12 @@ def gpu_degraded(inventory: Inventory, now: dt.datetime) -> NodeCondition:
 
     While some are not, `since` outlives a restart, as their health does.
     """
-    ill = [gpu for gpu in inventory.gpus if not gpu.serving]
+    # One that is only kept because a slice of it is held is nobody's loss.
+    gpus = [gpu for gpu in inventory.gpus if gpu.present or not gpu.there]
+    ill = [gpu for gpu in gpus if not gpu.serving]
     if not ill:
-        since = max((gpu.health.since for gpu in inventory.gpus), default=now)
-        count = len(inventory.gpus)
+        since = max((gpu.health.since for gpu in gpus), default=now)
+        count = len(gpus)
         text = f"all {count} GPUs are served" if count else "there are no GPUs to share"
         return NodeCondition(
             GPU_DEGRADED, status=False, reason="AllServed", message=text, since=since

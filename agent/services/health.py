@@ -112,16 +112,12 @@ class HealthWatch:
 
     async def recheck(self, name: str) -> Recheck | None:
         """Ask the GPU with that index or UUID now, and judge the answer; None: no such GPU."""
-        shared = next(
-            (
-                gpu
-                for gpu in self._inventory.value.gpus
-                if gpu.uuid == name or (gpu.present and str(gpu.gpu.index) == name)
-            ),
-            None,
-        )
-        if shared is None:
+        gpus = self._inventory.value.gpus
+        named = [gpu for gpu in gpus if name in {gpu.uuid, str(gpu.gpu.index)}]
+        if not named:
             return None
+        # Of a lost GPU and one that has its index now, the present one is meant.
+        shared = max(named, key=lambda gpu: gpu.present)
         uuid, before = shared.uuid, self._of(shared.uuid)
         probe = await self._ask(uuid)
         if not self._settings.switches.off:

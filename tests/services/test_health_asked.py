@@ -10,7 +10,7 @@ from agent.core.events import ProbeOutcome
 from agent.core.gpu import Scan
 from agent.core.health import HealthSettings
 from agent.core.xids import read_switches
-from tests.builders import a_gpu, a_health
+from tests.builders import a_gpu, a_health, a_shared_gpu, an_inventory
 from tests.services.watching import G0, G1, Bench, running
 
 OFF = HealthSettings(switches=read_switches("all", ""))
@@ -35,6 +35,14 @@ async def test_a_recheck_asks_the_gpu_now_and_judges_the_answer(name):
         )
         assert ["ok", "lost", "ok"] == bench.conditions
         assert found.missing
+
+
+async def test_a_recheck_finds_a_lost_gpu_by_its_index():
+    async with running() as bench:
+        lost = a_shared_gpu(gpu=a_gpu(index=1), present=False)
+        bench.inventory.set(an_inventory(gpus=(a_shared_gpu(), lost)))
+
+        assert G1 == (await bench.watch.recheck("1")).uuid
 
 
 async def test_a_recheck_cuts_no_rest_short():

@@ -91,8 +91,9 @@ def free(library: NvmlLibrary, event_set: Any) -> None:  # noqa: ANN401 -- the l
 class EventStream:
     """The events of one set, which belongs to the stream. The thread only moves them.
 
-    At most EVENT_LIMIT wait to be read; when more come, the oldest go and CHANGED tells that
-    everything is to be looked at again.
+    At most EVENT_LIMIT wait in their order; of more that come each different one is kept, with how
+    often it came: a fatal XID must outlive a storm of others. When even these are too many,
+    CHANGED tells that everything is to be looked at again.
     """
 
     def __init__(self, library: NvmlLibrary, event_set: Any) -> None:  # noqa: ANN401 -- the library's own
@@ -103,7 +104,8 @@ class EventStream:
         self._settled: set[str] = set()
         self._library = library
         self._loop = asyncio.get_running_loop()
-        self._queue: collections.deque[DriverEvent] = collections.deque(maxlen=EVENT_LIMIT)
+        self._queue: collections.deque[DriverEvent] = collections.deque()
+        self._storm: collections.Counter[DriverEvent] = collections.Counter()
         self._overflown = False
         self._failure: DriverError | None = None
         self._news = asyncio.Event()
@@ -162,12 +164,23 @@ class EventStream:
             self._news.clear()
             if self._queue:
                 return self._queue.popleft()
+            if self._storm:
+                return self._of_storm()
             if self._overflown:
                 self._overflown = False
                 return DriverEvent(EventKind.CHANGED)
             if self._failure is not None:
                 raise self._failure
             await self._wait()
+
+    def _of_storm(self) -> DriverEvent:
+        """One of those that did not find room, each as often as it came."""
+        with self._lock:
+            event = next(iter(self._storm))
+            self._storm[event] -= 1
+            if not self._storm[event]:
+                del self._storm[event]
+        return event
 
     async def _wait(self) -> None:
         """For news; a stopped or starved process is given two periods."""
@@ -272,9 +285,13 @@ class EventStream:
     def _put(self, event: DriverEvent | None) -> None:
         if event is None:
             return
-        if len(self._queue) == EVENT_LIMIT:
-            self._overflown = True
-        self._queue.append(event)
+        with self._lock:
+            if not self._storm and len(self._queue) < EVENT_LIMIT:
+                self._queue.append(event)
+            elif event in self._storm or len(self._storm) < EVENT_LIMIT:
+                self._storm[event] += 1
+            else:
+                self._overflown = True
         if not self._news.is_set():
             self._tell(self._news.set)
 

@@ -49,6 +49,13 @@ def test_a_boot_leaves_a_fault_of_the_hardware_watched(health):
     assert health.text in watched.text
 
 
+def test_two_boots_say_once_that_it_was_before_them():
+    once = remembered(ECC, LATER, boot_changed=True)
+
+    assert once.text.startswith("before the boot: ")
+    assert once.text == remembered(once, LATER, boot_changed=True).text
+
+
 def test_a_boot_gives_a_silent_gpu_a_new_chance():
     assert Condition.OK is remembered(SILENT, LATER, boot_changed=True).condition
 

@@ -36,7 +36,7 @@ def test_a_gpu_that_is_not_served_degrades_the_node_and_is_named():
     gpus = (
         a_shared_gpu(),
         a_shared_gpu(gpu=a_gpu(index=1), health=ill),
-        a_shared_gpu(gpu=a_gpu(index=2), present=False),
+        a_shared_gpu(gpu=a_gpu(index=2), present=False, there=False),
     )
     found = gpu_degraded(an_inventory(gpus=gpus), LATER)
 
@@ -51,3 +51,11 @@ def test_the_message_has_a_bound():
     gpus = [a_shared_gpu(gpu=a_gpu(index=n), health=ill) for n in range(16)]
 
     assert TEXT_LIMIT == len(gpu_degraded(an_inventory(gpus=gpus), LATER).message)
+
+
+def test_a_gpu_that_is_filtered_out_while_it_is_held_degrades_nothing():
+    kept = a_shared_gpu(gpu=a_gpu(index=1), present=False)
+
+    found = gpu_degraded(an_inventory(gpus=(a_shared_gpu(), kept)), LATER)
+
+    assert (False, "all 1 GPUs are served") == (found.status, found.message)
