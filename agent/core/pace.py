@@ -1,4 +1,6 @@
-"""How often the ledger is held against the kubelet's books, in both modes. All are seconds."""
+"""How often the ledger is held against the kubelet's books, in both modes; numbers are seconds."""
+
+import datetime as dt
 
 PERIOD = 60.0
 """Between complete looks when nothing happens."""
@@ -20,3 +22,6 @@ RETRIES = (1.0, 2.0, 5.0, 15.0)
 
 DEADLINE = 2.0
 """For one question, or for one directory."""
+
+UNCONFIRMED_AFTER = dt.timedelta(seconds=60)
+"""A row that the kubelet has not confirmed for so long is counted and shown."""

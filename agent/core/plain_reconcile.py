@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey, Ledger, Row
+from agent.core.pace import UNCONFIRMED_AFTER
 from agent.core.plain_row import Holder, PlainRow, Stranger
 from agent.core.pods import PodUid
 from agent.core.slices import SliceId, split_slice_id
@@ -30,9 +31,6 @@ UNREAD_GRACE = dt.timedelta(minutes=10)
 LOST_GRACE = dt.timedelta(days=1)
 """The same where the file named the ids under an earlier kubelet: with a lost checkpoint nothing
 tells of an init container that runs on."""
-
-UNCONFIRMED_AFTER = dt.timedelta(seconds=60)
-"""A row that the kubelet has not booked for so long is counted and shown."""
 
 Held = frozenset[SliceId]
 

@@ -10,7 +10,7 @@ from agent.core.container_edits import container_directory
 from agent.core.errors import Gate, Refusal
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey, Effect, EffectKind, Ledger, Row
-from agent.core.pace import SETTLING
+from agent.core.pace import SETTLING, UNCONFIRMED_AFTER
 from agent.core.plain import CONTAINER as PLAIN
 from agent.core.plain_row import Holder, Stranger
 from agent.core.pods import ContainerView, Phase, PodTable, PodUid, PodView, Role
@@ -18,9 +18,6 @@ from agent.core.slices import SliceId, split_slice_id
 
 VANISHED_GRACE = dt.timedelta(seconds=60)
 """How long a row outlives its pod in the watch and at the kubelet."""
-
-UNCONFIRMED_AFTER = dt.timedelta(seconds=60)
-"""A row that the kubelet has not confirmed for so long is counted and shown."""
 
 LEAKED_AFTER = dt.timedelta(minutes=10)
 """How long a container directory that belongs to nobody is left alone, by its last change."""

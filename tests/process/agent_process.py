@@ -1,8 +1,10 @@
 """Starting real agents for tests, with nothing of this machine's settings in their environment."""
 
+import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from agent.sandbox.hardware_file import described
@@ -28,6 +30,17 @@ async def started(cluster: SandboxCluster, slices: int = 80) -> SandboxCluster:
 
 async def offers(cluster: SandboxCluster, slices: int) -> bool:
     return await cluster.until(lambda: cluster.allocatable() == slices, PATIENCE)
+
+
+async def comes(holds: Callable[[], bool], within: float = PATIENCE) -> bool:
+    """Whether it came true in time: nothing tells when a file changes or a thread ends."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + within
+    while not holds():
+        if loop.time() > end:
+            return False
+        await asyncio.sleep(0.05)
+    return True
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

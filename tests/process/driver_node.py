@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,14 +89,3 @@ async def a_node(library: Path, gpus: int = GPUS) -> AsyncIterator[Node]:
         finally:
             stub.hang(hung=False)
             plugin.close()
-
-
-async def comes(holds: Callable[[], bool], within: float = PATIENCE) -> bool:
-    """Whether it came true in time: nothing tells when a thread ends."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + within
-    while not holds():
-        if loop.time() > end:
-            return False
-        await asyncio.sleep(0.05)
-    return True

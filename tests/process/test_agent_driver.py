@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import nvml_stub
-from tests.process.agent_process import offers
-from tests.process.driver_node import GPUS, LIMIT, SLICES, Node, a_node, comes
+from tests.process.agent_process import comes, offers
+from tests.process.driver_node import GPUS, LIMIT, SLICES, Node, a_node
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(120)]
 

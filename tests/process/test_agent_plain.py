@@ -1,10 +1,9 @@
 """Plain mode as a real process beside the kubelet model, with no API server to be found."""
 
-import asyncio
 import contextlib
 import dataclasses
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from agent.sandbox.kubelet.node import Admission
 from agent.sandbox.lab.cluster import RESOURCE, SandboxCluster, open_cluster
 from agent.sandbox.lab.web import fetch
 from agent.wire.v1beta1 import ContainerAllocateResponse
-from tests.process.agent_process import PATIENCE, offers, options, started
+from tests.process.agent_process import PATIENCE, comes, offers, options, started
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(60)]
 
@@ -70,17 +69,6 @@ def ledger(cluster: SandboxCluster) -> Ledger:
 def holders(cluster: SandboxCluster) -> set[str]:
     """The pods that the ledger knows as holders."""
     return {row.holder.pod for row in ledger(cluster).plain if row.holder is not None}
-
-
-async def comes(holds: Callable[[], bool], within: float = PATIENCE) -> bool:
-    """Whether what is on disk came true in time: nothing beats when a file changes."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + within
-    while not holds():
-        if loop.time() > end:
-            return False
-        await asyncio.sleep(0.05)
-    return True
 
 
 async def test_pods_get_their_slices_without_any_api_server():

@@ -12,6 +12,7 @@ import structlog
 from agent.core.container_edits import container_directory
 from agent.core.errors import AgentError
 from agent.core.ledger import ContainerKey, Ledger
+from agent.core.pace import DEADLINE
 from agent.core.ports import Clock, HookDirs
 from agent.core.reconcile import Seen, leaked
 from agent.kit.cell import Cell
@@ -20,9 +21,6 @@ log = structlog.get_logger(__name__)
 
 SWEEP_PERIOD = 3600.0
 """Seconds between searches for leaked directories; the first is made at the start."""
-
-DEADLINE = 2.0
-"""Seconds for one directory."""
 
 
 class Directories:

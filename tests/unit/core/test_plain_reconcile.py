@@ -6,10 +6,10 @@ import datetime as dt
 import pytest
 
 from agent.core.ledger import Ledger
+from agent.core.pace import UNCONFIRMED_AFTER
 from agent.core.plain_reconcile import (
     GONE_GRACE,
     LOST_GRACE,
-    UNCONFIRMED_AFTER,
     UNREAD_GRACE,
     UNSEEN_GRACE,
     PlainSeen,
