@@ -19,7 +19,7 @@ from agent.plugin.server import PluginServer
 from agent.services.announce import Notices
 from agent.services.discovery import Discovery
 from agent.services.gpu_events import GpuEvents
-from agent.services.health import HealthPorts, HealthWatch
+from agent.services.health.watch import HealthPorts, HealthWatch
 from agent.services.inventory import InventoryKeeper
 from agent.services.kubelet import KubeletWatch
 from agent.services.last_good import LastGoodKeeper
@@ -148,8 +148,8 @@ def _knowing(
     names = Names(settings.paths.kubelet_socket.name)
     return Knowing(
         keeper=keeper,
-        left_out=LeftOut(keeper.left_out, notices.say),
-        gpu_events=GpuEvents(facts.inventory, state.ledger, notices.say),
+        left_out=LeftOut(keeper.left_out, facts.inventory, notices.say),
+        gpu_events=GpuEvents(facts.inventory, state.ledger, keeper.left_out, notices.say),
         listing=Listing(facts.inventory, keeper.served, facts.slices),
         discovery=discovery,
         health=health,

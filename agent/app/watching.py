@@ -80,7 +80,7 @@ def _api(whole: Whole) -> tuple[Check, ...]:
 def _gpu_health(front: Front) -> Check:
     left_out = {fault.gpu: fault.text for fault in front.knowing.keeper.left_out.value}
     ill = [gpu for gpu in front.facts.inventory.value.gpus if not gpu.serving]
-    text = "; ".join(f"GPU {gpu.gpu.index} {_why(gpu, left_out)}" for gpu in ill)
+    text = "; ".join(f"GPU {gpu.gpu.label} {_why(gpu, left_out)}" for gpu in ill)
     return Check("gpu_health", not ill, text, required=False)
 
 

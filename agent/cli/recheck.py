@@ -70,8 +70,9 @@ def _text(data: Mapping[str, Any]) -> str:
         "silent": "it did not answer",
     }.get(data["probe"]["outcome"], data["probe"]["outcome"])
     words = f" ({data['probe']['text']})" if data["probe"]["text"] else ""
+    index = "of unknown index" if data["gpu"] is None else data["gpu"]
     lines = [
-        f"GPU {data['gpu']} ({data['uuid']}): {answer}{words}",
+        f"GPU {index} ({data['uuid']}): {answer}{words}",
         f"{data['condition']} since {data['since']}, {served}",
     ]
     if data["text"]:

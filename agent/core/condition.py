@@ -60,7 +60,8 @@ class Health:
     `needs_reset`: only a boot, lost-then-present, or the driver's word that nothing is needed
     clears it; with `needs_reboot`, only a boot. `passed_probes` count since the last bad report.
     `bouts`: times that it was bad or lost, each soon after the one before was over, which was at
-    `recovered_at`.
+    `recovered_at`. `failures`: when probes failed while it was neither, those of the last minutes;
+    `failed_in_row` of them with none that passed since.
     """
 
     condition: Condition
@@ -76,6 +77,8 @@ class Health:
     needs_reboot: bool = False
     bouts: int = 0
     recovered_at: dt.datetime | None = None
+    failures: tuple[dt.datetime, ...] = ()
+    failed_in_row: int = 0
 
     @property
     def ill(self) -> bool:

@@ -2,10 +2,14 @@
 
 import dataclasses
 import enum
-from typing import NewType
+from typing import Final, NewType
 
 GpuUuid = NewType("GpuUuid", str)
 """`GPU-…` as NVML prints it: the identity of a GPU. The index is for display and ordering."""
+
+
+NO_INDEX: Final = -1
+"""The index of a GPU that the driver does not list and that nobody has described."""
 
 
 class PciPath(enum.IntEnum):
@@ -49,8 +53,9 @@ class MigInstance:
 class Gpu:
     """One physical GPU.
 
-    `memory_mib` is total bytes // 2**20, None where the driver cannot tell (coherent memory).
-    `numa` is None when unknown; `minor` is the N of /dev/nvidiaN.
+    `index` is NO_INDEX for one of which only the identity is known. `memory_mib` is total bytes //
+    2**20, None where the driver cannot tell (coherent memory). `numa` is None when unknown; `minor`
+    is the N of /dev/nvidiaN.
     """
 
     uuid: GpuUuid
@@ -63,6 +68,17 @@ class Gpu:
     mig_enabled: bool = False
     mig_instances: tuple[MigInstance, ...] = ()
     links: tuple[Link, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """What people call it, in short: its index, where that is known."""
+        return str(self.uuid) if self.index == NO_INDEX else str(self.index)
+
+    @property
+    def title(self) -> str:
+        """The same with its identity."""
+        known = "of unknown index" if self.index == NO_INDEX else str(self.index)
+        return f"GPU {known} ({self.uuid})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,7 +1,10 @@
-"""What people are told when GPUs change: the Events between one inventory and the next."""
+"""What people are told when GPUs change: the Events between one inventory and the next.
+
+One turn of fate is one Event: what may turn again in a moment is not news yet.
+"""
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from agent.core.changes import NO_POD, NodeEvent
 from agent.core.condition import Cause, Condition, Health
@@ -27,22 +30,59 @@ class _Told:
     warning: bool = True
 
 
-def gpu_events(old: Inventory, new: Inventory, ledger: Ledger) -> tuple[NodeEvent, ...]:
+def gpu_events(
+    old: Inventory, new: Inventory, ledger: Ledger, left_out: Collection[str] = ()
+) -> tuple[NodeEvent, ...]:
     """The Events that `new` gives rise to after `old`; equal words of several GPUs are one Event.
 
     On the Node: GpuUnhealthy, GpuRecovered, GpuUnmonitored, GpuDriverUnresponsive and
     GpuInventoryChanged. On each pod that holds a GPU which has come to harm, or on the Node for a
-    pod of which only the name is known: GpuDegradedForPod.
+    pod of which only the name is known: GpuDegradedForPod. Why a GPU of `left_out` is shared no
+    longer, another Event says.
     """
-    return (*_of_health(old, new), *_of_inventory(old, new), *_of_pods(old, new, ledger))
+    return (
+        *_of_health(old, new),
+        *_of_inventory(old, new, left_out),
+        *_of_pods(old, new, ledger),
+    )
+
+
+def turning(said: Inventory, new: Inventory) -> frozenset[GpuUuid]:
+    """The GPUs of which the news may turn again in a moment, and that nothing else is new of.
+
+    A return from silence, and the coming and going of a GPU that is ill or silent: the steps of a
+    reset, or of a driver that stutters. What gets worse is no such news.
+    """
+    pairs = ((before, new.find(before.uuid)) for before in said.gpus)
+    return frozenset(before.uuid for before, gpu in pairs if _may_turn(before, gpu))
+
+
+def believed(said: Inventory, new: Inventory, doubted: Collection[GpuUuid]) -> Inventory:
+    """`new`, but the `doubted` GPUs are as they were `said` to be."""
+    kept = (gpu for gpu in said.gpus if gpu.uuid in doubted)
+    fresh = (gpu for gpu in new.gpus if gpu.uuid not in doubted)
+    return dataclasses.replace(new, gpus=(*fresh, *kept))
+
+
+def _may_turn(said: SharedGpu, gpu: SharedGpu | None) -> bool:
+    if gpu is None:
+        return _is_unwell(said.health)
+    if _state(said.health) == _state(gpu.health):
+        return said.present != gpu.present and _is_unwell(said.health)
+    is_better = _is_well(gpu.health) or (said.health.silent and gpu.health.cause == Cause.MONITOR)
+    return is_better and _is_unwell(said.health) and not said.health.ill
+
+
+def _is_unwell(health: Health) -> bool:
+    return not _is_well(health) and health.cause != Cause.OFF
 
 
 def named(gpus: Iterable[SharedGpu]) -> str:
     """These GPUs for people, by index."""
     found = sorted(gpus, key=lambda gpu: (gpu.gpu.index, gpu.uuid))
     if len(found) == 1:
-        return f"GPU {found[0].gpu.index} ({found[0].uuid})"
-    return f"GPUs {', '.join(str(gpu.gpu.index) for gpu in found)}"
+        return found[0].gpu.title
+    return f"GPUs {', '.join(gpu.gpu.label for gpu in found)}"
 
 
 def _of_health(old: Inventory, new: Inventory) -> Iterator[NodeEvent]:
@@ -95,15 +135,16 @@ def _state(health: Health) -> tuple[object, ...]:
     return (health.cause, health.serving)
 
 
-def _of_inventory(old: Inventory, new: Inventory) -> Iterator[NodeEvent]:
+def _of_inventory(old: Inventory, new: Inventory, left_out: Collection[str]) -> Iterator[NodeEvent]:
     present = {gpu.uuid: gpu for gpu in old.gpus if gpu.present}
     still = {gpu.uuid: gpu for gpu in new.gpus if gpu.present}
     lost = {gpu.uuid for gpu in new.gpus if gpu.health.condition is Condition.LOST}
+    told = {*still, *lost, *left_out}
     words = (
-        ("no longer shared", [g for u, g in present.items() if u not in still and u not in lost]),
-        ("shared now", [g for u, g in still.items() if u not in present]),
+        ("no longer shared", [g for u, g in present.items() if u not in told]),
+        ("shared now", [g for u, g in still.items() if u not in present and g.serving]),
     )
-    text = "; ".join(f"{told}: {named(gpus)}" for told, gpus in words if gpus)
+    text = "; ".join(f"{word}: {named(gpus)}" for word, gpus in words if gpus)
     if text:
         yield NodeEvent("GpuInventoryChanged", text, warning=False)
 

@@ -162,7 +162,7 @@ def _usable(
 
 def _not_serving(name: str, gpu: SharedGpu) -> Refusal:
     """Why the GPU of that pod is not given out."""
-    which = f"GPU {gpu.gpu.index} ({gpu.uuid})"
+    which = gpu.gpu.title
     if gpu.health.condition is Condition.UNMONITORED:
         return Refusal(
             Gate.DRIVER_UNRESPONSIVE,

@@ -13,6 +13,7 @@ from typing import Final
 from agent.core.condition import Action, Cause, Condition, Health
 from agent.core.errors import cap
 from agent.core.events import DriverEvent, EventKind, Probe, ProbeOutcome
+from agent.core.failures import counted, is_failing, lately
 from agent.core.gpu_signs import GpuSigns
 from agent.core.verdicts import (
     again,
@@ -77,7 +78,8 @@ def judge(
 
     `now` must not go backwards between calls.
     """
-    return _counted(health, _judged(health, report, now, settings), now, settings)
+    known = counted(health, report, now) if isinstance(report, Probe) else health
+    return _carried(known, _judged(known, report, now, settings), now, settings)
 
 
 def aged(health: Health, now: dt.datetime, settings: HealthSettings) -> Health:
@@ -106,7 +108,8 @@ def remembered(
     if harmless and xid_class(health.xid or 0, settings) is XidClass.APPLICATION:
         return Health(Condition.OK, since=now)
     if not boot_changed:
-        return dataclasses.replace(health, since=since, passed_probes=0)
+        failures = tuple(min(one, now) for one in health.failures)
+        return dataclasses.replace(health, since=since, passed_probes=0, failures=failures)
     hardware = health.cause in {Cause.ECC, Cause.LOST, Cause.PROBE, Cause.MEMORY}
     if health.condition in {Condition.OK, Condition.UNMONITORED} or not hardware:
         return Health(Condition.OK, since=now)
@@ -161,8 +164,8 @@ def _judged(
     return health  # corrected errors, the power supply, and changes of the layout
 
 
-def _counted(health: Health, fresh: Health, now: dt.datetime, settings: HealthSettings) -> Health:
-    """`fresh` with the count of bouts, which conclusions do not know of."""
+def _carried(health: Health, fresh: Health, now: dt.datetime, settings: HealthSettings) -> Health:
+    """`fresh` with the counts of bouts and failed probes, which conclusions do not know of."""
     if fresh is health:
         return health
     bouts, recovered_at = health.bouts, health.recovered_at
@@ -173,7 +176,13 @@ def _counted(health: Health, fresh: Health, now: dt.datetime, settings: HealthSe
         bouts, recovered_at = (bouts + 1 if soon else 1), None
     elif health.ill and not fresh.ill:
         recovered_at = now
-    return dataclasses.replace(fresh, bouts=bouts, recovered_at=recovered_at)
+    return dataclasses.replace(
+        fresh,
+        bouts=bouts,
+        recovered_at=recovered_at,
+        failures=() if fresh.ill else lately(health, now),
+        failed_in_row=0 if fresh.ill else health.failed_in_row,
+    )
 
 
 def _struck(
@@ -227,7 +236,7 @@ def _passed(health: Health, now: dt.datetime, settings: HealthSettings, signs: G
         return health
     if health.condition is Condition.UNMONITORED:
         if health.xid is None:
-            return Health(Condition.OK, since=now)
+            return _cleared(health, now)
         text = f"XID {health.xid} before it fell silent"
         runbook = f"H-{health.xid:03d}"
         return dataclasses.replace(watched(now, Cause.XID, text, runbook), xid=health.xid)
@@ -259,19 +268,23 @@ def _rested(health: Health, now: dt.datetime, settings: HealthSettings) -> Healt
     return dataclasses.replace(health, passed_probes=passed)
 
 
+def _cleared(health: Health, now: dt.datetime) -> Health:
+    """It answers, and is heard, again: a silence wipes out no failed probe."""
+    if not lately(health, now):
+        return Health(Condition.OK, since=now)
+    return watched(now, Cause.PROBE, "a probe failed lately", "H-PROBE")
+
+
 def _failed(health: Health, probe: Probe, now: dt.datetime) -> Health:
-    """The first failure in a row is watched, the next one is bad."""
-    words = cap(probe.text) or "an error"
-    first = health.condition is Condition.OK or (
-        health.condition is Condition.WATCH and health.passed_probes > 0
-    )
-    if first:
-        doubt = watched(now, Cause.PROBE, f"a probe failed: {words}", "H-PROBE")
-        return dataclasses.replace(doubt, xid=health.xid)
+    """A failure is a doubt, in whatever condition; when they are too many it is bad."""
     if health.ill:
         return again(health, now)
-    verdict = bad(now, Cause.PROBE, f"probes fail: {words}", "H-PROBE")
-    return dataclasses.replace(verdict, xid=health.xid, action=Action.INSPECT)
+    words = cap(probe.text) or "an error"
+    if is_failing(health, now):
+        verdict = bad(now, Cause.PROBE, f"probes fail: {words}", "H-PROBE")
+        return dataclasses.replace(verdict, xid=health.xid, action=Action.INSPECT)
+    doubt = watched(now, Cause.PROBE, f"a probe failed: {words}", "H-PROBE")
+    return worse(health, dataclasses.replace(doubt, xid=health.xid))
 
 
 def _lost(health: Health, probe: Probe, now: dt.datetime) -> Health:

@@ -40,7 +40,10 @@ class SharedGpu:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Inventory:
-    """All shared GPUs, sorted by index then UUID. `generation` rises with every change."""
+    """All shared GPUs, sorted by index then UUID, those without an index last.
+
+    `generation` rises with every change.
+    """
 
     generation: int = 0
     gpus: tuple[SharedGpu, ...] = ()

@@ -37,7 +37,7 @@ def gpu_degraded(inventory: Inventory, now: dt.datetime) -> NodeCondition:
             GPU_DEGRADED, status=False, reason="AllServed", message=text, since=since
         )
     text = "; ".join(
-        f"GPU {gpu.gpu.index} ({gpu.uuid}) is {gpu.health.condition.value}: "
+        f"{gpu.gpu.title} is {gpu.health.condition.value}: "
         + (gpu.health.text if not gpu.health.serving else "not on the node")
         for gpu in ill
     )

@@ -93,7 +93,7 @@ def _check_number(text: SliceId, inventory: Inventory, held: Collection[SliceId]
     if pair and gpu and pair[1] >= gpu.split_count and text not in held:
         raise Refusal(
             Gate.UNKNOWN_SLICE,
-            f"GPU {gpu.gpu.index} has {gpu.split_count} slices, and {cap(text, 80)} is none of "
+            f"GPU {gpu.gpu.label} has {gpu.split_count} slices, and {cap(text, 80)} is none of "
             "them; create the pod again.",
         )
 
@@ -109,7 +109,7 @@ def _usable(uuid: GpuUuid, inventory: Inventory) -> SharedGpu:
     if gpu.present and not gpu.serving and gpu.health.condition is Condition.UNMONITORED:
         raise Refusal(
             Gate.DRIVER_UNRESPONSIVE,
-            f"The driver has not answered for GPU {gpu.gpu.index} ({uuid}) for too long; ask the "
+            f"The driver has not answered for {gpu.gpu.title} for too long; ask the "
             "operator to look at the node's driver.",
             transient=True,
         )
@@ -117,7 +117,7 @@ def _usable(uuid: GpuUuid, inventory: Inventory) -> SharedGpu:
         condition = gpu.health.condition if gpu.present else Condition.LOST
         raise Refusal(
             Gate.BAD_GPU,
-            f"GPU {gpu.gpu.index} ({uuid}) is {condition.value}: "
+            f"{gpu.gpu.title} is {condition.value}: "
             f"{gpu.health.text or gpu.health.cause}; create the pod again, so that it gets another "
             "GPU.",
         )

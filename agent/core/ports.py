@@ -54,8 +54,11 @@ class Driver(Protocol):
         """
         ...
 
-    def events(self) -> AsyncIterator[DriverEvent]:
-        """Reports as they come, for ever. Raises DriverError when the session ends."""
+    def events(self, opened: Callable[[], None] | None = None) -> AsyncIterator[DriverEvent]:
+        """Reports as they come, for ever. Raises DriverError when the session ends.
+
+        `opened` is called once, when nothing is missed any more.
+        """
         ...
 
     async def close(self) -> None:

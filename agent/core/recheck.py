@@ -9,10 +9,13 @@ from agent.core.gpu import GpuUuid
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recheck:
-    """One GPU, asked now: its health before and after, and what is `missing` until it is ok."""
+    """One GPU, asked now: its health before and after, and what is `missing` until it is ok.
+
+    `index` is None where it is not known.
+    """
 
     uuid: GpuUuid
-    index: int
+    index: int | None
     probe: Probe
     before: Health
     after: Health

@@ -2,7 +2,7 @@
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -61,8 +61,11 @@ class SimulatedDriver:
             raise _refused(reply)
         return reply.processes
 
-    async def events(self) -> AsyncIterator[DriverEvent]:
-        """Reports as they come. Raises DriverError when the hardware or this session ends."""
+    async def events(self, opened: Callable[[], None] | None = None) -> AsyncIterator[DriverEvent]:
+        """Reports as they come. Raises DriverError when the hardware or this session ends.
+
+        `opened` is called when the hardware says that it listens to us.
+        """
         self._refuse_closed()
         try:
             async with connection(self._socket_path) as (reader, writer):
@@ -74,6 +77,8 @@ class SimulatedDriver:
                         raise _refused(reply)
                     if reply.event is not None:
                         yield reply.event
+                    elif opened is not None:
+                        opened()
         except (HardwareUnreachable, HardwareSilent) as error:
             self._refuse_closed()
             raise DriverError(str(error)) from error

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import structlog
 
 from agent.core.condition import Condition, Health
-from agent.core.gpu import Gpu, GpuFault, GpuUuid, Scan
+from agent.core.gpu import NO_INDEX, Gpu, GpuFault, GpuUuid, Scan
 from agent.core.inventory import Inventory, SharedGpu, diff
 from agent.core.ports import Clock
 from agent.core.slices import (
@@ -93,7 +93,7 @@ class InventoryKeeper:
         old = self._inventory.value
         new = Inventory(
             generation=old.generation,
-            gpus=tuple(sorted(shared.values(), key=lambda one: (one.gpu.index, one.uuid))),
+            gpus=tuple(sorted(shared.values(), key=_place)),
             driver_version=self._scan.driver_version,
         )
         self._tell(tuple(offer.faults))
@@ -134,6 +134,10 @@ class InventoryKeeper:
                     log.warning("inventory.gpu_left_out", gpu=fault.gpu, err=fault.text)
 
 
+def _place(shared: SharedGpu) -> tuple[bool, int, GpuUuid]:
+    return shared.gpu.index == NO_INDEX, shared.gpu.index, shared.uuid
+
+
 class _Offer:
     """Which GPUs of a scan are shared, and what keeps the others out."""
 
@@ -164,16 +168,14 @@ class _Offer:
     def absent(self, held: Iterable[GpuUuid]) -> Iterator[Gpu]:
         """The GPUs to list as not present: lost ones that the driver still lists, and held ones."""
         lost = [GpuUuid(fault.gpu) for fault in self._scan.faults if fault.lost]
-        index = max((gpu.index for gpu in self._facts.values()), default=-1)
         for uuid in dict.fromkeys((*lost, *held)):
             known = self._facts.get(uuid)
             if known is not None:
                 if uuid in held or not (self._filtered(known) or self._obstacle(known)):
                     yield known
             elif uuid in held:
-                # Held since before we started, and gone: nothing is known but its name.
-                index += 1
-                yield Gpu(uuid, index=index, name="", memory_mib=None, pci="")
+                # Held since before we started, and gone: nothing is known but its identity.
+                yield Gpu(uuid, index=NO_INDEX, name="", memory_mib=None, pci="")
 
     def _filtered(self, gpu: Gpu) -> bool:
         return gpu.uuid in self._settings.filter_uuids or gpu.index in self._settings.filter_indexes

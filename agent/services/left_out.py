@@ -3,17 +3,25 @@
 from collections.abc import Callable
 
 from agent.core.changes import NodeEvent
-from agent.core.gpu import GpuFault
+from agent.core.gpu import GpuFault, GpuUuid
+from agent.core.inventory import Inventory
 from agent.kit.cell import Cell
 
 
 class LeftOut:
-    """Says which GPUs are left out, and why; again when the reason is another one."""
+    """Says which GPUs are left out, and why; again when the reason is another one.
+
+    A GPU that was shared and is lost is its health's to tell.
+    """
 
     def __init__(
-        self, left_out: Cell[tuple[GpuFault, ...]], say: Callable[[NodeEvent], None]
+        self,
+        left_out: Cell[tuple[GpuFault, ...]],
+        inventory: Cell[Inventory],
+        say: Callable[[NodeEvent], None],
     ) -> None:
         self._left_out = left_out
+        self._inventory = inventory
         self._say = say
 
     async def run(self) -> None:
@@ -21,7 +29,8 @@ class LeftOut:
         said: frozenset[GpuFault] = frozenset()
         async for faults in self._left_out.follow():
             for fault in faults:
-                if fault not in said:
+                known = fault.lost and self._inventory.value.find(GpuUuid(fault.gpu))
+                if fault not in said and not known:
                     text = f"GPU {fault.gpu} is not shared: {fault.text}"
                     self._say(NodeEvent("GpuLeftOut", text, warning=True))
             said = frozenset(faults)

@@ -85,11 +85,11 @@ Named = list[tuple[str, SharedGpu]]
 
 
 def _names(inventory: Inventory) -> Named:
-    """GPUs by index; by UUID where a GPU that is gone has left its index to another."""
+    """GPUs by index; by UUID where one has none, or is gone and has left its index to another."""
     taken: set[int] = set()
     named: dict[GpuUuid, str] = {}
     for gpu in sorted(inventory.gpus, key=lambda gpu: not gpu.present):
-        named[gpu.uuid] = str(gpu.uuid) if gpu.gpu.index in taken else str(gpu.gpu.index)
+        named[gpu.uuid] = str(gpu.uuid) if gpu.gpu.index in taken else gpu.gpu.label
         taken.add(gpu.gpu.index)
     return [(named[gpu.uuid], gpu) for gpu in inventory.gpus]
 

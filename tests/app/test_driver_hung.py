@@ -20,6 +20,7 @@ from agent.core.xids import FELL_OFF_THE_BUS
 from agent.kit.heartbeat import Heartbeat
 from agent.sandbox.hardware import SimulatedHardware
 from agent.sandbox.hardware_file import Description
+from agent.services.gpu_events import CALM
 from agent.web.probes import Probes
 from tests.app.front_node import joined
 from tests.builders import a_gpu
@@ -132,6 +133,7 @@ async def test_a_driver_that_hangs_for_ten_minutes_stops_allocations_after_the_l
         await asyncio.sleep(5 + 15)
         assert [True, True] == healthy(node)
         await node.allocate()
+        await asyncio.sleep(CALM)
         assert "GpuRecovered" == node.told[-1]
         assert "gpu_health ok" in node.probed()[1]
 

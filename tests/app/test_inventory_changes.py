@@ -9,9 +9,13 @@ from agent.core.events import DriverEvent, EventKind, ProbeOutcome
 from agent.core.gpu import Gpu, GpuFault
 from agent.core.ledger import Ledger
 from agent.core.slices import slice_id
+from agent.sandbox.hardware import SimulatedHardware
+from agent.sandbox.hardware_file import Description
+from agent.services.gpu_events import CALM
 from tests.app.front_node import BEFORE, FrontNode, joined, running
 from tests.builders import a_gpu, a_health, a_row, a_share, a_uuid
 from tests.fakes.driver import ScriptedDriver
+from tests.fakes.hardware_driver import HardwareDriver
 
 G0, G1, G2 = (a_uuid(number) for number in range(3))
 CHANGED = DriverEvent(EventKind.CHANGED)
@@ -107,8 +111,10 @@ async def test_a_driver_that_is_unloaded_takes_no_gpu_along_and_serves_all_when_
         assert ([G0, G1], None) == (node.served, node.front.knowing.discovery.problem.value)
         assert {G0: (0, True), G1: (1, True)} == node.registered
         assert ROW == node.front.state.ledger.value.rows[0]
-        assert "GpuInventoryChanged" not in node.reasons
-        assert "GpuRecovered" == node.reasons[-1]
+        await asyncio.sleep(CALM)
+        assert ["GpuDriverUnresponsive", "GpuUnhealthy", "GpuDegradedForPod", "GpuRecovered"] == (
+            node.reasons
+        )
 
 
 async def test_what_a_driver_that_was_loaded_anew_shows_is_looked_at_at_once():
@@ -171,7 +177,7 @@ async def test_a_gpu_that_an_admin_switches_to_mig_mode_leaves_and_its_pods_keep
         assert slice_id(G1, 12) in node.groups[G1].ids
         assert (1, False) == node.registered[G1]
         assert (False, True) == (node.shared(G1).present, node.shared(G1).there)
-        assert {"GpuInventoryChanged", "GpuLeftOut", "GpuDegradedForPod"} == set(node.reasons)
+        assert ["GpuDegradedForPod", "GpuLeftOut"] == sorted(node.reasons)
         assert any("MIG mode" in one.text for one in node.told if one.reason == "GpuLeftOut")
 
         await pod_ends(node)
@@ -188,6 +194,36 @@ async def test_a_gpu_whose_mig_mode_is_disabled_again_is_shared_again():
 
         assert [G0, G1] == node.served == list(node.registered)
         assert "GpuInventoryChanged" == node.reasons[-1]
+
+
+async def test_a_gpu_that_a_scan_finds_lost_is_one_event():
+    driver = ScriptedDriver(gpus(2))
+    async with running(joined(driver)) as node:
+        driver.gpus.pop()
+        driver.faults = [GpuFault(G1, "GPU is lost", lost=True)]
+        driver.outcomes[G1] = ProbeOutcome.LOST
+        await asyncio.sleep(SCANNED + 2 * CALM)
+
+        assert [G0] == node.served
+        assert ["GpuUnhealthy"] == node.reasons
+
+
+async def test_an_xid_a_reset_and_a_rest_are_two_events():
+    hardware = SimulatedHardware(Description("570.86.15", tuple(gpus(2))))
+    async with running(joined(HardwareDriver(hardware))) as node:
+        hardware.xid("1", 48)
+        await asyncio.sleep(100)
+        hardware.restore("1")
+        await asyncio.sleep(0.5)
+        assert (Condition.LOST, False) == (
+            node.shared(G1).health.condition,
+            node.shared(G1).present,
+        )
+        await asyncio.sleep(500)
+        assert (["GpuUnhealthy"], [G0]) == (node.reasons, node.served)
+        await asyncio.sleep(200)
+
+        assert (["GpuUnhealthy", "GpuRecovered"], [G0, G1]) == (node.reasons, node.served)
 
 
 async def test_one_gpu_whose_calls_hang_leaves_the_seven_others_served_and_sampled():

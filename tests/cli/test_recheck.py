@@ -75,6 +75,14 @@ async def test_a_gpu_that_is_not_served_is_a_problem_and_what_is_missing_is_said
     ) == capsys.readouterr().out
 
 
+async def test_a_gpu_whose_index_is_not_known_is_said_to_have_none(tmp_path, capsys):
+    path = tmp_path / "s.sock"
+    async with an_agent(path, gpu=None):
+        await run("GPU-3", "--socket", path)
+
+    assert "GPU of unknown index (GPU-3): it answered\n" in capsys.readouterr().out
+
+
 async def test_a_gpu_that_is_served_is_no_problem(tmp_path, capsys):
     path = tmp_path / "s.sock"
     probe = {"outcome": "silent", "text": "no answer within 2 s"}

@@ -157,6 +157,28 @@ async def first(driver: Driver, cause: Callable) -> DriverEvent:
     return heard.result()
 
 
+async def test_a_stream_of_events_says_once_that_it_is_open_and_misses_nothing_from_then_on(
+    pliable,
+):
+    opened = asyncio.Event()
+    told: list[bool] = []
+
+    def note() -> None:
+        told.append(True)
+        opened.set()
+
+    events = pliable.driver.events(note)
+    assert isinstance(events, AsyncGenerator)
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+        heard = tasks.create_task(events.__anext__())
+        await opened.wait()
+        await pliable.xid(1, 48)
+        event = await heard
+    await events.aclose()
+
+    assert (EventKind.XID, 48, [True]) == (event.kind, event.xid, told)
+
+
 async def test_a_scan_lists_the_gpus_by_index(subject):
     scan = await subject.driver.scan()
 
@@ -265,4 +287,4 @@ async def test_a_closed_driver_answers_no_more(subject):
         with pytest.raises(DriverError, match="closed"):
             await question(NOBODY)
     with pytest.raises(DriverError, match="closed"):
-        await anext(subject.driver.events())
+        await anext(subject.driver.events(lambda: pytest.fail("it is closed")))

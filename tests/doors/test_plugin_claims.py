@@ -21,7 +21,7 @@ from agent.core.slices import SharingSettings, SliceList
 from agent.core.state import State
 from agent.kit.cell import Cell
 from agent.plugin.server import PluginServer, Terms
-from agent.services.health import HealthPorts, HealthWatch
+from agent.services.health.watch import HealthPorts, HealthWatch
 from agent.services.inventory import InventoryKeeper
 from agent.services.listing import Listing
 from agent.services.state import StateService, recover

@@ -7,6 +7,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from agent.core.condition import Condition
+from agent.core.gpu import NO_INDEX
 from agent.core.gpu_signs import GpuSample, Sampled
 from agent.core.ledger import Ledger
 from agent.core.pods import PodUid, Role
@@ -150,6 +151,14 @@ async def test_a_gone_gpu_whose_index_is_taken_goes_by_its_uuid():
     cells = facts(an_inventory(gpus=[gone, a_shared_gpu()]))
 
     assert {("GPU-old",), ("0",)} == set(await samples("memory_sellable_bytes", cells=cells))
+
+
+async def test_gpus_of_unknown_index_go_by_their_uuids():
+    gone = [a_shared_gpu(gpu=a_gpu(uuid=f"GPU-{n}", index=NO_INDEX), present=False) for n in "ab"]
+    cells = facts(an_inventory(gpus=[a_shared_gpu(), *gone]))
+    names = set(await samples("memory_sellable_bytes", cells=cells))
+
+    assert {("0",), ("GPU-a",), ("GPU-b",)} == names
 
 
 async def test_tallies_of_one_name_are_added_up():

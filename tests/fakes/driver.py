@@ -1,7 +1,7 @@
 """A driver that says what the test wants, on virtual time."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 
 from agent.core.errors import AgentError, DriverError, GpuError
 from agent.core.events import DriverEvent, EventKind, Probe, ProbeOutcome
@@ -27,6 +27,8 @@ class ScriptedDriver:
         self.scans = 0
         self.probes: list[GpuUuid] = []
         self.streams = 0
+        self.opening = 0.0
+        """Seconds that a stream of events takes to open."""
         self.closed = False
         self._events: asyncio.Queue[DriverEvent | AgentError | None] = asyncio.Queue()
 
@@ -74,10 +76,13 @@ class ScriptedDriver:
         await self._answer_for(uuid)
         return self.processes_of.get(uuid, ())
 
-    async def events(self) -> AsyncIterator[DriverEvent]:
+    async def events(self, opened: Callable[[], None] | None = None) -> AsyncIterator[DriverEvent]:
         self.streams += 1
+        await asyncio.sleep(self.opening)
         if self.failure is not None:
             raise self.failure
+        if opened is not None:
+            opened()
         while True:
             item = await self._events.get()
             if item is None:

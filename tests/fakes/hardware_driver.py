@@ -1,7 +1,7 @@
 """The driver port over simulated hardware in this loop, without a socket: on virtual time."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from agent.core.events import DriverEvent, Probe
 from agent.core.gpu import GpuUuid, Scan
@@ -25,9 +25,11 @@ class HardwareDriver(ScriptedDriver):
         await self._awake()
         return self.hardware.probe(uuid)
 
-    async def events(self) -> AsyncIterator[DriverEvent]:
+    async def events(self, opened: Callable[[], None] | None = None) -> AsyncIterator[DriverEvent]:
         self.streams += 1
         cursor = self.hardware.subscribe()
+        if opened is not None:
+            opened()
         while True:
             for event in await cursor.next():
                 yield event

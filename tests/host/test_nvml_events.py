@@ -299,32 +299,6 @@ async def test_waits_that_keep_failing_end_the_stream(
     assert [DriverEvent(EventKind.CHANGED)] * (count - 1) == events[:-1]
 
 
-async def test_a_reader_that_fell_behind_hears_of_each_different_report_all_the_same(
-    library, monkeypatch
-):
-    monkeypatch.setattr(nvml_events, "EVENT_LIMIT", 3)
-    stream = nvml_events.EventStream(library, object())
-    for number in (13, 13, 13, 13, 13, 48, 13):
-        stream._put(DriverEvent(EventKind.XID, G0, number))
-
-    assert [13, 13, 13, 13, 13, 13, 48] == [(await stream.next()).xid for _ in range(7)]
-    stream._put(DriverEvent(EventKind.XID, G0, 79))
-    assert 79 == (await stream.next()).xid
-
-
-async def test_a_reader_that_fell_too_far_behind_is_told_to_look_at_everything(
-    library, monkeypatch
-):
-    monkeypatch.setattr(nvml_events, "EVENT_LIMIT", 2)
-    stream = nvml_events.EventStream(library, object())
-    for number in range(5):
-        stream._put(DriverEvent(EventKind.XID, G0, number))
-    events = [await stream.next() for _ in range(5)]
-
-    assert [0, 1, 2, 3, None] == [event.xid for event in events]
-    assert EventKind.CHANGED is events[-1].kind
-
-
 async def test_the_end_of_the_session_ends_the_stream(driver, library):
     async with listening(driver) as heard:
         library.xid(0, 13)

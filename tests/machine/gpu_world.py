@@ -7,11 +7,13 @@ rules of its own, which know nothing of how the agent judges.
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
-from agent.core.errors import AgentError, DriverError, StateError
-from agent.core.events import DriverEvent, EventKind, Probe, ProbeOutcome
-from agent.core.gpu import GpuFault, GpuUuid, Scan
+from agent.core.condition import Condition
+from agent.core.errors import StateError
+from agent.core.events import DriverEvent, EventKind, ProbeOutcome
+from agent.core.failures import LATELY
+from agent.core.gpu import GpuUuid
 from agent.core.gpu_signs import GpuSigns, RecoveryAction
 from agent.core.health import HealthSettings
 from agent.core.inventory import Inventory
@@ -20,70 +22,22 @@ from agent.kit.cell import Cell
 from agent.plugin.handlers import DevicePlugin
 from agent.plugin.traffic import Traffic
 from agent.services.discovery import Discovery
-from agent.services.health import HealthPorts, HealthWatch
+from agent.services.health.watch import HealthPorts, HealthWatch
 from agent.services.inventory import InventoryKeeper
 from agent.services.listing import Listing
 from agent.services.state import StateService, recover
 from agent.wire.v1beta1 import Empty, ListAndWatchResponse
-from tests.builders import a_gpu, a_uuid
 from tests.fakes.allocator import FakeAllocator
 from tests.fakes.disk import MemoryDisk
-from tests.fakes.driver import ScriptedDriver
+from tests.machine.any_driver import UUIDS, AnyDriver
 from tests.machine.virtual import VirtualClock, VirtualLoop
 
-GPUS, SLICES = 3, 10
-UUIDS = tuple(a_uuid(n) for n in range(GPUS))
+SLICES = 10
 SETTINGS = HealthSettings(probe_interval=20.0)
 NOTICED = 2 * SETTINGS.probe_interval + 10.0
-"""Seconds within which a lost GPU is found, if the driver answers."""
+"""Seconds within which a lost or failing GPU is found, if the driver answers."""
 
 Health = dict[GpuUuid, bool]
-
-
-class AnyDriver(ScriptedDriver):
-    """Each call may fail or hang, and each GPU may be lost, silent or wrong. Nothing is queued."""
-
-    def __init__(self) -> None:
-        super().__init__(a_gpu(index=n) for n in range(GPUS))
-        self.troubles: dict[str, AgentError] = {}
-        self.listeners = 0
-
-    def restart(self) -> None:
-        """The process that used it is gone."""
-        self._events = asyncio.Queue()
-        self.listeners = 0
-
-    @property
-    def sound(self) -> bool:
-        """Whether scans and probes are answered."""
-        return not self.hung and not self.troubles.keys() & {"scan", "probe"}
-
-    async def scan(self) -> Scan:
-        self._fail("scan")
-        lost = [u for u in UUIDS if self.outcomes.get(u) is ProbeOutcome.LOST]
-        self.faults = [GpuFault(uuid, "GPU is lost", lost=True) for uuid in lost]
-        found = await super().scan()
-        return dataclasses.replace(
-            found, gpus=tuple(gpu for gpu in found.gpus if gpu.uuid not in lost)
-        )
-
-    async def probe(self, uuid: GpuUuid) -> Probe:
-        self._fail("probe")
-        return await super().probe(uuid)
-
-    async def events(self) -> AsyncIterator[DriverEvent]:
-        self._fail("events")
-        self._events = asyncio.Queue()  # the driver keeps nothing for who comes later
-        self.listeners += 1
-        try:
-            async for event in super().events():
-                yield event
-        finally:
-            self.listeners -= 1
-
-    def _fail(self, call: str) -> None:
-        if call in self.troubles:
-            raise self.troubles[call]
 
 
 class _LifeDisk:
@@ -173,6 +127,8 @@ class GpuWorld:
         self.needs: dict[GpuUuid, Need] = {}
         self.was_sound = True
         self.lost_since: dict[GpuUuid, float] = {}
+        self.failing_since: dict[GpuUuid, float] = {}
+        self.failed_at: dict[GpuUuid, float] = {}
         self.streams: list[Stream] = []
         self.boots = 0
         self.start_agent()
@@ -246,13 +202,21 @@ class GpuWorld:
     def _rested(self) -> float:
         return self.loop.time() + SETTINGS.quiet - 1.0
 
+    def answer(self, uuid: GpuUuid, outcome: ProbeOutcome) -> None:
+        """Probes of the GPU end like this from now on."""
+        self.driver.outcomes[uuid] = outcome
+        if outcome is ProbeOutcome.FAILED:
+            self.failing_since.setdefault(uuid, self.loop.time())
+        elif self.failing_since.pop(uuid, None) is not None:
+            self.failed_at[uuid] = self.loop.time()
+
     def lose(self, uuid: GpuUuid) -> None:
-        self.driver.outcomes[uuid] = ProbeOutcome.LOST
+        self.answer(uuid, ProbeOutcome.LOST)
         self.lost_since.setdefault(uuid, self.loop.time())
 
     def restore(self, uuid: GpuUuid) -> None:
         """It comes back reset. Who saw that it was away may trust it after a rest."""
-        self.driver.outcomes.pop(uuid, None)
+        self.answer(uuid, ProbeOutcome.PASSED)
         if self.lost_since.pop(uuid, None) is not None:
             self._cured(uuid, "reset")
 
@@ -321,6 +285,24 @@ class GpuWorld:
         since = max(lost, self.heard_since, self.sound_since)
         if self.driver.sound and self.loop.time() - since > NOTICED:
             yield f"I9: {uuid} is served although it was lost at {since}"
+        failing = self.failing_since.get(uuid, float("inf"))
+        since = max(failing, self.heard_since, self.sound_since)
+        if self.driver.sound and self.loop.time() - since > NOTICED:
+            yield f"I9: {uuid} is served although its probes fail since {since}"
+
+    def can_be_shaken(self, uuid: GpuUuid) -> bool:
+        """Whether the GPU is well, has not failed lately, and nothing else is the matter."""
+        known = self.life.keeper._health.get(uuid)
+        since_failed = self.loop.time() - self.failed_at.get(uuid, float("-inf"))
+        return (
+            self.driver.sound
+            and known is not None
+            and known.condition in {Condition.OK, Condition.WATCH}
+            and self.driver.outcomes.get(uuid, ProbeOutcome.PASSED) is ProbeOutcome.PASSED
+            and self.driver.signs.get(uuid, GpuSigns()).recovery in {None, RecoveryAction.NONE}
+            and not self.driver.signs.get(uuid, GpuSigns()).rows_failed
+            and since_failed > LATELY
+        )
 
     @property
     def lists(self) -> int:
@@ -341,6 +323,3 @@ async def _ended(task: asyncio.Task[None]) -> None:
     await asyncio.wait({task})
     if not task.cancelled() and (error := task.exception()) is not None:
         raise error
-
-
-NO_ANSWER = DriverError("Unknown Error")

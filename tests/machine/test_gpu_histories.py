@@ -3,7 +3,8 @@
 Invariants: after a change each stream has the one newest list, in which the slices of a GPU agree
 (I4); lists are sorted, without repeated ids and of bounded size (I5); nothing that the driver does
 ends the agent (I8); what is known to be bad stays so over restarts of agent and kubelet until a
-rule clears it (I9). When all troubles end, every GPU is served again.
+rule clears it, and no hiccup of the probes takes a well GPU away (I9). When all troubles end, every
+GPU is served again.
 """
 
 import asyncio
@@ -25,9 +26,10 @@ from agent.core.errors import AgentError, DriverError, DriverMissing, GpuError
 from agent.core.events import DriverEvent, EventKind, ProbeOutcome
 from agent.core.gpu_signs import GpuSigns, RecoveryAction
 from agent.core.xids import XIDS
-from agent.services.health import HealthWatch
+from agent.services.health.watch import HealthWatch
 from tests.builders import a_uuid
-from tests.machine.gpu_world import NO_ANSWER, SETTINGS, UUIDS, GpuWorld
+from tests.machine.any_driver import NO_ANSWER, UUIDS
+from tests.machine.gpu_world import SETTINGS, GpuWorld
 from tests.machine.playing import play, silence
 from tests.machine.virtual import VirtualLoop
 
@@ -134,8 +136,18 @@ class GpuHistories(RuleBasedStateMachine):
     )
     def a_gpu_answers_otherwise(self, gpu, outcome, pause) -> None:
         if gpu not in self.world.lost_since:
-            self.world.driver.outcomes[gpu] = outcome
+            self.world.answer(gpu, outcome)
         self.after(pause)
+
+    @rule(gpu=gpus, seconds=st.sampled_from((0.1, 1.0, 3.0)))
+    def the_probes_of_a_gpu_hiccup(self, gpu, seconds) -> None:
+        is_well = self.world.can_be_shaken(gpu)
+        if gpu not in self.world.lost_since:
+            self.after(0.0, partial(self.world.answer, gpu, ProbeOutcome.FAILED))
+            self.after(seconds, partial(self.world.report, DriverEvent(EventKind.CHANGED)))
+            self.after(SETTLED, partial(self.world.answer, gpu, ProbeOutcome.PASSED))
+        if is_well and not self.world.healthy[gpu]:
+            self.require([f"I9: {gpu} is not served after a hiccup of {seconds} s"])
 
     @rule(
         gpu=gpus,
@@ -254,7 +266,7 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
         del boot_changed
         return Health(Condition.OK, since=now)
 
-    monkeypatch.setattr("agent.services.health.remembered", well)
+    monkeypatch.setattr("agent.services.health.watch.remembered", well)
 
 
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,9 +279,19 @@ def easy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "needing", lambda verdict, *, reboot: verdict)
 
 
+def jumpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One failed probe, and the GPU is bad."""
+    monkeypatch.setattr(health, "is_failing", lambda *_: True)
+
+
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failed probes are doubts for ever."""
+    monkeypatch.setattr(health, "is_failing", lambda *_: False)
+
+
 def touchy(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the driver raises is not dealt with."""
-    monkeypatch.setattr("agent.services.health.GpuError", DriverError)
+    monkeypatch.setattr("agent.services.health.watch.GpuError", DriverError)
 
 
 def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,11 +299,7 @@ def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def each(self: HealthWatch) -> None:
         while True:
-            await self._reported.wait()
-            self._reported.clear()
-            while self._pending:
-                report = next(iter(self._pending))
-                del self._pending[report]
+            for report in await self._gathering.next():
                 self._publish(self._judged((report,)))
                 await asyncio.sleep(0.001)
 
@@ -296,6 +314,8 @@ def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
         (forgetful, "I9"),
         (hasty, "I9"),
         (easy, "I9"),
+        (jumpy, "I9"),
+        (patient, "I9"),
         (talkative, "I4"),
         (touchy, "I8"),
     ],

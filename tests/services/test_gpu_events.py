@@ -13,9 +13,9 @@ from agent.core.inventory import Inventory
 from agent.core.ledger import Ledger
 from agent.core.node_condition import NodeCondition
 from agent.kit.cell import Cell
-from agent.services.gpu_events import GpuEvents
+from agent.services.gpu_events import CALM, GpuEvents
 from agent.services.node_condition import GpuCondition
-from tests.builders import a_gpu, a_health, a_shared_gpu, an_inventory
+from tests.builders import a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
 from tests.fakes.clock import LoopClock
 
 WELL = a_health()
@@ -39,7 +39,7 @@ async def running(service) -> AsyncIterator[None]:
 async def test_what_changes_is_said_and_what_was_known_at_the_start_is_not():
     said: list[NodeEvent] = []
     inventory = Cell(Inventory())
-    async with running(GpuEvents(inventory, Cell(Ledger()), said.append)):
+    async with running(GpuEvents(inventory, Cell(Ledger()), Cell(()), said.append)):
         inventory.set(holding(BAD, WELL))
         await asyncio.sleep(0.01)
         inventory.set(holding(BAD, BAD, generation=2))
@@ -48,6 +48,45 @@ async def test_what_changes_is_said_and_what_was_known_at_the_start_is_not():
         await asyncio.sleep(0.01)
 
     assert ["GpuUnhealthy", "GpuRecovered"] == [event.reason for event in said]
+
+
+async def test_a_gpu_that_stutters_is_said_to_be_silent_once_and_well_when_it_lasts():
+    said: list[str] = []
+    inventory = Cell(holding(WELL))
+    silent = a_health(condition=Condition.UNMONITORED, cause="driver", text="does not answer")
+    events = GpuEvents(inventory, Cell(Ledger()), Cell(()), lambda event: said.append(event.reason))
+    async with running(events):
+        for turn in range(100):
+            inventory.set(holding(silent, generation=2 * turn + 2))
+            await asyncio.sleep(5)
+            inventory.set(holding(WELL, generation=2 * turn + 3))
+            await asyncio.sleep(CALM - 1)
+        assert ["GpuDriverUnresponsive"] == said
+        await asyncio.sleep(2)
+        assert ["GpuDriverUnresponsive", "GpuRecovered"] == said
+        await asyncio.sleep(10 * CALM)
+
+    assert ["GpuDriverUnresponsive", "GpuRecovered"] == said
+
+
+async def test_an_ill_gpu_that_is_gone_for_good_is_said_to_be_gone_once_and_later():
+    said: list[str] = []
+    inventory = Cell(holding(BAD))
+    events = GpuEvents(inventory, Cell(Ledger()), Cell(()), lambda event: said.append(event.text))
+    async with running(events):
+        inventory.set(an_inventory(gpus=(), generation=2))
+        await asyncio.sleep(CALM - 1)
+        assert [] == said
+        await asyncio.sleep(10 * CALM)
+
+    assert [f"no longer shared: GPU 0 ({a_uuid(0)})"] == said
+
+
+async def test_telling_ends_with_the_inventory():
+    inventory = Cell(holding(WELL))
+    inventory.close()
+
+    await GpuEvents(inventory, Cell(Ledger()), Cell(()), lambda _: None).run()
 
 
 class Status:

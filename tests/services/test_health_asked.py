@@ -7,7 +7,7 @@ import pytest
 
 from agent.core.condition import Condition
 from agent.core.events import ProbeOutcome
-from agent.core.gpu import Scan
+from agent.core.gpu import NO_INDEX, Scan
 from agent.core.health import HealthSettings
 from agent.core.xids import read_switches
 from tests.builders import a_gpu, a_health, a_shared_gpu, an_inventory
@@ -43,6 +43,15 @@ async def test_a_recheck_finds_a_lost_gpu_by_its_index():
         bench.inventory.set(an_inventory(gpus=(a_shared_gpu(), lost)))
 
         assert G1 == (await bench.watch.recheck("1")).uuid
+
+
+async def test_a_recheck_of_a_gpu_of_unknown_index_says_no_index():
+    async with running() as bench:
+        gone = a_shared_gpu(gpu=a_gpu(index=NO_INDEX, uuid=G1, name=""), present=False)
+        bench.inventory.set(an_inventory(gpus=(a_shared_gpu(), gone)))
+
+        assert await bench.watch.recheck(str(NO_INDEX)) is None
+        assert (await bench.watch.recheck(G1)).index is None
 
 
 async def test_a_recheck_cuts_no_rest_short():

@@ -8,7 +8,7 @@ import structlog
 from agent.core.errors import DriverError
 from agent.core.events import DriverEvent, EventKind, ProbeOutcome
 from agent.core.gpu import GpuUuid
-from agent.services.health import MOST_KNOWN
+from agent.services.health.watch import MOST_KNOWN
 from tests.builders import a_uuid
 from tests.services.watching import G0, G1, G2, running
 

@@ -9,10 +9,12 @@ import structlog
 from agent.core.condition import Condition
 from agent.core.errors import DriverError
 from agent.core.events import DriverEvent, EventKind, ProbeOutcome
-from agent.services.health import MOST_PENDING
-from tests.builders import a_health
+from agent.services.health.gathering import MOST_STRANGE
+from tests.builders import a_health, a_uuid
 from tests.fakes.clock import START
 from tests.services.watching import G0, G1, G2, Bench, running
+
+XID = DriverEvent(EventKind.XID, G1, 48)
 
 
 async def test_healthy_gpus_are_probed_every_ten_seconds_and_nothing_is_published():
@@ -155,16 +157,26 @@ async def test_a_stream_that_ends_or_breaks_after_a_good_while_is_opened_again_a
         assert 5 == bench.driver.streams
 
 
-async def test_more_different_reports_than_can_wait_make_all_gpus_be_asked():
+@pytest.mark.parametrize("grave", [XID, DriverEvent(EventKind.ECC_DOUBLE, G1)])
+@pytest.mark.parametrize("uuids", [[G0], [a_uuid(n) for n in range(100, 100 + MOST_STRANGE)]])
+async def test_no_number_of_different_reports_pushes_a_grave_one_out(uuids, grave):
     async with running() as bench:
-        asked = len(bench.driver.probes)
-        for number in range(MOST_PENDING + 1):
-            bench.driver.xid(G0, 1000 + number)
+        for number in range(2 * MOST_STRANGE):
+            bench.driver.xid(uuids[number % len(uuids)], 1000 + number)
+        bench.driver.report(grave)
         await asyncio.sleep(0.1)
 
-    assert MOST_PENDING + 1 == len(bench.watch.xid_events.items())
-    assert len(bench.driver.probes) > asked
-    assert "bad" == bench.conditions[0]
+    assert 2 * MOST_STRANGE <= len(bench.watch.xid_events.items())
+    assert bench.of(G1).needs_reset
+
+
+async def test_xids_of_one_class_are_judged_by_the_first_and_each_class_for_itself():
+    async with running() as bench:
+        for number in (31, 94, 32, 1000, 79, 48):
+            bench.driver.xid(G0, number)
+        await asyncio.sleep(0.1)
+
+    assert (79, True) == (bench.of(G0).xid, bench.of(G0).needs_reset)
 
 
 async def test_a_stream_that_keeps_breaking_is_opened_again_after_growing_delays():

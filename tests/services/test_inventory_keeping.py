@@ -3,7 +3,7 @@
 import pytest
 
 from agent.core.condition import Condition
-from agent.core.gpu import GpuFault, Scan
+from agent.core.gpu import NO_INDEX, GpuFault, Scan
 from agent.core.inventory import Inventory
 from agent.core.slices import SharingSettings, slice_id
 from agent.kit.cell import Cell
@@ -112,16 +112,21 @@ def test_a_held_gpu_that_nobody_has_seen_is_listed_by_its_name_alone():
     bench.scan(a_gpu(index=0))
     unknown = bench.inventory.value.gpus[1]
 
-    assert [(0, True, True), (1, False, False)] == bench.shown
+    assert [(0, True, True), (NO_INDEX, False, False)] == bench.shown
     assert (a_uuid(9), 0, "") == (unknown.uuid, unknown.registered_mib, unknown.gpu.name)
 
 
-def test_two_held_gpus_that_nobody_has_seen_have_indexes_of_their_own():
+def test_held_gpus_that_nobody_has_seen_take_no_index_of_another():
     bench = Bench()
     bench.hold(8, 9)
     bench.scan(a_gpu(index=0))
+    unknown = [(NO_INDEX, False, False)] * 2
 
-    assert [(0, True, True), (1, False, False), (2, False, False)] == bench.shown
+    assert [(0, True, True), *unknown] == bench.shown
+    bench.scan(a_gpu(index=0), a_gpu(index=1))
+    assert [(0, True, True), (1, True, True), *unknown] == bench.shown
+    bench.scan(a_gpu(index=0), a_gpu(index=1), a_gpu(index=9))
+    assert [(0, True, True), (1, True, True), (9, True, True), unknown[0]] == bench.shown
 
 
 def test_a_lost_gpu_stays_listed_as_not_present(bench):

@@ -28,7 +28,7 @@ class Bench:
         self.events: list[NodeEvent] = []
         self.keeper = InventoryKeeper(self.inventory, Cell(SharingSettings()), ManualClock())
         self.discovery = Discovery(self.driver, self.keeper.found)
-        self.left_out = LeftOut(self.keeper.left_out, self.events.append)
+        self.left_out = LeftOut(self.keeper.left_out, self.inventory, self.events.append)
 
     @property
     def indexes(self) -> list[int]:
@@ -102,11 +102,21 @@ async def test_a_scan_with_nothing_but_faults_is_an_empty_node_and_no_crash():
         assert 16 == len(bench.events)
 
 
+async def test_a_gpu_that_was_shared_and_is_lost_is_told_by_its_health_alone():
+    async with running() as bench:
+        lost = GpuFault(a_uuid(0), "GPU is lost", lost=True)
+        stranger = GpuFault(a_uuid(7), "GPU is lost", lost=True)
+        bench.driver.gpus, bench.driver.faults = [], [lost, stranger]
+        await bench.rescan()
+
+        assert [f"GPU {a_uuid(7)} is not shared: GPU is lost"] == [e.text for e in bench.events]
+
+
 async def test_it_ends_with_its_cell():
     said: list[NodeEvent] = []
     cell: Cell[tuple[GpuFault, ...]] = Cell((BROKEN,))
     cell.close()
 
-    await LeftOut(cell, said.append).run()
+    await LeftOut(cell, Cell(Inventory()), said.append).run()
 
     assert 1 == len(said)

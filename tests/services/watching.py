@@ -9,7 +9,7 @@ from agent.core.health import HealthSettings
 from agent.core.inventory import Inventory
 from agent.core.slices import SharingSettings, SliceList
 from agent.kit.cell import Cell
-from agent.services.health import HealthPorts, HealthWatch
+from agent.services.health.watch import HealthPorts, HealthWatch
 from agent.services.inventory import InventoryKeeper
 from agent.services.listing import Listing
 from tests.builders import a_gpu, a_uuid

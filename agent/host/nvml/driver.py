@@ -106,12 +106,14 @@ class NvmlDriver:
         """Who uses one GPU. Raises GpuError, DriverMissing, DriverError."""
         return await self._ask(uuid, partial(signs.processes, self._library, uuid))
 
-    async def events(self) -> AsyncIterator[DriverEvent]:
+    async def events(self, opened: Callable[[], None] | None = None) -> AsyncIterator[DriverEvent]:
         """Reports as they come. GPUs that cannot report are named in the log and left to probes.
+
+        `opened` is called when all others report, which may take as long as a GPU may to answer.
 
         Raises DriverMissing, DriverError when the session ends, or the wait does not come back.
         """
-        opened = await self._session.open()
+        session = await self._session.open()
         self._away = [stream for stream in self._away if not stream.ended]
         if len(self._away) >= MOST_AWAY:
             raise DriverError("earlier waits for events have not come back from the driver")
@@ -123,8 +125,10 @@ class NvmlDriver:
         try:
             count = await self._session.whole(self._library.nvmlDeviceGetCount)
             await self._register(stream, range(count))
-            self._session.check(opened)
+            self._session.check(session)
             stream.start()
+            if opened is not None:
+                opened()
             while True:
                 yield await stream.next()
         finally:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from agent.core.errors import DriverError
 from agent.core.events import DriverEvent, EventKind
 from agent.core.gpu import GpuUuid
+from agent.core.xids import XIDS
 from agent.host.nvml.library import (
     EVENT_ECC_DOUBLE,
     EVENT_ECC_SINGLE,
@@ -92,8 +93,9 @@ class EventStream:
     """The events of one set, which belongs to the stream. The thread only moves them.
 
     At most EVENT_LIMIT wait in their order; of more that come each different one is kept, with how
-    often it came: a fatal XID must outlive a storm of others. When even these are too many,
-    CHANGED tells that everything is to be looked at again.
+    often it came: a fatal XID must outlive a storm of others. When even these are too many, one
+    more of each GPU is kept of those XIDs that the table does not name, which all mean the same,
+    and CHANGED tells that not all were.
     """
 
     def __init__(self, library: NvmlLibrary, event_set: Any) -> None:  # noqa: ANN401 -- the library's own
@@ -107,6 +109,7 @@ class EventStream:
         self._queue: collections.deque[DriverEvent] = collections.deque()
         self._storm: collections.Counter[DriverEvent] = collections.Counter()
         self._overflown = False
+        self._strange: set[GpuUuid | None] = set()
         self._failure: DriverError | None = None
         self._news = asyncio.Event()
         self._ended = asyncio.Event()
@@ -180,6 +183,8 @@ class EventStream:
             self._storm[event] -= 1
             if not self._storm[event]:
                 del self._storm[event]
+            if not self._storm:
+                self._strange.clear()
         return event
 
     async def _wait(self) -> None:
@@ -288,12 +293,20 @@ class EventStream:
         with self._lock:
             if not self._storm and len(self._queue) < EVENT_LIMIT:
                 self._queue.append(event)
-            elif event in self._storm or len(self._storm) < EVENT_LIMIT:
+            elif event in self._storm or self._has_room(event):
                 self._storm[event] += 1
             else:
                 self._overflown = True
         if not self._news.is_set():
             self._tell(self._news.set)
+
+    def _has_room(self, event: DriverEvent) -> bool:
+        """Whether a different event is kept: what has a name always, for there are not many."""
+        if len(self._storm) < EVENT_LIMIT or event.xid is None or event.xid in XIDS:
+            return True
+        is_first = event.uuid not in self._strange
+        self._strange.add(event.uuid)
+        return is_first
 
     def _tell(self, callback: Callable[..., object], *args: object) -> None:
         """Call back on the loop; a loop that is gone needs no news."""

@@ -89,6 +89,8 @@ HEALTHS = st.builds(
     needs_reboot=st.booleans(),
     bouts=NUMBERS,
     recovered_at=st.none() | MOMENTS,
+    failures=st.lists(MOMENTS, max_size=3).map(tuple),
+    failed_in_row=NUMBERS,
 )
 STATES = st.builds(
     State,
@@ -162,5 +164,7 @@ def a_full_state() -> State:
         needs_reset=True,
         bouts=2,
         recovered_at=NOON,
+        failures=(NOON,),
+        failed_in_row=1,
     )
     return State(3, "boot-1", "machine-1", ledger, {G1: health})

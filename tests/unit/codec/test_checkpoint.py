@@ -19,6 +19,7 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "state-version-1.json"
 EARLIER = GOLDEN.with_name("state-version-1-without-offers.json")
 UNNAMED = GOLDEN.with_name("state-version-1-without-resources.json")
 UNCOUNTED = GOLDEN.with_name("state-version-1-without-bouts.json")
+UNFAILED = GOLDEN.with_name("state-version-1-without-failures.json")
 
 
 def a_file(data: object, **changes: object) -> bytes:
@@ -105,6 +106,16 @@ def test_a_file_from_before_bouts_were_counted_reads_without_them():
         health.bouts,
         health.recovered_at,
     )
+
+
+def test_a_file_from_before_failed_probes_were_kept_reads_without_them():
+    state = a_full_state()
+    health = {
+        uuid: dataclasses.replace(one, failures=(), failed_in_row=0)
+        for uuid, one in state.health.items()
+    }
+
+    assert dataclasses.replace(state, health=health) == decode_state(UNFAILED.read_bytes())
 
 
 def test_every_cut_is_noticed():

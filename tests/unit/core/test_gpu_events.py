@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from agent.core.condition import Condition
-from agent.core.gpu_events import gpu_events
+from agent.core.gpu import NO_INDEX
+from agent.core.gpu_events import believed, gpu_events, named, turning
 from agent.core.health import switched_off
 from agent.core.inventory import Inventory
 from agent.core.ledger import Ledger
@@ -124,10 +125,60 @@ def test_gpus_that_come_and_go_are_one_event_and_a_lost_one_is_not_gone():
     )
 
 
-def test_a_gpu_that_comes_ill_is_said_to_be_so():
-    new = holding(OK, BAD)
+@pytest.mark.parametrize("health", [BAD, LOST, REFUSED])
+def test_a_gpu_that_comes_and_is_not_served_is_not_said_to_be_shared(health):
+    (event,) = told(holding(OK), holding(OK, health))
 
-    assert ["GpuUnhealthy", "GpuInventoryChanged"] == [one[0] for one in told(holding(OK), new)]
+    assert "GpuUnhealthy" == event[0]
+
+
+def test_a_gpu_that_another_event_tells_of_is_not_said_to_be_gone():
+    assert () == gpu_events(holding(OK), holding(), NOBODY, {a_uuid(0)})
+
+
+@pytest.mark.parametrize(
+    ("said", "new"),
+    [
+        (holding(SILENT), holding(OK)),
+        (holding(REFUSED), holding(WATCH)),
+        (holding(REFUSED), holding(DEAF)),
+        (holding(DEAF), holding(OK)),
+        (holding(DEAF), holding()),
+        (holding(BAD), holding(BAD, absent=(0,))),
+        (holding(LOST, absent=(0,)), holding(BAD)),
+        (holding(BAD), holding()),
+    ],
+)
+def test_what_may_turn_again_in_a_moment_is_doubted_until_it_is_believed(said, new):
+    assert {a_uuid(0)} == turning(said, new)
+    assert said.gpus == believed(said, new, {a_uuid(0)}).gpus
+    assert new == believed(said, new, ())
+
+
+@pytest.mark.parametrize(
+    ("said", "new"),
+    [
+        (holding(OK), holding(SILENT)),
+        (holding(SILENT), holding(BAD)),
+        (holding(DEAF), holding(SILENT)),
+        (holding(BAD), holding(OK)),
+        (holding(BAD), holding(BAD)),
+        (holding(OFF), holding(OK)),
+        (holding(OK), holding(OK, absent=(0,))),
+        (holding(OK), holding()),
+        (holding(), holding(BAD)),
+    ],
+)
+def test_what_gets_worse_or_has_rested_is_believed_at_once(said, new):
+    assert frozenset() == turning(said, new)
+
+
+def test_gpus_of_unknown_index_are_named_by_their_uuid():
+    lonely = a_shared_gpu(gpu=a_gpu(index=NO_INDEX, uuid=a_uuid(7)))
+    other = a_shared_gpu(gpu=a_gpu(index=3))
+
+    assert f"GPU of unknown index ({a_uuid(7)})" == named([lonely])
+    assert f"GPUs {a_uuid(7)}, 3" == named([lonely, other])
 
 
 def test_each_pod_that_holds_a_fallen_gpu_is_told_once_and_no_other():

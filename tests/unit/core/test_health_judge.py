@@ -144,28 +144,11 @@ def test_a_repeated_report_begins_the_quiet_time_anew_at_most_once_a_second():
     assert later(11) == judge(bad, xid(32), later(11), SETTINGS).since
 
 
-def test_one_failed_probe_is_watched_two_in_a_row_are_bad():
-    once = after(OK, FAILED)
-    between = after(once, PASSED, FAILED)
-
-    assert (Condition.WATCH, "probe") == (once.condition, once.cause)
-    assert Condition.WATCH is between.condition
-    assert (Condition.BAD, False) == (
-        after(once, FAILED).condition,
-        after(once, FAILED).serving,
-    )
-    assert Condition.BAD is after(between, FAILED).condition
-
-
 def test_failed_probes_of_a_bad_gpu_only_begin_its_rest_anew():
     rested = after(after(OK, xid(32)), PASSED, at=20)
 
     assert (0, 32) == (after(rested, FAILED, at=30).passed_probes, rested.xid)
     assert later(30) == after(rested, FAILED, at=30).since
-
-
-def test_a_silent_gpu_that_then_fails_is_bad():
-    assert Condition.BAD is after(OK, SILENT, FAILED).condition
 
 
 def test_a_lost_gpu_is_not_served_and_stays_lost_whatever_is_reported():

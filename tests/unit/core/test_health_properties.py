@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from agent.core.condition import Condition, Health
 from agent.core.events import DriverEvent, EventKind, Probe, ProbeOutcome
+from agent.core.failures import MOST_LATELY, SAME_HICCUP
 from agent.core.gpu_signs import GpuSigns, RecoveryAction
 from agent.core.health import HealthSettings, judge, quiet_time, xid_class
 from agent.core.xids import XIDS, XidClass
@@ -95,6 +96,19 @@ def test_a_healthy_gpu_has_no_cause_and_texts_stay_short(moves):
         assert len(health.text) < 400
         if health.condition is Condition.OK:
             assert ("none", None, False) == (health.cause, health.xid, health.needs_reset)
+
+
+@given(steps)
+def test_no_gpu_is_bad_by_one_hiccup_of_its_probes(moves):
+    failed: list[dt.datetime] = []
+    now = NOON
+    for (wait, _), (before, report, health) in zip(moves, history(moves), strict=True):
+        now += dt.timedelta(seconds=wait)
+        if isinstance(report, Probe) and report.outcome is ProbeOutcome.FAILED:
+            failed.append(now)
+        if health.cause == "probe" and health.ill and not before.ill:
+            assert (failed[-1] - failed[0]).total_seconds() >= SAME_HICCUP
+        assert len(health.failures) < MOST_LATELY
 
 
 @given(steps)

@@ -3,6 +3,7 @@
 import datetime as dt
 
 from agent.core.condition import Condition
+from agent.core.gpu import NO_INDEX
 from agent.core.inventory import Inventory
 from agent.core.node_condition import TEXT_LIMIT, gpu_degraded
 from tests.builders import NOON, a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
@@ -44,6 +45,14 @@ def test_a_gpu_that_is_not_served_degrades_the_node_and_is_named():
     assert (
         f"GPU 1 ({a_uuid(1)}) is bad: XID 48 [H-048]; GPU 2 ({a_uuid(2)}) is ok: not on the node"
     ) == found.message
+
+
+def test_a_gpu_of_unknown_index_is_called_that():
+    gone = a_shared_gpu(gpu=a_gpu(index=NO_INDEX, uuid=a_uuid(9)), present=False, there=False)
+
+    assert gpu_degraded(an_inventory(gpus=(gone,)), LATER).message.startswith(
+        f"GPU of unknown index ({a_uuid(9)}) is"
+    )
 
 
 def test_the_message_has_a_bound():

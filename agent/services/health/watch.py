@@ -12,7 +12,7 @@ import structlog
 from agent.core.condition import Condition, Health
 from agent.core.errors import DriverError, GpuError, cap
 from agent.core.events import DriverEvent, EventKind, Probe, ProbeOutcome
-from agent.core.gpu import GpuUuid
+from agent.core.gpu import NO_INDEX, GpuUuid
 from agent.core.health import HealthSettings, aged, judge, missing, remembered, switched_off
 from agent.core.inventory import Inventory
 from agent.core.ports import Clock, Driver
@@ -22,17 +22,14 @@ from agent.core.xids import xid_name
 from agent.kit.cell import Cell
 from agent.kit.tally import Tally
 from agent.kit.throttle import Throttle
+from agent.services.health.gathering import Gathering
+from agent.services.health.hearing import Hearing
 
-SETTLED: Final = 5.0
-"""A stream of events that has lived so long without an error is believed to hear."""
-
-FIRST_RETRY: Final = 0.5
-LAST_RETRY: Final = 30.0
 TICK: Final = 0.001
 """A timer may come a little before its time: wait at least so long for the next one."""
 
-MOST_PENDING: Final = 1024
-"""Different reports that wait to be judged; a storm repeats a few."""
+SECOND_LOOK: Final = 5.0
+"""Seconds after a doubtful probe until the next one, which decides. A hiccup is over by then."""
 
 MOST_KNOWN: Final = 256
 """GPUs of whose health something is known, beyond those of the inventory."""
@@ -56,9 +53,9 @@ class HealthWatch:
     """Watches the GPUs of the inventory.
 
     What was recalled is published at construction, so that no scan ever shows an ill GPU as well.
-    One verdict per GPU and batch: an event waits `gather` seconds for others of the same mishap, a
-    probe `coalesce` seconds for the rest of its round, and what follows a new list within that
-    time is the next list. Judging time is steady: wall time at construction plus the loop's, so
+    One verdict per GPU and batch; what follows a new list within `coalesce` seconds is the next
+    list. After an event, and when a GPU comes or goes, all are asked at once; after a probe that
+    failed, SECOND_LOOK later. Judging time is steady: wall time at construction plus the loop's, so
     that a stepped clock neither ends nor stretches a quiet time.
     """
 
@@ -84,13 +81,10 @@ class HealthWatch:
             uuid: remembered(health, self._now(), settings, boot_changed=boot_changed)
             for uuid, health in recalled.items()
         }
-        self._pending: dict[DriverEvent | Probe, None] = {}
-        self._reported = asyncio.Event()
-        self._urgent = asyncio.Event()
+        self._gathering = Gathering(settings, self._is_known)
+        self._hearing = Hearing(driver, self._note_event, self._note_silence)
         self._look = asyncio.Event()
         self._moved = asyncio.Event()
-        self._opened_at: float | None = None
-        self._deaf = ""
         self._xid_lines = Throttle(LOG_PERIOD)
         if self._health and boot_changed:
             ports.remember(dict(self._health))  # or the next start would not know of the boot
@@ -105,15 +99,16 @@ class HealthWatch:
             await self._stay_off()
             return
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._listen())
+            tasks.create_task(self._hearing.run())
             tasks.create_task(self._judge_reports())
             tasks.create_task(self._probe_rounds())
+            tasks.create_task(self._watch_inventory())
             tasks.create_task(self._watch_silence())
 
     async def recheck(self, name: str) -> Recheck | None:
         """Ask the GPU with that index or UUID now, and judge the answer; None: no such GPU."""
         gpus = self._inventory.value.gpus
-        named = [gpu for gpu in gpus if name in {gpu.uuid, str(gpu.gpu.index)}]
+        named = [gpu for gpu in gpus if name in {gpu.uuid, gpu.gpu.label}]
         if not named:
             return None
         # Of a lost GPU and one that has its index now, the present one is meant.
@@ -125,7 +120,7 @@ class HealthWatch:
         after = self._of(uuid)
         return Recheck(
             uuid,
-            shared.gpu.index,
+            None if shared.gpu.index == NO_INDEX else shared.gpu.index,
             probe,
             before,
             after,
@@ -144,29 +139,6 @@ class HealthWatch:
 
     # Reports come in.
 
-    async def _listen(self) -> None:
-        """Take in events; while there is no stream that holds, no GPU is known to be well."""
-        delay = FIRST_RETRY
-        while True:
-            reason = "the stream of events ended"
-            self._opened_at = _loop_time()
-            try:
-                async for event in self._driver.events():
-                    self._note_event(event)
-                    delay = FIRST_RETRY
-            except DriverError as error:
-                reason = str(error)
-            if _loop_time() - self._opened_at >= SETTLED:
-                delay = FIRST_RETRY
-            self._opened_at = None
-            if not self._deaf:
-                log.warning("driver.events_lost", err=reason)
-            self._deaf = reason or "no reason given"
-            self._ports.changed()
-            self._look.set()
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, LAST_RETRY)
-
     def _note_event(self, event: DriverEvent) -> None:
         if event.kind is EventKind.CHANGED:
             self._ports.changed()
@@ -174,8 +146,12 @@ class HealthWatch:
             return
         if event.kind is EventKind.XID:
             self._count_xid(event)
-        self._urgent.set()
-        self._note(event)
+        self._gathering.note(event)
+
+    def _note_silence(self) -> None:
+        """The stream of events has ended: what happened meanwhile must be looked for."""
+        self._ports.changed()
+        self._look.set()
 
     def _count_xid(self, event: DriverEvent) -> None:
         """Count each; tell of one a second, for a storm is 10,000 of them."""
@@ -185,32 +161,40 @@ class HealthWatch:
             name = xid_name(event.xid or 0)
             log.info("gpu.xid", gpu=event.uuid, xid=event.xid, name=name, suppressed=left_out)
 
-    def _note(self, report: DriverEvent | Probe) -> None:
-        if len(self._pending) < MOST_PENDING:
-            self._pending[report] = None
-        else:
-            self._look.set()  # whatever this report says, the GPUs say it when asked
-        self._reported.set()
+    async def _watch_inventory(self) -> None:
+        """A GPU that comes, goes or is found lost by a scan is asked at once."""
+        seen: frozenset[GpuUuid] | None = None
+        async for inventory in self._inventory.follow():
+            here = frozenset(gpu.uuid for gpu in inventory.gpus if gpu.present)
+            if seen is not None and here != seen:
+                self._look.set()
+            seen = here
 
     async def _probe_rounds(self) -> None:
-        """Ask every GPU, rest, and so on; a wish to look ends the rest."""
+        """Ask every GPU, rest, and so on; a wish to look ends the rest, a doubt makes it short."""
         while True:
             self._look.clear()
-            await self._round()
+            rest = self._settings.probe_interval
+            if await self._round():
+                rest = min(rest, SECOND_LOOK)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.probe_interval):
+                async with asyncio.timeout(rest):
                     await self._look.wait()
 
-    async def _round(self) -> None:
+    async def _round(self) -> bool:
+        """Whether one of them is in doubt now."""
         async with asyncio.TaskGroup() as tasks:
-            for uuid in self._known():
-                tasks.create_task(self._probe(uuid))
+            probes = [tasks.create_task(self._probe(uuid)) for uuid in self._known()]
+        return any(probe.result() for probe in probes)
 
-    async def _probe(self, uuid: GpuUuid) -> None:
-        """Ask; note only what says something new."""
+    async def _probe(self, uuid: GpuUuid) -> bool:
+        """Ask; note only what says something new. True when the answer is one to be doubted."""
         probe, known = await self._ask(uuid), self._of(uuid)
         if judge(known, probe, self._now(), self._settings) != known:
-            self._note(probe)
+            self._gathering.note(probe)
+        failed = probe.outcome is ProbeOutcome.FAILED
+        fell_silent = probe.outcome is ProbeOutcome.SILENT and not known.silent
+        return not known.ill and (failed or fell_silent)
 
     async def _ask(self, uuid: GpuUuid) -> Probe:
         deadline = self._settings.probe_deadline
@@ -221,43 +205,21 @@ class HealthWatch:
             return Probe(uuid, ProbeOutcome.SILENT, f"no answer within {deadline:g} s")
         except (DriverError, GpuError) as error:
             return Probe(uuid, ProbeOutcome.SILENT, cap(str(error)))
-        if probe.outcome is ProbeOutcome.PASSED and not self._hears():
-            return dataclasses.replace(probe, unmonitored=self._deaf)
+        if probe.outcome is ProbeOutcome.PASSED and (obstacle := self._hearing.obstacle()):
+            return dataclasses.replace(probe, unmonitored=obstacle)
         return probe
-
-    def _hears(self) -> bool:
-        """False while events cannot reach us: then a passed probe proves nothing about them."""
-        if not self._deaf:
-            return True
-        if self._opened_at is None or _loop_time() - self._opened_at < SETTLED:
-            return False
-        self._deaf = ""
-        log.info("driver.events_back")
-        return True
 
     # Verdicts go out.
 
     async def _judge_reports(self) -> None:
         while True:
-            await self._gathered()
-            reports, self._pending = tuple(self._pending), {}
+            reports = await self._gathering.next()
             verdicts = self._judged(reports)
             is_listed = any(self._of(u).serving != one.serving for u, one in verdicts.items())
-            if self._publish(verdicts):
-                self._look.set()
+            if self._publish(verdicts) and any(isinstance(one, DriverEvent) for one in reports):
+                self._look.set()  # the probes do not come from there: nobody was asked yet
             if is_listed:
                 await asyncio.sleep(self._settings.coalesce)
-
-    async def _gathered(self) -> None:
-        """Wait for reports, and a little for those that belong to the same verdict."""
-        await self._reported.wait()
-        if not self._urgent.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.coalesce):
-                    await self._urgent.wait()
-        await asyncio.sleep(self._settings.gather)
-        self._reported.clear()
-        self._urgent.clear()
 
     def _judged(self, reports: Iterable[DriverEvent | Probe]) -> dict[GpuUuid, Health]:
         now = self._now()
@@ -272,8 +234,10 @@ class HealthWatch:
 
     def _has_room(self, uuid: GpuUuid, verdicts: Mapping[GpuUuid, Health]) -> bool:
         """Whether the health of that GPU is kept: a driver that invents UUIDs fills nothing."""
-        known = uuid in self._health or self._inventory.value.find(uuid) is not None
-        return known or len(self._health) + len(verdicts) < MOST_KNOWN
+        return self._is_known(uuid) or len(self._health) + len(verdicts) < MOST_KNOWN
+
+    def _is_known(self, uuid: GpuUuid) -> bool:
+        return uuid in self._health or self._inventory.value.find(uuid) is not None
 
     async def _watch_silence(self) -> None:
         """Notice, to the moment, that a silent GPU has been served for long enough."""

@@ -1,0 +1,84 @@
+"""The driver's stream of events: opened again for ever, and whether it is believed to hear."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from agent.core.errors import DriverError
+from agent.core.events import DriverEvent
+from agent.core.ports import Driver
+
+SETTLED: Final = 5.0
+"""A stream of events that has been open so long without an error is believed to hear."""
+
+OPENING: Final = 15.0
+"""The first one is given so long to open, before GPUs count as not heard."""
+
+FIRST_RETRY: Final = 0.5
+LAST_RETRY: Final = 30.0
+
+log = structlog.get_logger(__name__)
+
+
+class Hearing:
+    """Hands on events to `take`. `lost` is called whenever a stream has ended."""
+
+    def __init__(
+        self, driver: Driver, take: Callable[[DriverEvent], None], lost: Callable[[], None]
+    ) -> None:
+        self._driver = driver
+        self._take = take
+        self._lost = lost
+        self._begun_at = _loop_time()
+        self._opened_at: float | None = None
+        self._deaf = ""
+
+    async def run(self) -> None:
+        """Take in events; while there is no stream that holds, no GPU is known to be well."""
+        self._begun_at, self._opened_at = _loop_time(), None
+        delay = FIRST_RETRY
+        while True:
+            reason = "the stream of events ended"
+            try:
+                async for event in self._driver.events(self._note_open):
+                    self._take(event)
+                    delay = FIRST_RETRY
+            except DriverError as error:
+                reason = str(error)
+            if self._has_settled():
+                delay = FIRST_RETRY
+            self._opened_at = None
+            self._note_deaf(reason or "no reason given")
+            self._lost()
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, LAST_RETRY)
+
+    def obstacle(self) -> str:
+        """Why events cannot reach us: then a passed probe proves nothing about them. Empty: none.
+
+        At the start a stream may take a while to open.
+        """
+        if self._deaf and self._has_settled():
+            self._deaf = ""
+            log.info("driver.events_back")
+        began = _loop_time() - self._begun_at
+        if not self._deaf and self._opened_at is None and began >= OPENING:
+            self._note_deaf("the stream of events does not open")
+        return self._deaf
+
+    def _has_settled(self) -> bool:
+        return self._opened_at is not None and _loop_time() - self._opened_at >= SETTLED
+
+    def _note_open(self) -> None:
+        self._opened_at = _loop_time()
+
+    def _note_deaf(self, reason: str) -> None:
+        if not self._deaf:
+            log.warning("driver.events_lost", err=reason)
+        self._deaf = reason
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()

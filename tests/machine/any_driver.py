@@ -1,0 +1,61 @@
+"""A driver of which each call may fail or hang, and each GPU may be lost, silent or wrong."""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+
+from agent.core.errors import AgentError, DriverError
+from agent.core.events import DriverEvent, Probe, ProbeOutcome
+from agent.core.gpu import GpuFault, GpuUuid, Scan
+from tests.builders import a_gpu, a_uuid
+from tests.fakes.driver import ScriptedDriver
+
+GPUS = 3
+UUIDS = tuple(a_uuid(n) for n in range(GPUS))
+NO_ANSWER = DriverError("Unknown Error")
+
+
+class AnyDriver(ScriptedDriver):
+    """Nothing is queued for who listens later."""
+
+    def __init__(self) -> None:
+        super().__init__(a_gpu(index=n) for n in range(GPUS))
+        self.troubles: dict[str, AgentError] = {}
+        self.listeners = 0
+
+    def restart(self) -> None:
+        """The process that used it is gone."""
+        self._events = asyncio.Queue()
+        self.listeners = 0
+
+    @property
+    def sound(self) -> bool:
+        """Whether scans and probes are answered."""
+        return not self.hung and not self.troubles.keys() & {"scan", "probe"}
+
+    async def scan(self) -> Scan:
+        self._fail("scan")
+        lost = [u for u in UUIDS if self.outcomes.get(u) is ProbeOutcome.LOST]
+        self.faults = [GpuFault(uuid, "GPU is lost", lost=True) for uuid in lost]
+        found = await super().scan()
+        return dataclasses.replace(
+            found, gpus=tuple(gpu for gpu in found.gpus if gpu.uuid not in lost)
+        )
+
+    async def probe(self, uuid: GpuUuid) -> Probe:
+        self._fail("probe")
+        return await super().probe(uuid)
+
+    async def events(self, opened: Callable[[], None] | None = None) -> AsyncIterator[DriverEvent]:
+        self._fail("events")
+        self._events = asyncio.Queue()  # the driver keeps nothing for who comes later
+        self.listeners += 1
+        try:
+            async for event in super().events(opened):
+                yield event
+        finally:
+            self.listeners -= 1
+
+    def _fail(self, call: str) -> None:
+        if call in self.troubles:
+            raise self.troubles[call]
