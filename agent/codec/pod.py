@@ -8,12 +8,15 @@ Source: HAMi v2.10 pkg/device/devices.go, DecodePodDevices and EncodePodSingleDe
 import re
 from collections.abc import Collection, Sequence
 
-from agent.core.annotations import TEXT_LIMIT
 from agent.core.errors import MalformedText, cap
 from agent.core.gpu import GpuUuid
 from agent.core.share import Share
 
 TYPE_WORD = "NVIDIA"
+LENGTH_LIMIT = 64 * 1024
+"""Characters: a thousand shares. Whoever may write a pod may write four times as many, and every
+news of the pod has them read again."""
+GROUP_LIMIT = 1024
 INT32_MAX = 2**31 - 1
 INT32_MIN = -(2**31)
 
@@ -32,12 +35,13 @@ def decode_pod_devices(text: str, *, type_word: str | None = None) -> Groups:
     `type_word` is the only one that is taken here, None: any.
 
     Raises:
-        MalformedText: fewer than four fields, a number outside int32, another type, a text over
-            256 KiB.
+        MalformedText: fewer than four fields, a number outside int32, another type, a text that is
+            longer, or of more groups, than any pod needs.
     """
-    if len(text) > TEXT_LIMIT:
+    if len(text) > LENGTH_LIMIT or text.count(";") > GROUP_LIMIT:
         raise MalformedText(
-            f"devices text has {len(text)} characters; at most {TEXT_LIMIT} fit an annotation"
+            f"devices text has {len(text)} characters and {text.count(';')} groups; "
+            f"at most {LENGTH_LIMIT} and {GROUP_LIMIT} are read"
         )
     return tuple(
         _decode_group(part, place, type_word) for place, part in enumerate(text.split(";"))

@@ -79,6 +79,8 @@ class Place:
     owner: int = 0
     mode: int = 0
     writable: bool = False
+    ours: bool = True
+    """It is root's, or belongs to the agent's own user."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -136,6 +138,11 @@ def judge_kubelet(directory: Place, socket: Place) -> Finding:
     found = _directory(Point.KUBELET, directory)
     if found.verdict is not Verdict.OK:
         return found
+    if not directory.ours:
+        return Finding(
+            *(Point.KUBELET, Verdict.WRONG, directory.path, f"belongs to uid {directory.owner}"),
+            "give it to root, or its owner can put other sockets there",
+        )
     if socket.kind != "socket":
         return Finding(
             *(Point.KUBELET, Verdict.WRONG, socket.path, "no socket of a kubelet is there"),

@@ -23,8 +23,8 @@ def look_at(path: Path) -> Place:
     except OSError as error:
         return Place(str(path), f"path that cannot be looked at ({error.strerror or error})")
     kind = next((name for holds, name in KINDS if holds(found.st_mode)), "special file")
-    mode = stat.S_IMODE(found.st_mode)
-    return Place(str(path), kind, found.st_uid, mode, os.access(path, os.W_OK))
+    mode, ours = stat.S_IMODE(found.st_mode), found.st_uid in {0, os.geteuid()}
+    return Place(str(path), kind, found.st_uid, mode, os.access(path, os.W_OK), ours)
 
 
 def plugin_sockets(directory: Path, kubelet: str) -> tuple[PluginSocket, ...]:

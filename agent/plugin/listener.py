@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 
 import structlog
@@ -10,6 +11,7 @@ from grpclib.server import Server
 from typing_extensions import override
 
 from agent.kit.cell import Cell
+from agent.kit.peer import peer_uid
 from agent.plugin.handlers import DevicePlugin
 from agent.plugin.messages import StrictCodec
 
@@ -23,7 +25,11 @@ CLOSE_DEADLINE = 1.0
 
 
 class Peer(H2Protocol):
-    """One connection: it is counted among `peers`, and it can be cut."""
+    """One connection: it is counted among `peers`, and it can be cut.
+
+    The kubelet is root, and the server checks itself. Anybody else is hung up on before a byte of
+    his is read; the socket's mode keeps him out already.
+    """
 
     def __init__(self, plain: H2Protocol, peers: "Cell[frozenset[Peer]]") -> None:
         super().__init__(plain.handler, plain.config, plain.h2_config)
@@ -36,6 +42,10 @@ class Peer(H2Protocol):
         if isinstance(transport, asyncio.Transport):
             self._transport = transport
             self._peers.set(self._peers.value | {self})
+            uid = peer_uid(transport)
+            if uid not in {0, os.geteuid()}:
+                log.warning("plugin.peer_refused", uid=uid)
+                self.cut()
 
     @override
     def connection_lost(self, exc: BaseException | None) -> None:

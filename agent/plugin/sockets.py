@@ -18,6 +18,8 @@ from agent.core.errors import KubeletError, PermissionFault, SettingsError
 PATH_LIMIT = 107
 """Bytes of a unix socket's path, without the closing zero."""
 
+MODE = 0o600
+
 _TRIES = 5
 
 
@@ -41,17 +43,18 @@ def bind(directory: Path, resource: str, chance: random.Random) -> BoundSocket:
 
     Raises:
         SettingsError: the path of the directory is too long for any socket in it.
-        PermissionFault: the directory may not be written.
+        PermissionFault: the directory may not be written, or others may write it.
         KubeletError: the directory is not there, or binding failed in another way.
     """
+    _check(directory)
     for _ in range(_TRIES):
         path = directory / socket_name(directory, resource, chance)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
+            # The file is born with its mode: a chmod afterwards could be led astray by a link.
+            os.fchmod(sock.fileno(), MODE)
             sock.bind(os.fspath(path))
-            # Nobody can have connected in between: it does not listen yet.
-            path.chmod(0o600)
-            identity = _identity(path)
+            identity = _born(path)
         except OSError as error:
             sock.close()
             if error.errno == errno.EADDRINUSE:
@@ -61,6 +64,34 @@ def bind(directory: Path, resource: str, chance: random.Random) -> BoundSocket:
             return BoundSocket(path, sock, identity)
         sock.close()
     raise KubeletError(f"no socket could be bound in {directory}: all names tried were taken")
+
+
+def _check(directory: Path) -> None:
+    """Raise PermissionFault where others could put their sockets in the place of the kubelet's.
+
+    The kubelet makes the directory as root's, with mode 0750.
+    """
+    try:
+        found = directory.stat()
+    except OSError:
+        return  # binding says what is the matter
+    if found.st_uid not in {0, os.geteuid()}:
+        raise PermissionFault(
+            f"{directory} belongs to uid {found.st_uid}, who could put other sockets there:"
+            " give it to root"
+        )
+    if found.st_mode & stat.S_IWOTH:
+        raise PermissionFault(
+            f"{directory} is writable by everybody, who could put other sockets there: make it 0750"
+        )
+
+
+def _born(path: Path) -> tuple[int, int] | None:
+    """The identity of a socket that was just bound; None if something else lies there."""
+    found = path.lstat()
+    if not stat.S_ISSOCK(found.st_mode) or stat.S_IMODE(found.st_mode) != MODE:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _bind_error(path: Path, error: OSError) -> KubeletError | PermissionFault:

@@ -9,8 +9,9 @@ What is the model's alone, and why:
 
 - There are no schemas: objects are stored as they are given, without defaults, generation and
   managed fields, and nothing looks at a pod's spec. Nobody here reads what would be added.
-- Only nodes, pods and events exist; a namespace is there when something is in it. Label selectors,
-  `!=`, deletecollection, server-side apply, tables and protobuf are refused.
+- Only nodes, pods and events exist, and the review of one's own rights to them; a namespace is
+  there when something is in it. Label selectors, `!=`, deletecollection, server-side apply, tables
+  and protobuf are refused.
 - The answers 429 with `Retry-After` are a fault that is switched on; the real server gives them
   when it is overloaded, which a test cannot bring about.
 - A Status has no details, and the change that a refused pod update names is not told.
@@ -26,7 +27,7 @@ from typing import Final
 
 from aiohttp import web
 
-from agent.sandbox import apiserver_writes
+from agent.sandbox import apiserver_reviews, apiserver_writes
 from agent.sandbox.api_errors import (
     BadRequestError,
     BodyTooLargeError,
@@ -135,8 +136,9 @@ class ApiServerModel:
         try:
             user = identify(self._tokens, request.headers.get("Authorization"))
             self._refuse_when_throttled()
-            if request.path == "/version":
-                return self._finish(user, target, 200, dict(_VERSION))
+            aside = await self._aside(request, user)
+            if aside is not None:
+                return self._finish(user, *aside)
             target = parse_target(request.method, request.path, request.query)
             authorize(user, target, self._find(target))
             require_served(target)
@@ -150,6 +152,15 @@ class ApiServerModel:
             return self._finish(user, target, refusal.code, refusal.status(), refusal.headers)
         self._note(user, target, code)
         return packed(code, answer, packing if target.verb in ("get", "list") else "")
+
+    async def _aside(self, request: web.BaseRequest, user: str) -> tuple[Target, int, Json] | None:
+        """What everybody with a token may ask, and is no object."""
+        if request.path == "/version":
+            return Target(request.method.lower(), request.path), 200, dict(_VERSION)
+        if (request.method, request.path) == ("POST", apiserver_reviews.PATH):
+            body = await _read_body(request)
+            return apiserver_reviews.TARGET, 201, apiserver_reviews.reviewed(user, body, self._find)
+        return None
 
     def _act(self, user: str, target: Target, content_type: str, body: bytes) -> tuple[int, Json]:
         if target.verb in ("get", "list"):

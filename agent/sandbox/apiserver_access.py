@@ -35,6 +35,10 @@ _OWN_POD_RULES: Final[Mapping[tuple[str, str], str]] = {
 }
 
 
+class NotAdmittedError(ForbiddenError):
+    """NodeRestriction refuses it, after it was authorized: no review tells of that."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """What a request is about, after its path, its method and its query."""
@@ -185,9 +189,13 @@ def _forbidden(user: str, target: Target, detail: str = "") -> ForbiddenError:
     scope = f'in the namespace "{target.namespace}"' if target.namespace else "at the cluster scope"
     denied = f'User "{user}" cannot {target.verb} resource "{target.full_resource}"'
     ending = f": {detail}" if detail else ""
-    return _refused(target, f'{denied} in API group "" {scope}{ending}')
+    return ForbiddenError(_about(target, f'{denied} in API group "" {scope}{ending}'))
 
 
-def _refused(target: Target, text: str) -> ForbiddenError:
+def _refused(target: Target, text: str) -> NotAdmittedError:
+    return NotAdmittedError(_about(target, text))
+
+
+def _about(target: Target, text: str) -> str:
     subject = f'{target.resource} "{target.subject}"' if target.subject else target.resource
-    return ForbiddenError(f"{subject} is forbidden: {text}")
+    return f"{subject} is forbidden: {text}"

@@ -3,20 +3,18 @@
 import json
 import os
 import re
-import socket
-import struct
 from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 from aiohttp import web
 
 from agent.core.recheck import Recheck
+from agent.kit.peer import peer_uid
 
 log = structlog.get_logger(__name__)
 
 API_VERSION = "hami-agent/v1"
 PATH = re.compile(r"/api/v1/gpus/([A-Za-z0-9-]{1,64}):([a-z]{1,32})")
-CREDENTIALS = struct.Struct("3i")
 
 Act = Callable[[str], Awaitable[web.Response]]
 """Does one action to the GPU of that index or UUID."""
@@ -35,7 +33,7 @@ class Actions:
         if found is None or act is None:
             paths = " ".join(f"/api/v1/gpus/GPU:{name}" for name in self._acts)
             return _text(404, f"No such action. There is: {paths}")
-        uid = _peer_uid(request)
+        uid = peer_uid(request.transport)
         if uid not in {0, os.geteuid()}:
             log.warning("web.action_refused", path=request.path, uid=uid)
             return _text(403, "Only root may do this.")
@@ -72,18 +70,6 @@ def _told(found: Recheck) -> dict[str, object]:
         "text": health.text,
         "missing": list(found.missing),
     }
-
-
-def _peer_uid(request: web.BaseRequest) -> int | None:
-    """Who called, as the kernel says; None for anything but a unix socket."""
-    transport = request.transport
-    peer = None if transport is None else transport.get_extra_info("socket")
-    if peer is None or peer.family != socket.AF_UNIX:
-        return None
-    _, uid, _ = CREDENTIALS.unpack(
-        peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    )
-    return int(uid)
 
 
 def _text(status: int, text: str) -> web.Response:

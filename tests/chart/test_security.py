@@ -103,6 +103,23 @@ def test_nothing_listens_on_the_node_unless_asked_for(helm: Helm):
     }
 
 
+def test_metrics_are_for_those_whom_the_network_policy_names(helm: Helm):
+    nobody = the(helm.objects(values("guarded")), "NetworkPolicy")["spec"]
+    some = the(helm.objects(values("monitor")), "NetworkPolicy")["spec"]
+
+    assert ["Ingress", "Egress"] == nobody["policyTypes"] == some["policyTypes"]
+    assert [] == nobody["ingress"]
+    assert [
+        {
+            "from": [{"namespaceSelector": {}}],
+            "ports": [{"port": "http"}, {"port": "monitor"}],
+        }
+    ] == some["ingress"]
+    assert [{"port": 443, "protocol": "TCP"}, {"port": 6443, "protocol": "TCP"}] == [
+        port for rule in some["egress"] for port in rule["ports"]
+    ]
+
+
 def test_who_cleans_up_may_do_nothing_else(helm: Helm):
     objects = helm.objects(values("least"))
     role, inside = of_kind(objects, "ClusterRole"), the(objects, "Role")

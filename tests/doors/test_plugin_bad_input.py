@@ -18,7 +18,7 @@ from grpclib.client import Channel
 from grpclib.const import Status
 
 from agent.codec.objects import decode_pod
-from agent.core.annotations import TEXT_LIMIT
+from agent.codec.pod import LENGTH_LIMIT
 from agent.core.condition import Condition
 from agent.core.errors import Gate
 from agent.core.pods import PodView
@@ -148,7 +148,7 @@ BAD = {
     "negative compute": Bad(Gate.MALFORMED_ANNOTATION, "negative", f"{G1},NVIDIA,1,-1:;"),
     "wrong type word": Bad(Gate.MALFORMED_ANNOTATION, "type 'MLU'", f"{G1},MLU,1,1:;"),
     "small type word": Bad(Gate.MALFORMED_ANNOTATION, "type 'nvidia'", f"{G1},nvidia,1,1:;"),
-    "oversize": Bad(Gate.MALFORMED_ANNOTATION, f"at most {TEXT_LIMIT}", ONE + ";" * TEXT_LIMIT),
+    "oversize": Bad(Gate.MALFORMED_ANNOTATION, f"at most {LENGTH_LIMIT}", ONE + ":" * LENGTH_LIMIT),
     "escapes and line feeds": Bad(
         Gate.MALFORMED_ANNOTATION, "is no decimal", f"{G1},NVIDIA,\n\x1b[2J\x00 % ü,1:;"
     ),

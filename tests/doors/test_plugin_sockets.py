@@ -11,6 +11,7 @@ import pytest
 
 from agent.core.errors import AgentError, KubeletError, PermissionFault
 from agent.kit.cell import Cell
+from agent.plugin.listener import Listener
 from agent.plugin.server import PluginServer
 from agent.plugin.sockets import bind, socket_name, sweep
 from tests.fakes.allocator import FakeAllocator
@@ -75,10 +76,67 @@ def test_a_file_that_cannot_be_made_private_is_not_served(
     def fail(*_: object, **__: object) -> None:
         raise failure
 
-    monkeypatch.setattr(os, "chmod", fail)
-    monkeypatch.setattr(Path, "chmod", fail)
+    monkeypatch.setattr(os, "fchmod", fail)
 
     with pytest.raises(expected, match=text):
+        bind(tmp_path, RESOURCE, Seeded())
+
+
+def test_a_link_in_the_place_of_the_socket_is_not_followed(tmp_path: Path):
+    """Neither for the file nor for its mode: an attacker's link would point at another's file."""
+    victim = tmp_path / "victim"
+    victim.touch(mode=0o644)
+    for target in ("victim", "nowhere"):
+        taken = tmp_path / socket_name(tmp_path, RESOURCE, Seeded(5))
+        taken.symlink_to(tmp_path / target)
+
+        bound = bind(tmp_path, RESOURCE, Seeded(5))
+
+        assert bound.path != taken
+        assert 0o644 == stat.S_IMODE(victim.stat().st_mode)
+        assert not (tmp_path / "nowhere").exists()
+        bound.sock.close()
+        bound.unlink()
+        taken.unlink()
+
+
+def test_a_file_that_was_swapped_right_after_the_bind_is_not_taken_for_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    class Swapped(socket.socket):
+        def bind(self, address: str) -> None:  # type: ignore[override]
+            super().bind(address)
+            Path(address).unlink()
+            Path(address).touch()
+
+    monkeypatch.setattr(socket, "socket", Swapped)
+
+    with pytest.raises(KubeletError, match="all names tried were taken"):
+        bind(tmp_path, RESOURCE, Seeded())
+
+
+def test_nothing_is_served_where_everybody_may_put_a_socket(tmp_path: Path):
+    tmp_path.chmod(0o1777)
+
+    with pytest.raises(PermissionFault, match=r"writable by everybody.*make it 0750"):
+        bind(tmp_path, RESOURCE, Seeded())
+
+    assert set() == names(tmp_path)
+    tmp_path.chmod(0o755)
+    bound = bind(tmp_path, RESOURCE, Seeded())
+    bound.sock.close()
+
+
+def test_nothing_is_served_in_a_directory_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    owner = tmp_path.stat().st_uid
+    if owner == 0:
+        owner = 1234
+        os.chown(tmp_path, owner, -1)
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+
+    with pytest.raises(PermissionFault, match=f"belongs to uid {owner}"):
         bind(tmp_path, RESOURCE, Seeded())
 
 
@@ -118,15 +176,17 @@ async def test_a_server_that_does_not_answer_itself_does_not_serve(
             return 7
 
     server = PluginServer(tmp_path, RESOURCE, Cell(a_list()), FakeAllocator(), Unreachable())
-    chmod = Path.chmod
 
-    def chmod_and_swap(path: Path, mode: int) -> None:
+    def swap(path: Path) -> None:
         """Somebody deletes the file between bind and the first connection."""
-        chmod(path, mode)
         path.rename(path.with_suffix(".away"))
         path.symlink_to("nowhere")
 
-    monkeypatch.setattr(Path, "chmod", chmod_and_swap)
+    async def serve_and_swap(listener: Listener, sock: socket.socket) -> None:
+        swap(Path(sock.getsockname()))
+        await listener.start(sock=sock)
+
+    monkeypatch.setattr(Listener, "serve", serve_and_swap)
 
     with pytest.raises(KubeletError, match="does not answer a call of its own server"):
         await server.rebind()

@@ -26,7 +26,8 @@ def account(tmp_path: Path) -> Path:
     ("content", "reason"),
     [
         (b"\xff\xfe", "cannot be read"),
-        (b"a: [", "is not YAML"),
+        (b"a: [", "is not YAML (line 1, column 5)"),
+        (b"a: \x00", "is not YAML: give"),
         (b"", "names no cluster"),
         (b"- a list", "names no cluster"),
         (GOOD.replace("current-context: x", "").encode(), "has no current-context"),
@@ -41,6 +42,19 @@ def test_a_useless_kubeconfig_is_named_with_the_mend(tmp_path: Path, content: by
 
     assert str(raised.value).startswith(f"{path}: {reason}")
     assert "give the path of a readable kubeconfig" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "secret", ["token: s3cret: x", 'token: "s3cret', "- s3cret\ntoken: s3cret"]
+)
+def test_what_stands_in_a_broken_kubeconfig_is_not_told(tmp_path: Path, secret: str):
+    path = tmp_path / "kubeconfig"
+    path.write_text(f"users:\n  {secret}\n")
+
+    with pytest.raises(SettingsError) as raised:
+        check(Connection(path))
+
+    assert "s3cret" not in str(raised.value)
 
 
 def test_a_missing_kubeconfig_is_named(tmp_path: Path):

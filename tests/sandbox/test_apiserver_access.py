@@ -13,6 +13,7 @@ EVENTS = "/api/v1/namespaces/default/events"
 PODS = "/api/v1/namespaces/default/pods"
 NODES = "/api/v1/nodes"
 NODE_B_LISTED = "/api/v1/nodes?fieldSelector=metadata.name%3Dnode-b"
+REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 RESTRICTED = "node-restriction.kubernetes.io/x"
 LABEL = {"metadata": {"labels": {RESTRICTED: "1"}}}
 TAINT = {"spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}}
@@ -144,3 +145,33 @@ async def test_every_request_is_recorded_and_counted_for_its_user() -> None:
         journal.writes("system:node:node-a"),
         journal.watches("system:node:node-a"),
     )
+
+
+def review(verb: str, resource: str, **more: object) -> dict[str, object]:
+    return {"spec": {"resourceAttributes": {"verb": verb, "resource": resource, **more}}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "allowed"),
+    [
+        (review("patch", "nodes", name="node-b"), True),  # the refusal is admission's
+        (review("get", "nodes", name="node-b"), False),
+        (review("patch", "pods", subresource="status"), True),
+        (review("list", "pods"), False),
+        (review("list", "pods", fieldSelector={"rawSelector": "spec.nodeName=node-a"}), True),
+    ],
+)
+async def test_a_node_that_asks_is_told_what_it_may(
+    asked: dict[str, object],
+    allowed: bool,  # noqa: FBT001 -- a row of the table
+) -> None:
+    async with connected("t-node") as (_, client):
+        answer = await client.call("POST", REVIEWS, asked)
+
+        assert (201, allowed) == (answer.code, answer.body["status"]["allowed"])
+
+
+@pytest.mark.parametrize("body", [b"{", {}, {"spec": {"resourceAttributes": []}}])
+async def test_a_review_of_nothing_is_a_bad_request(body: object) -> None:
+    async with connected("t-node") as (_, client):
+        assert (400, "BadRequest") == (await client.call("POST", REVIEWS, body)).failure

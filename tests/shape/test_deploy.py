@@ -117,6 +117,25 @@ def test_the_commented_settings_are_the_defaults(objects: dict[str, Any]):
     }
 
 
+def test_what_the_document_allows_on_openshift_is_what_the_pod_needs(
+    objects: dict[str, Any], pod: dict[str, Any]
+):
+    (block,) = re.findall(
+        r"^```yaml\n(.*?)^```", tree.text("deploy/README.md"), re.MULTILINE | re.DOTALL
+    )
+    allowed = yaml.safe_load(block)
+    account = objects["ServiceAccount"]["metadata"]
+
+    assert {key for one in pod["volumes"] for key in one if key != "name"} == set(
+        allowed["volumes"]
+    )
+    assert [f"system:serviceaccount:{account['namespace']}:{account['name']}"] == allowed["users"]
+    assert ["ALL"] == allowed["requiredDropCapabilities"]
+    assert {"allowHostDirVolumePlugin"} == {
+        key for key, value in allowed.items() if key.startswith("allow") and value
+    }
+
+
 def test_the_settings_as_shipped_are_accepted(objects: dict[str, Any]):
     shipped = Text("config.yaml", objects["ConfigMap"]["data"]["config.yaml"].encode())
 

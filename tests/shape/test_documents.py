@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from agent import __version__
+from agent.app import codes
 from agent.cli.main import VERBS
 from agent.core.errors import Gate
 from agent.core.preflight import Point
@@ -17,6 +18,7 @@ WORDS = """
     waiting container; node lock; allocation; row; edits; ledger; checkpoint; outbox; reconcile;
     witness; holding; preference; probe; adapter; port; service; door; tier; cell; model
 """
+EXIT_CODES = {name: code for name, code in vars(codes).items() if name.isupper()}
 VERSION = re.compile(r"^## \[(Unreleased|\d+\.\d+\.\d+)\]", re.MULTILINE)
 COMMAND = re.compile(r"(?:^\s*|`)(make|hami-agent) ([a-z][a-z-]*)", re.MULTILINE)
 TARGET = re.compile(r"^([a-z][a-z-]*):", re.MULTILINE)
@@ -93,6 +95,38 @@ def test_the_runbook_explains_no_refusal_that_is_not_there():
 @pytest.mark.parametrize("point", Point, ids=lambda point: point.value)
 def test_the_runbook_explains_all_that_the_doctor_looks_at(point: Point):
     assert 1 == tree.text("RUNBOOK.md").count(f"### {point.value} ")
+
+
+@pytest.mark.parametrize("code", sorted(set(EXIT_CODES.values())))
+def test_the_runbook_explains_every_exit_code(code: int):
+    assert 1 == tree.text("RUNBOOK.md").count(f"\n| {code} | ")
+
+
+@pytest.mark.parametrize("document", [str(p) for p in tree.files() if p.suffix == ".md"])
+def test_an_id_that_a_document_names_is_in_the_runbook(document: str):
+    named = set(re.findall(r"\b(?:HA-\d{4}|[PH]-[A-Z]{3,})\b", tree.text(document)))
+    explained = re.findall(r"^### ([A-Z]+-[A-Z0-9]+) ", tree.text("RUNBOOK.md"), re.MULTILINE)
+
+    assert set() == named - set(explained)
+
+
+LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]+))?\)")
+
+
+@pytest.mark.parametrize("document", [str(p) for p in tree.files() if p.suffix == ".md"])
+def test_a_link_leads_to_a_file_and_a_heading(document: str):
+    for target, anchor in LINK.findall(tree.text(document)):
+        found = (tree.ROOT / document).parent / target if target else tree.ROOT / document
+        assert found.exists(), target
+        if anchor:
+            page = found / "README.md" if found.is_dir() else found
+            assert anchor in anchors(page.read_text(encoding="utf-8")), f"{target}#{anchor}"
+
+
+def anchors(text: str) -> set[str]:
+    """What its headings are called in addresses."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in headings}
 
 
 def commands(document: str) -> Iterator[tuple[str, str]]:

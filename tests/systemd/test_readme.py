@@ -27,11 +27,13 @@ async def lay_out(node, version):
 
 
 async def test_all_commands_of_the_document_in_their_order(bare):
-    install, daily, upgrade, uninstall = BLOCKS
+    look, install, daily, upgrade, uninstall = BLOCKS
     await bare.machine.run("sh", "-ec", f"mkdir -p /usr/local/bin; {SUDO}")
     bare.write("/etc/hami-agent/config.yaml", "sharing: {splitCount: 10}\n")
 
     await lay_out(bare, __version__)
+    await typed(bare, look)
+    assert not bare.endpoints()
     await typed(bare, install)
     await bare.offers(80)
     await typed(bare, daily)

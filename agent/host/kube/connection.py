@@ -50,7 +50,7 @@ def check(connection: Connection) -> None:
     except (OSError, UnicodeDecodeError) as error:
         raise _unusable(path, f"cannot be read ({cap(str(error), 128)})") from error
     except yaml.YAMLError as error:
-        raise _unusable(path, f"is not YAML ({cap(str(error), 128)})") from error
+        raise _unusable(path, f"is not YAML{_place(error)}") from None
     if not isinstance(content, dict) or not content.get("clusters"):
         raise _unusable(path, "names no cluster")
     if not content.get("current-context"):
@@ -98,6 +98,12 @@ def fingerprint(configuration: Any) -> tuple[object, ...]:  # noqa: ANN401 -- un
         *(getattr(configuration, field) for field in fields),
         *(_stamp(getattr(configuration, field)) for field in files),
     )
+
+
+def _place(error: yaml.YAMLError) -> str:
+    """Where it is wrong, and no word of what stands there: a kubeconfig holds secrets."""
+    mark = getattr(error, "problem_mark", None)
+    return "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
 
 
 def _stamp(path: str | None) -> tuple[object, ...]:

@@ -7,14 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.codec.pod import (
+    GROUP_LIMIT,
     INT32_MAX,
+    LENGTH_LIMIT,
     TYPE_WORD,
     consume,
     decode_pod_devices,
     encode_pod_devices,
     validate,
 )
-from agent.core.annotations import TEXT_LIMIT
 from agent.core.errors import MalformedText
 from agent.core.gpu import GpuUuid
 from agent.core.share import Share
@@ -102,10 +103,13 @@ def test_leading_zeros_are_as_many_as_they_like():
     assert 7 == decode_pod_devices(f"G,NVIDIA,{'0' * 5_000}7,0")[0][0].memory_mib
 
 
-def test_a_text_that_is_too_long_for_an_annotation_is_refused_unread():
-    assert TEXT_LIMIT + 1 == len(decode_pod_devices(";" * TEXT_LIMIT))
-    with pytest.raises(MalformedText, match="262145 characters"):
-        decode_pod_devices(";" * (TEXT_LIMIT + 1))
+def test_a_text_that_no_pod_needs_is_refused_unread():
+    assert GROUP_LIMIT + 1 == len(decode_pod_devices(";" * GROUP_LIMIT))
+    assert 1 == len(decode_pod_devices(":" * LENGTH_LIMIT))
+    with pytest.raises(MalformedText, match=r"1025 characters and 1025 groups"):
+        decode_pod_devices(";" * (GROUP_LIMIT + 1))
+    with pytest.raises(MalformedText, match=r"65537 characters and 0 groups"):
+        decode_pod_devices(":" * (LENGTH_LIMIT + 1))
 
 
 @pytest.mark.parametrize("share", [a_share(memory_mib=-5), a_share(core_percent=-1)])

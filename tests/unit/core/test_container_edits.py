@@ -1,6 +1,7 @@
 """What one container receives, where HAMi's vectors are silent or we differ."""
 
 import dataclasses
+import re
 import uuid
 from typing import Any
 
@@ -124,6 +125,31 @@ def test_a_setting_adds_its_variable_and_none_without_it(setting, name: str, val
     assert value == dict(edits_of(granted(), **setting).envs)[name]
     plain = edits_of(granted(), cuda_log_level="", memory_scaling=0.5)
     assert name not in dict(plain.envs)
+
+
+def test_no_container_may_write_hami_core_or_its_preload_file():
+    writable = {one.container_path for one in edits_of(granted()).mounts if not one.read_only}
+
+    assert {"/usr/local/vgpu", "/tmp/vgpulock"} == writable  # noqa: S108 -- HAMi-core's
+
+
+@given(mib=st.integers(0, 2**31 - 1), cores=st.integers(0, 100), name=st.text(max_size=80))
+def test_of_what_a_pods_author_writes_only_numbers_reach_the_environment(mib, cores, name):
+    """Programs that run as root on the host read it: hooks of the container runtime."""
+    share = GrantedShare(a_share(uuid=G1, memory_mib=mib, core_percent=cores), "0000:10:00.0", 7)
+    request = EditRequest(POD_UID, name, control_disabled=False, shares=(share,))
+    try:
+        envs = dict(container_edits(request, EditSettings(), FACTS).envs)
+    except Refusal:
+        return
+    assert {
+        "CUDA_DEVICE_MEMORY_LIMIT_0": f"{mib or 7}m",
+        "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"/usr/local/vgpu/{cache_file(POD_UID, name)}",
+        "CUDA_DEVICE_SM_LIMIT": str(cores),
+        "LIBCUDA_LOG_LEVEL": "1",
+        "NVIDIA_VISIBLE_DEVICES": G1,
+    } == envs
+    assert all(re.fullmatch(r"[\w./-]+", value) for value in envs.values())
 
 
 def test_device_nodes_are_passed_only_when_asked_for():

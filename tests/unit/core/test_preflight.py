@@ -1,5 +1,7 @@
 """What `doctor --pre` makes of what it saw: each thing that is wrong, and that a note is none."""
 
+import dataclasses
+
 import pytest
 
 from agent.core.annotations import REGISTER
@@ -61,6 +63,8 @@ def test_a_directory_must_be_ours_to_write_and_nobody_elses(place, made, verdict
         (DIRECTORY, Place("/d/kubelet.sock", ""), "WRONG"),
         (DIRECTORY, Place("/d/kubelet.sock", "file"), "WRONG"),
         (Place("/d", ""), SOCKET, "WRONG"),
+        (dataclasses.replace(DIRECTORY, owner=1000, ours=False), SOCKET, "WRONG"),
+        (dataclasses.replace(DIRECTORY, mode=0o777), SOCKET, "WRONG"),
     ],
 )
 def test_the_kubelet_must_be_there(directory, socket, verdict):

@@ -1,0 +1,73 @@
+"""What looks at a node before the installation is what will be installed, and leaves nothing."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from agent.core.preflight import rights
+from tests.shape import tree
+
+NAME = "hami-agent-doctor"
+NOT_NEEDED = {"HAMI_AGENT_WEB_ADDRESS"}
+"""It opens no port."""
+
+
+def documents(path: str) -> dict[str, Any]:
+    return {one["kind"]: one for one in yaml.safe_load_all(tree.text(path))}
+
+
+@pytest.fixture
+def pod() -> dict[str, Any]:
+    return documents("deploy/doctor.yaml")["Pod"]["spec"]
+
+
+@pytest.fixture
+def agents() -> dict[str, Any]:
+    return documents("deploy/manifests/daemonset.yaml")["DaemonSet"]["spec"]["template"]["spec"]
+
+
+def test_everything_has_a_name_of_its_own_so_that_an_installation_finds_nothing_in_its_way():
+    found = documents("deploy/doctor.yaml")
+
+    assert {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Pod"} == set(found)
+    assert {NAME} == {one["metadata"]["name"] for one in found.values()}
+    assert {NAME} == {one["name"] for one in found["ClusterRoleBinding"]["subjects"]}
+    assert NAME == found["ClusterRoleBinding"]["roleRef"]["name"]
+
+
+def test_its_rights_are_the_agents():
+    role = documents("deploy/doctor.yaml")["ClusterRole"]["rules"]
+
+    assert documents("deploy/manifests/rbac.yaml")["ClusterRole"]["rules"] == role
+    assert {(one.verb, one.resource) for one in rights("n")} == {
+        (verb, resource)
+        for rule in role
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_it_sees_what_the_agent_will_see(pod: dict[str, Any], agents: dict[str, Any]):
+    (container,), (agent,) = pod["containers"], agents["containers"]
+    without = [one for one in agent["volumeMounts"] if one["name"] != "config"]
+
+    assert ["doctor", "--pre"] == container["args"]
+    assert agent["image"] == container["image"]
+    assert without == container["volumeMounts"]
+    assert [one for one in agents["volumes"] if one["name"] != "config"] == pod["volumes"]
+    assert [one for one in agent["env"] if one["name"] not in NOT_NEEDED] == container["env"]
+
+
+def test_it_may_do_no_more_than_the_agent(pod: dict[str, Any], agents: dict[str, Any]):
+    (container,), (agent,) = pod["containers"], agents["containers"]
+
+    assert agent["securityContext"] == container["securityContext"]
+    assert agents["securityContext"] == pod["securityContext"]
+    assert pod["automountServiceAccountToken"] is False
+    assert not {"hostPID", "hostIPC", "hostNetwork"} & set(pod)
+
+
+def test_it_ends_and_is_not_started_again(pod: dict[str, Any]):
+    assert "Never" == pod["restartPolicy"]
+    assert "NODE" == pod["nodeName"], "to be replaced by whoever applies it"

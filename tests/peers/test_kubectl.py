@@ -1,0 +1,138 @@
+"""What the documents tell to type with kubectl, typed at a real API server, as it stands there.
+
+There is no kubelet: what waits for a container is not typed here.
+"""
+
+import asyncio
+import os
+import re
+
+import pytest
+import pytest_asyncio
+
+from tests.peers.lab.agents import SOURCE
+from tests.peers.lab.identities import ADMIN, NODE
+from tests.peers.lab.keeper import kept
+from tests.peers.lab.node_state import notes_of
+from tests.peers.lab.servers import NODE_PATH, marks, real_server
+from tests.peers.lab.waiting import until_answer
+
+BLOCKS = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SYSTEM = "/api/v1/namespaces/kube-system"
+APPS = "/apis/apps/v1/namespaces/kube-system/daemonsets"
+PATIENCE = 60.0
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server(binaries):
+    async with kept(real_server(binaries)) as made:
+        yield made
+
+
+@pytest.fixture
+def typed(server, binaries, tmp_path):
+    """Types a line of a document in the repository's root, and returns what it says."""
+    environ = {
+        "PATH": f"{binaries}:{os.defpath}",
+        "HOME": str(tmp_path),
+        "KUBECONFIG": str(server.plane.kubeconfig(ADMIN)),
+    }
+
+    async def type_line(line):
+        shell = await asyncio.create_subprocess_exec(
+            *("/bin/bash", "-euo", "pipefail", "-c", line),
+            cwd=SOURCE,
+            env=environ,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        async with asyncio.timeout(PATIENCE):
+            out, err = await shell.communicate()
+        assert 0 == shell.returncode, err.decode()
+        return out.decode()
+
+    return type_line
+
+
+def lines(document):
+    """The lines of its blocks, those that go on put together."""
+    found = BLOCKS.findall((SOURCE / document).read_text())
+    text = "".join(block for language, block in found if language in {"", "sh"})
+    return text.replace("\\\n", " ").splitlines()
+
+
+def line(document, *words):
+    """The one line with all these words."""
+    (found,) = [one for one in lines(document) if all(word in one for word in words)]
+    return found
+
+
+async def names(server, path):
+    return {one["metadata"]["name"] for one in (await server.admin.have("GET", path))["items"]}
+
+
+async def until_gone(server, path, name):
+    async def is_gone():
+        return name not in await names(server, path)
+
+    await until_answer(is_gone, PATIENCE, lambda: f"{name} is still there")
+
+
+async def test_the_manifests_are_applied_started_anew_and_deleted(server, typed):
+    await typed(line("deploy/README.md", "kubectl apply -f deploy/manifests"))
+    before = await server.admin.have("GET", f"{APPS}/hami-agent")
+    assert "hami-agent" in await names(server, f"{SYSTEM}/serviceaccounts")
+
+    await typed(line("deploy/README.md", "rollout restart"))
+    after = await server.admin.have("GET", f"{APPS}/hami-agent")
+    assert after["metadata"]["generation"] == before["metadata"]["generation"] + 1
+
+    text = (SOURCE / "deploy/README.md").read_text()
+    (delete,) = re.findall(r"`(kubectl delete -f deploy/manifests)`", text)
+    await typed(delete)
+    assert "hami-agent" not in await names(server, APPS)
+
+
+async def test_the_doctor_is_sent_to_a_node_and_leaves_nothing(server, typed):
+    send = line("deploy/README.md", "deploy/doctor.yaml", "kubectl apply")
+
+    said = await typed(send)
+
+    assert 4 == said.count("created")
+    pod = await server.admin.have("GET", f"{SYSTEM}/pods/hami-agent-doctor")
+    assert "gpu-1" == pod["spec"]["nodeName"]
+    (container,) = pod["spec"]["containers"]
+    assert "registry.example:5000/gpu/hami-agent:0.1.0" == container["image"]
+
+    # Nobody is there to confirm that the container ended.
+    await typed(f"{line('deploy/README.md', 'delete -f deploy/doctor.yaml')} --wait=false")
+    await server.admin.ask("DELETE", f"{SYSTEM}/pods/hami-agent-doctor", {"gracePeriodSeconds": 0})
+    await until_gone(server, f"{SYSTEM}/pods", "hami-agent-doctor")
+    assert "hami-agent-doctor" not in await names(server, f"{SYSTEM}/serviceaccounts")
+
+
+async def test_what_stays_on_a_node_is_taken_off_it(server, typed):
+    notes = {"hami.io/node-nvidia-register": "[]", "hami.io/node-handshake": "Reported"}
+    await server.admin.have("PATCH", NODE_PATH, marks(**notes, kept="1"))
+
+    remove = line("systemd/README.md", "kubectl annotate node NAME")
+    await typed(remove.replace("NAME", NODE))
+
+    held = notes_of(await server.admin.have("GET", NODE_PATH))
+    assert "1" == held["kept"]
+    assert not notes.keys() & held.keys()
+
+
+async def test_a_condition_that_stayed_is_removed(server, typed):
+    condition = {"type": "GpuDegraded", "status": "True", "reason": "r", "message": "m"}
+    ready = {"type": "Ready", "status": "True", "reason": "r", "message": "m"}
+    body = {"status": {"conditions": [condition, ready]}}
+    kind = "application/strategic-merge-patch+json"
+    await server.admin.have("PATCH", f"{NODE_PATH}/status", body, kind=kind)
+
+    text = (SOURCE / "RUNBOOK.md").read_text().replace("\n", " ")
+    (remove,) = re.findall(r"`(kubectl patch node NODE [^`]+)`", text)
+    await typed(remove.replace("NODE", NODE))
+
+    left = (await server.admin.have("GET", NODE_PATH))["status"]["conditions"]
+    assert ["Ready"] == [one["type"] for one in left]

@@ -1,0 +1,72 @@
+"""What the README tells to type about settings and values works, as it stands there."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.process.agent_process import ROOT, run
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(60)]
+
+TEXT = (ROOT / "README.md").read_text()
+PROMPT = ".venv/bin/hami-agent "
+
+
+def told(verb: str) -> list[str]:
+    """The arguments of the one command of that verb, without what stands behind them."""
+    (line,) = re.findall(rf"^{re.escape(PROMPT)}({verb} .+)$", TEXT, re.MULTILINE)
+    return shlex.split(line, comments=True)
+
+
+def test_the_settings_are_shown_with_their_origin():
+    shown = run(*told("config show"))
+
+    assert (0, "") == (shown.returncode, shown.stderr)
+    assert re.search(r"sharing\.splitCount +10 +default", shown.stdout)
+
+
+def test_the_settings_that_the_readme_shows_are_checked_and_taken(tmp_path: Path):
+    (example,) = re.findall(r"^```\n(sharing:\n.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    (file := tmp_path / "config.yaml").write_text(example)
+    command = [str(file) if word == "FILE..." else word for word in told("config check")]
+
+    checked = run(*command)
+
+    assert 0 == checked.returncode, checked.stderr
+    assert checked.stdout.endswith("ok\n")
+    assert "the profile big" in checked.stderr
+
+
+def test_all_files_of_a_node_are_checked_together(tmp_path: Path):
+    (inline,) = re.findall(r"`hami-agent (config check config\.yaml [^`]+)`", TEXT)
+    contents = {
+        "config.yaml": "sharing: {splitCount: 20}\n",
+        "device-config.yaml": "nvidia: {deviceMemoryScaling: 1.5}\n",
+        "config.json": '{"nodeconfig": [{"name": "a", "devicesplitcount": 5}]}\n',
+    }
+    verb, check, *names = inline.split()
+    assert list(contents) == names
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+
+    checked = run(verb, check, *(str(tmp_path / name) for name in names))
+
+    assert 0 == checked.returncode, checked.stderr
+    assert re.search(
+        r"^a\n +sharing\.splitCount +5 .*\n +sharing\.memoryScaling +1\.5 ", checked.stdout
+    )
+
+
+def test_an_annotation_is_decoded():
+    decoded = run(*told("decode"))
+
+    assert 0 == decoded.returncode, decoded.stderr
+    assert "GPU-1" in json.dumps(json.loads(decoded.stdout))
+
+
+def test_the_schema_is_one():
+    assert "`hami-agent config schema`" in TEXT
+    assert "sharing" in json.loads(run("config", "schema").stdout)["properties"]

@@ -1,0 +1,291 @@
+"""Every command that a document tells to type is run by a test, or it stands here why not."""
+
+import ast
+import functools
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.shape import tree
+
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "RUNBOOK.md",
+    "deploy/README.md",
+    "deploy/image/README.md",
+    "systemd/README.md",
+)
+TOOLS = (
+    "make|helm|kubectl|hami-agent|systemctl|journalctl|kill|sed|skopeo|ctr|docker|python3|nvidia"
+)
+BLOCKS = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TYPED = re.compile(
+    r"^(?:sudo |[A-Z_]+=(?:'[^']*'|\S+) )*"
+    rf"(?:(?:{TOOLS})[\w-]* |systemd-run |(?:\.venv/bin|systemd|deploy)/\w)"
+)
+
+Runs = tuple[tuple[str, str, tuple[str, ...]], ...]
+
+# Beginnings of commands, by what runs them: a file and one of its tests. Of several that fit, the
+# longest counts.
+RUN: Runs = (
+    (
+        ".ci/run",
+        "",
+        (
+            "make check",
+            "make test",
+            "make test-peers",
+        ),
+    ),
+    (
+        "tests/process/test_sandbox.py",
+        "test_every_claim_of_the_default_scenario_is_true",
+        (
+            "make demo",
+            ".venv/bin/hami-agent sandbox -o json",
+        ),
+    ),
+    (
+        "tests/bench/test_figures.py",
+        "",
+        ("make bench",),
+    ),
+    (
+        "tests/image/test_contents.py",
+        "test_two_builds_are_the_same_image",
+        (
+            "make image",
+            "NAME=registry.example/gpu/hami-agent make image",
+            ".venv/bin/python -m pytest --image tests/image",
+        ),
+    ),
+    (
+        "tests/chart/test_manifests.py",
+        "",
+        ("make manifests",),
+    ),
+    (
+        "tests/chart/test_objects.py",
+        "",
+        ("make chart-check",),
+    ),
+    (
+        "tests/process/test_sandbox.py",
+        "test_ctrl_c_removes_everything",
+        (".venv/bin/hami-agent sandbox --interactive",),
+    ),
+    (
+        "tests/process/test_readme.py",
+        "test_the_settings_are_shown_with_their_origin",
+        (".venv/bin/hami-agent config show --origin",),
+    ),
+    (
+        "tests/process/test_readme.py",
+        "test_the_settings_that_the_readme_shows_are_checked_and_taken",
+        (
+            ".venv/bin/hami-agent config check FILE...",
+            "hami-agent config check",
+        ),
+    ),
+    (
+        "tests/process/test_readme.py",
+        "test_an_annotation_is_decoded",
+        (".venv/bin/hami-agent decode",),
+    ),
+    (
+        "tests/process/test_agent_health.py",
+        "test_a_gpu_that_falls_ill_is_told_everywhere_and_can_be_asked",
+        (
+            "sudo .venv/bin/hami-agent recheck 0",
+            "hami-agent recheck GPU",
+        ),
+    ),
+    (
+        "tests/process/test_agent_process.py",
+        "",
+        ("hami-agent run",),
+    ),
+    (
+        "tests/process/test_agent_observe.py",
+        "test_alone_on_a_node_it_registers_nothing_and_writes_nothing",
+        ("hami-agent run --observe",),
+    ),
+    (
+        "tests/image/test_running.py",
+        "test_it_looks_at_a_node_before_it_serves_one",
+        (
+            "hami-agent doctor --pre",
+            "kubectl -n kube-system exec daemonset/hami-agent -c agent -- hami-agent doctor",
+            "kubectl exec",
+        ),
+    ),
+    (
+        "tests/process/test_readme.py",
+        "test_all_files_of_a_node_are_checked_together",
+        ("hami-agent config check config.yaml",),
+    ),
+    (
+        "tests/systemd/test_readme.py",
+        "test_all_commands_of_the_document_in_their_order",
+        (
+            "hami-agent config check /etc/hami-agent/config.yaml",
+            "sudo systemd/install",
+            "sudo systemd/uninstall",
+            "sudo systemctl restart",
+            "sudo systemd-run",
+            "systemctl status",
+            "systemctl reload hami-agent",
+            "systemctl restart hami-agent",
+            "journalctl",
+        ),
+    ),
+    (
+        "tests/process/test_readme.py",
+        "test_the_schema_is_one",
+        ("hami-agent config schema",),
+    ),
+    (
+        "tests/process/test_agent_process.py",
+        "test_sighup_takes_over_a_changed_split_count_without_a_restart",
+        ("kill -HUP",),
+    ),
+    (
+        "tests/chart/test_readme.py",
+        "test_a_command_gives_what_it_says",
+        (
+            "helm install",
+            "helm upgrade",
+        ),
+    ),
+    (
+        "tests/peers/test_kubectl.py",
+        "test_the_manifests_are_applied_started_anew_and_deleted",
+        (
+            "kubectl -n kube-system rollout restart",
+            "kubectl apply -f deploy/manifests",
+            "kubectl delete -f deploy/manifests",
+        ),
+    ),
+    (
+        "tests/peers/test_kubectl.py",
+        "test_the_doctor_is_sent_to_a_node_and_leaves_nothing",
+        (
+            "kubectl delete -f deploy/doctor.yaml",
+            "sed 's|image: hami-agent",
+        ),
+    ),
+    (
+        "tests/peers/test_kubectl.py",
+        "test_what_stays_on_a_node_is_taken_off_it",
+        ("kubectl annotate node NAME",),
+    ),
+    (
+        "tests/peers/test_kubectl.py",
+        "test_a_condition_that_stayed_is_removed",
+        ("kubectl patch node NODE",),
+    ),
+)
+
+NOT_RUN: Mapping[str, tuple[str, ...]] = {
+    "every other target begins with it": ("make setup",),
+    "it is the whole run of which this test is a part": (
+        "make test-systemd",
+        "make test-peers-long",
+        "make test-image",
+        "make cover",
+        "PEERS=",
+    ),
+    "a GPU is needed; without one it says so and ends": ("make test-gpu",),
+    "tests/peers/run builds by the same script": ("make peers",),
+    "it changes or measures the sources of whoever types it": (
+        "make fmt",
+        "make proto",
+        ".venv/bin/uv lock",
+    ),
+    "tests/systemd/lab/made.py makes the wheel with the same program": ("make build",),
+    "a GPU is needed": ("WATCH=300 make test-gpu",),
+    "HAMi's own scheduler is needed, built elsewhere": ("HAMI_PEERS_SCHEDULER=",),
+    "tests/systemd/wheels does it with the same words": (".venv/bin/uv export",),
+    "tests/systemd/wheels does it, from the index of the machine": ("python3 -m pip download",),
+    "it opens an editor": ("systemctl edit",),
+    "a cluster with nodes and images; what is given to the API server is tested": (
+        "helm rollback",
+        "helm uninstall",
+        "kubectl -n kube-system rollout status",
+        "kubectl -n kube-system logs",
+    ),
+    "a program of somebody else that shows something to people": (
+        "kubectl describe pod",
+        "kubectl logs",
+        "kubectl debug",
+        "nvidia-smi",
+        "skopeo inspect",
+    ),
+    "NVIDIA's toolkit and a GPU are needed": ("nvidia-ctk",),
+    "deploy/image/build does it before the build that is tested": (
+        "deploy/image/context build/context",
+    ),
+    "Docker is needed; buildah builds from the same file": ("docker build",),
+    "a registry is needed": (
+        "BASE=registry.example/python",
+        "skopeo copy",
+    ),
+    "tests/image opens and starts the same archive; the import is containerd's": (
+        "ctr -n k8s.io images import",
+    ),
+}
+
+BEGINNINGS = {
+    *(one for _, _, commands in RUN for one in commands),
+    *(one for commands in NOT_RUN.values() for one in commands),
+}
+
+
+def told(document: str) -> set[str]:
+    """What it tells to type, in blocks and in sentences, without the remarks behind."""
+    text = tree.text(document)
+    blocks = (block for language, block in BLOCKS.findall(text) if language in {"", "sh"})
+    block = "".join(blocks).replace("\\\n", " ")
+    lines = [*block.splitlines(), *re.findall(r"`([^`]+)`", BLOCKS.sub("", text))]
+    plain = (re.sub(r"\s+", " ", re.sub(r"\s+# .*", "", line)).strip() for line in lines)
+    return {line for line in plain if " " in line and TYPED.match(line)}
+
+
+def entry(command: str) -> str | None:
+    """The longest beginning that fits."""
+    return max((one for one in BEGINNINGS if command.startswith(one)), key=len, default=None)
+
+
+@functools.cache
+def claims_in(path: str) -> frozenset[str]:
+    """The names of its tests."""
+    return frozenset(
+        node.name
+        for node in ast.walk(tree.parsed(Path(path)))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_command_is_run_or_it_is_said_why_not(document: str):
+    assert [] == sorted(one for one in told(document) if entry(one) is None)
+
+
+def test_no_command_is_left_over_here():
+    used = {entry(one) for document in DOCUMENTS for one in told(document)}
+
+    assert set() == BEGINNINGS - used
+
+
+@pytest.mark.parametrize(("path", "name", "commands"), RUN)
+def test_what_runs_it_is_there(path: str, name: str, commands: tuple[str, ...]):
+    if path == ".ci/run":
+        targets = {command.removeprefix("make ") for command in commands}
+        assert targets <= set(tree.text(path).split())
+    else:
+        assert not name or name in claims_in(path)
+        assert (tree.ROOT / path).is_file()

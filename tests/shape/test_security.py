@@ -1,0 +1,100 @@
+"""SECURITY.md names every threat, and a test or a reason for each; the lock file keeps its promise.
+
+A test that is named there exists. What is locked is held to its hash, and to the first version
+without a known weakness where there was one.
+"""
+
+import ast
+import functools
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.shape import tree
+
+THREATS = 32
+ROW = re.compile(r"^\| (\d+) \| (.+?) \| (.+?) \| (.+?) \|$", re.MULTILINE)
+TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+REASON = re.compile(r"Not tested: .{20,}\.")
+FIXED = {"h2": (4, 3, 0)}
+"""The first version in which CVE-2025-57804, the splitting of headers, is mended."""
+
+
+def rows() -> list[tuple[str, ...]]:
+    return [match.groups() for match in ROW.finditer(tree.text("SECURITY.md"))]
+
+
+@functools.cache
+def claims_of(path: str) -> frozenset[str]:
+    return frozenset(
+        node.name
+        for node in ast.walk(tree.parsed(Path(path)))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+
+
+def test_the_threats_are_numbered():
+    assert [str(n) for n in range(1, THREATS + 1)] == [number for number, *_ in rows()]
+
+
+@pytest.mark.parametrize(("threat", "cell"), [(row[1], row[3]) for row in rows()])
+def test_a_threat_has_a_test_or_a_reason(threat: str, cell: str):
+    named = TEST.findall(cell)
+
+    assert named or REASON.fullmatch(cell), threat
+    # Nothing else is in a cell with tests: a misspelt one would be passed over.
+    assert not named or "" == TEST.sub("", cell).replace(",", "").strip()
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), sorted({found for row in rows() for found in TEST.findall(row[3])})
+)
+def test_a_test_that_is_named_exists(path: str, name: str):
+    assert name in claims_of(path)
+
+
+@pytest.mark.parametrize("document", ["README.md", "deploy/README.md", "systemd/README.md"])
+def test_whoever_installs_is_led_to_it(document: str):
+    assert re.search(r"\]\((\.\./)?SECURITY\.md\)", tree.text(document))
+
+
+def locked() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = tomllib.loads(tree.text("uv.lock"))["package"]
+    return found
+
+
+def test_every_package_that_is_locked_is_held_to_its_hash():
+    files = {
+        one["name"]: [*one.get("wheels", ()), *([one["sdist"]] if "sdist" in one else [])]
+        for one in locked()
+        if "registry" in one["source"]
+    }
+
+    assert len(files) > 50
+    assert set() == {name for name, found in files.items() if not found}
+    assert all(
+        one["hash"].startswith("sha256:") and len(one["hash"]) == 71
+        for found in files.values()
+        for one in found
+    )
+
+
+def test_all_but_the_project_itself_comes_from_a_registry():
+    assert ["hami-agent"] == [one["name"] for one in locked() if "registry" not in one["source"]]
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_no_version_with_a_known_weakness_is_locked(name: str):
+    (version,) = [one["version"] for one in locked() if one["name"] == name]
+    asked = re.search(rf'"{name}>=([\d.]+)', tree.text("pyproject.toml"))
+
+    assert FIXED[name] <= numbers(version)
+    assert asked
+    assert FIXED[name] <= numbers(asked[1])
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return (*(int(part) for part in version.split(".")), 0, 0)[:3]
