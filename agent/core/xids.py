@@ -120,8 +120,15 @@ def xid_name(number: int) -> str:
     return XIDS[number].name if number in XIDS else UNKNOWN
 
 
+def xid_label(number: int) -> str:
+    """The XID as a metric's label: its number, or `other` for one beyond all that NVIDIA uses."""
+    return str(number) if 0 < number <= _MOST_NUMBER else "other"
+
+
 _ALL: Final = frozenset({"all", "xids"})
 _EVERY_XID: Final = 0
+_MOST_NUMBER: Final = 255
+"""The catalog ends below 200; a driver that invents numbers makes no series for each."""
 _LARGEST: Final = 2**64 - 1
 
 

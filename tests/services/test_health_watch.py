@@ -166,7 +166,9 @@ async def test_no_number_of_different_reports_pushes_a_grave_one_out(uuids, grav
         bench.driver.report(grave)
         await asyncio.sleep(0.1)
 
-    assert 2 * MOST_STRANGE <= len(bench.watch.xid_events.items())
+    counts = dict(bench.watch.xid_events.items())
+    assert len(counts) <= 3, "a driver that invents numbers and GPUs makes no series for each"
+    assert 2 * MOST_STRANGE <= sum(counts.values())
     assert bench.of(G1).needs_reset
 
 

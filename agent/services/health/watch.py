@@ -18,7 +18,7 @@ from agent.core.inventory import Inventory
 from agent.core.ports import Clock, Driver
 from agent.core.recheck import Recheck
 from agent.core.verdicts import as_told
-from agent.core.xids import xid_name
+from agent.core.xids import xid_label, xid_name
 from agent.kit.cell import Cell
 from agent.kit.tally import Tally
 from agent.kit.throttle import Throttle
@@ -155,7 +155,8 @@ class HealthWatch:
 
     def _count_xid(self, event: DriverEvent) -> None:
         """Count each; tell of one a second, for a storm is 10,000 of them."""
-        self.xid_events.add(event.uuid or "unknown", str(event.xid))
+        gpu = event.uuid if event.uuid and self._is_known(event.uuid) else "unknown"
+        self.xid_events.add(gpu, xid_label(event.xid or 0))
         left_out = self._xid_lines.admit()
         if left_out is not None:
             name = xid_name(event.xid or 0)
