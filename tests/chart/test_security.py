@@ -129,9 +129,10 @@ def test_who_cleans_up_may_do_nothing_else(helm: Helm):
         if one["metadata"]["name"] == "agent-hami-agent-uninstall"
     }
 
-    assert [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "patch"]}] == role[
-        "agent-hami-agent-uninstall"
-    ]["rules"]
+    assert [
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "patch"]},
+        {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]},
+    ] == role["agent-hami-agent-uninstall"]["rules"]
     assert [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}] == inside["rules"]
     assert {"post-delete"} == hooks
 

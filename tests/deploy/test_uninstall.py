@@ -93,6 +93,7 @@ class FakeApi:
         self.nodes = {one["metadata"]["name"]: one["metadata"] for one in nodes}
         self.fail: dict[str, int] = {}
         self.patches: list[str] = []
+        self.forgotten: list[str] = []
         self._pods = list(pods)
         self.asked: list[dict[str, str]] = []
 
@@ -104,13 +105,16 @@ class FakeApi:
         return iter([{"name": name} for name in present])
 
     def ask(self, path: str, kind: str = "", patch: object = None) -> dict[str, Any]:
-        name = path.rpartition("/")[2]
+        name = path.removeprefix("/api/v1/nodes/").removesuffix("/status")
         if patch is None:
             return {"metadata": dict(self.nodes[name])}
         if name in self.fail:
             headers = http.client.HTTPMessage()
             raise urllib.error.HTTPError(path, self.fail.pop(name), "no", headers, None)
         assert isinstance(patch, dict)
+        if path.endswith("/status"):
+            self.forgotten.append(name)
+            return {"metadata": dict(self.nodes[name])}
         changes = patch["metadata"]["annotations"]
         held = self.nodes[name]["annotations"]
         self.nodes[name]["annotations"] = {k: v for k, v in held.items() if k not in changes}
@@ -133,6 +137,25 @@ def test_every_node_is_cleaned_once(script: ModuleType, capsys: pytest.CaptureFi
     assert ["a", "b"] == api.patches
     assert {LOCK: "a", "seen": "1"} == api.nodes["a"]["annotations"]
     assert "a: removed" in capsys.readouterr().out
+
+
+def with_condition(made: dict[str, Any], manager: str) -> dict[str, Any]:
+    """The same Node, whose condition GpuDegraded somebody wrote."""
+    fields = {"f:status": {"f:conditions": {'k:{"type":"GpuDegraded"}': {}}}}
+    entry = {"manager": manager, "subresource": "status", "fieldsV1": fields}
+    made["metadata"]["managedFields"].append(entry)
+    return made
+
+
+def test_the_condition_goes_where_the_agent_wrote_it(script: ModuleType):
+    mine, theirs = with_condition(served("a"), AGENT), with_condition(served("b"), OTHER)
+    bare = with_condition(node("c", {}), AGENT)
+    api = FakeApi(mine, theirs, bare, served("d"))
+
+    assert 0 == script.main("gpus", SELECTOR, api)
+
+    assert ["a", "c"] == api.forgotten
+    assert ["a", "b", "d"] == api.patches
 
 
 def test_the_agents_pods_are_waited_for(script: ModuleType):
@@ -181,7 +204,7 @@ def test_a_refusal_for_one_node_stops_no_other_and_is_told(
     assert 1 == script.main("gpus", SELECTOR, api)
 
     assert ["b"] == api.patches
-    assert "annotations are left on: a" in capsys.readouterr().out
+    assert "something is left on: a" in capsys.readouterr().out
 
 
 async def test_over_http_a_node_is_changed_only_as_it_was_seen(script: ModuleType):

@@ -5,7 +5,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Generator
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import pytest
 import pytest_asyncio
@@ -18,11 +18,13 @@ from tests.peers.lab.nodes import NodeUnderTest
 from tests.peers.lab.programs import Programs
 from tests.peers.lab.real_node import RealNode
 from tests.peers.lab.servers import Server, model_server, real_server
+from tests.peers.lab.site import Site, built
 from tests.peers.lab.table import Table
 from tests.peers.lab.tidy import remove_pods
 
 HERE = Path(__file__).parent
 TABLE = HERE.parents[1] / "build" / "peers.md"
+ARCHIVE = HERE.parents[1] / "build" / "image" / "small" / "hami-agent.oci.tar"
 MEASURED: Final = pytest.StashKey[Table]()
 STARTED: Final = 45.0
 """Seconds that a cluster may take until its Node is ready."""
@@ -47,7 +49,10 @@ def pytest_runtest_makereport(
     """With a failure come the last words of every program of the cluster."""
     report = yield
     used = getattr(item, "funcargs", {})
-    cluster = used.get("cluster") or getattr(used.get("node"), "cluster", None)
+    site = used.get("site")
+    if report.failed and isinstance(site, Site):
+        report.sections.append(("last words of the release", site.tail()))
+    cluster = used.get("cluster") or getattr(used.get("node") or site, "cluster", None)
     if report.failed and isinstance(cluster, Cluster):
         report.sections.append(("last words", cluster.last_words()))
     return report
@@ -67,6 +72,34 @@ def programs() -> Programs:
 def binaries(programs: Programs) -> Path:
     """The folder of what was built."""
     return programs.folder
+
+
+def leave_out(reason: str) -> NoReturn:
+    """Skip what cannot be tried on this machine; in CI nothing may be."""
+    if os.environ.get("CI"):  # noqa: TID251 -- said by .ci/run
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def tools() -> Path:
+    """The folder with helm."""
+    lacks = built("tests/chart/build", "--lacks")
+    if lacks:
+        leave_out(f"this needs helm, and building that needs {lacks}")
+    return Path(built("tests/chart/build"))
+
+
+@pytest.fixture(scope="session")
+def archive() -> Path:
+    """The image of the agent: what HAMI_IMAGE_ARCHIVE names, or what was built last."""
+    named = os.environ.get("HAMI_IMAGE_ARCHIVE")  # noqa: TID251 -- said by who runs the tests
+    if named is None and not ARCHIVE.exists():
+        lacks = built("deploy/image/build", "--lacks")
+        if lacks:
+            leave_out(f"there is no image, and building one needs {lacks}")
+        built("deploy/image/build", "small")
+    return Path(named or ARCHIVE).absolute()
 
 
 def pytest_terminal_summary(

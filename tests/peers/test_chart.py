@@ -5,18 +5,26 @@ which the API server writes into the token.
 """
 
 import contextlib
-import ssl
-from dataclasses import dataclass
 
 import pytest
 import pytest_asyncio
 import yaml
 
 from agent.core import annotations
-from tests.peers.lab.agents import SOURCE
 from tests.peers.lab.api import JSON_PATCH, RefusedError
 from tests.peers.lab.audit import counted
 from tests.peers.lab.cluster import ACCOUNT, account_token
+from tests.peers.lab.guarded import (
+    ACCOUNTS,
+    COLLECTIONS,
+    IN_FORCE,
+    MANIFESTS,
+    an_event,
+    apply_policies,
+    bound_to,
+    open_guarded,
+    policies,
+)
 from tests.peers.lab.identities import NODE
 from tests.peers.lab.keeper import kept
 from tests.peers.lab.node_state import notes_of, until_unlocked
@@ -29,26 +37,14 @@ from tests.peers.lab.servers import (
     OTHER_POD,
     OWN_POD,
     PODS,
-    User,
     marks,
-    plain_pod,
-    real_server,
 )
 from tests.peers.lab.waiting import until_answer
 from tests.peers.lab.workloads import a_container, a_pod, stray
 
-MANIFESTS = SOURCE / "deploy" / "manifests"
-ADMISSION = "/apis/admissionregistration.k8s.io/v1"
-COLLECTIONS = {
-    "ValidatingAdmissionPolicy": f"{ADMISSION}/validatingadmissionpolicies",
-    "ValidatingAdmissionPolicyBinding": f"{ADMISSION}/validatingadmissionpolicybindings",
-}
-ACCOUNTS = "/api/v1/namespaces/kube-system/serviceaccounts"
 OWN, OTHER = f"{PODS}/{OWN_POD}/status", f"{PODS}/{OTHER_POD}/status"
 OTHER_PATH = f"{NODES}/{OTHER_NODE}"
 TOLD = 30.0
-IN_FORCE = 60.0
-"""Seconds until the server's own watch has brought it a policy: one or two on a quiet machine."""
 
 OWN_NODE_ONLY = "the agent may change its own Node only"
 OWN_PODS_ONLY = "the agent may change pods of its own node only"
@@ -60,82 +56,10 @@ OWN_EVENTS_ONLY = "the agent may write Events of its own only"
 NO_NODE = "the token does not say on which node its pod is"
 
 
-def policies():
-    documents = yaml.safe_load_all((MANIFESTS / "admission.yaml").read_text())
-    return [one for one in documents if one["kind"] in COLLECTIONS]
-
-
-async def apply_policies(call):
-    """Create what is not there; `call` is the admin's way to ask."""
-    for document in policies():
-        path = COLLECTIONS[document["kind"]]
-        present = {item["metadata"]["name"] for item in (await call("GET", path, None))["items"]}
-        if document["metadata"]["name"] not in present:
-            await call("POST", path, document)
-
-
-def bound_to(kind, obj):
-    """What asks for a token that ends with an object and names its node."""
-    about = {"kind": kind, "apiVersion": "v1", "name": obj["metadata"]["name"]}
-    return {
-        "spec": {
-            "expirationSeconds": 3600,
-            "boundObjectRef": {**about, "uid": obj["metadata"]["uid"]},
-        }
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class Guarded:
-    """One API server with the policies in force. `agent` has the token of a pod on node-a."""
-
-    admin: User
-    agent: User
-    unbound: User
-
-
-@contextlib.asynccontextmanager
-async def open_guarded(binaries):
-    async with real_server(binaries) as server, contextlib.AsyncExitStack() as stack:
-        await apply_policies(server.admin.have)
-        pod = plain_pod("agent-of-node-a", NODE, namespace="kube-system")
-        pod["spec"]["serviceAccountName"] = "hami-agent"
-        made = await server.admin.have("POST", "/api/v1/namespaces/kube-system/pods", pod)
-        review = await server.admin.have(
-            "POST", f"{ACCOUNTS}/hami-agent/token", bound_to("Pod", made)
-        )
-        context = ssl.create_default_context(cafile=server.plane.certificates.ca)
-        agent = User(server.plane.server, review["status"]["token"], context)
-        stack.push_async_callback(agent.close)
-        forged = f"{OTHER_PATH}?dryRun=All"
-
-        async def is_in_force():
-            answers = [
-                await agent.ask("PATCH", forged, marks(seen="1")),
-                await agent.ask("PATCH", f"{OTHER}?dryRun=All", marks(seen="1")),
-                await agent.ask("POST", f"{EVENTS}?dryRun=All", an_event("probe", OTHER_NODE)),
-            ]
-            return {403} == {answer.code for answer in answers}
-
-        await until_answer(is_in_force, IN_FORCE, lambda: "the policies are not in force")
-        yield Guarded(server.admin, agent, server.account)
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def guarded(binaries):
-    async with kept(open_guarded(binaries)) as made:
+    async with kept(open_guarded(binaries, policies())) as made:
         yield made
-
-
-def an_event(name, host, count=1):
-    about = {"kind": "Pod", "name": OWN_POD, "namespace": "default"}
-    source = {"component": "hami-agent", "host": host}
-    return {
-        "metadata": {"name": name},
-        "involvedObject": about,
-        "source": source,
-        "count": count,
-    }
 
 
 def released(value="mine"):
@@ -255,7 +179,7 @@ async def confined(cluster):
     async def ask(method, path, body):
         return await cluster.api.call(method, path, body)
 
-    await apply_policies(ask)
+    await apply_policies(ask, policies())
     try:
         await until_answer(is_denied, IN_FORCE, lambda: "the policies are not in force")
         yield cluster.plane.kubeconfig_for("confined", token)

@@ -12,22 +12,24 @@ class Certificates:
 
     ca: Path
     cert: Path
-    """Serves localhost and 127.0.0.1; the authority is not in it."""
+    """Serves localhost, 127.0.0.1 and what else was asked for; the authority is not in it."""
     key: Path
     service_account_key: Path
     """Signs the tokens of service accounts; its public half, which checks them, is in it too."""
     ca_pem: bytes
 
 
-def make_certificates(folder: Path) -> Certificates:
+def make_certificates(folder: Path, *more: str) -> Certificates:
     """Write a new authority and what it vouches for into `folder`, made where it is missing.
+
+    `more` are names and addresses by which the server is called besides.
 
     Raises:
         OSError: A file cannot be written, or is there already.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     authority = trustme.CA(organization_name="hami-agent lab")
-    serving = authority.issue_cert("localhost", "127.0.0.1")
+    serving = authority.issue_cert("localhost", "127.0.0.1", *more)
     # Any key will do; this one's certificate is thrown away.
     signing = authority.issue_cert("service-accounts")
     ca_pem = authority.cert_pem.bytes()

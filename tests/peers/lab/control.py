@@ -33,6 +33,8 @@ class ControlPlane:
     apiserver: Part
     admin: Api
     audit: AuditLog
+    service: str
+    """The address of the Service `kubernetes`, as pods are told; see lab/pod_network.py."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -92,7 +94,8 @@ async def open_control_plane(
     client_port, peer_port, port = free_ports(3)
     logs = root / "logs"
     logs.mkdir(exist_ok=True)
-    certificates = make_certificates(root / "certificates")
+    services = _services(port)
+    certificates = make_certificates(root / "certificates", services[1])
     identities = Identities()
     tokens, policy, audit = root / "tokens.csv", root / "audit-policy.json", root / "audit.log"
     tokens.write_text("".join(identities.lines()))
@@ -108,7 +111,7 @@ async def open_control_plane(
     server = (
         str(binaries / "kube-apiserver"),
         *(f"--etcd-servers={etcd_url}", "--bind-address=127.0.0.1", f"--secure-port={port}"),
-        *("--advertise-address=127.0.0.1", "--service-cluster-ip-range=10.96.0.0/16"),
+        *("--advertise-address=127.0.0.1", f"--service-cluster-ip-range={services[0]}/24"),
         *(f"--tls-cert-file={certificates.cert}", f"--tls-private-key-file={certificates.key}"),
         *(f"--token-auth-file={tokens}", "--authorization-mode=Node,RBAC"),
         *("--enable-admission-plugins=NodeRestriction", "--allow-privileged"),
@@ -131,6 +134,7 @@ async def open_control_plane(
         apiserver=Part("kube-apiserver", server, logs, space=space),
         admin=Api(url, identities.tokens[ADMIN], context),
         audit=AuditLog(audit),
+        service=services[1],
     )
     try:
         for part in plane.parts:
@@ -139,3 +143,9 @@ async def open_control_plane(
         yield plane
     finally:
         await plane.stop()
+
+
+def _services(port: int) -> tuple[str, str]:
+    """The network of Services and the first address in it: another one beside each server."""
+    network = f"10.{port >> 8}.{port & 255}"
+    return f"{network}.0", f"{network}.1"

@@ -81,9 +81,20 @@ class Runtime:
         for name, write in ((_PAUSE, write_pause), (BUSYBOX, write_busybox)):
             path = self._root / f"{name.rpartition('/')[2].partition(':')[0]}.tar"
             write(path, name)
-            code, words = await self._ctr("--namespace", "k8s.io", "images", "import", str(path))
-            if code:
-                raise RuntimeError(f"containerd refused the image {name}: {words}")
+            await self.load(path)
+
+    async def load(self, archive: Path) -> None:
+        """Hand an archive of an image over. Raises RuntimeError: it is refused."""
+        await self._image("import", str(archive))
+
+    async def tag(self, name: str, other: str) -> None:
+        """Give an image that is there a second name. Raises RuntimeError: it is refused."""
+        await self._image("tag", name, other)
+
+    async def _image(self, *arguments: str) -> None:
+        code, words = await self._ctr("--namespace", "k8s.io", "images", *arguments)
+        if code:
+            raise RuntimeError(f"containerd refused to {' '.join(arguments)}: {words}")
 
     async def restart(self) -> None:
         """SIGKILL, and start it again; containers run on."""

@@ -1,7 +1,8 @@
-"""What was measured, beside what was promised: a table for people."""
+"""What was measured, beside what was promised: a table for people, and the same for programs."""
 
+import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -58,9 +59,11 @@ class Table:
         return "\n".join((head, _line(["-" * width for width in widths], widths), *rest)) + "\n"
 
     def write(self, path: Path) -> None:
-        """Write it to a file. Raises OSError."""
+        """Write it to a file, and as JSON beside that. Raises OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self.text())
+        rows = [asdict(row) for row in self.rows]
+        path.with_suffix(".json").write_text(json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
 
 
 def _line(cells: Iterable[str], widths: list[int]) -> str:

@@ -65,3 +65,7 @@ def test_only_the_owner_may_read_them(certificates: Certificates):
 
     assert {0o600} == {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
     assert 0o700 == stat.S_IMODE(folder.stat().st_mode)
+
+
+def test_more_addresses_are_served_where_they_are_asked_for(tmp_path: Path):
+    shake_hands(make_certificates(tmp_path / "more", "192.0.2.1"), "192.0.2.1")

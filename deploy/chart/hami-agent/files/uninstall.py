@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Takes what the agents wrote off the Nodes, once their pods are gone.
+"""Takes what the agents wrote off the Nodes, once their pods are gone: annotations, a condition.
 
     uninstall.py NAMESPACE LABEL_SELECTOR_OF_THE_PODS
 
@@ -26,6 +26,8 @@ OWN = "hami-agent/"
 REGISTER = "hami.io/node-nvidia-register"
 HANDSHAKE = "hami.io/node-handshake"
 REPORT = (REGISTER, "hami.io/node-nvidia-score", HANDSHAKE)
+CONDITION = "GpuDegraded"
+FORGOTTEN = {"status": {"conditions": [{"type": CONDITION, "$patch": "delete"}]}}
 METADATA = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1"
 PATIENCE = 90.0
 """Seconds for the agents' pods to end."""
@@ -45,6 +47,8 @@ class Api:
 
     def ask(self, path: str, kind: str = "", patch: object = None) -> dict[str, Any]:
         """The object of the answer. Raises urllib.error.HTTPError for a refusal."""
+        # A status has lists that are merged by key.
+        merge = "strategic-merge" if path.endswith("/status") else "merge"
         request = urllib.request.Request(  # noqa: S310 -- the scheme is ours
             self._server + path,
             data=None if patch is None else json.dumps(patch).encode(),
@@ -52,7 +56,7 @@ class Api:
             headers={
                 "Authorization": f"Bearer {self._token}",
                 "Accept": METADATA.format(kind),
-                "Content-Type": "application/merge-patch+json",
+                "Content-Type": f"application/{merge}-patch+json",
             },
         )
         with urllib.request.urlopen(request, timeout=10, context=self._context) as answer:  # noqa: S310 -- as above
@@ -85,36 +89,46 @@ def main(
         time.sleep(pause)  # noqa: TID251 -- as above
     failed = [node["name"] for node in api.items("/api/v1/nodes") if not clean(api, node)]
     if failed:
-        say(f"annotations are left on: {', '.join(failed)}")
+        say(f"something is left on: {', '.join(failed)}")
     return 1 if failed else 0
 
 
 def clean(api: Api, node: dict[str, Any]) -> bool:
-    """Remove what is ours from one Node; a change in between is looked at anew."""
+    """Remove what is ours from one Node; False, and a word about it: something is left."""
     path = f"/api/v1/nodes/{urllib.parse.quote(node['name'], safe='')}"
     try:
-        for _ in range(TRIES):
-            keys = ours(node)
-            if not keys:
-                return True
-            version = node["resourceVersion"]
-            patch = {"metadata": {"resourceVersion": version, "annotations": dict.fromkeys(keys)}}
-            try:
-                api.ask(path, patch=patch)
-            except urllib.error.HTTPError as error:
-                error.close()
-                if error.code != CONFLICT:
-                    raise
-            else:
-                say(f"{node['name']}: removed {', '.join(keys)}")
-                return True
+        if wrote_condition(node):
+            api.ask(f"{path}/status", patch=FORGOTTEN)
+            say(f"{node['name']}: removed the condition {CONDITION}")
             node = api.ask(path)["metadata"]
+        return cleaned(api, path, node)
     except urllib.error.HTTPError as error:
         error.close()
         say(f"{node['name']}: {error}")
         return error.code == GONE
     except (OSError, http.client.HTTPException, ValueError) as error:
         say(f"{node['name']}: {error}")
+    return False
+
+
+def cleaned(api: Api, path: str, node: dict[str, Any]) -> bool:
+    """Whether our annotations could be removed; a change in between is looked at anew."""
+    for _ in range(TRIES):
+        keys = ours(node)
+        if not keys:
+            return True
+        version = node["resourceVersion"]
+        patch = {"metadata": {"resourceVersion": version, "annotations": dict.fromkeys(keys)}}
+        try:
+            api.ask(path, patch=patch)
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code != CONFLICT:
+                raise
+        else:
+            say(f"{node['name']}: removed {', '.join(keys)}")
+            return True
+        node = api.ask(path)["metadata"]
     return False
 
 
@@ -138,6 +152,16 @@ def wrote(node: dict[str, Any], key: str) -> bool:
         if entry.get("manager") == WRITER
     )
     return any(f"f:{key}" in one for one in fields)
+
+
+def wrote_condition(node: dict[str, Any]) -> bool:
+    """Whether the agent has written its condition of the Node."""
+    fields = (
+        entry.get("fieldsV1", {}).get("f:status", {}).get("f:conditions", {})
+        for entry in node.get("managedFields") or ()
+        if entry.get("manager") == WRITER
+    )
+    return any(f'k:{{"type":"{CONDITION}"}}' in one for one in fields)
 
 
 def say(text: str) -> None:

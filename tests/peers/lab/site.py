@@ -1,0 +1,216 @@
+"""A cluster on which the chart is installed, from the image, as an operator does it."""
+
+import contextlib
+import json
+import subprocess
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from agent import __version__
+from tests.peers.lab.agents import SOURCE
+from tests.peers.lab.api import Object
+from tests.peers.lab.cluster import Cluster, open_cluster
+from tests.peers.lab.commands import Commands, Ended, succeeded
+from tests.peers.lab.image import PASSWD, write_image
+from tests.peers.lab.node_state import until_allocatable
+from tests.peers.lab.part import Part
+from tests.peers.lab.pod_network import open_pod_network
+from tests.peers.lab.programs import Programs
+from tests.peers.lab.tidy import NODE_PATH
+
+NAMESPACE: Final = "kube-system"
+RELEASE: Final = "hami-agent"
+IMAGE: Final = "localhost/hami-agent"
+NEXT: Final = f"{__version__}-next"
+"""The same image under a second tag: another version, as far as Kubernetes can tell."""
+LIBRARY: Final = b"\x7fELF: HAMi-core from an image\n"
+DAEMON_SET: Final = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/{RELEASE}"
+CHART: Final = SOURCE / "deploy" / "chart" / "hami-agent"
+SERVING: Final = 60.0
+"""Seconds for what takes three or four on a quiet machine."""
+
+_PLACES: Final = (
+    *("etc", "opt", "run", "usr/local", "var/lib"),
+    "var/lib/kubelet/device-plugins",
+)
+"""Where a look is taken at what is left."""
+_OTHERS: Final = {
+    *("/run/containerd", "/run/netns", "/var/lib/cni"),
+    "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint",
+}
+"""What runtime, network and kubelet keep where pods have been."""
+_KINDS: Final = (
+    *("daemonset", "pod", "job", "configmap", "secret", "service", "serviceaccount"),
+    *("role", "rolebinding", "clusterrole", "clusterrolebinding", "controllerrevision"),
+    *("validatingadmissionpolicy", "validatingadmissionpolicybinding"),
+)
+_BUILDING: Final = 1200.0
+_HAMI: Final = "peers.test/hami"
+_HAMI_TAG: Final = "v2.10.0"
+_SHELL: Final = ("cat", "chmod", "cp", "mktemp", "mv", "rm", "sh", "sha256sum", "stat", "sync")
+VALUES: Final = (
+    f"image.repository={IMAGE}",
+    f"library.image.repository={_HAMI}",
+    "extraArgs={--simulate,h100:8}",
+    "minReadySeconds=1",
+)
+"""An operator names two images; the GPUs are simulated, as in all other tests here, and nobody
+waits longer than needed."""
+
+
+@dataclass(eq=False, slots=True)
+class Site:
+    """The cluster, its operator's commands, and all objects of the API that the chart makes."""
+
+    cluster: Cluster
+    run: Commands
+    relay: Part
+    found: frozenset[str]
+    """What was on the node before."""
+
+    @property
+    def agents(self) -> list[Object]:
+        """The agent's pods that are there."""
+        return [
+            pod
+            for pod in self.cluster.pods.objects.values()
+            if pod["metadata"].get("labels", {}).get("app.kubernetes.io/name") == RELEASE
+        ]
+
+    async def install(self, *settings: str) -> None:
+        """`helm install` with the values of an operator, and these. Raises AssertionError."""
+        await self.run.helm("install", RELEASE, *self._chart(), *_given((*VALUES, *settings)))
+
+    async def upgrade(self, *settings: str) -> None:
+        """`helm upgrade --reuse-values`. Raises AssertionError."""
+        succeeded(await self.try_upgrade(*settings))
+
+    async def try_upgrade(self, *settings: str) -> Ended:
+        """How `helm upgrade --reuse-values` ends; flags of helm may be among the settings."""
+        return await self.run.try_helm(
+            "upgrade", RELEASE, *self._chart(), "--reuse-values", *_given(settings)
+        )
+
+    async def rollback(self) -> None:
+        """`helm rollback`. Raises AssertionError."""
+        await self.run.helm("rollback", RELEASE, f"--namespace={NAMESPACE}")
+
+    async def uninstall(self) -> None:
+        """`helm uninstall`. Raises AssertionError."""
+        await self.run.helm("uninstall", RELEASE, f"--namespace={NAMESPACE}")
+
+    async def rollout(self, seconds: int) -> Ended:
+        """How `kubectl rollout status` ends."""
+        where = (f"--namespace={NAMESPACE}", f"--timeout={seconds}s")
+        return await self.run.try_kubectl("rollout", "status", f"daemonset/{RELEASE}", *where)
+
+    async def is_installed(self) -> bool:
+        """Whether the release is there."""
+        listed = await self.run.helm("list", f"--namespace={NAMESPACE}", "--short")
+        return RELEASE in listed.split()
+
+    async def have_installed(self) -> None:
+        """Install it where it is not, and wait until it serves. Raises as both."""
+        if not await self.is_installed():
+            await self.install()
+            await self.until_serving()
+
+    async def until_serving(self, slices: int = 80) -> None:
+        """Return once kubelet and Node have the slices. Raises TimeoutError."""
+        await until_allocatable(self.cluster, slices, SERVING)
+        await self.cluster.nodes.until(
+            lambda: self.cluster.is_sharing(slices), SERVING, "no slices on the Node"
+        )
+
+    async def status(self) -> Mapping[str, Any]:
+        """The status of the DaemonSet. Raises RefusedError."""
+        found: Mapping[str, Any] = (await self.cluster.api.get(DAEMON_SET))["status"]
+        return found
+
+    async def objects(self) -> str:
+        """The names of all objects that the chart, its hooks or helm have made."""
+        kinds, label = ",".join(_KINDS), "--selector=app.kubernetes.io/part-of=hami-agent"
+        made = await self.run.kubectl("get", kinds, "--all-namespaces", "--output=name", label)
+        own = ("get", "secrets", f"--namespace={NAMESPACE}", "--output=name")
+        return made + await self.run.kubectl(*own, "--selector=owner=helm")
+
+    def left(self) -> frozenset[str]:
+        """What is on the node and was not there before, but for what others keep."""
+        return _entries(self.cluster) - self.found - _OTHERS
+
+    def said(self) -> list[Mapping[str, Any]]:
+        """What all agents have logged, line by line, in the order of their pods' names."""
+        return [json.loads(line) for line in self._lines("agent") if line.startswith("{")]
+
+    def tail(self, lines: int = 40) -> str:
+        """The last words of all containers of the release."""
+        return "\n".join([*self._lines("*")][-lines:]) + "\n" + self.relay.tail()
+
+    def _lines(self, container: str) -> Iterator[str]:
+        logs = self.cluster.space.view / "var" / "log" / "pods"
+        for file in sorted(logs.glob(f"{NAMESPACE}_{RELEASE}*/{container}/*.log")):
+            # Stamp, stream, whether it is whole; then the line.
+            for line in file.read_text(errors="replace").splitlines():
+                yield line.split(" ", 3)[-1]
+
+    @staticmethod
+    def _chart() -> tuple[str, ...]:
+        return (str(CHART), f"--namespace={NAMESPACE}")
+
+
+@contextlib.asynccontextmanager
+async def open_site(programs: Programs, tools: Path, archive: Path) -> AsyncIterator[Site]:
+    """A cluster with pods' network, images and the node's label; nothing is installed yet.
+
+    Raises:
+        TimeoutError, OSError, RuntimeError: something of it does not start.
+    """
+    async with open_cluster(programs) as cluster, open_pod_network(cluster) as relay:
+        for file in ("libvgpu.so", "ld.so.preload"):
+            (cluster.hook / file).unlink()
+        library = cluster.root / "hami.tar"
+        _write_hami(library)
+        for one in (library, archive):
+            await cluster.runtime.load(one)
+        await cluster.runtime.tag(f"{IMAGE}:{__version__}", f"{IMAGE}:{NEXT}")
+        await cluster.api.patch(NODE_PATH, {"metadata": {"labels": {"gpu": "on"}}})
+        found = _entries(cluster) - {"/usr/local/vgpu"}
+        yield Site(cluster, Commands(cluster, tools, programs.folder), relay, found)
+
+
+def _entries(cluster: Cluster) -> frozenset[str]:
+    view = cluster.space.view
+    return frozenset(
+        f"/{path.relative_to(view)}" for place in _PLACES for path in (view / place).iterdir()
+    )
+
+
+def _write_hami(path: Path) -> None:
+    """What HAMi's image has of its own for this chart: a shell, and the library."""
+    files: dict[str, Path | bytes] = {
+        "bin/busybox": Path("/bin/busybox"),
+        "etc/passwd": PASSWD,
+        "k8s-vgpu/lib/nvidia/libvgpu.so": LIBRARY,
+    }
+    links = {f"bin/{applet}": "busybox" for applet in _SHELL}
+    write_image(path, f"{_HAMI}:{_HAMI_TAG}", files, links, ["/bin/sh"])
+
+
+def _given(settings: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(
+        word for one in settings for word in ((one,) if one.startswith("--") else ("--set", one))
+    )
+
+
+def built(*command: str) -> str:
+    """What a script of this repository prints that builds what is not there yet.
+
+    Raises:
+        subprocess.CalledProcessError, subprocess.TimeoutExpired: it fails.
+    """
+    done = subprocess.run(  # noqa: S603 -- our own scripts
+        command, cwd=SOURCE, check=True, stdout=subprocess.PIPE, text=True, timeout=_BUILDING
+    )
+    return done.stdout.strip()

@@ -1,0 +1,327 @@
+"""The agent as its users have it: the chart by helm, the image in containerd, pods with a network.
+
+The kubelet runs what the chart says: user, capabilities, seccomp, read-only root, probes, mounts,
+the token with the node's name in it. Only the GPUs are simulated. The tests go on from each other's
+release; a test that finds none installs it.
+
+The image is `build/image/small/hami-agent.oci.tar`, or what HAMI_IMAGE_ARCHIVE names. What lies
+there is not built again: after a change of the agent, run deploy/image/build.
+"""
+
+import asyncio
+
+import pytest
+import pytest_asyncio
+
+from agent import __version__
+from agent.core import annotations
+from agent.core.node_condition import GPU_DEGRADED
+from agent.sandbox.hardware_client import ask
+from agent.sandbox.hardware_talk import XidRequest
+from tests.peers.lab.agents import RESOURCE
+from tests.peers.lab.agreement import rows
+from tests.peers.lab.audit import counted
+from tests.peers.lab.capacity import capacity_of
+from tests.peers.lab.cluster import ACCOUNT
+from tests.peers.lab.faults import processes
+from tests.peers.lab.grants import expected_inside, seen_inside
+from tests.peers.lab.identities import NODE
+from tests.peers.lab.keeper import kept
+from tests.peers.lab.node_state import notes_of, until_allocatable
+from tests.peers.lab.pods import (
+    PODS,
+    a_telling_pod,
+    key,
+    lives,
+    lives_of,
+    run,
+    until_deleted,
+    until_settled,
+)
+from tests.peers.lab.proc import status_of, writable
+from tests.peers.lab.site import LIBRARY, NEXT, SERVING, open_site
+from tests.peers.lab.tidy import NODE_PATH
+from tests.peers.lab.waiting import until, until_answer
+
+pytestmark = pytest.mark.timeout(300)
+
+WRITABLE = {
+    "/run/hami-agent",
+    "/usr/local/vgpu",
+    "/var/lib/hami-agent",
+    "/var/lib/kubelet/device-plugins",
+}
+"""As deploy/README.md lists them."""
+RUNTIMES_OWN = ("/dev", "/proc", "/sys/fs/cgroup", "/etc/hosts", "/host/sys/fs/cgroup/")
+"""Every container has them; the last is what a runtime without recursive read-only mounts leaves
+writable where each controller of cgroup v1 is a mount of its own."""
+
+WRITTEN = (annotations.REGISTER, annotations.SCORE)
+LEFT = {"/run/hami-agent", "/usr/local/vgpu", "/var/lib/hami-agent"}
+"""As deploy/README.md says."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def site_of_module(programs, tools, archive):
+    async with kept(open_site(programs, tools, archive)) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def site(site_of_module):
+    """The release serves; the pods of a test are gone after it."""
+    site = site_of_module
+    await site.have_installed()
+    await site.until_serving()
+    yield site
+    names = [pod["metadata"]["name"] for pod in (await site.cluster.api.get(PODS))["items"]]
+    for name in names:
+        await site.cluster.api.delete(f"{PODS}/{name}", grace=0)
+    for name in names:
+        await until_deleted(site.cluster, name)
+
+
+def now():
+    return asyncio.get_running_loop().time()
+
+
+async def rolled_out(site):
+    ended = await site.rollout(120)
+    assert 0 == ended.code, ended.words
+
+
+async def residents(site, prefix):
+    """Two pods that run with their shares, settled; former ones had other names."""
+    cluster = site.cluster
+    names = await run(
+        cluster,
+        a_telling_pod(cluster, f"{prefix}-one"),
+        a_telling_pod(cluster, f"{prefix}-two", gpus=2),
+    )
+    await until_settled(cluster, *names)
+
+    def are_confirmed():
+        written = rows(cluster)
+        return all(written[key(name), "main"].confirmed for name in names)
+
+    await until(are_confirmed, SERVING, site.tail)
+    return names
+
+
+async def held_by(cluster, names):
+    """What pods have: their containers, their rows on disk, and their slices at the kubelet."""
+    keys = {(key(name), "main") for name in names}
+    held, written = await cluster.kubelet.held(RESOURCE), rows(cluster)
+    return lives_of(cluster, names), {one: (written[one], held[one]) for one in keys}
+
+
+async def test_the_chart_brings_an_agent_that_serves(site_of_module, table):
+    site, cluster = site_of_module, site_of_module.cluster
+    mark, began = cluster.plane.audit.mark(), now()
+
+    await site.install()
+    await until_allocatable(cluster, 80, SERVING)
+    table.add("helm install → 80 slices allocatable", now() - began)
+    await site.until_serving()
+    table.add("helm install → Node annotated", now() - began)
+    await rolled_out(site)
+    table.add("helm install → rollout complete", now() - began)
+
+    status = await site.status()
+    counts = ("desiredNumberScheduled", "updatedNumberScheduled", "numberReady", "numberAvailable")
+    assert [1, 1, 1, 1] == [status.get(count) for count in counts]
+    assert LIBRARY == (cluster.hook / "libvgpu.so").read_bytes()
+    assert "/usr/local/vgpu/libvgpu.so\n" == (cluster.hook / "ld.so.preload").read_text()
+    asked = cluster.plane.audit.since(mark, ACCOUNT)
+    assert asked
+    assert [] == [one for one in asked if one.code >= 400]
+
+
+async def test_the_process_has_what_the_chart_says_and_nothing_else(site):
+    (pod,) = site.agents
+    (pid,) = processes(lives(pod)["agent"].id)
+    status = status_of(pid)
+
+    assert ["0", "0", "0", "0"] == status["Uid"].split()
+    assert [0] * 5 == [int(mask, 16) for name, mask in status.items() if name.startswith("Cap")]
+    assert ("1", "2") == (status["NoNewPrivs"], status["Seccomp"])
+    assert WRITABLE == {one for one in writable(pid) if not one.startswith(RUNTIMES_OWN)}
+
+
+async def test_pods_run_with_what_the_scheduler_gave_them(site, table):
+    cluster = site.cluster
+    began = now()
+    names = await residents(site, "first")
+    table.add("two pods beside the installed agent: created → settled", now() - began)
+
+    for name in names:
+        assert expected_inside(cluster, name) == await seen_inside(cluster, name)
+
+
+async def test_an_update_and_its_rollback_disturb_no_pod(site, table):
+    cluster = site.cluster
+    names = await residents(site, "steady")
+    before = await held_by(cluster, names)
+
+    for what, step, tag in (
+        ("update", lambda: site.upgrade(f"image.tag={NEXT}"), NEXT),
+        ("rollback", site.rollback, __version__),
+    ):
+        async with capacity_of(cluster) as capacity:
+            began = now()
+            await step()
+            await rolled_out(site)
+            table.add(f"{what} of the image, one node → rollout complete", now() - began)
+        (gap,) = capacity.gaps()
+        table.add(f"{what} of the image: no slices for", gap)
+
+        (pod,) = site.agents
+        assert f":{tag}" in pod["spec"]["containers"][0]["image"]
+        assert before == await held_by(cluster, names)
+        newcomer = f"after-{what}"
+        await run(cluster, a_telling_pod(cluster, newcomer))
+        assert expected_inside(cluster, newcomer) == await seen_inside(cluster, newcomer)
+
+
+@pytest.mark.parametrize(
+    ("setting", "reasons"),
+    [
+        ("image.tag=there-is-none", {"ErrImagePull", "ImagePullBackOff"}),
+        ("extraArgs={--simulate,h100:8,--split-count=9000}", {"CrashLoopBackOff"}),
+    ],
+    ids=["no-image", "refused-settings"],
+)
+async def test_a_release_that_cannot_start_is_never_complete_and_a_rollback_heals(
+    site, table, request, setting, reasons
+):
+    cluster = site.cluster
+    names = await residents(site, request.node.callspec.id)
+    before = await held_by(cluster, names)
+
+    # A tenth of the nodes may be missing, and helm takes one of one for that.
+    waited = await site.try_upgrade(setting, "--wait", "--timeout=20s")
+    assert 0 == waited.code, waited.words
+    ended = await site.rollout(12)
+    assert 0 != ended.code, ended.words
+    await cluster.pods.until(
+        lambda: waiting_for(site) & reasons, SERVING, f"the agent does not wait for {reasons}"
+    )
+    status = await site.status()
+    assert (1, 0) == (status["numberUnavailable"], status.get("numberReady", 0))
+    assert frozenset() == await cluster.kubelet.allocatable(RESOURCE)
+    assert before[0] == lives_of(cluster, names)
+
+    began = now()
+    await site.rollback()
+    await site.until_serving()
+    table.add(f"rollback of a release that does not start ({min(reasons)}) → slices", now() - began)
+    await rolled_out(site)
+    assert before == await held_by(cluster, names)
+
+
+def waiting_for(site):
+    """Why the agents' containers do not run."""
+    states = (
+        one["state"] for pod in site.agents for one in pod["status"].get("containerStatuses", ())
+    )
+    return {state["waiting"]["reason"] for state in states if "waiting" in state}
+
+
+async def test_refused_settings_change_nothing_and_are_told(site, table):
+    cluster = site.cluster
+    (before,) = site.agents
+    began = now()
+
+    await site.upgrade("config.profiles[0].name=bad", "config.profiles[0].match.labels=pool in (")
+    await until_answer(lambda: is_told(cluster, "ConfigRejected"), 120.0, site.tail)
+    table.add("helm upgrade with a refused setting → Event on the Node", now() - began)
+
+    await rolled_out(site)
+    (after,) = site.agents
+    assert lives(before) == lives(after)
+    assert 80 == len(await cluster.kubelet.allocatable(RESOURCE))
+    await site.run.kubectl("-n", "kube-system", "rollout", "restart", "daemonset/hami-agent")
+    await rolled_out(site)
+    # By the last good ones, which are on the node.
+    await site.until_serving()
+    await run(cluster, a_telling_pod(cluster, "by-last-good"))
+    await site.rollback()
+
+
+async def is_told(cluster, reason):
+    events = (await cluster.api.get("/api/v1/namespaces/default/events"))["items"]
+    return reason in {one["reason"] for one in events if one["involvedObject"]["kind"] == "Node"}
+
+
+async def test_an_update_waits_while_an_agent_elsewhere_is_not_ready(site):
+    cluster = site.cluster
+    (before,) = site.agents
+    await cluster.api.create("/api/v1/nodes", another_node())
+    await cluster.api.patch("/api/v1/nodes/node-b/status", {"status": ROOM})
+    await cluster.pods.until(lambda: len(site.agents) == 2, SERVING, "no pod for the other node")
+    try:
+        async with capacity_of(cluster) as capacity:
+            await site.upgrade(f"image.tag={NEXT}")
+            ended = await site.rollout(10)
+        assert 0 != ended.code, ended.words
+        assert [80] == [count for _, count in capacity.seen]
+        here = [pod for pod in site.agents if pod["spec"]["nodeName"] == NODE]
+        assert [before["metadata"]["uid"]] == [pod["metadata"]["uid"] for pod in here]
+    finally:
+        await cluster.api.delete("/api/v1/nodes/node-b")
+        for pod in site.agents:
+            if pod["spec"]["nodeName"] != NODE:
+                path = f"/api/v1/namespaces/kube-system/pods/{pod['metadata']['name']}"
+                await cluster.api.delete(path, grace=0)
+    await rolled_out(site)
+    await site.until_serving()
+
+
+ROOM = {kind: {"cpu": "4", "memory": "8Gi", "pods": "110"} for kind in ("capacity", "allocatable")}
+
+
+def another_node():
+    return {"metadata": {"name": "node-b", "labels": {"gpu": "on"}}}
+
+
+async def test_the_condition_is_kept_by_the_installed_account(site):
+    cluster = site.cluster
+    mark = cluster.plane.audit.mark()
+    await site.upgrade("config.report.nodeCondition=true")
+    await site.run.kubectl("-n", "kube-system", "rollout", "restart", "daemonset/hami-agent")
+    await rolled_out(site)
+    await cluster.nodes.until(lambda: condition(cluster) == "False", SERVING, site.tail())
+
+    await ask(cluster.space.view / "run/hami-agent/simulate.sock", XidRequest(gpu="0", xid=79))
+    await cluster.nodes.until(lambda: condition(cluster) == "True", SERVING, "no condition")
+    asked = cluster.plane.audit.since(mark, ACCOUNT)
+    assert [] == [one for one in asked if one.code >= 400]
+    assert "patch nodes/status" in counted(asked)
+
+
+def condition(cluster):
+    """The status of GpuDegraded on the Node; None: it has none."""
+    conditions = cluster.nodes.objects[NODE]["status"].get("conditions") or ()
+    return next((one["status"] for one in conditions if one["type"] == GPU_DEGRADED), None)
+
+
+async def test_what_is_uninstalled_leaves_what_the_documents_say_and_nothing_else(
+    site_of_module, table
+):
+    site, cluster = site_of_module, site_of_module.cluster
+    await site.have_installed()
+    names = await residents(site, "last")
+    before = lives_of(cluster, names)
+    began = now()
+
+    await site.uninstall()
+
+    table.add("helm uninstall, its Job included", now() - began)
+    assert before == lives_of(cluster, names)
+    assert "" == await site.objects()
+    await cluster.nodes.until(lambda: condition(cluster) is None, SERVING, "the condition stays")
+    notes = notes_of(await cluster.api.get(NODE_PATH))
+    assert [] == [one for one in notes if one in WRITTEN or one.startswith("hami-agent/")]
+    # The scheduler writes its question without being told of any GPU.
+    assert not notes.get(annotations.HANDSHAKE, "").startswith("Reported")
+    assert LEFT == site.left()
