@@ -15,6 +15,7 @@ from agent.cli import sandbox_view as view
 from agent.cli.codes import OK, PROBLEM, USAGE
 from agent.cli.logs import configure
 from agent.cli.main import Subparsers
+from agent.cli.settings_args import add_settings, sources
 from agent.core.errors import AgentError
 from agent.sandbox.hardware_file import DRIVER_VERSION, Description
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
@@ -31,6 +32,8 @@ from agent.sandbox.scenario.default import (
 from agent.sandbox.scenario.record import Moment, Record
 from agent.sandbox.scenario.stage import Stage
 from agent.sandbox.scenario.workloads import plain
+from agent.settings.load import load
+from agent.settings.profiles import NodeFacts
 
 TERMINATED: Final = 128 + signal.SIGTERM
 _TICK: Final = 0.25
@@ -150,7 +153,21 @@ def _addresses(cluster: SandboxCluster) -> view.Addresses:
         admin_header=header,
         pod_file=pod,
         pid=cluster.agent.pid,
+        quiet=_quiet_period(cluster),
     )
+
+
+def _quiet_period(cluster: SandboxCluster) -> str:
+    """What the agent of the sandbox was told, by the sources that it reads itself.
+
+    Raises SettingsError: they have changed for the worse since it was started.
+    """
+    parser = argparse.ArgumentParser()
+    add_settings(parser)
+    args = parser.parse_args(cluster.command()[1:])
+    settings = load(sources(args, cluster.environment())).resolve(NodeFacts()).settings
+    found = settings["health.quietPeriod"]
+    return str(found.field.read.write(found.value))
 
 
 class _Screen:

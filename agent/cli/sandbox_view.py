@@ -34,7 +34,7 @@ class Style:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where things of a sandbox that stays up are."""
+    """Where things of a sandbox that stays up are. `quiet`: its agent's health.quietPeriod."""
 
     directory: Path
     web: str
@@ -43,6 +43,7 @@ class Addresses:
     admin_header: Path
     pod_file: Path
     pid: int
+    quiet: str
 
 
 def cut(text: str, width: int) -> str:
@@ -138,7 +139,7 @@ def invitation(at: Addresses) -> str:
           hami-agent simulate --socket {at.hardware_socket} list
           hami-agent simulate --socket {at.hardware_socket} xid 79 --gpu 1
           hami-agent simulate --socket {at.hardware_socket} restore --gpu 1
-            (a GPU that was reset is served again after 600 quiet seconds: health.quietPeriod)
+            (a GPU that was reset is served again after {at.quiet} of quiet: health.quietPeriod)
           kill -9 {at.pid}
           curl -H @{at.admin_header} {at.api}/api/v1/pods
           curl -H @{at.admin_header} -H 'Content-Type: application/json' \\

@@ -46,7 +46,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 
 def _shown(field: Field) -> str:
     """The default as it would be written behind the flag."""
-    default = field.default
+    default = field.read.write(field.default)
     if default is None:
         return ""
     return f" [{','.join(default) if isinstance(default, tuple) else default}]"

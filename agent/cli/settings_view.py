@@ -10,7 +10,7 @@ API_VERSION: Final = "hami-agent/v1"
 
 
 def plain(setting: Setting) -> dict[str, object]:
-    """A setting for JSON."""
+    """A setting for JSON. A duration is a number of seconds there."""
     return {
         "key": setting.field.key,
         "value": _listed(setting.value),
@@ -21,7 +21,7 @@ def plain(setting: Setting) -> dict[str, object]:
 def table(settings: Sequence[Setting], *, origin: bool, width: int) -> Iterable[str]:
     """Lines that fit `width` columns: the last column is cut, never wrapped."""
     rows = [("KEY", "VALUE", "FROM")]
-    rows += [(one.field.key, _text(one.value), one.origin) for one in settings]
+    rows += [(one.field.key, _text(one), one.origin) for one in settings]
     keys = max(len(row[0]) for row in rows)
     values = min(max(len(row[1]) for row in rows), 48)
     for key, value, place in rows:
@@ -39,7 +39,9 @@ def _listed(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _text(value: object) -> str:
+def _text(setting: Setting) -> str:
+    """The value as the files say it."""
+    value = setting.field.read.write(setting.value)
     if value is None:
         return "-"
     return json.dumps(_listed(value)) if not isinstance(value, str) else value or '""'

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import json
-import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,8 @@ from agent.cli.main import Subparsers
 from agent.core.errors import AgentError
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.hardware_client import HardwareSilent, HardwareUnreachable, ask
+from agent.settings.durations import seconds_of
+from agent.settings.fields import decimal
 
 DEFAULT_SOCKET: Final = Path("/run/hami-agent/simulate.sock")
 DEADLINE: Final = 5.0
@@ -45,7 +46,9 @@ def add_parser(subparsers: Subparsers) -> None:
         action = _action(actions, name, text)
         action.add_argument("--gpu", required=True, metavar="GPU", help="index or UUID")
     hang = _action(actions, "hang", "the driver answers nothing for a while")
-    hang.add_argument("seconds", type=_seconds, help="up to 86400")
+    hang.add_argument(
+        "seconds", type=_seconds, metavar="DURATION", help="up to 24h; a number alone is seconds"
+    )
     add = _action(actions, "add", "a GPU is plugged in")
     add.add_argument("--profile", help="h100, a100, t4 or rtx3090; like GPU 0 if absent")
     _action(actions, "list", "show all GPUs")
@@ -161,10 +164,11 @@ def _xid(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
+    seconds = seconds_of(text)
+    if seconds is None:
+        seconds = decimal(text)
     if 0 < seconds <= 86400:
         return seconds
-    raise argparse.ArgumentTypeError(f"{text} is not a number of seconds (more than 0, to 86400)")
+    raise argparse.ArgumentTypeError(
+        f"{text} is not a duration such as 500ms, 2s, 10m or 1h (more than 0, to 24h)"
+    )

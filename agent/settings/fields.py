@@ -38,11 +38,12 @@ class Kind:
     """A type with bounds. `schema` is the same said in JSON Schema, for editors.
 
     Called with a YAML scalar, or the text of a variable or flag, it gives the value or raises
-    WrongValue.
+    WrongValue. `write` gives a value as the files say it.
     """
 
     read: Callable[[object], Value]
     schema: Mapping[str, object]
+    write: Callable[[Value], Value] = lambda value: value
 
     def __call__(self, value: object) -> Value:
         """The value. Raises WrongValue."""
@@ -184,7 +185,7 @@ def number(low: float, high: float) -> Kind:
     """A finite number from `low` to `high`."""
 
     def read(value: object) -> float:
-        found = _decimal(value)
+        found = decimal(value)
         if not math.isfinite(found):
             raise WrongValue("expected a number")
         if not low <= found <= high:
@@ -194,7 +195,7 @@ def number(low: float, high: float) -> Kind:
     return Kind(read, {"type": "number", "minimum": low, "maximum": high})
 
 
-def _decimal(value: object) -> float:
+def decimal(value: object) -> float:
     """The number; NaN for what is none. Python's own reader takes `1_0` and other scripts, too."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return math.nan

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from agent.core.xids import XidClass, XidSwitches, read_switches
-from agent.settings.fields import Field, Kind, WrongValue, number, shown, text, texts
+from agent.settings.durations import HOW, duration
+from agent.settings.fields import Field, Kind, WrongValue, shown, text, texts
 
 CLASSES = tuple(kind.value for kind in XidClass)
 MOST_XID = 65535
@@ -51,9 +52,9 @@ XIDS: tuple[Field, ...] = (
     Field(
         "health.longestQuietPeriod",
         7200.0,
-        number(1, 604800),
-        "Seconds to which the quiet period of a GPU grows that keeps falling ill: it doubles each "
-        "time.",
+        duration(1, 604800),
+        "Time to which the quiet period of a GPU grows that keeps falling ill: it doubles each "
+        f"time. {HOW}",
     ),
     Field(
         "health.xids",

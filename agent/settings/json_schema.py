@@ -82,7 +82,7 @@ def _properties(section: dict[str, object]) -> dict[str, object]:
 
 def _leaf(field: Field) -> dict[str, object]:
     leaf: dict[str, object] = {**field.read.schema, "description": field.text}
-    if field.default is not None:
-        default = field.default
+    default = field.read.write(field.default)
+    if default is not None:
         leaf["default"] = list(default) if isinstance(default, tuple) else default
     return leaf

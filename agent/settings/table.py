@@ -1,5 +1,6 @@
 """Every setting of the agent, in the order in which `config show` prints them."""
 
+from agent.settings.durations import HOW, duration
 from agent.settings.fields import (
     FALSE,
     TRUE,
@@ -7,7 +8,6 @@ from agent.settings.fields import (
     boolean,
     choice,
     exactly_true,
-    number,
     optional_text,
     path,
     text,
@@ -101,20 +101,20 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "health.driverHang",
         60.0,
-        number(1, 3600),
-        "Seconds of silence of the driver until GPUs count as unhealthy for new pods.",
+        duration(1, 3600),
+        f"Silence of the driver until GPUs count as unhealthy for new pods. {HOW}",
     ),
     Field(
         "health.quietPeriod",
         600.0,
-        number(1, 86400),
-        "Seconds without trouble, then three passing probes, until a GPU is well again.",
+        duration(1, 86400),
+        "Time without trouble, then three passing probes, until a GPU is well again. " + HOW,
     ),
     Field(
         "health.probePeriod",
         10.0,
-        number(0.1, 3600),
-        "Seconds between probes of a GPU.",
+        duration(0.1, 3600),
+        f"Time between probes of a GPU. {HOW}",
     ),
     *XIDS,
     Field(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import structlog
 
-from tests.bench import lab
+from tests.bench import lab, strikes
 from tests.bench.figures import Figure, keep, table
 from tests.bench.floor import ROOT, floors
 
@@ -39,10 +39,6 @@ async def _floors(runs: int) -> list[Figure]:
     return floors(runs)
 
 
-async def _events(_: int) -> list[Figure]:
-    return await lab.events()
-
-
 async def _pods(_: int) -> list[Figure]:
     return await lab.pods()
 
@@ -55,7 +51,7 @@ PARTS: dict[str, Callable[[int], Awaitable[list[Figure]]]] = {
     "floors": _floors,
     "starts": lab.starts,
     "restarts": lab.restarts,
-    "events": _events,
+    "events": strikes.events,
     "pods": _pods,
     "idle": _idle,
 }

@@ -7,8 +7,6 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from agent.sandbox import hardware_talk as talk
-from agent.sandbox.hardware_client import ask
 from agent.sandbox.hardware_file import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import NAMESPACE, LabOptions, SandboxCluster, open_cluster
@@ -116,66 +114,8 @@ async def restarts(runs: int) -> list[Figure]:
     ]
 
 
-SIZES = ((8, 1), (16, 100), (16, 1000))
-"""GPUs, and slices of each."""
-
-
-async def events() -> list[Figure]:
-    """XID → list on the stream, by the number of slices; all GPUs lost at once."""
-    figures: list[Figure] = []
-    for gpus, split_count in SIZES:
-        figures += await _events(gpus, split_count)
-    return [*figures, *await _lost(8, 1000)]
-
-
-async def _events(gpus: int, split_count: int) -> list[Figure]:
-    took: list[float] = []
-    known: list[float] = []
-    async with served(gpus, split_count) as cluster, _reader(cluster) as lists:
-        history = cluster.kubelet.history
-        await _next_line(lists)
-        for gpu in range(gpus):
-            seen = len(history.of("listed"))
-            begun = asyncio.get_running_loop().time()
-            await ask(cluster.places.hardware_socket, talk.XidRequest(gpu=str(gpu), xid=79))
-            known.append((await next_list(cluster, seen) - begun) * 1000)
-            took.append((await _next_line(lists) - begun) * 1000)
-    slices = gpus * split_count
-    how = "from the request to the simulated GPU to the bytes of the list at a second stream"
-    model = "the same to the decoded list at the kubelet model, its checkpoint written"
-    what, name = f"XID → list, {slices:,} slices", f"xid_to_list_{slices}"
-    bound = 20 if slices <= 1600 else None
-    return [
-        Figure(f"{name}_p50", f"{what}, p50", "ms", took, how),
-        Figure(f"{name}_p99", f"{what}, p99", "ms", took, how, bound, percentile(took, 99)),
-        Figure(f"xid_to_kubelet_{slices}", f"{what}: the kubelet model knows", "ms", known, model),
-    ]
-
-
-async def _lost(gpus: int, split_count: int) -> list[Figure]:
-    """All GPUs fall off the bus at once, each with its XID: how many lists, and when the last."""
-    async with served(gpus, split_count) as cluster, _reader(cluster) as lists:
-        await _next_line(lists)
-        begun = asyncio.get_running_loop().time()
-        async with asyncio.TaskGroup() as group:
-            for gpu in range(gpus):
-                request = talk.XidRequest(gpu=str(gpu), xid=79)
-                group.create_task(ask(cluster.places.hardware_socket, request))
-        came = [await _next_line(lists)]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SETTLED):
-                while line := await lists.readline():
-                    came.append(float(line.split()[0]))
-    what = f"{gpus} GPUs of {split_count:,} slices lost at once"
-    how = "from the first request to the simulated GPUs to the bytes of the list"
-    return [
-        Figure("lost_lists", f"{what}: lists", "", [len(came)], how, 1),
-        Figure("lost_to_list", f"{what} → list", "ms", [(came[-1] - begun) * 1000], how, 25),
-    ]
-
-
 @contextlib.asynccontextmanager
-async def _reader(cluster: SandboxCluster) -> AsyncIterator[asyncio.StreamReader]:
+async def reader(cluster: SandboxCluster) -> AsyncIterator[asyncio.StreamReader]:
     (socket,) = (
         path for path in cluster.places.plugins.glob("*.sock") if path.name != "kubelet.sock"
     )
@@ -203,7 +143,7 @@ async def _beside(
         await process.wait()
 
 
-async def _next_line(lists: asyncio.StreamReader) -> float:
+async def next_line(lists: asyncio.StreamReader) -> float:
     """When the next list came to the reader."""
     async with asyncio.timeout(PATIENCE):
         return float((await lists.readline()).split()[0])

@@ -106,9 +106,11 @@ def test_the_invitation_has_whole_commands():
         admin_header=Path("/t/hami-x/admin.header"),
         pod_file=Path("/t/hami-x/pod.json"),
         pid=42,
+        quiet="2s",
     )
     lines = [line.strip() for line in invitation(at).splitlines()]
 
     assert "hami-agent simulate --socket /t/hami-x/gpus.sock xid 79 --gpu 1" in lines
     assert "curl 'http://127.0.0.1:1/readyz?verbose'" in lines
     assert "kill -9 42" in lines
+    assert ("(a GPU that was reset is served again after 2s of quiet: health.quietPeriod)") in lines

@@ -40,6 +40,7 @@ async def test_every_action_says_what_happened(hardware, path, capsys):
         ["remove", "--gpu", "0"],
         ["add", "--profile", "h100"],
         ["hang", "0.01"],
+        ["hang", "10ms"],
     ):
         assert 0 == await simulate.run(parse(*words, "--socket", str(path)))
     said = capsys.readouterr().out.splitlines()
@@ -131,6 +132,7 @@ async def test_a_peer_that_never_answers_is_exit_3(path, capsys, monkeypatch):
         ["hang", "-1"],
         ["hang", "nan"],
         ["hang", "soon"],
+        ["hang", "25h"],
         ["explode"],
         [],
     ],

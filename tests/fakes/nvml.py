@@ -4,13 +4,16 @@ Hanging blocks the calling thread until `release()`, as a driver does.
 """
 # ruff: noqa: N802, N803, N815 -- the names are pynvml's
 
+import asyncio
+import contextlib
 import ctypes
 import dataclasses
 import queue
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+INVALID_ARGUMENT = 2
 NOT_SUPPORTED = 3
 NOT_FOUND = 6
 TIMEOUT = 10
@@ -94,12 +97,19 @@ class FakeNvml:
         self.hanging: set[tuple[str, int | None]] = set()
         self.calls: Counter[str] = Counter()
         self.open = 0
+        self.undefined = 0
+        """Calls that met a shutdown of the library, which promises nothing for them."""
         self.sets_freed = 0
         self.registered: dict[int, int] = {}
         self.level = 50
         self._released = threading.Event()
         self._cells = [ctypes.c_int(index) for index in range(64)]
         self._events: queue.Queue[Answer | int] = queue.Queue()
+        self.latency = 0.0
+        """Seconds that a call takes."""
+        self._lock = threading.Lock()
+        self._ending = 0
+        self.inside = 0
 
     # What a test does.
 
@@ -128,8 +138,15 @@ class FakeNvml:
         self.open += 1
 
     def nvmlShutdown(self):
-        self._enter("nvmlShutdown", None)
-        self.open -= 1
+        with self._lock:
+            self._ending += 1
+            self.undefined += self.inside
+        try:
+            self._enter("nvmlShutdown", None)
+            self.open -= 1
+        finally:
+            with self._lock:
+                self._ending -= 1
 
     def nvmlSystemGetDriverVersion(self):
         self._enter("nvmlSystemGetDriverVersion", None)
@@ -250,6 +267,8 @@ class FakeNvml:
 
     def nvmlDeviceRegisterEvents(self, handle, eventTypes, eventSet):
         self._gpu("nvmlDeviceRegisterEvents", handle)
+        if not eventTypes:
+            raise NVMLError(INVALID_ARGUMENT)
         self.registered[handle.contents.value] = eventTypes
 
     def nvmlEventSetCreate(self):
@@ -259,7 +278,8 @@ class FakeNvml:
     def nvmlEventSetWait_v2(self, eventSet, timeoutms):
         self._enter("nvmlEventSetWait_v2", None)
         try:
-            event = self._events.get(timeout=timeoutms / 1000 / 25)
+            with self._visit():
+                event = self._events.get(timeout=timeoutms / 1000 / 25)
         except queue.Empty:
             raise NVMLError(TIMEOUT) from None
         if isinstance(event, int):
@@ -274,10 +294,36 @@ class FakeNvml:
         self._enter(call, index)
         return self.gpus[index]
 
+    @contextlib.contextmanager
+    def _visit(self):
+        """For as long as a thread is in a call."""
+        with self._lock:
+            self.inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.inside -= 1
+
     def _enter(self, call: str, index: int | None) -> None:
-        self.calls[call] += 1
+        with self._lock:
+            self.calls[call] += 1
+            self.undefined += bool(self._ending and call != "nvmlShutdown")
+        if self.latency and call != "nvmlShutdown":
+            with self._visit():
+                threading.Event().wait(self.latency)
         for key in ((call, index), (call, None), ("*", index)):
             if key in self.hanging:
-                self._released.wait()
+                with self._visit():
+                    self._released.wait()
             if key in self.failures:
                 raise NVMLError(self.failures[key])
+
+
+async def until(holds: Callable[[], bool], within: float = 10.0) -> None:
+    """Wait until it holds, on real time: nothing tells when a thread has moved."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + within
+    while not holds():
+        assert loop.time() < end
+        await asyncio.sleep(0.005)

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -80,7 +81,7 @@ typedef struct {
 
 static struct state {
   int magic;
-  volatile int sessions, sets, inside;
+  volatile int sessions, sets, inside, waiting, ending, undefined;
   char driver[80], library[80];
   volatile int failing[MOST_CALLS], hanging[MOST_CALLS];
   volatile unsigned calls[MOST_CALLS];
@@ -133,6 +134,7 @@ const char *stub_field(int number) { return number < MOST_FIELDS ? fields[number
 int stub_sessions(void) { return all->sessions; }
 int stub_sets(void) { return all->sets; }
 int stub_inside(void) { return all->inside; }
+int stub_undefined(void) { return all->undefined; }
 unsigned stub_calls(int call) { return all->calls[call]; }
 void stub_fail(int call, int slot, int code) {
   (slot < 0 ? all->failing : all->slots[slot].failing)[call] = code;
@@ -172,6 +174,7 @@ static int hung(enum call call, const slot_t *gpu) {
 static int enter(enum call call, const gpu_t *handle) {
   const slot_t *gpu = handle ? &all->slots[handle->slot] : NULL;
   __sync_fetch_and_add(&all->calls[call], 1);
+  if (all->ending && call != C_nvmlShutdown) __sync_fetch_and_add(&all->undefined, 1);
   __sync_fetch_and_add(&all->inside, 1);
   while (hung(call, gpu)) usleep(STEP_US);
   __sync_fetch_and_sub(&all->inside, 1);
@@ -196,7 +199,14 @@ int nvmlInitWithFlags(unsigned int flags) {
   __sync_fetch_and_add(&all->sessions, 1);
   return OK;
 }
-int nvmlShutdown(void) { ENTER(nvmlShutdown, NULL); __sync_fetch_and_sub(&all->sessions, 1); return OK; }
+int nvmlShutdown(void) { /* nobody may be inside, nor come in */
+  __sync_fetch_and_add(&all->ending, 1);
+  if (all->inside || all->waiting) __sync_fetch_and_add(&all->undefined, 1);
+  int code = enter(C_nvmlShutdown, NULL);
+  if (code == OK) __sync_fetch_and_sub(&all->sessions, 1);
+  __sync_fetch_and_sub(&all->ending, 1);
+  return code;
+}
 const char *nvmlErrorString(int code) { (void)code; return "stub error"; }
 int nvmlSystemGetDriverVersion(char *text, unsigned int size) {
   ENTER(nvmlSystemGetDriverVersion, NULL);
@@ -393,13 +403,19 @@ int nvmlDeviceGetSupportedEventTypes(gpu_t *gpu, unsigned long long *types) {
 }
 int nvmlDeviceRegisterEvents(gpu_t *gpu, unsigned long long types, set_t *set) {
   ENTER(nvmlDeviceRegisterEvents, gpu);
+  if (!types) return INVALID;
   if (types & ~(unsigned long long)get(gpu, F_event_types)) return NOT_SUPPORTED;
   set->masks[gpu->slot] |= types;
   return OK;
 }
-int nvmlEventSetWait_v2(set_t *set, event_t *event, unsigned int milliseconds) {
+static long long now_ms(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
+}
+static int await_event(set_t *set, event_t *event, unsigned int milliseconds) {
   ENTER(nvmlEventSetWait_v2, NULL);
-  for (unsigned int step = 0; step <= milliseconds; step++) {
+  for (long long end = now_ms() + milliseconds; now_ms() <= end;) {
     if (all->head - set->cursor > QUEUE) set->cursor = all->head - QUEUE;
     while (set->cursor != all->head) {
       unsigned at = set->cursor++ % QUEUE;
@@ -412,4 +428,10 @@ int nvmlEventSetWait_v2(set_t *set, event_t *event, unsigned int milliseconds) {
     usleep(STEP_US);
   }
   return TIMED_OUT;
+}
+int nvmlEventSetWait_v2(set_t *set, event_t *event, unsigned int milliseconds) {
+  __sync_fetch_and_add(&all->waiting, 1);
+  int code = await_event(set, event, milliseconds);
+  __sync_fetch_and_sub(&all->waiting, 1);
+  return code;
 }

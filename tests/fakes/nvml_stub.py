@@ -79,6 +79,11 @@ class NvmlStub:
         """Threads that hang in a call."""
         return int(self._library.stub_inside())
 
+    @property
+    def undefined(self) -> int:
+        """Calls that met a shutdown, for which the library promises nothing."""
+        return int(self._library.stub_undefined())
+
     def calls(self, call: str) -> int:
         """How often `call` was made."""
         return int(self._library.stub_calls(self._calls[call]))

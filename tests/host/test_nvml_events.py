@@ -105,7 +105,8 @@ async def test_a_gpu_without_events_is_named_once_and_the_others_go_on(driver, l
 
 
 @pytest.mark.parametrize(
-    ("types", "words"), [(0x2, "does not report XIDs"), (None, "has no events: Not Supported")]
+    ("types", "words"),
+    [(2, "does not report XIDs"), (16, "does not report XIDs"), (None, "no events: Not Supported")],
 )
 async def test_a_probe_says_that_a_gpu_is_unmonitored_and_why(driver, library, types, words):
     if types is None:

@@ -191,4 +191,4 @@ async def test_whatever_happens_errors_are_ours_and_all_comes_back(
         life.mend_all()
         await driver.close()
         nvml_stub.forget()
-    assert (0, 0, 0) == (stub.sessions, stub.sets, stub.inside)
+    assert (0, 0, 0, 0) == (stub.sessions, stub.sets, stub.inside, stub.undefined)

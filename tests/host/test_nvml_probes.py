@@ -7,6 +7,8 @@ import pytest
 from agent.core.errors import DriverError
 from agent.core.events import ProbeOutcome
 from agent.core.gpu import GpuUuid
+from agent.host.nvml.driver import NvmlDriver
+from tests.fakes.nvml import until
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -60,7 +62,8 @@ async def test_a_probe_of_a_driver_that_is_gone_says_so(driver, library):
         await driver.probe(G0)
 
 
-async def test_a_late_answer_of_a_session_that_is_over_does_not_end_the_next(driver, library):
+async def test_a_late_answer_of_a_session_that_is_over_does_not_end_the_next(library, tmp_path):
+    driver = NvmlDriver(library, sys_root=tmp_path, deadline=5)
     await driver.probe(G0)
     library.failures["nvmlDeviceGetHandleByUUID", None] = 1
     library.hanging.add(("nvmlDeviceGetHandleByUUID", 1))
@@ -71,13 +74,15 @@ async def test_a_late_answer_of_a_session_that_is_over_does_not_end_the_next(dri
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(late())
-        await asyncio.sleep(0.05)
+        await until(lambda: library.inside == 1)
         with pytest.raises(DriverError, match="session"):
             await driver.probe(G0)
         del library.failures["nvmlDeviceGetHandleByUUID", None]
-        await driver.probe(G0)
         library.failures["nvmlDeviceGetHandleByUUID", 1] = 1
+        next_one = tasks.create_task(driver.probe(G0))
         library.release()
 
+    assert ProbeOutcome.PASSED is next_one.result().outcome
     assert ProbeOutcome.PASSED is (await driver.probe(G0)).outcome
     assert 2 == library.calls["nvmlInit"]
+    await driver.close()

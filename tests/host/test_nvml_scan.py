@@ -267,6 +267,18 @@ async def test_links_are_asked_once_and_again_when_other_gpus_are_here(library, 
     assert asked == same < library.calls["nvmlDeviceGetTopologyCommonAncestor"]
 
 
+async def test_a_link_whose_other_end_the_driver_does_not_tell_leaves_the_rest_known(
+    library, driver
+):
+    library.gpus[0].links = [(DIRECT, library.gpus[1].bus)] * 4
+    library.failures["nvmlDeviceGetNvLinkRemotePciInfo", 0] = 3
+    scan = await driver.scan()
+
+    assert [(PciPath.CROSS_CPU, 0, True)] * 2 == [
+        (link.path, link.nvlinks, link.peer_to_peer) for link in scan.gpus[0].links
+    ]
+
+
 async def test_links_that_cannot_be_asked_leave_the_gpu_without(library, driver):
     library.failures["nvmlDeviceGetTopologyCommonAncestor", 0] = 999
     scan = await driver.scan()

@@ -1,12 +1,22 @@
 """The session with the driver: what is missing is said, what broke is begun anew, close ends it."""
 
-import pytest
+import asyncio
+import contextlib
 
-from agent.core.errors import DriverError, DriverMissing
+import pytest
+import structlog
+
+from agent.core.errors import AgentError, DriverError, DriverMissing
+from agent.core.events import ProbeOutcome
+from agent.core.gpu import GpuUuid
 from agent.host.nvml.driver import NvmlDriver
-from tests.fakes.nvml import FakeGpu, FakeNvml
+from tests.fakes.chance import Seeded
+from tests.fakes.nvml import FakeGpu, FakeNvml, until
 
 pytestmark = pytest.mark.looptime(False)
+
+UUIDS = [GpuUuid(f"GPU-{n}") for n in range(3)]
+ENDED = 1
 
 
 @pytest.fixture
@@ -73,6 +83,185 @@ async def test_close_leaves_the_library_alone_while_a_thread_is_in_it(driver, li
     await driver.close()
 
     assert 0 == library.calls["nvmlShutdown"]
+
+
+@contextlib.asynccontextmanager
+async def with_a_call_inside(library, tmp_path):
+    """A driver of much patience whose session has ended while a call about GPU 0 is inside."""
+    driver = NvmlDriver(library, sys_root=tmp_path, deadline=30)
+    await driver.scan()
+    library.hanging.add(("*", 0))
+    async with asyncio.TaskGroup() as tasks:
+        inside = tasks.create_task(driver.probe(UUIDS[0]))
+        await until(lambda: library.inside == 1)
+        library.failures["nvmlDeviceGetCount", None] = ENDED
+        with pytest.raises(DriverError, match="session"):
+            await driver.scan()
+        library.failures.clear()
+        yield driver, tasks
+        library.release()
+    assert ProbeOutcome.PASSED is inside.result().outcome
+    await driver.close()
+    assert (0, 0) == (library.undefined, library.open)
+
+
+async def test_no_session_is_ended_or_begun_around_a_call_that_is_inside(library, tmp_path):
+    async with with_a_call_inside(library, tmp_path) as (driver, tasks):
+        scan = tasks.create_task(driver.scan())
+        await asyncio.wait([scan], timeout=0.3)
+        assert (0, 1) == (library.calls["nvmlShutdown"], library.calls["nvmlInit"])
+        library.release()
+
+        assert 3 == len((await scan).gpus)
+        assert (1, 2) == (library.calls["nvmlShutdown"], library.calls["nvmlInit"])
+
+
+async def test_close_waits_for_a_call_that_is_inside(library, tmp_path):
+    async with with_a_call_inside(library, tmp_path) as (driver, tasks):
+        closing = tasks.create_task(driver.close())
+        await asyncio.wait([closing], timeout=0.3)
+        assert (0, False) == (library.calls["nvmlShutdown"], closing.done())
+        library.release()
+        await closing
+
+        assert 1 == library.calls["nvmlShutdown"]
+
+
+async def test_what_has_not_begun_when_the_session_ends_is_not_asked_of_the_next(library, tmp_path):
+    driver = NvmlDriver(library, sys_root=tmp_path, deadline=30)
+    await driver.scan()
+    library.hanging.add(("nvmlDeviceGetCount", None))
+    async with asyncio.TaskGroup() as tasks:
+
+        async def scan() -> None:
+            with pytest.raises(DriverError, match="session"):
+                await driver.scan()
+
+        tasks.create_task(scan())
+        await until(lambda: library.inside == 1)
+        named = library.calls["nvmlDeviceGetName"]
+        library.failures["nvmlDeviceGetHandleByUUID", None] = ENDED
+        with pytest.raises(DriverError, match="session"):
+            await driver.probe(UUIDS[0])
+        library.release()
+
+    assert named == library.calls["nvmlDeviceGetName"]
+    await driver.close()
+
+
+async def test_a_session_around_a_stuck_call_stays_open_until_that_is_back(driver, library):
+    await driver.scan()
+    library.hanging.add(("*", 0))
+    assert ProbeOutcome.SILENT is (await driver.probe(UUIDS[0])).outcome
+    library.failures["nvmlDeviceGetCount", None] = ENDED
+    with pytest.raises(DriverError, match="session"):
+        await driver.scan()
+    library.failures.clear()
+    assert 2 == len((await driver.scan()).gpus)
+    assert (0, 2) == (library.calls["nvmlShutdown"], library.open)
+
+    library.release()
+    await until(lambda: library.inside == 0)
+    await driver.close()
+    assert (2, 0) == (library.calls["nvmlShutdown"], library.open)
+
+
+async def test_a_driver_that_begins_slowly_is_open_although_nobody_waits_so_long(driver, library):
+    library.hanging.add(("nvmlInit", None))
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await driver.scan()
+    assert 1 == library.calls["nvmlInit"]
+    library.release()
+
+    await until(lambda: library.open == 1)
+    assert 3 == len((await driver.scan()).gpus)
+    assert (1, 0) == (library.calls["nvmlInit"], library.calls["nvmlShutdown"])
+
+
+async def test_all_who_wait_share_one_beginning_and_its_failure(driver, library):
+    library.hanging.add(("nvmlInit", None))
+    library.failures["nvmlInit", None] = 9
+
+    async def ask(uuid: GpuUuid) -> str:
+        with pytest.raises(DriverMissing) as refused:
+            await driver.probe(uuid)
+        return str(refused.value)
+
+    async with asyncio.TaskGroup() as tasks:
+        answers = [tasks.create_task(ask(uuid)) for uuid in UUIDS]
+        await until(lambda: library.inside == 1)
+        library.release()
+
+    assert ["kernel module is not loaded"] * 3 == [answer.result()[11:38] for answer in answers]
+    assert 1 == library.calls["nvmlInit"]
+
+
+async def test_a_beginning_that_failed_while_nobody_waited_is_tried_again(driver, library):
+    library.hanging.add(("nvmlInit", None))
+    library.failures["nvmlInit", None] = 9
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await driver.scan()
+    library.release()
+    await until(lambda: library.inside == 0)
+    library.failures.clear()
+    await asyncio.sleep(0.05)  # the loop hears of it
+
+    assert 3 == len((await driver.scan()).gpus)
+    assert 2 == library.calls["nvmlInit"]
+
+
+async def test_a_shutdown_that_fails_is_told_and_the_next_session_begins(driver, library):
+    await driver.scan()
+    library.failures["nvmlDeviceGetCount", None] = ENDED
+    library.failures["nvmlShutdown", None] = 999
+    with pytest.raises(DriverError, match="session"):
+        await driver.scan()
+    del library.failures["nvmlDeviceGetCount", None]
+    with structlog.testing.capture_logs() as lines:
+        assert 3 == len((await driver.scan()).gpus)
+
+    assert [("driver.session_left_open", "error 999")] == [
+        (line["event"], line["err"]) for line in lines
+    ]
+    library.failures.clear()
+
+
+async def test_no_order_of_questions_and_ends_makes_a_call_meet_a_shutdown(library, tmp_path):
+    driver, chance = NvmlDriver(library, sys_root=tmp_path, deadline=5), Seeded(7)
+    library.latency = 0.0005
+
+    async def ask(question) -> None:
+        with contextlib.suppress(AgentError, TimeoutError):
+            async with asyncio.timeout(chance.choice((0.005, 0.02, 1.0))):
+                await question()
+
+    async def listen() -> None:
+        while True:
+            with contextlib.suppress(DriverError):
+                async for _ in driver.events():
+                    pass
+            await asyncio.sleep(0.001)
+
+    async with asyncio.TaskGroup() as tasks:
+        listener = tasks.create_task(listen())
+        async with asyncio.TaskGroup() as questions:
+            for turn in range(300):
+                gpu = chance.choice(UUIDS)
+                questions.create_task(ask(driver.scan))
+                questions.create_task(ask(lambda gpu=gpu: driver.probe(gpu)))
+                library.failures.clear()
+                if not turn % 5:
+                    library.failures["nvmlDeviceGetName", chance.randrange(3)] = ENDED
+                await asyncio.sleep(chance.random() / 200)
+        listener.cancel()
+        library.failures.clear()
+    await driver.close()
+
+    assert library.calls["nvmlShutdown"] > 3
+    assert (0, 0) == (library.undefined, library.open)
 
 
 async def test_a_library_file_that_cannot_be_loaded_is_named(library, tmp_path):

@@ -97,35 +97,64 @@ async def test_a_key_holds_one_thread_whatever_is_asked_about_it(pool, stuck):
     assert 1 == await pool.call("b", lambda: 1)
 
 
-async def test_a_late_result_is_handed_over_and_one_in_time_is_not(pool, stuck):
-    late: list[str] = []
-    with pytest.raises(TimeoutError):
-        await pool.call("a", stuck, late=late.append)
-    assert "in time" == await pool.call("b", lambda: "in time", late=late.append)
+async def test_what_is_launched_outlives_whoever_waits_for_it(pool, stuck):
+    future = pool.launch("a", stuck)
+    await asyncio.wait([future], timeout=2 * DEADLINE)
+    assert (frozenset(), False) == (pool.stuck, future.done())
     stuck.let_go()
-    await settles(lambda: not pool.stuck)
 
-    assert ["late"] == late
+    assert "late" == await future
 
 
-async def test_a_result_that_comes_just_as_its_caller_leaves_is_handed_over(pool):
-    late: list[str] = []
-    back = threading.Event()
+async def test_what_is_launched_waits_in_line_and_is_refused_behind_a_stuck_call(pool, stuck):
+    first, second = pool.launch("a", stuck), pool.launch("a", lambda: "second")
+    stuck.let_go()
+    assert ["late", "second"] == [await first, await second]
 
-    def work() -> str:
-        back.set()
-        return "taken by nobody"
+    other = Stuck()
+    await hang(pool, other, "b")
+    with pytest.raises(TimeoutError, match="has not come back"):
+        pool.launch("b", str)
+    other.let_go()
 
+
+async def test_the_pool_is_empty_once_the_last_call_has_left(pool, stuck):
+    assert await pool.empty()
+    pool.launch("a", stuck)
+    await settles(lambda: stuck.entered == 1)
     async with asyncio.TaskGroup() as tasks:
-        call = tasks.create_task(pool.call("a", work, late=late.append))
-        await asyncio.sleep(0)
-        back.wait()
-        threading.Event().wait(0.05)  # the loop is held: the thread is back, and nobody knows
-        call.cancel()
-    await settles(lambda: bool(late))
+        emptied = tasks.create_task(pool.empty())
+        await asyncio.sleep(0.05)
+        assert not emptied.done()
+        stuck.let_go()
 
-    assert ["taken by nobody"] == late
-    assert 1 == await pool.call("a", lambda: 1)
+    assert emptied.result()
+
+
+async def test_a_call_whose_caller_has_left_early_is_waited_for_until_its_time_is_up(pool, stuck):
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await pool.call("a", stuck)
+    assert {"a"} == pool.stuck
+    async with asyncio.TaskGroup() as tasks:
+        emptied = tasks.create_task(pool.empty())
+        await asyncio.sleep(0.05)
+        assert not emptied.done()
+        stuck.let_go()
+
+    assert emptied.result()
+
+
+async def test_nobody_waits_for_a_call_whose_time_is_up(pool, stuck):
+    pool.launch("a", stuck)
+    assert not await pool.empty()
+    begun = asyncio.get_running_loop().time()
+    assert not await pool.empty()
+    assert asyncio.get_running_loop().time() - begun < DEADLINE
+    stuck.let_go()
+    assert "b" == await pool.call("a", lambda: "b")  # in the same line, behind it
+
+    assert await pool.empty()
 
 
 async def test_calls_with_one_key_run_one_after_the_other(pool):
@@ -154,7 +183,8 @@ async def test_a_call_that_is_given_up_in_the_line_is_never_made(pool, stuck):
         tasks.create_task(hang(pool, stuck, "a"))
         await settles(lambda: stuck.entered == 1)
         with pytest.raises(TimeoutError):
-            await pool.call("a", lambda: made.append("made"), 0.01)
+            async with asyncio.timeout(0.01):
+                await pool.call("a", lambda: made.append("made"))
     stuck.let_go()
     await settles(lambda: not pool.stuck)
 

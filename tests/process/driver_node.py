@@ -58,7 +58,9 @@ class Node:
 async def a_cluster() -> AsyncIterator[SandboxCluster]:
     """A cluster in plain mode without an agent."""
     async with open_cluster(options("--scheduler", "none", gpus=1)) as cluster:
-        cluster.places.config.write_text(f"health:\n  driverHang: {LIMIT:g}\n  probePeriod: 0.5\n")
+        cluster.places.config.write_text(
+            f"health:\n  driverHang: {LIMIT:g}s\n  probePeriod: 500ms\n"
+        )
         yield cluster
 
 

@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import nvml_stub
+from tests.fakes.nvml_stub import NvmlStub
 from tests.process.agent_process import comes, offers
-from tests.process.driver_node import GPUS, LIMIT, SLICES, Node, a_node
+from tests.process.driver_node import GPUS, LIMIT, SLICES, Node, a_cluster, a_node, start
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(120)]
 
 HANG = 20.0
+SLOW = 5.0
+"""Longer than anything waits for a driver that is there."""
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +77,25 @@ async def test_a_library_that_hangs_for_20_s_holds_up_no_page_and_refuses_with_t
         assert await comes(lambda: node.stub.inside == 0)
         assert await comes(lambda: node.threads <= threads), (threads, node.threads)
         assert 0 == await node.cluster.stop_agent()
-    assert (0, 0) == (node.stub.sessions, node.stub.sets)
+    assert (0, 0, 0) == (node.stub.sessions, node.stub.sets, node.stub.undefined)
+
+
+async def test_a_library_that_takes_5_s_to_begin_is_served(built, tmp_path):
+    library = Path(shutil.copy(built, tmp_path / "libnvidia-ml.so.1"))
+    stub = NvmlStub(library)
+    stub.set(2, memory=16 << 30)
+    stub.hang("nvmlInitWithFlags")
+    async with a_cluster() as cluster:
+        await start(cluster, library)
+        assert await comes(lambda: stub.inside == 1)
+        await asyncio.sleep(SLOW)
+        assert (1, 0) == (stub.calls("nvmlInitWithFlags"), cluster.allocatable())
+        stub.hang("nvmlInitWithFlags", hung=False)
+
+        assert await offers(cluster, 10 * GPUS), cluster.log.last(20)
+        assert 1 == stub.calls("nvmlInitWithFlags")
+        assert 0 == await cluster.stop_agent()
+    assert (0, 0, 0) == (stub.sessions, stub.sets, stub.undefined)
 
 
 async def test_a_gpu_that_hangs_leaves_the_others_served(built, tmp_path):

@@ -104,9 +104,16 @@ def short_directory() -> Iterator[Path]:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_ctrl_c_removes_everything(number: signal.Signals, code: int, short_directory: Path):
-    environ = ENVIRON | {"TMPDIR": str(short_directory)}
-    with subprocess.Popen(
-        [sys.executable, "-m", "agent", "sandbox", "--interactive"],
+    temporary = short_directory / "t"
+    temporary.mkdir()
+    config = short_directory / "c.yaml"
+    config.write_text("health: {quietPeriod: 90s}\n")
+    environ = ENVIRON | {"TMPDIR": str(temporary)}
+    with subprocess.Popen(  # noqa: S603 -- this very program
+        [
+            *(sys.executable, "-m", "agent", "sandbox", "--interactive"),
+            f"--agent-flag=--config={config}",
+        ],
         cwd=ROOT,
         env=environ,
         stdout=subprocess.PIPE,
@@ -120,12 +127,13 @@ def test_ctrl_c_removes_everything(number: signal.Signals, code: int, short_dire
                 break
         agent = int(told[-1].split()[-1])
         os.kill(agent, 0)  # it is there
-        assert list(short_directory.iterdir())
+        assert list(temporary.iterdir())
+        assert any("after 90s of quiet: health.quietPeriod" in line for line in told)
 
         sandbox.send_signal(number)
         sandbox.stdout.read()
 
     assert code == sandbox.returncode
-    assert [] == list(short_directory.iterdir())
+    assert [] == list(temporary.iterdir())
     with pytest.raises(ProcessLookupError):
         os.kill(agent, 0)

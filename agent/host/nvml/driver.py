@@ -15,7 +15,7 @@ from agent.core.gpu import Gpu, GpuFault, GpuUuid, Scan
 from agent.core.gpu_signs import GpuProcess, GpuSample
 from agent.host.nvml import facts, links, signs
 from agent.host.nvml import library as nvml
-from agent.host.nvml.events import EventStream, free
+from agent.host.nvml.events import EventStream
 from agent.host.nvml.session import Opened, Session
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class NvmlDriver:
         self._library = library
         self._sys_root = sys_root
         self._session = Session(library, find, deadline, self._session_ended, self._quiet)
-        self._call = self._session.pool.call
+        self._call = self._session.call
         self._uuids: dict[int, GpuUuid] = {}
         self._count: int | None = None
         self._links: Mapping[GpuUuid, links.LinkRow] | None = None
@@ -63,7 +63,7 @@ class NvmlDriver:
     async def scan(self) -> Scan:
         """Look at all GPUs. Raises DriverMissing, DriverError."""
         opened = await self._session.open()
-        count = await self._session.whole(self._library.nvmlDeviceGetCount)
+        count = await self._session.whole(opened, self._library.nvmlDeviceGetCount)
         found: dict[int, Gpu] = {}
         faults: dict[int, GpuFault] = {}
         async with asyncio.TaskGroup() as tasks:
@@ -72,11 +72,12 @@ class NvmlDriver:
         self._session.check(opened)
         self._recognise(count, found, faults)
         peers = {found[index].uuid: found[index] for index in sorted(found)}
-        rows = await self._link_rows(peers)
+        rows = await self._link_rows(opened, peers)
         slow = {fault.gpu for fault in faults.values() if not fault.lost}
         for stream in tuple(self._streams):
             stream.keep(peers.keys() | slow)
-            await self._register(stream, sorted(found))
+            if stream.has_set:
+                await self._register(opened, stream, sorted(found))
         self._session.check(opened)
         return Scan(
             driver_version=opened.driver_version,
@@ -89,7 +90,7 @@ class NvmlDriver:
         """Ask one GPU for a sign of life. Raises DriverMissing, DriverError."""
         opened = await self._session.open()
         try:
-            probe = await self._call(uuid, partial(signs.probe, self._library, uuid))
+            probe = await self._call(opened, uuid, partial(signs.probe, self._library, uuid))
         except TimeoutError as error:
             probe = Probe(uuid, ProbeOutcome.SILENT, str(error) or NO_ANSWER)
         except DriverError as error:
@@ -117,14 +118,12 @@ class NvmlDriver:
         self._away = [stream for stream in self._away if not stream.ended]
         if len(self._away) >= MOST_AWAY:
             raise DriverError("earlier waits for events have not come back from the driver")
-        event_set = await self._session.whole(
-            self._library.nvmlEventSetCreate, late=partial(free, self._library)
-        )
-        stream = EventStream(self._library, event_set)
+        stream = EventStream(self._library)
         self._streams.append(stream)
         try:
-            count = await self._session.whole(self._library.nvmlDeviceGetCount)
-            await self._register(stream, range(count))
+            await self._session.whole(session, stream.create)
+            count = await self._session.whole(session, self._library.nvmlDeviceGetCount)
+            await self._register(session, stream, range(count))
             self._session.check(session)
             stream.start()
             if opened is not None:
@@ -148,9 +147,12 @@ class NvmlDriver:
             stream.fail(error)
 
     async def _quiet(self) -> bool:
-        """Send all threads for events home. False when one of them does not come."""
-        streams = (*self._streams, *self._away)
-        return all([await stream.stop() for stream in streams])
+        """Send all threads for events home, at once. False when one of them does not come."""
+        streams = {*self._streams, *self._away}
+        async with asyncio.TaskGroup() as tasks:
+            for stream in streams:
+                tasks.create_task(stream.stop())
+        return all(stream.ended for stream in streams)
 
     # One GPU at a time.
 
@@ -173,7 +175,7 @@ class NvmlDriver:
         """A question to one GPU whose failure is nothing but that. Raises GpuError, DriverError."""
         opened = await self._session.open()
         try:
-            return await self._call(uuid, work)
+            return await self._call(opened, uuid, work)
         except TimeoutError as error:
             raise GpuError(uuid, str(error) or NO_ANSWER) from error
         except self._library.NVMLError as error:
@@ -189,8 +191,9 @@ class NvmlDriver:
         name = self._name(index)
         work = partial(facts.describe, self._library, index, self._sys_root)
         try:
-            found[index] = await self._call(name, work)
-        except TimeoutError as error:
+            found[index] = await self._call(opened, name, work)
+        except (TimeoutError, DriverError) as error:
+            # DriverError: the session is over, which the scan as a whole says.
             faults[index] = GpuFault(name, str(error) or NO_ANSWER)
         except (self._library.NVMLError, ValueError) as error:
             # ValueError: a text that is none, which the binding could not decode.
@@ -200,39 +203,47 @@ class NvmlDriver:
             lost = getattr(translated, "lost", False)
             faults[index] = GpuFault(name, str(error), lost=lost)
 
-    async def _link_rows(self, peers: Mapping[GpuUuid, Gpu]) -> Mapping[GpuUuid, links.LinkRow]:
+    async def _link_rows(
+        self, opened: Opened, peers: Mapping[GpuUuid, Gpu]
+    ) -> Mapping[GpuUuid, links.LinkRow]:
         """How the GPUs are joined: asked once for each set of GPUs, for it does not change."""
         if self._links is not None and self._links.keys() == peers.keys():
             return self._links
         rows: dict[GpuUuid, links.LinkRow] = {}
         async with asyncio.TaskGroup() as tasks:
             for gpu in peers.values():
-                tasks.create_task(self._link_row(gpu, peers, rows))
+                tasks.create_task(self._link_row(opened, gpu, peers, rows))
         if rows.keys() == peers.keys():
             self._links = rows
         return rows
 
     async def _link_row(
-        self, gpu: Gpu, peers: Mapping[GpuUuid, Gpu], rows: dict[GpuUuid, links.LinkRow]
+        self,
+        opened: Opened,
+        gpu: Gpu,
+        peers: Mapping[GpuUuid, Gpu],
+        rows: dict[GpuUuid, links.LinkRow],
     ) -> None:
         others = {peer: other.index for peer, other in peers.items() if peer != gpu.uuid}
         work = partial(links.link_row, self._library, gpu, others)
         try:
-            rows[gpu.uuid] = await self._call(gpu.uuid, work)
-        except (TimeoutError, self._library.NVMLError, ValueError) as error:
+            rows[gpu.uuid] = await self._call(opened, gpu.uuid, work)
+        except (TimeoutError, DriverError, self._library.NVMLError, ValueError) as error:
             log.info("driver.links_unknown", gpu=gpu.uuid, err=str(error) or NO_ANSWER)
 
-    async def _register(self, stream: EventStream, indexes: Iterable[int]) -> None:
+    async def _register(self, opened: Opened, stream: EventStream, indexes: Iterable[int]) -> None:
         """Have the GPUs report to `stream`; one that does not is left to probes, and named once."""
         async with asyncio.TaskGroup() as tasks:
             for index in indexes:
                 if not stream.settled(self._name(index)):
-                    tasks.create_task(self._register_one(stream, index))
+                    tasks.create_task(self._register_one(opened, stream, index))
 
-    async def _register_one(self, stream: EventStream, index: int) -> None:
+    async def _register_one(self, opened: Opened, stream: EventStream, index: int) -> None:
         name = self._name(index)
         try:
-            answer = await self._call(name, partial(stream.register, index))
+            answer = await self._call(opened, name, partial(stream.register, index))
+        except DriverError:
+            return  # the session is over, and the stream with it
         except (TimeoutError, self._library.NVMLError, ValueError) as error:
             news, reason = stream.missed(name, str(error) or NO_ANSWER), str(error) or NO_ANSWER
         else:

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import dataclasses
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final
 
 from agent.core.errors import DriverError
@@ -73,7 +73,8 @@ def register(library: NvmlLibrary, event_set: Any, index: int) -> Registered:  #
     uuid = GpuUuid(text_of(library.nvmlDeviceGetUUID(handle)))
     try:
         mask = library.nvmlDeviceGetSupportedEventTypes(handle) & WANTED
-        library.nvmlDeviceRegisterEvents(handle, mask, event_set)
+        if mask:  # to register for nothing is an invalid argument
+            library.nvmlDeviceRegisterEvents(handle, mask, event_set)
     except library.NVMLError as error:
         if not is_unable(error):
             raise
@@ -90,7 +91,7 @@ def free(library: NvmlLibrary, event_set: Any) -> None:  # noqa: ANN401 -- the l
 
 
 class EventStream:
-    """The events of one set, which belongs to the stream. The thread only moves them.
+    """The events of one set, which the stream makes and frees. The thread only moves them.
 
     At most EVENT_LIMIT wait in their order; of more that come each different one is kept, with how
     often it came: a fatal XID must outlive a storm of others. When even these are too many, one
@@ -98,8 +99,8 @@ class EventStream:
     and CHANGED tells that not all were.
     """
 
-    def __init__(self, library: NvmlLibrary, event_set: Any) -> None:  # noqa: ANN401 -- the library's own
-        self._event_set = event_set
+    def __init__(self, library: NvmlLibrary) -> None:
+        self._event_set: Any = None
         self.unmonitored: dict[str, str] = {}
         """Why a GPU (its UUID, or `index N`) does not report here."""
         self._known: dict[int, GpuUuid] = {}
@@ -122,11 +123,16 @@ class EventStream:
     # On the loop.
 
     def start(self) -> None:
-        """Begin to wait; a stream that was stopped before only frees its set."""
+        """Begin to wait, once there is a set; a stream that was stopped before only frees it."""
         if self._started:
             return
         self._started = True
         threading.Thread(target=self._serve, name="nvml-events", daemon=True).start()
+
+    @property
+    def has_set(self) -> bool:
+        """True once there is a set to register GPUs with."""
+        return self._event_set is not None
 
     @property
     def ended(self) -> bool:
@@ -215,23 +221,37 @@ class EventStream:
 
     # On the threads of the pool.
 
+    def create(self) -> None:
+        """Make the set. Blocks. Raises NVMLError, DriverError when the stream has ended."""
+        with self._inside():
+            self._event_set = self._library.nvmlEventSetCreate()
+
     def register(self, index: int) -> Registered:
-        """Have GPU `index` report here. Blocks. Raises NVMLError, ValueError for no text."""
+        """Have GPU `index` report here. Blocks.
+
+        Raises NVMLError, ValueError for no text, DriverError when the stream has ended.
+        """
+        with self._inside():
+            return register(self._library, self._event_set, index)
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        """For as long as a thread needs the set. Raises DriverError when the stream has ended."""
         with self._lock:
             if not self._users:
-                raise ValueError("the stream of events has ended")
+                raise DriverError("the stream of events has ended")
             self._users += 1
         try:
-            return register(self._library, self._event_set, index)
+            yield
         finally:
             self._leave()
 
     def _leave(self) -> None:
-        """The last one out frees the set: a registration may outlast the thread that waits."""
+        """The last one out frees the set: another call may outlast the thread that waits."""
         with self._lock:
             self._users -= 1
             last = not self._users
-        if last:
+        if last and self._event_set is not None:
             free(self._library, self._event_set)
 
     # On its own thread.

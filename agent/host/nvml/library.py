@@ -141,8 +141,10 @@ def library_below(root: Path | None) -> Path | None:
     return next((path for path in places if path.is_file()), None)
 
 
-def bind(library: NvmlLibrary, path: Path | None) -> None:
+def bind(library: NvmlLibrary, path: Path | None, *, anew: bool = True) -> None:
     """Make `library` use the file at `path` instead of the soname. Raises DriverMissing.
+
+    DriverError where that would replace a loaded one although it may not (`anew`).
 
     pynvml loads the soname itself, but only while its `nvmlLib` is None: a library put there first
     is used. Function pointers that it kept of another library are dropped. Links are resolved, so
@@ -153,6 +155,11 @@ def bind(library: NvmlLibrary, path: Path | None) -> None:
     file = path.resolve()
     if getattr(library.nvmlLib, "_name", None) == str(file):
         return
+    if library.nvmlLib is not None and not anew:
+        raise DriverError(
+            f"{path} is another library than the one that is loaded, from which a call has not "
+            "come back; when it does, the new one is used"
+        )
     try:
         loaded = ctypes.CDLL(str(file))
     except OSError as error:

@@ -62,8 +62,10 @@ def link_row(library: NvmlLibrary, gpu: Gpu, peers: Mapping[GpuUuid, int]) -> Li
         if kind == LINK_TO_SWITCH:
             to_switches += 1
             continue
-        remote = bus_id(text_of(library.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId))
-        direct[remote] = direct.get(remote, 0) + 1
+        address = maybe(library, _remote_address(library, handle, link))
+        if address is not None:
+            remote = bus_id(text_of(address))
+            direct[remote] = direct.get(remote, 0) + 1
     return LinkRow(paths, peer_to_peer, direct, to_switches)
 
 
@@ -108,3 +110,7 @@ def _peer_to_peer(library: NvmlLibrary, one: Handle, other: Handle) -> Callable[
 
 def _remote_kind(library: NvmlLibrary, handle: Handle, link: int) -> Callable[[], int]:
     return lambda: library.nvmlDeviceGetNvLinkRemoteDeviceType(handle, link)
+
+
+def _remote_address(library: NvmlLibrary, handle: Handle, link: int) -> Callable[[], str | bytes]:
+    return lambda: library.nvmlDeviceGetNvLinkRemotePciInfo(handle, link).busId

@@ -1,8 +1,10 @@
 """The session with the library: begun when it is needed, begun anew when it has broken."""
 
 import asyncio
+import contextlib
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -16,6 +18,8 @@ T = TypeVar("T")
 
 OPEN_DEADLINE: Final = 10.0
 """The first call wakes GPUs that no persistence daemon keeps awake, which takes seconds."""
+
+_Versions = tuple[str, str | None]
 
 DRIVER: Final = "the driver"
 """The key of calls that are about no GPU."""
@@ -37,7 +41,7 @@ class Session:
 
     `ended` is called when the driver ends one; `quiet` sends home who waits in the library, and
     says whether all have left it. What a late answer says of a session that is over already does
-    not end the next.
+    not end the next, and no call of one that is over begins.
     """
 
     def __init__(
@@ -51,9 +55,11 @@ class Session:
         self.pool = CallPool("nvml", deadline)
         self._library = library
         self._find = find
+        self._deadline = deadline
         self._ended = ended
         self._quiet = quiet
-        self._opening = asyncio.Lock()
+        self._preparing = asyncio.Lock()
+        self._opening: asyncio.Future[_Versions] | None = None
         self._present: Opened | None = None
         self._number = 0
         self._begun = 0
@@ -61,21 +67,26 @@ class Session:
         self._closed = False
 
     async def open(self) -> Opened:
-        """The present session; begins one if there is none. Raises DriverMissing, DriverError."""
-        async with self._opening:
-            if self._closed:
-                raise DriverError("the driver session was closed")
-            if self._present is None:
-                await self._shut_down()
-                driver_version, library_version = await self.whole(self._begin, OPEN_DEADLINE)
-                self._number += 1
-                self._present = Opened(self._number, driver_version, library_version)
-            return self._present
+        """The present session; begins one if there is none. Raises DriverMissing, DriverError.
+
+        All callers share one beginning, which goes on when they leave: a driver that takes longer
+        than each of them has patience is open for whoever comes next.
+        """
+        with self._translated(None):
+            async with self._preparing:
+                if self._present is not None:
+                    return self._present
+                opening = self._opening or await self._begin_anew()
+            done, _ = await asyncio.wait([opening], timeout=OPEN_DEADLINE)
+            if not done:
+                raise TimeoutError
+            opening.result()
+            return self._now()
 
     def check(self, opened: Opened) -> None:
         """Raise DriverError when that session is over."""
         if self._present != opened:
-            raise DriverError(self._broken or "the driver session was closed")
+            raise self._over()
 
     def end(self, error: DriverError, opened: Opened | None = None) -> None:
         """The driver has ended the session: the next call begins anew; whoever listens is told."""
@@ -86,16 +97,45 @@ class Session:
         self._broken = str(error)
         self._ended(error)
 
-    async def whole(
-        self,
-        work: Callable[[], T],
-        deadline: float | None = None,
-        late: Callable[[T], None] | None = None,
-    ) -> T:
-        """A call about the driver as a whole; as of CallPool. Raises DriverError, DriverMissing."""
-        opened = self._present
+    async def call(self, opened: Opened, key: str, work: Callable[[], T]) -> T:
+        """A call of that session about one GPU; as of CallPool. Raises DriverError when it is over.
+
+        What has not begun when the session ends would meet another one, or none.
+        """
+        self.check(opened)
+        return await self.pool.call(key, work)
+
+    async def whole(self, opened: Opened, work: Callable[[], T]) -> T:
+        """A call of that session about the driver as a whole. Raises DriverError, DriverMissing."""
+        with self._translated(opened):
+            return await self.call(opened, DRIVER, work)
+
+    async def close(self) -> None:
+        """End it for good; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._present, self._broken = None, ""
+        if await self._alone() and self._begun:
+            ending = self.pool.launch(DRIVER, self._end_all)
+            ending.add_done_callback(_tell_left_open)
+            await asyncio.wait([ending], timeout=self._deadline)
+        await self.pool.close()
+
+    def _now(self) -> Opened:
+        """The present session. Raises DriverError when it has ended in this very moment."""
+        if self._present is None:
+            raise self._over()
+        return self._present
+
+    def _over(self) -> DriverError:
+        return DriverError(self._broken or "the driver session was closed")
+
+    @contextlib.contextmanager
+    def _translated(self, opened: Opened | None) -> Iterator[None]:
+        """What the driver as a whole answers, in our own tree; it may end the session `opened`."""
         try:
-            return await self.pool.call(DRIVER, work, deadline, late)
+            yield
         except TimeoutError as error:
             raise DriverError(
                 f"the driver does not answer: {str(error) or 'no answer in time'}"
@@ -108,48 +148,68 @@ class Session:
                 self.end(whole, opened)
             raise whole or DriverError(f"the driver answers with an error: {error}") from error
 
-    async def close(self) -> None:
-        """End it for good; a second call does nothing."""
-        if self._closed:
-            return
-        self._closed = True
-        await self._shut_down()
-        self._present = None
-        await self.pool.close()
+    async def _alone(self) -> bool:
+        """Once no call and no wait for events is inside the library; False: some do not leave."""
+        left = await self.pool.empty()
+        return await self._quiet() and left
 
-    def _begin(self) -> tuple[str, str | None]:
-        """On a thread: load the library, begin, and ask for both versions."""
+    async def _begin_anew(self) -> "asyncio.Future[_Versions]":
+        """Begin after the last call has left: to end a session around one is undefined.
+
+        The pool keeps the order: one line for both. Raises TimeoutError while a call about the
+        driver as a whole is stuck, DriverError.
+        """
+        alone = await self._alone()
+        if self._closed:
+            raise self._over()
+        if alone and self._begun:
+            self.pool.launch(DRIVER, self._end_all).add_done_callback(_tell_left_open)
+        self._opening = self.pool.launch(DRIVER, partial(self._begin, alone=alone))
+        self._opening.add_done_callback(self._begun_anew)
+        return self._opening
+
+    def _begun_anew(self, opening: "asyncio.Future[_Versions]") -> None:
+        """Keep what the beginning gave, whether or not somebody waits for it."""
+        self._opening = None
+        if opening.exception() is None and not self._closed:
+            self._number += 1
+            self._present = Opened(self._number, *opening.result())
+
+    def _begin(self, *, alone: bool) -> _Versions:
+        """On a thread: load the library, begin, and ask for both versions.
+
+        Another library in place of the present one only when nobody is inside: a call that comes
+        back would go on in the other one.
+        """
         library = self._library
-        nvml.bind(library, self._find())
+        nvml.bind(library, self._find(), anew=alone)
         try:
             library.nvmlInit()
         except library.NVMLError as error:
             other = nvml.replaced() if nvml.code(error) == nvml.LIB_RM_VERSION_MISMATCH else None
             if other is None:
                 raise
-            nvml.bind(library, other)
+            nvml.bind(library, other, anew=alone)
             library.nvmlInit()
-        self._begun += 1  # here, for whatever fails or comes late: each one must be ended
+        self._begun += 1  # here, for whatever fails next: each one must be ended
         version = nvml.maybe(library, library.nvmlSystemGetNVMLVersion)
         return (
             nvml.text_of(library.nvmlSystemGetDriverVersion()),
             None if version is None else nvml.text_of(version),
         )
 
-    async def _shut_down(self) -> None:
-        """End what has begun, unless a thread is still inside the library: that is undefined."""
-        quiet = await self._quiet()
-        try:
-            while self._begun and quiet and not self.pool.stuck:
-                await self.pool.call(DRIVER, self._end_one)
-        except (TimeoutError, self._library.NVMLError) as error:
-            log.info("driver.session_left_open", err=str(error) or "no answer in time")
+    def _end_all(self) -> None:
+        """On a thread: end what has begun; the library counts them."""
+        while self._begun:
+            try:
+                self._library.nvmlShutdown()
+            except self._library.NVMLError as error:
+                if nvml.code(error) != nvml.UNINITIALIZED:
+                    raise
+            self._begun -= 1
 
-    def _end_one(self) -> None:
-        """On a thread: end one; the library counts them."""
-        try:
-            self._library.nvmlShutdown()
-        except self._library.NVMLError as error:
-            if nvml.code(error) != nvml.UNINITIALIZED:
-                raise
-        self._begun -= 1
+
+def _tell_left_open(ending: "asyncio.Future[None]") -> None:
+    error = ending.exception()
+    if error is not None:
+        log.info("driver.session_left_open", err=str(error))

@@ -37,10 +37,13 @@ class CallPool:
         self._jobs: queue.SimpleQueue[_Job[object] | None] = queue.SimpleQueue()
         self._lines: dict[str, collections.deque[_Job[object]]] = {}
         self._stuck: set[str] = set()
+        self._latest = 0.0
+        """The loop's time of the latest call."""
         self._flying = 0
         self._threads = 0
         self._leaving = 0
-        self._quiet = asyncio.Event()
+        self._moved = asyncio.Event()
+        """Set when a call or a thread has left."""
 
     @property
     def stuck(self) -> frozenset[str]:
@@ -52,45 +55,65 @@ class CallPool:
         """Threads that live: those at work, those at rest, and one for each stuck key."""
         return self._threads
 
-    async def call(
-        self,
-        key: str,
-        work: Callable[[], T],
-        deadline: float | None = None,
-        late: Callable[[T], None] | None = None,
-    ) -> T:
+    async def call(self, key: str, work: Callable[[], T]) -> T:
         """The result of `work`, run on a thread, after earlier calls with the same key.
 
-        `late` is handed, on the thread, a result that comes when nobody waits for it any more.
-
-        Raises TimeoutError past the deadline (seconds), and at once while an earlier call with
+        Raises TimeoutError past the pool's deadline, and at once while an earlier call with
         the same key is stuck. What `work` raises is raised here.
         """
-        if key in self._stuck:
-            raise _not_back(key)
-        job: _Job[T] = _Job(key, work, late, self._loop.create_future())
-        self._line_up(job)  # type: ignore[arg-type] # its result goes to the job's own future
+        job = self._begin(key, work)
         try:
-            async with asyncio.timeout(self._deadline if deadline is None else deadline):
+            async with asyncio.timeout(self._deadline):
                 return await job.future
         finally:
             if not job.landed:
                 self._give_up(job)  # type: ignore[arg-type]
 
+    def launch(self, key: str, work: Callable[[], T]) -> "asyncio.Future[T]":
+        """The same without a deadline, for work that must outlive whoever waits for it.
+
+        Look at the future with asyncio.wait: to await it is to cancel it with oneself, while the
+        thread goes on. Raises TimeoutError while an earlier call with the same key is stuck.
+        """
+        return self._begin(key, work).future
+
+    async def empty(self) -> bool:
+        """Wait until every call has left. False: one is inside although its time is up.
+
+        Each has until its deadline, whether or not somebody waits for it. Nobody waits here for
+        what hangs longer, however often this is asked.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self._latest + self._deadline):
+                await self._moves(lambda: not self._lines)
+        return not self._lines
+
     async def close(self) -> None:
         """Send the threads home; wait a moment for those that can go."""
-        self._quiet.clear()
         for _ in range(self._threads):
             self._jobs.put(None)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL):
-                while self._threads > len(self._stuck):
-                    await self._quiet.wait()
-                    self._quiet.clear()
+                await self._moves(lambda: self._threads <= len(self._stuck))
+
+    async def _moves(self, holds: Callable[[], bool]) -> None:
+        """Wait until it holds."""
+        while not holds():
+            self._moved.clear()
+            await self._moved.wait()
 
     # Calls with one key stand in line; the first of a line is on the way.
 
+    def _begin(self, key: str, work: Callable[[], T]) -> "_Job[T]":
+        """Raises TimeoutError while an earlier call with that key is stuck."""
+        if key in self._stuck:
+            raise _not_back(key)
+        job: _Job[T] = _Job(key, work, self._loop.create_future())
+        self._line_up(job)  # type: ignore[arg-type] # its result goes to the job's own future
+        return job
+
     def _line_up(self, job: "_Job[object]") -> None:
+        self._latest = self._loop.time()
         line = self._lines.setdefault(job.key, collections.deque())
         line.append(job)
         if len(line) == 1:
@@ -120,15 +143,14 @@ class CallPool:
     def _landed(self, job: "_Job[object]", given_up: bool) -> None:  # noqa: FBT001 -- a callback
         self._flying -= 1
         self._stuck.discard(job.key)
-        if job.settle() and not given_up:
-            # It came back in the very moment in which its caller left.
-            self._line_up(_Job(job.key, job.hand_over, None, self._loop.create_future()))
+        job.settle()
         line = self._lines[job.key]
         line.popleft()
         if line:
             self._dispatch(line[0])
         else:
             del self._lines[job.key]
+        self._moved.set()
         if not given_up:
             self._dismiss()
 
@@ -165,7 +187,7 @@ class CallPool:
         self._threads -= 1
         if not given_up:
             self._leaving = max(0, self._leaving - 1)
-        self._quiet.set()
+        self._moved.set()
         self._lend()
 
     def _tell(self, callback: Callable[..., None], *args: object) -> None:
@@ -181,20 +203,13 @@ def _not_back(key: str) -> TimeoutError:
 class _Job(Generic[T]):
     """One call: waiting, begun, done, or given up. The lock orders the two sides."""
 
-    def __init__(
-        self,
-        key: str,
-        work: Callable[[], T],
-        late: Callable[[T], None] | None,
-        future: "asyncio.Future[T]",
-    ) -> None:
+    def __init__(self, key: str, work: Callable[[], T], future: "asyncio.Future[T]") -> None:
         self.key = key
         self.future = future
         self.timer: asyncio.TimerHandle | None = None
         self.landed = False
         self.begun = False
         self._work = work
-        self._late = late
         self._lock = threading.Lock()
         self._ended = False
         self._given_up = False
@@ -211,17 +226,6 @@ class _Job(Generic[T]):
             self._result.append(self._work())
         except BaseException as error:  # noqa: BLE001 -- handed on to the caller, whatever it is
             self._error = error
-        given_up = self._end()
-        if given_up:
-            self.hand_over()
-        return given_up
-
-    def hand_over(self) -> None:
-        """On a thread: nobody waits for the result any more."""
-        if self._late is not None and self._result:
-            self._late(self._result[0])
-
-    def _end(self) -> bool:
         with self._lock:
             self._ended = True
             return self._given_up
@@ -238,15 +242,14 @@ class _Job(Generic[T]):
         if not self.future.done():
             self.future.set_exception(error)
 
-    def settle(self) -> bool:
-        """On the loop: give the outcome to a caller who still waits. True when nobody took it."""
+    def settle(self) -> None:
+        """On the loop: give the outcome to a caller who still waits."""
         self.landed = True
         if self.timer is not None:
             self.timer.cancel()
         if self.future.done():
-            return self._late is not None and bool(self._result)
+            return
         if self._error is not None:
             self.future.set_exception(self._error)
         elif self._result:
             self.future.set_result(self._result[0])
-        return False

@@ -23,6 +23,7 @@ sharing:
   memoryResourceName: a.com/mem
 library:
   cudaLogLevel: 3
+health: {driverHang: 2s, quietPeriod: 1.5h, probePeriod: 500ms, longestQuietPeriod: 9000}
 profiles:
   - name: big
     match: {nodes: [a*], labels: x=y, gpus: [H100]}
@@ -38,6 +39,10 @@ BAD = [
     "library: {hookPath: here}",
     "library: {cudaLogLevel: 1.5}",
     "library: {cudaLogLevel: true}",
+    "health: {driverHang: 2 s}",
+    "health: {driverHang: 2d}",
+    "health: {driverHang: -2s}",
+    "health: {driverHang: 0.5}",
     "mig: {strategy: none}",
     "sharing: {coreResourceName: a.com/cores}",
     "scheduler: volcano",
