@@ -159,6 +159,10 @@ image: $(STAMP)  ## build the image twice, byte for byte the same, into build/im
 test-image: $(STAMP)  ## build the image and run it read-only under runc
 	tests/image/run
 
+.PHONY: facts
+facts: $(STAMP)  ## print exposure, sizes, gaps and rights, as far as they were measured here
+	$(BIN)/python deploy/facts.py
+
 .PHONY: clean
 clean:  ## remove everything that make made
 	rm -rf $(VENV) .cache build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.*

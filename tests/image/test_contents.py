@@ -1,16 +1,19 @@
 """The image holds the agent and what it runs on, in a known order, and nothing to build with."""
 
+import re
 import stat
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from agent import __version__
+from deploy.facts import MEGABYTE, SIZES
 from tests.image.lab.archive import Image
 
 ROOT = Path(__file__).resolve().parents[2]
-MEGABYTE = 1_000_000
+README = (ROOT / "README.md").read_text()
 SITE = "opt/hami-agent/lib/python3.13/site-packages/"
 TOOLS = {"as", "c++", "cc", "g++", "gcc", "gmake", "go", "ld", "make", "rustc", "tcc"}
 HANDS = {"apt", "apt-get", "bash", "busybox", "curl", "dash", "dpkg", "perl", "sh", "tar", "wget"}
@@ -21,19 +24,27 @@ def test_two_builds_are_the_same_image(facts: dict[str, object], image: Image):
 
 
 def test_it_is_no_larger_than_promised(facts: dict[str, int], base: str):
-    packed, unpacked = facts["packed"] / MEGABYTE, facts["unpacked"] / MEGABYTE
+    assert all(facts[kind] <= most * MEGABYTE for kind, most in SIZES[base].items())
 
-    if base == "small":
-        assert packed <= 35
-        assert unpacked <= 90
-    else:  # the base alone unpacks to more than 130
-        assert packed <= 120
+
+def test_it_weighs_what_the_readme_says(facts: dict[str, int], base: str):
+    row = re.search(rf"^\| image on the {base} base.*?\| (\d+) MB / (\d+) MB", README, re.MULTILINE)
+
+    assert row
+    for told, kind in zip(row.groups(), ("packed", "unpacked"), strict=True):
+        assert int(told) * MEGABYTE == pytest.approx(facts[kind], rel=0.1)
 
 
 def test_what_the_agent_adds_to_its_base_is_small(image: Image):
-    added = sum(member.size for layer in image.layers[1:] for member in layer.values())
+    added = Counter[str]()
+    for layer in image.layers[1:]:
+        for name, member in layer.items():
+            added[name.partition("/")[0]] += member.size
 
-    assert added <= 35 * MEGABYTE
+    assert added.pop("opt") <= 35 * MEGABYTE
+    # Python's library, compiled.
+    assert added.pop("usr", 0) <= 12 * MEGABYTE
+    assert 0 == added.total()
 
 
 def test_a_change_of_the_agent_changes_the_last_layer_alone(image: Image):
@@ -149,13 +160,27 @@ def test_it_says_nothing_of_the_machine_that_built_it(image: Image):
     assert {1} == {len({member.mtime for member in layer.values()}) for layer in image.layers[1:]}
 
 
+def compiled(sources: set[str]) -> set[str]:
+    """Where Python looks for what it made of these."""
+    return {
+        str(path.parent / "__pycache__" / f"{path.stem}.cpython-313.pyc")
+        for path in map(Path, sources)
+    }
+
+
 def test_all_that_the_agent_imports_is_compiled(image: Image):
     for layer in image.layers[1:]:
         sources = {name for name in layer if name.startswith(SITE) and name.endswith(".py")}
-        compiled = {
-            str(path.parent / "__pycache__" / f"{path.stem}.cpython-313.pyc")
-            for path in map(Path, sources)
-        }
 
         assert sources
-        assert set() == compiled - set(layer)
+        assert set() == compiled(sources) - set(layer)
+
+
+@pytest.mark.parametrize("package", ["asyncio", "concurrent", "email", "http", "json", "logging"])
+def test_what_it_imports_of_pythons_own_library_is_compiled_too(image: Image, package: str):
+    present = {name for layer in image.layers for name in layer}
+    own = f"usr/lib/python3.13/{package}/"
+    sources = {name for name in present if name.startswith(own) and name.endswith(".py")}
+
+    assert sources
+    assert set() == compiled(sources) - present

@@ -162,6 +162,34 @@ RUN: Runs = (
         ),
     ),
     (
+        "tests/peers/test_installed.py",
+        "test_an_update_and_its_rollback_disturb_no_pod",
+        (
+            "helm rollback",
+            "kubectl -n kube-system rollout status",
+        ),
+    ),
+    (
+        "tests/peers/test_installed.py",
+        "test_a_release_that_cannot_start_is_never_complete_and_a_rollback_heals",
+        ("helm --wait",),
+    ),
+    (
+        "tests/peers/test_installed.py",
+        "test_what_is_uninstalled_leaves_what_the_documents_say_and_nothing_else",
+        ("helm uninstall",),
+    ),
+    (
+        "tests/peers/test_beside_hamis_plugin.py",
+        "test_of_both_plugins_the_first_keeps_the_node",
+        ("kubectl -n kube-system delete pods -l app.kubernetes.io/name=hami-agent",),
+    ),
+    (
+        "tests/deploy/test_facts.py",
+        "test_the_readme_quotes_the_rights",
+        ("make facts",),
+    ),
+    (
         "tests/peers/test_kubectl.py",
         "test_the_manifests_are_applied_started_anew_and_deleted",
         (
@@ -198,6 +226,8 @@ NOT_RUN: Mapping[str, tuple[str, ...]] = {
         "make test-image",
         "make cover",
         "PEERS=",
+        "CHART=",
+        "SYSTEMD=",
     ),
     "a GPU is needed; without one it says so and ends": ("make test-gpu",),
     "tests/peers/run builds by the same script": ("make peers",),
@@ -212,10 +242,7 @@ NOT_RUN: Mapping[str, tuple[str, ...]] = {
     "tests/systemd/wheels does it with the same words": (".venv/bin/uv export",),
     "tests/systemd/wheels does it, from the index of the machine": ("python3 -m pip download",),
     "it opens an editor": ("systemctl edit",),
-    "a cluster with nodes and images; what is given to the API server is tested": (
-        "helm rollback",
-        "helm uninstall",
-        "kubectl -n kube-system rollout status",
+    "the lab's node is at an address from which the API server fetches no log": (
         "kubectl -n kube-system logs",
     ),
     "a program of somebody else that shows something to people": (

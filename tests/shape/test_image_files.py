@@ -41,7 +41,7 @@ def test_what_changes_often_comes_last():
     words = [word for word, _ in instructions(RUNTIME)]
     copied = [text.split()[1] for word, text in instructions(RUNTIME) if word == "COPY"]
 
-    assert ["/opt/hami-agent", "/staged"] == copied
+    assert ["/needed", "/staged"] == copied
     assert ["ARG", "ARG", "LABEL"] == words[-3:]
 
 

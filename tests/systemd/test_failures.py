@@ -1,6 +1,7 @@
 """What systemd does when the agent dies, hangs or refuses to start."""
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -8,23 +9,33 @@ from tests.peers.lab.waiting import until_answer
 
 BAD = "sharing: {splitCuont: 10}\n"
 HOME = "/root"
+KILLS = 9
+PAUSE = 0.5
+"""Seconds between the end of a start that failed and the next one, as the unit has it."""
 SOON = "WatchdogSec=3s"
 """The watchdog's time, cut short: its 30 s would be waited for in full."""
 
 
-async def test_after_a_kill_it_serves_again_within_a_second(node, table):
+async def test_after_each_kill_it_serves_again(node, table):
     await node.systemctl("start")
     await node.offers(80)
-    loop = asyncio.get_running_loop()
 
+    took = sorted([await back_after_a_kill(node) for _ in range(KILLS)])
+
+    await node.until_shown(ActiveState="active", NRestarts=str(KILLS))
+    what = f"systemd: SIGKILL → the kubelet has 80 slices again, {{}} of {KILLS}"
+    table.hold(what.format("median"), took[KILLS // 2], 1.0)
+    table.hold(what.format("worst"), took[-1], 2.0)
+
+
+async def back_after_a_kill(node):
+    """Seconds from the kill until the kubelet has everything again."""
+    loop = asyncio.get_running_loop()
     began = loop.time()
     await node.kill("KILL")
     await node.offers(0)
     await node.offers(80)
-    took = loop.time() - began
-
-    await node.until_shown(ActiveState="active", NRestarts="1")
-    table.hold("systemd: SIGKILL → the kubelet has 80 slices again", took, 1.0)
+    return loop.time() - began
 
 
 async def test_an_event_loop_that_froze_is_killed_says_where_it_was_and_is_started_again(node):
@@ -94,6 +105,14 @@ async def test_any_other_failure_is_tried_again_without_end(node):
 
     await until_answer(often, 60, lambda: "it was not started six times more")
     assert "status=69" in await node.last_words()
+    starts = [float(line["__REALTIME_TIMESTAMP"]) / 1e6 for line in await first_lines(node)]
+    assert all(later - before > PAUSE for before, later in itertools.pairwise(starts))
+
+
+async def first_lines(node):
+    """What each process said first."""
+    entries = await node.journal()
+    return [entry for entry in entries if '"agent.starting"' in entry["MESSAGE"]]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,9 @@
 import asyncio
 import shutil
 
+from tests.peers.lab.waiting import until_answer
+from tests.systemd.lab.bare_metal import PATIENCE
+
 
 async def test_a_kubelet_may_be_absent_for_longer_than_any_watchdog_waits(node):
     await node.drop_in("WatchdogSec=1s", "TimeoutStartSec=3s")
@@ -25,13 +28,22 @@ async def test_a_kubelet_that_went_for_a_while_is_met_again_by_the_same_process(
     before = await node.shown()
 
     await node.cluster.kubelet.kill()
-    await node.until_shown(
-        StatusText="80 slices on offer; the kubelet's stream ended, registering again"
-    )
+    await until_missed(node)
     await node.cluster.kubelet.start()
 
     await node.offers(80)
     assert before["MainPID"] == (await node.shown())["MainPID"]
+
+
+async def until_missed(node):
+    """Return once the status line says that the kubelet is gone, as seen or as tried again."""
+    words = ("the kubelet's stream ended, registering again", "refuses connections")
+
+    async def ask():
+        said = (await node.shown())["StatusText"]
+        return said.startswith("80 slices on offer; ") and any(word in said for word in words)
+
+    await until_answer(ask, PATIENCE, lambda: "the status line does not say that it is gone")
 
 
 async def test_a_kubelet_directory_that_was_made_anew_is_written_to_all_the_same(node):
@@ -44,4 +56,17 @@ async def test_a_kubelet_directory_that_was_made_anew_is_written_to_all_the_same
 
     await node.cluster.kubelet.start()
 
+    await node.offers(80)
+
+
+async def test_a_start_makes_the_kubelets_directory_where_there_is_none(node):
+    # Whoever installs the agent first: systemd could not make writable what is not there.
+    await node.cluster.kubelet.kill()
+    shutil.rmtree(node.cluster.places.plugins)
+
+    await node.systemctl("start")
+
+    said = await node.machine.run("stat", "--format=%a %U", "/var/lib/kubelet/device-plugins")
+    assert "750 root" == said.strip()
+    await node.cluster.kubelet.start()
     await node.offers(80)

@@ -1,0 +1,118 @@
+"""What `make facts` prints is what is so, and the README quotes it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from deploy import facts
+from tests.shape import tree
+
+BLOCK = re.compile(r"<!-- make facts -->\n(.*?)<!-- the end of it -->", re.DOTALL)
+DEPLOY = tree.text("deploy/README.md")
+GAP = "rolling update: no slices for"
+
+
+def quoted() -> dict[str, list[str]]:
+    """The rows of the README's tables, by their first cell."""
+    (block,) = BLOCK.findall(tree.text("README.md"))
+    lines = [line.strip("| ").split(" | ") for line in block.splitlines() if line.startswith("|")]
+    return {first: rest for first, *rest in lines}
+
+
+def megabytes(text: str) -> list[float]:
+    return [float(one) for one in re.findall(r"([0-9.]+) MB", text)]
+
+
+def weights(folder: Path, base: str, packed: int, unpacked: int) -> None:
+    (folder / base).mkdir(parents=True)
+    text = json.dumps({"packed": packed, "unpacked": unpacked})
+    (folder / base / "facts.json").write_text(text)
+
+
+def test_the_readme_quotes_the_rights():
+    assert [quoted()[row[0]] for row in facts.granted()] == [
+        list(row[1:]) for row in facts.granted()
+    ]
+
+
+def test_the_rights_beside_hamis_are_the_same():
+    rows = re.findall(r"^\| (`[a-z/]+`) \| [^|]* \| ([^|]*) \|$", DEPLOY, re.MULTILINE)
+    beside = {resource: verbs for resource, verbs in rows if "nodeCondition" not in verbs}
+
+    assert beside == {row[0]: row[1] for row in facts.granted()}
+
+
+def test_the_readme_quotes_the_exposure():
+    fact = facts.exposure()
+    (row,) = (rest for what, rest in quoted().items() if what.startswith("exposure"))
+
+    # Where systemd is of another version, its score may be a little else.
+    assert fact.what not in quoted() or [fact.found, fact.bound] == row
+    assert float(row[0]) <= facts.EXPOSURE
+
+
+@pytest.mark.parametrize("base", facts.SIZES)
+def test_the_images_that_the_readme_quotes_are_within_their_bounds(base: str):
+    found, bound = quoted()[f"image on the {base} base, packed / unpacked"]
+    sizes = dict(zip(("packed", "unpacked"), megabytes(found), strict=True))
+
+    assert all(sizes[kind] <= most for kind, most in facts.SIZES[base].items())
+    assert list(facts.SIZES[base].values()) == megabytes(bound)
+
+
+@pytest.mark.parametrize("about", ["SIGKILL → the kubelet has", "rolling update"])
+def test_the_readme_quotes_the_gaps(about: str):
+    assert [what for what in quoted() if about in what]
+
+
+def test_every_right_of_the_role_has_words():
+    assert {row[0].strip("`") for row in facts.granted()} == set(facts.LEFT)
+
+
+def test_what_a_policy_lets_through_is_named_as_the_policy_has_it():
+    (nodes,) = (row[2] for row in facts.granted() if row[0] == "`nodes`")
+
+    assert "`hami.io/node-nvidia-register`" in nodes
+    assert "below `hami-agent/`" in nodes
+    assert nodes.endswith("`hami.io/mutex.lock` (removal)")
+
+
+def test_what_was_not_measured_is_named_with_its_command(tmp_path: Path):
+    found = (*facts.images(tmp_path), *facts.times(tmp_path))
+    said = facts.text(found, ())
+
+    assert not any(one.wrong for one in found)
+    assert ["make image", "make image", "make test-systemd", "make test-peers"] == re.findall(
+        r"^Not measured here: .* Run `(.*)`\.$", said, re.MULTILINE
+    )
+
+
+def test_an_image_beyond_its_bound_is_wrong(tmp_path: Path):
+    weights(tmp_path, "small", 20_000_000, 91_000_000)
+    weights(tmp_path, "slim", 60_000_000, 300_000_000)
+
+    small, slim = facts.images(tmp_path)
+
+    assert ("20 MB / 91 MB", "35 MB / 90 MB", True) == (small.found, small.bound, small.wrong)
+    assert ("60 MB / 300 MB", "120 MB / any", False) == (slim.found, slim.bound, slim.wrong)
+
+
+def test_a_time_over_its_bound_is_told_and_is_not_wrong(tmp_path: Path):
+    row = {"what": GAP, "measured": 1.234, "bound": 1.0, "unit": "s"}
+    (tmp_path / "peers.json").write_text(json.dumps([row, row | {"what": "other"}]))
+
+    _, gap = facts.times(tmp_path)
+
+    assert facts.Fact(GAP, "1.23 s (over)", "1 s") == gap
+
+
+def test_a_file_that_is_none_is_an_error_that_names_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "peers.json").write_text("{")
+
+    assert 1 == facts.main(tmp_path)
+
+    assert capsys.readouterr().err.startswith("facts: ")
