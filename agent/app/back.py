@@ -201,7 +201,11 @@ def _reconcile(adapters: Adapters, front: Front, api: Api, allocation: Allocatio
     facts, state = front.facts, front.state
     return Reconcile(
         views=ReconcileViews(
-            facts.pods, state.ledger, front.knowing.kubelet.epoch, front.knowing.keeper.served
+            facts.pods,
+            state.ledger,
+            front.knowing.kubelet.epoch,
+            front.knowing.keeper.served,
+            front.endpoints.present.rivals.gone,
         ),
         peers=ReconcilePeers(
             witness=api.witness,

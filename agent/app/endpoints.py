@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import random
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import NoReturn
 
 import structlog
@@ -11,6 +11,7 @@ import structlog
 from agent.app.adapters import Adapters
 from agent.app.late import LateAllocator
 from agent.app.policies import EXPECTED, POLICIES
+from agent.core.changes import NodeEvent
 from agent.core.ledger import Ledger
 from agent.core.reconcile import check_start
 from agent.core.slices import Served, SliceId, SliceList
@@ -19,9 +20,11 @@ from agent.kit.cell import Cell
 from agent.kit.supervisor import supervise
 from agent.plugin.handlers import Fence
 from agent.plugin.server import PluginServer, Terms
+from agent.plugin.sockets import Rival
 from agent.plugin.traffic import Traffic
 from agent.services.listing import Listing
 from agent.services.registration import Registration
+from agent.services.rival import Rivals
 from agent.settings.schema import Settings
 
 log = structlog.get_logger(__name__)
@@ -34,6 +37,7 @@ class Endpoint:
     lists: Cell[SliceList]
     server: PluginServer
     registration: Registration
+    rivals: Rivals
 
     async def run(self, chance: random.Random) -> None:
         """Serve and keep registered until cancelled."""
@@ -43,7 +47,7 @@ class Endpoint:
             await self.lists.until(lambda listed: listed.generation > 0)
             await self.registration.run()
 
-        runs = {"plugin": self.server.run, "registration": register}
+        runs = {"plugin": self.server.run, "registration": register, "rival": self.rivals.run}
         async with asyncio.TaskGroup() as group:
             for name, run in runs.items():
                 group.create_task(supervise(name, run, POLICIES[name], chance, EXPECTED))
@@ -51,11 +55,15 @@ class Endpoint:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EndpointFacts:
-    """What endpoints follow: the names, the lists by name, and the ledger for the fence."""
+    """What endpoints follow: the names, the lists by name, and the ledger for the fence.
+
+    `say` posts an Event about the Node.
+    """
 
     served: Cell[Served]
     listing: Listing
     ledger: Cell[Ledger]
+    say: Callable[[NodeEvent], None]
 
 
 class Endpoints:
@@ -124,7 +132,9 @@ class Endpoints:
         )
         if self._made:
             registration.registrations = self.registrations
-        return Endpoint(lists, server, registration)
+        socket = RivalSocket(Rival(paths.plugins, resource))
+        rivals = Rivals(resource, socket, registration, self._facts.say)
+        return Endpoint(lists, server, registration, rivals)
 
     def _fence(self, resource: str) -> Fence | None:
         """Whether a container that holds slices by that name may start."""
@@ -133,6 +143,27 @@ class Endpoints:
             check_start(self._facts.ledger.value.under(resource), ids)
 
         return check if self._settings.fenced else None
+
+
+class RivalSocket:
+    """The socket of another plugin for our resource, with the watch of its directory."""
+
+    def __init__(self, rival: Rival) -> None:
+        self._rival = rival
+        self._watch = DirectoryWatch(rival.directory, (rival.name,))
+
+    @property
+    def path(self) -> str:
+        """The socket."""
+        return self._rival.path
+
+    def answers(self) -> bool | None:
+        """Whether somebody listens there; None: there is no such socket."""
+        return self._rival.answers()
+
+    def changes(self) -> AsyncIterator[str]:
+        """Its name when it came or went, an empty one now and then. Raises KubeletError."""
+        return self._watch.changes()
 
 
 class Names:

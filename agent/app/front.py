@@ -104,7 +104,7 @@ def join_front(settings: Settings, adapters: Adapters, host: Host) -> Front:
     fitting = Fitting(settings, host.reading, facts, effects)
     fitting.recall(host.stored)
     knowing = _knowing(settings, adapters, host, (keeper, state), (facts, fitting, notices))
-    served = EndpointFacts(keeper.served, knowing.listing, state.ledger)
+    served = EndpointFacts(keeper.served, knowing.listing, state.ledger, notices.say)
     return Front(
         facts=facts,
         state=state,

@@ -49,7 +49,7 @@ from agent.host.systemd import service_notifier
 from agent.kit.heartbeat import Heartbeat
 from agent.kit.supervisor import BudgetSpent
 from agent.kit.tiers import Task, run_tiers
-from agent.plugin.sockets import rival
+from agent.plugin.sockets import Rival
 from agent.services.announce import Notices
 from agent.services.reload import Reload
 from agent.services.state import recover
@@ -196,12 +196,12 @@ async def _alone(
     if settings.observe or settings.takeover:
         return
     resource = settings.sharing.resource
-    found = await adapters.worker.call(rival, settings.paths.kubelet_socket.parent, resource)
-    if found is None:
+    rival = Rival(settings.paths.plugins, resource)
+    if not await adapters.worker.call(rival.answers):
         return
     text = (
-        f"Another device plugin of this node serves {resource} at {found}: take it off the node "
-        "(HAMi's: the DaemonSet hami-device-plugin), or set takeover: true to serve beside it."
+        f"Another device plugin of this node serves {resource} at {rival.path}: take it off the "
+        "node (HAMi's: the DaemonSet hami-device-plugin), or set takeover: true to serve beside it."
     )
     notices.say(NodeEvent("PluginConflict", text, warning=True))
     await post_last(settings, connection, adapters, notices)

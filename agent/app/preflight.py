@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from agent.app.adapters import open_driver
+from agent.codec.node_report import register_differences, report_of
 from agent.core import preflight
+from agent.core.annotations import REGISTER
 from agent.core.errors import (
     AgentError,
     ApiError,
@@ -20,8 +22,10 @@ from agent.core.errors import (
 )
 from agent.core.gpu import Scan
 from agent.core.holdings import Holding
+from agent.core.inventory import Inventory
 from agent.core.pods import NodeView
 from agent.core.preflight import Cluster, Finding
+from agent.host.clock import SystemClock
 from agent.host.hookdirs import HostHookDirs
 from agent.host.kube.api import KubeNode
 from agent.host.kube.connection import Connection
@@ -30,6 +34,8 @@ from agent.host.kube.session import KubeSession
 from agent.host.podresources import PodResourcesWitness
 from agent.host.surroundings import look_at, plugin_sockets
 from agent.host.worker import Worker
+from agent.kit.cell import Cell
+from agent.services.inventory import InventoryKeeper
 from agent.settings.schema import Settings
 
 DRIVER_SECONDS = 10.0
@@ -40,15 +46,27 @@ NODE_SECONDS = 5.0
 async def examine(settings: Settings, environ: Mapping[str, str]) -> tuple[Finding, ...]:
     """Everything but the settings themselves, each with a deadline of its own."""
     cluster = None if settings.plain is not None else await _cluster(settings, environ)
-    findings = [*_paths(settings), await _library(settings), *await _driver(settings)]
+    scan, driver = await _driver(settings)
+    findings = [*_paths(settings), await _library(settings), *driver]
     plugins, socket = settings.paths.plugins, settings.paths.kubelet_socket
     findings.append(preflight.judge_kubelet(look_at(plugins), look_at(socket)))
     findings.append(await _witness(settings))
     if cluster is not None:
         findings += preflight.judge_cluster(settings.node, cluster)
     sockets = plugin_sockets(plugins, socket.name)
-    findings += preflight.judge_plugins(str(plugins), sockets, cluster)
+    findings += preflight.judge_plugins(str(plugins), sockets, cluster, takeover=settings.takeover)
+    if cluster is not None and REGISTER in cluster.annotations and scan is not None:
+        differences = _differences(settings, scan, cluster.annotations)
+        findings.append(preflight.judge_report(settings.node, differences))
     return tuple(findings)
+
+
+def _differences(settings: Settings, scan: Scan, annotations: Mapping[str, str]) -> tuple[str, ...]:
+    """Where the Node's register annotation says something else than the agent would."""
+    inventory = Cell(Inventory())
+    InventoryKeeper(inventory, Cell(settings.sharing), SystemClock()).found(scan)
+    report = report_of(inventory.value, annotations, settings.report)
+    return () if report is None else register_differences(report, annotations[REGISTER])
 
 
 def _paths(settings: Settings) -> list[Finding]:
@@ -72,7 +90,7 @@ async def _library(settings: Settings) -> Finding:
     return preflight.judge_library(home, missing, needed=plain is None or plain.memory_limits)
 
 
-async def _driver(settings: Settings) -> tuple[Finding, ...]:
+async def _driver(settings: Settings) -> tuple[Scan | None, tuple[Finding, ...]]:
     library = settings.driver.nvml_library or "NVIDIA's library (NVML)"
     found: Scan | None = None
     failure = ""
@@ -86,7 +104,8 @@ async def _driver(settings: Settings) -> tuple[Finding, ...]:
         failure = f"the driver did not answer within {DRIVER_SECONDS:g} s"
     except (AgentError, OSError) as error:
         failure = str(error)
-    return tuple(preflight.judge_driver(settings.driver.simulate or library, found, failure))
+    judged = preflight.judge_driver(settings.driver.simulate or library, found, failure)
+    return found, tuple(judged)
 
 
 def _elsewhere(settings: Settings) -> contextlib.AbstractContextManager[str]:

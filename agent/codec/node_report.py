@@ -127,6 +127,49 @@ def read_register(text: str | None) -> tuple[RegisteredGpu, ...]:
     return ()
 
 
+def register_differences(report: NodeReport, text: str) -> tuple[str, ...]:
+    """Where the register annotation, which is `text`, says something else: for people.
+
+    Its form, or that it cannot be read; else GPU by GPU the first thing that differs.
+    """
+    if not report.register_differs:
+        return ()
+    if not report.held:
+        return ("cannot be read",)
+    is_old, was_old = (not one.lstrip().startswith("[") for one in (report.register, text))
+    if is_old != was_old:
+        return (f"is written {_READERS[was_old]}, and the agent would write {_READERS[is_old]}",)
+    held = {gpu.uuid: gpu for gpu in report.held}
+    wanted = {gpu.uuid: gpu for gpu in report.gpus}
+    found = (_difference(uuid, held.get(uuid), wanted.get(uuid)) for uuid in sorted(held | wanted))
+    return tuple(one for one in found if one) or ("names a GPU more than once",)
+
+
+_READERS = {False: "for schedulers from 2.8 on", True: "for schedulers up to 2.7.1"}
+_SAID = {
+    "split_count": "slices",
+    "registered_mib": "MiB",
+    "core_percent": "percent of the cores",
+    "type_name": "type",
+    "mode": "mode",
+    "index": "index",
+    "numa": "NUMA node",
+    "healthy": "healthy",
+}
+
+
+def _difference(uuid: GpuUuid, held: RegisteredGpu | None, wanted: RegisteredGpu | None) -> str:
+    if held is None or wanted is None:
+        return (
+            f"GPU {uuid} is {'not ' if held is None else ''}named, unlike what the agent would say"
+        )
+    for field, word in _SAID.items():
+        before, after = getattr(held, field), getattr(wanted, field)
+        if before != after:
+            return f"GPU {uuid}: {word} {before}, and the agent would say {after}"
+    return ""
+
+
 def _encode(gpus: tuple[RegisteredGpu, ...], profile: ReportProfile) -> str:
     if profile is ReportProfile.JSON:
         return encode_register(gpus)

@@ -17,6 +17,13 @@ MONITOR: Final = (
     "default core policy"
 )
 
+_TAKE_OFF: Final = (
+    "take it off this node first: two plugins for one resource take it from each other"
+)
+_TAKE_OVER: Final = (
+    "with takeover the agent takes the resource from it; take it off this node right after"
+)
+
 
 class Point(enum.Enum):
     """What is looked at. The value is the id that the runbook explains."""
@@ -32,6 +39,7 @@ class Point(enum.Enum):
     LABEL = "P-LABEL"
     RIGHTS = "P-RIGHTS"
     PLUGIN = "P-PLUGIN"
+    REPORT = "P-REPORT"
     MONITOR = "P-MONITOR"
 
 
@@ -230,21 +238,22 @@ def judge_cluster(node: str, cluster: Cluster) -> Iterator[Finding]:
 
 
 def judge_plugins(
-    directory: str, sockets: Sequence[PluginSocket], cluster: Cluster | None
+    directory: str, sockets: Sequence[PluginSocket], cluster: Cluster | None, *, takeover: bool
 ) -> Iterator[Finding]:
-    """Other plugins for these GPUs: at work, or what they left; and what goes with HAMi's."""
+    """Other plugins for these GPUs: at work, or what they left; and what goes with HAMi's.
+
+    `takeover`: the agent is told to serve beside them.
+    """
     pods = cluster.plugins if cluster is not None else ()
-    for pod in pods:
-        yield Finding(
-            *(Point.PLUGIN, Verdict.WRONG, f"pod {pod}", "another device plugin runs on this node"),
-            "take it off this node first: two plugins for one resource take it from each other",
-        )
     at_work = [one for one in sockets if one.theirs and one.alive]
+    verdict = Verdict.NOTE if takeover else Verdict.WRONG
+    advice = _TAKE_OVER if takeover else _TAKE_OFF
+    for pod in pods:
+        said = "another device plugin runs on this node"
+        yield Finding(Point.PLUGIN, verdict, f"pod {pod}", said, advice)
     for one in at_work:
-        yield Finding(
-            *(Point.PLUGIN, Verdict.WRONG, one.path, "another device plugin answers here"),
-            "stop it first: two plugins for one resource take it from each other",
-        )
+        said = "another device plugin answers here"
+        yield Finding(Point.PLUGIN, verdict, one.path, said, advice)
     for one in sockets:
         if one.theirs and not one.alive:
             yield Finding(
@@ -258,6 +267,19 @@ def judge_plugins(
             *(Point.MONITOR, Verdict.NOTE, "HAMi's vGPUmonitor", MONITOR),
             "let it run beside the agent where these are used (see deploy/README.md)",
         )
+
+
+def judge_report(node: str, differences: Sequence[str]) -> Finding:
+    """What the Node's register annotation says, and the agent would say otherwise."""
+    subject = f"{REGISTER} of Node {node}"
+    if not differences:
+        return Finding(Point.REPORT, Verdict.OK, subject, "says what the agent would say")
+    more = f", and {len(differences) - 1} more" if len(differences) > 1 else ""
+    return Finding(
+        *(Point.REPORT, Verdict.NOTE, subject, differences[0] + more),
+        "give the agent the settings of the plugin before it (HAMi's ConfigMaps, report.profile), "
+        "unless that is meant to change",
+    )
 
 
 def judge_hami_files(files: Mapping[str, bool], node: str, names: Sequence[str]) -> Finding:

@@ -136,13 +136,30 @@ def sweep(directory: Path, resource: str) -> tuple[str, ...]:
     return tuple(dead)
 
 
-def rival(directory: Path, resource: str) -> Path | None:
-    """The socket on which HAMi's or NVIDIA's plugin serves the same resource now, or None.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rival:
+    """The socket of HAMi's or NVIDIA's plugin for a resource, by the name that both give it.
 
-    Source: nvinternal/plugin/server.go of both, NewNvidiaDevicePlugin (the name of the socket).
+    Source: nvinternal/plugin/server.go of both, NewNvidiaDevicePlugin.
     """
-    path = directory / f"nvidia-{resource.partition('/')[2] or resource}.sock"
-    return path if _is_socket(path) and not _is_dead(path) else None
+
+    directory: Path
+    resource: str
+
+    @property
+    def name(self) -> str:
+        """Its base name."""
+        return f"nvidia-{self.resource.partition('/')[2] or self.resource}.sock"
+
+    @property
+    def path(self) -> str:
+        """The whole path."""
+        return os.fspath(self.directory / self.name)
+
+    def answers(self) -> bool | None:
+        """Whether somebody listens there; None: there is no such socket."""
+        path = self.directory / self.name
+        return not _is_dead(path) if _is_socket(path) else None
 
 
 def _names(directory: Path) -> list[str]:

@@ -3,7 +3,8 @@
 The kubelet never dials again by itself, and a second Register beside a live stream costs it a
 connection and, up to 1.36, the registration. So: Register only while no stream is open, wait for
 the stream, and begin again when it ends, when our socket file vanished (every kubelet deletes all
-sockets as it starts), or when the kubelet's socket is a new one.
+sockets as it starts), or when the kubelet's socket is a new one. One thing it does not show: that
+another plugin registered in our place. Who sees that says `renew`.
 """
 
 import asyncio
@@ -49,6 +50,11 @@ LOOK_AGAIN = 5.0
 SWEEP_LOOK = 0.5
 """Seconds after which our socket file is looked for during a Register, reported or not."""
 
+_LOST = {
+    "stream_lost": "the kubelet's stream ended",
+    "socket_lost": "our socket is gone",
+    "rival_gone": "another plugin took the resource and is gone",
+}
 _ALREADY = "already connected"
 _FOR_GOOD = ("is not supported by kubelet", "is invalid")
 
@@ -117,6 +123,21 @@ class Registration:
             group.create_task(self._follow_streams())
             while True:
                 await self._step()
+
+    @property
+    def ends(self) -> int:
+        """How often the streams have come to an end."""
+        return self._ends
+
+    def renew(self) -> None:
+        """Serve on a new socket and register it, although a stream is open.
+
+        Nothing happens while none is: it is being seen to then.
+        """
+        if self._streams.value > 0:
+            self._trigger = "rival_gone"
+            self._name_is_spent = True
+            self._news.set(self._news.value + 1)
 
     async def _follow_directory(self) -> None:
         async for name in self._watch.changes():
@@ -195,7 +216,7 @@ class Registration:
         self._accepted = False
         self._trigger = self._trigger or trigger
         self._register_at = _now() + self._backoff.next()
-        what = "the kubelet's stream ended" if trigger == "stream_lost" else "our socket is gone"
+        what = _LOST.get(self._trigger, _LOST[trigger])
         self._say("registration.lost", f"{what}, registering again", problem=True)
 
     async def _rebind(self) -> None:

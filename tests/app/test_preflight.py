@@ -11,7 +11,9 @@ import pytest
 from aiohttp import web
 
 from agent.app.preflight import examine
-from agent.core.preflight import Finding, Verdict
+from agent.codec.register import RegisteredGpu, encode_register
+from agent.core.annotations import REGISTER
+from agent.core.preflight import Finding, Point, Verdict
 from agent.sandbox.hardware_file import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
@@ -32,6 +34,7 @@ class Server:
     def __init__(self) -> None:
         self.denied: set[tuple[str, str]] = set()
         self.node: Mapping[str, object] | None = {"gpu": "on"}
+        self.annotations: dict[str, str] = {}
         self.pods: list[Mapping[str, object]] = []
         self.asked: list[Mapping[str, object]] = []
 
@@ -52,6 +55,7 @@ class Server:
     def _frames(self) -> Iterable[bytes]:
         if self.node is not None:
             metadata = {"name": "n", "uid": "u", "resourceVersion": "7", "labels": self.node}
+            metadata |= {"annotations": self.annotations}
             frame = {"type": "ADDED", "object": {"metadata": metadata}}
             yield json.dumps(frame).encode() + b"\n"
 
@@ -132,6 +136,37 @@ async def test_hamis_plugin_is_found_by_its_pod_and_by_its_socket(tmp_path: Path
     assert ["note"] == of(both, "P-MONITOR")
     assert ["note", "ok"] == of(left, "P-PLUGIN")
     assert set() == wrong(left)
+
+
+async def test_with_takeover_another_plugin_is_a_note(tmp_path: Path):
+    server = Server()
+    server.pods = [{"metadata": {"namespace": "hami", "name": "hami-device-plugin-x"}}]
+    async with a_node() as cluster, a_session(server, tmp_path):
+        flags = {"--kubeconfig": str(tmp_path / "kubeconfig"), "--takeover": "true"}
+        found = await examine(settings(cluster, **flags), {})
+
+    assert set() == wrong(found)
+    assert ["note"] == of(found, "P-PLUGIN") == of(found, "P-MONITOR")
+
+
+async def test_what_the_node_says_is_held_against_what_the_agent_would_say(tmp_path: Path):
+    server = Server()
+    async with a_node() as cluster, a_session(server, tmp_path):
+        kubeconfig = {"--kubeconfig": str(tmp_path / "kubeconfig")}
+        assert [] == of(await examine(settings(cluster, **kubeconfig), {}), "P-REPORT")
+        server.annotations[REGISTER] = encode_register(
+            RegisteredGpu(
+                *(gpu.uuid, gpu.index, 10, 81559, 100, gpu.name, gpu.numa or 0, "hami-core"),
+                healthy=True,
+            )
+            for gpu in described("h100:2").gpus
+        )
+        same = await examine(settings(cluster, **kubeconfig), {})
+        fewer = await examine(settings(cluster, **kubeconfig, **{"--split-count": "5"}), {})
+
+    assert ["ok"] == of(same, "P-REPORT")
+    (note,) = (one for one in fewer if one.point is Point.REPORT)
+    assert note.said.endswith(": slices 10, and the agent would say 5, and 1 more")
 
 
 async def test_an_api_server_that_cannot_be_asked_hides_nothing_else(tmp_path: Path):

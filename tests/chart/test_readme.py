@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.chart.lab.helm import ROOT, Helm, pod_of
+from tests.chart.lab.helm import ROOT, Helm, pod_of, the
 from tests.shape import tree
 
 CHART = "deploy/chart/hami-agent"
@@ -29,6 +29,21 @@ def settings(command: list[str]) -> list[str]:
     """What it sets; what an upgrade keeps is the image."""
     given = [word for flag, word in itertools.pairwise(command) if flag == "--set"]
     return given if "install" in command else ["image.repository=kept", *given]
+
+
+def test_what_is_typed_in_the_agents_pods_is_typed_elsewhere():
+    text = "".join(BLOCKS.findall(tree.text("deploy/README.md"))).replace("\\\n", " ")
+    typed = re.findall(r" -c agent -- hami-agent (.+)$", text, re.MULTILINE)
+
+    assert ["doctor --pre"] == typed  # tests/peers/test_switch.py types it
+
+
+def test_the_selector_finds_the_agents_pods(helm: Helm):
+    (name,) = re.findall(r"--selector (\S+)", tree.text("deploy/README.md"))
+    found = helm.told("hami-agent", ROOT / CHART, ["image.repository=kept"])
+    labels = the(found, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
+
+    assert name in {f"{key}={value}" for key, value in labels.items()}
 
 
 def test_there_are_commands_at_all():

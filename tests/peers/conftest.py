@@ -15,10 +15,12 @@ from tests.peers.lab.cluster import Cluster, open_cluster
 from tests.peers.lab.keeper import kept
 from tests.peers.lab.model_node import open_model_node
 from tests.peers.lab.nodes import NodeUnderTest
+from tests.peers.lab.part import Part
 from tests.peers.lab.programs import Programs
 from tests.peers.lab.real_node import RealNode
 from tests.peers.lab.servers import Server, model_server, real_server
 from tests.peers.lab.site import Site, built
+from tests.peers.lab.switch import open_hami_plugin
 from tests.peers.lab.table import Table
 from tests.peers.lab.tidy import remove_pods
 
@@ -155,6 +157,13 @@ async def cluster(cluster_of_session: Cluster) -> AsyncIterator[Cluster]:
 async def agent(cluster: Cluster) -> Agent:
     """An agent as the node's own user, which has registered its 80 slices."""
     return await cluster.start_registered_agent()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def theirs(cluster: Cluster) -> AsyncIterator[Part]:
+    """A stand-in for HAMi's plugin, which serves the node with 80 slices."""
+    async with open_hami_plugin(cluster) as plugin:
+        yield plugin
 
 
 @pytest.fixture(params=["model", "real"])

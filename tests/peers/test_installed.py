@@ -164,7 +164,7 @@ async def test_an_update_and_its_rollback_disturb_no_pod(site, table):
     before = await held_by(cluster, names)
 
     for what, step, tag in (
-        ("update", lambda: site.upgrade(f"image.tag={NEXT}"), NEXT),
+        ("rolling update", lambda: site.upgrade(f"image.tag={NEXT}"), NEXT),
         ("rollback", site.rollback, __version__),
     ):
         async with capacity_of(cluster) as capacity:
@@ -178,7 +178,7 @@ async def test_an_update_and_its_rollback_disturb_no_pod(site, table):
         (pod,) = site.agents
         assert f":{tag}" in pod["spec"]["containers"][0]["image"]
         assert before == await held_by(cluster, names)
-        newcomer = f"after-{what}"
+        newcomer = f"after-{what.replace(' ', '-')}"
         await run(cluster, a_telling_pod(cluster, newcomer))
         assert expected_inside(cluster, newcomer) == await seen_inside(cluster, newcomer)
 

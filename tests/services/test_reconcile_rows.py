@@ -44,13 +44,16 @@ class Scene:
         self.records = FakeRecords()
         self.hooks = FakeHookDirs()
         self.served = Cell(Served(RESOURCE))
+        self.rivals: Cell[int] = Cell(0)
         self.adoptable = True
         self.reconcile = self.a_reconcile()
 
     def a_reconcile(self) -> Reconcile:
         """A new one on what is there, as after a start."""
         return Reconcile(
-            views=ReconcileViews(self.pods, self.state.ledger, self.epoch, self.served),
+            views=ReconcileViews(
+                self.pods, self.state.ledger, self.epoch, self.served, self.rivals
+            ),
             peers=ReconcilePeers(self.witness, self.records, self.hooks, self.clock, self._adopt),
             commit=self.state.commit,
         )

@@ -232,3 +232,35 @@ async def test_a_disk_that_hangs_in_a_sweep_does_not_stop_the_looks(hanging):
 
         assert 3 <= scene.witness.lists
         assert STRANGER in scene.hooks.names
+
+
+async def test_what_another_plugin_answered_is_taken_over_as_soon_as_it_is_gone():
+    async with a_scene() as scene:
+        scene.see(POD)
+        await asyncio.sleep(1)
+        scene.witness.admit(POD, main=SLICE)
+        await asyncio.sleep(10)
+        assert () == scene.rows
+
+        scene.rivals.set(1)
+        await asyncio.sleep(1)
+
+        assert [POD.name] == [row.pod for row in scene.rows]
+
+
+async def test_one_that_goes_while_the_kubelet_is_asked_is_looked_for_again():
+    async with a_scene() as scene:
+        scene.see(POD)
+        listed = scene.witness.list
+
+        async def list_and_lose():
+            found = await listed()
+            if scene.rivals.value == 0:
+                scene.rivals.set(1)
+                scene.witness.admit(POD, main=SLICE)
+            return found
+
+        scene.witness.list = list_and_lose
+        await asyncio.sleep(1)
+
+        assert [POD.name] == [row.pod for row in scene.rows]

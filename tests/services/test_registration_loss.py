@@ -182,3 +182,30 @@ async def test_a_socket_swept_while_the_kubelet_dials_it_is_not_waited_for():
 
         assert now() - began < 0.3
         assert 2 == side.binds
+
+
+async def test_a_renewal_registers_a_new_socket_under_an_open_stream():
+    side = KubeletSide()
+    side.start_kubelet()
+    async with a_registration(side) as registration:
+        await asyncio.sleep(60)
+        old, ends = side.endpoint, registration.ends
+        registration.renew()
+        await registration.state.until(lambda state: not state.registered)
+        await registration.state.until(lambda state: state == SERVING)
+
+        assert old != side.endpoint
+        assert 2 == side.binds == len(side.calls)
+        assert ends + 1 == registration.ends
+        assert (("rival_gone",), 1) in registration.registrations.items()
+
+
+async def test_a_renewal_without_a_stream_changes_nothing():
+    side = KubeletSide()
+    async with a_registration(side) as registration:
+        registration.renew()
+        await asyncio.sleep(60)
+        side.start_kubelet()
+        await registration.state.until(lambda state: state == SERVING)
+
+        assert 1 == side.binds == len(side.calls)

@@ -242,8 +242,9 @@ NOT_RUN: Mapping[str, tuple[str, ...]] = {
     "tests/systemd/wheels does it with the same words": (".venv/bin/uv export",),
     "tests/systemd/wheels does it, from the index of the machine": ("python3 -m pip download",),
     "it opens an editor": ("systemctl edit",),
-    "the lab's node is at an address from which the API server fetches no log": (
+    "the lab's API server does not reach its node, for logs and for commands in a container": (
         "kubectl -n kube-system logs",
+        "kubectl -n kube-system get pods --selector app.kubernetes.io/name=hami-agent",
     ),
     "a program of somebody else that shows something to people": (
         "kubectl describe pod",

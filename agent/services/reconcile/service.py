@@ -44,12 +44,16 @@ QUIET_WITHIN = 10.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReconcileViews:
-    """What is compared. `epoch` names the kubelet that is there now, `served` our resource."""
+    """What is compared. `epoch` names the kubelet that is there now, `served` our resource.
+
+    `rivals` counts the other plugins that are gone: what they answered is not known yet.
+    """
 
     pods: Cell[PodTable]
     ledger: Cell[Ledger]
     epoch: Cell[KubeletEpoch | None]
     served: Cell[Served]
+    rivals: Cell[int] = dataclasses.field(default_factory=lambda: Cell(0))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -108,11 +112,11 @@ class Reconcile:
     async def run(self) -> NoReturn:
         """A complete look now, after each new kubelet, each minute and when a row's grace ends.
 
-        A short one after each answer.
+        Also when another plugin for our resource is gone. A short one after each answer.
         """
         await self._views.pods.until(lambda table: table.synced)
         self._since = self._peers.clock.now()
-        news = News(self._views.ledger, self._views.epoch)
+        news = News(self._views.ledger, self._views.epoch, self._views.rivals)
         failures = 0
         while True:
             epoch = self._views.epoch.value
@@ -121,8 +125,10 @@ class Reconcile:
                 continue
             if epoch != self._epoch:
                 self._epoch, self._met = epoch, asyncio.get_running_loop().time()
+            rivals = self._views.rivals.value
             failures = 0 if await self._look() else failures + 1
-            await self._between(epoch, news, self._period(epoch, failures))
+            if self._views.rivals.value == rivals:
+                await self._between(epoch, news, self._period(epoch, failures))
 
     def _period(self, epoch: KubeletEpoch, failures: int) -> float:
         """Seconds until the next complete look."""
@@ -136,9 +142,12 @@ class Reconcile:
         """Until the next complete look is due: short looks at what was just answered."""
         loop = asyncio.get_running_loop()
         due = loop.time() + period
+        rivals = self._views.rivals.value
         while (
-            left := min(due - loop.time(), self._until_grace_ends())
-        ) > 0 and self._views.epoch.value == epoch:
+            (left := min(due - loop.time(), self._until_grace_ends())) > 0
+            and self._views.epoch.value == epoch
+            and self._views.rivals.value == rivals
+        ):
             fresh = self._fresh(epoch)
             if fresh:
                 await self._confirm(fresh)

@@ -4,7 +4,12 @@ import dataclasses
 
 import pytest
 
-from agent.codec.node_report import NodeReport, read_register, report_of
+from agent.codec.node_report import (
+    NodeReport,
+    read_register,
+    register_differences,
+    report_of,
+)
 from agent.codec.register import encode_register, registered
 from agent.codec.register_colon import encode_register_colon, registered_colon
 from agent.core.annotations import REGISTER, SCORE
@@ -117,3 +122,50 @@ def test_a_change_of_health_is_told_from_other_changes():
 @pytest.mark.parametrize("text", [None, "", "[]", "no register annotation", "a,b:"])
 def test_what_cannot_be_read_names_no_gpu(text: str | None):
     assert () == read_register(text)
+
+
+GPUS = registered(an_inventory())
+FIRST, *OTHERS = GPUS
+OLD_READERS, NEW_READERS = "for schedulers up to 2.7.1", "for schedulers from 2.8 on"
+
+
+def an_altered(**changes: object) -> str:
+    return encode_register([dataclasses.replace(FIRST, **changes), *OTHERS])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (TEXT, ()),
+        ("[[", ("cannot be read",)),
+        (
+            encode_register_colon(registered_colon(an_inventory())),
+            (f"is written {OLD_READERS}, and the agent would write {NEW_READERS}",),
+        ),
+        (
+            an_altered(split_count=3),
+            (f"GPU {FIRST.uuid}: slices 3, and the agent would say {FIRST.split_count}",),
+        ),
+        (
+            an_altered(healthy=False, mode="mig"),
+            (f"GPU {FIRST.uuid}: mode mig, and the agent would say {FIRST.mode}",),
+        ),
+        (
+            encode_register([*GPUS, dataclasses.replace(FIRST, uuid=a_uuid(99))]),
+            (f"GPU {a_uuid(99)} is named, unlike what the agent would say",),
+        ),
+        (
+            an_altered(uuid=a_uuid(99)),
+            (
+                f"GPU {a_uuid(99)} is named, unlike what the agent would say",
+                f"GPU {FIRST.uuid} is not named, unlike what the agent would say",
+            ),
+        ),
+        (encode_register([*GPUS, FIRST]), ("names a GPU more than once",)),
+    ],
+    ids=["same", "unreadable", "form", "slices", "mode", "more", "other", "twice"],
+)
+def test_what_the_node_says_otherwise_is_told_gpu_by_gpu(text: str, said: tuple[str, ...]):
+    report = the_report(an_inventory(), {REGISTER: text})
+
+    assert sorted(said) == sorted(register_differences(report, text))

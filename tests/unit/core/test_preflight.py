@@ -21,6 +21,7 @@ from agent.core.preflight import (
     judge_library,
     judge_path,
     judge_plugins,
+    judge_report,
     judge_witness,
     rights,
 )
@@ -162,11 +163,35 @@ OTHER = PluginSocket("/d/rdma.sock", alive=True)
     ],
 )
 def test_another_plugin_is_found_by_its_pod_or_its_socket(sockets, cluster, expected):
-    assert expected == verdicts(judge_plugins("/d", sockets, cluster))
+    assert expected == verdicts(judge_plugins("/d", sockets, cluster, takeover=False))
+
+
+def test_another_plugin_is_no_obstacle_where_the_agent_is_to_take_over():
+    cluster = Cluster("here", True, plugins=("hami/hami-device-plugin-x",))
+
+    found = list(judge_plugins("/d", [HAMI], cluster, takeover=True))
+
+    assert [("P-PLUGIN", "note"), ("P-PLUGIN", "note"), ("P-MONITOR", "note")] == verdicts(found)
+    assert "right after" in found[0].advice
+
+
+@pytest.mark.parametrize(
+    ("differences", "verdict", "said"),
+    [
+        ([], "ok", "says what the agent would say"),
+        (["A: slices 5"], "note", "A: slices 5"),
+        (["A: slices 5", "B: slices 5"], "note", "A: slices 5, and 1 more"),
+    ],
+)
+def test_what_the_node_says_otherwise_is_a_note(differences, verdict, said):
+    finding = judge_report(NODE, differences)
+
+    assert verdict == judged(Point.REPORT, finding)
+    assert said == finding.said
 
 
 def test_what_goes_with_hamis_plugin_is_said_before_it_goes():
-    *_, finding = judge_plugins("/d", [HAMI], None)
+    *_, finding = judge_plugins("/d", [HAMI], None, takeover=False)
 
     assert all(word in finding.said for word in ("vGPUmonitor", "31992", "priorities", "core lim"))
 
