@@ -45,7 +45,8 @@ def decide(count: int, evidence: Evidence, settings: MatchSettings) -> Question 
     found = _being_admitted(count, evidence, settings)
     if not isinstance(found, Candidate):
         return found
-    if not evidence.listed and may_be_another(found, evidence):
+    is_doubtful = may_be_another(found, evidence) or _may_be_a_newcomer(found, evidence)
+    if not evidence.listed and is_doubtful:
         return ListPods()
     if found.row is not None:
         if _is_uncertain(found, evidence, settings):
@@ -170,6 +171,8 @@ def _settles(
     """
     others = [one for one in found if one is not owner]
     is_alone = not any(one.pod.key == owner.pod.key or _has_run(one.pod) for one in others)
+    if others and _has_run(owner.pod):
+        return False
     admitted = _is_known(owner, evidence, settings) and not owner.deleted
     return (
         admitted
@@ -183,6 +186,17 @@ def _settles(
 
 def _has_run(pod: PodView) -> bool:
     return any(one.has_run or one.running_id is not None for one in pod.containers)
+
+
+def _may_be_a_newcomer(found: Candidate, evidence: Evidence) -> bool:
+    """Whether a pod that our watch has not shown yet may be asking instead.
+
+    Of a pod that it started without asking, or of which it lost the record, the kubelet says for
+    good what it says of one that it admits, and asks for it only when a container has died. While
+    it takes up its pods again it asks in their order.
+    """
+    is_young = evidence.now - evidence.books.epoch.since < TAKING_UP
+    return _has_run(found.pod) and not (is_young and found.row is not None)
 
 
 def _unsure(found: tuple[Candidate, ...], evidence: Evidence) -> Question | None:

@@ -50,6 +50,7 @@ class Audit:
         self.is_blind: Callable[[], bool] = lambda: False
         self._names: dict[str, str] = {}
         self._refused: set[tuple[str, str]] = set()
+        self._unasked: set[Owner] = set()
         self._asking: Owner = ("", "")
         self._store = store
         self._kubelet = kubelet
@@ -108,11 +109,15 @@ class Audit:
             self._asking = event.pod, event.container
         elif event.kind == "allocate_refused" and event.pod in self._kubelet.node.pods:
             self._refused.add(self._kubelet.node.pods[event.pod].spec.full_name)
+        elif event.kind == "container_started":
+            owner = event.pod, event.container
+            self._unasked |= set() if owner in self.answers else {owner}
         elif event.kind == "panicked":
             self._breach("the kubelet panicked", event.text)
 
     def _is_mistaken(self, response: ContainerAllocateResponse) -> bool:
-        """The known limits: a pod that no LIST can show asks while another waits for a replay.
+        """The known limits: a pod that no LIST can show asks while another waits for a replay, or
+        for a first answer, because the kubelet started it without asking.
 
         It is a static pod, or the API server gives no LIST; then a container can wait in our view
         that runs. Or the kubelet still speaks of a deleted pod of the name of a lock's owner. The
@@ -131,7 +136,7 @@ class Audit:
         is_running = given[1] in self._running(given[0])
         is_unseen = not self.can_be_seen(uid) and (uid, container) not in self.answers
         is_late = (self.is_blind() and is_running) or self._kubelet.passes_over(given)
-        is_again |= is_unseen and self._has_namesake(given[0])
+        is_again |= is_unseen and (self._has_namesake(given[0]) or given in self._unasked)
         if is_again and (is_late or (is_unseen and not is_running)):
             self.mistaken.add(uid)
         return uid in self.mistaken and is_again

@@ -69,6 +69,20 @@ def test_a_pod_that_was_started_without_being_asked_for_is_asked_about_beside_th
     refused(knowing(scene, holding(POD), holding(started)), Gate.MANY_PODS_ADMITTED)
 
 
+def test_an_owner_that_was_started_without_being_asked_for_does_not_hide_a_newcomer() -> None:
+    ran = dataclasses.replace(a_container(), has_run=True)
+    started = dataclasses.replace(POD, phase=Phase.RUNNING, containers=(ran,))
+    unseen = knowing(a_scene(started, lock=started), holding(started))
+    assert ask(unseen) == ListPods()
+    assert granted(changed(unseen, listed=True)).candidate.pod == started
+
+    shown = knowing(a_scene(STRAY, started, lock=started), holding(started))
+    shown = changed(shown, listed=True)
+
+    assert ask(shown) == AskKubelet(*STRAY.key)
+    refused(knowing(shown, holding(STRAY)), Gate.MANY_PODS_ADMITTED)
+
+
 def test_a_stray_pod_is_refused_and_not_given_the_owners_share() -> None:
     scene = knowing(a_scene(STRAY, POD, lock=POD), holding(STRAY), absent=(POD,))
     assert ask(scene) == AwaitLock()
@@ -251,14 +265,14 @@ def test_a_running_container_is_replayed_only_when_its_cgroup_is_gone() -> None:
     )
     scene = knowing(a_scene(pod, rows=(row,)), holding(pod))
     assert ask(scene) == CheckRunning(frozenset({"containerd://abc"}))
-    checked = changed(scene, checked=frozenset({"containerd://abc"}))
+    checked = changed(scene, checked=frozenset({"containerd://abc"}), listed=True)
     alive = changed(
         checked,
         books=type(scene.books)(NOW_KUBELET, alive=frozenset({"containerd://abc"})),
     )
 
     assert granted(checked).replay == row
-    assert ask(alive) == ListPods()
+    refused(alive, Gate.NO_POD_ADMITTED)
 
 
 def test_an_init_containers_row_sends_to_the_kubelets_own_file() -> None:
