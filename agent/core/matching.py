@@ -10,12 +10,10 @@ so that every decision rests on the newest view.
 import dataclasses
 import datetime as dt
 
-from agent.core.annotations import BIND_TIME
 from agent.core.candidates import Candidate, all_confirmed, candidates, remembered, waiting
 from agent.core.errors import Gate, Refusal, cap
 from agent.core.evidence import (
     AskKubelet,
-    AwaitLock,
     CheckRunning,
     Evidence,
     Grant,
@@ -24,11 +22,12 @@ from agent.core.evidence import (
     ReadRecords,
 )
 from agent.core.grant import check, renamed, replay
-from agent.core.guess import guess, no_lock
+from agent.core.guess import guess
 from agent.core.ledger import ContainerKey
 from agent.core.match_settings import MatchSettings
 from agent.core.namesakes import may_be_another, speaks_of
-from agent.core.pods import NodeLock, PodUid, PodView, Role
+from agent.core.pods import PodUid, PodView, Role
+from agent.core.right import right
 
 TAKING_UP = dt.timedelta(seconds=30)
 """Seconds after its start within which a kubelet has taken up its pods again."""
@@ -54,7 +53,7 @@ def decide(count: int, evidence: Evidence, settings: MatchSettings) -> Question 
         return replay(found, found.row, evidence)
     if settings.renamed:
         raise renamed(f"Pod {'/'.join(found.pod.key)}", settings.resource, settings.renamed)
-    question = _right(found, evidence, settings)
+    question = right(found, evidence, settings)
     if question is not None:
         return question
     return check(found, evidence, settings)
@@ -297,66 +296,4 @@ def _without_witness(
         f"This kubelet cannot say which pod it admits and {len(found)} pods could be meant; "
         "upgrade the kubelet to 1.34 or later, or start GPU pods one at a time.",
         transient=True,
-    )
-
-
-def _is_outdated(pod: PodView, lock: NodeLock) -> bool:
-    """Whether a later pod of this name took the lock, which our watch has not shown yet.
-
-    The lock names no UID. The scheduler stamps it first and the pod's bind-time then.
-    """
-    bound = pod.annotations.get(BIND_TIME, "")
-    is_number = bound.isdecimal() and len(bound) < 20
-    return is_number and int(bound) < int(lock.stamp.timestamp())
-
-
-def _right(found: Candidate, evidence: Evidence, settings: MatchSettings) -> Question | None:
-    """Whether the pod has a right to an answer: it owns the node lock."""
-    pod, lock = found.pod, evidence.lock
-    name = "/".join(pod.key)
-    if found.deleted:
-        raise Refusal(
-            Gate.POD_DELETED,
-            f"Pod {name} was deleted before the kubelet took it up; its controller starts a new "
-            "one.",
-        )
-    if pod.static:
-        raise Refusal(
-            Gate.STATIC_POD,
-            f"Pod {name} is a static pod, which HAMi's scheduler never sees; create it through the "
-            "API server.",
-        )
-    if lock is not None and lock.owner == pod.key:
-        return _right_of_owner(pod, lock, evidence)
-    if not evidence.waited:
-        return AwaitLock()
-    if lock is not None and lock.owner is not None:
-        raise Refusal(
-            Gate.NO_RIGHT,
-            f"Pod {name} asks for GPUs, but HAMi's scheduler is placing "
-            f"{'/'.join(lock.owner)} on this node: was the pod bound by another scheduler, or was "
-            "its lock handed over? Create it again with schedulerName of HAMi's scheduler.",
-        )
-    refusal = no_lock(pod, settings)
-    if refusal is not None:
-        raise refusal
-    return None
-
-
-def _right_of_owner(pod: PodView, lock: NodeLock, evidence: Evidence) -> Question | None:
-    """The same for a pod of the name in the lock, which names no UID.
-
-    A pod that was bound before the lock was taken is another one. A bind that is tried again stamps
-    the lock a moment before the pod, so it is waited for.
-    """
-    if not _is_outdated(pod, lock):
-        return None
-    if not evidence.listed:
-        return ListPods()
-    if not evidence.waited:
-        return AwaitLock()
-    raise Refusal(
-        Gate.NO_RIGHT,
-        f"Pod {'/'.join(pod.key)} asks for GPUs, but the node lock was taken for a later pod of "
-        "that name; create it again with schedulerName of HAMi's scheduler.",
     )
