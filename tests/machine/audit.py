@@ -110,21 +110,17 @@ class Audit:
         elif event.kind == "allocate_refused" and event.pod in self._kubelet.node.pods:
             self._refused.add(self._kubelet.node.pods[event.pod].spec.full_name)
         elif event.kind == "container_started":
-            owner = event.pod, event.container
-            self._unasked |= set() if owner in self.answers else {owner}
+            self._unasked |= {(event.pod, event.container)} - self.answers.keys()
         elif event.kind == "panicked":
             self._breach("the kubelet panicked", event.text)
 
     def _is_mistaken(self, response: ContainerAllocateResponse) -> bool:
-        """The known limits: a pod that no LIST can show asks while another waits for a replay, or
-        for a first answer, because the kubelet started it without asking.
+        """The known limits: a pod that no LIST can show asks while another waits for a replay.
 
-        It is a static pod, or the API server gives no LIST; then a container can wait in our view
-        that runs. Or the kubelet still speaks of a deleted pod of the name of a lock's owner. The
-        kubelet names no UID and says the same of both, so the other one's answer is given, and it
-        is no share of this pod's. So it is where the kubelet passes over a dead container that ran
-        when it started. Or both watches have not shown yet that the lock's owner was replaced by a
-        pod of its name.
+        Or for its first answer, where the kubelet started it without asking. It is a static pod, or
+        there is no LIST; then a container can wait in our view that runs. Or the kubelet speaks of
+        a deleted namesake of a lock's owner, or passes over a dead container that ran when it
+        started. Or neither watch has shown yet that a pod of its name replaced the lock's owner.
         """
         uid, container = self._asking
         given = _owner_in(response)
