@@ -1,12 +1,15 @@
 """GPUs come, go and change places and modes under a whole agent, and so does their driver."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 
 import pytest
 
+from agent.codec.checkpoint import decode_state, encode_state
 from agent.codec.register import decode_register
 from agent.sandbox.lab.cluster import SandboxCluster, open_cluster
+from agent.services.state import CURRENT
 from tests.fakes import nvml_stub
 from tests.fakes.nvml_stub import NvmlStub
 from tests.process.agent_process import PATIENCE, offers, options, run, started
@@ -172,3 +175,26 @@ def test_a_driver_that_fails_is_69_where_the_agent_is_to_exit(library, tmp_path)
 
     assert 69 == ended.returncode, ended.stderr
     assert "driver answers with an error" in ended.stderr
+
+
+async def booted(cluster: SandboxCluster) -> None:
+    """What a boot leaves: no agent, and a state that was written before it."""
+    assert 0 == await cluster.stop_agent()
+    path = cluster.places.state / CURRENT
+    state = decode_state(path.read_bytes())
+    path.write_bytes(encode_state(dataclasses.replace(state, boot_id="of the boot before")))
+
+
+async def test_a_boot_ends_what_a_reset_would_and_a_restart_of_the_agent_does_not(library):
+    async with a_node(library) as node:
+        node.stub.set(1, recovery=-1)  # a driver before 570 tells no need of a reset
+        node.stub.xid(1, 48)
+        assert await offers(node.cluster, 10 * (GPUS - 1)), node.cluster.log.last(20)
+        assert 0 == await node.cluster.stop_agent()
+        await start(node.cluster, library)
+        assert await offers(node.cluster, 10 * (GPUS - 1)), node.cluster.log.last(20)
+
+        await booted(node.cluster)
+        await start(node.cluster, library)
+
+        assert await offers(node.cluster, 10 * GPUS), node.cluster.log.last(20)

@@ -71,6 +71,18 @@ async def test_a_storm_is_one_line_a_second_and_says_how_many_were_left_out():
     assert STORM - STORM // 100 <= told[1] <= STORM + STORM // 100
 
 
+async def test_gpus_that_are_struck_a_millisecond_after_each_other_are_one_list():
+    async with running() as bench:
+        before = bench.slices.value.generation
+        for uuid in (G0, G1, G2):
+            bench.driver.xid(uuid, 79)
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.2)
+
+        assert before + 1 == bench.slices.value.generation
+        assert ["bad"] * 3 == bench.conditions
+
+
 async def test_gpus_that_are_lost_one_after_the_other_within_a_round_are_one_list():
     async with running() as bench:
         before = bench.slices.value.generation
