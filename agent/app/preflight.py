@@ -144,7 +144,7 @@ async def _cluster(settings: Settings, environ: Mapping[str, str]) -> Cluster:
     try:
         async with _session(connection) as session:
             review = KubeReview(session, settings.node)
-            wanted = preflight.rights(settings.node)
+            wanted = preflight.rights(settings.node, node_condition=settings.node_condition)
             denied = tuple([right for right in wanted if not await review.granted(right)])
             if denied:  # what follows would only say it once more
                 return Cluster(server, denied=denied)

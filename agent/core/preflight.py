@@ -121,8 +121,12 @@ class Cluster:
     failure: str = ""
 
 
-def rights(node: str) -> tuple[Right, ...]:
-    """All that the agent asks of the API server, on the node `node`."""
+def rights(node: str, *, node_condition: bool = False) -> tuple[Right, ...]:
+    """All that the agent asks of the API server, on the node `node`.
+
+    `node_condition`: it keeps the Node's condition GpuDegraded.
+    """
+    condition = (Right("patch", "nodes/status", name=node),) if node_condition else ()
     return (
         Right("watch", "nodes", name=node),
         Right("patch", "nodes", name=node),
@@ -131,6 +135,7 @@ def rights(node: str) -> tuple[Right, ...]:
         Right("patch", "pods/status"),
         Right("create", "events"),
         Right("patch", "events"),
+        *condition,
     )
 
 

@@ -1,6 +1,7 @@
 """`doctor --pre` on a node of models: it sees what is there, and what was taken away."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import socket
@@ -104,6 +105,19 @@ async def test_every_right_is_asked_for_and_one_that_is_missing_told(tmp_path: P
     assert 7 == len(server.asked)
     assert [] == of(found, "P-NODE")
     assert {"status"} == {str(one["subresource"]) for one in server.asked if "subresource" in one}
+
+
+async def test_with_a_condition_its_right_is_asked_for_too(tmp_path: Path):
+    server = Server()
+    server.denied = {("patch", "nodes")}
+    async with a_node() as cluster, a_session(server, tmp_path):
+        flags = {"--kubeconfig": str(tmp_path / "kubeconfig")}
+        await examine(dataclasses.replace(settings(cluster, **flags), node_condition=True), {})
+
+    assert 8 == len(server.asked)
+    assert {("nodes", "status"), ("pods", "status")} == {
+        (one["resource"], one["subresource"]) for one in server.asked if "subresource" in one
+    }
 
 
 async def test_a_node_of_another_name_is_told(tmp_path: Path):

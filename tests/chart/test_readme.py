@@ -1,4 +1,4 @@
-"""Every command of deploy/README.md that names the chart gives objects."""
+"""Helm takes every command of the documents, and those that name the chart give objects."""
 
 import itertools
 import json
@@ -10,10 +10,12 @@ import pytest
 
 from tests.chart.lab.helm import ROOT, Helm, pod_of, the
 from tests.shape import tree
+from tests.shape.typed import runs_of
 
 CHART = "deploy/chart/hami-agent"
 BLOCKS = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
+CHARTS = {CHART, "hami-charts/hami"}
 THEIRS = {"devicePlugin.enabled"}
 """A value of HAMi's chart and of GPU Operator's."""
 
@@ -52,6 +54,29 @@ def test_the_selector_finds_the_agents_pods(helm: Helm):
 
 def test_there_are_commands_at_all():
     assert {"install", "upgrade"} == {command[1] for command in commands()}
+
+
+@pytest.mark.parametrize("words", runs_of("helm"), ids=" ".join)
+def test_helm_has_the_command_and_its_flags(helm: Helm, words: tuple[str, ...]):
+    assert f"\nUsage:\n  helm {words[0]} " in helm.help(words)
+
+
+def test_helm_would_say_what_is_misspelt(helm: Helm):
+    with pytest.raises(AssertionError, match="unknown flag: --resue-values"):
+        helm.help(("upgrade", "hami-agent", CHART, "--resue-values"))
+
+
+def test_what_is_installed_or_upgraded_is_one_of_two_charts():
+    typed = [words for words in runs_of("helm") if words[0] in {"install", "upgrade"}]
+    charts = {word for words in typed for word in words[2:3]}
+
+    assert CHARTS == charts
+
+
+def test_an_upgrade_takes_what_is_new_from_the_chart():
+    upgrades = [words for words in runs_of("helm") if words[0] == "upgrade" and words[1:]]
+
+    assert [] == [one for one in upgrades if "--reset-then-reuse-values" not in one]
 
 
 @pytest.mark.parametrize("command", commands(), ids=" ".join)

@@ -10,7 +10,7 @@ from agent.settings.own_file import read_own_file
 from agent.settings.plan import Given, Text, make_plan
 from agent.settings.profiles import NodeFacts
 from tests.chart.lab.helm import Helm, Object, container, environment, of_kind, pod_of, the
-from tests.chart.lab.values import DIGEST, MATRIX, values
+from tests.chart.lab.values import DIGEST, LEAST, MATRIX, values
 
 NAME = "agent-hami-agent"
 POLICIES = ["events", "node", "pods"]
@@ -219,6 +219,42 @@ def test_other_plugins_are_kept_away_beside_what_the_operator_wants(helm: Helm):
     ] == [term["labelSelector"]["matchLabels"] for term in terms]
 
 
+def test_who_observes_places_nothing_and_is_beside_other_plugins(helm: Helm):
+    pod = pod_of(helm.objects({**values("observed"), "extraArgs": ["--simulate=h100:8"]}))
+    one = container(pod)
+
+    assert ["run", "--observe", "--simulate=h100:8"] == one["args"]
+    assert "9395" == environment(one)["HAMI_AGENT_WEB_PORT"]
+    assert ["agent"] == [
+        one["name"] for one in (*pod.get("initContainers", ()), *pod["containers"])
+    ]
+    assert not pod["affinity"]
+
+
+def test_the_probes_of_who_observes_find_their_port(helm: Helm):
+    # It takes any port that is free if nobody names one.
+    one = container(pod_of(helm.objects({**LEAST, "observe": True})))
+
+    assert ("9394", 9394) == (
+        environment(one)["HAMI_AGENT_WEB_PORT"],
+        one["ports"][0]["containerPort"],
+    )
+
+
+def test_the_job_runs_where_the_agents_ran(helm: Helm):
+    here = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["a"]}]}
+    wanted = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [here]}}
+    affinity = {**MATRIX["guarded"]["affinity"], "nodeAffinity": wanted}
+    objects = helm.objects({**LEAST, "affinity": affinity})
+    job, pod = the(objects, "Job")["spec"]["template"]["spec"], pod_of(objects)
+
+    assert pod["nodeSelector"] == job["nodeSelector"]
+    assert {"nodeAffinity": wanted} == job["affinity"]
+    assert wanted == pod["affinity"]["nodeAffinity"]
+    cordoned = {"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}
+    assert [cordoned | {"effect": "NoSchedule"}, *pod["tolerations"]] == job["tolerations"]
+
+
 @pytest.mark.parametrize(("kubernetes", "count"), [("1.26", 0), ("1.29.9", 0), ("1.30", 3)])
 def test_the_policies_are_there_where_kubernetes_has_them(helm: Helm, kubernetes: str, count: int):
     objects = helm.objects(values("least"), kubernetes)
@@ -260,6 +296,7 @@ def test_the_notes_say_what_is_missing(helm: Helm):
     assert "older than 1.30" in old
     assert "31992" not in new
     assert "older than" not in new
+    assert "With observe=false they serve" in helm.notes(values("observed"), "1.36")
 
 
 def test_every_variable_that_is_set_is_a_setting(helm: Helm):

@@ -1,5 +1,6 @@
 """HAMi-core comes onto the host whole, only where it differs, and nothing else is touched."""
 
+import os
 import stat
 import subprocess
 from pathlib import Path
@@ -114,3 +115,34 @@ def test_an_image_without_the_library_is_said_so_and_nothing_changes(host: Path,
     assert 1 == done.returncode
     assert "set library.path or library.image" in done.stderr
     assert {"libvgpu.so"} == set(inodes(host))
+
+
+def test_what_killed_runs_left_goes_and_nothing_else(image: Path, host: Path):
+    ours = {".new-aB3dE6", ".new-000000"}
+    others = {".new-1234567", ".new-other", "new-aB3dE6"}
+    for name in ours | others | {".new-living"}:
+        (host / name).touch()
+    for name in ours | others:
+        os.utime(host / name, (0, 0))
+    (host / ".new-folder").mkdir()
+    (host / ".new-linked").symlink_to(host / "new-aB3dE6")
+
+    done = place(image, host)
+
+    assert (0, "") == (done.returncode, done.stderr)
+    left = others | {".new-folder", ".new-linked", ".new-living"}
+    assert left | {"libvgpu.so", "ld.so.preload"} == set(inodes(host))
+
+
+def test_a_run_that_is_killed_is_swept_up_after(image: Path, host: Path):
+    script = tree.text(SCRIPT).replace("put libvgpu.so\n", "kill -KILL $$\n")
+    killed = subprocess.run(  # noqa: S603 -- a script of this repository
+        ("/bin/sh", "-euc", script, "place-library", str(image), str(host)), check=False
+    )
+    (left,) = host.iterdir()
+    assert (-9, ".new-") == (killed.returncode, left.name[:5])
+    os.utime(left, (0, 0))
+
+    place(image, host)
+
+    assert {"libvgpu.so", "ld.so.preload"} == set(inodes(host))

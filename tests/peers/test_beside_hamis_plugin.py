@@ -5,17 +5,22 @@ own that has registered the resource at the kubelet.
 """
 
 import asyncio
+import re
+import shlex
 
 import pytest
 import pytest_asyncio
 
-from tests.peers.lab.agents import RESOURCE
+from agent.core import annotations
+from tests.peers.lab.agents import RESOURCE, SOURCE
 from tests.peers.lab.cluster import Cluster
+from tests.peers.lab.hami_chart import write_hami_chart
 from tests.peers.lab.keeper import kept
-from tests.peers.lab.node_state import until_allocatable
+from tests.peers.lab.node_state import notes_of, until_allocatable
 from tests.peers.lab.pods import a_telling_pod, phase_of, run, until_settled
 from tests.peers.lab.probe import ProbePlugin
 from tests.peers.lab.site import CHART, NAMESPACE, RELEASE, SERVING, VALUES, open_site
+from tests.peers.lab.tidy import NODE_PATH
 from tests.peers.lab.workloads import a_container
 
 pytestmark = pytest.mark.timeout(300)
@@ -145,3 +150,84 @@ async def test_a_switch_is_refused_until_it_is_asked_for_and_then_the_node_is_th
     await site.until_serving()
     await run(cluster, a_telling_pod(cluster, "after"))
     await until_settled(cluster, "after")
+
+
+SECTION = re.compile(r"^## Switch from HAMi's device plugin\n(.*?)^## ", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SIMULATED = ["--simulate", "h100:8"]
+
+
+def typed_in_the_document():
+    """The commands of a switch, as words: those that look, and those that switch."""
+    (section,) = SECTION.findall((SOURCE / "deploy/README.md").read_text())
+    looks, switches, _ = BLOCK.findall(section)
+    blocks = (block.replace("\\\n", " ").splitlines() for block in (looks, switches))
+    return [[shlex.split(line) for line in lines] for lines in blocks]
+
+
+async def type_out(site, hami, words):
+    """One of them, with the names of here; the lab's API server cannot start one in a container."""
+    here = {
+        "image.registry=registry.example:5000": "image.registry=localhost",
+        "image.repository=gpu/hami-agent": "image.repository=hami-agent",
+        "deploy/chart/hami-agent": str(CHART),
+        "hami-charts/hami": str(hami),
+    }
+    program, *rest = (here.get(word, word) for word in words)
+    if rest[0] == "install":
+        rest += [word for one in VALUES[1:] for word in ("--set", one)]
+    if "rollout" in rest:
+        rest.append(f"--timeout={SERVING:.0f}s")
+    if "exec" not in rest:
+        await {"helm": site.run.helm, "kubectl": site.run.kubectl}[program](*rest)
+
+
+async def hami_alone(site, chart):
+    """Install the stand-in for HAMi's chart on a node that never had the agent."""
+    if await site.is_installed():
+        await site.uninstall()
+    (site.cluster.hook / "libvgpu.so").unlink(missing_ok=True)
+    nvidia = {"metadata": {"name": "nvidia"}, "handler": "runc"}
+    await site.cluster.api.create("/apis/node.k8s.io/v1/runtimeclasses", nvidia)
+    write_hami_chart(chart, hamis_plugin())
+    await site.run.helm("install", "hami", str(chart), f"--namespace={NAMESPACE}")
+    await until_phases(site.cluster, lambda: others(site.cluster), "Running")
+    return chart
+
+
+def args_of(site):
+    pods = [pod for pod in site.agents if "deletionTimestamp" not in pod["metadata"]]
+    return [pod["spec"]["containers"][0]["args"] for pod in pods]
+
+
+async def test_the_commands_of_the_document_switch_from_hamis_plugin_to_the_agent(site, tmp_path):
+    cluster = site.cluster
+    hami = await hami_alone(site, tmp_path / "hami")
+    looks, (serve, *wait, off, alone) = typed_in_the_document()
+
+    plugins = cluster.kubelet.plugins
+    async with ProbePlugin(plugins, resource=RESOURCE, name="nvidia", count=10) as other:
+        await other.register()
+        await until_allocatable(cluster, 10)
+        for words in looks:
+            await type_out(site, hami, words)
+        assert [["run", "--observe", *SIMULATED]] == args_of(site)
+        assert 10 == len(await cluster.kubelet.allocatable(RESOURCE))
+        assert annotations.REGISTER not in notes_of(await cluster.api.get(NODE_PATH))
+        assert not (cluster.hook / "libvgpu.so").exists()
+
+        for words in (serve, *wait):
+            await type_out(site, hami, words)
+        await site.until_serving()
+        assert ["Running"] == phases(others(cluster))
+    for words in (off, alone, *wait):
+        await type_out(site, hami, words)
+
+    await until_phases(cluster, lambda: others(cluster))
+    await site.until_serving()
+    assert [["run", *SIMULATED]] == args_of(site)
+    (pod,) = site.agents
+    assert "HAMI_AGENT_TAKEOVER" not in {one["name"] for one in pod["spec"]["containers"][0]["env"]}
+    assert (cluster.hook / "libvgpu.so").exists()
+    await run(cluster, a_telling_pod(cluster, "switched"))
+    await until_settled(cluster, "switched")

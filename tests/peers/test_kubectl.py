@@ -6,6 +6,7 @@ There is no kubelet: what waits for a container is not typed here.
 import asyncio
 import os
 import re
+import shlex
 
 import pytest
 import pytest_asyncio
@@ -16,6 +17,7 @@ from tests.peers.lab.keeper import kept
 from tests.peers.lab.node_state import notes_of
 from tests.peers.lab.servers import NODE_PATH, marks, real_server
 from tests.peers.lab.waiting import until_answer
+from tests.shape.typed import runs_of
 
 BLOCKS = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SYSTEM = "/api/v1/namespaces/kube-system"
@@ -76,6 +78,14 @@ async def until_gone(server, path, name):
         return name not in await names(server, path)
 
     await until_answer(is_gone, PATIENCE, lambda: f"{name} is still there")
+
+
+@pytest.mark.parametrize("words", runs_of("kubectl"), ids=" ".join)
+async def test_kubectl_has_the_command_and_its_flags(typed, words):
+    said = await typed(shlex.join(("kubectl", *words, "--help")))
+
+    (usage,) = re.findall(r"^Usage:\n  kubectl (\w+)", said, re.MULTILINE)
+    assert usage in words
 
 
 async def test_the_manifests_are_applied_started_anew_and_deleted(server, typed):

@@ -2,30 +2,21 @@
 
 import ast
 import functools
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.shape import tree
+from tests.shape.typed import DOCUMENTS, told
 
-DOCUMENTS = (
-    "README.md",
-    "CONTRIBUTING.md",
-    "RUNBOOK.md",
-    "deploy/README.md",
-    "deploy/image/README.md",
-    "systemd/README.md",
+CHART = "hami-agent deploy/chart/hami-agent --namespace kube-system"
+OBSERVERS = (
+    f"helm install {CHART} --set image.registry=registry.example:5000 "
+    "--set image.repository=gpu/hami-agent --set devicePlugin.runtimeClassName=nvidia "
+    "--set takeover=true --set observe=true"
 )
-TOOLS = (
-    "make|helm|kubectl|hami-agent|systemctl|journalctl|kill|sed|skopeo|ctr|docker|python3|nvidia"
-)
-BLOCKS = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-TYPED = re.compile(
-    r"^(?:sudo |[A-Z_]+=(?:'[^']*'|\S+) )*"
-    rf"(?:(?:{TOOLS})[\w-]* |systemd-run |(?:\.venv/bin|systemd|deploy)/\w)"
-)
+UPGRADE = f"helm upgrade {CHART} --reset-then-reuse-values"
 
 Runs = tuple[tuple[str, str, tuple[str, ...]], ...]
 
@@ -162,6 +153,16 @@ RUN: Runs = (
         ),
     ),
     (
+        "tests/peers/test_beside_hamis_plugin.py",
+        "test_the_commands_of_the_document_switch_from_hamis_plugin_to_the_agent",
+        (
+            OBSERVERS,
+            f"{UPGRADE} --set observe=false",
+            f"{UPGRADE} --set takeover=false",
+            "helm upgrade hami hami-charts/hami",
+        ),
+    ),
+    (
         "tests/peers/test_installed.py",
         "test_an_update_and_its_rollback_disturb_no_pod",
         (
@@ -271,16 +272,6 @@ BEGINNINGS = {
     *(one for _, _, commands in RUN for one in commands),
     *(one for commands in NOT_RUN.values() for one in commands),
 }
-
-
-def told(document: str) -> set[str]:
-    """What it tells to type, in blocks and in sentences, without the remarks behind."""
-    text = tree.text(document)
-    blocks = (block for language, block in BLOCKS.findall(text) if language in {"", "sh"})
-    block = "".join(blocks).replace("\\\n", " ")
-    lines = [*block.splitlines(), *re.findall(r"`([^`]+)`", BLOCKS.sub("", text))]
-    plain = (re.sub(r"\s+", " ", re.sub(r"\s+# .*", "", line)).strip() for line in lines)
-    return {line for line in plain if " " in line and TYPED.match(line)}
 
 
 def entry(command: str) -> str | None:

@@ -58,6 +58,12 @@ class Helm:
         notes: str = the(parsed(done.stdout), "Notes")["text"]
         return notes
 
+    def help(self, words: Sequence[str]) -> str:
+        """What it says of a command. Raises AssertionError: it does not know the flags in it."""
+        done = self._run(*words, "--help")
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
     def told(self, release: str, chart: Path, settings: Sequence[str]) -> Sequence[Object]:
         """The objects of a command that a document tells people to type."""
         given = (word for one in settings for word in ("--set", one))

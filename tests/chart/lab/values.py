@@ -33,7 +33,7 @@ MATRIX: Final[Mapping[str, Values]] = {
     "hami": {
         "resourceName": "example.com/gpu",
         "resourceMem": "example.com/gpumem",
-        "resourceCores": "example.com/gpucores",
+        "resourceCores": "nvidia.com/gpucores",
         "devices": {"nvidia": {"gpuCorePolicy": "force", "libCudaLogLevel": 2}},
         "devicePlugin": {
             "deviceSplitCount": 20,
@@ -100,6 +100,10 @@ MATRIX: Final[Mapping[str, Values]] = {
             }
         },
     },
+    "observed": {
+        "observe": True,
+        "devicePlugin": {"monitor": {"enabled": True}},
+    },
     "extras": {
         "takeover": True,
         "podLabels": {"team": "gpu"},
@@ -140,6 +144,19 @@ REFUSED: Final[Mapping[str, tuple[Values, str]]] = {
     "a relative path": ({"global": {"gpuHookPath": "usr/local"}}, "gpuHookPath"),
     "a service for everybody": ({"service": {"type": "NodePort"}}, "type"),
     "a privileged agent": ({"securityContext": {"privileged": True}}, "securityContext"),
+    "GPUs in MIG mode": (
+        {"devicePlugin": {"migStrategy": "mixed"}},
+        "devicePlugin.migStrategy=mixed: GPUs in MIG mode are not shared; leave it out",
+    ),
+    "another name of compute": (
+        {"resourceCores": "example.com/gpucores"},
+        "resourceCores=example.com/gpucores has no effect here",
+    ),
+    "another name of priority": ({"resourcePriority": "example.com/p"}, "resourcePriority="),
+    "another name of a share": (
+        {"resourceMemPercentage": "example.com/m"},
+        "resourceMemPercentage=",
+    ),
     "the host's processes": ({"devicePlugin": {"hostPID": True}}, "hostPID"),
 }
 """Values that are refused, each with a word of the refusal."""

@@ -49,7 +49,9 @@ _KINDS: Final = (
 _BUILDING: Final = 1200.0
 _HAMI: Final = "peers.test/hami"
 _HAMI_TAG: Final = "v2.10.0"
-_SHELL: Final = ("cat", "chmod", "cp", "mktemp", "mv", "rm", "sh", "sha256sum", "stat", "sync")
+_SHELL: Final = (
+    *("cat", "chmod", "cp", "find", "mktemp", "mv", "rm", "sh", "sha256sum", "stat", "sync"),
+)
 VALUES: Final = (
     f"image.repository={IMAGE}",
     f"library.image.repository={_HAMI}",
@@ -84,13 +86,13 @@ class Site:
         await self.run.helm("install", RELEASE, *self._chart(), *_given((*VALUES, *settings)))
 
     async def upgrade(self, *settings: str) -> None:
-        """`helm upgrade --reuse-values`. Raises AssertionError."""
+        """`helm upgrade --reset-then-reuse-values`. Raises AssertionError."""
         succeeded(await self.try_upgrade(*settings))
 
     async def try_upgrade(self, *settings: str) -> Ended:
-        """How `helm upgrade --reuse-values` ends; flags of helm may be among the settings."""
+        """How such an upgrade ends; flags of helm may be among the settings."""
         return await self.run.try_helm(
-            "upgrade", RELEASE, *self._chart(), "--reuse-values", *_given(settings)
+            "upgrade", RELEASE, *self._chart(), "--reset-then-reuse-values", *_given(settings)
         )
 
     async def rollback(self) -> None:

@@ -138,6 +138,12 @@ def test_the_rights_on_nodes_are_asked_for_this_one_alone():
     assert {NODE} == {right.name for right in rights(NODE) if right.resource == "nodes"}
 
 
+def test_the_right_to_a_condition_is_asked_for_where_it_is_kept():
+    more = set(rights(NODE, node_condition=True)) - set(rights(NODE))
+
+    assert {Right("patch", "nodes/status", name=NODE)} == more
+
+
 HAMI = PluginSocket("/d/nvidia-gpu.sock", alive=True)
 LEFT = PluginSocket("/d/nvidia-gpu.sock", alive=False)
 OTHER = PluginSocket("/d/rdma.sock", alive=True)

@@ -1,5 +1,8 @@
 from=$1 to=$2 new=
 trap 'rm -f "$new"' EXIT
+# What a killed run of this has left. One that works here now has written to its file a moment ago.
+find "$to" -maxdepth 1 -type f -name '.new-??????' -mmin +5 -exec rm -f {} + ||
+  echo "what killed runs may have left in $to stays there" >&2
 state() { stat -c '%F %a %u' "$1" && sha256sum <"$1"; }
 put() {
   chmod 0644 "$new"

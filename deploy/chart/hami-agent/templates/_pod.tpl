@@ -3,7 +3,7 @@
 {{- $affinity := deepCopy .Values.affinity -}}
 {{- $anti := get $affinity "podAntiAffinity" | default dict -}}
 {{- $terms := get $anti "requiredDuringSchedulingIgnoredDuringExecution" | default list -}}
-{{- range (ternary list .Values.otherPlugins .Values.takeover) -}}
+{{- range (ternary list .Values.otherPlugins (or .Values.takeover .Values.observe)) -}}
 {{- $terms = append $terms (dict "labelSelector" . "namespaceSelector" dict "topologyKey" "kubernetes.io/hostname") -}}
 {{- end -}}
 {{- if $terms -}}
@@ -35,13 +35,31 @@ command: [/bin/sh, -euc]
 
 {{- /* HAMi's plugin for the same nodes, in the namespace that this user may look into. */ -}}
 {{- define "hami-agent.refuse" -}}
-{{- if not .Values.takeover -}}
+{{- if not (or .Values.takeover .Values.observe) -}}
 {{- range (lookup "apps/v1" "DaemonSet" (include "hami-agent.namespace" $) "").items -}}
 {{- $labels := .spec.template.metadata.labels | default dict -}}
 {{- $same := eq (toJson (.spec.template.spec.nodeSelector | default dict)) (toJson $.Values.devicePlugin.nvidiaNodeSelector) -}}
 {{- if and $same (eq (get $labels "app.kubernetes.io/component") "hami-device-plugin") -}}
 {{- fail (printf "HAMi's device plugin (DaemonSet %s) serves the same nodes: switch it off with devicePlugin.enabled=false in HAMi's release, or set takeover=true to serve beside it" .metadata.name) -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Names and modes of HAMi's chart that would have no effect here, where they are not its defaults. */ -}}
+{{- define "hami-agent.refuseUnheard" -}}
+{{- $mode := .Values.devicePlugin.migStrategy | default "none" -}}
+{{- if ne $mode "none" -}}
+{{- fail (printf "devicePlugin.migStrategy=%s: GPUs in MIG mode are not shared; leave it out, or set it to none" $mode) -}}
+{{- end -}}
+{{- range $key, $usual := dict
+  "resourceMemPercentage" "nvidia.com/gpumem-percentage"
+  "resourceCores" "nvidia.com/gpucores"
+  "resourcePriority" "nvidia.com/priority"
+-}}
+{{- $name := get $.Values $key | default $usual -}}
+{{- if ne $name $usual -}}
+{{- fail (printf "%s=%s has no effect here: HAMi's scheduler alone reads that resource of pods; leave it out" $key $name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
