@@ -43,9 +43,15 @@ NODE_SECONDS = 5.0
 """A Node that is there comes with the first frame of its watch."""
 
 
-async def examine(settings: Settings, environ: Mapping[str, str]) -> tuple[Finding, ...]:
-    """Everything but the settings themselves, each with a deadline of its own."""
-    cluster = None if settings.plain is not None else await _cluster(settings, environ)
+async def examine(
+    settings: Settings, environ: Mapping[str, str], *, reader: bool = False
+) -> tuple[Finding, ...]:
+    """Everything but the settings themselves, each with a deadline of its own.
+
+    `reader`: as an account that may read, and is not the one that the agent will have.
+    """
+    plain = settings.plain is not None
+    cluster = None if plain else await _cluster(settings, environ, reader=reader)
     scan, driver = await _driver(settings)
     findings = [*_paths(settings), await _library(settings), *driver]
     plugins, socket = settings.paths.plugins, settings.paths.kubelet_socket
@@ -137,7 +143,7 @@ def _held(pods: tuple[Holding, ...], resource: str) -> int:
     return sum(1 for pod in pods for one in pod.containers if one.ids.get(resource))
 
 
-async def _cluster(settings: Settings, environ: Mapping[str, str]) -> Cluster:
+async def _cluster(settings: Settings, environ: Mapping[str, str], *, reader: bool) -> Cluster:
     kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
     connection = Connection(kubeconfig=kubeconfig, environment=environ)
     server = f"API server by {connection.source}"
@@ -145,7 +151,9 @@ async def _cluster(settings: Settings, environ: Mapping[str, str]) -> Cluster:
         async with _session(connection) as session:
             review = KubeReview(session, settings.node)
             wanted = preflight.rights(settings.node, node_condition=settings.node_condition)
-            denied = tuple([right for right in wanted if not await review.granted(right)])
+            unasked = tuple(right for right in wanted if reader and not right.reads)
+            asked = [right for right in wanted if right not in unasked]
+            denied = tuple([right for right in asked if not await review.granted(right)])
             if denied:  # what follows would only say it once more
                 return Cluster(server, denied=denied)
             node = await _node(KubeNode(session, settings.node))
@@ -153,8 +161,8 @@ async def _cluster(settings: Settings, environ: Mapping[str, str]) -> Cluster:
     except (ApiError, SettingsError) as error:
         return Cluster(server, failure=str(error))
     if node is None:
-        return Cluster(server, found=False, plugins=plugins)
-    return Cluster(server, True, node.labels, node.annotations, plugins=plugins)
+        return Cluster(server, found=False, unasked=unasked, plugins=plugins)
+    return Cluster(server, True, node.labels, node.annotations, unasked=unasked, plugins=plugins)
 
 
 @contextlib.asynccontextmanager

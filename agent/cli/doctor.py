@@ -34,6 +34,11 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--pre", action="store_true", required=True, help="before the first start, or a switch"
     )
+    parser.add_argument(
+        "--read-only",
+        action="store_true",
+        help="as an account that may only read: the agent's rights to write are passed over",
+    )
     add_output(parser)
     add_settings(parser)
 
@@ -41,7 +46,8 @@ def add_parser(subparsers: Subparsers) -> None:
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print a line for everything that was looked at."""
     configure("error", "auto", environ)
-    findings = tuple(_findings(look(sources(args, environ)), environ))
+    found = look(sources(args, environ))
+    findings = tuple(_findings(found, environ, reader=args.read_only))
     wrong = any(one.verdict is Verdict.WRONG for one in findings)
     if args.output == "json":
         _write_json(findings, ok=not wrong)
@@ -51,7 +57,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     return PROBLEM if wrong else OK
 
 
-def _findings(found: Look, environ: Mapping[str, str]) -> Sequence[Finding]:
+def _findings(found: Look, environ: Mapping[str, str], *, reader: bool) -> Sequence[Finding]:
     try:
         if found.plan is None:
             raise found.refusal or SettingsError("nothing was read")
@@ -66,7 +72,7 @@ def _findings(found: Look, environ: Mapping[str, str]) -> Sequence[Finding]:
         for text in reading.warnings
     ]
     hami = _hami_files(reading, settings)
-    return [read, *notes, hami, *asyncio.run(examine(settings, environ))]
+    return [read, *notes, hami, *asyncio.run(examine(settings, environ, reader=reader))]
 
 
 def _hami_files(reading: Reading, settings: Settings) -> Finding:

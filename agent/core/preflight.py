@@ -77,6 +77,11 @@ class Right:
         """As a ClusterRole says it: verb and resource."""
         return f"{self.verb} {self.resource}"
 
+    @property
+    def reads(self) -> bool:
+        """Whether it changes nothing."""
+        return self.verb in {"list", "watch"}
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
@@ -117,6 +122,8 @@ class Cluster:
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     annotations: Mapping[str, str] = dataclasses.field(default_factory=dict)
     denied: tuple[Right, ...] = ()
+    unasked: tuple[Right, ...] = ()
+    """Rights of the agent that this account is not meant to have."""
     plugins: tuple[str, ...] = ()
     failure: str = ""
 
@@ -237,9 +244,7 @@ def judge_cluster(node: str, cluster: Cluster) -> Iterator[Finding]:
             "grant them to this account: they stand in the chart's ClusterRole",
         )
     elif not cluster.failure:
-        yield Finding(
-            Point.RIGHTS, Verdict.OK, cluster.server, "all that the agent asks is granted"
-        )
+        yield _granted(cluster)
 
 
 def judge_plugins(
@@ -316,6 +321,18 @@ def _directory(point: Point, place: Place) -> Finding:
     if said:
         return Finding(point, Verdict.WRONG, place.path, said, advice)
     return Finding(point, Verdict.OK, place.path, "can be written, by its owner alone or a group")
+
+
+def _granted(cluster: Cluster) -> Finding:
+    if not cluster.unasked:
+        said = "all that the agent asks is granted"
+        return Finding(Point.RIGHTS, Verdict.OK, cluster.server, said)
+    return Finding(
+        *(Point.RIGHTS, Verdict.NOTE, cluster.server),
+        "this account reads what the agent reads, and is not asked for more: "
+        + ", ".join(right.words for right in cluster.unasked),
+        "these come with the agent's account: look again as the agent, once it is there",
+    )
 
 
 def _label(node: str, labels: Mapping[str, str]) -> Finding:

@@ -120,6 +120,32 @@ async def test_with_a_condition_its_right_is_asked_for_too(tmp_path: Path):
     }
 
 
+async def test_an_account_that_only_reads_is_not_asked_for_more(tmp_path: Path):
+    server = Server()
+    server.denied = {("patch", "nodes"), ("patch", "pods"), ("create", "events")}
+    async with a_node() as cluster, a_session(server, tmp_path):
+        kubeconfig = str(tmp_path / "kubeconfig")
+        found = await examine(settings(cluster, **{"--kubeconfig": kubeconfig}), {}, reader=True)
+
+    assert set() == wrong(found)
+    assert {"list", "watch"} == {one["verb"] for one in server.asked}
+    assert ["ok"] == of(found, "P-NODE") == of(found, "P-LABEL")
+    assert ["note"] == of(found, "P-RIGHTS")
+    (told,) = [one.said for one in found if one.point is Point.RIGHTS]
+    assert "patch nodes" in told
+    assert "create events" in told
+
+
+async def test_a_right_to_read_that_is_missing_is_wrong_for_a_reader_too(tmp_path: Path):
+    server = Server()
+    server.denied = {("list", "pods")}
+    async with a_node() as cluster, a_session(server, tmp_path):
+        kubeconfig = str(tmp_path / "kubeconfig")
+        found = await examine(settings(cluster, **{"--kubeconfig": kubeconfig}), {}, reader=True)
+
+    assert {"P-RIGHTS"} == wrong(found)
+
+
 async def test_a_node_of_another_name_is_told(tmp_path: Path):
     server = Server()
     server.node = None

@@ -7,13 +7,15 @@ import shlex
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.chart.lab.helm import ROOT, Helm, pod_of, the
+from tests.chart.lab.helm import ROOT, Helm, of_kind, pod_of, the
 from tests.shape import tree
 from tests.shape.typed import runs_of
 
 CHART = "deploy/chart/hami-agent"
 BLOCKS = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+README = tree.text("deploy/README.md")
 
 CHARTS = {CHART, "hami-charts/hami"}
 THEIRS = {"devicePlugin.enabled"}
@@ -50,6 +52,19 @@ def test_the_selector_finds_the_agents_pods(helm: Helm):
     labels = the(found, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
 
     assert name in {f"{key}={value}" for key, value in labels.items()}
+
+
+def test_openshift_allows_what_the_pods_have_and_no_other_account(helm: Helm):
+    (text,) = [body for language, body in BLOCKS.findall(README) if "SecurityContext" in body]
+    allowed = yaml.safe_load(text)
+    on = ["image.repository=kept", "devicePlugin.monitor.enabled=true"]
+    found = helm.told("hami-agent", ROOT / CHART, on)
+    accounts = of_kind(found, "ServiceAccount")
+    pods = [pod_of(found), the(found, "Job")["spec"]["template"]["spec"]]
+    kinds = {kind for pod in pods for volume in pod["volumes"] for kind in volume if kind != "name"}
+
+    assert kinds == set(allowed["volumes"])
+    assert {f"system:serviceaccount:kube-system:{one}" for one in accounts} == set(allowed["users"])
 
 
 def test_there_are_commands_at_all():

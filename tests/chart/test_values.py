@@ -9,7 +9,16 @@ from agent.codec.faults import Faults
 from agent.settings.own_file import read_own_file
 from agent.settings.plan import Given, Text, make_plan
 from agent.settings.profiles import NodeFacts
-from tests.chart.lab.helm import Helm, Object, container, environment, of_kind, pod_of, the
+from tests.chart.lab.helm import (
+    Helm,
+    Object,
+    container,
+    environment,
+    host_paths,
+    of_kind,
+    pod_of,
+    the,
+)
 from tests.chart.lab.values import DIGEST, LEAST, MATRIX, values
 
 NAME = "agent-hami-agent"
@@ -155,12 +164,26 @@ def test_the_driver_comes_through_the_runtime(helm: Helm):
     assert "void" == environment(container(pod, "library"))["NVIDIA_VISIBLE_DEVICES"]
 
 
-def test_the_driver_comes_by_cdi_and_then_not_twice(helm: Helm):
-    objects = helm.objects(values("driver root"))
-    notes = the(objects, "DaemonSet")["spec"]["template"]["metadata"]["annotations"]
+@pytest.mark.parametrize("name", ["agent", "vgpu-monitor"])
+def test_a_runtime_that_heeds_no_variable_is_told_by_a_mount(helm: Helm, name: str):
+    monitor = {"devicePlugin": {"monitor": {"enabled": True}}}
+    driver = {"driver": {"visibleDevices": "volume-mounts"}}
+    told, untold = ({**values("least"), **monitor, **more} for more in (driver, {}))
+    pod = pod_of(helm.objects(told))
+    one = container(pod, name)
+    mounts = {mount["name"]: mount for mount in one["volumeMounts"]}
 
-    assert {"cdi.k8s.io/hami-agent": "nvidia.com/gpu=all"} == notes
-    assert "void" == environment(container(pod_of(objects)))["NVIDIA_VISIBLE_DEVICES"]
+    assert "/var/run/nvidia-container-devices" == environment(one)["NVIDIA_VISIBLE_DEVICES"]
+    assert "/var/run/nvidia-container-devices/all" == mounts["visible-devices"]["mountPath"]
+    assert "/dev/null" == host_paths(pod)["visible-devices"]
+    assert "visible-devices" not in host_paths(pod_of(helm.objects(untold)))
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_no_annotation_of_a_pod_is_taken_for_a_cdi_device(helm: Helm, name: str):
+    template = the(helm.objects(values(name)), "DaemonSet")["spec"]["template"]
+
+    assert not any("cdi.k8s.io" in key for key in template["metadata"].get("annotations", {}))
 
 
 def test_the_toolkit_is_waited_for_before_anything_else(helm: Helm):
@@ -294,6 +317,7 @@ def test_the_notes_say_what_is_missing(helm: Helm):
 
     assert "31992" in old
     assert "older than 1.30" in old
+    assert "labels, taints" in old
     assert "31992" not in new
     assert "older than" not in new
     assert "With observe=false they serve" in helm.notes(values("observed"), "1.36")

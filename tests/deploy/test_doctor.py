@@ -36,23 +36,28 @@ def test_everything_has_a_name_of_its_own_so_that_an_installation_finds_nothing_
     assert NAME == found["ClusterRoleBinding"]["roleRef"]["name"]
 
 
-def test_its_rights_are_the_agents():
-    role = documents("deploy/doctor.yaml")["ClusterRole"]["rules"]
-
-    assert documents("deploy/manifests/rbac.yaml")["ClusterRole"]["rules"] == role
-    assert {(one.verb, one.resource) for one in rights("n")} == {
+def granted(path: str) -> set[tuple[str, str]]:
+    return {
         (verb, resource)
-        for rule in role
+        for rule in documents(path)["ClusterRole"]["rules"]
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
+
+
+def test_its_rights_are_those_of_the_agents_that_change_nothing():
+    mine, agents = granted("deploy/doctor.yaml"), granted("deploy/manifests/rbac.yaml")
+
+    assert {verb for verb, _ in mine} <= {"get", "list", "watch"}
+    assert {(one.verb, one.resource) for one in rights("n") if one.reads} == mine
+    assert mine < agents
 
 
 def test_it_sees_what_the_agent_will_see(pod: dict[str, Any], agents: dict[str, Any]):
     (container,), (agent,) = pod["containers"], agents["containers"]
     without = [one for one in agent["volumeMounts"] if one["name"] != "config"]
 
-    assert ["doctor", "--pre"] == container["args"]
+    assert ["doctor", "--pre", "--read-only"] == container["args"]
     assert agent["image"] == container["image"]
     assert without == container["volumeMounts"]
     assert [one for one in agents["volumes"] if one["name"] != "config"] == pod["volumes"]

@@ -1,6 +1,7 @@
 """HAMi-core comes onto the host whole, only where it differs, and nothing else is touched."""
 
 import os
+import shutil
 import stat
 import subprocess
 from pathlib import Path
@@ -29,11 +30,14 @@ def host(tmp_path: Path) -> Path:
     return folder
 
 
-def place(image: Path, host: Path) -> "subprocess.CompletedProcess[str]":
-    """As the init container does it."""
+def place(
+    image: Path, host: Path, programs: Path | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """As the init container does it; `programs` come before the system's."""
     return subprocess.run(  # noqa: S603 -- a script of this repository
         ("/bin/sh", "-euc", tree.text(SCRIPT), "place-library", str(image), str(host)),
         check=False,
+        env={"PATH": f"{programs}:{os.defpath}" if programs else os.defpath},
         capture_output=True,
         text=True,
     )
@@ -83,6 +87,25 @@ def test_a_file_that_others_may_write_is_replaced(image: Path, host: Path):
     (host / "libvgpu.so").chmod(0o666)
 
     place(image, host)
+
+    assert before["libvgpu.so"] != inodes(host)["libvgpu.so"]
+    assert before["ld.so.preload"] == inodes(host)["ld.so.preload"]
+
+
+def test_a_file_of_another_user_is_replaced(image: Path, host: Path, tmp_path: Path):
+    """Its owner could write it. Only root can give files away: here `stat` says that it was."""
+    place(image, host)
+    before = inodes(host)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    lie = 'set -- "$1" "$(echo "$2" | sed s/%u/4242/)" "$3"'
+    (programs / "stat").write_text(
+        f'#!/bin/sh\nif [ "$3" = "{host}/libvgpu.so" ]; then {lie}; fi\n'
+        f'exec {shutil.which("stat")} "$@"\n'
+    )
+    (programs / "stat").chmod(0o755)
+
+    place(image, host, programs)
 
     assert before["libvgpu.so"] != inodes(host)["libvgpu.so"]
     assert before["ld.so.preload"] == inodes(host)["ld.so.preload"]

@@ -87,27 +87,44 @@ def test_of_one_node_goes_what_the_agent_wrote(script: ModuleType, case: str):
 
 
 class FakeApi:
-    """Nodes and pods in memory. `fail` maps names of Nodes to codes, each given once."""
+    """Nodes and pods in memory. `fail` maps names of Nodes to codes, each given once.
 
-    def __init__(self, *nodes: dict[str, Any], pods: Sequence[Sequence[str]] = ()) -> None:
+    `pods` are those present at each question, with their Nodes; the last ones stay.
+    """
+
+    def __init__(self, *nodes: dict[str, Any], pods: Sequence[Mapping[str, str]] = ()) -> None:
         self.nodes = {one["metadata"]["name"]: one["metadata"] for one in nodes}
+        self.ready: dict[str, str] = {}
         self.fail: dict[str, int] = {}
         self.patches: list[str] = []
         self.forgotten: list[str] = []
         self._pods = list(pods)
         self.asked: list[dict[str, str]] = []
 
-    def items(self, path: str, **query: str) -> Iterator[dict[str, Any]]:
+    def items(self, path: str, accept: str = "", **query: str) -> Iterator[dict[str, Any]]:
         if path == "/api/v1/nodes":
-            return iter([dict(one) for one in self.nodes.values()])
+            return iter([{"metadata": dict(one)} for one in self.nodes.values()])
         self.asked.append({"path": path, **query})
-        present = self._pods.pop(0) if self._pods else ()
-        return iter([{"name": name} for name in present])
+        present = self._pods[0] if self._pods else {}
+        del self._pods[: len(self._pods) > 1]
+        whole = accept == "application/json"
+        return iter(
+            [
+                {"metadata": {"name": name}} | ({"spec": {"nodeName": node}} if whole else {})
+                for name, node in present.items()
+            ]
+        )
 
-    def ask(self, path: str, kind: str = "", patch: object = None) -> dict[str, Any]:
+    def ask(self, path: str, accept: str = "", patch: object = None) -> dict[str, Any]:
         name = path.removeprefix("/api/v1/nodes/").removesuffix("/status")
+        if name not in self.nodes:
+            raise urllib.error.HTTPError(path, 404, "no", http.client.HTTPMessage(), None)
         if patch is None:
-            return {"metadata": dict(self.nodes[name])}
+            found: dict[str, Any] = {"metadata": dict(self.nodes[name])}
+            if accept == "application/json":
+                ready = {"type": "Ready", "status": self.ready.get(name, "True")}
+                found["status"] = {"conditions": [{"type": "Other", "status": "Unknown"}, ready]}
+            return found
         if name in self.fail:
             headers = http.client.HTTPMessage()
             raise urllib.error.HTTPError(path, self.fail.pop(name), "no", headers, None)
@@ -159,7 +176,7 @@ def test_the_condition_goes_where_the_agent_wrote_it(script: ModuleType):
 
 
 def test_the_agents_pods_are_waited_for(script: ModuleType):
-    api = FakeApi(served("a"), pods=[["one", "two"], ["two"]])
+    api = FakeApi(served("a"), pods=[{"one": "a", "two": "b"}, {"two": "b"}, {}])
 
     assert 0 == script.main("gpus", SELECTOR, api, pause=0.001)
 
@@ -168,15 +185,43 @@ def test_the_agents_pods_are_waited_for(script: ModuleType):
     assert ["a"] == api.patches
 
 
-def test_pods_that_do_not_end_are_named_and_nothing_is_touched(
-    script: ModuleType, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("ready", ["True", "False"])
+def test_a_pod_that_does_not_end_keeps_its_own_node_as_it_is_and_no_other(
+    script: ModuleType, capsys: pytest.CaptureFixture[str], ready: str
 ):
-    api = FakeApi(served("a"), pods=[["one"]])
+    api = FakeApi(served("a"), with_condition(served("b"), AGENT), served("c"), pods=[{"one": "b"}])
+    api.ready["b"] = ready
 
     assert 1 == script.main("gpus", SELECTOR, api, patience=-1.0)
 
+    assert ["a", "c"] == api.patches
+    assert [] == api.forgotten
+    assert EVERYTHING == api.nodes["b"]["annotations"]
+    told = capsys.readouterr().out
+    assert "would write again: b (pod one); clean them by hand" in told
+
+
+def test_a_node_without_a_kubelet_holds_nobody_up_and_is_cleaned(script: ModuleType):
+    pods = {"one": "a", "two": "gone", "three": ""}
+    api = FakeApi(served("a"), served("b"), pods=[pods])
+    api.ready["a"] = "Unknown"
+
+    assert 0 == script.main("gpus", SELECTOR, api, patience=-1.0)
+
+    assert ["a", "b"] == api.patches
+
+
+def test_a_node_whose_kubelet_cannot_be_asked_for_is_none_without(script: ModuleType):
+    class Refusing(FakeApi):
+        def ask(self, path: str, accept: str = "", patch: object = None) -> dict[str, Any]:
+            raise urllib.error.HTTPError(path, 403, "no", http.client.HTTPMessage(), None)
+
+    api = Refusing(served("a"), pods=[{"one": "a"}])
+
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        script.main("gpus", SELECTOR, api, patience=-1.0)
+
     assert [] == api.patches
-    assert "one" in capsys.readouterr().out
 
 
 def test_a_change_in_between_is_looked_at_anew(script: ModuleType):
@@ -216,8 +261,8 @@ async def test_over_http_a_node_is_changed_only_as_it_was_seen(script: ModuleTyp
         api = script.Api(model.url, "t", None)
 
         found = await asyncio.to_thread(lambda: list(api.items("/api/v1/nodes")))
-        old = dict(found[0])
-        assert await asyncio.to_thread(script.clean, api, found[0])
+        old = dict(found[0]["metadata"])
+        assert await asyncio.to_thread(script.clean, api, found[0]["metadata"])
         assert await asyncio.to_thread(script.clean, api, old)
 
         assert 300 == len(found)

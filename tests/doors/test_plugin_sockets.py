@@ -115,6 +115,23 @@ def test_a_file_that_was_swapped_right_after_the_bind_is_not_taken_for_ours(
         bind(tmp_path, RESOURCE, Seeded())
 
 
+@pytest.mark.parametrize("mode", [0o666, 0o660, 0o604])
+def test_a_socket_that_others_may_open_is_not_taken_for_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+):
+    """Somebody else's in its place, or one that was not born with its mode."""
+
+    class Opened(socket.socket):
+        def bind(self, address: str) -> None:  # type: ignore[override]
+            super().bind(address)
+            Path(address).chmod(mode)
+
+    monkeypatch.setattr(socket, "socket", Opened)
+
+    with pytest.raises(KubeletError, match="all names tried were taken"):
+        bind(tmp_path, RESOURCE, Seeded())
+
+
 def test_nothing_is_served_where_everybody_may_put_a_socket(tmp_path: Path):
     tmp_path.chmod(0o1777)
 

@@ -11,6 +11,7 @@ import shlex
 import pytest
 import pytest_asyncio
 
+from agent.core import annotations
 from tests.peers.lab.agents import SOURCE
 from tests.peers.lab.identities import ADMIN, NODE
 from tests.peers.lab.keeper import kept
@@ -121,11 +122,13 @@ async def test_the_doctor_is_sent_to_a_node_and_leaves_nothing(server, typed):
     assert "hami-agent-doctor" not in await names(server, f"{SYSTEM}/serviceaccounts")
 
 
-async def test_what_stays_on_a_node_is_taken_off_it(server, typed):
-    notes = {"hami.io/node-nvidia-register": "[]", "hami.io/node-handshake": "Reported"}
+@pytest.mark.parametrize("document", ["systemd/README.md", "deploy/README.md"])
+async def test_what_stays_on_a_node_is_taken_off_it(server, typed, document):
+    written = (annotations.REGISTER, annotations.SCORE, annotations.HANDSHAKE)
+    notes = dict.fromkeys(written, "Reported")
     await server.admin.have("PATCH", NODE_PATH, marks(**notes, kept="1"))
 
-    remove = line("systemd/README.md", "kubectl annotate node NAME")
+    remove = line(document, "kubectl annotate node NAME")
     await typed(remove.replace("NAME", NODE))
 
     held = notes_of(await server.admin.have("GET", NODE_PATH))
@@ -133,16 +136,17 @@ async def test_what_stays_on_a_node_is_taken_off_it(server, typed):
     assert not notes.keys() & held.keys()
 
 
-async def test_a_condition_that_stayed_is_removed(server, typed):
+@pytest.mark.parametrize("document", ["RUNBOOK.md", "systemd/README.md", "deploy/README.md"])
+async def test_a_condition_that_stayed_is_removed(server, typed, document):
     condition = {"type": "GpuDegraded", "status": "True", "reason": "r", "message": "m"}
     ready = {"type": "Ready", "status": "True", "reason": "r", "message": "m"}
     body = {"status": {"conditions": [condition, ready]}}
     kind = "application/strategic-merge-patch+json"
     await server.admin.have("PATCH", f"{NODE_PATH}/status", body, kind=kind)
 
-    text = (SOURCE / "RUNBOOK.md").read_text().replace("\n", " ")
-    (remove,) = re.findall(r"`(kubectl patch node NODE [^`]+)`", text)
-    await typed(remove.replace("NODE", NODE))
+    text = (SOURCE / document).read_text().replace("\n", " ")
+    (remove,) = re.findall(r"(kubectl patch node (?:NODE|NAME) [^`]+)`", text)
+    await typed(re.sub("NODE|NAME", NODE, remove, count=1))
 
     left = (await server.admin.have("GET", NODE_PATH))["status"]["conditions"]
     assert ["Ready"] == [one["type"] for one in left]

@@ -215,7 +215,10 @@ RUN: Runs = (
     (
         "tests/peers/test_kubectl.py",
         "test_a_condition_that_stayed_is_removed",
-        ("kubectl patch node NODE",),
+        (
+            "kubectl patch node NAME",
+            "kubectl patch node NODE",
+        ),
     ),
 )
 

@@ -73,7 +73,7 @@ MATRIX: Final[Mapping[str, Values]] = {
             "nvidiaDriverRoot": "/run/nvidia/driver",
             "gpuOperatorToolkitReady": {"enabled": True},
         },
-        "driver": {"cdiDevice": "nvidia.com/gpu=all"},
+        "driver": {"visibleDevices": "volume-mounts"},
     },
     "monitor": {
         "devicePlugin": {"monitor": {"enabled": True}, "service": {"type": "NodePort"}},
@@ -142,6 +142,25 @@ REFUSED: Final[Mapping[str, tuple[Values, str]]] = {
     "half a digest": ({"image": {**IMAGE, "digest": "sha256:12"}}, "/image/digest"),
     "too many slices": ({"devicePlugin": {"deviceSplitCount": 10_001}}, "deviceSplitCount"),
     "a relative path": ({"global": {"gpuHookPath": "usr/local"}}, "gpuHookPath"),
+    **{
+        f"a hook path that everybody may write: {path}": (
+            {"global": {"gpuHookPath": path}},
+            "gpuHookPath",
+        )
+        for path in ("/tmp", "/tmp/", "/tmp/hami", "//tmp/a", "/var/tmp/a", "/dev/shm", "/a/../tmp")  # noqa: S108 -- refused
+    },
+    "a kubelet's directory that everybody may write": (
+        {"devicePlugin": {"pluginPath": "/tmp/kubelet/device-plugins"}},  # noqa: S108 -- refused
+        "pluginPath",
+    ),
+    "two containers on one port": (
+        {"web": {"port": 9394}, "devicePlugin": {"monitor": {"enabled": True}}},
+        "web.port=9394 is the monitor's",
+    ),
+    "a CDI device by a pod annotation, which no runtime reads": (
+        {"driver": {"cdiDevice": "nvidia.com/gpu=all"}},
+        "cdiDevice",
+    ),
     "a service for everybody": ({"service": {"type": "NodePort"}}, "type"),
     "a privileged agent": ({"securityContext": {"privileged": True}}, "securityContext"),
     "GPUs in MIG mode": (

@@ -9,6 +9,11 @@ from typing import Final
 
 import yaml
 
+from agent.core.changes import NodeEvent
+from agent.core.pods import PodUid
+from agent.host.clock import SystemClock
+from agent.host.kube.events import event_object
+from agent.host.kube.series import Series
 from tests.peers.lab.agents import SOURCE
 from tests.peers.lab.api import Object
 from tests.peers.lab.identities import NODE
@@ -76,16 +81,11 @@ def bound_to(kind: str, obj: Object) -> Object:
     }
 
 
-def an_event(name: str, host: str, count: int = 1) -> Object:
-    """An Event of the agent on a node."""
-    about = {"kind": "Pod", "name": OWN_POD, "namespace": "default"}
-    source = {"component": "hami-agent", "host": host}
-    return {
-        "metadata": {"name": name},
-        "involvedObject": about,
-        "source": source,
-        "count": count,
-    }
+def an_event(name: str, host: str, pod: str = OWN_POD) -> Object:
+    """An Event as the agent on a node writes it; without a pod, it is about the Node."""
+    about = ("default", pod, PodUid(pod)) if pod else ()
+    event = NodeEvent("Tried", "a test", False, *about)
+    return dict(event_object(event, Series(name), host, SystemClock().now()))
 
 
 @contextlib.asynccontextmanager

@@ -122,6 +122,10 @@ def test_the_library_must_be_there_where_it_is_needed(missing, needed, verdict):
         (Cluster("here", False), [("P-NODE", "WRONG"), ("P-RIGHTS", "ok")]),
         (Cluster("here", failure="refused"), [("P-NODE", "WRONG")]),
         (Cluster("here", denied=(Right("patch", "nodes"),)), [("P-RIGHTS", "WRONG")]),
+        (
+            Cluster("here", False, unasked=(Right("patch", "nodes"),)),
+            [("P-NODE", "WRONG"), ("P-RIGHTS", "note")],
+        ),
     ],
 )
 def test_what_the_api_server_says_is_judged_part_by_part(cluster, expected):

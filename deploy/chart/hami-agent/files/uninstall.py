@@ -3,6 +3,9 @@
 
     uninstall.py NAMESPACE LABEL_SELECTOR_OF_THE_PODS
 
+A pod that does not end keeps its own Node as it is, and no other. On a Node without a kubelet a pod
+stays for ever, but nothing runs it and its account is gone: such a Node is cleaned, too.
+
 Another device plugin may have followed already: an annotation that it wrote since is its own. The
 API server keeps who wrote what (managedFields).
 """
@@ -28,13 +31,16 @@ HANDSHAKE = "hami.io/node-handshake"
 REPORT = (REGISTER, "hami.io/node-nvidia-score", HANDSHAKE)
 CONDITION = "GpuDegraded"
 FORGOTTEN = {"status": {"conditions": [{"type": CONDITION, "$patch": "delete"}]}}
-METADATA = "application/json;as=PartialObjectMetadata{};g=meta.k8s.io;v=v1"
+ONE = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+WHOLE = "application/json"
 PATIENCE = 90.0
 """Seconds for the agents' pods to end."""
 PAUSE = 1.0
 TRIES = 5
 CONFLICT = 409
 GONE = 404
+BY_HAND = "clean them by hand when it is gone: deploy/README.md, Uninstall"
 
 
 class Api:
@@ -45,7 +51,7 @@ class Api:
         self._token = token
         self._context = context
 
-    def ask(self, path: str, kind: str = "", patch: object = None) -> dict[str, Any]:
+    def ask(self, path: str, accept: str = ONE, patch: object = None) -> dict[str, Any]:
         """The object of the answer. Raises urllib.error.HTTPError for a refusal."""
         # A status has lists that are merged by key.
         merge = "strategic-merge" if path.endswith("/status") else "merge"
@@ -55,7 +61,7 @@ class Api:
             method="GET" if patch is None else "PATCH",
             headers={
                 "Authorization": f"Bearer {self._token}",
-                "Accept": METADATA.format(kind),
+                "Accept": accept,
                 "Content-Type": f"application/{merge}-patch+json",
             },
         )
@@ -63,14 +69,14 @@ class Api:
             found: dict[str, Any] = json.load(answer)
             return found
 
-    def items(self, path: str, **query: str) -> Iterator[dict[str, Any]]:
-        """The metadata of all objects of a list, page by page."""
+    def items(self, path: str, accept: str = LIST, **query: str) -> Iterator[dict[str, Any]]:
+        """All objects of a list, page by page, with as much of them as `accept` says."""
         more = ""
         while True:
             page = {**query, "limit": "250"} | ({"continue": more} if more else {})
-            answer = self.ask(f"{path}?{urllib.parse.urlencode(page)}", "List")
+            answer = self.ask(f"{path}?{urllib.parse.urlencode(page)}", accept)
             # An empty list of metadata has null there.
-            yield from (item["metadata"] for item in answer["items"] or ())
+            yield from answer["items"] or ()
             more = answer.get("metadata", {}).get("continue") or ""
             if not more:
                 return
@@ -79,23 +85,57 @@ class Api:
 def main(
     namespace: str, selector: str, api: Api, patience: float = PATIENCE, pause: float = PAUSE
 ) -> int:
-    """Wait, then clean every Node. The exit code: 0, or 1 where something is left."""
+    """Wait, then clean every Node without an agent. The exit code: 0, or 1: something is left."""
     path = f"/api/v1/namespaces/{namespace}/pods"
     ends = time.monotonic() + patience  # noqa: TID251 -- there is no loop here
-    while left := [pod["name"] for pod in api.items(path, labelSelector=selector)]:
+    stuck: dict[str, str] = {}
+    while any(True for _ in api.items(path, labelSelector=selector)):
         if time.monotonic() > ends:  # noqa: TID251 -- as above
-            say(f"these pods do not end and would write again: {', '.join(left)}")
-            return 1
+            stuck = occupied(api, path, selector)
+            break
         time.sleep(pause)  # noqa: TID251 -- as above
-    failed = [node["name"] for node in api.items("/api/v1/nodes") if not clean(api, node)]
+    nodes = [node["metadata"] for node in api.items("/api/v1/nodes")]
+    failed = [one["name"] for one in nodes if one["name"] not in stuck and not clean(api, one)]
     if failed:
         say(f"something is left on: {', '.join(failed)}")
-    return 1 if failed else 0
+    if stuck:
+        pods = ", ".join(f"{node} (pod {pod})" for node, pod in sorted(stuck.items()))
+        say(f"not touched, for an agent that does not end would write again: {pods}; {BY_HAND}")
+    return 1 if failed or stuck else 0
+
+
+def occupied(api: Api, path: str, selector: str) -> dict[str, str]:
+    """The Nodes on which an agent may be alive, each with its pod."""
+    pods = {
+        pod["spec"]["nodeName"]: pod["metadata"]["name"]
+        for pod in api.items(path, WHOLE, labelSelector=selector)
+        if pod["spec"].get("nodeName")
+    }
+    return {node: pod for node, pod in pods.items() if has_kubelet(api, node)}
+
+
+def has_kubelet(api: Api, name: str) -> bool:
+    """Whether a kubelet reports from this Node: it is the one that ends pods."""
+    try:
+        node = api.ask(node_path(name), WHOLE)
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == GONE:
+            return False
+        raise
+    conditions = node.get("status", {}).get("conditions") or ()
+    # False is a word of the kubelet's own; Unknown is said by others, when it has fallen silent.
+    return any(one["type"] == "Ready" and one["status"] != "Unknown" for one in conditions)
+
+
+def node_path(name: str) -> str:
+    """Where a Node lies."""
+    return f"/api/v1/nodes/{urllib.parse.quote(name, safe='')}"
 
 
 def clean(api: Api, node: dict[str, Any]) -> bool:
     """Remove what is ours from one Node; False, and a word about it: something is left."""
-    path = f"/api/v1/nodes/{urllib.parse.quote(node['name'], safe='')}"
+    path = node_path(node["name"])
     try:
         if wrote_condition(node):
             api.ask(f"{path}/status", patch=FORGOTTEN)

@@ -33,8 +33,24 @@ securityContext:
 command: [/bin/sh, -euc]
 {{- end -}}
 
-{{- /* HAMi's plugin for the same nodes, in the namespace that this user may look into. */ -}}
+{{- /* All GPUs, in the words that the NVIDIA runtime is configured to heed. */ -}}
+{{- define "hami-agent.visibleDevices" -}}
+{{- ternary "/var/run/nvidia-container-devices" "all" (eq .Values.driver.visibleDevices "volume-mounts") -}}
+{{- end -}}
+
+{{- define "hami-agent.visibleMount" -}}
+{{- if eq .Values.driver.visibleDevices "volume-mounts" -}}
+- name: visible-devices
+  mountPath: /var/run/nvidia-container-devices/all
+  readOnly: true
+{{- end -}}
+{{- end -}}
+
+{{- /* Values that fit each other not; and HAMi's plugin for the same nodes, in the namespace that this user may look into. */ -}}
 {{- define "hami-agent.refuse" -}}
+{{- if and .Values.devicePlugin.monitor.enabled (not .Values.observe) (eq (include "hami-agent.port" .) "9394") -}}
+{{- fail "web.port=9394 is the monitor's (devicePlugin.monitor.enabled=true): give the agent another one, or leave web.port out for 9395" -}}
+{{- end -}}
 {{- if not (or .Values.takeover .Values.observe) -}}
 {{- range (lookup "apps/v1" "DaemonSet" (include "hami-agent.namespace" $) "").items -}}
 {{- $labels := .spec.template.metadata.labels | default dict -}}
