@@ -1,6 +1,7 @@
 """Probes through NVML: one GPU's silence, loss or failure is never another's."""
 
 import asyncio
+import threading
 
 import pytest
 
@@ -53,6 +54,22 @@ async def test_a_gpu_that_does_not_answer_is_silent_and_the_others_are_not(drive
     assert ProbeOutcome.SILENT is (await driver.probe(G1)).outcome
     assert ProbeOutcome.PASSED is (await driver.probe(G0)).outcome
     assert "has not come back" in (await driver.probe(G1)).text
+
+
+async def test_a_probe_behind_a_sample_that_answers_in_time_has_its_own_time(driver, library):
+    await driver.probe(G1)
+    slow, handle_of = threading.Event(), library.nvmlDeviceGetHandleByUUID
+
+    def handle_slowly(uuid: str) -> object:
+        slow.wait(0.2)  # two of them are more than the deadline
+        return handle_of(uuid)
+
+    library.nvmlDeviceGetHandleByUUID = handle_slowly
+    async with asyncio.TaskGroup() as tasks:
+        sample = tasks.create_task(driver.sample(G1))
+        probe = tasks.create_task(driver.probe(G1))
+
+    assert (G1, ProbeOutcome.PASSED) == (sample.result().uuid, probe.result().outcome)
 
 
 async def test_a_probe_of_a_driver_that_is_gone_says_so(driver, library):

@@ -5,9 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.gpu import GpuFault, MigInstance, PciPath
+from agent.core.errors import DriverError
+from agent.core.gpu import GpuFault, GpuUuid, MigInstance, PciPath
+from agent.core.inventory import Inventory
+from agent.core.slices import SharingSettings
 from agent.host.nvml.driver import NvmlDriver
 from agent.host.nvml.facts import bus_id, numa_node
+from agent.kit.cell import Cell
+from agent.services.inventory import InventoryKeeper
+from tests.fakes.clock import LoopClock
 from tests.fakes.nvml import FakeGpu, FakeNvml
 
 pytestmark = pytest.mark.looptime(False)
@@ -235,7 +241,55 @@ async def test_a_fault_at_an_index_whose_owner_has_moved_names_nobody(driver, li
     scan = await driver.scan()
 
     assert ["GPU-2"] == [gpu.uuid for gpu in scan.gpus]
-    assert ["index 1"] == [fault.gpu for fault in scan.faults]
+    assert [("index 1", True), ("GPU-0", False), ("GPU-1", False)] == [
+        (fault.gpu, fault.lost) for fault in scan.faults
+    ]
+
+
+async def end_session(driver: NvmlDriver, library: FakeNvml) -> None:
+    library.failures["nvmlDeviceGetHandleByUUID", 0] = 1
+    with pytest.raises(DriverError, match="session"):
+        await driver.probe(GpuUuid("GPU-0"))
+    del library.failures["nvmlDeviceGetHandleByUUID", 0]
+
+
+async def test_a_gpu_that_is_slow_when_a_session_begins_is_the_same_as_before(driver, library):
+    await driver.scan()
+    await end_session(driver, library)
+    library.hanging.add(("*", 2))
+    scan = await driver.scan()
+
+    assert [GpuFault("GPU-2", "no answer in time")] == list(scan.faults)
+
+
+async def test_a_gpu_that_hangs_holds_one_thread_over_the_end_of_a_session(driver, library):
+    await driver.scan()
+    library.hanging.add(("*", 2))
+    await driver.scan()
+    await end_session(driver, library)
+    await driver.scan()
+    await driver.scan()
+
+    assert 1 == library.inside
+
+
+async def test_a_gpu_that_is_slow_as_another_goes_stays_shared(driver, library):
+    library.gpus = gpus(4)
+    inventory: Cell[Inventory] = Cell(Inventory())
+    keeper = InventoryKeeper(inventory, Cell(SharingSettings()), LoopClock())
+    keeper.found(await driver.scan())
+    library.gpus.pop(3)
+    library.hanging.add(("*", 1))
+    doubtful = await driver.scan()
+    keeper.found(doubtful)
+
+    assert {"GPU-1", "GPU-3"} == {fault.gpu for fault in doubtful.faults}
+    assert "may be index 1: no answer in time" == doubtful.faults[0].text
+    assert [f"GPU-{n}" for n in range(4)] == [gpu.uuid for gpu in inventory.value.gpus]
+    library.release()
+    await _until_back(driver)
+    keeper.found(await driver.scan())
+    assert [f"GPU-{n}" for n in range(3)] == [gpu.uuid for gpu in inventory.value.gpus]
 
 
 async def test_gpus_whose_links_hang_hold_up_the_scan_by_one_deadline_in_all(driver, library):

@@ -133,9 +133,9 @@ async def test_the_pool_is_empty_once_the_last_call_has_left(pool, stuck):
 
 async def test_a_call_whose_caller_has_left_early_is_waited_for_until_its_time_is_up(pool, stuck):
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.01):
+        async with asyncio.timeout(0.05):
             await pool.call("a", stuck)
-    assert {"a"} == pool.stuck
+    assert frozenset() == pool.stuck
     async with asyncio.TaskGroup() as tasks:
         emptied = tasks.create_task(pool.empty())
         await asyncio.sleep(0.05)
@@ -155,6 +155,15 @@ async def test_nobody_waits_for_a_call_whose_time_is_up(pool, stuck):
     assert "b" == await pool.call("a", lambda: "b")  # in the same line, behind it
 
     assert await pool.empty()
+
+
+async def test_nobody_waits_for_a_stuck_call_again(pool, stuck):
+    await hang(pool, stuck, "a")
+    await pool.call("b", str)
+    begun = asyncio.get_running_loop().time()
+
+    assert not await pool.empty()
+    assert asyncio.get_running_loop().time() - begun < DEADLINE
 
 
 async def test_calls_with_one_key_run_one_after_the_other(pool):
@@ -214,6 +223,71 @@ async def test_there_are_never_more_threads_than_the_limit(pool, stuck):
     stuck.let_go()
     await settles(lambda: not pool.stuck)
     assert 1 == await pool.call("good", lambda: 1)
+
+
+async def test_the_time_of_a_call_begins_when_those_before_it_have_come_back(pool):
+    slow = threading.Event()
+
+    def work() -> str:
+        slow.wait(0.7 * DEADLINE)
+        return "in time"
+
+    async with asyncio.TaskGroup() as tasks:
+        answers = [tasks.create_task(pool.call("a", work)) for _ in range(2)]
+
+    assert ["in time"] * 2 == [answer.result() for answer in answers]
+
+
+async def test_a_call_behind_many_slow_ones_waits_for_a_bounded_time_and_says_so(pool):
+    slow = threading.Event()
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    for _ in range(4):
+        pool.launch("a", lambda: slow.wait(0.7 * DEADLINE))
+    with pytest.raises(TimeoutError, match="earlier calls about a take too long"):
+        await pool.call("a", str)
+
+    assert loop.time() - begun < 2 * DEADLINE
+    slow.set()
+    assert await pool.empty()
+
+
+async def test_a_call_whose_caller_left_early_and_which_comes_back_in_time_was_not_stuck(pool):
+    slow = threading.Event()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3 * DEADLINE):
+            await pool.call("a", lambda: slow.wait(0.8 * DEADLINE))
+
+    assert "next" == await pool.call("a", lambda: "next")
+
+
+async def test_a_late_result_is_given_to_whom_it_is_still_of_use(pool, stuck):
+    late: list[str] = []
+    with pytest.raises(TimeoutError):
+        await pool.call("a", stuck, late.append)
+    assert "b" == await pool.call("b", lambda: "b", late.append)
+    stuck.let_go()
+    await settles(lambda: not pool.stuck)
+
+    assert ["late"] == late
+
+
+async def test_a_key_that_is_stuck_no_more_is_told_and_can_be_called_at_once(stuck):
+    told: list[tuple[str, str]] = []
+
+    def back(key: str) -> None:
+        asked = own.post(key, lambda: "answer", lambda _: None)
+        asked.add_done_callback(lambda done: told.append((key, done.result())))
+
+    own = CallPool("tried", DEADLINE, back)
+    await hang(own, stuck, "a")
+    await own.call("b", str)
+    assert [] == told
+    stuck.let_go()
+    await settles(lambda: bool(told))
+    await own.close()
+
+    assert [("a", "answer")] == told
 
 
 async def test_close_waits_for_all_but_the_stuck(pool, stuck):

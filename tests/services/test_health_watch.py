@@ -98,7 +98,7 @@ async def test_a_gpu_whose_probe_does_not_come_back_is_unmonitored_and_the_other
     async with running() as bench:
         bench.driver.outcomes[G2] = ProbeOutcome.SILENT
         bench.driver.report(DriverEvent(EventKind.CHANGED))
-        await asyncio.sleep(2.1)
+        await asyncio.sleep(4.1)
 
         assert ["ok", "ok", "unmonitored"] == bench.conditions
         assert bench.of(G2).serving
@@ -108,7 +108,7 @@ async def test_a_hung_driver_is_served_for_exactly_a_minute_and_back_when_it_ans
     async with running() as bench:
         bench.driver.hung = True
         bench.driver.report(DriverEvent(EventKind.CHANGED))
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(4.5)
         since = bench.of(G0).since
         assert ["unmonitored"] * 3 == bench.conditions
         await asyncio.sleep(59.4)

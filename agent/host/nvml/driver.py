@@ -16,6 +16,8 @@ from agent.core.gpu_signs import GpuProcess, GpuSample
 from agent.host.nvml import facts, links, signs
 from agent.host.nvml import library as nvml
 from agent.host.nvml.events import EventStream
+from agent.host.nvml.indexes import Indexes
+from agent.host.nvml.registering import Registered
 from agent.host.nvml.session import Opened, Session
 
 T = TypeVar("T")
@@ -51,10 +53,11 @@ class NvmlDriver:
 
         self._library = library
         self._sys_root = sys_root
-        self._session = Session(library, find, deadline, self._session_ended, self._quiet)
+        self._session = Session(
+            library, find, deadline, self._session_ended, self._quiet, self._back
+        )
         self._call = self._session.call
-        self._uuids: dict[int, GpuUuid] = {}
-        self._count: int | None = None
+        self._indexes = Indexes()
         self._links: Mapping[GpuUuid, links.LinkRow] | None = None
         self._streams: list[EventStream] = []
         self._away: list[EventStream] = []
@@ -64,16 +67,19 @@ class NvmlDriver:
         """Look at all GPUs. Raises DriverMissing, DriverError."""
         opened = await self._session.open()
         count = await self._session.whole(opened, self._library.nvmlDeviceGetCount)
+        self._counted(count)
         found: dict[int, Gpu] = {}
-        faults: dict[int, GpuFault] = {}
+        troubled: dict[int, GpuFault] = {}
         async with asyncio.TaskGroup() as tasks:
             for index in range(count):
-                tasks.create_task(self._describe(opened, index, found, faults))
+                tasks.create_task(self._describe(opened, index, found, troubled))
         self._session.check(opened)
-        self._recognise(count, found, faults)
+        if not self._indexes.seen({index: gpu.uuid for index, gpu in found.items()}):
+            self._forget()
+        faults = self._indexes.named(troubled)
         peers = {found[index].uuid: found[index] for index in sorted(found)}
         rows = await self._link_rows(opened, peers)
-        slow = {fault.gpu for fault in faults.values() if not fault.lost}
+        slow = {fault.gpu for fault in faults if not fault.lost}
         for stream in tuple(self._streams):
             stream.keep(peers.keys() | slow)
             if stream.has_set:
@@ -82,7 +88,7 @@ class NvmlDriver:
         return Scan(
             driver_version=opened.driver_version,
             gpus=tuple(links.linked(gpu, peers, rows) for gpu in peers.values()),
-            faults=tuple(faults[index] for index in sorted(faults)),
+            faults=faults,
             library_version=opened.library_version,
         )
 
@@ -115,6 +121,8 @@ class NvmlDriver:
         Raises DriverMissing, DriverError when the session ends, or the wait does not come back.
         """
         session = await self._session.open()
+        for earlier in self._away:
+            earlier.start()  # one for which the machine gave no thread ends on one
         self._away = [stream for stream in self._away if not stream.ended]
         if len(self._away) >= MOST_AWAY:
             raise DriverError("earlier waits for events have not come back from the driver")
@@ -123,6 +131,7 @@ class NvmlDriver:
         try:
             await self._session.whole(session, stream.create)
             count = await self._session.whole(session, self._library.nvmlDeviceGetCount)
+            self._counted(count)
             await self._register(session, stream, range(count))
             self._session.check(session)
             stream.start()
@@ -140,8 +149,6 @@ class NvmlDriver:
         await self._session.close()
 
     def _session_ended(self, error: DriverError) -> None:
-        self._uuids.clear()
-        self._count = None
         self._links = None
         for stream in self._streams:
             stream.fail(error)
@@ -156,20 +163,14 @@ class NvmlDriver:
 
     # One GPU at a time.
 
-    def _name(self, index: int) -> str:
-        return self._uuids.get(index, f"index {index}")
+    def _counted(self, count: int) -> None:
+        if not self._indexes.counted(count):
+            self._forget()
 
-    def _recognise(self, count: int, found: Mapping[int, Gpu], faults: dict[int, GpuFault]) -> None:
-        """Learn whose index is whose. Once GPUs came or went, an index names nobody known."""
-        uuids = {index: gpu.uuid for index, gpu in found.items()}
-        kept = all(self._uuids.get(index, uuid) == uuid for index, uuid in uuids.items())
-        if self._count in {None, count} and kept:
-            self._uuids.update(uuids)
-        else:
-            self._uuids = uuids
-            for index, fault in faults.items():
-                faults[index] = dataclasses.replace(fault, gpu=f"index {index}")
-        self._count = count
+    def _forget(self) -> None:
+        """GPUs came, went or moved: no stream knows for certain whose an event is."""
+        for stream in self._streams:
+            stream.forget()
 
     async def _ask(self, uuid: GpuUuid, work: Callable[[], T]) -> T:
         """A question to one GPU whose failure is nothing but that. Raises GpuError, DriverError."""
@@ -188,7 +189,7 @@ class NvmlDriver:
         self, opened: Opened, index: int, found: dict[int, Gpu], faults: dict[int, GpuFault]
     ) -> None:
         """Take GPU `index` into `found`, or why that fails into `faults`."""
-        name = self._name(index)
+        name = self._indexes.name(index)
         work = partial(facts.describe, self._library, index, self._sys_root)
         try:
             found[index] = await self._call(opened, name, work)
@@ -235,19 +236,44 @@ class NvmlDriver:
         """Have the GPUs report to `stream`; one that does not is left to probes, and named once."""
         async with asyncio.TaskGroup() as tasks:
             for index in indexes:
-                if not stream.settled(self._name(index)):
+                if not stream.settled(self._indexes.name(index)):
                     tasks.create_task(self._register_one(opened, stream, index))
 
     async def _register_one(self, opened: Opened, stream: EventStream, index: int) -> None:
-        name = self._name(index)
+        name = self._indexes.name(index)
+        work, late = partial(stream.register, index), partial(_settle, stream)
         try:
-            answer = await self._call(opened, name, partial(stream.register, index))
+            answer = await self._call(opened, name, work, late)
         except DriverError:
             return  # the session is over, and the stream with it
         except (TimeoutError, self._library.NVMLError, ValueError) as error:
-            news, reason = stream.missed(name, str(error) or NO_ANSWER), str(error) or NO_ANSWER
+            reason = str(error) or NO_ANSWER
+            if stream.missed(name, reason):
+                log.warning("driver.no_events", gpu=name, err=reason)
         else:
-            name, reason = answer.uuid, answer.refused
-            news = stream.settle(answer)
-        if news:
-            log.warning("driver.no_events", gpu=name, err=reason)
+            _settle(stream, answer)
+
+    def _back(self, name: str) -> None:
+        """A GPU that was stuck answers: it is asked at once to report, which was refused before."""
+        index = self._indexes.find(name)
+        if index is None or self._session.present is None:
+            return
+        for stream in self._streams:
+            if stream.has_set and not stream.settled(name):
+                settle = partial(_settle, stream)
+                asked = self._session.pool.post(name, partial(stream.register, index), settle)
+                asked.add_done_callback(partial(_take, stream, name))
+
+
+def _settle(stream: EventStream, answer: Registered) -> None:
+    if stream.settle(answer):
+        log.warning("driver.no_events", gpu=answer.uuid, err=answer.refused)
+
+
+def _take(stream: EventStream, name: str, asked: "asyncio.Future[Registered]") -> None:
+    """What came of asking a GPU that nobody waits for; the next scan asks again."""
+    error = asked.exception()
+    if error is None:
+        _settle(stream, asked.result())
+    else:
+        stream.missed(name, str(error) or NO_ANSWER)

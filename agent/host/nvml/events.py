@@ -3,7 +3,6 @@
 import asyncio
 import collections
 import contextlib
-import ctypes
 import dataclasses
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -24,9 +23,9 @@ from agent.host.nvml.library import (
     NvmlLibrary,
     code,
     driver_wide,
-    is_unable,
     text_of,
 )
+from agent.host.nvml.registering import Registered, address, free, register
 
 WAIT_MS: Final = 500
 """One wait in the library: how long stopping may take, at an idle cost of 0.04 % of a core."""
@@ -34,9 +33,6 @@ WAIT_MS: Final = 500
 STALL: Final = 2.5
 """A wait that outlasts two of these, five times WAIT_MS each, does not come back."""
 
-WANTED: Final = (
-    EVENT_XID | EVENT_ECC_DOUBLE | EVENT_ECC_SINGLE | EVENT_POWER_SOURCE | EVENT_MIG_CHANGE
-)
 EVENT_LIMIT: Final = 4096
 MOST_FAILURES: Final = 10
 FAILURE_PAUSE: Final = 1.0
@@ -48,46 +44,6 @@ _KINDS: Final = {
     EVENT_POWER_SOURCE: EventKind.POWER_SOURCE,
     EVENT_MIG_CHANGE: EventKind.CHANGED,
 }
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Registered:
-    """What came of asking a GPU for its events. `refused`: why it sends none; empty: it does."""
-
-    where: int
-    uuid: GpuUuid
-    refused: str = ""
-
-
-def address(handle: Handle) -> int:
-    """What tells two handles of the library apart: where they point to."""
-    return ctypes.cast(handle, ctypes.c_void_p).value or 0
-
-
-def register(library: NvmlLibrary, event_set: Any, index: int) -> Registered:  # noqa: ANN401 -- the library's own
-    """Have GPU `index` report to `event_set`. Blocks. Raises NVMLError, ValueError for no text.
-
-    A GPU that has no events at all is not asked again; other failures may pass.
-    """
-    handle = library.nvmlDeviceGetHandleByIndex(index)
-    uuid = GpuUuid(text_of(library.nvmlDeviceGetUUID(handle)))
-    try:
-        mask = library.nvmlDeviceGetSupportedEventTypes(handle) & WANTED
-        if mask:  # to register for nothing is an invalid argument
-            library.nvmlDeviceRegisterEvents(handle, mask, event_set)
-    except library.NVMLError as error:
-        if not is_unable(error):
-            raise
-        return Registered(address(handle), uuid, f"it has no events: {error}")
-    if not mask & EVENT_XID:
-        return Registered(address(handle), uuid, "it does not report XIDs")
-    return Registered(address(handle), uuid)
-
-
-def free(library: NvmlLibrary, event_set: Any) -> None:  # noqa: ANN401 -- the library's own
-    """Give the set back. Blocks."""
-    with contextlib.suppress(library.NVMLError):
-        library.nvmlEventSetFree(event_set)
 
 
 class EventStream:
@@ -104,6 +60,8 @@ class EventStream:
         self.unmonitored: dict[str, str] = {}
         """Why a GPU (its UUID, or `index N`) does not report here."""
         self._known: dict[int, GpuUuid] = {}
+        """Whose handle points where. Replaced as a whole, for the thread reads it."""
+        self._era = 0
         self._settled: set[str] = set()
         self._library = library
         self._loop = asyncio.get_running_loop()
@@ -123,11 +81,19 @@ class EventStream:
     # On the loop.
 
     def start(self) -> None:
-        """Begin to wait, once there is a set; a stream that was stopped before only frees it."""
+        """Begin to wait, once there is a set; a stream that was stopped before only frees it.
+
+        Where the machine gives no thread the stream has failed, and may be started again to end.
+        """
         if self._started:
             return
-        self._started = True
-        threading.Thread(target=self._serve, name="nvml-events", daemon=True).start()
+        try:
+            threading.Thread(target=self._serve, name="nvml-events", daemon=True).start()
+        except RuntimeError as error:
+            self._stopping.set()
+            self.fail(DriverError(f"there is no thread to wait for events: {error}"))
+        else:
+            self._started = True
 
     @property
     def has_set(self) -> bool:
@@ -145,8 +111,11 @@ class EventStream:
 
     def settle(self, found: Registered) -> bool:
         """Take what came of asking. True when it is news that the GPU will never report."""
+        if found.era != self._era:
+            return False
         self._settled.add(found.uuid)
-        self._known[found.where] = found.uuid
+        others = {where: uuid for where, uuid in self._known.items() if uuid != found.uuid}
+        self._known = others | {found.where: found.uuid}
         if found.refused:
             return self.missed(found.uuid, found.refused)
         self.unmonitored.pop(found.uuid, None)
@@ -163,6 +132,12 @@ class EventStream:
         self._settled.intersection_update(gpus)
         for gone in self.unmonitored.keys() - gpus:
             del self.unmonitored[gone]
+
+    def forget(self) -> None:
+        """GPUs came, went or moved: all are asked anew, for a handle may be another's now."""
+        self._era += 1
+        self._settled.clear()
+        self._known = {}
 
     async def next(self) -> DriverEvent:
         """The next event. Raises DriverError once the stream has failed and is read empty.
@@ -231,8 +206,10 @@ class EventStream:
 
         Raises NVMLError, ValueError for no text, DriverError when the stream has ended.
         """
+        era = self._era
         with self._inside():
-            return register(self._library, self._event_set, index)
+            found = register(self._library, self._event_set, index)
+        return dataclasses.replace(found, era=era)
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:

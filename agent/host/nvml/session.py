@@ -40,8 +40,9 @@ class Session:
     """One after the other, for the life of the process. All methods are called on the loop.
 
     `ended` is called when the driver ends one; `quiet` sends home who waits in the library, and
-    says whether all have left it. What a late answer says of a session that is over already does
-    not end the next, and no call of one that is over begins.
+    says whether all have left it; `back` is told of a GPU that was stuck and is so no more. What
+    a late answer says of a session that is over already does not end the next, and no call of one
+    that is over begins.
     """
 
     def __init__(
@@ -51,8 +52,9 @@ class Session:
         deadline: float,
         ended: Callable[[DriverError], None],
         quiet: Callable[[], Awaitable[bool]],
+        back: Callable[[str], None],
     ) -> None:
-        self.pool = CallPool("nvml", deadline)
+        self.pool = CallPool("nvml", deadline, back)
         self._library = library
         self._find = find
         self._deadline = deadline
@@ -97,13 +99,24 @@ class Session:
         self._broken = str(error)
         self._ended(error)
 
-    async def call(self, opened: Opened, key: str, work: Callable[[], T]) -> T:
+    @property
+    def present(self) -> Opened | None:
+        """The present session, if there is one; it is not begun for this."""
+        return self._present
+
+    async def call(
+        self,
+        opened: Opened,
+        key: str,
+        work: Callable[[], T],
+        late: Callable[[T], None] | None = None,
+    ) -> T:
         """A call of that session about one GPU; as of CallPool. Raises DriverError when it is over.
 
         What has not begun when the session ends would meet another one, or none.
         """
         self.check(opened)
-        return await self.pool.call(key, work)
+        return await self.pool.call(key, work, late)
 
     async def whole(self, opened: Opened, work: Callable[[], T]) -> T:
         """A call of that session about the driver as a whole. Raises DriverError, DriverMissing."""

@@ -198,7 +198,8 @@ class HealthWatch:
         return not known.ill and (failed or fell_silent)
 
     async def _ask(self, uuid: GpuUuid) -> Probe:
-        deadline = self._settings.probe_deadline
+        # The driver ends a call in time by itself; it may have waited behind another one before.
+        deadline = 2 * self._settings.probe_deadline
         try:
             async with asyncio.timeout(deadline):
                 probe = await self._driver.probe(uuid)

@@ -1,0 +1,31 @@
+"""Whoever listens to the events of a driver."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+from agent.core.errors import DriverError
+from agent.core.events import DriverEvent
+from agent.host.nvml.driver import NvmlDriver
+
+
+@asynccontextmanager
+async def listening(driver: NvmlDriver):
+    """A queue of what the driver reports; an error ends it."""
+    heard: asyncio.Queue[DriverEvent | DriverError] = asyncio.Queue()
+
+    async def listen() -> None:
+        try:
+            async for event in driver.events():
+                heard.put_nowait(event)
+        except DriverError as error:
+            heard.put_nowait(error)
+
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(listen())
+        yield heard
+        task.cancel()
+
+
+async def hear(heard, count: int) -> list:
+    async with asyncio.timeout(3):
+        return [await heard.get() for _ in range(count)]
