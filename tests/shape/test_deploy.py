@@ -185,3 +185,11 @@ def test_the_unit_starts_again_after_anything_but_refused_settings():
     assert "always" == unit["Restart"]
     assert "78" == unit["RestartPreventExitStatus"]
     assert "0" == unit["StartLimitIntervalSec"]
+
+
+@pytest.mark.parametrize("name", ["ProtectClock", "PrivateDevices", "DeviceAllow", "DevicePolicy"])
+def test_the_unit_has_no_line_that_takes_the_gpus_away(name: str):
+    # Each makes a list of the devices that are allowed; ProtectClock= does before systemd 252.
+    unit = tree.text("systemd/hami-agent.service")
+
+    assert [] == re.findall(rf"^{name}=.*$", unit, re.MULTILINE)

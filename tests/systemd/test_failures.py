@@ -109,6 +109,30 @@ async def test_any_other_failure_is_tried_again_without_end(node):
     assert all(later - before > PAUSE for before, later in itertools.pairwise(starts))
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [
+        pytest.param(("ExecStart=", "ExecStart=/bin/sh -c 'kill -SEGV $$$$'"), id="by-a-signal"),
+        pytest.param(("ExecStart=", "ExecStart=/nowhere"), id="without-a-program"),
+    ],
+)
+async def test_starts_that_end_at_once_are_no_busy_loop(node, lines):
+    await node.systemctl("start")
+    await node.offers(80)
+    await node.drop_in(*lines)
+    loop = asyncio.get_running_loop()
+
+    began = loop.time()
+    await node.kill("KILL")
+
+    async def often() -> bool:
+        return int((await node.shown())["NRestarts"]) > 5
+
+    await until_answer(often, 60, lambda: "it was not started six times more")
+    # The kill of a process that served is followed at once, and each of the others after a pause.
+    assert 5 * PAUSE < loop.time() - began
+
+
 async def first_lines(node):
     """What each process said first."""
     entries = await node.journal()

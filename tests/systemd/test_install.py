@@ -148,6 +148,47 @@ async def test_a_version_that_refuses_the_settings_is_not_switched_to(first):
     assert __version__ == await version(first)
 
 
+async def test_a_version_that_refuses_the_variables_is_not_switched_to(first):
+    await first.offers(80)
+    before = await first.shown()
+    first.settings(HAMI_AGENT_SHARING_SPLIT_CUONT="10")
+
+    said = await first.install(SECOND)
+
+    assert 1 == said.code
+    assert "refuses the settings, so nothing was changed" in said.err
+    assert "HAMI_AGENT_SHARING_SPLIT_CUONT" in said.err
+    assert before["MainPID"] == (await first.shown())["MainPID"]
+    assert __version__ == await version(first)
+
+
+async def test_a_masked_service_is_told_before_anything_is_changed(first):
+    before = await tree(first)
+    await first.systemctl("mask", "--runtime")
+
+    said = await first.install(SECOND)
+
+    await first.systemctl("unmask", "--runtime")
+    assert 1 == said.code
+    assert "is masked, so nothing was changed" in said.err
+    assert before == await tree(first)
+
+
+async def test_where_systemd_refuses_its_own_words_are_the_reason(first):
+    await first.offers(80)
+    lines = "[Unit]\nRefuseManualStart=yes\n"
+    first.write("/etc/systemd/system/hami-agent.service.d/test.conf", lines)
+
+    said = await first.install(SECOND)
+
+    assert 1 == said.code
+    assert "Operation refused" in said.err
+    assert '"event":' not in said.err
+    assert said.err.endswith(" runs again\n")
+    assert __version__ == await version(first)
+    await first.offers(80)
+
+
 async def test_a_wheel_whose_dependencies_are_not_there_changes_nothing(first):
     before = await versions(first)
     first.machine.path("/opt/empty").mkdir(exist_ok=True)
@@ -219,6 +260,34 @@ async def test_an_uninstall_leaves_settings_and_state_and_a_purge_does_not(first
     await first.machine.run("/src/systemd/uninstall", "--purge")
     assert [False, False] == [first.machine.path(place).exists() for place in left]
     assert 0 != (await first.machine.try_run("getent", "group", "hami-agent")).code
+
+
+async def test_an_uninstall_stops_a_service_whose_unit_is_gone(first):
+    await first.offers(80)
+    await first.machine.run("rm", "/usr/local/lib/systemd/system/hami-agent.service")
+    await first.machine.run("systemctl", "daemon-reload")
+
+    await first.machine.run("/src/systemd/uninstall")
+
+    assert set() == first.endpoints()
+    assert "0" == (await first.shown())["MainPID"]
+    wanted = "/etc/systemd/system/multi-user.target.wants/hami-agent.service"
+    assert 0 != (await first.machine.try_run("test", "-L", wanted)).code
+
+
+@pytest.mark.parametrize("command", [("uninstall",), ("install", FIRST)])
+async def test_two_of_them_at_once_are_refused(first, command):
+    await first.offers(80)
+    script, *arguments = command
+
+    said = await first.machine.try_run(
+        *("flock", "/run/hami-agent-install.lock", f"/src/systemd/{script}", *arguments)
+    )
+
+    assert 1 == said.code
+    assert "uninstall is under way" in said.err
+    await first.until_shown(ActiveState="active")
+    assert __version__ == await version(first)
 
 
 async def test_an_uninstall_of_nothing_is_no_error(bare):

@@ -3,8 +3,13 @@
 import asyncio
 import shutil
 
+import pytest_asyncio
+
 from tests.peers.lab.waiting import until_answer
-from tests.systemd.lab.bare_metal import PATIENCE
+from tests.systemd.lab.bare_metal import KUBELET, PATIENCE
+
+USER = "4711"
+"""Not nobody: whoever is not of the service's user namespace looks like him."""
 
 
 async def test_a_kubelet_may_be_absent_for_longer_than_any_watchdog_waits(node):
@@ -67,6 +72,32 @@ async def test_a_start_makes_the_kubelets_directory_where_there_is_none(node):
     await node.systemctl("start")
 
     said = await node.machine.run("stat", "--format=%a %U", "/var/lib/kubelet/device-plugins")
-    assert "750 root" == said.strip()
+    assert "755 root" == said.strip()
     await node.cluster.kubelet.start()
     await node.offers(80)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def given(node):
+    """The node with the kubelet's directory in the hands of another user than root."""
+    passwd = node.machine.path("/etc/passwd")
+    known = passwd.read_text()
+    passwd.write_text(f"{known}giver:x:{USER}:65534::/:/bin/sh\n")
+    await node.machine.run("chown", "-R", USER, KUBELET)
+    await node.machine.run("chmod", "700", f"{KUBELET}/device-plugins")
+    yield node
+    await node.clear()
+    await node.machine.run("chown", "-R", "root", KUBELET)
+    await node.machine.run("chmod", "750", f"{KUBELET}/device-plugins")
+    passwd.write_text(known)
+
+
+async def test_a_kubelets_directory_that_was_given_to_another_user_stays_his_and_he_serves(given):
+    await given.drop_in(f"User={USER}")
+
+    said = await given.machine.try_run("systemctl", "start", "hami-agent")
+
+    assert 0 == said.code, await given.last_words()
+    await given.offers(80)
+    shown = await given.machine.run("stat", "--format=%a %u", f"{KUBELET}/device-plugins")
+    assert f"700 {USER}" == shown.strip()
