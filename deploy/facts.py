@@ -42,7 +42,7 @@ LEFT: Final = {
     "nodes": ("changes: its own Node, annotations {}", "its own Node"),
     "pods": ("reads of all", "those of its node"),
     "pods/status": ("pods of its node, annotations {}", "those of its node"),
-    "events": ("in its node's name", "any"),
+    "events": ("its own, about its Node or a pod", "any"),
 }
 """What the account of all nodes, and what the user of one node, may do with a resource."""
 POLICY: Final = {"nodes": "hami-agent-node", "pods/status": "hami-agent-pods"}

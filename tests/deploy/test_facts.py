@@ -64,7 +64,10 @@ def test_the_images_that_the_readme_quotes_are_within_their_bounds(base: str):
 
 @pytest.mark.parametrize("about", ["SIGKILL → the kubelet has", "rolling update"])
 def test_the_readme_quotes_the_gaps(about: str):
-    assert [what for what in quoted() if about in what]
+    found = [row for what, row in quoted().items() if about in what]
+
+    assert found
+    assert all(re.fullmatch(r"[\d.]+ s", row[0]) for row in found)
 
 
 def test_every_right_of_the_role_has_words():

@@ -56,6 +56,9 @@ RUNTIMES_OWN = ("/dev", "/proc", "/sys/fs/cgroup", "/etc/hosts", "/host/sys/fs/c
 """Every container has them; the last is what a runtime without recursive read-only mounts leaves
 writable where each controller of cgroup v1 is a mount of its own."""
 
+GAP = 5.0
+"""Seconds without slices while the image changes, as deploy/README.md says."""
+
 WRITTEN = (annotations.REGISTER, annotations.SCORE)
 LEFT = {"/run/hami-agent", "/usr/local/vgpu", "/var/lib/hami-agent"}
 """As deploy/README.md says."""
@@ -173,7 +176,7 @@ async def test_an_update_and_its_rollback_disturb_no_pod(site, table):
             await rolled_out(site)
             table.add(f"{what} of the image, one node → rollout complete", now() - began)
         (gap,) = capacity.gaps()
-        table.add(f"{what} of the image: no slices for", gap)
+        table.add(f"{what} of the image: no slices for", gap, GAP)
 
         (pod,) = site.agents
         assert f":{tag}" in pod["spec"]["containers"][0]["image"]
