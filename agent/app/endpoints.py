@@ -150,7 +150,7 @@ class RivalSocket:
 
     def __init__(self, rival: Rival) -> None:
         self._rival = rival
-        self._watch = DirectoryWatch(rival.directory, (rival.name,))
+        self._watch = DirectoryWatch(rival.directory, rival.names)
 
     @property
     def path(self) -> str:

@@ -133,6 +133,7 @@ def _knowing(
         listed = fitting.saw_gpus(scan)
         if listed is not None:
             keeper.found(listed)
+        health.scanned(scan)
 
     discovery = Discovery(adapters.driver, found)
     before = host.recovered.state.boot_id

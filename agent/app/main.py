@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import datetime as dt
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -212,8 +213,13 @@ async def _joined(start: Start, adapters: Adapters, stop: asyncio.Event) -> Fron
     """Read the state, build the first half, and make the directories of what is held."""
     boot = boot_id()
     resource = start.settings.sharing.resource
+    running = dt.timedelta(seconds=asyncio.get_running_loop().time())  # since the boot
     recovered = await recover(
-        adapters.disk, boot_id=boot, machine_id=machine_id(), resource=resource
+        adapters.disk,
+        boot_id=boot,
+        machine_id=machine_id(),
+        resource=resource,
+        booted_at=adapters.clock.now() - running,
     )
     stored = await _stored(adapters)
     front = join_front(start.settings, adapters, Host(boot, recovered, start.reading, stop, stored))

@@ -4,6 +4,7 @@ Unknown keys are ignored and missing ones are their defaults, so a downgrade by 
 every row.
 """
 
+import datetime as dt
 from collections.abc import Iterable
 
 import msgspec
@@ -27,6 +28,7 @@ class _Data(msgspec.Struct, frozen=True):
     machine_id: str
     ledger: Ledger
     health: dict[str, Health]
+    booted_at: dt.datetime | None = None
 
 
 class StateEncoder:
@@ -56,6 +58,7 @@ class StateEncoder:
                     "plain": self._encoded(ledger.plain),
                 },
                 "health": {str(uuid): health[uuid] for uuid in sorted(health)},
+                "booted_at": state.booted_at,
             }
         )
         return seal(KIND, VERSION, data)
@@ -78,4 +81,5 @@ def decode_state(content: bytes) -> State:
         machine_id=data.machine_id,
         ledger=data.ledger,
         health={GpuUuid(uuid): health for uuid, health in data.health.items()},
+        booted_at=data.booted_at,
     )

@@ -23,6 +23,7 @@ from agent.core.verdicts import (
     seconds,
     signed,
     silenced,
+    suspected,
     watched,
     worse,
 )
@@ -30,6 +31,7 @@ from agent.core.xids import XIDS, XidClass, XidSwitches, xid_name
 
 MOST_DOUBLINGS: Final = 32
 BEFORE: Final = "before the boot: "
+UNNAMED: Final = " on a GPU that the driver cannot name"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,15 +103,14 @@ def remembered(
     """What a remembered health is worth now. `boot_changed`: the node has booted since.
 
     A boot resets every GPU. What only needed that is over; a fault of the hardware itself is
-    watched for a quiet time. What the operator has declared harmless since is over as well.
+    watched for a quiet time. What the operator has declared harmless since is over as well. The
+    time for which a silent GPU is served begins with this process: none of it was asked before.
     """
-    since = min(health.since, now)
     harmless = health.cause == Cause.XID and health.xid is not None
     if harmless and xid_class(health.xid or 0, settings) is XidClass.APPLICATION:
         return Health(Condition.OK, since=now)
     if not boot_changed:
-        failures = tuple(min(one, now) for one in health.failures)
-        return dataclasses.replace(health, since=since, passed_probes=0, failures=failures)
+        return _restarted(health, now)
     hardware = health.cause in {Cause.ECC, Cause.LOST, Cause.PROBE, Cause.MEMORY}
     if health.condition in {Condition.OK, Condition.UNMONITORED} or not hardware:
         return Health(Condition.OK, since=now)
@@ -121,6 +122,18 @@ def remembered(
         health.xid,
         action=Action.WAIT,
         runbook=health.runbook,
+    )
+
+
+def _restarted(health: Health, now: dt.datetime) -> Health:
+    """What it was, with no moment in the future."""
+    recovered_at = health.recovered_at
+    return dataclasses.replace(
+        health,
+        since=now if health.silent and health.serving else min(health.since, now),
+        passed_probes=0,
+        recovered_at=recovered_at and min(recovered_at, now),
+        failures=tuple(min(one, now) for one in health.failures),
     )
 
 
@@ -159,7 +172,10 @@ def _judged(
     if report.kind is EventKind.XID:
         return _struck(health, report, now, settings)
     if report.kind is EventKind.ECC_DOUBLE:
-        verdict = bad(now, Cause.ECC, "uncorrectable memory error; reset the GPU", "H-ECC")
+        told = "uncorrectable memory error"
+        if report.uuid is None:
+            return suspected(health, watched(now, Cause.ECC, told + UNNAMED, "H-ECC"))
+        verdict = bad(now, Cause.ECC, f"{told}; reset the GPU", "H-ECC")
         return worse(health, needing(verdict, reboot=False))
     return health  # corrected errors, the power supply, and changes of the layout
 
@@ -193,10 +209,11 @@ def _struck(
     if kind is XidClass.APPLICATION:
         return health
     told, runbook = f"XID {number}: {xid_name(number)}", f"H-{number:03d}"
-    if event.uuid is None or kind is XidClass.CONTAINED:
-        # An XID of an unknown GPU is a suspicion of all of them; the probes that follow decide.
-        doubt = "" if event.uuid is not None else " on a GPU that the driver cannot name"
-        verdict = watched(now, Cause.XID, told + doubt, runbook)
+    if event.uuid is None:
+        verdict = watched(now, Cause.XID, told + UNNAMED, runbook)
+        return suspected(health, dataclasses.replace(verdict, xid=number))
+    if kind is XidClass.CONTAINED:
+        verdict = watched(now, Cause.XID, told, runbook)
         return worse(health, dataclasses.replace(verdict, xid=number))
     mends = {
         XidClass.NEEDS_RESET: "; reset it or reboot the node",

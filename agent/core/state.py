@@ -1,6 +1,7 @@
 """What survives the process: the ledger, the memory of health, and whose state it is."""
 
 import dataclasses
+import datetime as dt
 from collections.abc import Mapping
 
 from agent.core.condition import Health
@@ -13,6 +14,8 @@ class State:
     """One generation of the state.
 
     `boot_id` names the boot in which the health memory was written; `machine_id` the host.
+    `booted_at`: when that boot was, by the clock that the moments of the health memory are of; a
+    clock that was set since says otherwise.
     """
 
     generation: int = 0
@@ -20,3 +23,4 @@ class State:
     machine_id: str = ""
     ledger: Ledger = dataclasses.field(default_factory=Ledger)
     health: Mapping[GpuUuid, Health] = dataclasses.field(default_factory=dict)
+    booted_at: dt.datetime | None = None

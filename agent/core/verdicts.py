@@ -67,8 +67,8 @@ def relieved(health: Health, signs: GpuSigns) -> Health:
     """The driver may say that a GPU needs no reset (any more). A boot it cannot talk away."""
     if signs.recovery is not RecoveryAction.NONE or not health.needs_reset or health.needs_reboot:
         return health
-    told = health.text.removesuffix(f" [{health.runbook}]")
-    text = f"{told}, but the driver says that none is needed"
+    told = health.text.removesuffix(f" [{health.runbook}]").partition("; ")[0]
+    text = f"{told}; the driver says that no reset is needed"
     return dataclasses.replace(
         health,
         needs_reset=False,
@@ -102,6 +102,14 @@ def worse(health: Health, verdict: Health) -> Health:
     if health.condition is Condition.LOST and verdict.needs_reset:
         return struck_while_lost(known, verdict)
     return known if health.condition is Condition.UNMONITORED else again(known, verdict.since)
+
+
+def suspected(health: Health, doubt: Health) -> Health:
+    """`doubt` of a report that names no GPU: all are under suspicion, and the probes decide.
+
+    One that is ill already rests on: others' mishaps would keep it out for ever.
+    """
+    return health if health.ill else worse(health, doubt)
 
 
 def struck_while_lost(health: Health, verdict: Health) -> Health:

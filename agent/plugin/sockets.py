@@ -20,6 +20,8 @@ PATH_LIMIT = 107
 
 MODE = 0o600
 
+NVIDIA = "nvidia.com"
+
 _TRIES = 5
 
 
@@ -140,11 +142,18 @@ def sweep(directory: Path, resource: str) -> tuple[str, ...]:
 class Rival:
     """The socket of HAMi's or NVIDIA's plugin for a resource, by the name that both give it.
 
+    The name leaves out the resource's domain. Only NVIDIA's is taken for what it says: in another
+    domain the socket is as likely that of the GPU Operator for nvidia.com, and tells nothing.
     Source: nvinternal/plugin/server.go of both, NewNvidiaDevicePlugin.
     """
 
     directory: Path
     resource: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The base names whose coming and going tells of it; none where none does."""
+        return (self.name,) if self.resource.startswith(f"{NVIDIA}/") else ()
 
     @property
     def name(self) -> str:
@@ -157,9 +166,9 @@ class Rival:
         return os.fspath(self.directory / self.name)
 
     def answers(self) -> bool | None:
-        """Whether somebody listens there; None: there is no such socket."""
+        """Whether somebody listens there; None: there is no such socket that tells of it."""
         path = self.directory / self.name
-        return not _is_dead(path) if _is_socket(path) else None
+        return not _is_dead(path) if self.names and _is_socket(path) else None
 
 
 def _names(directory: Path) -> list[str]:

@@ -108,7 +108,7 @@ class Registration:
         self._trigger = "start"
         self._served_since: float | None = None
         self._accepted = False
-        self._ends = 0
+        self._ends = self._accepts = 0
         self._name_is_spent = False
         self._register_at = self._rebind_at = self._fresh_until = 0.0
         self.state: Cell[RegistrationState] = Cell(RegistrationState())
@@ -125,9 +125,12 @@ class Registration:
                 await self._step()
 
     @property
-    def ends(self) -> int:
-        """How often the streams have come to an end."""
-        return self._ends
+    def spell(self) -> int | None:
+        """A number that changes with each registration and each end of the streams.
+
+        None: no stream is open.
+        """
+        return self._ends + self._accepts if self._streams.value > 0 else None
 
     def renew(self) -> None:
         """Serve on a new socket and register it, although a stream is open.
@@ -241,6 +244,7 @@ class Registration:
             self._fail(error)
             return
         self.registrations.add(self._trigger)
+        self._accepts += 1
         self._accepted = True
         self._register_at = _now() + STREAM_DEADLINE
         if self._ends != ends:

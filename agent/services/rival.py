@@ -2,7 +2,8 @@
 
 Up to kubelet 1.36 who registers last is asked, and nobody is told: our stream stays open, and when
 the other one ends, the kubelet takes the resource for ended although we serve it. So its socket is
-watched, and when it is gone and our stream did not end with it, we begin anew.
+watched, and when it is gone and our stream did not end with it, we begin anew. A kubelet that
+starts removes all sockets: then we register with it anyway, and the other one may live.
 """
 
 import asyncio
@@ -46,8 +47,11 @@ class Registered(Protocol):
     """Our registration."""
 
     @property
-    def ends(self) -> int:
-        """How often the kubelet's streams have come to an end."""
+    def spell(self) -> int | None:
+        """A number that changes with each registration and each end of the streams.
+
+        None: the kubelet takes no lists now.
+        """
         ...
 
     def renew(self) -> None:
@@ -87,7 +91,7 @@ class Rivals:
         raise KubeletError("the watch of the other plugin's socket came to an end")
 
     async def _keep(self) -> NoReturn:
-        now, ends, seen = self._socket.answers(), self._registered.ends, self._news.value
+        now, spell, seen = self._socket.answers(), self._registered.spell, self._news.value
         while True:
             came = await self._next(seen)
             if came:
@@ -97,11 +101,11 @@ class Rivals:
             was_here = before or (came and before is None)
             if now and not before:
                 self._tell()
-            elif not now and was_here and ends == self._registered.ends:
+            elif not now and was_here and spell is not None and spell == self._registered.spell:
                 log.info("registration.rival_gone", resource=self._resource)
                 self._registered.renew()
                 self.gone.set(self.gone.value + 1)
-            ends = self._registered.ends
+            spell = self._registered.spell
 
     async def _next(self, seen: int) -> bool:
         """True for news since `seen`; False: it is time to look all the same."""

@@ -8,6 +8,7 @@ nobody waits for it. A disk that hangs is said to hang while it does.
 import asyncio
 import contextlib
 import dataclasses
+import datetime as dt
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import NoReturn
@@ -15,6 +16,7 @@ from typing import NoReturn
 import structlog
 
 from agent.codec.checkpoint import StateEncoder, decode_state
+from agent.core.clock_step import stepped
 from agent.core.condition import Health
 from agent.core.errors import StateCorrupt, StateError
 from agent.core.gpu import GpuUuid
@@ -62,12 +64,21 @@ class Recovered:
     fresh: bool = False
 
 
-async def recover(disk: Disk, *, boot_id: str, machine_id: str, resource: str) -> Recovered:
+async def recover(
+    disk: Disk,
+    *,
+    boot_id: str,
+    machine_id: str,
+    resource: str,
+    booted_at: dt.datetime | None = None,
+) -> Recovered:
     """The newest readable generation of this host, or an empty one.
 
     Rows that do not say by which name they were asked for are of `resource`. An unreadable
     generation is said, and the one before it is used. Where none is left, what was found is kept
-    aside: it may be another version's, whose rows a new write would end.
+    aside: it may be another version's, whose rows a new write would end. `booted_at` is the moment
+    of the boot by the present clock: within one boot the health memory follows a clock that was
+    set meanwhile.
 
     Raises:
         StateError: nothing could be read because of the disk, not because of what is on it.
@@ -78,7 +89,13 @@ async def recover(disk: Disk, *, boot_id: str, machine_id: str, resource: str) -
         try:
             found[name] = content = await _content(disk, name)
             state = _decoded(content, name, machine_id)
-            state = dataclasses.replace(state, ledger=state.ledger.named(resource))
+            before = state.booted_at if state.boot_id == boot_id else None
+            state = dataclasses.replace(
+                state,
+                ledger=state.ledger.named(resource),
+                health={u: stepped(one, before, booted_at) for u, one in state.health.items()},
+                booted_at=booted_at,
+            )
         except StateError as error:
             problems.append(error)
             continue
@@ -86,7 +103,7 @@ async def recover(disk: Disk, *, boot_id: str, machine_id: str, resource: str) -
             return Recovered(state)
         notice = f"{_joined(problems)}; went on from generation {state.generation} in {name}"
         return Recovered(state, notice + await _mend(disk, content))
-    empty = State(boot_id=boot_id, machine_id=machine_id)
+    empty = State(boot_id=boot_id, machine_id=machine_id, booted_at=booted_at)
     if all(isinstance(problem, _Missing) for problem in problems):
         return Recovered(empty, fresh=True)
     for problem in problems:

@@ -11,7 +11,7 @@ HOW: Final = "As 500ms, 2s, 10m or 1h; a number alone is seconds."
 """What the sentence of each setting that is a duration says of its unit."""
 
 _UNITS: Final = {"h": Decimal(3600), "m": Decimal(60), "s": Decimal(1), "ms": Decimal("0.001")}
-_FORM: Final = re.compile("([0-9]{1,20}(?:[.][0-9]{1,20})?)(ms|s|m|h)")
+_FORM: Final = re.compile("([0-9]{1,20}(?:[.][0-9]{1,400})?)(ms|s|m|h)")
 _PATTERN: Final = "^[0-9]+([.][0-9]+)?(ms|s|m|h)?$"
 
 

@@ -13,7 +13,7 @@ from agent.core.errors import AgentError, KubeletError, PermissionFault
 from agent.kit.cell import Cell
 from agent.plugin.listener import Listener
 from agent.plugin.server import PluginServer
-from agent.plugin.sockets import bind, socket_name, sweep
+from agent.plugin.sockets import Rival, bind, socket_name, sweep
 from tests.fakes.allocator import FakeAllocator
 from tests.fakes.chance import Seeded
 from tests.fakes.door import RESOURCE, a_list
@@ -233,3 +233,21 @@ async def test_servers_of_two_resources_of_one_tail_are_born_at_once_and_sweep_o
             task.cancel()
 
     assert set() == names(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("domain", "named", "answers"),
+    [("nvidia.com", ("nvidia-gpu.sock",), True), ("hami.io", (), None)],
+)
+def test_a_socket_without_a_domain_in_its_name_tells_of_nvidias_resources_alone(
+    tmp_path: Path, domain: str, named: tuple[str, ...], answers: object
+):
+    rival = Rival(tmp_path, f"{domain}/gpu")
+    assert named == rival.names
+    assert rival.answers() is None
+
+    with socket.socket(socket.AF_UNIX) as theirs:
+        theirs.bind(rival.path)
+        theirs.listen()
+
+        assert answers is rival.answers()

@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable
 
-from agent.core.errors import AgentError, DriverError
+from agent.core.errors import AgentError, DriverError, GpuError
 from agent.core.events import DriverEvent, Probe, ProbeOutcome
 from agent.core.gpu import GpuFault, GpuUuid, Scan
 from tests.builders import a_gpu, a_uuid
@@ -22,6 +22,7 @@ class AnyDriver(ScriptedDriver):
         super().__init__(a_gpu(index=n) for n in range(GPUS))
         self.troubles: dict[str, AgentError] = {}
         self.listeners = 0
+        self.taken_out: set[GpuUuid] = set()
 
     def restart(self) -> None:
         """The process that used it is gone."""
@@ -36,7 +37,8 @@ class AnyDriver(ScriptedDriver):
     async def scan(self) -> Scan:
         self._fail("scan")
         lost = [u for u in UUIDS if self.outcomes.get(u) is ProbeOutcome.LOST]
-        self.faults = [GpuFault(uuid, "GPU is lost", lost=True) for uuid in lost]
+        listed = [uuid for uuid in lost if uuid not in self.taken_out]
+        self.faults = [GpuFault(uuid, "GPU is lost", lost=True) for uuid in listed]
         found = await super().scan()
         return dataclasses.replace(
             found, gpus=tuple(gpu for gpu in found.gpus if gpu.uuid not in lost)
@@ -44,6 +46,8 @@ class AnyDriver(ScriptedDriver):
 
     async def probe(self, uuid: GpuUuid) -> Probe:
         self._fail("probe")
+        if uuid in self.taken_out:
+            raise GpuError(uuid, "Not Found")
         return await super().probe(uuid)
 
     async def events(self, opened: Callable[[], None] | None = None) -> AsyncIterator[DriverEvent]:

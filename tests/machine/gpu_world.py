@@ -13,7 +13,7 @@ from agent.core.condition import Condition
 from agent.core.errors import StateError
 from agent.core.events import DriverEvent, EventKind, ProbeOutcome
 from agent.core.failures import LATELY
-from agent.core.gpu import GpuUuid
+from agent.core.gpu import GpuUuid, Scan
 from agent.core.gpu_signs import GpuSigns, RecoveryAction
 from agent.core.health import HealthSettings
 from agent.core.inventory import Inventory
@@ -36,6 +36,9 @@ SLICES = 10
 SETTINGS = HealthSettings(probe_interval=20.0)
 NOTICED = 2 * SETTINGS.probe_interval + 10.0
 """Seconds within which a lost or failing GPU is found, if the driver answers."""
+
+MISSED = 70.0
+"""Seconds within which a GPU that is listed no more is missed: scans come every minute."""
 
 Health = dict[GpuUuid, bool]
 
@@ -89,7 +92,12 @@ class Life:
         self.keeper = InventoryKeeper(
             inventory, Cell(SharingSettings(split_count=SLICES)), self._clock, before.health
         )
-        discovery = Discovery(self._driver, self.keeper.found)
+
+        def scanned(scan: Scan) -> None:
+            self.keeper.found(scan)
+            watch.scanned(scan)
+
+        discovery = Discovery(self._driver, scanned)
         ports = HealthPorts(
             judged=self.keeper.judged, remember=state.remember, changed=discovery.rescan
         )
@@ -184,7 +192,7 @@ class GpuWorld:
     def _expect(self, event: DriverEvent) -> None:
         """XIDs by number, as people know them: 31 is a program's, 48 needs a reset."""
         if event.uuid not in UUIDS:
-            return
+            return  # who names no GPU, or a stranger, takes none out
         if event.kind is EventKind.ECC_DOUBLE or event.xid in {48, 64, 79, 95, 119, 140}:
             known = self.driver.signs.get(event.uuid, GpuSigns()).recovery
             until = self._rested() if known is RecoveryAction.NONE else float("inf")
@@ -214,8 +222,15 @@ class GpuWorld:
         self.answer(uuid, ProbeOutcome.LOST)
         self.lost_since.setdefault(uuid, self.loop.time())
 
+    def take_out(self, uuid: GpuUuid) -> None:
+        """It is lost, and the driver does not know it any more: only a scan shows that."""
+        self.driver.taken_out.add(uuid)
+        self.lose(uuid)
+        self.lost_since[uuid] = self.loop.time() + MISSED
+
     def restore(self, uuid: GpuUuid) -> None:
         """It comes back reset. Who saw that it was away may trust it after a rest."""
+        self.driver.taken_out.discard(uuid)
         self.answer(uuid, ProbeOutcome.PASSED)
         if self.lost_since.pop(uuid, None) is not None:
             self._cured(uuid, "reset")

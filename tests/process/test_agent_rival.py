@@ -7,7 +7,8 @@ import socket
 import pytest
 
 from agent.sandbox.lab.cluster import open_cluster
-from tests.process.agent_process import PATIENCE, offers, options, started
+from agent.services.rival import SETTLE
+from tests.process.agent_process import PATIENCE, comes, offers, options, started
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -44,3 +45,18 @@ async def test_it_serves_over_a_dead_socket_and_when_it_is_told_to(listens, flag
         with a_socket(cluster.places.plugins / "nvidia-gpu.sock", listens=listens):
             await started(cluster)
             assert await offers(cluster, 80)
+
+
+async def test_the_gpu_operators_plugin_is_no_rival_for_a_resource_of_another_domain():
+    async with open_cluster(options("--resource-name=hami.io/gpu")) as cluster:
+        theirs = cluster.places.plugins / "nvidia-gpu.sock"
+        with a_socket(theirs, listens=True):
+            await cluster.start_agent()
+            assert await comes(lambda: bool(cluster.kubelet.history.of("registered")))
+            assert await comes(lambda: bool(cluster.log.of("registration.serving")))
+        theirs.unlink()
+        renewed = await comes(lambda: bool(cluster.log.of("registration.rival_gone")), 3 * SETTLE)
+
+        assert not renewed
+        assert 1 == len(cluster.kubelet.history.of("registered"))
+        assert [] == cluster.store.select("events")

@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 
+import pytest
+
 from agent.services.rival import LOOK_AGAIN, SETTLE, Rivals
 
 RESOURCE = "nvidia.com/gpu"
@@ -17,7 +19,7 @@ class Side:
 
     def __init__(self, *, answers: bool | None = None) -> None:
         self.is_answering = answers
-        self.ends = 0
+        self.spell: int | None = 0
         self.renewed = 0
         self.said: list[str] = []
         self._names: asyncio.Queue[str] = asyncio.Queue()
@@ -32,7 +34,7 @@ class Side:
 
     def renew(self) -> None:
         self.renewed += 1
-        self.ends += 1
+        self.spell = self.renewed
 
     def becomes(self, answers: bool | None) -> None:  # noqa: FBT001 -- as `answers()` says it
         self.is_answering = answers
@@ -100,7 +102,7 @@ async def test_a_stream_that_ended_with_it_is_renewed_already():
     side = Side(answers=True)
     async with watched(side):
         side.becomes(None)
-        side.ends += 1
+        side.spell = None
         await asyncio.sleep(LATER)
 
     assert 0 == side.renewed
@@ -114,3 +116,30 @@ async def test_a_dead_socket_that_is_removed_disturbs_nobody():
         await asyncio.sleep(LATER)
 
     assert 0 == side.renewed
+
+
+@pytest.mark.parametrize("spell", [None, 1], ids=["waits", "registered again"])
+async def test_a_kubelet_that_starts_and_sweeps_the_socket_of_a_living_one_is_no_end(spell):
+    side = Side(answers=True)
+    async with watched(side):
+        side.spell = None  # the kubelet stops
+        await asyncio.sleep(LATER)
+        side.becomes(None)
+        side.spell = spell
+        await asyncio.sleep(SOON)
+        assert 0 == side.renewed
+        side.becomes(True)
+        await asyncio.sleep(LATER)
+
+    assert 0 == side.renewed
+
+
+async def test_one_that_goes_after_the_kubelets_start_is_missed():
+    side = Side(answers=True)
+    async with watched(side):
+        side.spell = 7
+        await asyncio.sleep(LATER)
+        side.becomes(None)
+        await asyncio.sleep(SOON)
+
+    assert 1 == side.renewed

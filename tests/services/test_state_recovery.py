@@ -1,15 +1,18 @@
 """Whatever lies in the state directory, start goes on from the newest generation that is whole."""
 
+import dataclasses
+import datetime as dt
 import errno
 
 import pytest
 
 from agent.codec.checkpoint import encode_state
+from agent.core.condition import Condition
 from agent.core.errors import StateError
 from agent.core.ledger import Ledger
 from agent.core.state import State
 from agent.services.state import CURRENT, PREVIOUS, UNREADABLE, StateService, recover
-from tests.builders import RESOURCE, a_pod_uid, a_row
+from tests.builders import G1, NOON, RESOURCE, a_health, a_pod_uid, a_row
 from tests.fakes.chance import Seeded
 from tests.fakes.disk import Killed, MemoryDisk
 
@@ -198,3 +201,41 @@ async def test_the_write_after_a_fall_back_keeps_a_good_generation_beside_it():
     await disk.replace(CURRENT, b"torn")
 
     assert a_state(1).ledger == (await recovered(disk)).state.ledger
+
+
+@pytest.mark.parametrize("boot", ["boot-1", "boot-2"])
+async def test_a_clock_that_was_set_ends_no_rest_within_one_boot(boot):
+    ill = dataclasses.replace(a_health(condition=Condition.BAD), recovered_at=NOON)
+    health = dataclasses.replace(ill, failures=(NOON,))
+    step = dt.timedelta(hours=2)
+    state = dataclasses.replace(a_state(1), health={G1: health}, booted_at=NOON)
+    disk = await a_disk(encode_state(state))
+
+    found = await recover(
+        disk, boot_id=boot, machine_id=MACHINE, resource=RESOURCE, booted_at=NOON + step
+    )
+
+    by = step if boot == "boot-1" else dt.timedelta()
+    read = found.state.health[G1]
+    assert (health.since + by, NOON + by, (NOON + by,)) == (
+        read.since,
+        read.recovered_at,
+        read.failures,
+    )
+    assert NOON + step == found.state.booted_at
+
+
+@pytest.mark.parametrize("before", [None, NOON + dt.timedelta(milliseconds=5)])
+async def test_a_clock_that_was_not_set_moves_nothing(before):
+    health = a_health(condition=Condition.BAD)
+    state = dataclasses.replace(a_state(1), health={G1: health}, booted_at=before)
+
+    found = await recover(
+        await a_disk(encode_state(state)),
+        boot_id="boot-1",
+        machine_id=MACHINE,
+        resource=RESOURCE,
+        booted_at=NOON,
+    )
+
+    assert {G1: health} == found.state.health

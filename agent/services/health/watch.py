@@ -12,7 +12,7 @@ import structlog
 from agent.core.condition import Condition, Health
 from agent.core.errors import DriverError, GpuError, cap
 from agent.core.events import DriverEvent, EventKind, Probe, ProbeOutcome
-from agent.core.gpu import NO_INDEX, GpuUuid
+from agent.core.gpu import NO_INDEX, GpuUuid, Scan
 from agent.core.health import HealthSettings, aged, judge, missing, remembered, switched_off
 from agent.core.inventory import Inventory
 from agent.core.ports import Clock, Driver
@@ -22,6 +22,7 @@ from agent.core.xids import xid_label, xid_name
 from agent.kit.cell import Cell
 from agent.kit.tally import Tally
 from agent.kit.throttle import Throttle
+from agent.services.health.counting import MemoryErrors
 from agent.services.health.gathering import Gathering
 from agent.services.health.hearing import Hearing
 
@@ -83,6 +84,7 @@ class HealthWatch:
         }
         self._gathering = Gathering(settings, self._is_known)
         self._hearing = Hearing(driver, self._note_event, self._note_silence)
+        self._errors = MemoryErrors(near=2 * settings.probe_interval)
         self._look = asyncio.Event()
         self._moved = asyncio.Event()
         self._xid_lines = Throttle(LOG_PERIOD)
@@ -127,6 +129,20 @@ class HealthWatch:
             serving=after.serving and shared.present,
             missing=missing(after, self._now(), self._settings),
         )
+
+    def scanned(self, scan: Scan) -> None:
+        """The driver was asked: one that waits for a reset and is not listed is lost.
+
+        When it is listed again it was away. A scan with faults does not tell for certain who is
+        missing, and a driver that does not answer tells nothing of a GPU.
+        """
+        if scan.faults:
+            return
+        listed = {gpu.uuid for gpu in scan.gpus}
+        for uuid, health in self._health.items():
+            if health.needs_reset and uuid not in listed:
+                text = "the driver does not list it any more"
+                self._gathering.note(Probe(uuid, ProbeOutcome.LOST, text))
 
     async def _stay_off(self) -> None:
         """Every GPU is served, and shown as what it is: not looked after."""
@@ -193,6 +209,8 @@ class HealthWatch:
         probe, known = await self._ask(uuid), self._of(uuid)
         if judge(known, probe, self._now(), self._settings) != known:
             self._gathering.note(probe)
+        if (error := self._errors.told(probe, known, self._now())) is not None:
+            self._gathering.note(error)
         failed = probe.outcome is ProbeOutcome.FAILED
         fell_silent = probe.outcome is ProbeOutcome.SILENT and not known.silent
         return not known.ill and (failed or fell_silent)

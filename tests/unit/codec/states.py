@@ -104,6 +104,7 @@ STATES = st.builds(
         plain=st.lists(PLAIN_ROWS, max_size=2).map(tuple),
     ),
     health=st.dictionaries(TEXT.map(GpuUuid), HEALTHS, max_size=2),
+    booted_at=st.none() | MOMENTS,
 )
 
 
@@ -167,4 +168,4 @@ def a_full_state() -> State:
         failures=(NOON,),
         failed_in_row=1,
     )
-    return State(3, "boot-1", "machine-1", ledger, {G1: health})
+    return State(3, "boot-1", "machine-1", ledger, {G1: health}, booted_at=NOON)

@@ -19,6 +19,7 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "state-version-1.json"
 EARLIER = GOLDEN.with_name("state-version-1-without-offers.json")
 UNNAMED = GOLDEN.with_name("state-version-1-without-resources.json")
 UNCOUNTED = GOLDEN.with_name("state-version-1-without-bouts.json")
+UNBOOTED = GOLDEN.with_name("state-version-1-without-boots.json")
 UNFAILED = GOLDEN.with_name("state-version-1-without-failures.json")
 
 
@@ -47,6 +48,7 @@ def test_equal_states_make_equal_bytes(state):
         state.machine_id,
         state.ledger,
         dict(reversed(state.health.items())),
+        state.booted_at,
     )
 
     assert encode_state(state) == encode_state(backwards)
@@ -79,7 +81,7 @@ def test_a_file_from_before_offers_were_kept_reads_without_them():
     )
 
     health = decode_state(UNCOUNTED.read_bytes()).health
-    earlier = dataclasses.replace(state, ledger=ledger, health=health)
+    earlier = dataclasses.replace(state, ledger=ledger, health=health, booted_at=None)
     assert earlier == decode_state(EARLIER.read_bytes())
 
 
@@ -115,7 +117,15 @@ def test_a_file_from_before_failed_probes_were_kept_reads_without_them():
         for uuid, one in state.health.items()
     }
 
-    assert dataclasses.replace(state, health=health) == decode_state(UNFAILED.read_bytes())
+    assert dataclasses.replace(state, health=health, booted_at=None) == decode_state(
+        UNFAILED.read_bytes()
+    )
+
+
+def test_a_file_from_before_the_moment_of_the_boot_was_kept_reads_without_it():
+    earlier = dataclasses.replace(a_full_state(), booted_at=None)
+
+    assert earlier == decode_state(UNBOOTED.read_bytes())
 
 
 def test_every_cut_is_noticed():

@@ -114,6 +114,26 @@ def test_an_xid_of_a_gpu_that_the_driver_cannot_name_is_a_suspicion_only():
     assert "cannot name" in health.text
 
 
+def test_a_memory_error_of_a_gpu_that_the_driver_cannot_name_is_a_suspicion_only():
+    health = after(OK, DriverEvent(EventKind.ECC_DOUBLE, None))
+
+    assert (Condition.WATCH, True, "ecc", "H-ECC") == (
+        health.condition,
+        health.serving,
+        health.cause,
+        health.runbook,
+    )
+    assert not health.needs_reset
+    assert "cannot name" in health.text
+
+
+@pytest.mark.parametrize("event", [xid(63, uuid=None), DriverEvent(EventKind.ECC_DOUBLE, None)])
+def test_what_names_no_gpu_begins_no_rest_of_an_ill_one_anew(event):
+    ill = after(OK, xid(32))
+
+    assert ill is judge(ill, event, NOON + dt.timedelta(seconds=300), HealthSettings())
+
+
 def test_an_xid_without_a_number_is_fatal():
     assert Condition.BAD is after(OK, DriverEvent(EventKind.XID, G1)).condition
 

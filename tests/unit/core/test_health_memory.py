@@ -6,7 +6,7 @@ import datetime as dt
 import pytest
 
 from agent.core.condition import Condition, Health
-from agent.core.health import HealthSettings, remembered
+from agent.core.health import HealthSettings, aged, remembered
 from agent.core.xids import XidClass, read_switches
 from tests.builders import NOON
 
@@ -17,9 +17,10 @@ RESET = Health(
 ECC = Health(Condition.BAD, NOON, "ecc", "uncorrectable", needs_reset=True, serving=False)
 LOST = Health(Condition.LOST, NOON, "lost", "lost", 79, serving=False)
 SILENT = Health(Condition.UNMONITORED, NOON, "driver", "silent")
+HUNG = dataclasses.replace(SILENT, serving=False)
 
 
-@pytest.mark.parametrize("health", [RESET, ECC, LOST, SILENT])
+@pytest.mark.parametrize("health", [RESET, ECC, LOST, HUNG])
 def test_a_restart_of_the_agent_heals_nothing(health):
     kept = remembered(health, LATER, boot_changed=False)
 
@@ -30,6 +31,22 @@ def test_a_remembered_moment_in_the_future_becomes_now():
     early = NOON - dt.timedelta(hours=1)
 
     assert early == remembered(RESET, early, boot_changed=False).since
+
+
+def test_no_remembered_moment_is_in_the_future():
+    early = NOON - dt.timedelta(hours=1)
+    kept = remembered(
+        dataclasses.replace(RESET, recovered_at=NOON, failures=(NOON,)), early, boot_changed=False
+    )
+
+    assert (early, early, (early,)) == (kept.since, kept.recovered_at, kept.failures)
+
+
+def test_the_time_without_an_agent_is_no_silence():
+    kept = remembered(SILENT, LATER, boot_changed=False)
+
+    assert LATER == kept.since
+    assert aged(kept, LATER, HealthSettings()).serving
 
 
 def test_a_boot_takes_away_what_a_reset_mends():

@@ -69,7 +69,8 @@ def test_the_driver_may_say_that_nothing_is_needed_any_more():
         relieved.needs_reset,
         relieved.passed_probes,
     )
-    assert relieved.text.endswith("but the driver says that none is needed [H-048]")
+    assert relieved.text.endswith("; the driver says that no reset is needed [H-048]")
+    assert "reset it" not in relieved.text
     assert after(relieved, *[PASSED] * 2, at=609).ill
     assert Condition.OK is after(relieved, *[PASSED] * 2, at=610).condition
 
@@ -78,7 +79,7 @@ def test_a_verdict_that_an_older_agent_remembered_is_relieved_too():
     old = Health(Condition.BAD, NOON, "xid", "XID 48", 48, needs_reset=True, serving=False)
     relieved = after(old, saying(RecoveryAction.NONE))
 
-    assert "XID 48, but the driver says that none is needed" == relieved.text
+    assert "XID 48; the driver says that no reset is needed" == relieved.text
 
 
 def test_a_driver_that_does_not_tell_relieves_nothing_and_none_relieves_of_a_reboot():

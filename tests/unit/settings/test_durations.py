@@ -72,6 +72,11 @@ def test_what_is_printed_is_read_as_the_very_same_number(seconds):
     assert seconds == duration(0, math.inf)(written(seconds))
 
 
+@pytest.mark.parametrize("seconds", [7.609477375418206e-06, 5e-324, 2.5e-7])
+def test_what_is_less_than_a_microsecond_is_read_as_it_is_printed(seconds):
+    assert seconds == seconds_of(written(seconds))
+
+
 @given(st.text(max_size=12))
 def test_no_text_is_read_as_something_that_is_no_bounded_number(text):
     try:

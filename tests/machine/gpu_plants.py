@@ -1,0 +1,73 @@
+"""Bugs to plant in how GPUs are judged: what the random histories have to find."""
+
+import asyncio
+
+import pytest
+
+from agent.core import health
+from agent.core.condition import Cause, Condition, Health
+from agent.core.errors import DriverError
+from agent.core.verdicts import bad
+from agent.services.health.watch import HealthWatch
+
+
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restarted agent remembers nothing."""
+
+    def well(one: Health, now, _settings, *, boot_changed: bool) -> Health:
+        del boot_changed
+        return Health(Condition.OK, since=now)
+
+    monkeypatch.setattr("agent.services.health.watch.remembered", well)
+
+
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One passed probe and all is well."""
+    monkeypatch.setattr(health, "quiet_time", lambda *_: 0.0)
+
+
+def easy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing needs a reset."""
+    monkeypatch.setattr(health, "needing", lambda verdict, *, reboot: verdict)
+
+
+def jumpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One failed probe, and the GPU is bad."""
+    monkeypatch.setattr(health, "is_failing", lambda *_: True)
+
+
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failed probes are doubts for ever."""
+    monkeypatch.setattr(health, "is_failing", lambda *_: False)
+
+
+def touchy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the driver raises is not dealt with."""
+    monkeypatch.setattr("agent.services.health.watch.GpuError", DriverError)
+
+
+def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each GPU of a mishap is a list of its own."""
+
+    async def each(self: HealthWatch) -> None:
+        while True:
+            for report in await self._gathering.next():
+                self._publish(self._judged((report,)))
+                await asyncio.sleep(0.001)
+
+    monkeypatch.setattr(HealthWatch, "_judge_reports", each)
+
+
+def blind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks who is missing in a scan."""
+    monkeypatch.setattr(HealthWatch, "scanned", lambda *_: None)
+
+
+def sweeping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A memory error that names no GPU takes all of them out."""
+    monkeypatch.setattr(health, "suspected", bad_for)
+
+
+def bad_for(one: Health, doubt: Health) -> Health:
+    """The worst that `doubt` may mean."""
+    return bad(doubt.since, Cause.ECC, doubt.text, "H-ECC") if one.serving else one
