@@ -169,9 +169,9 @@ def _settles(
     A pod that was started without being asked for can, when one of its containers has died.
     """
     others = [one for one in found if one is not owner]
-    is_alone = not any(one.pod.key == owner.pod.key or _has_run(one.pod) for one in others)
-    if others and _has_run(owner.pod):
-        return False
+    is_alone = not any(
+        one.pod.key == owner.pod.key or _has_run(one.pod) or _has_run(owner.pod) for one in others
+    )
     admitted = _is_known(owner, evidence, settings) and not owner.deleted
     return (
         admitted
