@@ -58,7 +58,9 @@ def pytest_runtest_makereport(
         report.sections.append(("last words of the release", site.tail()))
     cluster = used.get("cluster") or getattr(used.get("node") or site, "cluster", None)
     if report.failed and isinstance(cluster, Cluster):
-        report.sections.append(("last words", cluster.last_words()))
+        # Once more at the end: of a long report often the end is all that is kept.
+        words = f"{cluster.last_words()}\n{report.when}: {report.longreprtext[-2000:]}"
+        report.sections.append(("last words", words))
     return report
 
 

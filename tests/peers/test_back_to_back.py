@@ -13,7 +13,7 @@ from tests.peers.lab.clockwork import agent_said
 from tests.peers.lab.faults import frozen
 from tests.peers.lab.grants import oversold
 from tests.peers.lab.node_state import lock_text
-from tests.peers.lab.pairs import Outcome
+from tests.peers.lab.pairs import HANDED_OVER, Outcome
 from tests.peers.lab.placement import annotate, bind, create_by_hand, lock, share
 from tests.peers.lab.pods import PODS, delete, key, telling, until_deleted
 from tests.peers.lab.workloads import a_container, a_pod
@@ -22,9 +22,8 @@ TRIES = [
     pytest.param(20, marks=pytest.mark.timeout(300)),
     pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(1800)]),
 ]
-HANDED_OVER = {"HA-2004", "HA-2005"}
-"""Why a pod is refused whose lock was given to another before it was asked for: the other has it,
-or was served already and has it no more."""
+BUSY = 20
+"""One pod in so many may be refused for want of time: disks, watches and cores are shared."""
 
 STRANGERS = "strangers"
 PREFIXES = "prefixes"
@@ -92,8 +91,9 @@ async def test_two_pods_bound_back_to_back_never_swap_their_limits(cluster, agen
     what = f"{tries} pairs placed by the scheduler, back to back"
     table.add(f"{what}: refused", len(outcome.refused), 0, unit="")
     table.add(f"{what}: between the answers to two, median", between(agent, pairs))
-    assert {} == outcome.refused
-    assert 2 * tries == outcome.served
+    assert outcome.refused.keys() == outcome.late(), outcome.told
+    assert len(outcome.refused) <= 2 * tries // BUSY, outcome.told
+    assert 2 * tries == outcome.served + len(outcome.refused)
     assert [] == lost(cluster)
 
 
@@ -172,11 +172,16 @@ async def test_two_pods_bound_by_hand_within_milliseconds_never_swap_their_limit
         what = f"{tries} pairs bound by hand, second lock {way}"
         table.add(f"{what}: refused", len(outcome.refused), unit="")
         table.add(f"{what}: between two answers, median", between(agent, pairs[way]))
-    robbed = {first for first, _ in pairs[IN_ALLOCATE]}
-    assert {} == outcomes[RELEASED].refused
-    assert robbed >= outcomes[IN_ALLOCATE].refused.keys()
-    for way in (IN_ALLOCATE, QUEUED):
-        assert set(outcomes[way].refused.values()) <= HANDED_OVER
+    robbed = {RELEASED: [], IN_ALLOCATE: [first for first, _ in pairs[IN_ALLOCATE]]}
+    robbed[QUEUED] = [name for pair in pairs[QUEUED] for name in pair]
+    late = 0
+    for way, outcome in outcomes.items():
+        too_late = outcome.late(but=robbed[way])
+        rightly = {name for name in robbed[way] if outcome.refused.get(name) in HANDED_OVER}
+        assert outcome.refused.keys() == too_late | rightly, outcome.told
+        late += len(too_late)
+    table.add(f"{tries} pairs bound by hand: refused for want of time", late, unit="")
+    assert late <= 2 * tries // BUSY, {way: one.told for way, one in outcomes.items()}
     assert [] == lost(cluster)
 
 

@@ -1,10 +1,11 @@
 """Pods side by side that no count tells apart: what each was told, or why it was refused."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from agent.core.errors import Gate
 from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.grants import expected_inside, grants, seen_inside
@@ -12,6 +13,23 @@ from tests.peers.lab.pods import as_seen, is_up, key, name_of, phase_of
 
 DECIDED_WITHIN: Final = 90.0
 """Seconds until a pod runs or is refused: the scheduler places one pod at a time."""
+
+HANDED_OVER: Final = frozenset({Gate.NO_RIGHT.value, Gate.NO_LOCK.value})
+"""Why a pod is refused whose lock was given to another before it was asked for: the other has it,
+or was served already and has it no more."""
+
+_OUT_OF_TIME: Final = frozenset(
+    gate.value
+    for gate in (
+        Gate.WITNESS_SILENT,
+        Gate.PODS_UNKNOWN,
+        Gate.STATE_UNWRITABLE,
+        Gate.OUT_OF_TIME,
+        Gate.HOST_DIRECTORY,
+    )
+)
+"""Why a pod is refused when the disk, the kubelet or the API server is slower than the kubelet may
+be kept waiting. For a Node's watch that lags behind the pods', the reasons are those above."""
 
 _ID: Final = re.compile(r"\[(HA-\d+)\]")
 
@@ -24,12 +42,25 @@ class Outcome:
     """What became of pods that were created side by side.
 
     `wrong`: sentences about pods that were told of another share than their own. `refused`: by
-    name the ids of reasons, or texts without one. `served`: how many were looked at inside.
+    name the ids of reasons, or texts without one; `told`: the whole texts. `served`: how many were
+    looked at inside.
     """
 
     wrong: list[str] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
+    told: dict[str, str] = field(default_factory=dict)
     served: int = 0
+
+    def late(self, *, but: Collection[str] = ()) -> set[str]:
+        """Pods that were refused because the machine was too busy, so far as the reason can tell.
+
+        `but` are names for whom the same reason is right: they lost their lock to another.
+        """
+        return {
+            name
+            for name, reason in self.refused.items()
+            if reason in _OUT_OF_TIME or (reason in HANDED_OVER and name not in but)
+        }
 
     async def look(self, cluster: Cluster, asked: Mapping[str, Amounts], *made: Object) -> None:
         """Wait until each pod runs or is refused, and hold what it was told against its own.
@@ -42,6 +73,7 @@ class Outcome:
                 message = seen["status"].get("message", "")
                 found = _ID.search(message)
                 self.refused[name] = found[1] if found else message
+                self.told[name] = message
                 continue
             wanted, told = expected_inside(cluster, name), await seen_inside(cluster, name)
             written = [(one.mib, one.percent) for one in grants(as_seen(cluster, name))["main"]]
