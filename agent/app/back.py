@@ -20,13 +20,14 @@ from agent.host.kubelet_records import KubeletRecordsFile
 from agent.host.podresources import PodResourcesWitness
 from agent.kit.cell import Cell
 from agent.services.allocation.inquiry import Peers, Views
-from agent.services.allocation.service import Allocation, AllocationSettings, Storage
+from agent.services.allocation.service import Allocation, AllocationSettings
+from agent.services.allocation.storage import Storage
 from agent.services.announce import Announcer
 from agent.services.node import Node
 from agent.services.node_condition import GpuCondition
 from agent.services.outbox import Outbox, OutboxViews
-from agent.services.plain.reconcile import PlainReconcile
 from agent.services.pods import Pods
+from agent.services.reconcile.plain import PlainReconcile
 from agent.services.reconcile.service import Reconcile, ReconcilePeers, ReconcileViews
 from agent.services.report import ReportCells, Reporter, ReportState
 from agent.services.settlement import Settlement

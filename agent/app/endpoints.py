@@ -3,7 +3,7 @@
 import asyncio
 import dataclasses
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 import structlog
@@ -132,8 +132,9 @@ class Endpoints:
         )
         if self._made:
             registration.registrations = self.registrations
-        socket = RivalSocket(Rival(paths.plugins, resource))
-        rivals = Rivals(resource, socket, registration, self._facts.say)
+        rival = Rival(paths.plugins, resource)
+        watch = DirectoryWatch(paths.plugins, rival.names)
+        rivals = Rivals(resource, rival, watch.changes, registration, self._facts.say)
         return Endpoint(lists, server, registration, rivals)
 
     def _fence(self, resource: str) -> Fence | None:
@@ -143,27 +144,6 @@ class Endpoints:
             check_start(self._facts.ledger.value.under(resource), ids)
 
         return check if self._settings.fenced else None
-
-
-class RivalSocket:
-    """The socket of another plugin for our resource, with the watch of its directory."""
-
-    def __init__(self, rival: Rival) -> None:
-        self._rival = rival
-        self._watch = DirectoryWatch(rival.directory, rival.names)
-
-    @property
-    def path(self) -> str:
-        """The socket."""
-        return self._rival.path
-
-    def answers(self) -> bool | None:
-        """Whether somebody listens there; None: there is no such socket."""
-        return self._rival.answers()
-
-    def changes(self) -> AsyncIterator[str]:
-        """Its name when it came or went, an empty one now and then. Raises KubeletError."""
-        return self._watch.changes()
 
 
 class Names:

@@ -12,9 +12,10 @@ from agent.core.ports import KubeletHolds, Witness
 from agent.core.readiness import Check
 from agent.host.kubelet_records import KubeletRecordsFile
 from agent.host.podresources import PodResourcesWitness
+from agent.services.allocation.plain import PlainAllocation, PlainViews
+from agent.services.allocation.storage import Storage
 from agent.services.announce import NoticeLog
-from agent.services.plain.allocation import PlainAllocation, PlainStorage, PlainViews
-from agent.services.plain.reconcile import PlainBooks, PlainPeers, PlainReconcile
+from agent.services.reconcile.plain import PlainBooks, PlainPeers, PlainReconcile
 from agent.settings.schema import Settings
 
 
@@ -60,7 +61,7 @@ async def open_plain(
     )
     allocation = PlainAllocation(
         views=views,
-        storage=PlainStorage(front.state.commit, adapters.hooks),
+        storage=Storage(front.state.commit, adapters.hooks),
         settings=plain,
         clock=adapters.clock,
         chance=adapters.random,

@@ -71,11 +71,6 @@ class Place:
         """True when the value is null."""
         return bool(self.node.tag == NULL)
 
-    @property
-    def is_mapping(self) -> bool:
-        """True for keys and values."""
-        return isinstance(self.node, yaml.MappingNode)
-
     def pairs(self) -> Iterator[tuple[str, "Place", "Place"]]:
         """Key, the key's place and the value, in the order of the file; a key stands there once."""
         if not isinstance(self.node, yaml.MappingNode):

@@ -42,7 +42,8 @@ def may_be_another(found: Candidate, evidence: Evidence) -> bool:
 
     Of that pod it says the same where the container got nothing, or its record was lost. If it does
     mean that one, somebody else is asking, whom our watch may not have shown yet. A pod that was
-    deleted while nobody looked has left rows alone.
+    deleted while nobody looked has left rows alone. Whose the ids are that the kubelet names is
+    another question, of `core.reconcile`: there the deleted pods with ids are those that matter.
     """
     deleted = {
         *(stone.pod.uid for stone in _graves(found, evidence)),

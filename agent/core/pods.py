@@ -87,9 +87,7 @@ class PodView:
     created: dt.datetime
     containers: tuple[ContainerView, ...]
     annotations: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    deleting: bool = False
     static: bool = False
-    scheduler: str = ""
     reason: str = ""
     """status.reason, `UnexpectedAdmissionError` for one."""
     message: str = ""

@@ -249,7 +249,7 @@ def _adoptions(ledger: Ledger, seen: Seen, by_key: Mapping[PodKey, Holding]) -> 
     for pod in seen.table.pods.values():
         if pod.terminal or not pod.groups:
             continue
-        holding = None if _may_be_another(pod, ledger, seen) else by_key.get(pod.key)
+        holding = None if _may_hold_for_another(pod, ledger, seen) else by_key.get(pod.key)
         for container in pod.gpu_containers:
             resource = container.resource
             ids = holding.ids_of(container.name, resource) if holding else frozenset()
@@ -267,7 +267,7 @@ def _strangers(ledger: Ledger, seen: Seen, names: Sequence[str]) -> Iterator[Str
     explained |= {row.holder for row in ledger.plain if row.holder is not None}
     for holding in seen.holdings if seen.complete and seen.table.synced else ():
         pod = seen.table.named(holding.namespace, holding.pod)
-        if pod is not None and (pod.groups or _may_be_another(pod, ledger, seen)):
+        if pod is not None and (pod.groups or _may_hold_for_another(pod, ledger, seen)):
             continue
         for container, name in itertools.product(holding.containers, names):
             holder = Holder(holding.namespace, holding.pod, container.name)
@@ -276,10 +276,12 @@ def _strangers(ledger: Ledger, seen: Seen, names: Sequence[str]) -> Iterator[Str
                 yield Stranger(holder, tuple(sorted(ids)), name)
 
 
-def _may_be_another(pod: PodView, ledger: Ledger, seen: Seen) -> bool:
-    """Whether the kubelet may mean a deleted pod of that name, which it has not let go of yet.
+def _may_hold_for_another(pod: PodView, ledger: Ledger, seen: Seen) -> bool:
+    """Whether the ids that the kubelet names may be a deleted pod's, which it has not let go yet.
 
-    The deletion was seen, or it happened while nobody looked and left a row.
+    The deletion was seen, or it happened while nobody looked and left a row. This is about what is
+    held, however long ago the pod was deleted; `namesakes.may_be_another` asks who is asking now,
+    and there a deleted pod with ids is out of the question.
     """
     if pod.phase is not Phase.PENDING:
         return False

@@ -72,7 +72,6 @@ class ReportState:
     """Whether the API server holds what the inventory says; if not, `reason` says why."""
 
     reported: bool = False
-    conflict: bool = False
     reason: str = UNSEEN
 
 
@@ -242,7 +241,7 @@ class Reporter:
     def _truce_until(self, need: Need, now: float) -> float:
         """When a fight with another writer may go on; a changed inventory ends it."""
         if self._truce is not None and self._truce[0] == need.target and now < self._truce[1]:
-            self._cells.state.set(ReportState(reported=False, conflict=True, reason=CONFLICT))
+            self._cells.state.set(ReportState(reported=False, reason=CONFLICT))
             return self._truce[1]
         if self._truce is not None:
             self._truce = None
@@ -257,7 +256,7 @@ class Reporter:
 
     def _tell_conflict(self) -> None:
         log.error("report.conflict", rounds=len(self._rounds))
-        self._cells.state.set(ReportState(reported=False, conflict=True, reason=CONFLICT))
+        self._cells.state.set(ReportState(reported=False, reason=CONFLICT))
         self._say(NodeEvent("ReportConflict", CONFLICT, warning=True))
 
     async def _write(self, need: Need) -> None:

@@ -38,10 +38,6 @@ class RivalSocket(Protocol):
         """Whether somebody listens there; None: there is no such socket."""
         ...
 
-    def changes(self) -> AsyncIterator[str]:
-        """A name whenever the socket came or went; an empty one may come at any time."""
-        ...
-
 
 class Registered(Protocol):
     """Our registration."""
@@ -60,17 +56,22 @@ class Registered(Protocol):
 
 
 class Rivals:
-    """Looks out for the other plugin of `resource`. `say` posts an Event about the Node."""
+    """Looks out for the other plugin of `resource`. `say` posts an Event about the Node.
+
+    `changes`: a name whenever the socket came or went; an empty one may come at any time.
+    """
 
     def __init__(
         self,
         resource: str,
         socket: RivalSocket,
+        changes: Callable[[], AsyncIterator[str]],
         registered: Registered,
         say: Callable[[NodeEvent], None],
     ) -> None:
         self._resource = resource
         self._socket = socket
+        self._changes = changes
         self._registered = registered
         self._say = say
         self._news: Cell[int] = Cell(0)
@@ -85,7 +86,7 @@ class Rivals:
         raise AssertionError("both run for ever")
 
     async def _follow(self) -> NoReturn:
-        async for name in self._socket.changes():
+        async for name in self._changes():
             if name:
                 self._news.set(self._news.value + 1)
         raise KubeletError("the watch of the other plugin's socket came to an end")

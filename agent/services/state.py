@@ -55,13 +55,12 @@ Change = Callable[[Ledger], Ledger]
 class Recovered:
     """What start found: the state, and how it came about when that must be told.
 
-    `notice` is empty when the newest generation was read or the node is new. `fresh`: nothing
-    could be read, so rows have to be rebuilt from annotations and the kubelet.
+    `notice` is empty when the newest generation was read or the node is new. Where nothing could be
+    read, the ledger is empty, and rows are rebuilt from annotations and the kubelet.
     """
 
     state: State
     notice: str = ""
-    fresh: bool = False
 
 
 async def recover(
@@ -105,12 +104,12 @@ async def recover(
         return Recovered(state, notice + await _mend(disk, content))
     empty = State(boot_id=boot_id, machine_id=machine_id, booted_at=booted_at)
     if all(isinstance(problem, _Missing) for problem in problems):
-        return Recovered(empty, fresh=True)
+        return Recovered(empty)
     for problem in problems:
         if not isinstance(problem, StateCorrupt):
             raise problem
     notice = f"{_joined(problems)}; rebuilding from the pods' annotations and the kubelet"
-    return Recovered(empty, notice + await _keep_aside(disk, found), fresh=True)
+    return Recovered(empty, notice + await _keep_aside(disk, found))
 
 
 class _Missing(StateCorrupt):

@@ -6,17 +6,14 @@ from pathlib import Path
 import pytest
 
 from tests.chart.lab.helm import Helm
+from tests.marking import on_real_time
 
 HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Real time: the programs are real processes."""
-    for item in items:
-        if item.path.parent == HERE:
-            item.add_marker(pytest.mark.looptime(False))
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(60))
+    on_real_time(items, HERE, 60)
 
 
 @pytest.fixture(scope="session")

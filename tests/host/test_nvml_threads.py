@@ -49,6 +49,16 @@ def alive() -> int:
     return sum(thread.name == "tried" for thread in threading.enumerate())
 
 
+async def is_emptied_by(pool, stuck) -> bool:
+    """Whether the pool is empty once that work is let go, and waited for it until then."""
+    async with asyncio.TaskGroup() as tasks:
+        emptied = tasks.create_task(pool.empty())
+        await asyncio.sleep(0.05)
+        assert not emptied.done()
+        stuck.let_go()
+    return emptied.result()
+
+
 async def settles(holds) -> None:
     """Until it holds, for a while: nothing tells when a thread ends."""
     loop = asyncio.get_running_loop()
@@ -122,13 +132,7 @@ async def test_the_pool_is_empty_once_the_last_call_has_left(pool, stuck):
     assert await pool.empty()
     pool.launch("a", stuck)
     await settles(lambda: stuck.entered == 1)
-    async with asyncio.TaskGroup() as tasks:
-        emptied = tasks.create_task(pool.empty())
-        await asyncio.sleep(0.05)
-        assert not emptied.done()
-        stuck.let_go()
-
-    assert emptied.result()
+    assert await is_emptied_by(pool, stuck)
 
 
 async def test_a_call_whose_caller_has_left_early_is_waited_for_until_its_time_is_up(pool, stuck):
@@ -136,13 +140,7 @@ async def test_a_call_whose_caller_has_left_early_is_waited_for_until_its_time_i
         async with asyncio.timeout(0.05):
             await pool.call("a", stuck)
     assert frozenset() == pool.stuck
-    async with asyncio.TaskGroup() as tasks:
-        emptied = tasks.create_task(pool.empty())
-        await asyncio.sleep(0.05)
-        assert not emptied.done()
-        stuck.let_go()
-
-    assert emptied.result()
+    assert await is_emptied_by(pool, stuck)
 
 
 async def test_nobody_waits_for_a_call_whose_time_is_up(pool, stuck):

@@ -9,6 +9,7 @@ import pytest
 
 from tests.image.lab.archive import Image, opened
 from tests.image.lab.bundle import Bundle, unpacked
+from tests.marking import on_real_time
 
 HERE = Path(__file__).parent
 BUILT = HERE.parents[1] / "build" / "image"
@@ -16,11 +17,7 @@ BUILT = HERE.parents[1] / "build" / "image"
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Real time: containers are real processes."""
-    for item in items:
-        if item.path.parent == HERE:
-            item.add_marker(pytest.mark.looptime(False))
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(120))
+    on_real_time(items, HERE, 120)
 
 
 @pytest.fixture(scope="session", params=["small", "slim"])

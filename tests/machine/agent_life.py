@@ -26,7 +26,8 @@ from agent.plugin.handlers import container_response
 from agent.plugin.status import grpc_error
 from agent.sandbox.kubelet.podstatus import _identity
 from agent.services.allocation.inquiry import Peers, Views
-from agent.services.allocation.service import Allocation, AllocationSettings, Storage
+from agent.services.allocation.service import Allocation, AllocationSettings
+from agent.services.allocation.storage import Storage
 from agent.services.listing import Listing
 from agent.services.node import Node
 from agent.services.outbox import Outbox, OutboxViews

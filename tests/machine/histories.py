@@ -13,6 +13,7 @@ from agent.sandbox.api_errors import Json
 from tests.builders import NODE
 from tests.machine.agent_life import AgentLife, start_agent
 from tests.machine.ending import left_over
+from tests.machine.playing import Deed, passing
 from tests.machine.pods import Box, Shape, plain_shapes, shapes
 from tests.machine.virtual import VirtualClock, VirtualLoop
 from tests.machine.world import World
@@ -22,9 +23,6 @@ picks = st.integers(0, 5)
 pauses = st.sampled_from((0.0, 0.01, 0.05, 0.3, 1.5))
 flags = st.booleans()
 often = st.sampled_from((True, True, True, False))
-
-Deed = Callable[[], object]
-"""A step: done when called, or when awaited."""
 
 StartAgent = Callable[..., Coroutine[object, object, AgentLife]]
 
@@ -53,14 +51,7 @@ class Histories(RuleBasedStateMachine):
 
     def after(self, pause: float, deed: Deed | None = None) -> None:
         """Do it, let time pass, and look whether all invariants hold."""
-
-        async def act() -> None:
-            going_on = deed() if deed is not None else None
-            if isinstance(going_on, Coroutine):
-                await going_on
-            await asyncio.sleep(pause)
-
-        self.loop.run_until_complete(act())
+        self.loop.run_until_complete(passing(pause, deed))
         if self.task.done():
             self.is_broken = True
             self.task.result()

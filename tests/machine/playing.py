@@ -1,6 +1,7 @@
 """Playing histories, and telling nothing of them: the lines would cost more than the histories."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 
 import structlog
@@ -8,6 +9,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 STEPS = 30
+
+Deed = Callable[[], object]
+"""A step: done when called, or when awaited."""
 
 
 def play(machine: type[RuleBasedStateMachine], histories: int, *, same_ones: bool) -> None:
@@ -24,6 +28,14 @@ def play(machine: type[RuleBasedStateMachine], histories: int, *, same_ones: boo
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+async def passing(pause: float, deed: Deed | None) -> None:
+    """The deed is done, and time passes."""
+    going_on = deed() if deed is not None else None
+    if isinstance(going_on, Coroutine):
+        await going_on
+    await asyncio.sleep(pause)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ GPU is served again.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 
 import pytest
@@ -39,7 +38,7 @@ from tests.machine.gpu_plants import (
     touchy,
 )
 from tests.machine.gpu_world import MISSED, SETTINGS, GpuWorld
-from tests.machine.playing import play, silence
+from tests.machine.playing import Deed, passing, play
 from tests.machine.virtual import VirtualLoop
 
 FEW, MANY, ENOUGH = 15, 420, 300
@@ -59,8 +58,6 @@ ERRORS: dict[str, tuple[AgentError, ...]] = {
     "probe": (NO_ANSWER, DriverMissing("no library"), GpuError(UUIDS[0], "Unknown Error")),
     "events": (NO_ANSWER,),
 }
-
-Deed = Callable[[], object]
 
 
 class GpuHistories(RuleBasedStateMachine):
@@ -89,14 +86,7 @@ class GpuHistories(RuleBasedStateMachine):
 
     def after(self, pause: float, deed: Deed | None = None) -> None:
         """Do it, let time pass, and look whether all invariants hold."""
-
-        async def act() -> None:
-            going_on = deed() if deed is not None else None
-            if isinstance(going_on, Coroutine):
-                await going_on
-            await asyncio.sleep(pause)
-
-        self.loop.run_until_complete(act())
+        self.loop.run_until_complete(passing(pause, deed))
         self.require([*self.world.breaches()])
 
     def require(self, breaches: list[str]) -> None:
@@ -270,12 +260,6 @@ class GpuHistories(RuleBasedStateMachine):
         self.loop.run_until_complete(asyncio.sleep(0.1))
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
-
-
-@pytest.fixture(autouse=True)
-def _no_log() -> Iterator[None]:
-    with silence():
-        yield
 
 
 @pytest.mark.slow

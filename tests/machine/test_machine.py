@@ -6,25 +6,19 @@ against what the scheduler decided and what the kubelet asked for; at the end al
 five minutes later no pod, lock, row or effect may be left over.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import pytest
 
 from tests.machine.histories import Histories
 from tests.machine.mutants import MUTANTS, Mutant
-from tests.machine.playing import play, silence
+from tests.machine.playing import play
 
 HISTORIES = 300
 MANY = 10_000
 ENOUGH = 1500
 """Histories within which each planted bug is found."""
-
-
-@pytest.fixture(autouse=True)
-def _no_log() -> Iterator[None]:
-    with silence():
-        yield
 
 
 @pytest.mark.slow

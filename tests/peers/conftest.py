@@ -10,6 +10,7 @@ from typing import Final, NoReturn
 import pytest
 import pytest_asyncio
 
+from tests.marking import on_real_time
 from tests.peers.lab.agents import Agent
 from tests.peers.lab.cluster import Cluster, open_cluster
 from tests.peers.lab.keeper import kept
@@ -36,12 +37,7 @@ FAILED: Final = 3 * STARTED
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Real time, and one event loop for all: the cluster outlives a test."""
-    for item in items:
-        if item.path.parent == HERE:
-            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
-            item.add_marker(pytest.mark.looptime(False))
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(120))
+    on_real_time(items, HERE, 120, one_loop=True)
     # It looks back at all the others.
     items.sort(key=lambda item: item.path == HERE / "test_rights.py")
 

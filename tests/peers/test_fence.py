@@ -6,17 +6,14 @@ import pytest_asyncio
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.clockwork import wall
 from tests.peers.lab.faces import readings
-from tests.peers.lab.faults import end_container
+from tests.peers.lab.faults import kill_container
 from tests.peers.lab.grants import expected_inside, seen_inside
 from tests.peers.lab.node_state import gpu_uuids, until_allocatable
 from tests.peers.lab.pods import (
     a_telling_pod,
-    as_seen,
     delete,
-    forget_told,
     gpu_of,
     key,
-    lives,
     lives_of,
     run,
     status_of,
@@ -40,12 +37,6 @@ ASKED = "device plugin PreStartContainer rpc failed with err: rpc error:"
 async def fenced(cluster):
     """An agent that the kubelet asks before each start."""
     return await cluster.start_registered_agent("--fence", "prestart")
-
-
-async def dies(cluster, name):
-    """The one container of a pod is killed."""
-    forget_told(cluster, name)
-    await end_container(lives(as_seen(cluster, name))["main"].id)
 
 
 async def until_waiting(cluster, name):
@@ -73,7 +64,7 @@ async def test_containers_that_hold_what_was_offered_start_and_start_again(clust
         telling(cluster, a_pod("without", a_container(gpus=0))),
     )
     names = await run(cluster, *pods, within=60.0)
-    await dies(cluster, "one")
+    await kill_container(cluster, "one")
     await until_restarted(cluster, "one")
 
     for name in names:
@@ -114,7 +105,7 @@ async def test_a_container_that_was_booked_another_gpu_is_not_started_and_its_po
     assert 1 == (await readings(fenced))["hami_agent_allocation_mismatches_total"]
     await until_answer(lambda: event_of(cluster, name), 20.0, fenced.part.tail)
 
-    await dies(cluster, name)
+    await kill_container(cluster, name)
     reason, message = await until_waiting(cluster, name)
     assert "CreateContainerConfigError" == reason
     assert message.startswith(f"{ASKED} code = FailedPrecondition desc = Container main ")
@@ -153,7 +144,7 @@ async def test_without_the_agent_no_container_starts_again_and_with_it_all_do(cl
     before = lives_of(cluster, ["lives"])
 
     await fenced.part.kill()
-    await dies(cluster, "dies")
+    await kill_container(cluster, "dies")
     reason, message = await until_waiting(cluster, "dies")
     await fenced.part.start()
     await until_restarted(cluster, "dies", within=60.0)
@@ -172,7 +163,7 @@ async def test_after_a_lost_checkpoint_the_kubelet_does_not_ask_and_the_pod_must
 
     await cluster.kubelet.restart(lose_checkpoint=True)
     await until_allocatable(cluster)
-    await dies(cluster, "dies")
+    await kill_container(cluster, "dies")
     reason, message = await until_waiting(cluster, "dies")
 
     assert "CreateContainerConfigError" == reason

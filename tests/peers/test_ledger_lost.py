@@ -14,7 +14,7 @@ from agent.core.pods import Role
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.agreement import lost, rows
 from tests.peers.lab.clockwork import wall
-from tests.peers.lab.faults import end_container
+from tests.peers.lab.faults import dies, kill_container
 from tests.peers.lab.grants import (
     environment_bytes,
     expected_inside,
@@ -35,19 +35,16 @@ from tests.peers.lab.pods import (
     a_telling_pod,
     as_seen,
     delete,
-    forget_told,
-    lives,
     lives_of,
     run,
-    telling,
+    run_shapes,
     until_deleted,
-    until_restarted,
     until_running,
     until_settled,
     until_told,
 )
 from tests.peers.lab.waiting import until, until_answer
-from tests.peers.lab.workloads import a_container, a_pod
+from tests.peers.lab.workloads import a_pod
 
 DAY = dt.timedelta(days=1)
 EVENTS = "/api/v1/namespaces/default/events"
@@ -55,28 +52,6 @@ BACK = 5.0
 GONE = 65.0
 """Seconds from the start: a pod may have been deleted just before, so its row stays a minute."""
 BACK_WITHIN = 120.0
-
-
-async def settled_pods(cluster):
-    """Pods of several shapes that run, and what was written for each."""
-    shapes = (
-        a_pod("pair", a_container(gpus=2, memory=7000)),
-        a_pod(
-            "trio",
-            a_container("left", memory=1024),
-            a_container("plain", gpus=0),
-            a_container("right", memory=2048, cores=20),
-        ),
-        a_pod(
-            "prepared",
-            a_container(memory=2048),
-            inits=(a_container("load", memory=1024, script="true"),),
-        ),
-    )
-    names = await run(cluster, *(telling(cluster, one) for one in shapes), within=60.0)
-    await until_settled(cluster, *names)
-    await until_told(cluster, *names)
-    return names
 
 
 def state_directory(cluster):
@@ -123,19 +98,11 @@ def inside_of(cluster, name):
     return environment_bytes(cluster, name), seen_mounts(cluster, name)
 
 
-async def dies(cluster, name):
-    """A container is killed; returns when it runs again and has told."""
-    forget_told(cluster, name)
-    await end_container(lives(as_seen(cluster, name))["main"].id)
-    await until_restarted(cluster, name, within=60.0)
-    await until_told(cluster, name)
-
-
 @pytest.mark.parametrize("manner", ["removed", "zeroed"])
 async def test_rows_of_running_pods_come_back_and_the_pods_notice_nothing(
     cluster, agent, table, manner
 ):
-    names = await settled_pods(cluster)
+    names = await run_shapes(cluster)
     before, wanted = lives_of(cluster, names), await listed_and_confirmed(cluster)
 
     await agent.part.kill()
@@ -209,8 +176,7 @@ async def test_a_container_that_dies_after_both_were_lost_at_once_starts_as_it_w
     await cluster.kubelet.restart(lose_checkpoint=True)
     await agent.part.start()
     await until_allocatable(cluster)
-    forget_told(cluster, "dies")
-    await end_container(lives(as_seen(cluster, "dies"))["main"].id)
+    await kill_container(cluster, "dies")
     # It may ask before the first look at the directories is done; then its next try is served.
     await until(lambda: len(agent.events("alloc.answered")) > asked, 60.0, agent.part.tail)
 

@@ -9,6 +9,7 @@ from agent.core import annotations
 from agent.core.container_edits import LOCK_DIRECTORY
 from agent.core.gpu import GpuUuid
 from tests.peers.lab.agents import RESOURCE
+from tests.peers.lab.faults import dies
 from tests.peers.lab.grants import (
     Mounted,
     environment_bytes,
@@ -34,6 +35,7 @@ from tests.peers.lab.pods import (
     gpu_of,
     lives_of,
     run,
+    run_shapes,
     until_failed,
     until_running,
     until_settled,
@@ -43,10 +45,8 @@ from tests.peers.lab.switch import (
     BACK,
     WITHIN,
     booked,
-    dies,
     hand_over,
     lock_directory,
-    their_pods,
     until_adopted,
 )
 from tests.peers.lab.waiting import until_answer
@@ -57,7 +57,7 @@ CACHE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 
 @pytest.mark.parametrize("manner", ["stopped", "killed", "beside"])
 async def test_pods_run_on_and_the_agent_has_their_shares(cluster, theirs, table, manner):
-    names = await their_pods(cluster)
+    names = await run_shapes(cluster)
     before, held = lives_of(cluster, names), await cluster.kubelet.held(RESOURCE)
     slices = await cluster.kubelet.allocatable(RESOURCE)
 

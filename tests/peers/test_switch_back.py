@@ -7,6 +7,7 @@ from agent.core import annotations
 from tests.peers.lab.agents import RESOURCE, SOURCE, agent_command
 from tests.peers.lab.clockwork import wall
 from tests.peers.lab.cluster import ACCOUNT
+from tests.peers.lab.faults import dies
 from tests.peers.lab.grants import environment_bytes, expected_inside, oversold, seen_inside
 from tests.peers.lab.identities import NODE_USER
 from tests.peers.lab.node_state import node_of, until_allocatable
@@ -26,7 +27,6 @@ from tests.peers.lab.switch import (
     WITHIN,
     allocated,
     booked,
-    dies,
     hand_over,
     offers,
     promised,

@@ -25,6 +25,16 @@ async def lose_the_checkpoint(rig: Rig, plugin: ScriptedPlugin, uids: list[str])
     plugin.allocating.clear()
 
 
+async def a_call_is_held(rig: Rig, plugin: ScriptedPlugin) -> asyncio.Event:
+    """A container whose record is lost is being asked for; what lets its answer go."""
+    await lose_the_checkpoint(rig, plugin, ["u1"])
+    gate = plugin.script.gate = asyncio.Event()
+    await rig.kubelet.container_died("u1", "main")
+    await rig.soon(plugin.allocating.wait())
+    plugin.script.gate = None
+    return gate
+
+
 async def test_a_container_that_dies_is_started_again_without_a_call(tmp_path):
     async with a_rig_with_plugin(tmp_path) as (rig, plugin):
         await rig.admit(a_pod_object())
@@ -69,11 +79,7 @@ async def test_refused_there_the_pod_lives_and_is_asked_again_after_8_to_10_seco
 
 async def test_an_earlier_call_that_is_granted_beside_a_later_one_panics_the_kubelet(tmp_path):
     async with a_rig_with_plugin(tmp_path) as (rig, plugin):
-        await lose_the_checkpoint(rig, plugin, ["u1"])
-        gate = plugin.script.gate = asyncio.Event()
-        await rig.kubelet.container_died("u1", "main")
-        await rig.soon(plugin.allocating.wait())
-        plugin.script.gate = None
+        gate = await a_call_is_held(rig, plugin)
         await rig.admit(a_pod_object("new"))
 
         gate.set()
@@ -89,11 +95,7 @@ async def test_an_earlier_call_that_is_granted_beside_a_later_one_panics_the_kub
 
 async def test_an_earlier_call_that_is_refused_beside_a_later_one_harms_nobody(tmp_path):
     async with a_rig_with_plugin(tmp_path) as (rig, plugin):
-        await lose_the_checkpoint(rig, plugin, ["u1"])
-        gate = plugin.script.gate = asyncio.Event()
-        await rig.kubelet.container_died("u1", "main")
-        await rig.soon(plugin.allocating.wait())
-        plugin.script.gate = None
+        gate = await a_call_is_held(rig, plugin)
         assert (await rig.admit(a_pod_object("new"))).admitted
 
         plugin.script.refusals.append(REFUSED)

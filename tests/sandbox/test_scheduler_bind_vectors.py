@@ -115,9 +115,3 @@ async def test_a_bound_pod_has_its_node(case_id: str) -> None:
     await bind(store, Usage())
 
     assert "n1" == store.get("pods", "default", "p")["spec"]["nodeName"]
-
-
-def test_contention_is_told_from_other_failures() -> None:
-    contended, malformed = BindError("node n1: node lock contention"), BindError("no")
-
-    assert [True, False] == [contended.is_contention, malformed.is_contention]

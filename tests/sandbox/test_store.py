@@ -15,19 +15,7 @@ from agent.sandbox.api_errors import (
 )
 from agent.sandbox.history import Change
 from agent.sandbox.store import ObjectStore
-from tests.fakes.chance import Seeded
-from tests.fakes.clock import ManualClock
-
-
-def a_store(history: int = 100) -> ObjectStore:
-    return ObjectStore(ManualClock(), Seeded(), history)
-
-
-def a_pod(name: str = "p", node: str = "", grace: int | None = None) -> Json:
-    spec: Json = {"nodeName": node} if node else {}
-    if grace is not None:
-        spec["terminationGracePeriodSeconds"] = grace
-    return {"metadata": {"name": name}, "spec": spec}
+from tests.sandbox.stored import a_pod, a_store
 
 
 def label(pod: Json) -> Json:

@@ -1,6 +1,5 @@
 """An allocation on a node of fakes: real ledger, disk in memory, virtual time."""
 
-import asyncio
 import contextlib
 import dataclasses
 import datetime as dt
@@ -17,12 +16,14 @@ from agent.core.slices import SliceId, slice_id
 from agent.core.state import State
 from agent.kit.cell import Cell
 from agent.services.allocation.inquiry import Peers, Views
-from agent.services.allocation.service import Allocation, AllocationSettings, Storage
+from agent.services.allocation.service import Allocation, AllocationSettings
+from agent.services.allocation.storage import Storage
 from agent.services.state import StateService
 from tests.builders import NODE, NOON, a_gpu, a_lock, a_pod, a_pod_uid, an_inventory
 from tests.fakes.clock import LoopClock
 from tests.fakes.gated_disk import GatedDisk
 from tests.fakes.kubelet_side import FakeContainers, FakeHookDirs, FakeRecords, FakeWitness
+from tests.services.at_work import at_work
 
 G1 = a_gpu(index=0).uuid
 G2 = a_gpu(index=1).uuid
@@ -150,9 +151,5 @@ async def a_desk(
 ) -> AsyncIterator[Desk]:
     """A desk whose ledger is being written."""
     desk = Desk(state or State(), disk or GatedDisk(), unlocked)
-    async with asyncio.TaskGroup() as group:
-        writing = group.create_task(desk.state.run())
-        try:
-            yield desk
-        finally:
-            writing.cancel()
+    async with at_work(desk.state.run):
+        yield desk

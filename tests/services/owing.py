@@ -1,6 +1,5 @@
 """An outbox on a fake API server: real ledger, disk in memory, virtual time."""
 
-import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
@@ -16,6 +15,7 @@ from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import NoChance
 from tests.fakes.clock import LoopClock
 from tests.fakes.disk import MemoryDisk
+from tests.services.at_work import at_work
 
 GROUPS = f"{G1},NVIDIA,1000,10:;{G1},NVIDIA,2000,20:;"
 LOCK = a_lock().value
@@ -121,10 +121,5 @@ async def owing(
 ) -> AsyncIterator[Owing]:
     """A running outbox."""
     held = Owing(*pods, ledger=ledger or Ledger(), api=api or FakeApi())
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(held.state.run()), group.create_task(held.outbox.run())]
-        try:
-            yield held
-        finally:
-            for task in tasks:
-                task.cancel()
+    async with at_work(held.state.run, held.outbox.run):
+        yield held

@@ -16,13 +16,15 @@ from agent.core.slices import Served, SliceId
 from agent.core.state import State
 from agent.kit.cell import Cell
 from agent.kit.lull import Lull
-from agent.services.plain.allocation import PlainAllocation, PlainStorage, PlainViews
-from agent.services.plain.reconcile import PlainBooks, PlainPeers, PlainReconcile
+from agent.services.allocation.plain import PlainAllocation, PlainViews
+from agent.services.allocation.storage import Storage
+from agent.services.reconcile.plain import PlainBooks, PlainPeers, PlainReconcile
 from agent.services.state import StateService
 from tests.builders import NOON, an_inventory
 from tests.fakes.clock import LoopClock
 from tests.fakes.gated_disk import GatedDisk
 from tests.fakes.kubelet_side import RESOURCE, FakeHookDirs, FakeWitness
+from tests.services.at_work import at_work
 from tests.unit.core.plain_scene import EPOCH, holds
 
 BYSTANDER = Holder("kube-system", "proxy", "main")
@@ -71,7 +73,7 @@ class PlainNode:
                 epoch=lambda: self.epoch.value,
                 recorded=self.holds.held,
             ),
-            storage=PlainStorage(self.state.commit, self.hooks),
+            storage=Storage(self.state.commit, self.hooks),
             settings=PlainSettings(memory_limits=limits),
             clock=self.clock,
             chance=chance,
@@ -122,10 +124,5 @@ async def a_node(
 ) -> AsyncIterator[PlainNode]:
     """A node whose ledger is being written and reconciled."""
     node = PlainNode(ledger or Ledger(plain=rows), alone=alone, limits=limits)
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(node.state.run()), group.create_task(node.reconcile.run())]
-        try:
-            yield node
-        finally:
-            for task in tasks:
-                task.cancel()
+    async with at_work(node.state.run, node.reconcile.run):
+        yield node

@@ -85,14 +85,7 @@ async def test_a_mismatched_row_that_was_answered_anew_meanwhile_is_not_told():
     replayed = dataclasses.replace(OFFERED, slice_ids=(slice_id(ROW.shares[0].uuid, 3),))
     async with a_scene(OFFERED) as scene:
         scene.witness.admit(POD, main=ELSEWHERE)
-        scene.disk.gate.clear()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(scene.state.commit(lambda ledger: ledger.put(replayed)))
-            await asyncio.sleep(0.01)
-            scene.see(POD)
-            await asyncio.sleep(0.01)
-            scene.disk.gate.set()
-        await asyncio.sleep(0.1)
+        await scene.see_while_it_changes(replayed, POD)
 
         assert ((replayed,), [], 0) == (scene.rows, events(scene), counted(scene))
 

@@ -21,6 +21,7 @@ from tests.builders import G1, G2, NOON, a_container, a_pod, a_pod_uid, a_row
 from tests.fakes.clock import LoopClock
 from tests.fakes.gated_disk import GatedDisk
 from tests.fakes.kubelet_side import RESOURCE, FakeHookDirs, FakeRecords, FakeWitness
+from tests.services.at_work import at_work
 
 EPOCH, NEXT = KubeletEpoch(7, 1), KubeletEpoch(7, 2)
 GROUPS = {"hami.io/vgpu-devices-allocated": f"{G1},NVIDIA,3000,30:;"}
@@ -67,6 +68,17 @@ class Scene:
     def see(self, *pods):
         self.pods.set(PodTable({pod.uid: pod for pod in pods}, synced=True))
 
+    async def see_while_it_changes(self, row, *pods):
+        """The pods are looked at while that row is on its way to disk."""
+        self.disk.gate.clear()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.state.commit(lambda ledger: ledger.put(row)))
+            await asyncio.sleep(0.01)
+            self.see(*pods)
+            await asyncio.sleep(0.01)
+            self.disk.gate.set()
+        await asyncio.sleep(0.1)
+
     @property
     def rows(self):
         return self.state.ledger.value.rows
@@ -80,14 +92,9 @@ class Scene:
 @contextlib.asynccontextmanager
 async def a_scene(*rows):
     scene = Scene(*rows)
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(scene.state.run()), group.create_task(scene.reconcile.run())]
-        try:
-            await asyncio.sleep(0)
-            yield scene
-        finally:
-            for task in tasks:
-                task.cancel()
+    async with at_work(scene.state.run, scene.reconcile.run):
+        await asyncio.sleep(0)
+        yield scene
 
 
 async def test_nothing_is_asked_before_the_pods_are_known():
@@ -332,13 +339,6 @@ async def test_a_row_that_changed_while_it_was_looked_at_keeps_its_change():
     replayed = dataclasses.replace(ROW, slice_ids=(slice_id(G1, 8),), epoch=NEXT)
     async with a_scene(ROW) as scene:
         scene.witness.admit(POD, main=SLICE)
-        scene.disk.gate.clear()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(scene.state.commit(lambda ledger: ledger.put(replayed)))
-            await asyncio.sleep(0.01)
-            scene.see(POD)
-            await asyncio.sleep(0.01)
-            scene.disk.gate.set()
-        await asyncio.sleep(0.1)
+        await scene.see_while_it_changes(replayed, POD)
 
         assert (replayed,) == scene.rows

@@ -4,6 +4,7 @@ import asyncio
 import json
 
 from agent.core.annotations import REGISTER
+from agent.services.report import CONFLICT, ReportState
 from tests.builders import an_inventory
 from tests.services.reporting import Reporting, reported
 
@@ -33,8 +34,8 @@ async def test_the_sixth_round_ends_in_a_truce_that_is_told_once():
 
         assert before == room.api.writes
         assert ["ReportConflict"] == [event.reason for event in room.events]
-        assert room.state.value.conflict
-        assert REGISTER in room.state.value.reason
+        assert ReportState(reported=False, reason=CONFLICT) == room.state.value
+        assert REGISTER in CONFLICT
 
 
 async def test_a_truce_is_not_over_because_the_other_writer_once_wrote_our_text():
@@ -45,7 +46,7 @@ async def test_a_truce_is_not_over_because_the_other_writer_once_wrote_our_text(
         await asyncio.sleep(1)
         await fight(room, 1)
 
-        assert (False, True) == (room.state.value.reported, room.state.value.conflict)
+        assert ReportState(reported=False, reason=CONFLICT) == room.state.value
         assert ["ReportConflict"] == [event.reason for event in room.events]
 
 
@@ -57,7 +58,7 @@ async def test_the_truce_ends_after_ten_minutes():
         await asyncio.sleep(10)
 
         assert room.told(an_inventory())
-        assert not room.state.value.conflict
+        assert room.state.value.reported
 
 
 async def test_the_truce_ends_at_once_when_the_inventory_changes():

@@ -10,6 +10,7 @@ from agent.codec.register_colon import decode_register_colon
 from agent.core.annotations import HANDSHAKE, REGISTER
 from agent.core.errors import ApiError, ApiThrottled
 from agent.core.report_settings import ReportProfile, ReportSettings
+from agent.services.report import CONFLICT
 from tests.builders import an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.clock import START
@@ -131,7 +132,7 @@ async def test_no_stamp_is_written_while_another_writer_is_left_alone():
         await asyncio.sleep(300)
 
         assert before == room.api.writes
-        assert room.state.value.conflict
+        assert CONFLICT == room.state.value.reason
 
 
 async def test_a_scheduler_that_was_updated_gets_its_text_with_the_changed_setting():

@@ -47,7 +47,9 @@ class Side:
 
 @contextlib.asynccontextmanager
 async def watched(side: Side):
-    rivals = Rivals(RESOURCE, side, side, lambda event: side.said.append(event.reason))
+    rivals = Rivals(
+        RESOURCE, side, side.changes, side, lambda event: side.said.append(event.reason)
+    )
     async with asyncio.TaskGroup() as group:
         running = group.create_task(rivals.run())
         await asyncio.sleep(SOON)

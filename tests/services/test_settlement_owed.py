@@ -17,6 +17,7 @@ from agent.services.state import StateService
 from tests.builders import NODE, NOON, a_lock, a_pod, a_pod_uid, a_row
 from tests.fakes.clock import LoopClock
 from tests.fakes.gated_disk import GatedDisk
+from tests.services.at_work import at_work
 
 BOUND = {
     "hami.io/vgpu-node": NODE,
@@ -69,14 +70,9 @@ class Scene:
 @contextlib.asynccontextmanager
 async def a_scene():
     scene = Scene()
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(scene.state.run()), group.create_task(scene.settlement.run())]
-        try:
-            await asyncio.sleep(0.01)
-            yield scene
-        finally:
-            for task in tasks:
-                task.cancel()
+    async with at_work(scene.state.run, scene.settlement.run):
+        await asyncio.sleep(0.01)
+        yield scene
 
 
 async def test_a_rejected_pod_is_owed_its_settlement_its_event_and_its_lock():

@@ -15,6 +15,7 @@ from agent.services.state import StateService
 from tests.builders import NODE, NOON, a_lock, a_pod
 from tests.fakes.clock import LoopClock
 from tests.fakes.disk import MemoryDisk
+from tests.services.at_work import at_work
 
 PATIENCE = BIND_PATIENCE.total_seconds()
 OVERDUE = NOON - LOCK_TIMEOUT
@@ -52,13 +53,8 @@ class Scene:
 @contextlib.asynccontextmanager
 async def a_scene():
     scene = Scene()
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(scene.state.run()), group.create_task(scene.settlement.run())]
-        try:
-            yield scene
-        finally:
-            for task in tasks:
-                task.cancel()
+    async with at_work(scene.state.run, scene.settlement.run):
+        yield scene
 
 
 async def test_the_lock_is_released_when_it_stood_longer_than_any_bind():

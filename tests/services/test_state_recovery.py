@@ -42,14 +42,14 @@ async def test_the_newest_generation_is_read_without_a_word():
 
     found = await recovered(disk)
 
-    assert (a_state(2), "", False) == (found.state, found.notice, found.fresh)
+    assert (a_state(2), "") == (found.state, found.notice)
 
 
 async def test_a_new_node_begins_empty_without_a_word():
     found = await recovered(MemoryDisk())
 
     assert State(boot_id="boot-2", machine_id=MACHINE) == found.state
-    assert ("", True) == (found.notice, found.fresh)
+    assert "" == found.notice
 
 
 @pytest.mark.parametrize("current", [b"", b"\0" * 40, encode_state(a_state(2))[:-20], None])
@@ -58,7 +58,7 @@ async def test_an_unusable_generation_is_said_and_the_one_before_is_used(current
 
     found = await recovered(disk)
 
-    assert (a_state(1), False) == (found.state, found.fresh)
+    assert a_state(1) == found.state
     assert CURRENT in found.notice
     assert "generation 1 in state.previous.json" in found.notice
 
@@ -80,7 +80,6 @@ async def test_the_state_of_another_machine_is_not_ours():
     found = await recovered(disk)
 
     assert Ledger() == found.state.ledger
-    assert found.fresh
     assert "belongs to another machine" in found.notice
 
 
@@ -88,7 +87,6 @@ async def test_two_unusable_generations_make_a_fresh_state_with_a_notice():
     found = await recovered(await a_disk(b"x", b"y"))
 
     assert State(boot_id="boot-2", machine_id=MACHINE) == found.state
-    assert found.fresh
     assert "rebuilding" in found.notice
     assert CURRENT in found.notice
     assert PREVIOUS in found.notice
@@ -170,7 +168,7 @@ async def test_at_whatever_step_the_power_fails_what_was_acknowledged_is_there(s
         names = [row.pod for row in found.state.ledger.rows]
         assert [f"p{n}" for n in range(acknowledged)] == names[:acknowledged]
         assert len(names) <= acknowledged + 1
-        assert found.fresh == (not names)
+        assert (not names) == (not found.state.generation)
 
 
 @pytest.mark.parametrize("seed", range(4))

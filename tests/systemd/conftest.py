@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 
 from agent import __version__
+from tests.marking import on_real_time
 from tests.peers.lab.keeper import kept
 from tests.peers.lab.table import Table
 from tests.systemd.lab.bare_metal import BareMetal, open_bare_metal
@@ -26,12 +27,7 @@ MEASURED: Final = pytest.StashKey[Table]()
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Real time, and one event loop for all: the machine outlives a test."""
-    for item in items:
-        if item.path.parent == HERE:
-            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
-            item.add_marker(pytest.mark.looptime(False))
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(180))
+    on_real_time(items, HERE, 180, one_loop=True)
 
 
 def pytest_terminal_summary(

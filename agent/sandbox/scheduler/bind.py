@@ -34,7 +34,6 @@ from agent.sandbox.scheduler.usage import Usage
 
 log = structlog.get_logger(__name__)
 
-CONTENTION: Final = "node lock contention"
 _LOCK_TRIES: Final = 5
 _LOCK_PAUSES: Final = (0.1, 0.2, 0.4, 0.8)
 _LOCK_JITTER: Final = 0.5
@@ -44,11 +43,6 @@ _Marks = Mapping[str, str | None]
 
 class BindError(Exception):
     """The pod was not bound; the text is the scheduler's."""
-
-    @property
-    def is_contention(self) -> bool:
-        """True when another pod holds the node's lock."""
-        return str(self).endswith(CONTENTION)
 
 
 class _Fate(enum.Enum):
@@ -200,7 +194,7 @@ class Binder:
                 claim = await claim_lock(held, owner, now, timeout, self._is_alive)
             except ContentionError as taken:
                 span = _go_duration(int(timeout))
-                text = f"node {node_name} has been locked within {span}: {CONTENTION}"
+                text = f"node {node_name} has been locked within {span}: node lock contention"
                 raise ContentionError(text) from taken
             if claim is Claim.HOLD:
                 return {}

@@ -1,4 +1,5 @@
-"""Answering the kubelet: one inquiry per call, then prepare, commit, answer.
+"""Answering the kubelet: one inquiry per call, then prepare, commit, answer; in plain mode by ids.
 
-It may never answer before the row is on disk, and never wait for the API server beyond one LIST.
+It may never answer before the row is on disk, give two containers one directory, or wait for the
+API server beyond one LIST.
 """

@@ -7,7 +7,7 @@ anything. What may follow (the pod's annotations, the lock) is owed in the same 
 import asyncio
 import dataclasses
 import datetime as dt
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import structlog
 
@@ -29,8 +29,8 @@ from agent.core.evidence import Grant
 from agent.core.holdings import KubeletEpoch
 from agent.core.ledger import ContainerKey, Effect, EffectKind, Ledger, Row
 from agent.core.match_settings import MatchSettings
-from agent.core.ports import HookDirs
 from agent.core.reconcile import Adoption
+from agent.core.settlement import REFUSED_EVENT
 from agent.core.share import Share
 from agent.core.slices import SliceId
 from agent.core.steps import ALLOCATE_BUDGET, Step
@@ -38,9 +38,10 @@ from agent.kit.cell import Cell
 from agent.kit.turns import Turns
 from agent.services.allocation.calls import Call, Calls, overlap, refusal_of
 from agent.services.allocation.inquiry import Inquiry, Peers, Underway, Views
-from agent.services.allocation.outcomes import Outcomes
+from agent.services.allocation.outcomes import Outcomes, whose
 from agent.services.allocation.preferring import Preferring
 from agent.services.allocation.rounds import Rounds
+from agent.services.allocation.storage import Storage
 
 log = structlog.get_logger(__name__)
 
@@ -50,6 +51,9 @@ QUIET = dt.timedelta(seconds=1)
 _OF_DELETED = frozenset({Gate.POD_DELETED, Gate.MANY_PODS_ADMITTED})
 """Refusals that a deleted pod can be the cause of."""
 
+_OF_NO_POD = frozenset({Gate.NO_POD_ADMITTED, Gate.STATIC_POD})
+"""Refusals of pods that the API server does not know, or not yet: their Event is the Node's."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AllocationSettings:
@@ -57,14 +61,6 @@ class AllocationSettings:
 
     match: MatchSettings
     edits: Cell[EditSettings]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Storage:
-    """Where an answer becomes durable: the ledger's commit, and the host directories."""
-
-    commit: Callable[[Callable[[Ledger], Ledger]], Awaitable[None]]
-    hooks: HookDirs
 
 
 class Allocation:
@@ -89,7 +85,8 @@ class Allocation:
         self._calls = Calls(Turns(peers.epoch))
         self._rounds = Rounds(peers.clock.now())
         self._preferring = Preferring(views, peers, self._calls, self._underway)
-        self._outcomes = Outcomes(say)
+        self._outcomes = Outcomes()
+        self._say = say
         self.results = self._outcomes.results
 
     async def allocate(
@@ -114,7 +111,8 @@ class Allocation:
                 translated = refusal_of(error, call)
                 self._refused(translated, call, len(ids))
                 raise translated from error
-        self._outcomes.answered(row, call)
+        gpus = [share.uuid for share in row.shares]
+        self._outcomes.answered(is_replay=call.is_replay, **whose(row), gpus=gpus)
         return row.edits
 
     async def prefer(
@@ -328,4 +326,6 @@ class Allocation:
     def _refused(self, refusal: Refusal, call: Call, count: int) -> None:
         if call.row is not None and call.is_replay:
             self._rounds.refused(call.row, self._epoch())
-        self._outcomes.refused(refusal, call, count)
+        self._outcomes.refused(refusal, call.step, count, call.row)
+        if refusal.gate in _OF_NO_POD:
+            self._say(NodeEvent(REFUSED_EVENT, str(refusal), warning=True))

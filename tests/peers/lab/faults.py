@@ -6,7 +6,9 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.part import Part
+from tests.peers.lab.pods import as_seen, forget_told, lives, until_restarted, until_told
 from tests.peers.lab.waiting import until
 
 
@@ -47,3 +49,16 @@ async def end_container(container_id: str) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     await until(lambda: not found & processes(container_id), 5.0, lambda: f"{found} live")
+
+
+async def kill_container(cluster: Cluster, name: str) -> None:
+    """Kill a telling pod's one container; what it told is forgotten. As `end_container`."""
+    forget_told(cluster, name)
+    await end_container(lives(as_seen(cluster, name))["main"].id)
+
+
+async def dies(cluster: Cluster, name: str) -> None:
+    """The same; returns when it runs again and has told. Raises TimeoutError."""
+    await kill_container(cluster, name)
+    await until_restarted(cluster, name, within=60.0)
+    await until_told(cluster, name)

@@ -250,6 +250,32 @@ def a_telling_pod(cluster: Cluster, name: str, *, gpus: int = 1, memory: int = 3
     return telling(cluster, a_pod(name, a_container(gpus=gpus, memory=memory)))
 
 
+async def run_shapes(cluster: Cluster) -> list[str]:
+    """Telling pods of several shapes, run and settled; their names.
+
+    Raises:
+        FailedPodError, TimeoutError: as `run`, or they do not tell.
+    """
+    shapes = (
+        a_pod("pair", a_container(gpus=2, memory=7000)),
+        a_pod(
+            "trio",
+            a_container("left", memory=1024),
+            a_container("plain", gpus=0),
+            a_container("right", memory=2048, cores=20),
+        ),
+        a_pod(
+            "prepared",
+            a_container(memory=2048),
+            inits=(a_container("load", memory=1024, script="true"),),
+        ),
+    )
+    names = await run(cluster, *(telling(cluster, one) for one in shapes), within=60.0)
+    await until_settled(cluster, *names)
+    await until_told(cluster, *names)
+    return names
+
+
 def told_directory(cluster: Cluster) -> Path:
     """Where telling pods tell."""
     return cluster.root / "told"

@@ -14,23 +14,11 @@ from tests.peers.lab.agents import RESOURCE, SOURCE, Agent
 from tests.peers.lab.agreement import Container, rows
 from tests.peers.lab.clockwork import wall
 from tests.peers.lab.cluster import Cluster
-from tests.peers.lab.faults import end_container
 from tests.peers.lab.grants import Grant, grants
 from tests.peers.lab.identities import ADMIN, NODE
 from tests.peers.lab.part import Part
-from tests.peers.lab.pods import (
-    as_seen,
-    forget_told,
-    key,
-    lives,
-    run,
-    telling,
-    until_restarted,
-    until_settled,
-    until_told,
-)
+from tests.peers.lab.pods import as_seen, key, lives
 from tests.peers.lab.waiting import until, until_answer
-from tests.peers.lab.workloads import a_container, a_pod
 
 MANAGER: Final = "nvidia-device-plugin"
 """Who writes, as the API server notes it."""
@@ -84,30 +72,13 @@ async def offers(cluster: Cluster, slices: int) -> bool:
     return slices == len(await cluster.kubelet.allocatable(RESOURCE))
 
 
-async def their_pods(cluster: Cluster) -> list[str]:
-    """Pods of several shapes, run and settled; their names. Raises FailedPodError, TimeoutError."""
-    shapes = (
-        a_pod("pair", a_container(gpus=2, memory=7000)),
-        a_pod("trio", a_container("left", memory=1024), a_container("right", cores=20)),
-        a_pod(
-            "prepared",
-            a_container(memory=2048),
-            inits=(a_container("load", memory=1024, script="true"),),
-        ),
-    )
-    names = await run(cluster, *(telling(cluster, one) for one in shapes), within=60.0)
-    await until_settled(cluster, *names)
-    await until_told(cluster, *names)
-    return names
-
-
 def promised(cluster: Cluster, names: Iterable[str]) -> Shares:
-    """What the scheduler wrote for each container of those pods, but init containers."""
+    """What the scheduler wrote for each container with GPUs of those pods, but init containers."""
     return {
         (key(name), container): sorted(given, key=str)
         for name in names
         for container, given in grants(as_seen(cluster, name)).items()
-        if container in lives(as_seen(cluster, name))
+        if given and container in lives(as_seen(cluster, name))
     }
 
 
@@ -159,14 +130,6 @@ async def hand_over(
         agent = await cluster.start_agent()
     await until_answer(lambda: offers(cluster, 80), WITHIN, agent.part.tail)
     return agent, wall() - began
-
-
-async def dies(cluster: Cluster, name: str) -> None:
-    """Kill a pod's container; returns when it runs again and has told. Raises TimeoutError."""
-    forget_told(cluster, name)
-    await end_container(lives(as_seen(cluster, name))["main"].id)
-    await until_restarted(cluster, name, within=60.0)
-    await until_told(cluster, name)
 
 
 def allocated(plugin: Part) -> list[str]:

@@ -162,11 +162,10 @@ def test_a_phase_of_later_versions_is_unknown(text: str, phase: Phase):
 
 def test_only_annotations_of_hami_are_kept_and_a_mirror_pod_is_static():
     annotations = {"hami.io/bind-phase": "success", "team": "a", "kubernetes.io/config.mirror": ""}
-    metadata = {"annotations": annotations, "deletionTimestamp": "2026-09-01T12:00:00Z"}
     status = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "[HA-2001]"}
-    pod = decode_pod(pod_object(metadata=metadata, status=status), GPU)
+    pod = decode_pod(pod_object(metadata={"annotations": annotations}, status=status), GPU)
     assert {"hami.io/bind-phase": "success"} == pod.annotations
-    assert (True, True) == (pod.static, pod.deleting)
+    assert pod.static
     assert ("UnexpectedAdmissionError", "[HA-2001]") == (pod.reason, pod.message)
 
 

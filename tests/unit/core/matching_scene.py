@@ -2,8 +2,11 @@
 
 import dataclasses
 
+import pytest
+
 from agent.core.candidates import Books
 from agent.core.condition import Condition
+from agent.core.errors import Gate, Refusal
 from agent.core.evidence import Evidence, Grant, Question
 from agent.core.holdings import ContainerHolding, Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey, Ledger, Row
@@ -121,3 +124,13 @@ def granted(scene: Evidence, count: int = 1, settings: MatchSettings = SETTINGS)
     step = decide(count, scene, settings)
     assert isinstance(step, Grant)
     return step
+
+
+def refused_by(
+    scene: Evidence, gate: Gate, count: int = 1, settings: MatchSettings = SETTINGS
+) -> Refusal:
+    """A decision that must be a refusal by that gate."""
+    with pytest.raises(Refusal) as caught:
+        decide(count, scene, settings)
+    assert gate is caught.value.gate
+    return caught.value

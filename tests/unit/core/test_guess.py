@@ -39,6 +39,7 @@ from tests.unit.core.matching_scene import (
     holding,
     knowing,
     named_pod,
+    refused_by,
     without_witness,
 )
 
@@ -78,10 +79,7 @@ def answered(pod: PodView, **changes: object) -> Row:
 
 
 def refused(scene: Evidence, gate: Gate, settings: MatchSettings = LEGACY) -> Refusal:
-    with pytest.raises(Refusal) as caught:
-        ask(scene, settings=settings)
-    assert gate is caught.value.gate
-    return caught.value
+    return refused_by(scene, gate, settings=settings)
 
 
 def served(scene: Evidence) -> PodView:

@@ -139,7 +139,7 @@ FORGED = {
 
 @pytest.mark.parametrize("notes", FORGED.values(), ids=FORGED)
 def test_annotations_that_a_tenant_wrote_give_no_right(notes) -> None:
-    forger = a_pod(name="train-1", annotations=notes, scheduler="default-scheduler")
+    forger = a_pod(name="train-1", annotations=notes)
     scene = knowing(a_scene(forger, OTHER), holding(forger), absent=(OTHER,))
     locked = changed(scene, lock=a_lock(name="train-2"))
 

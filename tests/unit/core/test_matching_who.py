@@ -3,9 +3,7 @@
 import dataclasses
 import datetime as dt
 
-import pytest
-
-from agent.core.errors import Gate, Refusal
+from agent.core.errors import Gate
 from agent.core.evidence import AskKubelet, AwaitLock, CheckRunning, ListPods, ReadRecords
 from agent.core.ledger import ContainerKey
 from agent.core.matching import used_up
@@ -26,18 +24,12 @@ from tests.unit.core.matching_scene import (
     holding,
     knowing,
     named_pod,
+    refused_by,
     without_witness,
 )
 
 POD = named_pod(1)
 STRAY = named_pod(2, annotations={})
-
-
-def refused(scene: object, gate: Gate, **options: object) -> Refusal:
-    with pytest.raises(Refusal) as caught:
-        ask(scene, **options)  # type: ignore[arg-type]
-    assert caught.value.gate is gate
-    return caught.value
 
 
 def test_the_lock_owner_is_asked_for_first() -> None:
@@ -66,7 +58,7 @@ def test_a_pod_that_was_started_without_being_asked_for_is_asked_about_beside_th
     scene = knowing(a_scene(started, POD, lock=POD), holding(POD))
 
     assert ask(scene) == AskKubelet(*started.key)
-    refused(knowing(scene, holding(POD), holding(started)), Gate.MANY_PODS_ADMITTED)
+    refused_by(knowing(scene, holding(POD), holding(started)), Gate.MANY_PODS_ADMITTED)
 
 
 def test_an_owner_that_was_started_without_being_asked_for_does_not_hide_a_newcomer() -> None:
@@ -80,14 +72,14 @@ def test_an_owner_that_was_started_without_being_asked_for_does_not_hide_a_newco
     shown = changed(shown, listed=True)
 
     assert ask(shown) == AskKubelet(*STRAY.key)
-    refused(knowing(shown, holding(STRAY)), Gate.MANY_PODS_ADMITTED)
+    refused_by(knowing(shown, holding(STRAY)), Gate.MANY_PODS_ADMITTED)
 
 
 def test_a_stray_pod_is_refused_and_not_given_the_owners_share() -> None:
     scene = knowing(a_scene(STRAY, POD, lock=POD), holding(STRAY), absent=(POD,))
     assert ask(scene) == AwaitLock()
 
-    error = refused(changed(scene, waited=True), Gate.NO_RIGHT)
+    error = refused_by(changed(scene, waited=True), Gate.NO_RIGHT)
 
     assert "team-a/train-1" in error.sentence
 
@@ -100,7 +92,7 @@ def test_a_stray_pod_with_the_name_of_the_locks_owner_is_not_the_owner() -> None
     assert ask(scene) == ListPods()
     assert ask(changed(scene, listed=True)) == AwaitLock()
 
-    error = refused(changed(scene, listed=True, waited=True), Gate.NO_RIGHT)
+    error = refused_by(changed(scene, listed=True, waited=True), Gate.NO_RIGHT)
 
     assert "a later pod of that name" in error.sentence
 
@@ -129,7 +121,7 @@ def test_two_pods_being_admitted_are_never_guessed_between() -> None:
     row = a_row(pod_uid=other.uid, pod=other.name, epoch=OLD_KUBELET)
     scene = knowing(a_scene(other, POD, rows=(row,), lock=POD), holding(POD), holding(other))
 
-    refused(scene, Gate.MANY_PODS_ADMITTED)
+    refused_by(scene, Gate.MANY_PODS_ADMITTED)
 
 
 def test_of_two_that_wait_for_their_old_answers_the_owner_is_told_to_delete_one() -> None:
@@ -140,7 +132,7 @@ def test_of_two_that_wait_for_their_old_answers_the_owner_is_told_to_delete_one(
     )
     scene = knowing(a_scene(other, POD, rows=rows), holding(POD), holding(other))
 
-    error = refused(scene, Gate.MANY_PODS_ADMITTED)
+    error = refused_by(scene, Gate.MANY_PODS_ADMITTED)
 
     assert error.sentence.endswith("delete all but one of them.")
     assert granted(knowing(scene, holding(POD), absent=(other,))).replay == rows[0]
@@ -150,19 +142,19 @@ def test_nobody_known_asks_the_api_server_once_and_then_refuses() -> None:
     scene = knowing(a_scene(POD, lock=POD), absent=(POD,))
     assert ask(scene) == ListPods()
 
-    refused(changed(scene, listed=True), Gate.NO_POD_ADMITTED)
+    refused_by(changed(scene, listed=True), Gate.NO_POD_ADMITTED)
 
 
 def test_a_pod_claimed_by_a_call_in_flight_is_no_candidate() -> None:
     scene = changed(a_scene(POD, lock=POD), claimed=frozenset({POD.uid}), listed=True)
 
-    refused(scene, Gate.NO_POD_ADMITTED)
+    refused_by(scene, Gate.NO_POD_ADMITTED)
 
 
 def test_a_deleted_pod_that_the_kubelet_still_admits_is_refused_at_once() -> None:
     scene = knowing(a_scene(gone=(POD,), lock=POD), holding(POD))
 
-    refused(scene, Gate.POD_DELETED)
+    refused_by(scene, Gate.POD_DELETED)
 
 
 def test_a_present_pod_wins_over_a_tombstone_of_its_name_with_equal_shares() -> None:
@@ -179,7 +171,7 @@ def test_a_present_pod_and_a_tombstone_with_other_shares_are_refused() -> None:
     successor = named_pod(1, uid=other.uid, groups=other.groups)
     scene = knowing(a_scene(successor, gone=(POD,), lock=successor), holding(POD))
 
-    refused(scene, Gate.MANY_PODS_ADMITTED)
+    refused_by(scene, Gate.MANY_PODS_ADMITTED)
 
 
 def test_a_refused_request_uses_up_the_oldest_deleted_pod_of_its_name() -> None:
@@ -213,13 +205,13 @@ def test_a_terminal_pod_is_no_candidate() -> None:
 def test_a_static_pod_is_refused_with_that_reason() -> None:
     static = named_pod(1, static=True)
 
-    refused(knowing(a_scene(static, lock=static), holding(static)), Gate.STATIC_POD)
+    refused_by(knowing(a_scene(static, lock=static), holding(static)), Gate.STATIC_POD)
 
 
 def test_a_pod_without_any_lock_is_refused_with_the_name_of_the_setting() -> None:
     scene = changed(knowing(a_scene(POD), holding(POD)), waited=True)
 
-    assert "unlockedPods" in refused(scene, Gate.NO_LOCK).sentence
+    assert "unlockedPods" in refused_by(scene, Gate.NO_LOCK).sentence
 
 
 def test_unique_serves_the_pod_without_a_lock_that_the_kubelet_confirms() -> None:
@@ -233,7 +225,7 @@ def test_an_old_kubelet_serves_only_a_lock_owner_without_company() -> None:
     accompanied = without_witness(a_scene(POD, named_pod(3), lock=POD))
 
     assert granted(alone).candidate.pod == POD
-    refused(accompanied, Gate.WITNESS_SILENT)
+    refused_by(accompanied, Gate.WITNESS_SILENT)
 
 
 def test_a_container_whose_ids_the_kubelet_holds_is_not_the_one_being_admitted() -> None:
@@ -272,7 +264,7 @@ def test_a_running_container_is_replayed_only_when_its_cgroup_is_gone() -> None:
     )
 
     assert granted(checked).replay == row
-    refused(alive, Gate.NO_POD_ADMITTED)
+    refused_by(alive, Gate.NO_POD_ADMITTED)
 
 
 def test_an_init_containers_row_sends_to_the_kubelets_own_file() -> None:
@@ -328,7 +320,7 @@ def test_an_old_kubelets_pod_that_nobody_has_seen_is_listed_for_once() -> None:
     scene = without_witness(a_scene(lock=POD))
 
     assert ask(scene) == ListPods()
-    refused(changed(scene, listed=True), Gate.WITNESS_SILENT)
+    refused_by(changed(scene, listed=True), Gate.WITNESS_SILENT)
 
 
 def test_a_container_that_the_scheduler_wrote_nothing_for_is_refused() -> None:
@@ -337,4 +329,4 @@ def test_a_container_that_the_scheduler_wrote_nothing_for_is_refused() -> None:
     )
     scene = changed(knowing(a_scene(pod, lock=pod), holding(pod)), records_read=True)
 
-    refused(scene, Gate.NO_CONTAINER_LEFT)
+    refused_by(scene, Gate.NO_CONTAINER_LEFT)

@@ -1,4 +1,4 @@
-"""One Allocate of plain mode: check the ids, row on disk, directory, answer.
+"""One Allocate of plain mode: check the kubelet's ids, row on disk, directory, answer.
 
 The row comes first: a directory without a row would never be removed, a row without a directory
 closes by itself. The kubelet is not asked, so that overlapping calls are over within a write; of
@@ -10,8 +10,6 @@ import contextlib
 import dataclasses
 import random
 from collections.abc import Awaitable, Callable, Sequence
-
-import structlog
 
 from agent.core.container_edits import check_library
 from agent.core.edits import ContainerEdits, EditSettings, GrantedShare, HookFacts
@@ -30,15 +28,14 @@ from agent.core.plain import (
 )
 from agent.core.plain_row import PlainRow
 from agent.core.pods import PodUid
-from agent.core.ports import Clock, HookDirs
+from agent.core.ports import Clock
 from agent.core.preference import nearest
 from agent.core.slices import SliceId, split_slice_id
 from agent.core.steps import ALLOCATE_BUDGET, Step, disk_refusal
 from agent.kit.cell import Cell
-from agent.kit.tally import Tally
 from agent.kit.turns import Turn, Turns
-
-log = structlog.get_logger(__name__)
+from agent.services.allocation.outcomes import Outcomes
+from agent.services.allocation.storage import Storage
 
 RECORDS_BUDGET = 0.2
 """Seconds for the kubelet's checkpoint file; after that the answer is a first one."""
@@ -71,14 +68,6 @@ class PlainViews:
     recorded: Callable[[str], Awaitable[Sequence[frozenset[SliceId]] | None]]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class PlainStorage:
-    """Where an answer becomes durable: the ledger's commit, and the host directories."""
-
-    commit: Callable[[Callable[[Ledger], Ledger]], Awaitable[None]]
-    hooks: HookDirs
-
-
 class PlainAllocation:
     """Answers the kubelet. Each answer has a row and a directory of its own."""
 
@@ -86,7 +75,7 @@ class PlainAllocation:
         self,
         *,
         views: PlainViews,
-        storage: PlainStorage,
+        storage: Storage,
         settings: PlainSettings,
         clock: Clock,
         chance: random.Random,
@@ -98,9 +87,8 @@ class PlainAllocation:
         self._chance = chance
         self._pending: dict[PodUid, PlainRow] = {}
         self._turns = Turns(views.epoch)
-        self.results = Tally(
-            "allocations", "Answers to Allocate by result and reason.", ("result", "reason")
-        )
+        self._outcomes = Outcomes()
+        self.results = self._outcomes.results
 
     async def allocate(
         self, ids: tuple[SliceId, ...], resource: str | None = None
@@ -114,17 +102,16 @@ class PlainAllocation:
             call = _Call(resource or self._views.edits.value.resource, turn)
             try:
                 async with asyncio.timeout(ALLOCATE_BUDGET):
-                    row, result = await self._serve(ids, call)
+                    row, is_replay = await self._serve(ids, call)
             except Refusal as refusal:
-                self._refused(refusal, call.step, len(ids))
+                self._outcomes.refused(refusal, call.step, len(ids))
                 raise
             except (TimeoutError, StateError) as error:
                 translated = _refusal_of(error, call.step)
-                self._refused(translated, call.step, len(ids))
+                self._outcomes.refused(translated, call.step, len(ids))
                 raise translated from error
-        self.results.add(result, "")
-        gpus = dict.fromkeys(pair[0] for text in ids if (pair := split_slice_id(text)))
-        log.info("alloc.answered", result=result, uid=row.uid, count=len(ids), gpus=list(gpus))
+        gpus = list(dict.fromkeys(pair[0] for text in ids if (pair := split_slice_id(text))))
+        self._outcomes.answered(is_replay=is_replay, uid=row.uid, count=len(ids), gpus=gpus)
         return row.edits
 
     async def prefer(
@@ -151,7 +138,7 @@ class PlainAllocation:
         turn.ids = frozenset(chosen)
         return chosen
 
-    async def _serve(self, ids: tuple[SliceId, ...], call: _Call) -> tuple[PlainRow, str]:
+    async def _serve(self, ids: tuple[SliceId, ...], call: _Call) -> tuple[PlainRow, bool]:
         facts = await self._storage.hooks.facts()
         granted = grant(ids, self._views.inventory.value, self._held(lambda _: True))
         answer = None
@@ -169,8 +156,8 @@ class PlainAllocation:
         ids: tuple[SliceId, ...],
         call: _Call,
         made_of: tuple[tuple[GrantedShare, ...], HookFacts],
-    ) -> tuple[PlainRow, str]:
-        """The row that is answered, on disk and with its directory, and what to count it as."""
+    ) -> tuple[PlainRow, bool]:
+        """The row that is answered, on disk and with its directory, and whether it is a replay."""
         granted, facts = made_of
         with contextlib.ExitStack() as claims:
             again = await self._asked_again(ids, call.resource, claims)
@@ -182,7 +169,7 @@ class PlainAllocation:
             if row.has_directory:
                 call.step = Step.DIRECTORY
                 await self._storage.hooks.prepare(directory_of(row), wipe=False)
-        return row, "ok" if again is None else "replay"
+        return row, again is not None
 
     async def _asked_again(
         self, ids: tuple[SliceId, ...], resource: str, claims: contextlib.ExitStack
@@ -243,16 +230,6 @@ class PlainAllocation:
             ledger = ledger.put_plain(row)
         ledger = dataclasses.replace(ledger, plain=tuple(filter(counts, ledger.plain)))
         return frozenset(text for ids in ledger.held_ids().values() for text in ids)
-
-    def _refused(self, refusal: Refusal, step: Step, count: int) -> None:
-        self.results.add("refused", refusal.gate.name.lower())
-        log.warning(
-            "alloc.refused",
-            gate=refusal.gate.value,
-            step=step.value,
-            count=count,
-            reason=refusal.sentence,
-        )
 
 
 def _overlap() -> Refusal:

@@ -1,0 +1,15 @@
+"""Where an answer becomes durable."""
+
+import dataclasses
+from collections.abc import Awaitable, Callable
+
+from agent.core.ledger import Ledger
+from agent.core.ports import HookDirs
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Storage:
+    """The ledger's commit, and the host directories."""
+
+    commit: Callable[[Callable[[Ledger], Ledger]], Awaitable[None]]
+    hooks: HookDirs

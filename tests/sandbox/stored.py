@@ -1,0 +1,19 @@
+"""A store and the pods that its tests put into it."""
+
+from agent.sandbox.api_errors import Json
+from agent.sandbox.store import ObjectStore
+from tests.fakes.chance import Seeded
+from tests.fakes.clock import ManualClock
+
+
+def a_store(history: int = 100) -> ObjectStore:
+    """An empty one, which remembers so many changes."""
+    return ObjectStore(ManualClock(), Seeded(), history)
+
+
+def a_pod(name: str = "p", node: str = "", grace: int | None = None) -> Json:
+    """A pod, on `node` if one is named; `grace`: the seconds that it is given to end."""
+    spec: Json = {"nodeName": node} if node else {}
+    if grace is not None:
+        spec["terminationGracePeriodSeconds"] = grace
+    return {"metadata": {"name": name}, "spec": spec}
