@@ -86,8 +86,8 @@ def _gpu_health(front: Front) -> Check:
 
 def _why(gpu: SharedGpu, left_out: Mapping[str, str]) -> str:
     """Why it is given to nobody. One that is well is listed because a container holds it."""
-    if gpu.uuid in left_out:
-        return left_out[gpu.uuid]
-    if not gpu.health.serving:
-        return f"is {gpu.health.condition.value}: {gpu.health.text}"
-    return "is filtered out by the settings" if gpu.there else "is not listed by the driver"
+    if gpu.health.serving and gpu.uuid in left_out:
+        return f"is not shared: {left_out[gpu.uuid]}"
+    if gpu.health.serving and gpu.there:
+        return "is filtered out by the settings"
+    return gpu.plight

@@ -14,7 +14,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "sandbox": ("agent.cli.sandbox", "run the agent against simulated peers, on any machine"),
     "simulate": (
         "agent.cli.simulate",
-        "act on simulated GPUs: xid, lose, restore, hang, add, remove",
+        "act on simulated GPUs: xid, lose, refuse, restore, hang, add, remove",
     ),
     "recheck": ("agent.cli.recheck", "ask a GPU now how it is"),
     "config": ("agent.cli.config", "show or check settings"),

@@ -28,7 +28,7 @@ def add_parser(subparsers: Subparsers) -> None:
     """The verb `simulate`."""
     parser = subparsers.add_parser(
         "simulate",
-        help="act on simulated GPUs: xid, lose, restore, hang, add, remove",
+        help="act on simulated GPUs: xid, lose, refuse, restore, hang, add, remove",
         description="Acts on the simulated GPUs of an agent that runs with --simulate, or of a "
         "sandbox. A GPU is named by index or UUID.",
         epilog="example: hami-agent simulate xid 79 --gpu 1",
@@ -40,6 +40,7 @@ def add_parser(subparsers: Subparsers) -> None:
     xid.add_argument("--gpu", required=True, metavar="GPU", help="index or UUID")
     for name, text in (
         ("lose", "a GPU answers no more, without a report"),
+        ("refuse", "the driver answers nothing for a GPU until it is reset, without a report"),
         ("restore", "a GPU is reset, or its slot is: it comes back sound"),
         ("remove", "a GPU is unplugged"),
     ):
@@ -97,6 +98,7 @@ def _request(args: argparse.Namespace) -> talk.Request:
         case name:
             requests = {
                 "lose": talk.LoseRequest,
+                "refuse": talk.RefuseRequest,
                 "restore": talk.RestoreRequest,
                 "remove": talk.RemoveRequest,
             }

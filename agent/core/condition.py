@@ -27,6 +27,8 @@ class Cause(enum.StrEnum):
     """The driver says that memory rows or pages wait for a reset, or can be replaced no more."""
     ADVICE = "advice"
     """The driver says that the GPU needs something (its recovery action)."""
+    REFUSED = "refused"
+    """The driver refuses what it is asked about the GPU until that is reset."""
     PROBE = "probe"
     LOST = "lost"
     DRIVER = "driver"
@@ -57,8 +59,9 @@ class Health:
     `serving` is what the kubelet list, the annotation and Allocate go by. `cause` is a Cause,
     `action` an Action, as text so that an older agent reads a newer one's memory; `text` is a
     sentence for people, which ends with the id `runbook` in brackets.
-    `needs_reset`: only a boot, lost-then-present, or the driver's word that nothing is needed
-    clears it; with `needs_reboot`, only a boot. `passed_probes` count since the last bad report.
+    `needs_reset`: only a boot, lost-then-present, refused-then-answered, or the driver's word that
+    nothing is needed clears it; with `needs_reboot`, only a boot. `passed_probes` count since the
+    last bad report.
     `bouts`: times that it was bad or lost, each soon after the one before was over, which was at
     `recovered_at`. `failures`: when probes failed while it was neither, those of the last minutes;
     `failed_in_row` of them with none that passed since.

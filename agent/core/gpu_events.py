@@ -14,6 +14,7 @@ from agent.core.ledger import Ledger, Row
 from agent.core.plain_row import PlainRow
 from agent.core.pods import PodUid
 from agent.core.slices import split_slice_id
+from agent.core.verdicts import past
 
 _Pod = tuple[str, str, PodUid]
 """Namespace, name and UID."""
@@ -108,9 +109,8 @@ def _change(before: Health, health: Health) -> _Told | None:
         return _worse(health)
     if before.cause == Cause.OFF:
         return None
-    text = (
-        WELL if before.condition is Condition.UNMONITORED else f"well again, after: {before.text}"
-    )
+    was_unheard = before.condition is Condition.UNMONITORED
+    text = WELL if was_unheard else f"well again, after: {past(before)}"
     return _Told("GpuRecovered", text, warning=False)
 
 
@@ -121,7 +121,7 @@ def _worse(health: Health) -> _Told:
         return _Told("GpuUnmonitored", health.text)
     if health.serving:
         return _Told("GpuDriverUnresponsive", health.text)
-    return _Told("GpuUnhealthy", f"not served any more, for it {health.text}")
+    return _Told("GpuUnhealthy", f"not served any more: {health.text}")
 
 
 def _is_well(health: Health) -> bool:

@@ -45,6 +45,8 @@ class GpuSigns:
     ecc_uncorrected: int | None = None
     """Uncorrected memory errors since the driver was loaded."""
     recovery: RecoveryAction | None = None
+    refused: bool = False
+    """A question was refused until the GPU is reset (NVML_ERROR_RESET_REQUIRED, of any driver)."""
 
 
 NO_SIGNS = GpuSigns()

@@ -172,9 +172,8 @@ def _not_serving(name: str, gpu: SharedGpu) -> Refusal:
         )
     return Refusal(
         Gate.BAD_GPU,
-        f"Pod {name} cannot start: its {which} is {gpu.health.condition.value}: "
-        f"{cap(gpu.health.text or gpu.health.cause)}; create it again, so that it is placed on "
-        "another GPU.",
+        f"Pod {name} cannot start: its {which} {cap(gpu.plight)}; create it again, so that it is "
+        "placed on another GPU.",
     )
 
 

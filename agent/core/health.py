@@ -17,8 +17,10 @@ from agent.core.failures import counted, is_failing, lately
 from agent.core.gpu_signs import GpuSigns
 from agent.core.verdicts import (
     again,
+    answered_again,
     bad,
     needing,
+    refused,
     relieved,
     seconds,
     signed,
@@ -30,6 +32,8 @@ from agent.core.verdicts import (
 from agent.core.xids import XIDS, XidClass, XidSwitches, xid_name
 
 MOST_DOUBLINGS: Final = 32
+HARDWARE: Final = frozenset({Cause.ECC, Cause.LOST, Cause.MEMORY, Cause.PROBE, Cause.REFUSED})
+"""What a boot alone does not mend for certain."""
 BEFORE: Final = "before the boot: "
 UNNAMED: Final = " on a GPU that the driver cannot name"
 
@@ -111,7 +115,7 @@ def remembered(
         return Health(Condition.OK, since=now)
     if not boot_changed:
         return _restarted(health, now)
-    hardware = health.cause in {Cause.ECC, Cause.LOST, Cause.PROBE, Cause.MEMORY}
+    hardware = health.cause in HARDWARE
     if health.condition in {Condition.OK, Condition.UNMONITORED} or not hardware:
         return Health(Condition.OK, since=now)
     return Health(
@@ -231,6 +235,8 @@ def _probed(health: Health, probe: Probe, now: dt.datetime, settings: HealthSett
     if probe.outcome is ProbeOutcome.PASSED:
         return _answered(health, probe, now, settings)
     if probe.outcome is ProbeOutcome.FAILED:
+        if probe.signs.refused:
+            return refused(health, now)
         return signed(_failed(health, probe, now), probe.signs, now)
     if probe.outcome is ProbeOutcome.LOST:
         return _lost(health, probe, now)
@@ -259,7 +265,7 @@ def _passed(health: Health, now: dt.datetime, settings: HealthSettings, signs: G
         return dataclasses.replace(watched(now, Cause.XID, text, runbook), xid=health.xid)
     if health.condition is Condition.LOST:
         return _back(health, now)
-    return _rested(relieved(health, signs), now, settings)
+    return _rested(relieved(answered_again(health, signs), signs), now, settings)
 
 
 def _back(health: Health, now: dt.datetime) -> Health:
@@ -267,10 +273,10 @@ def _back(health: Health, now: dt.datetime) -> Health:
     needs = health.needs_reset or health.needs_reboot
     mend = "it reported an error since, so that it needs another reset"
     if not needs:
-        mend = "served again when it stays quiet"
+        mend = "it is served again when it stays quiet"
     elif health.needs_reboot:
         mend = "it needs a reboot of the node"
-    back = bad(now, Cause.LOST, f"was lost and is back; {mend}", "H-LOST")
+    back = bad(now, Cause.LOST, f"it was lost and is back; {mend}", "H-LOST")
     back = dataclasses.replace(back, xid=health.xid, passed_probes=1)
     return needing(back, reboot=health.needs_reboot) if needs else back
 
@@ -309,7 +315,7 @@ def _lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
         is_echo = health.needs_reset and not health.needs_reboot
         return dataclasses.replace(health, needs_reset=False) if is_echo else health
     struck = f"after XID {health.xid}" if health.xid is not None else cap(probe.text)
-    text = f"lost: the driver reaches it no longer ({struck or 'no reason given'})"
+    text = f"the driver reaches it no longer ({struck or 'no reason given'})"
     verdict = dataclasses.replace(
         bad(now, Cause.LOST, text, "H-LOST"), condition=Condition.LOST, xid=health.xid
     )
@@ -323,5 +329,5 @@ def _silent(health: Health, probe: Probe, now: dt.datetime, settings: HealthSett
         return aged(health, now, settings)
     if health.ill:
         return health if not health.passed_probes else dataclasses.replace(health, passed_probes=0)
-    text = f"does not answer: {cap(probe.text) or 'nothing comes'}"
+    text = f"it does not answer ({cap(probe.text) or 'nothing comes'})"
     return silenced(health, now, Cause.DRIVER, text, "H-SILENT")

@@ -37,6 +37,15 @@ class SharedGpu:
         """True when new containers may be given this GPU."""
         return self.present and self.health.serving
 
+    @property
+    def plight(self) -> str:
+        """Why no new container may be given it, to be read behind its name. Empty: one may."""
+        if not self.health.serving:
+            return f"is {self.health.condition.value}: {self.health.text or self.health.cause}"
+        if self.present:
+            return ""
+        return "is not shared any more" if self.there else "is not on the node any more"
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Inventory:

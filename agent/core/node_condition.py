@@ -36,11 +36,7 @@ def gpu_degraded(inventory: Inventory, now: dt.datetime) -> NodeCondition:
         return NodeCondition(
             GPU_DEGRADED, status=False, reason="AllServed", message=text, since=since
         )
-    text = "; ".join(
-        f"{gpu.gpu.title} is {gpu.health.condition.value}: "
-        + (gpu.health.text if not gpu.health.serving else "not on the node")
-        for gpu in ill
-    )
+    text = "; ".join(f"{gpu.gpu.title} {gpu.plight}" for gpu in ill)
     since = min(gpu.health.since for gpu in ill)
     text = text[:TEXT_LIMIT]
     return NodeCondition(GPU_DEGRADED, status=True, reason="NotServed", message=text, since=since)

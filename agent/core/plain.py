@@ -114,12 +114,9 @@ def _usable(uuid: GpuUuid, inventory: Inventory) -> SharedGpu:
             transient=True,
         )
     if not gpu.serving:
-        condition = gpu.health.condition if gpu.present else Condition.LOST
         raise Refusal(
             Gate.BAD_GPU,
-            f"{gpu.gpu.title} is {condition.value}: "
-            f"{gpu.health.text or gpu.health.cause}; create the pod again, so that it gets another "
-            "GPU.",
+            f"{gpu.gpu.title} {gpu.plight}; create the pod again, so that it gets another GPU.",
         )
     return gpu
 

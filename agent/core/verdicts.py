@@ -67,15 +67,34 @@ def relieved(health: Health, signs: GpuSigns) -> Health:
     """The driver may say that a GPU needs no reset (any more). A boot it cannot talk away."""
     if signs.recovery is not RecoveryAction.NONE or not health.needs_reset or health.needs_reboot:
         return health
-    told = health.text.removesuffix(f" [{health.runbook}]").partition("; ")[0]
-    text = f"{told}; the driver says that no reset is needed"
-    return dataclasses.replace(
+    return _freed(health, f"{_happened(health)}; the driver says that no reset is needed")
+
+
+def answered_again(health: Health, signs: GpuSigns) -> Health:
+    """It refused what it was asked until a reset, and answers: there was one.
+
+    Not where the driver says besides that it needs another.
+    """
+    is_owed = health.cause == Cause.REFUSED and health.needs_reset
+    if not is_owed or signs.recovery in REBOOTS | RESETS:
+        return health
+    return _freed(
         health,
-        needs_reset=False,
-        passed_probes=0,
-        action=Action.WAIT,
-        text=f"{text} [{health.runbook}]" if health.runbook else text,
+        "it was reset, for the driver answers for it again; it is served when it stays quiet",
     )
+
+
+def refused(health: Health, now: dt.datetime) -> Health:
+    """The driver answers for it only after a reset: that it does so later is the proof of one.
+
+    So this takes the place of what needed a reset before. A reboot it cannot stand for.
+    """
+    if health.needs_reboot or (health.cause == Cause.REFUSED and health.needs_reset):
+        return again(health, now)
+    struck = "" if health.xid is None else f" (after XID {health.xid})"
+    told = f"the driver refuses to answer for it until it is reset{struck}"
+    verdict = bad(now, Cause.REFUSED, f"{told}; reset it or reboot the node", "H-RESET")
+    return needing(dataclasses.replace(verdict, xid=health.xid), reboot=False)
 
 
 def signed(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
@@ -94,9 +113,11 @@ def worse(health: Health, verdict: Health) -> Health:
     """`verdict` if it is graver than what is known, else what is known with its rest begun anew.
 
     The first cause of a grave state stays: what follows in a storm is mostly its echo. A silent
-    GPU stays silent, so that reports do not stretch the time for which it is served.
+    GPU stays silent, so that reports do not stretch the time for which it is served. One that
+    refused to answer may have been reset meanwhile: a report that needs a reset needs another.
     """
-    if gravity(verdict) > gravity(health):
+    is_anew = health.cause == Cause.REFUSED and verdict.needs_reset
+    if gravity(verdict) > gravity(health) or is_anew:
         return verdict
     known = health if health.xid is not None else dataclasses.replace(health, xid=verdict.xid)
     if health.condition is Condition.LOST and verdict.needs_reset:
@@ -140,6 +161,30 @@ def gravity(health: Health) -> int:
 def seconds(health: Health, now: dt.datetime) -> float:
     """For how long it is so."""
     return (now - health.since).total_seconds()
+
+
+def past(health: Health) -> str:
+    """What its text says, without what is to be done about it."""
+    return _with_runbook(_happened(health), health)
+
+
+def _happened(health: Health) -> str:
+    return health.text.removesuffix(f" [{health.runbook}]").partition("; ")[0]
+
+
+def _freed(health: Health, told: str) -> Health:
+    """It needs no reset any more: now it has to rest."""
+    return dataclasses.replace(
+        health,
+        needs_reset=False,
+        passed_probes=0,
+        action=Action.WAIT,
+        text=_with_runbook(told, health),
+    )
+
+
+def _with_runbook(told: str, health: Health) -> str:
+    return f"{told} [{health.runbook}]" if health.runbook else told
 
 
 def _sign(signs: GpuSigns, now: dt.datetime) -> Health | None:

@@ -100,8 +100,8 @@ class SimulatedDriver:
                 reply = await self._ask(request)
         except TimeoutError as error:
             raise GpuError(uuid, "no answer in time") from error
-        if isinstance(reply, talk.FailedReply) and reply.reason == "lost":
-            raise GpuError(uuid, reply.text, lost=True)
+        if isinstance(reply, talk.FailedReply) and reply.reason in {"lost", "needs-reset"}:
+            raise GpuError(uuid, reply.text, lost=reply.reason == "lost")
         return reply
 
     async def _ask(self, request: talk.Request) -> talk.AnyReply:

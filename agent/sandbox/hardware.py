@@ -21,6 +21,10 @@ from agent.sandbox.profiles import MOST_GPUS, PROFILES, derived_uuid, gpus_of, p
 EVENT_LIMIT: Final = 4096
 """Events kept for slow subscribers; who falls further behind is told to look at everything."""
 
+LOST: Final = "GPU is lost"
+REFUSED: Final = "GPU requires restart"
+"""The library's words."""
+
 RESET_TIME: Final = 1.0
 """Seconds for which a GPU is away while it is being reset."""
 
@@ -33,17 +37,25 @@ class LostGpuError(AgentError):
     """The GPU does not answer: it is lost, or there is none of that UUID."""
 
 
+class RefusedGpuError(AgentError):
+    """The driver refuses to answer for the GPU until it is reset."""
+
+
 class HardwareError(AgentError):
     """The hardware cannot do what was asked of it; nothing changed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GpuState:
-    """One simulated GPU. A `lost` one answers nothing; `xids` are all it has reported."""
+    """One simulated GPU. A `lost` one answers nothing; `xids` are all it has reported.
+
+    For one that is `refused` the driver answers nothing but that it must be reset.
+    """
 
     gpu: Gpu
     lost: bool = False
     needs_reset: bool = False
+    refused: bool = False
     xids: tuple[int, ...] = ()
 
     @property
@@ -85,11 +97,11 @@ class SimulatedHardware:
         """What the driver answers to a look at all GPUs: lost ones are faults."""
         return Scan(
             driver_version=self.driver_version,
-            gpus=tuple(state.gpu for state in self.states if not state.lost),
+            gpus=tuple(one.gpu for one in self.states if not one.lost and not one.refused),
             faults=tuple(
-                GpuFault(state.gpu.uuid, "GPU is lost", lost=True)
-                for state in self.states
-                if state.lost
+                GpuFault(one.gpu.uuid, LOST if one.lost else REFUSED, lost=one.lost)
+                for one in self.states
+                if one.lost or one.refused
             ),
         )
 
@@ -99,6 +111,8 @@ class SimulatedHardware:
             state = self._answering(uuid)
         except LostGpuError as error:
             return Probe(uuid, ProbeOutcome.LOST, str(error))
+        except RefusedGpuError as error:
+            return Probe(uuid, ProbeOutcome.FAILED, str(error), GpuSigns(refused=True))
         recovery = RecoveryAction.GPU_RESET if state.needs_reset else RecoveryAction.NONE
         signs = GpuSigns(
             rows_pending=False,
@@ -111,12 +125,12 @@ class SimulatedHardware:
         return Probe(uuid, ProbeOutcome.PASSED, signs=signs)
 
     def sample(self, uuid: GpuUuid) -> GpuSample:
-        """How much the GPU is used: nothing runs on it. Raises LostGpuError."""
+        """How much the GPU is used: nothing runs on it. Raises LostGpuError, RefusedGpuError."""
         self._answering(uuid)
         return GpuSample(uuid, gpu_percent=0, memory_percent=0, used_mib=0)
 
     def processes(self, uuid: GpuUuid) -> tuple[GpuProcess, ...]:
-        """Who uses the GPU: nobody. Raises LostGpuError."""
+        """Who uses the GPU: nobody. Raises LostGpuError, RefusedGpuError."""
         self._answering(uuid)
         return ()
 
@@ -144,6 +158,10 @@ class SimulatedHardware:
         """GPU `name` stops to answer without a report, as when its power fails."""
         return self._put(self.find(name), lost=True)
 
+    def refuse(self, name: str) -> GpuState:
+        """The driver refuses to answer for GPU `name` until it is reset, without a report."""
+        return self._put(self.find(name), needs_reset=True, refused=True)
+
     def restore(self, name: str) -> GpuState:
         """GPU `name` is reset, or its node's slot is: it comes back sound.
 
@@ -155,7 +173,7 @@ class SimulatedHardware:
             loop = asyncio.get_running_loop()
             loop.call_later(RESET_TIME, self._end_reset, state.gpu.uuid)
         else:
-            state = self._put(state, lost=False, needs_reset=False)
+            state = self._put(state, lost=False, needs_reset=False, refused=False)
         self._report(DriverEvent(EventKind.CHANGED))
         return state
 
@@ -216,7 +234,9 @@ class SimulatedHardware:
         if state is None:
             raise LostGpuError("the driver knows no such GPU")
         if state.lost:
-            raise LostGpuError("GPU is lost")
+            raise LostGpuError(LOST)
+        if state.refused:
+            raise RefusedGpuError(REFUSED)
         return state
 
     def _report(self, event: DriverEvent) -> None:
@@ -233,7 +253,7 @@ class SimulatedHardware:
     def _end_reset(self, uuid: GpuUuid) -> None:
         """The GPU is back, unless it was unplugged meanwhile."""
         if uuid in self._states:
-            self._put(self._states[uuid], lost=False, needs_reset=False)
+            self._put(self._states[uuid], lost=False, needs_reset=False, refused=False)
             self._report(DriverEvent(EventKind.CHANGED))
 
     def _indexes(self) -> set[int]:

@@ -7,7 +7,7 @@ never the control of people.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -17,7 +17,13 @@ import structlog
 
 from agent.core.errors import AgentError, PermissionFault, cap
 from agent.sandbox import hardware_talk as talk
-from agent.sandbox.hardware import GpuState, LostGpuError, SimulatedHardware, UnknownGpuError
+from agent.sandbox.hardware import (
+    GpuState,
+    LostGpuError,
+    RefusedGpuError,
+    SimulatedHardware,
+    UnknownGpuError,
+)
 from agent.sandbox.hardware_client import HardwareSilent, HardwareUnreachable, ask
 
 MOST_CONNECTIONS: Final = 256
@@ -28,6 +34,7 @@ FAREWELL: Final = 1.0
 _REASONS: Final[Mapping[type[AgentError], str]] = {
     UnknownGpuError: "unknown-gpu",
     LostGpuError: "lost",
+    RefusedGpuError: "needs-reset",
 }
 
 log = structlog.get_logger(__name__)
@@ -115,6 +122,12 @@ class _Conversation:
         self._reader = reader
         self._writer = writer
         self._early: bytes | None = None
+        self._happenings: Mapping[type[talk.Request], tuple[str, Callable[[str], GpuState]]] = {
+            talk.LoseRequest: ("is lost", hardware.lose),
+            talk.RefuseRequest: ("answers no more until it is reset", hardware.refuse),
+            talk.RestoreRequest: ("is being restored", hardware.restore),
+            talk.RemoveRequest: ("is unplugged", hardware.remove),
+        }
 
     async def run(self, *, busy: bool) -> None:
         """Answer until the peer goes, stays silent for too long or sends an endless line."""
@@ -193,14 +206,11 @@ class _Conversation:
         match request:
             case talk.XidRequest(gpu=gpu, xid=number):
                 return f"reported XID {number}", hardware.xid(gpu, number)
-            case talk.LoseRequest(gpu=gpu):
-                return "is lost", hardware.lose(gpu)
-            case talk.RestoreRequest(gpu=gpu):
-                return "is being restored", hardware.restore(gpu)
             case talk.AddRequest(profile=profile):
                 return "is plugged in", hardware.add(profile)
-            case talk.RemoveRequest(gpu=gpu):
-                return "is unplugged", hardware.remove(gpu)
+            case _:
+                what, happen = self._happenings[type(request)]
+                return what, happen(request.gpu)
 
     async def _hung(self) -> None:
         """Wait until the driver answers again. Raises _GoneError when the peer gives up before."""

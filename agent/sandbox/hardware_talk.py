@@ -35,6 +35,12 @@ class LoseRequest(Request, tag="lose", frozen=True):
     gpu: _Name
 
 
+class RefuseRequest(Request, tag="refuse", frozen=True):
+    """The driver refuses to answer for the GPU until it is reset."""
+
+    gpu: _Name
+
+
 class RestoreRequest(Request, tag="restore", frozen=True):
     """The GPU is reset and comes back sound."""
 
@@ -89,7 +95,7 @@ class EventsRequest(Request, tag="events", frozen=True):
     """The driver: from now on, every event; the connection serves nothing else afterwards."""
 
 
-GpuRequest = XidRequest | LoseRequest | RestoreRequest | AddRequest | RemoveRequest
+GpuRequest = XidRequest | LoseRequest | RefuseRequest | RestoreRequest | AddRequest | RemoveRequest
 ControlRequest = GpuRequest | HangRequest | ListRequest
 DriverRequest = ScanRequest | ProbeRequest | SampleRequest | ProcessesRequest | EventsRequest
 AnyRequest = ControlRequest | DriverRequest
@@ -120,7 +126,7 @@ class DoneReply(Reply, tag="done", frozen=True):
 
 
 class FailedReply(Reply, tag="failed", frozen=True):
-    """It did not happen. `reason`: malformed, unknown-gpu, lost, refused or busy."""
+    """It did not happen. `reason`: malformed, unknown-gpu, lost, needs-reset, refused or busy."""
 
     reason: str
     text: str

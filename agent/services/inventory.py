@@ -187,7 +187,7 @@ class _Offer:
         if not gpu.name:
             return "the driver does not tell its name, by which schedulers know a GPU"
         if gpu.mig_enabled or self._settings.mode == MIG_MODE:
-            return "is in MIG mode, which is not shared yet; disable MIG or use another plugin"
+            return "it is in MIG mode, which is not shared yet; disable MIG or use another plugin"
         if registered_mib(gpu.memory_mib, self._settings) is None:
             return "the driver does not tell its memory; set sharing.preconfiguredMemoryMiB"
         return ""

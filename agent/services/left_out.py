@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from agent.core.changes import NodeEvent
+from agent.core.condition import Cause
 from agent.core.gpu import GpuFault, GpuUuid
 from agent.core.inventory import Inventory
 from agent.kit.cell import Cell
@@ -11,7 +12,7 @@ from agent.kit.cell import Cell
 class LeftOut:
     """Says which GPUs are left out, and why; again when the reason is another one.
 
-    A GPU that was shared and is lost is its health's to tell.
+    A GPU that was shared and is lost is its health's to tell, where that is looked after.
     """
 
     def __init__(
@@ -29,8 +30,9 @@ class LeftOut:
         said: frozenset[GpuFault] = frozenset()
         async for faults in self._left_out.follow():
             for fault in faults:
-                known = fault.lost and self._inventory.value.find(GpuUuid(fault.gpu))
-                if fault not in said and not known:
+                known = self._inventory.value.find(GpuUuid(fault.gpu)) if fault.lost else None
+                is_told = known is not None and known.health.cause != Cause.OFF
+                if fault not in said and not is_told:
                     text = f"GPU {fault.gpu} is not shared: {fault.text}"
                     self._say(NodeEvent("GpuLeftOut", text, warning=True))
             said = frozenset(faults)

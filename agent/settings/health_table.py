@@ -67,7 +67,9 @@ XIDS: tuple[Field, ...] = (
         "health.disabledXids",
         "",
         text,
-        "XIDs that change nothing, separated by commas; all or xids: no health checks at all.",
+        "XIDs that change nothing, separated by commas. With all or xids there are no health "
+        "checks at all, as in NVIDIA's plugin: a GPU that hangs, fails or is lost stays offered, "
+        "a lost one until the next scan, within a minute.",
         env=("DP_DISABLE_HEALTHCHECKS",),
     ),
     Field(

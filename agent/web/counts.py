@@ -1,7 +1,8 @@
 """Tallies and durations as families of series."""
 
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Final, TypeVar
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
@@ -10,15 +11,27 @@ from agent.kit.tally import DurationRow, Durations, Tally
 
 T = TypeVar("T", Tally, Durations)
 
+GPU: Final = "gpu"
+_NOBODY: Final[Mapping[str, str]] = MappingProxyType({})
 
-def counters(prefix: str, tallies: Iterable[Tally]) -> Iterator[Metric]:
-    """One counter per name; several tallies of one name (one per server, say) are added up."""
+
+def counters(
+    prefix: str, tallies: Iterable[Tally], gpus: Mapping[str, str] = _NOBODY
+) -> Iterator[Metric]:
+    """One counter per name; several tallies of one name (one per server, say) are added up.
+
+    Who counts knows a GPU by its UUID; `gpus` says what the label `gpu` is for that.
+    """
     for name, group in _by_name(tallies).items():
         labels = group[0].labels
         family = CounterMetricFamily(prefix + name, group[0].help, labels=labels)
         counts: dict[tuple[str, ...], int] = {}
         for tally in group:
-            for values, count in tally.items():
+            for found, count in tally.items():
+                values = tuple(
+                    gpus.get(value, value) if label == GPU else value
+                    for label, value in zip(labels, found, strict=True)
+                )
                 counts[values] = counts.get(values, 0) + count
         if not labels:
             counts.setdefault((), 0)

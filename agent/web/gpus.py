@@ -1,6 +1,6 @@
 """GPUs, slices and what is promised of them, as families of series."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
@@ -84,20 +84,28 @@ def use_families(
 Named = list[tuple[str, SharedGpu]]
 
 
-def _names(inventory: Inventory) -> Named:
-    """GPUs by index; by UUID where one has none, or is gone and has left its index to another."""
+def gpu_labels(inventory: Inventory) -> Mapping[GpuUuid, str]:
+    """What the label `gpu` says of each, in all series.
+
+    Its index; its UUID where it has none, or is gone and has left its index to another.
+    """
     taken: set[int] = set()
     named: dict[GpuUuid, str] = {}
     for gpu in sorted(inventory.gpus, key=lambda gpu: not gpu.present):
         named[gpu.uuid] = str(gpu.uuid) if gpu.gpu.index in taken else gpu.gpu.label
         taken.add(gpu.gpu.index)
-    return [(named[gpu.uuid], gpu) for gpu in inventory.gpus]
+    return named
+
+
+def _names(inventory: Inventory) -> Named:
+    labels = gpu_labels(inventory)
+    return [(labels[gpu.uuid], gpu) for gpu in inventory.gpus]
 
 
 def _info(prefix: str, names: Named) -> Metric:
     family = GaugeMetricFamily(
         prefix + "gpu_info",
-        "One series per GPU.",
+        "One series per GPU; the label gpu is its index here and everywhere.",
         labels=("gpu", "uuid", "model", "pci", "numa", "mode"),
     )
     for name, shared in names:

@@ -25,7 +25,7 @@ from agent.core.slices import SliceList
 from agent.kit.cell import Cell
 from agent.kit.tally import Durations, Tally
 from agent.web.counts import counters, histograms
-from agent.web.gpus import gpu_families, use_families
+from agent.web.gpus import gpu_families, gpu_labels, use_families
 from agent.web.version import Build
 
 PREFIX = "hami_agent_"
@@ -84,7 +84,8 @@ class AgentCollector(Collector):
         yield from use_families(PREFIX, facts.inventory.value, facts.newest)
         for reading in self._series.readings:
             yield GaugeMetricFamily(PREFIX + reading.name, reading.help, value=reading.read())
-        yield from counters(PREFIX, self._series.tallies)
+        labels = {str(uuid): label for uuid, label in gpu_labels(facts.inventory.value).items()}
+        yield from counters(PREFIX, self._series.tallies, labels)
         yield from histograms(PREFIX, self._series.durations)
 
     def _build_info(self) -> Metric:

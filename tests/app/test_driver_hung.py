@@ -128,7 +128,7 @@ async def test_a_driver_that_hangs_for_ten_minutes_stops_allocations_after_the_l
         # The hang shows at the next round of probes, at most 12 s after it began.
         assert LIMIT <= served_until + 5 <= LIMIT + 17
         assert ["GpuDriverUnresponsive", "GpuUnhealthy"] == node.told
-        assert "gpu_health degraded: GPU 0 is unmonitored: does not answer" in node.probed()[1]
+        assert "gpu_health degraded: GPU 0 is unmonitored: it does not answer" in node.probed()[1]
 
         await asyncio.sleep(5 + 15)
         assert [True, True] == healthy(node)
@@ -148,11 +148,40 @@ async def test_what_a_hung_driver_had_to_report_is_heard_when_it_is_back():
         await node.allocate()
 
 
+LOST = "the driver reaches it no longer (GPU is lost) [H-LOST]"
+REFUSED = (
+    "the driver refuses to answer for it until it is reset; reset it or reboot the node [H-RESET]"
+)
+FELL = "the driver reaches it no longer (after XID 79) [H-LOST]"
+
+
+@pytest.mark.parametrize(
+    ("strike", "condition", "text"),
+    [
+        (lambda hardware: hardware.lose("0"), "lost", LOST),
+        (lambda hardware: hardware.refuse("0"), "bad", REFUSED),
+        (lambda hardware: hardware.xid("0", FELL_OFF_THE_BUS), "lost", FELL),
+    ],
+)
+async def test_what_is_said_of_an_ill_gpu_is_a_sentence_everywhere(strike, condition, text):
+    async with a_node() as node:
+        await asyncio.sleep(12)  # between two probes
+        strike(node.hardware)
+        await asyncio.sleep(30)
+        node.front.knowing.discovery.rescan()
+        await asyncio.sleep(70)
+
+        assert f"gpu_health degraded: GPU 0 is {condition}: {text}\n" in node.probed()[1]
+        with pytest.raises(Refusal) as refused:
+            await node.allocate()
+        assert f"its GPU 0 ({G1}) is {condition}: {text}" in refused.value.sentence
+
+
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
         ({"filter_indexes": frozenset({0, 1})}, "is filtered out by the settings"),
-        ({"mode": "mig"}, "is in MIG mode, which is not shared yet"),
+        ({"mode": "mig"}, "is not shared: it is in MIG mode, which is not shared yet"),
     ],
 )
 async def test_a_gpu_that_is_shared_no_more_while_it_is_held_is_said_to_be_just_that(changed, why):

@@ -37,6 +37,7 @@ async def test_every_action_says_what_happened(hardware, path, capsys):
         ["xid", "79", "--gpu", "1"],
         ["restore", "--gpu", "1"],
         ["lose", "--gpu", "0"],
+        ["refuse", "--gpu", "1"],
         ["remove", "--gpu", "0"],
         ["add", "--profile", "h100"],
         ["hang", "0.01"],
@@ -46,10 +47,14 @@ async def test_every_action_says_what_happened(hardware, path, capsys):
     said = capsys.readouterr().out.splitlines()
 
     assert "reported XID 79" in said[0]
-    assert ["is being restored", "is lost", "is unplugged", "is plugged in"] == [
-        line.split(") ")[1] for line in said[1:5]
-    ]
-    assert "the driver answers nothing for 0.01 s" == said[5]
+    assert [
+        "is being restored",
+        "is lost",
+        "answers no more until it is reset",
+        "is unplugged",
+        "is plugged in",
+    ] == [line.split(") ")[1] for line in said[1:6]]
+    assert "the driver answers nothing for 0.01 s" == said[6]
 
 
 async def test_the_list_is_a_table_for_people(hardware, path, capsys):

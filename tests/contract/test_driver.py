@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.core.errors import DriverError, GpuError
-from agent.core.events import DriverEvent, EventKind, ProbeOutcome
+from agent.core.events import DriverEvent, EventKind, Probe, ProbeOutcome
 from agent.core.gpu import GpuUuid
 from agent.core.gpu_signs import RecoveryAction
 from agent.core.ports import Driver
@@ -38,6 +38,7 @@ class Subject:
     driver: Driver
     xid: Callable | None = None
     lose: Callable | None = None
+    refuse: Callable | None = None
     find: Callable | None = None
     remove: Callable | None = None
     gpus: int = 3
@@ -57,6 +58,9 @@ async def simulated(tmp_path: Path):
     async def lose(index: int) -> None:
         await ask(path, talk.LoseRequest(gpu=str(index)))
 
+    async def refuse(index: int) -> None:
+        await ask(path, talk.RefuseRequest(gpu=str(index)))
+
     async def find(index: int) -> None:
         await ask(path, talk.RestoreRequest(gpu=str(index)))
 
@@ -64,7 +68,7 @@ async def simulated(tmp_path: Path):
         await ask(path, talk.RemoveRequest(gpu=str(index)))
 
     async with open_simulation("t4:3", socket_path=path) as driver:
-        yield Subject(driver, xid, lose, find, remove)
+        yield Subject(driver, xid, lose, refuse, find, remove)
 
 
 async def faked(tmp_path: Path):
@@ -76,6 +80,9 @@ async def faked(tmp_path: Path):
     async def lose(index: int) -> None:
         library.failures["*", index] = 15
 
+    async def refuse(index: int) -> None:
+        library.failures["*", index] = 16
+
     async def find(index: int) -> None:
         del library.failures["*", index]
 
@@ -83,7 +90,7 @@ async def faked(tmp_path: Path):
         del library.gpus[index]
 
     driver = NvmlDriver(library, sys_root=tmp_path)
-    yield Subject(driver, xid, lose, find, remove)
+    yield Subject(driver, xid, lose, refuse, find, remove)
     await driver.close()
 
 
@@ -99,6 +106,9 @@ async def stubbed(tmp_path: Path, stub_path: Path):
     async def lose(index: int) -> None:
         stub.lose(there[index])
 
+    async def refuse(index: int) -> None:
+        stub.refuse(there[index])
+
     async def find(index: int) -> None:
         stub.lose(there[index], lost=False)
 
@@ -107,7 +117,7 @@ async def stubbed(tmp_path: Path, stub_path: Path):
         stub.order(there)
 
     driver = NvmlDriver(the_library(), path=library, sys_root=tmp_path)
-    yield Subject(driver, xid, lose, find, remove)
+    yield Subject(driver, xid, lose, refuse, find, remove)
     await driver.close()
     assert (0, 0, 0) == (stub.sessions, stub.sets, stub.inside)
     nvml_stub.forget()
@@ -155,6 +165,16 @@ async def first(driver: Driver, cause: Callable) -> DriverEvent:
             await asyncio.wait([heard], timeout=0.02)
     await events.aclose()
     return heard.result()
+
+
+async def answering(driver: Driver, uuid: GpuUuid) -> Probe:
+    """The first probe that passes: a reset may take a while."""
+    async with asyncio.timeout(5):
+        while True:
+            probe = await driver.probe(uuid)
+            if probe.outcome is ProbeOutcome.PASSED:
+                return probe
+            await asyncio.sleep(0.05)
 
 
 async def test_a_stream_of_events_says_once_that_it_is_open_and_misses_nothing_from_then_on(
@@ -257,6 +277,25 @@ async def test_a_gpu_that_was_lost_is_found_again_under_its_uuid(pliable):
 
     assert before == await pliable.driver.scan()
     assert ProbeOutcome.PASSED is (await pliable.driver.probe(before.gpus[1].uuid)).outcome
+
+
+async def test_a_gpu_that_is_refused_until_a_reset_says_so_and_no_more_after_it(pliable):
+    before = await pliable.driver.scan()
+    uuid = before.gpus[1].uuid
+    await pliable.refuse(1)
+    probe = await pliable.driver.probe(uuid)
+    scan = await pliable.driver.scan()
+
+    assert (ProbeOutcome.FAILED, True) == (probe.outcome, probe.signs.refused)
+    assert probe.text
+    assert [0, 2] == [gpu.index for gpu in scan.gpus]
+    assert [(uuid, False)] == [(fault.gpu, fault.lost) for fault in scan.faults]
+    with pytest.raises(GpuError, match=uuid) as caught:
+        await pliable.driver.sample(uuid)
+    assert not caught.value.lost
+    await pliable.find(1)
+    assert not (await answering(pliable.driver, uuid)).signs.refused
+    assert before == await pliable.driver.scan()
 
 
 async def test_a_gpu_that_is_taken_out_is_no_fault_and_the_others_keep_their_uuids(pliable):

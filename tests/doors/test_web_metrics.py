@@ -174,6 +174,18 @@ async def test_tallies_of_one_name_are_added_up():
     assert {(): 0} == await samples("checkpoint_errors_total", series=series)
 
 
+async def test_a_gpu_goes_by_the_same_label_in_what_is_counted_of_it():
+    xids = Tally("xid_events_total", "XIDs reported", ("gpu", "xid"))
+    for gpu in (a_uuid(1), a_uuid(1), "GPU-gone", "unknown"):
+        xids.add(gpu, "79")
+    told = {"cells": facts(an_inventory(count=2)), "series": Series(tallies=(xids,))}
+
+    assert {("1", "79"): 2, ("GPU-gone", "79"): 1, ("unknown", "79"): 1} == await samples(
+        "xid_events_total", **told
+    )
+    assert {("0",), ("1",)} == set(await samples("slices_total", **told))
+
+
 async def test_durations_of_one_name_are_added_up():
     one, two = (Durations("rpc_duration_seconds", "Calls.", ("code",), (0.5,)) for _ in range(2))
     one.observe(0.25, "OK")

@@ -19,7 +19,13 @@ NOT_FOUND = 6
 TIMEOUT = 10
 GPU_IS_LOST = 15
 
-_TEXTS = {1: "Uninitialized", 3: "Not Supported", 6: "Not Found", 15: "GPU is lost"}
+_TEXTS = {
+    1: "Uninitialized",
+    3: "Not Supported",
+    6: "Not Found",
+    15: "GPU is lost",
+    16: "GPU requires restart",
+}
 
 
 class NVMLError(Exception):

@@ -100,6 +100,10 @@ class NvmlStub:
         """The GPU has fallen off the bus, or is back."""
         self.fail(ANY, slot, code=15 if lost else 0)
 
+    def refuse(self, slot: int) -> None:
+        """The GPU must be reset before it answers anything else."""
+        self.fail(ANY, slot, code=16)
+
     def set(self, slot: int, **values: int) -> None:
         """Fields of a GPU; -1: it does not support the question. `instances` is a bit mask."""
         for name, value in values.items():

@@ -284,7 +284,7 @@ async def test_a_gpu_that_is_slow_as_another_goes_stays_shared(driver, library):
     keeper.found(doubtful)
 
     assert {"GPU-1", "GPU-3"} == {fault.gpu for fault in doubtful.faults}
-    assert "may be index 1: no answer in time" == doubtful.faults[0].text
+    assert "it may be index 1: no answer in time" == doubtful.faults[0].text
     assert [f"GPU-{n}" for n in range(4)] == [gpu.uuid for gpu in inventory.value.gpus]
     library.release()
     await _until_back(driver)

@@ -80,8 +80,9 @@ async def test_a_side_question_that_finds_the_gpu_gone_fails_the_probe(
     driver, library, call, code, outcome
 ):
     library.failures[call, 0] = code
+    probe = await driver.probe(G0)
 
-    assert outcome is (await driver.probe(G0)).outcome
+    assert (outcome, code == 16) == (probe.outcome, probe.signs.refused)
     assert ProbeOutcome.PASSED is (await driver.probe(G1)).outcome
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from agent.core.errors import AgentError, DriverError, GpuError
 from agent.core.events import DriverEvent, Probe, ProbeOutcome
 from agent.core.gpu import GpuFault, GpuUuid, Scan
+from agent.core.gpu_signs import GpuSigns
 from tests.builders import a_gpu, a_uuid
 from tests.fakes.driver import ScriptedDriver
 
@@ -33,6 +34,10 @@ class AnyDriver(ScriptedDriver):
     def sound(self) -> bool:
         """Whether scans and probes are answered."""
         return not self.hung and not self.troubles.keys() & {"scan", "probe"}
+
+    def told_of(self, uuid: GpuUuid) -> GpuSigns:
+        """What the GPU says of itself now."""
+        return self.signs.get(uuid, GpuSigns())
 
     async def scan(self) -> Scan:
         self._fail("scan")

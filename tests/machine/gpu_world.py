@@ -194,7 +194,7 @@ class GpuWorld:
         if event.uuid not in UUIDS:
             return  # who names no GPU, or a stranger, takes none out
         if event.kind is EventKind.ECC_DOUBLE or event.xid in {48, 64, 79, 95, 119, 140}:
-            known = self.driver.signs.get(event.uuid, GpuSigns()).recovery
+            known = self.driver.told_of(event.uuid).recovery
             until = self._rested() if known is RecoveryAction.NONE else float("inf")
             self._must_not_serve(event.uuid, Need(until, frozenset({"reset"})))
         elif event.xid == 151:
@@ -213,10 +213,18 @@ class GpuWorld:
     def answer(self, uuid: GpuUuid, outcome: ProbeOutcome) -> None:
         """Probes of the GPU end like this from now on."""
         self.driver.outcomes[uuid] = outcome
+        if outcome is ProbeOutcome.PASSED and self.driver.told_of(uuid).refused:
+            self.driver.signs[uuid] = dataclasses.replace(self.driver.told_of(uuid), refused=False)
+            self._cured(uuid, "reset")
         if outcome is ProbeOutcome.FAILED:
             self.failing_since.setdefault(uuid, self.loop.time())
         elif self.failing_since.pop(uuid, None) is not None:
             self.failed_at[uuid] = self.loop.time()
+
+    def refuse(self, uuid: GpuUuid) -> None:
+        """The driver answers for it again when it was reset, and not before."""
+        self.driver.signs[uuid] = dataclasses.replace(self.driver.told_of(uuid), refused=True)
+        self.answer(uuid, ProbeOutcome.FAILED)
 
     def lose(self, uuid: GpuUuid) -> None:
         self.answer(uuid, ProbeOutcome.LOST)
@@ -237,7 +245,8 @@ class GpuWorld:
 
     def say(self, uuid: GpuUuid, signs: GpuSigns) -> None:
         """The GPU tells this of itself from now on."""
-        self.driver.signs[uuid] = signs
+        is_refused = self.driver.told_of(uuid).refused
+        self.driver.signs[uuid] = dataclasses.replace(signs, refused=is_refused)
         if signs.recovery is RecoveryAction.NONE:
             self._cured(uuid, "reset")
 
@@ -250,10 +259,10 @@ class GpuWorld:
         """All troubles end."""
         self.driver.hung = False
         self.driver.troubles.clear()
-        self.driver.signs.clear()
-        self.driver.unmonitored.clear()
         for uuid in UUIDS:
             self.restore(uuid)
+        self.driver.signs.clear()
+        self.driver.unmonitored.clear()
 
     # What must be.
 
@@ -314,8 +323,8 @@ class GpuWorld:
             and known is not None
             and known.condition in {Condition.OK, Condition.WATCH}
             and self.driver.outcomes.get(uuid, ProbeOutcome.PASSED) is ProbeOutcome.PASSED
-            and self.driver.signs.get(uuid, GpuSigns()).recovery in {None, RecoveryAction.NONE}
-            and not self.driver.signs.get(uuid, GpuSigns()).rows_failed
+            and self.driver.told_of(uuid).recovery in {None, RecoveryAction.NONE}
+            and not self.driver.told_of(uuid).rows_failed
             and since_failed > LATELY
         )
 

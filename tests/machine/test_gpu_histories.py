@@ -153,6 +153,11 @@ class GpuHistories(RuleBasedStateMachine):
         self.after(1.0, partial(self.world.lose, gpu))
         self.after(pause, partial(self.world.restore, gpu))
 
+    @rule(gpu=gpus, pause=pauses)
+    def a_gpu_is_refused_until_it_is_reset(self, gpu, pause) -> None:
+        if gpu not in self.world.lost_since:
+            self.after(pause, partial(self.world.refuse, gpu))
+
     @rule(
         gpu=gpus,
         outcome=st.sampled_from((ProbeOutcome.FAILED, ProbeOutcome.SILENT, ProbeOutcome.PASSED)),

@@ -132,13 +132,13 @@ async def test_a_gpu_that_was_reset_comes_back_but_is_not_trusted_at_once(cluste
 
     def back():
         last = [one for one in agent.events("gpu.health") if one["gpu"] == ill][-1]
-        return last["condition"] == "bad" and "was lost and is back" in last["text"]
+        return last["condition"] == "bad" and "it was lost and is back" in last["text"]
 
     await until(back, 30.0, agent.part.tail)
     assert not agent.events("gpu.health")[-1]["serving"]
     await place_on(cluster, "too-early", 0)
     status = await until_failed(cluster, "too-early")
-    assert f"GPU 0 ({ill}) is bad: was lost and is back" in status["message"]
+    assert f"GPU 0 ({ill}) is bad: it was lost and is back" in status["message"]
     assert 70 == len(await cluster.kubelet.allocatable(RESOURCE))
     assert not registered_health(node_of(cluster))[ill]
 
@@ -163,7 +163,7 @@ async def test_a_gpu_that_falls_silent_without_a_report_is_found_by_probes(clust
 @pytest.mark.parametrize("xid", [31, 94])
 async def test_an_error_of_a_program_and_a_contained_one_take_nothing_away(cluster, agent, xid):
     async def is_heard():
-        found = await readings(agent, gpu=gpu_uuids(cluster)[2], xid=str(xid))
+        found = await readings(agent, gpu="2", xid=str(xid))
         return 1 == found.get("hami_agent_xid_events_total")
 
     await agent.simulate(XidRequest(gpu="2", xid=xid))

@@ -8,6 +8,7 @@ from agent.core.condition import Condition
 from agent.core.errors import DriverError
 from agent.core.events import DriverEvent, EventKind, ProbeOutcome
 from agent.core.gpu import GpuFault, Scan
+from agent.core.gpu_signs import GpuSigns
 from agent.services.health.hearing import OPENING, SETTLED
 from agent.services.health.watch import SECOND_LOOK
 from tests.builders import a_gpu
@@ -55,6 +56,25 @@ async def test_a_gpu_whose_probes_keep_failing_is_out_after_the_second_look(why)
         asked = bench.driver.probes.count(G1)
         await asyncio.sleep(5 * ROUND)
         assert asked + 5 >= bench.driver.probes.count(G1)
+
+
+async def test_a_gpu_that_is_refused_until_a_reset_is_out_at_once_and_back_after_it_and_a_rest():
+    async with running() as bench:
+        bench.driver.xid(G1, 48)
+        await asyncio.sleep(ROUND)
+        bench.driver.outcomes = dict.fromkeys((G1, G2), ProbeOutcome.FAILED)
+        bench.driver.signs = dict.fromkeys((G1, G2), GpuSigns(refused=True))
+        await asyncio.sleep(ROUND + SLACK)
+        assert [(True, "none"), (False, "refused"), (False, "refused")] == [
+            (bench.of(uuid).serving, bench.of(uuid).cause) for uuid in (G0, G1, G2)
+        ]
+
+        bench.driver.outcomes.clear()
+        bench.driver.signs.clear()
+        await asyncio.sleep(600 - 2 * ROUND)
+        assert ["ok", "bad", "bad"] == bench.conditions
+        await asyncio.sleep(4 * ROUND)
+        assert ["ok"] * 3 == bench.conditions
 
 
 @pytest.mark.parametrize("why", ["", "not supported"])

@@ -6,13 +6,14 @@ from contextlib import asynccontextmanager
 
 from agent.core.changes import NodeEvent
 from agent.core.gpu import GpuFault, Scan
+from agent.core.health import switched_off
 from agent.core.inventory import Inventory
 from agent.core.slices import SharingSettings
 from agent.kit.cell import Cell
 from agent.services.discovery import Discovery
 from agent.services.inventory import InventoryKeeper
 from agent.services.left_out import LeftOut
-from tests.builders import a_gpu, a_uuid
+from tests.builders import NOON, a_gpu, a_uuid
 from tests.fakes.clock import ManualClock
 from tests.fakes.driver import ScriptedDriver
 
@@ -71,7 +72,9 @@ async def test_a_gpu_in_mig_mode_and_one_of_unknown_memory_are_told_apart():
         await bench.rescan()
 
         assert [0] == bench.indexes
-        assert [a_uuid(1) in bench.events[0].text, "MIG" in bench.events[0].text] == [True, True]
+        assert bench.events[0].text.startswith(
+            f"GPU {a_uuid(1)} is not shared: it is in MIG mode, which is not shared yet; "
+        )
         assert "preconfiguredMemory" in bench.events[1].text
         assert 2 == len(bench.events)
         bench.driver.gpus.append(a_gpu(index=3, name=""))
@@ -110,6 +113,15 @@ async def test_a_gpu_that_was_shared_and_is_lost_is_told_by_its_health_alone():
         await bench.rescan()
 
         assert [f"GPU {a_uuid(7)} is not shared: GPU is lost"] == [e.text for e in bench.events]
+
+
+async def test_a_lost_gpu_is_told_here_where_nobody_looks_after_health():
+    async with running() as bench:
+        bench.keeper.judged({a_uuid(0): switched_off(NOON)})
+        bench.driver.gpus, bench.driver.faults = [], [GpuFault(a_uuid(0), "lost", lost=True)]
+        await bench.rescan()
+
+        assert [f"GPU {a_uuid(0)} is not shared: lost"] == [e.text for e in bench.events]
 
 
 async def test_it_ends_with_its_cell():

@@ -57,7 +57,7 @@ class Indexes:
         if not nameless:
             self._unseen.clear()
             return tuple(named.values())
-        text = "; ".join(f"may be {fault.gpu}: {fault.text}" for fault in nameless.values())
+        text = "; ".join(f"it may be {fault.gpu}: {fault.text}" for fault in nameless.values())
         explained = len(nameless) <= len(self._unseen)
         return (
             *(one for n, one in named.items() if one.lost or n in self._uuids or not explained),

@@ -56,7 +56,8 @@ def probe(library: NvmlLibrary, uuid: GpuUuid) -> Probe:
             raise whole from error
         lost = getattr(translate(error, uuid), "lost", False)
         outcome = ProbeOutcome.LOST if lost else ProbeOutcome.FAILED
-        return Probe(uuid, outcome, str(error))
+        is_refused = code(error) == RESET_REQUIRED
+        return Probe(uuid, outcome, str(error), GpuSigns(refused=is_refused))
     if signs.rows_failed:
         text = "a row of its memory could not be remapped"
         return Probe(uuid, ProbeOutcome.FAILED, text, signs)

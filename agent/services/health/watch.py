@@ -15,6 +15,7 @@ from agent.core.events import DriverEvent, EventKind, Probe, ProbeOutcome
 from agent.core.gpu import NO_INDEX, GpuUuid, Scan
 from agent.core.health import HealthSettings, aged, judge, missing, remembered, switched_off
 from agent.core.inventory import Inventory
+from agent.core.memory_errors import NOT_COUNTED, ErrorCount, compared
 from agent.core.ports import Clock, Driver
 from agent.core.recheck import Recheck
 from agent.core.verdicts import as_told
@@ -22,7 +23,6 @@ from agent.core.xids import xid_label, xid_name
 from agent.kit.cell import Cell
 from agent.kit.tally import Tally
 from agent.kit.throttle import Throttle
-from agent.services.health.counting import MemoryErrors
 from agent.services.health.gathering import Gathering
 from agent.services.health.hearing import Hearing
 
@@ -84,7 +84,7 @@ class HealthWatch:
         }
         self._gathering = Gathering(settings, self._is_known)
         self._hearing = Hearing(driver, self._note_event, self._note_silence)
-        self._errors = MemoryErrors(near=2 * settings.probe_interval)
+        self._error_counts: dict[GpuUuid, ErrorCount] = {}
         self._look = asyncio.Event()
         self._moved = asyncio.Event()
         self._xid_lines = Throttle(LOG_PERIOD)
@@ -141,7 +141,7 @@ class HealthWatch:
         listed = {gpu.uuid for gpu in scan.gpus}
         for uuid, health in self._health.items():
             if health.needs_reset and uuid not in listed:
-                text = "the driver does not list it any more"
+                text = "it is not listed any more"
                 self._gathering.note(Probe(uuid, ProbeOutcome.LOST, text))
 
     async def _stay_off(self) -> None:
@@ -209,11 +209,19 @@ class HealthWatch:
         probe, known = await self._ask(uuid), self._of(uuid)
         if judge(known, probe, self._now(), self._settings) != known:
             self._gathering.note(probe)
-        if (error := self._errors.told(probe, known, self._now())) is not None:
-            self._gathering.note(error)
+        self._compare(probe, known)
         failed = probe.outcome is ProbeOutcome.FAILED
         fell_silent = probe.outcome is ProbeOutcome.SILENT and not known.silent
         return not known.ill and (failed or fell_silent)
+
+    def _compare(self, probe: Probe, known: Health) -> None:
+        """The probe may tell whose a memory error was that the driver put down to nobody."""
+        count = self._error_counts.get(probe.uuid, NOT_COUNTED)
+        near = 2 * self._settings.probe_interval
+        count, error = compared(count, probe, known, self._now(), near)
+        self._error_counts[probe.uuid] = count
+        if error is not None:
+            self._gathering.note(error)
 
     async def _ask(self, uuid: GpuUuid) -> Probe:
         # The driver ends a call in time by itself; it may have waited behind another one before.

@@ -75,3 +75,17 @@ def test_a_pod_is_found_by_name_and_terminal_once_it_ended():
 def test_a_lock_has_an_owner_unless_it_is_legacy():
     assert ("team-a", "train-0") == a_lock().owner
     assert a_lock(name="").owner is None
+
+
+@pytest.mark.parametrize(
+    ("parts", "plight"),
+    [
+        ({}, ""),
+        ({"health": a_health(condition=Condition.BAD, text="XID 48")}, "is bad: XID 48"),
+        ({"health": a_health(condition=Condition.LOST, cause="lost")}, "is lost: lost"),
+        ({"present": False}, "is not shared any more"),
+        ({"present": False, "there": False}, "is not on the node any more"),
+    ],
+)
+def test_why_a_gpu_is_given_to_nobody_reads_behind_its_name(parts, plight):
+    assert plight == a_shared_gpu(**parts).plight

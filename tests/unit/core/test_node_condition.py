@@ -43,7 +43,8 @@ def test_a_gpu_that_is_not_served_degrades_the_node_and_is_named():
 
     assert (True, NOON) == (found.status, found.since)
     assert (
-        f"GPU 1 ({a_uuid(1)}) is bad: XID 48 [H-048]; GPU 2 ({a_uuid(2)}) is ok: not on the node"
+        f"GPU 1 ({a_uuid(1)}) is bad: XID 48 [H-048]; "
+        f"GPU 2 ({a_uuid(2)}) is not on the node any more"
     ) == found.message
 
 

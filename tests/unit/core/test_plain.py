@@ -126,7 +126,8 @@ def test_a_gpu_that_does_not_serve_is_refused(condition, present, gate):
     refusal = refused(ids(0), an_inventory(gpus=(gpu,)))
 
     assert gate is refusal.gate
-    assert ("lost" if not present else "") in refusal.sentence
+    told = f"is {condition.value}: " if condition in {Condition.BAD, Condition.LOST} else ""
+    assert (told if present else "is not shared any more; create the pod again") in refusal.sentence
 
 
 @pytest.mark.parametrize("condition", [Condition.WATCH, Condition.UNMONITORED])
