@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import dataclasses
 import random
-import tempfile
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -101,11 +100,8 @@ async def _driver(settings: Settings) -> tuple[Scan | None, tuple[Finding, ...]]
     found: Scan | None = None
     failure = ""
     try:
-        with _elsewhere(settings) as run:
-            paths = dataclasses.replace(settings.paths, run=Path(run))
-            apart = dataclasses.replace(settings, paths=paths)
-            async with asyncio.timeout(DRIVER_SECONDS), open_driver(apart) as driver:
-                found = await driver.scan()
+        async with asyncio.timeout(DRIVER_SECONDS):
+            found = await _scan(settings)
     except TimeoutError:
         failure = f"the driver did not answer within {DRIVER_SECONDS:g} s"
     except (AgentError, OSError) as error:
@@ -114,11 +110,18 @@ async def _driver(settings: Settings) -> tuple[Scan | None, tuple[Finding, ...]]
     return found, tuple(judged)
 
 
-def _elsewhere(settings: Settings) -> contextlib.AbstractContextManager[str]:
-    """Simulated GPUs bring a socket, which must not lie in the agent's own directory."""
-    if settings.driver.simulate is None:
-        return contextlib.nullcontext(str(settings.paths.run))
-    return tempfile.TemporaryDirectory()
+async def _scan(settings: Settings) -> Scan:
+    """What the driver finds. Simulated GPUs are looked at without the socket that `run` gives them.
+
+    Raises DriverMissing, DriverError, SettingsError.
+    """
+    spec = settings.driver.simulate
+    if spec is not None:
+        from agent.sandbox.driver import look_once  # noqa: PLC0415 -- only the driver in use
+
+        return await look_once(spec)
+    async with open_driver(settings) as driver:
+        return await driver.scan()
 
 
 async def _witness(settings: Settings) -> Finding:

@@ -19,6 +19,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
     "recheck": ("agent.cli.recheck", "ask a GPU now how it is"),
     "config": ("agent.cli.config", "show or check settings"),
     "doctor": ("agent.cli.doctor", "look at this node before the agent starts on it"),
+    "uninstall": ("agent.cli.uninstall", "take what the agent wrote off the Node"),
     "decode": ("agent.cli.decode", "decode a HAMi annotation to JSON"),
     "version": ("agent.cli.version", "print the version"),
 }

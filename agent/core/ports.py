@@ -5,7 +5,7 @@ Every async method raises only errors of agent.core.errors. Deadlines are the ca
 """
 
 import datetime as dt
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -16,6 +16,7 @@ from agent.core.gpu import GpuUuid, Scan
 from agent.core.gpu_signs import GpuProcess, GpuSample
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey
+from agent.core.leftovers import Agents, NodeTraces
 from agent.core.node_condition import NodeCondition
 from agent.core.pods import NodeView, PodUid
 from agent.core.slices import SliceId
@@ -262,4 +263,32 @@ class ServiceNotifier(Protocol):
     @property
     def watchdog(self) -> dt.timedelta | None:
         """How often alive() is expected at the latest, or None."""
+        ...
+
+
+class Leftovers(Protocol):
+    """All Nodes and the agents' pods, for an uninstallation. Methods raise ApiError."""
+
+    async def nodes(self) -> tuple[NodeTraces, ...]:
+        """All Nodes."""
+        ...
+
+    async def node(self, name: str) -> NodeTraces:
+        """One Node. Raises ApiNotFound."""
+        ...
+
+    async def remove(self, node: NodeTraces, keys: Sequence[str]) -> None:
+        """Take annotations off the Node as it was seen. Raises ApiConflict: it is another now."""
+        ...
+
+    async def forget_condition(self, name: str) -> None:
+        """Take the condition GpuDegraded off the Node."""
+        ...
+
+    async def agents(self, agents: Agents) -> Mapping[str, str]:
+        """The agents' pods, each with its node; empty where it has none yet."""
+        ...
+
+    async def has_kubelet(self, name: str) -> bool:
+        """Whether a kubelet reports from this Node."""
         ...

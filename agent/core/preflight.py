@@ -92,6 +92,7 @@ class Place:
     owner: int = 0
     mode: int = 0
     writable: bool = False
+    """Of what is missing: it could be made."""
     ours: bool = True
     """It is root's, or belongs to the agent's own user."""
 
@@ -149,7 +150,10 @@ def rights(node: str, *, node_condition: bool = False) -> tuple[Right, ...]:
 def judge_path(place: Place, *, made: bool) -> Finding:
     """A directory that the agent writes to; `made`: the agent makes it where it is missing."""
     if not place.kind and made:
-        return Finding(Point.PATHS, Verdict.OK, place.path, "is not there yet: the agent makes it")
+        if place.writable:
+            return Finding(Point.PATHS, Verdict.OK, place.path, "is not there: the agent makes it")
+        said, advice = "is not there, and cannot be made", "make it, or mount it read-write"
+        return Finding(Point.PATHS, Verdict.WRONG, place.path, said, advice)
     return _directory(Point.PATHS, place)
 
 

@@ -15,16 +15,22 @@ CONNECT_SECONDS: Final = 0.5
 
 
 def look_at(path: Path) -> Place:
-    """The path as it is; links are followed."""
+    """The path as it is; links are followed. Of what is missing: could it be made?"""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        return Place(str(path), "")
+        return Place(str(path), "", writable=_makable(path))
     except OSError as error:
         return Place(str(path), f"path that cannot be looked at ({error.strerror or error})")
     kind = next((name for holds, name in KINDS if holds(found.st_mode)), "special file")
     mode, ours = stat.S_IMODE(found.st_mode), found.st_uid in {0, os.geteuid()}
     return Place(str(path), kind, found.st_uid, mode, os.access(path, os.W_OK), ours)
+
+
+def _makable(path: Path) -> bool:
+    """Whether the nearest folder above that exists lets something be made in it."""
+    above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
+    return above.is_dir() and os.access(above, os.W_OK | os.X_OK)
 
 
 def plugin_sockets(directory: Path, kubelet: str) -> tuple[PluginSocket, ...]:

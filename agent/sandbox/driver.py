@@ -114,6 +114,23 @@ class SimulatedDriver:
             raise DriverError(str(error)) from error
 
 
+async def look_once(spec: str) -> Scan:
+    """What a first scan of the hardware that `spec` names finds, without a socket of its own.
+
+    Raises SettingsError for a spec that cannot be used, DriverMissing, DriverError.
+    """
+    if not spec.startswith(REMOTE):
+        from agent.sandbox.hardware import SimulatedHardware  # noqa: PLC0415 -- as below
+        from agent.sandbox.hardware_file import described  # noqa: PLC0415
+
+        return SimulatedHardware(described(spec)).scan()
+    driver = SimulatedDriver(Path(spec.removeprefix(REMOTE)))
+    try:
+        return await driver.scan()
+    finally:
+        await driver.close()
+
+
 def _refused(reply: talk.AnyReply) -> DriverError:
     if isinstance(reply, talk.FailedReply):
         return DriverError(f"the simulated hardware refused: {reply.text}")

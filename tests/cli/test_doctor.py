@@ -1,5 +1,6 @@
 """`doctor --pre`: one line for each thing, an exit code, and the same as JSON."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -49,6 +50,23 @@ def test_nothing_is_changed(flags, tmp_path: Path):
     dispatch(["doctor", "--pre", *flags, "--run-dir", str(tmp_path / "run")], {})
 
     assert before == sorted(tmp_path.rglob("*"))
+
+
+def test_simulated_gpus_are_looked_at_without_a_place_to_write(flags, monkeypatch, capsys):
+    def nowhere() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.gettempdir", nowhere)
+
+    dispatch(["doctor", "--pre", *flags], {})
+
+    assert "ok     P-DRIVER    h100:2: driver " in capsys.readouterr().out
+
+
+def test_simulated_gpus_elsewhere_that_do_not_answer_are_told(flags, tmp_path: Path, capsys):
+    dispatch(["doctor", "--pre", *flags, "--simulate", f"unix:{tmp_path}/gpus.sock"], {})
+
+    assert f"no simulated hardware answers at {tmp_path}/gpus.sock" in capsys.readouterr().out
 
 
 def test_the_same_as_json(flags, capsys):

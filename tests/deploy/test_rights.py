@@ -1,6 +1,7 @@
 """The agent's account is granted what the code asks of the API server, and nothing else."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,9 +19,20 @@ SANDBOX = Path("agent/sandbox/extender")
 """A model of HAMi's scheduler, which has an account of its own."""
 
 
+UNINSTALL = Path("agent/host/kube/leftovers.py")
+"""What the Job after `helm uninstall` asks, which has an account of its own, too."""
+RULE = re.compile(r"^ +resources: \[(.*)\]\n +verbs: \[(.*)\]$", re.MULTILINE)
+
+
 def asked() -> Iterator[tuple[str, str]]:
-    """Verb and resource of every request that the code can make."""
+    """Verb and resource of every request that the agent can make."""
     for path in tree.modules(ADAPTER):
+        if path != UNINSTALL:
+            yield from asked_in(path)
+
+
+def asked_in(*paths: Path) -> Iterator[tuple[str, str]]:
+    for path in paths:
         for node in ast.walk(tree.parsed(path)):
             match node:
                 case ast.Call(func=ast.Name(id="Request")):
@@ -54,6 +66,13 @@ def granted() -> Iterator[tuple[str, str]]:
 
 def test_every_request_is_granted_and_every_right_is_used():
     assert set(asked()) - EVERYBODYS - OPTIONAL == set(granted())
+
+
+def test_who_uninstalls_asks_for_what_it_is_granted_and_every_right_is_used():
+    rules = RULE.findall(tree.text("deploy/chart/hami-agent/templates/uninstall.yaml"))
+    given = {(verb, kind) for kind, verbs in rules for verb in verbs.split(", ")}
+
+    assert set(asked_in(UNINSTALL)) == given
 
 
 def test_no_right_is_granted_twice():

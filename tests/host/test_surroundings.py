@@ -19,6 +19,19 @@ def test_each_kind_of_path_has_its_word(tmp_path: Path):
     assert 0o640 == look_at(tmp_path / "file").mode
 
 
+def test_what_is_missing_can_be_made_where_the_folder_above_lets_it(tmp_path: Path, monkeypatch):
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "file").touch()
+    closed = str(tmp_path / "closed")
+    monkeypatch.setattr("os.access", lambda path, _: str(path) != closed)
+
+    makable = {
+        name: look_at(tmp_path / name).writable for name in ("a", "a/b/c", "closed/a/b", "file/a")
+    }
+
+    assert {"a": True, "a/b/c": True, "closed/a/b": False, "file/a": False} == makable
+
+
 def test_a_path_that_cannot_be_looked_at_is_not_taken_for_missing(tmp_path: Path):
     (tmp_path / "loop").symlink_to("loop")
 

@@ -19,10 +19,13 @@ def test_it_says_its_version(bundle: Bundle):
 
 
 def test_it_looks_at_a_node_before_it_serves_one(bundle: Bundle):
-    looked = bundle.run("doctor", "--pre", "-o", "json", "--simulate", "h100:2", writable=["/tmp"])  # noqa: S108 -- inside the container
+    looked = bundle.run("doctor", "--pre", "-o", "json", "--simulate", "h100:2")
 
-    found = {one["id"]: one["verdict"] for one in json.loads(looked.stdout)["findings"]}
+    findings = json.loads(looked.stdout)["findings"]
+    found = {one["id"]: one["verdict"] for one in findings}
     assert (1, "ok", "wrong") == (looked.returncode, found["P-DRIVER"], found["P-KUBELET"])
+    # Nothing is writable here, /tmp neither.
+    assert "is not there, and cannot be made" in {one["said"] for one in findings}
 
 
 @pytest.mark.parametrize("uid", [None, 0], ids=["nobody", "root"])

@@ -4,14 +4,21 @@ API server keeps of who wrote what.
 
 import asyncio
 import functools
-import ssl
+import random
+import sys
 
 import pytest
 import pytest_asyncio
 
 from agent.core import annotations
-from tests.deploy.carried import uninstall
-from tests.peers.lab.identities import ADMIN, NODE
+from agent.core.leftovers import Agents, Outcome
+from agent.core.node_condition import GPU_DEGRADED
+from agent.host.kube.connection import Connection
+from agent.host.kube.leftovers import KubeLeftovers
+from agent.host.kube.session import KubeSession
+from agent.services.leftovers import clean_all
+from tests.peers.lab.agents import RESOURCE, SOURCE
+from tests.peers.lab.identities import ADMIN, NODE, NODE_USER
 from tests.peers.lab.node_state import notes_of
 from tests.peers.lab.servers import (
     NODE_PATH,
@@ -24,13 +31,23 @@ from tests.peers.lab.servers import (
 )
 
 
+async def uninstalled(kubeconfig, *words):
+    """The exit code of the verb, and what it says."""
+    ended = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "agent", "uninstall", "--kubeconfig", str(kubeconfig), *words),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env={"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin"},
+    )
+    said, _ = await ended.communicate()
+    return ended.returncode, said.decode()
+
+
 @pytest.fixture
 def cleaning(cluster):
-    """The chart's program for afterwards, as the admin; there are no pods to wait for."""
-    context = ssl.create_default_context(cafile=cluster.plane.certificates.ca)
-    script = uninstall()
-    api = script.Api(cluster.plane.server, cluster.plane.identities.tokens[ADMIN], context)
-    return functools.partial(asyncio.to_thread, script.main, "kube-system", "app=none", api)
+    """All Nodes, as the admin; there are no pods to wait for."""
+    everywhere = ("--all-nodes", "--namespace=kube-system", "--selector=app=none,tier=none")
+    return functools.partial(uninstalled, cluster.plane.kubeconfig(ADMIN), *everywhere)
 
 
 async def test_what_the_agent_wrote_goes_after_it_and_nothing_else(cluster, cleaning):
@@ -38,7 +55,7 @@ async def test_what_the_agent_wrote_goes_after_it_and_nothing_else(cluster, clea
     await cluster.api.patch(NODE_PATH, marks(seen="1", **{annotations.CORDON: ""}))
     await cluster.end_agents()
 
-    assert 0 == await cleaning()
+    assert 0 == (await cleaning())[0]
 
     left = notes_of(await cluster.api.get(NODE_PATH))
     assert annotations.REGISTER not in left
@@ -50,15 +67,15 @@ async def test_what_the_agent_wrote_goes_after_it_and_nothing_else(cluster, clea
 async def test_what_another_plugin_wrote_since_stays(cluster, cleaning):
     await cluster.start_registered_agent()
     await cluster.end_agents()
+    # A scheduler that reads of no GPU takes the handshake away after a while.
+    cluster.parts["extender"].freeze()
     theirs = {annotations.REGISTER: "[]", annotations.HANDSHAKE: "Reported"}
     writer = f"{NODE_PATH}?fieldManager=nvidia-device-plugin"
     await cluster.api.patch(writer, marks(**theirs))
 
-    assert 0 == await cleaning()
+    assert 0 == (await cleaning())[0]
 
-    left = notes_of(await cluster.api.get(NODE_PATH))
-    assert theirs[annotations.REGISTER] == left[annotations.REGISTER]
-    assert annotations.HANDSHAKE in left  # the scheduler may have answered it meanwhile
+    assert theirs.items() <= notes_of(await cluster.api.get(NODE_PATH)).items()
 
 
 async def test_a_plugin_that_follows_with_the_same_report_keeps_it(cluster, cleaning):
@@ -71,7 +88,7 @@ async def test_a_plugin_that_follows_with_the_same_report_keeps_it(cluster, clea
     writer = f"{NODE_PATH}?fieldManager=nvidia-device-plugin"
     await cluster.api.patch(writer, marks(**theirs))
 
-    assert 0 == await cleaning()
+    assert 0 == (await cleaning())[0]
 
     assert theirs.items() <= notes_of(await cluster.api.get(NODE_PATH)).items()
 
@@ -82,11 +99,61 @@ async def server(binaries):
         yield made
 
 
+async def written(server):
+    """What an agent writes on its Node, by the node's own user.
+
+    The Node is made anew, with a label, as a kubelet makes it: of one that was created with nothing
+    on it the API server never keeps who wrote what.
+    """
+    await server.admin.have("DELETE", NODE_PATH)
+    await server.admin.have("POST", NODES, {"metadata": {"name": NODE, "labels": {"a": "b"}}})
+    by = "?fieldManager=hami-agent"
+    notes = {annotations.REGISTER: "[]", annotations.SCORE: "[]", "hami-agent/a": "1"}
+    await server.node.have("PATCH", NODE_PATH + by, marks(**notes))
+    condition = {"type": GPU_DEGRADED, "status": "True", "reason": "r", "message": "m"}
+    body = {"status": {"conditions": [condition]}}
+    kind = "application/strategic-merge-patch+json"
+    await server.node.have("PATCH", f"{NODE_PATH}/status{by}", body, kind=kind)
+    return notes
+
+
+async def test_with_the_nodes_own_identity_its_node_is_cleaned_and_no_other(server, tmp_path):
+    notes = await written(server)
+    here = ("--run-dir", str(tmp_path), "--node-name")
+    kubeconfig = server.plane.kubeconfig(NODE_USER)
+
+    code, said = await uninstalled(kubeconfig, *here, NODE)
+    elsewhere, refused = await uninstalled(kubeconfig, *here, OTHER_NODE)
+    again, nothing = await uninstalled(kubeconfig, *here, NODE)
+
+    node = await server.admin.have("GET", NODE_PATH)
+    assert (0, True) == (code, f"{NODE}: removed condition {GPU_DEGRADED}, " in said), said
+    assert not notes.keys() & notes_of(node).keys()
+    assert GPU_DEGRADED not in [one["type"] for one in node["status"].get("conditions", ())]
+    assert (1, True) == (elsewhere, "403" in refused), refused
+    assert (0, True) == (again, "nothing of the agent's was found" in nothing), nothing
+
+
+async def test_pods_with_gpus_hold_it_up_until_it_is_forced(server, tmp_path):
+    notes = await written(server)
+    pod = plain_pod("with-a-gpu", NODE)
+    pod["spec"]["containers"][0]["resources"] = {"limits": {RESOURCE: "1"}}
+    await server.admin.have("POST", PODS, pod)
+    here = ("--run-dir", str(tmp_path), "--node-name", NODE)
+    kubeconfig = server.plane.kubeconfig(NODE_USER)
+
+    code, said = await uninstalled(kubeconfig, *here)
+    held = notes_of(await server.admin.have("GET", NODE_PATH))
+    forced, _ = await uninstalled(kubeconfig, *here, "--force")
+
+    assert (1, True) == (code, "default/with-a-gpu" in said), said
+    assert notes.items() <= held.items()
+    assert 0 == forced
+    assert not notes.keys() & notes_of(await server.admin.have("GET", NODE_PATH)).keys()
+
+
 async def test_a_pod_that_does_not_end_keeps_its_node_only_where_a_kubelet_is(server):
     """Without controllers and kubelets nobody ends these pods, nor says what the Nodes are."""
-    script = uninstall()
-    context = ssl.create_default_context(cafile=server.plane.certificates.ca)
-    api = script.Api(server.plane.server, server.plane.identities.tokens[ADMIN], context)
     for name, ready in ((NODE, "Unknown"), (OTHER_NODE, "True")):
         condition = {"type": "Ready", "status": ready, "reason": "r", "message": "m"}
         body = {"status": {"conditions": [condition]}}
@@ -96,9 +163,14 @@ async def test_a_pod_that_does_not_end_keeps_its_node_only_where_a_kubelet_is(se
         pod = plain_pod(f"agent-of-{name}", name)
         pod["metadata"]["labels"] = {"app": "agent"}
         await server.admin.have("POST", PODS, pod)
+    session = KubeSession(Connection(server.plane.kubeconfig(ADMIN)), random.SystemRandom())
 
-    code = await asyncio.to_thread(script.main, "default", "app=agent", api, 0.0, 0.1)
+    try:
+        agents = Agents("default", "app=agent,other!=one")
+        done = await clean_all(KubeLeftovers(session), agents, lambda _: None, patience=0.0)
+    finally:
+        await session.close()
 
-    assert 1 == code
+    assert Outcome(done.nodes, {OTHER_NODE: f"agent-of-{OTHER_NODE}"}) == done
     assert "hami-agent/a" not in notes_of(await server.admin.have("GET", NODE_PATH))
     assert "hami-agent/a" in notes_of(await server.admin.have("GET", f"{NODES}/{OTHER_NODE}"))

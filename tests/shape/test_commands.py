@@ -96,6 +96,19 @@ RUN: Runs = (
         ),
     ),
     (
+        "tests/peers/test_uninstall.py",
+        "test_with_the_nodes_own_identity_its_node_is_cleaned_and_no_other",
+        (
+            "sudo .venv/bin/hami-agent uninstall",
+            "hami-agent uninstall",
+        ),
+    ),
+    (
+        "tests/peers/test_uninstall.py",
+        "test_what_the_agent_wrote_goes_after_it_and_nothing_else",
+        ("hami-agent uninstall --all-nodes",),
+    ),
+    (
         "tests/process/test_agent_process.py",
         "",
         ("hami-agent run",),
@@ -127,12 +140,18 @@ RUN: Runs = (
             "sudo systemd/install",
             "sudo systemd/uninstall",
             "sudo systemctl restart",
+            "sudo systemctl stop",
             "sudo systemd-run",
             "systemctl status",
             "systemctl reload hami-agent",
             "systemctl restart hami-agent",
             "journalctl",
         ),
+    ),
+    (
+        "tests/systemd/test_failures.py",
+        "test_without_its_group_or_user_it_is_held_until_an_operator_starts_it",
+        ("systemctl start hami-agent",),
     ),
     (
         "tests/process/test_readme.py",

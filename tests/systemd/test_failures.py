@@ -5,7 +5,9 @@ import itertools
 
 import pytest
 
+from agent import __version__
 from tests.peers.lab.waiting import until_answer
+from tests.systemd.lab.made import name
 
 BAD = "sharing: {splitCuont: 10}\n"
 HOME = "/root"
@@ -131,6 +133,51 @@ async def test_starts_that_end_at_once_are_no_busy_loop(node, lines):
     await until_answer(often, 60, lambda: "it was not started six times more")
     # The kill of a process that served is followed at once, and each of the others after a pause.
     assert 5 * PAUSE < loop.time() - began
+
+
+@pytest.mark.parametrize(
+    ("line", "status"), [("Group=nobodys-group", "216"), ("User=nobody-at-all", "217")]
+)
+async def test_without_its_group_or_user_it_is_held_until_an_operator_starts_it(node, line, status):
+    await node.drop_in(line)
+
+    said = await node.machine.try_run("systemctl", "start", "hami-agent")
+
+    assert 0 != said.code
+    await asyncio.sleep(2)
+    shown = await node.until_shown(ActiveState="failed", Result="exit-code", NRestarts="0")
+    assert status == shown["ExecMainStatus"]
+    await node.drop_in()
+    await node.systemctl("start")
+    await node.offers(80)
+
+
+async def test_a_lost_group_is_made_again_and_the_service_started_by_the_same_install(node):
+    await node.machine.run("groupdel", "hami-agent")
+    held = await node.machine.try_run("systemctl", "start", "hami-agent")
+    await node.until_shown(ActiveState="failed", ExecMainStatus="216", NRestarts="0")
+
+    said = await node.install(f"/src/dist/{name(__version__)}")
+
+    assert (True, 0) == (held.code != 0, said.code), said
+    await node.offers(80)
+
+
+async def test_a_missing_directory_of_own_lines_is_named_and_waited_for(node):
+    place = "/srv/of-an-operator"
+    await node.drop_in(f"ReadWritePaths={place}")
+    await node.machine.try_run("systemctl", "start", "hami-agent")
+
+    async def again() -> bool:
+        return int((await node.shown())["NRestarts"]) > 2
+
+    await until_answer(again, 60, lambda: "it was not started three times more")
+    assert f"/run/systemd/unit-root{place}: No such file or directory" in await node.last_words()
+    await node.machine.run("mkdir", place)
+
+    await node.offers(80)
+    await node.until_shown(ActiveState="active")
+    await node.machine.run("rmdir", place)
 
 
 async def first_lines(node):

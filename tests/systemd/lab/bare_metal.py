@@ -95,7 +95,7 @@ class BareMetal:
 
     async def last_words(self) -> str:
         """What journal and systemd have to say, for a failure."""
-        said = await self.machine.try_run("journalctl", "--lines", "150", "--no-pager")
+        said = await self.machine.try_run("journalctl", "--lines", "400", "--no-pager")
         return said.out
 
     def endpoints(self) -> set[str]:

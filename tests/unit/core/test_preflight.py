@@ -46,7 +46,8 @@ def judged(point: Point, finding: Finding) -> str:
     ("place", "made", "verdict"),
     [
         (DIRECTORY, False, "ok"),
-        (Place("/d", ""), True, "ok"),
+        (Place("/d", "", writable=True), True, "ok"),
+        (Place("/d", ""), True, "WRONG"),
         (Place("/d", ""), False, "WRONG"),
         (Place("/d", "file"), True, "WRONG"),
         (Place("/d", "directory", mode=0o777, writable=True), True, "WRONG"),

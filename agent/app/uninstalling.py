@@ -1,0 +1,108 @@
+"""`uninstall`: takes what the agent wrote off this Node, or off all of them."""
+
+import contextlib
+import dataclasses
+import random
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from agent.core.errors import AgentError
+from agent.core.leftovers import Agents, Outcome
+from agent.host.kube.connection import Connection
+from agent.host.kube.leftovers import KubeLeftovers
+from agent.host.kube.session import KubeSession
+from agent.host.lockfile import LockFile
+from agent.services.leftovers import Told, clean, clean_all
+from agent.settings.schema import Settings
+
+PROGRAM: Final = "hami-agent-uninstall"
+"""Another name than the agent's: what is changed here must not count as written by an agent."""
+SHOWN: Final = 3
+"""Pods named in a sentence."""
+
+
+class InUse(AgentError):  # noqa: N818 -- the state, not the call, is the error
+    """Something speaks against it: nothing was changed."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Uninstalled:
+    """What became of the Nodes, and what stays on this host, each path with the reason."""
+
+    outcome: Outcome
+    host: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+async def uninstall_here(
+    settings: Settings, environ: Mapping[str, str], told: Told, *, force: bool
+) -> Uninstalled:
+    """Clean the Node of this host. No agent starts meanwhile: one that comes waits for the lock.
+
+    `force`: even if pods with GPUs run here. Raises InUse, PermissionFault, SettingsError,
+    ApiNotFound (there is no such Node), ApiError.
+    """
+    with _without_an_agent(settings.paths.run / "lock"):
+        if settings.plain is not None:  # which writes nothing to a Node
+            return Uninstalled(Outcome(), _host(settings))
+        kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
+        async with _opened(Connection(kubeconfig, environment=environ)) as api:
+            node = await api.node(settings.node)
+            pods = () if force else await api.gpu_pods(node.name, settings.sharing.resource)
+            if pods:
+                raise InUse(_running(pods))
+            cleaned = await clean(api, node)
+    told(cleaned)
+    return Uninstalled(Outcome((cleaned,)), _host(settings))
+
+
+async def uninstall_everywhere(connection: Connection, agents: Agents, told: Told) -> Uninstalled:
+    """Clean all Nodes, when these pods have ended. Raises SettingsError, ApiError."""
+    async with _opened(connection) as api:
+        return Uninstalled(await clean_all(api, agents, told))
+
+
+@contextlib.contextmanager
+def _without_an_agent(path: Path) -> Iterator[None]:
+    """Raises InUse, PermissionFault."""
+    if not path.parent.is_dir():
+        yield
+        return
+    lock = LockFile(path)
+    if not lock.try_take():
+        raise InUse(
+            f"an agent runs on this host ({path}: {lock.holder()}) and would write again: stop it "
+            "first (`systemctl stop hami-agent`, or take the DaemonSet off this node)"
+        )
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _running(pods: tuple[str, ...]) -> str:
+    more = f" and {len(pods) - SHOWN} more" if len(pods) > SHOWN else ""
+    return (
+        f"pods with GPUs run here ({', '.join(pods[:SHOWN])}{more}): they would run on, but could "
+        "not start again before another plugin serves; --force does it all the same"
+    )
+
+
+def _host(settings: Settings) -> Mapping[str, str]:
+    """The paths of the agent's that are there."""
+    paths = settings.paths
+    reasons = {
+        paths.state: "the state, for a later install; remove it for good",
+        paths.run: "goes with the next boot; or remove it",
+        paths.hook / "vgpu": "mounted in containers with GPUs; remove it when none is left",
+    }
+    return {str(path): why for path, why in reasons.items() if path.is_dir()}
+
+
+@contextlib.asynccontextmanager
+async def _opened(connection: Connection) -> AsyncIterator[KubeLeftovers]:
+    session = KubeSession(connection, random.SystemRandom(), PROGRAM)
+    try:
+        yield KubeLeftovers(session)
+    finally:
+        await session.close()

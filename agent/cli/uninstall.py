@@ -1,0 +1,137 @@
+"""`hami-agent uninstall`: take what the agent wrote off its Node, once it is stopped."""
+
+import argparse
+import asyncio
+import json
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from agent.app.uninstalling import InUse, Uninstalled, uninstall_everywhere, uninstall_here
+from agent.cli.codes import NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE
+from agent.cli.logs import configure
+from agent.cli.main import Subparsers
+from agent.cli.settings_args import add_output, add_settings, flags, sources
+from agent.cli.settings_view import API_VERSION
+from agent.core.errors import AgentError, ApiError, ApiNotFound
+from agent.core.leftovers import Agents, Cleaned, Outcome
+from agent.host.kube.connection import Connection
+from agent.settings.starting import begin
+
+BY_HAND = "clean it by hand when the pod is gone: deploy/README.md, Uninstall"
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """The verb `uninstall`."""
+    parser = subparsers.add_parser(
+        "uninstall",
+        help="take what the agent wrote off the Node",
+        description="Takes the agent's annotations and its condition off the Node of this host, "
+        "once the agent is stopped, and says what stays and why. Whatever another plugin wrote "
+        "since is left. Nothing of the host and no pod is touched; a second call finds nothing to "
+        "do. Exits 1 if it refused or something is left, 3 without the API server, 4 without the "
+        "Node.",
+        epilog="example: hami-agent uninstall --node-name gpu-1 -o json",
+    )
+    parser.add_argument("--force", action="store_true", help="even if pods with GPUs run here")
+    everywhere = parser.add_argument_group(
+        "all Nodes", "of a cluster, with an account that may; flags of settings do not count then"
+    )
+    everywhere.add_argument(
+        "--all-nodes",
+        action="store_true",
+        help="when the agents' pods have ended, for which it waits 90 s",
+    )
+    everywhere.add_argument("--namespace", metavar="NAME", help="of the agents' pods")
+    everywhere.add_argument("--selector", metavar="LABELS", help="of the agents' pods, as k=v,k=v")
+    add_output(parser)
+    add_settings(parser)
+
+
+def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Do it, tell of each Node, and return the exit code."""
+    configure("error", "auto", environ)
+    if {args.all_nodes} != {bool(args.namespace), bool(args.selector)}:
+        said = "--all-nodes, --namespace and --selector go together"
+        sys.stderr.write(f"hami-agent uninstall: {said}\n")
+        return USAGE
+    table = args.output == "table"
+    try:
+        done = asyncio.run(_done(args, environ, table=table))
+    except AgentError as error:
+        if not table:
+            _write_json(Uninstalled(Outcome()), str(error))
+        sys.stderr.write(f"hami-agent uninstall: {error}\n")
+        return _code(error)
+    if table:
+        _write_rest(done)
+    else:
+        _write_json(done, "")
+    return OK if done.outcome.complete else PROBLEM
+
+
+async def _done(
+    args: argparse.Namespace, environ: Mapping[str, str], *, table: bool
+) -> Uninstalled:
+    def told(one: Cleaned) -> None:
+        if table:
+            sys.stdout.writelines(_lines(one))
+            sys.stdout.flush()
+
+    if not args.all_nodes:
+        settings = begin(sources(args, environ), socket.gethostname()).settings
+        return await uninstall_here(settings, environ, told, force=args.force)
+    # A release whose settings are refused must be uninstalled, too; its Job has its variables.
+    in_cluster = "KUBERNETES_SERVICE_HOST" in environ
+    named = flags(args).get("--kubeconfig") or (None if in_cluster else environ.get("KUBECONFIG"))
+    connection = Connection(Path(named) if named else None, environment=environ)
+    return await uninstall_everywhere(connection, Agents(args.namespace, args.selector), told)
+
+
+def _code(error: AgentError) -> int:
+    if isinstance(error, ApiNotFound):
+        return NOT_FOUND
+    if isinstance(error, InUse) or not isinstance(error, ApiError):
+        return PROBLEM
+    return PROBLEM if error.status else UNREACHABLE
+
+
+def _lines(one: Cleaned) -> list[str]:
+    lines = [f"{one.node}: removed {', '.join(one.removed)}\n"] if one.removed else []
+    lines += [f"{one.node}: left {key}: {why}\n" for key, why in one.left.items()]
+    lines += [f"{one.node}: something is left: {one.failure}\n"] if one.failure else []
+    return lines
+
+
+def _write_rest(done: Uninstalled) -> None:
+    outcome = done.outcome
+    if not any(one.removed or one.failure for one in outcome.nodes) and not outcome.occupied:
+        sys.stdout.write("nothing of the agent's was found\n")
+    for node, pod in sorted(outcome.occupied.items()):
+        said = f"{node}: not touched, for an agent that does not end would write again (pod {pod})"
+        sys.stdout.write(f"{said}; {BY_HAND}\n")
+    sys.stdout.writelines(f"this host: left {path}: {why}\n" for path, why in done.host.items())
+
+
+def _write_json(done: Uninstalled, refusal: str) -> None:
+    document = {
+        "apiVersion": API_VERSION,
+        "kind": "Uninstallation",
+        "ok": not refusal and done.outcome.complete,
+        "refusal": refusal,
+        "nodes": [
+            {
+                "node": one.node,
+                "removed": list(one.removed),
+                "left": dict(one.left),
+                "failure": one.failure,
+            }
+            for one in done.outcome.nodes
+        ],
+        "notTouched": [
+            {"node": node, "pod": pod} for node, pod in sorted(done.outcome.occupied.items())
+        ],
+        "leftOnHost": dict(done.host),
+    }
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
