@@ -6,13 +6,15 @@ without is in agent.app.back and loads behind it.
 
 import asyncio
 import dataclasses
+from collections.abc import Mapping
 
 from agent.app.adapters import Adapters
 from agent.app.endpoints import EndpointFacts, Endpoints, Names
 from agent.app.facts import Facts, new_facts
 from agent.app.fitting import Effects, Fitting
 from agent.app.late import LateAllocator
-from agent.core.gpu import Scan
+from agent.core.condition import Health
+from agent.core.gpu import GpuUuid, Scan
 from agent.core.last_good import LastGood
 from agent.host.watch import DirectoryWatch
 from agent.plugin.server import PluginServer
@@ -135,12 +137,19 @@ def _knowing(
             keeper.found(listed)
         health.scanned(scan)
 
+    listing = Listing(facts.inventory, keeper.served, facts.slices)
+
+    def judged(verdicts: Mapping[GpuUuid, Health]) -> None:
+        """The list waits for nobody else who follows the inventory."""
+        keeper.judged(verdicts)
+        listing.refresh()
+
     discovery = Discovery(adapters.driver, found)
     before = host.recovered.state.boot_id
     health = HealthWatch(
         driver=adapters.driver,
         inventory=facts.inventory,
-        ports=HealthPorts(judged=keeper.judged, remember=state.remember, changed=discovery.rescan),
+        ports=HealthPorts(judged=judged, remember=state.remember, changed=discovery.rescan),
         settings=settings.health,
         clock=clock,
         recalled=state.health,
@@ -151,7 +160,7 @@ def _knowing(
         keeper=keeper,
         left_out=LeftOut(keeper.left_out, facts.inventory, notices.say),
         gpu_events=GpuEvents(facts.inventory, state.ledger, keeper.left_out, notices.say),
-        listing=Listing(facts.inventory, keeper.served, facts.slices),
+        listing=listing,
         discovery=discovery,
         health=health,
         samples=Samples(adapters.driver, facts.inventory, clock),

@@ -24,6 +24,7 @@ class Cell(Generic[T]):
         self._version = 0
         self._closed = False
         self._news = asyncio.Event()
+        self._branches: list[Cell[T]] = []
 
     @property
     def value(self) -> T:
@@ -45,6 +46,9 @@ class Cell(Generic[T]):
         self._value = value
         if not self._closed:
             self._version += 1
+            self._branches = [branch for branch in self._branches if not branch.closed]
+            for branch in self._branches:
+                branch.set(value)
             self._tell()
         return True
 
@@ -52,6 +56,15 @@ class Cell(Generic[T]):
         """End every follower once it has seen the newest value; a second call does nothing."""
         self._closed = True
         self._tell()
+
+    def branch(self) -> "Cell[T]":
+        """A cell that takes each new value at once, until it is closed; this one may go on.
+
+        Its followers are woken ahead of this cell's own.
+        """
+        branch = Cell(self._value)
+        self._branches.append(branch)
+        return branch
 
     def follow(self) -> AsyncIterator[T]:
         """The present value first, then the newest one after each change; ends on close()."""

@@ -126,12 +126,10 @@ class PluginServer:
         return "" if self._current is None else self._current.endpoint
 
     async def run(self) -> None:
-        """Pass every new list on, for as long as it is not cancelled; then stop serving."""
+        """Let it serve for as long as this is not cancelled; then stop serving."""
         self._stopped = False
         try:
-            async for listed in self._lists.follow():
-                if self._current is not None:
-                    self._current.lists.set(listed)
+            await asyncio.Event().wait()
         finally:
             self._stopped = True
             async with self._turn:
@@ -155,14 +153,13 @@ class PluginServer:
                 log.info("plugin.stale_socket_removed", name=name)
             bound = bind(self._directory, self._resource, self._chance)
             # A cell of its own: closing it ends the streams of this server and of no other.
-            lists = Cell(self._lists.value)
+            lists = self._lists.branch()
             plugin = DevicePlugin(lists, self._allocator, self.traffic, self._terms.fence)
             server = Incarnation(bound, lists, plugin)
             async with contextlib.AsyncExitStack() as undo:
                 undo.push_async_callback(server.stop)
                 await server.serve()
                 undo.pop_all()
-            lists.set(self._lists.value)
             self._current = server
             log.info("plugin.serving", endpoint=server.endpoint, resource=self._resource)
 

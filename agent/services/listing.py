@@ -36,6 +36,7 @@ class Listing:
         self._inventory = inventory
         self._served = served
         self._slices = slices
+        self._basis: tuple[Inventory, Served] | None = None
         self._lists: dict[str, Cell[SliceList]] = {}
         self._ids: dict[tuple[GpuUuid, str], tuple[_Wanted, tuple[SliceId, ...]]] = {}
 
@@ -50,6 +51,11 @@ class Listing:
         """Nobody serves that name any more."""
         self._lists.pop(resource, None)
 
+    def refresh(self) -> None:
+        """Publish what follows from inventory and held ids, unless it was from these."""
+        if self._basis != (self._inventory.value, self._served.value):
+            self._publish()
+
     async def run(self) -> None:
         """Follow inventory and held ids until both cells close."""
         async with asyncio.TaskGroup() as tasks:
@@ -58,7 +64,7 @@ class Listing:
 
     async def _follow(self, cell: Cell[T]) -> None:
         async for _ in cell.follow():
-            self._publish()
+            self.refresh()
 
     def _publish(self) -> None:
         inventory = self._inventory.value
@@ -75,6 +81,7 @@ class Listing:
             if name in served.names:
                 _update(cell, name, tuple(self._groups(name)))
         self._slices.set(self._lists[served.present].value)
+        self._basis = inventory, served
 
     def _groups(self, name: str) -> Iterator[SliceGroup]:
         for gpu in self._inventory.value.gpus:

@@ -1,6 +1,8 @@
 """What a person sees of the verbs: help with an example, tables, JSON, exit codes."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -144,3 +146,18 @@ def test_an_unknown_variable_stops_the_run_with_78(
 
     assert dispatch(["run", "--config", str(file)], {"HAMI_AGENT_WEB_PROT": "1"}) == 78
     assert "HAMI_AGENT_WEB_PROT" in capsys.readouterr().err
+
+
+def test_what_a_verb_loads_is_left_out_of_every_collection() -> None:
+    program = (
+        "import gc; gc.disable()\n"
+        "from agent.cli.main import dispatch\n"
+        "code = dispatch(['version'], {})\n"
+        "print(code, gc.isenabled(), gc.get_freeze_count() > len(gc.get_objects()))"
+    )
+    command = [sys.executable, "-c", program]
+    answer = subprocess.run(  # noqa: S603 -- our own interpreter and arguments
+        command, check=True, capture_output=True, text=True
+    )
+
+    assert "0 True True" == answer.stdout.splitlines()[-1]

@@ -103,6 +103,15 @@ async def test_held_ids_stay_listed_when_the_split_count_falls():
     assert [0, 1] == [int(text[-1]) for text in bench.slices.value.groups[0].ids]
 
 
+async def test_a_list_can_be_had_at_once_and_comes_only_once():
+    async with running(bad()) as bench:
+        bench.inventory.set(bad(0, generation=3))
+        bench.listing.refresh()
+        assert [False, True, True] == [group.healthy for group in bench.slices.value.groups]
+
+    assert [0, 1, 2] == [slices.generation for slices in bench.lists]
+
+
 async def test_it_ends_when_its_cells_close():
     bench = Bench(an_inventory())
     bench.inventory.close()

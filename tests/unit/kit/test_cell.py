@@ -75,6 +75,38 @@ async def test_there_and_back_again_is_seen_as_a_change():
     assert "a" == await anext(follower)
 
 
+async def test_a_branch_takes_each_value_at_once_until_it_is_closed():
+    cell = Cell(1)
+    branch, other = cell.branch(), cell.branch()
+    assert (1, 1) == (branch.value, other.value)
+
+    cell.set(2)
+    assert (2, 2) == (branch.value, other.value)
+
+    branch.close()
+    cell.set(3)
+    assert (2, 3) == (branch.value, other.value)
+    assert not cell.closed
+
+
+async def test_followers_of_a_branch_are_woken_ahead_of_the_cells_own():
+    cell = Cell(0)
+    branch = cell.branch()
+    woken: list[str] = []
+
+    async def follow(followed, name):
+        await followed.until(lambda value: value == 1)
+        woken.append(name)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(follow(cell, "cell"))
+        group.create_task(follow(branch, "branch"))
+        await asyncio.sleep(1)
+        cell.set(1)
+
+    assert ["branch", "cell"] == woken
+
+
 async def test_closing_ends_followers_after_the_newest_value():
     cell = Cell(0)
     follower = cell.follow()
