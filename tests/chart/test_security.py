@@ -121,8 +121,8 @@ def test_nothing_listens_on_the_node_unless_asked_for(helm: Helm):
 
 
 def test_metrics_are_for_those_whom_the_network_policy_names(helm: Helm):
-    nobody = the(helm.objects(values("guarded")), "NetworkPolicy")["spec"]
-    some = the(helm.objects(values("monitor")), "NetworkPolicy")["spec"]
+    nobody = of_kind(helm.objects(values("guarded")), "NetworkPolicy")["agent-hami-agent"]["spec"]
+    some = of_kind(helm.objects(values("monitor")), "NetworkPolicy")["agent-hami-agent"]["spec"]
 
     assert ["Ingress", "Egress"] == nobody["policyTypes"] == some["policyTypes"]
     assert [] == nobody["ingress"]
@@ -135,6 +135,41 @@ def test_metrics_are_for_those_whom_the_network_policy_names(helm: Helm):
     assert [{"port": 443, "protocol": "TCP"}, {"port": 6443, "protocol": "TCP"}] == [
         port for rule in some["egress"] for port in rule["ports"]
     ]
+
+
+def test_who_cleans_up_reaches_the_api_server_and_nothing_else(helm: Helm):
+    objects = helm.objects(values("guarded"))
+    both = of_kind(objects, "NetworkPolicy")
+    agents, job = (both[f"agent-hami-agent{end}"] for end in ("", "-uninstall"))
+    labels = the(objects, "Job")["spec"]["template"]["metadata"]["labels"]
+
+    assert 2 == len(both)
+    assert job["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    assert ["Ingress", "Egress"] == job["spec"]["policyTypes"]
+    assert [] == job["spec"]["ingress"]
+    assert agents["spec"]["egress"] == job["spec"]["egress"]
+    assert "post-delete" == job["metadata"]["annotations"]["helm.sh/hook"]
+
+
+def test_who_cleans_up_is_confined_before_it_may_do_anything(helm: Helm):
+    weights: dict[int, set[str]] = {}
+    for one in helm.objects(values("guarded")):
+        notes = one["metadata"].get("annotations", {})
+        if "helm.sh/hook" in notes:
+            weights.setdefault(int(notes["helm.sh/hook-weight"]), set()).add(one["kind"])
+            gone = set(notes["helm.sh/hook-delete-policy"].split(","))
+            # One that failed shows its log, and is in nobody's way.
+            kept = set() if one["kind"] == "Job" else {"hook-failed"}
+            assert {"before-hook-creation", "hook-succeeded"} | kept == gone
+
+    assert {
+        -2: {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"},
+        -1: {
+            *("ClusterRole", "ClusterRoleBinding", "NetworkPolicy"),
+            *("Role", "RoleBinding", "ServiceAccount"),
+        },
+        0: {"Job"},
+    } == weights
 
 
 def test_who_cleans_up_may_do_nothing_else(helm: Helm):

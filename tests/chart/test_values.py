@@ -22,7 +22,7 @@ from tests.chart.lab.helm import (
 from tests.chart.lab.values import DIGEST, LEAST, MATRIX, values
 
 NAME = "agent-hami-agent"
-POLICIES = ["events", "node", "pods"]
+POLICIES = ["events", "node", "pods", "uninstall"]
 
 
 def own_file(objects: tuple[Object, ...], name: str = NAME) -> str:
@@ -264,21 +264,7 @@ def test_the_probes_of_who_observes_find_their_port(helm: Helm):
     )
 
 
-def test_the_job_runs_where_the_agents_ran(helm: Helm):
-    here = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["a"]}]}
-    wanted = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [here]}}
-    affinity = {**MATRIX["guarded"]["affinity"], "nodeAffinity": wanted}
-    objects = helm.objects({**LEAST, "affinity": affinity})
-    job, pod = the(objects, "Job")["spec"]["template"]["spec"], pod_of(objects)
-
-    assert pod["nodeSelector"] == job["nodeSelector"]
-    assert {"nodeAffinity": wanted} == job["affinity"]
-    assert wanted == pod["affinity"]["nodeAffinity"]
-    cordoned = {"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}
-    assert [cordoned | {"effect": "NoSchedule"}, *pod["tolerations"]] == job["tolerations"]
-
-
-@pytest.mark.parametrize(("kubernetes", "count"), [("1.26", 0), ("1.29.9", 0), ("1.30", 3)])
+@pytest.mark.parametrize(("kubernetes", "count"), [("1.26", 0), ("1.29.9", 0), ("1.30", 4)])
 def test_the_policies_are_there_where_kubernetes_has_them(helm: Helm, kubernetes: str, count: int):
     objects = helm.objects(values("least"), kubernetes)
     names = sorted(of_kind(objects, "ValidatingAdmissionPolicy"))
@@ -293,15 +279,17 @@ def test_the_policies_are_there_where_kubernetes_has_them(helm: Helm, kubernetes
 
 def test_the_policies_are_about_the_account_of_the_pod(helm: Helm):
     objects = helm.objects(values("names"))
-    account = pod_of(objects)["serviceAccountName"]
+    agents = pod_of(objects)["serviceAccountName"]
+    jobs = the(objects, "Job")["spec"]["template"]["spec"]["serviceAccountName"]
     conditions = {
-        policy["spec"]["matchConditions"][0]["expression"]
-        for policy in of_kind(objects, "ValidatingAdmissionPolicy").values()
+        name: policy["spec"]["matchConditions"][0]["expression"]
+        for name, policy in of_kind(objects, "ValidatingAdmissionPolicy").items()
     }
 
-    assert "gpu-account" == account
+    assert ("gpu-account", "gpus-uninstall") == (agents, jobs)
+    is_from = 'request.userInfo.username == "system:serviceaccount:elsewhere:'
     assert {
-        f'request.userInfo.username == "system:serviceaccount:elsewhere:{account}"'
+        f"gpus-{name}": f'{is_from}{jobs if name == "uninstall" else agents}"' for name in POLICIES
     } == conditions
 
 

@@ -124,7 +124,8 @@ async def test_the_doctor_is_sent_to_a_node_and_leaves_nothing(server, typed):
 
 @pytest.mark.parametrize("document", ["systemd/README.md", "deploy/README.md"])
 async def test_what_stays_on_a_node_is_taken_off_it(server, typed, document):
-    written = (annotations.REGISTER, annotations.SCORE, annotations.HANDSHAKE)
+    report = (annotations.REGISTER, annotations.SCORE, annotations.HANDSHAKE)
+    written = (*report, "hami-agent/reports")
     notes = dict.fromkeys(written, "Reported")
     await server.admin.have("PATCH", NODE_PATH, marks(**notes, kept="1"))
 

@@ -104,9 +104,19 @@ RUN: Runs = (
         ),
     ),
     (
-        "tests/peers/test_uninstall.py",
-        "test_what_the_agent_wrote_goes_after_it_and_nothing_else",
+        "tests/peers/test_uninstall_rights.py",
+        "test_the_documented_command_waits_for_the_agents_and_cleans_all_nodes",
+        ("hami-agent uninstall --all-nodes --kubeconfig",),
+    ),
+    (
+        "tests/peers/test_uninstall_rights.py",
+        "test_confined_the_verb_cleans_all_nodes",
         ("hami-agent uninstall --all-nodes",),
+    ),
+    (
+        "tests/peers/test_uninstall_rights.py",
+        "test_an_account_that_was_left_behind_loses_its_rights_by_one_command",
+        ("kubectl delete clusterrolebinding hami-agent-uninstall",),
     ),
     (
         "tests/process/test_agent_process.py",
@@ -267,6 +277,7 @@ NOT_RUN: Mapping[str, tuple[str, ...]] = {
     "it opens an editor": ("systemctl edit",),
     "the lab's API server does not reach its node, for logs and for commands in a container": (
         "kubectl -n kube-system logs",
+        "kubectl -n kube-system exec daemonset/hami-agent -c agent -- hami-agent uninstall --help",
         "kubectl -n kube-system get pods --selector app.kubernetes.io/name=hami-agent",
     ),
     "a program of somebody else that shows something to people": (

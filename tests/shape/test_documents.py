@@ -11,6 +11,7 @@ from agent.cli.main import VERBS
 from agent.core.errors import Gate
 from agent.core.preflight import Point
 from tests.shape import tree
+from tests.shape.typed import told
 
 WORDS = """
     GPU; slice; split count; memory scaling; core scaling; core share; condition; event; verdict;
@@ -156,3 +157,11 @@ def test_the_documents_tell_of_commands_at_all():
     told = {command for document in DOCUMENTS for command in commands(document)}
 
     assert {("make", "demo"), ("make", "test"), ("hami-agent", "sandbox")} <= told
+
+
+def test_what_systemd_uninstall_advises_is_what_its_document_says():
+    advised = " ".join(tree.text("systemd/uninstall").replace("\\\n", " ").split())
+    by_hand = [one for one in told("systemd/README.md") if one.startswith("kubectl")]
+
+    assert 2 == len(by_hand)
+    assert [] == [one for one in by_hand if one not in advised]

@@ -33,9 +33,14 @@ variables:
 {{- /* The status stays, but for the one condition that the agent may keep on its Node. The kinds of
        members are many and grow, so each that is there is compared. */ -}}
 {{- define "hami-agent.policyStatus" -}}
-{{- if not (dig "report" "nodeCondition" false .Values.config) -}}
-object.?status.orValue({}) == oldObject.?status.orValue({})
+{{- if dig "report" "nodeCondition" false .Values.config -}}
+{{ include "hami-agent.policyCondition" . }}
 {{- else -}}
+object.?status.orValue({}) == oldObject.?status.orValue({})
+{{- end -}}
+{{- end -}}
+
+{{- define "hami-agent.policyCondition" -}}
 (object.?status.orValue({}) == oldObject.?status.orValue({})
     || (object.kind == "Node"
     && dyn(object.?status.orValue({})).all(key, key == "conditions"
@@ -46,16 +51,20 @@ object.?status.orValue({}) == oldObject.?status.orValue({})
     && object.?status.conditions.orValue([]).filter(one, one.type != "GpuDegraded")
     == oldObject.?status.conditions.orValue([]).filter(one, one.type != "GpuDegraded")))
 {{- end -}}
-{{- end -}}
 
 {{- define "hami-agent.policyAlone" -}}
 - expression: >-
-    object.metadata.?labels.orValue({}) == oldObject.metadata.?labels.orValue({})
+    {{ include "hami-agent.policyObject" . }}
+    && {{ include "hami-agent.policyStatus" . }}
+  reason: Forbidden
+  message: the agent may change annotations only
+{{- end -}}
+
+{{- /* All but annotations and status. */ -}}
+{{- define "hami-agent.policyObject" -}}
+object.metadata.?labels.orValue({}) == oldObject.metadata.?labels.orValue({})
     && object.metadata.?finalizers.orValue([]) == oldObject.metadata.?finalizers.orValue([])
     && object.metadata.?ownerReferences.orValue([])
     == oldObject.metadata.?ownerReferences.orValue([])
     && object.?spec.orValue({}) == oldObject.?spec.orValue({})
-    && {{ include "hami-agent.policyStatus" . }}
-  reason: Forbidden
-  message: the agent may change annotations only
 {{- end -}}

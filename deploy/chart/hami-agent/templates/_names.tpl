@@ -13,13 +13,38 @@
 {{- .Values.namespaceOverride | default .Release.Namespace -}}
 {{- end -}}
 
+{{- /* A text, whatever YAML makes of it: a name may be of digits alone. */ -}}
+{{- define "hami-agent.textual" -}}
+{{- ternary . (quote .) (kindIs "string" (get (printf "it: %s" . | fromYaml) "it")) -}}
+{{- end -}}
+
 {{- define "hami-agent.selector" -}}
-app.kubernetes.io/name: {{ include "hami-agent.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "hami-agent.name" . | include "hami-agent.textual" }}
+app.kubernetes.io/instance: {{ .Release.Name | include "hami-agent.textual" }}
 {{- end -}}
 
 {{- define "hami-agent.labels" -}}
 {{ include "hami-agent.selector" . }}
+{{ include "hami-agent.sharedLabels" . }}
+{{- end -}}
+
+{{- /* Who cleans up has a name of its own, or the agents' selectors would match it. Of one that is too
+       long for that, what is cut off counts by its hash. */ -}}
+{{- define "hami-agent.uninstallSelector" -}}
+{{- $name := include "hami-agent.name" . -}}
+{{- if gt (len $name) 53 -}}
+{{- $name = printf "%s-%s" (trunc 44 $name) (sha256sum $name | trunc 8) -}}
+{{- end -}}
+app.kubernetes.io/name: {{ $name }}-uninstall
+app.kubernetes.io/instance: {{ .Release.Name | include "hami-agent.textual" }}
+{{- end -}}
+
+{{- define "hami-agent.uninstallLabels" -}}
+{{ include "hami-agent.uninstallSelector" . }}
+{{ include "hami-agent.sharedLabels" . }}
+{{- end -}}
+
+{{- define "hami-agent.sharedLabels" -}}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/part-of: hami-agent
 app.kubernetes.io/managed-by: {{ .Release.Service }}
@@ -131,6 +156,12 @@ imagePullSecrets:
 {{- end -}}
 {{- end -}}
 
+{{- /* The resource's name, where the values say it. */ -}}
+{{- define "hami-agent.resource" -}}
+{{- $settings := include "hami-agent.settings" . | fromYaml | default dict -}}
+{{- dig "sharing" "resourceName" "nvidia.com/gpu" $settings -}}
+{{- end -}}
+
 {{- /* Whether this API server takes the policies. */ -}}
 {{- define "hami-agent.hasPolicies" -}}
 {{- if and .Values.admissionPolicy.create (semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version) -}}
@@ -146,4 +177,13 @@ capabilities:
   drop: [ALL]
 seccompProfile:
   type: RuntimeDefault
+{{- end -}}
+
+{{- define "hami-agent.toApiServer" -}}
+# The API server, by its address: no name is looked up.
+- ports:
+    {{- range .Values.networkPolicy.apiServerPorts }}
+    - port: {{ . }}
+      protocol: TCP
+    {{- end }}
 {{- end -}}

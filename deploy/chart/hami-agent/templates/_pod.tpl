@@ -48,6 +48,10 @@ command: [/bin/sh, -euc]
 
 {{- /* Values that fit each other not; and HAMi's plugin for the same nodes, in the namespace that this user may look into. */ -}}
 {{- define "hami-agent.refuse" -}}
+{{- $full := include "hami-agent.fullname" . -}}
+{{- if ne $full (include "hami-agent.textual" $full) -}}
+{{- fail (printf "the objects would be named %s, which is no text in YAML: set fullnameOverride" $full) -}}
+{{- end -}}
 {{- if and .Values.devicePlugin.monitor.enabled (not .Values.observe) (eq (include "hami-agent.port" .) "9394") -}}
 {{- fail "web.port=9394 is the monitor's (devicePlugin.monitor.enabled=true): give the agent another one, or leave web.port out for 9395" -}}
 {{- end -}}

@@ -1,0 +1,107 @@
+"""The Job after `helm uninstall`: its names fit, it runs where agents ran, and it ends in time."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from agent.services.leftovers import PATIENCE
+from tests.chart.lab.helm import Helm, Object, of_kind, pod_of, the
+from tests.chart.lab.values import LEAST, MATRIX, Values, values
+
+LABELS = {"labels", "matchLabels", "selector", "nodeSelector"}
+
+
+def labels_in(value: object) -> Iterator[tuple[str, object]]:
+    """All labels of an object, and all that are looked for."""
+    if isinstance(value, list):
+        for one in value:
+            yield from labels_in(one)
+    if isinstance(value, dict):
+        for key, one in value.items():
+            if key in LABELS and isinstance(one, dict) and LABELS.isdisjoint(one):
+                yield from one.items()
+            else:
+                yield from labels_in(one)
+
+
+def job_and_agent(objects: Sequence[Object]) -> tuple[Object, Object]:
+    """The labels of their pods."""
+    job, agents = (the(objects, kind)["spec"] for kind in ("Job", "DaemonSet"))
+    return job["template"]["metadata"]["labels"], agents["selector"]["matchLabels"]
+
+
+@pytest.mark.parametrize("length", [53, 54, 63])
+def test_a_long_name_fits_every_label_and_stays_one_of_its_own(helm: Helm, length: int):
+    guarded = {**LEAST, "networkPolicy": {"enabled": True}}
+    first, second = (
+        helm.objects({**guarded, "nameOverride": "a" * (length - 1) + end}) for end in "bc"
+    )
+    labels = list(labels_in(list(first)))
+    (job, agent), (other, _) = job_and_agent(first), job_and_agent(second)
+    key = "app.kubernetes.io/name"
+
+    assert [] == [one for one in labels if len(str(one[1])) > 63]
+    assert "a" * (length - 1) + "b" == agent[key]
+    assert job[key].startswith("a" * 44)
+    assert job[key].endswith("-uninstall")
+    assert 3 == len({job[key], other[key], agent[key]})
+    selector = of_kind(first, "NetworkPolicy")[the(first, "Job")["metadata"]["name"]]
+    assert selector["spec"]["podSelector"]["matchLabels"].items() <= job.items()
+
+
+@pytest.mark.parametrize("name", ["1234", "1.5", "on", "0x1f"])
+def test_a_name_that_yaml_takes_for_something_else_stays_a_text(helm: Helm, name: str):
+    objects = helm.objects({**LEAST, "nameOverride": name, "networkPolicy": {"enabled": True}})
+    (argument,) = [
+        one
+        for one in the(objects, "Job")["spec"]["template"]["spec"]["containers"][0]["args"]
+        if one.startswith("--selector=")
+    ]
+    _, agent = job_and_agent(objects)
+
+    assert [] == [one for one in labels_in(list(objects)) if not isinstance(one[1], str)]
+    assert name == agent["app.kubernetes.io/name"]
+    assert argument == "--selector=" + ",".join(f"{key}={value}" for key, value in agent.items())
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({}, []),
+        ({"resourceName": "nvidia.com/gpu"}, []),
+        ({"resourceName": "example.com/gpu"}, ["--resource=example.com/gpu"]),
+        (
+            {
+                "resourceName": "example.com/gpu",
+                "config": {"sharing": {"resourceName": "example.com/other"}},
+            },
+            ["--resource=example.com/other"],
+        ),
+    ],
+)
+def test_the_job_is_told_another_resource(helm: Helm, given: Values, named: list[str]):
+    pod = the(helm.objects({**LEAST, **given}), "Job")["spec"]["template"]["spec"]
+
+    assert named == [one for one in pod["containers"][0]["args"] if "--resource" in one]
+
+
+def test_the_attempts_of_the_job_end_by_themselves_and_before_helm(helm: Helm):
+    job = the(helm.objects(values("least")), "Job")["spec"]
+    # What is ended from outside leaves no log. Ten seconds are between two attempts.
+    attempts = (job["backoffLimit"] + 1) * (PATIENCE + 10)
+
+    assert attempts + 60 < job["activeDeadlineSeconds"] < 300
+
+
+def test_the_job_runs_where_the_agents_ran(helm: Helm):
+    here = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["a"]}]}
+    wanted = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [here]}}
+    affinity = {**MATRIX["guarded"]["affinity"], "nodeAffinity": wanted}
+    objects = helm.objects({**LEAST, "affinity": affinity})
+    job, pod = the(objects, "Job")["spec"]["template"]["spec"], pod_of(objects)
+
+    assert pod["nodeSelector"] == job["nodeSelector"]
+    assert {"nodeAffinity": wanted} == job["affinity"]
+    assert wanted == pod["affinity"]["nodeAffinity"]
+    cordoned = {"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}
+    assert [cordoned | {"effect": "NoSchedule"}, *pod["tolerations"]] == job["tolerations"]
