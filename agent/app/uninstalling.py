@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from agent.core.errors import AgentError
+from agent.core.errors import AgentError, PermissionFault
 from agent.core.leftovers import Agents, Outcome
-from agent.host.kube.connection import Connection
+from agent.host.kube.connection import Connection, check
 from agent.host.kube.leftovers import KubeLeftovers
 from agent.host.kube.session import KubeSession
 from agent.host.lockfile import LockFile
-from agent.services.leftovers import Told, clean, clean_all
+from agent.services.leftovers import Say, Told, clean, clean_all, vacated
 from agent.settings.schema import Settings
 
 PROGRAM: Final = "hami-agent-uninstall"
@@ -35,37 +35,54 @@ class Uninstalled:
 
 
 async def uninstall_here(
-    settings: Settings, environ: Mapping[str, str], told: Told, *, force: bool
+    settings: Settings, environ: Mapping[str, str], told: Told, say: Say, *, force: bool
 ) -> Uninstalled:
-    """Clean the Node of this host. No agent starts meanwhile: one that comes waits for the lock.
+    """Clean the Node of this host, when nobody serves on it.
 
-    `force`: even if pods with GPUs run here. Raises InUse, PermissionFault, SettingsError,
-    ApiNotFound (there is no such Node), ApiError.
+    With a run directory no agent starts meanwhile: one that comes waits for the lock. `force`: even
+    if pods with GPUs run here. Raises InUse, PermissionFault, SettingsError, ApiNotFound (there is
+    no such Node), ApiError.
     """
     with _without_an_agent(settings.paths.run / "lock"):
         if settings.plain is not None:  # which writes nothing to a Node
             return Uninstalled(Outcome(), _host(settings))
         kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
         async with _opened(Connection(kubeconfig, environment=environ)) as api:
+            resource = settings.sharing.resource
             node = await api.node(settings.node)
-            pods = () if force else await api.gpu_pods(node.name, settings.sharing.resource)
+            pods = () if force else await api.gpu_pods(node.name, resource)
             if pods:
                 raise InUse(_running(pods))
-            cleaned = await clean(api, node)
+            state = await api.look(node.name, resource)
+            if node.is_touched or state.degraded:
+                state = (await vacated(api, (node.name,), resource, say))[node.name]
+                if state.served:
+                    raise InUse(_serving(node.name, resource))
+            cleaned = await clean(api, node, state, resource, here=True)
     told(cleaned)
     return Uninstalled(Outcome((cleaned,)), _host(settings))
 
 
-async def uninstall_everywhere(connection: Connection, agents: Agents, told: Told) -> Uninstalled:
+async def uninstall_everywhere(
+    connection: Connection, agents: Agents, told: Told, say: Say
+) -> Uninstalled:
     """Clean all Nodes, when these pods have ended. Raises SettingsError, ApiError."""
+    check(connection)
     async with _opened(connection) as api:
-        return Uninstalled(await clean_all(api, agents, told))
+        return Uninstalled(await clean_all(api, agents, told, say))
 
 
 @contextlib.contextmanager
 def _without_an_agent(path: Path) -> Iterator[None]:
-    """Raises InUse, PermissionFault."""
-    if not path.parent.is_dir():
+    """Hold the host's lock, where a run directory is there. Raises InUse, PermissionFault."""
+    try:
+        is_there = path.parent.is_dir()
+    except OSError as error:
+        raise PermissionFault(
+            f"{path.parent} cannot be looked at ({error.strerror}), so nobody knows whether an "
+            "agent runs here: call this as root, or as the agent's user"
+        ) from error
+    if not is_there:
         yield
         return
     lock = LockFile(path)
@@ -88,6 +105,13 @@ def _running(pods: tuple[str, ...]) -> str:
     )
 
 
+def _serving(node: str, resource: str) -> str:
+    return (
+        f"a device plugin serves {resource} on the Node {node}, says its kubelet: an agent would "
+        "write again, and what another plugin reports is its own; stop it first, wherever it runs"
+    )
+
+
 def _host(settings: Settings) -> Mapping[str, str]:
     """The paths of the agent's that are there."""
     paths = settings.paths
@@ -96,7 +120,16 @@ def _host(settings: Settings) -> Mapping[str, str]:
         paths.run: "goes with the next boot; or remove it",
         paths.hook / "vgpu": "mounted in containers with GPUs; remove it when none is left",
     }
-    return {str(path): why for path, why in reasons.items() if path.is_dir()}
+    found = {path: _there(path, why) for path, why in reasons.items()}
+    return {str(path): why for path, why in found.items() if why}
+
+
+def _there(path: Path, why: str) -> str:
+    """The reason why it stays; empty where it is not there."""
+    try:
+        return why if path.is_dir() else ""
+    except OSError as error:
+        return f"if it is there: it cannot be looked at ({error.strerror})"
 
 
 @contextlib.asynccontextmanager

@@ -15,11 +15,15 @@ from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_output, add_settings, flags, sources
 from agent.cli.settings_view import API_VERSION
 from agent.core.errors import AgentError, ApiError, ApiNotFound
-from agent.core.leftovers import Agents, Cleaned, Outcome
+from agent.core.leftovers import RESOURCE, Agents, Cleaned, Outcome
 from agent.host.kube.connection import Connection
 from agent.settings.starting import begin
 
 BY_HAND = "clean it by hand when the pod is gone: deploy/README.md, Uninstall"
+
+IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
+EVERYWHERE = ("--kubeconfig", "--resource-name")
+"""Flags of settings that count with --all-nodes."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -28,15 +32,17 @@ def add_parser(subparsers: Subparsers) -> None:
         "uninstall",
         help="take what the agent wrote off the Node",
         description="Takes the agent's annotations and its condition off the Node of this host, "
-        "once the agent is stopped, and says what stays and why. Whatever another plugin wrote "
-        "since is left. Nothing of the host and no pod is touched; a second call finds nothing to "
-        "do. Exits 1 if it refused or something is left, 3 without the API server, 4 without the "
+        "once no device plugin serves there, for which it waits 30 s, and says what stays and why. "
+        "Nothing of the host and no pod is touched; a second call finds nothing to do. Exits 1 if "
+        "it refused or something of an agent's is left, 3 without the API server, 4 without the "
         "Node.",
         epilog="example: hami-agent uninstall --node-name gpu-1 -o json",
     )
     parser.add_argument("--force", action="store_true", help="even if pods with GPUs run here")
     everywhere = parser.add_argument_group(
-        "all Nodes", "of a cluster, with an account that may; flags of settings do not count then"
+        "all Nodes",
+        "of a cluster, with an account that may; a Node on which another plugin serves or was the "
+        "last to report is left. Of the settings, only --kubeconfig and --resource-name count",
     )
     everywhere.add_argument(
         "--all-nodes",
@@ -52,9 +58,8 @@ def add_parser(subparsers: Subparsers) -> None:
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Do it, tell of each Node, and return the exit code."""
     configure("error", "auto", environ)
-    if {args.all_nodes} != {bool(args.namespace), bool(args.selector)}:
-        said = "--all-nodes, --namespace and --selector go together"
-        sys.stderr.write(f"hami-agent uninstall: {said}\n")
+    if said := _misused(args, environ):
+        _say(said)
         return USAGE
     table = args.output == "table"
     try:
@@ -62,13 +67,41 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     except AgentError as error:
         if not table:
             _write_json(Uninstalled(Outcome()), str(error))
-        sys.stderr.write(f"hami-agent uninstall: {error}\n")
+        _say(str(error))
         return _code(error)
     if table:
         _write_rest(done)
     else:
         _write_json(done, "")
+    if done.outcome.is_silent:
+        return UNREACHABLE
     return OK if done.outcome.complete else PROBLEM
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"hami-agent uninstall: {text}\n")
+    sys.stderr.flush()
+
+
+def _misused(args: argparse.Namespace, environ: Mapping[str, str]) -> str:
+    """What is wrong with the command line; empty: nothing."""
+    if {args.all_nodes} != {bool(args.namespace), bool(args.selector)}:
+        return "--all-nodes, --namespace and --selector go together"
+    if not args.all_nodes:
+        return ""
+    given = [flag for flag in flags(args) if flag not in EVERYWHERE]
+    given += ["--force"] * args.force + ["--config"] * bool(args.config)
+    if given:
+        return f"{', '.join(sorted(given))} would have no effect with --all-nodes: leave it out"
+    if not _kubeconfig(args, environ) and IN_CLUSTER not in environ:
+        return "no kubeconfig, and this is no pod: give --kubeconfig, or set KUBECONFIG"
+    return ""
+
+
+def _kubeconfig(args: argparse.Namespace, environ: Mapping[str, str]) -> str | None:
+    """For all Nodes; in a pod its service account comes before KUBECONFIG."""
+    named = flags(args).get("--kubeconfig")
+    return named or (None if IN_CLUSTER in environ else environ.get("KUBECONFIG"))
 
 
 async def _done(
@@ -81,12 +114,13 @@ async def _done(
 
     if not args.all_nodes:
         settings = begin(sources(args, environ), socket.gethostname()).settings
-        return await uninstall_here(settings, environ, told, force=args.force)
+        return await uninstall_here(settings, environ, told, _say, force=args.force)
     # A release whose settings are refused must be uninstalled, too; its Job has its variables.
-    in_cluster = "KUBERNETES_SERVICE_HOST" in environ
-    named = flags(args).get("--kubeconfig") or (None if in_cluster else environ.get("KUBECONFIG"))
+    named = _kubeconfig(args, environ)
     connection = Connection(Path(named) if named else None, environment=environ)
-    return await uninstall_everywhere(connection, Agents(args.namespace, args.selector), told)
+    resource = flags(args).get("--resource-name") or RESOURCE
+    agents = Agents(args.namespace, args.selector, resource)
+    return await uninstall_everywhere(connection, agents, told, _say)
 
 
 def _code(error: AgentError) -> int:
@@ -106,11 +140,14 @@ def _lines(one: Cleaned) -> list[str]:
 
 def _write_rest(done: Uninstalled) -> None:
     outcome = done.outcome
-    if not any(one.removed or one.failure for one in outcome.nodes) and not outcome.occupied:
+    if all(one.is_bare for one in outcome.nodes) and not outcome.occupied:
         sys.stdout.write("nothing of the agent's was found\n")
     for node, pod in sorted(outcome.occupied.items()):
         said = f"{node}: not touched, for an agent that does not end would write again (pod {pod})"
         sys.stdout.write(f"{said}; {BY_HAND}\n")
+    if outcome.unreached:
+        names = ", ".join(outcome.unreached)
+        sys.stdout.write(f"not looked at, for the API server does not answer: {names}\n")
     sys.stdout.writelines(f"this host: left {path}: {why}\n" for path, why in done.host.items())
 
 
@@ -132,6 +169,7 @@ def _write_json(done: Uninstalled, refusal: str) -> None:
         "notTouched": [
             {"node": node, "pod": pod} for node, pod in sorted(done.outcome.occupied.items())
         ],
+        "notReached": list(done.outcome.unreached),
         "leftOnHost": dict(done.host),
     }
     sys.stdout.write(json.dumps(document, indent=2) + "\n")

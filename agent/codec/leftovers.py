@@ -1,43 +1,54 @@
-"""Who wrote what on a Node: the API server keeps it in metadata.managedFields."""
+"""A Node as an uninstallation reads it: who wrote what there, and what the Node says itself."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
+from agent.codec.managed import WRITER, entries, inside, other_writer
+from agent.codec.quantity import decode_quantity
+from agent.core.annotations import REGISTER
 from agent.core.errors import MalformedText
-from agent.core.leftovers import NodeTraces
+from agent.core.leftovers import NodeState, NodeTraces
 from agent.core.node_condition import GPU_DEGRADED
 
-WRITER: Final = "hami-agent"
-"""The agent's name there: its User-Agent up to the slash."""
 CONDITION: Final = f'k:{{"type":"{GPU_DEGRADED}"}}'
 
 
 def decode_traces(obj: Mapping[str, Any]) -> NodeTraces:
     """A Node of which at least the metadata is there. Raises MalformedText."""
-    metadata = _inside(obj, "metadata")
+    metadata = inside(obj, "metadata")
     name, version = metadata.get("name"), metadata.get("resourceVersion")
     if not isinstance(name, str) or not isinstance(version, str):
         raise MalformedText("a Node has no name, or no resourceVersion")
-    written = tuple(_written(metadata))
-    keys = (_inside(_inside(one, "f:metadata"), "f:annotations") for one in written)
-    conditions = (_inside(_inside(one, "f:status"), "f:conditions") for one in written)
+    managed = entries(metadata)
+    agents = [one for one in managed if one.writer == WRITER]
+    conditions = (inside(inside(one.fields, "f:status"), "f:conditions") for one in agents)
     return NodeTraces(
         name,
         version,
-        {key: str(value) for key, value in _inside(metadata, "annotations").items()},
-        frozenset(key.removeprefix("f:") for some in keys for key in some),
+        {key: str(value) for key, value in inside(metadata, "annotations").items()},
+        frozenset(key for one in agents for key in one.annotations),
         condition=any(CONDITION in some for some in conditions),
+        last_written=max((one.time for one in agents), default=""),
+        reported_by=other_writer(managed, REGISTER),
+        is_kept=any(REGISTER in one.annotations for one in managed),
     )
 
 
-def _written(metadata: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The fields of each entry of an agent's."""
-    entries = metadata.get("managedFields")
-    for entry in entries if isinstance(entries, list) else ():
-        if isinstance(entry, dict) and entry.get("manager") == WRITER:
-            yield _inside(entry, "fieldsV1")
-
-
-def _inside(obj: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = obj.get(key)
-    return value if isinstance(value, dict) else {}
+def decode_state(obj: Mapping[str, Any], resource: str) -> NodeState:
+    """A whole Node. What is missing or of another shape counts as absent."""
+    status = inside(obj, "status")
+    found = status.get("conditions")
+    conditions = {
+        one.get("type"): one.get("status")
+        for one in (found if isinstance(found, list) else ())
+        if isinstance(one, dict)
+    }
+    # False is the kubelet's own word; Unknown is said by others, when it has fallen silent.
+    kubelet = conditions.get("Ready", "Unknown") != "Unknown"
+    allocatable = inside(status, "allocatable").get(resource)
+    served = decode_quantity(str(allocatable)) if allocatable is not None else 0
+    return NodeState(
+        kubelet=kubelet,
+        served=max(0, served or 0) if kubelet else 0,
+        degraded=GPU_DEGRADED in conditions,
+    )

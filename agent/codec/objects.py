@@ -9,10 +9,11 @@ import datetime as dt
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
+from agent.codec.managed import entries, other_writer
 from agent.codec.nodelock import decode_stamp
 from agent.codec.pod import INT32_MAX, TYPE_WORD, Groups, decode_pod_devices, validate
 from agent.codec.quantity import decode_quantity, decode_whole
-from agent.core.annotations import ALLOCATED, MIRROR, PREFIX
+from agent.core.annotations import ALLOCATED, MIRROR, PREFIX, REGISTER
 from agent.core.errors import MalformedText, cap
 from agent.core.pods import ContainerView, NodeView, Phase, PodUid, PodView, Role
 
@@ -73,6 +74,7 @@ def decode_node(obj: Mapping[str, object]) -> NodeView:
         resource_version=_text(metadata, "resourceVersion"),
         annotations=_texts(metadata, "annotations"),
         labels=_texts(metadata, "labels"),
+        reported_by=other_writer(entries(metadata), REGISTER),
     )
 
 

@@ -38,3 +38,6 @@ TEXT_LIMIT = 256 * 1024
 
 MIRROR = "kubernetes.io/config.mirror"
 """On the pod: it mirrors a static pod, one that the kubelet reads from a file."""
+
+REPORTS = "hami-agent/reports"
+"""On the Node: the agent found the register annotation of another writer true, and left it so."""

@@ -148,13 +148,18 @@ class PodTable:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeView:
-    """This Node: `annotations` holds all of them (the reporter compares what the server holds)."""
+    """This Node: `annotations` holds all of them (the reporter compares what the server holds).
+
+    `reported_by`: who but an agent wrote the register annotation last, and when; empty where it was
+    an agent, or is not known.
+    """
 
     name: str
     uid: str
     resource_version: str
     annotations: Mapping[str, str] = dataclasses.field(default_factory=dict)
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    reported_by: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

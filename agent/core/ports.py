@@ -16,7 +16,7 @@ from agent.core.gpu import GpuUuid, Scan
 from agent.core.gpu_signs import GpuProcess, GpuSample
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey
-from agent.core.leftovers import Agents, NodeTraces
+from agent.core.leftovers import Agents, NodeState, NodeTraces
 from agent.core.node_condition import NodeCondition
 from agent.core.pods import NodeView, PodUid
 from agent.core.slices import SliceId
@@ -285,10 +285,14 @@ class Leftovers(Protocol):
         """Take the condition GpuDegraded off the Node."""
         ...
 
-    async def agents(self, agents: Agents) -> Mapping[str, str]:
+    async def agents(self, agents: Agents) -> tuple[str, ...]:
+        """The names of the agents' pods."""
+        ...
+
+    async def places(self, agents: Agents) -> Mapping[str, str]:
         """The agents' pods, each with its node; empty where it has none yet."""
         ...
 
-    async def has_kubelet(self, name: str) -> bool:
-        """Whether a kubelet reports from this Node."""
+    async def look(self, name: str, resource: str) -> NodeState:
+        """What the Node says of itself; of one that is not there, nothing."""
         ...

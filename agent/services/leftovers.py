@@ -1,78 +1,186 @@
 """Takes what agents wrote off the Nodes, once they are gone."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from agent.core.errors import ApiConflict, ApiError, ApiNotFound
-from agent.core.leftovers import Agents, Cleaned, NodeTraces, Outcome
-from agent.core.node_condition import GPU_DEGRADED
+from agent.core.errors import ApiConflict, ApiError, ApiGone, ApiNotFound, ApiThrottled
+from agent.core.leftovers import CONDITION, Agents, Cleaned, NodeState, NodeTraces, Outcome, due
 from agent.core.ports import Leftovers
 
 PATIENCE: Final = 90.0
 """Seconds for the agents' pods to end."""
+VACATING: Final = 30.0
+"""Seconds for the kubelets to say that nobody serves: they report within ten."""
 PAUSE: Final = 1.0
+NEWS: Final = 10.0
+"""Seconds between two words on what is waited for."""
+SHOWN: Final = 5
+"""Names in a sentence."""
 TRIES: Final = 5
 Told = Callable[[Cleaned], None]
+Say = Callable[[str], None]
+"""Takes a line on what is waited for."""
+
+
+class Wait:
+    """One wait of at most so many seconds, which says what it is for."""
+
+    def __init__(self, seconds: float, say: Say) -> None:
+        self.seconds = seconds
+        self._say = say
+        self._loop = asyncio.get_running_loop()
+        self._ends = self._loop.time() + seconds
+        self._next_word = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """True when the time is up."""
+        return self._loop.time() >= self._ends
+
+    async def pause(self, what: str) -> None:
+        """Say it, unless that was done just before, and let a second pass."""
+        now = self._loop.time()
+        if now >= self._next_word:
+            self._say(f"waiting {max(0.0, self._ends - now):.0f} s at most {what}")
+            self._next_word = now + NEWS
+        await asyncio.sleep(PAUSE)
 
 
 async def clean_all(
-    api: Leftovers, agents: Agents, told: Told, *, patience: float = PATIENCE
+    api: Leftovers, agents: Agents, told: Told, say: Say, *, patience: float = PATIENCE
 ) -> Outcome:
-    """Wait for the agents' pods to end, then clean every Node without an agent.
+    """Wait for the agents' pods to end, then clean every Node on which nobody serves.
 
     A pod that does not end keeps its own Node as it is, and no other. On a Node without a kubelet a
-    pod stays for ever, but nothing runs it and its account is gone: such a Node is cleaned, too.
+    pod stays for ever, but nothing runs it and its account is gone: such a Node is cleaned, too. A
+    server that falls silent ends it: of 1,000 Nodes each would wait for its answer.
 
-    Raises ApiError: the pods or the Nodes cannot be listed.
+    Raises ApiError: the pods or the Nodes cannot be listed, or a Node not be read.
     """
-    occupied = await _waited(api, agents, patience)
-    cleaned = []
-    for node in await api.nodes():
-        if node.name not in occupied:
-            cleaned.append(await clean(api, node))
-            told(cleaned[-1])
+    occupied = await _waited(api, agents, Wait(patience, say))
+    nodes = [node for node in await api.nodes() if node.name not in occupied]
+    touched = [node.name for node in nodes if node.is_touched]
+    states = await vacated(api, touched, agents.resource, say)
+    cleaned: list[Cleaned] = []
+    for place, node in enumerate(nodes):
+        state = states.get(node.name, NodeState())
+        cleaned.append(await clean(api, node, state, agents.resource))
+        told(cleaned[-1])
+        if cleaned[-1].silent:
+            unreached = tuple(rest.name for rest in nodes[place + 1 :] if rest.is_touched)
+            return Outcome(tuple(cleaned), occupied, unreached)
     return Outcome(tuple(cleaned), occupied)
 
 
-async def _waited(api: Leftovers, agents: Agents, patience: float) -> dict[str, str]:
+async def _waited(api: Leftovers, agents: Agents, wait: Wait) -> dict[str, str]:
     """The Nodes on which an agent may be alive after that time, each with its pod."""
-    loop = asyncio.get_running_loop()
-    ends = loop.time() + patience
-    while pods := await api.agents(agents):
-        if loop.time() >= ends:
-            nodes = {node: pod for pod, node in pods.items() if node}
-            return {node: pod for node, pod in nodes.items() if await api.has_kubelet(node)}
-        await asyncio.sleep(PAUSE)
-    return {}
+    answered = False
+    while True:
+        try:
+            names = await api.agents(agents)
+            if not names:
+                return {}
+            if wait.is_over:
+                return await _occupied(api, agents)
+            what = f"for the agents' pods to end: {_listed(names)}"
+            answered = True
+        except ApiError as error:
+            if not answered or wait.is_over or _is_final(error):
+                raise
+            what = f"for the agents' pods to end; {error}"
+        await wait.pause(what)
 
 
-async def clean(api: Leftovers, node: NodeTraces) -> Cleaned:
-    """Remove what is ours from one Node. What fails is told; a Node that is gone is clean."""
+async def _occupied(api: Leftovers, agents: Agents) -> dict[str, str]:
+    places = await api.places(agents)
+    nodes = {node: pod for pod, node in places.items() if node}
+    return {
+        node: pod for node, pod in nodes.items() if (await api.look(node, agents.resource)).kubelet
+    }
+
+
+async def vacated(
+    api: Leftovers, nodes: Iterable[str], resource: str, say: Say, *, patience: float = VACATING
+) -> Mapping[str, NodeState]:
+    """What these Nodes say, when nobody serves on them any more, or after that time.
+
+    Raises ApiError: one cannot be read.
+    """
+    wait = Wait(patience, say)
+    states: dict[str, NodeState] = {}
+    rest = list(nodes)
+    while True:
+        try:
+            for name in tuple(rest):
+                states[name] = await api.look(name, resource)
+                if not states[name].served:
+                    rest.remove(name)
+            if not rest or wait.is_over:
+                return states
+            what = f"for the kubelets to say that nobody serves {resource}: {_listed(rest)}"
+        except ApiError as error:
+            if wait.is_over or _is_final(error):
+                raise
+            what = f"for the API server; {error}"
+        await wait.pause(what)
+
+
+async def clean(
+    api: Leftovers, node: NodeTraces, state: NodeState, resource: str, *, here: bool = False
+) -> Cleaned:
+    """Remove what is due from one Node. What fails is told; a Node that is gone is clean.
+
+    `here`: see `core.leftovers.due`.
+    """
     removed: list[str] = []
     try:
-        if node.condition:
+        if due(node, state, here=here).condition:
             await api.forget_condition(node.name)
-            removed.append(f"condition {GPU_DEGRADED}")
-            node = await api.node(node.name)
-        return await _cleaned(api, node, removed)
+            removed.append(CONDITION)
+            node, state = await _again(api, node, resource)
+        return await _cleaned(api, (node, state), resource, removed, here=here)
     except ApiNotFound:
         return Cleaned(node.name, tuple(removed))
     except ApiError as error:
-        return Cleaned(node.name, tuple(removed), failure=str(error))
+        silent = not error.status
+        return Cleaned(node.name, tuple(removed), failure=str(error), silent=silent)
 
 
-async def _cleaned(api: Leftovers, node: NodeTraces, removed: list[str]) -> Cleaned:
+async def _cleaned(
+    api: Leftovers,
+    seen: tuple[NodeTraces, NodeState],
+    resource: str,
+    removed: list[str],
+    *,
+    here: bool,
+) -> Cleaned:
     """The annotations; a change in between is looked at anew. Raises ApiError."""
+    node, state = seen
     for _ in range(TRIES):
-        keys = node.ours
-        if not keys:
-            return Cleaned(node.name, tuple(removed), node.others)
+        wanted = due(node, state, here=here)
         try:
-            await api.remove(node, keys)
+            if wanted.keys:
+                await api.remove(node, wanted.keys)
         except ApiConflict:
-            node = await api.node(node.name)
+            node, state = await _again(api, node, resource)
         else:
-            return Cleaned(node.name, (*removed, *keys), node.others)
+            return Cleaned(node.name, (*removed, *wanted.keys), wanted.left)
     failure = f"it changed {TRIES} times while it was looked at"
     return Cleaned(node.name, tuple(removed), failure=failure)
+
+
+async def _again(api: Leftovers, node: NodeTraces, resource: str) -> tuple[NodeTraces, NodeState]:
+    return await api.node(node.name), await api.look(node.name, resource)
+
+
+def _is_final(error: ApiError) -> bool:
+    """True for an answer that the next one will repeat."""
+    passing = isinstance(error, ApiThrottled | ApiGone | ApiConflict)
+    return 400 <= error.status < 500 and not passing
+
+
+def _listed(names: Iterable[str]) -> str:
+    known = sorted(names)
+    more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
+    return ", ".join(known[:SHOWN]) + more

@@ -1,9 +1,10 @@
 """The register annotation: what the inventory says against what the API server holds.
 
-Laws: nothing is written when both mean the same; an empty list is never written; a write that
-failed is tried again, soon once a lost server is back; who fights over the annotation is told, not
-fought for ever. Schedulers up to 2.7.1 drop a node that is silent for a minute: for them alone a
-stamp is written every 30 s.
+Laws: nothing is written when both mean the same, but for a mark, once, where another wrote it: an
+uninstallation asks whose report it is; an empty list is never written; a write that failed is tried
+again, soon once a lost server is back; who fights over the annotation is told, not fought for ever.
+Schedulers up to 2.7.1 drop a node that is silent for a minute: for them alone a stamp is written
+every 30 s.
 """
 
 import asyncio
@@ -19,10 +20,11 @@ import structlog
 
 from agent.codec.handshake import encode_reported
 from agent.codec.node_report import NodeReport, report_of
-from agent.core.annotations import HANDSHAKE, REGISTER, SCORE
+from agent.core.annotations import HANDSHAKE, REGISTER, REPORTS, SCORE
 from agent.core.changes import NodeEvent
 from agent.core.errors import ApiError, ApiThrottled
 from agent.core.inventory import Inventory
+from agent.core.leftovers import mark_of
 from agent.core.pods import NodeView
 from agent.core.ports import Clock, NodeApi
 from agent.core.report_settings import ReportSettings
@@ -46,6 +48,8 @@ CONFLICT = (
 )
 TICK = 0.001
 """Seconds that a clock may not resolve: what is due so soon is due."""
+MARK_RETRY = 30.0
+"""Seconds before a mark that failed is tried again: nothing that a scheduler reads is missing."""
 STAMP_EVERY = 30.0
 """Seconds between stamps for a scheduler that wants them; it forgets the node after 60."""
 
@@ -63,6 +67,8 @@ class Reason(enum.StrEnum):
     """Only how well the GPUs are joined differs."""
     FOREIGN = "foreign"
     """We wrote it, and somebody changed it."""
+    TAKEN_OVER = "taken-over"
+    """Another wrote what is true: only the mark is written."""
     STAMP = "stamp"
     """Nothing differs, but the scheduler wants a sign of life."""
 
@@ -141,6 +147,7 @@ class Reporter:
         self._failed: tuple[Target, ApiError, float] | None = None
         self._rounds: deque[float] = deque()
         self._truce: tuple[Target, float] | None = None
+        self._mark_from = 0.0
 
     async def run(self) -> None:
         """Keep the annotation true for ever."""
@@ -180,6 +187,8 @@ class Reporter:
                 continue
             if need.reason is Reason.STAMP and self._failed is None:
                 self._rest("")
+            if need.reason is Reason.TAKEN_OVER:
+                self._cells.state.set(ReportState(reported=True))
             left = self._turn(need, loop.time()) - loop.time()
             if left < TICK:
                 await self._write(need)
@@ -204,9 +213,22 @@ class Reporter:
         if not report.is_said:
             reason = self._reason(node, report)
             return Need(node.uid, report, report.changes, reason, urgent=report.changes_health)
-        if settings.profile.stamps:
+        return self._aside(node, report)
+
+    def _aside(self, node: NodeView, report: NodeReport) -> Need | str:
+        """What is to be written although nothing differs."""
+        if mark := self._mark(node):
+            return Need(node.uid, report, {REPORTS: mark}, Reason.TAKEN_OVER, urgent=False)
+        if self._cells.settings.value.profile.stamps:
             return Need(node.uid, report, {}, Reason.STAMP, urgent=True)
         return ""
+
+    def _mark(self, node: NodeView) -> str:
+        """What is to be said of another's report that is true; empty: nothing, or not yet."""
+        if not node.reported_by or asyncio.get_running_loop().time() < self._mark_from:
+            return ""
+        mark = mark_of(node.reported_by)
+        return "" if node.annotations.get(REPORTS) == mark else mark
 
     def _reason(self, node: NodeView, report: NodeReport) -> Reason:
         if self._written is not None:
@@ -229,6 +251,8 @@ class Reporter:
             if self._due is None:
                 self._due = now + self._random.uniform(0.0, SPREAD)
             turn = self._due
+        if need.reason is Reason.TAKEN_OVER:
+            return max(turn, self._retry_at(need))
         return max(turn, self._retry_at(need), self._truce_until(need, now))
 
     def _retry_at(self, need: Need) -> float:
@@ -268,7 +292,8 @@ class Reporter:
         except ApiError as error:
             if self._cells.returns.value != returns:  # it went to a server that was lost then
                 self._backoff.reset()
-            self._give_up(need, error)
+            give_up = self._go_unmarked if need.reason is Reason.TAKEN_OVER else self._give_up
+            give_up(need, error)
             return
         self._done(need, is_written=bool(node.resource_version))
         self._saw(node)
@@ -283,6 +308,10 @@ class Reporter:
             self.writes.add(need.reason.value)
         if need.reason is Reason.STAMP:
             return
+        if need.reason is Reason.TAKEN_OVER:
+            self._mark_from = now + FIGHT  # a plugin that is still there writes for ever
+            log.info("report.taken_over", mark=need.changes[REPORTS])
+            return
         if need.reason is Reason.FOREIGN:
             self._rounds.append(now)
         self._written = need.target
@@ -296,6 +325,14 @@ class Reporter:
         text = f"these GPUs tell of different links to each other, one may be broken: {pairs}"
         log.warning("report.lopsided_links", pairs=len(report.lopsided))
         self._say(NodeEvent("AsymmetricGPUP2PLink", text, warning=True))
+
+    def _go_unmarked(self, _: Need, error: ApiError) -> None:
+        """What the scheduler reads is true all the same: nothing else waits for the mark."""
+        delay = max(MARK_RETRY, error.retry_after or 0.0)
+        self._mark_from = asyncio.get_running_loop().time() + delay
+        self._due = None
+        self.failures.add(str(error.status or "none"))
+        log.info("report.unmarked", err=str(error), not_before=round(delay, 3))
 
     def _give_up(self, need: Need, error: ApiError) -> None:
         delay = max(self._backoff.next(), error.retry_after or 0.0)

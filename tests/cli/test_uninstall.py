@@ -1,18 +1,27 @@
 """`uninstall`: a line for each Node and for what stays, an exit code, and the same as JSON."""
 
 import asyncio
+import functools
 import json
-from collections.abc import AsyncIterator, Iterator
+import random
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 import structlog
 
 from agent.cli.main import dispatch
+from agent.codec.managed import WRITER
 from agent.core.annotations import HANDSHAKE, MUTEX_LOCK, REGISTER
+from agent.core.leftovers import NodeState, NodeTraces
+from agent.host.kube.connection import Connection
+from agent.host.kube.leftovers import KubeLeftovers
+from agent.host.kube.session import KubeSession
 from agent.host.lockfile import LockFile
-from tests.builders import NODE
+from agent.services.leftovers import vacated
+from tests.builders import NODE, RESOURCE
 from tests.fakes.kubeworld import ModelWorld, model_world
 
 pytestmark = pytest.mark.looptime(False)
@@ -79,7 +88,7 @@ async def test_the_same_as_json(
     document = json.loads(capsys.readouterr().out)
     (node,) = document["nodes"]
     assert ("Uninstallation", True, "") == (document["kind"], document["ok"], document["refusal"])
-    assert ([OWN], {REGISTER, HANDSHAKE, MUTEX_LOCK}) == (node["removed"], node["left"].keys())
+    assert ([OWN, REGISTER, HANDSHAKE], {MUTEX_LOCK}) == (node["removed"], node["left"].keys())
     assert [f"{tmp_path}/run"] == list(document["leftOnHost"])
 
 
@@ -154,36 +163,163 @@ def test_plain_mode_has_written_nothing_to_a_node(
     assert f"left {tmp_path}/hook/vgpu: mounted in containers" in out
 
 
-@pytest.mark.parametrize(
-    "words", [["--all-nodes"], ["--all-nodes", "--namespace", "a"], ["--selector", "a=b"]]
-)
-def test_all_nodes_need_to_know_the_agents_pods(
-    words: list[str], capsys: pytest.CaptureFixture[str]
+def serve(world: ModelWorld, resource: str = RESOURCE) -> None:
+    """A kubelet says that somebody serves here."""
+    status = {
+        "conditions": [{"type": "Ready", "status": "True"}],
+        "allocatable": {resource: "80"},
+    }
+    world.store.update("nodes", "", NODE, lambda node: node | {"status": status})
+
+
+async def test_while_somebody_serves_the_node_it_is_refused_even_by_force(
+    world: ModelWorld,
+    flags: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ):
-    assert 2 == dispatch(["uninstall", *words], {})
-    assert "go together" in capsys.readouterr().err
+    serve(world)
+    at_once = functools.partial(vacated, patience=0.0)
+    monkeypatch.setattr("agent.app.uninstalling.vacated", at_once)
+
+    assert 1 == await uninstalled(*flags, "--force", "--run-dir", "/none/run")
+
+    assert f"a device plugin serves {RESOURCE} on the Node {NODE}" in capsys.readouterr().err
+    assert world.node_annotations() == NOTES
 
 
-async def test_all_nodes_are_told_by_name(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+async def test_who_serves_another_resource_is_in_nobodys_way(world: ModelWorld, flags: list[str]):
+    serve(world, "other.com/gpu")
+
+    assert 0 == await uninstalled(*flags)
+
+
+async def test_the_wait_for_the_kubelet_is_told(
+    world: ModelWorld,
+    flags: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ):
-    async with model_world(tmp_path, "admin") as world:
-        for name in ("a", "b"):
-            world.store.create("nodes", {"metadata": {"name": name, "annotations": {OWN: "1"}}})
-        # The model evaluates no selector of labels; tests/peers asks the real server with one.
-        monkeypatch.setattr("agent.host.kube.leftovers.KubeLeftovers.agents", _none)
-        words = ("--all-nodes", "--namespace", "gpus", "--selector", "app=agent")
+    states = [NodeState(kubelet=True, served=80)] * 2 + [NodeState(kubelet=True)]
 
-        # Settings that an agent would refuse do not keep it from being uninstalled.
-        code = await asyncio.to_thread(
-            dispatch,
-            ["uninstall", *words, "--split-count", "many"],
-            {"KUBECONFIG": str(tmp_path / "kubeconfig")},
-        )
+    async def look(*_: object) -> NodeState:
+        return states.pop(0)
 
-    assert 0 == code
-    assert [f"{name}: removed {OWN}" for name in "ab"] == capsys.readouterr().out.splitlines()
+    monkeypatch.setattr(KubeLeftovers, "look", look)
+
+    assert 0 == await uninstalled(*flags, "-o", "json")
+
+    assert "waiting 30 s at most for the kubelets" in capsys.readouterr().err
 
 
-async def _none(*_: object) -> dict[str, str]:
-    return {}
+async def test_on_the_own_host_whoever_wrote_the_report_it_goes(
+    world: ModelWorld, flags: list[str]
+):
+    def unkept(node: dict[str, Any]) -> dict[str, Any]:
+        node["metadata"].pop("managedFields")
+        node["status"] = {"conditions": [{"type": "GpuDegraded", "status": "True"}]}
+        return node
+
+    world.store.update("nodes", "", NODE, unkept)
+
+    assert 0 == await uninstalled(*flags)
+
+    assert {MUTEX_LOCK: "a", "seen": "1"} == world.node_annotations()
+    assert [] == world.store.get("nodes", "", NODE)["status"]["conditions"]
+
+
+async def test_without_a_run_directory_the_node_is_cleaned_and_none_is_made(
+    world: ModelWorld, flags: list[str], tmp_path: Path
+):
+    assert 0 == await uninstalled(*flags, "--run-dir", str(tmp_path / "none/run"))
+
+    assert REGISTER not in world.node_annotations()
+    assert not (tmp_path / "none").exists()
+
+
+async def test_no_agent_starts_while_the_node_is_cleaned(
+    world: ModelWorld, flags: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    plain, taken = KubeLeftovers.remove, list[bool]()
+
+    async def remove(api: KubeLeftovers, node: NodeTraces, keys: Sequence[str]) -> None:
+        taken.append(LockFile(tmp_path / "run/lock").try_take())
+        await plain(api, node, keys)
+
+    monkeypatch.setattr(KubeLeftovers, "remove", remove)
+
+    assert 0 == await uninstalled(*flags)
+
+    assert [False] == taken
+    after = LockFile(tmp_path / "run/lock")
+    assert after.try_take()
+    after.release()
+
+
+async def test_pods_of_the_settings_own_resource_hold_it_up_and_no_others(
+    world: ModelWorld, flags: list[str]
+):
+    world.create_pod("a")
+
+    assert 0 == await uninstalled(*flags, "--resource-name", "other.com/gpu")
+
+
+async def test_what_it_changes_does_not_count_as_an_agents(
+    world: ModelWorld, flags: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    programs = []
+
+    class Named(KubeSession):
+        def __init__(self, connection: Connection, chance: random.Random, program: str) -> None:
+            programs.append(program)
+            super().__init__(connection, chance, program)
+
+    monkeypatch.setattr("agent.app.uninstalling.KubeSession", Named)
+
+    assert 0 == await uninstalled(*flags)
+
+    assert ["hami-agent-uninstall"] == programs
+    assert WRITER not in programs
+
+
+def deny(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """What is in this folder cannot be looked at."""
+    plain = Path.is_dir
+
+    def is_dir(path: Path) -> bool:
+        if folder in path.parents:
+            raise PermissionError(13, "Permission denied")
+        return plain(path)
+
+    monkeypatch.setattr(Path, "is_dir", is_dir)
+
+
+async def test_a_run_directory_that_cannot_be_looked_at_is_a_sentence(
+    world: ModelWorld,
+    flags: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+):
+    deny(monkeypatch, tmp_path / "closed")
+
+    assert 1 == await uninstalled(*flags, "--run-dir", str(tmp_path / "closed/run"))
+
+    assert f"{tmp_path}/closed/run cannot be looked at" in capsys.readouterr().err
+    assert world.node_annotations() == NOTES
+
+
+async def test_a_path_that_cannot_be_looked_at_afterwards_is_told(
+    world: ModelWorld,
+    flags: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+):
+    deny(monkeypatch, tmp_path / "closed")
+
+    assert 0 == await uninstalled(*flags, "--state-dir", str(tmp_path / "closed/state"))
+
+    said = capsys.readouterr().out
+    assert f"left {tmp_path}/closed/state: if it is there: it cannot be looked at" in said
+    assert REGISTER not in world.node_annotations()

@@ -9,6 +9,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 
+from agent.core.annotations import REGISTER
 from agent.core.changes import NodeChange, NodeEvent, PodChange, PodList
 from agent.core.errors import (
     ApiError,
@@ -85,6 +86,14 @@ class FakeApi:
             raise ApiNotFound("no such Node", status=404)
         return self._put_node(dataclasses.replace(self.node, labels=dict(labels)))
 
+    def credit_node(self, writer: str) -> NodeView:
+        """The register annotation is known as this one's; empty: an agent's, or nobody knows."""
+        if self.node is None:
+            raise ApiNotFound("no such Node", status=404)
+        if self.node.reported_by == writer:
+            return self.node
+        return self._put_node(dataclasses.replace(self.node, reported_by=writer))
+
     def delete_node(self) -> None:
         """Somebody deletes the Node."""
         self.node = None
@@ -157,7 +166,13 @@ class FakeApi:
     async def annotate_node(self, annotations: Mapping[str, str | None]) -> NodeView:
         """The port's."""
         await self._enter("annotate_node")
-        return self.edit_node(annotations)
+        before = self.node
+        after = self.edit_node(annotations)
+        if before is not None and before.annotations.get(REGISTER) != after.annotations.get(
+            REGISTER
+        ):
+            return self.credit_node("")
+        return after
 
     async def release_lock(self, key: str, value: str) -> None:
         """The port's."""

@@ -1,13 +1,16 @@
 """What an uninstallation asks, over real HTTP: a Node is changed only as it was seen."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from agent.core.errors import ApiConflict, ApiNotFound
-from agent.core.leftovers import Agents
+from agent.codec.objects import decode_pod
+from agent.core.errors import ApiConflict, ApiError, ApiGone, ApiNotFound, MalformedText
+from agent.core.leftovers import Agents, NodeState
+from agent.core.pods import PodView
 from agent.host.kube.leftovers import PAGE, KubeLeftovers
+from agent.host.kube.session import KubeSession, Request
 from tests.builders import NODE, RESOURCE
 from tests.fakes.kubeworld import model_world
 
@@ -69,26 +72,99 @@ async def test_the_condition_goes_and_the_others_stay(tmp_path: Path):
     assert ["Other", "Ready"] == [one["type"] for one in left]
 
 
-async def test_a_kubelet_is_there_until_others_say_that_it_fell_silent(tmp_path: Path):
+async def test_a_node_says_who_serves_there_until_its_kubelet_falls_silent(tmp_path: Path):
     async with model_world(tmp_path, "admin") as world:
         for ready in ("True", "False", "Unknown"):
-            world.store.create("nodes", a_node(ready.lower(), ready))
+            made = a_node(ready.lower(), ready)
+            made["status"]["allocatable"] = {RESOURCE: "8"}
+            world.store.create("nodes", made)
         world.store.create("nodes", {"metadata": {"name": "new"}})
         api = KubeLeftovers(world.session)
         names = ("true", "false", "unknown", "new", "none")
-        found = {name: await api.has_kubelet(name) for name in names}
+        found = {name: await api.look(name, RESOURCE) for name in names}
 
-    assert {"true": True, "false": True, "unknown": False, "new": False, "none": False} == found
+    serving = NodeState(kubelet=True, served=8, degraded=True)
+    assert {
+        "true": serving,
+        "false": serving,
+        "unknown": NodeState(degraded=True),
+        "new": NodeState(),
+        "none": NodeState(),
+    } == found
 
 
-async def test_the_agents_pods_are_told_with_their_nodes(tmp_path: Path):
+async def test_the_agents_pods_are_told_and_on_demand_with_their_nodes(tmp_path: Path):
     async with model_world(tmp_path, "admin") as world:
         for name, spec in (("one", {"nodeName": "a"}), ("two", {}), ("far", {"namespace": "b"})):
             world.store.create("pods", a_pod(name, **spec))
         # The model evaluates no selector of labels; tests/peers asks the real server with one.
-        found = await KubeLeftovers(world.session).agents(Agents("gpus", ""))
+        api, agents = KubeLeftovers(world.session), Agents("gpus", "")
+        names, found = await api.agents(agents), await api.places(agents)
 
+    assert ("one", "two") == names
     assert {"one": "a", "two": ""} == found
+
+
+class Pages:
+    """A session that answers a list page by page; an error is raised."""
+
+    def __init__(self, *pages: ApiError | tuple[str, str]) -> None:
+        self.asked: list[Request] = []
+        self._pages = list(pages)
+
+    async def fetch(self, request: Request) -> dict[str, Any]:
+        self.asked.append(request)
+        page = self._pages.pop(0)
+        if isinstance(page, ApiError):
+            raise page
+        name, more = page
+        metadata = {"name": name, "resourceVersion": "1"}
+        return {"items": [{"metadata": metadata}], "metadata": {"continue": more}}
+
+
+async def test_a_list_that_the_server_forgot_in_the_middle_begins_anew_once():
+    gone = ApiGone("too old", status=410)
+    session = Pages(("a", "more"), gone, ("a", "more"), ("b", ""))
+
+    found = await KubeLeftovers(cast("KubeSession", session)).nodes()
+
+    assert ["a", "b"] == [one.name for one in found]
+    assert [False, True, False, True] == ["continue" in dict(one.query) for one in session.asked]
+    with pytest.raises(ApiGone):
+        await KubeLeftovers(cast("KubeSession", Pages(gone, gone))).nodes()
+
+
+async def test_where_only_names_are_needed_no_whole_pod_is_asked_for():
+    session = Pages(("a", ""), ("a", ""))
+    api = KubeLeftovers(cast("KubeSession", session))
+
+    await api.agents(Agents("gpus", "app=agent"))
+    await api.places(Agents("gpus", "app=agent"))
+
+    assert [True, False] == ["PartialObjectMetadataList" in one.accept for one in session.asked]
+
+
+async def test_a_pod_that_cannot_be_read_hides_no_other(tmp_path: Path, monkeypatch: Any):
+    def unreadable(pod: dict[str, Any], resource: str) -> PodView:
+        if pod["metadata"]["name"] == "odd":
+            raise MalformedText("odd")
+        return decode_pod(pod, resource)
+
+    monkeypatch.setattr("agent.host.kube.leftovers.decode_pod", unreadable)
+    async with model_world(tmp_path) as world:
+        for name in ("odd", "plain"):
+            world.store.create("pods", a_pod(name, nodeName=NODE, gpus=1))
+
+        found = await KubeLeftovers(world.session).gpu_pods(NODE, RESOURCE)
+
+    assert ("gpus/plain",) == found
+
+
+async def test_pods_are_asked_for_the_resource_that_is_named(tmp_path: Path):
+    async with model_world(tmp_path) as world:
+        world.store.create("pods", a_pod("gpu", nodeName=NODE, gpus=1))
+
+        assert () == await KubeLeftovers(world.session).gpu_pods(NODE, "other.com/gpu")
 
 
 async def test_pods_with_gpus_are_those_of_the_node_that_are_not_over(tmp_path: Path):

@@ -188,3 +188,12 @@ async def test_who_only_observes_does_not_say_that_something_was_written():
 
         assert 2 == len(room.told())
         assert [] == [line for line in room.log if line["event"] == "report.written"]
+
+
+async def test_another_writers_report_is_not_marked():
+    async with observing({REGISTER: text_in(an_inventory())}) as room:
+        room.api.credit_node("nvidia-device-plugin 2026-01-01T00:00:00Z")
+        await room.state.until(lambda state: state.reported)
+        await asyncio.sleep(60)
+
+        assert ([], {}, 0) == (room.told(), room.node.pending, room.api.writes)

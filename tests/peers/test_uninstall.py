@@ -10,8 +10,9 @@ import sys
 import pytest
 import pytest_asyncio
 
+from agent.codec.managed import entries
 from agent.core import annotations
-from agent.core.leftovers import Agents, Outcome
+from agent.core.leftovers import Agents, Cleaned, Outcome
 from agent.core.node_condition import GPU_DEGRADED
 from agent.host.kube.connection import Connection
 from agent.host.kube.leftovers import KubeLeftovers
@@ -29,6 +30,7 @@ from tests.peers.lab.servers import (
     plain_pod,
     real_server,
 )
+from tests.peers.lab.switch import MANAGER, WITHIN, hand_over, until_serving
 
 
 async def uninstalled(kubeconfig, *words):
@@ -91,6 +93,76 @@ async def test_a_plugin_that_follows_with_the_same_report_keeps_it(cluster, clea
     assert 0 == (await cleaning())[0]
 
     assert theirs.items() <= notes_of(await cluster.api.get(NODE_PATH)).items()
+
+
+async def until_marked(cluster):
+    """The agent stands by the report that it found."""
+    await cluster.nodes.until(
+        lambda: annotations.REPORTS in notes_of(cluster.nodes.objects[NODE]), WITHIN, "no mark"
+    )
+
+
+def writers(node, key):
+    """Who wrote an annotation, as the API server keeps it."""
+    return [one.writer for one in entries(node["metadata"]) if key in one.annotations]
+
+
+async def test_what_the_agent_took_over_from_hamis_plugin_goes_after_it(cluster, theirs, cleaning):
+    agent, _ = await hand_over(cluster, theirs)
+    await until_marked(cluster)
+    held = await cluster.api.get(NODE_PATH)
+    await agent.part.stop()
+
+    code, said = await cleaning()
+
+    left = notes_of(await cluster.api.get(NODE_PATH))
+    assert [MANAGER] == writers(held, annotations.REGISTER)
+    assert (0, True) == (code, annotations.REGISTER in said), said
+    assert not {annotations.REGISTER, annotations.REPORTS} & left.keys()
+
+
+async def test_one_node_that_was_hamis_plugins_is_cleaned_after_the_agent(
+    cluster, theirs, tmp_path
+):
+    agent, _ = await hand_over(cluster, theirs)
+    await agent.part.stop()
+
+    kubeconfig = cluster.plane.kubeconfig(NODE_USER)
+    code, said = await uninstalled(kubeconfig, "--run-dir", str(tmp_path), "--node-name", NODE)
+
+    assert (0, True) == (code, annotations.REGISTER in said), said
+    assert annotations.REGISTER not in notes_of(await cluster.api.get(NODE_PATH))
+
+
+async def test_hamis_plugin_that_follows_keeps_its_node(cluster, theirs, cleaning):
+    agent, _ = await hand_over(cluster, theirs)
+    await until_marked(cluster)
+    await agent.part.stop()
+    await theirs.start()
+    await until_serving(cluster, theirs)
+
+    code, said = await cleaning()
+
+    left = notes_of(await cluster.api.get(NODE_PATH))
+    assert (0, True) == (code, f"left {annotations.REGISTER}" in said), said
+    assert left[annotations.REGISTER]
+
+
+async def test_a_living_agent_that_no_selector_names_is_left_alone(cluster, cleaning, tmp_path):
+    agent = await cluster.start_registered_agent()
+    before = await cluster.api.get(NODE_PATH)
+
+    code, said = await cleaning()
+    here = ("--run-dir", str(tmp_path / "none"), "--node-name", NODE, "--force")
+    refused, why = await uninstalled(cluster.plane.kubeconfig(NODE_USER), *here)
+
+    after = await cluster.api.get(NODE_PATH)
+    assert agent.part.is_alive
+    assert (0, True) == (code, "a device plugin serves the GPUs of this Node" in said), said
+    assert (1, True) == (refused, f"a device plugin serves {RESOURCE}" in why), why
+    assert "waiting" in said
+    report, kept = (notes_of(one)[annotations.REGISTER] for one in (before, after))
+    assert report == kept
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -167,7 +239,9 @@ async def test_a_pod_that_does_not_end_keeps_its_node_only_where_a_kubelet_is(se
 
     try:
         agents = Agents("default", "app=agent,other!=one")
-        done = await clean_all(KubeLeftovers(session), agents, lambda _: None, patience=0.0)
+        told, said = list[Cleaned](), list[str]()
+        api = KubeLeftovers(session)
+        done = await clean_all(api, agents, told.append, said.append, patience=0.0)
     finally:
         await session.close()
 

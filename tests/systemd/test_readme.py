@@ -3,6 +3,7 @@
 import re
 
 from agent import __version__
+from agent.core.annotations import REGISTER, SCORE
 from tests.systemd.lab.bare_metal import ROOT
 from tests.systemd.lab.made import LATER, name
 
@@ -44,5 +45,8 @@ async def test_all_commands_of_the_document_in_their_order(bare):
     await bare.offers(80)
     assert __version__ in await bare.machine.run("hami-agent", "version")
 
+    assert REGISTER in bare.cluster.node_annotations()
     await typed(bare, uninstall)
+    # This API server keeps no record of who wrote what. The scheduler may have answered just then.
+    assert not {REGISTER, SCORE} & bare.cluster.node_annotations().keys()
     assert "not-found" in await bare.systemctl("show", "--property=LoadState")

@@ -1,13 +1,13 @@
 """All that an uninstallation asks of the API server."""
 
 import dataclasses
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
-from agent.codec.leftovers import decode_traces
+from agent.codec.leftovers import decode_state, decode_traces
 from agent.codec.objects import decode_pod
-from agent.core.errors import ApiError, ApiNotFound, MalformedText
-from agent.core.leftovers import Agents, NodeTraces
+from agent.core.errors import ApiError, ApiGone, ApiNotFound, MalformedText
+from agent.core.leftovers import Agents, NodeState, NodeTraces
 from agent.core.node_condition import GPU_DEGRADED
 from agent.host.kube.session import KubeSession, Request, path_of
 
@@ -17,6 +17,9 @@ ONE: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,appli
 LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"
 STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
+
+T = TypeVar("T")
+Read = Callable[[Mapping[str, Any]], T]
 
 
 class KubeLeftovers:
@@ -28,7 +31,7 @@ class KubeLeftovers:
     async def nodes(self) -> tuple[NodeTraces, ...]:
         """All Nodes. Raises ApiError."""
         request = Request("GET", "list", "nodes", path_of("nodes"), accept=LIST)
-        return tuple([_traces(one) async for one in self._items(request)])
+        return tuple(await self._items(request, _traces))
 
     async def node(self, name: str) -> NodeTraces:
         """One Node. Raises ApiNotFound, ApiError."""
@@ -55,15 +58,14 @@ class KubeLeftovers:
         )
         await self._session.call(request)
 
-    async def agents(self, agents: Agents) -> Mapping[str, str]:
+    async def agents(self, agents: Agents) -> tuple[str, ...]:
+        """The names of the agents' pods. Raises ApiError."""
+        request = dataclasses.replace(_pods(agents), accept=LIST)
+        return tuple(await self._items(request, _name))
+
+    async def places(self, agents: Agents) -> Mapping[str, str]:
         """The agents' pods, each with its node; empty where it has none yet. Raises ApiError."""
-        path = path_of("namespaces", agents.namespace, "pods")
-        query = (("labelSelector", agents.selector),)
-        request = Request("GET", "list", "pods", path, query=query)
-        return {
-            pod["metadata"]["name"]: pod.get("spec", {}).get("nodeName", "")
-            async for pod in self._items(request)
-        }
+        return dict(await self._items(_pods(agents), _place))
 
     async def gpu_pods(self, node: str, resource: str) -> tuple[str, ...]:
         """The pods of this node that have GPUs, or wait for them, as namespace/name.
@@ -72,44 +74,57 @@ class KubeLeftovers:
         """
         query = (("fieldSelector", f"spec.nodeName={node}"),)
         request = Request("GET", "list", "pods", path_of("pods"), query=query)
-        found = []
-        async for one in self._items(request):
+
+        def held(one: Mapping[str, Any]) -> str:
             try:
                 pod = decode_pod(one, resource)
             except MalformedText:
-                continue
-            if pod.gpu_containers and not pod.terminal:
-                found.append("/".join(pod.key))
-        return tuple(sorted(found))
+                return ""
+            return "/".join(pod.key) if pod.gpu_containers and not pod.terminal else ""
 
-    async def has_kubelet(self, name: str) -> bool:
-        """Whether a kubelet reports from this Node: it is the one that ends pods.
+        found = await self._items(request, held)
+        return tuple(sorted(name for name in found if name))
 
-        Raises ApiError.
-        """
+    async def look(self, name: str, resource: str) -> NodeState:
+        """What the Node says of itself; of one that is not there, nothing. Raises ApiError."""
         try:
-            node = await self._session.fetch(_get(name, "application/json"))
+            return decode_state(await self._session.fetch(_get(name, "application/json")), resource)
         except ApiNotFound:
-            return False
-        conditions = (node.get("status") or {}).get("conditions") or ()
-        # False is the kubelet's own word; Unknown is said by others, when it has fallen silent.
-        return any(
-            one.get("type") == "Ready" and one.get("status") != "Unknown" for one in conditions
-        )
+            return NodeState()
 
-    async def _items(self, request: Request) -> AsyncIterator[Mapping[str, Any]]:
-        """All objects of a list, page by page."""
+    async def _items(self, request: Request, read: Read[T]) -> list[T]:
+        """All objects of a list, as read. A server that forgot it in the middle is asked anew."""
+        try:
+            return await self._pages(request, read)
+        except ApiGone:
+            return await self._pages(request, read)
+
+    async def _pages(self, request: Request, read: Read[T]) -> list[T]:
+        """Only what was read is kept: of 5,000 Nodes the objects themselves are 100 MB of text."""
         more = ""
+        found: list[T] = []
         while True:
             page = (("limit", str(PAGE)), *((("continue", more),) if more else ()))
             asked = dataclasses.replace(request, query=request.query + page)
             answer = await self._session.fetch(asked)
             # An empty list of metadata has null there.
-            for one in answer.get("items") or ():
-                yield one
+            found += [read(one) for one in answer.get("items") or ()]
             more = (answer.get("metadata") or {}).get("continue") or ""
             if not more:
-                return
+                return found
+
+
+def _name(pod: Mapping[str, Any]) -> str:
+    return str(pod["metadata"]["name"])
+
+
+def _place(pod: Mapping[str, Any]) -> tuple[str, str]:
+    return _name(pod), pod.get("spec", {}).get("nodeName", "")
+
+
+def _pods(agents: Agents) -> Request:
+    path = path_of("namespaces", agents.namespace, "pods")
+    return Request("GET", "list", "pods", path, query=(("labelSelector", agents.selector),))
 
 
 def _get(name: str, accept: str) -> Request:

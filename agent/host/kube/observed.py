@@ -63,10 +63,10 @@ class ObservedNode:
         log.info("observe.would_release", key=key, value=value)
 
     def _shown(self, node: NodeView) -> NodeView:
-        """Without a version: it is no answer of the server's."""
+        """Without a version: it is no answer of the server's. Nor does it count who reported."""
         annotations = {**node.annotations, **self._written}
         kept = {key: text for key, text in annotations.items() if text is not None}
-        return dataclasses.replace(node, annotations=kept, resource_version="")
+        return dataclasses.replace(node, annotations=kept, resource_version="", reported_by="")
 
 
 class ObservedPods:

@@ -1,0 +1,51 @@
+"""Who wrote what of an object: the API server keeps it in metadata.managedFields."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+WRITER: Final = "hami-agent"
+"""The agent's name there: its User-Agent up to the slash."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Entry:
+    """What one writer was the last to change; `time` is that of its last change, as RFC 3339."""
+
+    writer: str
+    time: str
+    fields: Mapping[str, Any]
+
+    @property
+    def annotations(self) -> frozenset[str]:
+        """The annotations among it."""
+        found = inside(inside(self.fields, "f:metadata"), "f:annotations")
+        return frozenset(key.removeprefix("f:") for key in found)
+
+
+def entries(metadata: Mapping[str, Any]) -> tuple[Entry, ...]:
+    """All writers. What has another shape counts as nothing."""
+    found = metadata.get("managedFields")
+    return tuple(
+        Entry(str(one.get("manager")), str(one.get("time", "")), inside(one, "fieldsV1"))
+        for one in (found if isinstance(found, list) else ())
+        if isinstance(one, dict)
+    )
+
+
+def other_writer(managed: Iterable[Entry], key: str) -> str:
+    """Who but an agent was the last to change this annotation, and when, as `writer time`.
+
+    Empty: it was an agent, or it is not known.
+    """
+    owners = [one for one in managed if key in one.annotations]
+    if not owners or any(one.writer == WRITER for one in owners):
+        return ""
+    last = max(owners, key=lambda one: one.time)
+    return f"{last.writer} {last.time}"
+
+
+def inside(obj: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The object below `key`; an empty one where there is none."""
+    value = obj.get(key)
+    return value if isinstance(value, dict) else {}
