@@ -56,6 +56,8 @@ class Action(enum.StrEnum):
 class Health:
     """The condition of one GPU, since when, and why.
 
+    `since`: when it became so, or when its rest began anew: with the last bad report, or with the
+    news that it needs its reset no more.
     `serving` is what the kubelet list, the annotation and Allocate go by. `cause` is a Cause,
     `action` an Action, as text so that an older agent reads a newer one's memory; `text` is a
     sentence for people, which ends with the id `runbook` in brackets.

@@ -16,10 +16,12 @@ from agent.core.events import DriverEvent, EventKind, Probe, ProbeOutcome
 from agent.core.failures import counted, is_failing, lately
 from agent.core.gpu_signs import GpuSigns
 from agent.core.verdicts import (
+    Then,
     again,
     answered_again,
     bad,
     needing,
+    past,
     refused,
     relieved,
     seconds,
@@ -122,7 +124,7 @@ def remembered(
         Condition.WATCH,
         now,
         health.cause,
-        BEFORE + health.text.removeprefix(BEFORE),
+        BEFORE + past(health).removeprefix(BEFORE),
         health.xid,
         action=Action.WAIT,
         runbook=health.runbook,
@@ -179,7 +181,7 @@ def _judged(
         told = "uncorrectable memory error"
         if report.uuid is None:
             return suspected(health, watched(now, Cause.ECC, told + UNNAMED, "H-ECC"))
-        verdict = bad(now, Cause.ECC, f"{told}; reset the GPU", "H-ECC")
+        verdict = bad(now, Cause.ECC, told, "H-ECC", Then.RESET_NOW)
         return worse(health, needing(verdict, reboot=False))
     return health  # corrected errors, the power supply, and changes of the layout
 
@@ -219,13 +221,9 @@ def _struck(
     if kind is XidClass.CONTAINED:
         verdict = watched(now, Cause.XID, told, runbook)
         return worse(health, dataclasses.replace(verdict, xid=number))
-    mends = {
-        XidClass.NEEDS_RESET: "; reset it or reboot the node",
-        XidClass.NEEDS_REBOOT: "; reboot the node",
-    }
-    verdict = dataclasses.replace(
-        bad(now, Cause.XID, told + mends.get(kind, ""), runbook), xid=number
-    )
+    mends = {XidClass.NEEDS_RESET: Then.RESET, XidClass.NEEDS_REBOOT: Then.REBOOT}
+    verdict = bad(now, Cause.XID, told, runbook, mends.get(kind, Then.NOTHING))
+    verdict = dataclasses.replace(verdict, xid=number)
     if kind in mends:
         verdict = needing(verdict, reboot=kind is XidClass.NEEDS_REBOOT)
     return worse(health, verdict)
@@ -235,9 +233,8 @@ def _probed(health: Health, probe: Probe, now: dt.datetime, settings: HealthSett
     if probe.outcome is ProbeOutcome.PASSED:
         return _answered(health, probe, now, settings)
     if probe.outcome is ProbeOutcome.FAILED:
-        if probe.signs.refused:
-            return refused(health, now)
-        return signed(_failed(health, probe, now), probe.signs, now)
+        known = _reached(health, probe, now)
+        return known if probe.signs.refused else signed(known, probe.signs, now)
     if probe.outcome is ProbeOutcome.LOST:
         return _lost(health, probe, now)
     return _silent(health, probe, now, settings)
@@ -265,18 +262,16 @@ def _passed(health: Health, now: dt.datetime, settings: HealthSettings, signs: G
         return dataclasses.replace(watched(now, Cause.XID, text, runbook), xid=health.xid)
     if health.condition is Condition.LOST:
         return _back(health, now)
-    return _rested(relieved(answered_again(health, signs), signs), now, settings)
+    known = relieved(answered_again(health, signs, now), signs, now)
+    return _rested(known, now, settings)
 
 
 def _back(health: Health, now: dt.datetime) -> Health:
     """It was lost and answers. It comes back reset, unless it has reported something since."""
     needs = health.needs_reset or health.needs_reboot
-    mend = "it reported an error since, so that it needs another reset"
-    if not needs:
-        mend = "it is served again when it stays quiet"
-    elif health.needs_reboot:
-        mend = "it needs a reboot of the node"
-    back = bad(now, Cause.LOST, f"it was lost and is back; {mend}", "H-LOST")
+    then = Then.RESET_AGAIN if needs else Then.REST
+    then = Then.BOOT if health.needs_reboot else then
+    back = bad(now, Cause.LOST, "it was lost and is back", "H-LOST", then)
     back = dataclasses.replace(back, xid=health.xid, passed_probes=1)
     return needing(back, reboot=health.needs_reboot) if needs else back
 
@@ -296,6 +291,21 @@ def _cleared(health: Health, now: dt.datetime) -> Health:
     if not lately(health, now):
         return Health(Condition.OK, since=now)
     return watched(now, Cause.PROBE, "a probe failed lately", "H-PROBE")
+
+
+def _reached(health: Health, probe: Probe, now: dt.datetime) -> Health:
+    """A probe failed that the GPU may have answered: then it is neither lost nor refused.
+
+    One that a boot alone mends, and that was lost, is there as soon as the driver refuses it.
+    """
+    is_lost = health.condition is Condition.LOST
+    if probe.signs.refused:
+        is_back = is_lost and health.needs_reboot
+        return again(_back(health, now), now) if is_back else refused(health, now)
+    if not probe.signs.rows_failed:
+        return _failed(health, probe, now)
+    known = _back(health, now) if is_lost else answered_again(health, probe.signs, now)
+    return _failed(known, probe, now)
 
 
 def _failed(health: Health, probe: Probe, now: dt.datetime) -> Health:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime as dt
+import enum
 from typing import Final
 
 from agent.core.condition import Action, Cause, Condition, Health
@@ -25,13 +26,34 @@ _ORDER: Final = (
 )
 
 
-def bad(now: dt.datetime, cause: Cause, told: str, runbook: str) -> Health:
+class Then(enum.StrEnum):
+    """What is to be done about what happened, or what comes next: how a text ends for people.
+
+    Whatever else a text holds may be the driver's words; only these are told apart from it.
+    """
+
+    NOTHING = ""
+    RESET = "reset it or reboot the node"
+    RESET_NOW = "reset the GPU"
+    RESET_FREE = "reset it when it is free"
+    RESET_AGAIN = "it reported an error since, so that it needs another reset"
+    REBOOT = "reboot the node"
+    BOOT = "it needs a reboot of the node"
+    REPLACE = "replace the GPU"
+    REST = "it is served again when it stays quiet"
+    RELIEVED = "the driver says that no reset is needed"
+    WITHDRAWN = "now it says that none is needed"
+
+
+def bad(
+    now: dt.datetime, cause: Cause, told: str, runbook: str, then: Then = Then.NOTHING
+) -> Health:
     """Not served until it rests."""
     return Health(
         Condition.BAD,
         now,
         cause,
-        f"{told} [{runbook}]",
+        _sentence(told, then, runbook),
         serving=False,
         action=Action.WAIT,
         runbook=runbook,
@@ -44,9 +66,11 @@ def needing(verdict: Health, *, reboot: bool) -> Health:
     return dataclasses.replace(verdict, needs_reset=True, needs_reboot=reboot, action=action)
 
 
-def watched(now: dt.datetime, cause: str, told: str, runbook: str) -> Health:
+def watched(
+    now: dt.datetime, cause: str, told: str, runbook: str, then: Then = Then.NOTHING
+) -> Health:
     """Served, with a reason to look at it."""
-    text = f"{told} [{runbook}]"
+    text = _sentence(told, then, runbook)
     return Health(Condition.WATCH, now, cause, text, action=Action.WAIT, runbook=runbook)
 
 
@@ -56,21 +80,24 @@ def silenced(health: Health, now: dt.datetime, cause: Cause, told: str, runbook:
         Condition.UNMONITORED,
         now,
         cause,
-        f"{told} [{runbook}]",
+        _sentence(told, Then.NOTHING, runbook),
         health.xid,
         action=Action.INSPECT,
         runbook=runbook,
     )
 
 
-def relieved(health: Health, signs: GpuSigns) -> Health:
+def relieved(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
     """The driver may say that a GPU needs no reset (any more). A boot it cannot talk away."""
     if signs.recovery is not RecoveryAction.NONE or not health.needs_reset or health.needs_reboot:
         return health
-    return _freed(health, f"{_happened(health)}; the driver says that no reset is needed")
+    happened = _happened(health)
+    if health.cause != Cause.ADVICE:
+        return _freed(health, now, happened, Then.RELIEVED)
+    return _freed(health, now, happened.replace("driver says", "driver said", 1), Then.WITHDRAWN)
 
 
-def answered_again(health: Health, signs: GpuSigns) -> Health:
+def answered_again(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
     """It refused what it was asked until a reset, and answers: there was one.
 
     Not where the driver says besides that it needs another.
@@ -78,10 +105,8 @@ def answered_again(health: Health, signs: GpuSigns) -> Health:
     is_owed = health.cause == Cause.REFUSED and health.needs_reset
     if not is_owed or signs.recovery in REBOOTS | RESETS:
         return health
-    return _freed(
-        health,
-        "it was reset, for the driver answers for it again; it is served when it stays quiet",
-    )
+    told = "it was reset, for the driver answers for it again"
+    return _freed(health, now, told, Then.REST)
 
 
 def refused(health: Health, now: dt.datetime) -> Health:
@@ -93,16 +118,20 @@ def refused(health: Health, now: dt.datetime) -> Health:
         return again(health, now)
     struck = "" if health.xid is None else f" (after XID {health.xid})"
     told = f"the driver refuses to answer for it until it is reset{struck}"
-    verdict = bad(now, Cause.REFUSED, f"{told}; reset it or reboot the node", "H-RESET")
+    verdict = bad(now, Cause.REFUSED, told, "H-RESET", Then.RESET)
     return needing(dataclasses.replace(verdict, xid=health.xid), reboot=False)
 
 
 def signed(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
-    """What a GPU says of its memory, and the driver of its need, holds as long as they say it."""
+    """What a GPU says of its memory, and the driver of its need, holds as long as they say it.
+
+    It is more than that it was lost, or refused, and answers.
+    """
     found = _sign(signs, now)
     if found is None:
         return health
-    if gravity(found) > gravity(health):
+    has_come = health.condition is Condition.BAD and health.cause in {Cause.LOST, Cause.REFUSED}
+    if gravity(found) > gravity(health) - has_come:
         return dataclasses.replace(found, xid=health.xid)
     if health.passed_probes and health.cause == found.cause:
         return dataclasses.replace(health, passed_probes=0)
@@ -165,26 +194,31 @@ def seconds(health: Health, now: dt.datetime) -> float:
 
 def past(health: Health) -> str:
     """What its text says, without what is to be done about it."""
-    return _with_runbook(_happened(health), health)
+    return _sentence(_happened(health), Then.NOTHING, health.runbook)
 
 
 def _happened(health: Health) -> str:
-    return health.text.removesuffix(f" [{health.runbook}]").partition("; ")[0]
+    text = health.text.removesuffix(f" [{health.runbook}]")
+    ends = (f"; {then}" for then in Then if then is not Then.NOTHING)
+    return text.removesuffix(next(filter(text.endswith, ends), ""))
 
 
-def _freed(health: Health, told: str) -> Health:
-    """It needs no reset any more: now it has to rest."""
+def _freed(health: Health, now: dt.datetime, told: str, then: Then) -> Health:
+    """It needs no reset any more: its rest begins, whenever the last bad report was."""
     return dataclasses.replace(
         health,
+        since=now,
         needs_reset=False,
         passed_probes=0,
         action=Action.WAIT,
-        text=_with_runbook(told, health),
+        text=_sentence(told, then, health.runbook),
     )
 
 
-def _with_runbook(told: str, health: Health) -> str:
-    return f"{told} [{health.runbook}]" if health.runbook else told
+def _sentence(told: str, then: Then, runbook: str) -> str:
+    """The one place where what happened, what comes of it and where to read on are joined."""
+    text = f"{told}; {then}" if then else told
+    return f"{text} [{runbook}]" if runbook else text
 
 
 def _sign(signs: GpuSigns, now: dt.datetime) -> Health | None:
@@ -195,11 +229,13 @@ def _sign(signs: GpuSigns, now: dt.datetime) -> Health | None:
         told = f"the driver says that it needs a reset ({signs.recovery})"
         return needing(bad(now, Cause.ADVICE, told, "H-ADVICE"), reboot=False)
     if signs.rows_failed:
-        told = "memory rows could not be remapped, for no spare ones are left; replace the GPU"
-        return dataclasses.replace(bad(now, Cause.MEMORY, told, "H-ROWS"), action=Action.REPLACE)
+        told = "memory rows could not be remapped, for no spare ones are left"
+        verdict = bad(now, Cause.MEMORY, told, "H-ROWS", Then.REPLACE)
+        return dataclasses.replace(verdict, action=Action.REPLACE)
     if signs.rows_pending or signs.pages_pending:
-        told = "memory rows or pages wait for a reset to be replaced; reset it when it is free"
-        return dataclasses.replace(watched(now, Cause.MEMORY, told, "H-ROWS"), action=Action.RESET)
+        told = "memory rows or pages wait for a reset to be replaced"
+        verdict = watched(now, Cause.MEMORY, told, "H-ROWS", Then.RESET_FREE)
+        return dataclasses.replace(verdict, action=Action.RESET)
     return None
 
 

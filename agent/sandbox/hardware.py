@@ -165,10 +165,11 @@ class SimulatedHardware:
     def restore(self, name: str) -> GpuState:
         """GPU `name` is reset, or its node's slot is: it comes back sound.
 
-        One that needs a reset is away for RESET_TIME first, as a real one is.
+        One that needs a reset is away for RESET_TIME first, as a real one is. One that is refused
+        is not: its reset is over before anybody asks again.
         """
         state = self.find(name)
-        if state.needs_reset and not state.lost:
+        if state.needs_reset and not state.lost and not state.refused:
             state = self._put(state, lost=True)
             loop = asyncio.get_running_loop()
             loop.call_later(RESET_TIME, self._end_reset, state.gpu.uuid)

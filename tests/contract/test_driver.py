@@ -21,6 +21,7 @@ from agent.sandbox.hardware_client import ask
 from tests.contract.real_driver import open_real_driver
 from tests.fakes import nvml_stub
 from tests.fakes.nvml import FakeGpu, FakeNvml
+from tests.fakes.nvml_events import hear, listening
 from tests.fakes.nvml_stub import NvmlStub
 
 pytestmark = pytest.mark.looptime(False)
@@ -84,7 +85,7 @@ async def faked(tmp_path: Path):
         library.failures["*", index] = 16
 
     async def find(index: int) -> None:
-        del library.failures["*", index]
+        library.reset(index)
 
     async def remove(index: int) -> None:
         del library.gpus[index]
@@ -296,6 +297,26 @@ async def test_a_gpu_that_is_refused_until_a_reset_says_so_and_no_more_after_it(
     await pliable.find(1)
     assert not (await answering(pliable.driver, uuid)).signs.refused
     assert before == await pliable.driver.scan()
+
+
+@pytest.mark.parametrize("asked", [["probe"], ["scan"], ["probe", "scan"]])
+@pytest.mark.parametrize("trouble", ["lose", "refuse"])
+async def test_a_gpu_is_heard_again_after_its_reset(pliable, trouble, asked):
+    uuid = (await pliable.driver.scan()).gpus[1].uuid
+    async with listening(pliable.driver) as heard:
+        while heard.empty():
+            await pliable.xid(0, 94)
+            await asyncio.sleep(0.02)
+        await getattr(pliable, trouble)(1)
+        for question in asked:
+            await (pliable.driver.scan() if question == "scan" else pliable.driver.probe(uuid))
+        await pliable.find(1)
+        assert "" == (await answering(pliable.driver, uuid)).unmonitored
+        await pliable.xid(1, 48)
+        while (event := (await hear(heard, 1))[0]).xid != 48:
+            pass
+
+    assert DriverEvent(EventKind.XID, uuid, 48) == event
 
 
 async def test_a_gpu_that_is_taken_out_is_no_fault_and_the_others_keep_their_uuids(pliable):

@@ -106,7 +106,10 @@ class FakeNvml:
         self.undefined = 0
         """Calls that met a shutdown of the library, which promises nothing for them."""
         self.sets_freed = 0
+        self.field_code = 0
+        """The error of each single field."""
         self.registered: dict[int, int] = {}
+        self._forgetful: set[int] = set()
         self.level = 50
         self._released = threading.Event()
         self._cells = [ctypes.c_int(index) for index in range(64)]
@@ -124,12 +127,19 @@ class FakeNvml:
         self.hanging.clear()
         self._released.set()
 
+    def reset(self, index: int) -> None:
+        """GPU `index`, lost or refused before, answers again and reports nothing unasked."""
+        del self.failures["*", index]
+        self._forgetful.add(index)
+
     def xid(self, index: int, number: int) -> None:
         """GPU `index` reports an XID."""
         self.report(index, 0x8, number)
 
     def report(self, index: int, kind: int, data: int = 0) -> None:
-        """GPU `index` reports an event of any kind."""
+        """GPU `index` reports an event of any kind; after a reset only if it was asked again."""
+        if index in self._forgetful:
+            return
         device = ctypes.pointer(self._cells[index])
         self._events.put(Answer(device=device, eventType=kind, eventData=data))
 
@@ -218,6 +228,8 @@ class FakeNvml:
 
     def nvmlDeviceGetFieldValues(self, handle, fieldIds):
         recovery = self._gpu("nvmlDeviceGetFieldValues", handle).recovery
+        if self.field_code:
+            return [Answer(nvmlReturn=self.field_code)]
         if recovery is None:
             return [Answer(nvmlReturn=NOT_SUPPORTED)]
         return [Answer(value=Answer(uiVal=recovery))]
@@ -276,6 +288,7 @@ class FakeNvml:
         if not eventTypes:
             raise NVMLError(INVALID_ARGUMENT)
         self.registered[handle.contents.value] = eventTypes
+        self._forgetful.discard(handle.contents.value)
 
     def nvmlEventSetCreate(self):
         self._enter("nvmlEventSetCreate", None)

@@ -5,11 +5,11 @@ from contextlib import asynccontextmanager
 
 from agent.core.errors import DriverError
 from agent.core.events import DriverEvent
-from agent.host.nvml.driver import NvmlDriver
+from agent.core.ports import Driver
 
 
 @asynccontextmanager
-async def listening(driver: NvmlDriver):
+async def listening(driver: Driver):
     """A queue of what the driver reports; an error ends it."""
     heard: asyncio.Queue[DriverEvent | DriverError] = asyncio.Queue()
 

@@ -17,7 +17,7 @@
 
 enum {
   OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7,
-  TIMED_OUT = 10, LOST = 15
+  TIMED_OUT = 10, LOST = 15, RESET_REQUIRED = 16
 };
 enum { GPUS = 16, INSTANCES = 7, QUEUE = 16384, PROCESSES = 8, STEP_US = 1000, MAGIC = 0x5708 };
 
@@ -71,12 +71,13 @@ typedef struct {
   int code;
   union { double d; unsigned int u; unsigned long long ull; } value;
 } value_t;
-typedef struct { unsigned long long masks[GPUS]; unsigned cursor; } set_t;
+typedef struct { unsigned long long masks[GPUS]; unsigned resets[GPUS], cursor; } set_t;
 
 typedef struct {
   char uuid[80], name[96];
   long long fields[MOST_FIELDS];
   volatile int failing[MOST_CALLS], hanging[MOST_CALLS];
+  volatile unsigned resets; /* each of them ends what the GPU was registered for before */
 } slot_t;
 
 static struct state {
@@ -137,7 +138,10 @@ int stub_inside(void) { return all->inside; }
 int stub_undefined(void) { return all->undefined; }
 unsigned stub_calls(int call) { return all->calls[call]; }
 void stub_fail(int call, int slot, int code) {
-  (slot < 0 ? all->failing : all->slots[slot].failing)[call] = code;
+  volatile int *place = &(slot < 0 ? all->failing : all->slots[slot].failing)[call];
+  if (slot >= 0 && call == C_any && !code && (*place == LOST || *place == RESET_REQUIRED))
+    all->slots[slot].resets++;
+  *place = code;
 }
 void stub_hang(int call, int slot, int value) {
   (slot < 0 ? all->hanging : all->slots[slot].hanging)[call] = value;
@@ -405,6 +409,8 @@ int nvmlDeviceRegisterEvents(gpu_t *gpu, unsigned long long types, set_t *set) {
   ENTER(nvmlDeviceRegisterEvents, gpu);
   if (!types) return INVALID;
   if (types & ~(unsigned long long)get(gpu, F_event_types)) return NOT_SUPPORTED;
+  if (set->resets[gpu->slot] != all->slots[gpu->slot].resets) set->masks[gpu->slot] = 0;
+  set->resets[gpu->slot] = all->slots[gpu->slot].resets;
   set->masks[gpu->slot] |= types;
   return OK;
 }
@@ -421,6 +427,7 @@ static int await_event(set_t *set, event_t *event, unsigned int milliseconds) {
       unsigned at = set->cursor++ % QUEUE;
       int slot = all->events[at].slot;
       if (!(set->masks[slot] & all->events[at].type)) continue;
+      if (set->resets[slot] != all->slots[slot].resets) continue;
       *event = (event_t){&handles[slot][0], all->events[at].type, all->events[at].data, ~0u, ~0u};
       return OK;
     }

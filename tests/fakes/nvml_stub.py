@@ -97,7 +97,7 @@ class NvmlStub:
         self._library.stub_hang(self._calls[call], _slot(slot), int(hung))
 
     def lose(self, slot: int, *, lost: bool = True) -> None:
-        """The GPU has fallen off the bus, or is back."""
+        """The GPU has fallen off the bus, or is back, reset: its registrations are gone."""
         self.fail(ANY, slot, code=15 if lost else 0)
 
     def refuse(self, slot: int) -> None:

@@ -9,7 +9,7 @@ from agent.core.errors import DriverError
 from agent.core.events import DriverEvent, EventKind, ProbeOutcome
 from agent.core.gpu import GpuUuid
 from agent.host.nvml import events as nvml_events
-from tests.fakes.nvml import FakeGpu, FakeNvml
+from tests.fakes.nvml import FakeGpu, FakeNvml, until
 from tests.fakes.nvml_events import hear, listening
 
 pytestmark = pytest.mark.looptime(False)
@@ -126,6 +126,36 @@ async def test_a_gpu_that_was_lost_is_registered_anew_when_it_is_back(driver, li
         await driver.scan()
 
     assert {1} == library.registered.keys()
+
+
+async def test_a_gpu_that_was_reset_between_two_scans_is_registered_by_its_first_answer(
+    driver, library
+):
+    await driver.scan()
+    async with listening(driver):
+        await until(lambda: library.calls["nvmlDeviceRegisterEvents"] == 2)
+        library.failures["*", 1] = 16
+        assert (await driver.probe(G1)).signs.refused
+        library.reset(1)
+        for _ in range(2):
+            assert "" == (await driver.probe(G1)).unmonitored
+
+        assert 3 == library.calls["nvmlDeviceRegisterEvents"]
+
+
+async def test_a_gpu_that_was_reset_and_cannot_be_registered_is_told_unheard(driver, library):
+    await driver.scan()
+    async with listening(driver):
+        await until(lambda: library.calls["nvmlDeviceRegisterEvents"] == 2)
+        library.failures["*", 1] = 16
+        await driver.probe(G1)
+        library.reset(1)
+        library.failures["nvmlDeviceRegisterEvents", 1] = 999
+
+        assert "error 999" == (await driver.probe(G1)).unmonitored
+        del library.failures["nvmlDeviceRegisterEvents", 1]
+        await driver.scan()
+        assert "" == (await driver.probe(G1)).unmonitored
 
 
 async def test_a_gpu_at_the_index_of_another_that_is_gone_reports_too(driver, library):

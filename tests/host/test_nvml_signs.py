@@ -86,6 +86,23 @@ async def test_a_side_question_that_finds_the_gpu_gone_fails_the_probe(
     assert ProbeOutcome.PASSED is (await driver.probe(G1)).outcome
 
 
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [(15, ProbeOutcome.LOST), (16, ProbeOutcome.FAILED), (3, ProbeOutcome.PASSED)],
+)
+async def test_an_answer_whose_only_field_finds_the_gpu_gone_fails_the_probe(
+    driver, library, code, outcome
+):
+    library.field_code = code
+    probe = await driver.probe(G0)
+
+    assert (outcome, code == 16, None) == (
+        probe.outcome,
+        probe.signs.refused,
+        probe.signs.recovery,
+    )
+
+
 async def test_a_sample_tells_use_and_memory(driver, library):
     library.gpus[1].percent, library.gpus[1].used = (93, 41), 7000 * MIB
 

@@ -1,13 +1,16 @@
 """Bugs to plant in how GPUs are judged: what the random histories have to find."""
 
 import asyncio
+import dataclasses
+import datetime as dt
 
 import pytest
 
 from agent.core import health
 from agent.core.condition import Cause, Condition, Health
 from agent.core.errors import DriverError
-from agent.core.verdicts import bad
+from agent.core.gpu_signs import GpuSigns
+from agent.core.verdicts import answered_again, bad, relieved, worse
 from agent.services.health.watch import HealthWatch
 
 
@@ -29,6 +32,28 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 def easy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing needs a reset."""
     monkeypatch.setattr(health, "needing", lambda verdict, *, reboot: verdict)
+
+
+def restless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time before a reset is known counts as a rest after it."""
+
+    def answered(one: Health, signs: GpuSigns, now: dt.datetime) -> Health:
+        return dataclasses.replace(answered_again(one, signs, now), since=one.since)
+
+    def told(one: Health, signs: GpuSigns, now: dt.datetime) -> Health:
+        return dataclasses.replace(relieved(one, signs, now), since=one.since)
+
+    monkeypatch.setattr(health, "answered_again", answered)
+    monkeypatch.setattr(health, "relieved", told)
+
+
+def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a GPU reports takes the place of the driver's refusal."""
+
+    def newest(one: Health, verdict: Health) -> Health:
+        return verdict if one.cause == Cause.REFUSED else worse(one, verdict)
+
+    monkeypatch.setattr(health, "worse", newest)
 
 
 def jumpy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,30 +10,17 @@ import itertools
 from collections.abc import Iterator
 
 from agent.core.condition import Condition
-from agent.core.errors import StateError
 from agent.core.events import DriverEvent, EventKind, ProbeOutcome
 from agent.core.failures import LATELY
-from agent.core.gpu import GpuUuid, Scan
+from agent.core.gpu import GpuUuid
 from agent.core.gpu_signs import GpuSigns, RecoveryAction
-from agent.core.health import HealthSettings
-from agent.core.inventory import Inventory
-from agent.core.slices import LIST_BYTES, SharingSettings, SliceList
-from agent.kit.cell import Cell
-from agent.plugin.handlers import DevicePlugin
-from agent.plugin.traffic import Traffic
-from agent.services.discovery import Discovery
-from agent.services.health.watch import HealthPorts, HealthWatch
-from agent.services.inventory import InventoryKeeper
-from agent.services.listing import Listing
-from agent.services.state import StateService, recover
-from agent.wire.v1beta1 import Empty, ListAndWatchResponse
-from tests.fakes.allocator import FakeAllocator
+from agent.core.slices import LIST_BYTES
+from agent.wire.v1beta1 import ListAndWatchResponse
 from tests.fakes.disk import MemoryDisk
 from tests.machine.any_driver import UUIDS, AnyDriver
+from tests.machine.gpu_life import SETTINGS, Life, Stream
 from tests.machine.virtual import VirtualClock, VirtualLoop
 
-SLICES = 10
-SETTINGS = HealthSettings(probe_interval=20.0)
 NOTICED = 2 * SETTINGS.probe_interval + 10.0
 """Seconds within which a lost or failing GPU is found, if the driver answers."""
 
@@ -43,82 +30,12 @@ MISSED = 70.0
 Health = dict[GpuUuid, bool]
 
 
-class _LifeDisk:
-    """The disk of one life: a dead one writes no more."""
-
-    place = "/state"
-
-    def __init__(self, disk: MemoryDisk) -> None:
-        self._disk = disk
-        self.is_dead = False
-
-    async def read(self, name: str) -> bytes | None:
-        return await self._disk.read(name)
-
-    async def replace(self, name: str, data: bytes, *, keep: str | None = None) -> None:
-        if self.is_dead:
-            raise StateError("the process was killed")
-        await asyncio.sleep(0.002)
-        await self._disk.replace(name, data, keep=keep)
-
-
-class Stream:
-    """One kubelet's stream of lists."""
-
-    def __init__(self) -> None:
-        self.frames: list[bytes] = []
-        self.task: asyncio.Task[None] | None = None
-
-    async def read(self, plugin: DevicePlugin) -> None:
-        async for frame in plugin.list_and_watch(Empty()):
-            self.frames.append(bytes(frame))
-
-
-class Life:
-    """One life of the agent, from the driver to its streams."""
-
-    def __init__(self, driver: AnyDriver, clock: VirtualClock, disk: MemoryDisk) -> None:
-        self._driver = driver
-        self._clock = clock
-        self.disk = _LifeDisk(disk)
-        self.slices = Cell(SliceList())
-        self.plugin = DevicePlugin(self.slices, FakeAllocator(), Traffic())
-
-    async def run(self, boot: str) -> None:
-        found = await recover(self.disk, boot_id=boot, machine_id="m", resource="nvidia.com/gpu")
-        before = found.state
-        state = StateService(disk=self.disk, recovered=before, boot_id=boot)
-        inventory = Cell(Inventory())
-        self.keeper = InventoryKeeper(
-            inventory, Cell(SharingSettings(split_count=SLICES)), self._clock, before.health
-        )
-
-        def scanned(scan: Scan) -> None:
-            self.keeper.found(scan)
-            watch.scanned(scan)
-
-        discovery = Discovery(self._driver, scanned)
-        ports = HealthPorts(
-            judged=self.keeper.judged, remember=state.remember, changed=discovery.rescan
-        )
-        watch = HealthWatch(
-            driver=self._driver,
-            inventory=inventory,
-            ports=ports,
-            settings=SETTINGS,
-            clock=self._clock,
-            recalled=before.health,
-            boot_changed=bool(before.boot_id) and before.boot_id != boot,
-        )
-        listing = Listing(inventory, self.keeper.served, self.slices)
-        async with asyncio.TaskGroup() as group:
-            for run in (state.run, discovery.run, watch.run, listing.run):
-                group.create_task(run())
-
-
 @dataclasses.dataclass
 class Need:
-    """Why a GPU may not be served: until `until`, or for ever; `cures` says what ends that."""
+    """Why a GPU may not be served: until `until`, or for ever.
+
+    `cures` says what ends that; whatever was cured has to rest before it is served.
+    """
 
     until: float
     cures: frozenset[str]
@@ -133,6 +50,8 @@ class GpuWorld:
         self.driver = AnyDriver()
         self.disk = MemoryDisk()
         self.needs: dict[GpuUuid, Need] = {}
+        self.needed: dict[GpuUuid, Need] = {}
+        """Those of the last look."""
         self.was_sound = True
         self.lost_since: dict[GpuUuid, float] = {}
         self.failing_since: dict[GpuUuid, float] = {}
@@ -251,9 +170,10 @@ class GpuWorld:
             self._cured(uuid, "reset")
 
     def _cured(self, uuid: GpuUuid, cure: str) -> None:
-        """It may be served again: after a rest at most, which the agent may have begun before."""
-        if uuid in self.needs and cure in self.needs[uuid].cures:
-            del self.needs[uuid]
+        """It may be served again after a rest, which nobody can have begun before."""
+        need = self.needs.get(uuid)
+        if need is not None and cure in need.cures and need.until == float("inf"):
+            self.needs[uuid] = Need(self._rested(), need.cures)
 
     def heal(self) -> None:
         """All troubles end."""
@@ -275,12 +195,15 @@ class GpuWorld:
             self.was_sound, self.sound_since = self.driver.sound, self.loop.time()
         for uuid in [u for u, need in self.needs.items() if need.until <= self.loop.time()]:
             del self.needs[uuid]
+        for uuid in [u for u in UUIDS if self._is_known_to_refuse(u)]:
+            self._must_not_serve(uuid, Need(float("inf"), frozenset({"reset"})))
         for number, stream in enumerate(self.streams):
             if stream.task is not None and stream.task.done():
                 yield f"I8: stream {number} ended: {stream.task.exception()!r}"
             yield from self._of_stream(stream)
         if len({stream.frames[-1] for stream in self.streams if stream.frames}) > 1:
             yield "I4: the streams do not all have the newest list"
+        self.needed = dict(self.needs)
 
     def _of_stream(self, stream: Stream) -> Iterator[str]:
         if any(first == second for first, second in itertools.pairwise(stream.frames)):
@@ -295,6 +218,10 @@ class GpuWorld:
         told: dict[str, set[str]] = {}
         for one, (uuid, _, _) in zip(listed, pairs, strict=True):
             told.setdefault(uuid, set()).add(one.health)
+        kept = {u for u, need in self.needs.items() if self.needed.get(u) is need}
+        for uuid in sorted(kept & set().union(*map(_served, stream.frames[stream.looked_at :]))):
+            yield f"I9: {uuid} was served for a moment although {self.needs[uuid]}"
+        stream.looked_at = len(stream.frames)
         yield from (
             f"I4: slices of {u} do not agree" for u, found in told.items() if len(found) > 1
         )
@@ -313,6 +240,11 @@ class GpuWorld:
         since = max(failing, self.heard_since, self.sound_since)
         if self.driver.sound and self.loop.time() - since > NOTICED:
             yield f"I9: {uuid} is served although its probes fail since {since}"
+
+    def _is_known_to_refuse(self, uuid: GpuUuid) -> bool:
+        since = max(self.failing_since.get(uuid, float("inf")), self.heard_since, self.sound_since)
+        is_noticed = self.driver.sound and self.loop.time() - since > NOTICED
+        return is_noticed and self.driver.told_of(uuid).refused
 
     def can_be_shaken(self, uuid: GpuUuid) -> bool:
         """Whether the GPU is well, has not failed lately, and nothing else is the matter."""
@@ -341,6 +273,11 @@ class GpuWorld:
             uuid: any(one.health == "Healthy" and one.id.startswith(f"{uuid}-") for one in listed)
             for uuid in UUIDS
         }
+
+
+def _served(frame: bytes) -> set[GpuUuid]:
+    listed = ListAndWatchResponse.parse(frame).devices
+    return {GpuUuid(one.id.rpartition("-")[0]) for one in listed if one.health == "Healthy"}
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

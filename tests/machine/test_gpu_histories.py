@@ -26,6 +26,7 @@ from agent.core.gpu_signs import GpuSigns, RecoveryAction
 from agent.core.xids import XIDS
 from tests.builders import a_uuid
 from tests.machine.any_driver import NO_ANSWER, UUIDS
+from tests.machine.gpu_life import SETTINGS
 from tests.machine.gpu_plants import (
     blind,
     easy,
@@ -33,11 +34,13 @@ from tests.machine.gpu_plants import (
     hasty,
     jumpy,
     patient,
+    restless,
     sweeping,
     talkative,
     touchy,
+    trusting,
 )
-from tests.machine.gpu_world import MISSED, SETTINGS, GpuWorld
+from tests.machine.gpu_world import MISSED, GpuWorld
 from tests.machine.playing import Deed, passing, play
 from tests.machine.virtual import VirtualLoop
 
@@ -105,7 +108,9 @@ class GpuHistories(RuleBasedStateMachine):
 
     @rule(pause=pauses)
     def a_memory_error_of_nobody(self, pause) -> None:
-        was = {u for u in UUIDS if self.world.can_be_shaken(u)}
+        # A well one may be out, after a short absence that only the next scan ends.
+        healthy = self.world.healthy
+        was = {u for u in UUIDS if healthy[u] and self.world.can_be_shaken(u)}
         unnamed = DriverEvent(EventKind.ECC_DOUBLE, None)
         self.after(SETTLED, partial(self.world.report, unnamed))
         out = [u for u in was if not self.world.healthy[u]]
@@ -157,6 +162,15 @@ class GpuHistories(RuleBasedStateMachine):
     def a_gpu_is_refused_until_it_is_reset(self, gpu, pause) -> None:
         if gpu not in self.world.lost_since:
             self.after(pause, partial(self.world.refuse, gpu))
+
+    @rule(gpu=gpus, number=numbers, seconds=st.sampled_from((SETTLED, 700.0)))
+    def a_refused_gpu_falls_silent_and_is_reset(self, gpu, number, seconds) -> None:
+        if gpu in self.world.lost_since:
+            return
+        self.after(MISSED, partial(self.world.refuse, gpu))
+        self.after(seconds, partial(self.world.answer, gpu, ProbeOutcome.SILENT))
+        self.after(SETTLED, partial(self.world.report, DriverEvent(EventKind.XID, gpu, number)))
+        self.after(MISSED, partial(self.world.answer, gpu, ProbeOutcome.PASSED))
 
     @rule(
         gpu=gpus,
@@ -296,6 +310,8 @@ def test_none_of_ten_thousand_steps_of_a_driver_breaks_an_invariant() -> None:
         (touchy, "I8"),
         (blind, "I9"),
         (sweeping, "I9"),
+        (restless, "I9"),
+        (trusting, "I9"),
     ],
 )
 def test_a_planted_bug_in_health_is_found(plant, breach, monkeypatch) -> None:

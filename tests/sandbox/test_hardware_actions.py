@@ -73,6 +73,27 @@ async def test_a_gpu_that_needs_a_reset_answers_and_is_away_while_it_is_reset(ha
     assert (CHANGED, CHANGED) == await events.next()
 
 
+async def test_a_refused_gpu_is_back_at_once_and_was_never_away(hardware):
+    hardware.refuse("0")
+    assert (ProbeOutcome.FAILED, "needs reset") == (
+        outcome(hardware, "0"),
+        hardware.find("0").words,
+    )
+    events = hardware.subscribe()
+
+    assert "ok" == hardware.restore("0").words
+    assert (ProbeOutcome.PASSED, ()) == (outcome(hardware, "0"), hardware.scan().faults)
+    assert (CHANGED,) == await events.next()
+
+
+async def test_a_refused_gpu_that_is_lost_comes_back_with_its_reset(hardware):
+    hardware.refuse("0")
+    hardware.lose("0")
+
+    assert "ok" == hardware.restore("0").words
+    assert ProbeOutcome.PASSED is outcome(hardware, "0")
+
+
 async def test_a_gpu_that_is_unplugged_during_its_reset_stays_away(hardware):
     hardware.xid("0", 48)
     hardware.restore("0")

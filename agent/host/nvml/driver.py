@@ -62,6 +62,8 @@ class NvmlDriver:
         self._streams: list[EventStream] = []
         self._away: list[EventStream] = []
         """Those that were sent home; until they have ended they may be in the library."""
+        self._unheard: set[str] = set()
+        """Lost or refused when they were last asked: with a reset what they registered is gone."""
 
     async def scan(self) -> Scan:
         """Look at all GPUs. Raises DriverMissing, DriverError."""
@@ -79,7 +81,7 @@ class NvmlDriver:
         faults = self._indexes.named(troubled)
         peers = {found[index].uuid: found[index] for index in sorted(found)}
         rows = await self._link_rows(opened, peers)
-        slow = {fault.gpu for fault in faults if not fault.lost}
+        slow = {fault.gpu for fault in faults if not fault.lost} - self._unheard
         for stream in tuple(self._streams):
             stream.keep(peers.keys() | slow)
             if stream.has_set:
@@ -102,6 +104,7 @@ class NvmlDriver:
         except DriverError as error:
             self._session.end(error, opened)
             raise
+        await self._hear_again(opened, probe)
         reasons = (stream.unmonitored.get(uuid, "") for stream in self._streams)
         return dataclasses.replace(probe, unmonitored=next(filter(None, reasons), ""))
 
@@ -202,6 +205,8 @@ class NvmlDriver:
             if isinstance(translated, DriverError):
                 self._session.end(translated, opened)
             lost = getattr(translated, "lost", False)
+            if lost or nvml.code(error) == nvml.RESET_REQUIRED:
+                self._unheard.add(name)
             faults[index] = GpuFault(name, str(error), lost=lost)
 
     async def _link_rows(
@@ -238,6 +243,21 @@ class NvmlDriver:
             for index in indexes:
                 if not stream.settled(self._indexes.name(index)):
                     tasks.create_task(self._register_one(opened, stream, index))
+
+    async def _hear_again(self, opened: Opened, probe: Probe) -> None:
+        """One that answers again after a reset is asked again to report, before the next scan."""
+        if probe.outcome is ProbeOutcome.LOST or probe.signs.refused:
+            self._unheard.add(probe.uuid)
+            for stream in self._streams:
+                stream.drop(probe.uuid)
+        elif probe.outcome is not ProbeOutcome.SILENT and probe.uuid in self._unheard:
+            self._unheard.discard(probe.uuid)
+            index = self._indexes.find(probe.uuid)
+            if index is None:
+                return
+            for stream in tuple(self._streams):
+                if stream.has_set:
+                    await self._register(opened, stream, [index])
 
     async def _register_one(self, opened: Opened, stream: EventStream, index: int) -> None:
         name = self._indexes.name(index)

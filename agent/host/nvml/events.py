@@ -133,6 +133,10 @@ class EventStream:
         for gone in self.unmonitored.keys() - gpus:
             del self.unmonitored[gone]
 
+    def drop(self, gpu: str) -> None:
+        """It is away or being reset: it is asked anew as soon as it answers."""
+        self._settled.discard(gpu)
+
     def forget(self) -> None:
         """GPUs came, went or moved: all are asked anew, for a handle may be another's now."""
         self._era += 1

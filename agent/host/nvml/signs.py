@@ -118,10 +118,10 @@ def _errors(library: NvmlLibrary, handle: Handle, kind: int) -> int:
 
 
 def _recovery(library: NvmlLibrary, handle: Handle) -> RecoveryAction | None:
-    """A driver before 570 does not know the field: that is an error of the field alone."""
+    """Raises NVMLError, also for the field's own: as a driver before 570, which has no such."""
     value = library.nvmlDeviceGetFieldValues(handle, [FIELD_RECOVERY_ACTION])[0]
     if value.nvmlReturn:
-        return None
+        raise library.NVMLError(value.nvmlReturn)
     return _RECOVERY.get(int(value.value.uiVal), RecoveryAction.OTHER)
 
 

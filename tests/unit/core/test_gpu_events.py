@@ -85,7 +85,7 @@ def test_what_is_well_again_is_said_without_a_warning(before):
 
 
 def test_what_is_well_again_is_told_what_it_had_and_not_what_to_do():
-    bad = a_health(condition=Condition.BAD, cause="xid", text="XID 48: ECC; reset it [H-048]")
+    bad = a_health(condition=Condition.BAD, cause="xid", text="XID 48: ECC; reset the GPU [H-048]")
     bad = dataclasses.replace(bad, runbook="H-048")
     ((_, text, _),) = told(holding(bad), holding(OK))
 

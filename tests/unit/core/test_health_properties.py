@@ -27,6 +27,7 @@ signs = st.builds(
     rows_pending=st.sampled_from((None, False, True)),
     rows_failed=st.sampled_from((None, False, False, True)),
     recovery=st.sampled_from((None, None, *RecoveryAction)),
+    refused=st.sampled_from((False, False, True)),
 )
 probes = st.builds(
     Probe,
@@ -58,12 +59,23 @@ def test_a_bad_or_lost_gpu_is_never_served_and_an_ok_or_watched_one_always(moves
 
 
 @given(steps)
-def test_only_being_lost_or_the_driver_takes_the_need_for_a_reset_away(moves):
+def test_only_an_absence_an_answer_or_the_driver_takes_the_need_for_a_reset_away(moves):
     for before, report, health in history(moves):
         if before.needs_reset and not health.needs_reset:
             assert isinstance(report, Probe)
             says_none = report.signs.recovery is RecoveryAction.NONE
-            assert Condition.LOST is health.condition or says_none
+            answers = before.cause == "refused" and not report.signs.refused
+            was_away = Condition.LOST in {before.condition, health.condition}
+            assert was_away or answers or says_none
+
+
+@given(steps)
+def test_a_gpu_that_needs_its_reset_no_more_begins_its_rest(moves):
+    now = NOON
+    for (wait, _), (before, _, health) in zip(moves, history(moves), strict=True):
+        now += dt.timedelta(seconds=wait)
+        if before.needs_reset and not health.needs_reset and health.condition is Condition.BAD:
+            assert now == health.since
 
 
 @given(steps)

@@ -86,10 +86,22 @@ def test_an_answer_after_the_refusal_is_the_proof_of_a_reset_and_it_rests(before
         answers.passed_probes,
     )
     assert answers.text.startswith("it was reset, for the driver answers for it again; ")
-    assert answers.text.endswith("[H-RESET]")
-    assert after(health, *PASSES, at=QUIET - 1).ill
-    assert after(health, *[PASSED] * 2, at=QUIET).ill
-    assert Condition.OK is after(health, *PASSES, at=QUIET).condition
+    assert answers.text.endswith("; it is served again when it stays quiet [H-RESET]")
+    assert ("wait", later(60)) == (answers.action, answers.since)
+    assert after(answers, *PASSES, at=60 + QUIET - 1).ill
+    assert after(answers, PASSED, at=60 + QUIET).ill
+    assert Condition.OK is after(answers, *PASSES[1:], at=60 + QUIET).condition
+
+
+def test_the_rest_begins_with_the_answer_however_long_it_was_not_asked():
+    asked = after(after(OK, REFUSED), SILENT, at=20)
+    restarted = remembered(asked, later(9 * QUIET), boot_changed=False)
+
+    for health in (asked, restarted):
+        assert after(health, *PASSES, at=9 * QUIET).ill
+        answers = after(health, PASSED, at=9 * QUIET)
+        assert after(answers, *PASSES, at=10 * QUIET - 1).ill
+        assert not after(answers, *PASSES, at=10 * QUIET).ill
 
 
 def test_what_never_refused_waits_for_another_proof():
@@ -112,7 +124,46 @@ def test_an_error_while_it_refuses_is_an_echo_that_the_next_probe_tells():
 
 @pytest.mark.parametrize("number", [31, 94, 32])
 def test_an_error_that_needs_no_reset_takes_no_proof_away(number):
-    assert not after(OK, REFUSED, xid(number), PASSED).needs_reset
+    refused = after(OK, REFUSED, xid(number))
+
+    assert (Condition.BAD, False, "refused", True) == (
+        refused.condition,
+        refused.serving,
+        refused.cause,
+        refused.needs_reset,
+    )
+    assert not after(refused, PASSED).needs_reset
+
+
+@pytest.mark.parametrize("outcome", [ProbeOutcome.PASSED, ProbeOutcome.FAILED])
+def test_a_reset_gpu_whose_rows_failed_says_that_and_not_that_it_is_refused(outcome):
+    rows = Probe(G1, outcome, "a row could not be remapped", GpuSigns(rows_failed=True))
+    health = after(OK, REFUSED, rows)
+
+    assert ("memory", False, "replace", "H-ROWS") == (
+        health.cause,
+        health.needs_reset,
+        health.action,
+        health.runbook,
+    )
+
+
+@pytest.mark.parametrize("outcome", [ProbeOutcome.PASSED, ProbeOutcome.FAILED])
+def test_a_reset_gpu_that_needs_another_reset_says_that_and_not_that_it_is_refused(outcome):
+    signs = GpuSigns(rows_failed=True, recovery=RecoveryAction.GPU_RESET)
+    health = after(OK, REFUSED, Probe(G1, outcome, "a row could not be remapped", signs))
+
+    assert ("advice", True, "H-ADVICE") == (health.cause, health.needs_reset, health.runbook)
+    assert health.cause == after(OK, REFUSED, advised(RecoveryAction.GPU_RESET)).cause
+    assert not after(health, advised(RecoveryAction.NONE)).needs_reset
+
+
+def test_one_that_was_lost_and_refuses_is_there_and_still_needs_its_reboot():
+    health = after(OK, xid(151), LOST, REFUSED)
+
+    assert (Condition.BAD, True, 0) == (health.condition, health.needs_reboot, health.passed_probes)
+    assert "it was lost and is back; it needs a reboot of the node [H-LOST]" == health.text
+    assert after(health, REFUSED, *PASSES, at=9 * QUIET).needs_reboot
 
 
 def test_a_reset_stands_for_no_reboot():
@@ -140,7 +191,7 @@ def test_it_is_one_bout_and_refusing_anew_begins_the_rest_anew():
     health = after(OK, REFUSED, PASSED, REFUSED)
     assert (1, True) == (health.bouts, health.needs_reset)
 
-    again = after(after(OK, REFUSED, PASSED), REFUSED, at=300)
+    again = after(after(OK, REFUSED, PASSED), REFUSED, PASSED, at=300)
     assert after(again, *PASSES, at=300 + QUIET - 1).ill
     assert not after(again, *PASSES, at=300 + QUIET).ill
 
@@ -152,6 +203,16 @@ def test_the_proof_counts_over_a_restart_of_the_agent_and_a_boot_resets_it():
 
     assert not after(restarted, PASSED).needs_reset
     assert (Condition.WATCH, True) == (booted.condition, booted.serving)
+
+
+def test_what_was_before_a_boot_is_told_without_what_was_to_be_done_then():
+    words = "before the boot: the driver refuses to answer for it until it is reset [H-RESET]"
+    booted = remembered(after(OK, REFUSED), NOON, boot_changed=True)
+    twice = remembered(booted, NOON, boot_changed=True)
+    reset = remembered(after(OK, REFUSED, PASSED), NOON, boot_changed=True)
+
+    assert [words, words] == [booted.text, twice.text]
+    assert reset.text.endswith("the driver answers for it again [H-RESET]")
 
 
 def test_what_an_older_agent_remembered_of_a_refusal_is_refused_anew():

@@ -8,7 +8,8 @@ import pytest
 from agent.core.condition import Condition, Health
 from agent.core.events import DriverEvent, EventKind, Probe, ProbeOutcome
 from agent.core.gpu_signs import GpuSigns, RecoveryAction
-from agent.core.health import HealthSettings, aged, judge, missing, switched_off
+from agent.core.health import HealthSettings, aged, judge, missing, remembered, switched_off
+from agent.core.verdicts import past
 from tests.builders import G1, NOON
 
 SETTINGS = HealthSettings()
@@ -71,8 +72,27 @@ def test_the_driver_may_say_that_nothing_is_needed_any_more():
     )
     assert relieved.text.endswith("; the driver says that no reset is needed [H-048]")
     assert "reset it" not in relieved.text
-    assert after(relieved, *[PASSED] * 2, at=609).ill
-    assert Condition.OK is after(relieved, *[PASSED] * 2, at=610).condition
+    assert "wait" == relieved.action
+    assert after(relieved, *[PASSED] * 2, at=619).ill
+    assert Condition.OK is after(relieved, *[PASSED] * 2, at=620).condition
+
+
+def test_the_rest_begins_when_the_driver_says_that_nothing_is_needed_any_more():
+    relieved = after(after(OK, xid(48)), saying(RecoveryAction.NONE), at=3600)
+
+    assert (later(3600), 1) == (relieved.since, relieved.bouts)
+    assert after(relieved, *[PASSED] * 3, at=3600 + SETTINGS.quiet - 1).ill
+    assert Condition.OK is after(relieved, *[PASSED] * 2, at=3600 + SETTINGS.quiet).condition
+
+
+def test_a_driver_that_takes_its_advice_back_is_told_so():
+    relieved = after(OK, saying(RecoveryAction.GPU_RESET), saying(RecoveryAction.NONE))
+
+    assert (
+        "the driver said that it needs a reset (gpu-reset); now it says that none is needed"
+        " [H-ADVICE]" == relieved.text
+    )
+    assert ("wait", False) == (relieved.action, relieved.needs_reset)
 
 
 def test_a_verdict_that_an_older_agent_remembered_is_relieved_too():
@@ -80,6 +100,39 @@ def test_a_verdict_that_an_older_agent_remembered_is_relieved_too():
     relieved = after(old, saying(RecoveryAction.NONE))
 
     assert "XID 48; the driver says that no reset is needed" == relieved.text
+
+
+@pytest.mark.parametrize(
+    ("health", "happened"),
+    [
+        (after(OK, xid(48)), "XID 48: double-bit ECC error [H-048]"),
+        (after(OK, xid(151)), "XID 151: key rotation error [H-151]"),
+        (after(OK, DriverEvent(EventKind.ECC_DOUBLE, G1)), "uncorrectable memory error [H-ECC]"),
+        (after(OK, LOST, PASSED), "it was lost and is back [H-LOST]"),
+        (after(OK, LOST, xid(48), PASSED), "it was lost and is back [H-LOST]"),
+        (after(OK, xid(48), saying(RecoveryAction.NONE)), "XID 48: double-bit ECC error [H-048]"),
+        (
+            after(OK, saying(rows_pending=True)),
+            "memory rows or pages wait for a reset to be replaced [H-ROWS]",
+        ),
+        (
+            after(OK, saying(rows_failed=True)),
+            "memory rows could not be remapped, for no spare ones are left [H-ROWS]",
+        ),
+    ],
+)
+def test_what_happened_is_told_without_what_is_to_be_done(health, happened):
+    assert happened == past(health)
+
+
+@pytest.mark.parametrize("words", ["Unknown Error; a; b", "reset; a", "; ", "a [H-LOST]; b"])
+def test_the_drivers_own_words_are_told_whole(words):
+    lost = after(OK, dataclasses.replace(LOST, text=words))
+    deaf = after(OK, dataclasses.replace(PASSED, unmonitored=words))
+
+    assert lost.text == past(lost)
+    assert deaf.text == past(deaf)
+    assert f"before the boot: {lost.text}" == remembered(lost, NOON, boot_changed=True).text
 
 
 def test_a_driver_that_does_not_tell_relieves_nothing_and_none_relieves_of_a_reboot():
@@ -198,3 +251,11 @@ def test_a_failed_probe_says_what_the_gpu_says_of_its_memory():
 
     assert (Condition.BAD, "H-ROWS") == (found.condition, found.runbook)
     assert found == after(OK, saying(rows_failed=True))
+
+
+def test_a_gpu_that_was_lost_and_comes_back_with_failed_rows_says_so():
+    failed = dataclasses.replace(saying(rows_failed=True), outcome=ProbeOutcome.FAILED)
+
+    for back in (failed, saying(rows_failed=True)):
+        found = after(OK, LOST, back)
+        assert (Condition.BAD, "memory", "replace") == (found.condition, found.cause, found.action)
