@@ -85,6 +85,8 @@ def a_shared_gpu(  # noqa: PLR0913 -- keyword-only, all have defaults
     mode: str = "hami-core",
     present: bool = True,
     there: bool = True,
+    obstacle: str = "",
+    wanted: bool = True,
     numa_hint: bool = True,
 ) -> SharedGpu:
     """A GPU as it is offered; memory and type follow from the GPU unless given."""
@@ -99,6 +101,8 @@ def a_shared_gpu(  # noqa: PLR0913 -- keyword-only, all have defaults
         mode=mode,
         present=present,
         there=there,
+        obstacle=obstacle,
+        wanted=wanted,
         numa_hint=numa_hint,
     )
 

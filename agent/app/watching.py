@@ -1,11 +1,9 @@
 """What the agent says of itself: readiness from the cells."""
 
 import dataclasses
-from collections.abc import Mapping
 
 from agent.app.front import Front
 from agent.app.running import Whole
-from agent.core.inventory import SharedGpu
 from agent.core.readiness import Check
 from agent.kit.heartbeat import Heartbeat
 
@@ -78,16 +76,6 @@ def _api(whole: Whole) -> tuple[Check, ...]:
 
 
 def _gpu_health(front: Front) -> Check:
-    left_out = {fault.gpu: fault.text for fault in front.knowing.keeper.left_out.value}
     ill = [gpu for gpu in front.facts.inventory.value.gpus if not gpu.serving]
-    text = "; ".join(f"GPU {gpu.gpu.label} {_why(gpu, left_out)}" for gpu in ill)
+    text = "; ".join(f"GPU {gpu.gpu.label} {gpu.plight}" for gpu in ill)
     return Check("gpu_health", not ill, text, required=False)
-
-
-def _why(gpu: SharedGpu, left_out: Mapping[str, str]) -> str:
-    """Why it is given to nobody. One that is well is listed because a container holds it."""
-    if gpu.health.serving and gpu.uuid in left_out:
-        return f"is not shared: {left_out[gpu.uuid]}"
-    if gpu.health.serving and gpu.there:
-        return "is filtered out by the settings"
-    return gpu.plight

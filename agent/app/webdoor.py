@@ -48,6 +48,7 @@ class _AgentMetrics(Collector):
             front.facts.slices,
             front.state.ledger,
             front.knowing.samples.newest,
+            lambda: front.knowing.keeper.gone,
         )
         return AgentCollector(build(), facts, watched.checks, series_of(front, back))
 

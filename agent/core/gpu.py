@@ -83,11 +83,15 @@ class Gpu:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GpuFault:
-    """A GPU that the driver lists but could not describe: left out of the inventory, and said."""
+    """A GPU that the driver lists but could not describe: left out of the inventory, and said.
+
+    `gpu` is its UUID, or `index N` where only that is known; `index` beside a UUID: if it is told.
+    """
 
     gpu: str
     text: str
     lost: bool = False
+    index: int = NO_INDEX
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

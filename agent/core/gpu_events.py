@@ -52,7 +52,8 @@ def turning(said: Inventory, new: Inventory) -> frozenset[GpuUuid]:
     """The GPUs of which the news may turn again in a moment, and that nothing else is new of.
 
     A return from silence, and the coming and going of a GPU that is ill or silent: the steps of a
-    reset, or of a driver that stutters. What gets worse is no such news.
+    reset, or of a driver that stutters. And that a well one is gone, but not from our view: a probe
+    finds that in a moment, and its health tells it. What gets worse is no such news.
     """
     pairs = ((before, new.find(before.uuid)) for before in said.gpus)
     return frozenset(before.uuid for before, gpu in pairs if _may_turn(before, gpu))
@@ -69,7 +70,9 @@ def _may_turn(said: SharedGpu, gpu: SharedGpu | None) -> bool:
     if gpu is None:
         return _is_unwell(said.health)
     if _state(said.health) == _state(gpu.health):
-        return said.present != gpu.present and _is_unwell(said.health)
+        moved = said.present != gpu.present
+        is_gone = not gpu.present and not gpu.there and gpu.health.cause != Cause.OFF
+        return moved and (is_gone or _is_unwell(said.health))
     is_better = _is_well(gpu.health) or (said.health.silent and gpu.health.cause == Cause.MONITOR)
     return is_better and _is_unwell(said.health) and not said.health.ill
 
@@ -168,7 +171,7 @@ def _harm(gpu: SharedGpu) -> str:
     if not gpu.health.serving:
         return gpu.health.text
     if not gpu.there:
-        return "it is not on the node any more"
+        return gpu.obstacle or "it is not on the node any more"
     return "it was switched to MIG mode, which is not shared" if gpu.gpu.mig_enabled else ""
 
 

@@ -12,8 +12,12 @@ class SharedGpu:
 
     `registered_mib` and `core_percent` are after scaling; `type_name` is the name with the
     `NVIDIA` prefix that the scheduler matches; `mode` is HAMi's operating mode text.
-    `present` is False for a GPU that vanished, or is shared no more, while a slice of it is held;
-    `there`: the driver still lists it. `numa_hint`: the kubelet is told its NUMA node.
+    `present` is False for one that is kept in view and not offered: it vanished, or is shared no
+    more, while a slice of it is held; or it is not well, and the driver lists it but does not
+    describe it. Of the latter nothing may be known but its UUID: it has no slices. `there`: the
+    driver still lists it. `obstacle`: why it is not present, if more is known than that. `wanted`
+    is False for one that the settings or its mode keep out. `numa_hint`: the kubelet is told its
+    NUMA node.
     """
 
     gpu: Gpu
@@ -25,6 +29,8 @@ class SharedGpu:
     mode: str
     present: bool = True
     there: bool = True
+    obstacle: str = ""
+    wanted: bool = True
     numa_hint: bool = True
 
     @property
@@ -44,7 +50,9 @@ class SharedGpu:
             return f"is {self.health.condition.value}: {self.health.text or self.health.cause}"
         if self.present:
             return ""
-        return "is not shared any more" if self.there else "is not on the node any more"
+        if self.obstacle:
+            return f"is not shared: {self.obstacle}"
+        return "is filtered out by the settings" if self.there else "is not on the node any more"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -24,10 +24,11 @@ class NodeCondition:
 def gpu_degraded(inventory: Inventory, now: dt.datetime) -> NodeCondition:
     """Whether GPUs of this node are not served, and which.
 
-    While some are not, `since` outlives a restart, as their health does.
+    While some are ill, `since` outlives a restart, as their health does. Of one that is only not
+    there health says nothing: it is so from now on.
     """
     # One that is only kept because a slice of it is held is nobody's loss.
-    gpus = [gpu for gpu in inventory.gpus if gpu.present or not gpu.there]
+    gpus = [gpu for gpu in inventory.gpus if gpu.present or gpu.wanted]
     ill = [gpu for gpu in gpus if not gpu.serving]
     if not ill:
         since = max((gpu.health.since for gpu in gpus), default=now)
@@ -37,6 +38,6 @@ def gpu_degraded(inventory: Inventory, now: dt.datetime) -> NodeCondition:
             GPU_DEGRADED, status=False, reason="AllServed", message=text, since=since
         )
     text = "; ".join(f"{gpu.gpu.title} {gpu.plight}" for gpu in ill)
-    since = min(gpu.health.since for gpu in ill)
+    since = min((gpu.health.since for gpu in ill if not gpu.health.serving), default=now)
     text = text[:TEXT_LIMIT]
     return NodeCondition(GPU_DEGRADED, status=True, reason="NotServed", message=text, since=since)

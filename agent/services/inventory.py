@@ -1,13 +1,15 @@
 """The sole writer of the inventory: what was found, how it is judged, what of it is held."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Final
 
 import structlog
 
-from agent.core.condition import Condition, Health
+from agent.core.condition import Cause, Condition, Health
 from agent.core.gpu import NO_INDEX, Gpu, GpuFault, GpuUuid, Scan
 from agent.core.inventory import Inventory, SharedGpu, diff
+from agent.core.nameless import named
 from agent.core.ports import Clock
 from agent.core.slices import (
     MIG_MODE,
@@ -20,6 +22,12 @@ from agent.core.slices import (
 )
 from agent.kit.cell import Cell
 
+MOST_GONE: Final = 64
+"""GPUs that left are known for as long as no more than these left after them."""
+
+MEND: Final = "; if that lasts, reset it or reboot the node"
+"""What people can do about a GPU that the driver does not describe."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -29,7 +37,8 @@ class InventoryKeeper:
     `served` is published too, for whoever lists ids: what is held, by the names of our resource.
     `left_out` says which GPUs are not shared and why. A GPU stays as it was known while the driver
     lists it but cannot describe it; a GPU that is gone, filtered out or no longer shareable stays,
-    as not present, while a slice of it is held.
+    as not present, while a slice of it is held. So does one that is remembered as not well, and
+    that the driver lists but has not described since we started.
     """
 
     def __init__(
@@ -47,6 +56,12 @@ class InventoryKeeper:
         self._health: dict[GpuUuid, Health] = dict(recalled or {})
         self._facts: dict[GpuUuid, Gpu] = {}
         self._scan: Scan | None = None
+        self._gone: dict[GpuUuid, SharedGpu] = {}
+
+    @property
+    def gone(self) -> tuple[SharedGpu, ...]:
+        """Those that left the inventory since we started, as they were; the last one first."""
+        return tuple(reversed(self._gone.values()))
 
     async def run(self) -> None:
         """Follow the settings for ever."""
@@ -79,25 +94,22 @@ class InventoryKeeper:
         self.served.set(dataclasses.replace(self.served.value, present=settings.resource))
         if self._scan is None:
             return
-        offer = _Offer(self._scan, settings, self._facts)
-        here = {
-            *(gpu.uuid for gpu in self._scan.gpus),
-            *(fault.gpu for fault in self._scan.faults if not fault.lost),
-        }
+        held, unwell = self.served.value.gpus, self._unwell()
+        scan = named(self._scan, self._missing(self._scan, held | unwell))
+        offer = _Offer(scan, settings, self._facts)
         shared = {gpu.uuid: self._share(gpu, settings) for gpu in offer.shared()}
-        shared |= {
-            gpu.uuid: self._share(gpu, settings, present=False, there=gpu.uuid in here)
-            for gpu in offer.absent(sorted(self.served.value.gpus - shared.keys()))
-        }
-        self._facts = {u: gpu for u, gpu in self._facts.items() if u in shared or u in here}
+        absent = offer.absent(sorted(held - shared.keys()), unwell - shared.keys())
+        shared |= {gpu.uuid: self._keep(gpu, settings, offer) for gpu in absent}
+        self._facts = {u: gpu for u, gpu in self._facts.items() if u in shared or u in offer.here}
         old = self._inventory.value
         new = Inventory(
             generation=old.generation,
             gpus=tuple(sorted(shared.values(), key=_place)),
-            driver_version=self._scan.driver_version,
+            driver_version=scan.driver_version,
         )
         self._tell(tuple(offer.faults))
         if new != old:
+            self._note_gone(old, new)
             change = diff(old, new)
             log.debug(
                 "inventory.changed",
@@ -108,9 +120,44 @@ class InventoryKeeper:
             )
             self._inventory.set(dataclasses.replace(new, generation=old.generation + 1))
 
-    def _share(
-        self, gpu: Gpu, settings: SharingSettings, *, present: bool = True, there: bool = True
-    ) -> SharedGpu:
+    def _unwell(self) -> frozenset[GpuUuid]:
+        """Those remembered as not well, and those kept in view for that, until they are described.
+
+        One that nobody looks after is not known to be anything.
+        """
+        kept = (gpu.uuid for gpu in self._inventory.value.gpus if not gpu.gpu.name)
+        told = (
+            uuid
+            for uuid, health in self._health.items()
+            if health.condition is not Condition.OK and health.cause != Cause.OFF
+        )
+        return frozenset((*kept, *told))
+
+    def _missing(self, scan: Scan, known: Iterable[GpuUuid]) -> frozenset[GpuUuid]:
+        """Those of `known` that neither this scan nor an earlier one has named."""
+        seen = {*(gpu.uuid for gpu in scan.gpus), *(fault.gpu for fault in scan.faults)}
+        return frozenset(known) - seen - self._facts.keys()
+
+    def _note_gone(self, old: Inventory, new: Inventory) -> None:
+        here = {gpu.uuid for gpu in new.gpus}
+        self._gone |= {gpu.uuid: gpu for gpu in old.gpus if gpu.uuid not in here}
+        kept = [pair for pair in self._gone.items() if pair[0] not in here]
+        self._gone = dict(kept[-MOST_GONE:])
+
+    def _keep(self, gpu: Gpu, settings: SharingSettings, offer: "_Offer") -> SharedGpu:
+        """One that is kept in view, as not present."""
+        shared = self._share(gpu, settings)
+        unknown = not gpu.name and gpu.uuid not in self.served.value.gpus
+        return dataclasses.replace(
+            shared,
+            split_count=0 if unknown else shared.split_count,
+            present=False,
+            there=gpu.uuid in offer.here,
+            obstacle=next((one.text for one in offer.faults if one.gpu == gpu.uuid), ""),
+            wanted=offer.wants(gpu),
+        )
+
+    def _share(self, gpu: Gpu, settings: SharingSettings) -> SharedGpu:
         if gpu.uuid not in self._health:
             self._health[gpu.uuid] = Health(Condition.OK, since=self._clock.now())
         return SharedGpu(
@@ -121,8 +168,6 @@ class InventoryKeeper:
             core_percent=registered_core_percent(settings),
             type_name=type_name(gpu.name),
             mode=settings.mode,
-            present=present,
-            there=there,
             numa_hint=settings.numa_topology,
         )
 
@@ -146,6 +191,11 @@ class _Offer:
         self._settings = settings
         self._facts = facts
         self.faults: list[GpuFault] = []
+        self.here = {
+            *(gpu.uuid for gpu in scan.gpus),
+            *(fault.gpu for fault in scan.faults if not fault.lost),
+        }
+        """Whom the driver still lists."""
 
     def shared(self) -> Iterator[Gpu]:
         """The GPUs to share; one that cannot be described just now is taken as last known."""
@@ -163,19 +213,28 @@ class _Offer:
             if known and not fault.lost and not reason:
                 yield known
             else:
-                self.faults.append(GpuFault(fault.gpu, reason or fault.text, fault.lost))
+                text = reason or fault.text + MEND
+                self.faults.append(dataclasses.replace(fault, text=text))
 
-    def absent(self, held: Iterable[GpuUuid]) -> Iterator[Gpu]:
-        """The GPUs to list as not present: lost ones that the driver still lists, and held ones."""
-        lost = [GpuUuid(fault.gpu) for fault in self._scan.faults if fault.lost]
-        for uuid in dict.fromkeys((*lost, *held)):
-            known = self._facts.get(uuid)
-            if known is not None:
-                if uuid in held or not (self._filtered(known) or self._obstacle(known)):
-                    yield known
-            elif uuid in held:
-                # Held since before we started, and gone: nothing is known but its identity.
-                yield Gpu(uuid, index=NO_INDEX, name="", memory_mib=None, pci="")
+    def absent(self, held: Collection[GpuUuid], unwell: Collection[GpuUuid]) -> Iterator[Gpu]:
+        """The GPUs to keep as not present: held ones, and some that the driver does not describe.
+
+        Of these the known ones that are lost, and the unknown ones that are not well.
+        """
+        faults = {GpuUuid(fault.gpu): fault for fault in self._scan.faults}
+        for uuid in dict.fromkeys((*faults, *held)):
+            gpu = known = self._facts.get(uuid)
+            if gpu is None:
+                # From before we started: nothing is known but its identity, and perhaps its index.
+                index = faults[uuid].index if uuid in faults else NO_INDEX
+                gpu = Gpu(uuid, index=index, name="", memory_mib=None, pci="")
+            is_missed = uuid in unwell if known is None else uuid in faults and faults[uuid].lost
+            if uuid in held or (is_missed and self.wants(gpu)):
+                yield gpu
+
+    def wants(self, gpu: Gpu) -> bool:
+        """Whether nothing but the driver keeps it from being shared, as far as it is known."""
+        return not (self._filtered(gpu) or (gpu.name and self._obstacle(gpu)))
 
     def _filtered(self, gpu: Gpu) -> bool:
         return gpu.uuid in self._settings.filter_uuids or gpu.index in self._settings.filter_indexes

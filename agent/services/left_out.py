@@ -12,7 +12,8 @@ from agent.kit.cell import Cell
 class LeftOut:
     """Says which GPUs are left out, and why; again when the reason is another one.
 
-    A GPU that was shared and is lost is its health's to tell, where that is looked after.
+    A GPU that is kept in view and is lost or ill is its health's to tell, where that is looked
+    after: it was told when it became so.
     """
 
     def __init__(
@@ -30,9 +31,13 @@ class LeftOut:
         said: frozenset[GpuFault] = frozenset()
         async for faults in self._left_out.follow():
             for fault in faults:
-                known = self._inventory.value.find(GpuUuid(fault.gpu)) if fault.lost else None
-                is_told = known is not None and known.health.cause != Cause.OFF
-                if fault not in said and not is_told:
-                    text = f"GPU {fault.gpu} is not shared: {fault.text}"
+                if fault not in said and not self._is_told(fault):
+                    text = f"GPU {fault.gpu} is not shared: {fault.text} [GpuLeftOut]"
                     self._say(NodeEvent("GpuLeftOut", text, warning=True))
             said = frozenset(faults)
+
+    def _is_told(self, fault: GpuFault) -> bool:
+        known = self._inventory.value.find(GpuUuid(fault.gpu))
+        if known is None or known.health.cause == Cause.OFF:
+            return False
+        return fault.lost or not known.health.serving

@@ -1,6 +1,7 @@
 """The Node's condition GpuDegraded, for those who want it: written when it changes."""
 
 import asyncio
+import dataclasses
 
 from agent.core.inventory import Inventory
 from agent.core.node_condition import NodeCondition, gpu_degraded
@@ -28,10 +29,16 @@ class GpuCondition:
         async for inventory in self._inventory.follow():
             if inventory.generation == 0:
                 continue
-            wanted = gpu_degraded(inventory, self._clock.now())
+            wanted = self._continued(gpu_degraded(inventory, self._clock.now()))
             if self._written is None or _says(wanted) != _says(self._written):
                 await self._api.set_condition(wanted)
                 self._written = wanted
+
+    def _continued(self, wanted: NodeCondition) -> NodeCondition:
+        """It has been so since it was first so; what it says of whom may have changed since."""
+        if self._written is None or self._written.status != wanted.status:
+            return wanted
+        return dataclasses.replace(wanted, since=self._written.since)
 
 
 def _says(condition: NodeCondition) -> tuple[bool, str]:

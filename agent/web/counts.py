@@ -40,6 +40,16 @@ def counters(
         yield family
 
 
+def counted_gpus(tallies: Iterable[Tally]) -> frozenset[str]:
+    """The UUIDs of the GPUs of which something was counted."""
+    return frozenset(
+        values[tally.labels.index(GPU)]
+        for tally in tallies
+        if GPU in tally.labels
+        for values, _ in tally.items()
+    )
+
+
 def histograms(prefix: str, durations: Iterable[Durations]) -> Iterator[Metric]:
     """One histogram per name; several of one name, with equal buckets, are added up."""
     for name, group in _by_name(durations).items():

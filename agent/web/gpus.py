@@ -1,6 +1,7 @@
 """GPUs, slices and what is promised of them, as families of series."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Final
 
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
@@ -18,9 +19,8 @@ from agent.core.slices import MIB, SliceList
 def gpu_families(
     prefix: str, inventory: Inventory, slices: SliceList, ledger: Ledger
 ) -> Iterator[Metric]:
-    """Everything that is told per GPU, and the slices by state."""
+    """What is told of the GPUs of the inventory, and the slices by state."""
     names = _names(inventory)
-    yield _info(prefix, names)
     yield from _health(prefix, names)
     yield _listed(prefix, slices)
     totals = {group.uuid: len(group.ids) for group in slices.groups}
@@ -83,15 +83,18 @@ def use_families(
 
 Named = list[tuple[str, SharedGpu]]
 
+UNKNOWN: Final = "unknown"
+"""Stands for a GPU that the driver does not name in what it reports."""
 
-def gpu_labels(inventory: Inventory) -> Mapping[GpuUuid, str]:
-    """What the label `gpu` says of each, in all series.
 
-    Its index; its UUID where it has none, or is gone and has left its index to another.
+def gpu_labels(inventory: Inventory, gone: Iterable[SharedGpu] = ()) -> Mapping[GpuUuid, str]:
+    """What the label `gpu` says of each, in all series, also of those that are `gone` by now.
+
+    Its index, which it keeps when it is gone; its UUID where it has none, or another has it now.
     """
     taken: set[int] = set()
     named: dict[GpuUuid, str] = {}
-    for gpu in sorted(inventory.gpus, key=lambda gpu: not gpu.present):
+    for gpu in (*sorted(inventory.gpus, key=lambda gpu: not gpu.present), *gone):
         named[gpu.uuid] = str(gpu.uuid) if gpu.gpu.index in taken else gpu.gpu.label
         taken.add(gpu.gpu.index)
     return named
@@ -102,16 +105,25 @@ def _names(inventory: Inventory) -> Named:
     return [(labels[gpu.uuid], gpu) for gpu in inventory.gpus]
 
 
-def _info(prefix: str, names: Named) -> Metric:
+def info_family(
+    prefix: str, inventory: Inventory, gone: Iterable[SharedGpu], counted: Collection[str]
+) -> Metric:
+    """Whom the label `gpu` means: all of the inventory, and those of `gone` that are `counted`.
+
+    So a series is found here for as long as it is told.
+    """
     family = GaugeMetricFamily(
         prefix + "gpu_info",
         "One series per GPU; the label gpu is its index here and everywhere.",
         labels=("gpu", "uuid", "model", "pci", "numa", "mode"),
     )
-    for name, shared in names:
-        gpu = shared.gpu
+    labels = gpu_labels(inventory, gone)
+    for shared in (*inventory.gpus, *(gpu for gpu in gone if gpu.uuid in counted)):
+        gpu, name = shared.gpu, labels[shared.uuid]
         numa = "" if gpu.numa is None else str(gpu.numa)
         family.add_metric([name, gpu.uuid, gpu.name, gpu.pci, numa, shared.mode], 1)
+    for uuid in sorted(one for one in counted if one not in labels and one != UNKNOWN):
+        family.add_metric([uuid, uuid, "", "", "", ""], 1)
     return family
 
 

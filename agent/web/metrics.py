@@ -18,14 +18,14 @@ from typing_extensions import override
 
 from agent.core.gpu import GpuUuid
 from agent.core.gpu_signs import Sampled
-from agent.core.inventory import Inventory
+from agent.core.inventory import Inventory, SharedGpu
 from agent.core.ledger import Ledger
 from agent.core.readiness import Check
 from agent.core.slices import SliceList
 from agent.kit.cell import Cell
 from agent.kit.tally import Durations, Tally
-from agent.web.counts import counters, histograms
-from agent.web.gpus import gpu_families, gpu_labels, use_families
+from agent.web.counts import counted_gpus, counters, histograms
+from agent.web.gpus import gpu_families, gpu_labels, info_family, use_families
 from agent.web.version import Build
 
 PREFIX = "hami_agent_"
@@ -44,12 +44,16 @@ class Reading:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Facts:
-    """The cells that the page reads. `newest`: how much a GPU is used now."""
+    """The cells that the page reads, how much a GPU is used now, and those that left the inventory.
+
+    The last one that left comes first.
+    """
 
     inventory: Cell[Inventory]
     slices: Cell[SliceList]
     ledger: Cell[Ledger]
     newest: Callable[[GpuUuid], Sampled | None] = lambda _: None
+    gone: Callable[[], Sequence[SharedGpu]] = tuple
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,14 +81,13 @@ class AgentCollector(Collector):
         """All families, each once."""
         yield self._build_info()
         yield from _readiness(self._checks())
-        facts = self._facts
-        yield from gpu_families(
-            PREFIX, facts.inventory.value, facts.slices.value, facts.ledger.value
-        )
-        yield from use_families(PREFIX, facts.inventory.value, facts.newest)
+        facts, inventory, gone = self._facts, self._facts.inventory.value, self._facts.gone()
+        yield info_family(PREFIX, inventory, gone, counted_gpus(self._series.tallies))
+        yield from gpu_families(PREFIX, inventory, facts.slices.value, facts.ledger.value)
+        yield from use_families(PREFIX, inventory, facts.newest)
         for reading in self._series.readings:
             yield GaugeMetricFamily(PREFIX + reading.name, reading.help, value=reading.read())
-        labels = {str(uuid): label for uuid, label in gpu_labels(facts.inventory.value).items()}
+        labels = {str(uuid): label for uuid, label in gpu_labels(inventory, gone).items()}
         yield from counters(PREFIX, self._series.tallies, labels)
         yield from histograms(PREFIX, self._series.durations)
 

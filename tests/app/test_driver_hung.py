@@ -15,6 +15,9 @@ from agent.app.front import Front
 from agent.app.running import Whole
 from agent.app.watching import Watched
 from agent.core.errors import Gate, Refusal
+from agent.core.gpu import GpuFault, Scan
+from agent.core.health import switched_off
+from agent.core.node_condition import gpu_degraded
 from agent.core.slices import slice_id
 from agent.core.xids import FELL_OFF_THE_BUS
 from agent.kit.heartbeat import Heartbeat
@@ -23,7 +26,7 @@ from agent.sandbox.hardware_file import Description
 from agent.services.gpu_events import CALM
 from agent.web.probes import Probes
 from tests.app.front_node import joined
-from tests.builders import a_gpu
+from tests.builders import NOON, a_gpu
 from tests.fakes.hardware_driver import HardwareDriver
 from tests.services.allocating import G1, Desk, a_desk, ids, placed
 
@@ -192,3 +195,24 @@ async def test_a_gpu_that_is_shared_no_more_while_it_is_held_is_said_to_be_just_
         keeper.refresh()
 
         assert f"gpu_health degraded: GPU 0 {why}" in node.probed()[1]
+
+
+async def test_a_held_gpu_that_is_gone_is_said_to_be_gone():
+    async with a_node() as node:
+        keeper = node.front.knowing.keeper
+        keeper.hold({"nvidia.com/gpu": {G1: (slice_id(G1, 0),)}})
+        keeper.found(Scan("570.1", ()))
+
+        assert "gpu_health degraded: GPU 0 is not on the node any more" in node.probed()[1]
+
+
+async def test_a_lost_gpu_that_nobody_looks_after_is_called_the_same_everywhere():
+    async with a_node() as node:
+        keeper = node.front.knowing.keeper
+        keeper.hold({"nvidia.com/gpu": {G1: (slice_id(G1, 0),)}})
+        keeper.judged({G1: switched_off(NOON)})
+        keeper.found(Scan("570.1", (), (GpuFault(G1, "GPU is lost", lost=True),)))
+
+        condition = gpu_degraded(node.front.facts.inventory.value, NOON)
+        assert f"GPU 0 ({G1}) is not shared: GPU is lost; " in condition.message
+        assert "gpu_health degraded: GPU 0 is not shared: GPU is lost; " in node.probed()[1]

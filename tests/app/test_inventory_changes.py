@@ -91,9 +91,22 @@ async def test_an_unplugged_gpu_stays_listed_as_unhealthy_until_its_last_pod_end
         assert not node.groups[G1].healthy
         assert slice_id(G1, 12) in node.groups[G1].ids
         assert (1, False) == node.registered[G1]
+        assert [] == node.reasons
+        await asyncio.sleep(CALM)
         assert ["GpuInventoryChanged", "GpuDegradedForPod"] == node.reasons
         await pod_ends(node)
         assert [G0] == list(node.groups) == list(node.registered)
+
+
+async def test_an_unplugged_gpu_that_is_held_is_told_once_by_its_health_and_to_its_pod():
+    driver = ScriptedDriver(gpus(2))
+    async with running(joined(driver, HOLDING)) as node:
+        driver.gpus.pop()
+        driver.outcomes[G1] = ProbeOutcome.LOST
+        driver.report(CHANGED)
+        await asyncio.sleep(10 * CALM)
+
+        assert ["GpuUnhealthy", "GpuDegradedForPod"] == node.reasons
 
 
 async def test_a_driver_that_is_unloaded_takes_no_gpu_along_and_serves_all_when_it_is_back():

@@ -153,6 +153,24 @@ async def test_a_gone_gpu_whose_index_is_taken_goes_by_its_uuid():
     assert {("GPU-old",), ("0",)} == set(await samples("memory_sellable_bytes", cells=cells))
 
 
+async def test_a_gpu_that_left_keeps_its_label_and_is_described_while_something_is_counted_of_it():
+    counted = Tally("xid_events_total", "XIDs.", ("gpu", "xid"))
+    for uuid in (a_uuid(0), a_uuid(1), a_uuid(9), "unknown"):
+        counted.add(uuid, "31")
+    left = [a_shared_gpu(gpu=a_gpu(index=n)) for n in (0, 1, 2)]
+    taken = a_shared_gpu(gpu=a_gpu(uuid="GPU-new", index=1))
+    cells = dataclasses.replace(facts(an_inventory(gpus=[taken])), gone=lambda: left)
+    parts = {"cells": cells, "series": Series((counted,))}
+
+    events = await samples("xid_events_total", **parts)
+    assert {"0", a_uuid(1), a_uuid(9), "unknown"} == {gpu for gpu, _ in events}
+    described = await samples("gpu_info", **parts)
+    assert {("0", a_uuid(0)), ("1", "GPU-new"), (a_uuid(1),) * 2, (a_uuid(9),) * 2} == {
+        (labels[0], labels[-1]) for labels in described
+    }
+    assert {("1",)} == set(await samples("slices_total", **parts))
+
+
 async def test_gpus_of_unknown_index_go_by_their_uuids():
     gone = [a_shared_gpu(gpu=a_gpu(uuid=f"GPU-{n}", index=NO_INDEX), present=False) for n in "ab"]
     cells = facts(an_inventory(gpus=[a_shared_gpu(), *gone]))

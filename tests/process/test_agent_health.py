@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from agent.sandbox.lab.cluster import SandboxCluster, open_cluster
-from tests.process.agent_process import PATIENCE, options, run, started
+from agent.sandbox.lab.web import fetch
+from tests.process.agent_process import PATIENCE, comes, options, run, started
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(90)]
 
@@ -20,10 +21,16 @@ async def verb(cluster: SandboxCluster, *words: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-async def answering(cluster: SandboxCluster) -> None:
+async def answering(cluster: SandboxCluster, slices: int = 20) -> None:
     """The agent offers its slices and can be asked."""
-    await started(cluster, slices=20)
+    await started(cluster, slices=slices)
     assert await cluster.until((cluster.places.run / "api.sock").exists, PATIENCE)
+
+
+async def fetched(cluster: SandboxCluster, path: str) -> str:
+    """What the web door says."""
+    assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
+    return (await fetch(cluster.web_address or "", path)).text
 
 
 def condition(cluster: SandboxCluster) -> dict[str, Any]:
@@ -59,6 +66,39 @@ async def test_a_gpu_that_falls_ill_is_told_everywhere_and_can_be_asked():
         assert await cluster.until(lambda: condition(cluster).get("status") == "True", PATIENCE)
         assert "XID 48" in condition(cluster)["message"]
         assert await cluster.until(lambda: "GpuUnhealthy" in reasons(cluster), PATIENCE)
+
+
+async def test_an_ill_gpu_that_nobody_holds_is_in_view_after_a_restart():
+    async with open_cluster(options(gpus=3)) as cluster:
+        cluster.places.config.write_text("report: {nodeCondition: true}\n")
+        await answering(cluster, 30)
+        ill = cluster.hardware.states[1].gpu.uuid
+        assert 0 == (await verb(cluster, "simulate", "refuse", "--gpu", "1"))[0]
+        assert await cluster.until(lambda: condition(cluster).get("status") == "True", PATIENCE)
+        before = condition(cluster)
+        # The memory is written behind the list; a death in between is not what is asked here.
+        memory = cluster.places.state / "state.json"
+        assert await comes(lambda: "refused" in memory.read_text())
+
+        await cluster.kill_agent()
+        (cluster.places.run / "api.sock").unlink()  # or the dead one's would be asked
+        await answering(cluster, 20)
+
+        assert await cluster.until(lambda: condition(cluster) != before, PATIENCE)
+        assert "True" == condition(cluster)["status"]
+        code, text, _ = await verb(cluster, "recheck", ill)
+        assert (1, True) == (code, "bad since" in text and "[H-RESET]" in text)
+        told = await fetched(cluster, "/metrics")
+        assert f'gpu="{ill}",mode="hami-core",model="",numa="",pci="",uuid="{ill}"}} 1.0' in told
+        assert f'hami_agent_gpu_health{{gpu="{ill}",state="bad"}} 1.0' in told
+        assert 'hami_agent_degraded{reason="gpu_health"} 1.0' in told
+        assert f'hami_agent_slices_total{{gpu="{ill}"}} 0.0' in told
+        assert f"GPU {ill} is bad: " in await fetched(cluster, "/readyz?verbose")
+        register = "hami.io/node-nvidia-register"
+        assert await cluster.until(
+            lambda: ill not in cluster.node_annotations()[register], PATIENCE
+        )
+        assert "GpuLeftOut" not in reasons(cluster)
 
 
 async def test_where_health_checks_are_switched_off_no_gpu_is_bad():

@@ -15,11 +15,12 @@ from agent.core.node_condition import NodeCondition
 from agent.kit.cell import Cell
 from agent.services.gpu_events import CALM, GpuEvents
 from agent.services.node_condition import GpuCondition
-from tests.builders import a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
+from tests.builders import NOON, a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
 from tests.fakes.clock import LoopClock
 
 WELL = a_health()
 BAD = a_health(condition=Condition.BAD, text="XID 48 [H-048]")
+LOST = a_health(condition=Condition.LOST, cause="lost", text="out of reach [H-LOST]")
 
 
 def holding(*healths, generation: int = 1) -> Inventory:
@@ -82,6 +83,32 @@ async def test_an_ill_gpu_that_is_gone_for_good_is_said_to_be_gone_once_and_late
     assert [f"no longer shared: GPU 0 ({a_uuid(0)})"] == said
 
 
+async def test_a_held_gpu_that_is_gone_is_told_by_its_health_when_a_probe_finds_it():
+    said: list[str] = []
+    gone = [a_shared_gpu(present=False, there=False, health=one) for one in (WELL, LOST)]
+    inventory = Cell(holding(WELL))
+    events = GpuEvents(inventory, Cell(Ledger()), Cell(()), lambda event: said.append(event.reason))
+    async with running(events):
+        inventory.set(an_inventory(gpus=gone[:1], generation=2))
+        await asyncio.sleep(1)
+        inventory.set(an_inventory(gpus=gone[1:], generation=3))
+        await asyncio.sleep(10 * CALM)
+
+    assert ["GpuUnhealthy"] == said
+
+
+async def test_a_held_gpu_that_is_gone_and_answers_is_said_to_be_shared_no_longer():
+    said: list[str] = []
+    inventory = Cell(holding(WELL))
+    events = GpuEvents(inventory, Cell(Ledger()), Cell(()), lambda event: said.append(event.reason))
+    async with running(events):
+        gone = a_shared_gpu(present=False, there=False)
+        inventory.set(an_inventory(gpus=(gone,), generation=2))
+        await asyncio.sleep(10 * CALM)
+
+    assert ["GpuInventoryChanged"] == said
+
+
 async def test_telling_ends_with_the_inventory():
     inventory = Cell(holding(WELL))
     inventory.close()
@@ -110,6 +137,21 @@ async def test_the_condition_is_written_at_the_start_and_when_it_says_something_
             await asyncio.sleep(0.01)
 
     assert [False, True, False] == [one.status for one in status.written]
+
+
+async def test_what_the_condition_says_may_change_and_it_is_so_since_it_was_so_first():
+    status, inventory = Status(), Cell(Inventory())
+    gone = a_shared_gpu(gpu=a_gpu(index=1), present=False, there=False)
+    async with running(GpuCondition(status, inventory, LoopClock())):
+        inventory.set(an_inventory(gpus=(a_shared_gpu(), gone)))
+        await asyncio.sleep(60)
+        ill = a_shared_gpu(health=a_health(condition=Condition.BAD, since=NOON))
+        inventory.set(an_inventory(gpus=(ill, gone), generation=2))
+        await asyncio.sleep(60)
+
+    first, second = status.written
+    assert first.since == second.since
+    assert first.message != second.message
 
 
 async def test_a_condition_that_was_not_written_is_written_when_the_service_starts_again():

@@ -133,7 +133,9 @@ def test_a_lost_gpu_stays_listed_as_not_present(bench):
     bench.scan(a_gpu(index=0), faults=(LOST,))
 
     assert [(0, True, True), (1, False, False)] == bench.shown
-    assert (LOST,) == bench.keeper.left_out.value
+    assert [a_uuid(1)] == [fault.gpu for fault in bench.keeper.left_out.value]
+    assert bench.inventory.value.gpus[1].wanted
+    assert bench.inventory.value.gpus[1].plight.startswith("is not shared: GPU is lost; ")
 
 
 def test_a_gpu_that_cannot_be_described_just_now_stays_as_it_was(bench):
@@ -166,7 +168,10 @@ def test_a_filtered_gpu_is_out_without_a_word_but_stays_while_it_is_held(setting
     bench.hold(1)
     assert [(0, True, True), (1, False, False)] == bench.shown
     assert "NVIDIA H100 80GB HBM3" == bench.inventory.value.gpus[1].gpu.name
-    assert bench.inventory.value.gpus[1].there
+    assert (True, False) == (
+        bench.inventory.value.gpus[1].there,
+        bench.inventory.value.gpus[1].wanted,
+    )
     bench.scan(a_gpu(index=0))
     assert not bench.inventory.value.gpus[1].there
     bench.hold()

@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from agent.core.changes import NodeEvent
-from agent.core.gpu import GpuFault, Scan
+from agent.core.condition import Condition
+from agent.core.gpu import NO_INDEX, GpuFault, Scan
 from agent.core.health import switched_off
 from agent.core.inventory import Inventory
 from agent.core.slices import SharingSettings
@@ -13,11 +14,12 @@ from agent.kit.cell import Cell
 from agent.services.discovery import Discovery
 from agent.services.inventory import InventoryKeeper
 from agent.services.left_out import LeftOut
-from tests.builders import NOON, a_gpu, a_uuid
+from tests.builders import NOON, a_gpu, a_health, a_uuid
 from tests.fakes.clock import ManualClock
 from tests.fakes.driver import ScriptedDriver
 
 BROKEN = GpuFault("index 1", "Unknown Error")
+TAIL = "; if that lasts, reset it or reboot the node [GpuLeftOut]"
 
 
 class Bench:
@@ -62,7 +64,10 @@ async def test_a_gpu_that_cannot_be_described_is_left_out_with_one_event():
         assert [0] == bench.indexes
         (event,) = bench.events
         assert ("GpuLeftOut", True) == (event.reason, event.warning)
-        assert "GPU index 1 is not shared: Unknown Error" == event.text
+        assert (
+            "GPU index 1 is not shared: Unknown Error; if that lasts, reset it or reboot the node "
+            "[GpuLeftOut]"
+        ) == event.text
         assert bench.driver.scans > 50
 
 
@@ -92,7 +97,7 @@ async def test_it_is_told_again_when_it_comes_back_to_that_or_the_reason_is_anot
         await bench.rescan()
 
         assert ["Unknown Error", "Unknown Error", "Not Supported"] == [
-            event.text.partition(": ")[2] for event in bench.events
+            event.text.partition(": ")[2].removesuffix(TAIL) for event in bench.events
         ]
 
 
@@ -112,7 +117,9 @@ async def test_a_gpu_that_was_shared_and_is_lost_is_told_by_its_health_alone():
         bench.driver.gpus, bench.driver.faults = [], [lost, stranger]
         await bench.rescan()
 
-        assert [f"GPU {a_uuid(7)} is not shared: GPU is lost"] == [e.text for e in bench.events]
+        assert [f"GPU {a_uuid(7)} is not shared: GPU is lost{TAIL}"] == [
+            event.text for event in bench.events
+        ]
 
 
 async def test_a_lost_gpu_is_told_here_where_nobody_looks_after_health():
@@ -121,7 +128,18 @@ async def test_a_lost_gpu_is_told_here_where_nobody_looks_after_health():
         bench.driver.gpus, bench.driver.faults = [], [GpuFault(a_uuid(0), "lost", lost=True)]
         await bench.rescan()
 
-        assert [f"GPU {a_uuid(0)} is not shared: lost"] == [e.text for e in bench.events]
+        assert [f"GPU {a_uuid(0)} is not shared: lost{TAIL}"] == [e.text for e in bench.events]
+
+
+async def test_what_the_health_of_a_gpu_says_is_not_said_here_as_well():
+    async with running() as bench:
+        bench.keeper.judged({a_uuid(1): a_health(condition=Condition.BAD)})
+        for text, lost in (("GPU requires restart", False), ("GPU is lost", True)):
+            bench.driver.faults = [GpuFault(a_uuid(1), text, lost)]
+            await bench.rescan()
+
+        assert [0, NO_INDEX] == bench.indexes
+        assert [] == bench.events
 
 
 async def test_it_ends_with_its_cell():

@@ -4,6 +4,7 @@ import asyncio
 import errno
 
 import pytest
+import structlog
 
 from agent.core.edits import ContainerEdits
 from agent.core.errors import Gate, Refusal, StateError
@@ -306,16 +307,17 @@ async def test_a_full_disk_refuses_for_the_moment():
         assert Gate.STATE_UNWRITABLE is refusal.gate
         assert refusal.transient
         assert () == node.rows
+        assert {("refused", "state_unwritable"): 1} == node.results
 
 
 async def test_a_disk_that_hangs_refuses_in_time():
     async with a_node() as node:
         node.disk.gate.clear()
-
-        refusal = await refused(node, ids(0))
-
-        assert Gate.STATE_UNWRITABLE is refusal.gate
+        with structlog.testing.capture_logs() as lines:
+            assert Gate.STATE_UNWRITABLE is (await refused(node, ids(0))).gate
         node.disk.gate.set()
+        told = [one["event"] for one in lines]
+        assert (["alloc.refused"], {("refused", "state_unwritable"): 1}) == (told, node.results)
 
 
 async def test_a_directory_that_cannot_be_made_refuses_and_its_row_closes_by_itself():

@@ -83,8 +83,10 @@ def test_a_lock_has_an_owner_unless_it_is_legacy():
         ({}, ""),
         ({"health": a_health(condition=Condition.BAD, text="XID 48")}, "is bad: XID 48"),
         ({"health": a_health(condition=Condition.LOST, cause="lost")}, "is lost: lost"),
-        ({"present": False}, "is not shared any more"),
+        ({"present": False, "obstacle": "no name; wait"}, "is not shared: no name; wait"),
+        ({"present": False, "wanted": False}, "is filtered out by the settings"),
         ({"present": False, "there": False}, "is not on the node any more"),
+        ({"present": False, "wanted": False, "there": False}, "is not on the node any more"),
     ],
 )
 def test_why_a_gpu_is_given_to_nobody_reads_behind_its_name(parts, plight):

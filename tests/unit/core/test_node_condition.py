@@ -41,7 +41,7 @@ def test_a_gpu_that_is_not_served_degrades_the_node_and_is_named():
     )
     found = gpu_degraded(an_inventory(gpus=gpus), LATER)
 
-    assert (True, NOON) == (found.status, found.since)
+    assert (True, LATER) == (found.status, found.since)
     assert (
         f"GPU 1 ({a_uuid(1)}) is bad: XID 48 [H-048]; "
         f"GPU 2 ({a_uuid(2)}) is not on the node any more"
@@ -64,8 +64,18 @@ def test_the_message_has_a_bound():
 
 
 def test_a_gpu_that_is_filtered_out_while_it_is_held_degrades_nothing():
-    kept = a_shared_gpu(gpu=a_gpu(index=1), present=False)
+    kept = a_shared_gpu(gpu=a_gpu(index=1), present=False, wanted=False)
 
     found = gpu_degraded(an_inventory(gpus=(a_shared_gpu(), kept)), LATER)
 
     assert (False, "all 1 GPUs are served") == (found.status, found.message)
+
+
+def test_a_gpu_that_is_only_not_described_degrades_the_node_from_now_on():
+    unseen = a_gpu(uuid=a_uuid(1), index=NO_INDEX, name="")
+    kept = a_shared_gpu(gpu=unseen, present=False, obstacle="no answer in time")
+
+    found = gpu_degraded(an_inventory(gpus=(a_shared_gpu(), kept)), LATER)
+
+    assert (True, LATER) == (found.status, found.since)
+    assert f"GPU of unknown index ({a_uuid(1)}) is not shared: no answer in time" == found.message

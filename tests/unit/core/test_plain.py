@@ -127,7 +127,9 @@ def test_a_gpu_that_does_not_serve_is_refused(condition, present, gate):
 
     assert gate is refusal.gate
     told = f"is {condition.value}: " if condition in {Condition.BAD, Condition.LOST} else ""
-    assert (told if present else "is not shared any more; create the pod again") in refusal.sentence
+    assert (
+        told if present else "is filtered out by the settings; create the pod"
+    ) in refusal.sentence
 
 
 @pytest.mark.parametrize("condition", [Condition.WATCH, Condition.UNMONITORED])
