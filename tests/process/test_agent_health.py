@@ -78,7 +78,7 @@ async def test_an_ill_gpu_that_nobody_holds_is_in_view_after_a_restart():
         before = condition(cluster)
         # The memory is written behind the list; a death in between is not what is asked here.
         memory = cluster.places.state / "state.json"
-        assert await comes(lambda: "refused" in memory.read_text())
+        assert await comes(lambda: memory.exists() and "refused" in memory.read_text())
 
         await cluster.kill_agent()
         (cluster.places.run / "api.sock").unlink()  # or the dead one's would be asked
