@@ -287,6 +287,26 @@ def another_node():
     return {"metadata": {"name": "node-b", "labels": {"gpu": "on"}}}
 
 
+async def test_a_job_that_cannot_clean_up_keeps_no_rights_and_is_not_in_the_way_of_the_next(site):
+    cluster = site.cluster
+    # It has no program of the agent's, as an older image has no such verb.
+    await site.upgrade("image.repository=peers.test/hami", "image.tag=v2.10.0")
+
+    ended = await site.run.try_helm("uninstall", "hami-agent", "--namespace=kube-system")
+
+    assert (1, True) == (ended.code, "BackoffLimitExceeded" in ended.words), ended.words
+    assert not await site.is_installed()
+    left = (await site.objects()).splitlines()
+    assert {"job.batch", "pod"} == {line.partition("/")[0] for line in left}
+    assert annotations.REGISTER in notes_of(await cluster.api.get(NODE_PATH))
+
+    await site.install()
+    await site.until_serving()
+    await site.uninstall()
+    assert "" == await site.objects()
+    assert annotations.REGISTER not in notes_of(await cluster.api.get(NODE_PATH))
+
+
 async def test_the_condition_is_kept_by_the_installed_account(site):
     cluster = site.cluster
     mark = cluster.plane.audit.mark()
@@ -306,26 +326,6 @@ def condition(cluster):
     """The status of GpuDegraded on the Node; None: it has none."""
     conditions = cluster.nodes.objects[NODE]["status"].get("conditions") or ()
     return next((one["status"] for one in conditions if one["type"] == GPU_DEGRADED), None)
-
-
-async def test_a_job_that_cannot_clean_up_keeps_no_rights_and_is_not_in_the_way_of_the_next(site):
-    cluster = site.cluster
-    # It has no program of the agent's, as an older image has no such verb.
-    await site.upgrade("image.repository=peers.test/hami", "image.tag=v2.10.0")
-
-    ended = await site.run.try_helm("uninstall", "hami-agent", "--namespace=kube-system")
-
-    assert (1, True) == (ended.code, "BackoffLimitExceeded" in ended.words), ended.words
-    assert not await site.is_installed()
-    left = (await site.objects()).splitlines()
-    assert {"job.batch", "pod"} == {line.partition("/")[0] for line in left}
-    assert annotations.REGISTER in notes_of(await cluster.api.get(NODE_PATH))
-
-    await site.install()
-    await site.until_serving()
-    await site.uninstall()
-    assert "" == await site.objects()
-    assert annotations.REGISTER not in notes_of(await cluster.api.get(NODE_PATH))
 
 
 async def test_what_is_uninstalled_leaves_what_the_documents_say_and_nothing_else(

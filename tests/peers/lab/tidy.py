@@ -9,7 +9,12 @@ from tests.peers.lab.identities import NODE
 from tests.peers.lab.waiting import until_answer
 
 NODE_PATH: Final = f"/api/v1/nodes/{NODE}"
-_NOTED: Final = (annotations.MUTEX_LOCK, annotations.REGISTER, annotations.HANDSHAKE)
+_NOTED: Final = (
+    annotations.MUTEX_LOCK,
+    annotations.REGISTER,
+    annotations.HANDSHAKE,
+    annotations.REPORTS,
+)
 
 
 async def remove_pods(cluster: Cluster) -> None:
