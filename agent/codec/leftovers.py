@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from agent.codec.managed import WRITER, entries, inside, other_writer
+from agent.codec.managed import WRITER, entries, other_writer
+from agent.codec.parts import inside, objects_in
 from agent.codec.quantity import decode_quantity
 from agent.core.annotations import REGISTER
 from agent.core.errors import MalformedText
@@ -37,12 +38,7 @@ def decode_traces(obj: Mapping[str, Any]) -> NodeTraces:
 def decode_state(obj: Mapping[str, Any], resource: str) -> NodeState:
     """A whole Node. What is missing or of another shape counts as absent."""
     status = inside(obj, "status")
-    found = status.get("conditions")
-    conditions = {
-        one.get("type"): one.get("status")
-        for one in (found if isinstance(found, list) else ())
-        if isinstance(one, dict)
-    }
+    conditions = {one.get("type"): one.get("status") for one in objects_in(status, "conditions")}
     # False is the kubelet's own word; Unknown is said by others, when it has fallen silent.
     kubelet = conditions.get("Ready", "Unknown") != "Unknown"
     allocatable = inside(status, "allocatable").get(resource)

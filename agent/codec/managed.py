@@ -2,7 +2,9 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Final
+
+from agent.codec.parts import inside, objects_in
 
 WRITER: Final = "hami-agent"
 """The agent's name there: its User-Agent up to the slash."""
@@ -14,7 +16,7 @@ class Entry:
 
     writer: str
     time: str
-    fields: Mapping[str, Any]
+    fields: Mapping[str, object]
 
     @property
     def annotations(self) -> frozenset[str]:
@@ -23,13 +25,11 @@ class Entry:
         return frozenset(key.removeprefix("f:") for key in found)
 
 
-def entries(metadata: Mapping[str, Any]) -> tuple[Entry, ...]:
+def entries(metadata: Mapping[str, object]) -> tuple[Entry, ...]:
     """All writers. What has another shape counts as nothing."""
-    found = metadata.get("managedFields")
     return tuple(
         Entry(str(one.get("manager")), str(one.get("time", "")), inside(one, "fieldsV1"))
-        for one in (found if isinstance(found, list) else ())
-        if isinstance(one, dict)
+        for one in objects_in(metadata, "managedFields")
     )
 
 
@@ -43,9 +43,3 @@ def other_writer(managed: Iterable[Entry], key: str) -> str:
         return ""
     last = max(owners, key=lambda one: one.time)
     return f"{last.writer} {last.time}"
-
-
-def inside(obj: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """The object below `key`; an empty one where there is none."""
-    value = obj.get(key)
-    return value if isinstance(value, dict) else {}

@@ -7,10 +7,10 @@ absent: the API server has checked it, and one odd pod must not blind the agent 
 import dataclasses
 import datetime as dt
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 
 from agent.codec.managed import entries, other_writer
 from agent.codec.nodelock import decode_stamp
+from agent.codec.parts import inside, objects_in
 from agent.codec.pod import INT32_MAX, TYPE_WORD, Groups, decode_pod_devices, validate
 from agent.codec.quantity import decode_quantity, decode_whole
 from agent.core.annotations import ALLOCATED, MIRROR, PREFIX, REGISTER
@@ -25,7 +25,6 @@ GO_TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 """What Go's strconv.ParseBool reads as true."""
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 def decode_pod(
@@ -38,7 +37,7 @@ def decode_pod(
     Raises:
         MalformedText: metadata.uid or metadata.name is missing or no text.
     """
-    metadata, spec, status = (_object(obj, key) for key in ("metadata", "spec", "status"))
+    metadata, spec, status = (inside(obj, key) for key in ("metadata", "spec", "status"))
     annotations = _texts(metadata, "annotations")
     uid, name = _identity(metadata, "pod")
     groups, groups_error = _groups(annotations.get(ALLOCATED))
@@ -66,7 +65,7 @@ def decode_node(obj: Mapping[str, object]) -> NodeView:
     Raises:
         MalformedText: metadata.uid or metadata.name is missing or no text.
     """
-    metadata = _object(obj, "metadata")
+    metadata = inside(obj, "metadata")
     uid, name = _identity(metadata, "node")
     return NodeView(
         name=name,
@@ -101,7 +100,7 @@ def _containers(
 ) -> Iterator[ContainerView]:
     """Init containers and sidecars first, then apps: the order of the kubelet's admission."""
     seen = _statuses(status, "initContainerStatuses")
-    for item in _objects(spec, "initContainers"):
+    for item in objects_in(spec, "initContainers"):
         sidecar = item.get("restartPolicy") == "Always"
         found = seen.get(_text(item, "name"), {})
         container = _container(item, Role.SIDECAR if sidecar else Role.INIT, found, resources)
@@ -109,7 +108,7 @@ def _containers(
         yield dataclasses.replace(container, ended_at=ended)
     seen = _statuses(status, "containerStatuses")
     restarts = _text(spec, "restartPolicy")
-    for item in _objects(spec, "containers"):
+    for item in objects_in(spec, "containers"):
         found = seen.get(_text(item, "name"), {})
         container = _container(item, Role.APP, found, resources)
         # A container's own policy wins, and its rules may start it again after any exit.
@@ -124,7 +123,7 @@ def _container(
     resources: tuple[str, str],
 ) -> ContainerView:
     resource, memory_resource = resources
-    state, last = _object(status, "state"), _object(status, "lastState")
+    state, last = inside(status, "state"), inside(status, "lastState")
     is_running = isinstance(state.get("running"), Mapping)
     container_id = _text(status, "containerID").rpartition("://")[2]
     return ContainerView(
@@ -133,7 +132,7 @@ def _container(
         count=max(0, decode_quantity(_asked(item, resource)) or 0),
         control_disabled=any(
             _text(env, "name") == CONTROL_ENV and _text(env, "value") in GO_TRUE
-            for env in _objects(item, "env")
+            for env in objects_in(item, "env")
         ),
         running_id=container_id if is_running else None,
         has_run=bool(container_id) or "terminated" in state or "terminated" in last,
@@ -150,7 +149,7 @@ def _last(
 ) -> dt.datetime | None:
     """The last start or end that these two states of a container tell of."""
     told = (
-        _text(_object(one, kind), what)
+        _text(inside(one, kind), what)
         for one in (state, before)
         for kind in ("running", "terminated")
     )
@@ -159,15 +158,15 @@ def _last(
 
 def _ended_at(status: Mapping[str, object], restarts: str) -> dt.datetime | None:
     """When a container ended that this restart policy never starts again."""
-    terminated = _object(_object(status, "state"), "terminated")
+    terminated = inside(inside(status, "state"), "terminated")
     is_over = restarts == "Never" or (restarts == "OnFailure" and terminated.get("exitCode") == 0)
     return _stamp(_text(terminated, "finishedAt")) if terminated and is_over else None
 
 
 def _others(item: Mapping[str, object], resource: str) -> Iterator[tuple[str, int]]:
     """What the container asks for of other extended resources, by name."""
-    resources = _object(item, "resources")
-    names = {*_object(resources, "limits"), *_object(resources, "requests")}
+    resources = inside(item, "resources")
+    names = {*inside(resources, "limits"), *inside(resources, "requests")}
     for name in sorted(names - {resource}):
         count = decode_quantity(_asked(item, name)) if "/" in name else 0
         if count and count > 0:
@@ -185,9 +184,9 @@ def _dropped(memory: str) -> str:
 
 def _asked(item: Mapping[str, object], resource: str) -> str:
     """The quantity in limits, else in requests, as text; empty when there is none."""
-    resources = _object(item, "resources")
+    resources = inside(item, "resources")
     for part in ("limits", "requests"):
-        value = _object(resources, part).get(resource)
+        value = inside(resources, part).get(resource)
         if isinstance(value, str):
             return value
         if type(value) is int and abs(value) < 2**63:
@@ -197,7 +196,7 @@ def _asked(item: Mapping[str, object], resource: str) -> str:
 
 def _statuses(status: Mapping[str, object], key: str) -> Mapping[str, Mapping[str, object]]:
     """What status says of each container, by name."""
-    return {_text(item, "name"): item for item in _objects(status, key)}
+    return {_text(item, "name"): item for item in objects_in(status, key)}
 
 
 def _phase(text: str) -> Phase:
@@ -214,22 +213,11 @@ def _stamp(text: str) -> dt.datetime:
         return EPOCH
 
 
-def _object(parent: Mapping[str, object], key: str) -> Mapping[str, object]:
-    value = parent.get(key)
-    return value if isinstance(value, Mapping) else NOTHING
-
-
-def _objects(parent: Mapping[str, object], key: str) -> tuple[Mapping[str, object], ...]:
-    value = parent.get(key)
-    items = value if isinstance(value, list | tuple) else ()
-    return tuple(item for item in items if isinstance(item, Mapping))
-
-
 def _text(parent: Mapping[str, object], key: str) -> str:
     value = parent.get(key)
     return value if isinstance(value, str) else ""
 
 
 def _texts(parent: Mapping[str, object], key: str) -> Mapping[str, str]:
-    pairs = _object(parent, key).items()
+    pairs = inside(parent, key).items()
     return {name: value for name, value in pairs if isinstance(value, str)}

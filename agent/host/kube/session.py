@@ -12,6 +12,7 @@ import msgspec
 import structlog
 
 from agent import __version__
+from agent.codec.managed import WRITER
 from agent.core.errors import ApiError, SettingsError
 from agent.host.kube import shim
 from agent.host.kube.connection import Connection, configure, fingerprint, unusable
@@ -80,7 +81,7 @@ class KubeSession:
     """
 
     def __init__(
-        self, connection: Connection, random: random.Random, program: str = "hami-agent"
+        self, connection: Connection, random: random.Random, program: str = WRITER
     ) -> None:
         self.random = random
         self._program = program
