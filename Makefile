@@ -21,6 +21,7 @@ QUICK      := -m "not histories"
 BENCH      ?=
 PEERS      ?=
 WATCH      ?= 5
+LONG       ?=
 SYSTEMD    ?=
 CHART      ?=
 
@@ -61,8 +62,8 @@ test: $(STAMP)  ## run all tests (TESTS=tests/unit/core runs some)
 	$(BIN)/python -m pytest -q $(QUICK) $(TESTS)
 
 .PHONY: test-long
-test-long: $(STAMP)  ## play 10,000 random histories of a node (a quarter of an hour)
-	$(BIN)/python -m pytest -q -m histories tests/machine
+test-long: $(STAMP)  ## play 10,000 random histories with faults and 10,000 without (LONG=--histories=500)
+	$(BIN)/python -m pytest -q -rP -m histories $(LONG) tests/machine
 
 .PHONY: test-gpu
 test-gpu: $(STAMP)  ## hold the driver to its contract on a real GPU and print what it says (WATCH=300 seconds)

@@ -67,10 +67,40 @@ def settings_schema() -> dict[str, object]:
     properties = dict(mapping(whole["properties"]))
     for section in CHARTS_OWN:
         del properties[section]
+    properties["sharing"] = with_texts(mapping(properties["sharing"]))
+    properties["profiles"] = of_items(mapping(properties["profiles"]), "sharing")
     library = dict(mapping(properties["library"]))
     library["properties"] = dict(without(mapping(library["properties"]), "hookPath"))
     properties["library"] = library
     return {**whole, "type": "object", "properties": properties}
+
+
+def with_texts(section: Mapping[str, object]) -> Mapping[str, object]:
+    """Numbers may be texts, too: helm's --set gives a fraction as one.
+
+    The templates check both, and refuse one beyond the bounds in a sentence, which a schema cannot.
+    """
+    bounds = {"minimum", "maximum"}
+    leaves = {key: mapping(leaf) for key, leaf in mapping(section["properties"]).items()}
+    taken = {
+        key: {
+            name: ["number", "string"] if name == "type" else value
+            for name, value in leaf.items()
+            if name not in bounds
+        }
+        if leaf.get("type") == "number"
+        else leaf
+        for key, leaf in leaves.items()
+    }
+    return {**section, "properties": taken}
+
+
+def of_items(profiles: Mapping[str, object], name: str) -> Mapping[str, object]:
+    """A list of objects, in which that section may have texts for numbers."""
+    items = mapping(profiles["items"])
+    properties = mapping(items["properties"])
+    taken = {**properties, name: with_texts(mapping(properties[name]))}
+    return {**profiles, "items": {**items, "properties": taken}}
 
 
 def mapping(value: object) -> Mapping[str, object]:

@@ -160,6 +160,7 @@ def a_pod(  # noqa: PLR0913 -- keyword-only, all have defaults
     message: str = "",
     resource_version: str = "1",
     groups_error: str = "",
+    reusable_name: bool = False,
 ) -> PodView:
     """A pending pod of one GPU container; its groups are those that its annotations say."""
     text = (annotations or {}).get(ALLOCATED)
@@ -173,6 +174,7 @@ def a_pod(  # noqa: PLR0913 -- keyword-only, all have defaults
         containers=(a_container(),) if containers is None else tuple(containers),
         annotations={} if annotations is None else dict(annotations),
         static=static,
+        reusable_name=reusable_name,
         reason=reason,
         message=message,
         resource_version=resource_version,
@@ -202,6 +204,7 @@ def a_row(  # noqa: PLR0913 -- keyword-only, all have defaults
     confirmed: bool = False,
     offered: bool = False,
     resource: str = RESOURCE,
+    lock: str = "",
 ) -> Row:
     """A ledger row of one container; its ids are slice 0 of each share unless given."""
     held = (a_share(),) if shares is None else tuple(shares)
@@ -224,6 +227,7 @@ def a_row(  # noqa: PLR0913 -- keyword-only, all have defaults
         confirmed=confirmed,
         offered=offered,
         resource=resource,
+        lock=lock,
     )
 
 

@@ -19,6 +19,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for folder, option in OPTIONS.items():
         parser.addoption(option, action="store_true", help=f"collect tests/{folder}/test_*.py too")
     parser.addoption("--gpu-watch", default="5", metavar="SECONDS", help="watch a real GPU so long")
+    parser.addoption("--histories", default="10000", metavar="N", help="play so many, with -m it")
+    parser.addoption("--history-seed", metavar="SEED", help="begin with the histories of that seed")
+    parser.addoption("--history-jobs", metavar="N", help="play on so many processors (all)")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from agent.app.adapters import Adapters
 from agent.app.front import Front
 from agent.app.plain import plain_reconcile
+from agent.core.ledger import Effect
 from agent.core.ports import NodeApi, PodApi, Witness
 from agent.core.readiness import Check
 from agent.host.cgroups import CgroupContainers
@@ -19,13 +20,13 @@ from agent.host.kube.session import KubeSession
 from agent.host.kubelet_records import KubeletRecordsFile
 from agent.host.podresources import PodResourcesWitness
 from agent.kit.cell import Cell
-from agent.services.allocation.inquiry import Peers, Views
 from agent.services.allocation.service import Allocation, AllocationSettings
 from agent.services.allocation.storage import Storage
+from agent.services.allocation.views import Peers, Views
 from agent.services.announce import Announcer
 from agent.services.node import Node
 from agent.services.node_condition import GpuCondition
-from agent.services.outbox import Outbox, OutboxViews
+from agent.services.outbox.service import Outbox, OutboxViews
 from agent.services.pods import Pods
 from agent.services.reconcile.plain import PlainReconcile
 from agent.services.reconcile.service import Reconcile, ReconcilePeers, ReconcileViews
@@ -131,6 +132,7 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: Api) -> Bac
     pods = Pods(api.pods, facts.pods, clock, adapters.random, served)
     allocation = _allocation(settings, adapters, front, api, (pods, node))
     report_state = Cell(ReportState())
+    owed: Cell[tuple[Effect, ...]] = Cell(())
     return Back(
         api=api,
         node=node,
@@ -146,7 +148,7 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: Api) -> Bac
         ),
         report_state=report_state,
         outbox=Outbox(
-            views=OutboxViews(state.ledger, facts.pods),
+            views=OutboxViews(state.ledger, facts.pods, owed, facts.outlived),
             api=(api.node, api.pods),
             commit=state.commit,
             clock=clock,
@@ -156,7 +158,7 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: Api) -> Bac
             pods=facts.pods,
             node=facts.node,
             ledger=state.ledger,
-            commit=state.commit,
+            owed=owed,
             clock=clock,
         ),
         reconcile=_reconcile(adapters, front, api, allocation),
@@ -181,6 +183,7 @@ def _allocation(
             facts.node,
             facts.inventory,
             front.state.ledger,
+            facts.outlived,
             knowing.recent.greatest,
         ),
         peers=Peers(
@@ -188,6 +191,8 @@ def _allocation(
             records=api.records,
             containers=CgroupContainers(settings.paths.cgroup, adapters.worker),
             refresh=pods.refresh,
+            look_at_pod=pods.look,
+            look_at_node=node.refresh,
             epoch=knowing.kubelet.now,
             clock=adapters.clock,
             look=node.look,

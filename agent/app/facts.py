@@ -1,10 +1,11 @@
 """The facts of the node, each in one cell with one writer."""
 
 import dataclasses
+from collections.abc import Mapping
 
 from agent.core.edits import EditSettings
 from agent.core.inventory import Inventory
-from agent.core.pods import NodeView, PodTable
+from agent.core.pods import NodeView, PodTable, PodUid
 from agent.core.report_settings import ReportSettings
 from agent.core.slices import SharingSettings, SliceList
 from agent.kit.cell import Cell
@@ -15,9 +16,9 @@ class Facts:
     """Cells that more than one room reads.
 
     Writers: sharing, report, edits — app.fitting; inventory — services.inventory; slices —
-    services.listing; pods — services.pods; node — services.node. The ledger's cell belongs to
-    services.state, the registration's to services.registration, the reporter's own to
-    services.report.
+    services.listing; pods — services.pods; node — services.node; outlived — services.outbox. The
+    ledger's cell belongs to services.state, the registration's to services.registration, the
+    reporter's own to services.report.
     """
 
     sharing: Cell[SharingSettings]
@@ -27,6 +28,7 @@ class Facts:
     slices: Cell[SliceList]
     pods: Cell[PodTable]
     node: Cell[NodeView | None]
+    outlived: Cell[Mapping[str, PodUid]]
 
 
 def new_facts(sharing: SharingSettings, report: ReportSettings, edits: EditSettings) -> Facts:
@@ -39,4 +41,5 @@ def new_facts(sharing: SharingSettings, report: ReportSettings, edits: EditSetti
         slices=Cell(SliceList()),
         pods=Cell(PodTable()),
         node=Cell(None),
+        outlived=Cell({}),
     )

@@ -13,15 +13,18 @@ from agent.app.endpoints import EndpointFacts, Endpoints, Names
 from agent.app.facts import Facts, new_facts
 from agent.app.fitting import Effects, Fitting
 from agent.app.late import LateAllocator
+from agent.app.withholding import looks_of
 from agent.core.condition import Health
 from agent.core.gpu import GpuUuid, Scan
 from agent.core.last_good import LastGood
+from agent.core.withholding import Withholding
 from agent.host.watch import DirectoryWatch
 from agent.plugin.server import PluginServer
 from agent.services.announce import Notices
 from agent.services.discovery import Discovery
 from agent.services.gpu_events import GpuEvents
-from agent.services.health.watch import HealthPorts, HealthWatch
+from agent.services.health.ports import HealthPorts
+from agent.services.health.watch import HealthWatch
 from agent.services.inventory import InventoryKeeper
 from agent.services.kubelet import KubeletWatch
 from agent.services.last_good import LastGoodKeeper
@@ -31,6 +34,7 @@ from agent.services.recent import Recent
 from agent.services.registration import Registration
 from agent.services.samples import Samples
 from agent.services.state import Recovered, StateService
+from agent.services.withholding import Withholder
 from agent.settings.reading import Reading
 from agent.settings.schema import Settings
 from agent.settings.starting import COPY
@@ -63,6 +67,7 @@ class Knowing:
     samples: Samples
     kubelet: KubeletWatch
     recent: Recent
+    withholder: Withholder
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -144,7 +149,16 @@ def _knowing(
         keeper.judged(verdicts)
         listing.refresh()
 
-    discovery = Discovery(adapters.driver, found)
+    def withhold(state: Withholding) -> None:
+        """Nor does this list."""
+        keeper.withhold(state)
+        listing.refresh()
+
+    def ill(uuid: GpuUuid) -> bool:
+        shared = facts.inventory.value.find(uuid)
+        return shared is not None and shared.health.ill
+
+    discovery = Discovery(adapters.driver, found, ill=ill)
     before = host.recovered.state.boot_id
     health = HealthWatch(
         driver=adapters.driver,
@@ -166,4 +180,5 @@ def _knowing(
         samples=Samples(adapters.driver, facts.inventory, clock),
         kubelet=KubeletWatch(DirectoryWatch(settings.paths.plugins, names, names.kubelet)),
         recent=Recent(facts.inventory),
+        withholder=Withholder(looks_of(settings, adapters, state.error), withhold, notices.say),
     )

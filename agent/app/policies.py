@@ -28,6 +28,7 @@ POLICIES: Mapping[str, RestartPolicy] = {
     "left_out": _LOCAL,
     "gpu_events": _LOCAL,
     "held": _LOCAL,
+    "withholder": _LOCAL,
     "listing": _LOCAL,
     "discovery": _DRIVER,
     "health": _DRIVER,

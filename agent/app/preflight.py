@@ -4,22 +4,23 @@ import asyncio
 import contextlib
 import dataclasses
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from pathlib import Path
 
 from agent.app.adapters import open_driver
 from agent.codec.node_report import register_differences, report_of
-from agent.core import preflight
+from agent.core import api_rights, preflight
 from agent.core.annotations import REGISTER
 from agent.core.errors import (
     AgentError,
     ApiError,
+    DriverMissing,
     KubeletError,
     SettingsError,
     StateError,
     WitnessUnsupported,
 )
-from agent.core.gpu import Scan
+from agent.core.gpu import Scan, Trouble
 from agent.core.holdings import Holding
 from agent.core.inventory import Inventory
 from agent.core.pods import NodeView
@@ -37,7 +38,9 @@ from agent.kit.cell import Cell
 from agent.services.inventory import InventoryKeeper
 from agent.settings.schema import Settings
 
-DRIVER_SECONDS = 10.0
+DRIVER_SECONDS = 15.0
+"""Eight GPUs that wake one after the other take 12 s."""
+LOOK_SECONDS = 1.0
 NODE_SECONDS = 5.0
 """A Node that is there comes with the first frame of its watch."""
 
@@ -97,31 +100,56 @@ async def _library(settings: Settings) -> Finding:
 
 async def _driver(settings: Settings) -> tuple[Scan | None, tuple[Finding, ...]]:
     library = settings.driver.nvml_library or "NVIDIA's library (NVML)"
+    found, failure, remedy = await last_scan(_scans(settings))
+    name = settings.driver.simulate or library
+    return found, tuple(preflight.judge_driver(name, found, failure, remedy))
+
+
+async def last_scan(scans: AsyncGenerator[Scan]) -> tuple[Scan | None, str, str | None]:
+    """The first of them in which no GPU is waking, or the last in time; and why there is none.
+
+    The third is what to do, where the failure knows that.
+    """
     found: Scan | None = None
-    failure = ""
+    failure, remedy = "", None
     try:
-        async with asyncio.timeout(DRIVER_SECONDS):
-            found = await _scan(settings)
+        async with asyncio.timeout(DRIVER_SECONDS), contextlib.aclosing(scans):
+            async for found in scans:
+                if all(fault.trouble is not Trouble.SILENT for fault in found.faults):
+                    break
     except TimeoutError:
         failure = f"the driver did not answer within {DRIVER_SECONDS:g} s"
     except (AgentError, OSError) as error:
-        failure = str(error)
-    judged = preflight.judge_driver(settings.driver.simulate or library, found, failure)
-    return found, tuple(judged)
+        failure, remedy = _parted(error)
+    return found, failure, remedy
 
 
-async def _scan(settings: Settings) -> Scan:
-    """What the driver finds. Simulated GPUs are looked at without the socket that `run` gives them.
+def _parted(error: AgentError | OSError) -> tuple[str, str | None]:
+    """What is wrong, and what to do: empty where the one says the other, None where neither does.
 
-    Raises DriverMissing, DriverError, SettingsError.
+    The text form says both in one line, and scripts read them apart.
+    """
+    if isinstance(error, DriverMissing | SettingsError):
+        return error.said, error.remedy
+    return str(error), None
+
+
+async def _scans(settings: Settings) -> AsyncGenerator[Scan]:
+    """What the driver finds, again and again: GPUs that wake take seconds to answer.
+
+    Simulated GPUs are looked at without the socket that `run` gives them. Raises DriverMissing,
+    DriverError, SettingsError.
     """
     spec = settings.driver.simulate
     if spec is not None:
         from agent.sandbox.driver import look_once  # noqa: PLC0415 -- only the driver in use
 
-        return await look_once(spec)
+        yield await look_once(spec)
+        return
     async with open_driver(settings) as driver:
-        return await driver.scan()
+        while True:
+            yield await driver.scan()
+            await asyncio.sleep(LOOK_SECONDS)
 
 
 async def _witness(settings: Settings) -> Finding:
@@ -153,16 +181,22 @@ async def _cluster(settings: Settings, environ: Mapping[str, str], *, reader: bo
     try:
         async with _session(connection) as session:
             review = KubeReview(session, settings.node)
-            wanted = preflight.rights(settings.node, node_condition=settings.node_condition)
+            wanted = api_rights.rights(settings.node, node_condition=settings.node_condition)
             unasked = tuple(right for right in wanted if reader and not right.reads)
             asked = [right for right in wanted if right not in unasked]
             denied = tuple([right for right in asked if not await review.granted(right)])
             if denied:  # what follows would only say it once more
                 return Cluster(server, denied=denied)
+            neighbours = await review.neighbours()
+            looks = [api_rights.right_to_get(pod) for pod in neighbours.pods[:1]]
+            denied = tuple([right for right in looks if not await review.granted(right)])
+            if denied:
+                return Cluster(server, denied=denied)
             node = await _node(KubeNode(session, settings.node))
-            plugins = await review.plugins()
+            plugins = neighbours.plugins
     except (ApiError, SettingsError) as error:
-        return Cluster(server, failure=str(error))
+        failure, remedy = _parted(error)
+        return Cluster(server, failure=failure, remedy=remedy)
     if node is None:
         return Cluster(server, found=False, unasked=unasked, plugins=plugins)
     return Cluster(server, True, node.labels, node.annotations, unasked=unasked, plugins=plugins)

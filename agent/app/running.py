@@ -122,6 +122,7 @@ def tiers(whole: Whole, extra: Extra, chance: random.Random) -> Sequence[Sequenc
             task("left_out", knowing.left_out.run),
             task("gpu_events", knowing.gpu_events.run),
             task("held", front.follow_held),
+            *(() if whole.observe else (task("withholder", knowing.withholder.run),)),
             task("listing", knowing.listing.run),
             task("discovery", knowing.discovery.run),
             task("health", knowing.health.run),

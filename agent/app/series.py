@@ -26,7 +26,7 @@ def series_of(front: Front, back: "Back | PlainBack") -> Series:
             front.endpoints.registrations,
             knowing.health.xid_events,
             knowing.health.transitions,
-            front.notices.events,
+            front.notices.unposted,
             traffic.calls,
         ),
         durations=(traffic.durations,),

@@ -1,9 +1,12 @@
 """What the agent says of itself: readiness from the cells."""
 
 import dataclasses
+from collections.abc import Sequence
 
 from agent.app.front import Front
 from agent.app.running import Whole
+from agent.core.gpu import GpuFault, Trouble
+from agent.core.inventory import Inventory
 from agent.core.readiness import Check
 from agent.kit.heartbeat import Heartbeat
 
@@ -29,16 +32,17 @@ def _checks(whole: Whole) -> tuple[Check, ...]:
     writable = front.state.error.value
     problem = front.knowing.discovery.problem.value
     inventory = facts.inventory.value
+    left_out = front.knowing.keeper.left_out.value
     return (
         Check("state", not writable, writable),
-        Check(
-            "inventory", inventory.generation > 0, problem or "the driver has not been asked yet"
-        ),
+        _described(inventory, left_out, problem),
         *(() if whole.observe else _kubelet(front)),
         *_api(whole),
         Check("driver", not problem, problem or "", required=False),
         Check("gpus", bool(inventory.gpus), "there are no GPUs to share", required=False),
+        _answering(left_out),
         _gpu_health(front),
+        _offer(front),
     )
 
 
@@ -75,7 +79,30 @@ def _api(whole: Whole) -> tuple[Check, ...]:
     )
 
 
+def _described(inventory: Inventory, left_out: Sequence[GpuFault], problem: str | None) -> Check:
+    """Whether there is a list; while none of the GPUs is awake there is nothing to tell in it."""
+    waking = "" if inventory.gpus else _waking(left_out)
+    text = f"the driver answers; {waking}" if waking else "the driver has not been asked yet"
+    return Check("inventory", inventory.generation > 0 and not waking, problem or text)
+
+
+def _waking(left_out: Sequence[GpuFault]) -> str:
+    return "; ".join(one.sentence for one in left_out if one.trouble is Trouble.SILENT)
+
+
+def _answering(left_out: Sequence[GpuFault]) -> Check:
+    """A GPU that is waking is neither left out for good nor a driver that is missing."""
+    text = _waking(left_out)
+    return Check("gpus_answering", not text, text, required=False)
+
+
 def _gpu_health(front: Front) -> Check:
     ill = [gpu for gpu in front.facts.inventory.value.gpus if not gpu.serving]
     text = "; ".join(f"GPU {gpu.gpu.label} {gpu.plight}" for gpu in ill)
     return Check("gpu_health", not ill, text, required=False)
+
+
+def _offer(front: Front) -> Check:
+    withheld = front.knowing.withholder.state.value
+    text = f"no slice is on offer: {'; '.join(withheld.reasons)}"
+    return Check("offer", not withheld.holds, text, required=False)

@@ -1,8 +1,10 @@
 """The web door, joined. Imported late: aiohttp takes longer to load than a registration takes."""
 
 import contextlib
+import dataclasses
 import platform
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
@@ -12,12 +14,15 @@ from agent import __version__
 from agent.app.series import series_of
 from agent.app.watching import Watched
 from agent.codec.checkpoint import VERSION
+from agent.core.gpu_events import holders
 from agent.core.inventory import Inventory
 from agent.core.ledger import Ledger
+from agent.core.release import Release
 from agent.core.slices import SliceList
 from agent.kit.cell import Cell
 from agent.settings.schema import Settings
-from agent.web.actions import Actions, recheck_act
+from agent.web.actions import Actions, recheck_act, release_act
+from agent.web.gpus import gpu_labels
 from agent.web.metrics import AgentCollector, Facts, MetricsPage, Series
 from agent.web.probes import Probes
 from agent.web.server import Listeners, Page, WebServer
@@ -84,4 +89,26 @@ def _actions(watched: Watched) -> Actions | None:
     """A standby has no GPU to act on."""
     if watched.whole is None:
         return None
-    return Actions({"recheck": recheck_act(watched.whole.front.knowing.health.recheck)})
+    front = watched.whole.front
+    health, ledger = front.knowing.health, front.state.ledger
+    recheck = health.recheck
+
+    def known() -> list[str]:
+        return list(gpu_labels(front.facts.inventory.value).values())
+
+    def uuids() -> list[str]:
+        return [gpu.uuid for gpu in front.facts.inventory.value.gpus]
+
+    async def release(name: str) -> Release | None:
+        found = await health.release(name)
+        pods = front.facts.pods.value
+        held_by = holders(ledger.value, found.gpus, pods) if found else ()
+        return found and dataclasses.replace(found, held_by=held_by)
+
+    return Actions(
+        {
+            "recheck": recheck_act(recheck, known, uuids),
+            "release": release_act(release, known),
+            "was-reset": recheck_act(partial(recheck, was_reset=True), known, uuids),
+        }
+    )

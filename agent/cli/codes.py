@@ -6,4 +6,6 @@ PROBLEM = 1
 USAGE = 2
 UNREACHABLE = 3
 NOT_FOUND = 4
+UNWRITTEN = 74
+"""The answer could not be written, whatever it is."""
 INTERRUPTED = 130

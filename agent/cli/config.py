@@ -2,17 +2,17 @@
 
 import argparse
 import json
-import shutil
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from agent.app.codes import BAD_SETTINGS
+from agent.cli.arguments import add_output
 from agent.cli.codes import OK
 from agent.cli.config_check import add_check, check
 from agent.cli.main import Subparsers
-from agent.cli.settings_args import add_output, add_settings, sources
-from agent.cli.settings_view import API_VERSION, plain, table
+from agent.cli.settings_args import add_settings, sources
+from agent.cli.settings_view import API_VERSION, plain, table, terminal_columns
 from agent.core.errors import SettingsError
 from agent.settings.fields import DEFAULT, Setting
 from agent.settings.json_schema import json_schema
@@ -23,7 +23,11 @@ from agent.settings.reading import Reading
 
 def add_parser(subparsers: Subparsers) -> None:
     """The verbs `config show`, `config check` and `config schema`."""
-    parser = subparsers.add_parser("config", help="show or check settings")
+    parser = subparsers.add_parser(
+        "config",
+        help="show or check settings",
+        epilog="example: hami-agent config check /etc/hami-agent/config.yaml",
+    )
     verbs = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     show = verbs.add_parser(
         "show",
@@ -69,13 +73,9 @@ def _show(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if args.output == "json":
         sys.stdout.write(json.dumps(_document(settings), indent=2) + "\n")
     else:
-        sys.stdout.writelines(_lines(settings, origin=args.origin))
+        columns = terminal_columns()
+        sys.stdout.writelines(table(settings, origin=args.origin, columns=columns))
     return OK
-
-
-def _lines(settings: Sequence[Setting], *, origin: bool) -> Iterable[str]:
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
-    return table(settings, origin=origin, width=width)
 
 
 def _document(settings: Iterable[Setting]) -> dict[str, object]:

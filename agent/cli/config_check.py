@@ -5,29 +5,35 @@ import dataclasses
 import json
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from agent.cli.arguments import add_output
 from agent.cli.codes import OK, PROBLEM
 from agent.cli.main import Subparsers
-from agent.cli.settings_args import add_output, add_settings, flags, sources
-from agent.cli.settings_view import API_VERSION, fit, plain, table
+from agent.cli.settings_args import add_settings, flags, sources
+from agent.cli.settings_view import API_VERSION, plain, table, terminal_columns
 from agent.codec.device_config import SECTION
 from agent.codec.faults import Faults
+from agent.codec.json_places import read_json
+from agent.codec.nodeconfig import WHAT as NODES
+from agent.codec.strangers import refuse_stranger
 from agent.codec.yaml_places import read_yaml
 from agent.core.errors import SettingsError, cap
 from agent.settings.fields import DEFAULT
 from agent.settings.load import is_json, load, read_text
 from agent.settings.plan import Given, Plan, Text, make_plan
 from agent.settings.profiles import NodeFacts
-from agent.settings.schema import build
+from agent.settings.schema import build, check_shares
+from agent.settings.table import SECTIONS
 
-COLUMNS: Final = 80
+INDENT: Final = "  "
 OTHERS: Final = "other nodes"
 
 DEVICE_CONFIG: Final = "HAMi's device-config.yaml"
 NODE_CONFIG: Final = "HAMi's config.json"
+STDIN: Final = Path("/dev/stdin")
 OWN: Final = "the agent's own file"
 
 
@@ -52,7 +58,9 @@ def add_check(verbs: Subparsers) -> None:
         epilog="example: hami-agent config check config.yaml device-config.yaml config.json "
         "--node gpu-1 --label zone=a --gpu 'NVIDIA H100 80GB HBM3'",
     )
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="a file to check")
+    parser.add_argument(
+        "files", nargs="*", type=Path, metavar="FILE", help="a file to check; - is standard input"
+    )
     parser.add_argument(
         "--node",
         action="append",
@@ -61,13 +69,18 @@ def add_check(verbs: Subparsers) -> None:
         help="a node to print; may be given again; without it: all that the files name",
     )
     parser.add_argument(
-        "--label", action="append", default=[], metavar="KEY=VALUE", help="a label of the nodes"
+        "--label",
+        action="append",
+        type=_label,
+        default=[],
+        metavar="KEY=VALUE",
+        help="a label of the nodes",
     )
     parser.add_argument(
         "--gpu", action="append", metavar="MODEL", help="a GPU of the nodes, once for each"
     )
     add_output(parser)
-    add_settings(parser)
+    add_settings(parser, "[FILE ...]")
 
 
 def check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -148,13 +161,13 @@ def _plain(node: _Node) -> dict[str, object]:
 
 def _labels(args: argparse.Namespace) -> Mapping[str, str] | None:
     """The labels of the nodes; None where nobody said what they are."""
-    return dict(_label(text) for text in args.label) if args.label else None
+    return dict(args.label) if args.label else None
 
 
 def _label(text: str) -> tuple[str, str]:
     key, sign, value = text.partition("=")
     if not sign or not key:
-        raise SettingsError(f"--label {text}: expected KEY=VALUE")
+        raise argparse.ArgumentTypeError(f"{text}: expected KEY=VALUE")
     return key, value
 
 
@@ -163,7 +176,7 @@ def _given(args: argparse.Namespace, faults: Faults) -> Given:
     found: dict[str, Text] = {}
     for path in (*args.files, *([args.config] if args.config else [])):
         with faults.kept():
-            text = read_text(path)
+            text = read_text(STDIN if path == Path("-") else path)
             kind = _kind(text)
             if kind in found:
                 raise SettingsError(f"{path}: is {kind}, and so is {found[kind].name}; name one")
@@ -176,10 +189,27 @@ def _given(args: argparse.Namespace, faults: Faults) -> Given:
 def _kind(text: Text) -> str:
     """Which of the three files it is."""
     if is_json(text):
-        return NODE_CONFIG
+        try:
+            keys = [key for key, _, _ in read_json(text.content, text.name).pairs()]
+        except SettingsError:  # told when it is read as what it is
+            if text.name.endswith(".json") or NODES.encode() in text.content.lower():
+                return NODE_CONFIG
+        else:
+            return _kind_by(keys, NODE_CONFIG)
     document = read_yaml(text.content, text.name)
-    keys = [key for key, _, _ in document.pairs()] if document and not document.null else []
-    return DEVICE_CONFIG if SECTION in keys else OWN
+    if document is None or document.null:
+        return OWN
+    refuse_stranger(document)
+    return _kind_by([key for key, _, _ in document.pairs()], OWN)
+
+
+def _kind_by(keys: Collection[str], otherwise: str) -> str:
+    """By the keys at the top; those of JSON are in lower case."""
+    if NODES in keys:
+        return NODE_CONFIG if otherwise == NODE_CONFIG else OWN
+    if SECTION in keys:
+        return DEVICE_CONFIG
+    return OWN if SECTIONS & set(keys) else otherwise
 
 
 def _facts(
@@ -197,10 +227,12 @@ def _node(plan: Plan, title: str, facts: NodeFacts) -> _Node:
     resolved = plan.resolve(facts)
     gpus = max(1, len(facts.gpu_models or ()))
     build(resolved.settings, host_name=facts.name or socket.gethostname(), gpus=gpus)
+    check_shares(resolved.settings)
     changed = [one for one in resolved.settings.values() if one.origin != DEFAULT]
     heads: Sequence[str] = (title, *(f"profile {name}" for name in resolved.profiles))
-    lines = [fit(", ".join(heads) + ("" if changed else ": all defaults"), COLUMNS)]
+    lines = [", ".join(heads) + ("\n" if changed else ": all defaults\n")]
     if changed:
-        rows = list(table(changed, origin=True, width=COLUMNS - 2))[1:]
-        lines += [f"  {row}" for row in rows]
+        columns = terminal_columns()
+        rows = table(changed, origin=True, columns=columns and columns - len(INDENT))
+        lines += [f"{INDENT}{row}" for row in list(rows)[1:]]
     return _Node(title, resolved.profiles, tuple(plain(one) for one in changed), tuple(lines))

@@ -7,24 +7,35 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
 
+from agent.cli.arguments import add_output
 from agent.cli.codes import OK, PROBLEM, USAGE
 from agent.cli.main import Subparsers
-from agent.codec.handshake import HandshakeWord, decode_handshake
+from agent.codec.annotation_kinds import MIG_KEY, PHASES, bare, keys_of_first, kind_of
+from agent.codec.handshake import decode_handshake
 from agent.codec.nodeconfig import decode_nodeconfig
 from agent.codec.nodelock import decode_node_lock
-from agent.codec.pod import decode_pod_devices
+from agent.codec.pod import decode_pod_devices, vendor_words
 from agent.codec.register import decode_register
 from agent.codec.register_colon import decode_register_colon
-from agent.core.errors import MalformedText
+from agent.codec.score import decode_scores
+from agent.core.errors import MalformedText, cap
 
 MAX_CHARS = 4 * 1024 * 1024
+STDIN: Final = "-"
 
 FORMS = (
     "a register annotation (a JSON array, or records of 7 or 9 fields that end in `:`), "
     "a pod's devices (UUID,type,MiB,percent: and ;), a node lock (time,namespace,pod), "
-    "a handshake (Reported, Requesting or Deleted and a time) or a nodeconfig"
+    "a handshake (Reported, Requesting or Deleted and a time), a score annotation, "
+    "a bind-phase, a time in Unix seconds, a cordon (UUIDs and commas) or a nodeconfig"
 )
+
+_CONSUMED: Final = re.compile("(?:(?:,,0,0:)*;)+")
+"""What is left of a served pod's text, and what a scheduler writes for containers without GPUs."""
+_OBJECT: Final = re.compile(r'\s*(\{.*"apiVersion"|apiVersion:|---|items:)', re.DOTALL)
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -37,81 +48,83 @@ def add_parser(subparsers: Subparsers) -> None:
         "'{.metadata.annotations.hami\\.io/node-nvidia-register}' | hami-agent decode",
     )
     parser.add_argument(
-        "value", nargs="?", help="the annotation's value; read from stdin if absent"
+        "value", nargs="?", help="the annotation's value; read from stdin if absent or -"
     )
     parser.add_argument(
         "--kind", choices=tuple(DECODERS), help="what it is; found out by its form if absent"
     )
+    add_output(parser, "json", ("json",))
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print the decoded value, or one sentence that says where it is malformed."""
     del environ
-    text = args.value if args.value is not None else sys.stdin.read(MAX_CHARS).strip()
-    if not text:
-        sys.stderr.write("hami-agent: nothing to decode: give a value or pipe one in\n")
-        return USAGE
-    kind = args.kind or _kind(text)
-    if kind is None:
-        sys.stderr.write(f"hami-agent: this is no value of HAMi's: expected {FORMS}\n")
-        return PROBLEM
     try:
-        data = DECODERS[kind](text)
+        text = bare(_value(args.value))
+    except OSError as error:
+        return _fail(f"standard input cannot be read: {error.strerror}", PROBLEM)
+    if not text:
+        return _fail("nothing to decode: give a value or pipe one in", USAGE)
+    try:
+        kind = args.kind or _kind(text)
+        data = _decoded(kind, text)
     except MalformedText as error:
-        sys.stderr.write(f"hami-agent: not a valid {kind} value: {error}\n")
-        return PROBLEM
+        return _fail(str(error), PROBLEM)
     document = {"apiVersion": "hami-agent/v1", "kind": kind, "data": data}
     sys.stdout.write(json.dumps(document, indent=2, default=_plain) + "\n")
     return OK
 
 
-def _kind(text: str) -> str | None:
-    """What a value is by its form, well-formed or not; None: it has no form of HAMi's."""
-    return next((kind for kind, has_form in _FORMS if has_form(text)), None)
+def _value(given: str | None) -> str:
+    """The value; empty where there is none. Nobody types one: a terminal is not waited for."""
+    if given not in {None, STDIN}:
+        return str(given)
+    if given is None and sys.stdin.isatty():
+        return ""
+    return sys.stdin.read(MAX_CHARS + 1)
 
 
-def _is_nodeconfig(text: str) -> bool:
-    return text.startswith("{") and '"nodeconfig"' in text.lower()
+def _fail(text: str, code: int) -> int:
+    sys.stderr.write(f"hami-agent: {text}\n")
+    return code
 
 
-def _is_handshake(text: str) -> bool:
-    return text.startswith(tuple(word.value for word in HandshakeWord))
+def _kind(text: str) -> str:
+    """What it is, by its form. Raises MalformedText: what it may be, and what to give instead."""
+    if len(text) > MAX_CHARS:
+        raise MalformedText(f"longer than {MAX_CHARS} characters, which no annotation is")
+    kind = kind_of(text)
+    if kind is not None:
+        return kind
+    if _OBJECT.match(text):
+        raise MalformedText(
+            "this is a whole object: give the value of one annotation, as kubectl prints it with "
+            "-o jsonpath='{.metadata.annotations.hami\\.io/node-nvidia-register}'"
+        )
+    if _is_file(text):
+        raise MalformedText(f"{cap(text)} is a file: hami-agent decode < {cap(text)}")
+    raise MalformedText(f"this is no value of HAMi's: expected {FORMS}")
 
 
-def _is_lock(text: str) -> bool:
-    return re.match("[0-9]{4}-[0-9]{2}-[0-9]{2}T", text) is not None
+def _decoded(kind: str, text: str) -> object:
+    try:
+        return DECODERS[kind](text)
+    except MalformedText as error:
+        raise MalformedText(f"not a valid {kind} value: {error}") from error
 
 
-def _is_register(text: str) -> bool:
-    """A JSON array, or a first record with more fields than a share and a number for its second."""
-    if _is_json(text):
-        return True
-    fields = text.lstrip(":").split(":")[0].split(",")
-    return ";" not in text and len(fields) > 4 and not fields[1].isalpha()
-
-
-def _is_devices(text: str) -> bool:
-    """A share, whole or with `;` behind it, or the separators that are left of consumed groups."""
-    pieces = [piece for piece in re.split("[:;]", text) if piece]
-    fields = max((piece.count(",") for piece in pieces), default=0) + 1
-    return fields >= 4 or (";" in text and (fields > 1 or not pieces))
-
-
-def _is_json(text: str) -> bool:
-    return text.startswith("[") or text == "null"
-
-
-_FORMS: tuple[tuple[str, Callable[[str], bool]], ...] = (
-    ("nodeconfig", _is_nodeconfig),
-    ("handshake", _is_handshake),
-    ("lock", _is_lock),
-    ("register", _is_register),
-    ("devices", _is_devices),
-)
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # too long, or with a NUL
+        return False
 
 
 def _register(text: str) -> object:
-    gpus = decode_register(text) if _is_json(text) else decode_register_colon(text)
+    is_json = text.startswith("[") or text == "null"
+    if is_json and MIG_KEY in keys_of_first(text):
+        raise MalformedText("this is hami.io/vgpu-mig-allocations, which is JSON already")
+    gpus = decode_register(text) if is_json else decode_register_colon(text)
     for place, gpu in enumerate(gpus):
         if not gpu.uuid:
             raise MalformedText(f"register annotation, GPU {place} has no id")
@@ -119,10 +132,19 @@ def _register(text: str) -> object:
 
 
 def _devices(text: str) -> object:
-    groups = decode_pod_devices(text)
-    if not any(groups):
-        raise MalformedText("devices text names no GPU: it is foreign, or all of it is consumed")
-    return [[dataclasses.asdict(share) for share in group] for group in groups]
+    """The groups; one is empty that is consumed, or of a container without GPUs."""
+    groups, words = decode_pod_devices(text), vendor_words(text)
+    if not any(groups) and not _CONSUMED.fullmatch(text):
+        raise MalformedText("devices text names no GPU")
+    if text.endswith(";"):  # nothing stands behind the last one
+        groups = groups[:-1]
+    return [
+        [
+            {"uuid": share.uuid, "type": word, **dataclasses.asdict(share)}
+            for share, word in zip(group, its, strict=True)
+        ]
+        for group, its in zip(groups, words, strict=False)
+    ]
 
 
 def _lock(text: str) -> object:
@@ -135,11 +157,37 @@ def _handshake(text: str) -> object:
     return {"word": found.word.value, "time": found.stamp}
 
 
+def _score(text: str) -> object:
+    return [{"uuid": uuid, "score": pairs} for uuid, pairs in decode_scores(text).items()]
+
+
+def _time(text: str) -> object:
+    try:
+        return dt.datetime.fromtimestamp(int(text), dt.UTC)
+    except (ValueError, OverflowError) as error:
+        raise MalformedText(f"{cap(text)!r} is no time in Unix seconds") from error
+
+
+def _phase(text: str) -> object:
+    if text not in PHASES:
+        raise MalformedText(f"bind-phase {cap(text)!r} is none of {', '.join(PHASES)}")
+    return text
+
+
+def _cordon(text: str) -> object:
+    """As HAMi reads it: trimmed, without the empty ones."""
+    return [uuid.strip() for uuid in text.split(",") if uuid.strip()]
+
+
 DECODERS: Mapping[str, Callable[[str], object]] = {
     "register": _register,
     "devices": _devices,
     "lock": _lock,
     "handshake": _handshake,
+    "score": _score,
+    "phase": _phase,
+    "time": _time,
+    "cordon": _cordon,
     "nodeconfig": decode_nodeconfig,
 }
 

@@ -8,17 +8,19 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from agent.app.preflight import examine
+from agent.cli.arguments import add_output
 from agent.cli.codes import OK, PROBLEM
 from agent.cli.logs import configure
 from agent.cli.main import Subparsers
-from agent.cli.settings_args import add_output, add_settings, sources
+from agent.cli.settings_args import add_settings, sources
 from agent.cli.settings_view import API_VERSION
 from agent.core.errors import SettingsError
-from agent.core.preflight import Finding, Point, Verdict, judge_hami_files
+from agent.core.preflight import Finding, Point, Verdict, counted, judge_hami_files
+from agent.settings.fields import Effective
 from agent.settings.load import DEVICE_CONFIG, NODE_CONFIG, Look, look
 from agent.settings.profiles import NodeFacts
 from agent.settings.reading import Reading
-from agent.settings.schema import Settings
+from agent.settings.schema import check_shares
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -66,17 +68,21 @@ def _findings(found: Look, environ: Mapping[str, str], *, reader: bool) -> Seque
     except SettingsError as error:
         advice = "mend it; `hami-agent config check` says what each node would get"
         return [Finding(Point.SETTINGS, Verdict.WRONG, "settings", str(error), advice)]
+    effective = reading.plan.resolve(NodeFacts(settings.node)).settings
     read = Finding(Point.SETTINGS, Verdict.OK, "settings", f"accepted, for Node {settings.node}")
+    try:
+        check_shares(effective)
+    except SettingsError as error:
+        read = Finding(Point.SETTINGS, Verdict.WRONG, "settings", str(error))
     notes = [
         Finding(Point.SETTINGS, Verdict.NOTE, "settings", text, "it changes nothing here")
         for text in reading.warnings
     ]
-    hami = _hami_files(reading, settings)
+    hami = _hami_files(reading, effective, settings.node)
     return [read, *notes, hami, *asyncio.run(examine(settings, environ, reader=reader))]
 
 
-def _hami_files(reading: Reading, settings: Settings) -> Finding:
-    effective = reading.plan.resolve(NodeFacts(settings.node)).settings
+def _hami_files(reading: Reading, effective: Effective, node: str) -> Finding:
     given = reading.given
     files = {
         str(effective[key].value): text is not None
@@ -84,7 +90,7 @@ def _hami_files(reading: Reading, settings: Settings) -> Finding:
         if effective[key].value
     }
     names = [name for name, _ in reading.plan.node_config.entries if name]
-    return judge_hami_files(files, settings.node, names)
+    return judge_hami_files(files, node, names)
 
 
 def _line(one: Finding) -> str:
@@ -96,7 +102,8 @@ def _line(one: Finding) -> str:
 
 def _sum(findings: Sequence[Finding]) -> str:
     counts = {verdict: sum(one.verdict is verdict for one in findings) for verdict in Verdict}
-    return f"{counts[Verdict.WRONG]} wrong, {counts[Verdict.NOTE]} notes, {counts[Verdict.OK]} ok\n"
+    notes = counted(counts[Verdict.NOTE], "note")
+    return f"{counts[Verdict.WRONG]} wrong, {notes}, {counts[Verdict.OK]} ok\n"
 
 
 def _write_json(findings: Sequence[Finding], *, ok: bool) -> None:

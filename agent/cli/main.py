@@ -1,13 +1,18 @@
 """The verbs. Only the module of the one in use is imported, for `run` must start fast."""
 
 import argparse
+import errno
 import gc
 import importlib
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Protocol, TypeAlias
 
-from agent.cli.codes import INTERRUPTED
+from agent.cli.arguments import Parser, nearest
+from agent.cli.codes import INTERRUPTED, OK, UNWRITTEN, USAGE
+from agent.cli.inherited import Unwritten, drop_output
+from agent.core.errors import cap
 
 VERBS: Mapping[str, tuple[str, str]] = {
     "run": ("agent.cli.run", "run the agent on this node"),
@@ -17,6 +22,7 @@ VERBS: Mapping[str, tuple[str, str]] = {
         "act on simulated GPUs: xid, lose, refuse, restore, hang, add, remove",
     ),
     "recheck": ("agent.cli.recheck", "ask a GPU now how it is"),
+    "release": ("agent.cli.release", "let go of a GPU, for work on it"),
     "config": ("agent.cli.config", "show or check settings"),
     "doctor": ("agent.cli.doctor", "look at this node before the agent starts on it"),
     "uninstall": ("agent.cli.uninstall", "take what the agent wrote off the Node"),
@@ -41,8 +47,36 @@ class Verb(Protocol):
 
 def dispatch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Parse `argv`, run its verb and return the exit code (2 for a usage error)."""
-    verb = next((word for word in argv if word in VERBS), None)
+    code = OK
+    try:
+        code = _dispatch(["version"] if list(argv) == ["--version"] else argv, environ)
+        sys.stdout.flush()
+    except* KeyboardInterrupt:
+        code = INTERRUPTED
+    except* Unwritten as group:  # of a task, where the verb has tasks
+        code = _unwritten(group)
+    return code
+
+
+def _unwritten(group: BaseExceptionGroup[Unwritten]) -> int:
+    """Say why the answer cannot be written; nothing where its reader, as `head`, has enough."""
+    drop_output()
+    while isinstance(error := group.exceptions[0], BaseExceptionGroup):
+        group = error
+    if error.errno == errno.EPIPE:
+        return 128 + signal.SIGPIPE
+    sys.stderr.write(f"hami-agent: standard output cannot be written: {error.strerror}\n")
+    return UNWRITTEN
+
+
+def _dispatch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     parser, subparsers = _parser()
+    verb = next((word for word in argv if not word.startswith("-")), None)
+    if verb is not None and verb not in VERBS:
+        known = "`hami-agent --help` lists all"
+        text = f"there is no verb {cap(verb, 64)}{nearest(verb, VERBS)}; {known}"
+        sys.stderr.write(f"hami-agent: {text}\n")
+        return USAGE
     module: Verb | None = None
     for name, (path, text) in VERBS.items():
         if name == verb:
@@ -56,25 +90,20 @@ def dispatch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         args = parser.parse_args(argv)
     except SystemExit as leaving:
-        return leaving.code if isinstance(leaving.code, int) else 2
+        return leaving.code if isinstance(leaving.code, int) else USAGE
     if module is None:
         parser.print_help()
-        return 2
-    try:
-        return module.main(args, environ)
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        return 0
+        return USAGE
+    return module.main(args, environ)
 
 
 def _parser() -> tuple[argparse.ArgumentParser, Subparsers]:
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = Parser(
         prog="hami-agent",
         description="Shares the NVIDIA GPUs of one node among Kubernetes pods, beside HAMi's "
         "scheduler.",
         epilog="example: hami-agent sandbox --gpus 8 --profile h100",
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="store_true", help="print the version")
     return parser, parser.add_subparsers(dest="verb", metavar="VERB")

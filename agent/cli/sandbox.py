@@ -17,8 +17,9 @@ from agent.cli.logs import configure
 from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, sources
 from agent.core.errors import AgentError
+from agent.sandbox.apiserver_kubectl import PREFIX
 from agent.sandbox.hardware_file import DRIVER_VERSION, Description
-from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
+from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, kubeconfig, open_cluster
 from agent.sandbox.lab.life import free_port, keep_agent, tell_news
 from agent.sandbox.profiles import MOST_GPUS, PROFILES, gpus_of
 from agent.sandbox.scenario.default import (
@@ -30,8 +31,8 @@ from agent.sandbox.scenario.default import (
     open_stage,
 )
 from agent.sandbox.scenario.record import Moment, Record
-from agent.sandbox.scenario.stage import Stage
-from agent.sandbox.scenario.workloads import plain
+from agent.sandbox.scenario.stage import Stage, counted
+from agent.sandbox.scenario.workloads import fitting, plain, slices_of
 from agent.settings.load import load
 from agent.settings.profiles import NodeFacts
 
@@ -90,15 +91,18 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 def _problem(args: argparse.Namespace) -> str:
     """What is wrong with the arguments; empty when nothing is."""
-    if not FEWEST_GPUS <= args.gpus <= MOST_GPUS:
-        return f"--gpus {args.gpus}: the scenario needs {FEWEST_GPUS} to {MOST_GPUS} GPUs"
+    fewest, hint = FEWEST_GPUS, ", or any number from 1 with --interactive"
+    if args.interactive:
+        fewest, hint = 1, ""
+    if not fewest <= args.gpus <= MOST_GPUS:
+        return f"--gpus {args.gpus}: the scenario needs {fewest} to {MOST_GPUS} GPUs{hint}"
     if not 1 <= args.split_count <= 1000:
         return f"--split-count {args.split_count}: expected 1 to 1000"
-    if (args.gpus - 1) * args.split_count < NEEDED_SLICES:
-        return (
-            f"the scenario needs {NEEDED_SLICES} slices on all GPUs but one; "
-            "raise --gpus or --split-count"
-        )
+    needed, where, gpus = NEEDED_SLICES, "all GPUs but one", args.gpus - 1
+    if args.interactive:
+        needed, where, gpus = slices_of(fitting(args.gpus)), "all GPUs", args.gpus
+    if gpus * args.split_count < needed:
+        return f"the scenario needs {needed} slices on {where}; raise --gpus or --split-count"
     return ""
 
 
@@ -116,7 +120,8 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     screen = _Screen(environ, quiet=args.output == "json")
     async with open_cluster(options) as cluster:
         stage = open_stage(cluster, args.split_count, screen.moment)
-        screen.say(f"{args.gpus} {args.profile} GPUs, kubelet, API server, scheduler are up")
+        gpus = counted(args.gpus, f"{args.profile} GPU")
+        screen.say(f"{gpus}, kubelet, API server, scheduler are up")
         if args.keep:
             screen.say(f"everything is kept in {cluster.places.root}")
         async with screen.waiting(stage.record):
@@ -134,26 +139,30 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 async def _stay(stage: Stage, screen: "_Screen") -> None:
     """Show what happens until somebody ends it."""
-    screen.say(view.invitation(_addresses(stage.cluster)))
-    async with asyncio.TaskGroup() as group:
-        group.create_task(keep_agent(stage.cluster, stage.record.note))
-        group.create_task(tell_news(stage.cluster, stage.record.note))
+    cluster = stage.cluster
+    with cluster.log.copied(cluster.places.log):
+        screen.say(view.invitation(_addresses(cluster)))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(keep_agent(cluster, stage.record.note))
+            group.create_task(tell_news(cluster, stage.record.note))
 
 
 def _addresses(cluster: SandboxCluster) -> view.Addresses:
     places = cluster.places
-    header, pod = places.root / "admin.header", places.root / "pod.json"
-    header.write_text(f"Authorization: Bearer {cluster.admin_token}\n")
+    pod, people = places.root / "pod.json", places.root / "kubectl.config"
+    people.write_text(kubeconfig(f"{cluster.api.url}{PREFIX}{cluster.admin_token}", ""))
     pod.write_text(json.dumps(plain("mine").pod(), indent=2))
     return view.Addresses(
         directory=places.root,
         web=cluster.web_address or "not up yet",
         api=cluster.api.url,
         hardware_socket=places.hardware_socket,
-        admin_header=header,
         pod_file=pod,
+        kubeconfig=people,
+        log=places.log,
         pid=cluster.agent.pid,
         quiet=_quiet_period(cluster),
+        gpu=cluster.hardware.states[-1].gpu.index,
     )
 
 

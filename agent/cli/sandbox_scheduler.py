@@ -22,7 +22,8 @@ from agent.sandbox.extender.service import Extender, ExtenderOptions, Listen, se
 from agent.sandbox.scheduler.model import SchedulerSettings
 
 DEFAULTS: Final = SchedulerSettings()
-GPU_POLICIES: Final = ("binpack", "spread", "mutex", "numa")
+_FASTEST: Final = 100000
+GPU_POLICIES: Final = ("binpack", "spread", "mutex", "numa", "topology-aware")
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -75,6 +76,21 @@ def add_parser(subparsers: Subparsers) -> None:
         default=DEFAULTS.lock_timeout,
         metavar="SECONDS",
         help=f"how long a node's lock is respected (default {DEFAULTS.lock_timeout:g})",
+    )
+    parser.add_argument(
+        "--kube-qps",
+        type=_rate,
+        default=DEFAULTS.kube_qps,
+        metavar="N",
+        help="requests a second of the scheduler's client, Events included, as HAMi limits them "
+        f"(default {DEFAULTS.kube_qps:g})",
+    )
+    parser.add_argument(
+        "--kube-burst",
+        type=_count,
+        default=DEFAULTS.kube_burst,
+        metavar="N",
+        help=f"requests that need not wait, after a rest (default {DEFAULTS.kube_burst})",
     )
 
 
@@ -129,6 +145,8 @@ def _settings(args: argparse.Namespace) -> SchedulerSettings:
         node_policy=args.node_policy,
         gpu_policy=args.gpu_policy,
         lock_timeout=args.lock_timeout,
+        kube_qps=args.kube_qps,
+        kube_burst=args.kube_burst,
     )
 
 
@@ -164,3 +182,16 @@ def _seconds(text: str) -> float:
     if text.isascii() and text.isdecimal() and 1 <= int(text) <= 86400:
         return float(text)
     raise argparse.ArgumentTypeError(f"{text} is not a whole number of seconds (1 to 86400)")
+
+
+def _rate(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) <= _FASTEST:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text} is not a number above 0, up to {_FASTEST}")
+
+
+def _count(text: str) -> int:
+    if text.isascii() and text.isdecimal() and 1 <= int(text) <= _FASTEST:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text} is not a whole number (1 to {_FASTEST})")

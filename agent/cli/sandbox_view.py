@@ -11,6 +11,10 @@ from agent.sandbox.scenario.record import Claim, Moment
 API_VERSION: Final = "hami-agent/v1"
 WIDTH: Final = 80
 LOG_LINES: Final = 30
+TIME_WIDTH: Final = 9
+"""Characters of the longest time that is told: 9999.99 s."""
+ID_WIDTH: Final = 20
+"""Characters of a claim's id."""
 MEASURES: Final[Mapping[str, str]] = {
     "exec_to_registered": "exec of the agent → registered",
     "xid_to_kubelet": "XID 79 → list at the kubelet",
@@ -34,16 +38,21 @@ class Style:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where things of a sandbox that stays up are. `quiet`: its agent's health.quietPeriod."""
+    """Where things of a sandbox that stays up are. `quiet`: its agent's health.quietPeriod.
+
+    `gpu`: the index of one to try things on.
+    """
 
     directory: Path
     web: str
     api: str
     hardware_socket: Path
-    admin_header: Path
     pod_file: Path
+    log: Path
+    kubeconfig: Path
     pid: int
     quiet: str
+    gpu: int
 
 
 def cut(text: str, width: int) -> str:
@@ -57,12 +66,10 @@ def moment_lines(moment: Moment, style: Style) -> Iterator[str]:
     text, detail = moment.text, " ".join(moment.detail.split())
     whole = f"{text}: {detail}" if detail else text
     fits = len(head) + len(whole) <= style.width
-    yield _coloured(head, moment.ok, style) + cut(whole if fits else text, style.width - len(head))
-    if not fits and detail:
-        indent = " " * len(head)
-        yield from textwrap.wrap(
-            detail, style.width, initial_indent=indent, subsequent_indent=indent
-        )
+    room = style.width - len(head)
+    first, *rest = [whole] if fits else [*textwrap.wrap(text, room), *textwrap.wrap(detail, room)]
+    yield _coloured(head, moment.ok, style) + first
+    yield from (f"{' ' * len(head)}{line}" for line in rest)
 
 
 def waiting_line(elapsed: float, awaited: str, style: Style) -> str:
@@ -77,16 +84,19 @@ def summary_lines(
     yield ""
     told = {label: measured[name] for name, label in MEASURES.items() if name in measured}
     if told:
-        width = max(map(len, told))
-        yield cut(f"{'MEASURED':<{width}}  TIME", style.width)
+        width = min(max(map(len, told)), style.width - TIME_WIDTH - 2)
+        yield f"{'MEASURED':<{width}}  TIME"
         for label, seconds in told.items():
-            yield cut(f"{label:<{width}}  {duration(seconds)}", style.width)
+            yield f"{cut(label, width):<{width}}  {duration(seconds)}"
         yield ""
     failed = [claim for claim in claims if not claim.ok]
     if failed:
-        yield cut(f"{'CLAIM':<20}  FOUND", style.width)
+        yield f"{'CLAIM':<{ID_WIDTH}}  FOUND"
     for claim in failed:
-        yield cut(f"{claim.id:<20}  {claim.measured}", style.width)
+        name = cut(claim.id, ID_WIDTH)
+        found = textwrap.wrap(claim.measured, style.width - ID_WIDTH - 2) or [""]
+        yield f"{name:<{ID_WIDTH}}  {found[0]}".rstrip()
+        yield from (f"{'':<{ID_WIDTH}}  {line}" for line in found[1:])
     yield f"{len(claims) - len(failed)} of {len(claims)} claims checked and true" + (
         f", {len(failed)} not" if failed else ""
     )
@@ -130,20 +140,23 @@ def invitation(at: Addresses) -> str:
         The sandbox stays up until ctrl-c, which removes everything.
           web        {at.web}
           unix       {at.directory}/run/api.sock
+          agent log  {at.log}
           API model  {at.api}
           directory  {at.directory}
 
         Try in another terminal:
+          tail -n +1 -f {at.log}
           curl '{at.web}/readyz?verbose'
           curl {at.web}/metrics
           hami-agent simulate --socket {at.hardware_socket} list
-          hami-agent simulate --socket {at.hardware_socket} xid 79 --gpu 1
-          hami-agent simulate --socket {at.hardware_socket} restore --gpu 1
+          hami-agent simulate --socket {at.hardware_socket} xid 79 --gpu {at.gpu}
+          hami-agent simulate --socket {at.hardware_socket} restore --gpu {at.gpu}
             (a GPU that was reset is served again after {at.quiet} of quiet: health.quietPeriod)
           kill -9 {at.pid}
-          curl -H @{at.admin_header} {at.api}/api/v1/pods
-          curl -H @{at.admin_header} -H 'Content-Type: application/json' \\
-            -d @{at.pod_file} {at.api}/api/v1/namespaces/demo/pods
+          export KUBECONFIG={at.kubeconfig}
+          kubectl get pods --all-namespaces
+          kubectl create --validate=false -f {at.pod_file}
+          kubectl get node sandbox -o yaml
         """)
 
 

@@ -1,7 +1,7 @@
 """Flags of the settings, shared by `run` and `config`."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from agent.settings.fields import Field, boolean
@@ -10,8 +10,15 @@ from agent.settings.surroundings import FOREIGN
 from agent.settings.table import FIELDS
 
 
-def add_settings(parser: argparse.ArgumentParser) -> None:
-    """`--config`, one option for each setting that has a flag, and those of HAMi's plugin."""
+def add_settings(
+    parser: argparse.ArgumentParser, usage: str = "", only: Collection[str] | None = None
+) -> None:
+    """`--config`, one option for each setting that has a flag, and those of HAMi's plugin.
+
+    `usage`: what the line of usage says behind the options. `only`: the settings that the help
+    shows; the others are taken as well, so that one command line fits all verbs.
+    """
+    parser.usage = f"%(prog)s [OPTION ...] {usage}".rstrip()
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="settings file (/etc/hami-agent/config.yaml)"
     )
@@ -27,10 +34,12 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
                 const="true" if alone else None,
                 metavar="VALUE",
                 dest=field.key,
-                help=field.text + _shown(field),
+                help=_help(field, only),
             )
     others = parser.add_argument_group(
-        "of HAMi's plugin", "taken so that its command lines fit, and without effect"
+        *("of HAMi's plugin", "taken so that its command lines fit, and without effect")
+        if only is None
+        else ()
     )
     for foreign in FOREIGN:
         if foreign.flags:
@@ -40,8 +49,13 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
                 const="true" if foreign.switch else None,
                 metavar="VALUE",
                 dest=foreign.flags[0],
-                help=foreign.reason,
+                help=foreign.reason if only is None else argparse.SUPPRESS,
             )
+
+
+def _help(field: Field, only: Collection[str] | None) -> str:
+    shown = only is None or field.key in only
+    return field.text + _shown(field) if shown else argparse.SUPPRESS
 
 
 def _shown(field: Field) -> str:
@@ -50,14 +64,6 @@ def _shown(field: Field) -> str:
     if default is None:
         return ""
     return f" [{','.join(default) if isinstance(default, tuple) else default}]"
-
-
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """`-o table|json`, and `--json` for it."""
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
-    parser.add_argument(
-        "--json", dest="output", action="store_const", const="json", help="the same as -o json"
-    )
 
 
 def flags(args: argparse.Namespace) -> Mapping[str, str]:

@@ -1,12 +1,17 @@
 """Settings for people, as a table, and for programs, as JSON."""
 
 import json
+import shutil
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from agent.settings.fields import Setting
 
 API_VERSION: Final = "hami-agent/v1"
+_WIDEST: Final = 48
+"""Columns that are kept free for a value: a longer one moves what is behind it."""
+_GAP: Final = "  "
 
 
 def plain(setting: Setting) -> dict[str, object]:
@@ -18,21 +23,35 @@ def plain(setting: Setting) -> dict[str, object]:
     }
 
 
-def table(settings: Sequence[Setting], *, origin: bool, width: int) -> Iterable[str]:
-    """Lines that fit `width` columns: the last column is cut, never wrapped."""
+def terminal_columns() -> int | None:
+    """How wide the terminal is; None where there is none, and lines may have any length."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def table(settings: Sequence[Setting], *, origin: bool, columns: int | None) -> Iterable[str]:
+    """A line for each setting, below a line of heads. Nothing is cut.
+
+    What would go beyond `columns` begins a line of its own.
+    """
     rows = [("KEY", "VALUE", "FROM")]
     rows += [(one.field.key, _text(one), one.origin) for one in settings]
     keys = max(len(row[0]) for row in rows)
-    values = min(max(len(row[1]) for row in rows), 48)
+    values = min(max(len(row[1]) for row in rows), _WIDEST)
     for key, value, place in rows:
-        line = f"{key:<{keys}}  {value:<{values}}"
-        yield fit(f"{line}  {place}" if origin else line, width)
+        cells = [f"{key:<{keys}}", f"{value:<{values}}", *([place] if origin else ())]
+        yield from _folded(cells, columns)
 
 
-def fit(line: str, width: int) -> str:
-    """One line of at most `width` columns, the cut marked."""
-    line = line.rstrip()
-    return (line if len(line) <= width else line[: width - 1] + "…") + "\n"
+def _folded(cells: Sequence[str], columns: int | None) -> Iterable[str]:
+    """The cells in a line, or in several."""
+    line = cells[0]
+    for cell in cells[1:]:
+        longer = f"{line}{_GAP}{cell}"
+        if columns is not None and len(longer.rstrip()) > columns:
+            yield f"{line.rstrip()}\n"
+            longer = f"{_GAP}{_GAP}{cell}"
+        line = longer
+    yield f"{line.rstrip()}\n"
 
 
 def _listed(value: object) -> object:
@@ -44,4 +63,5 @@ def _text(setting: Setting) -> str:
     value = setting.field.read.write(setting.value)
     if value is None:
         return "-"
-    return json.dumps(_listed(value)) if not isinstance(value, str) else value or '""'
+    is_shown = isinstance(value, str) and value.isprintable() and value
+    return str(value) if is_shown else json.dumps(_listed(value))

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from agent.cli.arguments import add_output
 from agent.cli.codes import NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE
 from agent.cli.main import Subparsers
 from agent.core.errors import AgentError
@@ -35,7 +36,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     _add_globals(parser, DEFAULT_SOCKET, "text")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    xid = _action(actions, "xid", "a GPU reports an XID; 79 takes it off the bus")
+    xid = _action(actions, "xid", "a GPU reports an XID; 79 takes it off the bus", "79 --gpu 1")
     xid.add_argument("number", type=_xid, help="the XID, 1 to 65535")
     xid.add_argument("--gpu", required=True, metavar="GPU", help="index or UUID")
     for name, text in (
@@ -44,15 +45,15 @@ def add_parser(subparsers: Subparsers) -> None:
         ("restore", "a GPU is reset, or its slot is: it comes back sound"),
         ("remove", "a GPU is unplugged"),
     ):
-        action = _action(actions, name, text)
+        action = _action(actions, name, text, "--gpu 1")
         action.add_argument("--gpu", required=True, metavar="GPU", help="index or UUID")
-    hang = _action(actions, "hang", "the driver answers nothing for a while")
+    hang = _action(actions, "hang", "the driver answers nothing for a while", "30s")
     hang.add_argument(
         "seconds", type=_seconds, metavar="DURATION", help="up to 24h; a number alone is seconds"
     )
-    add = _action(actions, "add", "a GPU is plugged in")
+    add = _action(actions, "add", "a GPU is plugged in", "--profile a100")
     add.add_argument("--profile", help="h100, a100, t4 or rtx3090; like GPU 0 if absent")
-    _action(actions, "list", "show all GPUs")
+    _action(actions, "list", "show all GPUs", "-o json")
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -149,12 +150,13 @@ def _add_globals(parser: argparse.ArgumentParser, socket: object, output: str) -
         metavar="PATH",
         help=f"control socket of the simulation (default {DEFAULT_SOCKET})",
     )
-    parser.add_argument("-o", "--output", choices=("text", "json"), default=output)
+    add_output(parser, output)
 
 
-def _action(actions: Subparsers, name: str, text: str) -> argparse.ArgumentParser:
+def _action(actions: Subparsers, name: str, text: str, words: str) -> argparse.ArgumentParser:
     """An action that takes the global options too, on either side of its name."""
-    action = actions.add_parser(name, help=text, description=text)
+    example = f"example: hami-agent simulate {name} {words}"
+    action = actions.add_parser(name, help=text, description=text, epilog=example)
     _add_globals(action, argparse.SUPPRESS, argparse.SUPPRESS)
     return action
 

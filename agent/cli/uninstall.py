@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agent.app.uninstalling import InUse, Uninstalled, uninstall_everywhere, uninstall_here
+from agent.cli.arguments import add_output
 from agent.cli.codes import NOT_FOUND, OK, PROBLEM, UNREACHABLE, USAGE
 from agent.cli.logs import configure
 from agent.cli.main import Subparsers
-from agent.cli.settings_args import add_output, add_settings, flags, sources
+from agent.cli.settings_args import add_settings, flags, sources
 from agent.cli.settings_view import API_VERSION
 from agent.core.errors import AgentError, ApiError, ApiNotFound
 from agent.core.leftovers import RESOURCE, Agents, Cleaned, Outcome
@@ -22,6 +23,16 @@ from agent.settings.starting import begin
 BY_HAND = "clean it by hand when the pod is gone: deploy/README.md, Uninstall"
 
 IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
+OF_USE = (
+    "node.name",
+    "node.kubeconfig",
+    "sharing.resourceName",
+    "paths.state",
+    "paths.run",
+    "library.hookPath",
+)
+"""The settings by which the Node and what is on this host are found."""
+
 EVERYWHERE = ("--kubeconfig", "--resource-name")
 """Flags of settings that count with --all-nodes."""
 
@@ -52,7 +63,7 @@ def add_parser(subparsers: Subparsers) -> None:
     everywhere.add_argument("--namespace", metavar="NAME", help="of the agents' pods")
     everywhere.add_argument("--selector", metavar="LABELS", help="of the agents' pods, as k=v,k=v")
     add_output(parser)
-    add_settings(parser)
+    add_settings(parser, only=OF_USE)
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
@@ -61,15 +72,15 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if said := _misused(args, environ):
         _say(said)
         return USAGE
-    table = args.output == "table"
+    as_text = args.output == "text"
     try:
-        done = asyncio.run(_done(args, environ, table=table))
+        done = asyncio.run(_done(args, environ, as_text=as_text))
     except AgentError as error:
-        if not table:
+        if not as_text:
             _write_json(Uninstalled(Outcome()), str(error))
         _say(str(error))
         return _code(error)
-    if table:
+    if as_text:
         _write_rest(done)
     else:
         _write_json(done, "")
@@ -105,10 +116,10 @@ def _kubeconfig(args: argparse.Namespace, environ: Mapping[str, str]) -> str | N
 
 
 async def _done(
-    args: argparse.Namespace, environ: Mapping[str, str], *, table: bool
+    args: argparse.Namespace, environ: Mapping[str, str], *, as_text: bool
 ) -> Uninstalled:
     def told(one: Cleaned) -> None:
-        if table:
+        if as_text:
             sys.stdout.writelines(_lines(one))
             sys.stdout.flush()
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 
 from agent import __version__
+from agent.cli.arguments import add_output
 from agent.cli.codes import OK
 from agent.cli.main import Subparsers
 
@@ -16,7 +17,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "version", help="print the version", epilog="example: hami-agent version -o json"
     )
-    parser.add_argument("-o", "--output", choices=("text", "json"), default="text")
+    add_output(parser)
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:

@@ -14,16 +14,21 @@ from agent.codec.faults import Faults
 from agent.codec.gojson import INT32, INT64, UINT64
 from agent.codec.goyaml import flag, number, read_go_yaml, text, whole
 from agent.codec.known_keys import Found, Passed, Reader, many, nested, read_known
+from agent.codec.strangers import refuse_stranger
 
 SECTION = "nvidia"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeviceConfig:
-    """The known keys of the section, and what was passed over."""
+    """The known keys of the section, and what was passed over.
+
+    `others`: where the other sections stand, by name.
+    """
 
     found: tuple[Found, ...] = ()
     warnings: tuple[str, ...] = ()
+    others: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def read_device_config(content: bytes, name: str, faults: Faults | None = None) -> DeviceConfig:
@@ -33,14 +38,17 @@ def read_device_config(content: bytes, name: str, faults: Faults | None = None) 
         SettingsError: no YAML, a key twice, or a value of the wrong type, with its place.
     """
     document = read_go_yaml(content, name)
-    pairs = () if document is None or document.null else document.pairs()
-    sections = {key: value for key, _, value in pairs}
-    section = sections.get(SECTION)
+    if document is not None:
+        refuse_stranger(document)
+    pairs = () if document is None or document.null else tuple(document.pairs())
+    section = next((value for key, _, value in pairs if key == SECTION), None)
+    others = {key: here.where for key, here, _ in pairs if key != SECTION}
     if section is None or section.null:
-        return DeviceConfig((), (f"{name}: there is no section {SECTION}; nothing is taken",))
+        nothing = f"{name}: there is no section {SECTION}; nothing is taken"
+        return DeviceConfig((), (nothing,), others)
     passed = Passed(name)
     found = read_known(section, _table(passed), passed, faults)
-    return DeviceConfig(found, passed.warnings)
+    return DeviceConfig(found, passed.warnings, others)
 
 
 def _table(passed: Passed) -> Mapping[str, Reader]:

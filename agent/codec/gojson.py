@@ -56,7 +56,9 @@ def decode(text: str, what: str) -> object:
     """
     try:
         value: object = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise MalformedText(f"{what} is no JSON of HAMi's: nested too deep") from error
+    except ValueError as error:
         raise MalformedText(f"{what} is no JSON: {cap(str(error))}") from error
     return value
 

@@ -13,7 +13,8 @@ from typing import Final, cast
 import yaml
 
 from agent.codec.gojson import fold
-from agent.codec.places import BOOL, FLOAT, INT, MAP, NULL, SEQ, STR, Place, at
+from agent.codec.places import BOOL, FLOAT, INT, MAP, NULL, SEQ, STR, Place, at, decoded, place_of
+from agent.codec.plain_words import of_json
 from agent.core.errors import SettingsError, cap
 
 MAX_DEPTH: Final = 20
@@ -29,19 +30,36 @@ def read_json(content: bytes, name: str) -> Place:
     Raises:
         SettingsError: not UTF-8, not JSON, or nested too deep.
     """
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"{name}: is not UTF-8 text (byte {error.start})") from error
+    text = decoded(content, name)
+    if not text.strip():
+        raise SettingsError(f"{name}: is empty; {{}} is JSON that says nothing")
     try:
         json.loads(text, parse_int=str)  # a number of thousands of digits is refused at its place
     except json.JSONDecodeError as error:
         where = f"{name}:{error.lineno}:{error.colno}"
-        reason = error.msg.removesuffix(" at").removesuffix(" starting")
-        raise SettingsError(f"{where}: not valid JSON: {reason}") from error
-    except (ValueError, RecursionError) as error:
+        raise SettingsError(f"{where}: not valid JSON: {of_json(error.msg)}") from error
+    except RecursionError as error:
+        raise _too_deep(place_of(text, _beyond(text), name)) from error
+    except ValueError as error:
         raise SettingsError(f"{name}: not valid JSON: {cap(str(error))}") from error
     return Place(name, _Tree(text, name).value(0))
+
+
+def _too_deep(where: str) -> SettingsError:
+    return SettingsError(
+        f"{where}: nested deeper than {MAX_DEPTH} levels, which no settings file needs; is it the "
+        "right one?"
+    )
+
+
+def _beyond(text: str) -> int:
+    """Where the first bracket beyond the limit is."""
+    depth = 0
+    for match in _TOKEN.finditer(text):
+        depth += (match[0] in "{[") - (match[0] in "}]")
+        if depth > MAX_DEPTH:
+            return match.start()
+    return 0
 
 
 class _Spot:
@@ -80,7 +98,7 @@ class _Tree:
         """The next value. Raises SettingsError."""
         token = self._take()
         if depth >= MAX_DEPTH:
-            raise SettingsError(f"{self._where(token)}: nested deeper than {MAX_DEPTH} levels")
+            raise _too_deep(self._where(token))
         spot = self._spot(token)
         if token[0] == "{":
             return yaml.MappingNode(MAP, list(self._members(depth)), start_mark=spot)

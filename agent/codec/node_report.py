@@ -130,7 +130,8 @@ def read_register(text: str | None) -> tuple[RegisteredGpu, ...]:
 def register_differences(report: NodeReport, text: str) -> tuple[str, ...]:
     """Where the register annotation, which is `text`, says something else: for people.
 
-    Its form, or that it cannot be read; else GPU by GPU the first thing that differs.
+    Its form, or that it cannot be read; else GPU by GPU the first thing that differs. How a GPU is
+    only the agent that serves knows: who looks before a start has judged none.
     """
     if not report.register_differs:
         return ()
@@ -142,7 +143,8 @@ def register_differences(report: NodeReport, text: str) -> tuple[str, ...]:
     held = {gpu.uuid: gpu for gpu in report.held}
     wanted = {gpu.uuid: gpu for gpu in report.gpus}
     found = (_difference(uuid, held.get(uuid), wanted.get(uuid)) for uuid in sorted(held | wanted))
-    return tuple(one for one in found if one) or ("names a GPU more than once",)
+    twice = ("names a GPU more than once",) if len(held) < len(report.held) else ()
+    return tuple(one for one in found if one) or twice
 
 
 _READERS = {False: "for schedulers from 2.8 on", True: "for schedulers up to 2.7.1"}
@@ -154,7 +156,6 @@ _SAID = {
     "mode": "mode",
     "index": "index",
     "numa": "NUMA node",
-    "healthy": "healthy",
 }
 
 

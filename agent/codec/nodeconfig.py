@@ -7,7 +7,9 @@ Source: HAMi v2.10, the device plugin's /config/config.json, key `nodeconfig`.
 """
 
 import dataclasses
+import re
 from collections.abc import Mapping
+from typing import Final
 
 from agent.codec.faults import Faults
 from agent.codec.gojson import INT64, UINT64
@@ -23,9 +25,14 @@ from agent.codec.known_keys import (
     strict_whole,
 )
 from agent.codec.places import STR, Place
-from agent.core.errors import MalformedText, SettingsError
+from agent.codec.strangers import refuse_stranger
+from agent.core.errors import MalformedText, SettingsError, cap
 
 WHAT = "nodeconfig"
+
+_NAME: Final = re.compile("[a-z0-9.-]+")
+"""The characters of a Node's name."""
+_EXACT: Final = "names are compared as they are; patterns work in the profiles of config.yaml"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,9 +66,12 @@ def read_nodeconfig(content: bytes, name: str, faults: Faults | None = None) -> 
         named = next((str(one.value) for one in found if one.key == "name"), "")
         if not named:
             passed.over(lambda: str(place.fault("an entry without a name is of no node")))
+        elif not _NAME.fullmatch(named):
+            passed.over(lambda: str(place.fault(f"no Node is called {cap(named)}: {_EXACT}")))
         return NodeEntry(named, place.where, tuple(one for one in found if one.key != "name"))
 
     document = read_json(content, name)
+    refuse_stranger(document)
     _look_for_nodes(document, passed)
     found = read_known(document, {WHAT: many(read_entry)}, passed, faults)
     entries = next((one.value for one in found), ())

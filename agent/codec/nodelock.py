@@ -70,7 +70,16 @@ def held_lock(node: NodeView | None) -> NodeLock | None:
     An unreadable lock proves nobody's right, so it counts as none here; HAMi's scheduler itself
     binds nothing on the node until somebody removes it.
     """
-    text = node.annotations.get(MUTEX_LOCK) if node else None
+    return _lock(node.annotations.get(MUTEX_LOCK)) if node else None
+
+
+def former_locks(node: NodeView | None, elapsed: float) -> tuple[NodeLock, ...]:
+    """The locks that went and still prove a right, last first. `elapsed` is the loop's clock."""
+    texts = (text for text, until in (node.former_locks if node else ()) if until > elapsed)
+    return tuple(lock for text in texts if (lock := _lock(text)) is not None)
+
+
+def _lock(text: str | None) -> NodeLock | None:
     try:
         return decode_node_lock(text) if text is not None else None
     except MalformedText:

@@ -11,14 +11,30 @@ from collections.abc import Iterator, Mapping
 from agent.codec.managed import entries, other_writer
 from agent.codec.nodelock import decode_stamp
 from agent.codec.parts import inside, objects_in
-from agent.codec.pod import INT32_MAX, TYPE_WORD, Groups, decode_pod_devices, validate
+from agent.codec.pod import INT32_MAX, LENGTH_LIMIT, TYPE_WORD, Groups, decode_pod_devices, validate
 from agent.codec.quantity import decode_quantity, decode_whole
-from agent.core.annotations import ALLOCATED, MIRROR, PREFIX, REGISTER
+from agent.core.annotations import (
+    ALLOCATED,
+    BIND_PHASE,
+    BIND_TIME,
+    MIRROR,
+    REGISTER,
+    TO_ALLOCATE,
+    VGPU_NODE,
+)
 from agent.core.errors import MalformedText, cap
 from agent.core.pods import ContainerView, NodeView, Phase, PodUid, PodView, Role
 
 MEMORY_RESOURCE = "nvidia.com/gpumem"
 """The name under which pods request memory, where nothing else is configured."""
+
+WORDS_KEPT = (BIND_PHASE, BIND_TIME, VGPU_NODE)
+TEXT_KEPT = 1024
+"""Characters of a text that has a few when it is HAMi's or the kubelet's.
+
+Tenants write annotations, and the views of a thousand pods are held in memory. What is cut there
+still is no name of this node, no phase and no time that HAMi writes.
+"""
 
 CONTROL_ENV = "CUDA_DISABLE_CONTROL"
 GO_TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
@@ -49,10 +65,11 @@ def decode_pod(
         phase=_phase(_text(status, "phase")),
         created=_stamp(_text(metadata, "creationTimestamp")),
         containers=tuple(_containers(spec, status, (resource, memory_resource))),
-        annotations={key: text for key, text in annotations.items() if key.startswith(PREFIX)},
+        annotations=dict(_kept(annotations)),
         static=MIRROR in annotations,
+        reusable_name=not _text(metadata, "generateName"),
         reason=_text(status, "reason"),
-        message=_text(status, "message"),
+        message=_text(status, "message")[:TEXT_KEPT],
         resource_version=_text(metadata, "resourceVersion"),
         groups=groups,
         groups_error=groups_error,
@@ -93,6 +110,16 @@ def _groups(text: str | None) -> tuple[Groups | None, str]:
         return validate(decode_pod_devices(text, type_word=TYPE_WORD)), ""
     except MalformedText as error:
         return None, str(error)
+
+
+def _kept(annotations: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """What is asked for later; a devices text beyond what is decoded is nobody's."""
+    for key in WORDS_KEPT:
+        if key in annotations:
+            yield key, annotations[key][:TEXT_KEPT]
+    waiting = annotations.get(TO_ALLOCATE)
+    if waiting is not None and len(waiting) <= LENGTH_LIMIT:
+        yield TO_ALLOCATE, waiting
 
 
 def _containers(
@@ -138,6 +165,7 @@ def _container(
         has_run=bool(container_id) or "terminated" in state or "terminated" in last,
         started_at=_last(state, last, "startedAt"),
         stopped_at=_last(state, last, "finishedAt"),
+        succeeded=any(inside(one, "terminated").get("exitCode") == 0 for one in (state, last)),
         dropped_memory=_dropped(_asked(item, memory_resource)),
         resource=resource,
         others=tuple(_others(item, resource)),

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 import yaml
 
 from agent.codec.gojson import is_float64
+from agent.codec.plain_words import of_yaml
 from agent.core.errors import SettingsError, cap
 
 TAG: Final = "tag:yaml.org,2002:"
@@ -43,6 +44,23 @@ class Mark(Protocol):
 def at(name: str, mark: Mark | None) -> str:
     """`file:line:column`, from 1."""
     return f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
+
+
+def decoded(content: bytes, name: str) -> str:
+    """The text of a file that messages call `name`. Raises SettingsError: it is no UTF-8."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise SettingsError(
+            f"{name}:{line}: is not UTF-8 text (byte {error.start}); save it as UTF-8"
+        ) from error
+
+
+def place_of(text: str, offset: int, name: str) -> str:
+    """`file:line:column` of a character, from 1."""
+    start = text.rfind("\n", 0, offset) + 1
+    return f"{name}:{text.count(chr(10), 0, offset) + 1}:{offset - start + 1}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -84,7 +102,7 @@ class Place:
                 raise here.fault(f"a text key is expected, not {here.shown()}")
             name = key.value
             if name in seen:
-                raise here.fault(f"the key `{cap(name, 64)}` stands here twice")
+                raise here.fault(f"the key `{cap(name, 64)}` stands here twice; remove one")
             seen.add(name)
             yield name, here, Place(self.file, value, f"{self.field}.{name}".lstrip("."))
 
@@ -157,7 +175,8 @@ class Place:
             # A fresh one: it remembers every node that it was ever given.
             return yaml.constructor.SafeConstructor().construct_object(self.node, deep=True)
         except yaml.MarkedYAMLError as error:
-            raise self.fault(f"not valid YAML: {cap(error.problem or str(error))}") from error
+            problem = of_yaml(error.problem or str(error), "")
+            raise self.fault(f"not valid YAML: {cap(problem)}") from error
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
             # What the constructors raise at an explicit tag (`!!bool maybe`) over another value,
             # and at a number of more digits than fit.

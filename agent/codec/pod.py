@@ -6,7 +6,7 @@ Source: HAMi v2.10 pkg/device/devices.go, DecodePodDevices and EncodePodSingleDe
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from agent.core.errors import MalformedText, cap
 from agent.core.gpu import GpuUuid
@@ -22,6 +22,7 @@ INT32_MIN = -(2**31)
 
 Groups = tuple[tuple[Share, ...], ...]
 
+_PLACEHOLDER = ["", "", "0", "0"]
 _NUMBER = re.compile(r"([+-]?)0*([0-9]{1,10})")
 """Go's ParseInt in base 10: a sign and digits, no space, no underscore; leading zeros apart."""
 
@@ -30,8 +31,9 @@ def decode_pod_devices(text: str, *, type_word: str | None = None) -> Groups:
     """Groups of shares in the order of the text; an empty group is a container without GPUs.
 
     The numbers of a share may be negative here, as in HAMi: `validate` refuses them. A text that
-    ends in `;`, as written, has an empty group behind it. Devices without a UUID (`,,0,0`, what
-    schedulers 2.4 and 2.5 write for a container without GPUs) are absent. HAMi takes any type;
+    ends in `;`, as written, has an empty group behind it. The placeholder `,,0,0`, which
+    schedulers 2.4 and 2.5 write for a container without GPUs, is absent; any other device without
+    a UUID is one that no node has. HAMi takes any type;
     `type_word` is the only one that is taken here, None: any.
 
     Raises:
@@ -46,6 +48,11 @@ def decode_pod_devices(text: str, *, type_word: str | None = None) -> Groups:
     return tuple(
         _decode_group(part, place, type_word) for place, part in enumerate(text.split(";"))
     )
+
+
+def vendor_words(text: str) -> tuple[tuple[str, ...], ...]:
+    """The type word of each share of a text that `decode_pod_devices` takes, in the same shape."""
+    return tuple(tuple(piece.split(",")[1] for piece in _pieces(part)) for part in text.split(";"))
 
 
 def encode_pod_devices(groups: Sequence[Sequence[Share]]) -> str:
@@ -86,10 +93,14 @@ def validate(groups: Groups) -> Groups:
 
 
 def _decode_group(text: str, place: int, type_word: str | None) -> tuple[Share, ...]:
-    """The shares of one group; pieces without a comma are skipped, as HAMi does."""
+    """The shares of one group."""
+    return tuple(_decode_share(piece, place, type_word) for piece in _pieces(text))
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """The devices of a group; pieces without a comma are skipped, as HAMi does."""
     pieces = (piece for piece in text.split(":") if "," in piece)
-    shares = (_decode_share(piece, place, type_word) for piece in pieces)
-    return tuple(share for share in shares if share.uuid)
+    return (piece for piece in pieces if piece.split(",")[:4] != _PLACEHOLDER)
 
 
 def _decode_share(text: str, place: int, type_word: str | None) -> Share:
@@ -101,7 +112,7 @@ def _decode_share(text: str, place: int, type_word: str | None) -> Share:
             "(UUID, type, MiB, percent)"
         )
     uuid, found, memory, cores = fields[:4]
-    if uuid and type_word is not None and found != type_word:
+    if type_word is not None and found != type_word:
         raise MalformedText(
             f"devices text, group {place}: {cap(uuid, 64)} is of type {cap(found, 64)!r}, and only "
             f"{type_word} is served here"

@@ -69,10 +69,10 @@ def registered(inventory: Inventory) -> tuple[RegisteredGpu, ...]:
     A GPU that serves no new container, absent ones included, stays with its health absent: a
     scheduler keeps GPUs that vanish from the text. An unknown NUMA node is 0, as in HAMi.
     """
-    return tuple(_registered(shared) for shared in told(inventory))
+    return tuple(_registered(shared, inventory) for shared in told(inventory))
 
 
-def _registered(shared: SharedGpu) -> RegisteredGpu:
+def _registered(shared: SharedGpu, inventory: Inventory) -> RegisteredGpu:
     """One GPU of the inventory, as the scheduler shall know it."""
     return RegisteredGpu(
         uuid=shared.uuid,
@@ -83,7 +83,7 @@ def _registered(shared: SharedGpu) -> RegisteredGpu:
         type_name=shared.type_name,
         numa=shared.gpu.numa or 0,
         mode=shared.mode,
-        healthy=shared.serving,
+        healthy=inventory.offers(shared),
     )
 
 

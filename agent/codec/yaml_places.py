@@ -8,7 +8,8 @@ from typing import Final
 
 import yaml
 
-from agent.codec.places import Place, at
+from agent.codec.places import Place, at, decoded, place_of
+from agent.codec.plain_words import UNCLOSED, of_yaml, unprintable
 from agent.core.errors import SettingsError, cap
 
 MAX_DEPTH: Final = 20
@@ -25,33 +26,46 @@ def read_yaml(content: bytes, name: str, loader: type[yaml.SafeLoader] = LOADER)
     Raises:
         SettingsError: not UTF-8, not YAML, or more than a file of settings needs.
     """
-    try:
-        content.decode()
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"{name}: is not UTF-8 text (byte {error.start})") from error
+    text = decoded(content, name)
     try:
         _refuse_aliases(content, name)
         node = yaml.compose(content, Loader=loader)
     except yaml.MarkedYAMLError as error:
-        where = at(name, error.problem_mark)
-        raise SettingsError(
-            f"{where}: not valid YAML: {cap(error.problem or str(error))}"
-        ) from error
+        raise _in_words(error, text, name) from error
     except (yaml.YAMLError, RecursionError) as error:
-        raise SettingsError(f"{name}: not valid YAML: {cap(str(error))}") from error
+        found = unprintable(text)
+        if found is None:
+            raise SettingsError(f"{name}: not valid YAML: {cap(str(error))}") from error
+        where = place_of(text, found[0], name)
+        raise SettingsError(f"{where}: not valid YAML: {found[1]}") from error
     return None if node is None else Place(name, node)
+
+
+def _in_words(error: yaml.MarkedYAMLError, text: str, name: str) -> SettingsError:
+    """The parser's error; of a quote that is never closed, the place where it was opened."""
+    mark, problem = error.problem_mark, error.problem or str(error)
+    if problem == UNCLOSED and error.context_mark:
+        mark = error.context_mark
+    lines = text.split("\n")
+    found = ""
+    if mark is not None and mark.line < len(lines):
+        found = lines[mark.line][mark.column : mark.column + 1]
+    return SettingsError(f"{at(name, mark)}: not valid YAML: {cap(of_yaml(problem, found))}")
 
 
 def _refuse_aliases(content: bytes, name: str) -> None:
     depth = 0
     for event in yaml.parse(content, Loader=LOADER):
         if isinstance(event, yaml.AliasEvent):
-            raise SettingsError(f"{at(name, event.start_mark)}: aliases are not allowed here")
+            raise SettingsError(
+                f"{at(name, event.start_mark)}: aliases are not allowed here; write the value out"
+            )
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if depth > MAX_DEPTH:
             raise SettingsError(
-                f"{at(name, event.start_mark)}: nested deeper than {MAX_DEPTH} levels"
+                f"{at(name, event.start_mark)}: nested deeper than {MAX_DEPTH} levels, which no "
+                "settings file needs; is it the right one?"
             )

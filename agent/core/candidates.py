@@ -5,15 +5,23 @@ that many slices may be the one, annotated or not; so may a pod with a row that 
 """
 
 import dataclasses
+import datetime as dt
 from collections.abc import Iterator, Mapping
 
-from agent.core.annotations import BIND_PHASE
+from agent.core.annotations import BIND_PHASE, PHASE_SUCCESS
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey, Ledger, Row
 from agent.core.pods import ContainerView, Phase, PodTable, PodUid, PodView, Role
 
 PodKey = tuple[str, str]
 """Namespace and name: all that PodResources and the node lock know of a pod."""
+
+ASKED_AFTER_DELETION = dt.timedelta(seconds=60)
+"""How long the kubelet may still ask for a deleted pod, which it has in its queue."""
+
+ASKED_UNWITNESSED = dt.timedelta(seconds=10)
+"""The same where the kubelet cannot say whom it admits: there each grave is one candidate more,
+and two candidates are one too many."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,6 +88,22 @@ def is_over(container: ContainerView, epoch: KubeletEpoch) -> bool:
     return container.ended_at is not None and container.ended_at > epoch.since
 
 
+STAMP = dt.timedelta(seconds=1)
+"""What a status tells of is up to so much younger than it says: its stamps are whole seconds."""
+
+
+def has_changed(container: ContainerView, since: dt.datetime) -> bool:
+    """Whether the container started or ended since this kubelet is there, as far as is known.
+
+    Of a pod none of which did, it asks at its admission: in the order of the spec, and a pod that
+    is refused there is over. It asks again and again only for what ended under it.
+    """
+    if container.has_run and container.running_id is None and container.stopped_at is None:
+        return True
+    moments = (container.started_at, container.stopped_at)
+    return any(at is not None and at + STAMP > since for at in moments)
+
+
 def _is_held(
     key: ContainerKey, role: Role, row: Row | None, books: Books, holding: Holding | None
 ) -> bool:
@@ -89,13 +113,13 @@ def _is_held(
     its checkpoint is written, or when the checkpoint is lost. PodResources answers by name and
     never lists ordinary init containers; its file has UIDs, and all of them.
     """
+    if books.recorded is not None and key in books.recorded:
+        return True
     if role is Role.INIT or not books.witnessed:
-        if books.recorded is not None:
-            return key in books.recorded
-        return row is not None and row.epoch == books.epoch
-    if holding is not None:  # it was asked, and named no ids
-        return books.recorded is not None and key in books.recorded
-    return row is not None and row.is_booked_by(books.epoch)
+        return books.recorded is None and row is not None and row.epoch == books.epoch
+    # Where it was asked, it named no ids; and the row may be booked for the ids of a namesake.
+    is_unasked = holding is None and books.recorded is None
+    return is_unasked and row is not None and row.is_booked_by(books.epoch)
 
 
 def waiting(
@@ -158,16 +182,30 @@ def _in_turn(found: tuple[Candidate, ...], books: Books) -> tuple[Candidate, ...
     )
 
 
-def _tombstones(table: PodTable, ledger: Ledger) -> Iterator[PodView]:
+def recent_graves(table: PodTable, books: Books, now: dt.datetime) -> PodTable:
+    """The table with those deleted pods only for which the kubelet may still ask.
+
+    One that was deleted in the future was deleted before the clock was set back.
+    """
+    life = ASKED_AFTER_DELETION if books.witnessed else ASKED_UNWITNESSED
+    stones = (one for one in table.tombstones if dt.timedelta(0) <= now - one.deleted_at <= life)
+    return dataclasses.replace(table, tombstones=tuple(stones))
+
+
+def _tombstones(table: PodTable, ledger: Ledger, epoch: KubeletEpoch) -> Iterator[PodView]:
     """Deleted pods that were never answered: the kubelet may still have them in its queue.
 
     One that was answered before the kubelet lost its records could be asked for as well. It ends
-    at once, whatever it is given; counted here, it would cost its successor an answer.
+    at once, whatever it is given; counted here, it would cost its successor an answer. Where this
+    kubelet asked for the successor already, it is past this one.
     """
+    answered = {row.key.pod_uid for row in ledger.rows}
+    present = {row.key.pod_uid for row in ledger.rows if row.epoch == epoch}
+    past = {table.pods[uid].key for uid in present & table.pods.keys()}
     for stone in table.tombstones:
         pod = stone.pod
-        answered = pod.annotations.get(BIND_PHASE) == "success" or ledger.rows_of(pod.uid)
-        if not pod.terminal and not answered:
+        is_answered = pod.annotations.get(BIND_PHASE) == PHASE_SUCCESS or pod.uid in answered
+        if not pod.terminal and not is_answered and pod.key not in past:
             yield pod
 
 
@@ -184,7 +222,7 @@ def candidates(
 
     present = sorted(table.pods.values(), key=lambda pod: (pod.created, pod.namespace, pod.name))
     standing = [next_of(pod) for pod in present if not pod.terminal]
-    buried = [next_of(pod) for pod in _tombstones(table, ledger)]
+    buried = [next_of(pod) for pod in _tombstones(table, ledger, books.epoch)]
     return (
         *(one for one in standing if one is not None),
         *(dataclasses.replace(one, deleted=True) for one in buried if one is not None),

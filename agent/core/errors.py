@@ -36,7 +36,15 @@ def cap(text: str, limit: int = FOREIGN_TEXT_LIMIT) -> str:
 
 
 class AgentError(Exception):
-    """Root of every error that the agent raises on purpose. str() is one sentence for people."""
+    """Root of every error that the agent raises on purpose. str() is one sentence for people.
+
+    `remedy`: what to do, where the sentence ends with that behind a colon; `said`: what is before.
+    """
+
+    def __init__(self, text: str, *, remedy: str = "") -> None:
+        super().__init__(f"{text}: {remedy}" if remedy else text)
+        self.said = text
+        self.remedy = remedy
 
 
 class SettingsError(AgentError):
@@ -45,9 +53,9 @@ class SettingsError(AgentError):
     `every`: what else is wrong, too, one sentence each; the text is the first of them.
     """
 
-    def __init__(self, text: str, *, every: tuple[str, ...] = ()) -> None:
-        super().__init__(text)
-        self.every = every or (text,)
+    def __init__(self, text: str, *, every: tuple[str, ...] = (), remedy: str = "") -> None:
+        super().__init__(text, remedy=remedy)
+        self.every = every or (str(self),)
 
 
 class PermissionFault(AgentError):  # noqa: N818 -- PermissionError is a builtin

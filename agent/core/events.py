@@ -33,6 +33,8 @@ class ProbeOutcome(enum.StrEnum):
 
     PASSED = "passed"
     FAILED = "failed"
+    REFUSED = "refused"
+    """A question was refused until the GPU is reset (NVML_ERROR_RESET_REQUIRED, of any driver)."""
     LOST = "lost"
     SILENT = "silent"
     """No answer within the deadline."""

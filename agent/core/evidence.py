@@ -4,25 +4,35 @@ import dataclasses
 import datetime as dt
 from collections.abc import Container, Mapping
 
-from agent.core.candidates import Books, Candidate, Known
+from agent.core.candidates import Books, Candidate, Known, PodKey
 from agent.core.gpu import GpuUuid
 from agent.core.inventory import Inventory
 from agent.core.ledger import Ledger, Row
 from agent.core.pods import NodeLock, PodTable, PodUid
-from agent.core.room import Use
+from agent.core.room import Shortage, Use
 from agent.core.share import Share
+
+NOT_HERE = PodUid("")
+"""What a GET says of a pod that is gone, or that this node may not read, for it is not here."""
+
+UNREAD = None
+"""What is known of a pod after a GET that the API server did not answer in time."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Evidence:
     """Everything a decision may rest on.
 
-    `ledger` includes rows that are being written. `known` holds the witness's answers of this
-    request. `registered`: the greatest amounts of the last minute, where they differ from the
-    inventory's. `records_read`, `listed`, `waited`: what was done already. `list_failed`: the LIST
-    brought no answer. `checked`: runtime ids that were looked up. `claimed`: pods of calls in
-    flight, and deleted ones that asked in vain. `in_doubt`: pods one of whose dead containers may
-    have been refused, nobody knows which.
+    `ledger` includes rows that are being written. `former` are the locks that went and still prove
+    a right, the last one first; `spent` says under which of the last locks which pod was answered,
+    for rows of pods that end soon do not last; `outlived`, which of them stood when that pod
+    went. `known` holds the witness's answers of this request,
+    `looked` the UIDs that single GETs brought: NOT_HERE where the pod is gone or may not be read,
+    UNREAD where the API server was silent. `registered`: the greatest amounts of the last minute,
+    where they differ from the inventory's. `records_read`, `listed`, `waited`, `node_read`: what
+    was done already. `list_failed`: the LIST brought no answer. `checked`: runtime ids that were
+    looked up. `claimed`: pods of calls in flight, and those that asked in vain. `in_doubt`: pods
+    one of whose dead containers may have been refused, nobody knows which.
     """
 
     table: PodTable
@@ -32,12 +42,17 @@ class Evidence:
     books: Books
     now: dt.datetime
     known: Known
+    former: tuple[NodeLock, ...] = ()
+    spent: Mapping[str, PodUid] = dataclasses.field(default_factory=dict)
+    outlived: Mapping[str, PodUid] = dataclasses.field(default_factory=dict)
+    looked: Mapping[PodKey, PodUid | None] = dataclasses.field(default_factory=dict)
     registered: Mapping[GpuUuid, Use] = dataclasses.field(default_factory=dict)
     records_read: bool = False
     checked: frozenset[str] = frozenset()
     listed: bool = False
     list_failed: bool = False
     waited: bool = False
+    node_read: bool = False
     claimed: frozenset[PodUid] = frozenset()
     in_doubt: Container[PodUid] = frozenset()
 
@@ -49,10 +64,14 @@ class Evidence:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AskKubelet:
-    """Ask PodResources for this pod."""
+    """Ask PodResources for this pod, and then for `others` until the kubelet knows one.
+
+    One that it does not know changes nothing but who is next, which needs no decision.
+    """
 
     namespace: str
     name: str
+    others: tuple[PodKey, ...] = dataclasses.field(default=(), compare=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,20 +92,42 @@ class ListPods:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class LookAtPod:
+    """One GET of this pod: another one may have come under its name since our watch showed it."""
+
+    namespace: str
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class AwaitLock:
-    """The Node's watch may lag behind the pods': wait a moment for its next frame."""
+    """The Node's watch may lag behind the pods': wait a moment for this pod's lock, or for any."""
+
+    namespace: str = ""
+    name: str = ""
 
 
-Question = AskKubelet | ReadRecords | CheckRunning | ListPods | AwaitLock
+@dataclasses.dataclass(frozen=True, slots=True)
+class LookAtNode:
+    """One GET of the Node: its watch may be late, or dead without a word."""
+
+
+Question = AskKubelet | ReadRecords | CheckRunning | ListPods | LookAtPod | AwaitLock | LookAtNode
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Grant:
-    """The container is served: what it gets, and its position in `…-allocated`."""
+    """The container is served: what it gets, and its position in `…-allocated`.
+
+    `lock`: the text of the node lock that names its pod; empty where none does. `oversold`: what is
+    promised of a GPU beyond what it has, for the scheduler counts less than it gave.
+    """
 
     candidate: Candidate
     group: int
     shares: tuple[Share, ...]
+    lock: str = ""
+    oversold: Shortage | None = None
 
     @property
     def replay(self) -> Row | None:

@@ -81,6 +81,25 @@ class Gpu:
         return f"GPU {known} ({self.uuid})"
 
 
+class Trouble(enum.StrEnum):
+    """Why the driver does not describe a GPU that it lists."""
+
+    LOST = "lost"
+    SILENT = "silent"
+    """It has not answered in time: it may be waking."""
+    RESET = "reset"
+    """The driver answers for it only when it was reset."""
+    DENIED = "denied"
+    """The agent may not ask."""
+    RELEASED = "released"
+    """An operator has had it released for work on it."""
+    UNPLACED = "unplaced"
+    """It is taken back, and the driver has never described it: that takes a look at all GPUs."""
+    UNSUPPORTED = "unsupported"
+    """The driver does not know the question for this GPU."""
+    FAILED = "failed"
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class GpuFault:
     """A GPU that the driver lists but could not describe: left out of the inventory, and said.
@@ -90,8 +109,18 @@ class GpuFault:
 
     gpu: str
     text: str
-    lost: bool = False
+    trouble: Trouble = Trouble.FAILED
     index: int = NO_INDEX
+
+    @property
+    def lost(self) -> bool:
+        """True when it has fallen off the bus."""
+        return self.trouble is Trouble.LOST
+
+    @property
+    def sentence(self) -> str:
+        """Which GPU, and what is wrong with it."""
+        return f"GPU {self.gpu}: {self.text}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

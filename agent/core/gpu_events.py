@@ -12,7 +12,7 @@ from agent.core.gpu import GpuUuid
 from agent.core.inventory import Inventory, SharedGpu
 from agent.core.ledger import Ledger, Row
 from agent.core.plain_row import PlainRow
-from agent.core.pods import PodUid
+from agent.core.pods import PodTable, PodUid
 from agent.core.slices import split_slice_id
 from agent.core.verdicts import past
 
@@ -36,10 +36,10 @@ def gpu_events(
 ) -> tuple[NodeEvent, ...]:
     """The Events that `new` gives rise to after `old`; equal words of several GPUs are one Event.
 
-    On the Node: GpuUnhealthy, GpuRecovered, GpuUnmonitored, GpuDriverUnresponsive and
-    GpuInventoryChanged. On each pod that holds a GPU which has come to harm, or on the Node for a
-    pod of which only the name is known: GpuDegradedForPod. Why a GPU of `left_out` is shared no
-    longer, another Event says.
+    On the Node: GpuUnhealthy, GpuRecovered, GpuUnmonitored, GpuDriverUnresponsive,
+    GpuReleased and GpuInventoryChanged. On each pod that holds a GPU which has come to harm, or on
+    the Node for a pod of which only the name is known: GpuDegradedForPod. Why a GPU of `left_out`
+    is shared no longer, another Event says.
     """
     return (
         *_of_health(old, new),
@@ -53,7 +53,8 @@ def turning(said: Inventory, new: Inventory) -> frozenset[GpuUuid]:
 
     A return from silence, and the coming and going of a GPU that is ill or silent: the steps of a
     reset, or of a driver that stutters. And that a well one is gone, but not from our view: a probe
-    finds that in a moment, and its health tells it. What gets worse is no such news.
+    finds that in a moment, and its health tells it. And that one is taken back and has not answered
+    yet. What gets worse is no such news.
     """
     pairs = ((before, new.find(before.uuid)) for before in said.gpus)
     return frozenset(before.uuid for before, gpu in pairs if _may_turn(before, gpu))
@@ -73,6 +74,8 @@ def _may_turn(said: SharedGpu, gpu: SharedGpu | None) -> bool:
         moved = said.present != gpu.present
         is_gone = not gpu.present and not gpu.there and gpu.health.cause != Cause.OFF
         return moved and (is_gone or _is_unwell(said.health))
+    if said.health.cause == Cause.RELEASED and gpu.health.silent:
+        return True
     is_better = _is_well(gpu.health) or (said.health.silent and gpu.health.cause == Cause.MONITOR)
     return is_better and _is_unwell(said.health) and not said.health.ill
 
@@ -87,6 +90,25 @@ def named(gpus: Iterable[SharedGpu]) -> str:
     if len(found) == 1:
         return found[0].gpu.title
     return f"GPUs {', '.join(gpu.gpu.label for gpu in found)}"
+
+
+def holders(ledger: Ledger, gpus: Collection[GpuUuid], table: PodTable) -> tuple[str, ...]:
+    """The pods that have slices of these GPUs, as namespace/name; those of which one is known.
+
+    A row outlives its pod by a minute: a pod that the table knows to be over is none of them.
+    """
+    rows: tuple[Row | PlainRow, ...] = (*ledger.rows, *ledger.plain)
+    pods = {_pod_of(row) for row in rows if not set(gpus).isdisjoint(_gpus_of(row))}
+    known = (pod for pod in pods if pod is not None and not _is_over(table, pod[2]))
+    return tuple(sorted(f"{namespace}/{name}" for namespace, name, _ in known))
+
+
+def _is_over(table: PodTable, uid: PodUid) -> bool:
+    """Whether the pod is gone or has ended; of a table that is not up to date nobody knows."""
+    if uid == NO_POD or not table.synced or table.stale:
+        return False
+    pod = table.pods.get(uid)
+    return pod is None or pod.terminal
 
 
 def _of_health(old: Inventory, new: Inventory) -> Iterator[NodeEvent]:
@@ -112,6 +134,8 @@ def _change(before: Health, health: Health) -> _Told | None:
         return _worse(health)
     if before.cause == Cause.OFF:
         return None
+    if before.cause == Cause.RELEASED:
+        return _Told("GpuRecovered", "taken back, and well", warning=False)
     was_unheard = before.condition is Condition.UNMONITORED
     text = WELL if was_unheard else f"well again, after: {past(before)}"
     return _Told("GpuRecovered", text, warning=False)
@@ -120,6 +144,8 @@ def _change(before: Health, health: Health) -> _Told | None:
 def _worse(health: Health) -> _Told:
     if health.ill:
         return _Told("GpuUnhealthy", health.text)
+    if health.cause == Cause.RELEASED:
+        return _Told("GpuReleased", health.text, warning=False)
     if not health.silent:
         return _Told("GpuUnmonitored", health.text)
     if health.serving:

@@ -1,4 +1,4 @@
-"""What a GPU says of itself beside being there: signs of wear, use, and who uses it.
+"""What a GPU says of itself beside being there: signs of wear, and use.
 
 Facts only: what they mean for serving it is judged in agent.core.health. Everywhere None means
 that this GPU or this driver does not tell, never that all is well.
@@ -26,6 +26,16 @@ class RecoveryAction(enum.StrEnum):
     """A newer driver's action, which we do not know: something, and not nothing."""
 
 
+class FabricState(enum.StrEnum):
+    """Whether a GPU has joined the fabric of its NVSwitches (nvmlGpuFabricState_t)."""
+
+    NOT_STARTED = "not-started"
+    IN_PROGRESS = "in-progress"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    """It has tried, and the status is an error."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class GpuSigns:
     """The state of one GPU's memory, and what the driver advises."""
@@ -45,8 +55,8 @@ class GpuSigns:
     ecc_uncorrected: int | None = None
     """Uncorrected memory errors since the driver was loaded."""
     recovery: RecoveryAction | None = None
-    refused: bool = False
-    """A question was refused until the GPU is reset (NVML_ERROR_RESET_REQUIRED, of any driver)."""
+    fabric: FabricState | None = None
+    """None as well for a GPU without NVSwitches."""
 
 
 NO_SIGNS = GpuSigns()
@@ -70,12 +80,3 @@ class Sampled:
 
     at: dt.datetime
     sample: GpuSample
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class GpuProcess:
-    """A process that has a context on a GPU. `pid` is the host's."""
-
-    pid: int
-    used_mib: int | None = None
-    graphics: bool = False

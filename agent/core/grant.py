@@ -11,13 +11,21 @@ from agent.core.candidates import Candidate, is_live
 from agent.core.condition import Condition
 from agent.core.container_order import Assignment, pair_groups
 from agent.core.errors import Gate, Refusal, cap
-from agent.core.evidence import AskKubelet, Evidence, Grant, Question
+from agent.core.evidence import AskKubelet, Evidence, Grant, ListPods, Question
 from agent.core.gpu import GpuUuid
 from agent.core.inventory import SharedGpu
 from agent.core.ledger import Row
 from agent.core.match_settings import MatchSettings
 from agent.core.pods import PodView
-from agent.core.room import Claim, Shortage, claim_of, shortage
+from agent.core.room import (
+    Claim,
+    Shortage,
+    claim_of,
+    counts,
+    scheduled,
+    scheduled_role,
+    shortage,
+)
 from agent.core.share import Share
 
 
@@ -53,27 +61,39 @@ def check(found: Candidate, evidence: Evidence, settings: MatchSettings) -> Ques
     """What the scheduler wrote for the container, held against the inventory and the ledger."""
     group, shares = _assigned(found, settings)
     gpus = _usable(found, shares, evidence)
-    wanted = Claim(found.pod.uid, found.container.role, shares)
+    role = found.container.role
     # A dead row only stops counting here: reconcile closes it, together with its directory.
     live = [row for row in evidence.ledger.rows if _live(row, evidence)]
-    short = shortage(wanted, map(claim_of, live), gpus)
+    pods = evidence.table.pods
+    as_scheduled = [scheduled(row, pods.get(row.key.pod_uid)) for row in live]
+    short = shortage(
+        Claim(found.pod.uid, scheduled_role(role, group, found.pod), shares),
+        (one for one in as_scheduled if one is not None),
+        gpus,
+    )
     if short is None:
-        return Grant(found, group, shares)
-    for row in live if evidence.books.witnessed else ():
-        uses = any(share.uuid == short.gpu.uuid for share in row.shares)
-        other = row.key.pod_uid != found.pod.uid
-        if uses and other and (row.namespace, row.pod) not in evidence.known:
+        true = [claim_of(row) for row in live if counts(row, pods.get(row.key.pod_uid))]
+        oversold = shortage(Claim(found.pod.uid, role, shares), true, gpus)
+        return Grant(found, group, shares, oversold=oversold)
+    in_the_way = [row for row in live if _blocks(row, found, short)]
+    for row in in_the_way if evidence.books.witnessed else ():
+        if (row.namespace, row.pod) not in evidence.known:
             return AskKubelet(row.namespace, row.pod)
+    if in_the_way and not evidence.listed:
+        # The scheduler may have seen by its watch what ours has not shown yet.
+        return ListPods()
     raise _oversold(found, short)
 
 
+def _blocks(row: Row, found: Candidate, short: Shortage) -> bool:
+    """Whether another pod has of the GPU that is short."""
+    uses = any(share.uuid == short.gpu.uuid for share in row.shares)
+    return uses and row.key.pod_uid != found.pod.uid
+
+
 def _oversold(found: Candidate, short: Shortage) -> Refusal:
-    if short.memory:
-        gate, what = Gate.MEMORY_EXCEEDED, "memory"
-        total, limit = f"{short.total.memory_mib} MiB", f"{short.gpu.registered_mib} MiB"
-    else:
-        gate, what = Gate.CORES_EXCEEDED, "compute"
-        total, limit = f"{short.total.core_percent} %", f"{short.gpu.core_percent} %"
+    gate = Gate.MEMORY_EXCEEDED if short.memory else Gate.CORES_EXCEEDED
+    what, total, limit = short.amounts
     return Refusal(
         gate,
         f"With container {found.container.name} of pod {'/'.join(found.pod.key)}, GPU "
@@ -97,7 +117,7 @@ def _assigned(found: Candidate, settings: MatchSettings) -> tuple[int, tuple[Sha
             "create the pod again.",
         )
     if not any(pod.groups or ()):
-        raise _unplaced(pod, container.dropped_memory)
+        raise _unplaced(pod)
     node = pod.annotations.get(VGPU_NODE)
     if node != settings.node:
         raise Refusal(
@@ -123,19 +143,12 @@ def _paired(pod: PodView, resource: str) -> tuple[Assignment, ...]:
         raise Refusal(refusal.gate, f"Pod {'/'.join(pod.key)}: {refusal.sentence}") from refusal
 
 
-def _unplaced(pod: PodView, dropped_memory: str) -> Refusal:
-    name = "/".join(pod.key)
-    if dropped_memory:
-        return Refusal(
-            Gate.DROPPED_REQUEST,
-            f"HAMi's scheduler dropped the request of pod {name}: gpumem {cap(dropped_memory, 40)} "
-            "is not a number of MiB that it can hold; write the number of MiB without a unit.",
-        )
+def _unplaced(pod: PodView) -> Refusal:
     what = "is missing" if pod.groups is None else "names no GPU"
     return Refusal(
         Gate.NO_ANNOTATION,
-        f"Pod {name} was not placed by HAMi's scheduler: annotation {ALLOCATED} {what}; "
-        "create it with schedulerName of HAMi's scheduler.",
+        f"Pod {'/'.join(pod.key)} was not placed by HAMi's scheduler: annotation {ALLOCATED} "
+        f"{what}; create it with schedulerName of HAMi's scheduler.",
     )
 
 

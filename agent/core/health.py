@@ -20,7 +20,9 @@ from agent.core.verdicts import (
     again,
     answered_again,
     bad,
+    has_joined,
     needing,
+    of_xid,
     past,
     refused,
     relieved,
@@ -28,15 +30,26 @@ from agent.core.verdicts import (
     signed,
     silenced,
     suspected,
+    told_of,
     watched,
     worse,
 )
-from agent.core.xids import XIDS, XidClass, XidSwitches, xid_name
+from agent.core.xid_switches import XidSwitches
+from agent.core.xids import XIDS, XidClass
 
 MOST_DOUBLINGS: Final = 32
 HARDWARE: Final = frozenset({Cause.ECC, Cause.LOST, Cause.MEMORY, Cause.PROBE, Cause.REFUSED})
 """What a boot alone does not mend for certain."""
 BEFORE: Final = "before the boot: "
+_BY_CAUSE: Final[Mapping[str, str]] = {
+    Cause.RELEASED: "`hami-agent recheck` has to take it back",
+    Cause.FABRIC: "it has to join the fabric of its NVSwitches: see that nvidia-fabricmanager runs",
+}
+_BY_CONDITION: Final[Mapping[str, str]] = {
+    Condition.LOST: "it has to be there again: reset it, or reboot the node",
+    Condition.UNMONITORED: "it has to answer, and its events have to reach the agent",
+}
+"""What ends a condition that no rest ends."""
 UNNAMED: Final = " on a GPU that the driver cannot name"
 
 
@@ -86,6 +99,8 @@ def judge(
 
     `now` must not go backwards between calls.
     """
+    if health.cause == Cause.RELEASED:
+        return health  # whoever works on it makes it report anything
     known = counted(health, report, now) if isinstance(report, Probe) else health
     return _carried(known, _judged(known, report, now, settings), now, settings)
 
@@ -155,12 +170,9 @@ def missing(health: Health, now: dt.datetime, settings: HealthSettings) -> tuple
     """What has to happen until a GPU that is not ok is ok again, for people."""
     if health.condition is Condition.OK or health.cause == Cause.OFF:
         return ()
-    if health.condition is Condition.LOST:
-        return ("it has to be there again: reset it, or reboot the node",)
-    if health.condition is Condition.UNMONITORED:
-        return ("it has to answer, and its events have to reach the agent",)
-    if health.needs_reboot:
-        return ("a reboot of the node",)
+    end = _BY_CAUSE.get(health.cause) or _BY_CONDITION.get(health.condition)
+    if end or health.needs_reboot:
+        return (end or "a reboot of the node",)
     needs = ["a reset of the GPU, or a reboot of the node"] if health.needs_reset else []
     rest = quiet_time(health, settings) - seconds(health, now)
     if rest > 0:
@@ -211,30 +223,22 @@ def _struck(
     health: Health, event: DriverEvent, now: dt.datetime, settings: HealthSettings
 ) -> Health:
     number = event.xid if event.xid is not None else 0
-    kind = xid_class(number, settings)
-    if kind is XidClass.APPLICATION:
+    verdict = of_xid(number, xid_class(number, settings), now)
+    if verdict is None:
         return health
-    told, runbook = f"XID {number}: {xid_name(number)}", f"H-{number:03d}"
     if event.uuid is None:
-        verdict = watched(now, Cause.XID, told + UNNAMED, runbook)
+        verdict = watched(now, Cause.XID, told_of(number) + UNNAMED, verdict.runbook)
         return suspected(health, dataclasses.replace(verdict, xid=number))
-    if kind is XidClass.CONTAINED:
-        verdict = watched(now, Cause.XID, told, runbook)
-        return worse(health, dataclasses.replace(verdict, xid=number))
-    mends = {XidClass.NEEDS_RESET: Then.RESET, XidClass.NEEDS_REBOOT: Then.REBOOT}
-    verdict = bad(now, Cause.XID, told, runbook, mends.get(kind, Then.NOTHING))
-    verdict = dataclasses.replace(verdict, xid=number)
-    if kind in mends:
-        verdict = needing(verdict, reboot=kind is XidClass.NEEDS_REBOOT)
-    return worse(health, verdict)
+    return worse(health, dataclasses.replace(verdict, xid=number))
 
 
 def _probed(health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings) -> Health:
     if probe.outcome is ProbeOutcome.PASSED:
         return _answered(health, probe, now, settings)
     if probe.outcome is ProbeOutcome.FAILED:
-        known = _reached(health, probe, now)
-        return known if probe.signs.refused else signed(known, probe.signs, now)
+        return signed(_reached(health, probe, now), probe.signs, now)
+    if probe.outcome is ProbeOutcome.REFUSED:
+        return _refused(health, now)
     if probe.outcome is ProbeOutcome.LOST:
         return _lost(health, probe, now)
     return _silent(health, probe, now, settings)
@@ -252,11 +256,13 @@ def _answered(health: Health, probe: Probe, now: dt.datetime, settings: HealthSe
 
 
 def _passed(health: Health, now: dt.datetime, settings: HealthSettings, signs: GpuSigns) -> Health:
-    if health.condition is Condition.OK:
+    is_joining = health.cause == Cause.FABRIC  # nothing was wrong with it: it needs no rest
+    if health.condition is Condition.OK or (is_joining and not has_joined(signs)):
         return health
-    if health.condition is Condition.UNMONITORED:
-        if health.xid is None:
-            return _cleared(health, now)
+    is_unheard = health.condition is Condition.UNMONITORED
+    if is_joining or (is_unheard and health.xid is None):
+        return _cleared(health, now)
+    if is_unheard:
         text = f"XID {health.xid} before it fell silent"
         runbook = f"H-{health.xid:03d}"
         return dataclasses.replace(watched(now, Cause.XID, text, runbook), xid=health.xid)
@@ -294,18 +300,18 @@ def _cleared(health: Health, now: dt.datetime) -> Health:
 
 
 def _reached(health: Health, probe: Probe, now: dt.datetime) -> Health:
-    """A probe failed that the GPU may have answered: then it is neither lost nor refused.
-
-    One that a boot alone mends, and that was lost, is there as soon as the driver refuses it.
-    """
-    is_lost = health.condition is Condition.LOST
-    if probe.signs.refused:
-        is_back = is_lost and health.needs_reboot
-        return again(_back(health, now), now) if is_back else refused(health, now)
+    """A probe failed that the GPU may have answered: then it is neither lost nor refused."""
     if not probe.signs.rows_failed:
         return _failed(health, probe, now)
+    is_lost = health.condition is Condition.LOST
     known = _back(health, now) if is_lost else answered_again(health, probe.signs, now)
     return _failed(known, probe, now)
+
+
+def _refused(health: Health, now: dt.datetime) -> Health:
+    """One that a boot alone mends, and that was lost, is there as soon as the driver refuses it."""
+    is_back = health.condition is Condition.LOST and health.needs_reboot
+    return again(_back(health, now), now) if is_back else refused(health, now)
 
 
 def _failed(health: Health, probe: Probe, now: dt.datetime) -> Health:

@@ -59,16 +59,22 @@ class SharedGpu:
 class Inventory:
     """All shared GPUs, sorted by index then UUID, those without an index last.
 
-    `generation` rises with every change.
+    `generation` rises with every change. `withheld`: no slice of any GPU is on offer, whatever the
+    GPUs are like.
     """
 
     generation: int = 0
     gpus: tuple[SharedGpu, ...] = ()
     driver_version: str = ""
+    withheld: bool = False
 
     def find(self, uuid: GpuUuid) -> SharedGpu | None:
         """The GPU of that identity, or None."""
         return next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)
+
+    def offers(self, gpu: SharedGpu) -> bool:
+        """True when kubelet and scheduler are told that this GPU takes new containers."""
+        return gpu.serving and not self.withheld
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

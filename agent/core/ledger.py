@@ -36,7 +36,8 @@ class Row:
     ids of `resource` for it under that kubelet. `offered`: before its last answer the kubelet was
     offered free ids of the answer's GPUs; `told`: that it took other GPUs all the same has been
     said once. `resource` is the name that was asked by, a former one of ours by now perhaps; empty
-    in files from before it was kept.
+    in files from before it was kept. `lock`: the exact text of the node lock under which the first
+    answer was given, the only one that is ever removed for it; empty where there was none.
     """
 
     key: ContainerKey
@@ -53,6 +54,7 @@ class Row:
     offered: bool = False
     told: bool = False
     resource: str = ""
+    lock: str = ""
 
     def is_booked_by(self, epoch: KubeletEpoch) -> bool:
         """Whether this kubelet was seen to have booked the answer."""
@@ -84,8 +86,9 @@ class Effect:
     """One row of the outbox, retried until done, also after a crash.
 
     settle-pod: `phase` is success or failed, `groups` the consumed positions; `due` is when it may
-    run (more containers may still come). release-lock: `value` is the lock's exact text.
-    post-event: `reason` and `value` (its text). Equal (kind, pod_uid, value, reason): one effect.
+    run (more containers may still come); `value` is the exact text of a lock that goes right after,
+    for a pod that is over. release-lock: `value` is the lock's exact text. post-event: `reason` and
+    `value` (its text). Equal (kind, pod_uid, value, reason): one effect.
     """
 
     kind: EffectKind
@@ -97,6 +100,13 @@ class Effect:
     groups: tuple[int, ...] = ()
     value: str = ""
     reason: str = ""
+
+    @property
+    def frees_lock(self) -> bool:
+        """Whether the scheduler waits for it."""
+        return self.kind is EffectKind.RELEASE_LOCK or (
+            self.kind is EffectKind.SETTLE_POD and bool(self.value)
+        )
 
     @property
     def identity(self) -> tuple[EffectKind, PodUid, str, str]:
@@ -115,18 +125,28 @@ class Ledger:
     rows: tuple[Row, ...] = ()
     outbox: tuple[Effect, ...] = ()
     plain: tuple[PlainRow, ...] = ()
+    _by_pod: dict[PodUid, tuple[Row, ...]] | None = dataclasses.field(
+        default=None, init=False, repr=False, compare=False
+    )
+    """The rows of each pod, made when they are asked for; a new ledger begins without."""
 
     def find(self, key: ContainerKey) -> Row | None:
         """The row of that container, or None."""
-        return next((row for row in self.rows if row.key == key), None)
+        return next((row for row in self.rows_of(key.pod_uid) if row.key == key), None)
 
     def rows_of(self, uid: PodUid) -> tuple[Row, ...]:
-        """The rows of one pod."""
-        return tuple(row for row in self.rows if row.key.pod_uid == uid)
+        """The rows of one pod. A decision asks for many pods, and graves: only the first counts."""
+        if self._by_pod is None:
+            found: dict[PodUid, tuple[Row, ...]] = {}
+            for row in self.rows:
+                found[row.key.pod_uid] = (*found.get(row.key.pod_uid, ()), row)
+            object.__setattr__(self, "_by_pod", found)
+            return found.get(uid, ())
+        return self._by_pod.get(uid, ())
 
     def put(self, row: Row) -> "Ledger":
         """With `row` in the place of the one of the same container, or at the end."""
-        if self.find(row.key) is None:
+        if all(old.key != row.key for old in self.rows):
             return dataclasses.replace(self, rows=(*self.rows, row))
         rows = tuple(row if old.key == row.key else old for old in self.rows)
         return dataclasses.replace(self, rows=rows)
@@ -146,10 +166,16 @@ class Ledger:
             return dataclasses.replace(self, outbox=outbox)
         return dataclasses.replace(self, outbox=(*self.outbox, effect))
 
-    def done(self, effect: Effect) -> "Ledger":
-        """Without `effect`; a newer one of the same identity stays."""
-        outbox = tuple(old for old in self.outbox if old != effect)
+    def done(self, *effects: Effect) -> "Ledger":
+        """Without these effects; a newer one of the same identity stays."""
+        outbox = tuple(old for old in self.outbox if old not in effects)
         return dataclasses.replace(self, outbox=outbox)
+
+    def without_settlements(self, uid: PodUid) -> "Ledger":
+        """Without what is owed to the pod for its answers so far: the next one owes all of it."""
+        settle = EffectKind.SETTLE_POD
+        old = [one for one in self.outbox if one.kind is settle and one.pod_uid == uid]
+        return self.done(*old)
 
     def find_plain(self, uid: PodUid) -> PlainRow | None:
         """The row of that answer, or None."""

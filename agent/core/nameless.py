@@ -1,10 +1,10 @@
 """Which GPU is behind a fault that has no name: one that never told its UUID to this process."""
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Final
 
-from agent.core.gpu import GpuFault, GpuUuid, Scan
+from agent.core.gpu import GpuFault, GpuUuid, Scan, Trouble
 
 NAMELESS: Final = "index "
 """Begins what a driver calls a GPU of which it knows nothing else."""
@@ -25,5 +25,12 @@ def named(scan: Scan, missing: Collection[GpuUuid]) -> Scan:
         faults = tuple(known if one is fault else one for one in scan.faults)
     else:
         text = "; ".join(f"it may be {fault.gpu}: {fault.text}" for fault in nameless)
-        faults = (*scan.faults, *(GpuFault(uuid, text) for uuid in sorted(missing)))
+        trouble = doubtful(nameless)
+        faults = (*scan.faults, *(GpuFault(uuid, text, trouble) for uuid in sorted(missing)))
     return dataclasses.replace(scan, faults=faults)
+
+
+def doubtful(nameless: Iterable[GpuFault]) -> Trouble:
+    """The trouble of a GPU that may be any of these: none of them is lost for certain."""
+    is_silent = all(fault.trouble is Trouble.SILENT for fault in nameless)
+    return Trouble.SILENT if is_silent else Trouble.FAILED

@@ -33,7 +33,8 @@ def gpu_degraded(inventory: Inventory, now: dt.datetime) -> NodeCondition:
     if not ill:
         since = max((gpu.health.since for gpu in gpus), default=now)
         count = len(gpus)
-        text = f"all {count} GPUs are served" if count else "there are no GPUs to share"
+        few = {0: "there are no GPUs to share", 1: "the only GPU is served"}
+        text = few.get(count, f"all {count} GPUs are served")
         return NodeCondition(
             GPU_DEGRADED, status=False, reason="AllServed", message=text, since=since
         )

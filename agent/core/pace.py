@@ -20,6 +20,9 @@ SETTLING_PAUSE = 3.0
 RETRIES = (1.0, 2.0, 5.0, 15.0)
 """Until the next complete look after the first ones in a row that failed."""
 
+THROTTLED_PAUSE = 0.02
+"""Until PodResources is asked again that was over its rate limit, 100 a second for all."""
+
 DEADLINE = 2.0
 """For one question, or for one directory."""
 

@@ -12,6 +12,7 @@ import datetime as dt
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from agent.core.ages import has_passed
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey, Ledger, Row
 from agent.core.pace import UNCONFIRMED_AFTER
@@ -103,7 +104,9 @@ def observe(ledger: Ledger, seen: PlainSeen, names: Sequence[str], *, alone: boo
         strangers=tuple(_strangers(ledger, books)) if alone else (),
         idle=idle,
         due=min((end for key, end in ends.items() if key not in over), default=None),
-        unconfirmed=sum(seen.now - row.answered_at > UNCONFIRMED_AFTER for row in unconfirmed),
+        unconfirmed=sum(
+            has_passed(UNCONFIRMED_AFTER, row.answered_at, seen.now) for row in unconfirmed
+        ),
     )
 
 
@@ -240,8 +243,14 @@ def _grace(row: PlainRow | Row, named: bool, books: _Books) -> dt.timedelta | No
 
 
 def _since(before: dt.datetime | None, row: PlainRow | Row, now: dt.datetime) -> dt.datetime:
-    """Since when nobody is seen with the row; what was seen before its last answer is void."""
-    return now if before is None or before < row.answered_at else before
+    """Since when nobody is seen with the row; what was seen before its last answer is void.
+
+    A moment of the future is from before the clock was set back: what was seen then counts from
+    now, and an answer of then is an old one.
+    """
+    if before is None or before < row.answered_at <= now:
+        return now
+    return min(before, now)
 
 
 def _strangers(ledger: Ledger, books: _Books) -> Iterable[Stranger]:

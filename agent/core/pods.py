@@ -40,6 +40,7 @@ class ContainerView:
     `running_id`: the runtime's id while status says running, else None. `has_run`: it was made.
     `started_at`: when it was started last, None: it was not. `stopped_at`: when it ended last,
     whatever comes then. `ended_at`: the same, if it is never started again, else None.
+    `succeeded`: it ended with exit code 0 once, whatever it does now.
     `dropped_memory`: the text of a `gpumem` limit that HAMi drops, empty for all others.
     """
 
@@ -52,6 +53,7 @@ class ContainerView:
     started_at: dt.datetime | None = None
     stopped_at: dt.datetime | None = None
     ended_at: dt.datetime | None = None
+    succeeded: bool = False
     dropped_memory: str = ""
     resource: str = "nvidia.com/gpu"
     others: tuple[tuple[str, int], ...] = ()
@@ -75,7 +77,8 @@ class PodView:
     """One pod bound to this node. `containers`: init and sidecars first, then apps, spec order.
 
     `annotations` holds only the keys of hami.io/. `static`: a mirror pod of the kubelet's files.
-    `groups` is the decoded `…-devices-allocated`, None when it is absent; `groups_error` says why
+    `reusable_name`: the name was not generated, so that another pod can come under it. `groups` is
+    the decoded `…-devices-allocated`, None when it is absent; `groups_error` says why
     it could not be decoded.
     """
 
@@ -88,6 +91,7 @@ class PodView:
     containers: tuple[ContainerView, ...]
     annotations: Mapping[str, str] = dataclasses.field(default_factory=dict)
     static: bool = False
+    reusable_name: bool = False
     reason: str = ""
     """status.reason, `UnexpectedAdmissionError` for one."""
     message: str = ""
@@ -151,7 +155,8 @@ class NodeView:
     """This Node: `annotations` holds all of them (the reporter compares what the server holds).
 
     `reported_by`: who but an agent wrote the register annotation last, and when; empty where it was
-    an agent, or is not known.
+    an agent, or is not known. `former_locks`: the texts of the locks that were seen to go, the last
+    one first, each with the moment, on the loop's clock, until which it still proves a right.
     """
 
     name: str
@@ -160,6 +165,7 @@ class NodeView:
     annotations: Mapping[str, str] = dataclasses.field(default_factory=dict)
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     reported_by: str = ""
+    former_locks: tuple[tuple[str, float], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

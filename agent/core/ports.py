@@ -13,12 +13,12 @@ from agent.core.changes import NodeChange, NodeEvent, PodChange, PodList
 from agent.core.edits import HookFacts
 from agent.core.events import DriverEvent, Probe
 from agent.core.gpu import GpuUuid, Scan
-from agent.core.gpu_signs import GpuProcess, GpuSample
+from agent.core.gpu_signs import GpuSample
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey
 from agent.core.leftovers import Agents, NodeState, NodeTraces
 from agent.core.node_condition import NodeCondition
-from agent.core.pods import NodeView, PodUid
+from agent.core.pods import NodeView, PodUid, PodView
 from agent.core.slices import SliceId
 
 
@@ -48,17 +48,29 @@ class Driver(Protocol):
         """
         ...
 
-    async def processes(self, uuid: GpuUuid) -> tuple[GpuProcess, ...] | None:
-        """The processes on one GPU, sorted by pid; None where they cannot be told.
-
-        Raises GpuError when this GPU does not answer (in time), DriverError.
-        """
-        ...
-
     def events(self, opened: Callable[[], None] | None = None) -> AsyncIterator[DriverEvent]:
         """Reports as they come, for ever. Raises DriverError when the session ends.
 
         `opened` is called once, when nothing is missed any more.
+        """
+        ...
+
+    async def release(self, uuids: Collection[GpuUuid]) -> None:
+        """Let go of these GPUs: no handle of them is held, and none is asked for.
+
+        Raises GpuError for one that is not known, DriverError when they cannot be let go of now;
+        all the same they are touched no more.
+        """
+        ...
+
+    def take_back(self, uuid: GpuUuid) -> None:
+        """It may be touched again."""
+        ...
+
+    async def renew(self) -> bool:
+        """Have the next question begin another session, for all GPUs fail alike in this one.
+
+        False: it was renewed for that before, and no GPU has answered since.
         """
         ...
 
@@ -154,6 +166,10 @@ class NodeApi(Protocol):
         """
         ...
 
+    async def get_node(self) -> NodeView | None:
+        """One GET, of what is stored now; None: there is no such Node. Raises ApiError."""
+        ...
+
     async def annotate_node(self, annotations: Mapping[str, str | None]) -> NodeView:
         """Merge-patch annotations (None removes) and return the Node. Raises ApiError."""
         ...
@@ -176,6 +192,14 @@ class PodApi(Protocol):
 
     async def list_pods(self) -> PodList:
         """One LIST with spec.nodeName of this node. Raises ApiError."""
+        ...
+
+    async def get_pod(self, namespace: str, name: str) -> PodView | None:
+        """One GET, of what is stored now; None: there is no such pod.
+
+        Raises ApiError; ApiForbidden also where a node's own identity asks for a pod that is gone
+        or on another node, or that was bound to this one a moment ago.
+        """
         ...
 
     def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from agent.core.annotations import REGISTER
+from agent.core.api_rights import Right
 from agent.core.gpu import Scan
+from agent.core.troubles import remedy as remedy_of
 
 HAMI_LABEL: Final = ("gpu", "on")
 """The label by which HAMi's DaemonSet, and ours, choose nodes."""
@@ -22,6 +24,11 @@ _TAKE_OFF: Final = (
 )
 _TAKE_OVER: Final = (
     "with takeover the agent takes the resource from it; take it off this node right after"
+)
+
+_MEND_DRIVER: Final = (
+    "the driver is there and fails: look with nvidia-smi and for NVRM in the kernel's log (dmesg); "
+    "then load it anew or reboot"
 )
 
 
@@ -63,27 +70,6 @@ class Finding:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Right:
-    """One thing that the agent asks of the API server. `name`: of one object, or of any."""
-
-    verb: str
-    resource: str
-    name: str = ""
-    selector: str = ""
-    """The field selector that goes with it."""
-
-    @property
-    def words(self) -> str:
-        """As a ClusterRole says it: verb and resource."""
-        return f"{self.verb} {self.resource}"
-
-    @property
-    def reads(self) -> bool:
-        """Whether it changes nothing."""
-        return self.verb in {"list", "watch"}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Place:
     """A path as it was found. `kind`: directory, socket, file, what it is else; empty: nothing."""
 
@@ -112,8 +98,9 @@ class PluginSocket:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cluster:
-    """What the API server said of this node. `failure`: why it said nothing more.
+    """What the API server said of this node.
 
+    `failure`: why it said nothing more; `remedy`: what to do, where the failure knows that.
     `found` None: it was not asked for the Node, because rights are missing. `plugins` are pods of
     other device plugins for NVIDIA GPUs on this node.
     """
@@ -127,24 +114,7 @@ class Cluster:
     """Rights of the agent that this account is not meant to have."""
     plugins: tuple[str, ...] = ()
     failure: str = ""
-
-
-def rights(node: str, *, node_condition: bool = False) -> tuple[Right, ...]:
-    """All that the agent asks of the API server, on the node `node`.
-
-    `node_condition`: it keeps the Node's condition GpuDegraded.
-    """
-    condition = (Right("patch", "nodes/status", name=node),) if node_condition else ()
-    return (
-        Right("watch", "nodes", name=node),
-        Right("patch", "nodes", name=node),
-        Right("list", "pods", selector=f"spec.nodeName={node}"),
-        Right("watch", "pods", selector=f"spec.nodeName={node}"),
-        Right("patch", "pods/status"),
-        Right("create", "events"),
-        Right("patch", "events"),
-        *condition,
-    )
+    remedy: str | None = None
 
 
 def judge_path(place: Place, *, made: bool) -> Finding:
@@ -182,7 +152,8 @@ def judge_witness(path: str, held: int | None, failure: str, *, asks: bool) -> F
             *(Point.WITNESS, Verdict.WRONG, path, failure),
             "see that the kubelet runs and that paths.podResourcesSocket names its socket",
         )
-    known = f"the kubelet answers, and {held} containers hold slices"
+    hold = "holds" if held == 1 else "hold"
+    known = f"the kubelet answers, and {counted(held, 'container')} {hold} slices"
     if held:
         known += "; the agent takes them over with the ids that they have"
     if not asks:
@@ -193,22 +164,41 @@ def judge_witness(path: str, held: int | None, failure: str, *, asks: bool) -> F
     return Finding(Point.WITNESS, Verdict.OK, path, known)
 
 
-def judge_driver(library: str, scan: Scan | None, failure: str) -> Iterator[Finding]:
-    """NVIDIA's library, and each GPU that will not be shared."""
-    if scan is None or not scan.gpus:
-        why = failure or "the driver answers, and has no GPU that can be described"
-        yield Finding(
-            *(Point.DRIVER, Verdict.WRONG, library, why),
-            "install NVIDIA's driver, or let the container have it (runtimeClassName, driver root)",
-        )
+def judge_driver(
+    library: str, scan: Scan | None, failure: str, remedy: str | None = None
+) -> Iterator[Finding]:
+    """NVIDIA's library, and each GPU that will not be shared.
+
+    `failure`: why there is no scan; `remedy`: what to do, where the failure knows that.
+    """
+    if scan is None:
+        advice = _MEND_DRIVER if remedy is None else remedy
+        yield Finding(Point.DRIVER, Verdict.WRONG, library, failure, advice)
         return
+    if not scan.gpus:
+        said = f"driver {scan.driver_version} answers, and has no GPU that can be described"
+        advice = "see below what is said of each" if scan.faults else "look with nvidia-smi -L"
+        yield Finding(Point.DRIVER, Verdict.WRONG, library, said, advice)
+    else:
+        yield _models(library, scan)
+    for gpu in scan.gpus:
+        if gpu.mig_enabled:
+            said = f"GPU {gpu.uuid} is in MIG mode"
+            yield Finding(Point.DRIVER, Verdict.NOTE, library, said, "it will not be shared")
+    for fault in scan.faults:
+        advice = f"it is not shared as it is; {remedy_of(fault.trouble)}"
+        yield Finding(Point.DRIVER, Verdict.NOTE, library, fault.sentence, advice)
+
+
+def counted(number: int, thing: str) -> str:
+    """So many of it, in words."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _models(library: str, scan: Scan) -> Finding:
     models = ", ".join(sorted({gpu.name for gpu in scan.gpus}))
-    said = f"driver {scan.driver_version}, {len(scan.gpus)} GPUs: {models}"
-    yield Finding(Point.DRIVER, Verdict.OK, library, said)
-    left_out = [f"GPU {gpu.uuid} is in MIG mode" for gpu in scan.gpus if gpu.mig_enabled]
-    left_out += [f"GPU {fault.gpu}: {fault.text}" for fault in scan.faults]
-    for text in left_out:
-        yield Finding(Point.DRIVER, Verdict.NOTE, library, text, "it will not be shared")
+    said = f"driver {scan.driver_version}, {counted(len(scan.gpus), 'GPU')}: {models}"
+    return Finding(Point.DRIVER, Verdict.OK, library, said)
 
 
 def judge_library(home: str, missing: Sequence[str], *, needed: bool) -> Finding:
@@ -220,17 +210,17 @@ def judge_library(home: str, missing: Sequence[str], *, needed: bool) -> Finding
         return Finding(Point.LIBRARY, Verdict.OK, home, f"{said}; not needed with these settings")
     return Finding(
         *(Point.LIBRARY, Verdict.WRONG, home, said),
-        "put HAMi-core's files there; until then pods are refused (HA-5005)",
+        "put HAMi-core's files there; until then no slice is on offer (HA-5005)",
     )
 
 
 def judge_cluster(node: str, cluster: Cluster) -> Iterator[Finding]:
     """The Node, its label and our rights."""
     if cluster.failure:
-        yield Finding(
-            *(Point.NODE, Verdict.WRONG, cluster.server, cluster.failure),
-            "mend the connection or the rights, and look again",
-        )
+        advice = cluster.remedy
+        if advice is None:
+            advice = "mend the connection or the rights, and look again"
+        yield Finding(Point.NODE, Verdict.WRONG, cluster.server, cluster.failure, advice)
     elif cluster.found is False:
         yield Finding(
             *(Point.NODE, Verdict.WRONG, f"Node {node}", "the API server knows no such Node"),

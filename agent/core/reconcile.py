@@ -5,6 +5,7 @@ import datetime as dt
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from agent.core.ages import has_passed
 from agent.core.candidates import PodKey
 from agent.core.container_edits import container_directory
 from agent.core.errors import Gate, Refusal
@@ -32,7 +33,7 @@ class Seen:
     """What reconcile looks at.
 
     `holdings` are the kubelet's answers; `complete`: they are all pods it knows (a List).
-    `recorded`: containers in the kubelet's checkpoint file, None where it cannot be read.
+    `recorded`: containers in the kubelet's checkpoint file, None where it was not read.
     `directories`: the names of container directories, where they were looked for. `since`: when
     this process began to see all pods. `failed`: since when rows' pods were seen as failed.
     """
@@ -105,7 +106,7 @@ def compare(ledger: Ledger, seen: Seen, names: Sequence[str]) -> Findings:
 
 
 def _overdue(row: Row, now: dt.datetime) -> bool:
-    return not row.confirmed and now - row.answered_at > UNCONFIRMED_AFTER
+    return not row.confirmed and has_passed(UNCONFIRMED_AFTER, row.answered_at, now)
 
 
 def _drifts(row: Row) -> bool:
@@ -200,6 +201,7 @@ def leaked(ages: Mapping[str, dt.timedelta], ledger: Ledger, seen: Seen) -> tupl
         for name, age in sorted(ages.items())
         if age >= LEAKED_AFTER
         and PodUid(name.partition("_")[0]) not in owners
+        and "_" in name  # what has another form is not ours
         and not name.endswith(f"_{PLAIN}")
     )
 
@@ -214,12 +216,12 @@ def _vanished(row: Row, by_key: Mapping[PodKey, Holding], seen: Seen) -> bool:
     pod = seen.table.pods.get(row.key.pod_uid)
     if pod is not None:
         return pod.terminal and (row.namespace, row.pod) not in by_key and _has_ended(pod, seen)
-    if seen.now - seen.epoch.since < dt.timedelta(seconds=SETTLING):
+    if not has_passed(dt.timedelta(seconds=SETTLING), seen.epoch.since, seen.now):
         return False
     successor = seen.table.named(row.namespace, row.pod)
     if (row.namespace, row.pod) in by_key and successor is None:
         return False
-    return seen.now - _gone_since(row, seen) >= VANISHED_GRACE
+    return has_passed(VANISHED_GRACE, _gone_since(row, seen), seen.now)
 
 
 def _has_ended(pod: PodView, seen: Seen) -> bool:
@@ -229,7 +231,7 @@ def _has_ended(pod: PodView, seen: Seen) -> bool:
     """
     if pod.phase is Phase.SUCCEEDED:
         return True
-    return seen.now - seen.failed.get(pod.uid, seen.now) >= VANISHED_GRACE
+    return has_passed(VANISHED_GRACE, seen.failed.get(pod.uid, seen.now), seen.now)
 
 
 def _gone_since(row: Row, seen: Seen) -> dt.datetime:
@@ -237,22 +239,25 @@ def _gone_since(row: Row, seen: Seen) -> dt.datetime:
     for stone in seen.table.tombstones:
         if stone.pod.uid == row.key.pod_uid:
             return stone.deleted_at
-    return max(row.answered_at, seen.since)
+    return max((at for at in (row.answered_at, seen.since) if at <= seen.now), default=EVER)
 
 
 def _adoptions(ledger: Ledger, seen: Seen, by_key: Mapping[PodKey, Holding]) -> Iterator[Adoption]:
     """Containers with groups in the annotation and no row that were answered.
 
     The kubelet names ids for them, or, where its records are lost as well, they have their
-    directory: only an answer makes one, and no tenant can.
+    directory: only an answer makes one, and no tenant can. A short look is at pods that we answer
+    just now, the other containers of which the kubelet is about to ask for.
     """
-    for pod in seen.table.pods.values():
+    for pod in seen.table.pods.values() if seen.complete else ():
         if pod.terminal or not pod.groups:
             continue
         holding = None if _may_hold_for_another(pod, ledger, seen) else by_key.get(pod.key)
         for container in pod.gpu_containers:
             resource = container.resource
             ids = holding.ids_of(container.name, resource) if holding else frozenset()
+            if _is_anothers(pod, container, seen):
+                ids = frozenset()
             is_made = bool(seen.directories) and (
                 container_directory(pod.uid, container.name) in seen.directories
             )
@@ -276,12 +281,21 @@ def _strangers(ledger: Ledger, seen: Seen, names: Sequence[str]) -> Iterator[Str
                 yield Stranger(holder, tuple(sorted(ids)), name)
 
 
+def _is_anothers(pod: PodView, container: ContainerView, seen: Seen) -> bool:
+    """Whether ids under the pod's name are another pod's: the kubelet's file has none by its UID.
+
+    That pod may have come and gone between two frames of our watch.
+    """
+    if pod.phase is not Phase.PENDING or not pod.reusable_name or seen.recorded is None:
+        return False
+    return ContainerKey(pod.uid, container.name) not in seen.recorded
+
+
 def _may_hold_for_another(pod: PodView, ledger: Ledger, seen: Seen) -> bool:
     """Whether the ids that the kubelet names may be a deleted pod's, which it has not let go yet.
 
     The deletion was seen, or it happened while nobody looked and left a row. This is about what is
-    held, however long ago the pod was deleted; `namesakes.may_be_another` asks who is asking now,
-    and there a deleted pod with ids is out of the question.
+    held, however long ago the pod was deleted.
     """
     if pod.phase is not Phase.PENDING:
         return False

@@ -1,71 +1,102 @@
 """The right to an answer: who owns the node lock, for only that needs rights on the Node."""
 
-from agent.core.annotations import BIND_TIME
 from agent.core.candidates import Candidate
-from agent.core.errors import Gate, Refusal
-from agent.core.evidence import AwaitLock, Evidence, ListPods, Question
+from agent.core.errors import Gate, Refusal, cap
+from agent.core.evidence import AwaitLock, Evidence, LookAtNode, Question
 from agent.core.guess import no_lock
-from agent.core.match_settings import MatchSettings
-from agent.core.pods import NodeLock, PodView
+from agent.core.match_settings import MatchSettings, UnlockedPods
+from agent.core.pods import NodeLock, PodView, Role
 
 
 def right(found: Candidate, evidence: Evidence, settings: MatchSettings) -> Question | None:
-    """Whether the pod has a right to an answer: it owns the node lock."""
-    pod, lock = found.pod, evidence.lock
-    name = "/".join(pod.key)
-    if found.deleted:
-        raise Refusal(
-            Gate.POD_DELETED,
-            f"Pod {name} was deleted before the kubelet took it up; its controller starts a new "
-            "one.",
-        )
-    if pod.static:
-        raise Refusal(
-            Gate.STATIC_POD,
-            f"Pod {name} is a static pod, which HAMi's scheduler never sees; create it through the "
-            "API server.",
-        )
-    if lock is not None and lock.owner == pod.key:
-        return _right_of_owner(pod, lock, evidence)
-    if not evidence.waited:
-        return AwaitLock()
-    if lock is not None and lock.owner is not None:
-        raise Refusal(
-            Gate.NO_RIGHT,
-            f"Pod {name} asks for GPUs, but HAMi's scheduler is placing "
-            f"{'/'.join(lock.owner)} on this node: was the pod bound by another scheduler, or was "
-            "its lock handed over? Create it again with schedulerName of HAMi's scheduler.",
-        )
-    refusal = no_lock(pod, settings)
+    """Whether the pod has a right to an answer: the lock names it. Raises Refusal.
+
+    No time is looked at, neither the lock's stamp nor the pod's bind-time: HAMi's scheduler reads
+    its clock for the two in an order that differs from release to release, and seconds lie between.
+    A pod that is served without a lock is waited for all the same where HAMi takes one: only a text
+    that its rows note is let go of at once.
+    """
+    pod = found.pod
+    hopeless = _hopeless(found)
+    if hopeless is not None:
+        raise hopeless
+    if lock_of(pod, evidence):
+        return None
+    if settings.unlocked_pods is not UnlockedPods.UNIQUE or _takes_lock(pod):
+        if not evidence.waited:
+            return AwaitLock(*pod.key)
+        if not evidence.node_read:
+            return LookAtNode()
+    refusal = _refusal(pod, evidence, settings)
     if refusal is not None:
         raise refusal
     return None
 
 
-def _right_of_owner(pod: PodView, lock: NodeLock, evidence: Evidence) -> Question | None:
-    """The same for a pod of the name in the lock, which names no UID.
+def _hopeless(found: Candidate) -> Refusal | None:
+    """Why a pod is not served whatever the lock says; None: the lock decides."""
+    pod, dropped = found.pod, found.container.dropped_memory
+    name = "/".join(pod.key)
+    if found.deleted:
+        return Refusal(
+            Gate.POD_DELETED,
+            f"Pod {name} was deleted before the kubelet took it up; its controller starts a new "
+            "one.",
+        )
+    if pod.static:
+        return Refusal(
+            Gate.STATIC_POD,
+            f"Pod {name} is a static pod, which HAMi's scheduler never sees; create it through the "
+            "API server.",
+        )
+    if dropped and not any(pod.groups or ()):  # then the scheduler takes no lock for it
+        return Refusal(
+            Gate.DROPPED_REQUEST,
+            f"HAMi's scheduler dropped the request of pod {name}: gpumem {cap(dropped, 40)} is not "
+            "a number of MiB that it can hold; write the number of MiB without a unit.",
+        )
+    return None
 
-    A pod that was bound before the lock was taken is another one. A bind that is tried again stamps
-    the lock a moment before the pod, so it is waited for.
-    """
-    if not _is_outdated(pod, lock):
+
+def _refusal(pod: PodView, evidence: Evidence, settings: MatchSettings) -> Refusal | None:
+    """Why a pod that no lock names is not served; None: it is, by the operator's choice."""
+    if settings.unlocked_pods is UnlockedPods.UNIQUE:
         return None
-    if not evidence.listed:
-        return ListPods()
-    if not evidence.waited:
-        return AwaitLock()
-    raise Refusal(
-        Gate.NO_RIGHT,
-        f"Pod {'/'.join(pod.key)} asks for GPUs, but the node lock was taken for a later pod of "
-        "that name; create it again with schedulerName of HAMi's scheduler.",
-    )
+    name = "/".join(pod.key)
+    lock = evidence.lock
+    if lock is not None and lock.owner is not None:
+        return Refusal(
+            Gate.NO_RIGHT,
+            f"Pod {name} asks for GPUs, but HAMi's scheduler is placing "
+            f"{'/'.join(lock.owner)} on this node: was the pod bound by another scheduler, or was "
+            "its lock handed over? Create it again with schedulerName of HAMi's scheduler.",
+        )
+    return no_lock(pod, settings)
 
 
-def _is_outdated(pod: PodView, lock: NodeLock) -> bool:
-    """Whether a later pod of this name took the lock, which our watch has not shown yet.
+def _takes_lock(pod: PodView) -> bool:
+    """Whether HAMi's scheduler locks the node for it: init containers alone are not worth it."""
+    return any(one.role is Role.APP for one in pod.gpu_containers)
 
-    The lock names no UID. The scheduler stamps it first and the pod's bind-time then.
+
+def lock_of(pod: PodView, evidence: Evidence) -> NodeLock | None:
+    """The lock that names the pod: the one that is there, or one that went a moment ago.
+
+    Another vendor's plugin on the node lets go of the lock that it shares with us when its own part
+    of the pod is done. A lock under which another pod of that name was answered proves nothing: a
+    tenant can make such a pod, and a watch that is late still shows the lock that went. After a GET
+    of the Node the present one counts: two pods of a name can take it within one second. So does
+    one that outlived the pod that was answered: HAMi lets the next of its name take it over as it
+    is.
     """
-    bound = pod.annotations.get(BIND_TIME, "")
-    is_number = bound.isdecimal() and len(bound) < 20
-    return is_number and int(bound) < int(lock.stamp.timestamp())
+    used = {(row.lock, row.key.pod_uid) for row in evidence.ledger.rows} | evidence.spent.items()
+    spent = {text for text, uid in used - evidence.outlived.items() if uid != pod.uid}
+    lock = evidence.lock
+    if (
+        lock is not None
+        and lock.owner == pod.key
+        and (evidence.node_read or lock.value not in spent)
+    ):
+        return lock
+    went = (one for one in evidence.former if one.owner == pod.key and one.value not in spent)
+    return next(went, None)

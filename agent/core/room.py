@@ -1,8 +1,10 @@
 """Whether a share fits on its GPU beside the live rows, by HAMi's arithmetic.
 
 Per pod and GPU what counts is the greater of the largest init container and the sum of the app
-containers, for init containers run one after another and are gone before the apps start.
-Source: HAMi pkg/scheduler (usage of a pod on a card).
+containers, for init containers run one after another and are gone before the apps start. Once all
+init containers have succeeded only the app containers count.
+Source: HAMi v2.10 pkg/device/initContainer.go, pkg/scheduler/scheduler.go onUpdatePod. Earlier
+releases count more: the peak for as long as the pod is there.
 """
 
 import dataclasses
@@ -11,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from agent.core.gpu import GpuUuid
 from agent.core.inventory import SharedGpu
 from agent.core.ledger import Row
-from agent.core.pods import PodUid, Role
+from agent.core.pods import PodUid, PodView, Role
 from agent.core.share import Share
 
 
@@ -45,6 +47,49 @@ class Claim:
 def claim_of(row: Row) -> Claim:
     """What a row holds."""
     return Claim(row.key.pod_uid, row.role, row.shares)
+
+
+def is_past_init(pod: PodView) -> bool:
+    """Whether the scheduler counts only the app containers of the pod.
+
+    It does so from when it first sees that all init containers have ended with exit code 0, also
+    when they run again later because the pod's sandbox is made anew. To it a sidecar is one of
+    them. An app container that was made tells the same of the ordinary ones, whose states the
+    kubelet can lose.
+    """
+    has_begun = any(one.has_run for one in pod.containers if one.role is Role.APP)
+    return all(
+        one.succeeded or (has_begun and one.role is Role.INIT)
+        for one in pod.containers
+        if one.role is not Role.APP
+    )
+
+
+def counts(row: Row, pod: PodView | None) -> bool:
+    """Whether a live row takes room yet; `pod` is None where it cannot be seen."""
+    return row.role is Role.APP or pod is None or not is_past_init(pod)
+
+
+def scheduled_role(role: Role, group: int, pod: PodView | None) -> Role:
+    """What HAMi's scheduler takes the container of that group for; `pod` None: it is not seen.
+
+    It goes by the number of the group among those of the annotation, as if every container had one.
+    It writes none for a container without GPUs, so that behind an init container without GPUs it
+    takes an app container for an init container.
+    Source: HAMi v2.10 pkg/device/initContainer.go, CollapseInitContainerUsage.
+    """
+    if pod is None:
+        return role
+    is_init = group < sum(one.role is not Role.APP for one in pod.containers)
+    return Role.INIT if is_init else Role.APP
+
+
+def scheduled(row: Row, pod: PodView | None) -> Claim | None:
+    """What HAMi's scheduler counts of a live row; None: nothing any more."""
+    role = scheduled_role(row.role, row.group, pod)
+    if role is not Role.APP and pod is not None and is_past_init(pod):
+        return None
+    return Claim(row.key.pod_uid, role, row.shares)
 
 
 def _use_of(claim: Claim, gpu: SharedGpu) -> Use:
@@ -87,6 +132,13 @@ class Shortage:
     total: Use
     memory: bool
     """True: memory is short. False: compute is."""
+
+    @property
+    def amounts(self) -> tuple[str, str, str]:
+        """What is short, how much of it is promised, and how much there is."""
+        if self.memory:
+            return "memory", f"{self.total.memory_mib} MiB", f"{self.gpu.registered_mib} MiB"
+        return "compute", f"{self.total.core_percent} %", f"{self.gpu.core_percent} %"
 
 
 def shortage(

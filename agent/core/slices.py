@@ -25,6 +25,9 @@ LIST_BYTES = 7 * MIB // 2
 INT32_MAX = 2**31 - 1
 """The greatest number of MiB or percent that the register annotation can say."""
 
+MAX_NUMBER = 9_999_999_999
+"""What has more digits is no number of a slice."""
+
 _SLICE_ID = re.compile(r"(.+)-(0|[1-9][0-9]{0,9})", re.DOTALL)
 
 
@@ -43,7 +46,7 @@ class SharingSettings:
     core_scaling: float = 1.0
     preconfigured_mib: int = 0
     mode: str = "hami-core"
-    numa_topology: bool = True
+    numa_topology: bool = False
     filter_uuids: frozenset[str] = frozenset()
     filter_indexes: frozenset[int] = frozenset()
     resource: str = "nvidia.com/gpu"

@@ -7,6 +7,10 @@ from agent.core.errors import Gate, Refusal, StateError
 ALLOCATE_BUDGET = 0.8
 """Seconds for one Allocate: while it is held, the kubelet starts and stops nothing on the node."""
 
+TAKING_UP_BUDGET = 1.6
+"""The same for a kubelet that takes up its pods again, which starts nothing else yet: without its
+checkpoint it is asked about up to 110 pods, and answers 100 questions a second."""
+
 _SILENT = "the disk has not answered in time"
 
 

@@ -20,13 +20,17 @@ def pair_scores(gpus: Iterable[Gpu]) -> Scores:
     """The points of every pair, in the order of the GPUs; each has an entry, even alone."""
     known = tuple(gpus)
     return {
-        one.uuid: {
-            other.uuid: _score(_link(one, other), _link(other, one))
-            for other in known
-            if other.uuid != one.uuid
-        }
+        one.uuid: {other.uuid: pair_points(one, other) for other in known if other.uuid != one.uuid}
         for one in known
     }
+
+
+def pair_points(one: Gpu, other: Gpu) -> int:
+    """The points of one pair; none where its two sides tell of different kinds of links."""
+    there = _link(one, other)
+    if there is None or _kinds(there) != _kinds(_link(other, one)):
+        return 0
+    return (there.path or 0) + NVLINK_POINTS * min(there.nvlinks, MOST_NVLINKS)
 
 
 def lopsided(gpus: Iterable[Gpu]) -> tuple[tuple[GpuUuid, GpuUuid], ...]:
@@ -47,9 +51,3 @@ def _link(one: Gpu, other: Gpu) -> Link | None:
 def _kinds(link: Link | None) -> int:
     """How many kinds of links there are: over PCI, and by NVLink."""
     return 0 if link is None else (link.path is not None) + (link.nvlinks > 0)
-
-
-def _score(there: Link | None, back: Link | None) -> int:
-    if there is None or _kinds(there) != _kinds(back):
-        return 0
-    return (there.path or 0) + NVLINK_POINTS * min(there.nvlinks, MOST_NVLINKS)

@@ -3,10 +3,11 @@
 import dataclasses
 import datetime as dt
 import enum
-from typing import Final
+from typing import Final, assert_never
 
 from agent.core.condition import Action, Cause, Condition, Health
-from agent.core.gpu_signs import GpuSigns, RecoveryAction
+from agent.core.gpu_signs import FabricState, GpuSigns, RecoveryAction
+from agent.core.xids import XidClass, xid_name
 
 REBOOTS: Final = frozenset({RecoveryAction.NODE_REBOOT, RecoveryAction.SYSTEM_REBOOT})
 RESETS: Final = frozenset(
@@ -43,6 +44,8 @@ class Then(enum.StrEnum):
     REST = "it is served again when it stays quiet"
     RELIEVED = "the driver says that no reset is needed"
     WITHDRAWN = "now it says that none is needed"
+    FABRIC = "see that nvidia-fabricmanager runs"
+    SAID = "it was reset, as an operator says"
 
 
 def bad(
@@ -109,6 +112,18 @@ def answered_again(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
     return _freed(health, now, told, Then.REST)
 
 
+def reset_by_word(health: Health, now: dt.datetime) -> Health:
+    """An operator says that it was reset, as drivers before 570 do not: then it rests.
+
+    Nobody's word stands for a boot, and what the next probe shows goes against it.
+    """
+    if not health.needs_reset or health.needs_reboot:
+        return health
+    if health.condition is Condition.LOST:  # it comes back reset
+        return dataclasses.replace(health, needs_reset=False)
+    return _freed(health, now, _happened(health), Then.SAID)
+
+
 def refused(health: Health, now: dt.datetime) -> Health:
     """The driver answers for it only after a reset: that it does so later is the proof of one.
 
@@ -152,6 +167,29 @@ def worse(health: Health, verdict: Health) -> Health:
     if health.condition is Condition.LOST and verdict.needs_reset:
         return struck_while_lost(known, verdict)
     return known if health.condition is Condition.UNMONITORED else again(known, verdict.since)
+
+
+def told_of(xid: int) -> str:
+    """What is said of an XID."""
+    return f"XID {xid}: {xid_name(xid)}"
+
+
+def of_xid(xid: int, kind: XidClass, now: dt.datetime) -> Health | None:
+    """What an XID of that class says of the GPU; None: nothing."""
+    told, runbook = told_of(xid), f"H-{xid:03d}"
+    match kind:
+        case XidClass.APPLICATION:
+            return None
+        case XidClass.CONTAINED:
+            return watched(now, Cause.XID, told, runbook)
+        case XidClass.FATAL:
+            return bad(now, Cause.XID, told, runbook)
+        case XidClass.NEEDS_RESET:
+            return needing(bad(now, Cause.XID, told, runbook, Then.RESET), reboot=False)
+        case XidClass.NEEDS_REBOOT:
+            return needing(bad(now, Cause.XID, told, runbook, Then.REBOOT), reboot=True)
+        case _:
+            assert_never(kind)
 
 
 def suspected(health: Health, doubt: Health) -> Health:
@@ -222,12 +260,16 @@ def _sentence(told: str, then: Then, runbook: str) -> str:
 
 
 def _sign(signs: GpuSigns, now: dt.datetime) -> Health | None:
-    if signs.recovery in REBOOTS:
-        told = f"the driver says that it needs a reboot of the node ({signs.recovery})"
-        return needing(bad(now, Cause.ADVICE, told, "H-ADVICE"), reboot=True)
-    if signs.recovery in RESETS:
-        told = f"the driver says that it needs a reset ({signs.recovery})"
-        return needing(bad(now, Cause.ADVICE, told, "H-ADVICE"), reboot=False)
+    if signs.recovery in REBOOTS | RESETS:
+        reboot = signs.recovery in REBOOTS
+        need = "a reboot of the node" if reboot else "a reset"
+        told = f"the driver says that it needs {need} ({signs.recovery})"
+        return needing(bad(now, Cause.ADVICE, told, "H-ADVICE"), reboot=reboot)
+    if not has_joined(signs):
+        told = f"it has not joined the fabric of its NVSwitches ({signs.fabric}), without which no "
+        told += "program runs on it"
+        verdict = bad(now, Cause.FABRIC, told, "H-FABRIC", Then.FABRIC)
+        return dataclasses.replace(verdict, action=Action.INSPECT)
     if signs.rows_failed:
         told = "memory rows could not be remapped, for no spare ones are left"
         verdict = bad(now, Cause.MEMORY, told, "H-ROWS", Then.REPLACE)
@@ -237,6 +279,11 @@ def _sign(signs: GpuSigns, now: dt.datetime) -> Health | None:
         verdict = watched(now, Cause.MEMORY, told, "H-ROWS", Then.RESET_FREE)
         return dataclasses.replace(verdict, action=Action.RESET)
     return None
+
+
+def has_joined(signs: GpuSigns) -> bool:
+    """Whether no NVSwitch keeps it from running programs, as far as the driver tells."""
+    return signs.fabric in {None, FabricState.COMPLETED}
 
 
 def as_told(health: Health) -> tuple[Condition, bool, bool]:

@@ -1,8 +1,11 @@
-"""The XID table, and what operators say of single XIDs. Data first, and nothing of any GPU."""
+"""The XID table: NVIDIA's catalog, complete. Data first, and nothing of any GPU.
+
+Source: the XID catalog at docs.nvidia.com/deploy/xid-errors (1 to 172, of R590).
+"""
 
 import dataclasses
 import enum
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
@@ -13,9 +16,9 @@ class XidClass(enum.StrEnum):
     """What an XID says about the GPU, not about the program that ran on it."""
 
     APPLICATION = "application"
-    """A program's fault, or the echo of one: nothing about the GPU."""
+    """A program's fault, the echo of another error, or mere news: nothing about the GPU."""
     CONTAINED = "contained"
-    """An error that the hardware dealt with: watched."""
+    """An error that the hardware dealt with, or on which the driver decides: watched."""
     FATAL = "fatal"
     """Bad; a quiet time and passed probes show that it is over."""
     NEEDS_RESET = "needs-reset"
@@ -24,15 +27,73 @@ class XidClass(enum.StrEnum):
     """Bad until the node booted."""
 
 
-class XidSource(enum.StrEnum):
-    """Where a row's class is from."""
+class XidAction(enum.StrEnum):
+    """The catalog's immediate action, in the catalog's words."""
 
-    PLUGIN = "plugin"
-    """What NVIDIA's k8s-device-plugin skips (internal/rm/health.go), and HAMi after it."""
-    CATALOG = "catalog"
-    """The immediate action in NVIDIA's XID catalog (docs.nvidia.com/deploy/xid-errors, r590)."""
-    CAREFUL = "careful"
-    """Ours: graver than the catalog's immediate action, or the catalog leaves it open."""
+    NONE = ""
+    """The catalog gives none."""
+    IGNORE = "IGNORE"
+    RESTART_APP = "RESTART_APP"
+    RESET_GPU = "RESET_GPU"
+    RESTART_VM = "RESTART_VM"
+    RESTART_BM = "RESTART_BM"
+    CONTACT_SUPPORT = "CONTACT_SUPPORT"
+    CHECK_MECHANICALS = "CHECK_MECHANICALS"
+    CHECK_UVM = "CHECK_UVM"
+    UPDATE_SWFW = "UPDATE_SWFW"
+    RECOVERY_ACTION = "XID_154"
+    WORKFLOW_45 = "WORKFLOW_XID_45"
+    WORKFLOW_48 = "WORKFLOW_XID_48"
+    WORKFLOW_NVLINK = "WORKFLOW_NVLINK_ERR"
+    WORKFLOW_NVLINK5 = "WORKFLOW_NVLINK5_ERR"
+
+
+_CLASSES: Final[Mapping[XidAction, XidClass]] = MappingProxyType(
+    {
+        XidAction.NONE: XidClass.FATAL,
+        XidAction.IGNORE: XidClass.APPLICATION,
+        XidAction.RESTART_APP: XidClass.APPLICATION,
+        XidAction.RESET_GPU: XidClass.NEEDS_RESET,
+        XidAction.RESTART_VM: XidClass.NEEDS_REBOOT,
+        # It restarts the machine to get the GPU back on the bus: one that is back has been reset.
+        XidAction.RESTART_BM: XidClass.NEEDS_RESET,
+        XidAction.CONTACT_SUPPORT: XidClass.FATAL,
+        XidAction.CHECK_MECHANICALS: XidClass.FATAL,
+        XidAction.CHECK_UVM: XidClass.FATAL,
+        XidAction.UPDATE_SWFW: XidClass.FATAL,
+        # The driver's recovery action has changed: the probe that follows at once reads it.
+        XidAction.RECOVERY_ACTION: XidClass.CONTAINED,
+        XidAction.WORKFLOW_45: XidClass.APPLICATION,
+        XidAction.WORKFLOW_48: XidClass.NEEDS_RESET,
+        XidAction.WORKFLOW_NVLINK: XidClass.NEEDS_RESET,
+        # Subcodes decide, which NVML does not tell. Every driver of these GPUs tells its recovery
+        # action, in which they are weighed: the probe that follows at once reads it.
+        XidAction.WORKFLOW_NVLINK5: XidClass.CONTAINED,
+    }
+)
+"""What follows from the catalog's action alone."""
+
+_OTHERWISE: Final[Mapping[int, XidClass]] = MappingProxyType(
+    {
+        # Ignored by the catalog, and signs of wear: watched.
+        63: XidClass.CONTAINED,
+        92: XidClass.CONTAINED,
+        # The application restarts, and the GPU is to be reset when that is convenient: watched.
+        94: XidClass.CONTAINED,
+        # Of its subcodes the catalog ignores all (147, 148), or resets the GPU for all (150).
+        147: XidClass.APPLICATION,
+        148: XidClass.APPLICATION,
+        150: XidClass.NEEDS_RESET,
+        # News of the power smoothing: the GPU computes as before.
+        162: XidClass.APPLICATION,
+        163: XidClass.APPLICATION,
+        164: XidClass.APPLICATION,
+        165: XidClass.APPLICATION,
+        # As 62, for which the catalog has an action.
+        169: XidClass.NEEDS_RESET,
+    }
+)
+"""Where the class is another, and why."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,78 +102,117 @@ class Xid:
 
     number: int
     name: str
+    action: XidAction
     kind: XidClass
-    source: XidSource
 
 
-def _rows(kind: XidClass, source: XidSource, names: Mapping[int, str]) -> Iterator[Xid]:
-    return (Xid(number, name, kind, source) for number, name in names.items())
+_NAMES: Final[Mapping[XidAction, Mapping[str, tuple[int, ...]]]] = MappingProxyType(
+    {
+        XidAction.RESTART_APP: {
+            "GPU stopped processing": (8,),
+            "missing hardware was addressed": (11,),
+            "graphics engine exception": (13,),
+            "illegal push buffer stream": (25,),
+            "GPU memory page fault": (31,),
+            "corrupted push buffer stream": (32,),
+            "copy engine error": (39, 40, 41, *range(70, 73), *range(75, 78), 85, *range(126, 136)),
+            "security engine exception": (60,),
+            "video decoder exception": (68, 83, 84, 88, 89, 96, 97, 98),
+            "graphics engine class error": (69,),
+            "corrupted data was sent to the GPU": (80,),
+            "JPEG decoder error": (82, *range(99, 106)),
+            "optical flow engine error": (86, 139),
+            "contained memory error": (94,),
+        },
+        XidAction.IGNORE: {
+            "injected error": (14,),
+            "driver firmware error": (37, 38),
+            "GPU stopped processing": (43,),
+            "graphics engine fault in a context switch": (44,),
+            "row remapping or page retirement was recorded": (63,),
+            "illegal access by the driver": (66, 67),
+            "high rate of single-bit ECC errors": (92,),
+            "wear limit of the InfoROM is reached": (93,),
+            "test message": (106, 107),
+            "NVLink remote translation error": (108,),
+            "corrected error of the link to the CPU": (121,),
+            "illegal access over NVLink": (137,),
+            "CUDA fast path error": (141,),
+            "deep learning accelerator error": (152, 153),
+            "resource retirement failed": (157,),
+            "channel retirement was recorded": (160,),
+            "channel retirement failed": (161,),
+        },
+        XidAction.RESET_GPU: {
+            "GPU stopped processing": (46,),
+            "internal micro-controller halted": (62,),
+            "row remapping or page retirement failed": (64,),
+            "uncontained memory error": (95,),
+            "context switch timeout": (109,),
+            "security fault": (110,),
+            "GSP did not answer in time": (119,),
+            "GSP error": (120,),
+            "link training failed": (136,),
+            "unrecovered ECC error": (140,),
+            "GPU initialisation failed": (143,),
+            "NVLink software error": (155,),
+            "resource retirement was recorded": (156,),
+            "GPU fatal timeout": (158,),
+        },
+        XidAction.RESTART_VM: {"key rotation error": (151,)},
+        XidAction.RESTART_BM: {"the GPU has fallen off the bus": (FELL_OFF_THE_BUS,)},
+        XidAction.CHECK_MECHANICALS: {"auxiliary power is not connected": (54,)},
+        XidAction.CHECK_UVM: {"error on the coherent link to the CPU": (159,)},
+        XidAction.UPDATE_SWFW: {"vGPU start error": (78,)},
+        XidAction.RECOVERY_ACTION: {"the driver wants another recovery action": (154,)},
+        XidAction.WORKFLOW_45: {"preemptive cleanup after an earlier error": (45,)},
+        XidAction.WORKFLOW_48: {"double-bit ECC error": (48,)},
+        XidAction.WORKFLOW_NVLINK: {"NVLink error": (74,)},
+        XidAction.WORKFLOW_NVLINK5: {"NVLink 5 error": tuple(range(144, 151))},
+        XidAction.NONE: {
+            "power smoothing is on again": (162,),
+            "power smoothing is off": (163,),
+            "power smoothing is worn": (164,),
+            "power smoothing is worn out": (165,),
+            "error of the encrypted NVLink": (166, 170),
+            "PCIe fatal timeout": (167,),
+            "errors in the protected region of its memory": (168,),
+            "security micro-controller halted": (169,),
+            "uncorrectable error in its memory": (171,),
+            "uncorrectable error in its caches": (172,),
+        },
+        XidAction.CONTACT_SUPPORT: {
+            "video encoder error": (47, 65, 73, 142),
+            "framebuffer link training failed": (57,),
+            "framebuffer memory error": (58,),
+            "internal micro-controller error": (59,),
+            "internal micro-controller breakpoint": (61,),
+            "L2 cache error": (90,),
+            "firmware flash error": (122, 123, 124),
+            "InfoROM file system error": (125,),
+            "an error that the catalog has no name for": (
+                *range(1, 8),
+                *(9, 10, 12, *range(15, 25), *range(26, 31), *range(33, 37), 42),
+                *(*range(49, 54), 55, 56, 81, 87, 91, *range(111, 119), 138),
+            ),
+        },
+    }
+)
+"""By the catalog's action, in our words: the numbers of each name."""
 
 
 def _table() -> Iterator[Xid]:
-    yield from _rows(
-        XidClass.APPLICATION,
-        XidSource.PLUGIN,
-        {
-            13: "graphics engine exception",
-            31: "GPU memory page fault",
-            43: "GPU stopped processing",
-            45: "preemptive cleanup after an earlier error",
-            68: "video decoder exception",
-            109: "context switch timeout",
-        },
-    )
-    yield from _rows(
-        XidClass.CONTAINED,
-        XidSource.CATALOG,
-        {
-            63: "row remapping or page retirement was recorded",
-            92: "high rate of single-bit ECC errors",
-            94: "contained memory error",
-            154: "the driver wants another recovery action",
-        },
-    )
-    yield from _rows(
-        XidClass.FATAL,
-        XidSource.CAREFUL,
-        {
-            32: "corrupted push buffer stream",
-            38: "driver firmware error",
-            69: "graphics engine class error",
-        },
-    )
-    yield from _rows(
-        XidClass.NEEDS_RESET,
-        XidSource.CATALOG,
-        {
-            46: "GPU stopped processing",
-            48: "double-bit ECC error",
-            62: "internal micro-controller halted",
-            64: "row remapping or page retirement failed",
-            95: "uncontained memory error",
-            110: "security fault",
-            119: "GSP did not answer in time",
-            120: "GSP error",
-            136: "link training failed",
-            140: "unrecovered ECC error",
-            143: "GPU initialisation failed",
-            155: "NVLink software error",
-            156: "resource retirement was recorded",
-            158: "GPU fatal timeout",
-        },
-    )
-    # The catalog restarts the machine for 79, to get the GPU back on the bus: one that is back has
-    # been reset. For 74 it has a procedure, which ends with a reset.
-    yield from _rows(
-        XidClass.NEEDS_RESET,
-        XidSource.CAREFUL,
-        {74: "NVLink error", FELL_OFF_THE_BUS: "the GPU has fallen off the bus"},
-    )
-    yield from _rows(XidClass.NEEDS_REBOOT, XidSource.CATALOG, {151: "key rotation error"})
+    for action, names in _NAMES.items():
+        for name, numbers in names.items():
+            for number in numbers:
+                kind = _OTHERWISE.get(number, _CLASSES[action])
+                yield Xid(number, name, action, kind)
 
 
 XIDS: Final[Mapping[int, Xid]] = MappingProxyType({row.number: row for row in _table()})
 UNKNOWN: Final = "a driver error"
+_MOST_NUMBER: Final = 255
+"""The catalog ends below 200; a driver that invents numbers makes no series for each."""
 
 
 def xid_name(number: int) -> str:
@@ -123,71 +223,3 @@ def xid_name(number: int) -> str:
 def xid_label(number: int) -> str:
     """The XID as a metric's label: its number, or `other` for one beyond all that NVIDIA uses."""
     return str(number) if 0 < number <= _MOST_NUMBER else "other"
-
-
-_ALL: Final = frozenset({"all", "xids"})
-_EVERY_XID: Final = 0
-_MOST_NUMBER: Final = 255
-"""The catalog ends below 200; a driver that invents numbers makes no series for each."""
-_LARGEST: Final = 2**64 - 1
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class XidSwitches:
-    """Which XIDs count, as NVIDIA's plugin (from 0.18) and HAMi (from 2.8) are told by variables.
-
-    `disabled` maps an XID to whether it is ignored, and 0 to whether all are. Source: both
-    plugins' getDisabledHealthCheckXids.
-    """
-
-    disabled: Mapping[int, bool] = dataclasses.field(default_factory=dict)
-
-    @property
-    def off(self) -> bool:
-        """No health checks at all. Single XIDs that are enabled beside `all` change nothing."""
-        return self.disabled.get(_EVERY_XID, False)
-
-    def ignores(self, number: int) -> bool:
-        """Whether this XID changes nothing."""
-        if self.disabled.get(_EVERY_XID) is False:
-            return False
-        return self.disabled.get(number, self.off)
-
-    def sets(self, number: int) -> bool:
-        """Whether somebody said anything of this XID, or of all."""
-        return _EVERY_XID in self.disabled or number in self.disabled
-
-
-def read_switches(disable: str, enable: str) -> XidSwitches:
-    """What DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS say; the second one wins.
-
-    Items that are neither a number nor `all` or `xids` are passed over, see `malformed`.
-    """
-    if not disable.strip() and not enable.strip():
-        return XidSwitches()
-    disabled = dict.fromkeys(_items(disable), True)
-    for row in XIDS.values():
-        if row.source is XidSource.PLUGIN:
-            disabled[row.number] = True
-    disabled.update(dict.fromkeys(_items(enable), False))
-    return XidSwitches(disabled)
-
-
-def malformed(text: str) -> tuple[str, ...]:
-    """The items of such a variable that say nothing."""
-    items = [item.strip().lower() for item in text.split(",")]
-    return tuple(one for one in items if one and one not in _ALL and _number(one) is None)
-
-
-def _items(text: str) -> Iterable[int]:
-    """The XIDs that are named. `all` makes the others meaningless."""
-    items = [item.strip() for item in text.lower().split(",")]
-    if _ALL & set(items):
-        return (_EVERY_XID,)
-    return [number for item in items if (number := _number(item)) is not None]
-
-
-def _number(item: str) -> int | None:
-    if not (item.isascii() and item.isdigit()) or len(item) > len(str(_LARGEST)):
-        return None
-    return int(item) if int(item) <= _LARGEST else None

@@ -14,6 +14,7 @@ from typing import Self
 from agent.core.errors import StateError
 from agent.kit.durable import Files, replace
 from agent.kit.offload import Offload
+from agent.kit.writable import check_writable
 
 SIZE_LIMIT = 64 * 1024 * 1024
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -110,9 +111,20 @@ class HostDisk:
             _checked(keep)
         await self._offload.call(self._replace, _checked(name), data, keep)
 
+    async def check(self) -> None:
+        """Nothing, when files can be replaced, as far as that is seen without a write.
+
+        Raises StateError.
+        """
+        await self._offload.call(self._check)
+
     def close(self) -> None:
         """Let go of the directory; no call may follow."""
         os.close(self._directory)
+
+    def _check(self) -> None:
+        with _told(self._path, "written"):
+            check_writable(self._directory, str(self._path))
 
     def _read(self, name: str) -> bytes | None:
         with _told(self._path / name, "read"):

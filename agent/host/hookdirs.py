@@ -19,6 +19,7 @@ from pathlib import Path
 from agent.core.edits import HookFacts
 from agent.core.errors import StateError
 from agent.kit.offload import Offload
+from agent.kit.writable import check_writable
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NAME = re.compile(r"[0-9a-f-]{1,64}_[a-z0-9]([-a-z0-9]*[a-z0-9])?")
@@ -59,19 +60,27 @@ class HostHookDirs:
         """
         return await self._offload.call(self._facts)
 
+    async def check(self) -> None:
+        """Nothing, when container directories can be made, as far as a look without a write shows.
+
+        Raises StateError.
+        """
+        await self._offload.call(self._check)
+
     def _facts(self) -> HookFacts:
         home = self._hook / "vgpu"
         versioned = home / f"libvgpu.so.{self._version}"
-        library = versioned if self._version and versioned.is_file() else home / "libvgpu.so"
-        mounted = (library, home / "ld.so.preload")
-        nodes = (self._dev / name for name in CONTROL_NODES)
-        return HookFacts(
-            library=str(library),
-            missing=tuple(str(file) for file in mounted if not file.is_file()),
-            has_license=(home / "license").exists(),
-            device_nodes=tuple(str(node) for node in nodes if node.exists()),
-            hook_path=str(self._hook),
-        )
+        with _told(self._hook):
+            library = versioned if self._version and versioned.is_file() else home / "libvgpu.so"
+            mounted = (library, home / "ld.so.preload")
+            nodes = (self._dev / name for name in CONTROL_NODES)
+            return HookFacts(
+                library=str(library),
+                missing=tuple(str(file) for file in mounted if not file.is_file()),
+                has_license=(home / "license").exists(),
+                device_nodes=tuple(str(node) for node in nodes if node.exists()),
+                hook_path=str(self._hook),
+            )
 
     async def prepare(self, name: str, *, wipe: bool) -> None:
         """Make the container directory `name` and the lock directory, both open to everybody.
@@ -93,12 +102,7 @@ class HostHookDirs:
 
     def _prepare(self, name: str, wipe: bool) -> None:  # noqa: FBT001 -- prepare() names it
         with _told(self._hook), contextlib.ExitStack() as open_directories:
-            hook = _opened(open_directories, str(self._hook), None, os.O_DIRECTORY | os.O_CLOEXEC)
-            if _owned(hook, str(self._hook)) & stat.S_IWOTH:
-                raise StateError(
-                    f"Hook path {self._hook} is writable by everybody, who could put other "
-                    "directories in the place of the containers': make it 0755."
-                )
+            hook = self._own(open_directories)
             home = _parent(open_directories, "vgpu", hook)
             containers = _parent(open_directories, "containers", home)
             for leaf, above in ((name, containers), ("lock", home)):
@@ -109,6 +113,27 @@ class HostHookDirs:
                     os.fchmod(opened, LEAF_MODE)
                 if wipe and leaf == name:
                     _empty(opened)
+
+    def _check(self) -> None:
+        with _told(self._hook), contextlib.ExitStack() as open_directories:
+            last, name = self._own(open_directories), str(self._hook)
+            # What is missing is made in what is there; the lock's directory comes first.
+            with contextlib.suppress(FileNotFoundError):
+                last, name = _found_parent(open_directories, "vgpu", last), "vgpu"
+                with contextlib.suppress(FileNotFoundError):
+                    _opened(open_directories, "lock", last)
+                last, name = _found_parent(open_directories, "containers", last), "containers"
+            check_writable(last, name)
+
+    def _own(self, open_directories: contextlib.ExitStack) -> int:
+        """The open hook path, which nobody else may write. Raises StateError, OSError."""
+        hook = _opened(open_directories, str(self._hook), None, os.O_DIRECTORY | os.O_CLOEXEC)
+        if _owned(hook, str(self._hook)) & stat.S_IWOTH:
+            raise StateError(
+                f"Hook path {self._hook} is writable by everybody, who could put other "
+                "directories in the place of the containers': make it 0755."
+            )
+        return hook
 
     def _remove(self, name: str) -> None:
         with _told(self._hook), contextlib.ExitStack() as open_directories:
@@ -169,6 +194,13 @@ def _parent(open_directories: contextlib.ExitStack, name: str, above: int) -> in
     opened = _opened(open_directories, name, above)
     if _owned(opened, name) != PARENT_MODE:
         os.fchmod(opened, PARENT_MODE)
+    return opened
+
+
+def _found_parent(open_directories: contextlib.ExitStack, name: str, above: int) -> int:
+    """The directory `name` as it is, owned by root or us. Raises StateError, OSError."""
+    opened = _opened(open_directories, name, above)
+    _owned(opened, name)
     return opened
 
 

@@ -4,10 +4,10 @@ import asyncio
 from pathlib import Path
 
 from grpclib import GRPCError
-from grpclib.client import Channel
 from grpclib.exceptions import ProtocolError, StreamTerminatedError
 
 from agent.core.errors import KubeletError, RegistrationRefused, cap
+from agent.kit.dial import UnixChannel
 from agent.wire.v1beta1 import DevicePluginOptions, RegisterRequest, RegistrationStub
 
 API_VERSION = "v1beta1"
@@ -42,7 +42,10 @@ class KubeletRegistrar:
             ),
         )
         try:
-            async with asyncio.timeout(self._deadline), Channel(path=str(self._socket)) as channel:
+            async with (
+                asyncio.timeout(self._deadline),
+                UnixChannel(path=str(self._socket)) as channel,
+            ):
                 await RegistrationStub(channel).register(request, timeout=self._deadline)
         except GRPCError as error:
             text = error.message or error.status.name

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 from grpclib import GRPCError
-from grpclib.client import Channel
 from grpclib.config import Configuration
 from grpclib.const import Status
 from grpclib.exceptions import ProtocolError, StreamTerminatedError
@@ -19,6 +18,7 @@ from grpclib.exceptions import ProtocolError, StreamTerminatedError
 from agent.core.errors import KubeletError, WitnessThrottled, WitnessUnsupported, cap
 from agent.core.holdings import ContainerHolding, Holding
 from agent.core.slices import SliceId
+from agent.kit.dial import UnixChannel
 from agent.wire.v1 import (
     ContainerDevices,
     GetPodResourcesRequest,
@@ -38,7 +38,7 @@ class PodResourcesWitness:
     def __init__(self, socket: Path, *, deadline: float = CALL_DEADLINE) -> None:
         self._socket = socket
         self._deadline = deadline
-        self._channel = Channel(
+        self._channel = UnixChannel(
             path=str(socket),
             config=Configuration(
                 http2_connection_window_size=WINDOW, http2_stream_window_size=WINDOW

@@ -12,6 +12,7 @@ from agent.core.edits import ContainerEdits
 from agent.core.errors import AgentError, Gate, Refusal, SettingsError
 from agent.core.slices import SliceId, SliceList
 from agent.kit.cell import Cell
+from agent.plugin.calls import ALLOCATE_FOLLOWED, PREFERENCE_FOLLOWED, Calls
 from agent.plugin.frames import Frame, Frames
 from agent.plugin.guard import Guard
 from agent.plugin.traffic import Traffic, counted
@@ -81,11 +82,11 @@ class DevicePlugin(DevicePluginBase):
         self._fence = fence
         self._frames = Frames()
         self._draining = False
-        self.in_flight: Cell[int] = Cell(0)
+        self.calls = Calls()
         self.streams: Cell[int] = Cell(0)
 
     def drain(self) -> None:
-        """Refuse every Allocate from now on; the ones in flight go on."""
+        """Refuse every Allocate from now on; the calls in flight go on."""
         self._draining = True
 
     @override
@@ -151,15 +152,12 @@ class DevicePlugin(DevicePluginBase):
         if self._draining:
             sentence = "The GPU agent of this node is stopping; create the pod again."
             raise Refusal(Gate.STOPPING, sentence, transient=True)
-        with counted(self.in_flight):
-            try:
-                async with asyncio.timeout(ALLOCATE_DEADLINE):
-                    answers = [await self._allocated(request) for request in requests]
-            except TimeoutError as error:
-                sentence = (
-                    f"No answer was found within {ALLOCATE_DEADLINE:g} s; create the pod again."
-                )
-                raise Refusal(Gate.OUT_OF_TIME, sentence, transient=True) from error
+        try:
+            async with asyncio.timeout(ALLOCATE_DEADLINE):
+                answers = [await self._allocated(request) for request in requests]
+        except TimeoutError as error:
+            sentence = f"No answer was found within {ALLOCATE_DEADLINE:g} s; create the pod again."
+            raise Refusal(Gate.OUT_OF_TIME, sentence, transient=True) from error
         return AllocateResponse(container_responses=answers)
 
     async def _allocated(self, request: ContainerAllocateRequest) -> ContainerAllocateResponse:
@@ -185,12 +183,14 @@ class DevicePlugin(DevicePluginBase):
     @override
     def __mapping__(self) -> dict[str, Handler]:
         """The handlers by path, each behind the guard."""
-        guard = Guard(self._traffic)
+        guard, watched = Guard(self._traffic), self.calls.watched
+        prefer = guard.unary("prefer", self.get_preferred_allocation)
+        allocate = guard.unary("allocate", self.allocate)
         serve = {
             "GetDevicePluginOptions": guard.unary("options", self.get_device_plugin_options),
             "ListAndWatch": guard.stream("list", self.list_and_watch),
-            "GetPreferredAllocation": guard.unary("prefer", self.get_preferred_allocation),
-            "Allocate": guard.unary("allocate", self.allocate),
+            "GetPreferredAllocation": watched(prefer, PREFERENCE_FOLLOWED),
+            "Allocate": watched(allocate, ALLOCATE_FOLLOWED),
             "PreStartContainer": guard.unary("prestart", self.pre_start_container),
         }
         return {

@@ -1,12 +1,14 @@
 """The codec of the door: what is not a whole message of the API is refused, not guessed at.
 
-The generated parser takes a truncated text for a shorter one and fails in several ways on a field
-of the wrong kind, so requests are checked first, by the shapes below.
+The generated parser takes a truncated text for a shorter one, fails in several ways on a field of
+the wrong kind, and takes 40 ms for 16,000 ids, on the loop. So requests are read here, by the
+shapes below, and each text is looked at once.
 """
 
+import dataclasses
 import enum
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 from grpclib.encoding.base import CodecBase
 from typing_extensions import override
@@ -15,6 +17,8 @@ from agent.core.errors import Gate, MalformedText, Refusal
 from agent.plugin.status import grpc_error
 from agent.wire.v1beta1 import (
     AllocateRequest,
+    ContainerAllocateRequest,
+    ContainerPreferredAllocationRequest,
     Empty,
     PreferredAllocationRequest,
     PreStartContainerRequest,
@@ -24,22 +28,43 @@ from agent.wire.v1beta1 import (
 class Kind(enum.Enum):
     """What a field holds that is not a message."""
 
-    TEXT = "text"
+    TEXTS = "texts"
+    """A repeated string."""
     NUMBER = "number"
+    """An int32."""
 
 
-Shape: TypeAlias = Mapping[int, "Kind | Shape"]
-"""The fields of a message by number; a nested message is a shape again."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shape:
+    """A message: name and kind of its fields by number. A field of a shape is repeated."""
+
+    message: type
+    fields: "Mapping[int, tuple[str, Kind | Shape]]"
+
+
+_PREFERRED = Shape(
+    ContainerPreferredAllocationRequest,
+    {
+        1: ("available_deviceIDs", Kind.TEXTS),
+        2: ("must_include_deviceIDs", Kind.TEXTS),
+        3: ("allocation_size", Kind.NUMBER),
+    },
+)
+_ALLOCATED = Shape(ContainerAllocateRequest, {1: ("devices_ids", Kind.TEXTS)})
 
 SHAPES: Mapping[type, Shape] = {
-    Empty: {},
-    AllocateRequest: {1: {1: Kind.TEXT}},
-    PreferredAllocationRequest: {1: {1: Kind.TEXT, 2: Kind.TEXT, 3: Kind.NUMBER}},
-    PreStartContainerRequest: {1: Kind.TEXT},
+    shape.message: shape
+    for shape in (
+        Shape(Empty, {}),
+        Shape(AllocateRequest, {1: ("container_requests", _ALLOCATED)}),
+        Shape(PreferredAllocationRequest, {1: ("container_requests", _PREFERRED)}),
+        Shape(PreStartContainerRequest, {1: ("devices_ids", Kind.TEXTS)}),
+    )
 }
 """The requests of the five calls."""
 
 _VARINT_LIMIT = 10
+_INT32 = 1 << 32
 
 
 class WireType(enum.IntEnum):
@@ -71,51 +96,71 @@ class StrictCodec(CodecBase):
             GRPCError: INVALID_ARGUMENT, with what is wrong.
         """
         try:
-            check(data, SHAPES[message_type])
-            return message_type.FromString(data)
+            return read(data, SHAPES[message_type])
         except (MalformedText, UnicodeDecodeError) as error:
             sentence = f"The call holds no whole {message_type.__name__}: {error}."
             raise grpc_error(Refusal(Gate.MALFORMED_REQUEST, sentence)) from error
 
 
-def check(data: bytes, shape: Shape) -> None:
-    """Make sure that `data` is a whole message of that shape; unknown fields are allowed.
+def read(data: bytes, shape: Shape) -> Any:  # noqa: ANN401 -- a message of that shape
+    """The message of that shape in `data`; unknown fields are allowed.
 
     Raises:
         MalformedText: it is cut short, or a field is not of its kind.
+        UnicodeDecodeError: a text is no UTF-8.
     """
-    _check_fields(data, 0, len(data), shape)
+    return _message(data, 0, len(data), shape)
 
 
-def _check_fields(data: bytes, start: int, end: int, shape: Shape) -> None:
+def _message(data: bytes, start: int, end: int, shape: Shape) -> Any:  # noqa: ANN401 -- see read()
+    found: dict[str, Any] = {}
+    texts: dict[str, list[bytes]] = {}
     at = start
     while at < end:
-        if (size := _short_text(data, at, end, shape)) and at + size <= end:
-            at += size
-            continue
         tag, at = _varint(data, at, end)
-        known = shape.get(tag >> 3)
+        name, kind = shape.fields.get(tag >> 3, ("", None))
         wire_type = tag & 7
-        if tag < 8 or (known is not None and wire_type != _expected(known)):
+        if tag < 8 or (kind is not None and wire_type != _expected(kind)):
             raise MalformedText(f"field {tag >> 3} before byte {at} is of the wrong kind")
         at, stop = _extent(data, at, end, wire_type)
         if stop > end:
             raise MalformedText(f"field {tag >> 3} before byte {at} is cut short")
-        if isinstance(known, Mapping):
-            _check_fields(data, at, stop, known)
+        if kind is Kind.TEXTS:
+            known = texts.setdefault(name, [])
+            known.append(data[at:stop])
+            stop = _short_texts(data, stop, end, tag, known)
+        elif kind is Kind.NUMBER:
+            number = _varint(data, at, end)[0] % _INT32
+            found[name] = number - _INT32 if number >= _INT32 // 2 else number
+        elif kind is not None:
+            found.setdefault(name, []).append(_message(data, at, stop, kind))
         at = stop
+    found.update((name, _decoded(known)) for name, known in texts.items())
+    return shape.message(**found)
 
 
-def _short_text(data: bytes, at: int, end: int, shape: Shape) -> int:
-    """Bytes of the field at `at` if it is a text with a head of two bytes, as nearly all are."""
-    tag = data[at]
-    if tag & 7 == 2 and at + 1 < end and data[at + 1] < 0x80 and shape.get(tag >> 3) is Kind.TEXT:
-        return 2 + data[at + 1]
-    return 0
+def _short_texts(data: bytes, at: int, end: int, tag: int, known: list[bytes]) -> int:
+    """Take the texts at `at` into `known` that have this tag and a length of one byte; their end.
+
+    Nearly all are such, and they are thousands.
+    """
+    while at + 1 < end and data[at] == tag and (size := data[at + 1]) < 0x80:
+        stop = at + 2 + size
+        if stop > end:
+            break
+        known.append(data[at + 2 : stop])
+        at = stop
+    return at
 
 
-def _expected(known: "Kind | Shape") -> int:
-    return WireType.VARINT if known is Kind.NUMBER else WireType.SIZED
+def _decoded(texts: list[bytes]) -> list[str]:
+    """All at once, unless one has the character between them."""
+    decoded = b"\0".join(texts).decode().split("\0")
+    return decoded if len(decoded) == len(texts) else [text.decode() for text in texts]
+
+
+def _expected(kind: Kind | Shape) -> int:
+    return WireType.VARINT if kind is Kind.NUMBER else WireType.SIZED
 
 
 def _extent(data: bytes, at: int, end: int, wire_type: int) -> tuple[int, int]:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import structlog
 from grpclib import GRPCError
-from grpclib.client import Channel
 from grpclib.exceptions import StreamTerminatedError
 
 from agent.core.errors import KubeletError
 from agent.core.slices import SliceList
 from agent.kit.cell import Cell
+from agent.kit.dial import UnixChannel
 from agent.plugin.handlers import Allocator, DevicePlugin, Fence
 from agent.plugin.listener import Listener
 from agent.plugin.sockets import BoundSocket, bind, sweep
@@ -26,8 +26,11 @@ from agent.wire.v1beta1 import DevicePluginStub, Empty
 
 log = structlog.get_logger(__name__)
 
-DRAIN_DEADLINE = 5.0
-"""Seconds that Allocates in flight have to finish."""
+LAST_CALLS = 1.0
+"""Seconds in which admissions that are under way are served to their end."""
+
+DRAIN_DEADLINE = 2.0
+"""Seconds that calls in flight have to finish: an Allocate has no more by itself."""
 
 STREAM_DEADLINE = 1.0
 """Seconds for the list streams to say goodbye; a kubelet that reads nothing is cut off."""
@@ -59,7 +62,7 @@ class Incarnation:
         try:
             async with (
                 asyncio.timeout(SELF_CHECK_DEADLINE),
-                Channel(path=str(self._bound.path)) as channel,
+                UnixChannel(path=str(self._bound.path)) as channel,
             ):
                 await DevicePluginStub(channel).get_device_plugin_options(Empty())
         except (OSError, TimeoutError, GRPCError, StreamTerminatedError) as error:
@@ -68,10 +71,17 @@ class Incarnation:
             ) from error
 
     async def stop(self) -> None:
-        """Let Allocates finish, end the list streams, close, and delete the socket file."""
-        self._plugin.drain()
+        """See admissions to their end, end the list streams, close, and delete the socket file.
+
+        In that order: the kubelet drops its connection, and what is asked on it, with the stream.
+        """
         try:
-            await _zero(self._plugin.in_flight, DRAIN_DEADLINE, "plugin.drain_overdue")
+            if self._plugin.streams.value > 0:  # else there is no kubelet that could go on
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LAST_CALLS):
+                        await self._plugin.calls.over()
+            self._plugin.drain()
+            await _zero(self._plugin.calls.open, DRAIN_DEADLINE, "plugin.drain_overdue")
             self.lists.close()
             await _zero(self._plugin.streams, STREAM_DEADLINE, "plugin.stream_overdue")
             await self._listener.stop()

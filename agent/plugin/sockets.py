@@ -48,7 +48,7 @@ def bind(directory: Path, resource: str, chance: random.Random) -> BoundSocket:
         PermissionFault: the directory may not be written, or others may write it.
         KubeletError: the directory is not there, or binding failed in another way.
     """
-    _check(directory)
+    check_directory(directory)
     for _ in range(_TRIES):
         path = directory / socket_name(directory, resource, chance)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -68,10 +68,13 @@ def bind(directory: Path, resource: str, chance: random.Random) -> BoundSocket:
     raise KubeletError(f"no socket could be bound in {directory}: all names tried were taken")
 
 
-def _check(directory: Path) -> None:
-    """Raise PermissionFault where others could put their sockets in the place of the kubelet's.
+def check_directory(directory: Path) -> None:
+    """Nothing, where nobody else can put sockets in the place of the kubelet's.
 
-    The kubelet makes the directory as root's, with mode 0750.
+    The kubelet makes the directory as root's, with mode 0750. One that is not there is safe.
+
+    Raises:
+        PermissionFault: others may write there.
     """
     try:
         found = directory.stat()
@@ -80,11 +83,12 @@ def _check(directory: Path) -> None:
     if found.st_uid not in {0, os.geteuid()}:
         raise PermissionFault(
             f"{directory} belongs to uid {found.st_uid}, who could put other sockets there:"
-            " give it to root"
+            " give it to root [P-KUBELET]"
         )
     if found.st_mode & stat.S_IWOTH:
         raise PermissionFault(
-            f"{directory} is writable by everybody, who could put other sockets there: make it 0750"
+            f"{directory} is writable by everybody, who could put other sockets there: make it"
+            " 0750 [P-KUBELET]"
         )
 
 

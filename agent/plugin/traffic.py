@@ -11,7 +11,9 @@ BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 
 
 def _calls() -> Tally:
-    return Tally("rpc_calls_total", "Calls of the kubelet.", ("method", "code"))
+    return Tally(
+        "rpc_calls_total", "Calls of the kubelet, by what they were answered.", ("method", "code")
+    )
 
 
 def _durations() -> Durations:

@@ -17,7 +17,7 @@ What is the model's alone, and why:
 - A Status has no details, and the change that a refused pod update names is not told.
 - A version that is too new is refused at once, not after three seconds; `resourceVersionMatch` and
   `sendInitialEvents` are passed over.
-- Health pages need no token.
+- Health pages need no token, and a token may stand in the path: see `apiserver_kubectl`.
 """
 
 import asyncio
@@ -39,6 +39,7 @@ from agent.sandbox.api_errors import (
 from agent.sandbox.apiserver_access import Target, authorize, identify, restrict
 from agent.sandbox.apiserver_forms import form_of, packed, shaped
 from agent.sandbox.apiserver_journal import Call, Journal
+from agent.sandbox.apiserver_kubectl import listed, unfolded
 from agent.sandbox.apiserver_lists import list_objects, require_reached
 from agent.sandbox.apiserver_paths import parse_target, require_served
 from agent.sandbox.apiserver_watch import WatchStream
@@ -129,6 +130,7 @@ class ApiServerModel:
         self.end_watches()
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        request = unfolded(request)
         if request.path in ("/readyz", "/livez", "/healthz"):
             return web.Response(text="ok")
         user, target = "", Target(request.method.lower(), request.path)
@@ -157,6 +159,8 @@ class ApiServerModel:
         """What everybody with a token may ask, and is no object."""
         if request.path == "/version":
             return Target(request.method.lower(), request.path), 200, dict(_VERSION)
+        if request.method == "GET" and (kinds := listed(request.path)) is not None:
+            return Target("get", request.path), 200, kinds
         if (request.method, request.path) == ("POST", apiserver_reviews.PATH):
             body = await _read_body(request)
             return apiserver_reviews.TARGET, 201, apiserver_reviews.reviewed(user, body, self._find)

@@ -15,8 +15,10 @@ NODE_PREFIX: Final = "system:node:"
 ACCOUNT_PREFIX: Final = "system:serviceaccount:"
 _ACCOUNT_RIGHTS: Final = frozenset(
     {
+        ("get", "nodes"),
         ("watch", "nodes"),
         ("patch", "nodes"),
+        ("get", "pods"),
         ("list", "pods"),
         ("watch", "pods"),
         ("patch", "pods/status"),

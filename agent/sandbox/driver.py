@@ -2,7 +2,7 @@
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -10,7 +10,7 @@ from typing import Final
 from agent.core.errors import DriverError, DriverMissing, GpuError
 from agent.core.events import DriverEvent, Probe
 from agent.core.gpu import GpuUuid, Scan
-from agent.core.gpu_signs import GpuProcess, GpuSample
+from agent.core.gpu_signs import GpuSample
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.hardware_client import (
     HardwareSilent,
@@ -31,6 +31,7 @@ class SimulatedDriver:
     def __init__(self, socket_path: Path) -> None:
         self._socket_path = socket_path
         self._closed = False
+        self._released: set[GpuUuid] = set()
         self._streams: weakref.WeakSet[asyncio.StreamWriter] = weakref.WeakSet()
 
     async def scan(self) -> Scan:
@@ -41,7 +42,8 @@ class SimulatedDriver:
         return reply.scan
 
     async def probe(self, uuid: GpuUuid) -> Probe:
-        """Ask one GPU for a sign of life. Raises DriverError."""
+        """Ask one GPU for a sign of life. Raises DriverError, GpuError for one that is released."""
+        self._refuse_released(uuid)
         reply = await self._ask(talk.ProbeRequest(uuid))
         if not isinstance(reply, talk.ProbeReply):
             raise _refused(reply)
@@ -53,13 +55,6 @@ class SimulatedDriver:
         if not isinstance(reply, talk.SampleReply):
             raise _refused(reply)
         return reply.sample
-
-    async def processes(self, uuid: GpuUuid) -> tuple[GpuProcess, ...] | None:
-        """Who uses one GPU. Raises GpuError, DriverMissing, DriverError."""
-        reply = await self._ask_of(uuid, talk.ProcessesRequest(uuid))
-        if not isinstance(reply, talk.ProcessesReply):
-            raise _refused(reply)
-        return reply.processes
 
     async def events(self, opened: Callable[[], None] | None = None) -> AsyncIterator[DriverEvent]:
         """Reports as they come. Raises DriverError when the hardware or this session ends.
@@ -83,11 +78,27 @@ class SimulatedDriver:
             self._refuse_closed()
             raise DriverError(str(error)) from error
 
+    async def release(self, uuids: Collection[GpuUuid]) -> None:
+        """Ask nothing more of these: simulated hardware is held open by nobody."""
+        self._released |= set(uuids)
+
+    def take_back(self, uuid: GpuUuid) -> None:
+        """It may be asked again."""
+        self._released.discard(uuid)
+
+    async def renew(self) -> bool:
+        """Simulated hardware has no session that could be at fault."""
+        return False
+
     async def close(self) -> None:
         """End the session: streams of events end; a second call does nothing."""
         self._closed = True
         while self._streams:
             self._streams.pop().close()
+
+    def _refuse_released(self, uuid: GpuUuid) -> None:
+        if uuid in self._released:
+            raise GpuError(uuid, "it is released: hami-agent recheck takes it back")
 
     def _refuse_closed(self) -> None:
         if self._closed:
@@ -95,6 +106,7 @@ class SimulatedDriver:
 
     async def _ask_of(self, uuid: GpuUuid, request: talk.Request) -> talk.AnyReply:
         """A question to one GPU: in time, as a driver answers."""
+        self._refuse_released(uuid)
         try:
             async with asyncio.timeout(CALL_DEADLINE):
                 reply = await self._ask(request)

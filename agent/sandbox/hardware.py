@@ -11,8 +11,8 @@ from typing import Final
 
 from agent.core.errors import AgentError
 from agent.core.events import DriverEvent, EventKind, Probe, ProbeOutcome
-from agent.core.gpu import Gpu, GpuFault, GpuUuid, Scan
-from agent.core.gpu_signs import GpuProcess, GpuSample, GpuSigns, RecoveryAction
+from agent.core.gpu import Gpu, GpuFault, GpuUuid, Scan, Trouble
+from agent.core.gpu_signs import GpuSample, GpuSigns, RecoveryAction
 from agent.core.health import xid_class
 from agent.core.xids import FELL_OFF_THE_BUS, XidClass
 from agent.sandbox.hardware_file import Description
@@ -99,7 +99,9 @@ class SimulatedHardware:
             driver_version=self.driver_version,
             gpus=tuple(one.gpu for one in self.states if not one.lost and not one.refused),
             faults=tuple(
-                GpuFault(one.gpu.uuid, LOST if one.lost else REFUSED, lost=one.lost)
+                GpuFault(one.gpu.uuid, LOST, Trouble.LOST)
+                if one.lost
+                else GpuFault(one.gpu.uuid, REFUSED, Trouble.RESET)
                 for one in self.states
                 if one.lost or one.refused
             ),
@@ -112,7 +114,7 @@ class SimulatedHardware:
         except LostGpuError as error:
             return Probe(uuid, ProbeOutcome.LOST, str(error))
         except RefusedGpuError as error:
-            return Probe(uuid, ProbeOutcome.FAILED, str(error), GpuSigns(refused=True))
+            return Probe(uuid, ProbeOutcome.REFUSED, str(error))
         recovery = RecoveryAction.GPU_RESET if state.needs_reset else RecoveryAction.NONE
         signs = GpuSigns(
             rows_pending=False,
@@ -128,11 +130,6 @@ class SimulatedHardware:
         """How much the GPU is used: nothing runs on it. Raises LostGpuError, RefusedGpuError."""
         self._answering(uuid)
         return GpuSample(uuid, gpu_percent=0, memory_percent=0, used_mib=0)
-
-    def processes(self, uuid: GpuUuid) -> tuple[GpuProcess, ...]:
-        """Who uses the GPU: nobody. Raises LostGpuError, RefusedGpuError."""
-        self._answering(uuid)
-        return ()
 
     @property
     def hanging(self) -> float:

@@ -180,8 +180,6 @@ class _Conversation:
                 return talk.ProbeReply(self._hardware.probe(gpu))
             case talk.SampleRequest(gpu=gpu):
                 return talk.SampleReply(self._hardware.sample(gpu))
-            case talk.ProcessesRequest(gpu=gpu):
-                return talk.ProcessesReply(self._hardware.processes(gpu))
             case talk.EventsRequest():
                 await self._stream()
                 raise _GoneError

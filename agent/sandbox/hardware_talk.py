@@ -10,7 +10,7 @@ import msgspec
 
 from agent.core.events import DriverEvent, Probe
 from agent.core.gpu import GpuUuid, Scan
-from agent.core.gpu_signs import GpuProcess, GpuSample
+from agent.core.gpu_signs import GpuSample
 
 REQUEST_LIMIT: Final = 4096
 REPLY_LIMIT: Final = 8 * 1024 * 1024
@@ -85,19 +85,13 @@ class SampleRequest(Request, tag="sample", frozen=True):
     gpu: GpuUuid
 
 
-class ProcessesRequest(Request, tag="processes", frozen=True):
-    """The driver: who uses one GPU."""
-
-    gpu: GpuUuid
-
-
 class EventsRequest(Request, tag="events", frozen=True):
     """The driver: from now on, every event; the connection serves nothing else afterwards."""
 
 
 GpuRequest = XidRequest | LoseRequest | RefuseRequest | RestoreRequest | AddRequest | RemoveRequest
 ControlRequest = GpuRequest | HangRequest | ListRequest
-DriverRequest = ScanRequest | ProbeRequest | SampleRequest | ProcessesRequest | EventsRequest
+DriverRequest = ScanRequest | ProbeRequest | SampleRequest | EventsRequest
 AnyRequest = ControlRequest | DriverRequest
 
 
@@ -150,21 +144,13 @@ class SampleReply(Reply, tag="sample", frozen=True):
     sample: GpuSample
 
 
-class ProcessesReply(Reply, tag="processes", frozen=True):
-    """Who uses the GPU. None: that cannot be told."""
-
-    processes: tuple[GpuProcess, ...] | None
-
-
 class EventReply(Reply, tag="event", frozen=True):
     """One event of the driver. `event` None: the stream has begun."""
 
     event: DriverEvent | None = None
 
 
-AnyReply = (
-    DoneReply | FailedReply | ScanReply | ProbeReply | SampleReply | ProcessesReply | EventReply
-)
+AnyReply = DoneReply | FailedReply | ScanReply | ProbeReply | SampleReply | EventReply
 
 
 def encode(message: Request | Reply) -> bytes:

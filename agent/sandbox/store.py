@@ -22,7 +22,12 @@ from agent.sandbox.api_errors import (
 )
 from agent.sandbox.history import History, Selection, Subscription, check_fields, matches
 
-KINDS: Final[Mapping[str, str]] = {"nodes": "Node", "pods": "Pod", "events": "Event"}
+KINDS: Final[Mapping[str, str]] = {
+    "nodes": "Node",
+    "pods": "Pod",
+    "events": "Event",
+    "resourcequotas": "ResourceQuota",
+}
 CLUSTER_SCOPED: Final = frozenset({"nodes"})
 DEFAULT_GRACE: Final = 30
 _STAMP: Final = "%Y-%m-%dT%H:%M:%SZ"
@@ -32,7 +37,7 @@ _NAME_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
 
 
 class ObjectStore:
-    """Nodes, pods and events of one cluster; synchronous, for one event loop.
+    """Nodes, pods, events and quotas of one cluster; synchronous, for one event loop.
 
     Objects that leave the store are shared with it: read them, never change them.
     """

@@ -26,14 +26,18 @@ class Notices:
     def __init__(self) -> None:
         self._line: deque[NodeEvent] = deque()
         self._news = asyncio.Event()
-        self.events = Tally("node_events_total", "Events about the Node.", ("reason", "result"))
+        self.unposted = Tally(
+            "events_unposted_total",
+            "Events that no API server keeps, by what became of them instead.",
+            ("reason", "outcome"),
+        )
 
     def say(self, event: NodeEvent) -> None:
         """Put `event` in line; one that says the same as the last in line is dropped."""
         if self._line and self._line[-1] == event:
             return
         if len(self._line) >= LIMIT:
-            self.events.add(self._line.popleft().reason, "dropped")
+            self.unposted.add(self._line.popleft().reason, "dropped")
         self._line.append(event)
         self._news.set()
 
@@ -49,9 +53,13 @@ class Notices:
         """All that is in line, the first one first."""
         return tuple(self._line)
 
-    def done(self, event: NodeEvent, result: str) -> None:
-        """Take `event` out of line, if a full line has not pushed it out meanwhile."""
-        self.events.add(event.reason, result)
+    def done(self, event: NodeEvent, outcome: str = "") -> None:
+        """Take `event` out of line, if a full line has not pushed it out meanwhile.
+
+        `outcome`: what became of it, where it was not posted; whoever posts counts that.
+        """
+        if outcome:
+            self.unposted.add(event.reason, outcome)
         if self._line and self._line[0] is event:
             self._line.popleft()
 
@@ -94,4 +102,4 @@ class Announcer:
             else:
                 await asyncio.sleep(error.retry_after or AGAIN)
         else:
-            self._notices.done(event, "posted")
+            self._notices.done(event)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import structlog
 
+from agent.core.alike import MANY, OF_ALL, Ill, same_fault
 from agent.core.errors import DriverError
 from agent.core.gpu import Scan
 from agent.core.ports import Driver
@@ -17,8 +18,9 @@ class Discovery:
     """Scans the driver and hands on what it found.
 
     While the driver is missing or fails, the last inventory stays and the scan is tried again after
-    1, 2, 4, … 30 s. `problem` is None while the driver answers, else a sentence that says what is
-    wrong; before the first scan it says so.
+    1, 2, 4, … 30 s. So it is while the driver says the same of all GPUs that are not `ill`, and
+    another session does not help. `problem` is None while the driver answers, else a sentence that
+    says what is wrong; before the first scan it says so.
     """
 
     def __init__(
@@ -26,6 +28,7 @@ class Discovery:
         driver: Driver,
         found: Callable[[Scan], None],
         *,
+        ill: Ill = lambda _: False,
         interval: float = 60.0,
         deadline: float = 10.0,
         retry: tuple[float, float] = (1.0, 30.0),
@@ -33,6 +36,7 @@ class Discovery:
         self.problem: Cell[str | None] = Cell("the driver has not been asked yet")
         self._driver = driver
         self._found = found
+        self._ill = ill
         self._interval = interval
         self._deadline = deadline
         self._retry = retry
@@ -59,11 +63,17 @@ class Discovery:
         try:
             async with asyncio.timeout(self._deadline):
                 scan = await self._driver.scan()
+                if same_fault(scan, self._ill) is not None and await self._driver.renew():
+                    scan = await self._driver.scan()
         except DriverError as error:
             self._fail(str(error))
             return False
         except TimeoutError:
             self._fail(f"the driver did not answer within {self._deadline:g} s")
+            return False
+        fault = same_fault(scan, self._ill)
+        if fault is not None and len(scan.faults) >= MANY:
+            self._fail(OF_ALL + fault.text)
             return False
         if self.problem.set(None):
             log.info("driver.answers", version=scan.driver_version, gpus=len(scan.gpus))

@@ -20,13 +20,18 @@ from agent.core.slices import (
     registered_mib,
     type_name,
 )
+from agent.core.troubles import remedy
+from agent.core.withholding import Withholding
 from agent.kit.cell import Cell
 
 MOST_GONE: Final = 64
 """GPUs that left are known for as long as no more than these left after them."""
 
-MEND: Final = "; if that lasts, reset it or reboot the node"
-"""What people can do about a GPU that the driver does not describe."""
+IN_MIG_MODE: Final = "it is in MIG mode, which is not shared yet; disable MIG or use another plugin"
+NODE_OF_MIG: Final = (
+    "the settings name mig as this node's operating mode, which is not shared yet; set "
+    "sharing.operatingMode to hami-core or mps, or use another plugin"
+)
 
 log = structlog.get_logger(__name__)
 
@@ -57,6 +62,7 @@ class InventoryKeeper:
         self._facts: dict[GpuUuid, Gpu] = {}
         self._scan: Scan | None = None
         self._gone: dict[GpuUuid, SharedGpu] = {}
+        self._withheld = False
 
     @property
     def gone(self) -> tuple[SharedGpu, ...]:
@@ -83,6 +89,11 @@ class InventoryKeeper:
         self._health.update(health)
         self._publish()
 
+    def withhold(self, state: Withholding) -> None:
+        """While that holds nothing is on offer, whatever the GPUs are like."""
+        self._withheld = state.holds
+        self._publish()
+
     def hold(self, held: Mapping[str, Held]) -> None:
         """These slices are in use, by the names that they were asked by, and no others."""
         self.served.set(Served(self._settings.value.resource, held))
@@ -106,6 +117,7 @@ class InventoryKeeper:
             generation=old.generation,
             gpus=tuple(sorted(shared.values(), key=_place)),
             driver_version=scan.driver_version,
+            withheld=self._withheld,
         )
         self._tell(tuple(offer.faults))
         if new != old:
@@ -213,7 +225,7 @@ class _Offer:
             if known and not fault.lost and not reason:
                 yield known
             else:
-                text = reason or fault.text + MEND
+                text = reason or f"{fault.text}; {remedy(fault.trouble)}"
                 self.faults.append(dataclasses.replace(fault, text=text))
 
     def absent(self, held: Collection[GpuUuid], unwell: Collection[GpuUuid]) -> Iterator[Gpu]:
@@ -246,7 +258,7 @@ class _Offer:
         if not gpu.name:
             return "the driver does not tell its name, by which schedulers know a GPU"
         if gpu.mig_enabled or self._settings.mode == MIG_MODE:
-            return "it is in MIG mode, which is not shared yet; disable MIG or use another plugin"
+            return IN_MIG_MODE if gpu.mig_enabled else NODE_OF_MIG
         if registered_mib(gpu.memory_mib, self._settings) is None:
             return "the driver does not tell its memory; set sharing.preconfiguredMemoryMiB"
         return ""

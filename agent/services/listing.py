@@ -88,7 +88,7 @@ class Listing:
             ids = self._listed(gpu, name)
             if ids or name == self._served.value.present:
                 numa = gpu.gpu.numa if gpu.numa_hint else None
-                yield SliceGroup(gpu.uuid, ids, gpu.serving, numa)
+                yield SliceGroup(gpu.uuid, ids, self._inventory.value.offers(gpu), numa)
 
     def _listed(self, gpu: SharedGpu, name: str) -> tuple[SliceId, ...]:
         served = self._served.value

@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import random
 from typing import NoReturn
 
 import structlog
 
+from agent.core.annotations import MUTEX_LOCK
 from agent.core.changes import version_number
 from agent.core.errors import ApiError
 from agent.core.pods import NodeView
@@ -19,6 +21,13 @@ log = structlog.get_logger(__name__)
 
 LOOK_PAUSE = 0.2
 """Seconds between watches that a `look` opens: each Allocate may ask for one."""
+
+FORMER_LIFE = 60.0
+"""Seconds for which a lock that went still proves the right of the pod that it named: a bind can
+wait in the scheduler's queue for longer than a lock may stand that nobody here waits for."""
+
+FORMER_LOCKS = 64
+"""So many at most: the scheduler takes fewer than two a second."""
 
 UNSEEN_AFTER = 5.0
 """Seconds: a watch begins with the Node as it is, so one that stays silent has none to show."""
@@ -65,13 +74,31 @@ class Node:
         """Open the watch now if it is down: somebody has to know the Node as it is."""
         self._wanted.set()
 
+    async def refresh(self) -> None:
+        """Take in the Node as one GET shows it; the deadline is the caller's. Raises ApiError."""
+        node = await self._api.get_node()
+        if node is not None:
+            self.saw(node)
+
     def saw(self, node: NodeView) -> None:
-        """Take in the answer to a write of ours, unless the watch has shown something newer."""
+        """Take in an answer to us, unless the watch has shown something newer."""
         held = self._node.value
         version = version_number(node.resource_version)
         if held is not None and 0 < version <= version_number(held.resource_version):
             return
         self._floor = version
+        self._set(node)
+
+    def _set(self, node: NodeView) -> None:
+        """The new view, which remembers the locks that it shows no more."""
+        held = self._node.value
+        if held is not None:
+            now = asyncio.get_running_loop().time()
+            former = [one for one in held.former_locks if one[1] > now]
+            gone = held.annotations.get(MUTEX_LOCK, "")
+            if gone and node.annotations.get(MUTEX_LOCK) != gone:
+                former.insert(0, (gone, now + FORMER_LIFE))
+            node = dataclasses.replace(node, former_locks=tuple(former[:FORMER_LOCKS]))
         self._node.set(node)
 
     async def _pause(self, least: float, most: float) -> None:
@@ -111,7 +138,7 @@ class Node:
             log.warning("node.deleted")
             self._node.set(None)
         elif version_number(node.resource_version) >= self._floor:
-            self._node.set(node)
+            self._set(node)
         if self._is_stale:
             self._is_stale = False
             self.returns.set(self.returns.value + 1)

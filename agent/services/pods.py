@@ -9,8 +9,10 @@ from typing import NoReturn
 
 import structlog
 
+from agent.core.annotations import BIND_PHASE
 from agent.core.changes import PodChange, PodList, version_number
-from agent.core.errors import ApiError, ApiGone
+from agent.core.errors import ApiError, ApiForbidden, ApiGone
+from agent.core.evidence import NOT_HERE
 from agent.core.pods import PodTable, PodUid, PodView, Tombstone
 from agent.core.ports import Clock, PodApi
 from agent.core.slices import Served
@@ -22,6 +24,9 @@ log = structlog.get_logger(__name__)
 
 PATIENCE = 5
 """Watches that fail one after another before the position is given up and all is listed."""
+LIST_PATIENCE = 1.0
+"""Seconds for a LIST that calls wait for: longer than any of them has, so that one that hangs holds
+up no later one."""
 KEEP = dt.timedelta(minutes=10)
 GRAVES = 1024
 
@@ -72,6 +77,22 @@ class Pods:
         self._answers.append(answer)
         self._asked.set()
         return await answer
+
+    async def look(self, namespace: str, name: str) -> PodUid:
+        """The UID of the pod that has this name now; the deadline is the caller's.
+
+        NOT_HERE: there is none, or this node may not read it. Raises ApiError: it is not known.
+        """
+        try:
+            pod = await self._api.get_pod(namespace, name)
+        except ApiForbidden:
+            return NOT_HERE
+        if pod is None:
+            return NOT_HERE
+        held = self._table.value.pods.get(pod.uid)
+        if held is not None and _is_newer(pod.resource_version, held.resource_version):
+            self._publish({**self._table.value.pods, pod.uid: self._counted(pod)})
+        return pod.uid
 
     async def _keep(self) -> NoReturn:
         while True:
@@ -126,7 +147,9 @@ class Pods:
         if change.pod is None:
             return
         pods = dict(self._table.value.pods)
-        pods.pop(change.pod.uid, None)
+        held = pods.pop(change.pod.uid, None)
+        if held is not None and _is_newer(held.resource_version, change.resource_version):
+            return  # a GET went further; what follows this frame is still to come
         if change.deleted:
             self._publish(pods, dead=(self._counted(change.pod),))
         else:
@@ -159,8 +182,9 @@ class Pods:
             if not waiting:
                 continue
             try:
-                found = await self._api.list_pods()
-            except ApiError as error:
+                async with asyncio.timeout(LIST_PATIENCE):
+                    found = await self._api.list_pods()
+            except (ApiError, TimeoutError) as error:
                 for answer in waiting:
                     _fail(answer, error)
                 continue
@@ -198,8 +222,8 @@ class Pods:
         old, now = self._table.value, self._clock.now()
         present = old.pods if pods is None else pods
         graves = {
-            grave.pod.uid: grave
-            for grave in (*old.tombstones, *(Tombstone(pod, now) for pod in dead))
+            grave.pod.uid: dataclasses.replace(grave, deleted_at=min(grave.deleted_at, now))
+            for grave in (*old.tombstones, *(Tombstone(_slim(pod), now) for pod in dead))
             if grave.pod.uid not in present and now - grave.deleted_at < KEEP
         }
         self._table.set(
@@ -212,11 +236,21 @@ class Pods:
         )
 
 
+def _slim(pod: PodView) -> PodView:
+    """A deleted pod without what tenants can make long: graves are many, and nobody is served."""
+    kept = {key: text for key, text in pod.annotations.items() if key == BIND_PHASE}
+    return dataclasses.replace(pod, annotations=kept, groups=None, groups_error="", message="")
+
+
+def _is_newer(version: str, than: str) -> bool:
+    return version_number(version) > version_number(than)
+
+
 def _succeed(answer: asyncio.Future[PodTable], table: PodTable) -> None:
     if not answer.done():
         answer.set_result(table)
 
 
-def _fail(answer: asyncio.Future[PodTable], error: ApiError) -> None:
+def _fail(answer: asyncio.Future[PodTable], error: Exception) -> None:
     if not answer.done():
-        answer.set_exception(error)
+        answer.set_exception(error if isinstance(error, ApiError) else ApiError("out of time"))

@@ -77,7 +77,7 @@ async def recover(
     generation is said, and the one before it is used. Where none is left, what was found is kept
     aside: it may be another version's, whose rows a new write would end. `booted_at` is the moment
     of the boot by the present clock: within one boot the health memory follows a clock that was
-    set meanwhile.
+    set meanwhile. A container has no machine id: it takes what it finds, and keeps the id in it.
 
     Raises:
         StateError: nothing could be read because of the disk, not because of what is on it.
@@ -128,9 +128,9 @@ def _decoded(content: bytes, name: str, machine_id: str) -> State:
         state = decode_state(content)
     except StateCorrupt as error:
         raise StateCorrupt(f"{name} is not usable: {error}") from error
-    if state.machine_id != machine_id:
+    if machine_id and state.machine_id not in {"", machine_id}:
         raise StateCorrupt(f"{name} is not usable: it belongs to another machine")
-    return state
+    return dataclasses.replace(state, machine_id=machine_id or state.machine_id)
 
 
 def _joined(problems: list[StateError]) -> str:
@@ -186,7 +186,7 @@ class StateService:
         self._is_late = False
         self.ledger: Cell[Ledger] = Cell(recovered.ledger)
         self.error: Cell[str] = Cell("")
-        self.errors = Tally("checkpoint_errors", "Failed writes of the state file.")
+        self.errors = Tally("checkpoint_errors_total", "Failed writes of the state file.")
 
     @property
     def generation(self) -> int:

@@ -107,7 +107,9 @@ def shown(value: object) -> str:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise WrongValue("expected text")
+        # YAML takes 94 for a number and `no` for false; quotes make either a text.
+        quoted = " in quotes" if isinstance(value, int | float) else ""
+        raise WrongValue(f"expected text{quoted}")
     if _NEVER.search(value):
         raise WrongValue("expected text of UTF-8 characters without NUL")
     return value

@@ -7,10 +7,11 @@ from typing import Final
 
 from agent.codec.device_config import read_device_config
 from agent.codec.faults import Faults
-from agent.codec.known_keys import Found
-from agent.codec.nodeconfig import read_nodeconfig
-from agent.settings.fields import Setting, setting
-from agent.settings.table import BY_KEY
+from agent.codec.known_keys import Found, Passed
+from agent.codec.nodeconfig import NodeEntry, read_nodeconfig
+from agent.core.errors import cap
+from agent.settings.fields import Setting, setting, shown
+from agent.settings.table import BY_KEY, SECTIONS
 
 DEVICE_CONFIG: Final[Mapping[str, str]] = {
     "resourceCountName": "sharing.resourceName",
@@ -35,11 +36,19 @@ NODE_CONFIG: Final[Mapping[str, str]] = {
     "libcudaloglevel": "library.cudaLogLevel",
     "enablenumatopology": "sharing.numaTopology",
 }
-"""Key of config.json → setting.
+"""Key of config.json → setting."""
 
-HAMi reads `migstrategy` and uses it nowhere; a preference is always offered here, whatever
-`enablegetpreferredallocation` says.
-"""
+WITHOUT_EFFECT: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
+    "migstrategy": (
+        ("", "none"),
+        "HAMi's plugin does not use it either, and MIG instances are not shared yet",
+    ),
+    "enablegetpreferredallocation": (
+        (True,),
+        "the kubelet is always told which slices fit the scheduler's choice",
+    ),
+}
+"""Key of config.json → values of which nothing is told, and why the others have no effect."""
 
 FILTER: Final = "filterdevices"
 
@@ -54,10 +63,14 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeLayer:
-    """Settings for nodes by name, in the order of the entries; later ones win."""
+    """Settings for nodes by name, in the order of the entries; later ones win.
+
+    `empty`: zeros and falses, which override nothing, with the node's name.
+    """
 
     entries: tuple[tuple[str, tuple[Setting, ...]], ...] = ()
     warnings: tuple[str, ...] = ()
+    empty: tuple[tuple[str, Found], ...] = ()
 
     def by_name(self) -> Mapping[str, tuple[Setting, ...]]:
         """What the entries of each name say together; one without a name is of no node."""
@@ -79,7 +92,12 @@ def read_device_layer(content: bytes, name: str, faults: Faults) -> Layer:
         if one.key in DEVICE_CONFIG:
             with faults.kept():
                 settings.append(setting(BY_KEY[DEVICE_CONFIG[one.key]], one.value, one.where))
-    return Layer(tuple(settings), config.warnings)
+    ours = tuple(
+        f"{where}: {key} has no effect in HAMi's file; it belongs in the agent's own config.yaml"
+        for key, where in config.others.items()
+        if key in SECTIONS
+    )
+    return Layer(tuple(settings), (*config.warnings, *ours))
 
 
 def read_node_layer(content: bytes, name: str, faults: Faults) -> NodeLayer:
@@ -91,7 +109,32 @@ def read_node_layer(content: bytes, name: str, faults: Faults) -> NodeLayer:
     entries = tuple(
         (entry.name, tuple(_overrides(entry.found, faults))) for entry in config.entries
     )
-    return NodeLayer(entries, config.warnings)
+    passed = Passed(name)
+    for sentence in _told(config.entries):
+        passed.over(lambda: sentence)  # noqa: B023 -- said at once
+    empty = tuple(
+        (entry.name, one)
+        for entry in config.entries
+        for one in entry.found
+        if entry.name and one.key in NODE_CONFIG and one.value in (0, False)
+    )
+    return NodeLayer(entries, (*config.warnings, *passed.warnings), empty)
+
+
+def _told(entries: Iterable[NodeEntry]) -> Iterator[str]:
+    """What is no mistake, and may not be what was meant."""
+    first: dict[str, str] = {}
+    for entry in entries:
+        place = first.setdefault(entry.name, entry.where)
+        if entry.name and place != entry.where:
+            yield (
+                f"{entry.where}: the node {cap(entry.name, 64)} is named at {place}, too; both "
+                "entries count, and where they differ this one, as in HAMi's plugin"
+            )
+        for one in entry.found:
+            silent, reason = WITHOUT_EFFECT.get(one.key, ((one.value,), ""))
+            if one.value not in silent:
+                yield f"{one.where}: {one.key} {shown(one.value)} has no effect: {reason}"
 
 
 def _overrides(found: Iterable[Found], faults: Faults) -> Iterator[Setting]:

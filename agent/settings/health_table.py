@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from agent.core.xids import XidClass, XidSwitches, read_switches
+from agent.core.xid_switches import XidSwitches, read_switches
+from agent.core.xids import XidClass
 from agent.settings.durations import HOW, duration
 from agent.settings.fields import Field, Kind, WrongValue, shown, text, texts
 

@@ -8,6 +8,7 @@ from typing import Final
 from agent.codec.faults import Faults
 from agent.codec.known_keys import nearest
 from agent.codec.places import Place
+from agent.codec.strangers import refuse_files_of_hami, refuse_stranger
 from agent.codec.yaml_places import read_yaml
 from agent.core.errors import SettingsError, cap
 from agent.settings.fields import Field, Setting, setting
@@ -15,6 +16,8 @@ from agent.settings.profiles import Profile, read_match
 from agent.settings.table import BY_KEY
 
 PROFILES: Final = "profiles"
+LIKENESS: Final = 0.7
+"""Below it a hint leads astray."""
 LIVE: Final = {key: field for key, field in BY_KEY.items() if field.live and field.profiled}
 
 
@@ -49,6 +52,8 @@ def read_own_file(content: bytes, name: str, faults: Faults) -> OwnFile:
     document = read_yaml(content, name)
     if document is None or document.null:
         return OwnFile()
+    refuse_stranger(document)
+    refuse_files_of_hami(document)
     settings: list[Setting] = []
     profiles: list[Profile] = []
     with faults.kept():
@@ -63,7 +68,7 @@ def read_own_file(content: bytes, name: str, faults: Faults) -> OwnFile:
 
 def hint(name: str, known: Iterable[str]) -> str:
     """What stands behind an unknown name in a refusal."""
-    return nearest(name, known, 0.5) or "; `hami-agent config show` lists all"
+    return nearest(name, known, LIKENESS) or "; `hami-agent config show` lists all"
 
 
 def _profiles(place: Place, faults: Faults) -> Iterator[Profile]:
@@ -105,7 +110,7 @@ def _settings(entry: _Entry, known: Mapping[str, Field], faults: Faults) -> Iter
 
 def _dotted(entry: _Entry, known: Mapping[str, Field]) -> SettingsError:
     """A key with a dot would be a second way to say the same, and could say something else."""
-    close = difflib.get_close_matches(entry.key, known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(entry.key, known, n=1, cutoff=LIKENESS)
     if not close or entry.above:
         return _unknown(entry, known)
     *sections, name = close[0].split(".")

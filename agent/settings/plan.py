@@ -7,15 +7,17 @@ its place and the mend.
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 from agent.codec.faults import Faults
-from agent.codec.known_keys import Passed
+from agent.codec.known_keys import Found, Passed
 from agent.core.errors import cap
 from agent.core.last_good import SourceFile
-from agent.settings.fields import DEFAULT, Effective, Setting
+from agent.settings.fields import DEFAULT, Effective, Setting, shown
 from agent.settings.hami_files import (
+    NODE_CONFIG,
     Layer,
     NodeLayer,
     read_device_layer,
@@ -77,16 +79,21 @@ class Plan:
             facts = dataclasses.replace(facts, labels=None)
         applied = self.profiles.of(facts)
         layers = (
-            self.device_config.settings,
-            self.own.settings,
             *(profile.settings for profile in applied),
             self.by_name.get(facts.name, ()),
             self.surroundings,
         )
-        found = {field.key: Setting(field, field.default, DEFAULT) for field in FIELDS}
+        found = self.of_all_nodes()
         for layer in layers:
             found.update({one.field.key: one for one in layer})
         return Resolved(found, tuple(profile.name for profile in applied))
+
+    def of_all_nodes(self) -> dict[str, Setting]:
+        """What all nodes have before what is said of some of them, by key."""
+        found = {field.key: Setting(field, field.default, DEFAULT) for field in FIELDS}
+        for layer in (self.device_config.settings, self.own.settings):
+            found.update({one.field.key: one for one in layer})
+        return found
 
     def names(self) -> tuple[str, ...]:
         """The nodes that the files name, each once, in the order of the files."""
@@ -123,6 +130,8 @@ def make_plan(given: Given) -> Plan:
     passed = Passed("settings")
     for sentence in _passed_over(plan):
         passed.over(lambda: sentence)  # noqa: B023 -- said at once
+    for say in _overriding_nothing(plan):  # last: there may be one for each node
+        passed.over(say)
     return dataclasses.replace(plan, warnings=(*warnings, *passed.warnings))
 
 
@@ -154,6 +163,45 @@ def _passed_over(plan: Plan) -> Iterator[str]:
             twice = [word for word, times in counts.items() if times > 1]
             if twice:
                 yield f"{setting.origin}: {setting.field.key}: twice there: {cap(', '.join(twice))}"
+
+
+def _overriding_nothing(plan: Plan) -> Iterator[Callable[[], str]]:
+    """The zeros and falses of config.json where the node has something else all the same.
+
+    Not where a flag or a variable decides: there another value would override nothing, either.
+    """
+    of_all = plan.of_all_nodes()
+    decided = {one.field.key for one in plan.surroundings}
+    for node, one in plan.node_config.empty:
+        key = NODE_CONFIG[one.key]
+        may_hold = _may_hold(plan, node, of_all[key])
+        if key not in decided and any(holds.value != one.value for holds in may_hold):
+            yield partial(_overrides_nothing, one, key, may_hold)
+
+
+def _may_hold(plan: Plan, node: str, before: Setting) -> list[Setting]:
+    """What the node may have for that setting; more than one where labels or GPUs decide."""
+    found = [before]
+    for profile in plan.profiles.naming(node):
+        if profile.match.labels is not None and not plan.labelled:
+            continue
+        for one in profile.settings:
+            if one.field is before.field:
+                found = [one] if profile.match.by_name_alone else [*found, one]
+    for one in plan.by_name.get(node, ()):
+        if one.field is before.field:
+            found = [one]
+    return found
+
+
+def _overrides_nothing(one: Found, key: str, may_hold: Sequence[Setting]) -> str:
+    holds = may_hold[0]
+    told = f"{key} is {shown(holds.value)} ({holds.origin})"
+    if len(may_hold) > 1:
+        told = f"which profiles apply, and so {key}, depends on the node's labels or GPUs"
+    return (
+        f"{one.where}: {one.key} {shown(one.value)} overrides nothing, as in HAMi's plugin: {told}"
+    )
 
 
 def _all(plan: Plan) -> Iterator[Setting]:

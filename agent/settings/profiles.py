@@ -44,13 +44,22 @@ class Match:
 
     def holds(self, facts: NodeFacts) -> bool:
         """True for a node with these facts; what is not known yet does not match."""
-        by_name = not self.nodes or any(fnmatch.fnmatchcase(facts.name, one) for one in self.nodes)
         by_label = self.labels is None or (
             facts.labels is not None and self.labels.matches(facts.labels)
         )
+        by_name = self.names(facts.name)
         models = [model.lower() for model in (*(facts.gpu_models or ()), *facts.former_models)]
         by_gpu = not self.gpus or any(one.lower() in model for one in self.gpus for model in models)
         return by_name and by_label and by_gpu
+
+    def names(self, name: str) -> bool:
+        """True for a node of that name, whatever its labels and GPUs are."""
+        return not self.nodes or any(fnmatch.fnmatchcase(name, one) for one in self.nodes)
+
+    @property
+    def by_name_alone(self) -> bool:
+        """It asks for neither labels nor GPUs."""
+        return self.labels is None and not self.gpus
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,8 +89,12 @@ class Profiles:
 
     def of(self, facts: NodeFacts) -> list[Profile]:
         """Those that apply to a node with these facts, in their order."""
-        asked = sorted({*self._others, *self._named.get(facts.name, ())})
-        return [one for one in (self._all[number] for number in asked) if one.match.holds(facts)]
+        return [one for one in self.naming(facts.name) if one.match.holds(facts)]
+
+    def naming(self, name: str) -> list[Profile]:
+        """Those that may apply to a node of that name, by its labels and GPUs."""
+        asked = sorted({*self._others, *self._named.get(name, ())})
+        return [one for one in (self._all[number] for number in asked) if one.match.names(name)]
 
 
 def read_match(place: Place) -> Match:

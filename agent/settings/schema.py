@@ -4,11 +4,12 @@ import dataclasses
 from pathlib import Path
 
 from agent.core.edits import EditSettings
+from agent.core.errors import SettingsError
 from agent.core.health import HealthSettings
 from agent.core.match_settings import MatchSettings, UnlockedPods
 from agent.core.plain import PlainSettings
 from agent.core.report_settings import ReportProfile, ReportSettings
-from agent.core.slices import SharingSettings, check_list_size
+from agent.core.slices import MIG_MODE, SharingSettings, check_list_size
 from agent.settings.fields import DEFAULT, Effective
 from agent.settings.health_table import classes_of, switches_of
 
@@ -167,6 +168,19 @@ def build(effective: Effective, *, host_name: str, gpus: int = 1) -> Settings:
         web=_web(get, effective),
         log=LogSettings(get.text("log.level"), get.text("log.format")),
     )
+
+
+def check_shares(effective: Effective) -> None:
+    """Nothing, where settings let GPUs be shared. Raises SettingsError where they share none.
+
+    Such a node runs all the same: it tells by Events why it has no slices.
+    """
+    mode = effective["sharing.operatingMode"]
+    if mode.value == MIG_MODE:
+        raise SettingsError(
+            f"{mode.origin}: sharing.operatingMode: mig is not shared yet, so that a node with "
+            "it has no slices; set hami-core or mps, or leave that node to HAMi's plugin"
+        )
 
 
 def _plain(get: _Values) -> PlainSettings | None:

@@ -1,5 +1,7 @@
 """The settings of what is shared, and of what a container is given."""
 
+import dataclasses
+
 from agent.core.device_list import CDI_KIND, CDI_PREFIX, STRATEGIES
 from agent.settings.fields import (
     Field,
@@ -20,6 +22,12 @@ from agent.settings.fields import (
 
 POLICIES = {"": "default", "FORCE": "force", "DISABLE": "disable"}
 """Spellings that HAMi-core takes, too; empty is its default."""
+
+MODES = dataclasses.replace(
+    choice("hami-core", "mps", "mig"), schema=choice("hami-core", "mps").schema
+)
+"""HAMi's operating modes. Nothing is shared in the last one yet: HAMi's config.json may name it for
+nodes that have HAMi's plugin."""
 
 SHARING: tuple[Field, ...] = (
     Field(
@@ -83,18 +91,19 @@ SHARING: tuple[Field, ...] = (
     Field(
         "sharing.operatingMode",
         "hami-core",
-        choice("hami-core", "mps", "mig"),
+        MODES,
         "HAMi's operating mode of this node's GPUs, in the register annotation, by which pods can "
         "choose them (nvidia.com/vgpu-mode). HAMi-core keeps the limits in hami-core and in mps, "
-        "which has allocation.mpsRoot; GPUs in mode mig are not shared yet.",
+        "which has allocation.mpsRoot.",
         flag="--operating-mode",
         live=True,
     ),
     Field(
         "sharing.numaTopology",
-        default=True,
+        default=False,
         read=boolean,
-        text="Tell the kubelet's topology manager on which NUMA node each GPU is.",
+        text="Tell the kubelet's topology manager on which NUMA node each GPU is. With its policy "
+        "single-numa-node pods are then refused whose GPUs and CPUs are on several.",
         live=True,
     ),
     Field(

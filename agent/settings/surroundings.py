@@ -1,18 +1,22 @@
 """Settings from the environment and from flags."""
 
 import dataclasses
+import difflib
 import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
 from agent.codec.faults import Faults
 from agent.core.errors import SettingsError, cap
-from agent.core.xids import malformed
+from agent.core.xid_switches import malformed
 from agent.settings.fields import FALSE, Field, Setting, setting, shown
-from agent.settings.own_file import hint
 from agent.settings.table import FIELDS
 
 PREFIX: Final = "HAMI_AGENT_"
+ALIKE: Final = 0.8
+"""A hint to a variable that is less alike leads astray: many share a word."""
+OWN_FILE: Final = frozenset({"CONFIG", "CONFIG_FILE", "CONFIG_PATH"})
+"""What people call a variable for the settings file, which has none."""
 SERVICE_HOST: Final = "_SERVICE_HOST"
 VARIABLES: Final = tuple(field.variables[0] for field in FIELDS)
 
@@ -170,7 +174,24 @@ def _refuse_unknown(environ: Mapping[str, str], faults: Faults) -> None:
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in VARIABLES:
             with faults.kept():
-                raise SettingsError(f"env {cap(name)}: unknown setting{hint(name, VARIABLES)}")
+                raise SettingsError(f"env {cap(name)}: unknown setting{_hint(name)}")
+
+
+def _hint(name: str) -> str:
+    """The variable that was meant: of the flag of that name, one that ends so, or one alike."""
+    words = name.removeprefix(PREFIX)
+    if words in OWN_FILE:
+        return "; the settings file is named by the flag --config alone"
+    known = [variable.removeprefix(PREFIX) for variable in VARIABLES]
+    flag = f"--{words.lower().replace('_', '-')}"
+    flags = [one.variables[0].removeprefix(PREFIX) for one in FIELDS if one.flag == flag]
+    ends = [variable for variable in known if words and variable.endswith(f"_{words}")]
+    for meant in flags or ends or difflib.get_close_matches(words, known, n=1, cutoff=ALIKE):
+        return f"; did you mean {PREFIX}{meant}?"
+    return (
+        f"; a variable is {PREFIX} and the words of a key, as {PREFIX}SHARING_SPLIT_COUNT; "
+        "`hami-agent config show` lists all keys"
+    )
 
 
 def _without_links(environ: Mapping[str, str]) -> Mapping[str, str]:

@@ -211,3 +211,6 @@ FIELDS: tuple[Field, ...] = (
 )
 
 BY_KEY = {field.key: field for field in FIELDS}
+
+SECTIONS = frozenset(key.partition(".")[0] for key in BY_KEY) | {"profiles"}
+"""What can stand at the top of the agent's own file."""

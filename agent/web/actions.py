@@ -1,20 +1,24 @@
 """What may be asked for through the unix socket, and by whom: `POST /api/v1/gpus/GPU:ACTION`."""
 
+import asyncio
 import json
 import os
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 import structlog
 from aiohttp import web
 
+from agent.core.errors import cap
 from agent.core.recheck import Recheck
+from agent.core.release import ALL, Release
 from agent.kit.peer import peer_uid
 
 log = structlog.get_logger(__name__)
 
 API_VERSION = "hami-agent/v1"
-PATH = re.compile(r"/api/v1/gpus/([A-Za-z0-9-]{1,64}):([a-z]{1,32})")
+PATH = re.compile(r"/api/v1/gpus/([^/:]{1,64}):([a-z-]{1,32})")
 
 Act = Callable[[str], Awaitable[web.Response]]
 """Does one action to the GPU of that index or UUID."""
@@ -41,14 +45,53 @@ class Actions:
         return await act(found[1])
 
 
-def recheck_act(recheck: Callable[[str], Awaitable[Recheck | None]]) -> Act:
-    """`:recheck`: ask the GPU now."""
+def recheck_act(
+    recheck: Callable[[str], Coroutine[Any, Any, Recheck | None]],
+    known: Callable[[], Sequence[str]],
+    uuids: Callable[[], Sequence[str]],
+) -> Act:
+    """`:recheck`: ask the GPU now, or `all` GPUs at once.
+
+    `known`: the GPUs that there are, for who names another one. `uuids`: who `all` are.
+    """
 
     async def act(name: str) -> web.Response:
-        found = await recheck(name)
+        kind = "Recheck"
+        data: dict[str, object]
+        if name == ALL:
+            kind, data = "RecheckAll", {"gpus": [_told(one) for one in await every()]}
+        else:
+            found = await recheck(name)
+            if found is None:
+                return _unknown(name, known())
+            data = _told(found)
+        document = {"apiVersion": API_VERSION, "kind": kind, "data": data}
+        return web.Response(text=json.dumps(document) + "\n", content_type="application/json")
+
+    async def every() -> list[Recheck]:
+        async with asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(recheck(uuid)) for uuid in uuids()]
+        return [found for task in asked if (found := task.result()) is not None]
+
+    return act
+
+
+def release_act(
+    release: Callable[[str], Awaitable[Release | None]], known: Callable[[], Sequence[str]]
+) -> Act:
+    """`:release`: let go of the GPU, or of `all`. `known`: as above."""
+
+    async def act(name: str) -> web.Response:
+        found = await release(name)
         if found is None:
-            return _text(404, f"There is no GPU {name} here.")
-        document = {"apiVersion": API_VERSION, "kind": "Recheck", "data": _told(found)}
+            return _unknown(name, known())
+        data = {
+            "gpus": list(found.gpus),
+            "heldBy": list(found.held_by),
+            "released": not found.obstacle,
+            "obstacle": found.obstacle,
+        }
+        document = {"apiVersion": API_VERSION, "kind": "Release", "data": data}
         return web.Response(text=json.dumps(document) + "\n", content_type="application/json")
 
     return act
@@ -70,6 +113,11 @@ def _told(found: Recheck) -> dict[str, object]:
         "text": health.text,
         "missing": list(found.missing),
     }
+
+
+def _unknown(name: str, known: Sequence[str]) -> web.Response:
+    there = ", ".join([*known, f"or {ALL}"]) if known else "none"
+    return _text(404, f"There is no GPU {cap(name)} here; GPUs of this node: {there}.")
 
 
 def _text(status: int, text: str) -> web.Response:

@@ -22,21 +22,15 @@ def gpu_families(
     """What is told of the GPUs of the inventory, and the slices by state."""
     names = _names(inventory)
     yield from _health(prefix, names)
-    yield _listed(prefix, slices)
-    totals = {group.uuid: len(group.ids) for group in slices.groups}
+    yield _listed(prefix, names, slices)
     held = ledger.held_ids()
     claims = [
         *(claim_of(row) for row in ledger.rows),
         *(Claim(row.uid, Role.APP, row.shares) for row in ledger.plain),
     ]
     yield _per_gpu(
-        prefix + "slices_total",
-        "Slices that the kubelet is told of.",
-        ((name, totals.get(gpu.uuid, 0)) for name, gpu in names),
-    )
-    yield _per_gpu(
         prefix + "slices_allocated",
-        "Slices that containers hold.",
+        "Slices of each GPU that containers hold.",
         ((name, len(held.get(gpu.uuid, ()))) for name, gpu in names),
     )
     yield _per_gpu(
@@ -46,7 +40,7 @@ def gpu_families(
     )
     yield _per_gpu(
         prefix + "memory_sellable_bytes",
-        "Memory that is registered, after scaling.",
+        "Memory that is registered of each GPU, after scaling.",
         ((name, gpu.registered_mib * MIB) for name, gpu in names),
     )
 
@@ -76,7 +70,7 @@ def use_families(
     )
     yield _per_gpu(
         prefix + "gpu_memory_used_bytes",
-        "Memory in use, by whomever.",
+        "Memory of each GPU that is in use, by whomever.",
         told(lambda one: None if one.used_mib is None else one.used_mib * MIB),
     )
 
@@ -130,26 +124,33 @@ def info_family(
 def _health(prefix: str, names: Named) -> Iterator[Metric]:
     """One series per condition, 1 for the present one: a state is found without a regex."""
     state = GaugeMetricFamily(
-        prefix + "gpu_health", "1 for the condition that holds.", labels=("gpu", "state")
+        prefix + "gpu_health",
+        "1 for the condition of each GPU that holds now.",
+        labels=("gpu", "state"),
     )
     for name, gpu in names:
         for condition in Condition:
             state.add_metric([name, condition.value], int(gpu.health.condition is condition))
     yield state
     yield _per_gpu(
-        prefix + "gpu_health_since_seconds",
-        "Unix time since when the condition holds.",
+        prefix + "gpu_health_since_timestamp_seconds",
+        "Unix time since when the condition of each GPU holds.",
         ((name, gpu.health.since.timestamp()) for name, gpu in names),
     )
 
 
-def _listed(prefix: str, slices: SliceList) -> Metric:
+def _listed(prefix: str, names: Named, slices: SliceList) -> Metric:
     family = GaugeMetricFamily(
-        prefix + "devices", "Slices in the list, by what the kubelet is told.", labels=("state",)
+        prefix + "slices",
+        "Slices of each GPU in the kubelet's list, by what the kubelet is told of them.",
+        labels=("gpu", "state"),
     )
-    for state, healthy in (("healthy", True), ("unhealthy", False)):
-        count = sum(len(group.ids) for group in slices.groups if group.healthy is healthy)
-        family.add_metric([state], count)
+    groups = {group.uuid: group for group in slices.groups}
+    for name, gpu in names:
+        group = groups.get(gpu.uuid)
+        for state, healthy in (("healthy", True), ("unhealthy", False)):
+            counts = group is not None and group.healthy is healthy
+            family.add_metric([name, state], len(group.ids) if group and counts else 0)
     return family
 
 

@@ -80,6 +80,7 @@ class AgentCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """All families, each once."""
         yield self._build_info()
+        yield _driver_info(self._facts.inventory.value)
         yield from _readiness(self._checks())
         facts, inventory, gone = self._facts, self._facts.inventory.value, self._facts.gone()
         yield info_family(PREFIX, inventory, gone, counted_gpus(self._series.tallies))
@@ -93,9 +94,22 @@ class AgentCollector(Collector):
 
     def _build_info(self) -> Metric:
         labels = ("version", "revision", "python", "profile")
-        family = GaugeMetricFamily(PREFIX + "build_info", "What runs here.", labels=labels)
+        family = GaugeMetricFamily(
+            PREFIX + "build_info",
+            "What runs here: its version and what it was made of.",
+            labels=labels,
+        )
         family.add_metric([getattr(self._build, label) for label in labels], 1)
         return family
+
+
+def _driver_info(inventory: Inventory) -> Metric:
+    family = GaugeMetricFamily(
+        PREFIX + "driver_info", "The NVIDIA driver that answers here.", labels=("version",)
+    )
+    if inventory.driver_version:
+        family.add_metric([inventory.driver_version], 1)
+    return family
 
 
 def _readiness(checks: Iterable[Check]) -> Iterator[Metric]:

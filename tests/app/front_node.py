@@ -22,25 +22,47 @@ from agent.settings.reading import Reading
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
 from tests.fakes.disk import MemoryDisk
+from tests.fakes.kubelet_side import FakeHookDirs
+from tests.fakes.offload import Inline
 
 SETTINGS = """
 health: {driverHang: 60}
-paths: {state: /nowhere/state, run: /nowhere/run, kubeletSocket: /nowhere/kubelet.sock}
+paths: {state: /nowhere/state, run: /nowhere/run, kubeletSocket: %s/kubelet.sock}
 """
 BEFORE = State(boot_id="boot", machine_id="machine")
 
 
-def joined(driver: Driver, state: State = BEFORE, boot: str = "boot") -> Front:
-    """The first half on that driver; `state` is what was on disk, `boot` the node's present one."""
-    reading = Reading(make_plan(Given(own=Text("c.yaml", SETTINGS.encode()))), "node-1")
+@dataclasses.dataclass
+class Places:
+    """The state's disk and HAMi-core's directories."""
+
+    disk: MemoryDisk = dataclasses.field(default_factory=MemoryDisk)
+    hooks: FakeHookDirs = dataclasses.field(default_factory=FakeHookDirs)
+
+
+def joined(
+    driver: Driver,
+    state: State = BEFORE,
+    boot: str = "boot",
+    settings: str = SETTINGS,
+    places: Places | None = None,
+    plugins: str = "/nowhere",
+) -> Front:
+    """The first half on that driver; `state` is what was on disk, `boot` the node's present one.
+
+    `settings` is its own file; `plugins` is the kubelet's directory.
+    """
+    given = Given(own=Text("c.yaml", (settings % plugins).encode()))
+    reading = Reading(make_plan(given), "node-1")
+    places = places or Places()
     adapters = types.SimpleNamespace(
         driver=driver,
         clock=LoopClock(),
-        disk=MemoryDisk(),
+        disk=places.disk,
         random=Seeded(0),
         registrar=None,
-        worker=None,
-        hooks=None,
+        worker=Inline(),
+        hooks=places.hooks,
     )
     host = Host(boot, Recovered(state), reading, asyncio.Event())
     return join_front(reading.settings(NodeFacts()), adapters, host)  # type: ignore[arg-type]
@@ -91,13 +113,14 @@ async def running(front: Front) -> AsyncIterator[FrontNode]:
         while True:
             event = await front.notices.first()
             told.append(event)
-            front.notices.done(event, "read")
+            front.notices.done(event)
 
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(run())
             for run in (
-                *(front.state.run, front.follow_held, knowing.listing.run, knowing.discovery.run),
+                *(front.state.run, front.follow_held, knowing.withholder.run),
+                *(knowing.listing.run, knowing.discovery.run),
                 *(knowing.health.run, knowing.samples.run, knowing.gpu_events.run),
                 *(knowing.left_out.run, read_notices),
             )

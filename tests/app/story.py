@@ -156,7 +156,7 @@ class Story:
         return text
 
     def no_breach(self) -> None:
-        assert [] == self.world.audit.breaches
+        assert [] == self.world.audit.breaches, self.world.audit.breaches
 
 
 @contextlib.asynccontextmanager
@@ -174,7 +174,7 @@ async def a_story(seed: int = 1) -> AsyncIterator[Story]:
             await world.heal()
             await asyncio.sleep(SETTLED)
             story.no_breach()
-            assert [] == list(left_over(world))
+            assert [] == list(left_over(world, world.refusals.right))
         finally:
             living.cancel()
 

@@ -15,7 +15,7 @@ from agent.app.front import Front
 from agent.app.running import Whole
 from agent.app.watching import Watched
 from agent.core.errors import Gate, Refusal
-from agent.core.gpu import GpuFault, Scan
+from agent.core.gpu import GpuFault, Scan, Trouble
 from agent.core.health import switched_off
 from agent.core.node_condition import gpu_degraded
 from agent.core.slices import slice_id
@@ -83,7 +83,7 @@ async def a_node() -> AsyncIterator[Node]:
         while True:
             event = await front.notices.first()
             told.append(event.reason)
-            front.notices.done(event, "read")
+            front.notices.done(event)
 
     knowing = front.knowing
     async with a_desk() as desk, asyncio.TaskGroup() as group:
@@ -184,7 +184,7 @@ async def test_what_is_said_of_an_ill_gpu_is_a_sentence_everywhere(strike, condi
     ("changed", "why"),
     [
         ({"filter_indexes": frozenset({0, 1})}, "is filtered out by the settings"),
-        ({"mode": "mig"}, "is not shared: it is in MIG mode, which is not shared yet"),
+        ({"mode": "mig"}, "is not shared: the settings name mig as this node's operating mode"),
     ],
 )
 async def test_a_gpu_that_is_shared_no_more_while_it_is_held_is_said_to_be_just_that(changed, why):
@@ -211,7 +211,7 @@ async def test_a_lost_gpu_that_nobody_looks_after_is_called_the_same_everywhere(
         keeper = node.front.knowing.keeper
         keeper.hold({"nvidia.com/gpu": {G1: (slice_id(G1, 0),)}})
         keeper.judged({G1: switched_off(NOON)})
-        keeper.found(Scan("570.1", (), (GpuFault(G1, "GPU is lost", lost=True),)))
+        keeper.found(Scan("570.1", (), (GpuFault(G1, "GPU is lost", Trouble.LOST),)))
 
         condition = gpu_degraded(node.front.facts.inventory.value, NOON)
         assert f"GPU 0 ({G1}) is not shared: GPU is lost; " in condition.message

@@ -6,7 +6,7 @@ import dataclasses
 from agent.core.condition import Condition
 from agent.core.errors import DriverError, DriverMissing
 from agent.core.events import DriverEvent, EventKind, ProbeOutcome
-from agent.core.gpu import Gpu, GpuFault
+from agent.core.gpu import Gpu, GpuFault, Trouble
 from agent.core.ledger import Ledger
 from agent.core.slices import slice_id
 from agent.sandbox.hardware import SimulatedHardware
@@ -213,7 +213,7 @@ async def test_a_gpu_that_a_scan_finds_lost_is_one_event():
     driver = ScriptedDriver(gpus(2))
     async with running(joined(driver)) as node:
         driver.gpus.pop()
-        driver.faults = [GpuFault(G1, "GPU is lost", lost=True)]
+        driver.faults = [GpuFault(G1, "GPU is lost", Trouble.LOST)]
         driver.outcomes[G1] = ProbeOutcome.LOST
         await asyncio.sleep(SCANNED + 2 * CALM)
 

@@ -47,7 +47,7 @@ class Server:
                 right = wanted["verb"], wanted["resource"]
                 return web.json_response({"status": {"allowed": right not in self.denied}})
             case "GET", "/api/v1/pods":
-                return web.json_response({"items": self.pods})
+                return web.json_response({"metadata": {"resourceVersion": "7"}, "items": self.pods})
             case "GET", "/api/v1/nodes":
                 return await stream(request, *self._frames())
             case _:
@@ -102,7 +102,7 @@ async def test_every_right_is_asked_for_and_one_that_is_missing_told(tmp_path: P
         found = await examine(settings(cluster, **{"--kubeconfig": kubeconfig}), {})
 
     assert {"P-RIGHTS"} == wrong(found)
-    assert 7 == len(server.asked)
+    assert 8 == len(server.asked)
     assert [] == of(found, "P-NODE")
     assert {"status"} == {str(one["subresource"]) for one in server.asked if "subresource" in one}
 
@@ -114,7 +114,7 @@ async def test_with_a_condition_its_right_is_asked_for_too(tmp_path: Path):
         flags = {"--kubeconfig": str(tmp_path / "kubeconfig")}
         await examine(dataclasses.replace(settings(cluster, **flags), node_condition=True), {})
 
-    assert 8 == len(server.asked)
+    assert 9 == len(server.asked)
     assert {("nodes", "status"), ("pods", "status")} == {
         (one["resource"], one["subresource"]) for one in server.asked if "subresource" in one
     }
@@ -128,7 +128,7 @@ async def test_an_account_that_only_reads_is_not_asked_for_more(tmp_path: Path):
         found = await examine(settings(cluster, **{"--kubeconfig": kubeconfig}), {}, reader=True)
 
     assert set() == wrong(found)
-    assert {"list", "watch"} == {one["verb"] for one in server.asked}
+    assert {"get", "list", "watch"} == {one["verb"] for one in server.asked}
     assert ["ok"] == of(found, "P-NODE") == of(found, "P-LABEL")
     assert ["note"] == of(found, "P-RIGHTS")
     (told,) = [one.said for one in found if one.point is Point.RIGHTS]
@@ -144,6 +144,22 @@ async def test_a_right_to_read_that_is_missing_is_wrong_for_a_reader_too(tmp_pat
         found = await examine(settings(cluster, **{"--kubeconfig": kubeconfig}), {}, reader=True)
 
     assert {"P-RIGHTS"} == wrong(found)
+
+
+async def test_the_right_to_get_a_pod_is_asked_for_by_the_name_of_one(tmp_path: Path):
+    server = Server()
+    server.pods = [{"metadata": {"namespace": "team-a", "name": "one"}}]
+    server.denied = {("get", "pods")}
+    async with a_node() as cluster, a_session(server, tmp_path):
+        kubeconfig = str(tmp_path / "kubeconfig")
+        found = await examine(settings(cluster, **{"--kubeconfig": kubeconfig}), {})
+
+    assert {"P-RIGHTS"} == wrong(found)
+    (told,) = [one.said for one in found if one.point is Point.RIGHTS]
+    assert "get pods" in told
+    assert [{"verb": "get", "resource": "pods", "name": "one", "namespace": "team-a"}] == [
+        one for one in server.asked if ("get", "pods") == (one["verb"], one["resource"])
+    ]
 
 
 async def test_a_node_of_another_name_is_told(tmp_path: Path):
@@ -216,6 +232,9 @@ async def test_an_api_server_that_cannot_be_asked_hides_nothing_else(tmp_path: P
 
     assert {"P-NODE"} == wrong(found)
     assert ["ok"] == of(found, "P-KUBELET") == of(found, "P-LIBRARY")
+    (told,) = [one for one in found if one.point.value == "P-NODE"]
+    assert told.advice.startswith("give the path of a readable kubeconfig")
+    assert "readable kubeconfig" not in told.said, "the remedy is said once"
 
 
 async def test_the_directory_above_hami_core_may_be_read_only_but_not_open_to_all():
@@ -255,3 +274,6 @@ async def test_an_empty_host_lacks_everything(tmp_path: Path):
 
     assert {"P-PATHS", "P-LIBRARY", "P-DRIVER", "P-KUBELET", "P-WITNESS"} >= wrong(found)
     assert {"P-PATHS", "P-DRIVER", "P-KUBELET", "P-WITNESS"} <= wrong(found)
+    (told,) = [one for one in found if one.point.value == "P-DRIVER"]
+    assert told.advice.startswith("mend --nvml-library")
+    assert "mend" not in told.said, "the remedy is said once"

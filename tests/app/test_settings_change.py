@@ -27,7 +27,7 @@ GOOD = "sharing: {splitCount: 8}\n"
         (f"sharing: {{filterUUIDs: [{a_uuid(2)}]}}", 1, 1),
         ("sharing: {operatingMode: mps}", 0, 1),
         ("sharing: {operatingMode: mig}", 1, 1),
-        ("sharing: {numaTopology: false}", 1, 0),
+        ("sharing: {numaTopology: true}", 1, 0),
         ("report: {topologyScore: true}", 0, 1),
         ("library: {cudaLogLevel: '4'}", 0, 0),
         ("allocation: {passDeviceSpecs: true}", 0, 0),

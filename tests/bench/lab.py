@@ -13,6 +13,7 @@ from agent.sandbox.lab.cluster import NAMESPACE, LabOptions, SandboxCluster, ope
 from agent.sandbox.lab.web import scrape
 from agent.sandbox.scenario.facts import is_locked, is_running, pod_facts
 from agent.sandbox.scenario.workloads import plain
+from agent.sandbox.scheduler.model import SchedulerSettings
 from tests.bench import toll
 from tests.bench.figures import Figure, percentile
 from tests.bench.floor import ROOT
@@ -44,7 +45,10 @@ async def served(gpus: int = 8, split_count: int = 10) -> AsyncIterator[SandboxC
     """A sandbox whose agent serves, watches, has reported and answers on its web door."""
     environ = child_environment(os.environ)  # noqa: TID251 -- handed on to real processes
     options = LabOptions(
-        described(f"h100:{gpus}"), environ, arguments=("--split-count", str(split_count))
+        described(f"h100:{gpus}"),
+        environ,
+        arguments=("--split-count", str(split_count)),
+        scheduler=SchedulerSettings().quick(),  # the agent is measured, and not HAMi's queue
     )
     async with open_cluster(options) as cluster:
         await cluster.start_agent()

@@ -74,6 +74,16 @@ def test_hamis_names_are_the_agents_settings(helm: Helm):
     } == found
 
 
+@pytest.mark.parametrize(("text", "number"), [("1.5", 1.5), ("10", 10.0), ("0.05", 0.05)])
+def test_a_scaling_may_be_a_text_as_helms_set_gives_a_fraction(
+    helm: Helm, text: str, number: float
+):
+    scaled = {"devicePlugin": {"deviceMemoryScaling": text, "deviceCoreScaling": text}}
+    found = written(own_file(tuple(helm.objects({**LEAST, **scaled}))))
+
+    assert {"sharing.memoryScaling": number, "sharing.coreScaling": number} == found
+
+
 def test_what_is_not_said_is_left_to_hamis_files(helm: Helm):
     assert {} == written(own_file(tuple(helm.objects(values("least")))))
 

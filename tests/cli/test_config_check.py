@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent.cli.main import dispatch
+from tests.cli.config_files import checked, written
 
 OWN = """sharing:
   splitCount: 8
@@ -27,13 +28,6 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name, text in (("config.yaml", OWN), ("device.yaml", DEVICES), ("config.json", NODES)):
         (tmp_path / name).write_text(text)
     return ["config.yaml", "device.yaml", "config.json"]
-
-
-def checked(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> tuple[str, str]:
-    assert code == dispatch(["config", "check", *words], {"HAMI_AGENT_XYZ": "not looked at"})
-    out = capsys.readouterr()
-    assert "--json" in words or all(len(line) <= 80 for line in out.out.splitlines())
-    return out.out, out.err
 
 
 def test_every_node_that_the_files_name_is_printed_and_all_others_at_once(files, capsys):
@@ -128,7 +122,6 @@ def test_an_error_names_file_line_and_column(tmp_path, monkeypatch, capsys, name
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["config.yaml", "--label", "zone"], "--label zone: expected KEY=VALUE"),
         (["config.yaml", "config.yaml"], "is the agent's own file, and so is config.yaml"),
         (["none.yaml"], "none.yaml: cannot be read: No such file"),
         (["config.yaml", "--split-count", "0"], "--split-count: sharing.splitCount: expected 1"),
@@ -140,6 +133,11 @@ def test_an_error_names_file_line_and_column(tmp_path, monkeypatch, capsys, name
 )
 def test_what_cannot_be_checked_says_why(files, capsys, words: list[str], says: str):
     assert says in checked(capsys, *words, code=1)[1]
+
+
+def test_a_label_that_is_none_is_wrong_usage(files, capsys):
+    assert 2 == dispatch(["config", "check", "config.yaml", "--label", "zone"], {})
+    assert "argument --label: zone: expected KEY=VALUE" in capsys.readouterr().err
 
 
 def test_without_a_file_the_sources_of_this_host_are_checked(capsys):
@@ -174,13 +172,6 @@ def test_hamis_flag_names_its_file(files, capsys, flag: str):
     out = capsys.readouterr()
     assert "device.yaml:2:24" in out.out
     assert "warning: device.yaml:3:3" in out.err
-
-
-def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **texts: str) -> list[str]:
-    monkeypatch.chdir(tmp_path)
-    for name, text in texts.items():
-        Path(name).write_text(text)
-    return list(texts)
 
 
 def test_an_entry_without_a_name_is_of_no_node_and_is_told(tmp_path, monkeypatch, capsys):

@@ -1,7 +1,9 @@
 """`decode` knows each of HAMi's values by its form, and says so when it knows none."""
 
+import errno
 import io
 import json
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ REGISTER = '[{"id":"GPU-1","count":10,"devmem":81559,"devcore":100,"type":"NVIDI
 COLON = "GPU-1,10,81559,100,NVIDIA-Tesla P4,0,true:"
 COLON_9 = "GPU-1,10,81559,100,NVIDIA H100,0,true,0,hami-core:"
 DEVICES = "GPU-1,NVIDIA,4000,30:;;"
+SCORE = '[{"uuid":"GPU-1","score":{"GPU-2":200}},{"uuid":"GPU-2","score":{"GPU-1":200}}]'
 CONFIG = '{"nodeconfig":[{"name":"node-a","devicesplitcount":5}]}'
 Out = pytest.CaptureFixture[str]
 
@@ -43,6 +46,16 @@ def refused(capsys: Out, *words: str) -> str:
         ("Reported 2026-08-21 10:00:00.123 +0000 UTC m=+1", "handshake"),
         (CONFIG, "nodeconfig"),
         ('{"other":1,"NodeConfig":[]}', "nodeconfig"),
+        (";", "devices"),
+        (";;", "devices"),
+        (",,0,0:;", "devices"),
+        ("1790000000", "time"),
+        ("allocating", "phase"),
+        ("success", "phase"),
+        ("failed", "phase"),
+        (SCORE, "score"),
+        ("GPU-1", "cordon"),
+        ("GPU-1, GPU-2,GPU-3,GPU-4", "cordon"),
     ],
 )
 def test_each_value_is_known_by_its_form(text: str, kind: str, capsys: Out) -> None:
@@ -68,6 +81,102 @@ def test_a_nodeconfig_keeps_the_keys_of_its_file(capsys: Out) -> None:
     assert decoded(capsys, CONFIG)["data"] == [{"name": "node-a", "devicesplitcount": 5}]
 
 
+def test_each_group_is_a_container_and_each_share_says_its_vendor(capsys: Out) -> None:
+    data = decoded(capsys, "GPU-1,NVIDIA,4000,30:GPU-2,MLU,1,2:;;")["data"]
+
+    assert [["NVIDIA", "MLU"], []] == [[share["type"] for share in group] for group in data]
+    assert {"uuid": "GPU-1", "type": "NVIDIA", "memory_mib": 4000, "core_percent": 30} == data[0][0]
+
+
+@pytest.mark.parametrize(("text", "containers"), [(";", 1), (";;", 2), (",,0,0:;", 1)])
+def test_what_is_left_of_a_served_pod_is_its_containers(
+    text: str, containers: int, capsys: Out
+) -> None:
+    assert [[]] * containers == decoded(capsys, text)["data"]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        " {} \n",
+        "'{}'",
+        '"{}"',
+        "hami.io/vgpu-devices-allocated: {}",
+        "hami.io/vgpu-devices-allocated={}",
+        '"hami.io/vgpu-devices-allocated": "{}",',
+    ],
+)
+def test_a_value_may_be_copied_as_kubectl_shows_it(form: str, capsys: Out) -> None:
+    assert decoded(capsys, DEVICES) == decoded(capsys, form.format(DEVICES))
+
+
+def test_a_value_of_json_within_json_is_read(capsys: Out) -> None:
+    line = f'"hami.io/node-nvidia-register": {json.dumps(REGISTER)}'
+
+    assert decoded(capsys, REGISTER) == decoded(capsys, line)
+    assert decoded(capsys, REGISTER) == decoded(capsys, json.dumps(REGISTER))
+
+
+@pytest.mark.parametrize("text", ['"', "'", '"\\"', "hami.io/bind-phase:", "hami.io/x: 'a\\'"])
+def test_a_quote_or_a_key_alone_is_no_value(text: str, capsys: Out) -> None:
+    assert dispatch(["decode", text], {}) in {1, 2}
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_time_a_phase_and_scores_are_read(capsys: Out) -> None:
+    assert decoded(capsys, "1790000000")["data"] == "2026-09-21T14:13:20+00:00"
+    assert decoded(capsys, "success")["data"] == "success"
+    assert decoded(capsys, SCORE)["data"] == json.loads(SCORE)
+    assert decoded(capsys, "GPU-1, ,GPU-2")["data"] == ["GPU-1", "GPU-2"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"apiVersion":"v1","kind":"Node"}',
+        "apiVersion: v1\nkind: Pod\n",
+        '{"items":[],"apiVersion":1}',
+    ],
+)
+def test_a_whole_object_is_told_what_to_give_instead(text: str, capsys: Out) -> None:
+    assert "-o jsonpath=" in refused(capsys, text)
+
+
+def test_the_name_of_a_file_is_told_how_to_give_its_content(tmp_path: Path, capsys: Out) -> None:
+    file = tmp_path / "value"
+    file.write_text(COLON)
+
+    assert refused(capsys, str(file)).endswith(f"hami-agent decode < {file}")
+
+
+def test_a_terminal_is_not_waited_for(capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = io.StringIO("typed")
+    monkeypatch.setattr(typed, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", typed)
+
+    assert dispatch(["decode"], {}) == 2
+    assert "give a value or pipe one in" in capsys.readouterr().err
+
+
+def test_an_input_that_cannot_be_read_says_why(
+    capsys: Out, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> str:
+        raise OSError(errno.EIO, "Input/output error")
+
+    broken = io.StringIO()
+    monkeypatch.setattr(broken, "read", fail)
+    monkeypatch.setattr("sys.stdin", broken)
+
+    assert refused(capsys).endswith("standard input cannot be read: Input/output error")
+
+
+def test_a_dash_is_stdin(capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(";\n"))
+
+    assert decoded(capsys, "-")["kind"] == "devices"
+
+
 def test_a_value_is_read_from_stdin_too(capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{COLON}\n"))
 
@@ -89,7 +198,11 @@ def test_a_text_of_no_known_form_is_refused_with_the_forms(text: str, capsys: Ou
     [
         ("devices", "garbage", "names no GPU"),
         ("devices", ":", "names no GPU"),
-        ("devices", ";;", "names no GPU"),
+        ("devices", ":;:", "names no GPU"),
+        ("phase", "done", "none of allocating, success, failed"),
+        ("time", "soon", "no time in Unix seconds"),
+        ("time", "9" * 40, "no time in Unix seconds"),
+        ("score", "[1]", "GPU 0"),
         ("devices", "a,b,c", "3 of 4 fields"),
         ("register", "[{}]", "GPU 0 has no id"),
         ("register", ",10,1,100,T,0,true:", "GPU 0 has no id"),
@@ -115,9 +228,8 @@ def test_a_malformed_value_is_refused_with_its_mistake(
         ("null", "register"),
         ("GPU-1,10,1,100,T,0,true,0:", "register"),
         ("GPU-1,NVIDIA,x,30:", "devices"),
-        (";;", "devices"),
         (",:,;", "devices"),
-        (",,0,0:;", "devices"),
+        ('[{"containerIndex":0,"deviceIndex":0}]', "register"),
         ("2026-13-21T10:00:00Z", "lock"),
         ('{"nodeconfig":[', "nodeconfig"),
     ],
@@ -126,3 +238,12 @@ def test_a_broken_value_of_a_known_form_is_refused_as_that(
     text: str, kind: str, capsys: Out
 ) -> None:
     assert f"not a valid {kind} value" in refused(capsys, text)
+
+
+@pytest.mark.parametrize("form", [["-o", "json"], ["--output", "json"], ["--json"]])
+def test_json_is_asked_for_as_of_other_verbs_and_is_what_there_is(capsys: Out, form: list[str]):
+    plain = decoded(capsys, REGISTER)
+
+    assert plain == decoded(capsys, *form, REGISTER)
+    assert {"apiVersion", "kind", "data"} == plain.keys()
+    assert dispatch(["decode", "-o", "text", REGISTER], {}) == 2

@@ -69,6 +69,14 @@ def test_simulated_gpus_elsewhere_that_do_not_answer_are_told(flags, tmp_path: P
     assert f"no simulated hardware answers at {tmp_path}/gpus.sock" in capsys.readouterr().out
 
 
+def test_a_node_that_would_have_no_slices_is_wrong(flags, capsys):
+    dispatch(["doctor", "--pre", *flags, "--operating-mode", "mig"], {})
+
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "P-SETTINGS" in line]
+    assert line.startswith("WRONG  P-SETTINGS  settings: --operating-mode: ")
+    assert "has no slices" in line
+
+
 def test_the_same_as_json(flags, capsys):
     assert 1 == dispatch(["doctor", "--pre", "-o", "json", *flags], {})
 
@@ -99,6 +107,25 @@ def test_hamis_files_are_told_of(flags, tmp_path: Path, capsys):
     dispatch(["doctor", "--pre", *flags, "--nodeconfig", str(tmp_path / "config.json")], {})
 
     assert "n is not among the nodes named" in capsys.readouterr().out
+
+
+def test_one_note_is_told_in_the_singular(flags, capsys):
+    dispatch(["doctor", "--pre", *flags], {})
+
+    lines = capsys.readouterr().out.splitlines()
+    assert 1 == sum(line.startswith("note") for line in lines)
+    assert " wrong, 1 note, " in lines[-1]
+
+
+def test_a_script_gets_the_remedy_and_a_person_reads_it_once(flags, capsys):
+    broken = ["doctor", "--pre", *flags, "--simulate", "", "--nvml-library", "/none.so"]
+    dispatch([*broken, "-o", "json"], {})
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    dispatch(broken, {})
+
+    (driver,) = [one for one in findings if one["id"] == "P-DRIVER"]
+    assert "mend --nvml-library or leave it out" == driver["advice"]
+    assert 1 == capsys.readouterr().out.count("mend --nvml-library")
 
 
 def test_without_its_one_option_nothing_is_done(capsys):

@@ -75,6 +75,15 @@ async def test_a_gpu_that_is_not_served_is_a_problem_and_what_is_missing_is_said
     ) == capsys.readouterr().out
 
 
+async def test_an_operators_word_is_another_action(tmp_path, capsys):
+    path = tmp_path / "s.sock"
+    async with an_agent(path) as agent:
+        await run("3", "--was-reset", "--socket", path)
+
+    assert ["/api/v1/gpus/3:was-reset"] == agent.asked
+    assert "GPU 3" in capsys.readouterr().out
+
+
 async def test_a_gpu_whose_index_is_not_known_is_said_to_have_none(tmp_path, capsys):
     path = tmp_path / "s.sock"
     async with an_agent(path, gpu=None):
@@ -127,3 +136,25 @@ async def test_what_went_wrong_is_said_and_has_its_exit_code(tmp_path, capsys, s
 async def test_nobody_at_the_socket_is_unreachable(tmp_path, capsys):
     assert 3 == await run("0", "--socket", tmp_path / "none.sock")
     assert "is the agent running" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "action", "second", "code"),
+    [
+        ([], "recheck", {"serving": True}, 0),
+        (["--was-reset"], "was-reset", {"serving": False}, 1),
+    ],
+)
+async def test_all_gpus_are_asked_and_each_is_told_of(
+    tmp_path, capsys, words, action, second, code
+):
+    path = tmp_path / "s.sock"
+    gpus = [DATA | {"serving": True, "missing": []}, DATA | {"gpu": 4, "uuid": "GPU-4"} | second]
+    raw = json.dumps({"apiVersion": "v1", "kind": "RecheckAll", "data": {"gpus": gpus}})
+    async with an_agent(path, raw=raw) as agent:
+        ended = await run(*words, "all", "--socket", path)
+
+    told = capsys.readouterr().out
+    assert (code, [f"/api/v1/gpus/all:{action}"]) == (ended, agent.asked)
+    assert "GPU 3 (GPU-3): it answered\n" in told
+    assert "GPU 4 (GPU-4): it answered\n" in told

@@ -45,6 +45,9 @@ def test_the_sandbox_names_it(capsys: pytest.CaptureFixture[str]) -> None:
         (["--kubeconfig", "k", "--node-policy", "best"], "invalid choice: 'best'"),
         (["--kubeconfig", "k", "--gpu-policy", "spread,best"], "spread,best is not one or several"),
         (["--kubeconfig", "k", "--lock-timeout", "5m"], "5m is not a whole number of seconds"),
+        (["--kubeconfig", "k", "--kube-qps", "0"], "0 is not a number above 0"),
+        (["--kubeconfig", "k", "--kube-qps", "x"], "x is not a number above 0"),
+        (["--kubeconfig", "k", "--kube-burst", "0"], "0 is not a whole number (1 to 100000)"),
         (["--kubeconfig", "k", "--tls-cert", "c"], "--tls-cert and --tls-key go together"),
     ],
 )

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from agent.cli.sandbox_view import (
+    MEASURES,
     Addresses,
     Style,
     document,
@@ -103,14 +104,33 @@ def test_the_invitation_has_whole_commands():
         web="http://127.0.0.1:1",
         api="http://127.0.0.1:2",
         hardware_socket=Path("/t/hami-x/gpus.sock"),
-        admin_header=Path("/t/hami-x/admin.header"),
+        kubeconfig=Path("/t/hami-x/kubectl.config"),
         pod_file=Path("/t/hami-x/pod.json"),
+        log=Path("/t/hami-x/agent.log"),
         pid=42,
         quiet="2s",
+        gpu=0,
     )
     lines = [line.strip() for line in invitation(at).splitlines()]
 
-    assert "hami-agent simulate --socket /t/hami-x/gpus.sock xid 79 --gpu 1" in lines
+    assert "hami-agent simulate --socket /t/hami-x/gpus.sock xid 79 --gpu 0" in lines
+    assert "hami-agent simulate --socket /t/hami-x/gpus.sock restore --gpu 0" in lines
     assert "curl 'http://127.0.0.1:1/readyz?verbose'" in lines
     assert "kill -9 42" in lines
+    assert "export KUBECONFIG=/t/hami-x/kubectl.config" in lines
+    assert "kubectl create --validate=false -f /t/hami-x/pod.json" in lines
+    assert "tail -n +1 -f /t/hami-x/agent.log" in lines
     assert ("(a GPU that was reset is served again after 2s of quiet: health.quietPeriod)") in lines
+
+
+def test_forty_columns_lose_no_value():
+    claims = [Claim("burst.pods", "b holds", ok=False, measured="3 of 4 pods, one is Pending")]
+    times = dict.fromkeys(MEASURES, 1.25)
+    lines = list(summary_lines(claims, times, Style(40)))
+
+    assert len(MEASURES) == sum(line.endswith("  1.25 s") for line in lines)
+    assert "3 of 4 pods, one is Pending" in " ".join(" ".join(lines).split())
+    told = moment_lines(
+        Moment(1, "the agent registers with the kubelet", "5 ms", ok=True), Style(40)
+    )
+    assert "the agent registers with the kubelet 5 ms" in " ".join(" ".join(told).split())

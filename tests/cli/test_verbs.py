@@ -18,11 +18,22 @@ def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str
     assert f"hami-agent {verb}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [["run"], ["config", "show"], ["config", "check"], ["decode"]])
+ACTIONS = {
+    "config": ("show", "check", "schema"),
+    "simulate": ("xid", "lose", "refuse", "restore", "remove", "hang", "add", "list"),
+}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [*([verb] for verb in VERBS), *([verb, name] for verb in ACTIONS for name in ACTIONS[verb])],
+    ids=" ".join,
+)
 def test_help_ends_with_an_example(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     dispatch([*words, "--help"], {})
 
-    assert "example: " in capsys.readouterr().out
+    _, _, example = " ".join(capsys.readouterr().out.split()).partition("example: ")
+    assert f"hami-agent {' '.join(words)}" in example
 
 
 def test_no_verb_prints_the_help_and_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,10 +42,84 @@ def test_no_verb_prints_the_help_and_is_a_usage_error(capsys: pytest.CaptureFixt
     assert all(verb in out for verb in VERBS)
 
 
-def test_an_unknown_verb_or_flag_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert dispatch(["dance"], {}) == 2
-    assert dispatch(["config", "show", "--colour"], {}) == 2
-    assert "invalid choice: 'dance'" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["dance"], "hami-agent: there is no verb dance; `hami-agent --help` lists all"),
+        (["recheckk", "0"], "hami-agent: there is no verb recheckk; did you mean recheck?"),
+        (["rnu"], "hami-agent: there is no verb rnu; did you mean run?"),
+        (["--colour"], "hami-agent: unknown option --colour; see `hami-agent --help`"),
+        (
+            ["run", "--splitcount", "3"],
+            "hami-agent run: unknown option --splitcount; did you mean --split-count?",
+        ),
+        (
+            ["config", "show", "--colour=x"],
+            "hami-agent config show: unknown option --colour; see `hami-agent config show --help`",
+        ),
+        (
+            ["decode", "a", "b"],
+            "hami-agent decode: unexpected argument b; see `hami-agent decode --help`",
+        ),
+    ],
+)
+def test_wrong_usage_is_one_sentence_of_the_verb_in_which_it_was_made(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert dispatch(words, {}) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says == line[: len(says)]
+    assert "--help`" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["config", "showw"], "show"),
+        (["simulate", "restoree", "0"], "restore"),
+        (["config", "show", "-o", "jsn"], "json"),
+        (["decode", "-o", "JSON"], "json"),
+        (["doctor", "--pre", "-o", "JSON"], "json"),
+        (["config", "dance"], None),
+    ],
+)
+def test_a_misspelt_word_after_the_verb_gets_the_nearest_one(
+    words: list[str], meant: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert dispatch(words, {}) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    _, _, hint = line.partition("; did you mean ")
+    assert (meant or "") == hint.partition("?")[0]
+
+
+def test_version_is_an_option_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch(["version"], {}) == 0
+    verb = capsys.readouterr().out
+    assert dispatch(["--version"], {}) == 0
+    assert verb == capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["version"], ["config", "show"], ["config", "check"]])
+@pytest.mark.parametrize("form", [["-o", "json"], ["--json"]])
+def test_json_is_asked_for_alike_everywhere(
+    words: list[str], form: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert dispatch([*words, "-o", "text"], {}) == 0
+    capsys.readouterr()
+
+    assert dispatch(words + form, {}) == 0
+    json.loads(capsys.readouterr().out)
+
+
+def test_the_help_of_uninstall_shows_the_settings_that_count_there(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    dispatch(["uninstall", "--help"], {})
+    helped = capsys.readouterr().out
+
+    assert "--kubeconfig" in helped
+    assert "--split-count" not in helped
+    assert "--device-memory-scaling" not in helped
 
 
 def test_version_as_json_names_what_a_support_case_needs(

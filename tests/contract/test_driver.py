@@ -21,7 +21,7 @@ from agent.sandbox.hardware_client import ask
 from tests.contract.real_driver import open_real_driver
 from tests.fakes import nvml_stub
 from tests.fakes.nvml import FakeGpu, FakeNvml
-from tests.fakes.nvml_events import hear, listening
+from tests.fakes.nvml_events import listening
 from tests.fakes.nvml_stub import NvmlStub
 
 pytestmark = pytest.mark.looptime(False)
@@ -239,20 +239,10 @@ async def test_a_sample_is_a_share_or_nothing(subject):
     assert sample.used_mib is None or sample.used_mib >= 0
 
 
-async def test_the_processes_come_by_pid(subject):
-    uuid = (await subject.driver.scan()).gpus[0].uuid
-    processes = await subject.driver.processes(uuid)
-
-    assert processes is None or sorted({one.pid for one in processes}) == [
-        one.pid for one in processes
-    ]
-
-
 async def test_side_questions_to_a_stranger_fail_for_him_alone(subject):
-    for question in (subject.driver.sample, subject.driver.processes):
-        with pytest.raises(GpuError, match="GPU GPU-nobody: ") as caught:
-            await question(NOBODY)
-        assert ("GPU-nobody", True) == (caught.value.gpu, caught.value.lost)
+    with pytest.raises(GpuError, match="GPU GPU-nobody: ") as caught:
+        await subject.driver.sample(NOBODY)
+    assert ("GPU-nobody", True) == (caught.value.gpu, caught.value.lost)
     assert subject.gpus == len((await subject.driver.scan()).gpus)
 
 
@@ -287,7 +277,7 @@ async def test_a_gpu_that_is_refused_until_a_reset_says_so_and_no_more_after_it(
     probe = await pliable.driver.probe(uuid)
     scan = await pliable.driver.scan()
 
-    assert (ProbeOutcome.FAILED, True) == (probe.outcome, probe.signs.refused)
+    assert ProbeOutcome.REFUSED is probe.outcome
     assert probe.text
     assert [0, 2] == [gpu.index for gpu in scan.gpus]
     assert [(uuid, False)] == [(fault.gpu, fault.lost) for fault in scan.faults]
@@ -295,7 +285,7 @@ async def test_a_gpu_that_is_refused_until_a_reset_says_so_and_no_more_after_it(
         await pliable.driver.sample(uuid)
     assert not caught.value.lost
     await pliable.find(1)
-    assert not (await answering(pliable.driver, uuid)).signs.refused
+    assert ProbeOutcome.PASSED is (await answering(pliable.driver, uuid)).outcome
     assert before == await pliable.driver.scan()
 
 
@@ -312,11 +302,11 @@ async def test_a_gpu_is_heard_again_after_its_reset(pliable, trouble, asked):
             await (pliable.driver.scan() if question == "scan" else pliable.driver.probe(uuid))
         await pliable.find(1)
         assert "" == (await answering(pliable.driver, uuid)).unmonitored
-        await pliable.xid(1, 48)
-        while (event := (await hear(heard, 1))[0]).xid != 48:
-            pass
-
-    assert DriverEvent(EventKind.XID, uuid, 48) == event
+        told = DriverEvent(EventKind.XID, uuid, 48)
+        async with asyncio.timeout(3):  # what comes while one set takes another's place is lost
+            while heard.empty() or heard.get_nowait() != told:
+                await pliable.xid(1, 48)
+                await asyncio.sleep(0.02)
 
 
 async def test_a_gpu_that_is_taken_out_is_no_fault_and_the_others_keep_their_uuids(pliable):
@@ -343,7 +333,7 @@ async def test_a_closed_driver_answers_no_more(subject):
 
     with pytest.raises(DriverError, match="closed"):
         await subject.driver.scan()
-    for question in (subject.driver.probe, subject.driver.sample, subject.driver.processes):
+    for question in (subject.driver.probe, subject.driver.sample):
         with pytest.raises(DriverError, match="closed"):
             await question(NOBODY)
     with pytest.raises(DriverError, match="closed"):

@@ -23,6 +23,8 @@ pytestmark = pytest.mark.looptime(False)
 
 LOCK = "hami.io/mutex.lock"
 HELD = "2026-09-01T12:00:00Z,team-a,one"
+THE_NODE = f"system:node:{NODE}"
+THE_ACCOUNT = "system:serviceaccount:hami:hami-agent"
 
 
 @pytest.fixture(params=["fake", "model"])
@@ -32,9 +34,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @contextlib.asynccontextmanager
-async def cluster(kind: str, folder: Path) -> AsyncIterator[World]:
+async def cluster(kind: str, folder: Path, identity: str = THE_NODE) -> AsyncIterator[World]:
     """A cluster with this Node; nothing in it may take long."""
-    async with asyncio.timeout(8), a_world(kind, folder) as world:
+    async with asyncio.timeout(8), a_world(kind, folder, identity) as world:
         world.create_node({LOCK: HELD, "plain": "kept"})
         yield world
 
@@ -114,6 +116,79 @@ async def test_the_watch_of_an_absent_node_is_open_and_shows_its_creation(kind, 
         change = await anext(watch)
 
         assert change.node is not None
+
+
+@pytest.mark.parametrize("identity", [THE_NODE, THE_ACCOUNT])
+async def test_a_get_shows_the_node_as_the_watch_does(kind, tmp_path, identity):
+    async with cluster(kind, tmp_path, identity) as world:
+        watch = world.node_api.watch_node()
+        await anext(watch)
+        begun = await anext(watch)
+        first = await world.node_api.get_node()
+        world.edit_node({LOCK: None})
+        second = await world.node_api.get_node()
+        changed = await anext(watch)
+
+        assert [begun.node, changed.node] == [first, second]
+        assert second is not None
+        assert {"plain": "kept"} == second.annotations
+
+
+async def test_a_get_of_a_missing_node_finds_none(kind, tmp_path):
+    async with cluster(kind, tmp_path) as world:
+        world.delete_node()
+
+        assert await world.node_api.get_node() is None
+
+
+@pytest.mark.parametrize("identity", [THE_NODE, THE_ACCOUNT])
+async def test_a_get_shows_a_pod_as_the_list_does(kind, tmp_path, identity):
+    async with cluster(kind, tmp_path, identity) as world:
+        world.create_pod("one")
+        world.create_pod("two")
+        world.edit_pod("two", {"hami.io/bind-phase": "allocating"})
+        found = await world.pod_api.list_pods()
+
+        got = [await world.pod_api.get_pod(NAMESPACE, name) for name in ("one", "two")]
+
+        assert list(found.pods) == got
+
+
+async def test_a_get_of_a_pod_that_returned_shows_the_new_one(kind, tmp_path):
+    async with cluster(kind, tmp_path) as world:
+        first = world.create_pod("one")
+        world.delete_pod("one")
+        second = world.create_pod("one")
+        got = await world.pod_api.get_pod(NAMESPACE, "one")
+
+        assert got is not None
+        assert [second] == [got.uid]
+        assert first != second
+
+
+async def test_a_get_of_a_missing_pod_finds_none(kind, tmp_path):
+    async with cluster(kind, tmp_path, THE_ACCOUNT) as world:
+        world.create_pod("one")
+        world.delete_pod("one")
+
+        assert await world.pod_api.get_pod(NAMESPACE, "one") is None
+        assert await world.pod_api.get_pod("elsewhere", "one") is None
+
+
+async def test_a_get_that_is_throttled_or_unanswered_is_an_error(kind, tmp_path):
+    async with cluster(kind, tmp_path) as world:
+        world.create_pod("one")
+        world.throttle(2, retry_after=7)
+        with pytest.raises(ApiThrottled):
+            await world.pod_api.get_pod(NAMESPACE, "one")
+        with pytest.raises(ApiThrottled):
+            await world.node_api.get_node()
+        await world.begin_outage()
+        with pytest.raises(ApiError):
+            await world.pod_api.get_pod(NAMESPACE, "one")
+        with pytest.raises(ApiError):
+            await world.node_api.get_node()
+        await world.end_outage()
 
 
 async def test_pods_are_listed_with_a_version_to_watch_from(kind, tmp_path):

@@ -54,7 +54,6 @@ async def description(driver: NvmlDriver, scan: Scan) -> list[str]:
         probe = await driver.probe(gpu.uuid)
         lines += [f"GPU {gpu.index}", *lines_of(gpu), *lines_of(probe.signs)]
         lines += lines_of(await driver.sample(gpu.uuid))
-        lines.append(f"    processes: {await driver.processes(gpu.uuid)!r}")
     return lines
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.core.preflight import rights
+from agent.core.api_rights import right_to_get, rights
 from tests.shape import tree
 
 NAME = "hami-agent-doctor"
@@ -49,7 +49,8 @@ def test_its_rights_are_those_of_the_agents_that_change_nothing():
     mine, agents = granted("deploy/doctor.yaml"), granted("deploy/manifests/rbac.yaml")
 
     assert {verb for verb, _ in mine} <= {"get", "list", "watch"}
-    assert {(one.verb, one.resource) for one in rights("n") if one.reads} == mine
+    asked = (*rights("n"), right_to_get(("namespace", "pod")))
+    assert {(one.verb, one.resource) for one in asked if one.reads} == mine
     assert mine < agents
 
 

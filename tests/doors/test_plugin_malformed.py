@@ -7,6 +7,8 @@ import grpc
 import pytest
 from grpclib import GRPCError
 from grpclib.const import Status
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent.plugin.guard import Guard
 from agent.plugin.messages import SHAPES, StrictCodec
@@ -16,6 +18,7 @@ from agent.wire.v1beta1 import (
     DevicePluginBase,
     Empty,
     PreferredAllocationRequest,
+    PreStartContainerRequest,
 )
 from tests.fakes.chance import Seeded
 from tests.fakes.door import a_door
@@ -101,6 +104,37 @@ def test_unknown_fields_are_allowed():
     assert Empty() == StrictCodec().decode(b"", Empty)
 
 
+def test_a_tag_that_is_longer_than_it_need_be_is_read_all_the_same():
+    texts = b"\x8a\x00\x01a" + b"\x8a\x00\x01b" + b"\x0a\x01c"
+
+    assert ["a", "b", "c"] == StrictCodec().decode(texts, PreStartContainerRequest).devices_ids
+
+
+def told(request) -> tuple[list[str], list[str], int]:
+    """What a request says, whoever has read it."""
+    return (
+        list(request.available_deviceIDs),
+        list(request.must_include_deviceIDs),
+        request.allocation_size,
+    )
+
+
+TEXTS = st.lists(st.text(max_size=3) | st.sampled_from(["", "\0", "é" * 70, "x" * 127, "x" * 128]))
+
+
+@given(TEXTS, TEXTS, st.integers(-(2**31), 2**31 - 1))
+def test_what_google_encodes_is_read_as_it_was_meant(available, must, size):
+    whole = message("PreferredAllocationRequest")()
+    for _ in range(2):
+        whole.container_requests.add(
+            available_deviceIDs=available, must_include_deviceIDs=must, allocation_size=size
+        )
+
+    read = StrictCodec().decode(whole.SerializeToString(), PreferredAllocationRequest)
+
+    assert [(available, must, size)] * 2 == [told(one) for one in read.container_requests]
+
+
 def test_noise_is_decoded_as_google_decodes_it_or_refused():
     chance = Seeded(7)
     whole = message("PreferredAllocationRequest")()
@@ -119,8 +153,8 @@ def test_noise_is_decoded_as_google_decodes_it_or_refused():
             continue
         theirs = message("PreferredAllocationRequest").FromString(bytes(noisy))
         taken += 1
-        assert [list(c.available_deviceIDs) for c in theirs.container_requests] == [
-            c.available_deviceIDs for c in ours.container_requests
+        assert [told(one) for one in theirs.container_requests] == [
+            told(one) for one in ours.container_requests
         ]
     assert 100 < taken < 4_900
 

@@ -9,10 +9,11 @@ import pytest
 
 from agent.core.errors import KubeletError, SettingsError
 from agent.kit.cell import Cell
+from agent.plugin import server as server_module
 from agent.plugin.server import PluginServer
 from tests.fakes.allocator import FakeAllocator
 from tests.fakes.chance import Seeded
-from tests.fakes.door import RESOURCE, a_door, a_group, a_list
+from tests.fakes.door import RESOURCE, Door, a_door, a_group, a_list
 from tests.fakes.grpc_messages import Plugin
 from tests.fakes.raw_h2 import a_raw_call, prefixed
 
@@ -64,6 +65,82 @@ async def test_an_allocate_in_flight_is_answered_and_new_ones_are_refused(tmp_pa
         assert grpc.StatusCode.UNAVAILABLE == caught.value.code()
         assert caught.value.details().endswith("[HA-5004]")
         await rebinding
+        plugin.close()
+
+
+class Kubelet:
+    """The kubelet's one connection, with its list stream open."""
+
+    def __init__(self, door: Door) -> None:
+        self.plugin = Plugin(door.path)
+        self.stream = self.plugin.lists()
+
+    async def __aenter__(self) -> Plugin:
+        await asyncio.to_thread(next, self.stream)
+        return self.plugin
+
+    async def __aexit__(self, *_: object) -> None:
+        assert [] == await asyncio.to_thread(list, self.stream)
+        assert grpc.StatusCode.OK == self.stream.code()
+        self.plugin.close()
+
+
+def ask_for_ever(plugin: Plugin) -> None:
+    while True:
+        plugin.allocate(["a"])
+
+
+async def test_an_admission_that_is_under_way_is_served_to_its_end(tmp_path: Path):
+    async with asyncio.TaskGroup() as group:
+        async with a_door(tmp_path) as door, Kubelet(door) as plugin:
+            door.allocator.open.clear()
+            asked = group.create_task(asyncio.to_thread(plugin.prefer, ["a", "b"], [], 1))
+            while not door.allocator.preferring:
+                await asyncio.to_thread(plugin.options)
+
+            ending = group.create_task(door.end())
+            await asyncio.to_thread(plugin.options)
+            assert not ending.done()
+            door.allocator.open.set()
+
+            assert ["b"] == await asked
+            for container in ("b", "a"):  # the next container of the pod comes at once, too
+                answer = await asyncio.to_thread(plugin.allocate, [container])
+                assert container == answer.container_responses[0].envs["IDS"]
+                await asyncio.to_thread(plugin.prefer, ["a"], [], 1)
+            answer = await asyncio.to_thread(plugin.allocate, ["a"])
+            assert "a" == answer.container_responses[0].envs["IDS"]
+            await ending
+        assert set() == names(tmp_path)
+
+
+async def test_a_kubelet_that_goes_on_asking_does_not_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(server_module, "LAST_CALLS", 0.2)
+    async with asyncio.TaskGroup() as group, a_door(tmp_path) as door, Kubelet(door) as plugin:
+        await asyncio.to_thread(plugin.allocate, ["a"])
+        ending = group.create_task(door.end())
+        with pytest.raises(grpc.RpcError):
+            await asyncio.to_thread(ask_for_ever, plugin)
+        await ending
+
+
+async def test_a_preference_in_flight_is_answered_although_the_kubelet_listens_no_more(
+    tmp_path: Path,
+):
+    async with asyncio.TaskGroup() as group, a_door(tmp_path) as door:
+        plugin = Plugin(door.path)
+        door.allocator.open.clear()
+        asked = group.create_task(asyncio.to_thread(plugin.prefer, ["a", "b"], [], 1))
+        while not door.allocator.preferring:
+            await asyncio.to_thread(plugin.options)
+        ending = group.create_task(door.end())
+        await asyncio.to_thread(plugin.options)
+        door.allocator.open.set()
+
+        assert ["b"] == await asked
+        await ending
         plugin.close()
 
 

@@ -1,5 +1,7 @@
 """Actions through the unix socket: for root and the agent's own user, and only there."""
 
+import asyncio
+import json
 import os
 
 import aiohttp
@@ -26,9 +28,11 @@ async def recheck(name):
     return Recheck(G1, 0, probe, a_health(), ILL, serving=False, missing=("a reset",))
 
 
-async def post(tmp_path, path, method="POST"):
+async def post(tmp_path, path, method="POST", ask=recheck):
     socket = tmp_path / "api.sock"
-    served = Actions({"recheck": recheck_act(recheck)})
+    served = Actions(
+        {"recheck": recheck_act(ask, lambda: ("0", "1"), lambda: (G1, G1, "GPU-gone"))}
+    )
     pages = {"/livez": lambda _: web.Response(text="ok")}
     connector = aiohttp.UnixConnector(str(socket))
     async with (
@@ -49,10 +53,26 @@ async def test_a_gpu_is_asked_by_index_or_uuid(tmp_path, name):
         assert words in text
 
 
+async def test_all_gpus_are_asked_at_once_and_one_that_left_meanwhile_is_left_out(tmp_path):
+    all_asked = asyncio.Barrier(3)
+
+    async def ask(name):
+        await all_asked.wait()  # nobody is answered before each was asked
+        return await recheck(name)
+
+    async with asyncio.timeout(5):
+        status, text, _ = await post(tmp_path, "/api/v1/gpus/all:recheck", ask=ask)
+    document = json.loads(text)
+
+    assert (200, "RecheckAll") == (status, document["kind"])
+    assert [G1, G1] == [one["uuid"] for one in document["data"]["gpus"]]
+
+
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("/api/v1/gpus/9:recheck", "There is no GPU 9 here."),
+        ("/api/v1/gpus/9:recheck", "There is no GPU 9 here; GPUs of this node: 0, 1, or all."),
+        ("/api/v1/gpus/GPU%208%1b:recheck", "There is no GPU GPU 8\ufffd here; GPUs of"),
         ("/api/v1/gpus/0:explode", "No such action. There is: /api/v1/gpus/GPU:recheck"),
         ("/api/v1/gpus/..%2F:recheck", "No such action"),
         ("/livez", "No such action"),
@@ -77,7 +97,9 @@ async def test_somebody_else_is_refused(tmp_path, monkeypatch):
 
 
 async def test_there_are_no_actions_over_tcp():
-    served = Actions({"recheck": recheck_act(recheck)})
+    served = Actions(
+        {"recheck": recheck_act(recheck, lambda: ("0", "1"), lambda: (G1, G1, "GPU-gone"))}
+    )
     async with (
         WebServer(Listeners("127.0.0.1", 0), {}, served) as server,
         aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as client,

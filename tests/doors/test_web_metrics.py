@@ -56,6 +56,14 @@ async def test_the_build_names_itself():
     assert {("json", "3.11.7", "abc", "0.1.0"): 1} == await samples("build_info")
 
 
+async def test_the_driver_names_its_version():
+    inventory = dataclasses.replace(an_inventory(), driver_version="570.148.08")
+
+    assert {("570.148.08",): 1} == await samples("driver_info", cells=facts(inventory))
+    unknown = dataclasses.replace(inventory, driver_version="")
+    assert {} == await samples("driver_info", cells=facts(unknown))
+
+
 async def test_readiness_and_degradation_are_apart():
     checks = (
         Check("state", ok=True),
@@ -98,7 +106,9 @@ async def test_one_condition_of_a_gpu_holds():
     found = await samples("gpu_health", cells=cells)
     assert {("0", "bad")} == {labels for labels, value in found.items() if value == 1}
     assert {("0", c.value) for c in Condition} == set(found)
-    assert {("0",): NOON.timestamp()} == await samples("gpu_health_since_seconds", cells=cells)
+    assert {("0",): NOON.timestamp()} == await samples(
+        "gpu_health_since_timestamp_seconds", cells=cells
+    )
 
 
 async def test_slices_are_counted_by_state_and_by_gpu():
@@ -113,8 +123,12 @@ async def test_slices_are_counted_by_state_and_by_gpu():
         (row,),
     )
 
-    assert {("healthy",): 4, ("unhealthy",): 3} == await samples("devices", cells=cells)
-    assert {("0",): 3, ("1",): 4} == await samples("slices_total", cells=cells)
+    assert {
+        ("0", "healthy"): 0,
+        ("0", "unhealthy"): 3,
+        ("1", "healthy"): 4,
+        ("1", "unhealthy"): 0,
+    } == await samples("slices", cells=cells)
     assert {("0",): 0, ("1",): 2} == await samples("slices_allocated", cells=cells)
 
 
@@ -168,7 +182,7 @@ async def test_a_gpu_that_left_keeps_its_label_and_is_described_while_something_
     assert {("0", a_uuid(0)), ("1", "GPU-new"), (a_uuid(1),) * 2, (a_uuid(9),) * 2} == {
         (labels[0], labels[-1]) for labels in described
     }
-    assert {("1",)} == set(await samples("slices_total", **parts))
+    assert {("1",)} == set(await samples("slices_allocated", **parts))
 
 
 async def test_gpus_of_unknown_index_go_by_their_uuids():
@@ -201,7 +215,7 @@ async def test_a_gpu_goes_by_the_same_label_in_what_is_counted_of_it():
     assert {("1", "79"): 2, ("GPU-gone", "79"): 1, ("unknown", "79"): 1} == await samples(
         "xid_events_total", **told
     )
-    assert {("0",), ("1",)} == set(await samples("slices_total", **told))
+    assert {("0",), ("1",)} == set(await samples("slices_allocated", **told))
 
 
 async def test_durations_of_one_name_are_added_up():
@@ -230,10 +244,10 @@ async def test_readings_are_asked_at_every_scrape():
 
 async def test_a_changed_cell_shows_in_the_next_scrape():
     cells = facts()
-    assert {} == await samples("slices_total", cells=cells)
+    assert {} == await samples("slices", cells=cells)
     cells.inventory.set(dataclasses.replace(an_inventory(count=1), generation=2))
 
-    assert {("0",): 0} == await samples("slices_total", cells=cells)
+    assert {("0", "healthy"): 0, ("0", "unhealthy"): 0} == await samples("slices", cells=cells)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ class FakeAllocator:
         self.open = asyncio.Event()
         self.open.set()
         self.preferred: tuple[str, ...] | None = None
+        self.preferring = 0
 
     async def allocate(self, ids: tuple[SliceId, ...]) -> ContainerEdits:
         self.asked.append(ids)
@@ -32,6 +33,7 @@ class FakeAllocator:
     async def prefer(
         self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
     ) -> tuple[SliceId, ...]:
+        self.preferring += 1
         await self.open.wait()
         if self.failure is not None:
             raise self.failure

@@ -163,6 +163,11 @@ class FakeApi:
             if record is not None and isinstance(record.change, NodeChange):
                 yield record.change
 
+    async def get_node(self) -> NodeView | None:
+        """The port's."""
+        await self._enter("get_node")
+        return self.node
+
     async def annotate_node(self, annotations: Mapping[str, str | None]) -> NodeView:
         """The port's."""
         await self._enter("annotate_node")
@@ -187,6 +192,11 @@ class FakeApi:
         """The port's."""
         await self._enter("list_pods")
         return PodList(tuple(self.pods.values()), str(self._version))
+
+    async def get_pod(self, namespace: str, name: str) -> PodView | None:
+        """The port's."""
+        await self._enter("get_pod")
+        return self.pods.get((namespace, name))
 
     async def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
         """The port's."""

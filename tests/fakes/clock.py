@@ -21,11 +21,15 @@ class ManualClock:
 
 
 class LoopClock:
-    """Wall time that passes as the running loop's clock does."""
+    """Wall time that passes as the running loop's clock does, and can be set."""
 
     def __init__(self, start: dt.datetime = START) -> None:
         self._start = start
         self._zero = asyncio.get_running_loop().time()
+
+    def step(self, by: dt.timedelta) -> None:
+        """Somebody sets the clock."""
+        self._start += by
 
     def now(self) -> dt.datetime:
         elapsed = asyncio.get_running_loop().time() - self._zero

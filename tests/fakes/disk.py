@@ -197,6 +197,9 @@ class MemoryDisk:
         except OSError as error:
             raise StateError(f"/state/{name} cannot be written: {error.strerror}.") from error
 
+    async def check(self) -> None:
+        """Files can be replaced, for all that is seen without a write."""
+
     def crash(self) -> None:
         """Power loss and a new start."""
         self.files.crash()

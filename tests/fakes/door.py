@@ -36,9 +36,15 @@ class Door:
         self.directory = directory
         self.lists = Cell(listed)
         self.allocator = FakeAllocator()
+        self.running: asyncio.Task[None]
         self.server = PluginServer(
             directory, RESOURCE, self.lists, self.allocator, Seeded(seed), Terms(fence)
         )
+
+    async def end(self) -> None:
+        """As SIGTERM ends it; returns when it has ended."""
+        self.running.cancel()
+        await asyncio.wait((self.running,))
 
     @property
     def path(self) -> Path:
@@ -57,7 +63,7 @@ async def a_door(
     """A server that serves, until the block is left."""
     door = Door(directory, listed or a_list(), seed, fence)
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(door.server.run())
+        door.running = group.create_task(door.server.run())
         await door.server.rebind()
         yield door
-        running.cancel()
+        door.running.cancel()

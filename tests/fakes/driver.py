@@ -1,12 +1,12 @@
 """A driver that says what the test wants, on virtual time."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 
 from agent.core.errors import AgentError, DriverError, GpuError
 from agent.core.events import DriverEvent, EventKind, Probe, ProbeOutcome
 from agent.core.gpu import Gpu, GpuFault, GpuUuid, Scan
-from agent.core.gpu_signs import GpuProcess, GpuSample, GpuSigns
+from agent.core.gpu_signs import GpuSample, GpuSigns
 from agent.core.ports import Driver
 
 
@@ -23,13 +23,18 @@ class ScriptedDriver:
         self.signs: dict[GpuUuid, GpuSigns] = {}
         self.unmonitored: dict[GpuUuid, str] = {}
         self.samples: dict[GpuUuid, GpuSample] = {}
-        self.processes_of: dict[GpuUuid, tuple[GpuProcess, ...]] = {}
         self.scans = 0
         self.probes: list[GpuUuid] = []
         self.streams = 0
         self.opening = 0.0
         """Seconds that a stream of events takes to open."""
         self.closed = False
+        self.renewable = False
+        """Another session can be begun once."""
+        self.mended_by_renewal = False
+        self.renewals = 0
+        self.released: set[GpuUuid] = set()
+        self.release_failure: AgentError | None = None
         self._events: asyncio.Queue[DriverEvent | AgentError | None] = asyncio.Queue()
 
     def report(self, *events: DriverEvent) -> None:
@@ -56,6 +61,8 @@ class ScriptedDriver:
 
     async def probe(self, uuid: GpuUuid) -> Probe:
         self.probes.append(uuid)
+        if uuid in self.released:
+            raise GpuError(uuid, "it is released")
         outcome = self.outcomes.get(uuid, ProbeOutcome.PASSED)
         if outcome is ProbeOutcome.SILENT:
             await asyncio.Event().wait()
@@ -72,10 +79,6 @@ class ScriptedDriver:
         await self._answer_for(uuid)
         return self.samples.get(uuid, GpuSample(uuid))
 
-    async def processes(self, uuid: GpuUuid) -> tuple[GpuProcess, ...] | None:
-        await self._answer_for(uuid)
-        return self.processes_of.get(uuid, ())
-
     async def events(self, opened: Callable[[], None] | None = None) -> AsyncIterator[DriverEvent]:
         self.streams += 1
         await asyncio.sleep(self.opening)
@@ -90,6 +93,21 @@ class ScriptedDriver:
             if isinstance(item, AgentError):
                 raise item
             yield item
+
+    async def release(self, uuids: Collection[GpuUuid]) -> None:
+        if self.release_failure is not None:
+            raise self.release_failure
+        self.released |= set(uuids)
+
+    def take_back(self, uuid: GpuUuid) -> None:
+        self.released.discard(uuid)
+
+    async def renew(self) -> bool:
+        self.renewals += 1
+        renewed = self.renewable and self.renewals == 1
+        if renewed and self.mended_by_renewal:
+            self.outcomes, self.faults = {}, []
+        return renewed
 
     async def close(self) -> None:
         self.closed = True

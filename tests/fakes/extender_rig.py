@@ -27,6 +27,7 @@ from tests.fakes.chance import NoChance, Seeded
 from tests.fakes.clock import ManualClock
 from tests.fakes.scheduler_cluster import LOCK, REGISTER, register_of
 
+QUICK = SchedulerSettings().quick()
 HANDSHAKE = "hami.io/node-handshake"
 TLS = Path(__file__).parents[1] / "vectors" / "tls"
 
@@ -53,10 +54,13 @@ class Rig:
     async def extending(
         self, options: ExtenderOptions | None = None, tls: ssl.SSLContext | None = None
     ) -> AsyncIterator[None]:
-        """An extender for as long as the block runs; the next one remembers nothing of it."""
+        """An extender for as long as the block runs; the next one remembers nothing of it.
+
+        Without `options` its client is quick: these tests wait for it in real time.
+        """
         self.kubeconfig.write_text(kubeconfig(self.api.url, "t"))
         session = KubeSession(Connection(self.kubeconfig), NoChance())
-        extender = Extender(session, self.clock, Seeded(), options or ExtenderOptions())
+        extender = Extender(session, self.clock, Seeded(), options or ExtenderOptions(QUICK))
         async with (
             contextlib.aclosing(_Closing(session)),
             serving(extender, Listen(tls=tls)) as self.address,
@@ -93,18 +97,21 @@ class Rig:
         return answer
 
     async def bind(self, name: str, node: str = "n1") -> str:
-        """The error of a binding, empty for none."""
-        metadata = self.pod(name)["metadata"]
+        """The error of a binding, empty for none; a pod not yet seen is tried again."""
         args = {
             "PodName": name,
             "PodNamespace": "default",
-            "PodUID": metadata["uid"],
+            "PodUID": self.pod(name)["metadata"]["uid"],
             "Node": node,
         }
-        status, answer = await self.post("/bind", args)
-        assert 200 == status
-        assert ["Error"] == list(answer)
-        return answer["Error"]
+        async with asyncio.timeout(5):
+            while True:
+                status, answer = await self.post("/bind", args)
+                assert 200 == status
+                assert ["Error"] == list(answer)
+                if answer["Error"] != f'pod "{name}" not found':
+                    return answer["Error"]
+                await asyncio.sleep(0.02)
 
     async def review(self, pod: Any, version: str = "admission.k8s.io/v1") -> Json:
         """Ask as kube-apiserver does about a new pod."""

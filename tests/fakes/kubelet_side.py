@@ -114,6 +114,10 @@ class FakeHookDirs:
     async def facts(self) -> HookFacts:
         return HookFacts(library="/usr/local/vgpu/libvgpu.so", missing=self.missing)
 
+    async def check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
     async def prepare(self, name: str, *, wipe: bool) -> None:
         await self.gate.wait()
         if self.failure is not None:

@@ -190,7 +190,8 @@ class ModelWorld:
         self.store.delete("pods", NAMESPACE, name, grace=0)
 
     def pod_annotations(self, name: str) -> Mapping[str, str]:
-        return decode_pod(self.store.get("pods", NAMESPACE, name), RESOURCE).annotations
+        metadata: Mapping[str, Any] = self.store.get("pods", NAMESPACE, name)["metadata"]
+        return metadata.get("annotations") or {}
 
     def events(self) -> list[str]:
         return [event["reason"] for event in self.store.select("events")]
@@ -235,10 +236,12 @@ async def model_world(
 
 
 @contextlib.asynccontextmanager
-async def a_world(kind: str, folder: Path) -> AsyncIterator[World]:
-    """`fake` or `model`."""
+async def a_world(
+    kind: str, folder: Path, identity: str = f"system:node:{NODE}"
+) -> AsyncIterator[World]:
+    """`fake` or `model`; `identity` is who the model knows the agent as."""
     if kind == "fake":
         yield FakeWorld()
         return
-    async with model_world(folder) as world:
+    async with model_world(folder, identity) as world:
         yield world

@@ -19,13 +19,8 @@ NOT_FOUND = 6
 TIMEOUT = 10
 GPU_IS_LOST = 15
 
-_TEXTS = {
-    1: "Uninitialized",
-    3: "Not Supported",
-    6: "Not Found",
-    15: "GPU is lost",
-    16: "GPU requires restart",
-}
+_TEXTS = {1: "Uninitialized", 3: "Not Supported", 6: "Not Found"}
+_TEXTS |= {15: "GPU is lost", 16: "GPU requires restart"}
 
 
 class NVMLError(Exception):
@@ -56,8 +51,6 @@ class FakeGpu:
     """None: the driver does not know the field."""
     percent: tuple[int, int] = (0, 0)
     used: int = 0
-    compute: Sequence[tuple[int, int | None]] = ()
-    graphics: Sequence[tuple[int, int | None]] = ()
     instances: Sequence[str] = ()
     """UUIDs of the MIG instances; an empty one is an empty place."""
     peer_to_peer: int = 0
@@ -80,8 +73,6 @@ class Answer:
     used: int = 0
     gpu: int = 0
     memory: int = 0
-    pid: int = 0
-    usedGpuMemory: int | None = None
     nvmlReturn: int = 0
     uiVal: int = 0
     value: object = None
@@ -187,6 +178,10 @@ class FakeNvml:
                 return ctypes.pointer(self._cells[index])
         raise NVMLError(NOT_FOUND)
 
+    def nvmlDeviceGetHandleByPciBusId(self, pciBusId):
+        buses = [gpu.bus.decode() for gpu in self.gpus]
+        return self.nvmlDeviceGetHandleByIndex(buses.index(pciBusId))
+
     def nvmlDeviceGetUUID(self, handle):
         if isinstance(handle, Place):
             return handle.gpu.instances[handle.place]
@@ -234,17 +229,12 @@ class FakeNvml:
             return [Answer(nvmlReturn=NOT_SUPPORTED)]
         return [Answer(value=Answer(uiVal=recovery))]
 
+    def nvmlDeviceGetGpuFabricInfo(self, device, gpuFabricInfo):
+        raise NVMLError(NOT_SUPPORTED)
+
     def nvmlDeviceGetUtilizationRates(self, handle):
         percent = self._gpu("nvmlDeviceGetUtilizationRates", handle).percent
         return Answer(gpu=percent[0], memory=percent[1])
-
-    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle):
-        gpu = self._gpu("nvmlDeviceGetComputeRunningProcesses_v3", handle)
-        return [Answer(pid=pid, usedGpuMemory=used) for pid, used in gpu.compute]
-
-    def nvmlDeviceGetGraphicsRunningProcesses_v3(self, handle):
-        gpu = self._gpu("nvmlDeviceGetGraphicsRunningProcesses_v3", handle)
-        return [Answer(pid=pid, usedGpuMemory=used) for pid, used in gpu.graphics]
 
     def nvmlDeviceGetMaxMigDeviceCount(self, device):
         return len(self._gpu("nvmlDeviceGetMaxMigDeviceCount", device).instances)

@@ -8,9 +8,11 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
@@ -19,21 +21,21 @@ enum {
   OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7,
   TIMED_OUT = 10, LOST = 15, RESET_REQUIRED = 16
 };
-enum { GPUS = 16, INSTANCES = 7, QUEUE = 16384, PROCESSES = 8, STEP_US = 1000, MAGIC = 0x5708 };
+#define BUS_ID "%08X:%02X:00.0"
+enum { GPUS = 16, INSTANCES = 7, QUEUE = 16384, STEP_US = 1000, MAGIC = 0x5708 };
 
 #define CALLS(X) \
   X(any) X(nvmlInitWithFlags) X(nvmlShutdown) X(nvmlSystemGetDriverVersion) \
   X(nvmlSystemGetNVMLVersion) X(nvmlDeviceGetCount_v2) X(nvmlDeviceGetHandleByIndex_v2) \
-  X(nvmlDeviceGetHandleByUUID) X(nvmlDeviceGetUUID) X(nvmlDeviceGetName) X(nvmlDeviceGetMemoryInfo) \
+  X(nvmlDeviceGetHandleByUUID) X(nvmlDeviceGetHandleByPciBusId_v2) X(nvmlDeviceGetUUID) X(nvmlDeviceGetName) X(nvmlDeviceGetMemoryInfo) \
   X(nvmlDeviceGetPciInfo_v3) X(nvmlDeviceGetMinorNumber) X(nvmlDeviceGetMigMode) \
   X(nvmlDeviceGetMaxMigDeviceCount) X(nvmlDeviceGetMigDeviceHandleByIndex) \
   X(nvmlDeviceGetGpuInstanceId) X(nvmlDeviceGetComputeInstanceId) \
   X(nvmlDeviceGetTopologyCommonAncestor) X(nvmlDeviceGetP2PStatus) X(nvmlDeviceGetNvLinkState) \
   X(nvmlDeviceGetNvLinkRemotePciInfo_v2) X(nvmlDeviceGetNvLinkRemoteDeviceType) \
   X(nvmlDeviceGetRemappedRows) X(nvmlDeviceGetRetiredPagesPendingStatus) \
-  X(nvmlDeviceGetRetiredPages) X(nvmlDeviceGetTotalEccErrors) X(nvmlDeviceGetFieldValues) \
-  X(nvmlDeviceGetUtilizationRates) X(nvmlDeviceGetComputeRunningProcesses_v3) \
-  X(nvmlDeviceGetGraphicsRunningProcesses_v3) X(nvmlDeviceGetSupportedEventTypes) \
+  X(nvmlDeviceGetRetiredPages) X(nvmlDeviceGetGpuFabricInfo) X(nvmlDeviceGetTotalEccErrors) X(nvmlDeviceGetFieldValues) \
+  X(nvmlDeviceGetUtilizationRates) X(nvmlDeviceGetSupportedEventTypes) \
   X(nvmlDeviceRegisterEvents) X(nvmlEventSetCreate) X(nvmlEventSetWait_v2) X(nvmlEventSetFree)
 #define NUMBER(name) C_##name,
 #define NAME(name) #name,
@@ -45,7 +47,7 @@ static const char *const names[] = {CALLS(NAME)};
   X(memory) X(used) X(minor) X(mig) X(instances) X(level) X(peer_to_peer) X(nvlinks) \
   X(rows_corrected) X(rows_uncorrected) X(rows_pending) X(rows_failed) X(pages_pending) \
   X(pages_single) X(pages_double) X(ecc_corrected) X(ecc_uncorrected) X(recovery) X(gpu_percent) \
-  X(memory_percent) X(processes) X(event_types)
+  X(memory_percent) X(event_types) X(domain) X(fabric) X(fabric_status)
 #define FIELD(name) F_##name,
 enum field { FIELDS(FIELD) MOST_FIELDS };
 static const char *const fields[] = {FIELDS(NAME)};
@@ -63,7 +65,11 @@ typedef struct {
   unsigned int gpu_instance, compute_instance;
 } event_t;
 typedef struct { unsigned int gpu, memory; } rates_t;
-typedef struct { unsigned int pid; unsigned long long used; unsigned int instance, compute; } process_t;
+typedef struct {
+  unsigned char cluster[16];
+  unsigned int status, clique;
+  unsigned char state;
+} fabric_t;
 typedef struct {
   unsigned int field, scope;
   long long stamp, latency;
@@ -78,11 +84,13 @@ typedef struct {
   long long fields[MOST_FIELDS];
   volatile int failing[MOST_CALLS], hanging[MOST_CALLS];
   volatile unsigned resets; /* each of them ends what the GPU was registered for before */
+  volatile int waking;      /* milliseconds that its next handle takes; the ones after that none */
+  volatile int attached;    /* a session holds it: it can neither be reset nor be repartitioned */
 } slot_t;
 
 static struct state {
   int magic;
-  volatile int sessions, sets, inside, waiting, ending, undefined;
+  volatile int sessions, sets, inside, waiting, ending, undefined, serial, spoiled;
   char driver[80], library[80];
   volatile int failing[MOST_CALLS], hanging[MOST_CALLS];
   volatile unsigned calls[MOST_CALLS];
@@ -136,6 +144,10 @@ int stub_sessions(void) { return all->sessions; }
 int stub_sets(void) { return all->sets; }
 int stub_inside(void) { return all->inside; }
 int stub_undefined(void) { return all->undefined; }
+int stub_attached(int slot) { return all->slots[slot].attached; }
+void stub_wake(int slot, int milliseconds) { all->slots[slot].waking = milliseconds; }
+void stub_spoil(int code) { all->spoiled = code; }
+void stub_serial(int serial) { all->serial = serial; }
 unsigned stub_calls(int call) { return all->calls[call]; }
 void stub_fail(int call, int slot, int code) {
   volatile int *place = &(slot < 0 ? all->failing : all->slots[slot].failing)[call];
@@ -186,6 +198,7 @@ static int enter(enum call call, const gpu_t *handle) {
   if (all->failing[call]) return all->failing[call];
   if (call != C_nvmlInitWithFlags && all->sessions <= 0) return UNINITIALIZED;
   if (!gpu) return OK;
+  if (all->spoiled) return all->spoiled;
   if (!present(handle->slot)) return LOST;
   return gpu->failing[C_any] ? gpu->failing[C_any] : gpu->failing[call];
 }
@@ -195,11 +208,27 @@ static int enter(enum call call, const gpu_t *handle) {
     if (value_ >= 0) *(out) = value_; \
     return value_ < 0 ? NOT_SUPPORTED : OK; } while (0)
 
+static pthread_mutex_t one_by_one = PTHREAD_MUTEX_INITIALIZER;
+
+/* The first handle wakes a GPU; where the driver is `serial`, one after the other. */
+static void attach(const gpu_t *handle) {
+  slot_t *gpu = &all->slots[handle->slot];
+  __sync_fetch_and_add(&all->inside, 1);
+  int serial = gpu->waking && all->serial;
+  if (serial) pthread_mutex_lock(&one_by_one);
+  usleep(gpu->waking * 1000);
+  gpu->waking = 0;
+  gpu->attached = 1;
+  if (serial) pthread_mutex_unlock(&one_by_one);
+  __sync_fetch_and_sub(&all->inside, 1);
+}
+
 static long long get(const gpu_t *handle, enum field field) { return all->slots[handle->slot].fields[field]; }
 
 int nvmlInitWithFlags(unsigned int flags) {
   (void)flags;
   ENTER(nvmlInitWithFlags, NULL);
+  if (!all->sessions) all->spoiled = 0;
   __sync_fetch_and_add(&all->sessions, 1);
   return OK;
 }
@@ -207,7 +236,8 @@ int nvmlShutdown(void) { /* nobody may be inside, nor come in */
   __sync_fetch_and_add(&all->ending, 1);
   if (all->inside || all->waiting) __sync_fetch_and_add(&all->undefined, 1);
   int code = enter(C_nvmlShutdown, NULL);
-  if (code == OK) __sync_fetch_and_sub(&all->sessions, 1);
+  if (code == OK && __sync_sub_and_fetch(&all->sessions, 1) == 0)
+    for (int slot = 0; slot < GPUS; slot++) all->slots[slot].attached = 0;
   __sync_fetch_and_sub(&all->ending, 1);
   return code;
 }
@@ -227,17 +257,36 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned int index, gpu_t **gpu) {
   if ((int)index >= all->count) return INVALID;
   *gpu = &handles[all->order[index]][0];
   ENTER(nvmlDeviceGetHandleByIndex_v2, *gpu);
+  attach(*gpu);
   return OK;
 }
-int nvmlDeviceGetHandleByUUID(const char *uuid, gpu_t **gpu) {
+int nvmlDeviceGetHandleByUUID(const char *uuid, gpu_t **gpu) { /* looks at others on its way */
   for (int index = 0; index < all->count; index++) {
     int slot = all->order[index];
-    if (strcmp(all->slots[slot].uuid, uuid) != 0) continue;
+    if (strcmp(all->slots[slot].uuid, uuid) != 0) {
+      all->slots[slot].attached = 1;
+      continue;
+    }
     *gpu = &handles[slot][0];
     ENTER(nvmlDeviceGetHandleByUUID, *gpu);
+    attach(*gpu);
     return OK;
   }
   ENTER(nvmlDeviceGetHandleByUUID, NULL);
+  return NOT_FOUND;
+}
+int nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, gpu_t **gpu) {
+  for (int index = 0; index < all->count; index++) {
+    int slot = all->order[index];
+    char own[32];
+    snprintf(own, sizeof own, BUS_ID, (unsigned)all->slots[slot].fields[F_domain], 0xAF + slot);
+    if (strcasecmp(own, bus_id) != 0) continue;
+    *gpu = &handles[slot][0];
+    ENTER(nvmlDeviceGetHandleByPciBusId_v2, *gpu);
+    attach(*gpu);
+    return OK;
+  }
+  ENTER(nvmlDeviceGetHandleByPciBusId_v2, NULL);
   return NOT_FOUND;
 }
 int nvmlDeviceGetUUID(gpu_t *gpu, char *text, unsigned int size) {
@@ -263,7 +312,7 @@ int nvmlDeviceGetMemoryInfo(gpu_t *gpu, memory_t *memory) {
 int nvmlDeviceGetPciInfo_v3(gpu_t *gpu, pci_t *pci) {
   ENTER(nvmlDeviceGetPciInfo_v3, gpu);
   memset(pci, 0, sizeof *pci);
-  snprintf(pci->bus_id, sizeof pci->bus_id, "00000000:%02X:00.0", 0xAF + gpu->slot);
+  snprintf(pci->bus_id, sizeof pci->bus_id, BUS_ID, (unsigned)get(gpu, F_domain), 0xAF + gpu->slot);
   return OK;
 }
 int nvmlDeviceGetMinorNumber(gpu_t *gpu, unsigned int *minor) { TELL(nvmlDeviceGetMinorNumber, gpu, minor, minor); }
@@ -359,6 +408,13 @@ int nvmlDeviceGetRemappedRows(gpu_t *gpu, unsigned *corrected, unsigned *uncorre
   *failed = get(gpu, F_rows_failed);
   return OK;
 }
+int nvmlDeviceGetGpuFabricInfo(gpu_t *gpu, fabric_t *info) {
+  ENTER(nvmlDeviceGetGpuFabricInfo, gpu);
+  memset(info, 0, sizeof *info);
+  info->state = get(gpu, F_fabric);
+  info->status = get(gpu, F_fabric_status);
+  return OK;
+}
 int nvmlDeviceGetFieldValues(gpu_t *gpu, int count, value_t *values) {
   ENTER(nvmlDeviceGetFieldValues, gpu);
   for (int one = 0; one < count; one++) {
@@ -367,24 +423,6 @@ int nvmlDeviceGetFieldValues(gpu_t *gpu, int count, value_t *values) {
     values[one].type = 1;
     values[one].value.u = known ? get(gpu, F_recovery) : 0;
   }
-  return OK;
-}
-static int list(gpu_t *gpu, unsigned int first, unsigned int *count, process_t *processes) {
-  unsigned there = get(gpu, F_processes) < PROCESSES ? get(gpu, F_processes) : PROCESSES, room = *count;
-  *count = there;
-  if (!there) return OK;
-  if (!processes || room < there) return TOO_SMALL;
-  for (unsigned one = 0; one < there; one++) processes[one] = (process_t){first + one, 512ULL << 20, ~0u, ~0u};
-  return OK;
-}
-int nvmlDeviceGetComputeRunningProcesses_v3(gpu_t *gpu, unsigned int *count, process_t *processes) {
-  ENTER(nvmlDeviceGetComputeRunningProcesses_v3, gpu);
-  return list(gpu, 4000, count, processes);
-}
-int nvmlDeviceGetGraphicsRunningProcesses_v3(gpu_t *gpu, unsigned int *count, process_t *processes) {
-  ENTER(nvmlDeviceGetGraphicsRunningProcesses_v3, gpu);
-  (void)processes;
-  *count = 0;
   return OK;
 }
 #endif
@@ -419,6 +457,15 @@ static long long now_ms(void) {
   clock_gettime(CLOCK_MONOTONIC, &now);
   return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
 }
+/* One GPU of a set that is lost makes the wait fail for all of them. */
+static int has_lost(const set_t *set) {
+  for (int slot = 0; slot < GPUS; slot++) {
+    const slot_t *gpu = &all->slots[slot];
+    int registered = set->masks[slot] && set->resets[slot] == gpu->resets;
+    if (registered && gpu->failing[C_any] == LOST) return 1;
+  }
+  return 0;
+}
 static int await_event(set_t *set, event_t *event, unsigned int milliseconds) {
   ENTER(nvmlEventSetWait_v2, NULL);
   for (long long end = now_ms() + milliseconds; now_ms() <= end;) {
@@ -432,6 +479,7 @@ static int await_event(set_t *set, event_t *event, unsigned int milliseconds) {
       return OK;
     }
     ENTER(nvmlEventSetWait_v2, NULL);
+    if (has_lost(set)) return LOST;
     usleep(STEP_US);
   }
   return TIMED_OUT;

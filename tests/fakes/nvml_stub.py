@@ -7,7 +7,7 @@ import ctypes
 import itertools
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -96,6 +96,16 @@ class NvmlStub:
         """`call` does not come back until it is told to."""
         self._library.stub_hang(self._calls[call], _slot(slot), int(hung))
 
+    def attached(self, slot: int) -> bool:
+        """A session holds the GPU: it can neither be reset nor be repartitioned."""
+        return bool(self._library.stub_attached(slot))
+
+    def wake_slowly(self, slots: Iterable[int], seconds: float, *, serial: bool = False) -> None:
+        """The next handle of each takes so long; `serial`: one after the other."""
+        self._library.stub_serial(int(serial))
+        for slot in slots:
+            self._library.stub_wake(slot, round(seconds * 1000))
+
     def lose(self, slot: int, *, lost: bool = True) -> None:
         """The GPU has fallen off the bus, or is back, reset: its registrations are gone."""
         self.fail(ANY, slot, code=15 if lost else 0)
@@ -112,6 +122,10 @@ class NvmlStub:
     def name(self, slot: int, name: bytes) -> None:
         """What the GPU is called."""
         self._library.stub_name(slot, name)
+
+    def spoil(self, code: int) -> None:
+        """Every call about a GPU fails until all sessions have ended and another begins."""
+        self._library.stub_spoil(code)
 
     def end(self) -> None:
         """The driver is loaded anew: no session is left."""

@@ -9,6 +9,7 @@ from agent.core.gpu import GpuUuid
 from agent.sandbox.api_errors import Json
 from agent.sandbox.patching import merge_patch
 from agent.sandbox.scheduler.loop import SchedulerModel
+from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.webhook import admit_pod
 from agent.sandbox.store import ObjectStore
 from tests.fakes.chance import Seeded
@@ -37,9 +38,17 @@ def register_of(*uuids: str, healthy: bool = True) -> str:
 class Cluster:
     """One store with one node `n1`, and the scheduler beside it."""
 
-    def __init__(self, *uuids: str, eager: bool = False, history: int = 1000) -> None:
+    def __init__(
+        self,
+        *uuids: str,
+        eager: bool = False,
+        history: int = 1000,
+        settings: SchedulerSettings | None = None,
+    ) -> None:
         self.store = ObjectStore(LoopClock(), Seeded(), history)
-        self.scheduler = SchedulerModel(self.store, LoopClock(), Seeded(), eager=eager)
+        self.scheduler = SchedulerModel(
+            self.store, LoopClock(), Seeded(), eager=eager, settings=settings
+        )
         self.store.create(
             "nodes",
             {
@@ -85,9 +94,9 @@ class Cluster:
             if event["involvedObject"]["name"] == name
         ]
 
-    async def until(self, claim: Callable[[], bool]) -> None:
+    async def until(self, claim: Callable[[], bool], within: float = 120) -> None:
         """Look again after every change of a pod; virtual time, so only a hang can fail."""
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(within):
             follower = self.store.subscribe("pods", None)
             while not claim():
                 await anext(follower)

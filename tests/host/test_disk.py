@@ -139,3 +139,11 @@ async def test_a_name_that_leaves_the_directory_is_refused(disk, name):
         await disk.replace(name, b"")
     with pytest.raises(ValueError, match="no name of a state file"):
         await disk.replace("state.json", b"", keep=name)
+
+
+async def test_a_look_finds_a_state_directory_that_was_removed(disk, tmp_path):
+    await disk.check()
+    (tmp_path / "state").rmdir()
+
+    with pytest.raises(StateError, match="restart the agent, the directory was removed under it"):
+        await disk.check()

@@ -34,6 +34,14 @@ def prepare(wipe=True):
     else:
         print("prepared")
 
+def check():
+    try:
+        asyncio.run(dirs.check())
+    except StateError as error:
+        print(error)
+    else:
+        print("well")
+
 def remove():
     try:
         asyncio.run(dirs.remove(NAME))
@@ -161,3 +169,25 @@ def test_what_a_container_locked_away_is_left_and_said_without_privileges(hook):
 
     assert "closed: Permission denied" in line
     assert ["removed"] == said(hook, "remove()\n")
+
+
+def test_a_look_without_a_write_finds_a_full_and_a_read_only_disk(hook):
+    lines = said(
+        hook,
+        "sh('mount', '-t', 'tmpfs', '-o', 'mode=755,size=64k', 'none', str(hook))\n"
+        "prepare()\n"
+        "check()\n"
+        "(hook / 'full').write_bytes(b'')\n"
+        "try:\n"
+        "    (hook / 'full').write_bytes(bytes(2 ** 20))\n"
+        "except OSError:\n"
+        "    check()\n"
+        "(hook / 'full').unlink()\n"
+        "check()\n"
+        "sh('mount', '-o', 'remount,ro', str(hook))\n"
+        "check()\n",
+    )
+
+    assert ["prepared", "well", "well"] == [lines[0], lines[1], lines[3]]
+    assert "No space left on device; free some space there." in lines[2]
+    assert "Read-only file system; mount it read-write." in lines[4]

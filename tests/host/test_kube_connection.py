@@ -93,7 +93,7 @@ async def test_a_kubeconfig_gives_server_and_token(tmp_path: Path):
 
     assert "https://api.test:6443" == found.host
     assert "Bearer secret" == await found.get_api_key_with_prefix("BearerToken")
-    assert 10 > found.connection_pool_maxsize
+    assert 16 == found.connection_pool_maxsize
 
 
 async def test_inside_a_pod_the_service_account_is_used(account: Path):

@@ -1,5 +1,6 @@
 """What an uninstallation asks, over real HTTP: a Node is changed only as it was seen."""
 
+import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,7 +10,8 @@ from agent.codec.objects import decode_pod
 from agent.core.errors import ApiConflict, ApiError, ApiGone, ApiNotFound, MalformedText
 from agent.core.leftovers import Agents, NodeState
 from agent.core.pods import PodView
-from agent.host.kube.leftovers import PAGE, KubeLeftovers
+from agent.host.kube.leftovers import KubeLeftovers
+from agent.host.kube.lists import LIMITS
 from agent.host.kube.session import KubeSession, Request
 from tests.builders import NODE, RESOURCE
 from tests.fakes.kubeworld import model_world
@@ -49,12 +51,12 @@ async def test_a_node_is_changed_only_as_it_was_seen(tmp_path: Path):
 
 async def test_all_nodes_are_read_page_by_page(tmp_path: Path):
     async with model_world(tmp_path, "admin") as world:
-        for number in range(2 * PAGE + 1):
+        for number in range(2 * LIMITS[1] + 1):
             world.store.create("nodes", a_node(f"n{number:03}"))
 
         found = await KubeLeftovers(world.session).nodes()
 
-    assert [f"n{number:03}" for number in range(2 * PAGE + 1)] == [one.name for one in found]
+    assert [f"n{number:03}" for number in range(2 * LIMITS[1] + 1)] == [one.name for one in found]
 
 
 async def test_a_node_that_is_not_there_is_told_apart(tmp_path: Path):
@@ -112,14 +114,17 @@ class Pages:
         self.asked: list[Request] = []
         self._pages = list(pages)
 
-    async def fetch(self, request: Request) -> dict[str, Any]:
+    async def call(self, request: Request, _: int | None = None) -> bytearray:
         self.asked.append(request)
         page = self._pages.pop(0)
         if isinstance(page, ApiError):
             raise page
         name, more = page
         metadata = {"name": name, "resourceVersion": "1"}
-        return {"items": [{"metadata": metadata}], "metadata": {"continue": more}}
+        listed = {"resourceVersion": "1", "continue": more}
+        return bytearray(
+            json.dumps({"metadata": listed, "items": [{"metadata": metadata}]}).encode()
+        )
 
 
 async def test_a_list_that_the_server_forgot_in_the_middle_begins_anew_once():

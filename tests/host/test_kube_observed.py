@@ -197,3 +197,30 @@ async def test_another_writers_report_is_not_marked():
         await asyncio.sleep(60)
 
         assert ([], {}, 0) == (room.told(), room.node.pending, room.api.writes)
+
+
+async def test_a_look_at_the_node_shows_what_would_have_been_written():
+    async with observing({"other": "kept"}) as room:
+        text = text_in(an_inventory())
+        room.api.edit_node({"other": "changed"})
+        seen = await room.node.get_node()
+
+        assert seen is not None
+        assert {REGISTER: text, "other": "changed"} == seen.annotations
+
+
+async def test_a_look_at_a_node_that_was_made_anew_shows_it_as_it_is():
+    async with observing({"other": "kept"}) as room:
+        room.api.delete_node()
+        room.api.create_node({"other": "new"})
+        seen = await room.node.get_node()
+
+        assert room.api.node == seen
+
+
+async def test_a_look_at_a_pod_goes_through():
+    api = FakeApi()
+    pod = api.put_pod(a_pod(name="one"))
+
+    assert pod == await ObservedPods(api).get_pod(pod.namespace, "one")
+    assert await ObservedPods(api).get_pod(pod.namespace, "two") is None

@@ -10,7 +10,7 @@ from agent.core.changes import NodeEvent
 from agent.core.errors import ApiError, ApiForbidden, SettingsError
 from agent.core.pods import PodUid
 from agent.host.kube import session as session_module
-from agent.host.kube.api import KubeNode
+from agent.host.kube.api import KubeNode, KubePods
 from agent.host.kube.connection import Connection
 from agent.host.kube.events import EventPoster
 from agent.host.kube.session import KubeSession, Request, path_of
@@ -141,7 +141,7 @@ async def test_requests_one_after_another_share_a_connection(tmp_path: Path):
     assert 1 == len(ports)
 
 
-async def test_at_most_two_requests_for_a_resource_are_in_flight(tmp_path: Path):
+async def test_at_most_two_requests_of_a_verb_for_a_resource_are_in_flight(tmp_path: Path):
     running, most = 0, 0
 
     async def answer(_: web.BaseRequest) -> web.StreamResponse:
@@ -160,6 +160,46 @@ async def test_at_most_two_requests_for_a_resource_are_in_flight(tmp_path: Path)
                 group.create_task(session.call(ASK))
 
     assert 2 == most
+
+
+async def test_a_look_at_one_object_waits_for_no_list_and_no_patch_that_hangs(tmp_path: Path):
+    hanging = asyncio.Semaphore(0)
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        if request.method == "GET" and "pods/" in request.path:
+            return web.json_response({"metadata": {"uid": "u", "name": "one"}})
+        hanging.release()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with a_session(answer, tmp_path) as session, asyncio.timeout(5):
+        pods = KubePods(session, NODE, "nvidia.com/gpu", EventPoster(session, NODE, ManualClock()))
+        async with asyncio.TaskGroup() as group:
+            patch = {"hami.io/a": "b"}
+            slow = [
+                group.create_task(ask)
+                for _ in range(4)
+                for ask in (
+                    pods.list_pods(),
+                    pods.annotate_pod(NAMESPACE, "one", PodUid("u"), patch),
+                )
+            ]
+            for _ in range(4):  # two lists and two patches are on their way, the others wait
+                await hanging.acquire()
+            found = await pods.get_pod(NAMESPACE, "one")
+            for task in slow:
+                task.cancel()
+
+    assert found is not None
+    assert "one" == found.name
+
+
+async def test_as_the_node_itself_a_pod_that_is_gone_is_forbidden(tmp_path: Path):
+    async with model_world(tmp_path) as world:
+        world.create_pod("one")
+        world.delete_pod("one")
+        with pytest.raises(ApiForbidden, match="no relationship found"):
+            await world.pod_api.get_pod(NAMESPACE, "one")
 
 
 async def test_a_server_that_does_not_answer_is_given_up(

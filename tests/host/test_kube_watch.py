@@ -1,16 +1,15 @@
 """A watch ends, breaks, falls silent or talks nonsense: each is told apart."""
 
 import asyncio
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import structlog
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.core.errors import ApiError, ApiGone
-from agent.core.settlement import BIND_PATIENCE
 from agent.host.kube import watch as watch_module
 from agent.host.kube.api import KubeNode, KubePods
 from agent.host.kube.events import EventPoster
@@ -164,14 +163,16 @@ def test_lines_are_found_wherever_the_bytes_are_cut(parts, chance):
     assert [line for line in text.split(b"\n") if line.strip()] == found
 
 
-def test_a_line_without_an_end_is_not_collected_for_ever(monkeypatch: pytest.MonkeyPatch):
+def test_a_line_that_no_object_needs_is_passed_over_and_not_collected(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setattr(watch_module, "LINE_LIMIT", 100)
     lines = Lines(WATCH)
     assert [b"x" * 100, b"y"] == lines.feed(b"x" * 100 + b"\ny\n" + b"z" * 50)
 
-    with pytest.raises(ApiError, match="longer than 8 MiB"):
-        lines.feed(b"z" * 51)
+    with structlog.testing.capture_logs() as log:
+        assert [] == lines.feed(b"z" * 51) == lines.feed(b"z" * 500)
+        assert [b"a", b"b"] == lines.feed(b"zz\na\nb\nc")
+        assert [b"cd"] == lines.feed(b"d\n")
 
-
-def test_a_lock_outlives_a_watch_that_died_in_silence_and_a_bind_that_lasts():
-    assert timedelta(seconds=30 + Pace().silence) <= BIND_PATIENCE
+    assert ["kube.frame_too_long"] == [line["event"] for line in log]

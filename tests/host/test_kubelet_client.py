@@ -12,7 +12,7 @@ from typing_extensions import override
 from agent.core.errors import KubeletError, RegistrationRefused
 from agent.host.kubelet import KubeletRegistrar
 from agent.wire.v1beta1 import DevicePluginOptions, Empty, RegisterRequest, RegistrationBase
-from tests.fakes.unix_grpc import served
+from tests.fakes.unix_grpc import dialled_in_vain, served
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -108,3 +108,9 @@ async def test_a_kubelet_that_dies_during_the_call_is_no_refusal(tmp_path: Path)
             await register(tmp_path / "kubelet.sock")
 
     assert not isinstance(caught.value, RegistrationRefused)
+
+
+async def test_a_kubelet_that_dies_while_it_is_dialled_is_no_refusal(tmp_path: Path):
+    path = tmp_path / "kubelet.sock"
+
+    assert KubeletError is type(await dialled_in_vain(path, register(path)))

@@ -9,6 +9,7 @@ from agent.core.errors import DriverError
 from agent.core.events import DriverEvent, EventKind, ProbeOutcome
 from agent.core.gpu import GpuUuid
 from agent.host.nvml import events as nvml_events
+from agent.host.nvml import listening as listening_of
 from tests.fakes.nvml import FakeGpu, FakeNvml, until
 from tests.fakes.nvml_events import hear, listening
 
@@ -135,7 +136,7 @@ async def test_a_gpu_that_was_reset_between_two_scans_is_registered_by_its_first
     async with listening(driver):
         await until(lambda: library.calls["nvmlDeviceRegisterEvents"] == 2)
         library.failures["*", 1] = 16
-        assert (await driver.probe(G1)).signs.refused
+        assert ProbeOutcome.REFUSED is (await driver.probe(G1)).outcome
         library.reset(1)
         for _ in range(2):
             assert "" == (await driver.probe(G1)).unmonitored
@@ -276,10 +277,9 @@ async def test_a_gpu_that_a_later_scan_finds_reports_too(driver, library):
     assert {0, 1, 2} == library.registered.keys()
 
 
-async def test_a_wait_that_fails_asks_to_look_at_everything_and_goes_on(
-    driver, library, monkeypatch
+async def test_a_wait_that_fails_asks_to_look_at_everything_and_goes_on_with_another_set(
+    driver, library
 ):
-    monkeypatch.setattr(nvml_events, "FAILURE_PAUSE", 0.0)
     async with listening(driver) as heard:
         library.fail_wait(15)
         library.xid(0, 13)
@@ -288,21 +288,30 @@ async def test_a_wait_that_fails_asks_to_look_at_everything_and_goes_on(
             DriverEvent(EventKind.CHANGED),
             DriverEvent(EventKind.XID, G0, 13),
         ] == await hear(heard, 2)
+        assert 1 == library.sets_freed
+        assert 2 == library.calls["nvmlEventSetCreate"]
 
 
-@pytest.mark.parametrize(("code", "count", "words"), [(999, 10, "failed"), (1, 1, "session")])
-async def test_waits_that_keep_failing_end_the_stream(
-    driver, library, monkeypatch, code, count, words
+@pytest.fixture
+def no_pause(monkeypatch):
+    monkeypatch.setattr(listening_of, "PAUSE", 0.0)
+
+
+@pytest.mark.usefixtures("no_pause")
+@pytest.mark.parametrize(
+    ("code", "sets", "looks", "words"), [(999, 3, 3, "failed"), (1, 1, 0, "session")]
+)
+async def test_sets_that_fail_one_after_the_other_end_the_stream(
+    driver, library, code, sets, looks, words
 ):
-    monkeypatch.setattr(nvml_events, "FAILURE_PAUSE", 0.0)
-    for _ in range(count):
+    for _ in range(sets):
         library.fail_wait(code)
     async with listening(driver) as heard:
-        events = await hear(heard, count)
+        events = await hear(heard, looks + 1)
 
     assert isinstance(events[-1], DriverError)
     assert words in str(events[-1])
-    assert [DriverEvent(EventKind.CHANGED)] * (count - 1) == events[:-1]
+    assert [DriverEvent(EventKind.CHANGED)] * looks == events[:-1]
 
 
 async def test_the_end_of_the_session_ends_the_stream(driver, library):

@@ -8,6 +8,7 @@ from agent.core.errors import DriverError
 from agent.core.events import DriverEvent, EventKind
 from agent.core.gpu import GpuUuid
 from agent.host.nvml import events as nvml_events
+from agent.host.nvml.handles import Handles
 from tests.fakes.nvml import FakeGpu, FakeNvml, until
 from tests.fakes.nvml_events import hear, listening
 
@@ -47,7 +48,8 @@ async def test_an_event_of_a_handle_that_is_in_doubt_names_no_gpu(driver, librar
 
 
 async def test_an_answer_of_before_the_gpus_moved_names_no_handle():
-    stream = nvml_events.EventStream(FakeNvml([FakeGpu("GPU-0")]))
+    library = FakeNvml([FakeGpu("GPU-0")])
+    stream = nvml_events.EventStream(library, Handles(library))
     stream.create()
     before = stream.register(0)
     stream.forget()

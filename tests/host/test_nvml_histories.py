@@ -132,7 +132,7 @@ async def look(driver: NvmlDriver) -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(ask(driver.scan))
         for slot in range(GPUS):
-            for question in (driver.probe, driver.sample, driver.processes):
+            for question in (driver.probe, driver.sample):
                 tasks.create_task(ask(question, uuid(slot)))
 
 

@@ -4,7 +4,7 @@ from itertools import permutations
 
 import pytest
 
-from agent.core.gpu import GpuFault, GpuUuid
+from agent.core.gpu import GpuFault, GpuUuid, Trouble
 from agent.host.nvml.indexes import Indexes
 
 A, B, C, D = (GpuUuid(f"GPU-{letter}") for letter in "abcd")
@@ -19,7 +19,8 @@ def indexes() -> Indexes:
 
 
 def named(indexes: Indexes, *troubled: int, lost: bool = False) -> list[tuple[str, bool]]:
-    faults = {n: GpuFault("as asked", "slow", lost=lost) for n in troubled}
+    trouble = Trouble.LOST if lost else Trouble.SILENT
+    faults = {n: GpuFault("as asked", "slow", trouble) for n in troubled}
     return [(fault.gpu, fault.lost) for fault in indexes.named(faults)]
 
 

@@ -22,7 +22,7 @@ G0, G1 = GpuUuid("GPU-0"), GpuUuid("GPU-1")
         ("nvmlDeviceGetMemoryInfo", 15, ProbeOutcome.LOST),
         ("nvmlDeviceGetHandleByUUID", 28, ProbeOutcome.LOST),
         ("nvmlDeviceGetMemoryInfo", 999, ProbeOutcome.FAILED),
-        ("nvmlDeviceGetMemoryInfo", 16, ProbeOutcome.FAILED),
+        ("nvmlDeviceGetMemoryInfo", 16, ProbeOutcome.REFUSED),
         ("nvmlDeviceGetMemoryInfo", 3, ProbeOutcome.PASSED),
         ("nvmlDeviceGetRemappedRows", 13, ProbeOutcome.PASSED),
     ],

@@ -5,6 +5,7 @@ import pytest
 from agent.core.events import DriverEvent, EventKind
 from agent.core.gpu import GpuUuid
 from agent.host.nvml import events as nvml_events
+from agent.host.nvml.handles import Handles
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -15,7 +16,7 @@ async def test_a_reader_that_fell_behind_hears_of_each_different_report_all_the_
     library, monkeypatch
 ):
     monkeypatch.setattr(nvml_events, "EVENT_LIMIT", 3)
-    stream = nvml_events.EventStream(library)
+    stream = nvml_events.EventStream(library, Handles(library))
     for number in (13, 13, 13, 13, 13, 48, 13):
         stream._put(DriverEvent(EventKind.XID, G0, number))
 
@@ -28,7 +29,7 @@ async def test_a_reader_that_fell_too_far_behind_is_told_to_look_at_everything(
     library, monkeypatch
 ):
     monkeypatch.setattr(nvml_events, "EVENT_LIMIT", 2)
-    stream = nvml_events.EventStream(library)
+    stream = nvml_events.EventStream(library, Handles(library))
     for _ in range(2):
         for number in range(1000, 1007):
             stream._put(DriverEvent(EventKind.XID, G0, number))
@@ -42,7 +43,7 @@ async def test_no_number_of_different_reports_buries_one_that_has_a_name_or_is_o
     library, monkeypatch
 ):
     monkeypatch.setattr(nvml_events, "EVENT_LIMIT", 2)
-    stream = nvml_events.EventStream(library)
+    stream = nvml_events.EventStream(library, Handles(library))
     last = [
         DriverEvent(EventKind.XID, G0, 48),
         DriverEvent(EventKind.ECC_DOUBLE, G0),

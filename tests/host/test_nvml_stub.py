@@ -9,7 +9,7 @@ import pytest
 
 from agent.core.events import DriverEvent, EventKind, ProbeOutcome
 from agent.core.gpu import GpuUuid, MigInstance, PciPath
-from agent.core.gpu_signs import GpuProcess, GpuSample, GpuSigns, RecoveryAction
+from agent.core.gpu_signs import FabricState, GpuSample, GpuSigns, RecoveryAction
 from agent.host.nvml.driver import NvmlDriver
 from agent.host.nvml.library import pynvml as the_library
 from tests.fakes import nvml_stub
@@ -54,6 +54,18 @@ async def test_a_named_library_is_used(driver):
     ]
 
 
+async def test_a_gpu_in_a_domain_beyond_four_digits_keeps_its_numa_node(driver, stub, tmp_path):
+    stub.set(1, domain=0x10000)
+    folder = tmp_path / "bus/pci/devices/10000:b0:00.0"
+    folder.mkdir(parents=True)
+    (folder / "numa_node").write_text("1\n")
+    gpu = (await driver.scan()).gpus[1]
+
+    assert ("10000:b0:00.0", 1) == (gpu.pci, gpu.numa)
+    await driver.release([UUIDS[0]])  # the others are found by that address
+    assert UUIDS[1] in [one.uuid for one in (await driver.scan()).gpus]
+
+
 async def test_switched_links_and_peers_are_counted(driver, stub):
     for slot in range(3):
         stub.set(slot, nvlinks=18 - slot, peer_to_peer=slot)
@@ -86,12 +98,26 @@ async def test_the_signs_come_through_the_librarys_structures(driver, stub):
     )
 
 
-async def test_use_and_users_come_through_the_librarys_structures(driver, stub):
-    stub.set(0, gpu_percent=93, memory_percent=41, used=7 << 30, processes=2)
+@pytest.mark.parametrize(
+    ("fabric", "status", "state"),
+    [
+        (0, 0, None),
+        (1, 0, FabricState.NOT_STARTED),
+        (2, 0, FabricState.IN_PROGRESS),
+        (3, 0, FabricState.COMPLETED),
+        (3, 999, FabricState.FAILED),
+    ],
+)
+async def test_whether_a_gpu_has_joined_its_fabric_is_told(driver, stub, fabric, status, state):
+    stub.set(1, fabric=fabric, fabric_status=status)
+
+    assert state is (await driver.probe(UUIDS[1])).signs.fabric
+
+
+async def test_use_comes_through_the_librarys_structures(driver, stub):
+    stub.set(0, gpu_percent=93, memory_percent=41, used=7 << 30)
 
     assert GpuSample(UUIDS[0], 93, 41, 7168) == await driver.sample(UUIDS[0])
-    assert (GpuProcess(4000, 512), GpuProcess(4001, 512)) == await driver.processes(UUIDS[0])
-    assert () == await driver.processes(UUIDS[1])
 
 
 async def test_instances_of_a_gpu_in_mig_mode_come_through_the_librarys_structures(driver, stub):
@@ -113,10 +139,9 @@ async def test_calls_that_an_old_driver_lacks_cost_nothing(tmp_path):
 
     assert [0, 0] == [link.nvlinks for link in scan.gpus[0].links]
     assert ProbeOutcome.PASSED is probe.outcome
-    assert (None, None, None) == (
+    assert (None, None) == (
         probe.signs.rows_failed,
         probe.signs.recovery,
-        await driver.processes(scan.gpus[0].uuid),
     )
     await driver.close()
 

@@ -26,7 +26,7 @@ from agent.wire.v1 import (
     PodResourcesListerBase,
     TopologyInfo,
 )
-from tests.fakes.unix_grpc import served
+from tests.fakes.unix_grpc import dialled_in_vain, served
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -148,6 +148,14 @@ async def test_a_new_kubelet_is_asked_over_a_new_connection(
 
     with pytest.raises(KubeletError):
         await witness.list()
+
+
+async def test_a_kubelet_that_dies_while_it_is_dialled_gives_no_answer(
+    tmp_path: Path, witness: PodResourcesWitness
+):
+    ask = witness.get("ns", "p")
+
+    assert KubeletError is type(await dialled_in_vain(tmp_path / "kubelet.sock", ask))
 
 
 async def test_a_kubelet_that_does_not_answer_is_given_up(tmp_path: Path):

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 
 from agent.core.errors import AgentError, DriverError, GpuError
 from agent.core.events import DriverEvent, Probe, ProbeOutcome
-from agent.core.gpu import GpuFault, GpuUuid, Scan
+from agent.core.gpu import GpuFault, GpuUuid, Scan, Trouble
 from agent.core.gpu_signs import GpuSigns
 from tests.builders import a_gpu, a_uuid
 from tests.fakes.driver import ScriptedDriver
@@ -43,7 +43,7 @@ class AnyDriver(ScriptedDriver):
         self._fail("scan")
         lost = [u for u in UUIDS if self.outcomes.get(u) is ProbeOutcome.LOST]
         listed = [uuid for uuid in lost if uuid not in self.taken_out]
-        self.faults = [GpuFault(uuid, "GPU is lost", lost=True) for uuid in listed]
+        self.faults = [GpuFault(uuid, "GPU is lost", Trouble.LOST) for uuid in listed]
         found = await super().scan()
         return dataclasses.replace(
             found, gpus=tuple(gpu for gpu in found.gpus if gpu.uuid not in lost)

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from agent.codec.objects import decode_node, decode_pod
 from agent.core.annotations import MUTEX_LOCK
 from agent.core.changes import NodeChange, NodeEvent, PodChange, PodList
-from agent.core.errors import ApiError, ApiGone, ApiInvalid, ApiNotFound
-from agent.core.pods import NodeView, PodUid
+from agent.core.errors import ApiError, ApiForbidden, ApiGone, ApiInvalid, ApiNotFound
+from agent.core.pods import NodeView, PodUid, PodView
 from agent.core.ports import Clock
 from agent.sandbox.api_errors import GoneError, Json, NotFoundError
 from agent.sandbox.history import Change, Subscription
@@ -27,12 +27,23 @@ _FRAME = (0.001, 0.012)
 """Seconds from a write to its frame of a watch that does not lag."""
 
 
+_QUICK = 0.7
+"""How many of the frames of a late watch are not late themselves."""
+
+REMEMBERED = 1000
+"""Versions of which the time of the write is kept, as many as the store keeps frames."""
+
+
 class Store(ObjectStore):
-    """The cluster's objects. `told` hears of every write: resource, before, after."""
+    """The cluster's objects. `told` hears of every write: resource, before, after.
+
+    `written`: when each of the latest versions was written, on the loop's clock.
+    """
 
     def __init__(self, clock: Clock, chance: random.Random) -> None:
         super().__init__(clock, chance)
         self.told: Callable[[str, Json | None, Json | None], None] = lambda *_: None
+        self.written: dict[int, float] = {}
         self._news = asyncio.Event()
 
     def _write(self, resource: str, key: tuple[str, str], fresh: Json) -> Json:
@@ -60,6 +71,8 @@ class Store(ObjectStore):
             return
 
     def _tell(self, resource: str, before: Json | None, after: Json | None) -> None:
+        self.written[self.version] = asyncio.get_running_loop().time()
+        self.written.pop(self.version - REMEMBERED, None)
         self.told(resource, before, after)
         self.stir()
 
@@ -90,21 +103,50 @@ class Gate:
         self._frames -= self._is_held and change is not None
         return change
 
+    def seconds_left(self, change: Change, chance: random.Random) -> float:
+        """How long the frame that was just taken is still on its way."""
+        return chance.uniform(*_FRAME)
+
     @property
     def is_held(self) -> bool:
         """Whether frames are kept back now."""
         return self._is_held and not self._frames
 
 
-class Faults:
-    """What is wrong between the agent and the API server; it outlives the agent."""
+class LateGate(Gate):
+    """A watch whose frames arrive in order, each at most so many seconds after its write.
 
-    def __init__(self, store: Store) -> None:
+    Most are quick; behind a late one those that follow it wait.
+    """
+
+    def __init__(self, store: Store, most: float) -> None:
+        super().__init__(store)
+        self._most = most
+
+    def seconds_left(self, change: Change, chance: random.Random) -> float:
+        """Until its own moment has come; those before it have arrived."""
+        now = asyncio.get_running_loop().time()
+        written = self._store.written.get(change.resource_version, now)
+        is_quick = chance.random() < _QUICK
+        late = chance.uniform(*_FRAME) if is_quick else chance.uniform(0.0, self._most)
+        return max(0.0, written + late - now)
+
+
+class Faults:
+    """What is wrong between the agent and the API server; it outlives the agent.
+
+    `hides`: to a node's own identity, which hears 403 of a pod that is not there.
+    """
+
+    def __init__(self, store: Store, pods: Gate, node: Gate) -> None:
         self._store = store
         self.is_down = False
         self.list_fails = False
-        self.pods = Gate(store)
-        self.node = Gate(store)
+        self.hides = False
+        self.pods = pods
+        self.node = node
+        self.shown_locks: set[str] = set()
+        """All that a watch of the Node has shown to the agent."""
 
     def change(self, *, is_down: bool, list_fails: bool) -> None:
         """An outage, or a server that answers all but a LIST, begins or ends."""
@@ -149,7 +191,15 @@ class AgentApi:
         follower = self._store.subscribe("nodes", None, fields={"metadata.name": NODE})
         async for change in self._follow(follower, self._faults.node):
             deleted = change.type == "DELETED"
-            yield NodeChange(None if deleted else decode_node(change.object))
+            node = None if deleted else decode_node(change.object)
+            self._faults.shown_locks.add(node.annotations.get(MUTEX_LOCK, "") if node else "")
+            yield NodeChange(node)
+
+    async def get_node(self) -> NodeView | None:
+        await self._request()
+        node = self._stored("nodes", "", NODE)
+        await self._step()
+        return None if node is None else decode_node(node)
 
     async def annotate_node(self, annotations: Mapping[str, str | None]) -> NodeView:
         self.writes += 1
@@ -180,6 +230,14 @@ class AgentApi:
         pods = PodList(tuple(decode_pod(pod, RESOURCE) for pod in found), version)
         await self._step()
         return pods
+
+    async def get_pod(self, namespace: str, name: str) -> PodView | None:
+        await self._request()
+        pod = self._stored("pods", namespace, name)
+        await self._step()
+        if self._faults.hides and (pod is None or pod["spec"].get("nodeName") != NODE):
+            raise ApiForbidden("no relationship found between node and this object")
+        return None if pod is None else decode_pod(pod, RESOURCE)
 
     async def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
         await self._request()
@@ -220,6 +278,12 @@ class AgentApi:
         await asyncio.sleep(self._chance.uniform(*_TRIP))
         self._require_server()
 
+    def _stored(self, resource: str, namespace: str, name: str) -> Json | None:
+        try:
+            return self._store.get(resource, namespace, name)
+        except NotFoundError:
+            return None
+
     def _require_server(self) -> None:
         if self._faults.is_down:
             raise ApiError("connection refused")
@@ -233,7 +297,7 @@ class AgentApi:
             change = gate.take(follower)
             if change is not None:
                 silent_since = None
-                await asyncio.sleep(self._chance.uniform(*_FRAME))
+                await asyncio.sleep(gate.seconds_left(change, self._chance))
                 self._require_server()
                 yield change
                 continue

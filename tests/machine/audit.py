@@ -24,10 +24,8 @@ from tests.fakes.kubelet_side import FakeHookDirs
 from tests.machine.api import Store
 from tests.machine.kubelet import RESOURCE, MemoryKubelet
 from tests.machine.pods import GPU_MIB
+from tests.machine.room import Amount, Room
 from tests.machine.scheduling import Scheduler
-
-Amount = tuple[int, int]
-"""MiB and percent of compute."""
 
 
 class Audit:
@@ -42,14 +40,14 @@ class Audit:
         self.breaches: list[str] = []
         self.answers: dict[Owner, bytes] = {}
         self.mistaken: set[str] = set()
-        self._granted: dict[Owner, Mapping[str, Amount]] = {}
+        self.room = Room(kubelet, scheduler, self.pod)
         self._takers: defaultdict[str, list[str]] = defaultdict(list)
         self._bound: defaultdict[str, dict[str, int]] = defaultdict(dict)
         self.can_be_seen: Callable[[str], bool] = lambda _: True
         self.is_shown: Callable[[str], bool] = lambda _: True
         self.is_blind: Callable[[], bool] = lambda: False
         self._names: dict[str, str] = {}
-        self._refused: set[tuple[str, str]] = set()
+        self._asked_containers: dict[str, list[str]] = {}
         self._unasked: set[Owner] = set()
         self._asking: Owner = ("", "")
         self._store = store
@@ -73,7 +71,9 @@ class Audit:
 
     def released(self, value: str) -> None:
         """The agent removes a lock."""
-        if not any(map(self._needs_no_lock, self._may_be_of(value))):
+        owners = tuple(self._may_be_of(value))
+        was_gone = not owners and value.partition(",")[2] in self._names.values()
+        if not was_gone and not any(map(self._needs_no_lock, owners)):
             self._breach("a lock was taken from a pod that needs it", value)
 
     def annotated(self, uid: PodUid, annotations: Mapping[str, str | None]) -> None:
@@ -98,17 +98,17 @@ class Audit:
                 return pod
         return None
 
+    def was_there(self, uid: str) -> bool:
+        """Whether the API server ever had the pod."""
+        return uid in self._names
+
     def is_live(self, uid: str) -> bool:
-        """Whether a pod counts: it is there, not over, and its node does not call it rejected."""
-        pod, node = self.pod(uid), self._kubelet.node.pods.get(uid)
-        is_over = pod is None or pod["status"].get("phase") in ("Succeeded", "Failed")
-        return not is_over and node is not None and not node.is_rejected
+        """Whether a pod counts."""
+        return self.room.is_live(uid)
 
     def _hear(self, event: Seen) -> None:
         if event.kind == "allocating":
             self._asking = event.pod, event.container
-        elif event.kind == "allocate_refused" and event.pod in self._kubelet.node.pods:
-            self._refused.add(self._kubelet.node.pods[event.pod].spec.full_name)
         elif event.kind == "container_started":
             self._unasked |= {(event.pod, event.container)} - self.answers.keys()
         elif event.kind == "panicked":
@@ -123,7 +123,7 @@ class Audit:
         started. Or neither watch has shown yet that a pod of its name replaced the lock's owner.
         """
         uid, container = self._asking
-        given = _owner_in(response)
+        given = owner_in(response)
         is_namesake = self._names.get(uid) == self._names.get(given[0])
         if is_namesake and not self.is_shown(uid) and self.pod(given[0]) is None:
             self.mistaken.add(uid)
@@ -147,41 +147,36 @@ class Audit:
         return pod.running if pod else ()
 
     def _meant(self, response: ContainerAllocateResponse) -> Owner:
-        """Whose answer it is: a pod that is gone may hear its namesake's.
+        """Whose answer it is: a pod that is gone may hear that of the pod that has its name now.
 
-        That is so where both are equal, or where the agent never saw the first one: nothing that it
-        can ask tells the two apart, and the first one ends at once. It is so, too, where the first
-        one was answered before, for its grave is no candidate then, and where a pod of the name was
-        refused, for then the oldest grave is taken for the one that asked.
+        Nothing that the agent can ask tells the two apart. The first one ends at once, and the
+        other one hears the same again; unless it is gone, too, by the time of the answer.
         """
-        uid, heir = self._asking[0], _owner_in(response)
-        if self.pod(uid) is not None or self.pod(heir[0]) is None:
-            return self._asking
-        name = self._names.get(uid, "")
-        if name != self._names.get(heir[0]):
-            return self._asking
-        is_told_apart = self._decided(heir) != self._decided(self._asking)
-        is_told_apart &= self.can_be_seen(uid) and tuple(name.split(",")) not in self._refused
-        is_told_apart &= all(owner[0] != uid for owner in self.answers)
-        if is_told_apart:
-            return self._asking
-        return heir
+        uid, heir = self._asking[0], owner_in(response)
+        is_heir = self._names.get(uid) == self._names.get(heir[0])
+        if is_heir and self.pod(uid) is None:
+            return heir
+        return self._asking
 
     def _told(self, resource: str, before: Json | None, after: Json | None) -> None:
         """A write to the store: whose lock is it that stands on the Node now?"""
         if resource == "pods" and after is not None:
-            self._names[after["metadata"]["uid"]] = _key(after)
+            self._names[after["metadata"]["uid"]] = key_of(after)
+            self._asked_containers[after["metadata"]["uid"]] = asked_containers(after)
             noted = (after["metadata"].get("annotations") or {}).get(BIND_TIME)
             if noted is not None:
-                self._bound[_key(after)][after["metadata"]["uid"]] = int(noted)
-        if resource != "nodes" or after is None or _lock(before) == _lock(after):
+                self._bound[key_of(after)][after["metadata"]["uid"]] = int(noted)
+        if resource != "nodes" or after is None or lock_of(before) == lock_of(after):
             return
         for pod in self._store.select("pods"):
-            if _lock(after).endswith(f",{_key(pod)}"):
-                self._takers[_lock(after)].append(pod["metadata"]["uid"])
+            if lock_of(after).endswith(f",{key_of(pod)}"):
+                self._takers[lock_of(after)].append(pod["metadata"]["uid"])
 
     def _may_be_of(self, value: str) -> Iterator[str]:
-        """Who took the lock, and earlier pods of that name that were bound in the same second."""
+        """Who took the lock, and earlier pods of that name that were bound in the same second.
+
+        Nobody where the scheduler took it, late in its queue, for a pod that was gone by then.
+        """
         yield from self._takers[value]
         stamp, _, key = value.partition(",")
         for uid, bound in self._bound[key].items():
@@ -215,7 +210,7 @@ class Audit:
         pod = self.pod(uid)
         if pod is None:
             return True
-        wanted = [one["name"] for one in _containers(pod) if _count(one)]
+        wanted = asked_containers(pod)
         answered = {container for one, container in self.answers if one == uid}
         # One that ran and ended while the kubelet knew no plugin is not asked for any more.
         answered |= {
@@ -230,13 +225,13 @@ class Audit:
         return bool(wanted) and answered >= set(wanted)
 
     def _check_place(self, owner: Owner, response: ContainerAllocateResponse) -> None:
-        if _owner_in(response) != owner:
+        if owner_in(response) != owner:
             self._breach("a container was given another one's directory", owner)
 
     def _check_share(self, owner: Owner, response: ContainerAllocateResponse) -> None:
         """No other GPU and no more of it than the scheduler decided for this very container."""
         placed, given = self._decided(owner), _given(response)
-        self._granted[owner] = given
+        self.room.granted[owner] = given
         if placed.keys() != given.keys():
             self._breach("a container was given GPUs that are not its own", owner, placed, given)
         elif any(amount[0] > placed[gpu][0] for gpu, amount in given.items()):
@@ -248,11 +243,11 @@ class Audit:
         """What the scheduler gave the container: its groups without those of other containers."""
         uid, name = owner
         groups = [group for group in self._scheduler.placed.get(uid, ()) if group]
-        node, pod = self._kubelet.node.pods.get(uid), self.pod(uid)
+        node = self._kubelet.node.pods.get(uid)
         if node is not None:
             asking = [one.name for one in node.spec.containers if one.limits.get(RESOURCE)]
         else:
-            asking = [one["name"] for one in _containers(pod) if _count(one)] if pod else []
+            asking = self._asked_containers.get(uid, [])
         if name not in asking or asking.index(name) >= len(groups):
             return {}
         shares = groups[asking.index(name)]
@@ -270,25 +265,10 @@ class Audit:
 
     def _check_sums(self, owner: Owner) -> None:
         """All that live pods were given, by the arithmetic of HAMi's scheduler."""
-        for gpu in self._granted[owner]:
-            used = [self._use(uid, gpu) for uid in {uid for uid, _ in self.answers}]
-            total = tuple(map(sum, zip(*used, strict=True)))
+        for gpu in self.room.granted[owner]:
+            total = self.room.used(gpu)
             if total[0] > GPU_MIB or total[1] > 100:
                 self._breach("a GPU was promised beyond what it has", gpu, total)
-
-    def _use(self, uid: str, gpu: str) -> Amount:
-        """The greater of the largest init container and the sum of the others."""
-        node = self._kubelet.node.pods.get(uid)
-        if node is None or not self.is_live(uid):
-            return 0, 0
-        apps = peaks = (0, 0)
-        for one in node.spec.containers:
-            mib, cores = self._granted.get((uid, one.name), {}).get(gpu, (0, 0))
-            if one.kind == "app":
-                apps = apps[0] + mib, apps[1] + cores
-            else:
-                peaks = max(peaks[0], mib), max(peaks[1], cores)
-        return max(apps[0], peaks[0]), max(apps[1], peaks[1])
 
     def _breach(self, what: str, *about: object) -> None:
         self.breaches.append(": ".join((what, *map(str, about))))
@@ -309,15 +289,22 @@ class AuditedHooks(FakeHookDirs):
         await super().remove(name)
 
 
-def _lock(node: Json | None) -> str:
+def lock_of(node: Json | None) -> str:
+    """The text of the lock on the Node, or nothing."""
     text: str = ((node or {"metadata": {}})["metadata"].get("annotations") or {}).get(
         MUTEX_LOCK, ""
     )
     return text
 
 
-def _key(pod: Json) -> str:
+def key_of(pod: Json) -> str:
+    """Namespace and name, as the lock has them."""
     return f"{pod['metadata']['namespace']},{pod['metadata']['name']}"
+
+
+def asked_containers(pod: Json) -> list[str]:
+    """The containers for which the kubelet asks, in its order."""
+    return [one["name"] for one in _containers(pod) if _count(one)]
 
 
 def _containers(pod: Json) -> Iterator[Json]:
@@ -329,7 +316,7 @@ def _count(container: Json) -> int:
     return int(((container.get("resources") or {}).get("limits") or {}).get(RESOURCE, 0))
 
 
-def _owner_in(response: ContainerAllocateResponse) -> Owner:
+def owner_in(response: ContainerAllocateResponse) -> Owner:
     """Whose directory the container is given."""
     names = (mount.host_path.rpartition("/containers/")[2] for mount in response.mounts)
     uid, _, container = next(name for name in names if "_" in name).partition("_")

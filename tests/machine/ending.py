@@ -1,16 +1,15 @@
 """What must be in order when all troubles are over and five minutes have passed."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from agent.core.annotations import BIND_PHASE, PHASE_SUCCESS
 from agent.core.ledger import Ledger, Row
 from agent.sandbox.api_errors import Json
 from tests.builders import NODE
 from tests.machine.kubelet import RESOURCE
-from tests.machine.world import World
+from tests.machine.site import Site
 
 REASONS = (
-    "[HA-",
     "no healthy devices present",
     "previously allocated devices are no longer healthy",
     "cannot allocate unregistered device",
@@ -21,28 +20,38 @@ REASONS = (
     "error reading from server: EOF",
     "code = Unavailable desc = connection error",
 )
-"""What a pod may fail of: a refusal of ours with its id, the kubelet's own, or our death."""
+"""What a pod may fail of, beside a refusal of ours that is right: the kubelet's own, our death."""
 
 
-def left_over(world: World) -> Iterator[str]:
-    """What is not as it must be, in words."""
+def left_over(world: Site, refused: Collection[str]) -> Iterator[str]:
+    """What is not as it must be, in words. `refused`: pods that were rightly refused by us."""
     yield from _locks(world)
+    yield from wrong_in(world, REASONS, _is_excused, refused)
+
+
+def wrong_in(
+    world: Site,
+    reasons: Collection[str],
+    is_excused: Callable[[Site, Json], bool] = lambda *_: False,
+    refused: Collection[str] = (),
+) -> Iterator[str]:
+    """The same of pods and ledger; `reasons`: words of those for which a pod may have failed."""
     for pod in world.pods():
-        if pod["spec"].get("nodeName") == NODE and not _is_excused(world, pod):
-            yield from _wrong_of(world, pod)
+        if pod["spec"].get("nodeName") == NODE and not is_excused(world, pod):
+            yield from _wrong_of(world, pod, reasons, refused)
     if world.agent is None:
         yield "the agent is not there"
     else:
         yield from _differences(world, world.agent.state.ledger.value)
 
 
-def _locks(world: World) -> Iterator[str]:
+def _locks(world: Site) -> Iterator[str]:
     text = world.scheduler.lock()
     if text:
         yield f"the lock is still there: {text}"
 
 
-def _is_excused(world: World, pod: Json) -> bool:
+def _is_excused(world: Site, pod: Json) -> bool:
     """Whether the agent has no part in it.
 
     A kubelet that lost its checkpoint, and to which no plugin has registered since, knows no such
@@ -58,12 +67,16 @@ def _is_excused(world: World, pod: Json) -> bool:
     return is_unasked or is_one_of_many or uid in world.audit.mistaken
 
 
-def _wrong_of(world: World, pod: Json) -> Iterator[str]:
+def _wrong_of(
+    world: Site, pod: Json, reasons: Collection[str], refused: Collection[str]
+) -> Iterator[str]:
     """A pod of this node runs, has run, or was refused with a reason."""
     metadata, status = pod["metadata"], pod["status"]
     name, uid = metadata["name"], metadata["uid"]
     if status["phase"] == "Failed":
-        if not any(word in status.get("message", "") for word in REASONS):
+        text = status.get("message", "")
+        is_ours = "[HA-" in text and uid in refused
+        if not is_ours and not any(word in text for word in reasons):
             yield f"pod {name} failed: {status}"
         return
     if status["phase"] == "Succeeded":
@@ -79,7 +92,7 @@ def _wrong_of(world: World, pod: Json) -> Iterator[str]:
         yield f"pod {name} runs, and its phase is {phase}"
 
 
-def _differences(world: World, ledger: Ledger) -> Iterator[str]:
+def _differences(world: Site, ledger: Ledger) -> Iterator[str]:
     """The ledger holds what the kubelet holds, and nothing of pods that are over."""
     yield from (f"the outbox still owes {effect}" for effect in ledger.outbox)
     rows = {(str(row.key.pod_uid), row.key.container): row for row in ledger.rows}

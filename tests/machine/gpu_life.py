@@ -11,7 +11,8 @@ from agent.kit.cell import Cell
 from agent.plugin.handlers import DevicePlugin
 from agent.plugin.traffic import Traffic
 from agent.services.discovery import Discovery
-from agent.services.health.watch import HealthPorts, HealthWatch
+from agent.services.health.ports import HealthPorts
+from agent.services.health.watch import HealthWatch
 from agent.services.inventory import InventoryKeeper
 from agent.services.listing import Listing
 from agent.services.state import StateService, recover

@@ -68,7 +68,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def touchy(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the driver raises is not dealt with."""
-    monkeypatch.setattr("agent.services.health.watch.GpuError", DriverError)
+    monkeypatch.setattr("agent.services.health.asking.GpuError", DriverError)
 
 
 def talkative(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,8 @@ class GpuWorld:
         self.was_sound = True
         self.lost_since: dict[GpuUuid, float] = {}
         self.failing_since: dict[GpuUuid, float] = {}
+        self.refusing: set[GpuUuid] = set()
+        """They answer nothing until they are reset."""
         self.failed_at: dict[GpuUuid, float] = {}
         self.streams: list[Stream] = []
         self.boots = 0
@@ -118,7 +120,7 @@ class GpuWorld:
             self._must_not_serve(event.uuid, Need(until, frozenset({"reset"})))
         elif event.xid == 151:
             self._must_not_serve(event.uuid, Need(float("inf"), frozenset()))
-        elif event.xid in {32, 69, 54321}:
+        elif event.xid in {1, 54, 54321}:
             self._must_not_serve(event.uuid, Need(self._rested(), frozenset({"rest"})))
 
     def _must_not_serve(self, uuid: GpuUuid, need: Need) -> None:
@@ -131,9 +133,10 @@ class GpuWorld:
 
     def answer(self, uuid: GpuUuid, outcome: ProbeOutcome) -> None:
         """Probes of the GPU end like this from now on."""
-        self.driver.outcomes[uuid] = outcome
-        if outcome is ProbeOutcome.PASSED and self.driver.told_of(uuid).refused:
-            self.driver.signs[uuid] = dataclasses.replace(self.driver.told_of(uuid), refused=False)
+        is_refused = outcome is ProbeOutcome.FAILED and uuid in self.refusing
+        self.driver.outcomes[uuid] = ProbeOutcome.REFUSED if is_refused else outcome
+        if outcome is ProbeOutcome.PASSED and uuid in self.refusing:
+            self.refusing.discard(uuid)
             self._cured(uuid, "reset")
         if outcome is ProbeOutcome.FAILED:
             self.failing_since.setdefault(uuid, self.loop.time())
@@ -142,7 +145,7 @@ class GpuWorld:
 
     def refuse(self, uuid: GpuUuid) -> None:
         """The driver answers for it again when it was reset, and not before."""
-        self.driver.signs[uuid] = dataclasses.replace(self.driver.told_of(uuid), refused=True)
+        self.refusing.add(uuid)
         self.answer(uuid, ProbeOutcome.FAILED)
 
     def lose(self, uuid: GpuUuid) -> None:
@@ -164,8 +167,7 @@ class GpuWorld:
 
     def say(self, uuid: GpuUuid, signs: GpuSigns) -> None:
         """The GPU tells this of itself from now on."""
-        is_refused = self.driver.told_of(uuid).refused
-        self.driver.signs[uuid] = dataclasses.replace(signs, refused=is_refused)
+        self.driver.signs[uuid] = signs
         if signs.recovery is RecoveryAction.NONE:
             self._cured(uuid, "reset")
 
@@ -244,7 +246,7 @@ class GpuWorld:
     def _is_known_to_refuse(self, uuid: GpuUuid) -> bool:
         since = max(self.failing_since.get(uuid, float("inf")), self.heard_since, self.sound_since)
         is_noticed = self.driver.sound and self.loop.time() - since > NOTICED
-        return is_noticed and self.driver.told_of(uuid).refused
+        return is_noticed and uuid in self.refusing
 
     def can_be_shaken(self, uuid: GpuUuid) -> bool:
         """Whether the GPU is well, has not failed lately, and nothing else is the matter."""

@@ -208,7 +208,7 @@ class Histories(RuleBasedStateMachine):
         try:
             if self.world is not None and not self.is_broken:
                 self.after(310.0, self.world.heal)
-                self.require(list(left_over(self.world)))
+                self.require(list(left_over(self.world, self.world.refusals.right)))
         finally:
             self.end()
 

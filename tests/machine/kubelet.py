@@ -71,12 +71,14 @@ class MemoryBooks(Books):
 class MemoryLife(Life):
     """A process that serves nobody by a socket; `Life` decides everything else."""
 
-    def __init__(self, node: Node, drive: Drive, chance: random.Random, seen: SeenLog) -> None:
-        super().__init__(node, Paths(NOWHERE, NOWHERE), chance, seen, TIMINGS)
+    def __init__(
+        self, node: Node, drive: Drive, chance: random.Random, seen: SeenLog, timings: Timings
+    ) -> None:
+        super().__init__(node, Paths(NOWHERE, NOWHERE), chance, seen, timings)
         self.books = MemoryBooks(drive, chance, seen)
         self.allocator = Allocator(self.books, chance, seen, node.running(), self._active)
         self._admitter = Admitter(node, self.books, self.allocator, seen)
-        self._workers = PodWorkers(node, self.allocator, chance, seen, TIMINGS, self._turn)
+        self._workers = PodWorkers(node, self.allocator, chance, seen, timings, self._turn)
         self._servers = {}
         self.lister = PodResourcesLister(self.books, self.allocator, self._admitter.active, chance)
 
@@ -92,15 +94,15 @@ class MemoryLife(Life):
                 self.lister._limit.take()
 
     async def _start(self) -> None:
-        await asyncio.sleep(TIMINGS.socket)
+        await asyncio.sleep(self._timings.socket)
         self.books.load()
 
 
 class MemoryKubelet(KubeletModel):
     """A node's kubelet. `lives` counts its processes: each makes its socket anew."""
 
-    def __init__(self, clock: Clock, chance: random.Random) -> None:
-        super().__init__(NOWHERE, NOWHERE, clock, chance)
+    def __init__(self, clock: Clock, chance: random.Random, timings: Timings = TIMINGS) -> None:
+        super().__init__(NOWHERE, NOWHERE, clock, chance, timings=timings)
         self.drive = Drive()
         self.lives = 0
         self.history.listen(self._count)
@@ -130,14 +132,14 @@ class MemoryKubelet(KubeletModel):
                 up.set_result(None)
 
         while not stop.is_set():
-            life = MemoryLife(self.node, self.drive, self.random, self.history)
+            life = MemoryLife(self.node, self.drive, self.random, self.history, self.timings)
             self._life = life
             try:
                 await life.run(serving)
             finally:
                 self._life = None
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TIMINGS.after_panic):
+                async with asyncio.timeout(self.timings.after_panic):
                     await stop.wait()
 
 

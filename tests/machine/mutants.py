@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from agent.core import grant, matching
+from agent.core import admission, grant, matching
 from agent.core.evidence import Evidence, Grant
 from agent.core.ledger import ContainerKey, Ledger, Row
 from agent.core.match_settings import MatchSettings
@@ -43,11 +43,11 @@ def witness_ignored() -> Mutant:
     def being_admitted(count: int, evidence: Evidence, settings: MatchSettings) -> object:
         owner = evidence.lock.owner if evidence.lock else None
         found = sorted(
-            matching._found(count, evidence, settings), key=lambda one: one.pod.key != owner
+            admission._found(count, evidence, settings), key=lambda one: one.pod.key != owner
         )
-        return found[0] if found else matching._only(count, (), evidence)
+        return found[0] if found else admission._only(count, (), evidence)
 
-    return Mutant(replaced(matching, "_being_admitted", being_admitted), "another one's directory")
+    return Mutant(replaced(matching, "being_admitted", being_admitted), "another one's directory")
 
 
 def uid_ignored() -> Mutant:

@@ -1,14 +1,22 @@
 """Playing histories, and telling nothing of them: the lines would cost more than the histories."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+import dataclasses
+import multiprocessing
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
 
 import structlog
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 STEPS = 30
+CHUNK = 250
+"""Histories with faults that are drawn from one seed."""
+
+T = TypeVar("T")
 
 Deed = Callable[[], object]
 """A step: done when called, or when awaited."""
@@ -28,6 +36,41 @@ def play(machine: type[RuleBasedStateMachine], histories: int, *, same_ones: boo
             suppress_health_check=list(HealthCheck),
         ),
     )
+
+
+def play_chunk(machine: type[RuleBasedStateMachine], number: int) -> None:
+    """The histories of that seed: always the same."""
+    drawn = type(machine.__name__, (machine,), {})
+    play(seed(number)(drawn), CHUNK, same_ones=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Many:
+    """So many histories, beginning with those of the seed `first`, on so many processors."""
+
+    first: int
+    count: int
+    jobs: int
+
+    def seeds(self, of_each: int = 1) -> range:
+        """The seeds, of each of which so many are drawn."""
+        return range(self.first, self.first + -(-self.count // of_each))
+
+
+@contextmanager
+def side_by_side(
+    play_one: Callable[[int], T], seeds: Sequence[int], jobs: int, at_once: int
+) -> Iterator[Iterator[T]]:
+    """What comes of each seed, in their order; each process takes `at_once` seeds at a time.
+
+    What is left of them when the block ends is not played.
+    """
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        try:
+            yield pool.map(play_one, seeds, chunksize=at_once)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 async def passing(pause: float, deed: Deed | None) -> None:

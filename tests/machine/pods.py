@@ -35,13 +35,15 @@ class Box:
 class Shape:
     """A pod. `seconds`: its work ends by itself; `misplaced`: it selects other nodes.
 
-    `forged`: its tenant wrote the scheduler's annotations on it, for so many MiB.
+    `forged`: its tenant wrote the scheduler's annotations on it, for so many MiB. `restarts`: its
+    restartPolicy.
     """
 
     boxes: tuple[Box, ...] = (Box(),)
     seconds: int | None = None
     misplaced: bool = False
     forged: int | None = None
+    restarts: str = ""
 
 
 boxes = st.builds(
@@ -77,7 +79,8 @@ def a_pod_object(name: str, shape: Shape, stamp: int, **spec: object) -> Json:
     containers = [_container(f"c{place}", box) for place, box in enumerate(shape.boxes)]
     inits = [one for one, box in zip(containers, shape.boxes, strict=True) if box.kind != "app"]
     apps = [one for one, box in zip(containers, shape.boxes, strict=True) if box.kind == "app"]
-    selector = {"nodeSelector": {"zone": "elsewhere"}} if shape.misplaced else {}
+    selector: Json = {"nodeSelector": {"zone": "elsewhere"}} if shape.misplaced else {}
+    selector |= {"restartPolicy": shape.restarts} if shape.restarts else {}
     return {
         "metadata": {"name": name, "namespace": NAMESPACE, "annotations": notes},
         "spec": {"initContainers": inits, "containers": apps} | selector | spec,

@@ -6,6 +6,7 @@ What it wrote is remembered here, apart from the pods' annotations, which a tena
 import asyncio
 import random
 from collections.abc import Mapping
+from typing import NoReturn
 
 from agent.codec.nodelock import encode_node_lock
 from agent.core.annotations import BIND_PHASE, BIND_TIME, MUTEX_LOCK, PHASE_ALLOCATING
@@ -26,7 +27,7 @@ _TRIP = (0.002, 0.03)
 Placement = tuple[tuple[Share, ...], ...]
 
 
-class _Cluster(StoreCluster):
+class TimedCluster(StoreCluster):
     """Each request takes a moment, so that others act in between."""
 
     def __init__(self, store: Store, chance: random.Random) -> None:
@@ -34,12 +35,28 @@ class _Cluster(StoreCluster):
         self._chance = chance
 
     async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
-        await asyncio.sleep(self._chance.uniform(*_TRIP))
+        await self._trip()
         await super().bind(namespace, name, uid, node_name)
 
     async def get(self, resource: str, namespace: str, name: str) -> Json:
-        await asyncio.sleep(self._chance.uniform(*_TRIP))
+        await self._trip()
         return await super().get(resource, namespace, name)
+
+    async def patch(
+        self,
+        resource: str,
+        namespace: str,
+        name: str,
+        changes: Json,
+        *,
+        uid: str | None = None,
+        version: str | None = None,
+    ) -> Json:
+        await self._trip()
+        return await super().patch(resource, namespace, name, changes, uid=uid, version=version)
+
+    async def _trip(self) -> None:
+        await asyncio.sleep(self._chance.uniform(*_TRIP))
 
 
 class Scheduler:
@@ -53,11 +70,22 @@ class Scheduler:
         self._store = store
         self._chance = chance
         self._busy = asyncio.Lock()
+        self._restarted = asyncio.Event()
         self.restart()
+
+    async def run(self) -> NoReturn:
+        """Send the Events of whichever process there is: they wait in its queue, too."""
+        while True:
+            self._restarted.clear()
+            async with asyncio.TaskGroup() as group:
+                sending = group.create_task(self._hami.run())
+                await self._restarted.wait()
+                sending.cancel()
 
     def restart(self) -> None:
         """A new process: what it knows of used GPUs is what the pods' annotations say."""
-        cluster = _Cluster(self._store, self._chance)
+        self._restarted.set()
+        cluster = TimedCluster(self._store, self._chance)
         self._hami = HamiVerbs(cluster, self.clock, self._chance, self.settings, eager=True)
         self._nodes = self._store.subscribe("nodes", None)
         self._pods = self._store.subscribe("pods", None)

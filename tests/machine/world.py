@@ -1,40 +1,26 @@
-"""One node and its cluster in one history: what can happen there, and what must be at the end."""
+"""What can happen in one history, to a node and its cluster."""
 
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 
 from agent.core.annotations import ALLOCATED
 from agent.core.condition import Condition
-from agent.core.holdings import KubeletEpoch
-from agent.core.inventory import Inventory
-from agent.core.pods import PodTable
 from agent.core.ports import Clock
-from agent.kit.cell import Cell
 from agent.sandbox.api_errors import Json, StatusError
-from agent.sandbox.kubelet.podloop import KubeletPodLoop
-from agent.sandbox.kubelet.seen import Seen
 from agent.sandbox.patching import merge_patch
-from agent.wire.v1beta1 import ContainerAllocateResponse
-from tests.builders import NODE, a_gpu, a_health, a_shared_gpu
-from tests.fakes.chance import Seeded
-from tests.fakes.disk import Faults as DiskFaults
-from tests.fakes.disk import MemoryDisk, MemoryFiles
-from tests.machine.agent_life import AgentLife, Host
-from tests.machine.api import Faults, Store
-from tests.machine.audit import Audit, AuditedHooks
-from tests.machine.kubelet import RESOURCE, Line, MemoryKubelet, devices_of
-from tests.machine.pods import GPU_MIB, NAMESPACE, Shape, a_pod_object
-from tests.machine.scheduling import Scheduler
+from tests.builders import NODE
+from tests.machine.agent_life import AgentLife
+from tests.machine.pods import NAMESPACE, Shape, a_pod_object
+from tests.machine.refusals import Refusals
+from tests.machine.site import SPLIT, Site
 
-SPLIT = 4
-REGISTERS_WITHIN = (0.02, 0.4)
-"""Seconds from a kubelet's socket to the agent's registration."""
+__all__ = ["SPLIT", "World"]
 
 
-class World:
-    """Everything that takes part. Methods are what may happen; each returns at once."""
+class World(Site):
+    """A node. Methods are what may happen there; each returns at once."""
 
     def __init__(
         self,
@@ -42,154 +28,14 @@ class World:
         clock: Clock,
         life: Callable[..., Coroutine[object, object, AgentLife]],
     ) -> None:
-        self.clock = clock
-        self.chance = Seeded(seed)
-        self.store = Store(self.clock, self.chance)
-        self.faults = Faults(self.store)
-        self.disk = MemoryDisk(self.chance)
-        self.disk.files = MemoryFiles(self.chance, chunk=1 << 20)
-        self.disk.faults = DiskFaults(self.disk.files)
-        self.kubelet = MemoryKubelet(self.clock, self.chance)
-        self.scheduler = Scheduler(self.store, self.clock, self.chance)
-        self.audit = Audit(self.store, self.kubelet, self.scheduler, self.disk)
-        self.audit.can_be_seen = self._can_be_seen
-        self.audit.is_shown = self._is_shown
-        self.audit.is_blind = self._is_blind
-        hooks = AuditedHooks()
-        hooks.audit = self.audit
-        self.host = Host(
-            self.store,
-            self.faults,
-            self.kubelet,
-            self.disk,
-            hooks,
-            Cell(Inventory()),
-            Cell[KubeletEpoch | None](None),
-            self.clock,
-            self.chance,
-        )
-        self.agent: AgentLife | None = None
-        self.conditions = [Condition.OK, Condition.OK]
-        self.split = SPLIT
-        self._start_agent = life
-        self._boots = 0
-        self._away = 0.2
-        self._is_over = False
-        self._kubelet_turn = asyncio.Lock()
-        self._agent_task: asyncio.Task[None] | None = None
-        self._dies_after_answer = False
-        self._group = asyncio.TaskGroup()
-        self.kubelet.history.listen(self._hear)
+        super().__init__(seed, clock, life)
+        self.refusals = Refusals(self)
 
-    # Life and death
-
-    async def run(self, ready: asyncio.Event) -> None:
-        """Be, until cancelled."""
-        try:
-            async with self._group as group:
-                loop = KubeletPodLoop(self.kubelet, self.store, NODE, eager=True)
-                group.create_task(loop.run())
-                self._show_gpus()
-                await self.kubelet.start()
-                await self.start_agent()
-                await self.kubelet.until_allocatable(RESOURCE, 2 * SPLIT)
-                ready.set()
-                await asyncio.Event().wait()
-        finally:
-            self._is_over = True
-            self.kill_agent()
-            await self.kubelet.kill()
-
-    def spawn(self, activity: Coroutine[object, object, object]) -> None:
-        """Something that goes on while other things happen."""
-        self._group.create_task(activity)
-
-    async def start_agent(self) -> None:
-        """The agent starts, unless it runs."""
-        if self.agent is None:
-            agent = self.agent = await self._start_agent(
-                self.host, self.kill_agent, f"boot-{self._boots}"
-            )
-            agent.api.released = self.audit.released
-            agent.api.annotated = self.audit.annotated
-            self._agent_task = self._group.create_task(self._live(agent))
-            self.spawn(self._register(agent, self.kubelet.life))
-
-    def kill_agent(self) -> None:
-        """SIGKILL."""
-        agent, self.agent = self.agent, None
-        if agent is not None and self._agent_task is not None:
-            agent.is_dead = agent.step.is_over = True
-            self._agent_task.cancel()
-            life = self.kubelet.life
-            if life is not None and RESOURCE in life.books.endpoints:
-                life.books.disconnected(RESOURCE, "error reading from server: EOF")
-            if not self._is_over:
-                self.spawn(self._start_again())
-
-    def kill_agent_at(self, steps: int, seconds: float) -> None:
-        """SIGKILL, so many awaits from now; it starts again that much later."""
-        if self.agent is not None:
-            self.agent.step.kill_at(steps)
-        self._away = seconds
-
-    async def _start_again(self) -> None:
-        await asyncio.sleep(self._away)
-        await self.start_agent()
-
-    async def _live(self, agent: AgentLife) -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            await agent.run()
-
-    async def _register(self, agent: AgentLife, life: object) -> None:
-        """What the registration does once it sees the kubelet's socket."""
-        await asyncio.sleep(self.chance.uniform(*REGISTERS_WITHIN))
-        serving = self.kubelet.life
-        if serving is None or serving is not life or agent is not self.agent:
-            return
-        serving.books.connected(RESOURCE, Line(agent, self._answered))
-        async for listed in agent.slices.follow():
-            if agent is not self.agent or serving is not self.kubelet.life:
-                return
-            if listed.generation:
-                serving.books.listed(RESOURCE, devices_of(listed))
-
-    def _answered(self, response: ContainerAllocateResponse) -> bool:
-        self.audit.answered(response)
-        if self._dies_after_answer:
-            self._dies_after_answer = False
-            if self.kubelet.life is not None:
-                self.kubelet.life.exit()
-                return False
-        return True
-
-    def _is_shown(self, uid: str) -> bool:
-        """Whether the agent knows the pod."""
-        return self.agent is not None and uid in self.agent.pods.value.pods
-
-    def _can_be_seen(self, uid: str) -> bool:
-        """Whether the agent knows the pod, or could list it."""
-        table = self.agent.pods.value if self.agent else PodTable()
-        if uid in table.pods or uid in {stone.pod.uid for stone in table.tombstones}:
-            return True
-        return self.audit.pod(uid) is not None and not self._is_blind()
-
-    def _is_blind(self) -> bool:
-        """Whether the agent can list no pods."""
-        return self.faults.is_down or self.faults.list_fails
-
-    def _hear(self, event: Seen) -> None:
-        if event.kind == "started":
-            made = int(self.clock.now().timestamp() * 1e9)
-            self.host.epoch.set(KubeletEpoch(self.kubelet.lives, made))
-            if self.agent is not None:
-                self.spawn(self._register(self.agent, self.kubelet._life))
+    def activities(self) -> Iterator[Coroutine[object, object, None]]:
+        yield from super().activities()
+        yield self.scheduler.run()
 
     # What owners and tenants do
-
-    def pods(self) -> list[Json]:
-        """All pods of the API server that are no mirrors, oldest name first."""
-        return self.store.select("pods")
 
     def create(self, name: str, shape: Shape) -> str | None:
         """A pod for the scheduler; its UID, or None: it is denied or there is one already."""
@@ -254,6 +100,7 @@ class World:
         name = pod["metadata"]["name"]
         self.store.update("pods", NAMESPACE, name, lambda held: merge_patch(held, changes))
         self.scheduler.restart()
+        self.refusals.lies += 1
 
     # What happens on the node
 
@@ -275,12 +122,6 @@ class World:
     async def _start_kubelet_after(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
         await self.start_kubelet()
-
-    async def start_kubelet(self) -> None:
-        """The kubelet is there again."""
-        async with self._kubelet_turn:
-            if self.kubelet._owner is None:
-                await self.kubelet.start()
 
     async def reboot(self, *, lose: bool) -> None:
         """Power loss: of agent, kubelet and containers; all start again."""
@@ -307,6 +148,7 @@ class World:
         """Others ask PodResources as fast as they can."""
         if self.kubelet.life is not None:
             self.kubelet.life.crowd(calls)
+            self.refusals.crowded_at = asyncio.get_running_loop().time()
 
     def set_gpu(self, place: int, condition: Condition) -> None:
         """A GPU goes bad, is lost or comes back."""
@@ -317,31 +159,3 @@ class World:
         """The operator changes how many slices a GPU has."""
         self.split = split
         self._show_gpus()
-
-    def _show_gpus(self) -> None:
-        gpus = tuple(
-            a_shared_gpu(
-                gpu=a_gpu(index=place, memory_mib=GPU_MIB),
-                health=a_health(condition=condition),
-                split_count=self.split,
-                present=condition is not Condition.LOST,
-            )
-            for place, condition in enumerate(self.conditions)
-        )
-        generation = self.host.inventory.value.generation + 1
-        self.host.inventory.set(Inventory(generation, gpus))
-
-    # The end
-
-    async def heal(self) -> None:
-        """Whatever was wrong is right again."""
-        self._dies_after_answer = False
-        self.faults.clear()
-        vars(self.host.trouble).update(silent=0, write=0.0)
-        self.conditions = [Condition.OK, Condition.OK]
-        self.split = SPLIT
-        self._show_gpus()
-        await self.start_kubelet()
-        await self.start_agent()
-        if self.agent is not None:
-            self.agent.step.kill_at(None)

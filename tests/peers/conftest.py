@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import os
 from collections.abc import AsyncIterator, Generator
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.peers.lab.nodes import NodeUnderTest
 from tests.peers.lab.part import Part
 from tests.peers.lab.programs import Programs
 from tests.peers.lab.real_node import RealNode
+from tests.peers.lab.releases import MODEL, Release, impossible, release_of
 from tests.peers.lab.servers import Server, model_server, real_server
 from tests.peers.lab.site import Site, built
 from tests.peers.lab.switch import open_hami_plugin
@@ -36,7 +38,16 @@ FAILED: Final = 3 * STARTED
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Real time, and one event loop for all: the cluster outlives a test."""
+    """Real time, and one event loop for all: the cluster outlives a test.
+
+    What cannot hold beside the scheduler that was named is left out, with its reason; beside our
+    model of it nothing is.
+    """
+    release = release_of_scheduler()
+    for item in items:
+        test = f"{item.path.name}::{getattr(item, 'originalname', item.name)}"
+        if item.path.parent == HERE and (reason := impossible(release, test)):
+            item.add_marker(pytest.mark.skip(f"HAMi {release}: {reason}"))
     on_real_time(items, HERE, 120, one_loop=True)
     # It looks back at all the others.
     items.sort(key=lambda item: item.path == HERE / "test_rights.py")
@@ -67,7 +78,21 @@ def programs() -> Programs:
     folder, scheduler = environ.get("HAMI_PEERS_BIN"), environ.get("HAMI_PEERS_SCHEDULER")
     if folder is None:
         pytest.fail("there are no programs to test beside: run make test-peers", pytrace=False)
-    return Programs(Path(folder), Path(scheduler) if scheduler else None)
+    named = Path(scheduler) if scheduler else None
+    return Programs(Path(folder), named, release_of_scheduler())
+
+
+@functools.cache
+def release_of_scheduler() -> Release:
+    """Of which release the scheduler is that HAMI_PEERS_SCHEDULER names, or our model of it."""
+    environ = os.environ  # noqa: TID251 -- said by who runs the tests
+    scheduler = environ.get("HAMI_PEERS_SCHEDULER")
+    if not scheduler:
+        return MODEL
+    try:
+        return release_of(Path(scheduler), environ.get("HAMI_PEERS_SCHEDULER_RELEASE"))
+    except (OSError, ValueError) as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 @pytest.fixture(scope="session")

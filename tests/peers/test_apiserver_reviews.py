@@ -24,7 +24,7 @@ OWN_PODS_ONLY = f"spec.nodeName={NODE}"
 REVIEWED = [
     (review("watch", "nodes", NODE), (True, True)),
     (review("patch", "nodes", NODE), (True, True)),
-    (review("get", "nodes", OTHER_NODE), (False, False)),
+    (review("get", "nodes", OTHER_NODE), (False, True)),
     (review("patch", "nodes", OTHER_NODE), (True, True)),
     (review("list", "pods", selector=OWN_PODS_ONLY), (True, True)),
     (review("watch", "pods", selector=OWN_PODS_ONLY), (True, True)),

@@ -192,13 +192,11 @@ NODE_REFUSED = [
     ("DELETE", EVENTS + "/none", None, node_cannot("delete", "events", "none", HERE)),
 ]
 ACCOUNT_REFUSED = [
-    ("GET", NODE_PATH, ("get", "nodes", NODE, EVERYWHERE)),
     ("GET", NODES, ("list", "nodes", "", EVERYWHERE)),
     ("GET", f"{NODES}?fieldSelector=metadata.name%3D{NODE}", ("list", "nodes", NODE, EVERYWHERE)),
     ("PATCH", NODE_PATH + "/status", ("patch", "nodes/status", NODE, EVERYWHERE)),
     ("PUT", NODE_PATH, ("update", "nodes", NODE, EVERYWHERE)),
     ("DELETE", NODE_PATH, ("delete", "nodes", NODE, EVERYWHERE)),
-    ("GET", POD, ("get", "pods", OWN_POD, HERE)),
     ("PATCH", POD, ("patch", "pods", OWN_POD, HERE)),
     ("PUT", POD + "/status", ("update", "pods/status", OWN_POD, HERE)),
     ("DELETE", POD, ("delete", "pods", OWN_POD, HERE)),
@@ -291,6 +289,8 @@ async def test_the_account_is_refused_what_deploy_does_not_grant(
         ("PATCH", POD + "/status", MARK),
         ("PATCH", OTHER + "/status", MARK),
         ("PATCH", POD + "/status", {"metadata": {"labels": {"account": "may"}}}),
+        ("GET", NODE_PATH, None),
+        ("GET", POD, None),
         ("GET", OWN_PODS, None),
         ("GET", "/api/v1/pods", None),
     ],

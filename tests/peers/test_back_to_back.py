@@ -70,6 +70,7 @@ async def end(cluster, *names):
 
 
 async def create_at_once(cluster, *pods):
+    await cluster.reading.until_current()
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(cluster.api.create(PODS, pod)) for pod in pods]
     return [task.result() for task in tasks]

@@ -19,7 +19,7 @@ from tests.peers.lab.keeper import kept
 from tests.peers.lab.node_state import notes_of, until_allocatable
 from tests.peers.lab.pods import a_telling_pod, phase_of, run, until_settled
 from tests.peers.lab.probe import ProbePlugin
-from tests.peers.lab.site import CHART, NAMESPACE, RELEASE, SERVING, VALUES, open_site
+from tests.peers.lab.site import CHART, NAMESPACE, RELEASE, SERVING, extra_args, open_site, values
 from tests.peers.lab.tidy import NODE_PATH
 from tests.peers.lab.workloads import a_container
 
@@ -124,7 +124,7 @@ async def test_a_switch_is_refused_until_it_is_asked_for_and_then_the_node_is_th
     cluster = site.cluster
     await cluster.api.create(daemon_sets(NAMESPACE), hamis_plugin())
     await until_phases(cluster, lambda: others(cluster), "Running")
-    given = (word for one in VALUES for word in ("--set", one))
+    given = (word for one in values(cluster.release) for word in ("--set", one))
     where = (f"--namespace={NAMESPACE}", *given)
     refused = await site.run.try_helm("install", RELEASE, str(CHART), *where)
     assert 0 != refused.code
@@ -154,7 +154,6 @@ async def test_a_switch_is_refused_until_it_is_asked_for_and_then_the_node_is_th
 
 SECTION = re.compile(r"^## Switch from HAMi's device plugin\n(.*?)^## ", re.MULTILINE | re.DOTALL)
 BLOCK = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SIMULATED = ["--simulate", "h100:8"]
 
 
 def typed_in_the_document():
@@ -175,7 +174,8 @@ async def type_out(site, hami, words):
     }
     program, *rest = (here.get(word, word) for word in words)
     if rest[0] == "install":
-        rest += [word for one in VALUES[1:] for word in ("--set", one)]
+        given = values(site.cluster.release)[1:]
+        rest += [word for one in given for word in ("--set", one)]
     if "rollout" in rest:
         rest.append(f"--timeout={SERVING:.0f}s")
     if "exec" not in rest:
@@ -203,6 +203,7 @@ def args_of(site):
 async def test_the_commands_of_the_document_switch_from_hamis_plugin_to_the_agent(site, tmp_path):
     cluster = site.cluster
     hami = await hami_alone(site, tmp_path / "hami")
+    told = extra_args(cluster.release)
     looks, (serve, *wait, off, alone) = typed_in_the_document()
 
     plugins = cluster.kubelet.plugins
@@ -211,7 +212,7 @@ async def test_the_commands_of_the_document_switch_from_hamis_plugin_to_the_agen
         await until_allocatable(cluster, 10)
         for words in looks:
             await type_out(site, hami, words)
-        assert [["run", "--observe", *SIMULATED]] == args_of(site)
+        assert [["run", "--observe", *told]] == args_of(site)
         assert 10 == len(await cluster.kubelet.allocatable(RESOURCE))
         assert annotations.REGISTER not in notes_of(await cluster.api.get(NODE_PATH))
         assert not (cluster.hook / "libvgpu.so").exists()
@@ -225,7 +226,7 @@ async def test_the_commands_of_the_document_switch_from_hamis_plugin_to_the_agen
 
     await until_phases(cluster, lambda: others(cluster))
     await site.until_serving()
-    assert [["run", *SIMULATED]] == args_of(site)
+    assert [["run", *told]] == args_of(site)
     (pod,) = site.agents
     assert "HAMI_AGENT_TAKEOVER" not in {one["name"] for one in pod["spec"]["containers"][0]["env"]}
     assert (cluster.hook / "libvgpu.so").exists()

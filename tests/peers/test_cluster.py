@@ -56,6 +56,7 @@ async def run_a_pod(cluster: Cluster, name: str) -> None:
     def phase() -> str | None:
         return cluster.pods.objects.get(key, {"status": {}})["status"].get("phase")
 
+    await cluster.reading.until_current()
     await cluster.api.create(f"/api/v1/namespaces/{NAMESPACE}/pods", a_pod(name))
     await cluster.pods.until(lambda: phase() in ("Running", "Failed"), 60.0, f"{name} does not run")
     assert "Running" == phase(), cluster.pods.objects[key]["status"]

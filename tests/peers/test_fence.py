@@ -56,11 +56,12 @@ async def until_waiting(cluster, name):
 
 
 async def test_containers_that_hold_what_was_offered_start_and_start_again(cluster, fenced):
-    init = a_container("load", memory=1024, script="true")
+    load = a_container("load", memory=1024, script="true")
+    inits = (load,) if cluster.release.serves_inits else ()
     pods = (
         a_telling_pod(cluster, "one", gpus=2),
         telling(cluster, a_pod("two", a_container("a"), a_container("b", memory=2048))),
-        telling(cluster, a_pod("prepared", a_container(memory=2048), inits=(init,))),
+        telling(cluster, a_pod("prepared", a_container(memory=2048), inits=inits)),
         telling(cluster, a_pod("without", a_container(gpus=0))),
     )
     names = await run(cluster, *pods, within=60.0)

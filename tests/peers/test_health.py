@@ -116,7 +116,8 @@ async def test_the_scheduler_places_nothing_on_an_ill_gpu(cluster, agent):
     def refused():
         conditions = status_of(cluster, "finds-none").get("conditions") or []
         return any(
-            one["type"] == "PodScheduled" and one["reason"] == "Unschedulable" for one in conditions
+            one["type"] == "PodScheduled" and one.get("reason") == "Unschedulable"
+            for one in conditions
         )
 
     await cluster.pods.until(refused, 60.0, "the last pod is not turned away")

@@ -7,7 +7,7 @@ import pytest
 
 from tests.peers.lab.identities import NODE_USER
 from tests.peers.lab.pods import run, until_settled
-from tests.peers.lab.requests import asked_since, mark_of_rest, reads, writes
+from tests.peers.lab.requests import asked_since, mark_of_rest, of_pods, reads, writes
 from tests.peers.lab.workloads import a_container, a_pod
 
 
@@ -17,7 +17,7 @@ async def test_nothing_to_do_is_no_write_and_no_read_beyond_two_watches(cluster,
     mark = await mark_of_rest(cluster)
     pods = [a_pod("one"), a_pod("two", a_container("left"), a_container("right"))]
     await until_settled(cluster, *await run(cluster, *pods, within=60.0))
-    await asked_since(cluster, mark, NODE_USER, 2 * len(pods))
+    await asked_since(cluster, mark, NODE_USER, of_pods(len(pods)))
 
     mark = cluster.plane.audit.mark()
     await asyncio.sleep(seconds)  # what is claimed is about this time

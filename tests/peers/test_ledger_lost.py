@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import datetime as dt
-import json
 
 import pytest
 
@@ -24,7 +23,7 @@ from tests.peers.lab.grants import (
 )
 from tests.peers.lab.node_state import (
     node_of,
-    notes_of,
+    registered,
     until_allocatable,
     until_offered,
     until_unlocked,
@@ -236,8 +235,7 @@ async def test_slices_of_a_holder_that_cannot_be_read_stay_listed(cluster):
 
 def is_counted(cluster, split):
     """Whether the Node says so many slices of each GPU to HAMi's scheduler."""
-    noted = notes_of(node_of(cluster)).get(annotations.REGISTER, "[]")
-    return {split} == {gpu["count"] for gpu in json.loads(noted)}
+    return {split} == {gpu["count"] for gpu in registered(node_of(cluster))}
 
 
 def age(cluster):

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agent.core import annotations
-from agent.core.settlement import BIND_PATIENCE, LOCK_TIMEOUT, OVERDUE_PATIENCE
+from agent.core.settlement import UNCLAIMED
 from tests.peers.lab.clockwork import until_taken_up
 from tests.peers.lab.faults import frozen
 from tests.peers.lab.grants import told_environment
@@ -29,6 +29,7 @@ from tests.peers.lab.waiting import until
 from tests.peers.lab.workloads import a_container, a_pod, stray
 
 RELEASE_BOUND = 5.0
+GONE_BOUND = 35.0
 
 
 async def was_given(cluster, name, container="main"):
@@ -71,7 +72,21 @@ async def test_the_lock_of_a_pod_that_the_kubelet_rejected_unasked_is_released(
     await run_next(cluster)
 
 
-async def test_the_lock_of_an_owner_deleted_while_the_agent_was_away_waits_until_it_is_sure(
+@pytest.mark.parametrize("age", [-3600.0, 0.0, 3600.0], ids=["from ahead", "fresh", "an hour old"])
+async def test_the_lock_of_an_owner_that_nobody_saw_goes_when_it_stood_for_long_whatever_its_stamp(
+    cluster, agent, table, age
+):
+    await lock(cluster, "gone", age=age)
+    began = asyncio.get_running_loop().time()
+
+    await until_unlocked(cluster, 90.0)
+    took = asyncio.get_running_loop().time() - began
+
+    assert UNCLAIMED.total_seconds() - 1.0 < took
+    table.hold("lock of an owner nobody saw: released", took, 35.0)
+
+
+async def test_the_lock_of_an_owner_deleted_while_the_agent_was_away_goes_after_its_start(
     cluster, agent, table
 ):
     await agent.part.kill()
@@ -79,31 +94,15 @@ async def test_the_lock_of_an_owner_deleted_while_the_agent_was_away_waits_until
         await place(cluster, a_pod("gone"), [[share(cluster, 0)]])
         await delete(cluster, "gone", grace=0)
         await until_deleted(cluster, "gone")
-    await lock(cluster, "gone", age=LOCK_TIMEOUT.total_seconds() + 5)
+    await lock(cluster, "gone")
     began = asyncio.get_running_loop().time()
 
     await cluster.start_registered_agent(name="afterwards")
 
     await until_unlocked(cluster, 90.0)
     took = asyncio.get_running_loop().time() - began
-    assert OVERDUE_PATIENCE.total_seconds() < took
-    table.hold("overdue lock of an owner nobody saw: released", took, 15.0)
+    table.hold("lock of an owner deleted unseen: released", took, 40.0)
     await run_next(cluster)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(300)
-async def test_a_young_lock_of_an_owner_that_nobody_saw_is_left_to_the_scheduler_for_long(
-    cluster, agent, table
-):
-    await lock(cluster, "never-seen")
-    began = asyncio.get_running_loop().time()
-
-    await until_unlocked(cluster, BIND_PATIENCE.total_seconds() + 60.0)
-    took = asyncio.get_running_loop().time() - began
-
-    assert BIND_PATIENCE.total_seconds() - 1.0 < took
-    table.hold("young lock of an owner nobody saw: released", took, 185.0)
 
 
 @pytest.mark.parametrize("lost", ["forgotten", "terminating"])
@@ -120,12 +119,12 @@ async def test_a_pod_deleted_between_bind_and_allocate_takes_no_share_with_it(
         await delete(cluster, lost, grace=grace)
         began = asyncio.get_running_loop().time()
         if lost == "forgotten":
-            await until_unlocked(cluster)
+            await until_unlocked(cluster, 60.0)
             took = asyncio.get_running_loop().time() - began
-            table.hold("lock of a deleted pod, kubelet frozen: released", took, RELEASE_BOUND)
+            table.hold("lock of a deleted pod, kubelet frozen: released", took, GONE_BOUND)
 
     await until_deleted(cluster, lost)
-    await until_unlocked(cluster)
+    await until_unlocked(cluster, 60.0)
     await run_next(cluster)
 
     answered = [line["pod"] for line in agent.events("alloc.answered")]
@@ -143,27 +142,20 @@ async def test_a_pod_deleted_between_bind_and_allocate_takes_no_share_with_it(
 async def test_a_pod_of_the_same_name_as_one_deleted_before_allocate_gets_its_own_share(
     cluster, agent
 ):
-    # A StatefulSet's next pod bears the name of the last one.
+    # A StatefulSet's next pod bears the name of the last one. The kubelet may ask for that one,
+    # too: it hears the next one's answer, and ends.
     mine = share(cluster, 5, 2000)
     successor = telling(cluster, a_pod("twin", a_container(memory=2000)))
     with frozen(cluster.kubelet.part):
         await place(cluster, telling(cluster, a_pod("twin")), [[share(cluster, 0)]])
         await delete(cluster, "twin", grace=0)
-        await until_unlocked(cluster)
-        await place(cluster, successor, [[mine]])
-
-    if (
-        "Failed" == (await until_phase(cluster, "twin", "Failed", "Running"))["phase"]
-    ):  # the kubelet never saw the first one
-        await delete(cluster, "twin", grace=0)
-        await until_deleted(cluster, "twin")
-        await until_unlocked(cluster)
+        await until_unlocked(cluster, 60.0)
         await place(cluster, successor, [[mine]])
 
     await until_running(cluster, "twin")
     await until_unlocked(cluster)
     assert (mine.uuid, "2000m") == await was_given(cluster, "twin")
-    assert 1 == len(agent.events("alloc.refused"))
+    assert [] == agent.events("alloc.refused")
 
 
 @pytest.mark.parametrize("when", ["before", "during"])

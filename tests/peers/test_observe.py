@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import os
 
 from agent.core import annotations
@@ -13,7 +12,7 @@ from tests.peers.lab.cluster import ACCOUNT
 from tests.peers.lab.config_files import NODE_CONFIG, node_config, open_files
 from tests.peers.lab.faces import answers, page
 from tests.peers.lab.grants import expected_inside, seen_inside
-from tests.peers.lab.node_state import node_of, notes_of
+from tests.peers.lab.node_state import gpus_of, notes_of
 from tests.peers.lab.pods import a_telling_pod, run, until_settled
 from tests.peers.lab.report import register_text
 from tests.peers.lab.settings import QUIET, ask_to_reload
@@ -61,14 +60,17 @@ def on_disk(cluster):
 
 
 def without_handshake(notes):
-    """The annotations less the one that HAMi's scheduler writes at any time."""
-    return {name: text for name, text in notes.items() if name != annotations.HANDSHAKE}
+    """The annotations less those that HAMi's scheduler writes at any time, one for each vendor."""
+    return {
+        name: text for name, text in notes.items() if not name.startswith(annotations.HANDSHAKE)
+    }
 
 
 @contextlib.asynccontextmanager
 async def untouched(cluster):
     """What an observer may not touch is, after the block, as it was before it."""
-    plugins, notes = registered_plugins(cluster), without_handshake(notes_of(node_of(cluster)))
+    plugins = registered_plugins(cluster)
+    notes = without_handshake(notes_of(await cluster.api.get(NODE_PATH)))
     mark, since = cluster.plane.audit.mark(), wall()
     yield
     await asyncio.sleep(QUIET)  # what is claimed is about this time, too
@@ -106,7 +108,7 @@ async def test_an_observer_tells_what_it_would_write_and_writes_nothing(cluster,
         await until_it_says(second, WRITES_NOTHING)
 
     told = [
-        json.loads(line["annotations"].get(annotations.REGISTER, "[]"))
+        gpus_of(line["annotations"].get(annotations.REGISTER, "[]"))
         for line in second.events(WOULD_WRITE)
     ]
     assert [8 * [(3, 163118)], 8 * [(6, 81559)]] == [

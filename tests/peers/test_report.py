@@ -17,9 +17,11 @@ from tests.peers.lab.faces import page
 from tests.peers.lab.identities import NODE
 from tests.peers.lab.node_state import (
     gpu_uuids,
+    gpus_of,
     node_of,
     notes_of,
     registered_health,
+    text_of,
     until_allocatable,
 )
 from tests.peers.lab.report import (
@@ -53,13 +55,14 @@ CONFLICT = "ReportConflict"
 
 def hand_made(text):
     """The same GPUs as another plugin with other settings writes them."""
-    return json.dumps([one | {"count": 2, "devmem": 1000} for one in json.loads(text)])
+    gpus = [one | {"count": 2, "devmem": 1000} for one in gpus_of(text)]
+    return text_of(gpus, colon=not text.startswith("["))
 
 
 EDITS = {
     "edited": hand_made,
     "removed": lambda text: None,
-    "shortened": lambda text: json.dumps(json.loads(text)[:1]),
+    "shortened": lambda text: text_of(gpus_of(text)[:1], colon=not text.startswith("[")),
     "spoilt": lambda text: text[:-20],
 }
 
@@ -104,9 +107,16 @@ def reasons(agent):
     return [line["reason"] for line in agent.events("report.written")]
 
 
+def otherwise_written(text):
+    """The same GPUs in another order; in JSON with other keys and spaces, too."""
+    if text.startswith("["):
+        return json.dumps([one | {"more": "keys"} for one in reversed(json.loads(text))], indent=1)
+    return text_of(gpus_of(text)[::-1], colon=True)
+
+
 async def test_what_means_the_same_is_left_as_somebody_wrote_it(cluster, agent):
     text = await held_text(cluster)
-    other = json.dumps([one | {"more": "keys"} for one in reversed(json.loads(text))], indent=1)
+    other = otherwise_written(text)
     mark = await mark_of_rest(cluster)
 
     await write_register(cluster, other)

@@ -1,10 +1,12 @@
 """A node where the agent starts: what the kubelet counts, what the scheduler is told, and how."""
 
 import dataclasses
+from collections import Counter
 
 import pytest
 
 from agent.codec.register import RegisteredGpu, decode_register
+from agent.codec.register_colon import decode_register_colon
 from agent.core import annotations
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.ages import age_of
@@ -22,6 +24,8 @@ H100 = RegisteredGpu(
     mode="hami-core",
     healthy=True,
 )
+OLD_H100 = dataclasses.replace(H100, type_name=f"NVIDIA-{H100.type_name}")
+"""Before 2.8 every name has this before it."""
 
 
 @pytest.mark.parametrize("user", [NODE_USER, ACCOUNT])
@@ -38,16 +42,19 @@ async def test_80_slices_are_allocatable_and_the_node_is_annotated(cluster, tabl
         lambda: annotations.REGISTER in notes_of(node_of(cluster)), 20.0, "annotation"
     )
 
-    gpus = decode_register(notes_of(node_of(cluster))[annotations.REGISTER])
+    text = notes_of(node_of(cluster))[annotations.REGISTER]
+    is_old = cluster.release.is_old
+    gpus = decode_register_colon(text) if is_old else decode_register(text)
     slices = {f"{gpu.uuid}-{number}" for gpu in gpus for number in range(10)}
     assert slices == await cluster.kubelet.allocatable(RESOURCE)
-    assert [a_registered_gpu(gpu, index) for index, gpu in enumerate(gpus)] == list(gpus)
+    told = OLD_H100 if is_old else H100
+    assert [a_registered_gpu(told, gpu, index) for index, gpu in enumerate(gpus)] == list(gpus)
     assert annotations.MUTEX_LOCK not in notes_of(node_of(cluster))
-    requests = await asked_since(cluster, mark, user, 1)
+    requests = await asked_since(cluster, mark, user, Counter({"patch nodes": 1}))
     assert [] == refused(requests)
     assert counted(requests).keys() <= ALLOWED
 
 
-def a_registered_gpu(gpu: RegisteredGpu, index: int) -> RegisteredGpu:
+def a_registered_gpu(told: RegisteredGpu, gpu: RegisteredGpu, index: int) -> RegisteredGpu:
     """A GPU as it should be told, but for its UUID, which the slices have too."""
-    return dataclasses.replace(H100, uuid=gpu.uuid, index=index, numa=index // 4)
+    return dataclasses.replace(told, uuid=gpu.uuid, index=index, numa=index // 4)

@@ -142,6 +142,7 @@ async def test_started_before_the_agent_ends_it_must_be_started_again(cluster, t
 async def doctor(cluster, *flags):
     """What `doctor --pre` finds on the node: its exit code; by id, verdicts with what was said."""
     kubeconfig = cluster.plane.kubeconfig(NODE_USER)
+    flags = (*cluster.release.flags, *flags)
     *start, _ = agent_command(kubeconfig, "h100:8", flags)[:4]
     words = (
         *start,

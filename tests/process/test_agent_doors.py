@@ -2,9 +2,9 @@
 
 import pytest
 
-from agent.sandbox.lab.cluster import open_cluster
+from agent.sandbox.lab.cluster import RESOURCE, open_cluster
 from agent.sandbox.lab.web import fetch
-from tests.process.agent_process import PATIENCE, offers, options
+from tests.process.agent_process import PATIENCE, options
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(60)]
 
@@ -26,4 +26,6 @@ async def test_in_a_directory_that_everybody_may_write_nothing_is_served_until_i
         assert (503, True) == (page.status, "writable by everybody" in page.text)
 
         plugins.chmod(0o750)
-        assert await offers(cluster, 80), cluster.log.last(20)
+        assert await cluster.until(lambda: cluster.kubelet.capacity(RESOURCE) == 80, PATIENCE), (
+            cluster.log.last(20)
+        )

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.time
 
 async def verb(cluster: SandboxCluster, *words: str) -> tuple[int, str, str]:
     """A verb in a process of its own, with this cluster's sockets."""
-    sockets = {"recheck": cluster.places.run / "api.sock"}
+    sockets = dict.fromkeys(("recheck", "release"), cluster.places.run / "api.sock")
     socket = sockets.get(words[0], cluster.places.hardware_socket)
     done = await asyncio.to_thread(run, *words, "--socket", str(socket))
     return done.returncode, done.stdout, done.stderr
@@ -92,13 +92,52 @@ async def test_an_ill_gpu_that_nobody_holds_is_in_view_after_a_restart():
         assert f'gpu="{ill}",mode="hami-core",model="",numa="",pci="",uuid="{ill}"}} 1.0' in told
         assert f'hami_agent_gpu_health{{gpu="{ill}",state="bad"}} 1.0' in told
         assert 'hami_agent_degraded{reason="gpu_health"} 1.0' in told
-        assert f'hami_agent_slices_total{{gpu="{ill}"}} 0.0' in told
+        assert f'hami_agent_slices{{gpu="{ill}",state="healthy"}} 0.0' in told
         assert f"GPU {ill} is bad: " in await fetched(cluster, "/readyz?verbose")
         register = "hami.io/node-nvidia-register"
         assert await cluster.until(
             lambda: ill not in cluster.node_annotations()[register], PATIENCE
         )
         assert "GpuLeftOut" not in reasons(cluster)
+
+
+async def test_a_gpu_is_released_for_its_reset_and_taken_back_by_an_operators_word():
+    async with open_cluster(options(gpus=2)) as cluster:
+        await answering(cluster)
+        assert 0 == (await verb(cluster, "simulate", "xid", "48", "--gpu", "1"))[0]
+        assert await cluster.until(lambda: cluster.allocatable() == 10, PATIENCE)
+
+        code, text, _ = await verb(cluster, "release", "1")
+        assert (0, True) == (code, "released; `hami-agent recheck` takes it back" in text)
+        assert "[H-RELEASED]" in await fetched(cluster, "/readyz?verbose")
+        assert 0 == (await verb(cluster, "simulate", "restore", "--gpu", "1"))[0]
+        assert await cluster.until(lambda: cluster.hardware.states[1].words == "ok", PATIENCE)
+        code, text, _ = await verb(cluster, "recheck", "--was-reset", "1")
+        assert 1 == code
+        for words in ("it answered", "bad since", "s more without a bad report"):
+            assert words in text
+        assert "reset of the GPU" not in text
+
+        code, text, _ = await verb(cluster, "release", "all")
+        assert 0 == code
+        assert await cluster.until(lambda: cluster.allocatable() == 0, PATIENCE)
+        assert 0 == (await verb(cluster, "recheck", "0"))[0]
+        assert await cluster.until(lambda: cluster.allocatable() == 10, PATIENCE)
+        assert await cluster.until(lambda: "GpuReleased" in reasons(cluster), PATIENCE)
+        assert 4 == (await verb(cluster, "release", "7"))[0]
+
+
+async def test_all_gpus_that_were_released_are_taken_back_with_one_word():
+    async with open_cluster(options(gpus=2)) as cluster:
+        await answering(cluster)
+        code, text, _ = await verb(cluster, "release", "all")
+        assert (0, True) == (code, "`hami-agent recheck all` takes them back" in text)
+        assert await cluster.until(lambda: cluster.allocatable() == 0, PATIENCE)
+
+        code, text, _ = await verb(cluster, "recheck", "all")
+        assert (0, 2) == (code, text.count("it answered"))
+        assert await cluster.until(lambda: cluster.allocatable() == 20, PATIENCE)
+        assert 0 == (await verb(cluster, "recheck", "--was-reset", "all"))[0]
 
 
 async def test_where_health_checks_are_switched_off_no_gpu_is_bad():

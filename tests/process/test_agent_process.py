@@ -6,6 +6,7 @@ import grpc
 import pytest
 
 from agent.codec.checkpoint import encode_state
+from agent.core.container_edits import container_directory
 from agent.core.ledger import Ledger
 from agent.core.state import State
 from agent.host.clock import machine_id
@@ -126,9 +127,13 @@ async def test_it_reads_nothing_of_other_pods_and_writes_nothing_but_the_annotat
         } == dict(journal.counts)
 
 
-async def test_a_broken_hook_directory_is_one_containers_trouble_and_not_the_nodes():
-    async with open_cluster(options("--hook-path", "/dev/null")) as opened:
-        state = State(generation=1, machine_id=machine_id(), ledger=Ledger(rows=(a_row(),)))
+async def test_a_broken_directory_is_one_containers_trouble_and_not_the_nodes():
+    async with open_cluster(options()) as opened:
+        row = a_row()
+        state = State(generation=1, machine_id=machine_id(), ledger=Ledger(rows=(row,)))
+        containers = opened.places.hook / "vgpu" / "containers"
+        containers.mkdir()
+        (containers / container_directory(row.key.pod_uid, row.key.container)).write_text("")
         opened.places.state.mkdir(exist_ok=True)
         (opened.places.state / "state.json").write_bytes(encode_state(state))
 

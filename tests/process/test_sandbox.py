@@ -88,11 +88,20 @@ def test_an_agent_that_cannot_start_makes_it_fail_with_its_last_words():
     assert max(len(line) for line in ended.stdout.splitlines() if line[:1] == "t") <= 80
 
 
-def test_too_few_slices_are_wrong_usage():
-    ended = run("sandbox", "--gpus", "3", "--split-count", "4")
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--gpus", "3", "--split-count", "4"), "24 slices"),
+        (("--gpus", "1"), "3 to 64 GPUs, or any number from 1 with --interactive"),
+        (("--gpus", "0", "--interactive"), "needs 1 to 64 GPUs"),
+        (("--gpus", "1", "--split-count", "4", "--interactive"), "5 slices on all GPUs"),
+    ],
+)
+def test_too_few_gpus_or_slices_are_wrong_usage(words, expected):
+    ended = run("sandbox", *words)
 
     assert 2 == ended.returncode
-    assert "24 slices" in ended.stderr
+    assert expected in ended.stderr
 
 
 @pytest.fixture
@@ -112,7 +121,7 @@ def test_ctrl_c_removes_everything(number: signal.Signals, code: int, short_dire
     with subprocess.Popen(  # noqa: S603 -- this very program
         [
             *(sys.executable, "-m", "agent", "sandbox", "--interactive"),
-            f"--agent-flag=--config={config}",
+            *("--gpus", "1", f"--agent-flag=--config={config}"),
         ],
         cwd=ROOT,
         env=environ,
@@ -129,6 +138,8 @@ def test_ctrl_c_removes_everything(number: signal.Signals, code: int, short_dire
         os.kill(agent, 0)  # it is there
         assert list(temporary.iterdir())
         assert any("after 90s of quiet: health.quietPeriod" in line for line in told)
+        (log,) = [line.split()[-1] for line in told if line.startswith("  agent log")]
+        assert '"event": "plugin.serving"' in Path(log).read_text(encoding="utf-8")
 
         sandbox.send_signal(number)
         sandbox.stdout.read()

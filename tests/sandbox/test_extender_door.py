@@ -9,7 +9,6 @@ import aiohttp
 import pytest
 
 from agent.sandbox.extender.server import LIMIT
-from agent.sandbox.extender.service import ExtenderOptions
 from tests.fakes.extender_rig import a_cluster, extended, server_side
 from tests.fakes.scheduler_cluster import LOCK
 
@@ -26,7 +25,7 @@ async def test_it_says_that_it_is_there(tmp_path: Path) -> None:
 async def test_it_is_ready_once_nodes_and_pods_are_listed(tmp_path: Path) -> None:
     async with a_cluster(tmp_path) as rig:
         await rig.api.begin_outage()
-        async with rig.extending(ExtenderOptions(answer_within=5.0)):
+        async with rig.extending():
             assert (200, "") == await rig.get("/healthz")
             assert (503, "nodes and pods are not listed yet\n") == await rig.get("/readyz")
 

@@ -7,6 +7,7 @@ import pytest
 
 from agent.core.gpu import GpuUuid
 from agent.core.share import Share
+from agent.sandbox.api_errors import Json
 from agent.sandbox.extender.service import ExtenderOptions
 from agent.sandbox.extender.view import Pods
 from agent.sandbox.scheduler.cluster import StoreCluster
@@ -16,7 +17,7 @@ from agent.sandbox.scheduler.verbs import HamiVerbs
 from agent.sandbox.store import ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import START, ManualClock
-from tests.fakes.extender_rig import HANDSHAKE, Rig, a_cluster, extended
+from tests.fakes.extender_rig import HANDSHAKE, QUICK, Rig, a_cluster, extended
 from tests.fakes.scheduler_cluster import register_of
 
 pytestmark = pytest.mark.looptime(False)
@@ -35,7 +36,7 @@ async def test_a_node_that_is_seen_first_is_asked_for_its_handshake(tmp_path: Pa
 
 
 async def test_a_handshake_that_is_gone_is_asked_for_in_the_next_interval(tmp_path: Path) -> None:
-    async with extended(tmp_path, ExtenderOptions(interval=0.05)) as rig:
+    async with extended(tmp_path, ExtenderOptions(QUICK, interval=0.05)) as rig:
         await rig.until_node(lambda: HANDSHAKE in rig.node())
         rig.annotate_node(handshake=None)
 
@@ -121,11 +122,12 @@ async def test_what_is_reserved_while_a_list_is_under_way_stays() -> None:
 async def test_a_watch_that_lags_moves_no_reservation() -> None:
     hami = verbs()
     hami.usage.reserve("u", Reservation("n2", [[Share(GpuUuid("GPU-b"), 5, 0)]], 0))
-    pod = {"metadata": {"uid": "u"}, "spec": {}, "status": {}}
+    metadata: Json = {"uid": "u", "namespace": "default", "name": "p"}
+    pod: Json = {"metadata": metadata, "spec": {}, "status": {}}
     earlier = {"hami.io/vgpu-node": "n1", "hami.io/vgpu-devices-allocated": "GPU-a,NVIDIA,1,0:;"}
 
     hami.see_pod("MODIFIED", pod)
-    hami.see_pod("MODIFIED", pod | {"metadata": {"uid": "u", "annotations": earlier}})
+    hami.see_pod("MODIFIED", pod | {"metadata": metadata | {"annotations": earlier}})
 
     assert {} == hami.usage.loads("n1")
     assert [GpuUuid("GPU-b")] == list(hami.usage.loads("n2"))
@@ -143,5 +145,5 @@ async def fill(rig: Rig) -> None:
     rig.create_pod("p", memory_mib=12000)
     await rig.until_fits("p", fits=False)
     async with asyncio.timeout(5):
-        while rig.api.open_watches < 2:  # noqa: ASYNC110 -- the model tells nobody of its watches
+        while rig.api.open_watches < 3:  # noqa: ASYNC110 -- the model tells nobody of its watches
             await asyncio.sleep(0)

@@ -9,7 +9,7 @@ import pytest
 from agent.core.gpu import GpuUuid
 from agent.core.share import Share
 from agent.sandbox.api_errors import ConflictError, Json
-from agent.sandbox.scheduler.bind import Binder, BindError
+from agent.sandbox.scheduler.bind import Binder, BindError, Memory
 from agent.sandbox.scheduler.cluster import StoreCluster
 from agent.sandbox.scheduler.events import EventRecorder
 from agent.sandbox.scheduler.model import SchedulerSettings
@@ -66,7 +66,11 @@ async def bind(store: ObjectStore, usage: Usage) -> tuple[str, str]:
     usage.reserve(uid, Reservation("n1", [[Share(GpuUuid("GPU-aaaa"), 1000, 0)]], 0))
     cluster, clock, settings = StoreCluster(store), ManualClock(), SchedulerSettings()
     events = EventRecorder(cluster, clock, settings.scheduler_name)
-    binder = Binder(cluster, clock, settings, usage, Seeded(), events)
+    memory = Memory(usage)
+    for resource in ("nodes", "pods"):
+        for obj in store.select(resource):
+            memory.seen.see(resource, "ADDED", obj)
+    binder = Binder(cluster, clock, settings, Seeded(), events, memory)
     try:
         await binder.bind("default", "p", uid, "n1")
     except BindError as error:

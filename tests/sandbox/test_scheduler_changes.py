@@ -91,7 +91,8 @@ async def test_a_scheduler_that_fell_behind_the_history_lists_again() -> None:
         await asyncio.sleep(1)
         for number in range(8):
             cluster.submit(f"p{number}")
-        await asyncio.sleep(1)
+
+        await cluster.until(lambda: cluster.is_bound("p0"))
 
         assert cluster.is_bound("p0")
 

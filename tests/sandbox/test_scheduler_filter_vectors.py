@@ -3,22 +3,25 @@
 import pytest
 
 from agent.codec.pod import decode_pod_devices, encode_pod_devices
-from agent.codec.register import decode_register
+from agent.core import annotations
 from agent.core.errors import MalformedText
+from agent.sandbox.extender.messages import filter_result, simulation_result
 from agent.sandbox.scheduler.bind import placement_patch
+from agent.sandbox.scheduler.cluster import StoreCluster
 from agent.sandbox.scheduler.filter import filter_pod
-from agent.sandbox.scheduler.model import GpuState, Load, NodeState, SchedulerSettings
+from agent.sandbox.scheduler.model import NodeState, SchedulerSettings
+from agent.sandbox.scheduler.quota import Quotas
+from agent.sandbox.scheduler.registry import read_offer
 from agent.sandbox.scheduler.requests import pod_requests
 from agent.sandbox.scheduler.steering import read_steering
 from agent.sandbox.scheduler.usage import Usage
+from agent.sandbox.scheduler.verbs import HamiVerbs
+from agent.sandbox.store import ObjectStore
 from tests.fakes.chance import Seeded
+from tests.fakes.clock import ManualClock
 from tests.fakes.scheduler_vectors import Case, build_pod, load_cases
 
 NOT_MODELLED = {
-    "F39": "topology-aware",
-    "F40": "topology-aware",
-    "F47": "quota",
-    "F49": "quota",
     "F50": "MIG",
     "F51": "MIG",
     "F52": "MIG",
@@ -54,15 +57,21 @@ def build_usage(case: Case) -> Usage:
 def build_nodes(case: Case, usage: Usage) -> dict[str, NodeState]:
     nodes = {}
     for given in case["nodes"]:
-        try:
-            gpus = decode_register(given["register"])
-        except MalformedText:
-            continue
-        loads = usage.loads(given["name"])
-        states = tuple(GpuState(gpu, loads.get(gpu.uuid, Load())) for gpu in gpus)
-        cordoned = frozenset(filter(None, given.get("cordon", "").split(",")))
-        nodes[given["name"]] = NodeState(given["name"], states, cordoned)
+        noted = {annotations.REGISTER: given["register"]}
+        keys = {"cordon": annotations.CORDON, "score": annotations.SCORE}
+        noted |= {key: given[name] for name, key in keys.items() if name in given}
+        offer = read_offer(noted)
+        if offer is not None:
+            nodes[given["name"]] = offer.state(given["name"], usage.loads(given["name"]))
     return nodes
+
+
+def build_quotas(case: Case, usage: Usage) -> Quotas:
+    quotas = Quotas(usage, build_settings(case).memory_factor)
+    for number, given in enumerate(case.get("resource_quotas", [])):
+        metadata = {"namespace": given["namespace"], "name": f"q{number}"}
+        quotas.see("ADDED", {"metadata": metadata, "spec": {"hard": given["hard"]}})
+    return quotas
 
 
 def build_settings(case: Case) -> SchedulerSettings:
@@ -81,14 +90,16 @@ MODELLED = sorted(CASES.keys() - NOT_MODELLED.keys())
 def test_the_filter_answers_as_hami(case_id: str) -> None:
     case = CASES[case_id]
     expected, pod, settings = case["expect"], build_pod(case["pod"]), build_settings(case)
-    nodes = build_nodes(case, build_usage(case))
+    usage = build_usage(case)
+    nodes, quotas = build_nodes(case, usage), build_quotas(case, usage)
     candidates = case.get("candidate_nodes") or [given["name"] for given in case["nodes"]]
 
-    filtered = filter_pod(pod, candidates, nodes, settings, Seeded())
+    filtered = filter_pod(pod, candidates, nodes, settings, Seeded(), quotas)
 
-    assert expected.get("NodeNames") == (list(filtered.nodes) or None)
-    assert expected.get("FailedNodes") == (dict(filtered.failed) or None)
-    assert expected.get("error", "") == filtered.error
+    answer = filter_result(filtered)
+    assert expected.get("NodeNames") == answer["NodeNames"]
+    assert expected.get("FailedNodes") == answer["FailedNodes"]
+    assert expected.get("error", "") == answer["Error"]
     assert expected["events"] == [
         f"{notice.type} {notice.reason} {notice.message}" for notice in filtered.notices
     ]
@@ -127,10 +138,10 @@ SORTED = [name for name in MODELLED if CASES[name]["expect"].get("devices_sorted
 def test_gpus_are_scored_and_ordered_as_by_hami(case_id: str) -> None:
     case = CASES[case_id]
     nodes = build_nodes(case, build_usage(case))
-    annotations = case["pod"].get("annotations", {})
+    wishes = case["pod"].get("annotations", {})
     if case["expect"].get("error"):
         pytest.skip("the weights cannot be read: nothing is ordered")
-    steering = read_steering(annotations, build_settings(case))
+    steering = read_steering(wishes, build_settings(case))
 
     for name, expected in case["expect"]["devices_sorted_first_request"].items():
         ordered = steering.order(nodes[name].gpus)
@@ -147,7 +158,7 @@ def test_gpus_are_scored_and_ordered_as_by_hami(case_id: str) -> None:
 
 def test_every_vector_is_covered_or_named_with_its_reason() -> None:
     assert 73 == len(CASES)
-    assert 62 == len(MODELLED)
+    assert 66 == len(MODELLED)
     assert NOT_MODELLED.keys() <= CASES.keys()
 
 
@@ -155,3 +166,57 @@ def test_groups_are_written_as_they_are_read() -> None:
     text = "GPU-a,NVIDIA,1000,30:;;GPU-b,NVIDIA,500,10:;"
 
     assert text == encode_pod_devices(decode_pod_devices(text)[:-1])
+
+
+SIMULATED = load_cases("simulation")
+
+
+@pytest.mark.parametrize("case_id", sorted(SIMULATED))
+async def test_given_nodes_are_simulated_as_by_hami(case_id: str) -> None:
+    case = SIMULATED[case_id]
+    store = ObjectStore(ManualClock(), Seeded())
+    hami = HamiVerbs(StoreCluster(store), ManualClock(), Seeded(), SchedulerSettings(), eager=True)
+    noted = {annotations.REGISTER: case["register"]} if case["register"] else {}
+    node = {"metadata": {"name": "n1", "annotations": noted}}
+    await hami.see_node("ADDED", node)
+    held = build_pod({}, "held")
+    held["metadata"]["annotations"] = {
+        annotations.VGPU_NODE: "n1",
+        annotations.ALLOCATED: case["existing_vgpu_devices_allocated"],
+    }
+    hami.see_pod("ADDED", held)
+
+    answer = simulation_result(hami.simulate(build_pod(case["pod"]), [node]), [node])
+
+    items = (answer["Nodes"] or {"items": []})["items"]
+    assert case["Nodes"] == [item["metadata"]["name"] for item in items]
+    assert case["NodeNames"] == answer["NodeNames"]
+    assert case["FailedNodes"] == answer["FailedNodes"]
+    assert "" == answer["Error"]
+    assert [] == store.select("events")
+
+
+def test_the_simulations_are_all_there() -> None:
+    assert {"S1", "S2", "S3"} == SIMULATED.keys()
+
+
+DECODED = load_cases("decode_pod_annotation")
+
+
+@pytest.mark.parametrize("case_id", sorted(DECODED))
+def test_a_pods_annotation_is_read_as_by_hami(case_id: str) -> None:
+    case = DECODED[case_id]
+    if "error" in case:
+        with pytest.raises(MalformedText):
+            decode_pod_devices(case["annotation"])
+        return
+
+    groups = decode_pod_devices(case["annotation"])
+
+    assert case["containers"] == [
+        [
+            {"uuid": s.uuid, "type": "NVIDIA", "mem": s.memory_mib, "cores": s.core_percent}
+            for s in group
+        ]
+        for group in groups
+    ]

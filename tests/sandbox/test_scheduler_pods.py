@@ -3,6 +3,7 @@
 import asyncio
 
 from agent.sandbox.api_errors import Json
+from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.webhook import admit_pod
 from tests.fakes.scheduler_cluster import LOCK, Cluster, register_of, scheduling
 
@@ -20,6 +21,7 @@ async def test_a_pod_is_placed_locked_and_bound() -> None:
         assert "allocating" == metadata["annotations"]["hami.io/bind-phase"]
         assert "n1" == metadata["labels"]["hami.io/vgpu-node"]
         assert cluster.node()[LOCK].endswith(",default,p1")
+        await asyncio.sleep(1)  # Events come behind
         assert {"FilteringSucceed", "BindingSucceed"} == set(cluster.reasons("p1"))
 
 
@@ -36,17 +38,30 @@ async def test_a_second_pod_waits_for_the_lock_and_is_bound_after_its_release() 
         assert cluster.node()[LOCK].endswith(",default,p2")
 
 
-async def test_an_eager_scheduler_uses_a_freed_lock_without_waiting_out_its_backoff() -> None:
+async def test_a_freed_lock_is_used_after_the_back_off_only() -> None:
     async with scheduling(Cluster("GPU-a", eager=True)) as cluster:
         cluster.submit("p1")
         cluster.submit("p2")
-        await cluster.until(lambda: "BindingFailed" in cluster.reasons("p2"))
-        before = asyncio.get_running_loop().time()
+        await cluster.until(lambda: cluster.condition("p2") != "")
+        failed = asyncio.get_running_loop().time()
+        assert cluster.condition("p2").endswith(": node lock contention")
 
         cluster.unlock()
         await cluster.until(lambda: cluster.is_bound("p2"))
 
-        assert asyncio.get_running_loop().time() - before < 1.0
+        assert asyncio.get_running_loop().time() - failed >= 1.0
+
+
+async def test_kube_scheduler_gives_up_after_30_seconds_and_hami_binds_all_the_same() -> None:
+    settings = SchedulerSettings(kube_qps=0.1, kube_burst=1)
+    async with scheduling(Cluster("GPU-a", settings=settings)) as cluster:
+        cluster.submit("p1")
+        await cluster.until(lambda: cluster.condition("p1") != "", within=300)
+        assert "context deadline exceeded" in cluster.condition("p1")
+
+        await cluster.until(lambda: cluster.is_bound("p1"), within=300)
+
+        assert cluster.is_bound("p1")
 
 
 async def test_the_lock_of_a_deleted_pod_is_taken_over() -> None:

@@ -1,18 +1,13 @@
 """Rules of the scheduler model that no vector reaches."""
 
-import datetime as dt
-
 import pytest
 
 from agent.core.gpu import GpuUuid
 from agent.core.share import Share
-from agent.sandbox.scheduler.lock import Claim, ContentionError, LockError, claim_lock
-from agent.sandbox.scheduler.model import Load, NodeState, SchedulerSettings
+from agent.sandbox.scheduler.model import Load, NodeState
 from agent.sandbox.scheduler.pending import Backoff
 from agent.sandbox.scheduler.requests import parse_quantity
-from agent.sandbox.scheduler.steering import BadWeightsError, read_steering
 from agent.sandbox.scheduler.usage import Reservation, Usage
-from tests.fakes.clock import START
 from tests.fakes.scheduler_vectors import build_pod
 
 A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
@@ -41,14 +36,6 @@ def test_a_quantity_is_a_whole_number_or_nothing(text: object, expected: int | N
     assert expected == parse_quantity(text)
 
 
-@pytest.mark.parametrize(
-    "text", ["slot=-1,core=1,memory=1", "slot=a,core=1,memory=1", "slot=0,core=0,memory=0", ""]
-)
-def test_unreadable_weights_are_refused(text: str) -> None:
-    with pytest.raises(BadWeightsError, match=r"invalid hami\.io/device-scoring-weights"):
-        read_steering({"hami.io/device-scoring-weights": text}, SchedulerSettings())
-
-
 def test_a_pod_counts_by_the_greater_of_its_init_peak_and_its_sum() -> None:
     groups = [
         [Share(A, 8000, 50)],
@@ -61,6 +48,49 @@ def test_a_pod_counts_by_the_greater_of_its_init_peak_and_its_sum() -> None:
 
     assert {A: Load(2, 8000, 60), B: Load(1, 100, 1)} == during.loads()
     assert {A: Load(2, 3000, 30)} == after.loads()
+
+
+def placed(*ends: int | None, **metadata: str) -> dict[str, object]:
+    """A placed pod with an init container of 8000 MiB and another of 1000; how the first ended."""
+    spec = {"initContainers": [{"name": "i"}], "containers": [{"name": "c"}]}
+    pod = build_pod(spec)
+    pod["metadata"] |= metadata
+    pod["metadata"]["annotations"] = {
+        "hami.io/vgpu-node": "n",
+        "hami.io/vgpu-devices-allocated": "GPU-a,NVIDIA,8000,0:;GPU-a,NVIDIA,1000,0:;",
+    }
+    states = [{"running": {}} if end is None else {"terminated": {"exitCode": end}} for end in ends]
+    pod["status"]["initContainerStatuses"] = [{"state": state} for state in states]
+    return pod
+
+
+def memory_after(*pods: dict[str, object]) -> int:
+    usage = Usage()
+    for pod in pods:
+        usage.observe(pod)
+    return usage.loads("n")[A].memory_mib
+
+
+def test_the_peak_goes_with_the_news_that_the_init_containers_succeeded() -> None:
+    assert 8000 == memory_after(placed())
+    assert 8000 == memory_after(placed(), placed(None))
+    assert 8000 == memory_after(placed(), placed(1))
+    assert 1000 == memory_after(placed(), placed(None), placed(0))
+
+
+def test_the_peak_that_went_does_not_come_back() -> None:
+    assert 1000 == memory_after(placed(), placed(0), placed(None))
+
+
+def test_a_new_scheduler_counts_the_peak_until_it_hears_of_the_pod_again() -> None:
+    assert 8000 == memory_after(placed(0))
+    assert 1000 == memory_after(placed(0), placed(0))
+
+
+def test_a_pod_that_is_being_deleted_keeps_its_peak() -> None:
+    leaving = placed(0, deletionTimestamp="2026-08-21T06:20:39Z")
+
+    assert 8000 == memory_after(placed(), leaving)
 
 
 def test_only_pods_that_are_still_there_are_counted_after_a_gap() -> None:
@@ -85,31 +115,6 @@ def test_a_pod_with_unreadable_groups_is_not_counted() -> None:
     usage.observe(pod)
 
     assert {} == usage.loads("n")
-
-
-async def claim(text: str) -> Claim:
-    async def is_alive(_: str, name: str) -> bool:
-        return name == "alive"
-
-    return await claim_lock(text, ("default", "p"), START, 300.0, is_alive)
-
-
-async def test_a_lock_is_taken_over_from_the_dead_and_the_late_only() -> None:
-    young = (START - dt.timedelta(seconds=299)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    old = (START - dt.timedelta(seconds=301)).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-    assert Claim.HOLD is await claim(f"{young},default,p")
-    assert Claim.TAKE is await claim(f"{young},default,dead")
-    assert Claim.TAKE is await claim(f"{old},default,alive")
-    assert Claim.TAKE is await claim(old)
-    for held in (f"{young},default,alive", young):
-        with pytest.raises(ContentionError):
-            await claim(held)
-
-
-async def test_a_lock_of_two_parts_is_an_error() -> None:
-    with pytest.raises(LockError, match="has 2 parts"):
-        await claim("2026-08-21T06:20:39Z,default")
 
 
 def test_an_empty_node_has_no_score() -> None:

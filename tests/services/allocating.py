@@ -1,23 +1,25 @@
 """An allocation on a node of fakes: real ledger, disk in memory, virtual time."""
 
+import asyncio
 import contextlib
 import dataclasses
 import datetime as dt
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from agent.core.changes import NodeEvent
 from agent.core.edits import EditSettings
+from agent.core.evidence import NOT_HERE
 from agent.core.holdings import KubeletEpoch
 from agent.core.inventory import Inventory
 from agent.core.ledger import Effect, EffectKind, Ledger
 from agent.core.match_settings import MatchSettings, UnlockedPods
-from agent.core.pods import NodeLock, NodeView, PodTable, PodView, Tombstone
+from agent.core.pods import NodeLock, NodeView, PodTable, PodUid, PodView, Tombstone
 from agent.core.slices import SliceId, slice_id
 from agent.core.state import State
 from agent.kit.cell import Cell
-from agent.services.allocation.inquiry import Peers, Views
 from agent.services.allocation.service import Allocation, AllocationSettings
 from agent.services.allocation.storage import Storage
+from agent.services.allocation.views import Peers, Views
 from agent.services.state import StateService
 from tests.builders import NODE, NOON, a_gpu, a_lock, a_pod, a_pod_uid, an_inventory
 from tests.fakes.clock import LoopClock
@@ -63,6 +65,7 @@ class Desk:
         self.pods: Cell[PodTable] = Cell(PodTable(synced=True))
         self.node: Cell[NodeView | None] = Cell(NodeView(NODE, "uid", "1"))
         self.inventory: Cell[Inventory] = Cell(an_inventory(count=2))
+        self.outlived: Cell[Mapping[str, PodUid]] = Cell({})
         self.witness = FakeWitness()
         self.records = FakeRecords()
         self.containers = FakeContainers()
@@ -73,14 +76,25 @@ class Desk:
         self.looked: Callable[[], object] = lambda: None
         self.refreshes = 0
         self.refresh_error: Exception | None = None
+        self.names: dict[tuple[str, str], PodUid | Exception] = {}
+        """Whose a name is at the API server, where it is not the one that the watch shows."""
+        self.gets: list[tuple[str, str]] = []
+        self.gone: list[PodView] = []
+        """Pods that a LIST shows to be gone."""
+        self.silent: asyncio.Event | None = None
+        """The API server answers when this is set."""
+        self.unseen_node: NodeView | None = None
+        self.node_gets = 0
         self.said: list[NodeEvent] = []
         self.service = Allocation(
-            views=Views(self.pods, self.node, self.inventory, self.state.ledger),
+            views=Views(self.pods, self.node, self.inventory, self.state.ledger, self.outlived),
             peers=Peers(
                 self.witness,
                 self.records,
                 self.containers,
                 self._refresh,
+                self._look_at_pod,
+                self._look_at_node,
                 lambda: self.epoch,
                 self.clock,
                 self._look,
@@ -135,10 +149,32 @@ class Desk:
     def _look(self) -> None:
         self.looked()
 
+    async def _answer(self) -> None:
+        if self.silent is not None:
+            await self.silent.wait()
+
+    async def _look_at_pod(self, namespace: str, name: str) -> PodUid:
+        self.gets.append((namespace, name))
+        await self._answer()
+        found = self.names.get((namespace, name))
+        if isinstance(found, Exception):
+            raise found
+        pod = self.pods.value.named(namespace, name)
+        return found if found is not None else pod.uid if pod else NOT_HERE
+
+    async def _look_at_node(self) -> None:
+        self.node_gets += 1
+        await self._answer()
+        if self.unseen_node is not None:
+            self.node.set(self.unseen_node)
+
     async def _refresh(self) -> PodTable:
         self.refreshes += 1
+        await self._answer()
         if self.refresh_error is not None:
             raise self.refresh_error
+        for pod in self.gone:
+            self.bury(pod)
         self.see(*self.unseen)
         return self.pods.value
 

@@ -2,13 +2,13 @@
 
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from agent.core.ledger import Effect, EffectKind, Ledger
-from agent.core.pods import Phase, PodTable, PodView
+from agent.core.pods import Phase, PodTable, PodUid, PodView
 from agent.core.state import State
 from agent.kit.cell import Cell
-from agent.services.outbox import Outbox, OutboxViews
+from agent.services.outbox.service import Outbox, OutboxViews
 from agent.services.state import StateService
 from tests.builders import G1, NOON, a_lock, a_pod, a_pod_uid
 from tests.fakes.apiserver import FakeApi
@@ -71,6 +71,8 @@ class Owing:
         for pod in pods:
             self.api.put_pod(pod)
         self.pods: Cell[PodTable] = Cell(PodTable())
+        self.found: Cell[tuple[Effect, ...]] = Cell(())
+        self.outlived: Cell[Mapping[str, PodUid]] = Cell({})
         self.state = StateService(disk=self.disk, recovered=State(ledger=ledger), boot_id="b")
         self.see()
         self.outbox = self.another()
@@ -78,7 +80,7 @@ class Owing:
     def another(self) -> Outbox:
         """An outbox that knows nothing but the ledger, as after a restart."""
         return Outbox(
-            views=OutboxViews(self.state.ledger, self.pods),
+            views=OutboxViews(self.state.ledger, self.pods, self.found, self.outlived),
             api=(self.api, self.api),
             commit=self.state.commit,
             clock=self.clock,

@@ -129,7 +129,7 @@ SCENES: dict[str, tuple[Gate, Scene, str, str, str]] = {
     "hanging": (
         Gate.OUT_OF_TIME,
         the_kubelet_hangs,
-        "did not find out within 0.8 s which pod",
+        "did not find out in time which pod",
         "controller starts it again",
         "",
     ),

@@ -39,10 +39,12 @@ async def test_once_it_is_there_pods_are_served():
         desk.hooks.missing = (LIBRARY,)
         await refused(desk.service.allocate(ids(1)))
         desk.hooks.missing = ()
+        desk.witness.forget(placed(1))
+        desk.bind(placed(2))
 
         await desk.service.allocate(ids(1))
 
-        assert 1 == len(desk.ledger.rows)
+        assert ["train-2"] == [row.pod for row in desk.ledger.rows]
 
 
 async def test_a_container_that_was_answered_before_is_answered_again():

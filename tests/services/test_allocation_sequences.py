@@ -108,8 +108,10 @@ async def test_of_two_pods_of_an_expired_lock_the_first_is_refused_and_the_secon
         assert {second.uid} == {effect.pod_uid for effect in desk.ledger.outbox}
 
 
-@pytest.mark.parametrize("unlocked", [UnlockedPods.STRICT, UnlockedPods.UNIQUE])
-async def test_forged_annotations_beside_a_lock_are_worth_nothing_under_any_setting(unlocked):
+@pytest.mark.parametrize("unlocked", [UnlockedPods.STRICT, UnlockedPods.LEGACY])
+async def test_forged_annotations_beside_a_lock_are_worth_nothing_unless_the_operator_says_so(
+    unlocked,
+):
     async with a_desk(unlocked=unlocked) as desk:
         forger = placed(2, annotations=annotated(f"{G1},NVIDIA,1,1:;"))
         desk.see(forger, placed(1))
@@ -127,22 +129,30 @@ async def test_a_finished_job_that_the_api_still_shows_running_does_not_fill_its
         desk.see(dataclasses.replace(job, phase=Phase.RUNNING))
         desk.bind(placed(2, f"{G1},NVIDIA,81559,100:;"))
         await refused(desk, Gate.MEMORY_EXCEEDED)
+        desk.witness.forget(placed(2))
 
         desk.witness.forget(job)  # it has ended, and the API server will say so soon
+        desk.bind(placed(3, f"{G1},NVIDIA,81559,100:;"))
         await desk.service.allocate(ids(2))
 
-        assert ["train-1", "train-2"] == [row.pod for row in desk.ledger.rows]
+        assert ["train-1", "train-3"] == [row.pod for row in desk.ledger.rows]
+
+
+@pytest.mark.parametrize("other", [None, placed(9)], ids=["no lock", "another pod's lock"])
+async def test_unique_serves_the_pod_that_the_kubelet_confirms_whoever_has_the_lock(other):
+    async with a_desk(unlocked=UnlockedPods.UNIQUE) as desk:
+        pod = desk.bind(placed(1))
+        desk.lock(other)
+
+        await desk.service.allocate(ids(1))
+
+        assert [(pod.uid, "")] == [(row.key.pod_uid, row.lock) for row in desk.ledger.rows]
+        assert [] == desk.effects(EffectKind.RELEASE_LOCK)
 
 
 async def test_the_peak_of_an_init_container_stays_reserved_and_is_counted_once():
     async with a_desk() as desk:
-        containers = (a_container(name="init", role=Role.INIT), a_container(name="app"))
-        text = f"{G1},NVIDIA,60000,10:;{G1},NVIDIA,50000,10:;"
-        pod = desk.bind(placed(1, text, containers=containers))
-        await desk.service.allocate(ids(1))
-        desk.records.keys = frozenset({desk.ledger.rows[0].key})
-        await desk.service.allocate(ids(1))
-        desk.witness.admit(pod, app=ids(1)[0])
+        await beside_an_init_peak(desk)
         desk.bind(placed(2, f"{G1},NVIDIA,22000,10:;"))
 
         await refused(desk, Gate.MEMORY_EXCEEDED)
@@ -150,6 +160,59 @@ async def test_the_peak_of_an_init_container_stays_reserved_and_is_counted_once(
         desk.bind(placed(3, f"{G1},NVIDIA,21559,10:;"))
         desk.witness.forget(placed(2))
         await desk.service.allocate(ids(3))
+
+
+async def beside_an_init_peak(desk):
+    """A pod of 60000 MiB in its init container and 50000 then; the kubelet asks for another one."""
+    containers = (a_container(name="init", role=Role.INIT), a_container(name="app"))
+    text = f"{G1},NVIDIA,60000,10:;{G1},NVIDIA,50000,10:;"
+    pod = desk.bind(placed(1, text, containers=containers))
+    await desk.service.allocate(ids(1))
+    desk.records.keys = frozenset({desk.ledger.rows[0].key})
+    await desk.service.allocate(ids(1))
+    desk.witness.admit(pod, app=ids(1)[0])
+    done = dataclasses.replace(containers[0], has_run=True, succeeded=True)
+    return dataclasses.replace(pod, phase=Phase.RUNNING, containers=(done, containers[1]))
+
+
+async def test_the_room_of_an_init_peak_is_given_out_once_the_init_containers_have_succeeded():
+    async with a_desk() as desk:
+        desk.see(await beside_an_init_peak(desk))
+        desk.bind(placed(2, f"{G1},NVIDIA,31559,10:;"))
+
+        await desk.service.allocate(ids(3))
+
+        assert 0 == desk.refreshes
+
+
+async def test_a_pod_is_not_refused_for_room_that_our_late_watch_still_counts():
+    async with a_desk() as desk:
+        desk.unseen.append(await beside_an_init_peak(desk))
+        desk.bind(placed(2, f"{G1},NVIDIA,31559,10:;"))
+
+        await desk.service.allocate(ids(3))
+
+        assert 1 == desk.refreshes
+
+
+async def test_what_the_scheduler_oversold_is_given_as_written_and_told():
+    async with a_desk() as desk:
+        init = a_container(name="init", role=Role.INIT, count=0)
+        pod = placed(1, f"{G1},NVIDIA,60000,10:;", containers=(init, a_container()))
+        desk.bind(pod)
+        await desk.service.allocate(ids(1))
+        desk.witness.admit(pod, main=ids(1)[0])
+        done = dataclasses.replace(init, has_run=True, succeeded=True)
+        desk.see(dataclasses.replace(pod, containers=(done, a_container())))
+        assert [] == desk.said
+        desk.bind(placed(2, f"{G1},NVIDIA,60000,10:;"))
+
+        await desk.service.allocate(ids(3))
+
+        (event,) = desk.said
+        assert ("GpuOversold", True) == (event.reason, event.warning)
+        assert "has given out 120000 MiB of memory of GPU 0" in event.text
+        assert "which has 81559 MiB" in event.text
 
 
 @pytest.mark.parametrize("off", [-LONG, LONG], ids=["behind", "ahead"])

@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.core.errors import Gate, Refusal
-from tests.services.allocating import a_desk, ids, placed
+from tests.services.allocating import NEXT_EPOCH, a_desk, ids, placed
 
 
 async def refused(desk):
@@ -68,7 +68,7 @@ async def test_a_kubelet_that_hangs_is_out_of_time_without_a_pod():
     assert "pod" not in line
 
 
-async def test_a_write_that_comes_back_after_the_refusal_serves_the_same_call_once():
+async def test_a_write_that_comes_back_after_the_refusal_serves_the_next_kubelet():
     async with a_desk() as desk:
         desk.bind(placed(1))
         desk.disk.gate.clear()
@@ -76,6 +76,7 @@ async def test_a_write_that_comes_back_after_the_refusal_serves_the_same_call_on
         desk.disk.gate.set()
         await asyncio.sleep(1)
         assert 1 == len(desk.ledger.rows)
+        desk.epoch = NEXT_EPOCH  # this one rejected the pod, and will not ask again
 
         edits = await desk.service.allocate(ids(1))
 

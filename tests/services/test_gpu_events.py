@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator
 
 import pytest
@@ -68,6 +69,26 @@ async def test_a_gpu_that_stutters_is_said_to_be_silent_once_and_well_when_it_la
         await asyncio.sleep(10 * CALM)
 
     assert ["GpuDriverUnresponsive", "GpuRecovered"] == said
+
+
+async def test_a_gpu_that_is_taken_back_and_answers_is_not_said_to_be_unhealthy():
+    said: list[str] = []
+    free = a_health(condition=Condition.UNMONITORED, cause="released", serving=False)
+    unasked = dataclasses.replace(free, cause="driver")
+    inventory = Cell(holding(free))
+    events = GpuEvents(inventory, Cell(Ledger()), Cell(()), lambda event: said.append(event.reason))
+    async with running(events):
+        inventory.set(holding(unasked, generation=2))
+        await asyncio.sleep(1)
+        inventory.set(holding(WELL, generation=3))
+        await asyncio.sleep(2 * CALM)
+        assert ["GpuRecovered"] == said
+        inventory.set(holding(free, generation=4))
+        await asyncio.sleep(1)
+        inventory.set(holding(unasked, generation=5))
+        await asyncio.sleep(2 * CALM)
+
+    assert ["GpuRecovered", "GpuReleased", "GpuUnhealthy"] == said
 
 
 async def test_an_ill_gpu_that_is_gone_for_good_is_said_to_be_gone_once_and_later():

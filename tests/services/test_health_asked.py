@@ -9,7 +9,9 @@ from agent.core.condition import Condition
 from agent.core.events import ProbeOutcome
 from agent.core.gpu import NO_INDEX, Scan
 from agent.core.health import HealthSettings
-from agent.core.xids import read_switches
+from agent.core.recheck import WITHHELD
+from agent.core.withholding import Withholding
+from agent.core.xid_switches import read_switches
 from tests.builders import a_gpu, a_health, a_shared_gpu, an_inventory
 from tests.services.watching import G0, G1, Bench, running
 
@@ -54,9 +56,67 @@ async def test_a_recheck_of_a_gpu_of_unknown_index_says_no_index():
         assert (await bench.watch.recheck(G1)).index is None
 
 
+async def test_an_operators_word_that_it_was_reset_lets_it_rest_as_any_other():
+    async with running() as bench:
+        bench.driver.xid(G0, 48)
+        await asyncio.sleep(700)
+        assert bench.of(G0).needs_reset
+        found = await bench.watch.recheck("0", was_reset=True)
+
+        assert ("bad", False, False) == (
+            found.after.condition.value,
+            found.after.needs_reset,
+            found.serving,
+        )
+        assert "XID 48: double-bit ECC error; it was reset, as an operator says [H-048]" == (
+            found.after.text
+        )
+        await asyncio.sleep(590)
+        assert "bad" == bench.conditions[0]
+        await asyncio.sleep(20)
+        assert "ok" == bench.conditions[0]
+
+
+async def test_nobodys_word_stands_for_a_boot():
+    async with running() as bench:
+        bench.driver.xid(G0, 151)
+        await asyncio.sleep(1)
+
+        assert (await bench.watch.recheck("0", was_reset=True)).after.needs_reboot
+
+
+async def test_a_word_about_a_gpu_that_needs_no_reset_changes_nothing():
+    async with running() as bench:
+        await asyncio.sleep(1)
+
+        assert bench.of(G0) == (await bench.watch.recheck("0", was_reset=True)).after
+
+
+async def test_what_the_gpu_shows_goes_against_a_word_that_it_was_reset():
+    async with running() as bench:
+        await asyncio.sleep(1)
+        bench.driver.outcomes[G0] = ProbeOutcome.REFUSED
+        await bench.watch.recheck("0")
+        found = await bench.watch.recheck("0", was_reset=True)
+
+        assert found.after.needs_reset
+
+
+async def test_a_lost_gpu_comes_back_reset_whatever_is_said():
+    async with running() as bench:
+        await asyncio.sleep(1)
+        bench.driver.outcomes[G0] = ProbeOutcome.LOST
+        await bench.watch.recheck("0")
+        bench.driver.xid(G0, 48)
+        await asyncio.sleep(0.1)
+        found = await bench.watch.recheck("0", was_reset=True)
+
+        assert ("lost", False) == (found.after.condition.value, found.after.needs_reset)
+
+
 async def test_a_recheck_cuts_no_rest_short():
     async with running() as bench:
-        bench.driver.xid(G0, 32)
+        bench.driver.xid(G0, 54)
         await asyncio.sleep(1)
         for _ in range(5):
             found = await bench.watch.recheck("0")
@@ -78,6 +138,21 @@ async def test_a_recheck_of_a_gpu_that_does_not_answer_comes_back_in_time():
             found.probe.outcome,
             found.after.condition,
         )
+
+
+async def test_a_recheck_says_why_a_gpu_that_is_well_takes_no_pods():
+    async with running() as bench:
+        await asyncio.sleep(1)
+        bench.keeper.withhold(Withholding(("the disk is full",)))
+        found = await bench.watch.recheck("0")
+        assert not found.serving
+        assert (WITHHELD,) == found.missing
+
+        kept_out = a_shared_gpu(present=False, wanted=False)
+        bench.inventory.set(an_inventory(gpus=(kept_out,)))
+        found = await bench.watch.recheck("0")
+        assert ("ok", False) == (found.after.condition.value, found.serving)
+        assert ("it is filtered out by the settings",) == found.missing
 
 
 async def test_a_recheck_of_a_gpu_that_is_not_there_finds_nothing():

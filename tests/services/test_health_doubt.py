@@ -7,8 +7,7 @@ import pytest
 from agent.core.condition import Condition
 from agent.core.errors import DriverError
 from agent.core.events import DriverEvent, EventKind, ProbeOutcome
-from agent.core.gpu import GpuFault, Scan
-from agent.core.gpu_signs import GpuSigns
+from agent.core.gpu import GpuFault, Scan, Trouble
 from agent.services.health.hearing import OPENING, SETTLED
 from agent.services.health.watch import SECOND_LOOK
 from tests.builders import a_gpu
@@ -62,15 +61,13 @@ async def test_a_gpu_that_is_refused_until_a_reset_is_out_at_once_and_back_after
     async with running() as bench:
         bench.driver.xid(G1, 48)
         await asyncio.sleep(ROUND)
-        bench.driver.outcomes = dict.fromkeys((G1, G2), ProbeOutcome.FAILED)
-        bench.driver.signs = dict.fromkeys((G1, G2), GpuSigns(refused=True))
+        bench.driver.outcomes = dict.fromkeys((G1, G2), ProbeOutcome.REFUSED)
         await asyncio.sleep(ROUND + SLACK)
         assert [(True, "none"), (False, "refused"), (False, "refused")] == [
             (bench.of(uuid).serving, bench.of(uuid).cause) for uuid in (G0, G1, G2)
         ]
 
         bench.driver.outcomes.clear()
-        bench.driver.signs.clear()
         await asyncio.sleep(600 - 2 * ROUND)
         assert ["ok", "bad", "bad"] == bench.conditions
         await asyncio.sleep(4 * ROUND)
@@ -109,7 +106,7 @@ async def test_a_gpu_that_a_scan_finds_lost_is_asked_at_once():
     async with running() as bench:
         await asyncio.sleep(1)
         bench.driver.outcomes[G1] = ProbeOutcome.LOST
-        lost = GpuFault(G1, "GPU is lost", lost=True)
+        lost = GpuFault(G1, "GPU is lost", Trouble.LOST)
         bench.keeper.found(Scan("570.1", (a_gpu(index=0), a_gpu(index=2)), (lost,)))
         await asyncio.sleep(SLACK)
 

@@ -69,7 +69,7 @@ async def test_a_count_that_rises_alone_judges_nothing():
 
 async def test_an_error_that_names_no_gpu_keeps_no_ill_one_out():
     async with running() as bench:
-        bench.driver.xid(G2, 32)
+        bench.driver.xid(G2, 54)
         for _ in range(3):
             await asyncio.sleep(300)
             bench.driver.xid(None, 63)

@@ -3,7 +3,7 @@
 import pytest
 
 from agent.core.condition import Condition
-from agent.core.gpu import NO_INDEX, GpuFault, Scan
+from agent.core.gpu import NO_INDEX, GpuFault, Scan, Trouble
 from agent.core.inventory import Inventory
 from agent.core.slices import SharingSettings, slice_id
 from agent.kit.cell import Cell
@@ -11,7 +11,7 @@ from agent.services.inventory import InventoryKeeper
 from tests.builders import a_gpu, a_health, a_uuid
 from tests.fakes.clock import START, ManualClock
 
-LOST = GpuFault(a_uuid(1), "GPU is lost", lost=True)
+LOST = GpuFault(a_uuid(1), "GPU is lost", Trouble.LOST)
 SILENT = GpuFault(a_uuid(1), "does not answer in time")
 
 
@@ -219,11 +219,14 @@ def test_a_filtered_gpu_that_fails_is_nobodys_news(fault):
     assert () == by_uuid.keeper.left_out.value == by_index.keeper.left_out.value
 
 
-def test_a_node_in_mig_mode_shares_nothing():
+def test_a_node_whose_settings_name_mig_shares_nothing_and_says_that_they_do():
     bench = Bench(SharingSettings(mode="mig"))
     bench.scan(a_gpu(index=0))
 
-    assert ([], 1) == (bench.shown, len(bench.keeper.left_out.value))
+    (why,) = bench.keeper.left_out.value
+    assert [] == bench.shown
+    assert "sharing.operatingMode" in why.text
+    assert "it is in MIG mode" not in why.text  # it is not the GPU's doing
 
 
 def test_a_gpu_of_unknown_memory_is_left_out_unless_the_settings_know_it():

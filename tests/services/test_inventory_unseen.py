@@ -4,7 +4,7 @@ import pytest
 
 from agent.codec.register import told
 from agent.core.condition import Condition
-from agent.core.gpu import NO_INDEX, Gpu, GpuFault, Scan
+from agent.core.gpu import NO_INDEX, Gpu, GpuFault, Scan, Trouble
 from agent.core.health import switched_off
 from agent.core.inventory import Inventory
 from agent.core.slices import SharingSettings, SliceList, slice_id
@@ -17,8 +17,8 @@ from tests.fakes.clock import ManualClock
 G1, G2 = a_uuid(1), a_uuid(2)
 BAD = a_health(condition=Condition.BAD, text="refused [H-RESET]")
 REFUSED = GpuFault(G1, "GPU requires restart")
-LOST = GpuFault(G1, "GPU is lost", lost=True)
-NAMELESS = GpuFault("index 1", "GPU is lost", lost=True)
+LOST = GpuFault(G1, "GPU is lost", Trouble.LOST)
+NAMELESS = GpuFault("index 1", "GPU is lost", Trouble.LOST)
 OTHER = GpuFault("index 2", "Unknown Error")
 
 

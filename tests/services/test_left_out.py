@@ -6,14 +6,14 @@ from contextlib import asynccontextmanager
 
 from agent.core.changes import NodeEvent
 from agent.core.condition import Condition
-from agent.core.gpu import NO_INDEX, GpuFault, Scan
+from agent.core.gpu import NO_INDEX, GpuFault, Scan, Trouble
 from agent.core.health import switched_off
 from agent.core.inventory import Inventory
 from agent.core.slices import SharingSettings
 from agent.kit.cell import Cell
 from agent.services.discovery import Discovery
 from agent.services.inventory import InventoryKeeper
-from agent.services.left_out import LeftOut
+from agent.services.left_out import WAKING, LeftOut
 from tests.builders import NOON, a_gpu, a_health, a_uuid
 from tests.fakes.clock import ManualClock
 from tests.fakes.driver import ScriptedDriver
@@ -112,9 +112,9 @@ async def test_a_scan_with_nothing_but_faults_is_an_empty_node_and_no_crash():
 
 async def test_a_gpu_that_was_shared_and_is_lost_is_told_by_its_health_alone():
     async with running() as bench:
-        lost = GpuFault(a_uuid(0), "GPU is lost", lost=True)
-        stranger = GpuFault(a_uuid(7), "GPU is lost", lost=True)
-        bench.driver.gpus, bench.driver.faults = [], [lost, stranger]
+        lost = GpuFault(a_uuid(0), "GPU is lost", Trouble.LOST)
+        stranger = GpuFault(a_uuid(7), "GPU is lost", Trouble.LOST)
+        bench.driver.gpus, bench.driver.faults = [a_gpu(index=2)], [lost, stranger]
         await bench.rescan()
 
         assert [f"GPU {a_uuid(7)} is not shared: GPU is lost{TAIL}"] == [
@@ -125,7 +125,7 @@ async def test_a_gpu_that_was_shared_and_is_lost_is_told_by_its_health_alone():
 async def test_a_lost_gpu_is_told_here_where_nobody_looks_after_health():
     async with running() as bench:
         bench.keeper.judged({a_uuid(0): switched_off(NOON)})
-        bench.driver.gpus, bench.driver.faults = [], [GpuFault(a_uuid(0), "lost", lost=True)]
+        bench.driver.gpus, bench.driver.faults = [], [GpuFault(a_uuid(0), "lost", Trouble.LOST)]
         await bench.rescan()
 
         assert [f"GPU {a_uuid(0)} is not shared: lost{TAIL}"] == [e.text for e in bench.events]
@@ -134,17 +134,34 @@ async def test_a_lost_gpu_is_told_here_where_nobody_looks_after_health():
 async def test_what_the_health_of_a_gpu_says_is_not_said_here_as_well():
     async with running() as bench:
         bench.keeper.judged({a_uuid(1): a_health(condition=Condition.BAD)})
-        for text, lost in (("GPU requires restart", False), ("GPU is lost", True)):
-            bench.driver.faults = [GpuFault(a_uuid(1), text, lost)]
+        for text, why in (("GPU requires restart", Trouble.RESET), ("GPU is lost", Trouble.LOST)):
+            bench.driver.faults = [GpuFault(a_uuid(1), text, why)]
             await bench.rescan()
 
         assert [0, NO_INDEX] == bench.indexes
         assert [] == bench.events
 
 
+async def test_a_gpu_that_does_not_answer_is_told_of_when_that_lasts_and_not_when_it_wakes():
+    async with running() as bench:
+        waking = [GpuFault(f"index {n}", "no answer in time", Trouble.SILENT) for n in (7, 8)]
+        bench.driver.faults = waking
+        await bench.rescan()
+        await asyncio.sleep(WAKING / 2)
+        assert [] == bench.events
+        bench.driver.faults = waking[:1]
+        await bench.rescan()
+        await asyncio.sleep(WAKING)
+
+        assert ["GPU index 7 is not shared: no answer in time"] == [
+            event.text.partition(";")[0] for event in bench.events
+        ]
+
+
 async def test_it_ends_with_its_cell():
     said: list[NodeEvent] = []
-    cell: Cell[tuple[GpuFault, ...]] = Cell((BROKEN,))
+    silent = GpuFault("index 1", "no answer in time", Trouble.SILENT)
+    cell: Cell[tuple[GpuFault, ...]] = Cell((BROKEN, silent))
     cell.close()
 
     await LeftOut(cell, Cell(Inventory()), said.append).run()

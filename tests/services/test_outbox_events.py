@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from agent.core.errors import ApiConflict, ApiError, ApiForbidden, ApiThrottled
 from agent.core.ledger import EffectKind
-from agent.services.outbox import EVENTS
+from agent.services.outbox.service import EVENTS
 from tests.services.owing import a_placed_pod, owing, releasing, settling, telling
 
 POD = a_placed_pod()

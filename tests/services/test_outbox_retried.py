@@ -7,7 +7,7 @@ import pytest
 
 from agent.core.ledger import Ledger
 from agent.core.pods import PodTable
-from agent.services.outbox import DELAYS, LOCK_DELAYS
+from agent.services.outbox.service import DELAYS, LOCK_DELAYS
 from tests.fakes.apiserver import FakeApi
 from tests.services.owing import a_placed_pod, owing, releasing, settling, telling
 

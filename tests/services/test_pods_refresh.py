@@ -48,14 +48,14 @@ async def test_a_list_that_the_watch_has_overtaken_is_not_taken():
     class Slow(FakeApi):
         async def list_pods(self):
             found = await super().list_pods()
-            await asyncio.sleep(5 if self.calls["list_pods"] > 1 else 0)
+            await asyncio.sleep(0.8 if self.calls["list_pods"] > 1 else 0)
             return found
 
     api = Slow()
 
     async with following(api) as room, asyncio.TaskGroup() as group:
         asking = group.create_task(room.pods.refresh())
-        await asyncio.sleep(1)
+        await asyncio.sleep(0.4)
         api.put_pod(ONE)
         table = await asking
 
@@ -77,10 +77,10 @@ async def test_who_asks_during_a_list_waits_for_the_next_one():
     api = FakeApi()
 
     async with following(api) as room:
-        api.delay = 2
+        api.delay = 0.8
         async with asyncio.TaskGroup() as group:
             group.create_task(room.pods.refresh())
-            await asyncio.sleep(1)
+            await asyncio.sleep(0.4)
             api.put_pod(ONE)
             second = group.create_task(room.pods.refresh())
 
@@ -92,14 +92,38 @@ async def test_a_caller_that_gives_up_takes_nobody_with_it():
     api = FakeApi()
 
     async with following(api) as room:
-        api.delay = 2
+        api.delay = 0.8
         async with asyncio.TaskGroup() as group:
             patient = group.create_task(room.pods.refresh())
             with pytest.raises(TimeoutError):
-                async with asyncio.timeout(1):
+                async with asyncio.timeout(0.4):
                     await room.pods.refresh()
 
         assert patient.result().synced
+
+
+async def test_a_list_that_hangs_holds_up_no_later_one():
+    api = FakeApi()
+
+    async with following(api) as room:
+        api.delay = 60
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.6):
+                await room.pods.refresh()
+        api.delay = 0
+        async with asyncio.timeout(0.6):
+            table = await room.pods.refresh()
+
+        assert table.synced
+
+
+async def test_a_list_that_takes_too_long_is_told_as_out_of_time():
+    api = FakeApi()
+
+    async with following(api) as room:
+        api.delay = 60
+        with pytest.raises(ApiError, match="out of time"):
+            await room.pods.refresh()
 
 
 async def test_a_list_that_fails_is_told_to_who_asked():

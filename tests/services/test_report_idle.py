@@ -20,7 +20,8 @@ from agent.core.report_settings import ReportSettings
 from agent.core.slices import SharingSettings, SliceList
 from agent.kit.cell import Cell
 from agent.services.discovery import Discovery
-from agent.services.health.watch import HealthPorts, HealthWatch
+from agent.services.health.ports import HealthPorts
+from agent.services.health.watch import HealthWatch
 from agent.services.inventory import InventoryKeeper
 from agent.services.listing import Listing
 from agent.services.node import Node

@@ -83,6 +83,19 @@ async def test_the_state_of_another_machine_is_not_ours():
     assert "belongs to another machine" in found.notice
 
 
+@pytest.mark.parametrize(
+    ("written", "now", "kept"),
+    [("", MACHINE, MACHINE), (MACHINE, "", MACHINE), ("", "", "")],
+    ids=["from a container to the host", "from the host to a container", "in containers"],
+)
+async def test_where_one_of_the_machines_has_no_name_the_state_is_taken(written, now, kept):
+    disk = await a_disk(encode_state(a_state(2, machine=written)))
+
+    found = await recover(disk, boot_id="boot-2", machine_id=now, resource=RESOURCE)
+
+    assert (a_state(2, machine=kept), "") == (found.state, found.notice)
+
+
 async def test_two_unusable_generations_make_a_fresh_state_with_a_notice():
     found = await recovered(await a_disk(b"x", b"y"))
 

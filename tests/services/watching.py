@@ -9,7 +9,8 @@ from agent.core.health import HealthSettings
 from agent.core.inventory import Inventory
 from agent.core.slices import SharingSettings, SliceList
 from agent.kit.cell import Cell
-from agent.services.health.watch import HealthPorts, HealthWatch
+from agent.services.health.ports import HealthPorts
+from agent.services.health.watch import HealthWatch
 from agent.services.inventory import InventoryKeeper
 from agent.services.listing import Listing
 from tests.builders import a_gpu, a_uuid
@@ -23,7 +24,7 @@ class Bench:
     """A health watch over three GPUs and an inventory that follows it."""
 
     def __init__(self, settings: HealthSettings | None = None, recalled=None, **kwargs) -> None:
-        self.driver = ScriptedDriver()
+        self.driver = kwargs.get("driver") or ScriptedDriver()
         self.inventory = Cell(Inventory())
         clock = LoopClock()
         self.keeper = InventoryKeeper(self.inventory, Cell(SharingSettings()), clock)

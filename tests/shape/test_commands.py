@@ -26,19 +26,17 @@ RUN: Runs = (
     (
         ".ci/run",
         "",
-        (
-            "make check",
-            "make test",
-            "make test-peers",
-        ),
+        ("make check", "make test", "make test-peers"),
     ),
     (
         "tests/process/test_sandbox.py",
         "test_every_claim_of_the_default_scenario_is_true",
-        (
-            "make demo",
-            ".venv/bin/hami-agent sandbox -o json",
-        ),
+        ("make demo", ".venv/bin/hami-agent sandbox -o json"),
+    ),
+    (
+        "tests/cli/test_decode.py",
+        "test_each_value_is_known_by_its_form",
+        ("hami-agent decode",),
     ),
     (
         "tests/bench/test_figures.py",
@@ -90,10 +88,17 @@ RUN: Runs = (
     (
         "tests/process/test_agent_health.py",
         "test_a_gpu_that_falls_ill_is_told_everywhere_and_can_be_asked",
-        (
-            "sudo .venv/bin/hami-agent recheck 0",
-            "hami-agent recheck GPU",
-        ),
+        ("sudo .venv/bin/hami-agent recheck 0", "hami-agent recheck GPU"),
+    ),
+    (
+        "tests/process/test_agent_health.py",
+        "test_a_gpu_is_released_for_its_reset_and_taken_back_by_an_operators_word",
+        ("hami-agent release", "hami-agent recheck --was-reset GPU"),
+    ),
+    (
+        "tests/process/test_agent_health.py",
+        "test_all_gpus_that_were_released_are_taken_back_with_one_word",
+        ("hami-agent recheck all", "hami-agent recheck --was-reset all"),
     ),
     (
         "tests/peers/test_uninstall.py",
@@ -281,6 +286,7 @@ NOT_RUN: Mapping[str, tuple[str, ...]] = {
         "kubectl -n kube-system get pods --selector app.kubernetes.io/name=hami-agent",
     ),
     "a program of somebody else that shows something to people": (
+        "kubectl describe node",
         "kubectl describe pod",
         "kubectl logs",
         "kubectl debug",

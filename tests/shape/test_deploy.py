@@ -14,8 +14,8 @@ from tests.shape import tree
 
 MANIFESTS = [path for path in tree.files() if path.is_relative_to("deploy/manifests")]
 RIGHTS = {
-    "nodes": {"watch", "patch"},
-    "pods": {"list", "watch"},
+    "nodes": {"get", "watch", "patch"},
+    "pods": {"get", "list", "watch"},
     "pods/status": {"patch"},
     "events": {"create", "patch"},
 }

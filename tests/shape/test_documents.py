@@ -93,6 +93,19 @@ def test_the_runbook_explains_no_refusal_that_is_not_there():
     assert set() == explained - {gate.value for gate in Gate}
 
 
+REASON = re.compile(
+    r'"((?:Card|Node|Numa|Exclusive|Allocated|ResourceQuota)[A-Z]?[a-z]+(?:[A-Z][a-z]+)+)"'
+)
+
+
+def test_the_runbook_explains_every_reason_for_which_a_pod_stays_pending():
+    models = [path for path in tree.modules("agent") if "scheduler" in path.parts]
+    reasons = {word for path in models for word in REASON.findall(tree.text(path))}
+
+    assert {"CardNotHealth", "NodeInsufficientDevice", "NumaNotFit"} <= reasons
+    assert [] == sorted(word for word in reasons if f"`{word}`" not in tree.text("RUNBOOK.md"))
+
+
 @pytest.mark.parametrize("point", Point, ids=lambda point: point.value)
 def test_the_runbook_explains_all_that_the_doctor_looks_at(point: Point):
     assert 1 == tree.text("RUNBOOK.md").count(f"### {point.value} ")

@@ -9,6 +9,7 @@ from tests.shape import tree
 DOCUMENTS = (
     "README.md",
     "CONTRIBUTING.md",
+    "COMPATIBILITY.md",
     "RUNBOOK.md",
     "deploy/README.md",
     "deploy/image/README.md",

@@ -5,12 +5,14 @@ from typing import Any
 
 import structlog
 
+from agent.codec.narrow import Raw, read_object, read_pod
 from agent.codec.objects import MEMORY_RESOURCE, decode_node, decode_pod
 from agent.core.changes import NodeChange, NodeEvent, PodChange, PodList
-from agent.core.errors import ApiError, MalformedText
+from agent.core.errors import ApiError, ApiNotFound, MalformedText
 from agent.core.pods import NodeView, PodUid, PodView
 from agent.host.kube.events import EventPoster
-from agent.host.kube.session import KubeSession, Request, path_of
+from agent.host.kube.lists import Lists
+from agent.host.kube.session import KubeSession, Request, aside, path_of
 from agent.host.kube.watch import OPENED, Pace, frames
 
 log = structlog.get_logger(__name__)
@@ -18,7 +20,7 @@ log = structlog.get_logger(__name__)
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
-"""Half the bytes of a Node; a server that cannot do it sends the whole object."""
+"""Half the bytes of a Node, little of a pod; a server that cannot do it sends all."""
 DEFAULT_PACE = Pace()
 
 
@@ -40,13 +42,21 @@ class KubeNode:
         request = Request(
             "GET", "watch", "nodes", path_of("nodes"), query=query, accept=METADATA_ONLY
         )
-        async for frame in frames(self._session, request, self._pace):
+        async for frame in frames(self._session, request, self._pace, _shown):
             if frame.kind == OPENED:
                 yield NodeChange(opened=True)
-            elif frame.kind in {"ADDED", "MODIFIED"}:
-                yield NodeChange(_node(request, frame.obj))
-            elif frame.kind == "DELETED":
-                yield NodeChange(None)
+            elif frame.kind != "BOOKMARK":
+                yield NodeChange(frame.obj)
+
+    async def get_node(self) -> NodeView | None:
+        """One GET; without a version it is answered from the storage, never from a cache."""
+        request = Request(
+            *("GET", "get", "nodes", path_of("nodes", self._node)), accept=METADATA_ONLY
+        )
+        try:
+            return _node(request, await self._session.fetch(request))
+        except ApiNotFound:
+            return None
 
     async def annotate_node(self, annotations: Mapping[str, str | None]) -> NodeView:
         """One merge patch of the named annotations."""
@@ -88,18 +98,29 @@ class KubePods:
         memory_resource: str = MEMORY_RESOURCE,
     ) -> None:
         self._session = session
+        self._lists = Lists(session)
         self._selector = ("fieldSelector", f"spec.nodeName={node}")
         self._resources = (resource, memory_resource)
         self._events = events
         self._pace = pace
 
     async def list_pods(self) -> PodList:
-        """One LIST, as new as the server's storage."""
+        """One LIST, as new as the server's storage, in as many parts as its bytes need."""
         request = Request("GET", "list", "pods", path_of("pods"), query=(self._selector,))
-        answer = await self._session.fetch(request)
-        items = answer.get("items") or ()
-        pods = tuple(pod for item in items if (pod := self._view(item)) is not None)
-        return PodList(pods, _version(request, answer))
+        found = await self._lists.fetch(request, lambda item: self._view(read_pod(item)))
+        return PodList(tuple(pod for pod in found.items if pod is not None), found.version)
+
+    async def get_pod(self, namespace: str, name: str) -> PodView | None:
+        """One GET; without a version it is answered from the storage, never from a cache."""
+        path = path_of("namespaces", namespace, "pods", name)
+        request = Request("GET", "get", "pods", path)
+        try:
+            body = await self._session.call(request)
+            return await aside(body, lambda raw: decode_pod(read_pod(raw), *self._resources))
+        except ApiNotFound:
+            return None
+        except MalformedText as error:
+            raise ApiError(f"{request.what}: {error}") from error
 
     async def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
         """One WATCH with bookmarks; a bookmark of the version asked for says that it is open."""
@@ -110,13 +131,8 @@ class KubePods:
             ("allowWatchBookmarks", "true"),
         )
         request = Request("GET", "watch", "pods", path_of("pods"), query=query)
-        async for frame in frames(self._session, request, self._pace):
-            if frame.kind == OPENED:
-                yield PodChange(resource_version)
-                continue
-            version = _version(request, frame.obj)
-            pod = None if frame.kind == "BOOKMARK" else self._view(frame.obj)
-            yield PodChange(version, pod, deleted=frame.kind == "DELETED")
+        async for frame in frames(self._session, request, self._pace, self._told):
+            yield frame.obj or PodChange(resource_version)
 
     async def annotate_pod(
         self, namespace: str, name: str, uid: PodUid, annotations: Mapping[str, str | None]
@@ -124,13 +140,23 @@ class KubePods:
         """One merge patch through pods/status, which a node's own identity may do."""
         body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
         path = path_of("namespaces", namespace, "pods", name, "status")
-        await self._session.call(
-            Request("PATCH", "patch", "pods/status", path, body=body, content_type=MERGE_PATCH)
+        request = Request(
+            *("PATCH", "patch", "pods/status", path),
+            body=body,
+            content_type=MERGE_PATCH,
+            accept=METADATA_ONLY,
         )
+        await self._session.call(request)
 
     async def post_event(self, event: NodeEvent) -> None:
         """Create or update an Event; one that comes too often is only counted."""
         await self._events.post(event)
+
+    def _told(self, kind: str, obj: Raw) -> PodChange:
+        """What one frame says. Raises MalformedText."""
+        found = read_pod(obj)
+        pod = None if kind == "BOOKMARK" else self._view(found)
+        return PodChange(_version(found), pod, deleted=kind == "DELETED")
 
     def _view(self, obj: Mapping[str, Any]) -> PodView | None:
         try:
@@ -140,6 +166,11 @@ class KubePods:
             return None
 
 
+def _shown(kind: str, obj: Raw) -> NodeView | None:
+    """The Node that one frame shows. Raises MalformedText."""
+    return decode_node(read_object(obj)) if kind in {"ADDED", "MODIFIED"} else None
+
+
 def _node(request: Request, obj: Mapping[str, Any]) -> NodeView:
     try:
         return decode_node(obj)
@@ -147,9 +178,9 @@ def _node(request: Request, obj: Mapping[str, Any]) -> NodeView:
         raise ApiError(f"{request.what}: {error}") from error
 
 
-def _version(request: Request, obj: Mapping[str, Any]) -> str:
+def _version(obj: Mapping[str, Any]) -> str:
     metadata = obj.get("metadata")
     version = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
     if not isinstance(version, str):
-        raise ApiError(f"{request.what}: an object of the answer has no resourceVersion")
+        raise MalformedText("an object of the answer has no resourceVersion")
     return version

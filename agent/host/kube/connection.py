@@ -12,8 +12,11 @@ from agent.core.errors import SettingsError, cap
 from agent.host.kube.shim import Library
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-CONNECTIONS = 8
-"""Two watches and at most two requests for each of three resources."""
+CONNECTIONS = 16
+"""Two watches, and two requests of each verb and resource that the agent uses.
+
+These are get and patch of nodes, get, list and patch of pods, create and patch of events.
+"""
 UNUSABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError)
 """What the library's loader runs into where a file does not have the shape it indexes into."""
 
@@ -120,8 +123,8 @@ def _check_service_account(connection: Connection) -> None:
     names = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
     if not all(connection.environment.get(name) for name in names):
         raise SettingsError(
-            "no kubeconfig is set and this is no pod (KUBERNETES_SERVICE_HOST is unset):"
-            " set node.kubeconfig to the kubeconfig of this node"
+            "no kubeconfig is set and this is no pod (KUBERNETES_SERVICE_HOST is unset)",
+            remedy="set node.kubeconfig to the kubeconfig of this node",
         )
     for name in ("token", "ca.crt"):
         path = connection.service_account / name
@@ -135,6 +138,7 @@ def _check_service_account(connection: Connection) -> None:
 
 def _unusable(path: Path, reason: str) -> SettingsError:
     return SettingsError(
-        f"{path}: {reason}: give the path of a readable kubeconfig for this node,"
-        " or none inside a pod with a service account"
+        f"{path}: {reason}",
+        remedy="give the path of a readable kubeconfig for this node, or none inside a pod with a "
+        "service account",
     )

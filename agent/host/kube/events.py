@@ -21,7 +21,7 @@ class EventPoster:
     def __init__(self, session: KubeSession, node: str, clock: Clock) -> None:
         self.posted = Tally(
             "events_total",
-            "Events by reason: create and update were written, count and drop were not.",
+            "Events for the API server: create and update were written, count and drop were not.",
             ("reason", "outcome"),
         )
         self._session = session

@@ -5,14 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from agent.codec.leftovers import decode_state, decode_traces
+from agent.codec.narrow import read_object
 from agent.codec.objects import decode_pod
-from agent.core.errors import ApiError, ApiGone, ApiNotFound, MalformedText
+from agent.core.errors import ApiError, ApiNotFound, MalformedText
 from agent.core.leftovers import Agents, NodeState, NodeTraces
 from agent.core.node_condition import GPU_DEGRADED
+from agent.host.kube.lists import Lists
 from agent.host.kube.session import KubeSession, Request, path_of
 
-PAGE: Final = 100
-"""Nodes at a time: with who wrote what, each may have 25 KB."""
 ONE: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 MERGE_PATCH: Final = "application/merge-patch+json"
@@ -27,11 +27,12 @@ class KubeLeftovers:
 
     def __init__(self, session: KubeSession) -> None:
         self._session = session
+        self._lists = Lists(session, whole=False)
 
     async def nodes(self) -> tuple[NodeTraces, ...]:
         """All Nodes. Raises ApiError."""
         request = Request("GET", "list", "nodes", path_of("nodes"), accept=LIST)
-        return tuple(await self._items(request, _traces))
+        return await self._items(request, _traces)
 
     async def node(self, name: str) -> NodeTraces:
         """One Node. Raises ApiNotFound, ApiError."""
@@ -61,7 +62,7 @@ class KubeLeftovers:
     async def agents(self, agents: Agents) -> tuple[str, ...]:
         """The names of the agents' pods. Raises ApiError."""
         request = dataclasses.replace(_pods(agents), accept=LIST)
-        return tuple(await self._items(request, _name))
+        return await self._items(request, _name)
 
     async def places(self, agents: Agents) -> Mapping[str, str]:
         """The agents' pods, each with its node; empty where it has none yet. Raises ApiError."""
@@ -92,26 +93,10 @@ class KubeLeftovers:
         except ApiNotFound:
             return NodeState()
 
-    async def _items(self, request: Request, read: Read[T]) -> list[T]:
-        """All objects of a list, as read. A server that forgot it in the middle is asked anew."""
-        try:
-            return await self._pages(request, read)
-        except ApiGone:
-            return await self._pages(request, read)
-
-    async def _pages(self, request: Request, read: Read[T]) -> list[T]:
-        """Only what was read is kept: of 5,000 Nodes the objects themselves are 100 MB of text."""
-        more = ""
-        found: list[T] = []
-        while True:
-            page = (("limit", str(PAGE)), *((("continue", more),) if more else ()))
-            asked = dataclasses.replace(request, query=request.query + page)
-            answer = await self._session.fetch(asked)
-            # An empty list of metadata has null there.
-            found += [read(one) for one in answer.get("items") or ()]
-            more = (answer.get("metadata") or {}).get("continue") or ""
-            if not more:
-                return found
+    async def _items(self, request: Request, read: Read[T]) -> tuple[T, ...]:
+        """All objects of a list, as read: of 5,000 Nodes they are 100 MB of text themselves."""
+        listed = await self._lists.fetch(request, lambda item: read(read_object(item)))
+        return listed.items
 
 
 def _name(pod: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ import structlog
 from agent.core.annotations import HANDSHAKE
 from agent.core.changes import NodeChange, NodeEvent, PodChange, PodList
 from agent.core.errors import ApiNotFound
-from agent.core.pods import NodeView, PodUid
+from agent.core.pods import NodeView, PodUid, PodView
 from agent.core.ports import NodeApi, PodApi
 
 log = structlog.get_logger(__name__)
@@ -47,6 +47,12 @@ class ObservedNode:
             self._held = change.node
             yield NodeChange(change.node and self._shown(change.node))
 
+    async def get_node(self) -> NodeView | None:
+        """The GET, with what would have been written."""
+        node = await self._inner.get_node()
+        is_held = node is not None and self._held is not None and node.uid == self._held.uid
+        return self._shown(node) if node is not None and is_held else node
+
     async def annotate_node(self, annotations: Mapping[str, str | None]) -> NodeView:
         """Remember it; it is told when that leaves something new to write. Raises ApiNotFound."""
         if self._held is None:
@@ -78,6 +84,10 @@ class ObservedPods:
     async def list_pods(self) -> PodList:
         """The LIST."""
         return await self._inner.list_pods()
+
+    async def get_pod(self, namespace: str, name: str) -> PodView | None:
+        """The GET."""
+        return await self._inner.get_pod(namespace, name)
 
     def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
         """The watch."""

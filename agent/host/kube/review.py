@@ -1,14 +1,28 @@
 """What this identity may do at the API server, and which other plugins run on the node."""
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from agent.core.preflight import Right
+from agent.codec.narrow import read_object
+from agent.core.api_rights import Right
+from agent.host.kube.lists import Lists
 from agent.host.kube.session import KubeSession, Request, path_of
 
 REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 PLUGINS: Final = ("hami-device-plugin", "nvidia-device-plugin")
 """In the names or components of pods of other plugins for NVIDIA GPUs."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Neighbours:
+    """The pods of this node, by namespace and name.
+
+    `plugins`: those that are other plugins for NVIDIA GPUs, as namespace/name.
+    """
+
+    pods: tuple[tuple[str, str], ...]
+    plugins: tuple[str, ...]
 
 
 class KubeReview:
@@ -24,6 +38,7 @@ class KubeReview:
         asked: dict[str, object] = {"verb": right.verb, "resource": resource}
         asked |= {"subresource": part} if part else {}
         asked |= {"name": right.name} if right.name else {}
+        asked |= {"namespace": right.namespace} if right.namespace else {}
         asked |= {"fieldSelector": {"rawSelector": right.selector}} if right.selector else {}
         body = {
             "apiVersion": "authorization.k8s.io/v1",
@@ -34,18 +49,18 @@ class KubeReview:
         status = (await self._session.fetch(request)).get("status")
         return isinstance(status, Mapping) and status.get("allowed") is True
 
-    async def plugins(self) -> tuple[str, ...]:
-        """Pods of this node that are other plugins for NVIDIA GPUs, as namespace/name."""
+    async def neighbours(self) -> Neighbours:
+        """The pods of this node."""
         query = (("fieldSelector", f"spec.nodeName={self._node}"),)
-        answer = await self._session.fetch(
-            Request("GET", "list", "pods", path_of("pods"), query=query)
-        )
-        return tuple(_plugins(answer.get("items") or ()))
+        request = Request("GET", "list", "pods", path_of("pods"), query=query)
+        listed = await Lists(self._session).fetch(request, read_object)
+        found = [item.get("metadata") or {} for item in listed.items]
+        names = tuple((one.get("namespace", ""), one.get("name", "")) for one in found)
+        return Neighbours(names, tuple(_plugins(found)))
 
 
-def _plugins(items: Any) -> Iterator[str]:  # noqa: ANN401 -- a document of somebody else
-    for item in items:
-        metadata = item.get("metadata") or {}
+def _plugins(found: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    for metadata in found:
         labels = metadata.get("labels") or {}
         words = (metadata.get("name", ""), labels.get("app.kubernetes.io/component", ""))
         if any(plugin in word for plugin in PLUGINS for word in words):

@@ -2,18 +2,22 @@
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Mapping
-from typing import Any
+import functools
+from collections.abc import AsyncIterator, Callable
+from typing import Generic, TypeVar
 
 import structlog
 
-from agent.core.errors import ApiError
-from agent.host.kube.session import Chunks, KubeSession, Request, decode
+from agent.codec.narrow import Raw, read_frame, read_object
+from agent.core.errors import ApiError, MalformedText
+from agent.host.kube.session import BODY_LIMIT, Chunks, KubeSession, Request, aside
 from agent.host.kube.translate import error_frame
 
 log = structlog.get_logger(__name__)
 
-LINE_LIMIT = 8 * 1024 * 1024
+T = TypeVar("T")
+
+LINE_LIMIT = BODY_LIMIT
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,8 +26,7 @@ class Pace:
 
     The server ends it after a time between `shortest` and `longest`; we, `grace` later. A quiet
     server sends the first bookmark after two minutes and then one each minute: `silence` without a
-    byte means that the connection is dead although nobody closed it. The patience with a lock's
-    unseen owner rests on it (`core.settlement`).
+    byte means that the connection is dead although nobody closed it.
     """
 
     shortest: float = 300.0
@@ -33,20 +36,26 @@ class Pace:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Frame:
-    """One frame: kind is ADDED, MODIFIED, DELETED or BOOKMARK. The first one is OPENED, of ours."""
+class Frame(Generic[T]):
+    """One frame: kind is ADDED, MODIFIED, DELETED or BOOKMARK, `obj` what was read of the object.
+
+    The first one is OPENED, of ours, and has None.
+    """
 
     kind: str
-    obj: Mapping[str, Any]
+    obj: T
 
 
 OPENED = "OPENED"
 
 
-async def frames(session: KubeSession, request: Request, pace: Pace) -> AsyncIterator[Frame]:
+async def frames(
+    session: KubeSession, request: Request, pace: Pace, read: Callable[[str, Raw], T]
+) -> AsyncIterator[Frame[T | None]]:
     """OPENED, then frames until the server ends the watch or it was silent for too long.
 
-    Raises ApiGone and others for an ERROR frame, ApiError when the answer breaks off.
+    `read` is given the kind and the object, long ones on a thread. Raises ApiGone and others for an
+    ERROR frame, ApiError when the answer breaks off or MalformedText was raised.
     """
     lasting = session.random.uniform(pace.shortest, pace.longest)
     request = dataclasses.replace(
@@ -55,11 +64,11 @@ async def frames(session: KubeSession, request: Request, pace: Pace) -> AsyncIte
     over_at = asyncio.get_running_loop().time() + lasting + pace.grace
     lines = Lines(request)
     async with session.stream(request) as chunks:
-        yield Frame(OPENED, {})
+        yield Frame(OPENED, None)
         while chunk := await _next(chunks, over_at, pace, request):
             session.received.add(request.resource, amount=len(chunk))
             for line in lines.feed(chunk):
-                yield _frame(request, line)
+                yield await aside(line, functools.partial(_frame, request, read))
 
 
 async def _next(chunks: Chunks, over_at: float, pace: Pace, request: Request) -> bytes:
@@ -76,35 +85,48 @@ async def _next(chunks: Chunks, over_at: float, pace: Pace, request: Request) ->
         return b""
 
 
-def _frame(request: Request, line: bytes) -> Frame:
-    content = decode(request, line)
-    kind, obj = content.get("type"), content.get("object")
-    if not isinstance(kind, str) or not isinstance(obj, dict):
-        raise ApiError(f"{request.what}: a frame of the watch has no type or no object")
-    if kind == "ERROR":
-        raise error_frame(request.what, obj)
-    return Frame(kind, obj)
+def _frame(request: Request, read: Callable[[str, Raw], T], line: Raw) -> Frame[T | None]:
+    try:
+        kind, obj = read_frame(line)
+        if kind != "ERROR":
+            return Frame(kind, read(kind, obj))
+        status = read_object(obj)
+    except MalformedText as error:
+        raise ApiError(f"{request.what}: {error}") from error
+    raise error_frame(request.what, status)
 
 
 class Lines:
-    """Cuts arriving bytes into lines of at most 8 MiB."""
+    """Cuts arriving bytes into lines. One that is longer than any object is passed over.
+
+    No API server with etcd's own limits sends it; ending the watch would show it again and again.
+    """
 
     def __init__(self, request: Request) -> None:
         self._request = request
         self._rest = bytearray()
+        self._is_over = False
 
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """The lines that `chunk` completes. Raises ApiError for one that is too long."""
+    def feed(self, chunk: bytes) -> list[bytearray]:
+        """The lines that `chunk` completes."""
         head, newline, tail = chunk.rpartition(b"\n")
         if not newline:
             self._keep(chunk)
             return []
-        lines = bytes(self._rest + head).split(b"\n")
-        self._rest.clear()
+        self._rest += head
+        lines = self._rest.split(b"\n")
+        if self._is_over:
+            del lines[0]
+            log.error("kube.frame_too_long", resource=self._request.resource, limit=LINE_LIMIT)
+        self._is_over = False
+        self._rest = bytearray()
         self._keep(tail)
         return [line for line in lines if line.strip()]
 
     def _keep(self, part: bytes) -> None:
-        if len(self._rest) + len(part) > LINE_LIMIT:
-            raise ApiError(f"{self._request.what}: a frame of the watch is longer than 8 MiB")
+        if self._is_over:
+            return
         self._rest += part
+        if len(self._rest) > LINE_LIMIT:
+            self._is_over = True
+            self._rest.clear()

@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -11,21 +11,18 @@ import structlog
 
 from agent.core.errors import DriverError, GpuError
 from agent.core.events import DriverEvent, Probe, ProbeOutcome
-from agent.core.gpu import Gpu, GpuFault, GpuUuid, Scan
-from agent.core.gpu_signs import GpuProcess, GpuSample
+from agent.core.gpu import NO_INDEX, Gpu, GpuFault, GpuUuid, Scan, Trouble
+from agent.core.gpu_signs import GpuSample
 from agent.host.nvml import facts, links, signs
 from agent.host.nvml import library as nvml
-from agent.host.nvml.events import EventStream
+from agent.host.nvml.handles import RELEASED, UNPLACED, Handles
 from agent.host.nvml.indexes import Indexes
-from agent.host.nvml.registering import Registered
-from agent.host.nvml.session import Opened, Session
+from agent.host.nvml.listening import Listening
+from agent.host.nvml.session import NO_ANSWER, Opened, Session
 
 T = TypeVar("T")
 
 CALL_DEADLINE: Final = 2.0
-NO_ANSWER: Final = "no answer in time"
-MOST_AWAY: Final = 2
-"""Threads for events that may stay in a wait before no more of them are sent there."""
 
 log = structlog.get_logger(__name__)
 
@@ -59,15 +56,18 @@ class NvmlDriver:
         self._call = self._session.call
         self._indexes = Indexes()
         self._links: Mapping[GpuUuid, links.LinkRow] | None = None
-        self._streams: list[EventStream] = []
-        self._away: list[EventStream] = []
-        """Those that were sent home; until they have ended they may be in the library."""
-        self._unheard: set[str] = set()
-        """Lost or refused when they were last asked: with a reset what they registered is gone."""
+        self._renewed = False
+        """The session was begun anew because all GPUs failed, and none has answered since."""
+        self._slow: set[str] = set()
+        """Those that did not answer in time when they were last to be described."""
+        self._handles = Handles(library)
+        self._listening = Listening(library, self._session, self._indexes, self._handles)
 
     async def scan(self) -> Scan:
         """Look at all GPUs. Raises DriverMissing, DriverError."""
         opened = await self._session.open()
+        if self._handles.released:
+            return await self._scan_others(opened)
         count = await self._session.whole(opened, self._library.nvmlDeviceGetCount)
         self._counted(count)
         found: dict[int, Gpu] = {}
@@ -76,76 +76,98 @@ class NvmlDriver:
             for index in range(count):
                 tasks.create_task(self._describe(opened, index, found, troubled))
         self._session.check(opened)
+        self._renewed = self._renewed and not found
         if not self._indexes.seen({index: gpu.uuid for index, gpu in found.items()}):
-            self._forget()
+            self._listening.forget()
         faults = self._indexes.named(troubled)
         peers = {found[index].uuid: found[index] for index in sorted(found)}
         rows = await self._link_rows(opened, peers)
-        slow = {fault.gpu for fault in faults if not fault.lost} - self._unheard
-        for stream in tuple(self._streams):
-            stream.keep(peers.keys() | slow)
-            if stream.has_set:
-                await self._register(opened, stream, sorted(found))
+        silent = [fault.gpu for fault in faults if not fault.lost]
+        await self._listening.follow(opened, sorted(found), peers.keys(), silent)
         self._session.check(opened)
-        return Scan(
-            driver_version=opened.driver_version,
-            gpus=tuple(links.linked(gpu, peers, rows) for gpu in peers.values()),
-            faults=faults,
-            library_version=opened.library_version,
+        gpus = tuple(links.linked(gpu, peers, rows) for gpu in peers.values())
+        self._handles.seen(gpus, faults)
+        return Scan(opened.driver_version, gpus, faults, opened.library_version)
+
+    async def _scan_others(self, opened: Opened) -> Scan:
+        """A look at those that are not released. What is known of their places and links stays."""
+        found: dict[int, Gpu] = {}
+        troubled: dict[int, GpuFault] = {}
+        async with asyncio.TaskGroup() as tasks:
+            for index in self._handles.open_to(0):
+                tasks.create_task(self._describe(opened, index, found, troubled))
+        self._session.check(opened)
+        known = {gpu.index: gpu for gpu in self._handles.known}
+        gpus = tuple(
+            dataclasses.replace(found[index], links=known[index].links) for index in sorted(found)
         )
+        faults = [troubled[index] for index in sorted(troubled)]
+        # One that was never described, too: out of view, nobody could take it back.
+        places = {gpu.uuid: gpu.index for gpu in self._handles.known}
+        faults.extend(
+            GpuFault(uuid, RELEASED, Trouble.RELEASED, places.get(uuid, NO_INDEX))
+            for uuid in sorted(self._handles.released, key=lambda one: (places.get(one, 0), one))
+        )
+        faults.extend(
+            GpuFault(uuid, UNPLACED, Trouble.UNPLACED) for uuid in sorted(self._handles.unplaced)
+        )
+        await self._listening.follow(opened, sorted(found), [gpu.uuid for gpu in gpus], [])
+        self._session.check(opened)
+        return Scan(opened.driver_version, gpus, tuple(faults), opened.library_version)
 
     async def probe(self, uuid: GpuUuid) -> Probe:
         """Ask one GPU for a sign of life. Raises DriverMissing, DriverError."""
         opened = await self._session.open()
         try:
-            probe = await self._call(opened, uuid, partial(signs.probe, self._library, uuid))
+            probe = await self._call(
+                opened, uuid, partial(signs.probe, self._library, self._handles, uuid)
+            )
         except TimeoutError as error:
             probe = Probe(uuid, ProbeOutcome.SILENT, str(error) or NO_ANSWER)
         except DriverError as error:
             self._session.end(error, opened)
             raise
-        await self._hear_again(opened, probe)
-        reasons = (stream.unmonitored.get(uuid, "") for stream in self._streams)
-        return dataclasses.replace(probe, unmonitored=next(filter(None, reasons), ""))
+        self._renewed = self._renewed and probe.outcome is not ProbeOutcome.PASSED
+        await self._listening.hear_again(opened, probe)
+        return dataclasses.replace(probe, unmonitored=self._listening.obstacle(uuid))
 
     async def sample(self, uuid: GpuUuid) -> GpuSample:
         """How much one GPU is used. Raises GpuError, DriverMissing, DriverError."""
-        return await self._ask(uuid, partial(signs.sample, self._library, uuid))
+        return await self._ask(uuid, partial(signs.sample, self._library, self._handles, uuid))
 
-    async def processes(self, uuid: GpuUuid) -> tuple[GpuProcess, ...] | None:
-        """Who uses one GPU. Raises GpuError, DriverMissing, DriverError."""
-        return await self._ask(uuid, partial(signs.processes, self._library, uuid))
-
-    async def events(self, opened: Callable[[], None] | None = None) -> AsyncIterator[DriverEvent]:
+    def events(self, opened: Callable[[], None] | None = None) -> AsyncIterator[DriverEvent]:
         """Reports as they come. GPUs that cannot report are named in the log and left to probes.
 
         `opened` is called when all others report, which may take as long as a GPU may to answer.
 
         Raises DriverMissing, DriverError when the session ends, or the wait does not come back.
         """
-        session = await self._session.open()
-        for earlier in self._away:
-            earlier.start()  # one for which the machine gave no thread ends on one
-        self._away = [stream for stream in self._away if not stream.ended]
-        if len(self._away) >= MOST_AWAY:
-            raise DriverError("earlier waits for events have not come back from the driver")
-        stream = EventStream(self._library)
-        self._streams.append(stream)
-        try:
-            await self._session.whole(session, stream.create)
-            count = await self._session.whole(session, self._library.nvmlDeviceGetCount)
-            self._counted(count)
-            await self._register(session, stream, range(count))
-            self._session.check(session)
-            stream.start()
-            if opened is not None:
-                opened()
-            while True:
-                yield await stream.next()
-        finally:
-            self._streams.remove(stream)
-            self._away.append(stream)
-            await stream.stop()
+        return self._listening.events(opened)
+
+    async def release(self, uuids: Collection[GpuUuid]) -> None:
+        """Let go of these GPUs, and touch them no more until they are taken back.
+
+        What a session has opened it holds until it ends: the others are asked in another one, and
+        where all are released there is none. Raises GpuError for one that is not known, DriverError
+        when a call that has not come back holds them.
+        """
+        self._handles.release(uuids)
+        if self._handles.all_released:
+            self._session.withheld = "all GPUs are released: hami-agent recheck takes them back"
+        await self._session.shut("GPUs are released; the session is begun anew without them")
+
+    def take_back(self, uuid: GpuUuid) -> None:
+        """It may be touched again."""
+        self._handles.take_back(uuid)
+        self._session.withheld = ""
+
+    async def renew(self) -> bool:
+        """Have the next question begin another session; once, until a GPU answers."""
+        if self._renewed or self._session.present is None:
+            return False
+        self._renewed = True
+        self._session.end(DriverError("all GPUs fail alike; the session is begun anew"))
+        return True
 
     async def close(self) -> None:
         """End the session; a second call does nothing."""
@@ -153,27 +175,23 @@ class NvmlDriver:
 
     def _session_ended(self, error: DriverError) -> None:
         self._links = None
-        for stream in self._streams:
-            stream.fail(error)
+        self._listening.fail(error)
 
     async def _quiet(self) -> bool:
-        """Send all threads for events home, at once. False when one of them does not come."""
-        streams = {*self._streams, *self._away}
-        async with asyncio.TaskGroup() as tasks:
-            for stream in streams:
-                tasks.create_task(stream.stop())
-        return all(stream.ended for stream in streams)
+        return await self._listening.quiet()
+
+    def _back(self, name: str) -> None:
+        """A GPU that was stuck answers. One that could not be described can be now."""
+        self._listening.back(name)
+        if name in self._slow:
+            self._slow.discard(name)
+            self._listening.changed()
 
     # One GPU at a time.
 
     def _counted(self, count: int) -> None:
         if not self._indexes.counted(count):
-            self._forget()
-
-    def _forget(self) -> None:
-        """GPUs came, went or moved: no stream knows for certain whose an event is."""
-        for stream in self._streams:
-            stream.forget()
+            self._listening.forget()
 
     async def _ask(self, uuid: GpuUuid, work: Callable[[], T]) -> T:
         """A question to one GPU whose failure is nothing but that. Raises GpuError, DriverError."""
@@ -193,21 +211,28 @@ class NvmlDriver:
     ) -> None:
         """Take GPU `index` into `found`, or why that fails into `faults`."""
         name = self._indexes.name(index)
-        work = partial(facts.describe, self._library, index, self._sys_root)
+        work = partial(facts.describe, self._library, self._handles, index, self._sys_root)
         try:
             found[index] = await self._call(opened, name, work)
-        except (TimeoutError, DriverError) as error:
-            # DriverError: the session is over, which the scan as a whole says.
-            faults[index] = GpuFault(name, str(error) or NO_ANSWER)
+        except TimeoutError:
+            self._slow.add(name)
+            faults[index] = GpuFault(name, NO_ANSWER, Trouble.SILENT)
+        except (
+            DriverError,
+            GpuError,
+        ) as error:  # the session is over, which the scan as a whole says
+            faults[index] = GpuFault(name, str(error))
         except (self._library.NVMLError, ValueError) as error:
             # ValueError: a text that is none, which the binding could not decode.
             translated = nvml.translate(error, name)
             if isinstance(translated, DriverError):
                 self._session.end(translated, opened)
-            lost = getattr(translated, "lost", False)
-            if lost or nvml.code(error) == nvml.RESET_REQUIRED:
-                self._unheard.add(name)
-            faults[index] = GpuFault(name, str(error), lost=lost)
+            trouble = nvml.trouble(error)
+            if trouble in {Trouble.LOST, Trouble.RESET}:
+                self._listening.unhear(name)
+            faults[index] = GpuFault(name, str(error), trouble)
+        else:
+            self._slow.discard(name)
 
     async def _link_rows(
         self, opened: Opened, peers: Mapping[GpuUuid, Gpu]
@@ -231,69 +256,8 @@ class NvmlDriver:
         rows: dict[GpuUuid, links.LinkRow],
     ) -> None:
         others = {peer: other.index for peer, other in peers.items() if peer != gpu.uuid}
-        work = partial(links.link_row, self._library, gpu, others)
+        work = partial(links.link_row, self._library, self._handles, gpu, others)
         try:
             rows[gpu.uuid] = await self._call(opened, gpu.uuid, work)
         except (TimeoutError, DriverError, self._library.NVMLError, ValueError) as error:
             log.info("driver.links_unknown", gpu=gpu.uuid, err=str(error) or NO_ANSWER)
-
-    async def _register(self, opened: Opened, stream: EventStream, indexes: Iterable[int]) -> None:
-        """Have the GPUs report to `stream`; one that does not is left to probes, and named once."""
-        async with asyncio.TaskGroup() as tasks:
-            for index in indexes:
-                if not stream.settled(self._indexes.name(index)):
-                    tasks.create_task(self._register_one(opened, stream, index))
-
-    async def _hear_again(self, opened: Opened, probe: Probe) -> None:
-        """One that answers again after a reset is asked again to report, before the next scan."""
-        if probe.outcome is ProbeOutcome.LOST or probe.signs.refused:
-            self._unheard.add(probe.uuid)
-            for stream in self._streams:
-                stream.drop(probe.uuid)
-        elif probe.outcome is not ProbeOutcome.SILENT and probe.uuid in self._unheard:
-            self._unheard.discard(probe.uuid)
-            index = self._indexes.find(probe.uuid)
-            if index is None:
-                return
-            for stream in tuple(self._streams):
-                if stream.has_set:
-                    await self._register(opened, stream, [index])
-
-    async def _register_one(self, opened: Opened, stream: EventStream, index: int) -> None:
-        name = self._indexes.name(index)
-        work, late = partial(stream.register, index), partial(_settle, stream)
-        try:
-            answer = await self._call(opened, name, work, late)
-        except DriverError:
-            return  # the session is over, and the stream with it
-        except (TimeoutError, self._library.NVMLError, ValueError) as error:
-            reason = str(error) or NO_ANSWER
-            if stream.missed(name, reason):
-                log.warning("driver.no_events", gpu=name, err=reason)
-        else:
-            _settle(stream, answer)
-
-    def _back(self, name: str) -> None:
-        """A GPU that was stuck answers: it is asked at once to report, which was refused before."""
-        index = self._indexes.find(name)
-        if index is None or self._session.present is None:
-            return
-        for stream in self._streams:
-            if stream.has_set and not stream.settled(name):
-                settle = partial(_settle, stream)
-                asked = self._session.pool.post(name, partial(stream.register, index), settle)
-                asked.add_done_callback(partial(_take, stream, name))
-
-
-def _settle(stream: EventStream, answer: Registered) -> None:
-    if stream.settle(answer):
-        log.warning("driver.no_events", gpu=answer.uuid, err=answer.refused)
-
-
-def _take(stream: EventStream, name: str, asked: "asyncio.Future[Registered]") -> None:
-    """What came of asking a GPU that nobody waits for; the next scan asks again."""
-    error = asked.exception()
-    if error is None:
-        _settle(stream, asked.result())
-    else:
-        stream.missed(name, str(error) or NO_ANSWER)

@@ -12,6 +12,7 @@ from agent.core.errors import DriverError
 from agent.core.events import DriverEvent, EventKind
 from agent.core.gpu import GpuUuid
 from agent.core.xids import XIDS
+from agent.host.nvml.handles import Handles
 from agent.host.nvml.library import (
     EVENT_ECC_DOUBLE,
     EVENT_ECC_SINGLE,
@@ -34,8 +35,6 @@ STALL: Final = 2.5
 """A wait that outlasts two of these, five times WAIT_MS each, does not come back."""
 
 EVENT_LIMIT: Final = 4096
-MOST_FAILURES: Final = 10
-FAILURE_PAUSE: Final = 1.0
 FAREWELL: Final = 0.7
 
 _KINDS: Final = {
@@ -44,6 +43,10 @@ _KINDS: Final = {
     EVENT_POWER_SOURCE: EventKind.POWER_SOURCE,
     EVENT_MIG_CHANGE: EventKind.CHANGED,
 }
+
+
+class SetFailed(DriverError):  # noqa: N818 -- names what happened
+    """A wait for events failed: one GPU of the set may be lost, and the driver be well."""
 
 
 class EventStream:
@@ -55,7 +58,8 @@ class EventStream:
     and CHANGED tells that not all were.
     """
 
-    def __init__(self, library: NvmlLibrary) -> None:
+    def __init__(self, library: NvmlLibrary, handles: Handles) -> None:
+        self._handles = handles
         self._event_set: Any = None
         self.unmonitored: dict[str, str] = {}
         """Why a GPU (its UUID, or `index N`) does not report here."""
@@ -143,8 +147,12 @@ class EventStream:
         self._settled.clear()
         self._known = {}
 
+    def tell(self, event: DriverEvent) -> None:
+        """Hand on what is known on the loop."""
+        self._put(event)
+
     async def next(self) -> DriverEvent:
-        """The next event. Raises DriverError once the stream has failed and is read empty.
+        """The next event. Raises SetFailed, DriverError once the stream has failed and is empty.
 
         A thread whose wait does not come back is a failure, too: silence is no good news.
         """
@@ -208,11 +216,11 @@ class EventStream:
     def register(self, index: int) -> Registered:
         """Have GPU `index` report here. Blocks.
 
-        Raises NVMLError, ValueError for no text, DriverError when the stream has ended.
+        Raises NVMLError, GpuError, ValueError for no text, DriverError when the stream has ended.
         """
         era = self._era
         with self._inside():
-            found = register(self._library, self._event_set, index)
+            found = register(self._library, self._handles, self._event_set, index)
         return dataclasses.replace(found, era=era)
 
     @contextlib.contextmanager
@@ -248,28 +256,20 @@ class EventStream:
         self._tell(self._ended.set)
 
     def _listen(self) -> None:
-        """Until it is sent home. A wait that fails is tried again, but never in a busy loop."""
-        failures = 0
+        """Until it is sent home, or a wait fails."""
         while not self._stopping.is_set():
             self._turns += 1
             try:
                 data = self._library.nvmlEventSetWait_v2(self._event_set, WAIT_MS)
             except self._library.NVMLError as error:
                 if code(error) == TIMEOUT:
-                    failures = 0
                     continue
-                failures += 1
                 whole = driver_wide(error)
-                if whole is not None or failures >= MOST_FAILURES:
-                    text = f"waiting for events failed: {error}"
-                    self._tell(self.fail, whole or DriverError(text))
-                    return
-                # A GPU that is lost makes the wait fail for all of them: look at each.
-                self._put(DriverEvent(EventKind.CHANGED))
-                self._stopping.wait(FAILURE_PAUSE)
-            else:
-                failures = 0
-                self._put(self._event(data))
+                if whole is None:  # a GPU that is lost makes it fail for all of them: look at each
+                    self._put(DriverEvent(EventKind.CHANGED))
+                self._tell(self.fail, whole or SetFailed(f"waiting for events failed: {error}"))
+                return
+            self._put(self._event(data))
 
     def _event(self, data: Any) -> DriverEvent | None:  # noqa: ANN401 -- nvmlEventData_t
         uuid = self._whose(data.device)

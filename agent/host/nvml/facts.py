@@ -5,6 +5,7 @@ from pathlib import Path
 
 from agent.core.gpu import Gpu, GpuUuid, MigInstance
 from agent.core.slices import MIB
+from agent.host.nvml.handles import Handles
 from agent.host.nvml.library import (
     INVALID_ARGUMENT,
     NOT_FOUND,
@@ -18,11 +19,13 @@ from agent.host.nvml.library import (
 
 
 def bus_id(text: str) -> str:
-    """A bus id of NVML as sysfs writes it: one leading 0000 removed, lower-case.
+    """A bus id of NVML as sysfs writes it: four digits of the domain, or as many as it needs.
 
-    Source: HAMi pkg/device-plugin/nvidiadevice/nvinternal/plugin/register.go.
+    Domains above ffff are virtual ones, as of VMD and of some clouds. A text that is no bus id is
+    left as it is.
     """
-    return text.removeprefix("0000").lower() if len(text) > len("0000:00:00.0") else text.lower()
+    domain, _, rest = text.lower().partition(":")
+    return f"{domain.lstrip('0'):0>4}:{rest}" if rest else text.lower()
 
 
 def numa_node(sys_root: Path, bus: str) -> int | None:
@@ -35,9 +38,9 @@ def numa_node(sys_root: Path, bus: str) -> int | None:
     return node if node >= 0 else None
 
 
-def describe(library: NvmlLibrary, index: int, sys_root: Path) -> Gpu:
-    """GPU `index`, without its links. Raises NVMLError."""
-    handle = library.nvmlDeviceGetHandleByIndex(index)
+def describe(library: NvmlLibrary, handles: Handles, index: int, sys_root: Path) -> Gpu:
+    """GPU `index`, without its links. Raises NVMLError, GpuError for one that is released."""
+    handle = handles.of_index(index)
     bus = bus_id(text_of(library.nvmlDeviceGetPciInfo(handle).busId))
     mig = maybe(library, lambda: library.nvmlDeviceGetMigMode(handle)[0])
     return Gpu(

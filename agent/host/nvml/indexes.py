@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from agent.core.gpu import GpuFault, GpuUuid
+from agent.core.nameless import doubtful
 
 
 class Indexes:
@@ -61,7 +62,7 @@ class Indexes:
         explained = len(nameless) <= len(self._unseen)
         return (
             *(one for n, one in named.items() if one.lost or n in self._uuids or not explained),
-            *(GpuFault(uuid, text) for uuid in sorted(self._unseen)),
+            *(GpuFault(uuid, text, doubtful(nameless.values())) for uuid in sorted(self._unseen)),
         )
 
     def _forget(self) -> None:

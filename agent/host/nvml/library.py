@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, cast
 
 from agent.core.errors import AgentError, DriverError, DriverMissing, GpuError, cap
+from agent.core.gpu import Trouble
 
 T = TypeVar("T")
 
@@ -54,20 +55,56 @@ P2P_OK: Final = 0
 LINK_TO_SWITCH: Final = 2
 MOST_LINKS: Final = 36
 
+FABRIC_NOT_STARTED: Final = 1
+FABRIC_IN_PROGRESS: Final = 2
+FABRIC_COMPLETED: Final = 3
+
 Handle = Any
 """What the library names a GPU by: a pointer that only the library may look into."""
 
-_LOST: Final = frozenset({GPU_IS_LOST, GPU_NOT_FOUND, NOT_FOUND})
 _UNABLE: Final = frozenset({NOT_SUPPORTED, FUNCTION_NOT_FOUND})
-_MISSING: Final = {
-    LIBRARY_NOT_FOUND: f"{SONAME} is not found: install the NVIDIA driver on this node, let the "
-    "container runtime mount it, or name the file with --nvml-library",
-    DRIVER_NOT_LOADED: "the NVIDIA kernel module is not loaded: load it (modprobe nvidia) or "
-    "install the driver for this kernel",
-    LIB_RM_VERSION_MISMATCH: "the driver's library and kernel module differ in version: reboot, "
-    "or reload the module and restart the agent",
-    NO_PERMISSION: "the driver may not be used: /dev/nvidiactl cannot be opened by this process",
+_TROUBLES: Final = {
+    GPU_IS_LOST: Trouble.LOST,
+    GPU_NOT_FOUND: Trouble.LOST,
+    NOT_FOUND: Trouble.LOST,
+    RESET_REQUIRED: Trouble.RESET,
+    NO_PERMISSION: Trouble.DENIED,
+    NOT_SUPPORTED: Trouble.UNSUPPORTED,
+    FUNCTION_NOT_FOUND: Trouble.UNSUPPORTED,
 }
+_MISSING: Final = {
+    LIBRARY_NOT_FOUND: (
+        f"{SONAME} is not found",
+        (
+            "install the NVIDIA driver on this node, let the container runtime mount it, or name "
+            "the file with --nvml-library"
+        ),
+    ),
+    DRIVER_NOT_LOADED: (
+        "the NVIDIA kernel module is not loaded",
+        "load it (modprobe nvidia) or install the driver for this kernel",
+    ),
+    LIB_RM_VERSION_MISMATCH: (
+        "the driver's library and kernel module differ in version",
+        "reboot, or reload the module and restart the agent",
+    ),
+    NO_PERMISSION: (
+        "the driver may not be used: /dev/nvidiactl cannot be opened by this process",
+        "run as a user who may open it, or let the container runtime give it",
+    ),
+}
+"""What is missing, and what to do."""
+
+
+class FabricInfo(ctypes.Structure):
+    """nvmlGpuFabricInfo_t; `status` is an error code, once the state is completed."""
+
+    _fields_ = [  # type: ignore[mutable-override] # as ctypes wants it
+        ("cluster", ctypes.c_uint8 * 16),
+        ("status", ctypes.c_uint),
+        ("clique", ctypes.c_uint32),
+        ("state", ctypes.c_uint8),
+    ]
 
 
 class NvmlLibrary(Protocol):
@@ -87,6 +124,7 @@ class NvmlLibrary(Protocol):
     def nvmlDeviceGetCount(self) -> int: ...  # noqa: D102, N802
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Handle: ...  # noqa: D102, N802
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Handle: ...  # noqa: D102, N802
+    def nvmlDeviceGetHandleByPciBusId(self, pciBusId: str) -> Handle: ...  # noqa: D102, N802, N803
     def nvmlDeviceGetUUID(self, handle: Handle) -> str: ...  # noqa: D102, N802
     def nvmlDeviceGetName(self, handle: Handle) -> str: ...  # noqa: D102, N802
     def nvmlDeviceGetMemoryInfo(self, handle: Handle) -> Any: ...  # noqa: ANN401, D102, N802
@@ -107,10 +145,9 @@ class NvmlLibrary(Protocol):
     ) -> int: ...
     def nvmlDeviceGetFieldValues(self, handle: Handle, fieldIds: list[int]) -> Any: ...  # noqa: ANN401, D102, N802, N803
     def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> Any: ...  # noqa: ANN401, D102, N802
-    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Handle) -> list[Any]: ...  # noqa: D102, N802
-    def nvmlDeviceGetGraphicsRunningProcesses_v3(self, handle: Handle) -> list[Any]: ...  # noqa: D102, N802
     def nvmlDeviceGetP2PStatus(self, device1: Handle, device2: Handle, p2pIndex: int) -> int: ...  # noqa: D102, N802, N803
     def nvmlDeviceGetRemappedRows(self, device: Handle) -> tuple[int, int, int, int]: ...  # noqa: D102, N802
+    def nvmlDeviceGetGpuFabricInfo(self, device: Handle, gpuFabricInfo: Any) -> int: ...  # noqa: ANN401, D102, N802, N803
     def nvmlDeviceGetTopologyCommonAncestor(self, device1: Handle, device2: Handle) -> int: ...  # noqa: D102, N802
     def nvmlDeviceGetNvLinkState(self, device: Handle, link: int) -> int: ...  # noqa: D102, N802
     def nvmlDeviceGetNvLinkRemotePciInfo(self, device: Handle, link: int) -> Any: ...  # noqa: ANN401, D102, N802
@@ -164,8 +201,8 @@ def bind(library: NvmlLibrary, path: Path | None, *, anew: bool = True) -> None:
         loaded = ctypes.CDLL(str(file))
     except OSError as error:
         raise DriverMissing(
-            f"{path} cannot be loaded as the driver's library ({cap(str(error))}); "
-            "mend --nvml-library or leave it out"
+            f"{path} cannot be loaded as the driver's library ({cap(str(error))})",
+            remedy="mend --nvml-library or leave it out",
         ) from error
     pointers: MutableMapping[str, object] = getattr(library, "_nvmlGetFunctionPointer_cache", {})
     pointers.clear()
@@ -217,9 +254,10 @@ def driver_wide(error: Exception, *, about_gpu: bool = True) -> DriverError | No
     A refusal is the driver's where the driver was asked, and one GPU's where that was: its device
     file may be closed to us, or its processes another user's.
     """
-    text = _MISSING.get(code(error))
-    if text is not None and not (about_gpu and code(error) == NO_PERMISSION):
-        return DriverMissing(text)
+    missing = _MISSING.get(code(error))
+    if missing is not None and not (about_gpu and code(error) == NO_PERMISSION):
+        said, remedy = missing
+        return DriverMissing(said, remedy=remedy)
     if code(error) == UNINITIALIZED:
         return DriverError("the driver has ended our session; it is begun anew")
     return None
@@ -230,7 +268,13 @@ def translate(error: Exception, gpu: str) -> AgentError:
     whole = driver_wide(error)
     if whole is not None:
         return whole
-    return GpuError(gpu, cap(str(error)) or f"error {code(error)}", lost=code(error) in _LOST)
+    is_lost = trouble(error) is Trouble.LOST
+    return GpuError(gpu, cap(str(error)) or f"error {code(error)}", lost=is_lost)
+
+
+def trouble(error: Exception) -> Trouble:
+    """What an error says of the one GPU that was asked."""
+    return _TROUBLES.get(code(error), Trouble.FAILED)
 
 
 def text_of(value: str | bytes) -> str:

@@ -6,6 +6,7 @@ from typing import Final
 
 from agent.core.gpu import Gpu, GpuUuid, Link, PciPath
 from agent.host.nvml.facts import bus_id
+from agent.host.nvml.handles import Handles
 from agent.host.nvml.library import (
     INVALID_ARGUMENT,
     LINK_TO_SWITCH,
@@ -42,13 +43,15 @@ class LinkRow:
     to_switches: int
 
 
-def link_row(library: NvmlLibrary, gpu: Gpu, peers: Mapping[GpuUuid, int]) -> LinkRow:
-    """What connects `gpu` to the GPUs at those indexes. Raises NVMLError."""
-    handle = library.nvmlDeviceGetHandleByIndex(gpu.index)
+def link_row(
+    library: NvmlLibrary, handles: Handles, gpu: Gpu, peers: Mapping[GpuUuid, int]
+) -> LinkRow:
+    """What connects `gpu` to the GPUs at those indexes. Raises NVMLError, GpuError."""
+    handle = handles.of_index(gpu.index)
     paths: dict[GpuUuid, PciPath] = {}
     peer_to_peer: dict[GpuUuid, bool] = {}
     for peer, index in peers.items():
-        other = library.nvmlDeviceGetHandleByIndex(index)
+        other = handles.of_index(index)
         level = maybe(library, _ancestor(library, handle, other))
         if level in _PATHS:
             paths[peer] = _PATHS[level]

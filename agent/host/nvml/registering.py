@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, Final
 
 from agent.core.gpu import GpuUuid
+from agent.host.nvml.handles import Handles
 from agent.host.nvml.library import (
     EVENT_ECC_DOUBLE,
     EVENT_ECC_SINGLE,
@@ -41,12 +42,18 @@ def address(handle: Handle) -> int:
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
 
-def register(library: NvmlLibrary, event_set: Any, index: int) -> Registered:  # noqa: ANN401 -- the library's own
-    """Have GPU `index` report to `event_set`. Blocks. Raises NVMLError, ValueError for no text.
+def register(
+    library: NvmlLibrary,
+    handles: Handles,
+    event_set: Any,  # noqa: ANN401 -- the library's own
+    index: int,
+) -> Registered:
+    """Have GPU `index` report to `event_set`. Blocks.
 
-    A GPU that has no events at all is not asked again; other failures may pass.
+    Raises NVMLError, GpuError, ValueError for no text. A GPU that has no events at all is not asked
+    again; other failures may pass.
     """
-    handle = library.nvmlDeviceGetHandleByIndex(index)
+    handle = handles.of_index(index)
     uuid = GpuUuid(text_of(library.nvmlDeviceGetUUID(handle)))
     try:
         mask = library.nvmlDeviceGetSupportedEventTypes(handle) & WANTED

@@ -21,6 +21,8 @@ OPEN_DEADLINE: Final = 10.0
 
 _Versions = tuple[str, str | None]
 
+NO_ANSWER: Final = "no answer in time"
+
 DRIVER: Final = "the driver"
 """The key of calls that are about no GPU."""
 
@@ -67,6 +69,8 @@ class Session:
         self._begun = 0
         self._broken = ""
         self._closed = False
+        self.withheld = ""
+        """Why no session may be begun; empty: one may."""
 
     async def open(self) -> Opened:
         """The present session; begins one if there is none. Raises DriverMissing, DriverError.
@@ -76,6 +80,8 @@ class Session:
         """
         with self._translated(None):
             async with self._preparing:
+                if self.withheld:
+                    raise DriverError(self.withheld)
                 if self._present is not None:
                     return self._present
                 opening = self._opening or await self._begin_anew()
@@ -123,6 +129,22 @@ class Session:
         with self._translated(opened):
             return await self.call(opened, DRIVER, work)
 
+    async def shut(self, why: str) -> None:
+        """End it now, and let go of all GPUs; who asks later begins another.
+
+        Raises DriverError when somebody in the library does not come back.
+        """
+        async with self._preparing:
+            if self._opening is not None:
+                await asyncio.wait([self._opening], timeout=OPEN_DEADLINE)
+            self.end(DriverError(why))
+            if not await self._alone():
+                raise DriverError("a call has not come back from the driver, which holds all GPUs")
+            ending = self.pool.launch(DRIVER, self._end_all)
+            done, _ = await asyncio.wait([ending], timeout=self._deadline)
+            if not done or ending.exception() is not None:
+                raise DriverError("the driver does not end the session, which holds all GPUs")
+
     async def close(self) -> None:
         """End it for good; a second call does nothing."""
         if self._closed:
@@ -150,9 +172,7 @@ class Session:
         try:
             yield
         except TimeoutError as error:
-            raise DriverError(
-                f"the driver does not answer: {str(error) or 'no answer in time'}"
-            ) from error
+            raise DriverError(f"the driver does not answer: {str(error) or NO_ANSWER}") from error
         except ValueError as error:
             raise DriverError(f"the driver answers with what is no text: {error}") from error
         except self._library.NVMLError as error:

@@ -1,24 +1,30 @@
-"""Questions to a GPU that is known: is it well, how much is it used, by whom.
+"""Questions to a GPU that is known: is it well, how much is it used.
 
 Everything here blocks: it runs on the threads of the pool.
 """
 
+import ctypes
 from collections.abc import Callable
 from typing import Final, TypeVar
 
 from agent.core.events import Probe, ProbeOutcome
 from agent.core.gpu import GpuUuid
-from agent.core.gpu_signs import GpuProcess, GpuSample, GpuSigns, RecoveryAction
+from agent.core.gpu_signs import FabricState, GpuSample, GpuSigns, RecoveryAction
 from agent.core.slices import MIB
+from agent.host.nvml.handles import Handles
 from agent.host.nvml.library import (
     ECC_CORRECTED,
     ECC_SINCE_LOAD,
     ECC_UNCORRECTED,
+    FABRIC_COMPLETED,
+    FABRIC_IN_PROGRESS,
+    FABRIC_NOT_STARTED,
     FIELD_RECOVERY_ACTION,
     GPU_IS_LOST,
     RESET_REQUIRED,
     RETIRED_FOR_DOUBLE_BIT,
     RETIRED_FOR_SINGLE_BIT,
+    FabricInfo,
     Handle,
     NvmlLibrary,
     code,
@@ -41,13 +47,18 @@ _RECOVERY: Final = {
 }
 """nvmlDeviceGpuRecoveryAction_t."""
 
+_FABRIC: Final = {
+    FABRIC_NOT_STARTED: FabricState.NOT_STARTED,
+    FABRIC_IN_PROGRESS: FabricState.IN_PROGRESS,
+}
+
 _GRAVE: Final = frozenset({GPU_IS_LOST, RESET_REQUIRED})
 
 
-def probe(library: NvmlLibrary, uuid: GpuUuid) -> Probe:
-    """Ask the GPU for a sign of life. Raises DriverError when the driver as a whole fails."""
+def probe(library: NvmlLibrary, handles: Handles, uuid: GpuUuid) -> Probe:
+    """Ask the GPU for a sign of life. Raises DriverError when all of it fails, GpuError."""
     try:
-        handle = library.nvmlDeviceGetHandleByUUID(uuid)
+        handle = handles.of_uuid(uuid)
         maybe(library, lambda: library.nvmlDeviceGetMemoryInfo(handle))
         signs = signs_of(library, handle)
     except library.NVMLError as error:
@@ -55,9 +66,8 @@ def probe(library: NvmlLibrary, uuid: GpuUuid) -> Probe:
         if whole is not None:
             raise whole from error
         lost = getattr(translate(error, uuid), "lost", False)
-        outcome = ProbeOutcome.LOST if lost else ProbeOutcome.FAILED
-        is_refused = code(error) == RESET_REQUIRED
-        return Probe(uuid, outcome, str(error), GpuSigns(refused=is_refused))
+        unanswered = ProbeOutcome.REFUSED if code(error) == RESET_REQUIRED else ProbeOutcome.FAILED
+        return Probe(uuid, ProbeOutcome.LOST if lost else unanswered, str(error))
     if signs.rows_failed:
         text = "a row of its memory could not be remapped"
         return Probe(uuid, ProbeOutcome.FAILED, text, signs)
@@ -77,12 +87,13 @@ def signs_of(library: NvmlLibrary, handle: Handle) -> GpuSigns:
         ecc_corrected=_sign(library, lambda: _errors(library, handle, ECC_CORRECTED)),
         ecc_uncorrected=_sign(library, lambda: _errors(library, handle, ECC_UNCORRECTED)),
         recovery=_sign(library, lambda: _recovery(library, handle)),
+        fabric=_sign(library, lambda: _fabric(library, handle)),
     )
 
 
-def sample(library: NvmlLibrary, uuid: GpuUuid) -> GpuSample:
+def sample(library: NvmlLibrary, handles: Handles, uuid: GpuUuid) -> GpuSample:
     """How much the GPU is used. Raises NVMLError."""
-    handle = library.nvmlDeviceGetHandleByUUID(uuid)
+    handle = handles.of_uuid(uuid)
     rates = _sign(library, lambda: library.nvmlDeviceGetUtilizationRates(handle))
     memory = _sign(library, lambda: library.nvmlDeviceGetMemoryInfo(handle))
     return GpuSample(
@@ -91,21 +102,6 @@ def sample(library: NvmlLibrary, uuid: GpuUuid) -> GpuSample:
         memory_percent=None if rates is None else int(rates.memory),
         used_mib=None if memory is None else int(memory.used) // MIB,
     )
-
-
-def processes(library: NvmlLibrary, uuid: GpuUuid) -> tuple[GpuProcess, ...] | None:
-    """Who uses the GPU; a process with both kinds of context counts once. Raises NVMLError."""
-    handle = library.nvmlDeviceGetHandleByUUID(uuid)
-    compute = _sign(library, lambda: library.nvmlDeviceGetComputeRunningProcesses_v3(handle))
-    graphics = _sign(library, lambda: library.nvmlDeviceGetGraphicsRunningProcesses_v3(handle))
-    if compute is None and graphics is None:
-        return None
-    found: dict[int, GpuProcess] = {}
-    for rows, drawing in ((graphics or (), True), (compute or (), False)):
-        for row in rows:
-            used = None if row.usedGpuMemory is None else int(row.usedGpuMemory) // MIB
-            found[row.pid] = GpuProcess(int(row.pid), used, drawing)
-    return tuple(found[pid] for pid in sorted(found))
 
 
 def _retired(library: NvmlLibrary, handle: Handle) -> int:
@@ -123,6 +119,14 @@ def _recovery(library: NvmlLibrary, handle: Handle) -> RecoveryAction | None:
     if value.nvmlReturn:
         raise library.NVMLError(value.nvmlReturn)
     return _RECOVERY.get(int(value.value.uiVal), RecoveryAction.OTHER)
+
+
+def _fabric(library: NvmlLibrary, handle: Handle) -> FabricState | None:
+    info = FabricInfo()
+    library.nvmlDeviceGetGpuFabricInfo(handle, ctypes.byref(info))
+    if info.state == FABRIC_COMPLETED:
+        return FabricState.FAILED if info.status else FabricState.COMPLETED
+    return _FABRIC.get(info.state)
 
 
 def _sign(library: NvmlLibrary, ask: Callable[[], T]) -> T | None:

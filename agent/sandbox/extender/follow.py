@@ -7,12 +7,14 @@ from typing import Any, Final, NoReturn, Protocol
 
 import structlog
 
+from agent.codec.narrow import Raw, read_object
 from agent.core.errors import ApiError, ApiGone
 from agent.host.kube.session import KubeSession, Request, path_of
-from agent.host.kube.watch import OPENED, Pace, frames
+from agent.host.kube.watch import Pace, frames
 from agent.kit.reopening import Reopening
 from agent.kit.tally import Tally
 from agent.sandbox.api_errors import Json
+from agent.sandbox.scheduler.client import ClientQueue
 
 log = structlog.get_logger(__name__)
 PAGE: Final = 500
@@ -37,7 +39,10 @@ class Audience(Protocol):
 
 
 class Follower:
-    """Tells one audience of all objects of one resource, for ever; `listed` is set after a list."""
+    """Tells one audience of all objects of one resource, for ever; `listed` is set after a list.
+
+    Each page of a list and each watch is a request that takes its turn in `queue`.
+    """
 
     def __init__(
         self,
@@ -46,6 +51,7 @@ class Follower:
         audience: Audience,
         rng: random.Random,
         pace: Pace,
+        queue: ClientQueue,
     ) -> None:
         self.listed = asyncio.Event()
         self.restarts = Tally("watch_restarts_total", "Watches that ended.", ("reason",))
@@ -53,6 +59,7 @@ class Follower:
         self._resource = resource
         self._audience = audience
         self._pace = pace
+        self._queue = queue
         self._watch = Reopening(self.restarts, rng)
         self._version = ""
         """How far the audience was told; empty: all must be listed."""
@@ -89,6 +96,7 @@ class Follower:
             query = (("limit", str(PAGE)), *((("continue", rest),) if rest else ()))
             path = path_of(self._resource)
             request = Request("GET", "list", self._resource, path, query=query)
+            await self._queue.turn()
             answer = await self._session.fetch(request)
             objects += answer.get("items") or ()
             metadata: Mapping[str, Any] = answer["metadata"]
@@ -108,9 +116,14 @@ class Follower:
         )
         path = path_of(self._resource)
         request = Request("GET", "watch", self._resource, path, query=query)
-        async for frame in frames(self._session, request, self._pace):
-            if frame.kind == OPENED:
+        await self._queue.turn()
+        async for frame in frames(self._session, request, self._pace, _read):
+            if frame.obj is None:  # it is open
                 continue
             if frame.kind != "BOOKMARK":
-                await self._audience.see(frame.kind, dict(frame.obj))
+                await self._audience.see(frame.kind, frame.obj)
             self._version = frame.obj["metadata"]["resourceVersion"]
+
+
+def _read(_: str, obj: Raw) -> Json:
+    return dict(read_object(obj))

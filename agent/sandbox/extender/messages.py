@@ -139,19 +139,29 @@ def new_pod(request: AdmissionRequest) -> Json:
     return request.object or {}
 
 
-def filter_result(filtered: Filtered, nodes: Sequence[Json] | None = None) -> Json:
-    """ExtenderFilterResult; with `nodes` in the form of a simulation."""
-    passed: Json = {"Nodes": None, "NodeNames": None}
-    if nodes is not None:
-        items = [node for node in nodes if node["metadata"]["name"] in filtered.nodes]
-        passed["Nodes"] = {"kind": "NodeList", "apiVersion": "v1", "metadata": {}, "items": items}
-    elif filtered.nodes:
-        passed["NodeNames"] = list(filtered.nodes)
-    return passed | {
-        "FailedNodes": dict(filtered.failed) or None,
-        "FailedAndUnresolvableNodes": None,
-        "Error": filtered.error,
-    }
+def filter_result(filtered: Filtered) -> Json:
+    """ExtenderFilterResult: nodes that passed, or why none did."""
+    passed = bool(filtered.nodes)
+    return _result(
+        NodeNames=list(filtered.nodes) if passed else None,
+        FailedNodes=None if passed else dict(filtered.failed) or None,
+        Error=filtered.error,
+    )
+
+
+def simulation_result(filtered: Filtered, nodes: Sequence[Json]) -> Json:
+    """ExtenderFilterResult where nodes were given whole; a pod without a request gets none."""
+    if filtered.error:
+        return _result(Error=filtered.error)
+    if filtered.groups is None:
+        return _result(FailedNodes=None if filtered.nodes else dict(filtered.failed))
+    items = [node for node in nodes if node["metadata"]["name"] in filtered.nodes]
+    return _result(Nodes={"metadata": {}, "items": items[:1]}, FailedNodes=dict(filtered.failed))
+
+
+def _result(**fields: object) -> Json:
+    empty = {"Nodes": None, "NodeNames": None, "FailedNodes": None}
+    return empty | {"FailedAndUnresolvableNodes": None, "Error": ""} | fields
 
 
 def bind_result(error: str = "") -> Json:

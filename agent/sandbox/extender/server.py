@@ -20,7 +20,7 @@ LIMIT: Final = 1024 * 1024
 REVIEW_LIMIT: Final = 7 * 1024 * 1024
 """Bytes of an AdmissionReview, as controller-runtime reads them."""
 BODY_DEADLINE: Final = 4.0
-"""Seconds; with the 25 s of a verb they stay below the 30 s that kube-scheduler waits."""
+"""Seconds; kube-scheduler is on the same host, and waits for 30 s in all."""
 CLOSE_DEADLINE: Final = 5.0
 _BAD_REQUEST: Final = 400
 _UNAVAILABLE: Final = 503

@@ -1,8 +1,9 @@
-"""What the scheduler model is told of a real cluster: its nodes, and what its pods hold."""
+"""What the scheduler model is told of a real cluster: its nodes, pods and quotas."""
 
 from collections.abc import Sequence
 
 from agent.sandbox.api_errors import Json
+from agent.sandbox.scheduler.quota import Quotas, full_name
 from agent.sandbox.scheduler.verbs import HamiVerbs
 
 
@@ -39,20 +40,42 @@ class Nodes:
         await self._hami.see_node(kind, obj)
 
 
+class QuotaView:
+    """The ResourceQuotas as they were last seen (an `Audience`)."""
+
+    def __init__(self, quotas: Quotas) -> None:
+        self._quotas = quotas
+
+    def known(self) -> frozenset[str]:
+        """The full names of all quotas."""
+        return self._quotas.names()
+
+    async def replace(self, objects: Sequence[Json], known: frozenset[str]) -> None:
+        """Take in a list."""
+        gone = known - {full_name(quota) for quota in objects}
+        self._quotas.retain(self._quotas.names() - gone)
+        for quota in objects:
+            await self.see("ADDED", quota)
+
+    async def see(self, kind: str, obj: Json) -> None:
+        """Take in one change."""
+        self._quotas.see(kind, obj)
+
+
 class Pods:
-    """What pods hold (an `Audience`); the pods themselves are not kept."""
+    """The pods as they were last seen (an `Audience`); the scheduler's memory keeps them."""
 
     def __init__(self, hami: HamiVerbs) -> None:
         self._hami = hami
 
     def known(self) -> frozenset[str]:
-        """The pods that hold something."""
-        return self._hami.usage.uids()
+        """The UIDs of all pods."""
+        return self._hami.pod_uids()
 
     async def replace(self, objects: Sequence[Json], known: frozenset[str]) -> None:
-        """Take in a list; what was reserved since it was asked for stays."""
-        for uid in known - {pod["metadata"]["uid"] for pod in objects}:
-            self._hami.usage.forget(uid)
+        """Take in a list; what came since it was asked for stays."""
+        gone = known - {pod["metadata"]["uid"] for pod in objects}
+        self._hami.retain_pods(self._hami.pod_uids() - gone)
         for pod in objects:
             await self.see("ADDED", pod)
 

@@ -22,7 +22,9 @@ RUN_SECONDS: Final = "sandbox/run-seconds"
 _STATUS_DELAY: Final = (0.016, 0.047)
 _STOP_SECONDS: Final = 1.0
 _TERMINAL: Final = frozenset({"Succeeded", "Failed"})
-_RETOLD: Final = frozenset({"admitted", "rejected", "container_started", "container_waiting"})
+_RETOLD: Final = frozenset(
+    {"admitted", "rejected", "container_started", "init_ended", "container_waiting"}
+)
 
 
 @dataclass(slots=True)
@@ -58,7 +60,8 @@ class KubeletPodLoop:
     """Drives one kubelet model from one store; `run` is its whole life.
 
     `status_period` is the time between two Node statuses in seconds; `eager` also writes one at
-    each change, which the real kubelet does not do.
+    each change, which the real kubelet does not do. `lag`: seconds, from and to, that a frame of
+    its watch takes behind the one before.
     """
 
     def __init__(
@@ -69,8 +72,10 @@ class KubeletPodLoop:
         *,
         status_period: float = 10.0,
         eager: bool = False,
+        lag: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         self._model = model
+        self._lag = lag
         self._store = store
         self._fields = {"spec.nodeName": node_name}
         self._hosted: dict[str, _Hosted] = {}
@@ -105,6 +110,8 @@ class KubeletPodLoop:
             self._see(group, pod)
         try:
             async for change in changes:
+                if any(self._lag):
+                    await asyncio.sleep(self._model.random.uniform(*self._lag))
                 self._take(group, change)
         except GoneError:
             return
@@ -176,6 +183,7 @@ class KubeletPodLoop:
         hosted.is_over = True
         if pod is not None:
             await self._model.pod_gone(hosted.uid)
+            await asyncio.sleep(self._model.random.uniform(*_STATUS_DELAY))
             self._write(hosted, podstatus.ended_status(pod, self._stamp()))
 
     def _finalize(self, hosted: _Hosted) -> None:

@@ -31,6 +31,7 @@ SeenKind = Literal[
     "leaving",
     "ended",
     "container_started",
+    "init_ended",
     "container_waiting",
     "checkpoint_lost",
     "checkpoint_unwritten",

@@ -18,6 +18,10 @@ class Timings:
 
     Before its first `housekeeping` it cannot rule out that a pod's containers run: the API server
     hears of a rejection only at the first `full_report`. Both count from the start.
+
+    What belongs to the machine and its images takes no time unless said otherwise: its share of a
+    start (`container_start`), the work of an ordinary init container (`init_run`), and the wait
+    before the second restart of a container that keeps dying (`crash_backoff`, doubled each time).
     """
 
     socket: float = 0.35
@@ -26,6 +30,10 @@ class Timings:
     after_panic: float = 1.0
     container_restart: tuple[float, float] = (0.2, 1.0)
     container_retry: tuple[float, float] = (8.0, 10.0)
+    container_start: tuple[float, float] = (0.0, 0.0)
+    init_run: tuple[float, float] = (0.0, 0.0)
+    crash_backoff: float = 0.0
+    most_backoff: float = 300.0
     housekeeping: float = 2.0
     full_report: float = 10.0
 
@@ -53,6 +61,7 @@ class PodWorkers:
         self._timings = timings
         self._turn = turn
         self._locks: dict[str, asyncio.Lock] = {}
+        self._deaths: dict[str, int] = {}
 
     async def run(self, uid: str) -> None:
         """Start what of the pod is to run and does not, until it does or the pod has ended."""
@@ -64,8 +73,12 @@ class PodWorkers:
                 await self._turn()
 
     async def revive(self, uid: str) -> None:
-        """A container of the pod has died: start it again, a moment later."""
+        """A container of the pod has died: start it again, a moment later or after its back-off."""
         await asyncio.sleep(self._chance.uniform(*self._timings.container_restart))
+        self._deaths[uid] = deaths = self._deaths.get(uid, 0) + 1
+        if deaths > 1:
+            wait = self._timings.crash_backoff * 2.0 ** (deaths - 2)
+            await asyncio.sleep(min(wait, self._timings.most_backoff))
         await self._turn()
         await self.run(uid)
 
@@ -91,11 +104,22 @@ class PodWorkers:
             self._seen.note("container_waiting", pod=uid, container=name, text=error.said)
             return False
         pod.waiting.pop(name, None)
+        await self._take(self._timings.container_start)
+        if self._node.pods.get(uid) is not pod or pod.is_rejected:
+            return True
         pod.starts[name] = pod.starts.get(name, 0) + 1
-        if container.kind != "init":
-            pod.running.add(name)
+        pod.running.add(name)
         self._seen.note("container_started", pod=uid, container=name)
+        if container.kind == "init":
+            await self._take(self._timings.init_run)
+            pod.running.discard(name)
+            self._seen.note("init_ended", pod=uid, container=name)
         return True
+
+    async def _take(self, span: tuple[float, float]) -> None:
+        """As much time as that; no time is not even a turn of the loop."""
+        if any(span):
+            await asyncio.sleep(self._chance.uniform(*span))
 
 
 def _is_past(pod: NodePod, container: ContainerSpec) -> bool:

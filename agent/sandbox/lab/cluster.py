@@ -39,7 +39,8 @@ _HISTORY: Final = 20_000
 class LabOptions:
     """What a sandbox is made of.
 
-    `arguments` go to the agent after all others; `web_port` 0 is a free one.
+    `arguments` go to the agent after all others; `web_port` 0 is a free one. The scheduler's client
+    is as slow as HAMi's by default.
     """
 
     description: Description
@@ -47,6 +48,7 @@ class LabOptions:
     arguments: Sequence[str] = ()
     web_port: int = 0
     keep: bool = False
+    scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
 
 
 @dataclass(eq=False, slots=True)
@@ -151,7 +153,7 @@ class SandboxCluster:
         Raises:
             StatusError: the webhook or the API server refuses it.
         """
-        return self.store.create("pods", admit_pod(pod, SchedulerSettings()))
+        return self.store.create("pods", admit_pod(pod, self.options.scheduler))
 
     def pod(self, name: str) -> Json:
         """A pod of the sandbox's namespace. Raises NotFoundError."""
@@ -193,7 +195,10 @@ async def open_cluster(options: LabOptions) -> AsyncIterator[SandboxCluster]:
         places = stack.enter_context(open_places(keep=options.keep))
         stack.enter_context(_unwrapped())
         cluster = await stack.enter_async_context(_joined(options, places))
-        scheduler = SchedulerModel(cluster.store, _clock(), cluster.kubelet.random, eager=True)
+        chance = cluster.kubelet.random
+        scheduler = SchedulerModel(
+            cluster.store, _clock(), chance, settings=options.scheduler, eager=True
+        )
         loop = KubeletPodLoop(cluster.kubelet, cluster.store, NODE, eager=True)
         standing = [
             cluster.tasks.create_task(activity)
@@ -222,8 +227,7 @@ async def _joined(options: LabOptions, places: Places) -> AsyncIterator[SandboxC
     hardware = SimulatedHardware(options.description)
     tokens = {f"{chance.getrandbits(128):032x}": user for user in (NODE_PREFIX + NODE, ADMIN)}
     agents, admin = tokens
-    settings = SchedulerSettings()
-    api = ApiServerModel(store, tokens, lambda pod: admit_pod(pod, settings))
+    api = ApiServerModel(store, tokens, lambda pod: admit_pod(pod, options.scheduler))
     kubelet = KubeletModel(places.plugins, places.pod_resources, clock, chance)
     cgroups = CgroupTree(places.cgroup, kubelet)
     kubelet.history.listen(lambda _: cgroups.sync())

@@ -1,10 +1,12 @@
 """What the agent says on standard error: its log lines, bounded, across its restarts."""
 
+import contextlib
 import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from pathlib import Path
+from typing import Final, TextIO
 
 KEPT_LINES: Final = 5000
 MOST_BYTES: Final = 64 * 1024
@@ -31,11 +33,26 @@ class AgentLog:
     def __init__(self, heard: Callable[[], None]) -> None:
         self._lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
         self._heard = heard
+        self._copy: TextIO | None = None
+
+    @contextlib.contextmanager
+    def copied(self, path: Path) -> Iterator[None]:
+        """While the block lasts, what is kept and what comes is in a file, too. Raises OSError."""
+        with path.open("w", encoding="utf-8") as copy:
+            self._copy = copy
+            try:
+                for line in self:
+                    self._write(line)
+                yield
+            finally:
+                self._copy = None
 
     def add(self, elapsed: float, pid: int, line: bytes) -> None:
         """Keep one line."""
         text = line[:MOST_BYTES].decode(errors="replace").rstrip()
-        self._lines.append(LogLine(elapsed, pid, text, _parsed(text)))
+        found = LogLine(elapsed, pid, text, _parsed(text))
+        self._lines.append(found)
+        self._write(found)
         self._heard()
 
     def of(self, event: str, pid: int | None = None) -> list[LogLine]:
@@ -47,6 +64,11 @@ class AgentLog:
     def last(self, count: int) -> list[str]:
         """The last lines as they were said."""
         return [line.text for line in self._lines][-count:]
+
+    def _write(self, line: LogLine) -> None:
+        if self._copy is not None:
+            self._copy.write(f"{line.text}\n")
+            self._copy.flush()
 
     def __iter__(self) -> Iterator[LogLine]:
         return iter(tuple(self._lines))

@@ -42,6 +42,11 @@ class Places:
         return self.root / "kubeconfig"
 
     @property
+    def log(self) -> Path:
+        """What the agents say, while a sandbox stays up."""
+        return self.root / "agent.log"
+
+    @property
     def config(self) -> Path:
         """The agent's settings file; absent unless somebody writes it."""
         return self.root / "config.yaml"

@@ -13,8 +13,8 @@ from agent.sandbox.scenario.facts import (
     pod_facts,
     registered_gpus,
 )
-from agent.sandbox.scenario.stage import Stage, milliseconds
-from agent.sandbox.scenario.workloads import PLACED, Workload, too_big
+from agent.sandbox.scenario.stage import Stage, counted, milliseconds
+from agent.sandbox.scenario.workloads import Workload, fitting, too_big
 
 
 async def register(stage: Stage) -> None:
@@ -44,15 +44,19 @@ async def place(stage: Stage) -> None:
         "requests", lambda: journal.watches(user) >= 2, lambda: "the agent does not watch"
     )
     writes, reads = journal.writes(user), journal.reads(user)
-    for workload in PLACED:
+    placed = fitting(len(stage.gpus))
+    for workload in placed:
         stage.record.note(f"pod {workload.name}: {workload.text}")
         await run_pod(stage, workload)
         check_edits(stage, f"{workload.name}.edits", [workload.name])
         await _settled(stage, workload.name)
-    costs = (journal.writes(user) - writes) / len(PLACED)
-    looks = (journal.reads(user) - reads) / len(PLACED)
-    wrong = [] if (costs, looks) == (2, 0) else [f"{costs:g} writes, {looks:g} reads for a pod"]
-    stage.settle("requests", f"{costs:g} writes, {looks:g} reads for a pod", wrong)
+    costs = (journal.writes(user) - writes) / len(placed)
+    looks = (journal.reads(user) - reads) / len(placed)
+    answers_each = sum(bool(w.gpus) for one in placed for w in one.wishes) / len(placed)
+    found = f"{counted(costs, 'write')}, {counted(looks, 'read')} for a pod"
+    # One look before each answer, and one behind the lock.
+    is_cheap = costs == 2 and looks <= answers_each + 1
+    stage.settle("requests", found, [] if is_cheap else [found])
     await _refuse(stage)
 
 
@@ -124,7 +128,7 @@ def _annotation(stage: Stage) -> tuple[str, list[str]]:
             problems.append(f"GPU {told.index} is told as {told}")
     sizes = sorted({told.registered_mib for told in found.values()})
     told_mib = ", ".join(map(str, sizes))
-    return f"{stage.split_count} slices and {told_mib} MiB each", problems
+    return f"{counted(stage.split_count, 'slice')} and {told_mib} MiB each", problems
 
 
 def _told(stage: Stage, names: list[str]) -> str:

@@ -14,7 +14,7 @@ def promises(gpus: int, split_count: int) -> Mapping[str, str]:
         "annotation": f"the register annotation names {gpus} healthy GPUs",
         **_placing(),
         "too-big.pending": "a pod that cannot fit stays Pending with a reason",
-        "requests": "a GPU pod costs the API server two writes and no read",
+        "requests": "a GPU pod costs the API server two writes; one read an answer, and one more",
         "xid.allocatable": f"one GPU is gone: {rest} allocatable",
         "xid.annotation": "the annotation shows it without health",
         "xid.running": "the pod on it stays Running",

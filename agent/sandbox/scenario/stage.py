@@ -90,6 +90,11 @@ class Stage:
         return milliseconds(seconds)
 
 
+def counted(number: float, thing: str) -> str:
+    """A number of things for people: `1 read`, `2 reads`. `thing` forms its plural with an s."""
+    return f"{number:g} {thing}" if number == 1 else f"{number:g} {thing}s"
+
+
 def milliseconds(seconds: float) -> str:
     """A time for people."""
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"

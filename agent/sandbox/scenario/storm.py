@@ -13,7 +13,7 @@ from agent.sandbox.scenario.facts import (
     parsed,
     pod_facts,
 )
-from agent.sandbox.scenario.stage import KEPT_IDLE, PATIENCE, Stage
+from agent.sandbox.scenario.stage import KEPT_IDLE, PATIENCE, Stage, counted
 from agent.sandbox.scenario.workloads import BURST, plain
 
 BURST_PATIENCE = 45.0
@@ -33,10 +33,11 @@ async def kill_in_burst(stage: Stage) -> None:
         "burst.pods",
         lambda: len(stage.seen(begun, "allocated")) >= BURST // 3,
         lambda: f"{len(stage.seen(begun, 'allocated'))} were answered",
+        BURST_PATIENCE,
     )
     gap = stage.now
     await cluster.kill_agent()
-    stage.record.note(f"SIGKILL after {len(stage.seen(begun, 'allocated'))} answers")
+    stage.record.note(f"SIGKILL after {counted(len(stage.seen(begun, 'allocated')), 'answer')}")
     await stage.start_agent()
     await stage.until(
         "burst.pods",
@@ -97,7 +98,13 @@ async def idle(stage: Stage) -> None:
     spent = journal.writes(user), journal.reads(user), journal.watches(user)
     writes, reads, watches = (after - before for after, before in zip(spent, counts, strict=True))
     standing = cluster.api.open_watches
-    found = f"{writes} writes, {reads} reads, {watches} new watches beside {standing}"
+    found = ", ".join(
+        (
+            counted(writes, "write"),
+            counted(reads, "read"),
+            f"{watches} new {'watch' if watches == 1 else 'watches'} beside {standing}",
+        )
+    )
     is_idle = (writes, reads, watches, standing) == (0, 0, 0, 2)
     stage.settle(claim, found, [] if is_idle else [found])
 
@@ -106,11 +113,11 @@ async def stop(stage: Stage) -> None:
     """SIGTERM: exit 0, the plugin's socket is gone; and what all answers ever added up to."""
     cluster, begun = stage.cluster, stage.now
     sums = stage.sums
-    most = f"{sums.most[0]} MiB, {sums.most[1]} %, {sums.most[2]} slices of one GPU"
+    most = f"{sums.most[0]} MiB, {sums.most[1]} %, {counted(sums.most[2], 'slice')} of one GPU"
     unseen = [] if sums.checks else ["no answer was looked at"]
-    stage.settle("sums", f"{most}; {sums.checks} looks", [*sums.problems, *unseen])
+    stage.settle("sums", f"{most}; {counted(sums.checks, 'look')}", [*sums.problems, *unseen])
     looked = [] if stage.disk.checks else ["no answer was looked at"]
-    found = f"{stage.disk.checks} answers, each looked for as it arrived"
+    found = f"{counted(stage.disk.checks, 'answer')}, each looked for as it arrived"
     stage.settle("disk_first", found, [*stage.disk.problems, *looked])
     code = await cluster.stop_agent()
     left = [
@@ -160,7 +167,10 @@ def _durable(stage: Stage) -> tuple[str, list[str]]:
             problems.append(f"{owner[1]} of pod {owner[0]} has no row")
         elif dict(row.edits.envs) != dict(parsed(answer).envs):
             problems.append(f"the row of {row.pod}/{owner[1]} says something else")
-    return f"{len(kept)} answers at the kubelet, {len(rows)} rows on disk", problems
+    return (
+        f"{counted(len(kept), 'answer')} at the kubelet, {counted(len(rows), 'row')} on disk",
+        problems,
+    )
 
 
 async def _is_quiet(stage: Stage) -> bool:

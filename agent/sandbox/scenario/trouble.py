@@ -6,7 +6,7 @@ from agent.sandbox.lab.cluster import RESOURCE
 from agent.sandbox.lab.web import scrape
 from agent.sandbox.scenario.begin import run_pod
 from agent.sandbox.scenario.facts import ledger_on_disk, pod_facts, registered_gpus, starts
-from agent.sandbox.scenario.stage import Stage
+from agent.sandbox.scenario.stage import Stage, counted
 from agent.sandbox.scenario.workloads import pinned, plain
 
 FALLEN = 79
@@ -73,8 +73,10 @@ async def kill_agent(stage: Stage) -> None:
         if name == "hami_agent_slices_allocated"
     )
     expected = sum(map(len, rows.held_ids().values()))
-    lost = [] if held == expected else [f"it holds {held:g} slices, {expected} were answered"]
-    stage.settle("kill.rows", f"{len(rows.rows)} rows, {held:g} slices", lost)
+    lost = (
+        [] if held == expected else [f"it holds {counted(held, 'slice')}, {expected} were answered"]
+    )
+    stage.settle("kill.rows", f"{counted(len(rows.rows), 'row')}, {counted(held, 'slice')}", lost)
     _untouched(stage, "kill.untouched", before, begun)
 
 

@@ -1,5 +1,6 @@
 """The pods of the scenario, as data, and the Pod objects that users would write for them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -66,7 +67,20 @@ PLACED: Final = (
     ),
 )
 
-BURST: Final = 12
+
+def fitting(gpus: int) -> tuple[Workload, ...]:
+    """Those of `PLACED` that a node of so many GPUs can hold."""
+    return tuple(one for one in PLACED if all(wish.gpus <= gpus for wish in one.wishes))
+
+
+def slices_of(workloads: Iterable[Workload]) -> int:
+    """How many slices they take together at the most."""
+    return sum(wish.gpus for one in workloads for wish in one.wishes)
+
+
+BURST: Final = 4
+"""Pods at once. The scheduler's client makes ten requests and then five a second, as HAMi's does:
+ten are enough for one pod and the first looks of three more, which then wait for the lock."""
 
 
 def too_big(memory_mib: int) -> Workload:

@@ -1,17 +1,31 @@
-"""Events about pods: one object for each text about a pod, counted when it comes again."""
+"""Events about pods: sent one after another behind the verbs, counted when one comes again.
 
+Source: client-go's tools/record: a queue of 1000, one request for each Event (POST, then PATCH for
+the same text), and at most 25 at once and one in five minutes about the same pod.
+"""
+
+import asyncio
 import hashlib
-from typing import Final, Protocol
+from typing import Final, NoReturn, Protocol, TypeVar
 
 import structlog
 
 from agent.core.ports import Clock
-from agent.sandbox.api_errors import AlreadyExistsError, Json, NotFoundError, StatusError
+from agent.sandbox.api_errors import Json, NotFoundError, StatusError
+from agent.sandbox.scheduler.client import ClientQueue
 from agent.sandbox.scheduler.cluster import Cluster
 from agent.sandbox.scheduler.filter import Notice
 
 log = structlog.get_logger(__name__)
+CAPACITY: Final = 1000
+"""Events that wait; what comes then is dropped."""
+REMEMBERED: Final = 4096
+"""Texts, and pods, that are remembered; the oldest are forgotten."""
+_ABOUT_ONE_POD: Final = (1 / 300, 25)
+_NAMED_BY: Final = ("namespace", "name", "uid")
 _STAMP: Final = "%Y-%m-%dT%H:%M:%SZ"
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 
 class Events(Protocol):
@@ -22,6 +36,28 @@ class Events(Protocol):
         ...
 
 
+class EventQueue:
+    """Takes Events at once and hands them to `recorder` while it runs (`Events`)."""
+
+    def __init__(self, recorder: Events, capacity: int = CAPACITY) -> None:
+        self._recorder = recorder
+        self._waiting: asyncio.Queue[tuple[Json, Notice]] = asyncio.Queue(capacity)
+
+    async def record(self, pod: Json, notice: Notice) -> None:
+        """Have one Event sent later; it is only logged where too many wait."""
+        metadata = pod["metadata"]
+        named = {"metadata": {key: metadata[key] for key in _NAMED_BY}}
+        try:
+            self._waiting.put_nowait((named, notice))
+        except asyncio.QueueFull:
+            log.warning("scheduler.event_lost", reason=notice.reason, err="too many Events wait")
+
+    async def run(self) -> NoReturn:
+        """Send for ever, one after another; what still waits at the end is lost."""
+        while True:
+            await self._recorder.record(*await self._waiting.get())
+
+
 class EventRecorder:
     """Writes Events whose source is `component`; each is written when `record` returns."""
 
@@ -29,34 +65,43 @@ class EventRecorder:
         self._cluster = cluster
         self._clock = clock
         self._component = component
+        self._written: dict[tuple[str, str, str], tuple[str, int]] = {}
+        """Name and count of the Event of each UID, reason and text."""
+        self._quotas: dict[str, ClientQueue] = {}
 
     async def record(self, pod: Json, notice: Notice) -> None:
         """Write one Event about a pod, or count one of the same text on.
 
-        An Event that the API server does not take is only logged: no decision hangs on it.
+        An Event that the API server does not take is only logged: no decision hangs on it. Nor is
+        one written about a pod of which there were too many.
         """
         metadata = pod["metadata"]
-        text = f"{metadata['uid']} {notice.reason} {notice.message}"
-        name = f"{metadata['name']}.{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        quota = self._quotas.setdefault(metadata["uid"], ClientQueue(*_ABOUT_ONE_POD))
+        _bound(self._quotas)
+        if not quota.try_turn():
+            return
         try:
-            await self._write(metadata, name, notice)
+            await self._write(metadata, notice)
         except StatusError as refusal:
             log.warning("scheduler.event_lost", reason=notice.reason, err=str(refusal))
 
-    async def _write(self, metadata: Json, name: str, notice: Notice) -> None:
-        now = self._clock.now().strftime(_STAMP)
-        try:
-            held = await self._cluster.get("events", metadata["namespace"], name)
-        except NotFoundError:
+    async def _write(self, metadata: Json, notice: Notice) -> None:
+        key, now = (metadata["uid"], notice.reason, notice.message), self._clock.now()
+        name, count = self._written.get(key, ("", 0))
+        if name:
+            again = {"count": count + 1, "lastTimestamp": now.strftime(_STAMP)}
             try:
-                fresh = self._fresh(metadata, name, notice, now)
-                await self._cluster.create("events", metadata["namespace"], fresh)
-            except AlreadyExistsError:  # another decision said the same meanwhile
-                held = await self._cluster.get("events", metadata["namespace"], name)
-            else:
-                return
-        again = {"count": held["count"] + 1, "lastTimestamp": now}
-        await self._cluster.patch("events", metadata["namespace"], name, again)
+                await self._cluster.patch("events", metadata["namespace"], name, again)
+            except NotFoundError:  # it was removed: it begins anew
+                count = 0
+        if not count:
+            moment = int(now.timestamp() * 1e6)
+            text = f"{' '.join(key)} {moment}".encode()
+            name = f"{metadata['name']}.{hashlib.sha256(text).hexdigest()[:16]}"
+            fresh = self._fresh(metadata, name, notice, now.strftime(_STAMP))
+            await self._cluster.create("events", metadata["namespace"], fresh)
+        self._written[key] = (name, count + 1)
+        _bound(self._written)
 
     def _fresh(self, metadata: Json, name: str, notice: Notice, now: str) -> Json:
         return {
@@ -76,3 +121,8 @@ class EventRecorder:
             "lastTimestamp": now,
             "count": 1,
         }
+
+
+def _bound(memory: dict[_Key, _Value]) -> None:
+    if len(memory) > REMEMBERED:
+        del memory[next(iter(memory))]

@@ -3,6 +3,8 @@
 Source: HAMi v2.10 pkg/scheduler/scheduler.go:Filter, pkg/scheduler/score.go.
 """
 
+import dataclasses
+import functools
 import random
 import re
 from collections import defaultdict
@@ -11,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from agent.sandbox.api_errors import Json
-from agent.sandbox.scheduler.fit import Groups, fit_pod
+from agent.sandbox.scheduler.fit import Groups, Wishes, fit_pod
 from agent.sandbox.scheduler.model import NodeState, SchedulerSettings
+from agent.sandbox.scheduler.quota import Quotas
 from agent.sandbox.scheduler.requests import init_count, pod_requests
 from agent.sandbox.scheduler.steering import BadWeightsError, read_steering
 
@@ -51,6 +54,7 @@ def filter_pod(
     registered: Mapping[str, NodeState],
     settings: SchedulerSettings,
     rng: random.Random,
+    quotas: Quotas | None = None,
 ) -> Filtered:
     """Choose the node for a pod; nodes of equal score are drawn by lot, as HAMi's map order does.
 
@@ -64,13 +68,17 @@ def filter_pod(
     except BadWeightsError as bad:
         error = f"calcScore failed {bad} for pod {pod['metadata']['name']}"
         return Filtered(error=error, notices=(Notice(WARNING, "FilteringFailed", error),))
+    wishes = Wishes(requests, init_count(pod), steering)
+    if quotas is not None:
+        fits_quota = functools.partial(quotas.fits, pod["metadata"]["namespace"])
+        wishes = dataclasses.replace(wishes, fits_quota=fits_quota)
     failed = {name: "node unregistered" for name in candidates if name not in registered}
     fits: list[tuple[float, str, Groups]] = []
     for name in candidates:
         if name not in registered:
             continue
         node = registered[name]
-        answer = fit_pod(node, requests, init_count(pod), steering)
+        answer = fit_pod(node, wishes)
         if answer.groups is None:
             failed[name] = answer.reason
         else:
@@ -82,7 +90,7 @@ def filter_pod(
     _, best, groups = fits[-1]
     scores = ",".join(f"{name}:{score:.2f}" for score, name, _ in fits)
     text = f"find fit node({best}), {len(failed)} nodes not fit, {len(fits)} nodes fit({scores})"
-    return Filtered((best,), groups, notices=(Notice(NORMAL, "FilteringSucceed", text),))
+    return Filtered((best,), groups, failed, notices=(Notice(NORMAL, "FilteringSucceed", text),))
 
 
 def _failure_notices(failed: Mapping[str, str]) -> tuple[Notice, ...]:

@@ -3,20 +3,23 @@
 Source: HAMi v2.10 pkg/device/nvidia/device.go:Fit, pkg/scheduler/score.go:scoreNode.
 """
 
+import itertools
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from agent.core.share import Share
 from agent.sandbox.scheduler.model import (
     PERCENT_UNSET,
     GpuState,
+    Links,
     Load,
     NodeState,
     Reasons,
     Request,
 )
 from agent.sandbox.scheduler.steering import Steering
+from agent.sandbox.scheduler.usage import Reservation
 
 Groups = tuple[tuple[Share, ...], ...]
 
@@ -29,56 +32,109 @@ class NodeFit:
     reason: str = ""
 
 
-def fit_pod(
-    node: NodeState, requests: Sequence[Request | None], inits: int, steering: Steering
-) -> NodeFit:
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """All that a pod asks of a node; the first `inits` requests are those of init containers.
+
+    `fits_quota` is asked with memory and cores of what the pod would hold.
+    """
+
+    requests: Sequence[Request | None]
+    inits: int
+    steering: Steering
+    fits_quota: Callable[[int, int], bool] = field(default=lambda _memory, _cores: True)
+
+
+def fit_pod(node: NodeState, wishes: Wishes) -> NodeFit:
     """Place all containers of a pod on one node.
 
-    The first `inits` requests are those of init containers: each sees the node as it is, for they
-    run one after another. The others add up. A container without a request has no group: HAMi
-    keeps its empty groups under the name of the GPU's model, which nobody writes out.
+    Each init container sees the node as it is, for they run one after another. The others add up.
+    A container without a request has no group: HAMi keeps its empty groups under the name of the
+    GPU's model, which nobody writes out.
     """
+    steering = wishes.steering
     visible = tuple(gpu for gpu in node.gpus if "nvidia" in gpu.capacity.type_name.lower())
+    inits: list[tuple[Share, ...]] = []
     groups: list[tuple[Share, ...]] = []
     running: Sequence[GpuState] = visible
-    for position, request in enumerate(requests):
+    for position, request in enumerate(wishes.requests):
         if request is None:
             continue
-        gpus = steering.order(visible if position < inits else running)
+        is_init = position < wishes.inits
+        gpus = steering.order(visible if is_init else running)
         if request.count > len(gpus):
             return NodeFit(None, "NodeInsufficientDevice")
-        shares, reasons = _fit_container(gpus, request, node.cordoned, steering)
+        before = inits if is_init else groups
+        shares, reasons = _Container(node, wishes, request, before).fit(gpus)
         if shares is None:
             return NodeFit(None, _describe(reasons, len(gpus)))
-        if position >= inits:
+        if not is_init:
             running = _place(gpus, shares)
-        groups.append(shares)
-    return NodeFit(tuple(groups))
+        before.append(shares)
+    return NodeFit((*inits, *groups))
 
 
-def _fit_container(
-    gpus: Sequence[GpuState], request: Request, cordoned: frozenset[str], steering: Steering
-) -> tuple[tuple[Share, ...] | None, Reasons]:
-    reasons: Counter[str] = Counter()
-    picked: list[Share] = []
-    numa: int | None = None
-    for gpu in reversed(gpus):
-        refusal = _refuse_kind(gpu, cordoned, steering)
-        if refusal is None and steering.numa_bind and numa != gpu.capacity.numa:
-            if picked:
-                reasons["NumaNotFit"] += len(picked)
-            numa, picked = gpu.capacity.numa, []
-        share = _share_of(gpu, request)
-        refusal = refusal or _refuse_room(gpu, share, steering)
-        if refusal is not None:
-            reasons[refusal] += 1
-            continue
-        picked.append(share)
-        if len(picked) == request.count:
-            return tuple(picked), {}
-    if picked:
-        reasons["AllocatedCardsInsufficientRequest"] = len(picked)
-    return None, reasons
+@dataclass(frozen=True, slots=True)
+class _Container:
+    """One container's request; `before` are the groups of those of its kind before it."""
+
+    node: NodeState
+    wishes: Wishes
+    request: Request
+    before: Sequence[tuple[Share, ...]]
+
+    def fit(self, gpus: Sequence[GpuState]) -> tuple[tuple[Share, ...] | None, Reasons]:
+        """Its shares, or the reasons; the last of `gpus` is tried first."""
+        steering, count = self.wishes.steering, self.request.count
+        reasons: Counter[str] = Counter()
+        picked: list[Share] = []
+        numa: int | None = None
+        for gpu in reversed(gpus):
+            refusal = _refuse_kind(gpu, self.node.cordoned, steering)
+            if refusal is None and steering.numa_bind and numa != gpu.capacity.numa:
+                if picked and not steering.needs_topology:
+                    reasons["NumaNotFit"] += len(picked)
+                numa, picked = gpu.capacity.numa, []
+            share = _share_of(gpu, self.request)
+            refusal = refusal or self._refuse_share(gpu, share, picked)
+            if refusal is not None:
+                reasons[refusal] += 1
+                continue
+            picked.append(share)
+            if len(picked) == count and not steering.needs_topology:
+                return tuple(picked), {}
+        if steering.needs_topology and len(picked) >= count:
+            return _connected(picked, count, self.node.links), {}
+        if picked:
+            reasons["AllocatedCardsInsufficientRequest"] = len(picked)
+        return None, reasons
+
+    def _refuse_share(self, gpu: GpuState, share: Share, picked: Sequence[Share]) -> str | None:
+        steering = self.wishes.steering
+        if refusal := _refuse_use(gpu, steering):
+            return refusal
+        # HAMi counts all that it looks at as picked, also where it chooses among them later.
+        groups = (*self.before, (*picked, share))
+        loads = Reservation(self.node.name, groups, self.wishes.inits).loads().values()
+        memory_mib = sum(load.memory_mib for load in loads)
+        if not self.wishes.fits_quota(memory_mib, sum(load.core_percent for load in loads)):
+            return "ResourceQuotaNotFit"
+        return _refuse_room(gpu, share)
+
+
+def _connected(shares: Sequence[Share], count: int, links: Links) -> tuple[Share, ...]:
+    """The best connected GPUs; of one GPU alone, the one that is connected worst to the others."""
+
+    def link(one: Share, other: Share) -> int:
+        return links.get(one.uuid, {}).get(other.uuid, 0)
+
+    if count == 1 and len(shares) > 1:
+        others = {share.uuid: [o for o in shares if o.uuid != share.uuid] for share in shares}
+        return (min(shares, key=lambda share: sum(link(share, o) for o in others[share.uuid])),)
+    return max(
+        itertools.combinations(shares, count),
+        key=lambda some: sum(link(*pair) for pair in itertools.combinations(some, 2)),
+    )
 
 
 def _refuse_kind(gpu: GpuState, cordoned: frozenset[str], steering: Steering) -> str | None:
@@ -90,15 +146,24 @@ def _refuse_kind(gpu: GpuState, cordoned: frozenset[str], steering: Steering) ->
     return None if steering.admits_type(gpu.capacity) else "CardTypeMismatch"
 
 
-def _refuse_room(gpu: GpuState, share: Share, steering: Steering) -> str | None:
-    """What speaks against a GPU of the right kind; the order of the questions is HAMi's."""
+def _refuse_use(gpu: GpuState, steering: Steering) -> str | None:
+    """What speaks against a GPU whatever the share; the order of the questions is HAMi's."""
+    has, used = gpu.capacity, gpu.load
+    if not steering.admits_uuid(has):
+        return "CardUuidMismatch"
+    if has.split_count <= used.slots:
+        return "CardTimeSlicingExhausted"
+    if steering.is_mutex and used.slots > 0:
+        return "ExclusiveDeviceAllocateConflict"
+    return None
+
+
+def _refuse_room(gpu: GpuState, share: Share) -> str | None:
+    """What speaks against this share on the GPU; the order of the questions is HAMi's."""
     has, used = gpu.capacity, gpu.load
     asked = share.core_percent
     is_full = has.core_percent != 0 and used.core_percent == has.core_percent
     refusals = (
-        ("CardUuidMismatch", not steering.admits_uuid(has)),
-        ("CardTimeSlicingExhausted", has.split_count <= used.slots),
-        ("ExclusiveDeviceAllocateConflict", steering.is_mutex and used.slots > 0),
         ("CardInsufficientMemory", has.registered_mib - used.memory_mib < share.memory_mib),
         ("CardInsufficientCore", has.core_percent - used.core_percent < asked),
         (

@@ -1,21 +1,29 @@
-"""The node lock: who may take it, and what a failed bind leaves of it.
+"""The node lock: who may take it, how it is written, and what a failed bind leaves of it.
 
-Source: HAMi v2.10 pkg/util/nodelock/nodelock.go.
+Source: HAMi v2.10 pkg/util/nodelock/nodelock.go (LockNode, SetNodeLock, ReleaseNodeLock). The
+number and the order of its requests are HAMi's, for each waits in the client's queue.
 """
 
+import asyncio
 import datetime as dt
-import enum
+import random
+import weakref
 from collections.abc import Awaitable, Callable
+from typing import Final
 
-from agent.codec.nodelock import decode_node_lock
-from agent.core.errors import MalformedText
+from agent.codec.nodelock import encode_node_lock
+from agent.core import annotations
+from agent.core.ports import Clock
+from agent.kit.backoff import Backoff
+from agent.sandbox.api_errors import Json, NotFoundError, StatusError
+from agent.sandbox.scheduler.cluster import Cluster
+from agent.sandbox.scheduler.gotime import TimeError, parse_time
 
-
-class Claim(enum.Enum):
-    """What a pod that wants the lock is to do."""
-
-    TAKE = "write the lock"
-    HOLD = "it is ours already"
+_TRIES: Final = 5
+_PAUSES: Final = (0.1, 0.2, 0.4, 0.8)
+_JITTER: Final = 0.5
+_STRATEGY: Final = "{Duration:100ms Factor:2 Jitter:0.5 Steps:5 Cap:0s}"
+_PARTS: Final = 3
 
 
 class LockError(Exception):
@@ -25,52 +33,162 @@ class LockError(Exception):
 class ContentionError(LockError):
     """Another living pod holds it."""
 
+    def __init__(self, text: str) -> None:
+        super().__init__(f"{text}: node lock contention")
 
-async def claim_lock(
-    text: str | None,
-    owner: tuple[str, str],
-    now: dt.datetime,
-    valid_for: float,
-    is_alive: Callable[[str, str], Awaitable[bool]],
-) -> Claim:
-    """Decide what pod `owner` (namespace, name) may do about a lock; `valid_for` in seconds.
 
-    `is_alive` says whether the pod of that namespace and name exists; it is asked only where the
-    answer decides.
+class NodeLocks:
+    """Takes and releases the locks of nodes for pods; `timeout` in seconds.
+
+    Writes to the lock of one node go one after the other; the first look of `take` waits for none.
+    """
+
+    def __init__(self, cluster: Cluster, clock: Clock, rng: random.Random, timeout: float) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._rng = rng
+        self._timeout = timeout
+        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+
+    async def take(self, node_name: str, pod: Json) -> None:
+        """Lock the node for the pod; a lock of the same namespace and name is its own.
+
+        Raises:
+            ContentionError: another living pod took it less than the timeout ago.
+            LockError: the text is no lock, or it could not be written.
+            StatusError: the API server refuses to say.
+        """
+        text = _lock_of(await self._node(node_name))
+        if text is None:
+            await self._set(node_name, pod)
+            return
+        stamp, namespace, name = parse_lock(text)
+        if (self._clock.now() - stamp).total_seconds() <= self._timeout:
+            if (namespace, name) == _owner(pod):
+                return
+            if not (namespace and name) or await self._is_alive(namespace, name):
+                span = go_duration(int(self._timeout))
+                raise ContentionError(f"node {node_name} has been locked within {span}")
+        await self._remove(node_name, pod, whoever=True)
+        await self._set(node_name, pod)
+
+    async def release(self, node_name: str, pod: Json) -> None:
+        """Remove the pod's lock, or one that names nobody; any other stays.
+
+        Raises:
+            LockError: it could not be written.
+            StatusError: the API server refuses to say.
+        """
+        await self._remove(node_name, pod, whoever=False)
+
+    async def _set(self, node_name: str, pod: Json) -> None:
+        """Write the lock where there is none. The stamp is read before the write has its turn."""
+        owner = _owner(pod)
+
+        async def write() -> None:
+            node = await self._node(node_name)
+            held = _lock_of(node)
+            if held is not None and held.endswith(",{},{}".format(*owner)):
+                return
+            if held is not None:
+                raise ContentionError(f"node {node_name} is locked")
+            await self._patch(node, encode_node_lock(self._clock.now(), *owner))
+
+        async with self._turn(node_name):
+            if _lock_of(await self._node(node_name)) is not None:
+                raise ContentionError(f"node {node_name} is locked")
+            await self._insist("set", node_name, write)
+
+    async def _remove(self, node_name: str, pod: Json, *, whoever: bool) -> None:
+        """Remove the lock as it was first read: the pod's, one of nobody, or `whoever`'s."""
+        ending = ",{},{}".format(*_owner(pod))
+        async with self._turn(node_name):
+            first = _lock_of(await self._node(node_name))
+            if first is None or not (whoever or "," not in first or first.endswith(ending)):
+                return
+
+            async def write() -> None:
+                node = await self._node(node_name)
+                held = _lock_of(node)
+                if held is None:
+                    return
+                by_text = whoever or "," not in held
+                if (held == first) if by_text else held.endswith(ending):
+                    await self._patch(node, None)
+
+            await self._insist("release", node_name, write)
+
+    async def _insist(
+        self, verb: str, node_name: str, write: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Try again whatever was refused, five times in all; contention ends it at once."""
+        pauses = Backoff(_PAUSES, _JITTER, self._rng)
+        said = f"failed to {verb} node lock (node={node_name}, retry strategy={_STRATEGY})"
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                await write()
+            except ContentionError as taken:
+                raise ContentionError(
+                    f"{said}: {str(taken).removesuffix(': node lock contention')}"
+                ) from taken
+            except StatusError as refusal:
+                if not tries_left:
+                    raise LockError(f"{said}: {refusal}") from refusal
+                await asyncio.sleep(pauses.next())
+            else:
+                return
+
+    def _turn(self, node_name: str) -> asyncio.Lock:
+        return self._turns.setdefault(node_name, asyncio.Lock())
+
+    async def _node(self, node_name: str) -> Json:
+        return await self._cluster.get("nodes", "", node_name)
+
+    async def _patch(self, node: Json, text: str | None) -> None:
+        metadata = node["metadata"]
+        patch = {"metadata": {"annotations": {annotations.MUTEX_LOCK: text}}}
+        version = metadata["resourceVersion"]
+        await self._cluster.patch("nodes", "", metadata["name"], patch, version=version)
+
+    async def _is_alive(self, namespace: str, name: str) -> bool:
+        try:
+            await self._cluster.get("pods", namespace, name)
+        except NotFoundError:
+            return False
+        return True
+
+
+def go_duration(seconds: int) -> str:
+    """A duration as Go prints it, such as `5m0s`."""
+    hours, rest = divmod(seconds, 3600)
+    minutes, last = divmod(rest, 60)
+    if hours:
+        return f"{hours}h{minutes}m{last}s"
+    return f"{minutes}m{last}s" if minutes else f"{last}s"
+
+
+def parse_lock(text: str) -> tuple[dt.datetime, str, str]:
+    """Stamp, namespace and name: parts are counted first, then the time is read.
 
     Raises:
-        ContentionError: another living pod took it less than `valid_for` ago.
         LockError: the text is no lock.
     """
-    if not text:
-        return Claim.TAKE
+    parts = text.split(",")
+    if len(parts) not in (1, _PARTS):
+        raise LockError(
+            f"malformed lock annotation: expected 3 parts, got {len(parts)} from {text}"
+        )
     try:
-        lock = decode_node_lock(text)
-    except MalformedText as malformed:
-        raise LockError(_go_words(text, malformed)) from malformed
-    if (now - lock.stamp).total_seconds() > valid_for:
-        return Claim.TAKE
-    if not lock.name:
-        raise ContentionError
-    if (lock.namespace, lock.name) == owner:
-        return Claim.HOLD
-    if not await is_alive(lock.namespace, lock.name):
-        return Claim.TAKE
-    raise ContentionError
+        stamp = parse_time(parts[0])
+    except TimeError as bad:
+        raise LockError(str(bad)) from bad
+    return (stamp, parts[1], parts[2]) if len(parts) == _PARTS else (stamp, "", "")
 
 
-def is_released_by(text: str | None, owner: tuple[str, str]) -> bool:
-    """Whether a roll-back of `owner` removes the lock: its own, and any that names nobody."""
-    if not text:
-        return False
-    return "," not in text or text.endswith(",{},{}".format(*owner))
+def _lock_of(node: Json) -> str | None:
+    text: str | None = (node["metadata"].get("annotations") or {}).get(annotations.MUTEX_LOCK)
+    return text
 
 
-def _go_words(text: str, malformed: MalformedText) -> str:
-    """The text of Go's time.Parse for a stamp that begins with no year; else our own."""
-    stamp = text.partition(",")[0]
-    if stamp[:4].isdecimal():
-        return str(malformed)
-    return (
-        f'parsing time "{stamp}" as "2006-01-02T15:04:05Z07:00": cannot parse "{stamp}" as "2006"'
-    )
+def _owner(pod: Json) -> tuple[str, str]:
+    return pod["metadata"]["namespace"], pod["metadata"]["name"]

@@ -1,8 +1,12 @@
-"""The scheduler as a standing activity: watch, ingest, filter, lock, bind, and try again."""
+"""The scheduler as a standing activity: watch, ingest, filter, lock, bind, and try again.
+
+Source: kube-scheduler 1.36 (pkg/scheduler/schedule_one.go, backend/queue), as it calls an extender.
+"""
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Final, TypeVar
 
 import structlog
 
@@ -11,22 +15,27 @@ from agent.sandbox.api_errors import GoneError, Json, NotFoundError, StatusError
 from agent.sandbox.history import Change
 from agent.sandbox.scheduler.bind import BindError
 from agent.sandbox.scheduler.cluster import StoreCluster
+from agent.sandbox.scheduler.events import EventRecorder
 from agent.sandbox.scheduler.filter import WARNING, Filtered, Notice
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.pending import Backoff, PendingPods
-from agent.sandbox.scheduler.requests import COUNT, all_containers, init_count, lookup
-from agent.sandbox.scheduler.usage import TERMINAL, is_past_init
-from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL, HamiVerbs, is_closed, is_locked
+from agent.sandbox.scheduler.quota import full_name
+from agent.sandbox.scheduler.requests import COUNT, all_containers, lookup
+from agent.sandbox.scheduler.usage import TERMINAL, has_passed_init
+from agent.sandbox.scheduler.verbs import REGISTER_INTERVAL, HamiVerbs, is_closed
 from agent.sandbox.store import ObjectStore
 
 log = structlog.get_logger(__name__)
+HTTP_TIMEOUT: Final = 30.0
+"""Seconds that kube-scheduler waits for its extender, by HAMi's chart; HAMi itself works on."""
+_Answer = TypeVar("_Answer")
 
 
 class SchedulerModel:
     """kube-scheduler with HAMi as its extender, over the store, in this process.
 
-    `eager`: a changed Node is ingested, and a freed lock used, at once. HAMi ingests every 15 s
-    and kube-scheduler waits out its backoff; that is `eager=False`.
+    Pods are filtered one after another and bound side by side, as kube-scheduler does.
+    `eager`: a changed Node is ingested at once, where HAMi does so every 15 s.
     """
 
     def __init__(
@@ -42,8 +51,10 @@ class SchedulerModel:
         self.settings = settings or SchedulerSettings()
         self._store = store
         self._rng = rng
-        self._eager = eager
-        self._hami = HamiVerbs(StoreCluster(store), clock, rng, self.settings, eager=eager)
+        cluster = StoreCluster(store)
+        self._hami = HamiVerbs(cluster, clock, rng, self.settings, eager=eager)
+        self._events = EventRecorder(cluster, clock, self.settings.scheduler_name)
+        """kube-scheduler's own: its client has another queue, which is no matter here."""
         self._pending = PendingPods(self.settings.scheduler_name, backoff or Backoff())
         self._pod_signatures: dict[str, object] = {}
         self._wake = asyncio.Event()
@@ -53,14 +64,21 @@ class SchedulerModel:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow("nodes", self._see_node))
             group.create_task(self._follow("pods", self._see_pod))
+            group.create_task(self._follow("resourcequotas", self._see_quota))
+            group.create_task(self._hami.run())
             group.create_task(self._ingest_in_intervals())
-            group.create_task(self._schedule())
+            group.create_task(self._schedule(group))
 
     async def _follow(self, resource: str, see: Callable[[Change], Awaitable[None]]) -> None:
         while True:
-            present = {item["metadata"]["uid"] for item in self._store.select(resource)}
+            for _ in ("list", "watch"):
+                await self._hami.queue.turn()
+            present = frozenset(item["metadata"]["uid"] for item in self._store.select(resource))
             if resource == "pods":
-                self._hami.usage.retain(present)
+                self._hami.retain_pods(present)
+            elif resource == "resourcequotas":
+                quotas = self._store.select(resource)
+                self._hami.quotas.retain(frozenset(full_name(quota) for quota in quotas))
             try:
                 async for change in self._store.subscribe(resource, None):
                     await see(change)
@@ -73,7 +91,7 @@ class SchedulerModel:
             if await self._hami.ingest(self._store.select("nodes")):
                 self._stir()
 
-    async def _schedule(self) -> None:
+    async def _schedule(self, group: asyncio.TaskGroup) -> None:
         while True:
             try:
                 async with asyncio.timeout_at(self._pending.next_due()):
@@ -82,7 +100,7 @@ class SchedulerModel:
                 pass
             self._wake.clear()
             for uid, namespace, name in self._pending.due(asyncio.get_running_loop().time()):
-                await self._attempt(uid, namespace, name)
+                await self._attempt(group, uid, namespace, name)
 
     async def _see_node(self, change: Change) -> None:
         if await self._hami.see_node(change.type, change.object):
@@ -103,29 +121,46 @@ class SchedulerModel:
         elif before is not None and before != self._pod_signatures[uid]:
             self._stir()
 
+    async def _see_quota(self, change: Change) -> None:
+        self._hami.quotas.see(change.type, change.object)
+        self._stir()
+
     def _stir(self) -> None:
-        self._pending.stir(delayed=self._eager and self._has_unlocked_node())
+        self._pending.stir()
         self._wake.set()
 
-    def _has_unlocked_node(self) -> bool:
-        return not all(is_locked(node) for node in self._store.select("nodes"))
-
-    async def _attempt(self, uid: str, namespace: str, name: str) -> None:
-        """One scheduling cycle of one pod."""
+    async def _attempt(self, group: asyncio.TaskGroup, uid: str, namespace: str, name: str) -> None:
+        """One scheduling cycle of one pod; its binding cycle is a task of its own."""
         pod = self._find_waiting(uid, namespace, name)
         if pod is None:
             self._pending.forget(uid)
             return
+        self._pending.take(uid)
         try:
-            filtered = await self._hami.filter(pod, self._open_nodes())
-            if not filtered.nodes:
-                await self._reject(pod, filtered)
-                return
-            node_name = self._rng.choice(filtered.nodes)
-            await self._bind(pod, node_name)
-        except (BindError, StatusError) as failure:
-            self._pending.delay(uid, asyncio.get_running_loop().time())
-            log.info("scheduler.bind_failed", namespace=namespace, pod=name, reason=str(failure))
+            filtered = await _ask(group, self._hami.filter(pod, self._open_nodes()))
+        except (StatusError, TimeoutError) as failure:
+            await self._fail(pod, str(failure))
+            return
+        if filtered.error:
+            await self._fail(pod, filtered.error)
+        elif not filtered.nodes:
+            await self._reject(pod, "Unschedulable", _explain(filtered))
+            self._pending.park(uid)
+        else:
+            group.create_task(self._bind(group, pod, self._rng.choice(filtered.nodes)))
+
+    async def _bind(self, group: asyncio.TaskGroup, pod: Json, node_name: str) -> None:
+        """Bind the pod: by HAMi where it asks for GPUs, else as kube-scheduler does."""
+        metadata = pod["metadata"]
+        namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
+        try:
+            if any(lookup(container, COUNT) for container in all_containers(pod)):
+                await _ask(group, self._hami.bind(namespace, name, uid, node_name))
+            else:
+                self._store.bind(namespace, name, node_name, uid=uid)
+        except (BindError, StatusError, TimeoutError) as failure:
+            await self._fail(pod, str(failure))
+            self._stir()  # what kube-scheduler had assumed for the pod is free again
         else:
             self._pending.forget(uid)
             log.info("scheduler.pod_bound", namespace=namespace, pod=name, node=node_name)
@@ -143,42 +178,59 @@ class SchedulerModel:
         nodes = self._store.select("nodes")
         return [node["metadata"]["name"] for node in nodes if not is_closed(node)]
 
-    async def _bind(self, pod: Json, node_name: str) -> None:
-        """Bind the pod: by HAMi where it asks for GPUs, else as kube-scheduler does."""
+    async def _fail(self, pod: Json, text: str) -> None:
+        """Placing the pod failed: say so on it, and try again after the back-off."""
         metadata = pod["metadata"]
-        namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
-        if any(lookup(container, COUNT) for container in all_containers(pod)):
-            await self._hami.bind(namespace, name, uid, node_name)
-        else:
-            self._store.bind(namespace, name, node_name, uid=uid)
+        self._pending.delay(metadata["uid"], asyncio.get_running_loop().time())
+        self._wake.set()
+        await self._reject(pod, "SchedulerError", text)
 
-    async def _reject(self, pod: Json, filtered: Filtered) -> None:
+    async def _reject(self, pod: Json, reason: str, text: str) -> None:
         """Say on the pod why it stays pending, as kube-scheduler does."""
         metadata = pod["metadata"]
-        text = _explain(filtered)
-        await self._hami.events.record(pod, Notice(WARNING, "FailedScheduling", text))
-        condition = {
-            "type": "PodScheduled",
-            "status": "False",
-            "reason": "Unschedulable",
-            "message": text,
-        }
+        namespace, name = metadata["namespace"], metadata["name"]
+        log.info("scheduler.pod_not_placed", namespace=namespace, pod=name, reason=reason, why=text)
+        await self._events.record(pod, Notice(WARNING, "FailedScheduling", text))
+        condition = {"type": "PodScheduled", "status": "False", "reason": reason, "message": text}
 
         def tell(held: Json) -> Json:
             conditions = held["status"].get("conditions") or []
             others = [entry for entry in conditions if entry["type"] != "PodScheduled"]
-            held["status"]["conditions"] = [*others, condition]
+            if condition not in conditions:
+                held["status"]["conditions"] = [*others, condition]
             return held
 
-        self._store.update("pods", metadata["namespace"], metadata["name"], tell)
-        self._pending.park(metadata["uid"])
-        name = metadata["name"]
-        log.info("scheduler.pod_unschedulable", namespace=metadata["namespace"], pod=name, why=text)
+        try:
+            self._store.update("pods", namespace, name, tell, uid=metadata["uid"])
+        except StatusError as gone:
+            log.info("scheduler.pod_went", namespace=namespace, pod=name, err=str(gone))
+
+
+async def _ask(group: asyncio.TaskGroup, verb: Coroutine[None, None, _Answer]) -> _Answer:
+    """HAMi's answer. Raises what the verb raises, and TimeoutError where it takes too long."""
+    task = group.create_task(_outcome(verb))
+    try:
+        async with asyncio.timeout(HTTP_TIMEOUT):
+            answer = await asyncio.shield(task)
+    except TimeoutError as late:
+        raise TimeoutError(
+            f"context deadline exceeded (the extender did not answer within {HTTP_TIMEOUT:g} s)"
+        ) from late
+    if isinstance(answer, BindError | StatusError):
+        raise answer
+    return answer
+
+
+async def _outcome(
+    verb: Coroutine[None, None, _Answer],
+) -> _Answer | BindError | StatusError:
+    try:
+        return await verb
+    except (BindError, StatusError) as failure:
+        return failure
 
 
 def _explain(filtered: Filtered) -> str:
-    if filtered.error:
-        return filtered.error
     if not filtered.failed:
         return "no nodes available to schedule pods"
     total, reasons = len(filtered.failed), list(filtered.failed.values())
@@ -188,4 +240,4 @@ def _explain(filtered: Filtered) -> str:
 
 def _pod_signature(pod: Json) -> object:
     """What of a pod can free room for another."""
-    return (pod["status"].get("phase") in TERMINAL, is_past_init(pod, init_count(pod)))
+    return (pod["status"].get("phase") in TERMINAL, has_passed_init(pod))

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from agent.codec.register import RegisteredGpu
+from agent.core.gpu import GpuUuid
+
+Links = Mapping[GpuUuid, Mapping[GpuUuid, int]]
 
 PERCENT_UNSET: Final = 101
 """The memory percentage of a request that names none."""
@@ -60,11 +63,15 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """A registered node: its GPUs in the order of the annotation, and which are cordoned."""
+    """A registered node: its GPUs in the order of the annotation, and which are cordoned.
+
+    `links`: how well two GPUs are connected, by the UUIDs of both; a pair that is missing has 0.
+    """
 
     name: str
     gpus: tuple[GpuState, ...]
     cordoned: frozenset[str] = frozenset()
+    links: Links = field(default_factory=dict)
 
     def score(self) -> float:
         """How full the node is (HAMi pkg/scheduler/policy/node_policy.go)."""
@@ -91,7 +98,9 @@ class Request:
 class SchedulerSettings:
     """HAMi's scheduler flags and the `nvidia` section of its device-config.yaml.
 
-    `lock_timeout` in seconds; `memory_factor` multiplies requested memory.
+    `lock_timeout` in seconds, `lock_retry_timeout` as well: so long a member of a pod group waits
+    for a lock. `memory_factor` multiplies requested memory. `kube_qps` and `kube_burst` limit all
+    requests of the scheduler's client, as HAMi does by default.
     """
 
     scheduler_name: str = "hami-scheduler"
@@ -106,6 +115,13 @@ class SchedulerSettings:
     runtime_class_name: str = ""
     overwrite_env: bool = False
     lock_timeout: float = 300.0
+    lock_retry_timeout: float = 28.0
+    kube_qps: float = 5.0
+    kube_burst: int = 10
+
+    def quick(self) -> "SchedulerSettings":
+        """The same with a client that is all but unlimited: `--kube-qps=500 --kube-burst=1000`."""
+        return replace(self, kube_qps=500.0, kube_burst=1000)
 
 
 Reasons = Mapping[str, int]

@@ -10,7 +10,10 @@ from agent.sandbox.scheduler.usage import TERMINAL
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Seconds before a pod whose binding failed is tried again: doubling from first to most."""
+    """Seconds before a pod whose placing failed is tried again: doubling from first to most.
+
+    kube-scheduler looks once a second at who has waited long enough.
+    """
 
     first: float = 1.0
     most: float = 10.0
@@ -26,6 +29,8 @@ class _Waiting:
     name: str
     due: float = 0.0
     failures: int = 0
+    is_taken: bool = False
+    """It is being placed; nothing makes it due."""
 
 
 class PendingPods:
@@ -63,28 +68,34 @@ class PendingPods:
     def due(self, now: float) -> Iterator[tuple[str, str, str]]:
         """UID, namespace and name of the pods to try now."""
         for uid, waiting in list(self._waiting.items()):
-            if waiting.due <= now:
+            if not waiting.is_taken and waiting.due <= now:
                 yield uid, waiting.namespace, waiting.name
 
     def next_due(self) -> float | None:
         """When the next pod is due by itself, or None."""
-        times = [waiting.due for waiting in self._waiting.values() if waiting.due < math.inf]
-        return min(times, default=None)
+        free = (waiting for waiting in self._waiting.values() if not waiting.is_taken)
+        return min((waiting.due for waiting in free if waiting.due < math.inf), default=None)
+
+    def take(self, uid: str) -> None:
+        """The pod is being placed, until it is parked, delayed or forgotten."""
+        self._waiting[uid].is_taken = True
 
     def park(self, uid: str) -> None:
         """The pod fits nowhere: wait until something changes."""
         if uid in self._waiting:
+            self._waiting[uid].is_taken = False
             self._waiting[uid].due = math.inf
 
     def delay(self, uid: str, now: float) -> None:
-        """The pod's binding failed: wait a while."""
+        """Placing the pod failed: wait a while, and then for the next whole second."""
         if uid in self._waiting:
             waiting = self._waiting[uid]
+            waiting.is_taken = False
             waiting.failures += 1
-            waiting.due = now + self._backoff.delay(waiting.failures)
+            waiting.due = math.ceil(now + self._backoff.delay(waiting.failures))
 
-    def stir(self, *, delayed: bool) -> None:
-        """Something changed: parked pods are due now, with `delayed` the others as well."""
+    def stir(self) -> None:
+        """Something changed: parked pods are due now; who waits after a failure waits on."""
         for waiting in self._waiting.values():
-            if delayed or waiting.due == math.inf:
+            if waiting.due == math.inf:
                 waiting.due = 0.0

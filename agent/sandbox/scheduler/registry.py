@@ -5,12 +5,15 @@ Source: HAMi v2.10 pkg/scheduler/scheduler.go:register; earlier versions where t
 
 import datetime as dt
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from agent.codec.register import RegisteredGpu
+from agent.codec.score import decode_scores
 from agent.core import annotations
+from agent.core.errors import MalformedText
 from agent.core.gpu import GpuUuid
 from agent.sandbox.api_errors import Json
-from agent.sandbox.scheduler.model import GpuState, Load, NodeState
+from agent.sandbox.scheduler.model import GpuState, Links, Load, NodeState
 from agent.sandbox.scheduler.refresh import (
     Sighting,
     Version,
@@ -19,6 +22,20 @@ from agent.sandbox.scheduler.refresh import (
     deleted,
     requesting,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What one Node offers, whatever is used of it."""
+
+    gpus: tuple[RegisteredGpu, ...]
+    cordoned: frozenset[str] = frozenset()
+    links: Links = field(default_factory=dict)
+
+    def state(self, name: str, loads: Mapping[GpuUuid, Load]) -> NodeState:
+        """The node with what is used of it."""
+        states = tuple(GpuState(gpu, loads.get(gpu.uuid, Load())) for gpu in self.gpus)
+        return NodeState(name, states, self.cordoned, self.links)
 
 
 class Registry:
@@ -31,7 +48,7 @@ class Registry:
         self.changes = 0
         self._version = version
         self._seen: dict[str, Sighting] = {}
-        self._nodes: dict[str, tuple[tuple[RegisteredGpu, ...], frozenset[str]]] = {}
+        self._nodes: dict[str, Offer] = {}
 
     def ingest(self, node: Json, now: dt.datetime) -> Mapping[str, str | None]:
         """Look at one node; the answer is what must be written to its annotations (None deletes).
@@ -40,8 +57,8 @@ class Registry:
         """
         name = node["metadata"]["name"]
         noted = node["metadata"].get("annotations") or {}
-        gpus = decode(noted.get(annotations.REGISTER, ""), self._version)
-        if gpus is None and self._version.marks_deleted:
+        offer = read_offer(noted, self._version)
+        if offer is None and self._version.marks_deleted:
             return {}
         checkup = check_node(self._seen.setdefault(name, Sighting()), node, now, self._version)
         writes: dict[str, str | None] = {}
@@ -49,9 +66,9 @@ class Registry:
             writes[annotations.HANDSHAKE] = requesting(now)
         if not checkup.healthy:
             writes |= self._clean_up(name, now)
-        elif checkup.refresh and gpus is not None:
-            words = noted.get(annotations.CORDON, "").split(",")
-            self._offer(name, gpus, frozenset(word.strip() for word in words) - {""})
+        elif checkup.refresh and offer is not None:
+            self.changes += self._nodes.get(name) != offer
+            self._nodes[name] = offer
         return writes
 
     def forget(self, name: str) -> None:
@@ -63,9 +80,7 @@ class Registry:
         """A registered node with what is used of it, or None."""
         if name not in self._nodes:
             return None
-        gpus, cordoned = self._nodes[name]
-        states = tuple(GpuState(gpu, loads.get(gpu.uuid, Load())) for gpu in gpus)
-        return NodeState(name, states, cordoned)
+        return self._nodes[name].state(name, loads)
 
     def _clean_up(self, name: str, now: dt.datetime) -> Mapping[str, str | None]:
         """Drop an unhealthy node; what was counted of it is forgotten since 2.10."""
@@ -77,6 +92,20 @@ class Registry:
         self.forget(name)
         return {annotations.HANDSHAKE: None}
 
-    def _offer(self, name: str, gpus: tuple[RegisteredGpu, ...], cordoned: frozenset[str]) -> None:
-        self.changes += self._nodes.get(name) != (gpus, cordoned)
-        self._nodes[name] = (gpus, cordoned)
+
+def read_offer(noted: Mapping[str, str], version: Version = Version.V2_10) -> Offer | None:
+    """What a Node's annotations offer; None where they offer nothing or cannot be decoded."""
+    gpus = decode(noted.get(annotations.REGISTER, ""), version)
+    links = _read_links(noted.get(annotations.SCORE))
+    if gpus is None or links is None:
+        return None
+    words = noted.get(annotations.CORDON, "").split(",")
+    return Offer(gpus, frozenset(word.strip() for word in words) - {""}, links)
+
+
+def _read_links(text: str | None) -> Links | None:
+    """How well pairs of GPUs are connected; None where the text cannot be decoded."""
+    try:
+        return {} if text is None else decode_scores(text)
+    except MalformedText:
+        return None

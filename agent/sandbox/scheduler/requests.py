@@ -3,6 +3,7 @@
 Source: HAMi v2.10 pkg/device/device.go:Resourcereqs, nvidia/device.go:GenerateResourceRequests.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from fractions import Fraction
@@ -31,11 +32,21 @@ _SUFFIXES: Final = {
 
 def parse_quantity(value: object) -> int | None:
     """A Kubernetes quantity as a whole number; None for a fraction or for no quantity at all."""
+    exact = _exact(value)
+    return int(exact) if exact is not None and exact.denominator == 1 else None
+
+
+def quantity_value(value: object) -> int | None:
+    """A Kubernetes quantity rounded up, as `Quantity.Value` has it; None: it is none."""
+    exact = _exact(value)
+    return None if exact is None else math.ceil(exact)
+
+
+def _exact(value: object) -> Fraction | None:
     found = _QUANTITY.fullmatch(str(value))
     if found is None or found[2] not in _SUFFIXES:
         return None
-    exact = Fraction(found[1]) * _SUFFIXES[found[2]] * Fraction(10) ** int(found[3] or 0)
-    return int(exact) if exact.denominator == 1 else None
+    return Fraction(found[1]) * _SUFFIXES[found[2]] * Fraction(10) ** int(found[3] or 0)
 
 
 def all_containers(pod: Json) -> Iterator[Json]:

@@ -3,6 +3,8 @@
 Source: HAMi v2.10 pkg/scheduler/policy/gpu_policy.go, pkg/device/nvidia/device.go.
 """
 
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -11,6 +13,9 @@ from agent.codec.register import RegisteredGpu
 from agent.sandbox.scheduler.model import GpuState, SchedulerSettings, Weights
 
 WEIGHTS: Final = "hami.io/device-scoring-weights"
+_WEIGHTS: Final = ("slot", "core", "memory")
+_INTEGER: Final = re.compile(r"[+-]?[0-9]+", re.ASCII)
+_INT64_MAX: Final = 2**63 - 1
 _GO_TRUE: Final = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 
 
@@ -20,12 +25,12 @@ class BadWeightsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """A pod's wishes; an empty collection is no wish."""
+    """A pod's wishes; where it has none of a kind, None."""
 
-    use_types: tuple[str, ...]
-    avoid_types: tuple[str, ...]
-    use_uuids: tuple[str, ...]
-    avoid_uuids: tuple[str, ...]
+    use_types: tuple[str, ...] | None
+    avoid_types: tuple[str, ...] | None
+    use_uuids: tuple[str, ...] | None
+    avoid_uuids: tuple[str, ...] | None
     mode: str | None
     numa_bind: bool
     gpu_policy: str
@@ -37,20 +42,24 @@ class Steering:
         """Whether the pod wants GPUs that nobody else uses."""
         return "mutex" in _split(self.gpu_policy)
 
+    @property
+    def needs_topology(self) -> bool:
+        """Whether the GPUs are chosen by how they are connected."""
+        return "topology-aware" in _split(self.gpu_policy)
+
     def admits_type(self, gpu: RegisteredGpu) -> bool:
         """Whether model and mode of the GPU suit the pod."""
-        name = gpu.type_name.upper()
-        if self.use_types and not any(word.upper() in name for word in self.use_types):
+        if self.use_types is not None and not _is_like(gpu, self.use_types):
             return False
-        if any(word.upper() in name for word in self.avoid_types):
+        if self.avoid_types is not None and _is_like(gpu, self.avoid_types):
             return False
         return self.mode is None or gpu.mode in self.mode
 
     def admits_uuid(self, gpu: RegisteredGpu) -> bool:
         """Whether the pod asks for this very GPU, or at least does not refuse it."""
-        if self.use_uuids and gpu.uuid not in self.use_uuids:
+        if self.use_uuids is not None and gpu.uuid not in self.use_uuids:
             return False
-        return gpu.uuid not in self.avoid_uuids
+        return self.avoid_uuids is None or gpu.uuid not in self.avoid_uuids
 
     def order(self, gpus: Sequence[GpuState]) -> list[GpuState]:
         """The GPUs sorted worst first; fitting tries them from the end. Ties keep their order."""
@@ -64,14 +73,14 @@ def read_steering(annotations: Mapping[str, str], settings: SchedulerSettings) -
         BadWeightsError: scoring weights that are incomplete or no numbers.
     """
     return Steering(
-        use_types=_split(annotations.get("nvidia.com/use-gputype", "")),
-        avoid_types=_split(annotations.get("nvidia.com/nouse-gputype", "")),
-        use_uuids=_split(annotations.get("nvidia.com/use-gpuuuid", "")),
-        avoid_uuids=_split(annotations.get("nvidia.com/nouse-gpuuuid", "")),
-        mode=annotations.get("nvidia.com/vgpu-mode") or None,
+        use_types=_wish(annotations.get("nvidia.com/use-gputype", "")),
+        avoid_types=_wish(annotations.get("nvidia.com/nouse-gputype", "")),
+        use_uuids=_wish(annotations.get("nvidia.com/use-gpuuuid", "")),
+        avoid_uuids=_wish(annotations.get("nvidia.com/nouse-gpuuuid", "")),
+        mode=annotations.get("nvidia.com/vgpu-mode"),
         numa_bind=annotations.get("nvidia.com/numa-bind", "") in _GO_TRUE,
-        gpu_policy=annotations.get("hami.io/gpu-scheduler-policy") or settings.gpu_policy,
-        node_policy=annotations.get("hami.io/node-scheduler-policy") or settings.node_policy,
+        gpu_policy=annotations.get("hami.io/gpu-scheduler-policy", settings.gpu_policy),
+        node_policy=annotations.get("hami.io/node-scheduler-policy", settings.node_policy),
         weights=_read_weights(annotations.get(WEIGHTS)),
     )
 
@@ -104,21 +113,54 @@ def _split(text: str) -> tuple[str, ...]:
     return tuple(word for word in (part.strip() for part in text.split(",")) if word)
 
 
+def _wish(text: str) -> tuple[str, ...] | None:
+    """The words of a list; None where it is blank. A list of commas alone is a wish for nothing."""
+    return _split(text) if text.strip() else None
+
+
+def _is_like(gpu: RegisteredGpu, words: Sequence[str]) -> bool:
+    name = gpu.type_name.upper()
+    return any(word.upper() in name for word in words)
+
+
 def _read_weights(text: str | None) -> Weights:
+    """The weights, as HAMi v2.10 pkg/util/device_scoring_weights.go reads them."""
     if text is None:
         return Weights()
     numbers: dict[str, int] = {}
-    for part in text.split(","):
-        name, _, number = (piece.strip() for piece in part.partition("="))
-        if name not in ("slot", "core", "memory") or not number.isdecimal():
-            raise _bad_weights(text, "expected weights that are integers of 0 or more")
-        numbers[name] = int(number)
-    if len(numbers) != 3:
+    parts = text.split(",")
+    if len(parts) != len(_WEIGHTS):
         raise _bad_weights(text, "expected slot, core, and memory weights")
+    for part in parts:
+        name, equals, number = part.strip().partition("=")
+        name = name.strip()
+        if detail := _weight_fault(name, equals, number.strip(), numbers):
+            raise _bad_weights(text, detail)
+        numbers[name] = int(number)
     if not any(numbers.values()):
-        raise _bad_weights(text, "at least one weight must be greater than 0")
+        raise _bad_weights(text, "at least one weight must be positive")
     return Weights(**numbers)
 
 
+def _weight_fault(name: str, equals: str, number: str, before: Mapping[str, int]) -> str | None:
+    """The first thing that is wrong with one weight; the order of the questions is HAMi's."""
+    value = int(number) if _INTEGER.fullmatch(number) else None
+    faults = (
+        ("expected key=value entries", not equals),
+        (f"duplicate {_quoted(name)} weight", name in before),
+        (
+            f"{_quoted(name)} weight must be an integer",
+            value is None or not -_INT64_MAX - 1 <= value <= _INT64_MAX,
+        ),
+        (f"{_quoted(name)} weight must not be negative", (value or 0) < 0),
+        (f"unknown weight {_quoted(name)}", name not in _WEIGHTS),
+    )
+    return next((detail for detail, applies in faults if applies), None)
+
+
 def _bad_weights(text: str, detail: str) -> BadWeightsError:
-    return BadWeightsError(f'invalid {WEIGHTS} annotation "{text}": {detail}')
+    return BadWeightsError(f"invalid {WEIGHTS} annotation {_quoted(text)}: {detail}")
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -5,7 +5,7 @@ Source: HAMi v2.10 pkg/scheduler/scheduler.go:onAddPod/onUpdatePod/onDelPod, pod
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from agent.codec.pod import decode_pod_devices
@@ -28,6 +28,7 @@ class Reservation:
     groups: Sequence[Sequence[Share]]
     inits: int
     is_past_init: bool = False
+    namespace: str = ""
 
     def loads(self) -> Mapping[GpuUuid, Load]:
         """Per GPU the greater of the init containers' peak and the sum of the others."""
@@ -61,7 +62,11 @@ class Usage:
         return uid in self._reservations
 
     def observe(self, pod: Json) -> None:
-        """Take in a pod that was added or changed; undecodable groups count as nothing."""
+        """Take in a pod that was added or changed; undecodable groups count as nothing.
+
+        Its groups are read when it is first seen, with the init containers' peak. The peak goes
+        with the first news, after that, that all of them succeeded; it never comes back.
+        """
         metadata, uid = pod["metadata"], pod["metadata"]["uid"]
         if pod["status"].get("phase") in TERMINAL:
             self.forget(uid)
@@ -69,13 +74,19 @@ class Usage:
         noted = metadata.get("annotations") or {}
         node = noted.get(annotations.VGPU_NODE)
         known = self._reservations.get(uid)
-        if node is None or (known is None and metadata.get("deletionTimestamp")):
+        if node is None:
             return
-        groups = known.groups if known is not None else _read(noted)
-        if groups is not None:
+        if known is not None:
             # A watch that lags still tells of the node of an earlier placement.
-            held, inits = node if known is None else known.node, init_count(pod)
-            self._reservations[uid] = Reservation(held, groups, inits, is_past_init(pod, inits))
+            if not (known.is_past_init or metadata.get("deletionTimestamp")):
+                past = has_passed_init(pod)
+                self._reservations[uid] = replace(known, is_past_init=past)
+        elif not metadata.get("deletionTimestamp"):
+            groups = _read(noted)
+            if groups is not None:
+                namespace = metadata.get("namespace", "")
+                found = Reservation(node, groups, init_count(pod), namespace=namespace)
+                self._reservations[uid] = found
 
     def reserve(self, uid: str, reservation: Reservation) -> None:
         """Count a pod that was just placed, in place of what it held before."""
@@ -94,6 +105,14 @@ class Usage:
         for uid in self._reservations.keys() - set(uids):
             self.forget(uid)
 
+    def held(self, namespace: str) -> Load:
+        """What all pods of a namespace hold of all GPUs."""
+        total = Load()
+        for reservation in self._reservations.values():
+            if reservation.namespace == namespace:
+                total = sum(reservation.loads().values(), total)
+        return total
+
     def loads(self, node: str, *, without: str = "") -> Mapping[GpuUuid, Load]:
         """What is used of each GPU of a node, the pod of UID `without` left out."""
         total: defaultdict[GpuUuid, Load] = defaultdict(Load)
@@ -104,11 +123,11 @@ class Usage:
         return total
 
 
-def is_past_init(pod: Json, inits: int) -> bool:
-    """True once every init container ended with exit code 0."""
+def has_passed_init(pod: Json) -> bool:
+    """True once every init container that has a status ended with exit code 0."""
     statuses = pod["status"].get("initContainerStatuses") or ()
     ended = [((status.get("state") or {}).get("terminated") or {}) for status in statuses]
-    return inits > 0 and len(ended) >= inits and all(end.get("exitCode") == 0 for end in ended)
+    return bool(ended) and all(end.get("exitCode") == 0 for end in ended)
 
 
 def _read(noted: Mapping[str, str]) -> Sequence[Sequence[Share]] | None:

@@ -5,25 +5,27 @@ Source: HAMi v2.10 pkg/scheduler/scheduler.go.
 
 import asyncio
 import random
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Final, NoReturn
 
 import structlog
 
-from agent.codec.register import decode_register
 from agent.core import annotations
-from agent.core.errors import MalformedText
 from agent.core.ports import Clock
 from agent.sandbox.api_errors import Json, StatusError
-from agent.sandbox.scheduler.bind import Binder, placement_patch
+from agent.sandbox.scheduler.bind import Binder, Memory, placement_patch
+from agent.sandbox.scheduler.client import ClientQueue, QueuedCluster
 from agent.sandbox.scheduler.cluster import Cluster
-from agent.sandbox.scheduler.events import EventRecorder, Events
-from agent.sandbox.scheduler.filter import Filtered, filter_pod
-from agent.sandbox.scheduler.model import GpuState, NodeState, SchedulerSettings
+from agent.sandbox.scheduler.events import EventQueue, EventRecorder
+from agent.sandbox.scheduler.filter import WARNING, Filtered, Notice, filter_pod
+from agent.sandbox.scheduler.informers import Informers
+from agent.sandbox.scheduler.model import NodeState, SchedulerSettings
+from agent.sandbox.scheduler.quota import Quotas
 from agent.sandbox.scheduler.refresh import REQUESTING
-from agent.sandbox.scheduler.registry import Registry
+from agent.sandbox.scheduler.registry import Registry, read_offer
 from agent.sandbox.scheduler.requests import COUNT, init_count
 from agent.sandbox.scheduler.usage import Reservation, Usage
+from agent.sandbox.scheduler.webhook import Admission, review_pod
 
 log = structlog.get_logger(__name__)
 REGISTER_INTERVAL: Final = 15.0
@@ -33,8 +35,8 @@ class HamiVerbs:
     """The memory of one HAMi scheduler, and what it does to the cluster.
 
     `eager`: a changed Node is ingested at once; HAMi waits for the next of its 15 s intervals.
-    Each decision is made between two waits, so verbs of several pods may run at the same time.
-    `events`: who takes the Events; by default each is written before its verb returns.
+    All requests go through one client queue, Events included: they are sent while `run` runs. Each
+    decision is made between two waits, so verbs of several pods may run at the same time.
     """
 
     def __init__(
@@ -45,22 +47,32 @@ class HamiVerbs:
         settings: SchedulerSettings,
         *,
         eager: bool,
-        events: Events | None = None,
     ) -> None:
         self.settings = settings
         self.usage = Usage()
-        self.events = events or EventRecorder(cluster, clock, settings.scheduler_name)
-        self._cluster = cluster
+        self.quotas = Quotas(self.usage, settings.memory_factor)
+        self.queue = ClientQueue(settings.kube_qps, settings.kube_burst)
+        self._cluster = QueuedCluster(cluster, self.queue)
+        self._events = EventQueue(EventRecorder(self._cluster, clock, settings.scheduler_name))
         self._clock = clock
         self._rng = rng
         self._eager = eager
         self._registry = Registry()
-        self._binder = Binder(cluster, clock, settings, self.usage, rng, self.events)
+        self._registering = asyncio.Lock()
+        """HAMi's filter waits while nodes are looked at; its bind does not."""
+        self._seen = Informers()
+        memory = Memory(self.usage, self._seen)
+        self._binder = Binder(self._cluster, clock, settings, rng, self._events, memory)
         self._signatures: dict[str, object] = {}
+
+    async def run(self) -> NoReturn:
+        """Send Events for ever."""
+        await self._events.run()
 
     async def see_node(self, kind: str, node: Json) -> bool:
         """Take in a Node that is ADDED, MODIFIED or DELETED; whether it can matter to a pod."""
         name = node["metadata"]["name"]
+        self._seen.see("nodes", kind, node)
         if kind == "DELETED":
             self._registry.forget(name)
             self._signatures.pop(name, None)
@@ -69,63 +81,77 @@ class HamiVerbs:
             return False
         self._signatures[name] = _signature(node)
         if kind == "ADDED" or self._eager:
-            await self._ingest(node)
+            async with self._registering:
+                await self._ingest(node)
         return True
 
     def see_pod(self, kind: str, pod: Json) -> None:
         """Take in a pod that is ADDED, MODIFIED or DELETED."""
+        self._seen.see("pods", kind, pod)
         if kind == "DELETED":
             self.usage.forget(pod["metadata"]["uid"])
         else:
             self.usage.observe(pod)
 
+    def pod_uids(self) -> frozenset[str]:
+        """All pods that are known, and those that hold something."""
+        return self._seen.uids("pods") | self.usage.uids()
+
+    def retain_pods(self, uids: frozenset[str]) -> None:
+        """Forget all pods but these: the rest went while nobody looked."""
+        self._seen.retain_pods(uids)
+        self.usage.retain(uids)
+
     async def ingest(self, nodes: Sequence[Json]) -> bool:
         """Look at all nodes as HAMi does in intervals; whether what they offer became another."""
         before = self._registry.changes
-        for node in nodes:
-            await self._ingest(node)
+        async with self._registering:
+            for node in nodes:
+                await self._ingest(node)
         return self._registry.changes != before
 
     async def filter(self, pod: Json, candidates: Sequence[str]) -> Filtered:
         """Choose a node for the pod, reserve what it gets there and write that on the pod.
 
+        The write names the pod, and no UID: a pod that was made anew meanwhile is written instead.
+
         Raises:
-            StatusError: the pod could not be written; nothing is reserved. Nor is it when the
-                caller gives up: what was written all the same comes back by the watch.
+            StatusError: the pod could not be written; nothing is reserved.
         """
+        async with self._registering:
+            pass  # for as long as nodes are looked at
         metadata = pod["metadata"]
         filtered = self._decide(pod, candidates)
         if filtered.groups is not None:
             seconds = int(self._clock.now().timestamp())
             changes = placement_patch(filtered.nodes[0], filtered.groups, seconds)
-            namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
             try:
-                await self._cluster.patch("pods", namespace, name, changes, uid=uid)
-            except (StatusError, asyncio.CancelledError):
-                self.usage.forget(uid)
+                await self._cluster.patch("pods", metadata["namespace"], metadata["name"], changes)
+            except StatusError as refusal:
+                self.usage.forget(metadata["uid"])
+                await self._events.record(pod, Notice(WARNING, "FilteringFailed", str(refusal)))
                 raise
         for notice in filtered.notices:
-            await self.events.record(pod, notice)
+            await self._events.record(pod, notice)
         return filtered
 
     def simulate(self, pod: Json, nodes: Sequence[Json]) -> Filtered:
         """Choose among nodes as they are given, used by nobody; nothing is kept or written."""
         registered: dict[str, NodeState] = {}
         for node in nodes:
-            try:
-                gpus = decode_register(_noted(node).get(annotations.REGISTER, ""))
-            except MalformedText:
-                continue
-            name = node["metadata"]["name"]
-            registered[name] = NodeState(name, tuple(GpuState(gpu) for gpu in gpus))
+            name, offer = node["metadata"]["name"], read_offer(_noted(node))
+            if offer is not None:
+                registered[name] = offer.state(name, {})
         names = [node["metadata"]["name"] for node in nodes]
-        return filter_pod(pod, names, registered, self.settings, self._rng)
+        return filter_pod(pod, names, registered, self.settings, self._rng, self.quotas)
 
-    async def bind(
-        self, namespace: str, name: str, uid: str, node_name: str, *, until: float | None = None
-    ) -> None:
+    def review(self, pod: Json) -> Admission:
+        """What the webhook makes of a new pod."""
+        return review_pod(pod, self.settings, self.quotas)
+
+    async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
         """Lock the node for the pod and bind it there; see `Binder.bind`. Raises BindError."""
-        await self._binder.bind(namespace, name, uid, node_name, until=until)
+        await self._binder.bind(namespace, name, uid, node_name)
 
     def _decide(self, pod: Json, candidates: Sequence[str]) -> Filtered:
         """Choose and reserve without a wait: the next decision counts this one."""
@@ -136,10 +162,13 @@ class HamiVerbs:
             state = self._registry.state(name, self.usage.loads(name))
             if state is not None:
                 registered[name] = state
-        filtered = filter_pod(pod, candidates, registered, self.settings, self._rng)
+        filtered = filter_pod(pod, candidates, registered, self.settings, self._rng, self.quotas)
         if filtered.groups is not None:
-            reservation = Reservation(filtered.nodes[0], filtered.groups, init_count(pod))
-            self.usage.reserve(uid, reservation)
+            namespace = pod["metadata"]["namespace"]
+            held = Reservation(
+                filtered.nodes[0], filtered.groups, init_count(pod), namespace=namespace
+            )
+            self.usage.reserve(uid, held)
         return filtered
 
     async def _ingest(self, node: Json) -> None:
@@ -148,18 +177,16 @@ class HamiVerbs:
         if not writes:
             return
         try:
-            node = await self._cluster.patch(
-                "nodes", "", name, {"metadata": {"annotations": writes}}
-            )
+            node = await self._annotate(name, writes)
         except StatusError as refusal:  # written again at the next look
             log.info("scheduler.handshake_lost", node=name, err=str(refusal))
         else:
             self._signatures[name] = _signature(node)
 
-
-def is_locked(node: Json) -> bool:
-    """Whether some pod holds the node's lock."""
-    return annotations.MUTEX_LOCK in _noted(node)
+    async def _annotate(self, name: str, marks: Mapping[str, str | None]) -> Json:
+        """Write annotations of a Node, as HAMi does: it is read before, for nothing."""
+        await self._cluster.get("nodes", "", name)
+        return await self._cluster.patch("nodes", "", name, {"metadata": {"annotations": marks}})
 
 
 def is_closed(node: Json) -> bool:

@@ -1,7 +1,6 @@
 """What HAMi's mutating webhook makes of a pod before it is stored.
 
 Source: HAMi v2.10 pkg/scheduler/webhook.go:Handle, pkg/device/nvidia/device.go:MutateAdmission.
-Quotas are not modelled.
 """
 
 from copy import deepcopy
@@ -10,6 +9,7 @@ from typing import Final
 
 from agent.sandbox.api_errors import ForbiddenError, Json, StatusError
 from agent.sandbox.scheduler.model import SchedulerSettings
+from agent.sandbox.scheduler.quota import Quotas
 from agent.sandbox.scheduler.requests import (
     CORES,
     COUNT,
@@ -17,8 +17,10 @@ from agent.sandbox.scheduler.requests import (
     MEMORY_PERCENT,
     PRIORITY,
     all_containers,
+    init_count,
     lookup,
-    parse_quantity,
+    pod_requests,
+    quantity_value,
 )
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
@@ -43,13 +45,13 @@ class _DeniedError(Exception):
         self.code = code
 
 
-def review_pod(pod: Json, settings: SchedulerSettings) -> Admission:
+def review_pod(pod: Json, settings: SchedulerSettings, quotas: Quotas | None = None) -> Admission:
     """Decide about a new pod and fill in HAMi's defaults; the given pod is not changed."""
     spec = pod["spec"]
     if spec.get("containers") and _belongs_to_another(spec.get("schedulerName") or "", settings):
         return Admission(pod, message="pod already has different scheduler assigned")
     try:
-        return Admission(_mutate_pod(deepcopy(pod), settings))
+        return Admission(_mutate_pod(deepcopy(pod), settings, quotas))
     except _DeniedError as denied:
         return Admission(pod, is_allowed=False, code=denied.code, message=str(denied))
 
@@ -73,13 +75,21 @@ def _belongs_to_another(name: str, settings: SchedulerSettings) -> bool:
     return name != DEFAULT_SCHEDULER or not settings.force_overwrite
 
 
-def _mutate_pod(pod: Json, settings: SchedulerSettings) -> Json:
+def _mutate_pod(pod: Json, settings: SchedulerSettings, quotas: Quotas | None) -> Json:
     spec = pod["spec"]
     if not spec.get("containers"):
         raise _DeniedError("pod has no containers")
     wants = [_mutate_container(spec, container, settings) for container in all_containers(pod)]
-    if not any(wants):
-        return pod
+    if any(wants):
+        _take_over(pod, settings)
+    if quotas is not None and not _fits_quota(pod, settings, quotas):
+        raise _DeniedError("exceeding resource quota")
+    return pod
+
+
+def _take_over(pod: Json, settings: SchedulerSettings) -> None:
+    """The pod asks for a GPU: it becomes the scheduler's. Raises _DeniedError."""
+    spec = pod["spec"]
     for container in all_containers(pod):
         if (container.get("securityContext") or {}).get("privileged"):
             raise _DeniedError(f"container {container['name']} is privileged")
@@ -87,28 +97,33 @@ def _mutate_pod(pod: Json, settings: SchedulerSettings) -> Json:
         spec["schedulerName"] = settings.scheduler_name
         if spec.get("nodeName"):
             raise _DeniedError("pod has node assigned")
-    return pod
 
 
 def _mutate_container(spec: Json, container: Json, settings: SchedulerSettings) -> bool:
-    """Apply NVIDIA's defaults to one container; true when it asks for a GPU."""
+    """Apply NVIDIA's defaults to one container; true when it asks for a GPU.
+
+    A count in the requests alone counts only for the default of the cores.
+    """
     percent = _read_percentage(container)
     resources = container.get("resources") or {}
     limits = dict(resources.get("limits") or {})
     if PRIORITY in limits:
-        _add_env(container, "CUDA_TASK_PRIORITY", str(parse_quantity(limits[PRIORITY]) or 0))
+        _add_env(container, "CUDA_TASK_PRIORITY", str(quantity_value(limits[PRIORITY]) or 0))
     if settings.gpu_core_policy not in ("", "default"):
         _add_env(container, "GPU_CORE_UTILIZATION_POLICY", settings.gpu_core_policy)
     _default_count(limits, settings)
-    if COUNT not in limits:
+    asks = COUNT in limits
+    is_whole = percent == 100 or (percent is None and lookup(container, MEMORY) is None)
+    has_count = asks or lookup(container, COUNT) is not None
+    if has_count and is_whole and lookup(container, CORES) is None:
+        limits[CORES] = "100"
+        asks = True
+    if not asks:
         if settings.overwrite_env:
             _add_env(container, "NVIDIA_VISIBLE_DEVICES", "none")
         return False
-    is_whole = percent == 100 or (percent is None and lookup(container, MEMORY) is None)
-    if lookup(container, CORES) is None and is_whole:
-        limits[CORES] = "100"
     container["resources"] = resources | {"limits": limits}
-    if settings.runtime_class_name and not spec.get("runtimeClassName"):
+    if settings.runtime_class_name and spec.get("runtimeClassName") is None:
         spec["runtimeClassName"] = settings.runtime_class_name
     return True
 
@@ -119,13 +134,33 @@ def _default_count(limits: Json, settings: SchedulerSettings) -> None:
         limits[COUNT] = str(settings.default_gpu_count)
 
 
+def _fits_quota(pod: Json, settings: SchedulerSettings, quotas: Quotas) -> bool:
+    """Whether the namespace has room for the greater of the app containers and any init one."""
+    requests = pod_requests(pod, settings)
+    inits = init_count(pod)
+    asked = [
+        (request.memory_mib * request.count, request.core_percent * request.count)
+        if request
+        else (0, 0)
+        for request in requests
+    ]
+    memory_mib, core_percent = (
+        max([sum(given[part] for given in asked[inits:]), *(g[part] for g in asked[:inits])])
+        for part in (0, 1)
+    )
+    if not (memory_mib or core_percent):
+        return True
+    return quotas.fits(pod["metadata"].get("namespace", ""), memory_mib, core_percent)
+
+
 def _read_percentage(container: Json) -> int | None:
     asked = lookup(container, MEMORY_PERCENT)
     if asked is None:
         return None
-    percent = parse_quantity(asked)
+    percent = quantity_value(asked)
     if percent is None or not 0 <= percent <= 100:
-        where = f"invalid {MEMORY_PERCENT} value {asked} in container {container['name']}"
+        shown = asked if percent is None else percent
+        where = f"invalid {MEMORY_PERCENT} value {shown} in container {container['name']}"
         raise _DeniedError(f"{where}: must be an integer between 0 and 100", StatusError.code)
     return percent
 

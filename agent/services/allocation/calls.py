@@ -6,11 +6,17 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from agent.core.errors import Gate, Refusal, StateError
+from agent.core.holdings import KubeletEpoch
 from agent.core.ledger import ContainerKey, Row
 from agent.core.pods import PodTable, PodUid
+from agent.core.room import Shortage
 from agent.core.slices import SliceId
-from agent.core.steps import ALLOCATE_BUDGET, Step, disk_refusal
+from agent.core.steps import Step, disk_refusal
 from agent.kit.turns import Turn, Turns
+
+SPENT = 256
+"""Locks that are remembered with the pod that was answered under them: more than the scheduler can
+take while one that went proves a right."""
 
 OFFERS = 64
 """Offers that are remembered: more than the containers of any pod, for each is used at once."""
@@ -29,16 +35,18 @@ class Call:
     step: Step = Step.MATCH
     row: Row | None = None
     is_replay: bool = False
+    oversold: Shortage | None = None
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Calls:
     """The calls in flight, and the rows that are on their way to disk.
 
-    `used_up`: deleted pods that were refused; the kubelet never asks for them again. `offers`:
-    containers for which the kubelet was offered ids of the GPUs that they get. `turns`: whom the
-    kubelet began with after whom; it begins with a preference, and drops what it noted of all
-    others under way.
+    `used_up`: pods that the kubelet `used_up_by` was refused at their admission; it never asks for
+    them again, and a later one may. `spent`: which pod was answered under which of the last locks.
+    `offers`: containers for which the kubelet was offered ids of the GPUs that they get. `turns`:
+    whom the kubelet began with after whom; it begins with a preference, and drops what it noted of
+    all others under way.
     Source: kubernetes pkg/kubelet/cm/devicemanager/manager.go, Allocate.
     """
 
@@ -46,6 +54,8 @@ class Calls:
     active: list[Call] = dataclasses.field(default_factory=list)
     pending: dict[ContainerKey, Row] = dataclasses.field(default_factory=dict)
     used_up: frozenset[PodUid] = frozenset()
+    used_up_by: KubeletEpoch | None = None
+    spent: dict[str, PodUid] = dataclasses.field(default_factory=dict)
     offers: deque[ContainerKey] = dataclasses.field(default_factory=lambda: deque(maxlen=OFFERS))
 
     @contextmanager
@@ -71,9 +81,17 @@ class Calls:
         finally:
             self.pending.pop(row.key, None)
 
-    def claimed(self) -> frozenset[PodUid]:
+    def claimed(self, epoch: KubeletEpoch) -> frozenset[PodUid]:
         """The pods that cannot be asking: those of these rows, and those that asked in vain."""
-        return self.used_up | {key.pod_uid for key in self.pending}
+        used_up = self.used_up if self.used_up_by == epoch else frozenset[PodUid]()
+        return used_up | {key.pod_uid for key in self.pending}
+
+    def spend(self, row: Row) -> None:
+        """The lock under which the row was answered proves nothing for another pod."""
+        self.spent.pop(row.lock, None)
+        self.spent[row.lock] = row.key.pod_uid
+        while len(self.spent) > SPENT:
+            del self.spent[next(iter(self.spent))]
 
     def offer(self, key: ContainerKey) -> None:
         """The kubelet was offered free ids of the GPUs that this container gets."""
@@ -86,10 +104,12 @@ class Calls:
             self.offers.remove(key)
         return made
 
-    def use_up(self, pod: PodUid, table: PodTable) -> None:
-        """This deleted pod was refused; it is remembered as long as its grave is kept."""
+    def use_up(self, pod: PodUid, table: PodTable, epoch: KubeletEpoch) -> None:
+        """This pod was refused; it is remembered as long as it is there, or its grave is kept."""
         graves = frozenset(stone.pod.uid for stone in table.tombstones)
-        self.used_up = (self.used_up | {pod}) & graves
+        known = self.used_up if self.used_up_by == epoch else frozenset[PodUid]()
+        self.used_up = (known | {pod}) & (table.pods.keys() | graves)
+        self.used_up_by = epoch
 
 
 def overlap(row: Row, *, is_replay: bool) -> Refusal:
@@ -118,7 +138,6 @@ def refusal_of(error: TimeoutError | StateError, call: Call) -> Refusal:
         return disk_refusal(error, call.step)
     return Refusal(
         Gate.OUT_OF_TIME,
-        f"The agent did not find out within {ALLOCATE_BUDGET:g} s which pod this is; its "
-        "controller starts it again.",
+        "The agent did not find out in time which pod this is; its controller starts it again.",
         transient=True,
     )

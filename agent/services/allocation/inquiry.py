@@ -5,13 +5,16 @@ ends the whole inquiry.
 """
 
 import asyncio
+import contextlib
 import dataclasses
-from collections.abc import Awaitable, Callable, Container, Mapping
+import functools
+from collections.abc import AsyncIterator, Callable
 
 import structlog
 
-from agent.codec.nodelock import held_lock
-from agent.core.candidates import Books, all_confirmed
+from agent.codec.nodelock import former_locks, held_lock
+from agent.core.admission import in_vain, may_be_meant
+from agent.core.candidates import Books, PodKey, all_confirmed
 from agent.core.errors import (
     ApiError,
     Gate,
@@ -21,30 +24,28 @@ from agent.core.errors import (
     WitnessUnsupported,
 )
 from agent.core.evidence import (
+    UNREAD,
     AskKubelet,
     AwaitLock,
     CheckRunning,
     Evidence,
     Grant,
     ListPods,
+    LookAtNode,
+    LookAtPod,
     Question,
     ReadRecords,
 )
-from agent.core.gpu import GpuUuid
 from agent.core.holdings import Holding, KubeletEpoch
-from agent.core.inventory import Inventory
-from agent.core.ledger import ContainerKey, Ledger
+from agent.core.ledger import ContainerKey
 from agent.core.match_settings import MatchSettings, UnlockedPods
-from agent.core.matching import decide, may_be_meant, used_up
-from agent.core.pods import NodeView, PodTable, PodUid
-from agent.core.ports import Clock, Containers, KubeletRecords, Witness
-from agent.core.room import Use
-from agent.kit.cell import Cell
+from agent.core.matching import decide
+from agent.core.pace import THROTTLED_PAUSE
+from agent.core.pods import NodeView, PodUid
+from agent.kit.again import again
+from agent.services.allocation.views import Peers, Underway, Views
 
 log = structlog.get_logger(__name__)
-
-THROTTLED_PAUSE = 0.02
-"""Seconds until PodResources is asked again after it was over its rate limit."""
 
 UNANSWERED_PAUSES = (0.01, 0.05)
 """Seconds until PodResources is asked again after a failure: the connection to a kubelet that was
@@ -60,49 +61,14 @@ already: a preference that does not wait for it would name GPUs at random."""
 LIST_PAUSE = 0.4
 """Seconds that the API server is given for the one LIST."""
 
+GET_PAUSE = 0.15
+"""The same for a GET."""
+
+API_BUDGET = 0.6
+"""Seconds that the API server is given in all."""
+
 MAX_QUESTIONS = 256
 """More than the pods of any node: a decision that asks more is a defect, and is refused."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Views:
-    """The facts that a decision reads. `registered`: the greatest amounts of the last minute."""
-
-    pods: Cell[PodTable]
-    node: Cell[NodeView | None]
-    inventory: Cell[Inventory]
-    ledger: Cell[Ledger]
-    registered: Callable[[], Mapping[GpuUuid, Use]] = dict
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Peers:
-    """Whom an inquiry asks. `refresh` makes the one LIST of this node's pods.
-
-    `epoch` names the kubelet that is there now. `look` has the Node's watch opened at once where it
-    is down: after an outage the scheduler and the kubelet may be back before it.
-    """
-
-    witness: Witness
-    records: KubeletRecords
-    containers: Containers
-    refresh: Callable[[], Awaitable[PodTable]]
-    epoch: Callable[[], KubeletEpoch | None]
-    clock: Clock
-    look: Callable[[], None]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Underway:
-    """What this process has under way at a moment.
-
-    `ledger` has the rows that are being written; the others are as in Evidence and Books.
-    """
-
-    ledger: Ledger
-    claimed: frozenset[PodUid]
-    in_doubt: Container[PodUid]
-    asked_last: Mapping[PodUid, str]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,6 +83,7 @@ class _Done:
     listed: bool = False
     list_failed: bool = False
     waited: bool = False
+    node_read: bool = False
 
 
 class Inquiry:
@@ -129,8 +96,11 @@ class Inquiry:
         self._peers = peers
         self._settings = settings
         self._patient = patient
-        self._known: dict[tuple[str, str], Holding | None] = {}
-        self._state = _Done()
+        self._known: dict[PodKey, Holding | None] = {}
+        self._looked: dict[PodKey, PodUid | None] = {}
+        self._api_left = API_BUDGET
+        is_free = not patient and settings.unlocked_pods is UnlockedPods.UNIQUE
+        self._state = _Done(waited=is_free, node_read=is_free)
         self._lagging_until: float | None = None
 
     async def grant(self, count: int, underway: Callable[[], Underway]) -> Grant | None:
@@ -143,12 +113,16 @@ class Inquiry:
             evidence = self._evidence(underway())
             step = decide(count, evidence, self._settings)
             if isinstance(step, Grant):
-                if not self._is_hasty(step):
-                    return step
-                step = ListPods()
-            if self._patient or not isinstance(step, ListPods | AwaitLock):
+                return step
+            if self._patient or isinstance(step, AskKubelet | ReadRecords | CheckRunning):
                 await self._perform(step)
-            elif self._is_restarting(evidence) or not await self._caught_up(step, evidence):
+            elif isinstance(step, LookAtPod):
+                self._looked[(step.namespace, step.name)] = UNREAD
+            elif (
+                isinstance(step, LookAtNode)
+                or self._is_restarting(evidence)
+                or not await self._caught_up(step, evidence)
+            ):
                 return None
         raise Refusal(Gate.OUT_OF_TIME, "The agent could not decide; report this.", transient=True)
 
@@ -166,19 +140,9 @@ class Inquiry:
             evidence.known,
         )
 
-    def _is_hasty(self, grant: Grant) -> bool:
-        """Whether a pod that our watch has not shown yet may be asking in this one's place.
-
-        Of a pod whose record the kubelet has lost it says the same as of one that it admits, for as
-        long as the container is not started again. A pod is bound before the kubelet admits it, so
-        a LIST that begins now has it. Without the API server the risk is taken: a running pod would
-        pay for the refusal.
-        """
-        return self._patient and grant.replay is not None and not self._state.listed
-
-    def used_up(self, count: int, underway: Underway) -> PodUid | None:
-        """The deleted pod that will not ask again, now that its request was refused, or None."""
-        return used_up(count, self._evidence(underway), self._settings)
+    def in_vain(self, count: int, underway: Underway) -> PodUid | None:
+        """The pod that will not ask again, now that its request was refused, or None."""
+        return in_vain(count, self._evidence(underway), self._settings)
 
     def may_be_meant(self, count: int, underway: Underway) -> frozenset[PodUid]:
         """Pods that had answers, for one of which the refused request may have been."""
@@ -190,6 +154,7 @@ class Inquiry:
             table=self._views.pods.value,
             ledger=underway.ledger,
             lock=held_lock(self._views.node.value),
+            former=former_locks(self._views.node.value, asyncio.get_running_loop().time()),
             inventory=self._views.inventory.value,
             books=Books(
                 self._peers.epoch() or KubeletEpoch(),
@@ -200,20 +165,24 @@ class Inquiry:
             ),
             now=self._peers.clock.now(),
             known=self._known,
+            looked=self._looked,
             registered=self._views.registered(),
             records_read=done.records_read,
             checked=done.checked,
             listed=done.listed,
             list_failed=done.list_failed,
             waited=done.waited,
+            node_read=done.node_read,
             claimed=underway.claimed,
             in_doubt=underway.in_doubt,
+            spent=underway.spent,
+            outlived=self._views.outlived.value,
         )
 
     async def _perform(self, question: Question) -> None:
         match question:
             case AskKubelet():
-                await self._ask(question.namespace, question.name)
+                await self._ask_in_turn(question)
             case ReadRecords():
                 recorded = await self._peers.records.read(self._settings.resource)
                 self._state = dataclasses.replace(self._state, recorded=recorded, records_read=True)
@@ -226,16 +195,25 @@ class Inquiry:
                 )
             case ListPods():
                 await self._list()
+            case LookAtPod():
+                await self._look_at_pod((question.namespace, question.name))
             case AwaitLock():
-                await self._await_lock()
+                await self._await_lock(question)
+            case LookAtNode():
+                await self._look_at_node()
+
+    async def _ask_in_turn(self, question: AskKubelet) -> None:
+        for key in ((question.namespace, question.name), *question.others):
+            await self._ask(*key)
+            if self._known.get(key) is not None or not self._state.can_ask:
+                return
 
     async def _ask(self, namespace: str, name: str) -> None:
         pauses = iter(UNANSWERED_PAUSES)
+        get = functools.partial(self._peers.witness.get, namespace, name)
         while True:
             try:
-                self._known[(namespace, name)] = await self._peers.witness.get(namespace, name)
-            except WitnessThrottled:
-                await asyncio.sleep(THROTTLED_PAUSE)
+                self._known[(namespace, name)] = await again(get, WitnessThrottled, THROTTLED_PAUSE)
             except WitnessUnsupported:
                 self._state = dataclasses.replace(self._state, can_ask=False)
                 return
@@ -254,7 +232,7 @@ class Inquiry:
         """
         lax = self._settings.unlocked_pods is not UnlockedPods.STRICT
         if isinstance(step, AwaitLock) and lax:
-            self._state = dataclasses.replace(self._state, waited=True)
+            self._state = dataclasses.replace(self._state, waited=True, node_read=True)
             return True
         now = asyncio.get_running_loop().time()
         if self._lagging_until is None:
@@ -270,23 +248,62 @@ class Inquiry:
             return False
         return True
 
+    @contextlib.asynccontextmanager
+    async def _asking(self, most: float) -> AsyncIterator[None]:
+        """A request to the API server, for `most` seconds or what is left for all. Raises ApiError.
+
+        What the kubelet said before still holds: while it waits for us it admits nobody else.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            async with asyncio.timeout(min(most, self._api_left)):
+                yield
+        except TimeoutError as error:
+            raise ApiError("out of time") from error
+        finally:
+            self._api_left = max(0.0, self._api_left - (loop.time() - began))
+
     async def _list(self) -> None:
         failed = False
         try:
-            async with asyncio.timeout(LIST_PAUSE):
+            async with self._asking(LIST_PAUSE):
                 await self._peers.refresh()
-        except (ApiError, TimeoutError) as error:
-            log.warning("pods.list_failed", err=str(error) or "out of time")
+        except ApiError as error:
+            log.warning("pods.list_failed", err=str(error))
             failed = True
-        self._known.clear()
         self._state = dataclasses.replace(self._state, listed=True, list_failed=failed)
 
-    async def _await_lock(self) -> None:
+    async def _look_at_pod(self, key: PodKey) -> None:
+        try:
+            async with self._asking(GET_PAUSE):
+                self._looked[key] = await self._peers.look_at_pod(*key)
+        except ApiError as error:
+            log.warning("pods.get_failed", pod="/".join(key), err=str(error))
+            self._looked[key] = UNREAD
+
+    async def _look_at_node(self) -> None:
+        try:
+            async with self._asking(GET_PAUSE):
+                await self._peers.look_at_node()
+        except ApiError as error:
+            log.warning("node.get_failed", err=str(error))
+        self._state = dataclasses.replace(self._state, node_read=True)
+
+    async def _await_lock(self, wanted: AwaitLock) -> None:
         before = held_lock(self._views.node.value)
+        owner = (wanted.namespace, wanted.name)
+
+        def is_there(node: NodeView | None) -> bool:
+            lock = held_lock(node)
+            if lock is None or not wanted.name:
+                return lock is not None and lock != before
+            return lock.owner == owner
+
         self._peers.look()
         try:
             async with asyncio.timeout(LOCK_PAUSE):
-                await self._views.node.until(lambda node: held_lock(node) not in {None, before})
+                await self._views.node.until(is_there)
         except TimeoutError:
             log.debug("lock.unchanged", waited=LOCK_PAUSE)
         self._state = dataclasses.replace(self._state, waited=True)

@@ -2,12 +2,28 @@
 
 import structlog
 
+from agent.core.changes import NodeEvent
 from agent.core.errors import Refusal
 from agent.core.ledger import Row
+from agent.core.room import Shortage
 from agent.core.steps import Step
 from agent.kit.tally import Tally
 
 log = structlog.get_logger(__name__)
+
+
+OVERSOLD_EVENT = "GpuOversold"
+
+
+def oversold(short: Shortage) -> NodeEvent:
+    """What the operator is told of a GPU of which the scheduler gave more than there is."""
+    what, total, limit = short.amounts
+    text = (
+        f"HAMi's scheduler has given out {total} of {what} of {short.gpu.gpu.title}, which has "
+        f"{limit}: behind an init container without GPUs it counts an app container as nothing. "
+        "Request the same GPUs in the init container, too, or leave it out."
+    )
+    return NodeEvent(OVERSOLD_EVENT, text, warning=True)
 
 
 class Outcomes:
@@ -15,7 +31,7 @@ class Outcomes:
 
     def __init__(self) -> None:
         self.results = Tally(
-            "allocations", "Answers to Allocate by result and reason.", ("result", "reason")
+            "allocations_total", "Answers to Allocate by result and reason.", ("result", "reason")
         )
 
     def answered(self, *, is_replay: bool, **told: object) -> None:

@@ -12,7 +12,8 @@ from agent.core.match_settings import MatchSettings
 from agent.core.preference import nearest, steer
 from agent.core.slices import SliceId
 from agent.services.allocation.calls import Calls
-from agent.services.allocation.inquiry import Inquiry, Peers, Underway, Views
+from agent.services.allocation.inquiry import Inquiry
+from agent.services.allocation.views import Peers, Underway, Views
 
 log = structlog.get_logger(__name__)
 

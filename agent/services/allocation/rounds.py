@@ -10,9 +10,10 @@ import dataclasses
 import datetime as dt
 from collections.abc import Container, Iterable, Mapping
 
+from agent.core.candidates import has_changed
 from agent.core.holdings import KubeletEpoch
 from agent.core.ledger import Ledger, Row
-from agent.core.pods import ContainerView, PodTable, PodUid
+from agent.core.pods import PodTable, PodUid
 
 ROUND = 5.0
 """Seconds within which the kubelet has asked for the others: it takes milliseconds, and it comes
@@ -20,9 +21,6 @@ back to a refused container after 8 s at the earliest."""
 
 FIRST_ADMISSION = dt.timedelta(seconds=1)
 """A kubelet asks for nothing before that, after its socket appeared."""
-
-STAMP = dt.timedelta(seconds=1)
-"""What a status tells of is up to so much younger than it says: its stamps are whole seconds."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,19 +50,7 @@ class _Late:
         if uid in self.certain or not any(row.key.pod_uid == uid for row in self.ledger.rows):
             return False
         pod = self.table.pods.get(PodUid(str(uid)))
-        return pod is None or any(_has_changed(one, self.since) for one in pod.containers)
-
-
-def _has_changed(container: ContainerView, since: dt.datetime) -> bool:
-    """Whether the container started or ended since this kubelet is there, as far as is known.
-
-    Of a pod none of which did, it asks at its admission: in the order of the spec, and a pod that
-    is refused there is over. It asks again and again only for what ended under it.
-    """
-    if container.has_run and container.running_id is None and container.stopped_at is None:
-        return True
-    moments = (container.started_at, container.stopped_at)
-    return any(at is not None and at + STAMP > since for at in moments)
+        return pod is None or any(has_changed(one, self.since) for one in pod.containers)
 
 
 class Rounds:

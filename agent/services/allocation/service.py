@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import structlog
 
-from agent.codec.nodelock import held_lock
+from agent.core.admission import has_run, is_taking_up
 from agent.core.annotations import PHASE_SUCCESS
 from agent.core.candidates import is_over
 from agent.core.changes import NodeEvent
@@ -33,23 +33,21 @@ from agent.core.reconcile import Adoption
 from agent.core.settlement import REFUSED_EVENT
 from agent.core.share import Share
 from agent.core.slices import SliceId
-from agent.core.steps import ALLOCATE_BUDGET, Step
+from agent.core.steps import ALLOCATE_BUDGET, TAKING_UP_BUDGET, Step
 from agent.kit.cell import Cell
 from agent.kit.turns import Turns
 from agent.services.allocation.calls import Call, Calls, overlap, refusal_of
-from agent.services.allocation.inquiry import Inquiry, Peers, Underway, Views
-from agent.services.allocation.outcomes import Outcomes, whose
+from agent.services.allocation.inquiry import Inquiry
+from agent.services.allocation.outcomes import Outcomes, oversold, whose
 from agent.services.allocation.preferring import Preferring
 from agent.services.allocation.rounds import Rounds
 from agent.services.allocation.storage import Storage
+from agent.services.allocation.views import Peers, Underway, Views
 
 log = structlog.get_logger(__name__)
 
 QUIET = dt.timedelta(seconds=1)
 """After so long without another request, what was consumed so far is written to the pod."""
-
-_OF_DELETED = frozenset({Gate.POD_DELETED, Gate.MANY_PODS_ADMITTED})
-"""Refusals that a deleted pod can be the cause of."""
 
 _OF_NO_POD = frozenset({Gate.NO_POD_ADMITTED, Gate.STATIC_POD})
 """Refusals of pods that the API server does not know, or not yet: their Event is the Node's."""
@@ -102,7 +100,7 @@ class Allocation:
             raise Refusal(Gate.EMPTY_REQUEST, "The kubelet asked for no slice at all.")
         with self._calls.entered(ids) as call:
             try:
-                async with asyncio.timeout(ALLOCATE_BUDGET):
+                async with asyncio.timeout(self._budget()):
                     row = await self._serve(ids, self._match(resource), call)
             except Refusal as refusal:
                 self._refused(refusal, call, len(ids))
@@ -111,6 +109,8 @@ class Allocation:
                 translated = refusal_of(error, call)
                 self._refused(translated, call, len(ids))
                 raise translated from error
+        if call.oversold is not None:
+            self._say(oversold(call.oversold))
         gpus = [share.uuid for share in row.shares]
         self._outcomes.answered(is_replay=call.is_replay, **whose(row), gpus=gpus)
         return row.edits
@@ -128,6 +128,11 @@ class Allocation:
         """
         return await self._preferring.prefer(available, must_include, size, self._match(resource))
 
+    def _budget(self) -> float:
+        """Seconds for one Allocate."""
+        is_young = is_taking_up(self._epoch(), self._peers.clock.now())
+        return TAKING_UP_BUDGET if is_young else ALLOCATE_BUDGET
+
     def _match(self, resource: str | None) -> MatchSettings:
         """How a request by that name is matched."""
         present = self._settings.edits.value.resource
@@ -139,10 +144,11 @@ class Allocation:
     async def _serve(self, ids: tuple[SliceId, ...], match: MatchSettings, call: Call) -> Row:
         grant, facts = await self._decided(len(ids), match, call)
         # Nothing is waited for from here until the pod is claimed: a call beside this one decides.
-        if grant.replay is None:
-            check_library(facts, grant.candidate.container)
         call.is_replay = call.turn.yields = grant.replay is not None
         call.row = row = self._row(grant, ids, facts)
+        call.oversold = grant.oversold
+        if grant.replay is None:
+            check_library(facts, grant.candidate.container)
         with self._calls.claiming(row):
             if call.turn.overtaken and not call.is_replay:
                 raise overlap(row, is_replay=False)
@@ -152,6 +158,8 @@ class Allocation:
                 await self._storage.hooks.prepare(name, wipe=not call.is_replay)
                 call.step = Step.WRITE
                 await self._storage.commit(self._change(grant, row))
+                if row.lock:
+                    self._calls.spend(row)
             # Looked at last: a kubelet whose earlier of two calls is granted dies of it.
             if call.is_replay and (call.overlapped or call.turn.overtaken):
                 call.step = Step.ALONE
@@ -170,26 +178,24 @@ class Allocation:
             facts = await self._storage.hooks.facts()
             call.step = Step.MATCH
             grant = await inquiry.grant(count, self._underway)
-        except Refusal as refusal:
-            self._remember(refusal.gate, inquiry, count)
-            raise
-        except (asyncio.CancelledError, StateError):
-            self._remember(Gate.OUT_OF_TIME, inquiry, count)
+        except (Refusal, StateError, asyncio.CancelledError):
+            self._remember(inquiry, count)
             raise
         if grant is None:  # pragma: no cover -- a patient inquiry decides or raises
             raise Refusal(Gate.OUT_OF_TIME, "The agent could not decide; report this.")
         return grant, facts
 
-    def _remember(self, gate: Gate, inquiry: Inquiry, count: int) -> None:
+    def _remember(self, inquiry: Inquiry, count: int) -> None:
         """What the refusal says of the kubelet's next request.
 
-        A deleted pod does not ask again, and which dead container comes next is not known.
+        A pod that is refused at its admission does not ask again, and which dead container comes
+        next is not known.
         """
         now = self._underway()
         self._rounds.doubt(inquiry.may_be_meant(count, now), self._epoch())
-        gone = inquiry.used_up(count, now) if gate in _OF_DELETED else None
-        if gone is not None:
-            self._calls.use_up(gone, self._views.pods.value)
+        refused = inquiry.in_vain(count, now)
+        if refused is not None:
+            self._calls.use_up(refused, self._views.pods.value, self._epoch())
 
     def _row(self, grant: Grant, ids: tuple[SliceId, ...], facts: HookFacts) -> Row:
         """The row as it will stand: a replay keeps its answer and gets the new kubelet's ids."""
@@ -206,7 +212,7 @@ class Allocation:
             )
         first = Adoption(pod, container, ids)
         row = self._first_row(first, (grant.group, grant.shares), facts)
-        return dataclasses.replace(row, offered=offered)
+        return dataclasses.replace(row, offered=offered, lock=grant.lock)
 
     async def adopt(self, found: Adoption) -> Row | None:
         """The row of a container that was answered and that the ledger does not know.
@@ -272,7 +278,6 @@ class Allocation:
     def _change(self, grant: Grant, row: Row) -> Callable[[Ledger], Ledger]:
         """The change of the ledger: the row, and what is owed after it."""
         pod = grant.candidate.pod
-        lock = held_lock(self._views.node.value)
 
         def change(ledger: Ledger) -> Ledger:
             ledger = ledger.put(row)
@@ -293,10 +298,15 @@ class Allocation:
                 phase=PHASE_SUCCESS if complete else "",
                 groups=tuple(sorted(one.group for one in rows)),
             )
-            ledger = ledger.owe(settle)
-            if complete and lock is not None and lock.owner == pod.key:
+            locks = sorted({one.lock for one in rows if one.lock}) if complete else []
+            if locks and pod.reusable_name:
+                # Another pod of its name may have taken over the lock as it is: the patch of the
+                # pod, which names its UID, shows whether it has.
+                settle = dataclasses.replace(settle, value=locks.pop())
+            ledger = ledger.without_settlements(pod.uid).owe(settle)
+            for lock in locks:
                 release = dataclasses.replace(
-                    settle, kind=EffectKind.RELEASE_LOCK, phase="", groups=(), value=lock.value
+                    settle, kind=EffectKind.RELEASE_LOCK, phase="", groups=(), value=lock
                 )
                 ledger = ledger.owe(release)
             return ledger
@@ -308,9 +318,10 @@ class Allocation:
         rounds = self._rounds
         return Underway(
             ledger,
-            self._calls.claimed(),
+            self._calls.claimed(epoch),
             rounds.in_doubt(epoch, ledger, self._views.pods.value),
             rounds.asked_last(epoch),
+            self._calls.spent,
         )
 
     def _epoch(self) -> KubeletEpoch:
@@ -324,8 +335,13 @@ class Allocation:
         return ledger
 
     def _refused(self, refusal: Refusal, call: Call, count: int) -> None:
+        epoch, pods = self._epoch(), self._views.pods.value
         if call.row is not None and call.is_replay:
-            self._rounds.refused(call.row, self._epoch())
+            self._rounds.refused(call.row, epoch)
+        elif call.row is not None and refusal.gate is not Gate.OVERLAP:
+            pod = pods.pods.get(call.row.key.pod_uid)
+            if pod is None or not has_run(pod):
+                self._calls.use_up(call.row.key.pod_uid, pods, epoch)
         self._outcomes.refused(refusal, call.step, count, call.row)
         if refusal.gate in _OF_NO_POD:
             self._say(NodeEvent(REFUSED_EVENT, str(refusal), warning=True))

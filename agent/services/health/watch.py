@@ -4,27 +4,29 @@ import asyncio
 import contextlib
 import dataclasses
 import datetime as dt
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import structlog
 
-from agent.core.condition import Condition, Health
-from agent.core.errors import DriverError, GpuError, cap
+from agent.core.condition import Cause, Condition, Health
 from agent.core.events import DriverEvent, EventKind, Probe, ProbeOutcome
-from agent.core.gpu import NO_INDEX, GpuUuid, Scan
+from agent.core.gpu import GpuUuid, Scan
 from agent.core.health import HealthSettings, aged, judge, missing, remembered, switched_off
-from agent.core.inventory import Inventory
+from agent.core.inventory import Inventory, SharedGpu
 from agent.core.memory_errors import NOT_COUNTED, ErrorCount, compared
 from agent.core.ports import Clock, Driver
-from agent.core.recheck import Recheck
-from agent.core.verdicts import as_told
+from agent.core.recheck import Recheck, rechecked
+from agent.core.release import ALL, Release, released, taken_back
+from agent.core.verdicts import as_told, reset_by_word
 from agent.core.xids import xid_label, xid_name
 from agent.kit.cell import Cell
 from agent.kit.tally import Tally
 from agent.kit.throttle import Throttle
+from agent.services.health.asking import Asking
 from agent.services.health.gathering import Gathering
 from agent.services.health.hearing import Hearing
+from agent.services.health.ports import HealthPorts
 
 TICK: Final = 0.001
 """A timer may come a little before its time: wait at least so long for the next one."""
@@ -39,15 +41,6 @@ LOG_PERIOD: Final = 1.0
 """Seconds between lines about XIDs."""
 
 log = structlog.get_logger(__name__)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class HealthPorts:
-    """Where verdicts go. `changed`: the driver says that GPUs came or went."""
-
-    judged: Callable[[Mapping[GpuUuid, Health]], None]
-    remember: Callable[[Mapping[GpuUuid, Health]], None]
-    changed: Callable[[], None]
 
 
 class HealthWatch:
@@ -71,9 +64,9 @@ class HealthWatch:
         recalled: Mapping[GpuUuid, Health],
         boot_changed: bool,
     ) -> None:
-        self.xid_events = Tally("xid_events_total", "XIDs reported", ("gpu", "xid"))
-        self.transitions = Tally("health_transitions_total", "Changes", ("gpu", "from", "to"))
-        self._driver = driver
+        self.xid_events = Tally("xid_events_total", "XIDs that the driver told.", ("gpu", "xid"))
+        moves = ("gpu", "from", "to")
+        self.transitions = Tally("health_transitions_total", "Changes of GPUs' conditions.", moves)
         self._inventory = inventory
         self._ports = ports
         self._settings = settings
@@ -84,6 +77,7 @@ class HealthWatch:
         }
         self._gathering = Gathering(settings, self._is_known)
         self._hearing = Hearing(driver, self._note_event, self._note_silence)
+        self._asking = Asking(driver, settings.probe_deadline, self._hearing.obstacle)
         self._error_counts: dict[GpuUuid, ErrorCount] = {}
         self._look = asyncio.Event()
         self._moved = asyncio.Event()
@@ -107,28 +101,44 @@ class HealthWatch:
             tasks.create_task(self._watch_inventory())
             tasks.create_task(self._watch_silence())
 
-    async def recheck(self, name: str) -> Recheck | None:
-        """Ask the GPU with that index or UUID now, and judge the answer; None: no such GPU."""
-        gpus = self._inventory.value.gpus
-        named = [gpu for gpu in gpus if name in {gpu.uuid, gpu.gpu.label}]
+    async def recheck(self, name: str, *, was_reset: bool = False) -> Recheck | None:
+        """Ask the GPU with that index or UUID now, and judge the answer; None: no such GPU.
+
+        `was_reset`: an operator says that it was reset since its last report.
+        """
+        named = self._named(name)
         if not named:
             return None
-        # Of a lost GPU and one that has its index now, the present one is meant.
-        shared = max(named, key=lambda gpu: gpu.present)
+        (shared,) = named
         uuid, before = shared.uuid, self._of(shared.uuid)
-        probe = await self._ask(uuid)
+        if before.cause == Cause.RELEASED:
+            self._asking.take_back(uuid)
+            off = self._settings.switches.off
+            back = switched_off(self._now()) if off else taken_back(before, self._now())
+            self._publish({uuid: back})
+            self._ports.changed()
+        if was_reset:
+            self._publish({uuid: reset_by_word(self._of(uuid), self._now())})
+        probe = await self._asking.surely(uuid, self._asked(), self._is_ill)
         if not self._settings.switches.off:
             self._publish(self._judged((probe,)))
-        after = self._of(uuid)
-        return Recheck(
-            uuid,
-            None if shared.gpu.index == NO_INDEX else shared.gpu.index,
-            probe,
-            before,
-            after,
-            serving=after.serving and shared.present,
-            missing=missing(after, self._now(), self._settings),
-        )
+        after, inventory = self._of(uuid), self._inventory.value
+        shared = dataclasses.replace(inventory.find(uuid) or shared, health=after)
+        lacks = missing(after, self._now(), self._settings)
+        return rechecked(shared, probe, before, lacks, inventory)
+
+    async def release(self, name: str) -> Release | None:
+        """Let go of the GPU with that index or UUID, or of `all`; None: no such GPU.
+
+        Nothing new is placed on it from then on; it is asked nothing until it is rechecked.
+        """
+        gpus = self._inventory.value.gpus
+        found = gpus if name == ALL else self._named(name)
+        uuids = tuple(gpu.uuid for gpu in found)
+        if not uuids:
+            return None
+        self._publish({uuid: released(self._of(uuid), self._now()) for uuid in uuids})
+        return Release(uuids, obstacle=await self._asking.release(uuids))
 
     def scanned(self, scan: Scan) -> None:
         """The driver was asked: one that waits for a reset and is not listed is lost.
@@ -199,20 +209,24 @@ class HealthWatch:
                     await self._look.wait()
 
     async def _round(self) -> bool:
-        """Whether one of them is in doubt now."""
-        async with asyncio.TaskGroup() as tasks:
-            probes = [tasks.create_task(self._probe(uuid)) for uuid in self._known()]
-        return any(probe.result() for probe in probes)
+        """Ask all; note only what says something new. Whether one of them is in doubt now."""
+        doubts: list[Probe] = []
 
-    async def _probe(self, uuid: GpuUuid) -> bool:
-        """Ask; note only what says something new. True when the answer is one to be doubted."""
-        probe, known = await self._ask(uuid), self._of(uuid)
-        if judge(known, probe, self._now(), self._settings) != known:
-            self._gathering.note(probe)
-        self._compare(probe, known)
-        failed = probe.outcome is ProbeOutcome.FAILED
-        fell_silent = probe.outcome is ProbeOutcome.SILENT and not known.silent
-        return not known.ill and (failed or fell_silent)
+        def take(probe: Probe) -> None:
+            known = self._of(probe.uuid)
+            if judge(known, probe, self._now(), self._settings) != known:
+                self._gathering.note(probe)
+            self._compare(probe, known)
+            failed = probe.outcome in {ProbeOutcome.FAILED, ProbeOutcome.REFUSED}
+            fell_silent = probe.outcome is ProbeOutcome.SILENT and not known.silent
+            if not known.ill and (failed or fell_silent):
+                doubts.append(probe)
+
+        await self._asking.all(self._asked(), self._is_ill, take)
+        return bool(doubts)
+
+    def _is_ill(self, uuid: GpuUuid) -> bool:
+        return self._of(uuid).ill
 
     def _compare(self, probe: Probe, known: Health) -> None:
         """The probe may tell whose a memory error was that the driver put down to nobody."""
@@ -222,20 +236,6 @@ class HealthWatch:
         self._error_counts[probe.uuid] = count
         if error is not None:
             self._gathering.note(error)
-
-    async def _ask(self, uuid: GpuUuid) -> Probe:
-        # The driver ends a call in time by itself; it may have waited behind another one before.
-        deadline = 2 * self._settings.probe_deadline
-        try:
-            async with asyncio.timeout(deadline):
-                probe = await self._driver.probe(uuid)
-        except TimeoutError:
-            return Probe(uuid, ProbeOutcome.SILENT, f"no answer within {deadline:g} s")
-        except (DriverError, GpuError) as error:
-            return Probe(uuid, ProbeOutcome.SILENT, cap(str(error)))
-        if probe.outcome is ProbeOutcome.PASSED and (obstacle := self._hearing.obstacle()):
-            return dataclasses.replace(probe, unmonitored=obstacle)
-        return probe
 
     # Verdicts go out.
 
@@ -303,7 +303,7 @@ class HealthWatch:
         if as_told(old) == as_told(new):
             return False
         self.transitions.add(uuid, old.condition.value, new.condition.value)
-        if Condition.LOST in {old.condition, new.condition}:
+        if Condition.LOST in {old.condition, new.condition} or old.silent:
             self._ports.changed()  # it may be gone for good, or come back as something else
         log.info(
             "gpu.health",
@@ -317,6 +317,15 @@ class HealthWatch:
             text=new.text,
         )
         return True
+
+    def _named(self, name: str) -> tuple[SharedGpu, ...]:
+        """The GPU of that index or UUID. Of a lost one and one at its index now: the present."""
+        gpus = self._inventory.value.gpus
+        named = [gpu for gpu in gpus if name in {gpu.uuid, gpu.gpu.label}]
+        return (max(named, key=lambda gpu: gpu.present),) if named else ()
+
+    def _asked(self) -> tuple[GpuUuid, ...]:
+        return tuple(uuid for uuid in self._known() if self._of(uuid).cause != Cause.RELEASED)
 
     def _known(self) -> tuple[GpuUuid, ...]:
         return tuple(gpu.uuid for gpu in self._inventory.value.gpus)

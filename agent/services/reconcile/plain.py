@@ -14,17 +14,28 @@ from typing import NoReturn
 
 import structlog
 
+from agent.core.ages import has_passed
 from agent.core.container_edits import container_directory
-from agent.core.errors import AgentError, StateError
+from agent.core.errors import AgentError, StateError, WitnessThrottled
 from agent.core.holdings import KubeletEpoch
 from agent.core.ledger import ContainerKey, Ledger, Row
-from agent.core.pace import DEADLINE, PAUSE, PERIOD, QUIET, RETRIES, SETTLING, SETTLING_PAUSE
+from agent.core.pace import (
+    DEADLINE,
+    PAUSE,
+    PERIOD,
+    QUIET,
+    RETRIES,
+    SETTLING,
+    SETTLING_PAUSE,
+    THROTTLED_PAUSE,
+)
 from agent.core.plain import directory_of
 from agent.core.plain_reconcile import PlainFindings, PlainSeen, observe
 from agent.core.plain_row import PlainRow, Stranger
 from agent.core.pods import PodUid
 from agent.core.ports import Clock, HookDirs, KubeletHolds, Witness
 from agent.core.slices import Served, SliceId
+from agent.kit.again import again
 from agent.kit.cell import Cell
 from agent.kit.lull import Lull
 from agent.kit.news import News
@@ -115,7 +126,7 @@ class PlainReconcile:
             return RETRIES[failures - 1]
         now = self._peers.clock.now()
         rows = self._books.ledger.value.plain
-        if any(not row.confirmed and now - row.answered_at < YOUNG for row in rows):
+        if any(not row.confirmed and not has_passed(YOUNG, row.answered_at, now) for row in rows):
             return PAUSE
         known = asyncio.get_running_loop().time() - self._met
         if known < SETTLING and any(row.epoch != self._epoch for row in rows):
@@ -146,7 +157,7 @@ class PlainReconcile:
         self._epoch, self._looked = epoch, self._answers()
         try:
             async with asyncio.timeout(DEADLINE):
-                holdings = await self._peers.witness.list()
+                holdings = await again(self._peers.witness.list, WitnessThrottled, THROTTLED_PAUSE)
                 recorded = await self._recorded()
         except (AgentError, TimeoutError) as error:
             if not self._silent:

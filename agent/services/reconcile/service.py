@@ -9,20 +9,31 @@ import asyncio
 import contextlib
 import dataclasses
 import datetime as dt
+import functools
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NoReturn
 
 import structlog
 
-from agent.core.errors import AgentError, StateError
+from agent.core.errors import AgentError, StateError, WitnessThrottled
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey, Ledger, Row
-from agent.core.pace import DEADLINE, PAUSE, PERIOD, QUIET, RETRIES, SETTLING, SETTLING_PAUSE
+from agent.core.pace import (
+    DEADLINE,
+    PAUSE,
+    PERIOD,
+    QUIET,
+    RETRIES,
+    SETTLING,
+    SETTLING_PAUSE,
+    THROTTLED_PAUSE,
+)
 from agent.core.pods import Phase, PodTable, PodUid, Role
 from agent.core.ports import Clock, HookDirs, KubeletRecords, Witness
 from agent.core.reconcile import EVER, Adoption, Findings, Seen, compare, mismatch
 from agent.core.slices import Served
+from agent.kit.again import again
 from agent.kit.cell import Cell
 from agent.kit.lull import Lull
 from agent.kit.news import News
@@ -180,7 +191,7 @@ class Reconcile:
     def _young(self, row: Row) -> bool:
         age = self._peers.clock.now() - row.answered_at
         pod = self._views.pods.value.pods.get(row.key.pod_uid)
-        return age.total_seconds() < YOUNG and pod is not None and not pod.terminal
+        return 0 <= age.total_seconds() < YOUNG and pod is not None and not pod.terminal
 
     async def _confirm(self, rows: tuple[Row, ...]) -> None:
         await asyncio.sleep(SETTLE)
@@ -191,7 +202,8 @@ class Reconcile:
         for namespace, pod in dict.fromkeys((row.namespace, row.pod) for row in rows):
             try:
                 async with asyncio.timeout(DEADLINE):
-                    holding = await self._peers.witness.get(namespace, pod)
+                    get = functools.partial(self._peers.witness.get, namespace, pod)
+                    holding = await again(get, WitnessThrottled, THROTTLED_PAUSE)
             except (AgentError, TimeoutError) as error:
                 log.debug("reconcile.unanswered", pod=pod, err=str(error))
                 break
@@ -208,7 +220,7 @@ class Reconcile:
         epoch = self._views.epoch.value
         try:
             async with asyncio.timeout(DEADLINE):
-                holdings = await self._peers.witness.list()
+                holdings = await again(self._peers.witness.list, WitnessThrottled, THROTTLED_PAUSE)
         except (AgentError, TimeoutError) as error:
             if not self._silent:
                 log.info("reconcile.unanswered", err=str(error) or "out of time")
@@ -230,7 +242,7 @@ class Reconcile:
         known.
         """
         recorded: frozenset[ContainerKey] | None = None
-        if any(row.role is Role.INIT for row in self._views.ledger.value.rows):
+        if heard.complete or any(row.role is Role.INIT for row in self._views.ledger.value.rows):
             recorded = await self._recorded()
         ledger = self._views.ledger.value
         self._failed = self._seen_failed(ledger)
@@ -264,7 +276,7 @@ class Reconcile:
             for uid in {row.key.pod_uid for row in ledger.rows}
             if uid in pods and pods[uid].phase is Phase.FAILED
         )
-        return {uid: self._failed.get(uid, now) for uid in failed}
+        return {uid: min(self._failed.get(uid, now), now) for uid in failed}
 
     async def _recorded(self) -> frozenset[ContainerKey] | None:
         try:

@@ -100,6 +100,21 @@ MATRIX: Final[Mapping[str, Values]] = {
             }
         },
     },
+    "hami's words for variables and the monitor": {
+        "devicePlugin": {
+            "extraEnvs": {"A": "b", "LEVEL": 4, "LONG": 10_000_000, "ON": True},
+            "monitor": {
+                "enabled": True,
+                "image": {"pullSecrets": ["theirs", {"name": "mine"}]},
+                "ctrPath": "/usr/local/vgpu/containers",
+                "extraEnvs": {},
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "capabilities": {"drop": ["ALL"], "add": ["SYS_ADMIN"]},
+                },
+            },
+        },
+    },
     "observed": {
         "observe": True,
         "devicePlugin": {"monitor": {"enabled": True}},
@@ -125,9 +140,19 @@ def values(name: str) -> Values:
     return {**LEAST, **MATRIX[name]}
 
 
+PROFILE: Final[Values] = {"name": "p", "match": {"nodes": ["a"]}}
+
 REFUSED: Final[Mapping[str, tuple[Values, str]]] = {
     "no image": ({"image": {"repository": ""}}, "/image/repository"),
     "a misspelt value": ({"devicePlugin": {"deviceSpltCount": 2}}, "deviceSpltCount"),
+    "a config.json of HAMi's that is none": (
+        {"devicePlugin": {"nodeConfiguration": {"config": "{nodeconfig: []}"}}},
+        "devicePlugin.nodeConfiguration.config is not valid JSON",
+    ),
+    "a device-config.yaml of HAMi's that is none": (
+        {"device-config": {"content": "nvidia:\n\tdeviceSplitCount: 3"}},
+        "device-config.content is not valid YAML",
+    ),
     "a misspelt setting": ({"config": {"sharing": {"splitCont": 2}}}, "splitCont"),
     "a setting of the wrong type": ({"config": {"log": {"level": "loud"}}}, "/config/log/level"),
     "a setting that the mounts decide": (
@@ -144,6 +169,30 @@ REFUSED: Final[Mapping[str, tuple[Values, str]]] = {
     "objects with a number for a name": ({"fullnameOverride": "1234"}, "1234, which is no text"),
     "half a digest": ({"image": {**IMAGE, "digest": "sha256:12"}}, "/image/digest"),
     "too many slices": ({"devicePlugin": {"deviceSplitCount": 10_001}}, "deviceSplitCount"),
+    "a scaling beyond its bounds, as text": (
+        {"devicePlugin": {"deviceMemoryScaling": "0.001"}},
+        "devicePlugin.deviceMemoryScaling=0.001: a number from 0.01 to 10 is expected",
+    ),
+    "a scaling of the agent's own that is no number": (
+        {"config": {"sharing": {"coreScaling": "much"}}},
+        "config.sharing.coreScaling=much: a number from 0.01 to 10 is expected",
+    ),
+    "a scaling beyond its bounds, as number": (
+        {"devicePlugin": {"deviceCoreScaling": 11}},
+        "devicePlugin.deviceCoreScaling=11: a number from 0.01 to 10 is expected",
+    ),
+    "a scaling of the agent's own beyond its bounds, as number": (
+        {"config": {"sharing": {"memoryScaling": 11}}},
+        "config.sharing.memoryScaling=11: a number from 0.01 to 10 is expected",
+    ),
+    "a scaling of a profile beyond its bounds": (
+        {"config": {"profiles": [{**PROFILE, "sharing": {"coreScaling": "0"}}]}},
+        "config.profiles[0].sharing.coreScaling=0: a number from 0.01 to 10 is expected",
+    ),
+    "a scaling of the agent's own beyond its bounds, as text": (
+        {"config": {"sharing": {"memoryScaling": "10.1"}}},
+        "config.sharing.memoryScaling=10.1: a number from 0.01 to 10 is expected",
+    ),
     "a relative path": ({"global": {"gpuHookPath": "usr/local"}}, "gpuHookPath"),
     **{
         f"a hook path that everybody may write: {path}": (
@@ -178,6 +227,18 @@ REFUSED: Final[Mapping[str, tuple[Values, str]]] = {
     "another name of a share": (
         {"resourceMemPercentage": "example.com/m"},
         "resourceMemPercentage=",
+    ),
+    "a variable that is no text": (
+        {"devicePlugin": {"extraEnvs": {"A": ["b"]}}},
+        "/devicePlugin/extraEnvs/A",
+    ),
+    "another directory for the monitor": (
+        {"devicePlugin": {"monitor": {"ctrPath": "/opt/containers"}}},
+        "devicePlugin.monitor.ctrPath=/opt/containers has no effect here",
+    ),
+    "a privileged monitor": (
+        {"devicePlugin": {"monitor": {"securityContext": {"privileged": True}}}},
+        "devicePlugin.monitor.securityContext has no effect here",
     ),
     "the host's processes": ({"devicePlugin": {"hostPID": True}}, "hostPID"),
 }

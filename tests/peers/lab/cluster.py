@@ -28,6 +28,8 @@ from tests.peers.lab.part import Part
 from tests.peers.lab.placing import lay_out_placing, placing_parts, register_webhook
 from tests.peers.lab.ports import free_ports
 from tests.peers.lab.programs import Programs
+from tests.peers.lab.reading import Reading
+from tests.peers.lab.releases import Release
 from tests.peers.lab.roots import open_root
 from tests.peers.lab.runtime import Runtime
 from tests.peers.lab.space import NodeSpace
@@ -56,6 +58,9 @@ class Cluster:
     placing: tuple[Part, ...]
     pods: Watched
     nodes: Watched
+    release: Release
+    reading: Reading
+    """What HAMi's scheduler knows of the Node."""
     agents: list[Agent] = field(default_factory=list)
     started: int = 0
     """How many agents there were: each has a log of its own."""
@@ -86,13 +91,15 @@ class Cluster:
     ) -> Agent:
         """Start an agent as one of its two identities; the last one must have ended.
 
+        It reports as this cluster's scheduler reads, unless the flags say how.
+
         Raises:
             RefusedError, OSError, TimeoutError: it cannot be started.
         """
         kubeconfig = self.plane.root / f"{user.replace(':', '-')}.kubeconfig"
         if user == ACCOUNT:
             kubeconfig = self.plane.kubeconfig_for("account", await account_token(self.api))
-        command = agent_command(kubeconfig, gpus, flags)
+        command = agent_command(kubeconfig, gpus, (*self.release.flags, *flags))
         self.started += 1
         made = make_agent(f"{name}-{self.started}", command, self.root / "logs", self.space)
         await made.part.start()
@@ -160,6 +167,7 @@ class Cluster:
 
     def forget_history(self) -> None:
         """Forget what the watches have seen until now."""
+        self.reading.forget()
         self.pods.forget()
         self.nodes.forget()
 
@@ -224,7 +232,9 @@ async def open_cluster(
             stack.push_async_callback(part.kill)
         pods = await stack.enter_async_context(watching(plane.admin, "/api/v1/pods"))
         nodes = await stack.enter_async_context(watching(plane.admin, "/api/v1/nodes"))
-        cluster = Cluster(root, space, plane, runtime, kubelet_part, placing, pods, nodes)
+        reading = Reading(programs.release, nodes, placing[1])
+        parts = (plane, runtime, kubelet_part, placing, pods, nodes)
+        cluster = Cluster(root, space, *parts, programs.release, reading)
         try:
             await _start(cluster, ports)
         except BaseException:

@@ -4,11 +4,13 @@ Source: HAMi v2.10 pkg/util/util.go (GetPendingPod), pkg/device/devices.go, pkg/
 """
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from tests.peers.lab.api import Api, Object, RefusedError
 
+HANDSHAKE: Final = "hami.io/node-handshake"
 REGISTER: Final = "hami.io/node-nvidia-register"
 LOCK: Final = "hami.io/mutex.lock"
 TO_ALLOCATE: Final = "hami.io/vgpu-devices-to-allocate"
@@ -100,9 +102,12 @@ class Kube:
         await self.annotate(pod, {BIND_PHASE: "failed"})
         await self.release(pod)
 
-    async def register(self, text: str) -> None:
-        """Patch the register annotation."""
-        body = {"metadata": {"annotations": {REGISTER: text}}}
+    async def register(self, text: str, *, signed: bool) -> None:
+        """Patch the register annotation; `signed`: with a sign of life."""
+        notes = {REGISTER: text}
+        if signed:
+            notes[HANDSHAKE] = f"Reported {time.strftime('%Y-%m-%d %H:%M:%S')}"
+        body = {"metadata": {"annotations": notes}}
         await self._api.patch(f"{self._path}?fieldManager={self._manager}", body)
 
     async def _lock(self) -> str:

@@ -49,6 +49,7 @@ from agent.wire.v1beta1 import (
 )
 from tests.peers.lab.api import Api, Object, RefusedError
 from tests.peers.lab.hami_kube import TO_ALLOCATE, Group, Kube, decoded, encoded, notes_of
+from tests.peers.lab.node_state import text_of
 
 RESOURCE: Final = "nvidia.com/gpu"
 SOCKET: Final = "nvidia-gpu.sock"
@@ -167,9 +168,12 @@ def say(event: str, **more: object) -> None:
 class Program:
     """The plugin's life: serve, register, report; all of it anew when the kubelet's socket is."""
 
-    def __init__(self, kube: Kube, gpus: str, split: int, lock: Path) -> None:
+    def __init__(
+        self, kube: Kube, gpus: str, split: int, lock: Path, *, is_old: bool = False
+    ) -> None:
         self._gpus = described(gpus).gpus
         self._split = split
+        self._is_old = is_old
         self._kube = kube
         ids = [f"{gpu.uuid}-{number}" for gpu in self._gpus for number in range(split)]
         self._plugin = Plugin(kube, ids, lock)
@@ -186,16 +190,19 @@ class Program:
             say("restarting")
 
     async def _report(self) -> None:
-        """Register with the kubelet, then with the Node, where the last text is not sent again."""
+        """Register with the kubelet, then with the Node, where the last text is not sent again.
+
+        Before 2.8 it is, with a sign of life.
+        """
         await _register()
         say("registered")
         last = ""
         while True:
             text = self._text()
-            if text != last:
+            if text != last or self._is_old:
                 last = text
                 with contextlib.suppress(RefusedError, aiohttp.ClientError, OSError):
-                    await self._kube.register(text)
+                    await self._kube.register(text, signed=self._is_old)
             await asyncio.sleep(SCAN)
 
     def _text(self) -> str:
@@ -209,12 +216,14 @@ class Program:
                 "count": self._split,
                 "devmem": gpu.memory_mib,
                 "devcore": 100,
-                "type": name if name.startswith("NVIDIA") else f"NVIDIA-{name}",
+                "type": f"NVIDIA-{name}" if self._is_old or not name.startswith("NVIDIA") else name,
                 "numa": gpu.numa,
                 "mode": "hami-core",
                 "health": True,
             }
             entries.append({key: value for key, value in entry.items() if value})
+        if self._is_old:
+            return text_of([{"numa": 0, "index": 0, **one} for one in entries], colon=True)
         return json.dumps(entries, separators=(",", ":"))
 
 
@@ -255,7 +264,8 @@ async def _register() -> None:
 
 async def _run(args: argparse.Namespace) -> None:
     async with _api(args.kubeconfig) as api:
-        program = Program(Kube(api, args.node, args.manager), args.gpus, args.split, args.lock)
+        kube = Kube(api, args.node, args.manager)
+        program = Program(kube, args.gpus, args.split, args.lock, is_old=args.old)
         running = asyncio.current_task()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, running.cancel if running else lambda: None)
@@ -284,6 +294,7 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--split", type=int, default=10, help="deviceSplitCount")
     parser.add_argument("--lock", type=Path, default=Path("/tmp/vgpulock"))  # noqa: S108 -- HAMi's
     parser.add_argument("--manager", required=True, help="who writes, for the API server's notes")
+    parser.add_argument("--old", action="store_true", help="report as releases before 2.8 do")
     asyncio.run(_run(parser.parse_args(words)))
 
 

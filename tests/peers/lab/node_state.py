@@ -1,7 +1,7 @@
 """The Node as API server and kubelet show it: its notes, its lock, its GPUs and slices."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import aiohttp
@@ -17,6 +17,9 @@ from tests.peers.lab.waiting import until_answer
 
 PATIENCE: Final = 30.0
 """Seconds for what takes two or three on a quiet machine."""
+
+_FIELDS: Final = ("id", "count", "devmem", "devcore", "type", "numa", "health", "index", "mode")
+_NUMBERS: Final = ("count", "devmem", "devcore", "numa", "index")
 
 
 def node_of(cluster: Cluster) -> Object:
@@ -41,9 +44,29 @@ def registered_health(node: Object) -> dict[GpuUuid, bool]:
 
 
 def registered(node: Object) -> list[dict[str, Any]]:
-    """The register annotation, read by nothing of ours; what is zero is absent in it."""
-    gpus = json.loads(notes_of(node).get(annotations.REGISTER, "[]"))
+    """The register annotation, read by nothing of ours; in JSON what is zero is absent."""
+    return gpus_of(notes_of(node).get(annotations.REGISTER, "[]"))
+
+
+def gpus_of(text: str) -> list[dict[str, Any]]:
+    """The GPUs of the annotation's text by index, in both of its forms under the names of JSON."""
+    gpus = json.loads(text) if text.startswith("[") else [*map(_record, text.split(":")[:-1])]
     return sorted(gpus, key=lambda gpu: gpu.get("index", 0))
+
+
+def _record(text: str) -> dict[str, Any]:
+    """One GPU as schedulers before 2.8 read it. Source: HAMi v2.7.1 pkg/device/devices.go."""
+    fields = dict(zip(_FIELDS, text.split(","), strict=True))
+    numbers = {name: int(fields[name]) for name in _NUMBERS}
+    return {**fields, **numbers, "health": fields["health"] == "true"}
+
+
+def text_of(gpus: Sequence[Mapping[str, Any]], *, colon: bool) -> str:
+    """The annotation of those GPUs in one of its forms."""
+    if not colon:
+        return json.dumps(gpus)
+    ill = ({**gpu, "health": str(gpu["health"]).lower()} for gpu in gpus)
+    return "".join(",".join(str(gpu[name]) for name in _FIELDS) + ":" for gpu in ill)
 
 
 def lock_text(cluster: Cluster) -> str | None:

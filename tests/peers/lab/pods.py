@@ -99,7 +99,12 @@ def containers_of(pod: Object) -> list[Object]:
 
 
 async def create(cluster: Cluster, *pods: Object) -> float:
-    """Create pods at once; when that began, by the loop's clock. Raises RefusedError in a group."""
+    """Create pods at once; when that began, by the loop's clock. Raises RefusedError in a group.
+
+    HAMi's scheduler knows by then what the agent tells of the node. Raises TimeoutError: it does
+    not.
+    """
+    await cluster.reading.until_current()
     begun = asyncio.get_running_loop().time()
     async with asyncio.TaskGroup() as group:
         for pod in pods:
@@ -256,6 +261,7 @@ async def run_shapes(cluster: Cluster) -> list[str]:
     Raises:
         FailedPodError, TimeoutError: as `run`, or they do not tell.
     """
+    load = a_container("load", memory=1024, script="true")
     shapes = (
         a_pod("pair", a_container(gpus=2, memory=7000)),
         a_pod(
@@ -267,7 +273,7 @@ async def run_shapes(cluster: Cluster) -> list[str]:
         a_pod(
             "prepared",
             a_container(memory=2048),
-            inits=(a_container("load", memory=1024, script="true"),),
+            inits=(load,) if cluster.release.serves_inits else (),
         ),
     )
     names = await run(cluster, *(telling(cluster, one) for one in shapes), within=60.0)

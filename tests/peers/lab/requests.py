@@ -10,15 +10,17 @@ from tests.peers.lab.waiting import until, until_answer
 ALLOWED: Final = frozenset(
     {
         "watch nodes",
+        "get nodes",
         "patch nodes",
         "list pods",
+        "get pods",
         "watch pods",
         "patch pods/status",
         "create events",
         "patch events",
     }
 )
-"""One list and two watches, the annotations of the Node and of its pods, and Events."""
+"""One list and two watches, a look at one pod and at the Node, their annotations, and Events."""
 _FORBIDDEN: Final = 403
 _WRITTEN: Final = '"event": "report.written"'
 
@@ -57,8 +59,17 @@ def _of_last_start(said: str) -> str:
     return said.rpartition('"event": "agent.starting"')[2]
 
 
-async def asked_since(cluster: Cluster, mark: int, user: str, count: int) -> list[Asked]:
-    """What the agent has asked since a mark, once that includes `count` writes.
+def of_pods(count: int, *, looks: int = 2) -> Counter[str]:
+    """What so many pods cost: two writes, and a look before the answer and one behind the lock.
+
+    There are no looks where names were generated.
+    """
+    each = {"get pods": looks, "patch pods/status": 1, "patch nodes": 1}
+    return +Counter({what: number * count for what, number in each.items()})
+
+
+async def asked_since(cluster: Cluster, mark: int, user: str, wanted: Counter[str]) -> list[Asked]:
+    """What the agent has asked since a mark, once that includes what is wanted.
 
     Raises:
         TimeoutError: it does not.
@@ -67,7 +78,7 @@ async def asked_since(cluster: Cluster, mark: int, user: str, count: int) -> lis
 
     async def is_told() -> bool:
         found[:] = cluster.plane.audit.since(mark, user)
-        return writes(found).total() >= count
+        return counted(found) >= wanted
 
-    await until_answer(is_told, 10.0, lambda: f"{count} writes are not there: {found}")
+    await until_answer(is_told, 10.0, lambda: f"{wanted} is not there: {found}")
     return found

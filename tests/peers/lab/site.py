@@ -18,6 +18,7 @@ from tests.peers.lab.node_state import until_allocatable
 from tests.peers.lab.part import Part
 from tests.peers.lab.pod_network import open_pod_network
 from tests.peers.lab.programs import Programs
+from tests.peers.lab.releases import Release
 from tests.peers.lab.tidy import NODE_PATH
 
 NAMESPACE: Final = "kube-system"
@@ -52,14 +53,21 @@ _HAMI_TAG: Final = "v2.10.0"
 _SHELL: Final = (
     *("cat", "chmod", "cp", "find", "mktemp", "mv", "rm", "sh", "sha256sum", "stat", "sync"),
 )
-VALUES: Final = (
-    f"image.repository={IMAGE}",
-    f"library.image.repository={_HAMI}",
-    "extraArgs={--simulate,h100:8}",
-    "minReadySeconds=1",
-)
-"""An operator names two images; the GPUs are simulated, as in all other tests here, and nobody
-waits longer than needed."""
+
+
+def extra_args(release: Release) -> tuple[str, ...]:
+    """What the agent is told: its GPUs are simulated, as in all other tests here."""
+    return ("--simulate", "h100:8", *release.flags)
+
+
+def values(release: Release) -> tuple[str, ...]:
+    """An operator names two images, and nobody waits longer than needed."""
+    return (
+        f"image.repository={IMAGE}",
+        f"library.image.repository={_HAMI}",
+        f"extraArgs={{{','.join(extra_args(release))}}}",
+        "minReadySeconds=1",
+    )
 
 
 @dataclass(eq=False, slots=True)
@@ -83,7 +91,8 @@ class Site:
 
     async def install(self, *settings: str) -> None:
         """`helm install` with the values of an operator, and these. Raises AssertionError."""
-        await self.run.helm("install", RELEASE, *self._chart(), *_given((*VALUES, *settings)))
+        given = (*values(self.cluster.release), *settings)
+        await self.run.helm("install", RELEASE, *self._chart(), *_given(given))
 
     async def upgrade(self, *settings: str) -> None:
         """`helm upgrade --reset-then-reuse-values`. Raises AssertionError."""

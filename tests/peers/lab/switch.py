@@ -43,6 +43,7 @@ async def open_hami_plugin(cluster: Cluster, gpus: str = "h100:8") -> AsyncItera
         *(sys.executable, "-m", "tests.peers.lab.hami_plugin", "--node", NODE, "--gpus", gpus),
         *("--kubeconfig", str(cluster.plane.kubeconfig(ADMIN))),
         *("--lock", lock_directory(cluster), "--manager", MANAGER),
+        *(("--old",) if cluster.release.is_old else ()),
     )
     environment = {"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin"}
     logs = cluster.root / "logs"

@@ -3,18 +3,14 @@
 from typing import Final
 
 from agent.core import annotations
-from tests.peers.lab.api import RefusedError
+from tests.peers.lab.api import Object, RefusedError
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.identities import NODE
 from tests.peers.lab.waiting import until_answer
 
 NODE_PATH: Final = f"/api/v1/nodes/{NODE}"
-_NOTED: Final = (
-    annotations.MUTEX_LOCK,
-    annotations.REGISTER,
-    annotations.HANDSHAKE,
-    annotations.REPORTS,
-)
+_NOTED: Final = (annotations.PREFIX, annotations.REPORTS)
+"""What annotations of HAMi and of ours begin with: its scheduler notes more than one vendor."""
 
 
 async def remove_pods(cluster: Cluster) -> None:
@@ -33,8 +29,21 @@ async def remove_pods(cluster: Cluster) -> None:
                 raise
     await until_answer(lambda: _has_none(cluster), 30.0, lambda: "pods stay")
     await cluster.pods.until(lambda: not cluster.pods.objects, 30.0, "the watch shows pods")
-    noted = dict.fromkeys(_NOTED)
-    await cluster.api.patch(NODE_PATH, {"metadata": {"annotations": noted}})
+    node = await cluster.api.get(NODE_PATH)
+    notes = node["metadata"].get("annotations") or {}
+    noted = dict.fromkeys(name for name in notes if name.startswith(_NOTED))
+    if noted:
+        node = await cluster.api.patch(NODE_PATH, {"metadata": {"annotations": noted}})
+    # Not until nothing is noted: HAMi's scheduler asks for a handshake as soon as it sees none.
+    await cluster.nodes.until(
+        lambda: _version(cluster.nodes.objects[NODE]) >= _version(node),
+        30.0,
+        "the watch does not show the Node without notes",
+    )
+
+
+def _version(node: Object) -> int:
+    return int(node["metadata"]["resourceVersion"])
 
 
 async def _has_none(cluster: Cluster) -> bool:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from agent.core import annotations
 from tests.peers.lab.audit import AuditLog, counted
 
 
@@ -40,6 +41,29 @@ def test_a_watch_counts_once(path):
     ask(path, "watch", stage="ResponseStarted")
     ask(path, "watch")
     assert {"watch pods": 1} == counted(AuditLog(path).since(0, "me"))
+
+
+def patch_node(path, **notes: str | None) -> None:
+    event = {
+        "stage": "ResponseComplete",
+        "verb": "patch",
+        "requestURI": "/api/v1/nodes/a",
+        "user": {"username": "me"},
+        "userAgent": "hami-agent/1",
+        "objectRef": {"resource": "nodes", "name": "a"},
+        "requestObject": {"metadata": {"annotations": notes}},
+    }
+    with path.open("a") as file:
+        file.write(json.dumps(event) + "\n")
+
+
+def test_a_sign_of_life_is_left_out_and_nothing_else_that_writes_the_handshake(path):
+    patch_node(path, **{annotations.HANDSHAKE: "Reported 2026-11-23 02:00:00"})
+    assert [] == AuditLog(path).since(0, "me")
+    patch_node(path, **{annotations.HANDSHAKE: None})
+    patch_node(path, **{annotations.HANDSHAKE: "Reported 1", annotations.REGISTER: "x:"})
+    patch_node(path)
+    assert {"patch nodes": 3} == counted(AuditLog(path).since(0, "me"))
 
 
 def test_a_line_that_is_not_whole_yet_is_left_for_later(path):

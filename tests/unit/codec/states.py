@@ -133,6 +133,7 @@ def a_full_state() -> State:
         offered=True,
         told=True,
         resource="example.com/vgpu",
+        lock="2026-09-01T12:00:00Z,team-a,train-0",
     )
     effect = Effect(
         kind=EffectKind.SETTLE_POD,

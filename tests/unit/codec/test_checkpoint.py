@@ -16,6 +16,7 @@ from agent.core.state import State
 from tests.unit.codec.states import STATES, a_full_state
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "state-version-1.json"
+UNLOCKED = GOLDEN.with_name("state-version-1-without-locks.json")
 EARLIER = GOLDEN.with_name("state-version-1-without-offers.json")
 UNNAMED = GOLDEN.with_name("state-version-1-without-resources.json")
 UNCOUNTED = GOLDEN.with_name("state-version-1-without-bouts.json")
@@ -66,9 +67,19 @@ def test_what_was_written_before_changes_no_byte(states, data):
         assert both == decode_state(encoder.encode(both))
 
 
+def unlocked(state: State) -> State:
+    """The state as it was read before the text of the lock was kept."""
+    rows = tuple(dataclasses.replace(row, lock="") for row in state.ledger.rows)
+    return dataclasses.replace(state, ledger=dataclasses.replace(state.ledger, rows=rows))
+
+
 def test_a_file_of_version_1_reads_for_ever_and_is_written_like_this():
     assert a_full_state() == decode_state(GOLDEN.read_bytes())
     assert GOLDEN.read_bytes() == encode_state(a_full_state())
+
+
+def test_a_file_from_before_locks_were_kept_reads_without_them():
+    assert unlocked(a_full_state()) == decode_state(UNLOCKED.read_bytes())
 
 
 def test_a_file_from_before_offers_were_kept_reads_without_them():
@@ -76,7 +87,7 @@ def test_a_file_from_before_offers_were_kept_reads_without_them():
     (row,) = state.ledger.rows
     ledger = dataclasses.replace(
         state.ledger,
-        rows=(dataclasses.replace(row, offered=False, told=False, resource=""),),
+        rows=(dataclasses.replace(row, offered=False, told=False, resource="", lock=""),),
         plain=(),
     )
 
@@ -92,7 +103,8 @@ def test_a_file_from_before_names_were_kept_is_of_the_name_that_there_is():
     assert "" == read.ledger.rows[0].resource == read.ledger.plain[0].resource
     assert {"nvidia.com/gpu"} == set(read.ledger.named("nvidia.com/gpu").held_by_name())
     assert state.ledger.rows == tuple(
-        dataclasses.replace(row, resource="example.com/vgpu") for row in read.ledger.rows
+        dataclasses.replace(row, resource="example.com/vgpu", lock=state.ledger.rows[0].lock)
+        for row in read.ledger.rows
     )
     assert state.ledger == state.ledger.named("nvidia.com/gpu")
 
@@ -111,7 +123,7 @@ def test_a_file_from_before_bouts_were_counted_reads_without_them():
 
 
 def test_a_file_from_before_failed_probes_were_kept_reads_without_them():
-    state = a_full_state()
+    state = unlocked(a_full_state())
     health = {
         uuid: dataclasses.replace(one, failures=(), failed_in_row=0)
         for uuid, one in state.health.items()
@@ -123,7 +135,7 @@ def test_a_file_from_before_failed_probes_were_kept_reads_without_them():
 
 
 def test_a_file_from_before_the_moment_of_the_boot_was_kept_reads_without_it():
-    earlier = dataclasses.replace(a_full_state(), booted_at=None)
+    earlier = dataclasses.replace(unlocked(a_full_state()), booted_at=None)
 
     assert earlier == decode_state(UNBOOTED.read_bytes())
 

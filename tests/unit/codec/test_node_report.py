@@ -162,8 +162,9 @@ def an_altered(**changes: object) -> str:
             ),
         ),
         (encode_register([*GPUS, FIRST]), ("names a GPU more than once",)),
+        (an_altered(healthy=False), ()),
     ],
-    ids=["same", "unreadable", "form", "slices", "mode", "more", "other", "twice"],
+    ids=["same", "unreadable", "form", "slices", "mode", "more", "other", "twice", "ill"],
 )
 def test_what_the_node_says_otherwise_is_told_gpu_by_gpu(text: str, said: tuple[str, ...]):
     report = the_report(an_inventory(), {REGISTER: text})

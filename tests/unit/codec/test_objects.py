@@ -46,7 +46,14 @@ def container(**parts: Any) -> PodView:
 
 
 def test_a_pending_pod_of_one_gpu_container():
-    assert a_pod() == decode_pod(pod_object(), GPU)
+    assert a_pod(reusable_name=True) == decode_pod(pod_object(), GPU)
+
+
+def test_a_generated_name_does_not_return():
+    pod = pod_object()
+    pod["metadata"]["generateName"] = "train-"
+
+    assert a_pod() == decode_pod(pod, GPU)
 
 
 def test_init_containers_and_sidecars_come_first_in_the_order_of_the_spec():
@@ -305,6 +312,25 @@ def test_a_container_between_two_tries_has_run():
     (container,) = decode_pod(pod_object(status=status), GPU).containers
 
     assert (True, None) == (container.has_run, container.ended_at)
+
+
+@pytest.mark.parametrize(
+    ("state", "last", "succeeded"),
+    [
+        ({"terminated": {"exitCode": 0}}, {}, True),
+        ({"running": {}}, {"terminated": {"exitCode": 0}}, True),
+        ({"terminated": {"exitCode": 1}}, {}, False),
+        ({"terminated": {"exitCode": "0"}}, {}, False),
+        ({"terminated": {}}, {}, False),
+        ({"waiting": {}}, {}, False),
+    ],
+)
+def test_a_container_has_succeeded_that_ended_with_exit_code_0_once(state, last, succeeded):
+    status = {"containerStatuses": [{"name": "main", "state": state, "lastState": last}]}
+
+    (container,) = decode_pod(pod_object(status=status), GPU).containers
+
+    assert succeeded is container.succeeded
 
 
 def test_other_extended_resources_are_kept_because_ours_may_get_another_name():

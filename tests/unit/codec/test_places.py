@@ -62,8 +62,13 @@ def test_json_is_read_as_json_reads_it(value: object):
         ('{"a": 1,\n "b": NaN}', "f.json:2:7: NaN is no JSON value"),
         ("[-Infinity]", "f.json:1:2: -Infinity is no JSON value"),
         ("[" * 21 + "]" * 21, "f.json:1:21: nested deeper than 20 levels"),
-        ("[" * 200_000, "not valid JSON"),
-        ("", "not valid JSON"),
+        ("[" * 200_000, "f.json:1:21: nested deeper than 20 levels"),
+        ('{"[[": ["' + "[" * 30 + '",\n' + "[" * 200_000, "f.json:2:19: nested deeper"),
+        ("", "f.json: is empty"),
+        ('{"a": 1}\n{}', "f.json:2:1: not valid JSON: the JSON value ended before"),
+        ('{"a": 1,}', "f.json:1:9: not valid JSON: a key in double quotes is expected"),
+        ('{"a": "\t"}', "f.json:1:8: not valid JSON: a control character stands in a text"),
+        ('\ufeff{"a": 1}', "f.json:1:1: not valid JSON: the file begins with a byte order mark"),
         ('{"a": 1', "not valid JSON"),
     ],
 )
@@ -85,8 +90,31 @@ def test_a_half_of_a_character_is_replaced_as_go_does():
 
 @pytest.mark.parametrize("read", [read_yaml, read_json])
 def test_what_is_no_text_is_refused(read):
-    with pytest.raises(SettingsError, match=r"f: is not UTF-8 text \(byte 3\)"):
-        read(b"a: \xff", "f")
+    with pytest.raises(SettingsError, match=r"^f:2: is not UTF-8 text \(byte 6\)"):
+        read(b"a:\nb: \xff", "f")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a:\n\tb: 1\n", "f.yaml:2:1: not valid YAML: a tab stands here; YAML is indented"),
+        ("a:\n  b: 1\n\tc: 1\n", "f.yaml:3:1: not valid YAML: a tab stands here"),
+        ("a: 1\n---\nb: 1\n", "f.yaml:2:1: not valid YAML: a second document begins here"),
+        ("a: 1\nb: x\x01y\n", "f.yaml:2:5: not valid YAML: the character U+0001 may not stand"),
+        ("a: 'x\nb: 1\n", "f.yaml:1:4: not valid YAML: a quote was opened and is not closed"),
+        ("a: @b\n", "f.yaml:1:4: not valid YAML: a value cannot begin with `@`"),
+        ("a: {b: 1\n", "f.yaml:2:1: not valid YAML: a `,` or the closing `}` is missing"),
+        ("a:\n   b: 1\n  c: 1\n", "f.yaml:3:3: not valid YAML: this line does not fit"),
+        ("a: b: c\n", "f.yaml:1:5: not valid YAML: a `:` where no key can be"),
+        ("a: !!\n", "f.yaml:1:6: not valid YAML: did not find expected tag URI"),
+        ("a: &x 1\nb: *x\n", "f.yaml:2:4: aliases are not allowed here; write the value out"),
+        ("a: " + "[" * 30_000, "f.yaml:1:23: nested deeper than 20 levels"),
+    ],
+)
+def test_what_is_no_yaml_is_refused_with_its_place_and_the_mend(text: str, says: str):
+    with pytest.raises(SettingsError) as caught:
+        from_yaml(text)
+    assert str(caught.value).startswith(says)
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,11 @@ def test_our_own_type_and_the_placeholder_without_one_are_served():
     assert [0, 1, 0] == [len(group) for group in groups]
 
 
+@pytest.mark.parametrize("device", [",NVIDIA,0,0", ",,1,0", ",,0,1", ",NVIDIA,1000,10"])
+def test_any_other_device_without_a_uuid_is_read_as_one(device: str):
+    assert [1, 0] == [len(group) for group in decode_pod_devices(f"{device}:;")]
+
+
 def test_amounts_of_zero_are_granted():
     groups = ((a_share(memory_mib=0, core_percent=0),),)
     assert groups == validate(groups)

@@ -240,3 +240,11 @@ def test_all_rows_are_confirmed_when_this_kubelet_has_a_record_of_each_live_one(
     ledger = Ledger((dataclasses.replace(ROW, **row),))
 
     assert confirmed is all_confirmed(a_table(POD), ledger, books, RESOURCE, known)
+
+
+@pytest.mark.parametrize(("epoch", "graves"), [(NOW_KUBELET, []), (OLD_KUBELET, ["train-1/main!"])])
+def test_a_kubelet_that_asked_for_the_successor_is_past_the_deleted_one(epoch, graves):
+    grave = dataclasses.replace(named_pod(2), name=POD.name)
+    row = a_row(pod_uid=POD.uid, pod=POD.name, epoch=epoch, confirmed=True)
+
+    assert graves == [one for one in found(1, POD, gone=(grave,), rows=(row,)) if one[-1] == "!"]

@@ -6,15 +6,17 @@ import pytest
 
 from agent.core.condition import Condition
 from agent.core.gpu import NO_INDEX
-from agent.core.gpu_events import believed, gpu_events, named, turning
+from agent.core.gpu_events import believed, gpu_events, holders, named, turning
 from agent.core.health import switched_off
 from agent.core.inventory import Inventory
 from agent.core.ledger import Ledger
 from agent.core.plain_row import Holder
+from agent.core.pods import Phase, PodTable
 from tests.builders import (
     NOON,
     a_gpu,
     a_health,
+    a_pod,
     a_pod_uid,
     a_row,
     a_share,
@@ -247,3 +249,21 @@ def test_a_pod_of_plain_mode_is_named_on_the_node_once_its_name_is_known():
     (event,) = [one for one in events if one.reason == "GpuDegradedForPod"]
     assert ("", "", "") == (event.namespace, event.pod, event.pod_uid)
     assert f"{GPU_0}, which pod team-a/train-0 holds: XID 48" in event.text
+
+
+def test_a_pod_that_is_over_holds_no_gpu_although_its_row_stays_for_a_minute():
+    share = a_share(uuid=a_uuid(0))
+    rows = [a_row(pod_uid=a_pod_uid(n), pod=f"p{n}", shares=(share,)) for n in range(3)]
+    here = (a_pod(uid=a_pod_uid(0), name="p0"), a_pod(uid=a_pod_uid(1), phase=Phase.SUCCEEDED))
+    table = PodTable({pod.uid: pod for pod in here}, synced=True)
+    ledger = Ledger(tuple(rows), plain=(a_plain_row(holder=Holder("team-a", "p9", "one")),))
+
+    assert ("team-a/p0", "team-a/p9") == holders(ledger, [a_uuid(0)], table)
+    assert () == holders(ledger, [a_uuid(1)], table)
+
+
+@pytest.mark.parametrize("table", [PodTable(), PodTable(synced=True, stale=True)])
+def test_while_nobody_knows_the_pods_each_row_counts_as_held(table):
+    row = a_row(pod="p0", shares=(a_share(uuid=a_uuid(0)),))
+
+    assert ("team-a/p0",) == holders(Ledger((row,)), [a_uuid(0)], table)

@@ -62,7 +62,7 @@ def without_mark(pod: PodView, key: str) -> PodView:
 
 def looked(scene: Evidence) -> Evidence:
     """The scene after all that could be asked was asked."""
-    return changed(scene, waited=True, listed=True, records_read=True)
+    return changed(scene, waited=True, node_read=True, listed=True, records_read=True)
 
 
 def admitted(*pods: PodView, rows: Iterable[Row] = (), **options: object) -> Evidence:
@@ -146,7 +146,7 @@ def test_before_a_guess_the_lock_is_waited_for_and_the_pods_are_listed():
     scene = changed(admitted(A, B), waited=False, listed=False)
 
     assert AwaitLock() == ask(scene, settings=LEGACY)
-    assert ListPods() == ask(changed(scene, waited=True), settings=LEGACY)
+    assert ListPods() == ask(changed(scene, waited=True, node_read=True), settings=LEGACY)
     assert isinstance(ask(looked(scene), settings=LEGACY), Grant)
 
 
@@ -159,8 +159,8 @@ def test_without_the_api_server_nothing_is_guessed():
 def test_one_pod_that_the_kubelet_confirms_is_no_guess():
     scene = changed(admitted(A), waited=False, listed=False)
 
-    assert AwaitLock() == ask(scene, settings=LEGACY)
-    assert A == served(changed(scene, waited=True))
+    assert AwaitLock(*A.key) == ask(scene, settings=LEGACY)
+    assert A == served(changed(scene, waited=True, node_read=True))
 
 
 @pytest.mark.parametrize("witnessed", [True, False])

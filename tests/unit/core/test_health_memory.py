@@ -7,7 +7,8 @@ import pytest
 
 from agent.core.condition import Condition, Health
 from agent.core.health import HealthSettings, aged, remembered
-from agent.core.xids import XidClass, read_switches
+from agent.core.xid_switches import read_switches
+from agent.core.xids import XidClass
 from tests.builders import NOON
 
 LATER = NOON + dt.timedelta(hours=1)

@@ -14,6 +14,7 @@ from agent.core.xids import XIDS, XidClass
 from tests.builders import G1, NOON
 
 SETTINGS = HealthSettings()
+ANSWERS = {ProbeOutcome.PASSED, ProbeOutcome.FAILED}
 
 xids = st.builds(
     DriverEvent,
@@ -27,7 +28,6 @@ signs = st.builds(
     rows_pending=st.sampled_from((None, False, True)),
     rows_failed=st.sampled_from((None, False, False, True)),
     recovery=st.sampled_from((None, None, *RecoveryAction)),
-    refused=st.sampled_from((False, False, True)),
 )
 probes = st.builds(
     Probe,
@@ -64,7 +64,7 @@ def test_only_an_absence_an_answer_or_the_driver_takes_the_need_for_a_reset_away
         if before.needs_reset and not health.needs_reset:
             assert isinstance(report, Probe)
             says_none = report.signs.recovery is RecoveryAction.NONE
-            answers = before.cause == "refused" and not report.signs.refused
+            answers = before.cause == "refused" and report.outcome in ANSWERS
             was_away = Condition.LOST in {before.condition, health.condition}
             assert was_away or answers or says_none
 

@@ -2,12 +2,13 @@
 
 import dataclasses
 import datetime as dt
+from typing import Any
 
 import pytest
 
 from agent.core.condition import Condition, Health
 from agent.core.events import DriverEvent, EventKind, Probe, ProbeOutcome
-from agent.core.gpu_signs import GpuSigns, RecoveryAction
+from agent.core.gpu_signs import FabricState, GpuSigns, RecoveryAction
 from agent.core.health import HealthSettings, aged, judge, missing, remembered, switched_off
 from agent.core.verdicts import past
 from tests.builders import G1, NOON
@@ -28,7 +29,7 @@ def xid(number: int) -> DriverEvent:
     return DriverEvent(EventKind.XID, G1, number)
 
 
-def saying(recovery: RecoveryAction | None = None, **signs: bool) -> Probe:
+def saying(recovery: RecoveryAction | None = None, **signs: Any) -> Probe:
     return dataclasses.replace(PASSED, signs=GpuSigns(recovery=recovery, **signs))
 
 
@@ -184,7 +185,7 @@ def test_a_deaf_gpu_that_also_falls_silent_is_served_only_for_the_limit():
 
 
 def test_a_bad_gpu_whose_events_do_not_reach_us_recovers_to_unmonitored():
-    bad = after(OK, xid(32), at=0)
+    bad = after(OK, xid(54), at=0)
 
     assert after(bad, *[DEAF] * 2, at=600).ill
     assert "monitor" == after(bad, *[DEAF] * 3, at=600).cause
@@ -193,7 +194,7 @@ def test_a_bad_gpu_whose_events_do_not_reach_us_recovers_to_unmonitored():
 def test_a_gpu_that_keeps_falling_ill_rests_twice_as_long_each_time_up_to_two_hours():
     health, now, rests = OK, 0.0, []
     for _ in range(7):
-        health = after(health, xid(32), at=now)
+        health = after(health, xid(54), at=now)
         began = now
         while health.ill:
             now += 10.0
@@ -205,17 +206,17 @@ def test_a_gpu_that_keeps_falling_ill_rests_twice_as_long_each_time_up_to_two_ho
 
 
 def test_a_gpu_that_was_well_for_two_hours_begins_anew():
-    health = after(after(OK, xid(32), at=0), *[PASSED] * 3, at=600)
+    health = after(after(OK, xid(54), at=0), *[PASSED] * 3, at=600)
 
-    assert 2 == after(health, xid(32), at=600 + 7199).bouts
-    assert 1 == after(health, xid(32), at=600 + 7200).bouts
+    assert 2 == after(health, xid(54), at=600 + 7199).bouts
+    assert 1 == after(health, xid(54), at=600 + 7200).bouts
 
 
 def test_what_is_only_watched_or_silent_is_no_bout():
     health = after(OK, xid(94), SILENT, PASSED, *[DEAF] * 2)
 
     assert 0 == health.bouts
-    assert 1 == after(health, xid(32), LOST).bouts
+    assert 1 == after(health, xid(54), LOST).bouts
 
 
 @pytest.mark.parametrize(
@@ -234,8 +235,8 @@ def test_what_is_only_watched_or_silent_is_no_bout():
                 "3 passed probes more",
             ),
         ),
-        (after(OK, xid(32), *[PASSED] * 2, at=-590), ("1 passed probe more",)),
-        (after(OK, xid(32), *[PASSED] * 3, at=0), ("590 s more without a bad report",)),
+        (after(OK, xid(54), *[PASSED] * 2, at=-590), ("1 passed probe more",)),
+        (after(OK, xid(54), *[PASSED] * 3, at=0), ("590 s more without a bad report",)),
     ],
 )
 def test_what_is_missing_until_a_gpu_is_ok_is_said(health, wanted):
@@ -259,3 +260,36 @@ def test_a_gpu_that_was_lost_and_comes_back_with_failed_rows_says_so():
     for back in (failed, saying(rows_failed=True)):
         found = after(OK, LOST, back)
         assert (Condition.BAD, "memory", "replace") == (found.condition, found.cause, found.action)
+
+
+def joining(fabric: FabricState | None) -> Probe:
+    return dataclasses.replace(PASSED, signs=GpuSigns(fabric=fabric))
+
+
+@pytest.mark.parametrize(
+    "state", [FabricState.NOT_STARTED, FabricState.IN_PROGRESS, FabricState.FAILED]
+)
+def test_a_gpu_without_its_fabric_is_not_served_and_is_well_as_soon_as_it_has_joined(state):
+    health = after(OK, joining(state))
+
+    assert ("bad", False, "fabric", "H-FABRIC") == (
+        health.condition.value,
+        health.serving,
+        health.cause,
+        health.runbook,
+    )
+    assert f"({state.value})" in health.text
+    assert "nvidia-fabricmanager" in missing(health, NOON, SETTINGS)[0]
+    assert health is after(health, joining(state), at=20)  # no news
+    assert Condition.OK is after(health, joining(FabricState.COMPLETED), at=30).condition
+
+
+@pytest.mark.parametrize("state", [FabricState.COMPLETED, None])
+def test_a_gpu_with_its_fabric_or_without_nvswitches_is_well(state):
+    assert OK is after(OK, joining(state))
+
+
+def test_what_an_ill_gpu_says_of_its_fabric_shortens_no_rest():
+    ill = after(OK, xid(54))
+
+    assert "xid" == after(ill, joining(FabricState.IN_PROGRESS), joining(None)).cause

@@ -86,6 +86,36 @@ def test_rows_are_found_by_container_and_by_pod():
     assert (rows[0], rows[1]) == ledger.rows_of(POD_UID)
 
 
+@given(st.lists(st.tuples(st.booleans(), ROWS), max_size=12))
+def test_what_is_found_follows_every_change_and_asking_makes_no_difference(steps):
+    ledger = Ledger()
+    for is_put, row in steps:
+        asked = ledger.rows_of(row.key.pod_uid)
+        assert asked == tuple(one for one in ledger.rows if one.key.pod_uid == row.key.pod_uid)
+        assert ledger == Ledger(ledger.rows)
+        assert hash(ledger) == hash(Ledger(ledger.rows))
+        ledger = ledger.put(row) if is_put else ledger.drop([row.key])
+        assert (row if is_put else None) == ledger.find(row.key)
+
+
+def test_a_thousand_graves_cost_no_look_at_all_rows_each():
+    looks: list[int] = []
+
+    class Counted(tuple):
+        __slots__ = ()
+
+        def __iter__(self):
+            looks.append(len(self))
+            return super().__iter__()
+
+    ledger = Ledger(Counted(a_row(pod_uid=a_pod_uid(n)) for n in range(160)))
+
+    found = [ledger.rows_of(a_pod_uid(n)) for n in range(1024)]
+
+    assert 160 == sum(map(len, found))
+    assert [160] == looks
+
+
 def test_rows_are_dropped_and_the_old_ledger_keeps_them():
     ledger = Ledger((a_row(container="a"), a_row(container="b")))
 

@@ -1,7 +1,6 @@
 """Each gate of the decision has scenes that close it, and says what is wrong and what to do."""
 
 import dataclasses
-import datetime as dt
 
 import pytest
 
@@ -12,7 +11,6 @@ from agent.core.match_settings import MatchSettings
 from agent.core.pods import PodTable, PodView, Role
 from tests.builders import (
     NODE,
-    NOON,
     a_container,
     a_gpu,
     a_health,
@@ -62,7 +60,7 @@ class Row:
 def admitting(pod: PodView, **options: object) -> Evidence:
     """The kubelet admits the pod, which owns the lock; nothing is left to wait for."""
     scene = knowing(a_scene(pod, lock=pod, **options), holding(pod))  # type: ignore[arg-type]
-    return changed(scene, waited=True, listed=True, records_read=True)
+    return changed(scene, waited=True, node_read=True, listed=True, records_read=True)
 
 
 def given(text: str, **changes: object) -> Evidence:
@@ -88,7 +86,7 @@ def replaying() -> Evidence:
 def both_admitted() -> Evidence:
     row = a_row(pod_uid=OTHER.uid, pod=OTHER.name, epoch=OLD_KUBELET)
     scene = a_scene(POD, OTHER, rows=(row,), lock=POD)
-    return changed(knowing(scene, holding(POD), holding(OTHER)), listed=True)
+    return changed(knowing(scene, holding(POD), holding(OTHER)), listed=True, node_read=True)
 
 
 ONE = f"{G1},NVIDIA,3000,30:"
@@ -118,7 +116,9 @@ TABLE = {
     "the lock is another's": Row(
         Gate.NO_RIGHT,
         changed(
-            knowing(a_scene(POD, OTHER, lock=OTHER), holding(POD), absent=(OTHER,)), waited=True
+            knowing(a_scene(POD, OTHER, lock=OTHER), holding(POD), absent=(OTHER,)),
+            waited=True,
+            node_read=True,
         ),
         "is placing team-a/train-2",
         "Create it again with schedulerName",
@@ -138,12 +138,6 @@ TABLE = {
         "holds no node lock",
         "in an app container too",
     ),
-    "the lock is for a later pod of the name": Row(
-        Gate.NO_RIGHT,
-        changed(admitting(POD), lock=a_lock(name=POD.name, stamp=NOON + dt.timedelta(days=1))),
-        "taken for a later pod of that name",
-        "create it again with schedulerName",
-    ),
     "it is static": Row(
         Gate.STATIC_POD,
         admitting(named_pod(1, static=True)),
@@ -152,7 +146,9 @@ TABLE = {
     ),
     "an old kubelet, and two may ask": Row(
         Gate.WITNESS_SILENT,
-        without_witness(a_scene(POD, OTHER, lock=POD)),
+        unlocked(
+            changed(without_witness(a_scene(POD, OTHER)), listed=True, waited=True, node_read=True)
+        ),
         "2 pods could be meant",
         "upgrade the kubelet",
         pod="",

@@ -10,7 +10,7 @@ from agent.core.candidates import Books
 from agent.core.errors import Gate, Refusal
 from agent.core.evidence import AwaitLock, Evidence, ListPods
 from agent.core.ledger import Row
-from agent.core.pods import NodeLock, Phase, PodView, Role
+from agent.core.pods import Phase, PodView, Role
 from tests.builders import (
     NOON,
     a_container,
@@ -45,7 +45,7 @@ LONG = dt.timedelta(minutes=6)
 
 def refused(scene: Evidence, count: int = 1) -> Refusal:
     with pytest.raises(Refusal) as caught:
-        ask(changed(scene, waited=True, listed=True), count)
+        ask(changed(scene, waited=True, node_read=True, listed=True), count)
     return caught.value
 
 
@@ -60,7 +60,7 @@ def test_a_stray_pod_of_another_count_beside_the_lock_owner_is_refused_alone(tex
     two = (a_container(count=2),)
     stray = named_pod(2, containers=two, annotations=annotated(text) if text else {}, groups=None)
     scene = knowing(a_scene(stray, POD, lock=POD), holding(stray), absent=(POD,))
-    assert ask(scene, 2) == AwaitLock()
+    assert ask(scene, 2) == AwaitLock(*stray.key)
 
     refusal = refused(scene, 2)
 
@@ -168,6 +168,7 @@ def test_a_pod_with_gpus_in_its_init_container_only_is_served_as_the_setting_say
         books=Books(NOW_KUBELET, frozenset()),
         records_read=True,
         waited=True,
+        node_read=True,
     )
 
     refusal = refused(scene)
@@ -246,21 +247,6 @@ def test_a_lock_that_is_six_minutes_old_still_proves_its_owners_right() -> None:
     scene = knowing(a_scene(POD, lock=POD), holding(POD))
 
     assert granted(changed(scene, now=NOON + LONG)).candidate.pod == POD
-
-
-def stamped(seconds: int) -> NodeLock:
-    return a_lock(name="train-1", stamp=NOON + dt.timedelta(seconds=seconds))
-
-
-def test_a_lock_that_a_retried_bind_stamped_anew_is_its_owners_once_the_pod_is_stamped() -> None:
-    scene = changed(knowing(a_scene(POD, lock=POD), holding(POD)), lock=stamped(5))
-    bound = {**POD.annotations, "hami.io/bind-time": str(int(NOON.timestamp()) + 5)}
-    pod = dataclasses.replace(POD, annotations=bound)
-
-    assert ask(scene) == ListPods()
-    assert ask(changed(scene, listed=True)) == AwaitLock()
-    table = dataclasses.replace(scene.table, pods={pod.uid: pod})
-    assert granted(changed(scene, table=table)).candidate.pod == pod
 
 
 @pytest.mark.parametrize("split", [0, 1])

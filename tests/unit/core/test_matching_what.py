@@ -2,7 +2,7 @@
 
 from agent.core.condition import Condition
 from agent.core.errors import Gate
-from agent.core.evidence import AskKubelet, Evidence
+from agent.core.evidence import AskKubelet, Evidence, ListPods
 from agent.core.pods import Phase, PodView, Role
 from agent.core.room import Use
 from tests.builders import (
@@ -83,6 +83,9 @@ def test_a_gpumem_value_that_hami_drops_is_named() -> None:
     pod = a_pod(name="train-1", containers=(a_container(dropped_memory="3Gi"),))
 
     assert "3Gi" in refused(scene_of(pod), Gate.DROPPED_REQUEST)
+    # HAMi's scheduler takes no lock for a pod of which it keeps nothing.
+    unlocked = knowing(a_scene(pod), holding(pod))
+    assert "3Gi" in refused(unlocked, Gate.DROPPED_REQUEST)
 
 
 def test_a_malformed_annotation_is_refused_with_its_place() -> None:
@@ -138,7 +141,25 @@ def test_before_a_refusal_for_room_the_kubelet_is_asked_for_the_pod_in_the_way()
     assert ask(scene) == AskKubelet(*holder.key)
 
     granted(knowing(scene, absent=(holder,)))
-    refused(knowing(scene, holding(holder, main=f"{G1}-0")), Gate.MEMORY_EXCEEDED)
+    held = knowing(scene, holding(holder, main=f"{G1}-0"))
+    assert ask(held) == ListPods()
+    refused(changed(held, listed=True), Gate.MEMORY_EXCEEDED)
+
+
+def test_what_one_pod_alone_has_too_much_of_is_refused_without_a_list() -> None:
+    holder = named_pod(2, phase=Phase.RUNNING)
+    row = a_row(
+        pod_uid=holder.uid,
+        pod=holder.name,
+        shares=(a_share(uuid=G2),),
+        epoch=NOW_KUBELET,
+        confirmed=True,
+    )
+    pod = pod_with(f"{G1},NVIDIA,90000,30:;")
+
+    refused(
+        knowing(a_scene(pod, holder, rows=(row,), lock=pod), holding(pod)), Gate.MEMORY_EXCEEDED
+    )
 
 
 def test_a_new_kubelet_that_does_not_know_a_pod_yet_frees_nothing() -> None:
@@ -153,7 +174,8 @@ def test_a_new_kubelet_that_does_not_know_a_pod_yet_frees_nothing() -> None:
     pod = pod_with(f"{G1},NVIDIA,3000,30:;")
     scene = knowing(a_scene(pod, holder, rows=(row,), lock=pod), holding(pod), absent=(holder,))
 
-    refused(scene, Gate.MEMORY_EXCEEDED)
+    assert ask(scene) == ListPods()
+    refused(changed(scene, listed=True), Gate.MEMORY_EXCEEDED)
 
 
 def test_the_peak_of_init_containers_counts_and_not_their_sum_with_the_apps() -> None:

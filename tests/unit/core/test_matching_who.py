@@ -3,12 +3,21 @@
 import dataclasses
 import datetime as dt
 
+import pytest
+
+from agent.core.admission import in_vain
 from agent.core.errors import Gate
-from agent.core.evidence import AskKubelet, AwaitLock, CheckRunning, ListPods, ReadRecords
+from agent.core.evidence import (
+    AskKubelet,
+    AwaitLock,
+    CheckRunning,
+    ListPods,
+    LookAtNode,
+    ReadRecords,
+)
 from agent.core.ledger import ContainerKey
-from agent.core.matching import used_up
 from agent.core.pods import Phase, Role
-from tests.builders import NOON, a_container, a_row, a_share
+from tests.builders import NOON, a_container, a_lock, a_row, a_share
 from tests.unit.core.matching_scene import (
     G1,
     G2,
@@ -25,7 +34,6 @@ from tests.unit.core.matching_scene import (
     knowing,
     named_pod,
     refused_by,
-    without_witness,
 )
 
 POD = named_pod(1)
@@ -58,7 +66,9 @@ def test_a_pod_that_was_started_without_being_asked_for_is_asked_about_beside_th
     scene = knowing(a_scene(started, POD, lock=POD), holding(POD))
 
     assert ask(scene) == AskKubelet(*started.key)
-    refused_by(knowing(scene, holding(POD), holding(started)), Gate.MANY_PODS_ADMITTED)
+    both = knowing(scene, holding(POD), holding(started))
+    assert ask(both) == ListPods()
+    refused_by(changed(both, listed=True, node_read=True), Gate.MANY_PODS_ADMITTED)
 
 
 def test_an_owner_that_was_started_without_being_asked_for_does_not_hide_a_newcomer() -> None:
@@ -69,7 +79,7 @@ def test_an_owner_that_was_started_without_being_asked_for_does_not_hide_a_newco
     assert granted(changed(unseen, listed=True)).candidate.pod == started
 
     shown = knowing(a_scene(STRAY, started, lock=started), holding(started))
-    shown = changed(shown, listed=True)
+    shown = changed(shown, listed=True, node_read=True)
 
     assert ask(shown) == AskKubelet(*STRAY.key)
     refused_by(knowing(shown, holding(STRAY)), Gate.MANY_PODS_ADMITTED)
@@ -77,36 +87,12 @@ def test_an_owner_that_was_started_without_being_asked_for_does_not_hide_a_newco
 
 def test_a_stray_pod_is_refused_and_not_given_the_owners_share() -> None:
     scene = knowing(a_scene(STRAY, POD, lock=POD), holding(STRAY), absent=(POD,))
-    assert ask(scene) == AwaitLock()
+    assert ask(scene) == AwaitLock(*STRAY.key)
+    assert ask(changed(scene, waited=True)) == LookAtNode()
 
-    error = refused_by(changed(scene, waited=True), Gate.NO_RIGHT)
+    error = refused_by(changed(scene, waited=True, node_read=True), Gate.NO_RIGHT)
 
     assert "team-a/train-1" in error.sentence
-
-
-def test_a_stray_pod_with_the_name_of_the_locks_owner_is_not_the_owner() -> None:
-    scene = knowing(a_scene(POD, lock=POD), holding(POD))
-    assert scene.lock is not None
-    later = dataclasses.replace(scene.lock, stamp=NOON + dt.timedelta(seconds=9))
-    scene = changed(scene, lock=later)
-    assert ask(scene) == ListPods()
-    assert ask(changed(scene, listed=True)) == AwaitLock()
-
-    error = refused_by(changed(scene, listed=True, waited=True), Gate.NO_RIGHT)
-
-    assert "a later pod of that name" in error.sentence
-
-
-def test_a_bind_that_is_tried_again_stamps_the_lock_and_then_the_pod() -> None:
-    scene = knowing(a_scene(POD, lock=POD), holding(POD))
-    assert scene.lock is not None
-    again = NOON + dt.timedelta(seconds=9)
-    bound = {**POD.annotations, "hami.io/bind-time": str(int(again.timestamp()))}
-    pod = dataclasses.replace(POD, annotations=bound)
-    table = dataclasses.replace(scene.table, pods={pod.uid: pod})
-    lock = dataclasses.replace(scene.lock, stamp=again)
-
-    assert granted(changed(scene, table=table, lock=lock)).candidate.pod == pod
 
 
 def test_a_stray_pod_of_another_count_does_not_take_part() -> None:
@@ -121,7 +107,18 @@ def test_two_pods_being_admitted_are_never_guessed_between() -> None:
     row = a_row(pod_uid=other.uid, pod=other.name, epoch=OLD_KUBELET)
     scene = knowing(a_scene(other, POD, rows=(row,), lock=POD), holding(POD), holding(other))
 
-    refused_by(scene, Gate.MANY_PODS_ADMITTED)
+    refused_by(changed(scene, listed=True, node_read=True), Gate.MANY_PODS_ADMITTED)
+
+
+def test_the_node_is_read_before_two_are_refused_for_its_lock_may_settle_it() -> None:
+    other = named_pod(3)
+    scene = knowing(a_scene(other, POD), holding(POD), holding(other))
+    assert ask(scene) == ListPods()
+    assert ask(changed(scene, listed=True)) == LookAtNode()
+
+    seen = changed(scene, listed=True, node_read=True, lock=a_lock(name=POD.name))
+
+    assert granted(seen).candidate.pod == POD
 
 
 def test_of_two_that_wait_for_their_old_answers_the_owner_is_told_to_delete_one() -> None:
@@ -132,10 +129,23 @@ def test_of_two_that_wait_for_their_old_answers_the_owner_is_told_to_delete_one(
     )
     scene = knowing(a_scene(other, POD, rows=rows), holding(POD), holding(other))
 
-    error = refused_by(scene, Gate.MANY_PODS_ADMITTED)
+    error = refused_by(changed(scene, listed=True), Gate.MANY_PODS_ADMITTED)
 
     assert error.sentence.endswith("delete all but one of them.")
     assert granted(knowing(scene, holding(POD), absent=(other,))).replay == rows[0]
+
+
+def test_a_row_that_was_booked_for_a_namesakes_ids_is_asked_for_all_the_same() -> None:
+    mine = (a_share(uuid=G1),)
+    row = a_row(pod_uid=POD.uid, pod=POD.name, epoch=NOW_KUBELET, confirmed=True, shares=mine)
+    scene = a_scene(POD, rows=(row,), lock=POD)
+    assert ask(scene) == ReadRecords()
+
+    books = dataclasses.replace(scene.books, recorded=frozenset())
+    read = changed(scene, records_read=True, books=books)
+
+    assert ask(read) == AskKubelet(*POD.key)
+    assert granted(knowing(read, holding(POD))).replay == row
 
 
 def test_nobody_known_asks_the_api_server_once_and_then_refuses() -> None:
@@ -151,45 +161,54 @@ def test_a_pod_claimed_by_a_call_in_flight_is_no_candidate() -> None:
     refused_by(scene, Gate.NO_POD_ADMITTED)
 
 
-def test_a_deleted_pod_that_the_kubelet_still_admits_is_refused_at_once() -> None:
+def test_a_deleted_pod_that_the_kubelet_still_admits_is_refused_after_a_list() -> None:
     scene = knowing(a_scene(gone=(POD,), lock=POD), holding(POD))
-
-    refused_by(scene, Gate.POD_DELETED)
-
-
-def test_a_present_pod_wins_over_a_tombstone_of_its_name_with_equal_shares() -> None:
-    successor = named_pod(1, uid=named_pod(9).uid)
-    scene = knowing(a_scene(successor, gone=(POD,), lock=successor), holding(POD))
-
     assert ask(scene) == ListPods()
-    assert granted(changed(scene, listed=True)).candidate.pod == successor
+
+    refused_by(changed(scene, listed=True), Gate.POD_DELETED)
 
 
-def test_a_present_pod_and_a_tombstone_with_other_shares_are_refused() -> None:
-    text = f"{G2},NVIDIA,1,1:;"
-    other = named_pod(9, groups=((),), annotations=annotated(text))
-    successor = named_pod(1, uid=other.uid, groups=other.groups)
+def test_of_several_deleted_pods_that_the_kubelet_admits_none_is_guessed_and_none_is_served() -> (
+    None
+):
+    other = named_pod(3)
+    scene = knowing(a_scene(gone=(POD, other)), holding(POD), holding(other))
+
+    refused_by(changed(scene, listed=True), Gate.POD_DELETED)
+
+
+@pytest.mark.parametrize("seconds", [61, -1], ids=["long ago", "before the clock was set back"])
+def test_a_pod_that_was_deleted_long_ago_is_asked_for_no_more(seconds) -> None:
+    scene = a_scene(gone=(POD,), lock=POD)
+    late = changed(scene, now=NOON + dt.timedelta(seconds=seconds), listed=True)
+
+    refused_by(late, Gate.NO_POD_ADMITTED)
+
+
+@pytest.mark.parametrize("text", [f"{G1},NVIDIA,3000,30:;", f"{G2},NVIDIA,1,1:;"])
+def test_a_present_pod_wins_over_a_tombstone_of_its_name_whatever_their_shares(text) -> None:
+    successor = named_pod(1, uid=named_pod(9).uid, annotations=annotated(text))
     scene = knowing(a_scene(successor, gone=(POD,), lock=successor), holding(POD))
 
-    refused_by(scene, Gate.MANY_PODS_ADMITTED)
+    assert granted(scene).candidate.pod == successor
 
 
 def test_a_refused_request_uses_up_the_oldest_deleted_pod_of_its_name() -> None:
     younger, present = (named_pod(1, uid=named_pod(n).uid, groups=((),)) for n in (8, 9))
     scene = knowing(a_scene(present, gone=(POD, younger), lock=present), holding(POD))
 
-    assert POD.uid == used_up(1, scene, SETTINGS)
-    assert younger.uid == used_up(1, changed(scene, claimed=frozenset({POD.uid})), SETTINGS)
+    assert POD.uid == in_vain(1, scene, SETTINGS)
+    assert younger.uid == in_vain(1, changed(scene, claimed=frozenset({POD.uid})), SETTINGS)
     both = frozenset({POD.uid, younger.uid})
-    assert None is used_up(1, changed(scene, claimed=both), SETTINGS)
+    assert present.uid == in_vain(1, changed(scene, claimed=both), SETTINGS)
 
 
 def test_a_refused_request_that_may_have_been_anothers_uses_up_nobody() -> None:
     other = named_pod(3)
     scene = a_scene(other, gone=(POD,), lock=other)
 
-    assert None is used_up(1, knowing(scene, holding(POD), holding(other)), SETTINGS)
-    assert None is used_up(1, knowing(scene, absent=(POD, other)), SETTINGS)
+    assert None is in_vain(1, knowing(scene, holding(POD), holding(other)), SETTINGS)
+    assert None is in_vain(1, knowing(scene, absent=(POD, other)), SETTINGS)
 
 
 def test_a_tombstone_that_was_answered_asks_for_nothing_any_more() -> None:
@@ -209,23 +228,15 @@ def test_a_static_pod_is_refused_with_that_reason() -> None:
 
 
 def test_a_pod_without_any_lock_is_refused_with_the_name_of_the_setting() -> None:
-    scene = changed(knowing(a_scene(POD), holding(POD)), waited=True)
+    scene = changed(knowing(a_scene(POD), holding(POD)), waited=True, node_read=True)
 
     assert "unlockedPods" in refused_by(scene, Gate.NO_LOCK).sentence
 
 
 def test_unique_serves_the_pod_without_a_lock_that_the_kubelet_confirms() -> None:
-    scene = changed(knowing(a_scene(POD), holding(POD)), waited=True)
+    scene = changed(knowing(a_scene(POD), holding(POD)), waited=True, node_read=True)
 
     assert granted(scene, settings=UNIQUE).candidate.pod == POD
-
-
-def test_an_old_kubelet_serves_only_a_lock_owner_without_company() -> None:
-    alone = without_witness(a_scene(POD, lock=POD))
-    accompanied = without_witness(a_scene(POD, named_pod(3), lock=POD))
-
-    assert granted(alone).candidate.pod == POD
-    refused_by(accompanied, Gate.WITNESS_SILENT)
 
 
 def test_a_container_whose_ids_the_kubelet_holds_is_not_the_one_being_admitted() -> None:
@@ -299,28 +310,6 @@ def test_a_row_of_an_init_container_sends_to_the_file_before_the_api_server_is_a
 
     assert ask(scene) == ReadRecords()
     assert ask(changed(scene, records_read=True)) == ListPods()
-
-
-def test_an_old_kubelets_file_is_read_before_its_pod_is_served() -> None:
-    row = a_row(pod_uid=POD.uid, pod=POD.name, container="c1", epoch=NOW_KUBELET)
-    pod = named_pod(
-        1,
-        containers=(a_container(name="c1"), a_container(name="c2")),
-        groups=POD.groups * 2 if POD.groups else None,
-    )
-    scene = a_scene(pod, rows=(row,), lock=pod)
-    assert ask(without_witness(scene, read=False)) == ReadRecords()
-
-    served = granted(without_witness(scene, recorded=frozenset({row.key})))
-
-    assert served.candidate.container.name == "c2"
-
-
-def test_an_old_kubelets_pod_that_nobody_has_seen_is_listed_for_once() -> None:
-    scene = without_witness(a_scene(lock=POD))
-
-    assert ask(scene) == ListPods()
-    refused_by(changed(scene, listed=True), Gate.WITNESS_SILENT)
 
 
 def test_a_container_that_the_scheduler_wrote_nothing_for_is_refused() -> None:

@@ -68,7 +68,7 @@ def test_a_gpu_that_is_filtered_out_while_it_is_held_degrades_nothing():
 
     found = gpu_degraded(an_inventory(gpus=(a_shared_gpu(), kept)), LATER)
 
-    assert (False, "all 1 GPUs are served") == (found.status, found.message)
+    assert (False, "the only GPU is served") == (found.status, found.message)
 
 
 def test_a_gpu_that_is_only_not_described_degrades_the_node_from_now_on():

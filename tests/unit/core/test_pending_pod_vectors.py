@@ -10,7 +10,7 @@ from agent.codec.nodelock import held_lock
 from agent.core.annotations import BIND_TIME, MUTEX_LOCK
 from agent.core.errors import Refusal
 from agent.core.evidence import Evidence, Grant
-from agent.core.ledger import EffectKind, Ledger
+from agent.core.ledger import Ledger
 from agent.core.match_settings import MatchSettings, UnlockedPods
 from agent.core.matching import decide
 from agent.core.pods import NodeLock, NodeView, Phase, PodTable, PodView
@@ -24,12 +24,10 @@ from tests.unit.core.matching_scene import a_scene, holding, knowing
 
 HERE = "node-a"
 OTHER_PODS = {
-    "pending_pod-079": "a lock that is younger than the pod's bind-time is another pod's",
     "pending_pod-081": "a lock without an owner gives nobody a right: none is picked from a list",
     "pending_pod-082": "without a lock none is picked from a list",
 }
 OTHER_GUESSES = {
-    "pending_pod-079": "a lock that is younger than the pod's bind-time is another pod's",
     "pending_pod-084": "an unreadable lock is nobody's: it counts as none",
 }
 OTHER_LOCKS = {
@@ -75,6 +73,7 @@ def served(vector: Vector, admitted: Collection[PodView], unlocked: UnlockedPods
         records_read=True,
         listed=True,
         waited=True,
+        node_read=True,
     )
     absent = tuple(pod for pod in pods if pod not in admitted)
     settings = MatchSettings(node=HERE, unlocked_pods=unlocked)
@@ -143,7 +142,7 @@ def released(vector: Vector) -> list[str]:
     pod = a_pod(namespace="default", name="p", phase=Phase.FAILED, annotations=bound)
     table = PodTable({pod.uid: pod}, synced=True)
     effects = owed(Scene(table, Ledger(), lock_of(vector.given["lock"]), NOON))
-    return [one.value for one in effects if one.kind is EffectKind.RELEASE_LOCK]
+    return [one.value for one in effects if one.frees_lock]
 
 
 @pytest.mark.parametrize("vector", cases("node_lock_release", without=OTHER_LOCKS), ids=str)

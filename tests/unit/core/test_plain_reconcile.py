@@ -171,6 +171,28 @@ def test_the_grace_begins_anew_with_an_answer():
     assert () == again.closed
 
 
+MINUTE, HOUR = dt.timedelta(minutes=1), dt.timedelta(hours=1)
+
+
+@pytest.mark.parametrize("by", [-HOUR, HOUR], ids=["back", "forward"])
+def test_a_clock_that_is_set_keeps_no_row_for_longer_than_its_grace(by):
+    idle = look(CONFIRMED).idle
+
+    told = look(CONFIRMED, idle=idle, at=by)
+
+    assert (CONFIRMED,) == (told.closed or look(CONFIRMED, idle=told.idle, at=by + MINUTE).closed)
+
+
+@pytest.mark.parametrize("before", [NOON, NOON + 2 * HOUR], ids=["before", "after"])
+def test_an_answer_of_the_future_is_an_old_one(before):
+    asked = dataclasses.replace(CONFIRMED, answered_at=NOON + HOUR)
+
+    first = look(asked, idle={asked.uid: before})
+
+    assert (asked,) == look(asked, idle=first.idle, at=MINUTE).closed
+    assert 1 == look(dataclasses.replace(asked, holder=None)).unconfirmed
+
+
 def test_of_two_containers_with_the_same_ids_nobody_says_which_row_is_whose():
     rows = (ROW, a_plain_row(uid=SECOND, minute=1))
     both = [holds(HOLDER, *ids(0)), holds(OTHER, *ids(0))]
@@ -283,7 +305,7 @@ def test_a_row_of_hami_mode_is_over_when_its_container_was_answered_anew():
 
 @pytest.mark.parametrize(("late", "count"), [(False, 0), (True, 1)])
 def test_a_row_that_nobody_booked_is_counted_after_a_minute(late, count):
-    at = UNCONFIRMED_AFTER + dt.timedelta(seconds=int(late))
+    at = UNCONFIRMED_AFTER - dt.timedelta(seconds=int(not late))
 
     assert count == look(ROW, at=at, holdings=[holds(OTHER, *ids(0, 1))]).unconfirmed
     assert 0 == look(CONFIRMED, at=at, holdings=[holds(HOLDER)]).unconfirmed

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from agent.core.annotations import REGISTER
+from agent.core.api_rights import Right, right_to_get, rights
 from agent.core.gpu import GpuFault, Scan
 from agent.core.preflight import (
     Cluster,
@@ -12,7 +13,6 @@ from agent.core.preflight import (
     Place,
     PluginSocket,
     Point,
-    Right,
     Verdict,
     judge_cluster,
     judge_driver,
@@ -23,7 +23,6 @@ from agent.core.preflight import (
     judge_plugins,
     judge_report,
     judge_witness,
-    rights,
 )
 from tests.builders import NODE, a_gpu
 
@@ -77,6 +76,7 @@ def test_the_kubelet_must_be_there(directory, socket, verdict):
     ("held", "asks", "verdict", "said"),
     [
         (0, True, "ok", "0 containers hold"),
+        (1, True, "ok", "1 container holds slices"),
         (3, True, "ok", "takes them over"),
         (0, False, "note", "cannot say whom"),
         (None, True, "WRONG", "no answer"),
@@ -87,6 +87,12 @@ def test_containers_of_another_plugin_are_told_of(held, asks, verdict, said):
 
     assert verdict == judged(Point.WITNESS, finding)
     assert said in finding.said
+
+
+def test_one_gpu_is_told_in_the_singular():
+    (found,) = judge_driver("NVML", Scan("570", (a_gpu(),)), "")
+
+    assert "driver 570, 1 GPU: " in found.said
 
 
 def test_a_gpu_that_will_not_be_shared_is_a_note():
@@ -105,6 +111,22 @@ def test_no_gpu_is_wrong(scan, said):
 
     assert "WRONG" == judged(Point.DRIVER, finding)
     assert said in finding.said
+
+
+def test_a_driver_that_fails_is_mended_and_not_installed():
+    (finding,) = judge_driver("NVML", None, "Unknown Error")
+
+    assert "dmesg" in finding.advice
+    assert "install" not in finding.advice
+
+
+def test_a_remedy_is_given_once_where_the_failure_says_it_and_where_it_does_not():
+    (driver,) = judge_driver("NVML", None, "it is not found", "install it")
+    (node,) = judge_cluster(NODE, Cluster("here", failure="no file", remedy="name one"))
+
+    assert ("install it", "name one") == (driver.advice, node.advice)
+    assert all(one.advice for one in judge_driver("NVML", None, "no answer"))
+    assert all(one.advice for one in judge_cluster(NODE, Cluster("here", failure="refused")))
 
 
 @pytest.mark.parametrize(
@@ -141,6 +163,13 @@ def test_a_right_that_is_denied_is_named():
 
 def test_the_rights_on_nodes_are_asked_for_this_one_alone():
     assert {NODE} == {right.name for right in rights(NODE) if right.resource == "nodes"}
+
+
+def test_a_pod_is_asked_for_by_its_name():
+    right = right_to_get(("team-a", "one"))
+
+    assert ("get pods", "team-a", "one") == (right.words, right.namespace, right.name)
+    assert right.reads
 
 
 def test_the_right_to_a_condition_is_asked_for_where_it_is_kept():

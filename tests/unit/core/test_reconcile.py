@@ -6,7 +6,7 @@ import datetime as dt
 import pytest
 
 from agent.core.holdings import ContainerHolding, Holding, KubeletEpoch
-from agent.core.ledger import Ledger, Row
+from agent.core.ledger import ContainerKey, Ledger, Row
 from agent.core.pods import Phase, PodTable, PodView, Role, Tombstone
 from agent.core.reconcile import Findings, Seen, compare
 from agent.core.slices import SliceId
@@ -85,9 +85,26 @@ def test_an_init_container_of_a_pod_that_a_new_kubelet_has_not_taken_up_is_not_c
 def test_a_row_that_stays_unconfirmed_is_counted_after_a_minute():
     row = a_row()
 
-    assert 0 == found(row, now=NOON + MINUTE).unconfirmed
-    assert 1 == found(row, now=NOON + MINUTE + dt.timedelta(microseconds=1)).unconfirmed
+    assert 0 == found(row, now=NOON + MINUTE - dt.timedelta(microseconds=1)).unconfirmed
+    assert 1 == found(row, now=NOON + MINUTE).unconfirmed
     assert 0 == found(dataclasses.replace(row, confirmed=True), now=NOON + 9 * MINUTE).unconfirmed
+
+
+@pytest.mark.parametrize("hours", [-9, 9], ids=["back", "forward"])
+def test_a_clock_that_was_set_keeps_no_row_of_a_deleted_pod(hours):
+    now = NOON + dt.timedelta(hours=hours)
+    young = KubeletEpoch(7, int(NOON.timestamp() * 1e9))
+
+    assert (a_row().key,) == found(a_row(), pods=(), gone=(POD,), now=now, epoch=young).vanished
+    assert (a_row().key,) == found(a_row(), pods=(), now=now, epoch=young).vanished
+    assert 1 == found(a_row(), now=now).unconfirmed
+
+
+def test_an_answer_of_the_future_hides_no_row_and_its_pod_has_a_minute_since_we_look():
+    row = a_row(answered_at=NOON + dt.timedelta(hours=9))
+
+    assert () == found(row, pods=(), since=NOON, now=NOON + MINUTE / 2).vanished
+    assert (row.key,) == found(row, pods=(), since=NOON, now=NOON + MINUTE).vanished
 
 
 def test_a_row_that_is_closed_is_not_counted_as_unconfirmed():
@@ -214,3 +231,22 @@ def test_the_ids_of_a_pod_that_went_while_nobody_looked_are_not_taken_for_its_su
     assert ((orphan.key,), ()) == (findings.vanished, findings.adopt)
     assert 1 == len(found(orphan, pods=(running,), holdings=(held(POD, *IDS),)).adopt)
     assert 1 == len(found(other, pods=(successor,), holdings=(held(POD, *IDS),)).adopt)
+
+
+def test_ids_that_the_kubelets_file_has_under_another_uid_are_no_holders_whose_name_can_return():
+    pod = dataclasses.replace(POD, phase=Phase.PENDING, reusable_name=True)
+    another = frozenset({ContainerKey(a_pod_uid(9), "main")})
+    holdings = (held(POD, *IDS),)
+
+    assert () == found(pods=(pod,), holdings=holdings, recorded=another).adopt
+    own = frozenset({ContainerKey(pod.uid, "main")})
+    assert 1 == len(found(pods=(pod,), holdings=holdings, recorded=own).adopt)
+    running = dataclasses.replace(pod, phase=Phase.RUNNING)
+    generated = dataclasses.replace(pod, reusable_name=False)
+    for one in (running, generated):
+        assert 1 == len(found(pods=(one,), holdings=holdings, recorded=another).adopt)
+    assert 1 == len(found(pods=(pod,), holdings=holdings, recorded=None).adopt)
+
+
+def test_a_short_look_after_an_answer_takes_nobody_over():
+    assert () == found(holdings=(held(POD, *IDS),), complete=False).adopt

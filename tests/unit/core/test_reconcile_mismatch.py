@@ -132,8 +132,8 @@ def test_of_rows_with_the_same_ids_the_last_answer_decides_whether_it_may_start(
 @pytest.mark.parametrize("recorded", [None, frozenset()])
 def test_an_init_container_that_the_kubelet_shows_nowhere_is_drift_and_not_unconfirmed(recorded):
     row = a_row(role=Role.INIT)
-    later = NOON + MINUTE + dt.timedelta(microseconds=1)
+    early = NOON + MINUTE - dt.timedelta(microseconds=1)
 
-    assert 0 == found(row, recorded=recorded, now=NOON + MINUTE).drifted
-    findings = found(row, recorded=recorded, now=later)
+    assert 0 == found(row, recorded=recorded, now=early).drifted
+    findings = found(row, recorded=recorded, now=NOON + MINUTE)
     assert (1, 0) == (findings.drifted, findings.unconfirmed)

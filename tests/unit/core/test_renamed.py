@@ -40,7 +40,7 @@ BY_OLD = MatchSettings(NODE, resource=OLD, renamed=NEW)
 def both(*held: Holding, rows=(ROW,)):
     """A pod that was answered by the former name, and one that is new and has the lock."""
     scene = knowing(a_scene(POD, YOUNG, rows=rows, lock=YOUNG), *held)
-    return changed(scene, listed=True, waited=True, records_read=True)
+    return changed(scene, listed=True, waited=True, node_read=True, records_read=True)
 
 
 def test_only_pods_that_ask_by_the_name_are_candidates():

@@ -8,9 +8,8 @@ import pytest
 from agent.core.ledger import EffectKind, Ledger
 from agent.core.pods import Phase, PodTable, PodView, Role, Tombstone
 from agent.core.settlement import (
-    GRAVE_PATIENCE,
     REFUSED_EVENT,
-    STARTED_PATIENCE,
+    UNCLAIMED,
     Scene,
     owed,
     refusal_text,
@@ -47,12 +46,12 @@ def a_scene(
     lock_stamp: dt.datetime | None = None,
     now: dt.datetime = LATER,
     synced: bool = True,
-    standing: dt.timedelta = GRAVE_PATIENCE,
+    standing: dt.timedelta = dt.timedelta(0),
 ) -> Scene:
     table = PodTable(
         {pod.uid: pod for pod in pods}, tuple(Tombstone(p, NOON) for p in gone), synced=synced
     )
-    lock = a_lock(stamp=lock_stamp) if lock_stamp else None
+    lock = a_lock(stamp=lock_stamp) if lock_stamp is not None else None
     return Scene(table, ledger or Ledger(), lock, now, standing)
 
 
@@ -61,6 +60,8 @@ def kinds(scene: Scene) -> list[EffectKind]:
 
 
 RELEASED = [EffectKind.RELEASE_LOCK]
+PROVED = [EffectKind.SETTLE_POD]
+"""A patch with the pod's UID, and the lock behind it."""
 
 
 @pytest.mark.parametrize(
@@ -113,33 +114,110 @@ def test_a_pod_that_was_never_placed_is_told_as_well():
     assert ("failed", "AllocationRefused") == (settle.phase, event.reason)
 
 
-def test_what_is_in_the_outbox_is_not_owed_again():
-    scene = a_scene(rejected(), lock_stamp=NOON)
-    ledger = Ledger()
-    for effect in owed(scene):
-        ledger = ledger.owe(effect)
-
-    assert 3 == len(ledger.outbox)
-    assert () == owed(dataclasses.replace(scene, ledger=ledger))
+STAMPS = [NOON, NOON - dt.timedelta(days=9000), NOON + dt.timedelta(days=9000)]
+BIND_TIMES = ["", "soon", "0", "99999999999", str(int(NOON.timestamp()))]
+"""A tenant can write bind-time, and the scheduler's clock is not ours."""
 
 
+def lock_of(scene: Scene) -> str:
+    assert scene.lock is not None
+    return scene.lock.value
+
+
+@pytest.mark.parametrize("stamp", STAMPS)
+@pytest.mark.parametrize("bind_time", BIND_TIMES)
 @pytest.mark.parametrize("phase", [Phase.FAILED, Phase.SUCCEEDED])
-def test_the_lock_of_a_terminal_owner_is_released_whatever_its_stamp(phase):
-    (effect,) = owed(a_scene(a_pod(phase=phase, annotations=BOUND), lock_stamp=NOON))
+def test_the_lock_of_a_terminal_owner_goes_behind_a_patch_with_its_uid(phase, bind_time, stamp):
+    ended = a_pod(phase=phase, annotations={**BOUND, "hami.io/bind-time": bind_time})
+    scene = a_scene(ended, lock_stamp=stamp)
 
-    assert (EffectKind.RELEASE_LOCK, a_lock().value) == (effect.kind, effect.value)
+    (effect,) = owed(scene)
+
+    assert (EffectKind.SETTLE_POD, ended.uid) == (effect.kind, effect.pod_uid)
+    assert ("", lock_of(scene)) == (effect.phase, effect.value)
 
 
-def test_the_lock_of_a_deleted_owner_is_released():
-    assert kinds(a_scene(gone=(a_pod(annotations=BOUND),), lock_stamp=NOON)) == RELEASED
+def test_a_refused_owner_is_settled_told_and_its_lock_goes():
+    settle, event, release = owed(a_scene(rejected(), lock_stamp=NOON))
+
+    assert ("failed", "") == (settle.phase, settle.value)
+    assert EffectKind.POST_EVENT is event.kind
+    assert ("failed", a_lock().value) == (release.phase, release.value)
 
 
-def test_a_lock_that_was_just_seen_may_be_that_of_the_successor_of_a_deleted_pod():
-    young = GRAVE_PATIENCE - dt.timedelta(milliseconds=1)
-    grave = a_pod(annotations={**BOUND, "hami.io/bind-time": "9999999999"})
+@pytest.mark.parametrize("stamp", STAMPS)
+@pytest.mark.parametrize("noted", [a_lock(stamp=NOON).value, "another", ""])
+def test_the_lock_of_a_pod_that_was_answered_in_full_goes_by_its_text_or_behind_a_patch(
+    noted, stamp
+):
+    """Whatever its answer noted: a late watch shows a lock that its scheduler gave up since."""
+    ledger = Ledger((a_row(answered_at=NOON, lock=noted),))
+    namesake = a_pod(uid=a_pod_uid(9), annotations={})
+    text = a_lock(stamp=stamp).value
 
-    assert () == owed(a_scene(gone=(grave,), lock_stamp=NOON, standing=young))
-    assert RELEASED == kinds(a_scene(gone=(grave,), lock_stamp=NOON))
+    (effect,) = owed(a_scene(a_pod(annotations=BOUND), ledger=ledger, lock_stamp=stamp))
+    kind = EffectKind.RELEASE_LOCK if noted == text else EffectKind.SETTLE_POD
+    assert (kind, "", text) == (effect.kind, effect.phase, effect.value)
+
+    # Its name may be another pod's by now, which took over the lock as it is.
+    for pods in ((), (namesake,)):
+        assert () == owed(a_scene(*pods, ledger=ledger, lock_stamp=stamp))
+
+
+def test_the_lock_of_a_namesake_that_took_it_in_the_same_second_stays():
+    lock = a_lock(stamp=NOON)
+    ledger = Ledger((a_row(answered_at=NOON, lock=lock.value),))
+    waiting = a_pod(uid=a_pod_uid(9), annotations=BOUND)
+    scene = a_scene(waiting, gone=(a_pod(annotations=BOUND),), ledger=ledger, lock_stamp=NOON)
+
+    assert [] == kinds(scene)
+
+
+def test_a_later_lock_of_an_answered_pods_name_stays():
+    earlier = a_lock(stamp=NOON - dt.timedelta(seconds=5)).value
+    ledger = Ledger((a_row(answered_at=NOON, lock=earlier),))
+    waiting = a_pod(uid=a_pod_uid(9), annotations=BOUND)
+
+    assert () == owed(a_scene(ledger=ledger, lock_stamp=NOON))
+    assert () == owed(a_scene(waiting, ledger=ledger, lock_stamp=NOON, standing=9 * UNCLAIMED))
+
+
+@pytest.mark.parametrize("stamp", STAMPS)
+@pytest.mark.parametrize(
+    "pods",
+    [
+        (),
+        (a_pod(uid=a_pod_uid(9), name="other", annotations=BOUND),),
+    ],
+    ids=["nobody", "another pod"],
+)
+def test_a_lock_that_nobody_waits_for_goes_when_it_stood_before_our_eyes(pods, stamp):
+    young = a_scene(*pods, lock_stamp=stamp, standing=UNCLAIMED - dt.timedelta(seconds=1))
+    scene = dataclasses.replace(young, standing=UNCLAIMED)
+
+    (effect,) = owed(scene)
+
+    assert () == owed(young)
+    assert (EffectKind.RELEASE_LOCK, lock_of(scene)) == (effect.kind, effect.value)
+    stale = dataclasses.replace(scene.table, stale=True)
+    assert () == owed(dataclasses.replace(scene, table=stale))
+
+
+def test_a_pod_that_asks_us_for_nothing_is_let_alone_until_its_lock_stood_for_long():
+    """Another vendor's plugin may be about to answer it: HAMi has one lock for several."""
+    pod = a_pod(annotations=BOUND, containers=(a_container(count=0),))
+    scene = a_scene(pod, lock_stamp=NOON)
+
+    assert () == owed(scene)
+    assert RELEASED == kinds(dataclasses.replace(scene, standing=UNCLAIMED))
+    over = dataclasses.replace(pod, phase=Phase.FAILED)
+    assert PROVED == kinds(a_scene(over, lock_stamp=NOON))
+
+
+def test_an_owner_that_waits_keeps_its_lock_however_long():
+    waiting = a_pod(annotations={})
+
+    assert () == owed(a_scene(waiting, lock_stamp=STAMPS[1], standing=99 * UNCLAIMED))
 
 
 def test_an_owner_that_was_started_without_being_asked_for_needs_no_lock():
@@ -155,39 +233,12 @@ def test_an_owner_that_was_started_without_being_asked_for_needs_no_lock():
         """After a while; at once the status may be that of before a reboot."""
         young = a_scene(pod, lock_stamp=NOON, ledger=ledger)
         assert [] == kinds(young)
-        return RELEASED == kinds(dataclasses.replace(young, standing=STARTED_PATIENCE))
+        return PROVED == kinds(dataclasses.replace(young, standing=UNCLAIMED))
 
     assert released(started)
     assert released(looping)
     assert not released(half)
     assert not released(half, held)
-
-
-@pytest.mark.parametrize("stamp", [LATER, NOON + dt.timedelta(seconds=1)])
-def test_the_lock_of_a_later_pod_of_that_name_stays(stamp):
-    ended = a_pod(annotations=BOUND, phase=Phase.FAILED)
-
-    assert () == owed(a_scene(ended, lock_stamp=stamp))
-    assert () == owed(a_scene(gone=(ended,), lock_stamp=stamp))
-
-
-def test_a_lock_of_a_deleted_pod_is_released_beside_a_younger_stray_of_its_name():
-    stray = a_pod(uid=a_pod_uid(9), annotations={})
-
-    assert kinds(a_scene(stray, gone=(a_pod(annotations=BOUND),), lock_stamp=NOON)) == RELEASED
-
-
-@pytest.mark.parametrize("bind_time", ["", "soon"])
-def test_an_owner_that_does_not_say_when_it_was_bound_keeps_its_lock(bind_time):
-    ended = a_pod(annotations={**BOUND, "hami.io/bind-time": bind_time}, phase=Phase.FAILED)
-
-    assert () == owed(a_scene(ended, lock_stamp=NOON))
-
-
-def test_the_lock_of_a_pod_nobody_has_seen_stays():
-    other = a_pod(uid=a_pod_uid(9), name="other", annotations=BOUND)
-
-    assert () == owed(a_scene(gone=(other,), lock_stamp=NOON))
 
 
 def test_no_lock_is_released_before_the_pods_are_known():
@@ -203,7 +254,8 @@ def test_a_legacy_lock_is_nobodys():
 
 
 def answered(*containers: str, at: dt.datetime = NOON) -> Ledger:
-    return Ledger(tuple(a_row(container=name, answered_at=at) for name in containers))
+    lock = a_lock().value
+    return Ledger(tuple(a_row(container=name, answered_at=at, lock=lock) for name in containers))
 
 
 TWO = a_pod(annotations=BOUND, containers=(a_container(name="a"), a_container(name="b")))
@@ -230,7 +282,16 @@ def test_the_lock_of_a_pod_answered_in_full_is_released_after_two_seconds(
     )
 
 
-def test_a_pod_without_gpu_containers_is_never_answered_in_full():
-    pod = a_pod(annotations=BOUND, containers=(a_container(count=0),))
+def test_the_lock_of_a_half_answered_pod_that_is_over_goes_behind_a_patch_with_its_uid():
+    over = dataclasses.replace(TWO, phase=Phase.FAILED)
 
-    assert () == owed(a_scene(pod, lock_stamp=NOON))
+    (effect,) = owed(a_scene(over, ledger=answered("a"), lock_stamp=NOON))
+
+    assert (EffectKind.SETTLE_POD, a_lock().value) == (effect.kind, effect.value)
+
+
+def test_the_lock_of_a_half_answered_pod_that_is_gone_may_be_its_successors():
+    young = a_scene(ledger=answered("a"), lock_stamp=NOON)
+
+    assert [] == kinds(young)
+    assert RELEASED == kinds(dataclasses.replace(young, standing=UNCLAIMED))

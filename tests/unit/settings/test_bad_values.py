@@ -70,7 +70,7 @@ def test_a_number_beyond_all_bounds_is_refused_with_its_place_in_our_own_file(ke
 
 def test_a_log_level_beyond_all_bounds_is_refused_with_its_place():
     assert str(refusal(own=f"library: {{cudaLogLevel: {HUGE}}}")).startswith(
-        "c.yaml:1:25: library.cudaLogLevel: expected text, found `0xffff"
+        "c.yaml:1:25: library.cudaLogLevel: expected text in quotes, found `0xffff"
     )
 
 

@@ -93,8 +93,8 @@ def test_an_unknown_key_is_refused_with_its_place_and_the_nearest_one(write) -> 
         ("library: {disableCoreLimit: maybe}", "true or false"),
         ("library: {hookPath: here}", "an absolute path"),
         ("library: {hookPath: 3}", "text"),
-        ("library: {cudaLogLevel: true}", "text, found `true`"),
-        ("library: {cudaLogLevel: 1.5}", "text, found `1.5`"),
+        ("library: {cudaLogLevel: true}", "text in quotes, found `true`"),
+        ("library: {cudaLogLevel: 1.5}", "text in quotes, found `1.5`"),
         ("allocation: {unlockedPods: always}", "one of strict, unique, legacy"),
         ("allocation: {fence: always}", "one of none, prestart"),
         ("allocation: {mpsRoot: here}", "an absolute path"),
@@ -154,21 +154,6 @@ def test_a_named_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_a_wrong_variable_is_refused_by_its_name() -> None:
     with pytest.raises(SettingsError, match=r"env HAMI_AGENT_WEB_PORT: web\.port"):
         loaded(None, {"HAMI_AGENT_WEB_PORT": "http"})
-
-
-def test_an_unknown_variable_is_refused_with_the_nearest_one() -> None:
-    with pytest.raises(SettingsError) as caught:
-        loaded(None, {"PATH": "/bin", "HAMI_AGENT_SHARING_SPLIT_CUONT": "4"})
-
-    assert (
-        "env HAMI_AGENT_SHARING_SPLIT_CUONT: unknown setting; "
-        "did you mean HAMI_AGENT_SHARING_SPLIT_COUNT?"
-    ) == str(caught.value)
-
-
-def test_a_variable_that_is_near_to_none_points_to_the_list() -> None:
-    with pytest.raises(SettingsError, match="`hami-agent config show` lists all"):
-        loaded(None, {"HAMI_AGENT_XYZZY_QQQQQQQQQQQQQQQQQQQQ": "1"})
 
 
 SERVICE = {
@@ -306,7 +291,7 @@ def test_a_mebibyte_of_junk_is_refused(tmp_path: Path, flag: str) -> None:
     junk = tmp_path / "junk"
     junk.write_bytes(b"[{x: y\x00\xff" * (1024 * 1024 // 9 + 1))
 
-    with pytest.raises(SettingsError, match=r"junk: (is larger than|is not UTF-8|not valid)"):
+    with pytest.raises(SettingsError, match=r"junk:(1:)? (is larger than|is not UTF-8|not valid)"):
         load(Sources(None, {}, {flag: str(junk)}))
 
 

@@ -80,7 +80,7 @@ def test_what_is_set_nowhere_is_a_default_and_an_empty_value_overrides_nothing()
         "deviceCoreScaling": 1.0,
         "deviceMemoryScaling": 2,
         "deviceSplitCount": 10,
-        "enableNumaTopology": True,
+        "enableNumaTopology": False,
         "libCudaLogLevel": "1",
         "preConfiguredDeviceMemory": 0,
     } == values(resolved(vector))

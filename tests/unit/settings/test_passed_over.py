@@ -68,6 +68,15 @@ def test_null_in_the_list_of_nodes_is_an_entry_of_no_node():
     assert ("n.json:1:16: nodeconfig[0]: an entry without a name is of no node",) == plan.warnings
 
 
+@pytest.mark.parametrize("name", ["gpu-*", "GPU-1", "gpu-[12]", "gpu 1"])
+def test_an_entry_whose_name_no_node_can_have_is_told(name: str):
+    plan = plan_of(nodes=f'{{"nodeconfig":[{{"name":"{name}","devicesplitcount":3}}]}}')
+
+    (warning,) = plan.warnings
+    assert f"n.json:1:16: nodeconfig[0]: no Node is called {name}: " in warning
+    assert "profiles of config.yaml" in warning
+
+
 @pytest.mark.parametrize("text", ["---\n# later\n", "null\n", "~", "--- # nothing\n...\n"])
 def test_a_yaml_file_of_comments_alone_is_empty(text: str):
     assert 10 == value_of(plan_of(own=text), "sharing.splitCount")
@@ -134,3 +143,70 @@ def test_beside_such_a_service_the_port_can_still_be_set():
 def test_without_the_service_such_a_value_is_refused():
     with pytest.raises(SettingsError, match="env HAMI_AGENT_WEB_PORT"):
         plan_of(environ={"HAMI_AGENT_WEB_PORT": "tcp://10.0.0.1:9394"})
+
+
+ZERO = '{"nodeconfig": [{"name": "a", "devicesplitcount": 0}]}'
+BY_LABEL = """
+sharing: {splitCount: 4}
+profiles:
+- {name: p, match: {labels: "gpu=big"}, sharing: {splitCount: 7}}
+"""
+
+
+def test_a_zero_whose_value_depends_on_labels_or_gpus_is_told_without_one():
+    (told,) = plan_of(own=BY_LABEL, nodes=ZERO).warnings
+
+    assert "devicesplitcount 0 overrides nothing" in told
+    assert told.endswith(
+        ": which profiles apply, and so sharing.splitCount, depends on the node's labels or GPUs"
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "nodes", "says"),
+    [
+        (BY_LABEL + "scheduler: none", ZERO, "splitCount is 4 (c.yaml:2:"),  # labels are not known
+        (BY_LABEL.replace("labels: ", "nodes: [b], labels: "), ZERO, "splitCount is 4 (c.yaml:2:"),
+        (
+            BY_LABEL + "- {name: q, match: {nodes: [a]}, sharing: {splitCount: 9}}",
+            ZERO,
+            "splitCount is 9 (c.yaml:5:",
+        ),
+        (
+            BY_LABEL,
+            ZERO.replace("]}", ', {"name": "a", "devicesplitcount": 3}]}'),
+            "splitCount is 3 (n.json:1:",
+        ),
+    ],
+)
+def test_a_zero_is_told_with_the_value_that_holds_for_certain(own: str, nodes: str, says: str):
+    assert any(says in one for one in plan_of(own=own, nodes=nodes).warnings)
+
+
+def test_a_zero_is_not_told_where_a_variable_decides():
+    environ = {"HAMI_AGENT_SHARING_SPLIT_COUNT": "5"}
+
+    assert () == plan_of(own=BY_LABEL, nodes=ZERO, environ=environ).warnings
+
+
+def test_zeros_leave_room_for_what_else_was_passed_over():
+    entries = [{"name": f"n{one}", "devicesplitcount": 0} for one in range(30)]
+    own = "sharing: {filterUUIDs: [GPU-a, GPU-a]}"
+    warnings = plan_of(own=own, nodes=json.dumps({"nodeconfig": entries})).warnings
+
+    assert "twice there: GPU-a" in warnings[0]
+    assert "and 11 more are passed over" in warnings[-1]
+
+
+def test_no_sentence_is_made_that_is_not_told(monkeypatch):
+    made: list[object] = []
+
+    def shown(value: object) -> str:
+        made.append(value)
+        return "x"
+
+    monkeypatch.setattr("agent.settings.plan.shown", shown)
+    entries = [{"name": f"n{one}", "devicesplitcount": 0} for one in range(30)]
+    plan_of(nodes=json.dumps({"nodeconfig": entries}))
+
+    assert 2 * 20 == len(made)

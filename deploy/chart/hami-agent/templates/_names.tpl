@@ -77,7 +77,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 
 {{- define "hami-agent.pullSecrets" -}}
 {{- $secrets := list -}}
-{{- range concat .Values.global.imagePullSecrets .Values.imagePullSecrets -}}
+{{- $monitor := .Values.devicePlugin.monitor -}}
+{{- $its := ternary $monitor.image.pullSecrets list $monitor.enabled -}}
+{{- range concat .Values.global.imagePullSecrets .Values.imagePullSecrets $its -}}
 {{- $secrets = append $secrets (kindIs "string" . | ternary (dict "name" .) .) -}}
 {{- end -}}
 {{- with $secrets | uniq -}}
@@ -116,6 +118,30 @@ imagePullSecrets:
 {{- end -}}
 {{- end -}}
 
+{{- /* A factor, also as a text, as helm's --set gives a fraction: its name and value. */ -}}
+{{- define "hami-agent.scaling" -}}
+{{- $name := index . 0 -}}
+{{- $text := index . 1 | toString -}}
+{{- if not (regexMatch "^[0-9]{1,9}([.][0-9]{1,9})?$" $text) -}}
+{{- fail (printf "%s=%s: a number from 0.01 to 10 is expected, such as 1.5" $name $text) -}}
+{{- end -}}
+{{- if or (lt (float64 $text) 0.01) (gt (float64 $text) 10.0) -}}
+{{- fail (printf "%s=%s: a number from 0.01 to 10 is expected, such as 1.5" $name $text) -}}
+{{- end -}}
+{{- $text -}}
+{{- end -}}
+
+{{- /* Makes numbers of the factors of a section `sharing`: what leads to it, and the section. */ -}}
+{{- define "hami-agent.scaled" -}}
+{{- $path := index . 0 -}}
+{{- $sharing := index . 1 -}}
+{{- range tuple "memoryScaling" "coreScaling" -}}
+{{- if and (hasKey $sharing .) (not (kindIs "invalid" (get $sharing .))) -}}
+{{- $_ := set $sharing . (include "hami-agent.scaling" (tuple (printf "%s.%s" $path .) (get $sharing .)) | float64) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* The agent's own file: HAMi's values under the agent's names, and `config` over them. */ -}}
 {{- define "hami-agent.settings" -}}
 {{- $plugin := .Values.devicePlugin -}}
@@ -135,6 +161,11 @@ imagePullSecrets:
   "allocation.devRoot" $plugin.nvidiaDriverRoot
   "library.corePolicy" $nvidia.gpuCorePolicy
 -}}
+{{- range $key, $name := dict "sharing.memoryScaling" "deviceMemoryScaling" "sharing.coreScaling" "deviceCoreScaling" -}}
+{{- if not (kindIs "invalid" (get $given $key)) -}}
+{{- $_ := set $given $key (include "hami-agent.scaling" (tuple (printf "devicePlugin.%s" $name) (get $given $key)) | float64) -}}
+{{- end -}}
+{{- end -}}
 {{- if not (kindIs "invalid" $plugin.disablecorelimit) -}}
 {{- $_ := set $given "library.disableCoreLimit" (eq (toString $plugin.disablecorelimit) "true") -}}
 {{- end -}}
@@ -152,6 +183,10 @@ imagePullSecrets:
 {{- end -}}
 {{- end -}}
 {{- with mergeOverwrite $settings (deepCopy .Values.config) -}}
+{{- include "hami-agent.scaled" (tuple "config.sharing" (.sharing | default dict)) -}}
+{{- range $number, $profile := .profiles -}}
+{{- include "hami-agent.scaled" (tuple (printf "config.profiles[%d].sharing" $number) ($profile.sharing | default dict)) -}}
+{{- end -}}
 {{- toYaml . -}}
 {{- end -}}
 {{- end -}}

@@ -33,6 +33,18 @@ securityContext:
 command: [/bin/sh, -euc]
 {{- end -}}
 
+{{- /* Variables as in a container, or by name; a number is written as it stands. */ -}}
+{{- define "hami-agent.envs" -}}
+{{- if kindIs "map" . -}}
+{{- range $name, $value := . }}
+- name: {{ quote $name }}
+  value: {{ ternary $value (toJson $value) (kindIs "string" $value) | quote }}
+{{- end }}
+{{- else -}}
+{{- toYaml . -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* All GPUs, in the words that the NVIDIA runtime is configured to heed. */ -}}
 {{- define "hami-agent.visibleDevices" -}}
 {{- ternary "/var/run/nvidia-container-devices" "all" (eq .Values.driver.visibleDevices "volume-mounts") -}}
@@ -81,5 +93,24 @@ command: [/bin/sh, -euc]
 {{- if ne $name $usual -}}
 {{- fail (printf "%s=%s has no effect here: HAMi's scheduler alone reads that resource of pods; leave it out" $key $name) -}}
 {{- end -}}
+{{- end -}}
+{{- with .Values.devicePlugin.nodeConfiguration.config -}}
+{{- with get (fromJson .) "Error" -}}
+{{- fail (printf "devicePlugin.nodeConfiguration.config is not valid JSON (%s): no agent could read it; mend it, `hami-agent config check` names the place" .) -}}
+{{- end -}}
+{{- end -}}
+{{- with (index .Values "device-config").content -}}
+{{- with get (fromYaml .) "Error" -}}
+{{- fail (printf "device-config.content is not valid YAML (%s): no agent could read it; mend it, `hami-agent config check` names the place" .) -}}
+{{- end -}}
+{{- end -}}
+{{- $monitor := .Values.devicePlugin.monitor -}}
+{{- $directory := printf "%s/containers" (include "hami-agent.hook" .) -}}
+{{- if not (has ($monitor.ctrPath | default $directory) (list $directory "/usr/local/vgpu/containers")) -}}
+{{- fail (printf "devicePlugin.monitor.ctrPath=%s has no effect here: it follows from global.gpuHookPath; leave it out" $monitor.ctrPath) -}}
+{{- end -}}
+{{- $usual := dict "allowPrivilegeEscalation" false "capabilities" (dict "drop" (list "ALL") "add" (list "SYS_ADMIN")) -}}
+{{- if and $monitor.securityContext (ne (toJson $monitor.securityContext) (toJson $usual)) -}}
+{{- fail "devicePlugin.monitor.securityContext has no effect here: the monitor runs without privileges, which it does not need; leave it out" -}}
 {{- end -}}
 {{- end -}}

@@ -1,37 +1,37 @@
 """The outbox: effects that follow an answer, retried until done, also after a crash.
 
-Locks first, for the scheduler waits for them. A lock or a pod leaves the ledger only when the API
-server accepted it or can never accept it. Events are words: they may be lost, and are given up when
-they are refused, old or too many.
+Beside what the ledger owes it performs what settlement finds owed, which follows from the views and
+is on no disk. Locks first, for the scheduler waits for them. A lock or a pod is done only when the
+API server accepted it or can never accept it. Events are words: they may be lost, and are given up
+when they are refused, old or too many.
 """
 
 import asyncio
 import dataclasses
 import datetime as dt
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NoReturn
 
 import structlog
 
-from agent.codec.pod import consume
-from agent.core.annotations import BIND_PHASE, MUTEX_LOCK, PHASE_FAILED, TO_ALLOCATE
-from agent.core.changes import NodeEvent
 from agent.core.errors import (
     ApiConflict,
     ApiError,
+    ApiForbidden,
     ApiInvalid,
     ApiNotFound,
     ApiThrottled,
     StateError,
 )
 from agent.core.ledger import Effect, EffectKind, Ledger
-from agent.core.pods import PodTable
+from agent.core.pods import PodTable, PodUid
 from agent.core.ports import Clock, NodeApi, PodApi
 from agent.kit.backoff import Backoff
 from agent.kit.cell import Cell
 from agent.kit.news import News
 from agent.kit.tally import Tally
+from agent.services.outbox.acts import Acts
 
 log = structlog.get_logger(__name__)
 
@@ -64,19 +64,21 @@ EVENT_LIFE = dt.timedelta(hours=1)
 WARN_PERIOD = 60.0
 """Seconds between two warnings of dropped Events of one reason."""
 
-_URGENCY = {EffectKind.RELEASE_LOCK: 0, EffectKind.SETTLE_POD: 1, EffectKind.POST_EVENT: 2}
-
-
 Identity = tuple[object, ...]
 """What makes two effects the same one: it is under way once at most."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OutboxViews:
-    """What the outbox follows."""
+    """What the outbox follows. `found`: what settlement finds owed.
+
+    `outlived` it writes: the last locks that stood when the pod answered under them went.
+    """
 
     ledger: Cell[Ledger]
     pods: Cell[PodTable]
+    found: Cell[tuple[Effect, ...]]
+    outlived: Cell[Mapping[str, PodUid]]
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -104,22 +106,30 @@ class Outbox:
         random: random.Random,
     ) -> None:
         self._views = views
-        self._nodes, self._pods = api
+        self._acts = Acts(api, views.pods, views.outlived)
         self._commit = commit
         self._clock = clock
         self._random = random
         self._trouble: dict[Identity, _Trouble] = {}
+        self._done: frozenset[Identity] = frozenset()
+        """Of what settlement finds owed: what was done, until our views show it."""
         self._active: Cell[frozenset[Identity]] = Cell(frozenset())
         self._leaving: Cell[frozenset[Identity]] = Cell(frozenset())
         self._drop_at = 0.0
         self._warned: dict[str, float] = {}
-        self.results = Tally("outbox_effects", "Effects by kind and result.", ("kind", "result"))
+        self.results = Tally(
+            "outbox_effects_total",
+            "Effects that followed an answer, by kind and result.",
+            ("kind", "result"),
+        )
 
     async def run(self) -> NoReturn:
         """Perform every effect when it is due."""
-        news = News(self._views.ledger, self._views.pods, self._active, self._leaving)
+        views = self._views
+        news = News(views.ledger, views.pods, views.found, self._active, self._leaving)
         async with asyncio.TaskGroup() as group:
             while True:
+                self._done &= {effect.identity for effect in views.found.value}
                 if excess := self._excess():
                     self._leaving.set(frozenset(effect.identity for effect in excess))
                     group.create_task(self._drop(excess))
@@ -131,8 +141,13 @@ class Outbox:
 
     def _has_place(self, effect: Effect) -> bool:
         """Whether another effect may be under way, the place for locks apart."""
-        is_lock = effect.kind is EffectKind.RELEASE_LOCK
-        return len(self._active.value) < (PARALLEL if is_lock else PARALLEL - 1)
+        return len(self._active.value) < (PARALLEL if effect.frees_lock else PARALLEL - 1)
+
+    def _owed(self) -> list[Effect]:
+        """All that is owed, and not done as far as is known here."""
+        owed = list(self._views.ledger.value.outbox)
+        known = {effect.identity for effect in owed} | self._done
+        return owed + [one for one in self._views.found.value if one.identity not in known]
 
     def _open(self) -> list[Effect]:
         """The effects that are not under way, and that the views allow to be judged."""
@@ -140,21 +155,22 @@ class Outbox:
         taken = self._active.value | self._leaving.value
         return [
             effect
-            for effect in self._views.ledger.value.outbox
+            for effect in self._owed()
             if effect.identity not in taken and (synced or effect.kind is not EffectKind.SETTLE_POD)
         ]
 
     def _due(self) -> list[Effect]:
         """The effects to try now, locks first."""
         found = [effect for effect in self._open() if self._left(effect) <= GRAIN]
-        return sorted(found, key=lambda effect: _URGENCY[effect.kind])
+        return sorted(
+            found, key=lambda one: (not one.frees_lock, one.kind is EffectKind.POST_EVENT)
+        )
 
     def _excess(self) -> list[Effect]:
         """The oldest Events of too many; none while some are being dropped."""
         if self._leaving.value or self._drop_at > asyncio.get_running_loop().time():
             return []
-        owed = self._views.ledger.value.outbox
-        surplus = sum(effect.kind is EffectKind.POST_EVENT for effect in owed) - EVENTS
+        surplus = sum(effect.kind is EffectKind.POST_EVENT for effect in self._owed()) - EVENTS
         if surplus <= 0:
             return []
         events = [effect for effect in self._open() if effect.kind is EffectKind.POST_EVENT]
@@ -162,9 +178,9 @@ class Outbox:
 
     async def _drop(self, excess: list[Effect]) -> None:
         """Take these out of the ledger at once."""
-        gone = frozenset(excess)
         try:
-            await self._commit(lambda ledger: _without(ledger, gone))
+            await self._commit(lambda ledger: ledger.done(*excess))
+            self._mark_done(*excess)
         except StateError as error:
             self._drop_at = asyncio.get_running_loop().time() + DROP_PAUSE
             log.warning("outbox.not_dropped", count=len(excess), err=str(error))
@@ -202,6 +218,10 @@ class Outbox:
                 self._put_off(effect, error)
                 return
             self.results.add(effect.kind.value, result)
+        self._mark_done(effect)
+        if effect not in self._views.ledger.value.outbox:
+            self._forget()
+            return
         try:
             await self._commit(lambda ledger: ledger.done(effect))
         except StateError as error:
@@ -209,25 +229,28 @@ class Outbox:
         else:
             self._forget()
 
+    def _mark_done(self, *effects: Effect) -> None:
+        found = {effect.identity for effect in self._views.found.value}
+        self._done |= found.intersection(effect.identity for effect in effects)
+
     def _forget(self) -> None:
         """Forget the troubles of what is owed no more, whichever write it left with."""
-        owed = {effect.identity for effect in self._views.ledger.value.outbox}
+        owed = {effect.identity for effect in self._owed()}
         for identity in self._trouble.keys() - owed:
             del self._trouble[identity]
 
     async def _result(self, effect: Effect) -> str:
         """Perform the effect, or find that it can never be. Raises ApiError: try again."""
-        is_lock = effect.kind is EffectKind.RELEASE_LOCK
         try:
-            return await self._act(effect)
+            return await self._acts.perform(effect)
         except ApiNotFound:
             return "dropped"  # the pod or the Node is gone
         except ApiInvalid as error:
             log.info("outbox.invalid", kind=effect.kind.value, pod=effect.pod, err=str(error))
             # the lock is absent or another's; the pod of that name has another UID
-            return "not-ours" if is_lock else "dropped"
+            return "not-ours" if effect.frees_lock else "dropped"
         except ApiError as error:
-            if isinstance(error, ApiConflict) and self._is_of_gone_pod(effect):
+            if isinstance(error, ApiConflict | ApiForbidden) and self._is_of_gone_pod(effect):
                 return "dropped"
             if not self._is_in_vain(effect, error):
                 raise
@@ -235,7 +258,10 @@ class Outbox:
             return "dropped"
 
     def _is_of_gone_pod(self, effect: Effect) -> bool:
-        """Whether a conflict ends it; on what is there somebody else wrote at the same time."""
+        """Whether a conflict ends it, or a 403: a node may not write on a pod that is elsewhere.
+
+        On what is there somebody else wrote at the same time.
+        """
         table = self._views.pods.value
         is_gone = table.synced and effect.pod_uid not in table.pods
         return is_gone and effect.kind is EffectKind.SETTLE_POD
@@ -255,7 +281,7 @@ class Outbox:
             log.warning("outbox.event_dropped", reason=reason, **fields)
 
     def _put_off(self, effect: Effect, error: ApiError | StateError) -> _Trouble:
-        delays = LOCK_DELAYS if effect.kind is EffectKind.RELEASE_LOCK else DELAYS
+        delays = LOCK_DELAYS if effect.frees_lock else DELAYS
         trouble = self._trouble.setdefault(
             effect.identity, _Trouble(Backoff(delays, 0.2, self._random))
         )
@@ -268,48 +294,3 @@ class Outbox:
             "outbox.put_off", kind=effect.kind.value, pod=effect.pod, again_in=delay, err=str(error)
         )
         return trouble
-
-    async def _act(self, effect: Effect) -> str:
-        match effect.kind:
-            case EffectKind.RELEASE_LOCK:
-                await self._nodes.release_lock(MUTEX_LOCK, effect.value)
-                log.info("lock.released", ns=effect.namespace, pod=effect.pod)
-            case EffectKind.SETTLE_POD:
-                return await self._settle(effect)
-            case EffectKind.POST_EVENT:
-                await self._pods.post_event(_event(effect))
-        return "done"
-
-    async def _settle(self, effect: Effect) -> str:
-        """One patch of the pod: the consumed groups go, the phase is set."""
-        pod = self._views.pods.value.pods.get(effect.pod_uid)
-        if pod is None or (pod.terminal and effect.phase != PHASE_FAILED):
-            return "dropped"
-        changes: dict[str, str | None] = {}
-        text = pod.annotations.get(TO_ALLOCATE)
-        if effect.groups and text is not None:
-            consumed = consume(text, effect.groups)
-            if consumed != text:
-                changes[TO_ALLOCATE] = consumed
-        if effect.phase and pod.annotations.get(BIND_PHASE) != effect.phase:
-            changes[BIND_PHASE] = effect.phase
-        if not changes:
-            return "unchanged"
-        await self._pods.annotate_pod(effect.namespace, effect.pod, effect.pod_uid, changes)
-        return "done"
-
-
-def _without(ledger: Ledger, gone: frozenset[Effect]) -> Ledger:
-    outbox = tuple(effect for effect in ledger.outbox if effect not in gone)
-    return dataclasses.replace(ledger, outbox=outbox)
-
-
-def _event(effect: Effect) -> NodeEvent:
-    return NodeEvent(
-        reason=effect.reason,
-        text=effect.value,
-        warning=True,
-        namespace=effect.namespace,
-        pod=effect.pod,
-        pod_uid=effect.pod_uid,
-    )

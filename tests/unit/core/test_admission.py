@@ -5,15 +5,15 @@ import datetime as dt
 
 import pytest
 
+from agent.core.admission import _speaks_of as speaks_of
+from agent.core.admission import may_be_meant
 from agent.core.candidates import Books, Candidate
 from agent.core.errors import Gate, Refusal
 from agent.core.evidence import AskKubelet, ListPods
 from agent.core.holdings import Holding
 from agent.core.ledger import ContainerKey, Row
-from agent.core.matching import may_be_meant
-from agent.core.namesakes import FRESH, may_be_another, speaks_of
 from agent.core.pods import Phase, PodView, Role
-from tests.builders import NOON, a_container, a_row, a_share
+from tests.builders import a_container, a_row, a_share
 from tests.unit.core.matching_scene import (
     G1,
     NOW_KUBELET,
@@ -80,38 +80,18 @@ def test_a_stray_pod_is_not_served_for_the_owner_whose_deleted_namesake_the_kube
     assert Gate.NO_POD_ADMITTED is caught.value.gate
 
 
-@pytest.mark.parametrize(
-    ("rows", "expected"),
-    [
-        ((), True),
-        ((row_of(OLD),), True),
-        ((row_of(OLD, confirmed=True),), False),
-        ((row_of(OLD, confirmed=True, epoch=OLD_KUBELET),), True),
-    ],
-    ids=["no answer", "not booked", "booked", "record lost"],
-)
-def test_a_namesake_without_ids_and_deleted_just_now_may_be_meant(rows, expected) -> None:
-    gone = dataclasses.replace(OLD, containers=TWO)
-    scene = knowing(a_scene(NEW, rows=rows, gone=(gone,), lock=NEW), holding(NEW))
-    late = changed(scene, now=NOON + 2 * FRESH, listed=True)
-
-    assert expected is may_be_another(granted(late).candidate, scene)
-    assert not may_be_another(granted(late).candidate, late)
-
-
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
-        (row_of(OLD, confirmed=True, epoch=OLD_KUBELET), True),
-        (row_of(OLD, confirmed=True), False),
-    ],
-    ids=["record lost", "booked"],
-)
-def test_a_namesake_that_was_deleted_while_nobody_looked_may_be_meant(row, expected) -> None:
+@pytest.mark.parametrize("is_row", [True, False], ids=["its row is left", "it was seen to go"])
+def test_beside_a_predecessor_of_its_name_the_owner_alone_settles_nothing(is_row) -> None:
     stray = named_pod(3, annotations={})
-    scene = changed(knowing(a_scene(NEW, stray, rows=(row,), lock=NEW), holding(NEW)), listed=True)
+    row = row_of(OLD, confirmed=True, epoch=OLD_KUBELET)
+    gone = dataclasses.replace(OLD, phase=Phase.SUCCEEDED)
+    seen = (
+        a_scene(NEW, stray, rows=(row,), lock=NEW)
+        if is_row
+        else a_scene(NEW, stray, gone=(gone,), lock=NEW)
+    )
 
-    assert expected is (ask(scene) == AskKubelet(*stray.key))
+    assert ask(knowing(seen, holding(NEW))) == AskKubelet(*stray.key)
 
 
 def test_a_namesake_that_had_ended_is_hidden_by_the_kubelet() -> None:

@@ -1,0 +1,43 @@
+"""What would have every new pod refused: where the agent looks for it. Joined, no logic."""
+
+from agent.app.adapters import Adapters
+from agent.core.container_edits import check_library
+from agent.core.errors import StateError
+from agent.core.steps import Step
+from agent.kit.cell import Cell
+from agent.plugin.sockets import check_directory
+from agent.services.withholding import Look
+from agent.settings.schema import Settings
+
+
+def looks_of(settings: Settings, adapters: Adapters, write_error: Cell[str]) -> tuple[Look, ...]:
+    """The looks that these settings ask for. `write_error`: what became of the last durable write.
+
+    Plain mode without limits mounts nothing of HAMi-core and makes no directories.
+    """
+    plain = settings.plain
+    with_core = plain is None or plain.memory_limits
+
+    async def state() -> None:
+        if write_error.value:
+            raise StateError(write_error.value)
+        await adapters.disk.check()
+
+    async def files() -> None:
+        facts = await adapters.hooks.facts()
+        if with_core:
+            check_library(facts)
+
+    async def directories() -> None:
+        if with_core:
+            await adapters.hooks.check()
+
+    async def sockets() -> None:
+        await adapters.worker.call(check_directory, settings.paths.plugins)
+
+    return (
+        Look(Step.WRITE, state),
+        Look(Step.HOOK, files),
+        Look(Step.DIRECTORY, directories),
+        Look(Step.HOOK, sockets),
+    )

@@ -1,0 +1,102 @@
+"""Which of HAMi's values a text is, by its form alone: whoever asks has often only the value.
+
+The forms are told apart as HAMi writes them. A text may have a form and be malformed all the same:
+the decoder of that form then says where.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from agent.codec.gojson import fold
+from agent.codec.handshake import HandshakeWord
+from agent.core.annotations import PHASE_ALLOCATING, PHASE_FAILED, PHASE_SUCCESS
+
+PHASES: Final = (PHASE_ALLOCATING, PHASE_SUCCESS, PHASE_FAILED)
+MIG_KEY: Final = "containerindex"
+"""Of `hami.io/vgpu-mig-allocations`, which is JSON already."""
+
+_KEYED: Final = re.compile(r"[\"']?hami\.io/[A-Za-z0-9._-]+[\"']?\s*[:=]\s*(.*?),?", re.DOTALL)
+_LOCK: Final = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}T")
+_SECONDS: Final = re.compile("[0-9]{10,11}")
+"""Unix seconds from 2001 on."""
+_UUID: Final = re.compile(r"\s*(GPU|MIG)-[^,:;\s]+\s*")
+
+
+def bare(text: str) -> str:
+    """The value alone of what was copied with its key or in quotes, as kubectl shows it.
+
+    No value of HAMi's begins with a quote or with a key of its own.
+    """
+    match = _KEYED.fullmatch(text.strip())
+    found = (match[1] if match else text).strip()
+    if len(found) > 1 and found[0] == found[-1] == "'":
+        return found[1:-1].strip()
+    if len(found) > 1 and found[0] == found[-1] == '"':
+        try:
+            said = json.loads(found)
+        except ValueError:
+            return found[1:-1].strip()
+        return str(said).strip()
+    return found
+
+
+def kind_of(text: str) -> str | None:
+    """What a value is by its form, well-formed or not; None: it has no form of HAMi's."""
+    return next((kind for kind, has_form in _FORMS.items() if has_form(text)), None)
+
+
+def keys_of_first(text: str) -> frozenset[str]:
+    """The keys of the first object of a JSON array, in lower case; none of any other text."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return frozenset()
+    first = found[0] if isinstance(found, list) and found else None
+    return frozenset(map(fold, first)) if isinstance(first, dict) else frozenset()
+
+
+def _is_nodeconfig(text: str) -> bool:
+    return text.startswith("{") and '"nodeconfig"' in text.lower()
+
+
+def _is_handshake(text: str) -> bool:
+    return text.startswith(tuple(word.value for word in HandshakeWord))
+
+
+def _is_score(text: str) -> bool:
+    return text.startswith("[") and "score" in keys_of_first(text)
+
+
+def _is_register(text: str) -> bool:
+    """A JSON array, or a first record with more fields than a share and a number for its second."""
+    if text.startswith("[") or text == "null":
+        return True
+    fields = text.lstrip(":").split(":")[0].split(",")
+    return ";" not in text and len(fields) > 4 and not fields[1].isalpha()
+
+
+def _is_cordon(text: str) -> bool:
+    uuids = [part for part in text.split(",") if part.strip()]
+    return bool(uuids) and all(map(_UUID.fullmatch, uuids))
+
+
+def _is_devices(text: str) -> bool:
+    """A share, whole or with `;` behind it, or the separators that are left of consumed groups."""
+    pieces = [piece for piece in re.split("[:;]", text) if piece]
+    fields = max((piece.count(",") for piece in pieces), default=0) + 1
+    return fields >= 4 or (";" in text and (fields > 1 or not pieces))
+
+
+_FORMS: Mapping[str, Callable[[str], bool]] = {
+    "nodeconfig": _is_nodeconfig,
+    "handshake": _is_handshake,
+    "lock": lambda text: _LOCK.match(text) is not None,
+    "time": lambda text: _SECONDS.fullmatch(text) is not None,
+    "phase": lambda text: text in PHASES,
+    "score": _is_score,
+    "cordon": _is_cordon,
+    "register": _is_register,
+    "devices": _is_devices,
+}

@@ -1,0 +1,129 @@
+"""Files that are taken for one of ours or HAMi's and are another one: told by what they are.
+
+To list their keys as unknown, one by one, would hide the one thing that is wrong.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import yaml
+
+from agent.codec.gojson import fold
+from agent.codec.places import STR, Place
+from agent.core.errors import SettingsError, cap
+
+EXPECTED: Final = (
+    "expected the agent's config.yaml, or HAMi's device-config.yaml (section nvidia) or "
+    "config.json (nodeconfig)"
+)
+
+_FILES: Final = ("device-config.yaml", "config.json", "config.yaml")
+"""What a ConfigMap of HAMi's or the agent's may hold under these names."""
+
+_ANOTHERS: Final = ("KubeSchedulerConfiguration", '"Policy"')
+"""Marks of kube-scheduler's own configuration, which HAMi keeps under the same names."""
+
+_CHART: Final = frozenset({"devicePlugin", "nameOverride", "resourceMem", "image"})
+_VENDORS: Final = frozenset(
+    [
+        "amd",
+        "awsneuron",
+        "biren",
+        "cambricon",
+        "enflame",
+        "hygon",
+        "iluvatars",
+        "kunlun",
+        "metax",
+        "mthreads",
+        "vastai",
+        "vnpus",
+    ]
+)
+"""Sections of HAMi's device-config.yaml (HAMi v2.10.0 pkg/scheduler/config/config.go, Config)."""
+
+_NVIDIA: Final = frozenset({"flags", "resources"})
+
+
+def refuse_stranger(document: Place) -> None:
+    """Nothing, where the file may be what it was taken for.
+
+    Raises SettingsError: it is another file; the text says which, and what to give instead.
+    """
+    if not isinstance(document.node, yaml.MappingNode) and not document.null:
+        found = document.shown()
+        raise document.fault(f"keys and values are expected here, not {found}; {EXPECTED}")
+    keys = dict(_keys(document.node))
+    kind = keys.get("kind")
+    if kind is not None and ("apiVersion" in keys or "apiversion" in keys):
+        raise _object(document, keys, str(kind.value))
+    if _CHART & keys.keys():
+        raise document.fault(
+            "these are values of a Helm chart; give the file that the chart renders, as it is in "
+            "the cluster's ConfigMap, or in a values file of the agent's, what stands below config"
+        )
+    if "version" in keys and _NVIDIA & keys.keys():
+        raise document.fault(
+            "this is a configuration of NVIDIA's device plugin, which the agent does not read; "
+            f"{EXPECTED}"
+        )
+
+
+def refuse_files_of_hami(document: Place) -> None:
+    """Raise SettingsError where one of HAMi's files is in the place of the agent's own."""
+    keys = dict(_keys(document.node))
+    folded = set(map(fold, keys))
+    if "nodeconfig" in folded:
+        raise document.fault(
+            "this is HAMi's config.json: name it with --nodeconfig (files.nodeConfig), as JSON"
+        )
+    if "nvidia" in keys:
+        raise document.fault(
+            "this is HAMi's device-config.yaml: name it with --device-config (files.deviceConfig)"
+        )
+    if "nvidia" in folded:
+        raise document.fault(
+            "this looks like HAMi's device-config.yaml; its section is `nvidia`, in lower case"
+        )
+    if _VENDORS & keys.keys():
+        raise document.fault(
+            "this looks like HAMi's device-config.yaml, and its section `nvidia` is missing: "
+            "complete it and name it with --device-config (files.deviceConfig)"
+        )
+
+
+def _object(document: Place, keys: Mapping[str, yaml.Node], kind: str) -> SettingsError:
+    if kind != "ConfigMap":
+        said = f"this is a Kubernetes object of kind {cap(kind, 64)}, and no settings file"
+        return document.fault(f"{said}; {EXPECTED}")
+    metadata = dict(_keys(keys["metadata"])) if "metadata" in keys else {}
+    names = {key: str(metadata[key].value) for key in ("name", "namespace") if key in metadata}
+    name = cap(names.get("name", "NAME"), 64)
+    held = list(_held(keys["data"])) if "data" in keys else []
+    if not held:
+        return document.fault(
+            f"this is the whole ConfigMap {name}, and none of its keys holds a settings file; "
+            f"{EXPECTED}"
+        )
+    key = held[0].replace(".", "\\.")
+    return document.fault(
+        f"this is the whole ConfigMap {name}; give the file below its key {held[0]}: kubectl get "
+        f"configmap {name} --namespace {cap(names.get('namespace', 'NAMESPACE'), 64)} --output "
+        f"jsonpath='{{.data.{key}}}' | hami-agent config check -"
+    )
+
+
+def _held(data: yaml.Node) -> Iterator[str]:
+    """The settings files in the data of a ConfigMap, by name; the case of JSON's keys is lost."""
+    for key, value in _keys(data):
+        text = value.value if isinstance(value, yaml.ScalarNode) else ""
+        if key in _FILES and not any(mark in text for mark in _ANOTHERS):
+            yield key
+
+
+def _keys(node: yaml.Node) -> Iterator[tuple[str, yaml.Node]]:
+    """Keys and values of a mapping; nothing of anything else."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag == STR:
+                yield key.value, value

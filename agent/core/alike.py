@@ -1,0 +1,56 @@
+"""What the driver says of all GPUs alike is the driver's trouble, and not each GPU's."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from agent.core.errors import cap
+from agent.core.events import Probe, ProbeOutcome
+from agent.core.gpu import GpuFault, GpuUuid, Scan, Trouble
+from agent.core.gpu_signs import NO_SIGNS
+
+MANY: Final = 2
+"""Of one GPU alone nobody can tell whether it is the driver's trouble."""
+
+OF_ALL: Final = "the driver says the same of all GPUs: "
+
+Ill = Callable[[GpuUuid], bool]
+"""Whether a GPU is known to be bad or lost: it may fail as others do, for a reason of its own."""
+
+
+def has_failed(probe: Probe) -> bool:
+    """True where the driver answered with an error, and the GPU itself told nothing."""
+    return probe.outcome in {ProbeOutcome.FAILED, ProbeOutcome.LOST} and probe.signs == NO_SIGNS
+
+
+def fail_alike(probes: Iterable[Probe], ill: Ill) -> bool:
+    """Whether all GPUs that were well fail in the same words, be it only one."""
+    words = {probe.text if has_failed(probe) else None for probe in probes if not ill(probe.uuid)}
+    return len(words) == 1 and None not in words
+
+
+def of_the_driver(probes: Iterable[Probe], ill: Ill) -> tuple[Probe, ...]:
+    """The same probes; where several GPUs fail alike, none of them has answered."""
+    asked = tuple(probes)
+    well = [probe for probe in asked if not ill(probe.uuid)]
+    if len(well) < MANY or not fail_alike(well, ill):
+        return asked
+    (words,) = {probe.text for probe in well}
+    told = OF_ALL + (cap(words) or "an error")
+    return tuple(
+        Probe(probe.uuid, ProbeOutcome.SILENT, told) if probe.text == words else probe
+        for probe in asked
+    )
+
+
+def same_fault(scan: Scan, ill: Ill) -> GpuFault | None:
+    """One fault that stands for all: no GPU is described, and those that were well fail alike."""
+    faults = [
+        fault
+        for fault in scan.faults
+        if fault.trouble not in {Trouble.RELEASED, Trouble.UNPLACED} and not ill(GpuUuid(fault.gpu))
+    ]
+    same = {dataclasses.replace(fault, gpu="", index=0) for fault in faults}
+    if scan.gpus or len(same) != 1 or faults[0].trouble not in {Trouble.LOST, Trouble.FAILED}:
+        return None
+    return faults[0]

@@ -1,0 +1,89 @@
+"""The client of HAMi's scheduler: all its requests to the API server wait in one queue.
+
+Source: client-go's flow control (util/flowcontrol, a token bucket per client) with the values of
+HAMi v2.10 cmd/scheduler/main.go, `--kube-qps` and `--kube-burst`. The scheduler makes one client:
+reads, writes, bindings and Events share its queue. A request that waits holds up its caller only.
+"""
+
+import asyncio
+
+from agent.sandbox.api_errors import Json
+from agent.sandbox.scheduler.cluster import Cluster
+
+
+class ClientQueue:
+    """A token bucket on the running loop's clock: `burst` requests at once, then `rate` a second.
+
+    Requests go in the order in which they asked. A rate of 0 or less is no limit.
+    """
+
+    def __init__(self, rate: float, burst: int) -> None:
+        self._rate = rate
+        self._burst = burst
+        self._tokens = float(burst)
+        """Below 0: so many requests wait."""
+        self._counted: float | None = None
+
+    async def turn(self) -> None:
+        """Wait until the next request may go."""
+        if self._rate <= 0:
+            return
+        missing = -self._spend(asyncio.get_running_loop().time())
+        if missing > 0:
+            await asyncio.sleep(missing / self._rate)
+
+    def try_turn(self) -> bool:
+        """Take a turn only if it costs no wait."""
+        now = asyncio.get_running_loop().time()
+        if self._filled(now) < 1:
+            return False
+        self._spend(now)
+        return True
+
+    def _spend(self, now: float) -> float:
+        self._tokens, self._counted = self._filled(now) - 1, now
+        return self._tokens
+
+    def _filled(self, now: float) -> float:
+        if self._counted is None:
+            return self._tokens
+        return min(float(self._burst), self._tokens + (now - self._counted) * self._rate)
+
+
+class QueuedCluster:
+    """The port over another one, behind a queue (`Cluster`): each call is one request."""
+
+    def __init__(self, cluster: Cluster, queue: ClientQueue) -> None:
+        self._cluster = cluster
+        self._queue = queue
+
+    async def get(self, resource: str, namespace: str, name: str) -> Json:
+        """See `Cluster.get`."""
+        await self._queue.turn()
+        return await self._cluster.get(resource, namespace, name)
+
+    async def patch(
+        self,
+        resource: str,
+        namespace: str,
+        name: str,
+        changes: Json,
+        *,
+        uid: str | None = None,
+        version: str | None = None,
+    ) -> Json:
+        """See `Cluster.patch`."""
+        await self._queue.turn()
+        return await self._cluster.patch(
+            resource, namespace, name, changes, uid=uid, version=version
+        )
+
+    async def create(self, resource: str, namespace: str, obj: Json) -> None:
+        """See `Cluster.create`."""
+        await self._queue.turn()
+        await self._cluster.create(resource, namespace, obj)
+
+    async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
+        """See `Cluster.bind`."""
+        await self._queue.turn()
+        await self._cluster.bind(namespace, name, uid, node_name)

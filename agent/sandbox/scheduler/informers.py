@@ -1,0 +1,42 @@
+"""The scheduler's own copies of pods and nodes, as its watches last told of them.
+
+Source: client-go's informers, from whose listers HAMi 2.9 and later read in Bind.
+"""
+
+from agent.sandbox.api_errors import Json
+
+
+class Informers:
+    """Objects by name; reading here is no request, and may be late."""
+
+    def __init__(self) -> None:
+        self._objects: dict[tuple[str, str, str], Json] = {}
+
+    def see(self, resource: str, kind: str, obj: Json) -> None:
+        """Take in an object that was ADDED, MODIFIED or DELETED."""
+        metadata = obj["metadata"]
+        key = (resource, metadata.get("namespace", ""), metadata["name"])
+        if kind != "DELETED":
+            self._objects[key] = obj
+        elif self._is_same(key, metadata.get("uid")):
+            del self._objects[key]
+
+    def get(self, resource: str, namespace: str, name: str) -> Json | None:
+        """The object as it was last seen, or None."""
+        return self._objects.get((resource, namespace, name))
+
+    def uids(self, resource: str) -> frozenset[str]:
+        """The UIDs of all objects of a resource."""
+        return frozenset(
+            obj["metadata"]["uid"] for key, obj in self._objects.items() if key[0] == resource
+        )
+
+    def retain_pods(self, uids: frozenset[str]) -> None:
+        """Drop all pods but these: the rest went while nobody looked."""
+        for key, obj in list(self._objects.items()):
+            if key[0] == "pods" and obj["metadata"]["uid"] not in uids:
+                del self._objects[key]
+
+    def _is_same(self, key: tuple[str, str, str], uid: str | None) -> bool:
+        held = self._objects.get(key)
+        return held is not None and held["metadata"].get("uid") == uid

@@ -1,0 +1,106 @@
+"""What an effect does at the API server."""
+
+from collections.abc import Mapping
+
+import structlog
+
+from agent.codec.pod import consume
+from agent.core.annotations import BIND_PHASE, MUTEX_LOCK, PHASE_SUCCESS, TO_ALLOCATE
+from agent.core.errors import ApiError, ApiForbidden, ApiNotFound
+from agent.core.ledger import Effect, EffectKind
+from agent.core.pods import PodTable, PodUid, PodView
+from agent.core.ports import NodeApi, PodApi
+from agent.core.settlement import event_of
+from agent.kit.cell import Cell
+
+log = structlog.get_logger(__name__)
+
+OUTLIVED = 64
+"""Locks that outlived their pod and are remembered: so many are in `former_locks` at most."""
+
+
+class Acts:
+    """Performs effects.
+
+    Sole writer of `outlived`: the last locks that stood when the pod answered under them went.
+    """
+
+    def __init__(
+        self,
+        api: tuple[NodeApi, PodApi],
+        table: Cell[PodTable],
+        outlived: Cell[Mapping[str, PodUid]],
+    ) -> None:
+        self._nodes, self._pods = api
+        self._table = table
+        self._outlived = outlived
+
+    async def perform(self, effect: Effect) -> str:
+        """Perform the effect: what came of it, in a word. Raises ApiError."""
+        match effect.kind:
+            case EffectKind.RELEASE_LOCK:
+                await self._release(effect)
+            case EffectKind.SETTLE_POD:
+                return await self._settle(effect)
+            case EffectKind.POST_EVENT:
+                await self._pods.post_event(event_of(effect))
+        return "done"
+
+    async def _settle(self, effect: Effect) -> str:
+        """One patch of the pod: the consumed groups go, the phase is set. Then its lock goes.
+
+        Where there is a lock, the pod is patched even if nothing changes: that its UID still has
+        the name, or that nobody has it, shows that the lock is no other pod's.
+        """
+        pod = self._table.value.pods.get(effect.pod_uid)
+        is_over = pod is None or (pod.terminal and effect.phase == PHASE_SUCCESS)
+        changes = {} if pod is None or is_over else _changes(pod, effect)
+        if not effect.value and (is_over or not changes):
+            return "dropped" if is_over else "unchanged"
+        was_here = True
+        try:
+            await self._pods.annotate_pod(effect.namespace, effect.pod, effect.pod_uid, changes)
+        except ApiNotFound:
+            if not effect.value:
+                raise
+            was_here = False
+        if effect.value:
+            await self._release(effect)
+            if was_here:
+                await self._look_again(effect)
+        return "done"
+
+    async def _look_again(self, effect: Effect) -> None:
+        """Note the lock if its pod went since the patch: the next of its name may have taken it.
+
+        Whoever went before the patch is not looked for: a tenant can delete an answered pod, and
+        make one of its name by himself, at any time.
+        """
+        try:
+            pod = await self._pods.get_pod(effect.namespace, effect.pod)
+        except ApiForbidden:
+            pod = None  # a node may not read what is gone, or not bound to it yet
+        except ApiError as error:
+            log.warning("lock.owner_unknown", ns=effect.namespace, pod=effect.pod, err=str(error))
+            return
+        if pod is None or pod.uid != effect.pod_uid:
+            noted = {**self._outlived.value, effect.value: effect.pod_uid}
+            self._outlived.set(dict(list(noted.items())[-OUTLIVED:]))
+
+    async def _release(self, effect: Effect) -> None:
+        """Remove the lock if it still has this text."""
+        await self._nodes.release_lock(MUTEX_LOCK, effect.value)
+        log.info("lock.released", ns=effect.namespace, pod=effect.pod)
+
+
+def _changes(pod: PodView, effect: Effect) -> dict[str, str | None]:
+    """What the pod's annotations lack of what is owed to it."""
+    changes: dict[str, str | None] = {}
+    text = pod.annotations.get(TO_ALLOCATE)
+    if effect.groups and text is not None:
+        consumed = consume(text, effect.groups)
+        if consumed != text:
+            changes[TO_ALLOCATE] = consumed
+    if effect.phase and pod.annotations.get(BIND_PHASE) != effect.phase:
+        changes[BIND_PHASE] = effect.phase
+    return changes

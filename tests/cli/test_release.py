@@ -1,0 +1,110 @@
+"""`hami-agent release`: what is asked, what is shown, exit codes."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+
+import pytest
+import structlog
+from aiohttp import web
+
+from agent.cli import release
+from agent.web.actions import Actions
+from agent.web.server import Listeners, WebServer
+
+pytestmark = pytest.mark.looptime(False)
+
+DATA = {"gpus": ["GPU-3"], "heldBy": [], "released": True, "obstacle": ""}
+
+
+class Told(Actions):
+    """Stands for the agent's actions: answers every POST alike."""
+
+    def __init__(self, status, text):
+        super().__init__({})
+        self.status, self.text = status, text
+        self.asked = []
+
+    async def answer(self, request):
+        self.asked.append(request.path)
+        return web.Response(status=self.status, text=self.text)
+
+
+@contextlib.asynccontextmanager
+async def an_agent(path, status=200, **changes):
+    text = json.dumps({"apiVersion": "hami-agent/v1", "kind": "Release", "data": DATA | changes})
+    told = Told(status, changes.get("raw", text))
+    with structlog.testing.capture_logs():
+        async with WebServer(Listeners(port=None, socket_path=path), {}, told):
+            yield told
+
+
+async def run(*argv):
+    parser = argparse.ArgumentParser(prog="hami-agent")
+    release.add_parser(parser.add_subparsers(dest="verb"))
+    args = parser.parse_args(["release", *map(str, argv)])
+    return await asyncio.to_thread(release.main, args, {})
+
+
+async def test_a_gpu_that_nobody_holds_is_free_for_the_work(tmp_path, capsys):
+    path = tmp_path / "s.sock"
+    async with an_agent(path) as agent:
+        code = await run("3", "--socket", path)
+
+    assert (0, ["/api/v1/gpus/3:release"]) == (code, agent.asked)
+    assert "GPU-3: released; `hami-agent recheck` takes it back\n" == capsys.readouterr().out
+
+
+async def test_pods_that_have_it_are_named(tmp_path, capsys):
+    path = tmp_path / "s.sock"
+    async with an_agent(path, heldBy=["ml/train-0"]):
+        code = await run("all", "--socket", path)
+
+    assert 1 == code
+    assert "held by pod ml/train-0: delete it first\n" in capsys.readouterr().out
+
+
+async def test_what_holds_it_open_is_said(tmp_path, capsys):
+    path = tmp_path / "s.sock"
+    async with an_agent(path, released=False, obstacle="a call has not come back"):
+        code = await run("3", "--socket", path)
+
+    told = capsys.readouterr().out
+    assert 1 == code
+    assert "holds it open: a call has not come back\nrelease it again" in told
+
+
+async def test_json_says_where_it_is_from(tmp_path, capsys):
+    path = tmp_path / "s.sock"
+    async with an_agent(path):
+        assert 0 == await run("3", "--socket", path, "-o", "json")
+
+    document = json.loads(capsys.readouterr().out)
+    assert (str(path), DATA) == (document["source"], document["data"])
+
+
+@pytest.mark.parametrize(
+    ("status", "raw", "code"),
+    [(404, "There is no GPU 9 here.", 4), (403, "Only root may do this.", 1), (200, "{}", 3)],
+)
+async def test_what_went_wrong_is_said_and_has_its_exit_code(tmp_path, capsys, status, raw, code):
+    path = tmp_path / "s.sock"
+    async with an_agent(path, status, raw=raw):
+        assert code == await run("9", "--socket", path)
+
+    assert "hami-agent release: " in capsys.readouterr().err
+
+
+async def test_nobody_at_the_socket_is_unreachable(tmp_path, capsys):
+    assert 3 == await run("0", "--socket", tmp_path / "none.sock")
+    assert "is the agent running" in capsys.readouterr().err
+
+
+async def test_several_are_taken_back_with_one_word(tmp_path, capsys):
+    path = tmp_path / "s.sock"
+    async with an_agent(path, gpus=["GPU-3", "GPU-4"]):
+        await run("all", "--socket", path)
+
+    told = "GPU-3, GPU-4: released; `hami-agent recheck all` takes them back\n"
+    assert told == capsys.readouterr().out

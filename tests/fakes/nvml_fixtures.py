@@ -1,0 +1,41 @@
+"""The C stub as fixtures, for the folders that ask for them in their conftest."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from agent.host.nvml.driver import NvmlDriver
+from agent.host.nvml.library import pynvml as the_library
+from tests.fakes import nvml_stub
+from tests.fakes.nvml_stub import NvmlStub
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory) -> Path:
+    return nvml_stub.build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def stub_path(built: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(built, tmp_path / "libstub.so"))
+
+
+@pytest.fixture
+def forgetful():
+    yield
+    nvml_stub.forget()
+
+
+@pytest.fixture
+def stub(stub_path: Path) -> NvmlStub:
+    return NvmlStub(stub_path)
+
+
+@pytest.fixture
+async def stub_driver(stub_path: Path, stub: NvmlStub, tmp_path: Path):
+    driver = NvmlDriver(the_library(), path=stub_path, sys_root=tmp_path, deadline=0.3)
+    yield driver
+    stub.hang(hung=False)
+    await driver.close()
+    assert 0 == stub.undefined

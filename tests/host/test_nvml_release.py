@@ -1,0 +1,198 @@
+"""A GPU that is released is held by no handle, whatever is asked of the others."""
+
+import asyncio
+
+import pytest
+
+from agent.core.errors import DriverError, GpuError
+from agent.core.events import DriverEvent, EventKind, ProbeOutcome
+from agent.core.gpu import GpuUuid, Trouble
+from tests.fakes.nvml_events import hear, listening
+
+pytestmark = [pytest.mark.looptime(False), pytest.mark.usefixtures("forgetful")]
+
+G0, G1, G2 = (GpuUuid(f"GPU-5708-{slot}") for slot in range(3))
+
+
+def attached(stub) -> list[bool]:
+    return [stub.attached(slot) for slot in range(3)]
+
+
+async def test_a_released_gpu_is_let_go_of_and_the_others_are_asked_on(stub_driver, stub):
+    before = await stub_driver.scan()
+    assert [True] * 3 == attached(stub)
+    await stub_driver.release([G1])
+    assert [False] * 3 == attached(stub)
+    scan = await stub_driver.scan()
+    probes = [await stub_driver.probe(uuid) for uuid in (G0, G2)]
+    await stub_driver.sample(G0)
+
+    assert [before.gpus[0], before.gpus[2]] == list(scan.gpus)  # links and indexes, too
+    assert [(G1, Trouble.RELEASED, 1)] == [(f.gpu, f.trouble, f.index) for f in scan.faults]
+    assert {ProbeOutcome.PASSED} == {probe.outcome for probe in probes}
+    assert [True, False, True] == attached(stub)
+
+
+@pytest.mark.parametrize("ask", ["probe", "sample"])
+async def test_a_released_gpu_itself_is_asked_nothing(stub_driver, stub, ask):
+    await stub_driver.scan()
+    await stub_driver.release([G1])
+    with pytest.raises(GpuError, match="hami-agent recheck takes it back"):
+        await getattr(stub_driver, ask)(G1)
+
+    assert not stub.attached(1)
+
+
+async def test_the_others_are_heard_on(stub_driver, stub):
+    await stub_driver.scan()
+    await stub_driver.release([G1])
+    async with listening(stub_driver) as heard:
+        while heard.empty():
+            stub.xid(1, 79)
+            stub.xid(2, 48)
+            await asyncio.sleep(0.01)
+
+        assert [DriverEvent(EventKind.XID, G2, 48)] == await hear(heard, 1)
+        assert not stub.attached(1)
+
+
+async def test_who_listens_when_a_gpu_is_released_is_told_that_the_session_ended(stub_driver, stub):
+    await stub_driver.scan()
+    async with listening(stub_driver) as heard:
+        while heard.empty():
+            stub.xid(2, 48)
+            await asyncio.sleep(0.01)
+        await stub_driver.release([G1])
+        ends = [await heard.get() for _ in range(heard.qsize() or 1)]
+
+    assert isinstance(ends[-1], DriverError)
+    assert 0 == stub.sets
+
+
+async def test_with_all_released_no_session_is_open_and_none_is_begun(stub_driver, stub):
+    await stub_driver.scan()
+    await stub_driver.release([G0, G1, G2])
+    for ask in (stub_driver.scan(), stub_driver.probe(G0), anext(stub_driver.events())):
+        with pytest.raises(DriverError, match="all GPUs are released"):
+            await ask
+    assert 0 == stub.sessions
+    begun = stub.calls("nvmlInitWithFlags")
+    stub_driver.take_back(G0)
+    scan = await stub_driver.scan()
+
+    assert [G0] == [gpu.uuid for gpu in scan.gpus]
+    assert ([True, False, False], 1) == (attached(stub), stub.calls("nvmlInitWithFlags") - begun)
+
+
+async def test_a_gpu_that_went_meanwhile_makes_nobody_touch_another(stub_driver, stub):
+    await stub_driver.scan()
+    await stub_driver.release([G1])
+    stub.order([1, 2])  # GPU 0 is gone, and the released one has its index
+    scan = await stub_driver.scan()
+
+    assert [G2] == [gpu.uuid for gpu in scan.gpus]
+    assert not stub.attached(1)
+    stub_driver.take_back(G1)
+    assert [(G1, 0), (G2, 1)] == [(gpu.uuid, gpu.index) for gpu in (await stub_driver.scan()).gpus]
+
+
+async def test_a_gpu_that_is_taken_back_is_heard_again(stub_driver, stub):
+    await stub_driver.scan()
+    await stub_driver.release([G1])
+    async with listening(stub_driver) as heard:
+        while heard.empty():
+            stub.xid(2, 94)
+            await asyncio.sleep(0.01)
+        stub_driver.take_back(G1)
+        await stub_driver.scan()
+        while not heard.empty():
+            heard.get_nowait()
+        while heard.empty():
+            stub.xid(1, 48)
+            await asyncio.sleep(0.01)
+
+        assert [DriverEvent(EventKind.XID, G1, 48)] == await hear(heard, 1)
+
+
+async def test_a_call_that_does_not_come_back_is_named_as_what_holds_the_gpus(stub_driver, stub):
+    await stub_driver.scan()
+    stub.hang(slot=0)
+    await stub_driver.probe(G0)
+    with pytest.raises(DriverError, match="has not come back from the driver"):
+        await stub_driver.release([G1])
+    stub.hang(slot=0, hung=False)
+    await asyncio.sleep(0.05)
+    await stub_driver.release([G1])
+
+    assert [False] * 3 == attached(stub)
+
+
+async def test_a_gpu_that_was_never_described_cannot_be_released(stub_driver, stub):
+    stub.hang(slot=1)
+    await stub_driver.scan()
+    with pytest.raises(GpuError, match=r"has not described it.*release all"):
+        await stub_driver.release([G1])
+
+
+async def test_all_are_let_go_of_although_one_of_them_was_never_described(stub_driver, stub):
+    stub.hang(slot=1)
+    await stub_driver.scan()
+    stub.hang(slot=1, hung=False)
+    await asyncio.sleep(0.05)
+    await stub_driver.release([G0, G1, G2])
+
+    assert ([False] * 3, 0) == (attached(stub), stub.sessions)
+    with pytest.raises(DriverError, match="all GPUs are released"):
+        await stub_driver.scan()
+    for uuid in (G0, G1, G2):
+        stub_driver.take_back(uuid)
+    assert [G0, G1, G2] == [gpu.uuid for gpu in (await stub_driver.scan()).gpus]
+
+
+async def test_one_that_was_never_described_is_told_until_it_is_taken_back(stub_driver, stub):
+    stub.hang(slot=1)
+    await stub_driver.scan()
+    stub.hang(slot=1, hung=False)
+    await asyncio.sleep(0.05)
+    await stub_driver.release([G0, G1, G2])
+    stub_driver.take_back(G0)
+    scan = await stub_driver.scan()
+
+    told = {(fault.gpu, fault.trouble) for fault in scan.faults}
+    assert {(G1, Trouble.RELEASED), (G2, Trouble.RELEASED)} == told
+    assert not stub.attached(1)
+
+
+async def test_one_never_described_that_is_taken_back_alone_is_told_until_all_are(
+    stub_driver, stub
+):
+    stub.hang(slot=1)
+    await stub_driver.scan()
+    stub.hang(slot=1, hung=False)
+    await asyncio.sleep(0.05)
+    await stub_driver.release([G0, G1, G2])
+    stub_driver.take_back(G1)
+    scan = await stub_driver.scan()
+    with pytest.raises(GpuError) as refused:
+        await stub_driver.probe(G1)
+
+    told = {fault.gpu: (fault.trouble, fault.text) for fault in scan.faults}
+    assert (Trouble.UNPLACED, "it is looked for when all GPUs are taken back") == told[G1]
+    assert str(refused.value).endswith("when all GPUs are taken back: hami-agent recheck all")
+    assert {G0, G1, G2} == told.keys()
+    assert [False] * 3 == attached(stub)
+    stub_driver.take_back(G0)
+    stub_driver.take_back(G2)
+    scan = await stub_driver.scan()
+    assert ([G0, G1, G2], ()) == ([gpu.uuid for gpu in scan.gpus], scan.faults)
+
+
+async def test_a_lost_gpu_can_be_released_for_its_reset(stub_driver, stub):
+    await stub_driver.scan()
+    stub.lose(1)
+    await stub_driver.scan()
+    await stub_driver.release([G1])
+    stub.lose(1, lost=False)
+    stub_driver.take_back(G1)
+
+    assert 3 == len((await stub_driver.scan()).gpus)

@@ -1,0 +1,100 @@
+"""GPUs that take long to wake, and one that is lost beside others: over the real pynvml."""
+
+import asyncio
+
+import pytest
+
+from agent.core.events import DriverEvent, EventKind, ProbeOutcome
+from agent.core.gpu import GpuUuid, Trouble
+from tests.fakes.nvml_events import hear, listening
+
+pytestmark = [pytest.mark.looptime(False), pytest.mark.usefixtures("forgetful")]
+
+UUIDS = [GpuUuid(f"GPU-5708-{slot}") for slot in range(16)]
+
+DEADLINE = 0.3
+"""Of the driver in these tests; 2 s in an agent."""
+SLOW, SLOWER = 0.75 * DEADLINE, 1.5 * DEADLINE
+"""As 1.5 s and 3 s."""
+
+
+@pytest.mark.parametrize(
+    ("count", "seconds", "serial"), [(1, SLOWER, False), (8, SLOWER, False), (8, SLOW, True)]
+)
+async def test_gpus_that_answer_late_are_there_as_soon_as_they_do(
+    stub_driver, stub, count, seconds, serial
+):
+    stub.order(range(count))
+    stub.wake_slowly(range(count), seconds, serial=serial)
+    loop = asyncio.get_running_loop()
+    awake = loop.time() + (count if serial else 1) * seconds
+    async with listening(stub_driver) as heard:
+        scan = await stub_driver.scan()
+        assert {Trouble.SILENT} == {fault.trouble for fault in scan.faults}
+        assert len(scan.gpus) <= 1
+        while scan.faults:
+            async with asyncio.timeout(3):
+                while await heard.get() != DriverEvent(EventKind.CHANGED):
+                    pass
+            scan = await stub_driver.scan()
+
+    assert UUIDS[:count] == [gpu.uuid for gpu in scan.gpus]
+    assert loop.time() < awake + 5 * DEADLINE
+
+
+async def test_who_listens_only_after_a_gpu_woke_is_told_of_it(stub_driver, stub):
+    stub.wake_slowly([1], SLOWER)
+    assert [Trouble.SILENT] == [fault.trouble for fault in (await stub_driver.scan()).faults]
+    await asyncio.sleep(SLOWER)
+    async with listening(stub_driver) as heard:
+        assert [DriverEvent(EventKind.CHANGED)] == await hear(heard, 1)
+
+    assert () == (await stub_driver.scan()).faults
+
+
+async def test_a_gpu_that_answers_in_time_is_no_news(stub_driver, stub):
+    async with listening(stub_driver) as heard:
+        await stub_driver.scan()
+        stub.xid(0, 48)
+
+        assert EventKind.XID is (await hear(heard, 1))[0].kind
+
+
+async def reports(stub, heard, slot: int, number: int) -> list[DriverEvent]:
+    """The GPU reports until it is heard: what comes while there is no set is heard by nobody."""
+    async with asyncio.timeout(3):
+        while heard.empty():
+            stub.xid(slot, number)
+            await asyncio.sleep(0.01)
+    known = []
+    while not heard.empty():
+        known.append(heard.get_nowait())
+    return known
+
+
+async def test_one_lost_gpu_deafens_no_other(stub_driver, stub):
+    await stub_driver.scan()
+    async with listening(stub_driver) as heard:
+        await reports(stub, heard, 2, 94)
+        begun = asyncio.get_running_loop().time()
+        stub.lose(1)
+        while DriverEvent(EventKind.XID, UUIDS[2], 48) not in await reports(stub, heard, 2, 48):
+            pass
+
+        assert asyncio.get_running_loop().time() - begun < 1.0
+        assert "GPU is lost" in (await stub_driver.probe(UUIDS[1])).text
+        assert 1 == stub.sets
+
+
+async def test_a_gpu_that_was_lost_is_heard_again_when_it_is_back(stub_driver, stub):
+    await stub_driver.scan()
+    async with listening(stub_driver) as heard:
+        await reports(stub, heard, 2, 94)
+        stub.lose(1)
+        assert ProbeOutcome.LOST is (await stub_driver.probe(UUIDS[1])).outcome
+        await reports(stub, heard, 2, 48)
+        stub.lose(1, lost=False)
+        await stub_driver.probe(UUIDS[1])
+
+        while DriverEvent(EventKind.XID, UUIDS[1], 48) not in await reports(stub, heard, 1, 48):
+            pass

@@ -1,0 +1,83 @@
+"""Planted bugs for stories without faults: what the agent once took for true, and did not do.
+
+As in `mutants`: the stories must find every one of them.
+"""
+
+import dataclasses
+
+from agent.core.annotations import BIND_TIME
+from agent.core.errors import Gate, Refusal
+from agent.core.evidence import Evidence, Grant, LookAtPod
+from agent.core.ledger import Effect, EffectKind
+from agent.core.match_settings import MatchSettings
+from agent.core.matching import decide as decide_truly
+from agent.core.pods import NodeLock, PodView
+from agent.core.settlement import Scene
+from agent.core.settlement import owed as owed_truly
+from agent.services import settlement
+from agent.services.allocation import inquiry
+from tests.machine.mutants import Mutant, replaced
+
+
+def bind_time_compared() -> Mutant:
+    """A lock that was stamped after its owner's bind-time is taken for a later pod's."""
+
+    def decide(count: int, evidence: Evidence, settings: MatchSettings) -> object:
+        step = decide_truly(count, evidence, settings)
+        if isinstance(step, Grant) and step.replay is None:
+            pod, lock = step.candidate.pod, evidence.lock
+            if lock is not None and lock.owner == pod.key and not _took(pod, lock):
+                raise Refusal(Gate.NO_RIGHT, "The lock was taken for a later pod of that name.")
+        return step
+
+    return Mutant(replaced(inquiry, "decide", decide), "a good pod was refused")
+
+
+def bind_time_compared_in_settlement() -> Mutant:
+    """The lock of an owner that is over or gone is released only if it is not the younger one."""
+
+    def owed(scene: Scene) -> tuple[Effect, ...]:
+        return tuple(effect for effect in owed_truly(scene) if not _is_doubted(effect, scene))
+
+    return Mutant(replaced(settlement, "owed", owed), "a lock stood")
+
+
+def returning_names_not_looked_at() -> Mutant:
+    """The pod in view is taken for the one that the API server has by that name."""
+
+    def decide(count: int, evidence: Evidence, settings: MatchSettings) -> object:
+        step = decide_truly(count, evidence, settings)
+        while isinstance(step, LookAtPod):
+            key = step.namespace, step.name
+            seen = evidence.table.named(*key)
+            looked = {**evidence.looked, key: seen.uid if seen else None}
+            evidence = dataclasses.replace(evidence, looked=looked)
+            step = decide_truly(count, evidence, settings)
+        return step
+
+    return Mutant(replaced(inquiry, "decide", decide), "another one's directory")
+
+
+def locks_that_went_forgotten() -> Mutant:
+    """Only the lock that stands proves a right: the judge excuses nobody for HAMi's own doing."""
+    return Mutant(replaced(inquiry, "former_locks", lambda *_: ()), "a good pod was refused")
+
+
+def _is_doubted(effect: Effect, scene: Scene) -> bool:
+    if effect.kind is not EffectKind.RELEASE_LOCK or scene.lock is None:
+        return False
+    graves = [stone.pod for stone in scene.table.tombstones]
+    pods = [*scene.table.pods.values(), *graves]
+    return any(pod.key == scene.lock.owner and not _took(pod, scene.lock) for pod in pods)
+
+
+def _took(pod: PodView, lock: NodeLock) -> bool:
+    return int(lock.stamp.timestamp()) <= int(pod.annotations.get(BIND_TIME, "0"))
+
+
+CALM_MUTANTS = (
+    bind_time_compared,
+    bind_time_compared_in_settlement,
+    returning_names_not_looked_at,
+    locks_that_went_forgotten,
+)

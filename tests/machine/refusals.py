@@ -1,0 +1,161 @@
+"""Which refusals of the agent are right where something fails, and under which condition.
+
+Each one is held against the world as it was when the kubelet began to ask and when it was refused.
+One that none of these conditions explains is a breach: a false refusal is as bad as a wrong answer.
+"""
+
+import asyncio
+import dataclasses
+import enum
+from collections import Counter
+from collections.abc import Iterator
+
+from agent.core.condition import Condition
+from agent.sandbox.api_errors import Json
+from agent.sandbox.kubelet.seen import Seen
+from tests.machine.audit import asked_containers, key_of
+from tests.machine.kubelet import RESOURCE
+from tests.machine.site import Site
+
+CROWDED = 2.0
+"""Seconds for which other clients of PodResources may have used up its rate limit."""
+
+
+class Fact(enum.Enum):
+    """What of the world can explain a refusal."""
+
+    GONE = "the pod was deleted before its Allocate was over; it ends at once, whatever it hears"
+    OVER = "the pod had failed, for another reason, before it was asked for"
+    STATIC = "a static pod: HAMi's scheduler never saw it, nor can the agent"
+    STRAY = "a pod that HAMi's scheduler did not place"
+    LOCKLESS = "HAMi takes no lock for it, and `unlockedPods: strict` refuses such a pod"
+    UNLOCKED = "the lock on the Node does not name it: the scheduler gave it up or away"
+    NO_API = "the API server does not answer"
+    NO_LIST = "the pods of the node cannot be listed"
+    NO_WITNESS = "the kubelet did not answer PodResources, or others had used up its rate limit"
+    SLOW_DISK = "the disk takes too long for the time there is"
+    BAD_GPU = "a GPU that it was given is bad or lost, or was when it asked"
+    LIE = "a tenant made little of what its pod holds, and the scheduler believed it"
+    SOLD = "HAMi's scheduler has sold the same room to others already"
+    LOST = "the kubelet lost records of containers, and does not say which it starts again"
+
+
+@dataclasses.dataclass(frozen=True)
+class Right:
+    """Refusals through these gates are right where the fact holds; no gates: through any."""
+
+    fact: Fact
+    gates: frozenset[str] = frozenset()
+
+
+_UNSEEN = frozenset(("HA-2001", "HA-2003", "HA-2007", "HA-2010"))
+"""Where the pod that asks may be one that no view shows; of its name a grave may be known."""
+
+RIGHT = (
+    Right(Fact.GONE),
+    Right(Fact.OVER, _UNSEEN),
+    Right(Fact.STATIC),
+    Right(Fact.STRAY),
+    Right(Fact.LOCKLESS, frozenset(("HA-2004", "HA-2005"))),
+    Right(Fact.UNLOCKED, frozenset(("HA-2004", "HA-2005"))),
+    Right(Fact.NO_API, _UNSEEN | {"HA-2004", "HA-2005"}),
+    Right(Fact.NO_LIST, _UNSEEN),
+    Right(Fact.NO_WITNESS, frozenset(("HA-2007", "HA-5002"))),
+    Right(Fact.SLOW_DISK, frozenset(("HA-5001", "HA-5002"))),
+    Right(Fact.BAD_GPU, frozenset(("HA-4001", "HA-4002"))),
+    Right(Fact.LIE, frozenset(("HA-4003", "HA-4004"))),
+    Right(Fact.SOLD, frozenset(("HA-4003", "HA-4004"))),
+    Right(Fact.LOST, frozenset(("HA-2002", "HA-2009"))),
+)
+
+
+class Refusals:
+    """Judges each refusal when it happens. `counted`: by gate and the first fact that explains.
+
+    `right`: pods whose refusal a fact explains.
+    """
+
+    def __init__(self, site: Site) -> None:
+        self.counted: Counter[str] = Counter()
+        self.right: set[str] = set()
+        self.lies = 0
+        self.crowded_at = -CROWDED
+        self._site = site
+        self._before: frozenset[Fact] = frozenset()
+        site.kubelet.history.listen(self._hear)
+
+    def _hear(self, event: Seen) -> None:
+        if event.kind in ("preferring", "allocating"):
+            self._before = frozenset(self._facts(event.pod))
+        elif event.kind == "allocate_refused" and "[HA-" in event.text:
+            self._judge(event)
+
+    def _judge(self, event: Seen) -> None:
+        gate = "HA-" + event.text.rpartition("[HA-")[2].partition("]")[0]
+        facts = {*self._before, *self._facts(event.pod)}
+        for right in RIGHT:
+            if right.fact in facts and (not right.gates or gate in right.gates):
+                self.counted[f"{gate} {right.fact.name}"] += 1
+                self.right.add(event.pod)
+                return
+        names = sorted(fact.name for fact in facts)
+        who = f"{event.pod} {event.container}"
+        self._site.audit.breaches.append(f"a good pod was refused: {who}: {event.text}: {names}")
+
+    def _facts(self, uid: str) -> Iterator[Fact]:
+        yield from self._of_pod(uid)
+        site = self._site
+        if site.faults.is_down:
+            yield Fact.NO_API
+        if site.faults.is_down or site.faults.list_fails:
+            yield Fact.NO_LIST
+        now = asyncio.get_running_loop().time()
+        if site.host.trouble.silent or now - self.crowded_at < CROWDED:
+            yield Fact.NO_WITNESS
+        if site.host.trouble.write:
+            yield Fact.SLOW_DISK
+        if self.lies:
+            yield Fact.LIE
+        if any(self._lost()):
+            yield Fact.LOST
+
+    def _of_pod(self, uid: str) -> Iterator[Fact]:
+        audit, pod = self._site.audit, self._site.audit.pod(uid)
+        if pod is None:
+            yield Fact.GONE if audit.was_there(uid) else Fact.STATIC
+            return
+        if pod["status"].get("phase") == "Failed":
+            yield Fact.OVER
+        groups = self._site.scheduler.placed.get(uid)
+        if groups is None:
+            yield Fact.STRAY
+        if not _takes_lock(pod):
+            yield Fact.LOCKLESS
+        if not self._site.scheduler.lock().endswith(f",{key_of(pod)}"):
+            yield Fact.UNLOCKED
+        if audit.room.is_oversold(uid):
+            yield Fact.SOLD
+        conditions = dict(zip(self._site.gpu_uuids(), self._site.conditions, strict=True))
+        given = {str(share.uuid) for group in groups or () for share in group}
+        if any(conditions[gpu] is not Condition.OK for gpu in given):
+            yield Fact.BAD_GPU
+
+    def _lost(self) -> Iterator[tuple[str, str]]:
+        """Containers of live pods of which the kubelet has no record, though they had an answer.
+
+        Or that it started without asking.
+        """
+        held, audit = self._site.kubelet.held(RESOURCE), self._site.audit
+        for uid, node in self._site.kubelet.node.pods.items():
+            for one in node.spec.containers:
+                owner = (uid, one.name)
+                is_known = owner in audit.answers or bool(node.starts.get(one.name))
+                is_asked = bool(one.limits.get(RESOURCE))
+                if is_asked and is_known and owner not in held and audit.is_live(uid):
+                    yield owner
+
+
+def _takes_lock(pod: Json) -> bool:
+    """Whether a container that is no init container asks for a GPU."""
+    apps = {one["name"] for one in pod["spec"]["containers"]}
+    return any(name in apps for name in asked_containers(pod))

@@ -1,0 +1,199 @@
+"""What the agent has to do with on its node: the disk, host directories and the kubelet's books.
+
+Each belongs to one life of the agent: its calls wait a moment, and a dead one reaches nobody.
+"""
+
+import asyncio
+import dataclasses
+import random
+from collections.abc import Callable
+
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+
+from agent.core.errors import StateError
+from agent.core.holdings import KubeletEpoch
+from agent.core.inventory import Inventory
+from agent.core.ledger import ContainerKey
+from agent.core.match_settings import UnlockedPods
+from agent.core.pods import PodUid
+from agent.core.ports import Clock
+from agent.host.podresources import PodResourcesWitness
+from agent.kit.cell import Cell
+from agent.sandbox.kubelet.podstatus import _identity
+from agent.wire.v1 import (
+    GetPodResourcesRequest,
+    GetPodResourcesResponse,
+    ListPodResourcesRequest,
+    ListPodResourcesResponse,
+)
+from tests.fakes.disk import MemoryDisk
+from tests.fakes.kubelet_side import FakeHookDirs
+from tests.machine.api import Faults, Store
+from tests.machine.kubelet import NOWHERE, MemoryKubelet, MemoryLife
+
+_CALL = (0.0003, 0.001)
+_WRITE = (0.0005, 0.003)
+
+
+@dataclasses.dataclass
+class Trouble:
+    """So many calls of PodResources fail; each write takes so many seconds longer."""
+
+    silent: int = 0
+    write: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """What outlives the agent. `is_old`: its kubelet is one before 1.34, which has no Get."""
+
+    store: Store
+    faults: Faults
+    kubelet: MemoryKubelet
+    disk: MemoryDisk
+    hooks: FakeHookDirs
+    inventory: Cell[Inventory]
+    epoch: Cell[KubeletEpoch | None]
+    clock: Clock
+    chance: random.Random
+    trouble: Trouble = dataclasses.field(default_factory=Trouble)
+    unlocked: UnlockedPods = UnlockedPods.STRICT
+    is_old: bool = False
+
+
+class Steps:
+    """The awaits of one life. It is killed at the one that `kill_at` names."""
+
+    def __init__(self, kill: Callable[[], None]) -> None:
+        self.is_over = False
+        self._kill = kill
+        self._left: int | None = None
+
+    def kill_at(self, steps: int | None) -> None:
+        """Die at the await that many awaits from now; None: live on."""
+        self._left = steps
+
+    async def __call__(self) -> None:
+        if self._left is not None:
+            self._left -= 1
+            if self._left < 0:
+                self._kill()
+        if self.is_over:
+            await asyncio.Event().wait()
+
+
+class LifeDisk:
+    """The disk of one life: a dead one writes no more."""
+
+    place = "/state"
+
+    def __init__(self, host: Host, step: Steps) -> None:
+        self._host = host
+        self._step = step
+
+    async def read(self, name: str) -> bytes | None:
+        return await self._host.disk.read(name)
+
+    async def replace(self, name: str, data: bytes, *, keep: str | None = None) -> None:
+        if self._step.is_over:
+            raise StateError("the process was killed")
+        await self._step()
+        await asyncio.sleep(self._host.chance.uniform(*_WRITE) + self._host.trouble.write)
+        await self._host.disk.replace(name, data, keep=keep)
+        await self._step()
+
+
+class LifeHooks(FakeHookDirs):
+    """The host directories, as one life reaches them."""
+
+    def __init__(self, host: Host, step: Steps) -> None:
+        super().__init__()
+        self._hooks = host.hooks
+        self._step = step
+
+    async def prepare(self, name: str, *, wipe: bool) -> None:
+        await self._step()
+        await self._hooks.prepare(name, wipe=wipe)
+
+    async def remove(self, name: str) -> None:
+        await self._step()
+        await self._hooks.remove(name)
+
+
+class Books:
+    """The kubelet's socket of PodResources, dialled by one life."""
+
+    def __init__(self, host: Host, step: Steps) -> None:
+        self._host = host
+        self._step = step
+
+    async def get(
+        self,
+        message: GetPodResourcesRequest,
+        *,
+        timeout: float,  # noqa: ASYNC109 -- the stub's
+    ) -> GetPodResourcesResponse:
+        life = await self._life()
+        if self._host.is_old:
+            raise GRPCError(Status.UNIMPLEMENTED, "unknown method Get")
+        return await life.lister.get(message)
+
+    async def list(self, *, timeout: float) -> ListPodResourcesResponse:  # noqa: ASYNC109 -- the stub's
+        return await (await self._life()).lister.list(ListPodResourcesRequest())
+
+    async def _life(self) -> MemoryLife:
+        """The kubelet that answers this call."""
+        await self._step()
+        await asyncio.sleep(self._host.chance.uniform(*_CALL))
+        life, trouble = self._host.kubelet.life, self._host.trouble
+        if life is None:
+            raise ConnectionRefusedError("nobody listens")
+        if trouble.silent:
+            trouble.silent -= 1
+            raise ConnectionResetError("the connection is lost")
+        return life
+
+
+class LifeWitness(PodResourcesWitness):
+    """The real client, over a call instead of a socket."""
+
+    def __init__(self, books: Books) -> None:
+        self._socket = NOWHERE
+        self._deadline = 1.0
+        self._stub = books  # type: ignore[assignment]  # the two calls that it makes
+
+
+class Records:
+    """The kubelet's checkpoint file."""
+
+    def __init__(self, host: Host, step: Steps) -> None:
+        self._host = host
+        self._step = step
+
+    async def read(self, resource: str) -> frozenset[ContainerKey] | None:
+        await self._step()
+        found = self._host.kubelet.drive.checkpoint
+        if found is None:
+            return None
+        return frozenset(
+            ContainerKey(PodUid(entry.pod_uid), entry.container)
+            for entry in found.entries
+            if entry.resource == resource
+        )
+
+
+class Runtime:
+    """The containers that have a live cgroup."""
+
+    def __init__(self, host: Host, step: Steps) -> None:
+        self._host = host
+        self._step = step
+
+    async def running(self, ids: frozenset[str]) -> frozenset[str]:
+        await self._step()
+        return ids & {
+            str(_identity(pod, pod.spec.container(name))["containerID"]).partition("://")[2]
+            for pod in self._host.kubelet.node.pods.values()
+            for name in pod.running
+        }

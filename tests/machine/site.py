@@ -1,0 +1,258 @@
+"""One node and its cluster in one history: who is there, and how they come and go."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator
+
+from agent.core.condition import Condition
+from agent.core.holdings import KubeletEpoch
+from agent.core.inventory import Inventory
+from agent.core.pods import PodTable
+from agent.core.ports import Clock
+from agent.kit.cell import Cell
+from agent.sandbox.api_errors import Json
+from agent.sandbox.kubelet.podloop import KubeletPodLoop
+from agent.sandbox.kubelet.seen import Seen
+from agent.wire.v1beta1 import ContainerAllocateResponse
+from tests.builders import NODE, a_gpu, a_health, a_shared_gpu, a_uuid
+from tests.fakes.chance import Seeded
+from tests.fakes.disk import Faults as DiskFaults
+from tests.fakes.disk import MemoryDisk, MemoryFiles
+from tests.machine.agent_life import AgentLife
+from tests.machine.api import Faults, Gate, Store
+from tests.machine.audit import Audit, AuditedHooks
+from tests.machine.kubelet import RESOURCE, TIMINGS, Line, MemoryKubelet, devices_of
+from tests.machine.pods import GPU_MIB
+from tests.machine.scheduling import Scheduler
+from tests.machine.sides import Host
+
+SPLIT = 4
+REGISTERS_WITHIN = (0.02, 0.4)
+"""Seconds from a kubelet's socket to the agent's registration."""
+
+
+class Site:
+    """Everything that takes part, and how it lives.
+
+    `gpus`: how many there are, of `split` slices each.
+    """
+
+    gpus = 2
+    split = SPLIT
+    timings = TIMINGS
+
+    def __init__(
+        self,
+        seed: int,
+        clock: Clock,
+        life: Callable[..., Coroutine[object, object, AgentLife]],
+    ) -> None:
+        self.clock = clock
+        self.chance = Seeded(seed)
+        self.store = Store(self.clock, self.chance)
+        self.faults = self.make_faults()
+        self.disk = MemoryDisk(self.chance)
+        self.disk.files = MemoryFiles(self.chance, chunk=1 << 20)
+        self.disk.faults = DiskFaults(self.disk.files)
+        self.kubelet = MemoryKubelet(self.clock, self.chance, self.timings)
+        self.scheduler = self.make_scheduler()
+        self.audit = self.make_audit()
+        self.audit.can_be_seen = self._can_be_seen
+        self.audit.is_shown = self._is_shown
+        self.audit.is_blind = self._is_blind
+        hooks = AuditedHooks()
+        hooks.audit = self.audit
+        self.host = self.make_host(hooks)
+        self.agent: AgentLife | None = None
+        self.conditions = [Condition.OK] * self.gpus
+        self._start_agent = life
+        self._boots = 0
+        self._away = 0.2
+        self._is_over = False
+        self._kubelet_turn = asyncio.Lock()
+        self._agent_task: asyncio.Task[None] | None = None
+        self._dies_after_answer = False
+        self._group = asyncio.TaskGroup()
+        self.kubelet.history.listen(self._hear)
+
+    # What it is made of
+
+    def make_faults(self) -> Faults:
+        """The agent's way to the API server."""
+        return Faults(self.store, Gate(self.store), Gate(self.store))
+
+    def make_scheduler(self) -> Scheduler:
+        """Who places the pods."""
+        return Scheduler(self.store, self.clock, self.chance)
+
+    def make_audit(self) -> Audit:
+        """Who holds what is said against the truth."""
+        return Audit(self.store, self.kubelet, self.scheduler, self.disk)
+
+    def make_host(self, hooks: AuditedHooks) -> Host:
+        """What of the agent outlives its process."""
+        return Host(
+            self.store,
+            self.faults,
+            self.kubelet,
+            self.disk,
+            hooks,
+            Cell(Inventory()),
+            Cell[KubeletEpoch | None](None),
+            self.clock,
+            self.chance,
+        )
+
+    def make_pod_loop(self) -> KubeletPodLoop:
+        """How the kubelet hears of its pods."""
+        return KubeletPodLoop(self.kubelet, self.store, NODE, eager=True)
+
+    def activities(self) -> Iterator[Coroutine[object, object, None]]:
+        """What goes on for as long as it is there."""
+        yield self.make_pod_loop().run()
+
+    # Life and death
+
+    async def run(self, ready: asyncio.Event) -> None:
+        """Be, until cancelled."""
+        try:
+            async with self._group as group:
+                for activity in self.activities():
+                    group.create_task(activity)
+                self._show_gpus()
+                await self.kubelet.start()
+                await self.start_agent()
+                await self.kubelet.until_allocatable(RESOURCE, self.gpus * self.split)
+                ready.set()
+                await asyncio.Event().wait()
+        finally:
+            self._is_over = True
+            self.kill_agent()
+            await self.kubelet.kill()
+
+    def spawn(self, activity: Coroutine[object, object, object]) -> None:
+        """Something that goes on while other things happen."""
+        self._group.create_task(activity)
+
+    async def start_agent(self) -> None:
+        """The agent starts, unless it runs."""
+        if self.agent is None:
+            agent = self.agent = await self._start_agent(
+                self.host, self.kill_agent, f"boot-{self._boots}"
+            )
+            agent.api.released = self.audit.released
+            agent.api.annotated = self.audit.annotated
+            self._agent_task = self._group.create_task(self._live(agent))
+            self.spawn(self._register(agent, self.kubelet.life))
+
+    def kill_agent(self) -> None:
+        """SIGKILL."""
+        agent, self.agent = self.agent, None
+        if agent is not None and self._agent_task is not None:
+            agent.is_dead = agent.step.is_over = True
+            self._agent_task.cancel()
+            life = self.kubelet.life
+            if life is not None and RESOURCE in life.books.endpoints:
+                life.books.disconnected(RESOURCE, "error reading from server: EOF")
+            if not self._is_over:
+                self.spawn(self._start_again())
+
+    def kill_agent_at(self, steps: int, seconds: float) -> None:
+        """SIGKILL, so many awaits from now; it starts again that much later."""
+        if self.agent is not None:
+            self.agent.step.kill_at(steps)
+        self._away = seconds
+
+    async def _start_again(self) -> None:
+        await asyncio.sleep(self._away)
+        await self.start_agent()
+
+    async def _live(self, agent: AgentLife) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await agent.run()
+
+    async def _register(self, agent: AgentLife, life: object) -> None:
+        """What the registration does once it sees the kubelet's socket."""
+        await asyncio.sleep(self.chance.uniform(*REGISTERS_WITHIN))
+        serving = self.kubelet.life
+        if serving is None or serving is not life or agent is not self.agent:
+            return
+        serving.books.connected(RESOURCE, Line(agent, self._answered))
+        async for listed in agent.slices.follow():
+            if agent is not self.agent or serving is not self.kubelet.life:
+                return
+            if listed.generation:
+                serving.books.listed(RESOURCE, devices_of(listed))
+
+    def _answered(self, response: ContainerAllocateResponse) -> bool:
+        self.audit.answered(response)
+        if self._dies_after_answer:
+            self._dies_after_answer = False
+            if self.kubelet.life is not None:
+                self.kubelet.life.exit()
+                return False
+        return True
+
+    def _is_shown(self, uid: str) -> bool:
+        """Whether the agent knows the pod."""
+        return self.agent is not None and uid in self.agent.pods.value.pods
+
+    def _can_be_seen(self, uid: str) -> bool:
+        """Whether the agent knows the pod, or could list it."""
+        table = self.agent.pods.value if self.agent else PodTable()
+        if uid in table.pods or uid in {stone.pod.uid for stone in table.tombstones}:
+            return True
+        return self.audit.pod(uid) is not None and not self._is_blind()
+
+    def _is_blind(self) -> bool:
+        """Whether the agent can list no pods."""
+        return self.faults.is_down or self.faults.list_fails
+
+    def _hear(self, event: Seen) -> None:
+        if event.kind == "started":
+            made = int(self.clock.now().timestamp() * 1e9)
+            self.host.epoch.set(KubeletEpoch(self.kubelet.lives, made))
+            if self.agent is not None:
+                self.spawn(self._register(self.agent, self.kubelet._life))
+
+    def pods(self) -> list[Json]:
+        """All pods of the API server that are no mirrors, oldest name first."""
+        return self.store.select("pods")
+
+    async def start_kubelet(self) -> None:
+        """The kubelet is there again."""
+        async with self._kubelet_turn:
+            if self.kubelet._owner is None:
+                await self.kubelet.start()
+
+    def gpu_uuids(self) -> tuple[str, ...]:
+        """The GPUs of the node, in their order."""
+        return tuple(str(a_uuid(place)) for place in range(self.gpus))
+
+    def _show_gpus(self) -> None:
+        gpus = tuple(
+            a_shared_gpu(
+                gpu=a_gpu(index=place, memory_mib=GPU_MIB),
+                health=a_health(condition=condition),
+                split_count=self.split,
+                present=condition is not Condition.LOST,
+            )
+            for place, condition in enumerate(self.conditions)
+        )
+        generation = self.host.inventory.value.generation + 1
+        self.host.inventory.set(Inventory(generation, gpus))
+
+    # The end
+
+    async def heal(self) -> None:
+        """Whatever was wrong is right again."""
+        self._dies_after_answer = False
+        self.faults.clear()
+        vars(self.host.trouble).update(silent=0, write=0.0)
+        self.conditions = [Condition.OK] * self.gpus
+        self.split = type(self).split
+        self._show_gpus()
+        await self.start_kubelet()
+        await self.start_agent()
+        if self.agent is not None:
+            self.agent.step.kill_at(None)

@@ -1,0 +1,69 @@
+"""What HAMi's scheduler has read of the Node, as far as it lets others see that.
+
+Before 2.8 it looks every 15 s, and reads only where the handshake is none of its own; it answers
+with `Requesting_`, and after a minute without an answer with `Deleted_`. Later ones look as often,
+but do not always show that they have read: tests wait for their pods alone.
+Source: HAMi v2.7.1 pkg/scheduler/scheduler.go, RegisterFromNodeAnnotations.
+"""
+
+from typing import Final
+
+from agent.core import annotations
+from tests.peers.lab.api import Watched
+from tests.peers.lab.identities import NODE
+from tests.peers.lab.part import Part
+from tests.peers.lab.releases import Release
+
+WITHIN: Final = 75.0
+"""Seconds for a sign of life (every 30 s), a look (every 15 s), and some."""
+
+
+class Reading:
+    """Follows the handshake in the watch of the nodes. `forget` before the watch forgets."""
+
+    def __init__(self, release: Release, nodes: Watched, scheduler: Part) -> None:
+        self._release = release
+        self._nodes = nodes
+        self._scheduler = scheduler
+        self._seen = 0
+        self._handshake = ""
+        self._read: tuple[int, str | None] | None = None
+        """Which process has read what."""
+
+    async def until_current(self) -> None:
+        """Return once the scheduler knows what the Node says now, or nobody is there to tell.
+
+        Raises:
+            TimeoutError: it does not read.
+        """
+        if self._release.is_old:
+            await self._nodes.until(self._is_current, WITHIN, "HAMi's scheduler does not read")
+
+    def forget(self) -> None:
+        """What was seen until now is known; the watch may forget it."""
+        self._look()
+        self._seen = 0
+
+    def _is_current(self) -> bool:
+        self._look()
+        text = self._notes().get(annotations.REGISTER)
+        is_there = self._scheduler.is_alive and text is not None
+        return not is_there or self._read == (self._scheduler.pid, text)
+
+    def _notes(self) -> dict[str, str]:
+        node = self._nodes.objects.get(NODE)
+        return (node["metadata"].get("annotations") or {}) if node else {}
+
+    def _look(self) -> None:
+        history = self._nodes.history.get(NODE, [])
+        for one in history[self._seen :]:
+            notes = one.object["metadata"].get("annotations") or {}
+            handshake = notes.get(annotations.HANDSHAKE, "")
+            if handshake == self._handshake:
+                continue
+            self._handshake = handshake
+            if handshake.startswith("Requesting"):
+                self._read = self._scheduler.pid, notes.get(annotations.REGISTER)
+            elif handshake.startswith("Deleted"):
+                self._read = None
+        self._seen = len(history)

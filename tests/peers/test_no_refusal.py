@@ -1,0 +1,135 @@
+"""No good pod is refused: what teams run, one pod after another and many at once, on one node.
+
+The scheduler is our model of HAMi's, or HAMi's own; either with the client of its default flags.
+"""
+
+import asyncio
+import statistics
+
+import pytest
+
+from tests.peers.lab.controllers import (
+    JOBS,
+    SETS,
+    a_job,
+    a_set,
+    failed,
+    remove,
+    restart,
+    told_count,
+    until_complete,
+    until_rolled_out,
+    wrong_inside,
+)
+from tests.peers.lab.grants import expected_inside, seen_inside
+from tests.peers.lab.node_state import until_unlocked
+from tests.peers.lab.pods import (
+    create,
+    name_of,
+    telling,
+    until_running,
+    until_settled,
+    until_told,
+    up_at,
+)
+from tests.peers.lab.workloads import a_container, a_pod
+
+pytestmark = pytest.mark.timeout(420)
+
+
+def refusals(agent) -> list[dict]:
+    return agent.events("alloc.refused")
+
+
+async def check_inside(cluster, pods) -> None:
+    names = [*map(name_of, pods)]
+    await until_told(cluster, *names)
+    wanted = {name: expected_inside(cluster, name) for name in names}
+    assert wanted == {name: await seen_inside(cluster, name) for name in names}
+
+
+async def test_30_pods_one_after_the_other(cluster, agent, table):
+    pods = [
+        telling(cluster, a_pod(f"row-{number}", a_container(memory=2000 + number, cores=0)))
+        for number in range(30)
+    ]
+    times = []
+    for pod in pods:
+        begun = await create(cluster, pod)
+        await until_running(cluster, name_of(pod), within=60.0)
+        times.append(up_at(cluster, name_of(pod), begun) - begun)
+
+    await until_settled(cluster, *map(name_of, pods))
+    await check_inside(cluster, pods)
+    assert ([], []) == (failed(cluster), refusals(agent))
+    table.add("30 pods one after the other: create → Ready, median", statistics.median(times))
+
+
+async def test_20_pods_at_once(cluster, agent, table):
+    pods = [
+        telling(cluster, a_pod(f"once-{number}", a_container(memory=2000 + number, cores=0)))
+        for number in range(20)
+    ]
+    begun = await create(cluster, *pods)
+    names = [*map(name_of, pods)]
+    await until_running(cluster, *names, within=300.0)
+
+    await until_settled(cluster, *names)
+    await check_inside(cluster, pods)
+    assert ([], []) == (failed(cluster), refusals(agent))
+    took = max(up_at(cluster, name, begun) for name in names) - begun
+    table.add("20 pods at once: all Ready", took)
+
+
+async def test_a_stateful_set_of_3_restarted_five_times(cluster, agent, table):
+    began = asyncio.get_running_loop().time()
+    told = told_count(cluster)
+    await cluster.reading.until_current()
+    try:
+        await cluster.api.create(SETS, a_set(cluster, "web", 3))
+        await until_rolled_out(cluster, "web", 120.0)
+        for revision in range(1, 6):
+            await restart(cluster, "web", revision)
+            await until_rolled_out(cluster, "web", 120.0)
+
+        await until_unlocked(cluster)
+        assert ([], [], []) == (failed(cluster), refusals(agent), wrong_inside(cluster, "web"))
+        assert 18 == told_count(cluster) - told
+        took = asyncio.get_running_loop().time() - began
+        table.add("a StatefulSet of 3, restarted five times: all done", took)
+    finally:
+        await remove(cluster, f"{SETS}/web")
+
+
+async def test_a_job_of_20_short_pods_with_parallelism_4(cluster, agent, table):
+    began = asyncio.get_running_loop().time()
+    told = told_count(cluster)
+    await cluster.reading.until_current()
+    try:
+        await cluster.api.create(JOBS, a_job(cluster, "batch", 20, 4))
+        await until_complete(cluster, "batch", 300.0)
+
+        await until_unlocked(cluster)
+        assert ([], [], []) == (failed(cluster), refusals(agent), wrong_inside(cluster, "batch"))
+        assert 20 == told_count(cluster) - told
+        took = asyncio.get_running_loop().time() - began
+        table.add("a Job of 20 short pods, 4 at a time: all done", took)
+    finally:
+        await remove(cluster, f"{JOBS}/batch")
+
+
+async def test_pods_with_an_init_container_without_gpus_are_served_as_the_scheduler_places_them(
+    cluster, agent
+):
+    """HAMi 2.10 counts such pods as nothing once the init container is done."""
+    pods = []
+    for number in range(10):
+        init = a_container("prepare", gpus=0, script="true")
+        main = a_container(memory=40000, cores=0)
+        pod = telling(cluster, a_pod(f"prepared-{number}", main, inits=(init,)))
+        pods.append(pod)
+        await create(cluster, pod)
+        await until_running(cluster, name_of(pod), within=60.0)
+
+    await check_inside(cluster, pods)
+    assert ([], []) == (failed(cluster), refusals(agent))

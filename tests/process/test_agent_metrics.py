@@ -1,0 +1,51 @@
+"""The metrics page of a real agent keeps Prometheus' rules, and counts nothing twice."""
+
+import asyncio
+import re
+
+import pytest
+
+from agent.sandbox.lab.cluster import SandboxCluster, open_cluster
+from agent.sandbox.lab.web import fetch, scrape
+from agent.sandbox.scenario.facts import is_running
+from agent.sandbox.scenario.workloads import Wish, Workload
+from tests.metric_rules import faults
+from tests.process.agent_process import PATIENCE, options, started
+
+pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(90)]
+
+
+async def test_every_metric_of_an_agent_at_work_keeps_the_rules():
+    async with open_cluster(options(gpus=2)) as cluster:
+        await started(cluster, slices=20)
+        cluster.submit(Workload("first", "", (Wish("main", 1, 1024),)).pod())
+        assert await cluster.until(lambda: is_running(cluster, "first"), PATIENCE)
+        assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
+        text = (await fetch(cluster.web_address or "", "/metrics")).text
+
+        assert [] == faults(text)
+        names = re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)
+        assert len(names) == len(set(names))
+        assert {"hami_agent_slices", "hami_agent_allocations_total"} <= set(names)
+
+
+async def counted(cluster: SandboxCluster, reason: str) -> list[tuple[str, str]]:
+    """Where Events with that reason are counted, and as what."""
+    return [
+        (name, labels["outcome"])
+        for name, labels, _ in await scrape(cluster.web_address or "")
+        if labels.get("reason") == reason and not name.endswith("_created")
+    ]
+
+
+async def test_an_event_about_the_node_is_counted_once():
+    async with open_cluster(options(gpus=2)) as cluster:
+        await started(cluster, slices=20)
+        (cluster.places.hook / "vgpu" / "libvgpu.so").unlink()
+        assert await cluster.until(lambda: bool(cluster.store.select("events")), PATIENCE)
+        assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
+        async with asyncio.timeout(PATIENCE):
+            while not await counted(cluster, "NothingOffered"):  # noqa: ASYNC110 -- another process
+                await asyncio.sleep(0.05)
+
+        assert [("hami_agent_events_total", "create")] == await counted(cluster, "NothingOffered")

@@ -1,0 +1,75 @@
+"""SIGTERM in the middle of an admission: the kubelet is answered, and the share is durable."""
+
+import asyncio
+import signal
+
+import pytest
+
+from agent.codec.checkpoint import decode_state
+from agent.core.annotations import BIND_PHASE, PHASE_SUCCESS, REGISTER
+from agent.sandbox.kubelet.podresources import PodResourcesLister
+from agent.sandbox.lab.cluster import NAMESPACE, RESOURCE, SandboxCluster, open_cluster
+from agent.services.state import CURRENT
+from agent.wire.v1 import GetPodResourcesRequest, GetPodResourcesResponse
+from tests.process.agent_process import PATIENCE, options, started
+
+pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(90)]
+
+
+class Held:
+    """The kubelet's answers to the agent's questions wait until `open` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked = asyncio.Event()
+        self.open = asyncio.Event()
+        answer = PodResourcesLister.get
+
+        async def get(
+            lister: PodResourcesLister, message: GetPodResourcesRequest
+        ) -> GetPodResourcesResponse:
+            self.asked.set()
+            await self.open.wait()
+            return await answer(lister, message)
+
+        monkeypatch.setattr(PodResourcesLister, "get", get)
+
+
+def submit(cluster: SandboxCluster, name: str) -> None:
+    limits = {RESOURCE: "1", "nvidia.com/gpumem": "1000"}
+    containers = [{"name": one, "resources": {"limits": limits}} for one in ("one", "two")]
+    metadata = {"name": name, "namespace": NAMESPACE}
+    cluster.submit({"metadata": metadata, "spec": {"containers": containers}})
+
+
+async def test_a_pod_whose_preference_is_in_flight_gets_its_gpus_and_keeps_them(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    async with open_cluster(options(gpus=2)) as opened:
+        cluster = await started(opened, slices=20)
+        assert await cluster.until(lambda: REGISTER in cluster.node_annotations(), PATIENCE)
+        agent = cluster.agent
+        held = Held(monkeypatch)
+        submit(cluster, "train")
+        async with asyncio.timeout(PATIENCE):
+            await held.asked.wait()
+
+        agent.signal(signal.SIGTERM)
+        assert await cluster.until(
+            lambda: bool(cluster.log.of("agent.stopping", agent.pid)), PATIENCE
+        )
+        held.open.set()
+
+        assert 0 == await agent.wait()
+        told = cluster.pod("train")["status"]
+        answers = [line.fields["ctr"] for line in cluster.log.of("alloc.answered", agent.pid)]
+        rows = decode_state((cluster.places.state / CURRENT).read_bytes()).ledger.rows
+        assert ["one", "two"] == answers, (told, cluster.log.last(20))
+        assert {"one", "two"} == {row.key.container for row in rows}
+
+        await started(cluster, slices=20)
+
+        def served() -> bool:
+            return cluster.pod("train")["metadata"]["annotations"][BIND_PHASE] == PHASE_SUCCESS
+
+        assert await cluster.until(served, PATIENCE), cluster.log.last(20)
+        assert "Failed" != cluster.pod("train")["status"].get("phase")

@@ -1,0 +1,143 @@
+"""Events of the scheduler: sent behind its verbs, one request for each, and not too many."""
+
+import asyncio
+from collections import Counter
+
+from agent.sandbox.api_errors import ForbiddenError, Json
+from agent.sandbox.scheduler.cluster import StoreCluster
+from agent.sandbox.scheduler.events import EventQueue, EventRecorder
+from agent.sandbox.scheduler.filter import NORMAL, Notice
+from agent.sandbox.store import ObjectStore
+from tests.fakes.chance import Seeded
+from tests.fakes.clock import LoopClock, ManualClock
+
+POD: Json = {"metadata": {"namespace": "d", "name": "p", "uid": "u", "labels": {}}, "spec": {}}
+
+
+class Slow:
+    """Takes one Event in each second."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Json, str]] = []
+
+    async def record(self, pod: Json, notice: Notice) -> None:
+        await asyncio.sleep(1)
+        self.told.append((pod, notice.message))
+
+
+def notice(text: str) -> Notice:
+    return Notice(NORMAL, "Told", text)
+
+
+async def test_events_are_sent_in_their_order_by_who_runs_the_queue() -> None:
+    slow = Slow()
+    queue = EventQueue(slow)
+    began = asyncio.get_running_loop().time()
+    for text in ("one", "two"):
+        await queue.record(POD, notice(text))
+    assert began == asyncio.get_running_loop().time()
+
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(queue.run())
+        await asyncio.sleep(2.5)
+        running.cancel()
+
+    assert ["one", "two"] == [text for _, text in slow.told]
+    assert {"namespace": "d", "name": "p", "uid": "u"} == slow.told[0][0]["metadata"]
+
+
+async def test_what_comes_when_too_many_events_wait_is_dropped() -> None:
+    slow = Slow()
+    queue = EventQueue(slow, capacity=2)
+    for text in ("one", "two", "three"):
+        await queue.record(POD, notice(text))
+
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(queue.run())
+        await asyncio.sleep(10)
+        running.cancel()
+
+    assert ["one", "two"] == [text for _, text in slow.told]
+
+
+class Counting(StoreCluster):
+    """Counts the requests by their kind."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        super().__init__(store)
+        self.calls: Counter[str] = Counter()
+
+    async def get(self, resource: str, namespace: str, name: str) -> Json:
+        self.calls["get"] += 1
+        return await super().get(resource, namespace, name)
+
+    async def patch(
+        self,
+        resource: str,
+        namespace: str,
+        name: str,
+        changes: Json,
+        *,
+        uid: str | None = None,
+        version: str | None = None,
+    ) -> Json:
+        self.calls["patch"] += 1
+        return await super().patch(resource, namespace, name, changes, uid=uid, version=version)
+
+    async def create(self, resource: str, namespace: str, obj: Json) -> None:
+        self.calls["create"] += 1
+        await super().create(resource, namespace, obj)
+
+
+def recording() -> tuple[Counting, EventRecorder]:
+    cluster = Counting(ObjectStore(ManualClock(), Seeded()))
+    return cluster, EventRecorder(cluster, ManualClock(), "hami-scheduler")
+
+
+async def test_an_event_is_one_request_also_when_it_comes_again() -> None:
+    cluster, recorder = recording()
+
+    for text in ("one", "two", "one", "one"):
+        await recorder.record(POD, notice(text))
+
+    assert {"create": 2, "patch": 2} == cluster.calls
+
+
+async def test_an_event_that_was_removed_is_written_anew() -> None:
+    store = ObjectStore(LoopClock(), Seeded())
+    recorder = EventRecorder(StoreCluster(store), LoopClock(), "hami-scheduler")
+    await recorder.record(POD, notice("one"))
+    (written,) = store.select("events")
+    store.delete("events", "d", written["metadata"]["name"])
+    await asyncio.sleep(1)
+
+    await recorder.record(POD, notice("one"))
+    await recorder.record(POD, notice("one"))
+
+    assert [2] == [event["count"] for event in store.select("events")]
+
+
+async def test_of_one_pod_no_more_than_twenty_five_events_come_at_once() -> None:
+    cluster, recorder = recording()
+    other: Json = {"metadata": POD["metadata"] | {"uid": "v"}}
+
+    for number in range(30):
+        await recorder.record(POD, notice(str(number)))
+    await recorder.record(other, notice("other"))
+    assert {"create": 26} == cluster.calls
+
+    await asyncio.sleep(301)
+    await recorder.record(POD, notice("later"))
+    assert {"create": 27} == cluster.calls
+
+
+async def test_an_event_that_is_refused_fails_nothing() -> None:
+    class Refusing(StoreCluster):
+        async def create(self, resource: str, namespace: str, obj: Json) -> None:
+            raise ForbiddenError("events are forbidden")
+
+    store = ObjectStore(ManualClock(), Seeded())
+
+    await EventRecorder(Refusing(store), ManualClock(), "hami-scheduler").record(POD, notice("x"))
+
+    assert [] == store.select("events")

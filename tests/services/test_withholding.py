@@ -1,0 +1,148 @@
+"""Whatever would have every new pod refused takes all slices off, once, and not for long."""
+
+import asyncio
+import contextlib
+
+from agent.core.errors import Gate, PermissionFault, Refusal, StateError
+from agent.core.steps import Step
+from agent.core.withholding import HOLD_OFF
+from agent.services.withholding import PATIENCE, PERIOD, Look, Withholder
+
+SOON = PERIOD + 0.01
+
+
+class Place:
+    """Something that is looked at: well, wrong, or hanging."""
+
+    def __init__(self) -> None:
+        self.error = None
+        self.looks = 0
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def check(self) -> None:
+        self.looks += 1
+        await self.answers.wait()
+        if self.error is not None:
+            raise self.error
+
+
+class Room:
+    def __init__(self) -> None:
+        self.disk, self.library = Place(), Place()
+        self.told = []
+        self.changes = []
+        looks = (Look(Step.WRITE, self.disk.check), Look(Step.HOOK, self.library.check))
+        self.withholder = Withholder(looks, self._withhold, self.told.append)
+
+    def _withhold(self, state):
+        self.changes.append((asyncio.get_running_loop().time(), state.holds))
+
+    @property
+    def withheld(self):
+        return self.withholder.state.value.holds
+
+    @property
+    def reasons(self):
+        return self.withholder.state.value.reasons
+
+
+@contextlib.asynccontextmanager
+async def a_room():
+    room = Room()
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(room.withholder.run())
+        await asyncio.sleep(0)
+        yield room
+        task.cancel()
+
+
+async def test_a_node_that_is_well_withholds_nothing_and_says_nothing():
+    async with a_room() as room:
+        await asyncio.sleep(3600)
+
+        assert ([], []) == (room.changes, room.told)
+
+
+async def test_a_missing_library_withholds_within_a_second_with_one_event():
+    async with a_room() as room:
+        await asyncio.sleep(10)
+        room.library.error = Refusal(Gate.NO_LIBRARY, "libvgpu.so is missing.", transient=True)
+        await asyncio.sleep(SOON)
+
+        assert room.withheld
+        await asyncio.sleep(600)
+        (event,) = room.told
+        assert ("NothingOffered", True) == (event.reason, event.warning)
+        assert event.text.endswith("no slice is on offer: libvgpu.so is missing. [HA-5005]")
+
+
+async def test_slices_come_back_when_all_was_well_for_the_hold_off():
+    async with a_room() as room:
+        room.disk.error = StateError("/state is full.")
+        await asyncio.sleep(SOON)
+        room.disk.error = None
+        await asyncio.sleep(HOLD_OFF - PERIOD)
+        assert room.withheld
+        await asyncio.sleep(2 * SOON)
+
+        assert not room.withheld
+        assert [True, False] == [holds for _, holds in room.changes]
+        assert 1 == len(room.told)
+
+
+async def test_a_disk_that_is_full_now_and_then_changes_the_list_once_in_each_hold_off():
+    async with a_room() as room:
+        for number in range(100):
+            room.disk.error = None if number % 2 else StateError("/state is full.")
+            await asyncio.sleep(1)
+
+        assert 1 == len(room.changes)
+
+
+async def test_all_that_is_wrong_is_told_each_with_its_id():
+    async with a_room() as room:
+        room.disk.error = StateError("/state is full")
+        room.library.error = PermissionFault("others may write there [P-KUBELET]")
+        await asyncio.sleep(SOON)
+
+        first, second = room.reasons
+        assert "(/state is full)" in first
+        assert first.endswith("[HA-5001]")
+        assert second.endswith("[P-KUBELET]")
+
+
+async def test_what_is_wrong_in_two_places_with_the_same_words_is_told_once():
+    async with a_room() as room:
+        room.disk.error = room.library.error = PermissionFault("others may write there [P-KUBELET]")
+        await asyncio.sleep(SOON)
+
+        assert ("others may write there [P-KUBELET]",) == room.reasons
+
+
+async def test_a_look_that_hangs_is_a_reason_and_holds_up_no_other_one():
+    async with a_room() as room:
+        await asyncio.sleep(0.1)
+        room.disk.answers.clear()
+        await asyncio.sleep(PERIOD + PATIENCE)
+        (reason,) = room.reasons
+        assert "the disk has not answered in time" in reason
+        looks = room.library.looks
+        await asyncio.sleep(60)
+
+        assert looks + 100 < room.library.looks
+        assert 2 == room.disk.looks
+        room.disk.answers.set()
+        await asyncio.sleep(HOLD_OFF + 2 * SOON)
+        assert not room.withheld
+
+
+async def test_a_look_that_is_slow_is_no_reason():
+    async with a_room() as room:
+        for _ in range(20):
+            room.disk.answers.clear()
+            await asyncio.sleep(PATIENCE - 0.1)
+            room.disk.answers.set()
+            await asyncio.sleep(PERIOD - 0.1)
+
+        assert [] == room.changes

@@ -1,0 +1,126 @@
+"""The agent of a replay: its real services, joined as `agent/app/back.py` joins them."""
+
+import asyncio
+import datetime as dt
+from collections.abc import Callable, Coroutine, Mapping
+
+from agent.core.changes import NodeEvent
+from agent.core.edits import EditSettings
+from agent.core.holdings import KubeletEpoch
+from agent.core.inventory import Inventory
+from agent.core.ledger import Effect
+from agent.core.match_settings import MatchSettings
+from agent.core.pods import NodeView, PodTable, PodUid
+from agent.core.slices import Served
+from agent.core.state import State
+from agent.kit.cell import Cell
+from agent.services.allocation.service import Allocation, AllocationSettings
+from agent.services.allocation.storage import Storage
+from agent.services.allocation.views import Peers, Views
+from agent.services.node import Node
+from agent.services.outbox.service import Outbox, OutboxViews
+from agent.services.pods import Pods
+from agent.services.reconcile.service import Reconcile, ReconcilePeers, ReconcileViews
+from agent.services.settlement import Settlement
+from agent.services.state import StateService
+from tests.builders import a_gpu, a_shared_gpu, an_inventory
+from tests.fakes.chance import Seeded
+from tests.fakes.clock import LoopClock
+from tests.fakes.disk import Faults, MemoryDisk, MemoryFiles
+from tests.fakes.kubelet_side import FakeHookDirs
+from tests.traces.cluster import Api
+from tests.traces.kubelet import Kubelet
+from tests.traces.trace import RESOURCE, Trace
+
+FSYNC = 0.002
+"""Seconds for one write of the ledger."""
+
+
+class _Disk(MemoryDisk):
+    """A disk that takes its time, and writes a file in one piece."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files = MemoryFiles(chunk=1 << 20)
+        self.faults = Faults(self.files)
+
+    async def replace(self, name: str, data: bytes, *, keep: str | None = None) -> None:
+        await asyncio.sleep(FSYNC)
+        await super().replace(name, data, keep=keep)
+
+
+class Agent:
+    """One agent on the trace's Node, with the GPUs that it had registered."""
+
+    def __init__(self, trace: Trace, api: Api, kubelet: Kubelet) -> None:
+        clock = LoopClock(dt.datetime.fromtimestamp(trace.begin, dt.UTC))
+        chance, hooks = Seeded(), FakeHookDirs()
+        epoch = KubeletEpoch(inode=7, ctime_ns=int(trace.begin * 1e9))
+        node: Cell[NodeView | None] = Cell(None)
+        pods: Cell[PodTable] = Cell(PodTable())
+        served = Cell(Served(RESOURCE))
+        self.said: list[NodeEvent] = []
+        self.state = StateService(disk=_Disk(), recovered=State(), boot_id="boot")
+        ledger = self.state.ledger
+        self._node = Node(api, node, chance)
+        self._pods = Pods(api, pods, clock, chance, served)
+        outlived: Cell[Mapping[str, PodUid]] = Cell({})
+        self.allocation = Allocation(
+            views=Views(pods, node, Cell(_inventory(trace)), ledger, outlived),
+            peers=Peers(
+                witness=kubelet,
+                records=kubelet,
+                containers=kubelet,
+                refresh=self._pods.refresh,
+                look_at_pod=self._pods.look,
+                look_at_node=self._node.refresh,
+                epoch=lambda: epoch,
+                clock=clock,
+                look=self._node.look,
+            ),
+            storage=Storage(self.state.commit, hooks),
+            settings=AllocationSettings(
+                MatchSettings(trace.node["metadata"]["name"]), Cell(EditSettings())
+            ),
+            say=self.said.append,
+        )
+        owed: Cell[tuple[Effect, ...]] = Cell(())
+        self._outbox = Outbox(
+            views=OutboxViews(ledger, pods, owed, outlived),
+            api=(api, api),
+            commit=self.state.commit,
+            clock=clock,
+            random=chance,
+        )
+        self._settlement = Settlement(pods=pods, node=node, ledger=ledger, owed=owed, clock=clock)
+        self._reconcile = Reconcile(
+            views=ReconcileViews(pods, ledger, Cell[KubeletEpoch | None](epoch), served),
+            peers=ReconcilePeers(kubelet, kubelet, hooks, clock, self.allocation.adopt),
+            commit=self.state.commit,
+        )
+
+    @property
+    def runs(self) -> tuple[Callable[[], Coroutine[object, object, None]], ...]:
+        """Its standing activities."""
+        return (
+            self.state.run,
+            self._node.run,
+            self._pods.run,
+            self._outbox.run,
+            self._settlement.run,
+            self._reconcile.run,
+        )
+
+
+def _inventory(trace: Trace) -> Inventory:
+    """The GPUs as the recorded agent had registered them."""
+    return an_inventory(
+        gpus=[
+            a_shared_gpu(
+                gpu=a_gpu(uuid=one["id"], index=one.get("index", 0), memory_mib=one["devmem"]),
+                split_count=one["count"],
+                core_percent=one["devcore"],
+            )
+            for one in trace.gpus
+        ]
+    )

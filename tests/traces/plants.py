@@ -1,0 +1,107 @@
+"""Planted bugs: each must be found, or the traces prove nothing."""
+
+import contextlib
+import dataclasses
+from typing import NoReturn
+
+from agent.core import matching
+from agent.core import settlement as decisions
+from agent.core.annotations import BIND_TIME
+from agent.core.errors import ApiError, Gate, Refusal
+from agent.core.evidence import Evidence, Grant, Question
+from agent.core.ledger import Effect, EffectKind, Ledger
+from agent.core.match_settings import MatchSettings
+from agent.core.pods import PodUid
+from agent.services import settlement
+from agent.services.allocation import inquiry
+from tests.machine.mutants import replaced, uid_ignored
+from tests.traces.cluster import Api
+
+
+@dataclasses.dataclass(frozen=True)
+class Plant:
+    """A bug, a trace that shows it where the watches lag so much, and the words of the breach."""
+
+    patch: contextlib.AbstractContextManager[None]
+    trace: str
+    breach: str
+    lag: float = 0.05
+
+
+def bound_before_the_lock() -> Plant:
+    """A pod whose bind-time is before the stamp of its lock is taken for another one."""
+    original = matching.decide
+
+    def decide(count: int, evidence: Evidence, settings: MatchSettings) -> Question | Grant:
+        step = original(count, evidence, settings)
+        if isinstance(step, Grant) and evidence.lock is not None:
+            bound = int(step.candidate.pod.annotations[BIND_TIME])
+            if bound < evidence.lock.stamp.timestamp():
+                raise Refusal(Gate.NO_RIGHT, "The lock was taken for a later pod of that name.")
+        return step
+
+    return Plant(replaced(inquiry, "decide", decide), "serial", "refused: The lock was taken")
+
+
+def lock_left() -> Plant:
+    """Nobody owes the removal of a lock."""
+    original = Ledger.owe
+
+    def owe(self: Ledger, effect: Effect) -> Ledger:
+        if effect.kind is EffectKind.RELEASE_LOCK:
+            return self
+        is_settled = effect.kind is EffectKind.SETTLE_POD
+        return original(self, dataclasses.replace(effect, value="") if is_settled else effect)
+
+    return Plant(replaced(Ledger, "owe", owe), "burst", "was in the scheduler's way")
+
+
+def lock_taken_by_name() -> Plant:
+    """The lock of a pod that is gone is removed at once, whoever of that name took it."""
+    original = decisions.owed
+
+    def owed(scene: decisions.Scene) -> tuple[Effect, ...]:
+        lock = scene.lock
+        names = {stone.pod.key for stone in scene.table.tombstones}
+        if lock is None or lock.owner not in names:
+            return original(scene)
+        release = Effect(
+            kind=EffectKind.RELEASE_LOCK,
+            pod_uid=PodUid("the-one-before"),
+            namespace=lock.namespace,
+            pod=lock.name,
+            due=scene.now,
+            value=lock.value,
+        )
+        return (*original(scene), release)
+
+    return Plant(replaced(settlement, "owed", owed), "same-name", "removal of ")
+
+
+def row_of_a_namesake() -> Plant:
+    """A row counts for every pod of its name."""
+    return Plant(uid_ignored().patch, "same-name", "another one's directory")
+
+
+def pod_not_looked_at() -> Plant:
+    """A pod is served as the watch showed it, though it is gone by now."""
+    return Plant(replaced(Api, "get_pod", _silent), "deleted-early", "deleted before", 0.005)
+
+
+def node_not_looked_at() -> Plant:
+    """What the Node's watch does not show is not there."""
+    return Plant(replaced(Api, "get_node", _silent), "serial", "refused: ", 0.5)
+
+
+async def _silent(*_: object) -> NoReturn:
+    raise ApiError("no answer")
+
+
+PLANTS = (
+    bound_before_the_lock,
+    lock_left,
+    lock_taken_by_name,
+    row_of_a_namesake,
+    pod_not_looked_at,
+    node_not_looked_at,
+)

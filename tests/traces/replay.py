@@ -1,0 +1,100 @@
+"""A trace is played to the agent on virtual time.
+
+Everybody but the agent does what the trace says, when it says so. An answer that took longer than
+the recorded one delays all that comes after it: the kubelet waits for it, and the pod with it.
+"""
+
+import asyncio
+import dataclasses
+
+from agent.core.edits import ContainerEdits
+from agent.core.errors import Refusal
+from agent.core.ledger import Ledger
+from agent.core.slices import SliceId
+from tests.services.at_work import at_work
+from tests.traces.cluster import Api, Cluster
+from tests.traces.kubelet import Kubelet
+from tests.traces.node import Agent
+from tests.traces.trace import Call, CallEnd, NodeEvent, PodEvent, Trace
+
+AFTERWARDS = 40.0
+"""Seconds after the trace's last event: a lock may stand for 35."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answer:
+    """What a call of the trace was answered, on the loop's clock. `ids`: named by the kubelet."""
+
+    call: Call
+    ids: tuple[SliceId, ...]
+    began: float
+    ended: float
+    edits: ContainerEdits | None
+    refusal: str
+
+    @property
+    def uid(self) -> str:
+        return self.call.uid
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Story:
+    """How a replay went."""
+
+    trace: Trace
+    cluster: Cluster
+    answers: tuple[Answer, ...]
+    ledger: Ledger
+
+
+async def replay(trace: Trace, *, pods_lag: float, node_lag: float, can_get: bool = True) -> Story:
+    """The whole trace, with watches that lag by so many seconds, maybe on an old kubelet."""
+    cluster, kubelet = Cluster(trace.node), Kubelet(trace.ids, can_get=can_get)
+    agent = Agent(trace, Api(cluster, pods_lag=pods_lag, node_lag=node_lag), kubelet)
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    answers: list[Answer] = []
+    call: asyncio.Task[Answer] | None = None
+    async with at_work(*agent.runs):
+        for event in trace.events:
+            await asyncio.sleep(begin + event.t - loop.time())
+            match event:
+                case PodEvent():
+                    cluster.take_pod(event)
+                    kubelet.see(event.pod, deleted=event.kind == "DELETED")
+                case NodeEvent():
+                    cluster.take_node(event)
+                case Call():
+                    began = loop.time()
+                    ids = await _ids(event, agent, kubelet)
+                    # What happened during the call happens during the call.
+                    begin += loop.time() - began
+                    call = loop.create_task(_ask(event, ids, began, (agent, kubelet)))
+                case CallEnd():
+                    assert call is not None
+                    answers.append(await call)
+                    begin = max(begin, loop.time() - event.t)
+        await asyncio.sleep(AFTERWARDS)
+        ledger = agent.state.ledger.value
+    return Story(trace, cluster, tuple(answers), ledger)
+
+
+async def _ids(call: Call, agent: Agent, kubelet: Kubelet) -> tuple[SliceId, ...]:
+    """The ids that the kubelet takes: those that the agent prefers, if it asks."""
+    kubelet.begin(call.pod)
+    reused = kubelet.reused(call)
+    return reused or await agent.allocation.prefer(kubelet.free(), (), len(call.ids))
+
+
+async def _ask(
+    call: Call, ids: tuple[SliceId, ...], began: float, node: tuple[Agent, Kubelet]
+) -> Answer:
+    """The kubelet's Allocate, and what it makes of the answer."""
+    agent, kubelet = node
+    edits, refusal = None, ""
+    try:
+        edits = await agent.allocation.allocate(ids)
+    except Refusal as error:
+        refusal = str(error)
+    kubelet.end(call.pod, call.container if edits else "", ids)
+    return Answer(call, ids, began, asyncio.get_running_loop().time(), edits, refusal)

@@ -1,0 +1,108 @@
+"""A kubelet that takes up many pods again: it answers 100 questions a second, and asks fast."""
+
+import dataclasses
+import datetime as dt
+
+from agent.core.candidates import Books
+from agent.core.errors import Gate
+from agent.core.evidence import (
+    AskKubelet,
+    ReadRecords,
+)
+from agent.core.holdings import KubeletEpoch
+from agent.core.ledger import Row
+from agent.core.pods import PodView
+from tests.builders import NOON, a_container, a_row, a_share
+from tests.unit.core.matching_scene import (
+    G1,
+    OLD_KUBELET,
+    a_scene,
+    ask,
+    changed,
+    granted,
+    holding,
+    knowing,
+    named_pod,
+    refused_by,
+)
+
+
+def row_of(pod: PodView) -> Row:
+    shares = (a_share(uuid=G1),)
+    return a_row(pod_uid=pod.uid, pod=pod.name, epoch=OLD_KUBELET, shares=shares)
+
+
+YOUNG = KubeletEpoch(inode=7, ctime_ns=int(NOON.timestamp()) * 10**9)
+"""A kubelet that is taking up its pods."""
+
+
+def many(number: int) -> tuple[PodView, ...]:
+    """So many pods that a kubelet with an empty checkpoint takes up again after a reboot."""
+    made = (NOON + place * dt.timedelta(seconds=1) for place in range(number))
+    return tuple(named_pod(place, created=at) for place, at in enumerate(made, start=1))
+
+
+def test_of_many_pods_taken_up_again_the_first_that_the_kubelet_knows_is_the_one() -> None:
+    pods = many(30)
+    rows = tuple(map(row_of, pods))
+    scene = a_scene(*pods, rows=rows)
+    young = dataclasses.replace(scene.books, epoch=YOUNG)
+    scene = changed(scene, books=young)
+    assert ask(scene) == ReadRecords()
+
+    recorded = frozenset(row.key for row in rows[:12])
+    books = dataclasses.replace(scene.books, recorded=recorded)
+    scene = changed(scene, books=books, records_read=True)
+    assert ask(scene) == AskKubelet(*pods[12].key)
+    scene = knowing(scene, absent=pods[12:14])
+
+    assert granted(knowing(scene, holding(pods[14]))).replay == rows[14]
+
+
+def test_dead_containers_of_many_pods_that_were_taken_up_are_not_guessed_between() -> None:
+    at = NOON + dt.timedelta(seconds=5)
+    ran = dataclasses.replace(a_container(), has_run=True, started_at=at, stopped_at=at)
+    pods = tuple(dataclasses.replace(pod, containers=(ran,)) for pod in many(10))
+    scene = changed(a_scene(*pods, rows=tuple(map(row_of, pods))), books=Books(YOUNG))
+    assert ask(scene) == AskKubelet(*pods[0].key)
+
+    refused_by(changed(knowing(scene, *map(holding, pods)), listed=True), Gate.MANY_PODS_ADMITTED)
+
+
+def test_long_after_the_kubelet_began_many_are_asked_about_one_by_one() -> None:
+    pods = many(10)
+    scene = changed(a_scene(*pods, rows=tuple(map(row_of, pods))), records_read=True)
+
+    assert ask(knowing(scene, holding(pods[0]))) == AskKubelet(*pods[1].key)
+
+
+def test_beside_a_running_container_all_are_asked_however_many() -> None:
+    runs = dataclasses.replace(a_container(name="b"), running_id="r")
+    pods = (
+        *many(29),
+        named_pod(30, containers=(a_container(), runs), created=NOON.replace(hour=13)),
+    )
+    rows = tuple(map(row_of, pods))
+    scene = a_scene(*pods, rows=rows)
+    books = Books(YOUNG, frozenset(), frozenset({"r"}))
+    scene = changed(scene, books=books, records_read=True, checked=frozenset({"r"}))
+
+    assert ask(knowing(scene, holding(pods[0]))) == AskKubelet(*pods[1].key)
+
+
+def test_beside_many_pods_that_wait_only_those_that_were_here_before_are_asked_about() -> None:
+    """A new pod is asked for at its admission alone, and the kubelet admits one at a time."""
+    owner, before = named_pod(50), named_pod(51, name="train-50")
+    strays = tuple(dataclasses.replace(pod, annotations={}) for pod in many(30))
+    scene = a_scene(owner, *strays, lock=owner, gone=(before,))
+    assert ask(changed(scene, records_read=True)) == AskKubelet(*owner.key)
+    scene = changed(knowing(scene, holding(owner)), records_read=True)
+    assert granted(scene).candidate.pod == owner
+
+    dead = dataclasses.replace(a_container(), has_run=True)
+    started, answered = named_pod(60, containers=(dead,)), named_pod(61)
+    old = a_scene(owner, *strays, started, answered, rows=(row_of(answered),), lock=owner)
+    old = changed(knowing(old, holding(owner)), records_read=True)
+    assert ask(old) == AskKubelet(*started.key)
+    assert ask(knowing(old, absent=(started,))) == AskKubelet(*answered.key)
+    assert granted(knowing(old, absent=(started, answered))).candidate.pod == owner

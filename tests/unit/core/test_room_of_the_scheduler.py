@@ -1,0 +1,189 @@
+"""Room as HAMi's scheduler counts it: what it accepts is never refused for room, from one view."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.codec.objects import decode_pod
+from agent.core.annotations import ALLOCATED, VGPU_NODE
+from agent.core.ledger import Row
+from agent.core.pods import PodView
+from agent.core.room import Claim, claim_of, counts, gpu_use, scheduled
+from agent.core.share import Share
+from agent.sandbox.scheduler.model import Load
+from agent.sandbox.scheduler.usage import Usage
+from tests.builders import G1, G2, RESOURCE, a_gpu, a_pod_uid, a_row, a_shared_gpu
+
+NODE = "n1"
+MIB = 16384
+GPUS = {uuid: a_shared_gpu(gpu=a_gpu(uuid=uuid), registered_mib=MIB) for uuid in (G1, G2)}
+AT = "2026-09-01T12:00:07Z"
+
+WAITING: dict[str, Any] = {"waiting": {"reason": "PodInitializing"}}
+RUNNING: dict[str, Any] = {"running": {"startedAt": AT}}
+
+
+def ended(exit_code: int) -> dict[str, Any]:
+    return {"terminated": {"exitCode": exit_code, "finishedAt": AT}}
+
+
+Told = tuple[bool, Share | None, dict[str, Any], dict[str, Any]]
+"""One init container: whether it is a sidecar, its share, None: it asks for no GPU, its state and
+its last one."""
+
+SHARES = st.builds(
+    Share, st.sampled_from(tuple(GPUS)), st.integers(1, MIB // 2), st.integers(0, 60)
+)
+STATES = st.sampled_from([WAITING, RUNNING, ended(0), ended(0), ended(0), ended(1)])
+INITS = st.tuples(
+    st.booleans(), st.none() | SHARES, STATES, st.sampled_from([{}, {}, ended(0), ended(1)])
+)
+APPS = st.tuples(st.none() | SHARES, st.sampled_from([{}, WAITING, RUNNING]))
+PODS = st.tuples(st.lists(INITS, max_size=3), st.lists(APPS, min_size=1, max_size=2))
+
+
+def text_of(share: Share) -> str:
+    return f"{share.uuid},NVIDIA,{share.memory_mib},{share.core_percent}:;"
+
+
+def asked(share: Share | None) -> dict[str, Any]:
+    return {"resources": {"limits": {RESOURCE: "1"} if share else {}}}
+
+
+def pod_of(number: int, inits: list[Told], apps: list[tuple[Share | None, dict[str, Any]]]) -> Any:
+    """What the API server shows of a pod whose containers have one slice or none.
+
+    The scheduler writes no group for one that has none.
+    """
+    uid = a_pod_uid(number)
+    shares = [share for _, share, _, _ in inits] + [share for share, _ in apps]
+    groups = "".join(map(text_of, filter(None, shares)))
+    return {
+        "metadata": {
+            "uid": uid,
+            "name": f"p{number}",
+            "namespace": "default",
+            "creationTimestamp": AT,
+            "annotations": {VGPU_NODE: NODE, ALLOCATED: groups},
+        },
+        "spec": {
+            "nodeName": NODE,
+            "initContainers": [
+                {"name": f"init{place}", **asked(share)}
+                | ({"restartPolicy": "Always"} if side else {})
+                for place, (side, share, *_) in enumerate(inits)
+            ],
+            "containers": [
+                {"name": f"app{place}", **asked(share)} for place, (share, _) in enumerate(apps)
+            ],
+        },
+        "status": {
+            "phase": "Running",
+            "initContainerStatuses": [
+                {"name": f"init{place}", "state": state, "lastState": last}
+                for place, (_, _, state, last) in enumerate(inits)
+            ],
+            "containerStatuses": [
+                {"name": f"app{place}", "state": state}
+                for place, (_, state) in enumerate(apps)
+                if state
+            ],
+        },
+    }
+
+
+def view_of(pod: Any) -> PodView:
+    return decode_pod(pod, RESOURCE)
+
+
+def rows_of(pod: Any) -> list[Row]:
+    """The rows of a pod of which every container was answered."""
+    view = view_of(pod)
+    groups = enumerate(filter(None, view.groups or ()))
+    return [
+        a_row(pod_uid=view.uid, container=one.name, role=one.role, group=number, shares=group)
+        for one, (number, group) in zip(view.gpu_containers, groups, strict=True)
+    ]
+
+
+def scheduled_of(pod: Any) -> list[Claim]:
+    """What the scheduler counts of it."""
+    view = view_of(pod)
+    return [claim for row in rows_of(pod) if (claim := scheduled(row, view)) is not None]
+
+
+def claims_of(pod: Any) -> list[Claim]:
+    """What it takes."""
+    view = view_of(pod)
+    return [claim_of(row) for row in rows_of(pod) if counts(row, view)]
+
+
+@given(st.lists(PODS, min_size=1, max_size=4))
+def test_no_pod_counts_for_more_than_the_scheduler_counts_for_it(told):
+    pods = [pod_of(number, *one) for number, one in enumerate(told)]
+    usage = Usage()
+    for pod in pods:
+        usage.observe(pod)
+    there = usage.loads(NODE)
+    claims = [claim for pod in pods for claim in scheduled_of(pod)]
+
+    for uuid, gpu in GPUS.items():
+        load = there.get(uuid, Load())
+        use = gpu_use(claims, gpu)
+        assert use.memory_mib <= load.memory_mib
+        assert use.core_percent <= load.core_percent
+
+
+BIG, SMALL = Share(G1, 12000, 50), Share(G1, 4000, 10)
+
+
+@pytest.mark.parametrize(
+    ("inits", "mib"),
+    [
+        pytest.param([(False, BIG, RUNNING, {})], 12000, id="it runs"),
+        pytest.param([(False, BIG, ended(1), {})], 12000, id="it failed"),
+        pytest.param([(False, BIG, ended(0), {})], 4000, id="it succeeded"),
+        pytest.param([(False, BIG, RUNNING, ended(0))], 4000, id="it runs again"),
+        pytest.param([(False, BIG, WAITING, ended(1))], 12000, id="it is tried again"),
+        pytest.param(
+            [(False, BIG, ended(0), {}), (False, SMALL, RUNNING, {})], 12000, id="another one runs"
+        ),
+        pytest.param(
+            [(False, BIG, ended(0), {}), (True, SMALL, RUNNING, {})], 12000, id="a sidecar runs"
+        ),
+        pytest.param(
+            [(False, BIG, ended(0), {}), (True, SMALL, RUNNING, ended(0))],
+            4000,
+            id="a sidecar had ended well",
+        ),
+    ],
+)
+def test_an_init_peak_counts_until_all_init_containers_have_succeeded(inits, mib):
+    pod = pod_of(1, inits, [(SMALL, WAITING)])
+
+    assert mib == gpu_use(claims_of(pod), GPUS[G1]).memory_mib
+    assert mib == gpu_use(scheduled_of(pod), GPUS[G1]).memory_mib
+
+
+def test_behind_an_init_container_without_gpus_an_app_container_counts_as_nothing():
+    pod = pod_of(1, [(False, None, ended(0), {})], [(BIG, RUNNING)])
+
+    assert 12000 == gpu_use(claims_of(pod), GPUS[G1]).memory_mib
+    assert [] == scheduled_of(pod)
+
+
+def test_an_app_container_that_was_made_tells_that_the_init_containers_have_succeeded():
+    pod = pod_of(1, [(False, BIG, WAITING, {})], [(SMALL, WAITING)])
+    pod["status"]["containerStatuses"][0]["lastState"] = ended(137)
+
+    assert 4000 == gpu_use(claims_of(pod), GPUS[G1]).memory_mib
+
+
+def test_a_pod_that_cannot_be_seen_counts_with_its_init_containers():
+    view = view_of(pod_of(1, [(False, BIG, ended(0), {})], [(SMALL, RUNNING)]))
+    row = a_row(pod_uid=view.uid, role=view.containers[0].role, shares=(BIG,))
+
+    assert counts(row, None)
+    assert not counts(row, view)
