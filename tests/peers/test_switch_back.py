@@ -174,7 +174,7 @@ async def test_the_doctor_tells_who_serves_what_is_held_and_what_is_left(cluster
     code, found = await doctor(cluster)
     assert 1 == code
     assert [("wrong", socket, "another device plugin answers here")] == found["P-PLUGIN"]
-    assert "1 containers hold slices; the agent takes them over" in found["P-WITNESS"][0][2]
+    assert "1 container holds slices; the agent takes them over" in found["P-WITNESS"][0][2]
     assert ["note"] == [verdict for verdict, *_ in found["P-MONITOR"]]
     assert ["ok"] == [verdict for verdict, *_ in found["P-REPORT"]]
 
