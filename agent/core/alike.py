@@ -14,6 +14,9 @@ MANY: Final = 2
 
 OF_ALL: Final = "the driver says the same of all GPUs: "
 
+MAY_PASS: Final = frozenset({Trouble.LOST, Trouble.FAILED})
+"""What a driver that is in trouble itself says of its GPUs, too."""
+
 Ill = Callable[[GpuUuid], bool]
 """Whether a GPU is known to be bad or lost: it may fail as others do, for a reason of its own."""
 
@@ -51,6 +54,6 @@ def same_fault(scan: Scan, ill: Ill) -> GpuFault | None:
         if fault.trouble not in {Trouble.RELEASED, Trouble.UNPLACED} and not ill(GpuUuid(fault.gpu))
     ]
     same = {dataclasses.replace(fault, gpu="", index=0) for fault in faults}
-    if scan.gpus or len(same) != 1 or faults[0].trouble not in {Trouble.LOST, Trouble.FAILED}:
+    if scan.gpus or len(same) != 1 or faults[0].trouble not in MAY_PASS:
         return None
     return faults[0]

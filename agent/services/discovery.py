@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import structlog
 
-from agent.core.alike import MANY, OF_ALL, Ill, same_fault
+from agent.core.alike import MANY, MAY_PASS, OF_ALL, Ill, same_fault
 from agent.core.errors import DriverError
 from agent.core.gpu import Scan
 from agent.core.ports import Driver
@@ -19,7 +19,7 @@ class Discovery:
 
     While the driver is missing or fails, the last inventory stays and the scan is tried again after
     1, 2, 4, … 30 s. So it is while the driver says the same of all GPUs that are not `ill`, and
-    another session does not help. `problem` is None while the driver answers, else a sentence that
+    another session does not help; and while it fails for one in a way that may pass. `problem` is None while the driver answers, else a sentence that
     says what is wrong; before the first scan it says so.
     """
 
@@ -52,14 +52,15 @@ class Discovery:
         delay = first
         while True:
             self._wanted.clear()
-            if await self._scan():
+            is_done = await self._scan()
+            is_wanted = await self._rest(self._interval if is_done else delay)
+            if is_done:
                 delay = first
-                await self._rest(self._interval)
-            else:
-                await self._rest(delay)
+            elif not is_wanted:  # a wish is no time that the driver had to come back
                 delay = min(2 * delay, last)
 
     async def _scan(self) -> bool:
+        """Ask the driver, and hand on what it says. False: it is to be asked again soon."""
         try:
             async with asyncio.timeout(self._deadline):
                 scan = await self._driver.scan()
@@ -78,15 +79,16 @@ class Discovery:
         if self.problem.set(None):
             log.info("driver.answers", version=scan.driver_version, gpus=len(scan.gpus))
         self._found(scan)
-        return True
+        return not any(fault.trouble in MAY_PASS for fault in scan.faults)
 
     def _fail(self, text: str) -> None:
         if self.problem.set(text):
             log.warning("driver.fails", err=text)
 
-    async def _rest(self, seconds: float) -> None:
+    async def _rest(self, seconds: float) -> bool:
+        """Wait that long at most. True: somebody wants a scan before."""
         try:
             async with asyncio.timeout(seconds):
-                await self._wanted.wait()
+                return await self._wanted.wait()
         except TimeoutError:
-            return
+            return False

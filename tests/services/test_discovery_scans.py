@@ -3,8 +3,10 @@
 import asyncio
 from contextlib import asynccontextmanager
 
+import pytest
+
 from agent.core.errors import DriverError, DriverMissing
-from agent.core.gpu import Scan
+from agent.core.gpu import GpuFault, Scan, Trouble
 from agent.services.discovery import Discovery
 from tests.builders import a_gpu
 from tests.fakes.driver import ScriptedDriver
@@ -58,6 +60,42 @@ async def test_a_missing_driver_is_asked_for_again_after_growing_delays():
 
     assert [91] == moments(found)  # tried at 0, 1, 3, 7, 15, 31, 61, 91
     assert discovery.problem.value is None
+
+
+async def test_a_wish_while_the_driver_fails_makes_no_delay_longer():
+    driver = ScriptedDriver()
+    driver.failure = DriverError("oops")
+    async with running(driver) as (discovery, found):
+        for _ in range(3):
+            await asyncio.sleep(0.2)
+            discovery.rescan()
+        await asyncio.sleep(0.1)
+        driver.failure = None
+        await asyncio.sleep(1.2)
+
+    assert [1.6] == moments(found)
+
+
+@pytest.mark.parametrize("trouble", [Trouble.LOST, Trouble.FAILED])
+async def test_a_gpu_for_which_the_driver_fails_is_asked_for_again_after_growing_delays(trouble):
+    driver = ScriptedDriver()
+    driver.faults = [GpuFault("index 0", "Unknown Error", trouble)]
+    async with running(driver) as (_, found):
+        await asyncio.sleep(4)
+        driver.faults, driver.gpus = [], [a_gpu()]
+        await asyncio.sleep(130)
+
+    assert [0, 1, 3, 7, 67, 127] == moments(found)
+
+
+@pytest.mark.parametrize("trouble", sorted(set(Trouble) - {Trouble.LOST, Trouble.FAILED}))
+async def test_a_gpu_that_needs_somebodys_hand_is_asked_for_every_minute(trouble):
+    driver = ScriptedDriver()
+    driver.faults = [GpuFault("index 0", "in use", trouble)]
+    async with running(driver) as (_, found):
+        await asyncio.sleep(61)
+
+    assert [0, 60] == moments(found)
 
 
 async def test_after_a_success_the_delays_start_over():

@@ -149,7 +149,7 @@ async def test_a_single_gpu_that_fails_in_the_other_session_too_is_at_fault_itse
     driver = ScriptedDriver()
     driver.renewable = True
     driver.faults = faults(G0, trouble=Trouble.LOST)
-    _, found = await looked_at(driver, 5)
+    _, found = await looked_at(driver, 0.5)
 
     assert [True] == [scan.faults[0].lost for scan in found]
 
