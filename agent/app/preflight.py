@@ -57,12 +57,13 @@ async def examine(
     scan, driver = await _driver(settings)
     findings = [*_paths(settings), await _library(settings), *driver]
     plugins, socket = settings.paths.plugins, settings.paths.kubelet_socket
-    findings.append(preflight.judge_kubelet(look_at(plugins), look_at(socket)))
+    place = look_at(plugins)
+    findings.append(preflight.judge_kubelet(place, look_at(socket)))
     findings.append(await _witness(settings))
     if cluster is not None:
         findings += preflight.judge_cluster(settings.node, cluster)
     sockets = plugin_sockets(plugins, socket.name)
-    findings += preflight.judge_plugins(str(plugins), sockets, cluster, takeover=settings.takeover)
+    findings += preflight.judge_plugins(place, sockets, cluster, takeover=settings.takeover)
     if cluster is not None and REGISTER in cluster.annotations and scan is not None:
         differences = _differences(settings, scan, cluster.annotations)
         findings.append(preflight.judge_report(settings.node, differences))

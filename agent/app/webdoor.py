@@ -22,7 +22,7 @@ from agent.core.slices import SliceList
 from agent.kit.cell import Cell
 from agent.settings.schema import Settings
 from agent.web.actions import Actions, recheck_act, release_act
-from agent.web.gpus import gpu_labels
+from agent.web.gpus import labelled
 from agent.web.metrics import AgentCollector, Facts, MetricsPage, Series
 from agent.web.probes import Probes
 from agent.web.server import Listeners, Page, WebServer
@@ -94,7 +94,7 @@ def _actions(watched: Watched) -> Actions | None:
     recheck = health.recheck
 
     def known() -> list[str]:
-        return list(gpu_labels(front.facts.inventory.value).values())
+        return [label for label, _ in labelled(front.facts.inventory.value)]
 
     def uuids() -> list[str]:
         return [gpu.uuid for gpu in front.facts.inventory.value.gpus]

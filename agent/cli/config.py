@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import socket
 import sys
 from collections.abc import Iterable, Mapping
 
@@ -14,6 +13,7 @@ from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, sources
 from agent.cli.settings_view import API_VERSION, plain, table, terminal_columns
 from agent.core.errors import SettingsError
+from agent.host.surroundings import host_name
 from agent.settings.fields import DEFAULT, Setting
 from agent.settings.json_schema import json_schema
 from agent.settings.load import load
@@ -62,7 +62,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 def _show(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     try:
         plan = load(sources(args, environ))
-        name = Reading(plan, socket.gethostname()).settings(NodeFacts()).node
+        name = Reading(plan, host_name()).settings(NodeFacts()).node
     except SettingsError as error:
         sys.stderr.write(f"hami-agent: {error}\n")
         return BAD_SETTINGS

@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import json
-import socket
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from agent.codec.nodeconfig import WHAT as NODES
 from agent.codec.strangers import refuse_stranger
 from agent.codec.yaml_places import read_yaml
 from agent.core.errors import SettingsError, cap
+from agent.host.surroundings import host_name
 from agent.settings.fields import DEFAULT
 from agent.settings.load import is_json, load, read_text
 from agent.settings.plan import Given, Plan, Text, make_plan
@@ -226,7 +226,7 @@ def _facts(
 def _node(plan: Plan, title: str, facts: NodeFacts) -> _Node:
     resolved = plan.resolve(facts)
     gpus = max(1, len(facts.gpu_models or ()))
-    build(resolved.settings, host_name=facts.name or socket.gethostname(), gpus=gpus)
+    build(resolved.settings, host_name=facts.name or host_name(), gpus=gpus)
     check_shares(resolved.settings)
     changed = [one for one in resolved.settings.values() if one.origin != DEFAULT]
     heads: Sequence[str] = (title, *(f"profile {name}" for name in resolved.profiles))

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import json
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -16,6 +15,7 @@ from agent.cli.settings_args import add_settings, sources
 from agent.cli.settings_view import API_VERSION
 from agent.core.errors import SettingsError
 from agent.core.preflight import Finding, Point, Verdict, counted, judge_hami_files
+from agent.host.surroundings import host_name
 from agent.settings.fields import Effective
 from agent.settings.load import DEVICE_CONFIG, NODE_CONFIG, Look, look
 from agent.settings.profiles import NodeFacts
@@ -63,7 +63,7 @@ def _findings(found: Look, environ: Mapping[str, str], *, reader: bool) -> Seque
     try:
         if found.plan is None:
             raise found.refusal or SettingsError("nothing was read")
-        reading = Reading(found.plan, socket.gethostname(), found.given)
+        reading = Reading(found.plan, host_name(), found.given)
         settings = reading.settings(NodeFacts())
     except SettingsError as error:
         advice = "mend it; `hami-agent config check` says what each node would get"

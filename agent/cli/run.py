@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import socket
 import sys
 from collections.abc import Mapping
 
@@ -12,6 +11,7 @@ from agent.cli.logs import configure
 from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, sources
 from agent.core.errors import SettingsError
+from agent.host.surroundings import host_name
 from agent.settings.load import look
 from agent.settings.starting import begin
 
@@ -32,7 +32,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run the agent and return its exit code."""
     origin = sources(args, environ)
     try:
-        start = begin(origin, socket.gethostname())
+        start = begin(origin, host_name())
     except SettingsError as error:
         sys.stderr.write(f"hami-agent: {error}\n")
         return BAD_SETTINGS

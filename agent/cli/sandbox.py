@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import shutil
 import signal
 import sys
@@ -102,7 +103,13 @@ def _problem(args: argparse.Namespace) -> str:
     if args.interactive:
         needed, where, gpus = slices_of(fitting(args.gpus)), "all GPUs", args.gpus
     if gpus * args.split_count < needed:
-        return f"the scenario needs {needed} slices on {where}; raise --gpus or --split-count"
+        more = args.gpus - gpus + math.ceil(needed / args.split_count)
+        instead = "" if args.interactive or more > MOST_GPUS else f"--gpus {more} or "
+        return (
+            f"--gpus {args.gpus} --split-count {args.split_count}: the scenario needs {needed} "
+            f"slices on {where}, and there are {gpus * args.split_count}; give {instead}"
+            f"--split-count {math.ceil(needed / gpus)}"
+        )
     return ""
 
 

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import json
-import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,9 +14,10 @@ from agent.cli.logs import configure
 from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, flags, sources
 from agent.cli.settings_view import API_VERSION
-from agent.core.errors import AgentError, ApiError, ApiNotFound
+from agent.core.errors import AgentError, ApiError, ApiNotFound, SettingsError
 from agent.core.leftovers import RESOURCE, Agents, Cleaned, Outcome
 from agent.host.kube.connection import Connection
+from agent.host.surroundings import host_name
 from agent.settings.starting import begin
 
 BY_HAND = "clean it by hand when the pod is gone: deploy/README.md, Uninstall"
@@ -79,7 +79,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         if not as_text:
             _write_json(Uninstalled(Outcome()), str(error))
         _say(str(error))
-        return _code(error)
+        return _code(error, everywhere=args.all_nodes)
     if as_text:
         _write_rest(done)
     else:
@@ -124,7 +124,7 @@ async def _done(
             sys.stdout.flush()
 
     if not args.all_nodes:
-        settings = begin(sources(args, environ), socket.gethostname()).settings
+        settings = begin(sources(args, environ), host_name()).settings
         return await uninstall_here(settings, environ, told, _say, force=args.force)
     # A release whose settings are refused must be uninstalled, too; its Job has its variables.
     named = _kubeconfig(args, environ)
@@ -134,7 +134,10 @@ async def _done(
     return await uninstall_everywhere(connection, agents, told, _say)
 
 
-def _code(error: AgentError) -> int:
+def _code(error: AgentError, *, everywhere: bool) -> int:
+    """With --all-nodes no settings are read but how to reach the API server."""
+    if everywhere and isinstance(error, SettingsError):
+        return UNREACHABLE
     if isinstance(error, ApiNotFound):
         return NOT_FOUND
     if isinstance(error, InUse) or not isinstance(error, ApiError):

@@ -9,7 +9,7 @@ UNCLOSED: Final = "found unexpected end of stream"
 _YAML: Final = {
     "but found another document": (
         "a second document begins here; a settings file has one: remove the `---`, or make two "
-        "files"
+        "files; of what helm or kubectl print, give the file that the ConfigMap holds"
     ),
     "did not find expected key": (
         "this line does not fit the ones above: its indentation is wrong, or a `:` is missing"

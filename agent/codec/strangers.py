@@ -95,7 +95,8 @@ def refuse_files_of_hami(document: Place) -> None:
 def _object(document: Place, keys: Mapping[str, yaml.Node], kind: str) -> SettingsError:
     if kind != "ConfigMap":
         said = f"this is a Kubernetes object of kind {cap(kind, 64)}, and no settings file"
-        return document.fault(f"{said}; {EXPECTED}")
+        wanted = "give the file that one ConfigMap in it holds" if kind == "List" else EXPECTED
+        return document.fault(f"{said}; {wanted}")
     metadata = dict(_keys(keys["metadata"])) if "metadata" in keys else {}
     names = {key: str(metadata[key].value) for key in ("name", "namespace") if key in metadata}
     name = cap(names.get("name", "NAME"), 64)

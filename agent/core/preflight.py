@@ -242,7 +242,7 @@ def judge_cluster(node: str, cluster: Cluster) -> Iterator[Finding]:
 
 
 def judge_plugins(
-    directory: str, sockets: Sequence[PluginSocket], cluster: Cluster | None, *, takeover: bool
+    directory: Place, sockets: Sequence[PluginSocket], cluster: Cluster | None, *, takeover: bool
 ) -> Iterator[Finding]:
     """Other plugins for these GPUs: at work, or what they left; and what goes with HAMi's.
 
@@ -264,8 +264,9 @@ def judge_plugins(
                 *(Point.PLUGIN, Verdict.NOTE, one.path, "left behind by another device plugin"),
                 "nobody listens there; remove it when that plugin will not come back",
             )
-    if not pods and not at_work:
-        yield Finding(Point.PLUGIN, Verdict.OK, directory, "no other plugin for these GPUs answers")
+    if not pods and not at_work and directory.kind == "directory":
+        said = "no other plugin for these GPUs answers"
+        yield Finding(Point.PLUGIN, Verdict.OK, directory.path, said)
     if pods or at_work or (cluster is not None and REGISTER in cluster.annotations):
         yield Finding(
             *(Point.MONITOR, Verdict.NOTE, "HAMi's vGPUmonitor", MONITOR),

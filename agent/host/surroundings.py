@@ -14,6 +14,14 @@ KINDS: Final = ((stat.S_ISDIR, "directory"), (stat.S_ISSOCK, "socket"), (stat.S_
 CONNECT_SECONDS: Final = 0.5
 
 
+def host_name() -> str:
+    """This host's name, as the kubelet makes the name of its Node of it.
+
+    Source: kubernetes pkg/util/node/node.go GetHostname.
+    """
+    return socket.gethostname().strip().lower()
+
+
 def look_at(path: Path) -> Place:
     """The path as it is; links are followed. Of what is missing: could it be made?"""
     try:

@@ -19,8 +19,9 @@ class Discovery:
 
     While the driver is missing or fails, the last inventory stays and the scan is tried again after
     1, 2, 4, … 30 s. So it is while the driver says the same of all GPUs that are not `ill`, and
-    another session does not help; and while it fails for one in a way that may pass. `problem` is None while the driver answers, else a sentence that
-    says what is wrong; before the first scan it says so.
+    another session does not help; and while it fails for one in a way that may pass. `problem` is
+    None while the driver answers, else a sentence that says what is wrong; before the first scan it
+    says so.
     """
 
     def __init__(

@@ -152,6 +152,23 @@ text_or_whole = Kind(_text_or_whole, {"type": ["string", "integer"]})
 optional_text = Kind(lambda value: _text(value) or None, {"type": "string"})
 """A string; an empty one counts as not set."""
 
+
+_DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+
+
+def _node_name(value: object) -> str | None:
+    found = _text(value)
+    if found and (len(found) > 253 or _DOMAIN.fullmatch(found) is None):
+        raise WrongValue("expected the name of a Node, like gpu-1 (lower case)")
+    return found or None
+
+
+node_name = Kind(_node_name, {"type": "string"})
+"""The name of a Node; an empty one counts as not set.
+
+Source: kubernetes pkg/apis/core/validation ValidateNodeName (a DNS subdomain).
+"""
+
 path = Kind(_path, {"type": "string", "pattern": "^/"})
 """An absolute path."""
 
@@ -287,7 +304,6 @@ indexes = Kind(
 )
 """A list of numbers of GPUs; in variables and flags separated by commas."""
 
-_DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 

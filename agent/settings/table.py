@@ -8,6 +8,7 @@ from agent.settings.fields import (
     boolean,
     choice,
     exactly_true,
+    node_name,
     optional_text,
     path,
     text,
@@ -23,7 +24,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "node.name",
         None,
-        optional_text,
+        node_name,
         "Name of this Node in Kubernetes; the host name where it is not set.",
         env=("NODE_NAME",),
         flag="--node-name",

@@ -20,7 +20,7 @@ def gpu_families(
     prefix: str, inventory: Inventory, slices: SliceList, ledger: Ledger
 ) -> Iterator[Metric]:
     """What is told of the GPUs of the inventory, and the slices by state."""
-    names = _names(inventory)
+    names = labelled(inventory)
     yield from _health(prefix, names)
     yield _listed(prefix, names, slices)
     held = ledger.held_ids()
@@ -49,7 +49,7 @@ def use_families(
     prefix: str, inventory: Inventory, newest: Callable[[GpuUuid], Sampled | None]
 ) -> Iterator[Metric]:
     """How much each GPU is used; no series for one that does not tell just now."""
-    found = [(name, newest(gpu.uuid)) for name, gpu in _names(inventory)]
+    found = [(name, newest(gpu.uuid)) for name, gpu in labelled(inventory)]
     samples = [(name, one.sample) for name, one in found if one is not None]
 
     def told(read: Callable[[GpuSample], float | None]) -> Iterator[tuple[str, float]]:
@@ -94,7 +94,8 @@ def gpu_labels(inventory: Inventory, gone: Iterable[SharedGpu] = ()) -> Mapping[
     return named
 
 
-def _names(inventory: Inventory) -> Named:
+def labelled(inventory: Inventory) -> Named:
+    """The GPUs in their order, each behind its label."""
     labels = gpu_labels(inventory)
     return [(labels[gpu.uuid], gpu) for gpu in inventory.gpus]
 

@@ -78,7 +78,10 @@ def test_no_verb_takes_a_whole_configmap(tmp_path, capsys, flag: str):
         ("kind: ConfigMap\napiVersion: v1\ndata: [a]\n", "this is the whole ConfigMap NAME, and"),
         (SCHEDULER, "this is a Kubernetes object of kind KubeSchedulerConfiguration, and no"),
         ('{"kind": "Policy", "apiVersion": "v1"}', "this is a Kubernetes object of kind Policy"),
-        ("apiVersion: v1\nkind: List\nitems: []\n", "this is a Kubernetes object of kind List"),
+        (
+            "apiVersion: v1\nkind: List\nitems: []\n",
+            "this is a Kubernetes object of kind List, and no settings file; give the file that",
+        ),
         (
             "resourceName: x\nresourceMem: y\nscheduler: {a: 1}\ndevicePlugin: {b: 1}\n",
             "these are values of a Helm chart",

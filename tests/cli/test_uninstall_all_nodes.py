@@ -63,7 +63,7 @@ def test_without_a_kubeconfig_the_flag_and_the_variable_are_named(
     assert 2 == dispatch(["uninstall", *EVERYWHERE], {})
     said = capsys.readouterr().err
     assert "give --kubeconfig, or set KUBECONFIG" in said
-    assert 1 == dispatch(["uninstall", *EVERYWHERE, "--kubeconfig", str(tmp_path / "none")], {})
+    assert 3 == dispatch(["uninstall", *EVERYWHERE, "--kubeconfig", str(tmp_path / "none")], {})
     assert "give the path of a readable kubeconfig" in capsys.readouterr().err
 
 
@@ -72,7 +72,7 @@ def test_in_a_pod_its_own_account_comes_before_the_variable(
 ):
     environ = {"KUBECONFIG": str(tmp_path / "none"), "KUBERNETES_SERVICE_HOST": "127.0.0.1"}
 
-    assert 1 == dispatch(["uninstall", *EVERYWHERE], environ)
+    assert 3 == dispatch(["uninstall", *EVERYWHERE], environ)
 
     assert str(tmp_path) not in capsys.readouterr().err
 

@@ -16,6 +16,7 @@ from agent.core.share import Share
 from agent.core.slices import SliceGroup, SliceList, slice_id
 from agent.kit.cell import Cell
 from agent.kit.tally import Durations, Tally
+from agent.web.gpus import labelled
 from agent.web.metrics import AgentCollector, Facts, MetricsPage, Reading, Series
 from agent.web.version import Build
 from tests.builders import NOON, a_gpu, a_health, a_row, a_shared_gpu, a_uuid, an_inventory
@@ -74,6 +75,15 @@ async def test_readiness_and_degradation_are_apart():
 
     assert {("state",): 1, ("stream",): 0} == await samples("ready", checks=checks)
     assert {("api",): 1, ("hook",): 0} == await samples("degraded", checks=checks)
+
+
+async def test_gpus_are_named_in_their_order_also_those_that_are_gone():
+    inventory = an_inventory(count=3)
+    gone = dataclasses.replace(inventory.gpus[0], present=False)
+
+    named = labelled(dataclasses.replace(inventory, gpus=(gone, *inventory.gpus[1:])))
+
+    assert ["0", "1", "2"] == [label for label, _ in named]
 
 
 async def test_a_gpu_is_described_once():

@@ -91,10 +91,14 @@ def test_an_agent_that_cannot_start_makes_it_fail_with_its_last_words():
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("--gpus", "3", "--split-count", "4"), "24 slices"),
+        (("--gpus", "3"), "24 slices on all GPUs but one, and there are 20; give --gpus 4 or "),
+        (("--gpus", "64", "--split-count", "0"), "expected 1 to 1000"),
         (("--gpus", "1"), "3 to 64 GPUs, or any number from 1 with --interactive"),
         (("--gpus", "0", "--interactive"), "needs 1 to 64 GPUs"),
-        (("--gpus", "1", "--split-count", "4", "--interactive"), "5 slices on all GPUs"),
+        (
+            ("--gpus", "1", "--split-count", "4", "--interactive"),
+            "and there are 4; give --split-count 5",
+        ),
     ],
 )
 def test_too_few_gpus_or_slices_are_wrong_usage(words, expected):

@@ -178,6 +178,7 @@ def test_the_right_to_a_condition_is_asked_for_where_it_is_kept():
     assert {Right("patch", "nodes/status", name=NODE)} == more
 
 
+PLUGINS = Place("/d", "directory", writable=True)
 HAMI = PluginSocket("/d/nvidia-gpu.sock", alive=True)
 LEFT = PluginSocket("/d/nvidia-gpu.sock", alive=False)
 OTHER = PluginSocket("/d/rdma.sock", alive=True)
@@ -203,13 +204,17 @@ OTHER = PluginSocket("/d/rdma.sock", alive=True)
     ],
 )
 def test_another_plugin_is_found_by_its_pod_or_its_socket(sockets, cluster, expected):
-    assert expected == verdicts(judge_plugins("/d", sockets, cluster, takeover=False))
+    assert expected == verdicts(judge_plugins(PLUGINS, sockets, cluster, takeover=False))
+
+
+def test_of_a_directory_that_is_not_there_nothing_is_said():
+    assert [] == verdicts(judge_plugins(Place("/d", ""), [], LABELLED, takeover=False))
 
 
 def test_another_plugin_is_no_obstacle_where_the_agent_is_to_take_over():
     cluster = Cluster("here", True, plugins=("hami/hami-device-plugin-x",))
 
-    found = list(judge_plugins("/d", [HAMI], cluster, takeover=True))
+    found = list(judge_plugins(PLUGINS, [HAMI], cluster, takeover=True))
 
     assert [("P-PLUGIN", "note"), ("P-PLUGIN", "note"), ("P-MONITOR", "note")] == verdicts(found)
     assert "right after" in found[0].advice
@@ -231,7 +236,7 @@ def test_what_the_node_says_otherwise_is_a_note(differences, verdict, said):
 
 
 def test_what_goes_with_hamis_plugin_is_said_before_it_goes():
-    *_, finding = judge_plugins("/d", [HAMI], None, takeover=False)
+    *_, finding = judge_plugins(PLUGINS, [HAMI], None, takeover=False)
 
     assert all(word in finding.said for word in ("vGPUmonitor", "31992", "priorities", "core lim"))
 

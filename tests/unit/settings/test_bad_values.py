@@ -225,3 +225,9 @@ def test_any_text_in_the_environment_and_in_flags_is_taken_or_refused(field, val
     taken_or_refused(environ={f"HAMI_AGENT_{value}": value})
     if field.flag:
         taken_or_refused(flags={field.flag: value})
+
+
+@pytest.mark.parametrize("name", ["GPU-1", "gpu_1", "gpu 1", "-gpu", "gpu.", 254 * "a"])
+def test_a_name_that_no_node_can_have_is_refused(name: str):
+    assert "expected the name of a Node" in str(refusal(own=f"node: {{name: '{name}'}}"))
+    assert "expected the name of a Node" in str(refusal(environ={"NODE_NAME": name}))
