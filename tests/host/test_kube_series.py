@@ -2,7 +2,15 @@
 
 from agent.core.changes import NodeEvent
 from agent.core.pods import PodUid
-from agent.host.kube.series import BURST, REMEMBERED, EventBook, Step, event_name
+from agent.host.kube.series import (
+    BURST,
+    PODS_BURST,
+    PODS_REFILL,
+    REMEMBERED,
+    EventBook,
+    Step,
+    event_name,
+)
 
 ILL = NodeEvent("GpuUnhealthy", "XID 79 on GPU 1", warning=True)
 
@@ -53,6 +61,16 @@ def test_one_object_does_not_use_up_the_allowance_of_another():
     assert Step.CREATE == send(book, ILL, 0)
 
 
+def test_pods_under_ever_new_names_share_an_allowance_and_take_nothing_of_the_nodes():
+    book = EventBook()
+    storm = [send(book, about(1, pod=f"pod-{n}"), 0) for n in range(PODS_BURST + 50)]
+    later = [send(book, about(1, pod=f"late-{n}"), 2 * PODS_REFILL) for n in range(10)]
+
+    assert [Step.CREATE] * PODS_BURST + [Step.DROP] * 50 == storm
+    assert [Step.CREATE] * 2 + [Step.DROP] * 8 == later
+    assert Step.CREATE == send(book, ILL, 0)
+
+
 def test_a_failed_write_costs_nothing_and_is_no_occurrence():
     book = EventBook()
     for _ in range(BURST + 5):
@@ -66,10 +84,11 @@ def test_a_failed_write_costs_nothing_and_is_no_occurrence():
 def test_memory_is_bounded():
     book = EventBook()
     for n in range(REMEMBERED + 10):
-        send(book, about(n, pod=f"pod-{n}"), 0)
+        send(book, about(n, pod=f"pod-{n}"), n * PODS_REFILL)
+    now = REMEMBERED * PODS_REFILL + 20
 
-    assert Step.CREATE == send(book, about(0, pod="pod-0"), 1)
-    assert Step.COUNT == send(book, about(REMEMBERED, pod=f"pod-{REMEMBERED}"), 1)
+    assert Step.CREATE == send(book, about(0, pod="pod-0"), now)
+    assert Step.COUNT == send(book, about(REMEMBERED + 9, pod=f"pod-{REMEMBERED + 9}"), now)
 
 
 def test_a_name_is_the_object_and_a_hash_and_the_same_after_a_restart():

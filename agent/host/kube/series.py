@@ -11,6 +11,10 @@ UPDATE_GAP = 60.0
 BURST = 25
 REFILL = 300.0
 """As client-go's spam filter: 25 Events for one object at once, then one every five minutes."""
+PODS_BURST = 220
+PODS_REFILL = 2.0
+"""All pods of the node together: twice as many as a kubelet runs, then one every two seconds; a
+tenant can make pods under new names without end."""
 REMEMBERED = 4096
 
 
@@ -22,7 +26,7 @@ class Step(enum.StrEnum):
     COUNT = "count"
     """Only counted: its series was updated a moment ago."""
     DROP = "drop"
-    """The object has had too many."""
+    """The object, or all pods together, have had too many."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -34,12 +38,34 @@ class Series:
     sent_at: float | None = None
 
 
+@dataclasses.dataclass(slots=True)
+class Allowance:
+    """`burst` at once, then one every `refill` seconds; `spent` at `since`, in loop time."""
+
+    burst: int
+    refill: float
+    spent: float = 0.0
+    since: float = 0.0
+
+    def allows(self, now: float) -> bool:
+        """Whether one more may be."""
+        return self._at(now) + 1 <= self.burst
+
+    def spend(self, now: float) -> None:
+        """There was one more."""
+        self.spent, self.since = self._at(now) + 1, now
+
+    def _at(self, now: float) -> float:
+        return max(0.0, self.spent - (now - self.since) / self.refill)
+
+
 class EventBook:
-    """The series of this process and the allowance of each object, both bounded."""
+    """The series of this process and what each object may have, both bounded."""
 
     def __init__(self) -> None:
         self._series: OrderedDict[NodeEvent, Series] = OrderedDict()
-        self._spent: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
+        self._objects: OrderedDict[tuple[str, str], Allowance] = OrderedDict()
+        self._pods = Allowance(PODS_BURST, PODS_REFILL)
 
     def plan(self, event: NodeEvent, subject: str, now: float) -> tuple[Step, Series]:
         """Count the event in and say what to do; `subject` is the name of its object."""
@@ -51,25 +77,26 @@ class EventBook:
         series.count += 1
         if series.sent_at is not None and now - series.sent_at < UPDATE_GAP:
             return Step.COUNT, series
-        if self._level(event, now) + 1 > BURST:
+        if not all(one.allows(now) for one in self._allowances(event)):
             return Step.DROP, series
         return (Step.CREATE if series.sent_at is None else Step.UPDATE), series
 
     def sent(self, event: NodeEvent, series: Series, now: float) -> None:
         """The write went through: it counts against the object's allowance."""
-        key = (event.namespace, event.pod)
-        self._spent[key] = (self._level(event, now) + 1, now)
-        self._spent.move_to_end(key)
-        _bound(self._spent)
+        for allowance in self._allowances(event):
+            allowance.spend(now)
         series.sent_at = now
 
     def failed(self, series: Series) -> None:
         """The write did not go through: whoever repeats it is not a new occurrence."""
         series.count -= 1
 
-    def _level(self, event: NodeEvent, now: float) -> float:
-        level, since = self._spent.get((event.namespace, event.pod), (0.0, now))
-        return max(0.0, level - (now - since) / REFILL)
+    def _allowances(self, event: NodeEvent) -> tuple[Allowance, ...]:
+        key = (event.namespace, event.pod)
+        own = self._objects.setdefault(key, Allowance(BURST, REFILL))
+        self._objects.move_to_end(key)
+        _bound(self._objects)
+        return (own, self._pods) if event.pod else (own,)
 
 
 def event_name(event: NodeEvent, subject: str) -> str:
@@ -80,7 +107,7 @@ def event_name(event: NodeEvent, subject: str) -> str:
 
 
 def _bound(
-    kept: OrderedDict[NodeEvent, Series] | OrderedDict[tuple[str, str], tuple[float, float]],
+    kept: OrderedDict[NodeEvent, Series] | OrderedDict[tuple[str, str], Allowance],
 ) -> None:
     while len(kept) > REMEMBERED:
         kept.popitem(last=False)
