@@ -57,7 +57,7 @@ async def runs(cluster: SandboxCluster, name: str, *counts: int) -> ContainerAll
 
 def directory(answer: ContainerAllocateResponse) -> Path:
     """The directory of its own that an answer mounts."""
-    (found,) = [Path(one.host_path) for one in answer.mounts if "/containers/" in one.host_path]
+    (found,) = {Path(one.host_path) for one in answer.mounts if "/containers/" in one.host_path}
     return found
 
 
