@@ -22,9 +22,9 @@ class Cleared:
 
 def kept_event(cleared: Cleared) -> NodeEvent:
     """That directories stay, and who can remove them."""
-    some = "1 directory" if cleared.kept == 1 else f"{cleared.kept} directories"
+    some = "a directory" if cleared.kept == 1 else f"{cleared.kept} directories"
     text = (
-        f"{some} of containers that are gone cannot be removed by the agent ({cleared.why}); no "
-        "pod waits for that. Root can remove them as RUNBOOK.md says under DirectoriesKept."
+        f"The agent cannot remove {some} of containers that are gone ({cleared.why}). No pod waits "
+        "for this. Root on the node can: RUNBOOK.md says how under DirectoriesKept."
     )
     return NodeEvent(KEPT_EVENT, text, warning=True)

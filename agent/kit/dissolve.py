@@ -104,6 +104,8 @@ class _Emptying:
                 if not name.startswith(self._ours):
                     name = self._move(name, self._top)
                 nested = open_own(name, self._top)
+        except FileNotFoundError:
+            pass
         except OSError as error:
             yield error
             return
@@ -123,6 +125,8 @@ class _Emptying:
                     if not _is_gone(entry.name, nested):
                         moved = self._move(entry.name, nested)
                         self._pending += [moved] if len(self._pending) < PENDING else []
+                except FileNotFoundError:
+                    yield None
                 except OSError as error:
                     yield error
                 else:

@@ -73,7 +73,9 @@ async def test_what_stays_is_told_once_until_nothing_does(hooks):
 
     assert 1 == service.state.value.kept
     assert ["DirectoriesKept", "DirectoriesKept"] == [event.reason for event in said]
-    assert said[0].text.startswith("1 directory of containers that are gone cannot be removed")
+    assert said[0].text.startswith(
+        "The agent cannot remove a directory of containers that are gone"
+    )
     assert "(Permission denied)" in said[0].text
 
 
