@@ -138,7 +138,10 @@ class _Emptying:
         try:
             os.rename(name, moved, src_dir_fd=above, dst_dir_fd=self._top)
         except PermissionError:
-            # It must be writable to get another parent. The new name shows that nothing is mounted.
+            # It must be writable to get another parent, and one of ours can be made so.
+            if os.stat(name, dir_fd=above, follow_symlinks=False).st_uid != os.geteuid():
+                raise
+            # A rename in the same parent shows that nothing is mounted there.
             os.rename(name, moved, src_dir_fd=above, dst_dir_fd=above)
             os.close(open_own(moved, above))
             os.rename(moved, moved, src_dir_fd=above, dst_dir_fd=self._top)

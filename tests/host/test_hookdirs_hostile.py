@@ -93,6 +93,18 @@ def test_what_cannot_go_keeps_nothing_else_from_going(hook, leaf):
     assert [leaf] == list(leaf.parent.iterdir())
 
 
+def test_what_stays_is_tried_once_and_keeps_its_name(hook, leaf):
+    for number in range(400):
+        (leaf / "deep" / f"shut{number}" / "in").mkdir(parents=True)
+        os.chown(leaf / "deep" / f"shut{number}", OTHER, OTHER)
+        (leaf / "deep" / f"file{number}").write_text("")
+
+    assert ["removed", "1 Permission denied", "prepared"] == said(hook, ALL, *NO_PRIVILEGES)
+    (kept,) = (path for path in leaf.parent.iterdir() if path != leaf)
+    (deep,) = kept.iterdir()
+    assert {f"shut{number}" for number in range(400)} == set(names(deep))
+
+
 def test_thousands_of_entries_that_stay_are_given_up_and_hold_up_no_other(hook, leaf):
     (leaf / "shut").mkdir()
     with opened(leaf / "shut") as shut:
