@@ -60,11 +60,15 @@ def clear():
 """
 NO_PRIVILEGES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")
 
+"""As the DaemonSet runs it."""
+AS_UNIT = ("unshare", "--user", "--map-root-user", *NO_PRIVILEGES)
+"""As the unit runs it: all users but root are nobody, too."""
+
 
 def can_mount() -> bool:
-    """Whether a process may have mounts of its own here."""
+    """Whether a process may have mounts, and users, of its own here."""
     found = subprocess.run(
-        ["unshare", "--mount", "true"],  # noqa: S607 -- Debian's
+        ["unshare", "--mount", "unshare", "--user", "--map-root-user", "true"],  # noqa: S607 -- Debian's
         capture_output=True,
         check=False,
     )

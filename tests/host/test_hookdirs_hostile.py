@@ -10,12 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.host.hook_space import HERE, NAME, NO_PRIVILEGES, said
+from tests.host.hook_space import AS_UNIT, HERE, NAME, NO_PRIVILEGES, said
 
 pytestmark = HERE
 OTHER = 65534
 ALL = "remove()\nclear()\nprepare()\n"
 """What happens when the container is gone, and when there is another one of its name."""
+
+
+IDENTITIES = pytest.mark.parametrize(
+    "identity", [NO_PRIVILEGES, AS_UNIT], ids=["DaemonSet", "unit"]
+)
 
 
 @pytest.fixture
@@ -43,29 +48,32 @@ def opened(path: Path) -> Iterator[int]:
         os.close(at)
 
 
+@IDENTITIES
 @pytest.mark.parametrize("mode", [0, 0o400, 0o111, 0o1700, 0o2755])
-def test_a_mode_that_a_container_gave_its_directory_is_put_right(hook, leaf, mode):
+def test_a_mode_that_a_container_gave_its_directory_is_put_right(hook, leaf, mode, identity):
     (leaf / "a.cache").write_text("")
     leaf.chmod(mode)
 
-    assert ["prepared"] == said(hook, "prepare(wipe=False)\n", *NO_PRIVILEGES)
+    assert ["prepared"] == said(hook, "prepare(wipe=False)\n", *identity)
 
     assert (0o777, ["a.cache"]) == (leaf.stat().st_mode & 0o7777, names(leaf))
 
 
+@IDENTITIES
 @pytest.mark.parametrize("mode", [0, 0o700, 0o755, 0o1777])
-def test_a_directory_that_a_container_gave_away_is_replaced(hook, leaf, mode):
+def test_a_directory_that_a_container_gave_away_is_replaced(hook, leaf, mode, identity):
     (leaf / "a.cache").write_text("")
     leaf.chmod(mode)
     os.chown(leaf, OTHER, OTHER)
 
-    assert ["prepared"] == said(hook, "prepare(wipe=False)\n", *NO_PRIVILEGES)
+    assert ["prepared"] == said(hook, "prepare(wipe=False)\n", *identity)
 
     assert (0o777, []) == (leaf.stat().st_mode & 0o7777, names(leaf))
 
 
+@IDENTITIES
 @pytest.mark.parametrize("mode", [0, 0o400, 0o555, 0o1777])
-def test_directories_of_roots_in_it_go_whatever_their_mode(hook, leaf, mode):
+def test_directories_of_roots_in_it_go_whatever_their_mode(hook, leaf, mode, identity):
     at = leaf
     for name in ("a", "b", "c"):
         at /= name
@@ -74,11 +82,12 @@ def test_directories_of_roots_in_it_go_whatever_their_mode(hook, leaf, mode):
     for path in (at, at.parent, at.parent.parent, leaf):
         path.chmod(mode)
 
-    assert ["removed", "0 ", "prepared"] == said(hook, ALL, *NO_PRIVILEGES)
+    assert ["removed", "0 ", "prepared"] == said(hook, ALL, *identity)
     assert [leaf] == list(leaf.parent.iterdir())
 
 
-def test_what_cannot_go_keeps_nothing_else_from_going(hook, leaf):
+@IDENTITIES
+def test_what_cannot_go_keeps_nothing_else_from_going(hook, leaf, identity):
     (leaf / "shut" / "in").mkdir(parents=True)
     (leaf / "shut" / "in" / "file").write_text("")
     os.chown(leaf / "shut" / "in", OTHER, OTHER)
@@ -86,7 +95,7 @@ def test_what_cannot_go_keeps_nothing_else_from_going(hook, leaf):
         (leaf / str(number)).mkdir()
         (leaf / str(number) / "file").write_text("")
 
-    assert ["removed", "1 Permission denied", "prepared"] == said(hook, ALL, *NO_PRIVILEGES)
+    assert ["removed", "1 Permission denied", "prepared"] == said(hook, ALL, *identity)
     (kept,) = (path for path in leaf.parent.iterdir() if path != leaf)
     assert ["file"] == [path.name for path in kept.rglob("*") if path.is_file()]
     assert ["0 "] == said(hook, "clear()\n")
