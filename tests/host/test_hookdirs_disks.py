@@ -125,3 +125,26 @@ def test_a_look_without_a_write_finds_a_full_and_a_read_only_disk(hook):
     assert ["prepared", "well", "well"] == [lines[0], lines[1], lines[3]]
     assert "No space left on device; free some space there." in lines[2]
     assert "Read-only file system; mount it read-write." in lines[4]
+
+
+@pytest.mark.parametrize("limit", ["nr_inodes=300", "size=256k"])
+def test_a_container_that_filled_the_disk_is_removed_from_the_full_disk(hook, limit):
+    """A rename and a removal need no room."""
+    lines = said(
+        hook,
+        "leaf = hook / 'vgpu' / 'containers' / NAME\n"
+        "prepare()\n"
+        "try:\n"
+        "    for number in range(1000):\n"
+        "        (leaf / f'd{number}').mkdir()\n"
+        "        (leaf / f'd{number}' / 'file').write_bytes(bytes(4096))\n"
+        "except OSError as error:\n"
+        "    print(error.strerror)\n"
+        "remove()\n"
+        "clear()\n"
+        "prepare()\n",
+        *("sh", "-c", f'mount -t tmpfs -o mode=755,{limit} none "$0" && exec "$@"', str(hook)),
+        *NO_PRIVILEGES,
+    )
+
+    assert ["prepared", "No space left on device", "removed", "0 ", "prepared"] == lines
