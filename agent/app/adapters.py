@@ -18,6 +18,9 @@ from agent.settings.schema import Settings
 DISK_QUEUE = 64
 """Pieces of blocking work that may wait for the worker thread."""
 
+CLEARING_QUEUE = 2
+"""Parts of a removal that may wait while a file system hangs; one is asked for at a time."""
+
 READER_QUEUE = 2
 """Readings that may wait while a file system hangs."""
 
@@ -27,7 +30,8 @@ class Adapters:
     """Adapters by the port that they fill. `worker` is for blocking work, `loader` for imports.
 
     The state's disk has a thread of its own: while it hangs, everything else goes on and can say
-    so. So has `reader`, for the settings files, which may lie anywhere.
+    so. So has `reader`, for the settings files, which may lie anywhere. What containers left is
+    removed on another one, for it can be millions of files.
     """
 
     driver: Driver
@@ -53,10 +57,12 @@ async def open_adapters(settings: Settings) -> AsyncIterator[Adapters]:
         loader = await stack.enter_async_context(Worker("loader", DISK_QUEUE))
         reader = await stack.enter_async_context(Worker("settings", READER_QUEUE))
         state = await stack.enter_async_context(Worker("state", DISK_QUEUE))
+        clearing = await stack.enter_async_context(Worker("clearing", CLEARING_QUEUE))
         disk = await HostDisk.open(settings.paths.state, state)
         stack.callback(disk.close)
         driver = await stack.enter_async_context(open_driver(settings))
         paths = settings.paths
+        version = settings.library_version
         yield Adapters(
             driver=driver,
             worker=worker,
@@ -64,7 +70,7 @@ async def open_adapters(settings: Settings) -> AsyncIterator[Adapters]:
             reader=reader,
             files=FileWatch(reader),
             disk=disk,
-            hooks=HostHookDirs(paths.hook, Path("/dev"), settings.library_version, worker),
+            hooks=HostHookDirs(paths.hook, Path("/dev"), version, worker, clearing),
             registrar=KubeletRegistrar(paths.kubelet_socket, fenced=settings.fenced),
             clock=SystemClock(),
             random=random.SystemRandom(),

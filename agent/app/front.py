@@ -21,6 +21,7 @@ from agent.core.withholding import Withholding
 from agent.host.watch import DirectoryWatch
 from agent.plugin.server import PluginServer
 from agent.services.announce import Notices
+from agent.services.clearing import Clearing
 from agent.services.discovery import Discovery
 from agent.services.gpu_events import GpuEvents
 from agent.services.health.ports import HealthPorts
@@ -68,6 +69,7 @@ class Knowing:
     kubelet: KubeletWatch
     recent: Recent
     withholder: Withholder
+    clearing: Clearing
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -181,4 +183,5 @@ def _knowing(
         kubelet=KubeletWatch(DirectoryWatch(settings.paths.plugins, names, names.kubelet)),
         recent=Recent(facts.inventory),
         withholder=Withholder(looks_of(settings, adapters, state.error), withhold, notices.say),
+        clearing=Clearing(adapters.hooks, adapters.hooks.set_aside, notices.say),
     )

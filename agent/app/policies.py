@@ -29,6 +29,7 @@ POLICIES: Mapping[str, RestartPolicy] = {
     "gpu_events": _LOCAL,
     "held": _LOCAL,
     "withholder": _LOCAL,
+    "clearing": _LOCAL,
     "listing": _LOCAL,
     "discovery": _DRIVER,
     "health": _DRIVER,

@@ -91,7 +91,8 @@ async def _library(settings: Settings) -> Finding:
     plain = settings.plain
     home = str(settings.paths.hook / "vgpu")
     async with Worker("disk", 1) as worker:
-        hooks = HostHookDirs(settings.paths.hook, Path("/dev"), settings.library_version, worker)
+        version = settings.library_version
+        hooks = HostHookDirs(settings.paths.hook, Path("/dev"), version, worker, worker)
         try:
             missing = (await hooks.facts()).missing
         except (StateError, OSError) as error:

@@ -123,6 +123,7 @@ def tiers(whole: Whole, extra: Extra, chance: random.Random) -> Sequence[Sequenc
             task("gpu_events", knowing.gpu_events.run),
             task("held", front.follow_held),
             *(() if whole.observe else (task("withholder", knowing.withholder.run),)),
+            *(() if whole.observe else (task("clearing", knowing.clearing.run),)),
             task("listing", knowing.listing.run),
             task("discovery", knowing.discovery.run),
             task("health", knowing.health.run),

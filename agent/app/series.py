@@ -66,6 +66,11 @@ def _front_readings(front: Front) -> tuple[Reading, ...]:
             "1 while the kubelet takes the lists.",
             lambda: float(front.registration.state.value.stream),
         ),
+        Reading(
+            "directories_kept",
+            "Directories of containers that are gone and that the agent cannot remove.",
+            lambda: front.knowing.clearing.state.value.kept,
+        ),
     )
 
 

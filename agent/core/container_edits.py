@@ -212,7 +212,8 @@ def _hook_mounts(request: EditRequest, facts: HookFacts) -> Iterable[MountEdit]:
     own = container_directory(request.pod_uid, request.container)
     yield MountEdit(f"{hook}/libvgpu.so", facts.library, read_only=True)
     yield MountEdit(hook, f"{hook}/containers/{own}", read_only=False)
-    yield MountEdit(LOCK_DIRECTORY, f"{hook}/lock", read_only=False)
+    # The container's own, too: shared, one tenant could hold up or shut out all others.
+    yield MountEdit(LOCK_DIRECTORY, f"{hook}/containers/{own}", read_only=False)
     if not request.control_disabled:
         yield MountEdit(PRELOAD_FILE, f"{hook}/ld.so.preload", read_only=True)
     if facts.has_license:

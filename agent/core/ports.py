@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 from agent.core.changes import NodeChange, NodeEvent, PodChange, PodList
+from agent.core.clearing import Cleared
 from agent.core.edits import HookFacts
 from agent.core.events import DriverEvent, Probe
 from agent.core.gpu import GpuUuid, Scan
@@ -249,11 +250,21 @@ class HookDirs(Protocol):
         ...
 
     async def prepare(self, name: str, *, wipe: bool) -> None:
-        """Make the container directory `name` and the lock directory. Raises StateError."""
+        """Make the container directory `name`, whatever is in its place. Raises StateError."""
         ...
 
     async def remove(self, name: str) -> None:
-        """Remove the container directory `name`; absent is done. Raises StateError."""
+        """Take the container directory `name` away; absent is done. Raises StateError.
+
+        What was in it goes with clear().
+        """
+        ...
+
+    async def clear(self, *, again: bool) -> Cleared:
+        """Remove a bounded part of what was taken away or replaced. Raises StateError.
+
+        `again`: what could not be removed is tried once more.
+        """
         ...
 
     async def found(self) -> Mapping[str, dt.datetime]:

@@ -1,10 +1,12 @@
-"""HAMi-core's directories on the host: one per container, and one for its lock.
+"""HAMi-core's directories on the host: one for each container.
 
 They are mounted into containers and writable by everybody there, so nothing in them is trusted:
 every step is taken from an open directory and never through a link, and what lies above them
-belongs to root and is writable by root alone.
+belongs to root and is writable by root alone. What cannot be used, or is used no more, is set aside
+by a rename, which no content can hold up, and goes bit by bit on a thread of its own.
 """
 
+import asyncio
 import contextlib
 import datetime as dt
 import errno
@@ -13,22 +15,34 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
+from agent.core.clearing import Cleared
 from agent.core.edits import HookFacts
 from agent.core.errors import StateError
+from agent.kit.cell import Cell
+from agent.kit.dissolve import DIRECTORY, PLACE, dissolve, set_mode
 from agent.kit.offload import Offload
 from agent.kit.writable import check_writable
 
-DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 NAME = re.compile(r"[0-9a-f-]{1,64}_[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 PARENT_MODE = 0o755
 LEAF_MODE = 0o777
 """No sticky bit: libvgpu.so up to 2.8.0 removes the stale lock of another user."""
 LEFT_BEHIND = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}_[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 """Names of container directories of pods that the API server knows or knew."""
-ENTRY_LIMIT = 100_000
+ASIDE: Final = re.compile(r"\.removed-[0-9a-f-]{1,64}-[0-9a-f]{16}")
+"""What was set aside, with the pod's UID. No underscore: HAMi's monitor passes such names over."""
+LISTED: Final = 100_000
+"""Names above the container directories that are looked at; root alone makes any there."""
+SLICE_ENTRIES: Final = 1000
+SLICE_SECONDS: Final = 0.05
+VISIT: Final = 100_000
+"""Steps in one before it is the next one's turn: somebody may be filling it still."""
+UNUSABLE: Final = frozenset({errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP})
+"""What a directory answers that its tenant, or something else in its place, keeps us out of."""
 ADVICE = {
     errno.ENOENT: "make {hook}, a directory of root's",
     errno.ENOSPC: "free some space there",
@@ -45,13 +59,23 @@ class HostHookDirs:
     """The HookDirs port below `hook`, HAMi's HOOK_PATH, which must be there.
 
     `dev` is where the host's device nodes are; `version` the version whose libvgpu.so is ours.
+    Only clear() runs on `clearing`, and nothing else does.
     """
 
-    def __init__(self, hook: Path, dev: Path, version: str, offload: Offload) -> None:
+    def __init__(
+        self, hook: Path, dev: Path, version: str, offload: Offload, clearing: Offload
+    ) -> None:
         self._hook = hook
         self._dev = dev
         self._version = version
         self._offload = offload
+        self._clearing = clearing
+        self._visit: Iterator[None] | None = None
+        self._visiting = ""
+        self._visited: set[str] = set()
+        self._kept: dict[str, str] = {}
+        self.set_aside: Cell[int] = Cell(0)
+        """How many directories were set aside since the start."""
 
     async def facts(self) -> HookFacts:
         """What lies in the hook directory now. Raises StateError.
@@ -83,15 +107,19 @@ class HostHookDirs:
             )
 
     async def prepare(self, name: str, *, wipe: bool) -> None:
-        """Make the container directory `name` and the lock directory, both open to everybody.
+        """Make the container directory `name`, open to everybody.
 
-        `wipe`: nothing of what was in the container directory stays. Raises StateError.
+        `wipe`: nothing of what was in it stays. One that cannot be used is replaced in any case.
+        Raises StateError.
         """
-        await self._offload.call(self._prepare, _checked(name), wipe)
+        self._count(await self._offload.call(self._prepare, _checked(name), wipe))
 
     async def remove(self, name: str) -> None:
-        """Remove the container directory `name`; absent is done. Raises StateError."""
-        await self._offload.call(self._remove, _checked(name))
+        """Take the container directory `name` away; absent is done. Raises StateError."""
+        self._count(await self._offload.call(self._remove, _checked(name)))
+
+    def _count(self, aside: int) -> None:
+        self.set_aside.set(self.set_aside.value + aside)
 
     async def found(self) -> Mapping[str, dt.datetime]:
         """The container directories that are there, and when each changed. Raises StateError.
@@ -100,28 +128,38 @@ class HostHookDirs:
         """
         return await self._offload.call(self._found)
 
-    def _prepare(self, name: str, wipe: bool) -> None:  # noqa: FBT001 -- prepare() names it
+    async def clear(self, *, again: bool) -> Cleared:
+        """Remove a bounded part of what was set aside. Raises StateError.
+
+        `again`: what could not be removed is tried once more.
+        """
+        now = asyncio.get_running_loop().time
+        return await self._clearing.call(self._clear, again, now)
+
+    def _prepare(self, name: str, wipe: bool) -> int:  # noqa: FBT001 -- prepare() names it
+        """How many were set aside."""
+        aside = 0
         with _told(self._hook), contextlib.ExitStack() as open_directories:
             hook = self._own(open_directories)
             home = _parent(open_directories, "vgpu", hook)
             containers = _parent(open_directories, "containers", home)
-            for leaf, above in ((name, containers), ("lock", home)):
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(leaf, LEAF_MODE, dir_fd=above)
-                opened = _opened(open_directories, leaf, above)
-                if stat.S_IMODE(os.fstat(opened).st_mode) != LEAF_MODE:
-                    os.fchmod(opened, LEAF_MODE)
-                if wipe and leaf == name:
-                    _empty(opened)
+            try:
+                os.mkdir(name, LEAF_MODE, dir_fd=containers)
+            except FileExistsError:
+                if wipe or not _is_usable(name, containers):
+                    _set_aside(name, containers)
+                    aside = 1
+                    os.mkdir(name, LEAF_MODE, dir_fd=containers)
+            if not _is_usable(name, containers):
+                raise StateError(f"Container directory {name} is changed by somebody else.")
+        return aside
 
     def _check(self) -> None:
         with _told(self._hook), contextlib.ExitStack() as open_directories:
             last, name = self._own(open_directories), str(self._hook)
-            # What is missing is made in what is there; the lock's directory comes first.
+            # What is missing is made in what is there.
             with contextlib.suppress(FileNotFoundError):
                 last, name = _found_parent(open_directories, "vgpu", last), "vgpu"
-                with contextlib.suppress(FileNotFoundError):
-                    _opened(open_directories, "lock", last)
                 last, name = _found_parent(open_directories, "containers", last), "containers"
             check_writable(last, name)
 
@@ -135,14 +173,14 @@ class HostHookDirs:
             )
         return hook
 
-    def _remove(self, name: str) -> None:
+    def _remove(self, name: str) -> int:
+        """How many were set aside."""
         with _told(self._hook), contextlib.ExitStack() as open_directories:
             try:
-                above = self._containers(open_directories)
-                _empty(_opened(open_directories, name, above))
+                _set_aside(name, self._containers(open_directories))
             except FileNotFoundError:
-                return
-            os.rmdir(name, dir_fd=above)
+                return 0
+        return 1
 
     def _found(self) -> Mapping[str, dt.datetime]:
         with _told(self._hook), contextlib.ExitStack() as open_directories:
@@ -151,7 +189,62 @@ class HostHookDirs:
             except FileNotFoundError:
                 return {}
             with os.scandir(above) as entries:
-                return dict(_changes(itertools.islice(entries, ENTRY_LIMIT)))
+                return dict(_changes(itertools.islice(entries, LISTED)))
+
+    def _clear(self, again: bool, now: Callable[[], float]) -> Cleared:  # noqa: FBT001 -- clear() names it
+        end = now() + SLICE_SECONDS
+        with _told(self._hook):
+            if again:
+                self._kept.clear()
+            for _ in range(SLICE_ENTRIES):
+                if self._visit is None and not self._choose():
+                    return Cleared(more=False, kept=len(self._kept), why=self._why())
+                self._step()
+                if now() > end:
+                    break
+        return Cleared(more=True, kept=len(self._kept), why=self._why())
+
+    def _why(self) -> str:
+        return next(iter(self._kept.values()), "")
+
+    def _choose(self) -> bool:
+        """Begin with what was set aside and not visited yet, or not lately; False: nothing is."""
+        with contextlib.ExitStack() as open_directories:
+            try:
+                above = self._containers(open_directories)
+            except FileNotFoundError:
+                names = set[str]()
+            else:
+                with os.scandir(above) as entries:
+                    listed = (entry.name for entry in itertools.islice(entries, LISTED))
+                    names = set(filter(ASIDE.fullmatch, listed))
+        self._kept = {name: why for name, why in self._kept.items() if name in names}
+        left = names - self._kept.keys()
+        self._visited &= left
+        if left == self._visited:
+            self._visited.clear()
+        if not left:
+            return False
+        self._visiting = min(left - self._visited)
+        self._visited.add(self._visiting)
+        self._visit = itertools.islice(self._dissolve(self._visiting), VISIT)
+        return True
+
+    def _dissolve(self, name: str) -> Iterator[None]:
+        with contextlib.ExitStack() as open_directories:
+            yield from dissolve(name, self._containers(open_directories))
+
+    def _step(self) -> None:
+        """One step of the visit."""
+        if self._visit is None:
+            return
+        try:
+            next(self._visit)
+        except StopIteration:
+            self._visit = None
+        except OSError as error:
+            self._visit = None
+            self._kept[self._visiting] = error.strerror or "unknown error"
 
     def _containers(self, open_directories: contextlib.ExitStack) -> int:
         """The open directory of the container directories, as it is."""
@@ -215,41 +308,28 @@ def _owned(opened: int, name: str) -> int:
     return stat.S_IMODE(found.st_mode)
 
 
-def _empty(directory: int) -> None:
-    """Remove everything in an open directory.
-
-    Nested directories are pulled up and emptied one by one, so that no depth that a container
-    builds takes more than two descriptors or any recursion.
-    """
-    prefix = secrets.token_hex(8)
-    removed = 0
-    while names := _names(directory):
-        for name in names:
-            removed += 1
-            if removed > ENTRY_LIMIT:
-                raise StateError(
-                    f"A container directory has more than {ENTRY_LIMIT} entries: remove it by hand."
-                )
-            _remove_entry(directory, name, f"{prefix}-{removed}")
-
-
-def _remove_entry(directory: int, name: str, prefix: str) -> None:
-    """Remove one entry; what is in a nested directory moves up under names with `prefix`."""
+def _is_usable(name: str, above: int) -> bool:
+    """Whether everybody can use the directory, after its mode was put right. Raises OSError."""
     try:
-        os.unlink(name, dir_fd=directory)
-    except IsADirectoryError:
-        nested = os.open(name, DIRECTORY, dir_fd=directory)
+        place = os.open(name, PLACE, dir_fd=above)
         try:
-            for number, inner in enumerate(_names(nested)):
-                os.rename(inner, f"{prefix}-{number}", src_dir_fd=nested, dst_dir_fd=directory)
+            set_mode(place, LEAF_MODE)
         finally:
-            os.close(nested)
-        os.rmdir(name, dir_fd=directory)
+            os.close(place)
+    except OSError as error:
+        if error.errno in UNUSABLE:
+            return False
+        raise
+    return True
 
 
-def _names(directory: int) -> list[str]:
-    with os.scandir(directory) as entries:
-        return [entry.name for entry in itertools.islice(entries, ENTRY_LIMIT)]
+def _set_aside(name: str, above: int) -> None:
+    """Rename what is there, in its own parent, where the directory's mode does not matter.
+
+    Raises OSError.
+    """
+    aside = f".removed-{name.partition('_')[0]}-{secrets.token_hex(8)}"
+    os.rename(name, aside, src_dir_fd=above, dst_dir_fd=above)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import datetime as dt
 from collections import Counter
 from collections.abc import Mapping
 
+from agent.core.clearing import Cleared
 from agent.core.edits import HookFacts
 from agent.core.errors import KubeletError, StateError, WitnessThrottled, WitnessUnsupported
 from agent.core.holdings import ContainerHolding, Holding
@@ -12,6 +13,7 @@ from agent.core.ledger import ContainerKey
 from agent.core.pods import PodView
 from agent.core.ports import Containers, HookDirs, KubeletRecords, Witness
 from agent.core.slices import SliceId
+from agent.kit.cell import Cell
 
 RESOURCE = "nvidia.com/gpu"
 
@@ -98,6 +100,7 @@ class FakeHookDirs:
     """Directories by name; `wiped` and `made` count. None is made while `gate` is closed.
 
     `changed`: when each changed last, just now where it does not say. `hanging` names a call.
+    `cleared` is what clear() says, one after the other, `clears` how it was asked.
     """
 
     def __init__(self) -> None:
@@ -108,6 +111,9 @@ class FakeHookDirs:
         self.failure: StateError | None = None
         self.missing: tuple[str, ...] = ()
         self.hanging = ""
+        self.set_aside = Cell(0)
+        self.clears: list[bool] = []
+        self.cleared = [Cleared()]
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -131,6 +137,13 @@ class FakeHookDirs:
         if self.failure is not None:
             raise self.failure
         self.names.discard(name)
+
+    async def clear(self, *, again: bool) -> Cleared:
+        await self._hang("clear")
+        if self.failure is not None:
+            raise self.failure
+        self.clears.append(again)
+        return self.cleared.pop(0) if len(self.cleared) > 1 else self.cleared[0]
 
     async def found(self) -> Mapping[str, dt.datetime]:
         await self._hang("found")

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 import stat
 
 import pytest
@@ -10,6 +11,7 @@ from agent.core.edits import HookFacts
 from agent.core.errors import StateError
 from agent.host.hookdirs import HostHookDirs
 from tests.fakes.offload import Inline
+from tests.host.hook_space import cleared
 
 NAME = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d0001_main"
 
@@ -22,7 +24,7 @@ def hook(tmp_path):
 
 @pytest.fixture
 def dirs(hook, tmp_path):
-    return HostHookDirs(hook, tmp_path / "dev", "2.10.0", Inline())
+    return HostHookDirs(hook, tmp_path / "dev", "2.10.0", Inline(), Inline())
 
 
 @contextlib.contextmanager
@@ -44,7 +46,7 @@ async def test_leaves_are_open_to_all_without_sticky_and_parents_are_not(dirs, h
 
     home = hook / "vgpu"
     assert [0o755, 0o755] == [mode(home), mode(home / "containers")]
-    assert [0o777, 0o777] == [mode(home / "containers" / NAME), mode(home / "lock")]
+    assert 0o777 == mode(home / "containers" / NAME)
 
 
 async def test_what_is_too_open_or_too_closed_is_put_right(dirs, hook):
@@ -56,75 +58,6 @@ async def test_what_is_too_open_or_too_closed_is_put_right(dirs, hook):
     await dirs.prepare(NAME, wipe=False)
 
     assert (0o755, 0o777) == (mode(containers), mode(containers / NAME))
-
-
-async def test_content_stays_unless_it_is_to_be_wiped(dirs, hook):
-    await dirs.prepare(NAME, wipe=True)
-    cache = hook / "vgpu" / "containers" / NAME / "a.cache"
-    cache.write_text("limits")
-    (hook / "vgpu" / "lock" / "lock").write_text("")
-
-    await dirs.prepare(NAME, wipe=False)
-    assert cache.exists()
-    await dirs.prepare(NAME, wipe=True)
-
-    assert not cache.exists()
-    assert (hook / "vgpu" / "lock" / "lock").exists()
-
-
-async def test_a_wipe_removes_links_and_not_what_they_name(dirs, hook, tmp_path):
-    (tmp_path / "victim").mkdir()
-    (tmp_path / "victim" / "file").write_text("mine")
-    await dirs.prepare(NAME, wipe=True)
-    leaf = hook / "vgpu" / "containers" / NAME
-    (leaf / "to-directory").symlink_to(tmp_path / "victim")
-    (leaf / "to-file").symlink_to(tmp_path / "victim" / "file")
-    (leaf / "nested").mkdir()
-    (leaf / "nested" / "deeper").symlink_to(tmp_path / "victim")
-    os.mkfifo(leaf / "pipe")
-
-    await dirs.prepare(NAME, wipe=True)
-
-    assert [] == list(leaf.iterdir())
-    assert "mine" == (tmp_path / "victim" / "file").read_text()
-
-
-@pytest.mark.timeout(60)  # thousands of renames, on a disk that others use, too
-async def test_no_depth_is_too_deep_to_remove(dirs, hook):
-    await dirs.prepare(NAME, wipe=True)
-    leaf = hook / "vgpu" / "containers" / NAME
-    at = os.open(leaf, os.O_RDONLY | os.O_DIRECTORY)
-    for _ in range(1500):
-        os.mkdir("d", dir_fd=at)
-        above, at = at, os.open("d", os.O_RDONLY, dir_fd=at)
-        os.close(above)
-    os.close(at)
-
-    await dirs.remove(NAME)
-
-    assert not leaf.exists()
-
-
-async def test_a_container_with_too_many_entries_is_left_and_said(dirs, hook, monkeypatch):
-    monkeypatch.setattr("agent.host.hookdirs.ENTRY_LIMIT", 3)
-    await dirs.prepare(NAME, wipe=True)
-    for number in range(5):
-        (hook / "vgpu" / "containers" / NAME / str(number)).write_text("")
-
-    with pytest.raises(StateError, match="more than 3 entries"):
-        await dirs.remove(NAME)
-
-
-async def test_removing_is_repeatable_and_touches_no_other(dirs, hook):
-    other = NAME.replace("main", "other")
-    await dirs.remove(NAME)
-    await dirs.prepare(NAME, wipe=True)
-    await dirs.prepare(other, wipe=True)
-
-    await dirs.remove(NAME)
-    await dirs.remove(NAME)
-
-    assert [other] == [path.name for path in (hook / "vgpu" / "containers").iterdir()]
 
 
 async def test_container_directories_are_found_with_their_last_change_and_nothing_else(dirs, hook):
@@ -157,12 +90,10 @@ async def test_nothing_is_searched_through_a_link(dirs, hook, tmp_path, step):
 
 
 async def test_a_missing_hook_directory_holds_no_container_directory(tmp_path):
-    assert {} == await HostHookDirs(tmp_path / "missing", tmp_path, "", Inline()).found()
+    assert {} == await HostHookDirs(tmp_path / "missing", tmp_path, "", Inline(), Inline()).found()
 
 
-@pytest.mark.parametrize(
-    "step", ["vgpu", "vgpu/containers", f"vgpu/containers/{NAME}", "vgpu/lock"]
-)
+@pytest.mark.parametrize("step", ["vgpu", "vgpu/containers"])
 async def test_a_link_in_the_way_is_refused_and_not_followed(dirs, hook, tmp_path, step):
     victim = tmp_path / "victim"
     victim.mkdir(mode=0o700)
@@ -176,16 +107,33 @@ async def test_a_link_in_the_way_is_refused_and_not_followed(dirs, hook, tmp_pat
     assert [] == list(victim.iterdir())
 
 
-async def test_a_linked_container_directory_is_not_emptied(dirs, hook, tmp_path):
-    (tmp_path / "victim").mkdir()
+@pytest.mark.parametrize("wipe", [True, False])
+@pytest.mark.parametrize("what", ["link", "file", "fifo", "socket"])
+async def test_what_is_in_a_containers_place_is_replaced_and_not_followed(
+    dirs, hook, tmp_path, what, wipe
+):
+    (tmp_path / "victim").mkdir(mode=0o700)
     (tmp_path / "victim" / "file").write_text("mine")
-    (hook / "vgpu" / "containers").mkdir(parents=True)
-    (hook / "vgpu" / "containers" / NAME).symlink_to(tmp_path / "victim")
+    leaf = hook / "vgpu" / "containers" / NAME
+    leaf.parent.mkdir(parents=True)
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as served:
+        match what:
+            case "link":
+                leaf.symlink_to(tmp_path / "victim")
+            case "file":
+                leaf.write_text("")
+            case "fifo":
+                os.mkfifo(leaf)
+            case _:
+                (tmp_path / "c").symlink_to(leaf.parent)
+                served.bind(str(tmp_path / "c" / NAME))
 
-    with pytest.raises(StateError, match="cannot be used"):
-        await dirs.remove(NAME)
+    await dirs.prepare(NAME, wipe=wipe)
+    done = await cleared(dirs)
 
-    assert "mine" == (tmp_path / "victim" / "file").read_text()
+    assert 0 == done.kept
+    assert ([leaf], 0o777) == (list(leaf.parent.iterdir()), mode(leaf))
+    assert (0o700, "mine") == (mode(tmp_path / "victim"), (tmp_path / "victim/file").read_text())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
@@ -224,7 +172,7 @@ async def test_a_name_that_is_no_pod_and_container_makes_nothing(dirs, hook, nam
 
 
 async def test_a_missing_hook_directory_is_said(tmp_path):
-    dirs = HostHookDirs(tmp_path / "missing", tmp_path, "", Inline())
+    dirs = HostHookDirs(tmp_path / "missing", tmp_path, "", Inline(), Inline())
 
     with pytest.raises(StateError, match=r"missing cannot be used: .*No such file"):
         await dirs.prepare(NAME, wipe=True)
@@ -300,7 +248,7 @@ async def test_a_hook_path_of_somebody_else_is_refused(dirs, hook):
 async def test_the_hook_path_may_be_a_link_of_the_operators(hook, tmp_path):
     (tmp_path / "link").symlink_to(hook)
 
-    await HostHookDirs(tmp_path / "link", tmp_path, "", Inline()).prepare(NAME, wipe=True)
+    await HostHookDirs(tmp_path / "link", tmp_path, "", Inline(), Inline()).prepare(NAME, wipe=True)
 
     assert 0o777 == mode(hook / "vgpu" / "containers" / NAME)
 
@@ -312,15 +260,15 @@ async def test_nothing_else_is_open_to_everybody(dirs, hook):
         await dirs.prepare(NAME, wipe=True)
 
     found = {path.relative_to(hook).as_posix(): mode(path) for path in hook.rglob("*")}
-    leaves = {f"vgpu/containers/{NAME}", "vgpu/lock"}
-    assert leaves == {name for name, bits in found.items() if bits & 0o022}
-    assert {0o777} == {found[name] for name in leaves}
+    leaf = f"vgpu/containers/{NAME}"
+    assert [leaf] == [name for name, bits in found.items() if bits & 0o022]
+    assert 0o777 == found[leaf]
 
 
 async def test_without_a_version_the_plain_library_is_named(hook, tmp_path):
     (hook / "vgpu").mkdir()
     (hook / "vgpu" / "libvgpu.so.").write_text("")
 
-    facts = await HostHookDirs(hook, tmp_path, "", Inline()).facts()
+    facts = await HostHookDirs(hook, tmp_path, "", Inline(), Inline()).facts()
 
     assert f"{hook}/vgpu/libvgpu.so" == facts.library

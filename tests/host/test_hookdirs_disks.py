@@ -4,81 +4,13 @@ Each runs in a process with mounts of its own.
 """
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-NAME = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d0001_main"
-TOP = Path(__file__).parents[2]
-SCRIPT = """
-import asyncio, os, pathlib, subprocess, sys
-from agent.core.errors import StateError
-from agent.core.steps import Step, disk_refusal
-from agent.host.hookdirs import HostHookDirs
-from tests.fakes.offload import Inline
+from tests.host.hook_space import HERE, NAME, NO_PRIVILEGES, said
 
-NAME = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d0001_main"
-hook = pathlib.Path(sys.argv[1])
-dirs = HostHookDirs(hook, hook, "", Inline())
-
-def sh(*words):
-    subprocess.run(words, check=True)
-
-def prepare(wipe=True):
-    try:
-        asyncio.run(dirs.prepare(NAME, wipe=wipe))
-    except StateError as error:
-        print(disk_refusal(error, Step.DIRECTORY))
-    else:
-        print("prepared")
-
-def check():
-    try:
-        asyncio.run(dirs.check())
-    except StateError as error:
-        print(error)
-    else:
-        print("well")
-
-def remove():
-    try:
-        asyncio.run(dirs.remove(NAME))
-    except StateError as error:
-        print(error)
-    else:
-        print("removed")
-"""
-NO_PRIVILEGES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")
-
-
-def can_mount() -> bool:
-    """Whether a process may have mounts of its own here."""
-    found = subprocess.run(
-        ["unshare", "--mount", "true"],  # noqa: S607 -- Debian's
-        capture_output=True,
-        check=False,
-    )
-    return found.returncode == 0
-
-
-pytestmark = [
-    pytest.mark.process,
-    pytest.mark.timeout(60),
-    pytest.mark.looptime(False),
-    pytest.mark.skipif(os.geteuid() != 0 or not can_mount(), reason="needs root and mounts"),
-]
-
-
-def said(hook: Path, lines: str, *under: str) -> list[str]:
-    """What the lines print, run in a namespace of mounts and `under` these words."""
-    command = ["unshare", "--mount", *under, sys.executable, "-c", SCRIPT + lines, str(hook)]
-    done = subprocess.run(  # noqa: S603 -- our own lines
-        command, cwd=TOP, capture_output=True, text=True, timeout=50, check=False
-    )
-    assert (0, "") == (done.returncode, done.stderr)
-    return done.stdout.splitlines()
+pytestmark = HERE
 
 
 @pytest.fixture
@@ -87,7 +19,7 @@ def hook(tmp_path: Path) -> Path:
     return tmp_path / "hook"
 
 
-@pytest.mark.parametrize("inodes", [2, 3, 4])
+@pytest.mark.parametrize("inodes", [2, 3])
 def test_a_full_disk_is_said_and_once_it_has_room_it_is_used(hook, inodes):
     full, then = said(
         hook,
@@ -97,7 +29,7 @@ def test_a_full_disk_is_said_and_once_it_has_room_it_is_used(hook, inodes):
         "prepare()\n",
     )
 
-    step = {2: "containers", 3: NAME, 4: "lock"}[inodes]
+    step = {2: "containers", 3: NAME}[inodes]
     assert f"{step}: No space left on device; free some space there." in full
     assert full.endswith("[HA-5003]")
     assert "prepared" == then
@@ -154,7 +86,8 @@ def test_files_of_containers_users_are_removed_without_privileges(hook):
         os.chown(path, 65534, 65534)
     (leaf / "open").chmod(0o777)
 
-    assert ["removed"] == said(hook, "remove()\n", *NO_PRIVILEGES)
+    assert ["removed", "0 "] == said(hook, "remove()\nclear()\n", *NO_PRIVILEGES)
+    assert [] == list(leaf.parent.iterdir())
 
 
 def test_what_a_container_locked_away_is_left_and_said_without_privileges(hook):
@@ -165,10 +98,11 @@ def test_what_a_container_locked_away_is_left_and_said_without_privileges(hook):
     os.chown(leaf / "closed", 65534, 65534)
     (leaf / "closed").chmod(0o700)
 
-    (line,) = said(hook, "remove()\n", *NO_PRIVILEGES)
+    lines = said(hook, "remove()\nclear()\nprepare()\n", *NO_PRIVILEGES)
 
-    assert "closed: Permission denied" in line
-    assert ["removed"] == said(hook, "remove()\n")
+    assert ["removed", "1 Permission denied", "prepared"] == lines
+    assert ["0 "] == said(hook, "clear()\n")
+    assert [leaf] == list(leaf.parent.iterdir())
 
 
 def test_a_look_without_a_write_finds_a_full_and_a_read_only_disk(hook):
@@ -191,3 +125,26 @@ def test_a_look_without_a_write_finds_a_full_and_a_read_only_disk(hook):
     assert ["prepared", "well", "well"] == [lines[0], lines[1], lines[3]]
     assert "No space left on device; free some space there." in lines[2]
     assert "Read-only file system; mount it read-write." in lines[4]
+
+
+@pytest.mark.parametrize("limit", ["nr_inodes=300", "size=256k"])
+def test_a_container_that_filled_the_disk_is_removed_from_the_full_disk(hook, limit):
+    """A rename and a removal need no room."""
+    lines = said(
+        hook,
+        "leaf = hook / 'vgpu' / 'containers' / NAME\n"
+        "prepare()\n"
+        "try:\n"
+        "    for number in range(1000):\n"
+        "        (leaf / f'd{number}').mkdir()\n"
+        "        (leaf / f'd{number}' / 'file').write_bytes(bytes(4096))\n"
+        "except OSError as error:\n"
+        "    print(error.strerror)\n"
+        "remove()\n"
+        "clear()\n"
+        "prepare()\n",
+        *("sh", "-c", f'mount -t tmpfs -o mode=755,{limit} none "$0" && exec "$@"', str(hook)),
+        *NO_PRIVILEGES,
+    )
+
+    assert ["prepared", "No space left on device", "removed", "0 ", "prepared"] == lines

@@ -17,7 +17,7 @@ def hook(tmp_path):
 
 @pytest.fixture
 def dirs(hook, tmp_path):
-    return HostHookDirs(hook, tmp_path / "dev", "2.10.0", Inline())
+    return HostHookDirs(hook, tmp_path / "dev", "2.10.0", Inline(), Inline())
 
 
 async def refused(dirs):
@@ -37,7 +37,7 @@ async def test_a_look_finds_nothing_wrong_before_and_after_the_first_directory(d
     assert "" == await refused(dirs)
 
 
-@pytest.mark.parametrize("place", ["vgpu", "vgpu/containers", "vgpu/lock"])
+@pytest.mark.parametrize("place", ["vgpu", "vgpu/containers"])
 async def test_a_look_finds_what_lies_in_a_directorys_place(dirs, hook, place):
     await dirs.prepare(NAME, wipe=True)
     (hook / place).rename(hook / "away")
@@ -57,4 +57,4 @@ async def test_files_that_cannot_be_looked_at_are_said(hook, tmp_path):
     (hook / "vgpu").mkdir()
 
     with pytest.raises(StateError, match="File name too long"):
-        await HostHookDirs(hook, tmp_path / "dev", "2" * 300, Inline()).facts()
+        await HostHookDirs(hook, tmp_path / "dev", "2" * 300, Inline(), Inline()).facts()

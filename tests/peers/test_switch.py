@@ -11,7 +11,6 @@ from agent.core.gpu import GpuUuid
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.faults import dies
 from tests.peers.lab.grants import (
-    Mounted,
     environment_bytes,
     expected_inside,
     grants,
@@ -119,7 +118,8 @@ async def test_a_container_that_dies_starts_again_as_it_was(cluster, theirs):
 
     assert ["replay"] == [one["result"] for one in agent.events("alloc.answered")]
     assert lock_directory(cluster) == before.source
-    assert (inside, Mounted("/vgpu/lock", read_only=False)) == told(cluster, "second")
+    own = inside[1]["/usr/local/vgpu"]
+    assert (inside, own) == told(cluster, "second")
     assert {} == oversold(cluster)
 
 

@@ -57,7 +57,7 @@ async def runs(cluster: SandboxCluster, name: str, *counts: int) -> ContainerAll
 
 def directory(answer: ContainerAllocateResponse) -> Path:
     """The directory of its own that an answer mounts."""
-    (found,) = [Path(one.host_path) for one in answer.mounts if "/containers/" in one.host_path]
+    (found,) = {Path(one.host_path) for one in answer.mounts if "/containers/" in one.host_path}
     return found
 
 
@@ -117,6 +117,7 @@ async def test_a_row_and_its_directory_go_when_the_pod_ends():
         assert await comes(lambda: {"two", "three"} == holders(cluster), 60)
         assert not ended.exists()
         assert stays.is_dir()
+        assert await comes(lambda: [] == list(ended.parent.glob(".removed-*")))
 
 
 async def test_a_restarted_kubelet_finds_everything_and_asks_for_nothing_again():

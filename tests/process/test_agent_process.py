@@ -129,18 +129,22 @@ async def test_it_reads_nothing_of_other_pods_and_writes_nothing_but_the_annotat
 
 async def test_a_broken_directory_is_one_containers_trouble_and_not_the_nodes():
     async with open_cluster(options()) as opened:
-        row = a_row()
-        state = State(generation=1, machine_id=machine_id(), ledger=Ledger(rows=(row,)))
+        good = a_row()
+        bad = a_row(container="No-Label", slice_ids=(f"{G1}-7",))
+        ledger = Ledger(rows=(good, bad))
+        state = State(generation=1, machine_id=machine_id(), ledger=ledger)
         containers = opened.places.hook / "vgpu" / "containers"
         containers.mkdir()
-        (containers / container_directory(row.key.pod_uid, row.key.container)).write_text("")
+        leaf = containers / container_directory(good.key.pod_uid, good.key.container)
+        leaf.write_text("")
         opened.places.state.mkdir(exist_ok=True)
         (opened.places.state / "state.json").write_bytes(encode_state(state))
 
         cluster = await started(opened)
 
         (line,) = cluster.log.of("hooks.not_prepared")
-        assert "train-0" == line.fields["pod"]
+        assert "No-Label" in str(line.fields["err"])
+        assert leaf.is_dir()
 
 
 async def test_with_a_fence_the_kubelet_asks_before_a_start_and_is_answered_from_the_ledger():

@@ -23,9 +23,9 @@ TEXT = "GPU-a,NVIDIA,1000,30:GPU-b,NVIDIA,2000,30:;"
 @pytest.fixture
 def places():
     with open_places() as made:
-        for leaf in (made.hook / "vgpu/containers" / f"{UID}_main", made.hook / "vgpu/lock"):
-            leaf.mkdir(parents=True)
-            leaf.chmod(0o777)
+        leaf = made.hook / "vgpu/containers" / f"{UID}_main"
+        leaf.mkdir(parents=True)
+        leaf.chmod(0o777)
         yield made
 
 
@@ -49,7 +49,7 @@ def an_answer(places: Places, **envs: str | None) -> ContainerAllocateResponse:
         mounts=[
             Mount(f"{home}/libvgpu.so", f"{home}/libvgpu.so", read_only=True),
             Mount(str(home), f"{home}/containers/{UID}_main"),
-            Mount("/tmp/vgpulock", f"{home}/lock"),  # noqa: S108 -- HAMi-core's
+            Mount("/tmp/vgpulock", f"{home}/containers/{UID}_main"),  # noqa: S108 -- HAMi-core's
             Mount("/etc/ld.so.preload", f"{home}/ld.so.preload", read_only=True),
         ],
     )
@@ -102,13 +102,13 @@ def test_a_mount_too_many_is_found(places):
 
 
 def test_a_directory_that_not_everybody_may_write_is_found(places):
-    (places.hook / "vgpu/lock").chmod(0o755)
+    (places.hook / "vgpu/containers" / f"{UID}_main").chmod(0o755)
 
     assert [True] == ["mode 755" in text for text in found(places, an_answer(places))]
 
 
 def test_a_directory_that_is_not_there_is_found(places):
-    (places.hook / "vgpu/lock").rmdir()
+    (places.hook / "vgpu/containers" / f"{UID}_main").rmdir()
 
     assert [True] == ["is not there" in text for text in found(places, an_answer(places))]
 

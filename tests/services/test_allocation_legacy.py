@@ -33,7 +33,7 @@ def visible(answer) -> str:
 
 
 def directory(answer) -> str:
-    (found,) = [one.host_path for one in answer.mounts if "/containers/" in one.host_path]
+    (found,) = {one.host_path for one in answer.mounts if "/containers/" in one.host_path}
     return found
 
 

@@ -20,7 +20,7 @@ from tests.unit.core.plain_scene import HOLDER, NEXT, a_plain_row, ids
 def directory(edits: ContainerEdits | Refusal) -> str:
     """The directory of its own that an answer mounts."""
     assert isinstance(edits, ContainerEdits)
-    (found,) = [one.host_path for one in edits.mounts if "/containers/" in one.host_path]
+    (found,) = {one.host_path for one in edits.mounts if "/containers/" in one.host_path}
     return found.rpartition("/")[2]
 
 

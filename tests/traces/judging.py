@@ -76,8 +76,8 @@ def _share(call: Call, edits: ContainerEdits, story: Story) -> Iterator[str]:
     got = {key: text for key, text in edits.envs if key in expected or "_LIMIT" in key}
     if got != expected:
         yield f"got {got} for {expected}"
-    own = [one.host_path for one in edits.mounts if "/containers/" in one.host_path]
-    if [path.rpartition("/")[2] for path in own] != [f"{call.uid}_{call.container}"]:
+    own = {one.host_path for one in edits.mounts if "/containers/" in one.host_path}
+    if {path.rpartition("/")[2] for path in own} != {f"{call.uid}_{call.container}"}:
         yield f"got another one's directory: {own}"
 
 

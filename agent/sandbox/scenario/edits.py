@@ -77,7 +77,7 @@ def _wrong_mounts(answer: ContainerAllocateResponse, places: Places, name: str) 
     expected = {
         f"{home}/libvgpu.so": Mount(f"{home}/libvgpu.so", str(home / "libvgpu.so"), read_only=True),
         str(home): Mount(str(home), str(home / "containers" / name)),
-        "/tmp/vgpulock": Mount("/tmp/vgpulock", str(home / "lock")),  # noqa: S108 -- HAMi-core's
+        "/tmp/vgpulock": Mount("/tmp/vgpulock", str(home / "containers" / name)),  # noqa: S108 -- HAMi-core's
         "/etc/ld.so.preload": Mount(
             "/etc/ld.so.preload", str(home / "ld.so.preload"), read_only=True
         ),
@@ -89,8 +89,7 @@ def _wrong_mounts(answer: ContainerAllocateResponse, places: Places, name: str) 
     cache = answer.envs.get("CUDA_DEVICE_MEMORY_SHARED_CACHE", "")
     if not cache.startswith(f"{home}/"):
         yield f"the cache file {cache} is not below {home}"
-    for leaf in (home / "containers" / name, home / "lock"):
-        yield from _wrong_leaf(leaf)
+    yield from _wrong_leaf(home / "containers" / name)
 
 
 def _wrong_leaf(leaf: Path) -> Iterator[str]:

@@ -107,10 +107,11 @@ def _seen_environment(cluster: Cluster, pod: str, container: str) -> dict[str, s
 
 def expected_mounts(uid: str, container: str, *, controlled: bool = True) -> dict[str, Mounted]:
     """The mounts of a container with a GPU; `controlled` False: it wants no HAMi-core."""
+    own = Mounted(f"/vgpu/containers/{uid}_{container}", read_only=False)
     found = {
-        _HOOK: Mounted(f"/vgpu/containers/{uid}_{container}", read_only=False),
+        _HOOK: own,
         f"{_HOOK}/libvgpu.so": Mounted("/vgpu/libvgpu.so", read_only=True),
-        "/tmp/vgpulock": Mounted("/vgpu/lock", read_only=False),  # noqa: S108 -- libvgpu.so's
+        "/tmp/vgpulock": own,  # noqa: S108 -- libvgpu.so's
     }
     if controlled:
         found["/etc/ld.so.preload"] = Mounted("/vgpu/ld.so.preload", read_only=True)

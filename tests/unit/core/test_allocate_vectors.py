@@ -76,17 +76,18 @@ def answers(given: dict[str, Any]) -> tuple[list[ContainerEdits], str]:
 def expected_edits(response: dict[str, Any], edits: ContainerEdits) -> dict[str, Any]:
     """HAMi's response with the two names that differ on purpose put in their place.
 
-    The cache file has no random name, and the lock directory is no world-writable one of the host.
+    The cache file has no random name, and the lock directory is the container's own.
     """
     wanted = copy.deepcopy(response)
     own = next(m.host_path for m in edits.mounts if "/containers/" in m.host_path)
-    uid, _, container = own.rpartition("/")[2].partition("_")
+    own = own.rpartition("/")[2]
+    uid, _, container = own.partition("_")
     wanted["envs"]["CUDA_DEVICE_MEMORY_SHARED_CACHE"] = (
         f"/usr/local/vgpu/{cache_file(uid, container)}"
     )
     for mount in wanted["mounts"]:
         if mount["container"] == LOCK_DIRECTORY:
-            mount["host"] = "/usr/local/vgpu/lock"
+            mount["host"] = f"/usr/local/vgpu/containers/{own}"
     return wanted
 
 

@@ -1,0 +1,175 @@
+"""Removes a directory whatever is in it: step by step, through no link and across no mount.
+
+Whoever filled it may be at work in it still. No capability is needed where what it opens is ours.
+"""
+
+import contextlib
+import errno
+import itertools
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+PLACE: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FULL: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST})
+FAILURES: Final = 1000
+"""Entries that stay, after which a look through a directory is given up."""
+PENDING: Final = 1000
+"""Names that are remembered at a time; others are found again."""
+
+
+def dissolve(name: str, above: int) -> Iterator[None]:
+    """Remove `name` from the open directory `above`. Each step takes a few system calls.
+
+    Nested directories are moved up and emptied there, so that no depth takes more than two
+    descriptors or any recursion. A mount point can be neither moved nor removed, and is not entered
+    before it was moved: it stays, with all that is in it.
+
+    Raises OSError, at the end: why the first of what stays does so.
+    """
+    if _is_gone(name, above):
+        return
+    top = open_own(name, above)
+    try:
+        yield from _Emptying(top).steps()
+    finally:
+        os.close(top)
+    os.rmdir(name, dir_fd=above)
+
+
+def open_own(name: str, above: int) -> int:
+    """The directory `name`, open; one of ours is made ours to read and write before.
+
+    Raises OSError.
+    """
+    place = os.open(name, PLACE, dir_fd=above)
+    try:
+        set_mode(place, 0o700, at_least=True)
+        return os.open(".", DIRECTORY, dir_fd=place)
+    finally:
+        os.close(place)
+
+
+def set_mode(place: int, mode: int, *, at_least: bool = False) -> None:
+    """Give a directory that is open as a PLACE this mode, which its present mode cannot prevent.
+
+    `at_least`: only what is missing, and only where it is ours. Raises OSError.
+    """
+    found = os.fstat(place)
+    if at_least and (found.st_uid != os.geteuid() or found.st_mode & mode == mode):
+        return
+    if found.st_mode & 0o7777 != mode:
+        # Of such a descriptor the mode can be changed by this name alone; it names that very inode.
+        Path(f"/proc/self/fd/{place}").chmod(mode)
+
+
+class _Emptying:
+    """What is known while the open directory `top` is emptied."""
+
+    def __init__(self, top: int) -> None:
+        self._top = top
+        self._ours = secrets.token_hex(8)
+        self._numbers = itertools.count()
+        self._pending: list[str] = []
+
+    def steps(self) -> Iterator[None]:
+        """Look through it until nothing is left or nothing more can be done. Raises OSError."""
+        changed = True
+        while changed:
+            changed, stays = False, list[OSError]()
+            for error in self._once():
+                changed = changed or error is None
+                stays += [error] if error else []
+                if len(stays) >= FAILURES:
+                    raise stays[0]
+                yield
+            if stays and not changed:
+                raise stays[0]
+
+    def _once(self) -> Iterator[OSError | None]:
+        """None for each entry that went or moved up, and why, for each that stays."""
+        with os.scandir(self._top) as entries:
+            for entry in entries:
+                self._pending = [entry.name]
+                while self._pending:
+                    yield from self._take(self._pending.pop())
+
+    def _take(self, name: str) -> Iterator[OSError | None]:
+        nested = None
+        try:
+            if not _is_gone(name, self._top):
+                if not name.startswith(self._ours):
+                    name = self._move(name, self._top)
+                nested = open_own(name, self._top)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            yield error
+            return
+        if nested is None:
+            yield None
+            return
+        try:
+            yield from self._take_all(nested)
+        finally:
+            os.close(nested)
+        yield _error_of(name, self._top)
+
+    def _take_all(self, nested: int) -> Iterator[OSError | None]:
+        with os.scandir(nested) as entries:
+            for entry in entries:
+                try:
+                    if not _is_gone(entry.name, nested):
+                        moved = self._move(entry.name, nested)
+                        self._pending += [moved] if len(self._pending) < PENDING else []
+                except FileNotFoundError:
+                    yield None
+                except OSError as error:
+                    yield error
+                else:
+                    yield None
+
+    def _move(self, name: str, above: int) -> str:
+        """Give the directory a name of ours in the top one. Raises OSError."""
+        moved = f"{self._ours}-{next(self._numbers)}"
+        try:
+            os.rename(name, moved, src_dir_fd=above, dst_dir_fd=self._top)
+        except PermissionError:
+            # It must be writable to get another parent, and one of ours can be made so.
+            if os.stat(name, dir_fd=above, follow_symlinks=False).st_uid != os.geteuid():
+                raise
+            # A rename in the same parent shows that nothing is mounted there.
+            os.rename(name, moved, src_dir_fd=above, dst_dir_fd=above)
+            os.close(open_own(moved, above))
+            os.rename(moved, moved, src_dir_fd=above, dst_dir_fd=self._top)
+        return moved
+
+
+def _error_of(name: str, above: int) -> OSError | None:
+    try:
+        os.rmdir(name, dir_fd=above)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return error
+    return None
+
+
+def _is_gone(name: str, above: int) -> bool:
+    """Remove a file, a link or an empty directory; False: a directory with something in it.
+
+    Raises OSError.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            os.unlink(name, dir_fd=above)
+        except IsADirectoryError:
+            error = _error_of(name, above)
+            if error is not None and error.errno in FULL:
+                return False
+            if error is not None:
+                raise error from None
+    return True

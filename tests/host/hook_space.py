@@ -1,0 +1,102 @@
+"""HAMi-core's directories in a process with mounts of its own, with root's privileges or without.
+
+Without is as the manifests and the unit run the agent.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent.core.clearing import Cleared
+from agent.host.hookdirs import HostHookDirs
+
+NAME = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d0001_main"
+TOP = Path(__file__).parents[2]
+SCRIPT = """
+import asyncio, os, pathlib, subprocess, sys
+from agent.core.errors import StateError
+from agent.core.steps import Step, disk_refusal
+from agent.host.hookdirs import HostHookDirs
+from tests.fakes.offload import Inline
+from tests.host.hook_space import cleared
+
+NAME = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d0001_main"
+hook = pathlib.Path(sys.argv[1])
+dirs = HostHookDirs(hook, hook, "", Inline(), Inline())
+
+def sh(*words):
+    subprocess.run(words, check=True)
+
+def prepare(wipe=True):
+    try:
+        asyncio.run(dirs.prepare(NAME, wipe=wipe))
+    except StateError as error:
+        print(disk_refusal(error, Step.DIRECTORY))
+    else:
+        print("prepared")
+
+def check():
+    try:
+        asyncio.run(dirs.check())
+    except StateError as error:
+        print(error)
+    else:
+        print("well")
+
+def remove():
+    try:
+        asyncio.run(dirs.remove(NAME))
+    except StateError as error:
+        print(error)
+    else:
+        print("removed")
+
+def clear():
+    done = asyncio.run(cleared(dirs))
+    print(done.kept, done.why)
+"""
+NO_PRIVILEGES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")
+
+"""As the DaemonSet runs it."""
+AS_UNIT = ("unshare", "--user", "--map-root-user", *NO_PRIVILEGES)
+"""As the unit runs it: all users but root are nobody, too."""
+
+
+def can_mount() -> bool:
+    """Whether a process may have mounts, and users, of its own here."""
+    found = subprocess.run(
+        ["unshare", "--mount", "unshare", "--user", "--map-root-user", "true"],  # noqa: S607 -- Debian's
+        capture_output=True,
+        check=False,
+    )
+    return found.returncode == 0
+
+
+HERE = [
+    pytest.mark.process,
+    pytest.mark.timeout(60),
+    pytest.mark.looptime(False),
+    pytest.mark.skipif(os.geteuid() != 0 or not can_mount(), reason="needs root and mounts"),
+]
+"""Marks of the tests that use it."""
+
+
+def said(hook: Path, lines: str, *under: str) -> list[str]:
+    """What the lines print, run in a namespace of mounts and `under` these words."""
+    command = ["unshare", "--mount", *under, sys.executable, "-c", SCRIPT + lines, str(hook)]
+    done = subprocess.run(  # noqa: S603 -- our own lines
+        command, cwd=TOP, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert (0, "") == (done.returncode, done.stderr)
+    return done.stdout.splitlines()
+
+
+async def cleared(dirs: HostHookDirs) -> Cleared:
+    """What the last part of the removal says, when no more can go."""
+    done = await dirs.clear(again=True)
+    while done.more:
+        done = await dirs.clear(again=False)
+    return done

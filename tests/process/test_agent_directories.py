@@ -1,0 +1,78 @@
+"""What root in a container does to its directory stops no other pod, of a real agent."""
+
+import os
+import shutil
+
+import pytest
+
+from agent.sandbox.lab.cluster import SandboxCluster, open_cluster
+from agent.sandbox.lab.web import fetch
+from agent.sandbox.scenario.facts import is_running, pod_facts
+from agent.sandbox.scenario.workloads import Wish, Workload
+from tests.process.agent_process import PATIENCE, comes, options, started
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.looptime(False),
+    pytest.mark.timeout(90),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away"),
+]
+LEASH = ("--pdeathsig", "KILL", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")
+"""As the unit and the DaemonSet run it: no capability."""
+OTHER = 65534
+
+
+async def run_one(cluster: SandboxCluster, name: str) -> None:
+    cluster.submit(Workload(name, "", (Wish("main", 1, 1024),)).pod())
+    assert await cluster.until(lambda: is_running(cluster, name), PATIENCE), cluster.log.last(20)
+
+
+def kept_events(cluster: SandboxCluster) -> int:
+    events = cluster.store.select("events")
+    return sum(one["reason"] == "DirectoriesKept" for one in events)
+
+
+@pytest.fixture
+def bare(monkeypatch):
+    """The agents that a sandbox starts have no capabilities."""
+    leash = (str(shutil.which("setpriv")), *LEASH)
+    monkeypatch.setattr("agent.sandbox.lab.child._leash", lambda: leash)
+
+
+@pytest.mark.usefixtures("bare")
+async def test_what_a_container_does_to_its_directory_stops_no_other_pod_and_no_restart():
+    async with open_cluster(options(gpus=2)) as cluster:
+        await started(cluster, slices=20)
+        await run_one(cluster, "hostile")
+        containers = cluster.places.hook / "vgpu" / "containers"
+        (own,) = containers.iterdir()
+        for number in range(3000):
+            (own / str(number)).write_text("")
+        own.chmod(0)
+        await run_one(cluster, "beside")
+
+        await cluster.kill_agent()
+        await started(cluster, slices=20)
+        await run_one(cluster, "after")
+
+        held = {f"{pod_facts(cluster, name).uid}_main" for name in ("hostile", "beside", "after")}
+        assert held == {path.name for path in containers.iterdir()}
+        assert {0o777} == {path.stat().st_mode & 0o7777 for path in containers.iterdir()}
+        assert [] == cluster.log.of("hooks.not_prepared")
+
+
+@pytest.mark.usefixtures("bare")
+async def test_what_no_agent_could_remove_is_counted_and_told_until_root_removes_it():
+    async with open_cluster(options(gpus=2)) as cluster:
+        containers = cluster.places.hook / "vgpu" / "containers"
+        left = [containers / f".removed-{number:032x}-{number:016x}" for number in range(3)]
+        for path in left:
+            (path / "shut").mkdir(parents=True)
+            (path / "shut" / "file").write_text("")
+        os.chown(left[1] / "shut", OTHER, OTHER)
+        await started(cluster, slices=20)
+
+        assert await cluster.until(lambda: kept_events(cluster) == 1, PATIENCE)
+        assert await comes(lambda: [left[1]] == list(containers.iterdir()))
+        page = await fetch(cluster.web_address or "", "/metrics")
+        assert "\nhami_agent_directories_kept 1.0\n" in page.text
