@@ -165,7 +165,7 @@ def test_hamis_device_config_without_its_section_nvidia_is_told_as_what_it_is(tm
     [
         ("sharing:\n  splitCount: {{ .Values.n }}\n", "2:16"),
         ("{{- if .Values.n }}\nsharing: {}\n{{- end }}\n", "1:2"),
-        ("metadata:\n  labels:\n    {{- include \"x\" . | nindent 4 }}\ndata: 3\n", "3:6"),
+        ('metadata:\n  labels:\n    {{- include "x" . | nindent 4 }}\ndata: 3\n', "3:6"),
     ],
 )
 def test_a_template_is_told_to_be_one(tmp_path, monkeypatch, capsys, text: str, place: str):

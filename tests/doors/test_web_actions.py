@@ -71,7 +71,10 @@ async def test_all_gpus_are_asked_at_once_and_one_that_left_meanwhile_is_left_ou
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("/api/v1/gpus/9:recheck", "There is no GPU 9 that is shared here; there are: 0, 1, or all."),
+        (
+            "/api/v1/gpus/9:recheck",
+            "There is no GPU 9 that is shared here; there are: 0, 1, or all.",
+        ),
         ("/api/v1/gpus/GPU%208%1b:recheck", "There is no GPU GPU 8\ufffd that is shared"),
         ("/api/v1/gpus/0:explode", "No such action. There is: /api/v1/gpus/GPU:recheck"),
         ("/api/v1/gpus/..%2F:recheck", "No such action"),

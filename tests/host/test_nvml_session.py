@@ -229,7 +229,9 @@ async def test_a_shutdown_that_fails_is_told_and_the_next_session_begins(driver,
     library.failures.clear()
 
 
-async def test_a_session_that_cannot_be_ended_for_long_is_told_once_for_each_reason(driver, library):
+async def test_a_session_that_cannot_be_ended_for_long_is_told_once_for_each_reason(
+    driver, library
+):
     with structlog.testing.capture_logs() as lines:
         for shutdown in (999, 999, 999, None, 999):
             await driver.scan()
