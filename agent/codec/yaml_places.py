@@ -56,10 +56,11 @@ def _in_words(error: yaml.MarkedYAMLError, text: str, name: str) -> SettingsErro
 def _refuse_harm(content: bytes, name: str) -> None:
     depth, braces = 0, None
     for event in yaml.parse(content, Loader=LOADER):
-        if isinstance(event, yaml.MappingStartEvent) and event.flow_style:
-            if event.start_mark.index == braces:  # `{{`, which is no setting's value and no key
-                raise SettingsError(f"{at(name, event.start_mark)}: {TEMPLATE}")
-            braces = event.start_mark.index + 1
+        mark = event.start_mark
+        if isinstance(event, yaml.MappingStartEvent) and event.flow_style and mark is not None:
+            if mark.index == braces:  # `{{`, which is no setting's value and no key
+                raise SettingsError(f"{at(name, mark)}: {TEMPLATE}")
+            braces = mark.index + 1
         if isinstance(event, yaml.AliasEvent):
             raise SettingsError(
                 f"{at(name, event.start_mark)}: aliases are not allowed here; write the value out"

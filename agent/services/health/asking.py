@@ -60,7 +60,7 @@ class Asking:
             take(probe)
 
     async def release(self, uuids: Collection[GpuUuid], *, everything: bool) -> str:
-        """Have the driver let go of these, or of all that it knows. Why it has not; empty: it has."""
+        """Have the driver let go of these, or of all GPUs. Why it has not; empty: it has."""
         try:
             async with asyncio.timeout(RELEASE_DEADLINE):
                 await self._driver.release(uuids, everything=everything)
