@@ -87,7 +87,15 @@ def _described(inventory: Inventory, left_out: Sequence[GpuFault], problem: str 
 
 
 def _waking(left_out: Sequence[GpuFault]) -> str:
-    return "; ".join(one.sentence for one in left_out if one.trouble is Trouble.SILENT)
+    """The GPUs that have not answered yet; equal words of several are said once."""
+    named: dict[str, list[str]] = {}
+    for one in left_out:
+        if one.trouble is Trouble.SILENT:
+            named.setdefault(one.text, []).append(one.gpu)
+    return "; ".join(
+        f"{'GPU' if len(gpus) == 1 else 'GPUs'} {', '.join(gpus)}: {text}"
+        for text, gpus in named.items()
+    )
 
 
 def _answering(left_out: Sequence[GpuFault]) -> Check:

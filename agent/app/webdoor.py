@@ -14,6 +14,7 @@ from agent import __version__
 from agent.app.series import series_of
 from agent.app.watching import Watched
 from agent.codec.checkpoint import VERSION
+from agent.core.gpu import NO_INDEX
 from agent.core.gpu_events import holders
 from agent.core.inventory import Inventory
 from agent.core.ledger import Ledger
@@ -99,6 +100,13 @@ def _actions(watched: Watched) -> Actions | None:
     def uuids() -> list[str]:
         return [gpu.uuid for gpu in front.facts.inventory.value.gpus]
 
+    def left_out(name: str) -> str:
+        for fault in front.knowing.keeper.left_out.value:
+            index = fault.gpu.removeprefix("index ")
+            if name in {fault.gpu, index if fault.index == NO_INDEX else str(fault.index)}:
+                return fault.text
+        return ""
+
     async def release(name: str) -> Release | None:
         found = await health.release(name)
         pods = front.facts.pods.value
@@ -107,8 +115,8 @@ def _actions(watched: Watched) -> Actions | None:
 
     return Actions(
         {
-            "recheck": recheck_act(recheck, known, uuids),
-            "release": release_act(release, known),
-            "was-reset": recheck_act(partial(recheck, was_reset=True), known, uuids),
+            "recheck": recheck_act(recheck, known, uuids, left_out),
+            "release": release_act(release, known, left_out),
+            "was-reset": recheck_act(partial(recheck, was_reset=True), known, uuids, left_out),
         }
     )

@@ -120,7 +120,10 @@ def _plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
     with faults.kept():
         plan = make_plan(given)
     faults.refuse()
-    return plan
+    texts = (given.device_config, given.own, given.node_config)
+    empty = [one.name for one in texts if one is not None and not one.content.strip()]
+    told = [f"{name}: is empty; nothing is taken" for name in empty]
+    return dataclasses.replace(plan, warnings=(*told, *plan.warnings))
 
 
 def _nodes(args: argparse.Namespace, plan: Plan) -> Sequence[_Node]:

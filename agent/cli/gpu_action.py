@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,13 +16,19 @@ from agent.cli.codes import NOT_FOUND, OK, PROBLEM, UNREACHABLE
 FOUND: Final = 200
 NONE_SUCH: Final = 404
 
+NAME: Final = re.compile(r"[^/:]{1,64}")
+"""What the agent's door takes for the name of a GPU."""
+
+CODES: Final = "3 without an agent that answers, and 4 without such a GPU."
+"""The end of the sentence on exit codes."""
+
 Tell = Callable[[Mapping[str, Any]], tuple[str, bool]]
 """Of the answer's data: what people are told, and whether all is well."""
 
 
 def add_gpu(parser: argparse.ArgumentParser, names: str) -> None:
     """The GPU, the agent's socket and `-o`. `names` says how a GPU can be named."""
-    parser.add_argument("gpu", metavar="GPU", help=names)
+    parser.add_argument("gpu", metavar="GPU", type=_name, help=names)
     parser.add_argument(
         "--socket",
         type=Path,
@@ -30,6 +37,12 @@ def add_gpu(parser: argparse.ArgumentParser, names: str) -> None:
         help=f"the agent's socket (default {DEFAULT_SOCKET})",
     )
     add_output(parser)
+
+
+def _name(text: str) -> str:
+    if NAME.fullmatch(text) is None:
+        raise argparse.ArgumentTypeError(f"{text[:64]!r} is no index, no UUID and not `all`")
+    return text
 
 
 def act(args: argparse.Namespace, action: str, deadline: float, tell: Tell) -> int:

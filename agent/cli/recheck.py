@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any, Final
 
-from agent.cli.gpu_action import act, add_gpu
+from agent.cli.gpu_action import CODES, act, add_gpu
 from agent.cli.main import Subparsers
 
 DEADLINE: Final = 10.0
@@ -19,7 +19,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "what has to happen until it is ok. One that was released is taken back. Nothing is reset, "
         "and no rest is cut short. With --was-reset you say that you reset it since its last "
         "error, which drivers before 570 do not tell. The exit code is 0 when each GPU that was "
-        "asked is served, 1 when one is not.",
+        "asked is served, 1 when one is not, " + CODES,
         epilog="example: hami-agent recheck 3",
     )
     parser.add_argument(

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any, Final
 
-from agent.cli.gpu_action import act, add_gpu
+from agent.cli.gpu_action import CODES, act, add_gpu
 from agent.cli.main import Subparsers
 
 DEADLINE: Final = 15.0
@@ -18,7 +18,8 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Has the running agent let go of a GPU, or of all: nothing new is placed on "
         "it, no handle of it stays open, and it is asked nothing until `hami-agent recheck` takes "
         "it back. Pods that have it go on, and are named: whoever resets it takes it from them. "
-        "The exit code is 0 when the agent holds it no more, 1 when it does yet or pods have it.",
+        "The exit code is 0 when the agent holds it no more, 1 when it does yet or pods have it, "
+        + CODES,
         epilog="example: hami-agent release 3",
     )
     add_gpu(parser, "index or UUID, or `all`")

@@ -29,6 +29,10 @@ _YAML: Final = {
         "one value is expected here, not braces; is it a template that was not rendered?"
     ),
 }
+TEMPLATE: Final = (
+    "a template stands here that was not rendered; give what `helm template` prints, or what the "
+    "cluster's ConfigMap holds"
+)
 _TAB: Final = "a tab stands here; YAML is indented with spaces"
 
 _JSON: Final = {

@@ -9,7 +9,7 @@ from typing import Final
 import yaml
 
 from agent.codec.places import Place, at, decoded, place_of
-from agent.codec.plain_words import UNCLOSED, of_yaml, unprintable
+from agent.codec.plain_words import TEMPLATE, UNCLOSED, of_yaml, unprintable
 from agent.core.errors import SettingsError, cap
 
 MAX_DEPTH: Final = 20
@@ -28,7 +28,7 @@ def read_yaml(content: bytes, name: str, loader: type[yaml.SafeLoader] = LOADER)
     """
     text = decoded(content, name)
     try:
-        _refuse_aliases(content, name)
+        _refuse_harm(content, name)
         node = yaml.compose(content, Loader=loader)
     except yaml.MarkedYAMLError as error:
         raise _in_words(error, text, name) from error
@@ -53,9 +53,14 @@ def _in_words(error: yaml.MarkedYAMLError, text: str, name: str) -> SettingsErro
     return SettingsError(f"{at(name, mark)}: not valid YAML: {cap(of_yaml(problem, found))}")
 
 
-def _refuse_aliases(content: bytes, name: str) -> None:
-    depth = 0
+def _refuse_harm(content: bytes, name: str) -> None:
+    depth, braces = 0, None
     for event in yaml.parse(content, Loader=LOADER):
+        mark = event.start_mark
+        if isinstance(event, yaml.MappingStartEvent) and event.flow_style and mark is not None:
+            if mark.index == braces:  # `{{`, which is no setting's value and no key
+                raise SettingsError(f"{at(name, mark)}: {TEMPLATE}")
+            braces = mark.index + 1
         if isinstance(event, yaml.AliasEvent):
             raise SettingsError(
                 f"{at(name, event.start_mark)}: aliases are not allowed here; write the value out"

@@ -56,8 +56,10 @@ class Driver(Protocol):
         """
         ...
 
-    async def release(self, uuids: Collection[GpuUuid]) -> None:
+    async def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
         """Let go of these GPUs: no handle of them is held, and none is asked for.
+
+        `everything`: of all others as well, which nobody shares, until any GPU is taken back.
 
         Raises GpuError for one that is not known, DriverError when they cannot be let go of now;
         all the same they are touched no more.

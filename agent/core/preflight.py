@@ -81,6 +81,8 @@ class Place:
     """Of what is missing: it could be made."""
     ours: bool = True
     """It is root's, or belongs to the agent's own user."""
+    full: bool = False
+    """Of a directory: nothing new finds room there."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -313,6 +315,8 @@ def _directory(point: Point, place: Place) -> Finding:
     elif not place.writable:
         said = f"cannot be written (owner {place.owner}, mode {place.mode:04o})"
         advice = "run as its owner, and mount it read-write"
+    elif place.full:
+        said, advice = "no space or no inodes are left", "free some space there"
     if said:
         return Finding(point, Verdict.WRONG, place.path, said, advice)
     return Finding(point, Verdict.OK, place.path, "can be written, by its owner alone or a group")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.core.preflight import Place, PluginSocket
+from agent.kit.writable import check_writable
 
 KINDS: Final = ((stat.S_ISDIR, "directory"), (stat.S_ISSOCK, "socket"), (stat.S_ISREG, "file"))
 CONNECT_SECONDS: Final = 0.5
@@ -32,7 +33,23 @@ def look_at(path: Path) -> Place:
         return Place(str(path), f"path that cannot be looked at ({error.strerror or error})")
     kind = next((name for holds, name in KINDS if holds(found.st_mode)), "special file")
     mode, ours = stat.S_IMODE(found.st_mode), found.st_uid in {0, os.geteuid()}
-    return Place(str(path), kind, found.st_uid, mode, os.access(path, os.W_OK), ours)
+    writable, full = os.access(path, os.W_OK), kind == "directory" and _is_full(path)
+    return Place(str(path), kind, found.st_uid, mode, writable, ours, full)
+
+
+def _is_full(path: Path) -> bool:
+    """Whether nothing new finds room in the directory, as the agent sees it while it serves."""
+    try:
+        directory = os.open(path, os.O_PATH | os.O_DIRECTORY)
+    except OSError:
+        return False
+    try:
+        check_writable(directory, str(path))
+    except OSError as error:
+        return error.errno == errno.ENOSPC
+    finally:
+        os.close(directory)
+    return False
 
 
 def _makable(path: Path) -> bool:

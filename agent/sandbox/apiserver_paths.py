@@ -67,10 +67,10 @@ def require_served(target: Target) -> None:
 
 
 def parse_fields(query: Mapping[str, str]) -> dict[str, str]:
-    """The field selector of a query; only equality is evaluated.
+    """The field selector of a query: value by label; a term `label!=value` is a key by itself.
 
     Raises:
-        BadRequestError: a label selector, an inequality, or a term without `=`.
+        BadRequestError: a label selector, or a term without `=`.
     """
     if query.get("labelSelector"):
         raise BadRequestError("labelSelector is not evaluated by this server")
@@ -82,8 +82,9 @@ def parse_fields(query: Mapping[str, str]) -> dict[str, str]:
             text = f"invalid selector: '{selector}'; can't understand '{term}'"
             raise BadRequestError(text[:256])
         if label.endswith("!"):
-            raise BadRequestError(f"inequality is not evaluated by this server: {term[:128]}")
-        fields[label] = value.removeprefix("=")
+            fields[term] = ""
+        else:
+            fields[label] = value.removeprefix("=")
     return fields
 
 

@@ -78,8 +78,9 @@ class SimulatedDriver:
             self._refuse_closed()
             raise DriverError(str(error)) from error
 
-    async def release(self, uuids: Collection[GpuUuid]) -> None:
+    async def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
         """Ask nothing more of these: simulated hardware is held open by nobody."""
+        del everything
         self._released |= set(uuids)
 
     def take_back(self, uuid: GpuUuid) -> None:

@@ -40,6 +40,10 @@ _FIELDS: Final[Mapping[str, frozenset[str]]] = {
 """What each resource is selected by; the real server knows a few more for pods and events."""
 
 
+UNLIKE: Final = "!="
+"""In a field of a selector: what follows is the value that it may not have. Several may stand."""
+
+
 class Change(NamedTuple):
     """One event of a watch: `type` is ADDED, MODIFIED or DELETED."""
 
@@ -63,7 +67,8 @@ def check_fields(resource: str, fields: Iterable[str]) -> None:
     Raises:
         BadRequestError: a field that the resource is not selected by.
     """
-    for label in fields:
+    for field in fields:
+        label = field.partition(UNLIKE)[0]
         if label not in _FIELDS[resource]:
             raise BadRequestError(f"field label not supported: {label}")
 
@@ -72,7 +77,12 @@ def matches(stored: Json, namespace: str | None, fields: Mapping[str, str]) -> b
     """Tell whether an object is in the namespace and passes a checked field selector."""
     if namespace is not None and stored["metadata"].get("namespace") != namespace:
         return False
-    return all(_value(stored, label) == wanted for label, wanted in fields.items())
+    return all(_passes(stored, field, wanted) for field, wanted in fields.items())
+
+
+def _passes(stored: Json, field: str, wanted: str) -> bool:
+    label, unlike, value = field.partition(UNLIKE)
+    return _value(stored, label) != value if unlike else _value(stored, label) == wanted
 
 
 def _value(stored: Json, label: str) -> object:

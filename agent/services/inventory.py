@@ -214,7 +214,7 @@ class _Offer:
         for gpu in self._scan.gpus:
             reason = self._obstacle(gpu)
             if reason:
-                self.faults.append(GpuFault(gpu.uuid, reason))
+                self.faults.append(GpuFault(gpu.uuid, reason, index=gpu.index))
             elif not self._filtered(gpu):
                 yield gpu
         for fault in self._scan.faults:

@@ -84,8 +84,9 @@ def read_text(path: Path) -> Text:
 
 
 def is_json(text: Text) -> bool:
-    """True for what is HAMi's config.json, if it is any of the three."""
-    return text.name.endswith(".json") or text.content.lstrip()[:1] == b"{"
+    """True for what is HAMi's config.json, if it is any of the three. A template is no JSON."""
+    begin = text.content.lstrip()[:2]
+    return text.name.endswith(".json") or (begin[:1] == b"{" and begin != b"{{")
 
 
 class _Search:

@@ -23,6 +23,9 @@ PATH = re.compile(r"/api/v1/gpus/([^/:]{1,64}):([a-z-]{1,32})")
 Act = Callable[[str], Awaitable[web.Response]]
 """Does one action to the GPU of that index or UUID."""
 
+LeftOut = Callable[[str], str]
+"""Why the GPU of that index or UUID is here and not shared; empty: it is not known to be so."""
+
 
 class Actions:
     """Answers POST for root and for the agent's own user, who can do all that the agent can."""
@@ -49,10 +52,11 @@ def recheck_act(
     recheck: Callable[[str], Coroutine[Any, Any, Recheck | None]],
     known: Callable[[], Sequence[str]],
     uuids: Callable[[], Sequence[str]],
+    left_out: LeftOut = lambda _: "",
 ) -> Act:
     """`:recheck`: ask the GPU now, or `all` GPUs at once.
 
-    `known`: the GPUs that there are, for who names another one. `uuids`: who `all` are.
+    `known`: the GPUs that are shared, for who names another one. `uuids`: who `all` are.
     """
 
     async def act(name: str) -> web.Response:
@@ -63,7 +67,7 @@ def recheck_act(
         else:
             found = await recheck(name)
             if found is None:
-                return _unknown(name, known())
+                return _unknown(name, known(), left_out(name))
             data = _told(found)
         document = {"apiVersion": API_VERSION, "kind": kind, "data": data}
         return web.Response(text=json.dumps(document) + "\n", content_type="application/json")
@@ -77,14 +81,18 @@ def recheck_act(
 
 
 def release_act(
-    release: Callable[[str], Awaitable[Release | None]], known: Callable[[], Sequence[str]]
+    release: Callable[[str], Awaitable[Release | None]],
+    known: Callable[[], Sequence[str]],
+    left_out: LeftOut = lambda _: "",
 ) -> Act:
     """`:release`: let go of the GPU, or of `all`. `known`: as above."""
 
     async def act(name: str) -> web.Response:
         found = await release(name)
         if found is None:
-            return _unknown(name, known())
+            reason = left_out(name)
+            way = f"{reason}; `hami-agent release all` lets go of it, too" if reason else ""
+            return _unknown(name, known(), way)
         data = {
             "gpus": list(found.gpus),
             "heldBy": list(found.held_by),
@@ -115,9 +123,11 @@ def _told(found: Recheck) -> dict[str, object]:
     }
 
 
-def _unknown(name: str, known: Sequence[str]) -> web.Response:
+def _unknown(name: str, known: Sequence[str], left_out: str) -> web.Response:
+    if left_out:
+        return _text(409, f"GPU {cap(name)} is not shared: {left_out}.")
     there = ", ".join([*known, f"or {ALL}"]) if known else "none"
-    return _text(404, f"There is no GPU {cap(name)} here; GPUs of this node: {there}.")
+    return _text(404, f"There is no GPU {cap(name)} that is shared here; there are: {there}.")
 
 
 def _text(status: int, text: str) -> web.Response:

@@ -1,4 +1,8 @@
-"""What people carry over from the values of HAMi's chart for variables and the monitor."""
+"""What people carry over from the values of HAMi's chart for variables, the monitor and nodes."""
+
+import json
+
+import pytest
 
 from tests.chart.lab.helm import Helm, container, environment, pod_of
 from tests.chart.lab.values import LEAST, values
@@ -40,3 +44,24 @@ def test_a_directory_that_follows_from_the_hook_path_may_be_said(helm: Helm):
     }
 
     assert helm.objects(given)
+
+
+@pytest.mark.parametrize(
+    ("entries", "nodes"),
+    [
+        ([{"name": "a", "operatingmode": "mig"}, {"name": "b"}, None], "a"),
+        ([{"name": n, "operatingmode": "mig"} for n in "ab"], "a, b"),
+        ([{"name": "a", "operatingmode": "hami-core"}], ""),
+        (None, ""),
+        ("no list", ""),
+    ],
+)
+def test_the_notes_name_the_nodes_of_mig_that_give_no_slices(helm: Helm, entries, nodes: str):
+    given = {
+        **LEAST,
+        "devicePlugin": {"nodeConfiguration": {"config": json.dumps({"nodeconfig": entries})}},
+    }
+    notes = helm.notes(given, "1.31")
+
+    assert bool(nodes) == ("No slices come from" in notes)
+    assert f"No slices come from {nodes}: their operatingmode is mig" in notes or not nodes

@@ -158,3 +158,34 @@ def test_hamis_device_config_without_its_section_nvidia_is_told_as_what_it_is(tm
         "this looks like HAMi's device-config.yaml, and its section `nvidia` is missing" in sentence
     )
     assert "--device-config" in sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("sharing:\n  splitCount: {{ .Values.n }}\n", "2:16"),
+        ("{{- if .Values.n }}\nsharing: {}\n{{- end }}\n", "1:2"),
+        ('metadata:\n  labels:\n    {{- include "x" . | nindent 4 }}\ndata: 3\n', "3:6"),
+    ],
+)
+def test_a_template_is_told_to_be_one(tmp_path, monkeypatch, capsys, text: str, place: str):
+    files = written(tmp_path, monkeypatch, **{"t.yaml": text})
+
+    assert refused(capsys, *files).startswith(
+        f"hami-agent: t.yaml:{place}: a template stands here that was not rendered; give what "
+    )
+
+
+def test_braces_within_braces_that_are_no_template_are_read(tmp_path, monkeypatch, capsys):
+    files = written(tmp_path, monkeypatch, **{"c.yaml": "{sharing: {splitCount: 3}}  # {{ x }}\n"})
+
+    assert "  sharing.splitCount  3      c.yaml:1:24" in checked(capsys, *files)[0].splitlines()
+
+
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_an_empty_file_is_told_for_what_fed_it_may_have_failed(
+    tmp_path, monkeypatch, capsys, text: str
+):
+    files = written(tmp_path, monkeypatch, **{"c.yaml": text})
+
+    assert "hami-agent: warning: c.yaml: is empty; nothing is taken\n" == checked(capsys, *files)[1]

@@ -98,9 +98,9 @@ async def test_a_gpu_that_is_served_is_no_problem(tmp_path, capsys):
     async with an_agent(
         path, serving=True, condition="ok", text="", missing=[], probe=probe
     ) as agent:
-        code = await run("a/b", "--socket", path)
+        code = await run("a b", "--socket", path)
 
-    assert (0, ["/api/v1/gpus/a/b:recheck"]) == (code, agent.asked)
+    assert (0, ["/api/v1/gpus/a b:recheck"]) == (code, agent.asked)
     assert (
         "GPU 3 (GPU-3): it did not answer (no answer within 2 s)\n"
         "ok since 2026-09-01T12:00:00+00:00, served\n"

@@ -108,3 +108,14 @@ async def test_several_are_taken_back_with_one_word(tmp_path, capsys):
 
     told = "GPU-3, GPU-4: released; `hami-agent recheck all` takes them back\n"
     assert told == capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a:b", "x" * 65])
+async def test_what_is_no_name_of_a_gpu_is_wrong_usage_and_nothing_is_asked(tmp_path, capsys, name):
+    path = tmp_path / "s.sock"
+    async with an_agent(path) as agent:
+        with pytest.raises(SystemExit) as ended:
+            await run(name, "--socket", path)
+
+    assert (2, []) == (ended.value.code, agent.asked)
+    assert "is no index, no UUID and not `all`" in capsys.readouterr().err

@@ -12,7 +12,7 @@ from agent.core.condition import Condition
 from agent.core.events import Probe, ProbeOutcome
 from agent.core.recheck import Recheck
 from agent.web import actions
-from agent.web.actions import Actions, recheck_act
+from agent.web.actions import Actions, recheck_act, release_act
 from agent.web.server import Listeners, WebServer
 from tests.builders import G1, a_health
 
@@ -28,10 +28,10 @@ async def recheck(name):
     return Recheck(G1, 0, probe, a_health(), ILL, serving=False, missing=("a reset",))
 
 
-async def post(tmp_path, path, method="POST", ask=recheck):
+async def post(tmp_path, path, method="POST", ask=recheck, acts=None):
     socket = tmp_path / "api.sock"
     served = Actions(
-        {"recheck": recheck_act(ask, lambda: ("0", "1"), lambda: (G1, G1, "GPU-gone"))}
+        acts or {"recheck": recheck_act(ask, lambda: ("0", "1"), lambda: (G1, G1, "GPU-gone"))}
     )
     pages = {"/livez": lambda _: web.Response(text="ok")}
     connector = aiohttp.UnixConnector(str(socket))
@@ -71,8 +71,11 @@ async def test_all_gpus_are_asked_at_once_and_one_that_left_meanwhile_is_left_ou
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("/api/v1/gpus/9:recheck", "There is no GPU 9 here; GPUs of this node: 0, 1, or all."),
-        ("/api/v1/gpus/GPU%208%1b:recheck", "There is no GPU GPU 8\ufffd here; GPUs of"),
+        (
+            "/api/v1/gpus/9:recheck",
+            "There is no GPU 9 that is shared here; there are: 0, 1, or all.",
+        ),
+        ("/api/v1/gpus/GPU%208%1b:recheck", "There is no GPU GPU 8\ufffd that is shared"),
         ("/api/v1/gpus/0:explode", "No such action. There is: /api/v1/gpus/GPU:recheck"),
         ("/api/v1/gpus/..%2F:recheck", "No such action"),
         ("/livez", "No such action"),
@@ -83,6 +86,26 @@ async def test_what_is_not_there_is_not_found(tmp_path, path, words):
 
     assert 404 == status
     assert words in text
+
+
+@pytest.mark.parametrize(
+    ("action", "way"),
+    [("recheck", "."), ("release", "; `hami-agent release all` lets go of it, too.")],
+)
+async def test_a_gpu_that_is_here_and_not_shared_is_told_so_with_the_reason(tmp_path, action, way):
+    async def nobody(_):
+        return None
+
+    known, reasons = (lambda: ("0",)), {"1": "it is in MIG mode"}
+    acts = {
+        "recheck": recheck_act(nobody, known, tuple, lambda name: reasons.get(name, "")),
+        "release": release_act(nobody, known, lambda name: reasons.get(name, "")),
+    }
+    status, text, _ = await post(tmp_path, f"/api/v1/gpus/1:{action}", acts=acts)
+    absent, _, _ = await post(tmp_path, f"/api/v1/gpus/2:{action}", acts=acts)
+
+    assert (409, 404) == (status, absent)
+    assert f"GPU 1 is not shared: it is in MIG mode{way}\n" == text
 
 
 async def test_pages_are_served_beside_actions(tmp_path):

@@ -34,6 +34,7 @@ class ScriptedDriver:
         self.mended_by_renewal = False
         self.renewals = 0
         self.released: set[GpuUuid] = set()
+        self.released_everything = False
         self.release_failure: AgentError | None = None
         self._events: asyncio.Queue[DriverEvent | AgentError | None] = asyncio.Queue()
 
@@ -94,7 +95,8 @@ class ScriptedDriver:
                 raise item
             yield item
 
-    async def release(self, uuids: Collection[GpuUuid]) -> None:
+    async def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
+        self.released_everything = everything
         if self.release_failure is not None:
             raise self.release_failure
         self.released |= set(uuids)

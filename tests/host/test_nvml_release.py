@@ -84,6 +84,33 @@ async def test_with_all_released_no_session_is_open_and_none_is_begun(stub_drive
     assert ([True, False, False], 1) == (attached(stub), stub.calls("nvmlInitWithFlags") - begun)
 
 
+async def test_all_are_let_go_of_with_those_that_nobody_shares(stub_driver, stub):
+    await stub_driver.scan()
+    await stub_driver.release([G0, G2], everything=True)  # G1 is in MIG mode, or filtered out
+    with pytest.raises(DriverError, match="all GPUs are released"):
+        await stub_driver.scan()
+
+    assert ([False] * 3, 0) == (attached(stub), stub.sessions)
+    stub_driver.take_back(G0)
+    scan = await stub_driver.scan()
+    assert [G0, G1] == [gpu.uuid for gpu in scan.gpus]
+    assert [True, True, False] == attached(stub)
+    stub_driver.take_back(G2)
+    assert [G0, G1, G2] == [gpu.uuid for gpu in (await stub_driver.scan()).gpus]
+
+
+async def test_a_gpu_that_was_released_alone_stays_so_when_all_were_and_one_is_taken_back(
+    stub_driver, stub
+):
+    await stub_driver.scan()
+    await stub_driver.release([G1])
+    await stub_driver.release([G0, G1, G2], everything=True)
+    stub_driver.take_back(G0)
+    await stub_driver.scan()
+
+    assert [True, False, False] == attached(stub)
+
+
 async def test_a_gpu_that_went_meanwhile_makes_nobody_touch_another(stub_driver, stub):
     await stub_driver.scan()
     await stub_driver.release([G1])

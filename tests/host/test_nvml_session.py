@@ -229,6 +229,24 @@ async def test_a_shutdown_that_fails_is_told_and_the_next_session_begins(driver,
     library.failures.clear()
 
 
+async def test_a_session_that_cannot_be_ended_for_long_is_told_once_for_each_reason(
+    driver, library
+):
+    with structlog.testing.capture_logs() as lines:
+        for shutdown in (999, 999, 999, None, 999):
+            await driver.scan()
+            library.failures["nvmlDeviceGetCount", None] = ENDED
+            if shutdown is not None:
+                library.failures["nvmlShutdown", None] = shutdown
+            with pytest.raises(DriverError, match="session"):
+                await driver.scan()
+            del library.failures["nvmlDeviceGetCount", None]
+            await driver.scan()
+            library.failures.clear()
+
+    assert 2 == [line["event"] for line in lines].count("driver.session_left_open")
+
+
 async def test_no_order_of_questions_and_ends_makes_a_call_meet_a_shutdown(library, tmp_path):
     driver, chance = NvmlDriver(library, sys_root=tmp_path, deadline=5), Seeded(7)
     library.latency = 0.0005

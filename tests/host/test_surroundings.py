@@ -1,5 +1,6 @@
 """Paths and sockets of the host are told as they are."""
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.core.preflight import PluginSocket
+from agent.host import surroundings
 from agent.host.surroundings import host_name, look_at, plugin_sockets
 
 
@@ -38,6 +40,17 @@ def test_what_is_missing_can_be_made_where_the_folder_above_lets_it(tmp_path: Pa
     }
 
     assert {"a": True, "a/b/c": True, "closed/a/b": False, "file/a": False} == makable
+
+
+def test_a_directory_on_a_full_disk_is_told(tmp_path: Path, monkeypatch):
+    assert not look_at(tmp_path).full
+
+    def no_room(directory: int, name: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", name)
+
+    monkeypatch.setattr(surroundings, "check_writable", no_room)
+
+    assert look_at(tmp_path).full
 
 
 def test_a_path_that_cannot_be_looked_at_is_not_taken_for_missing(tmp_path: Path):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes import nvml_stub
 from tests.fakes.nvml_stub import NvmlStub
-from tests.process.agent_process import comes, offers
+from tests.process.agent_process import comes, offers, run
 from tests.process.driver_node import GPUS, LIMIT, SLICES, Node, a_cluster, a_node, start
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(120)]
@@ -123,3 +123,26 @@ async def test_an_xid_of_the_library_takes_the_slices_of_its_gpu_away(built, tmp
         assert await offers(node.cluster, 10 * (GPUS - 1)), node.cluster.log.last(20)
         assert "XID 48" in await node.allocate("GPU-5708-2-0")
         assert "" == await node.allocate("GPU-5708-0-0")
+
+
+async def test_release_all_lets_go_of_a_gpu_that_is_not_shared_too(built, tmp_path):
+    library = Path(shutil.copy(built, tmp_path / "libnvidia-ml.so.1"))
+    stub = NvmlStub(library)
+    stub.set(1, mig=1)
+    stub.set(2, memory=16 << 30)
+    async with a_cluster() as cluster:
+        await start(cluster, library)
+        assert await offers(cluster, 20), cluster.log.last(20)
+        socket = str(cluster.places.run / "api.sock")
+        assert await comes(lambda: Path(socket).exists())
+        one = await asyncio.to_thread(run, "release", "1", "--socket", socket)
+        every = await asyncio.to_thread(run, "release", "all", "--socket", socket)
+
+        assert 1 == one.returncode
+        assert "GPU 1 is not shared: it is in MIG mode" in one.stderr
+        assert "`hami-agent release all` lets go of it, too" in one.stderr
+        assert 0 == every.returncode, every.stderr
+        assert ([False] * 3, 0) == ([stub.attached(slot) for slot in range(3)], stub.sessions)
+        stub.set(1, mig=0)
+        await asyncio.to_thread(run, "recheck", "all", "--socket", socket)
+        assert await offers(cluster, 30), cluster.log.last(20)

@@ -66,7 +66,7 @@ async def test_version_and_readiness_are_served() -> None:
         ("GET", "/api/v1/pods?watch=true&timeoutSeconds=x", (400, "BadRequest")),
         ("DELETE", POD_A + "/status", (405, "MethodNotAllowed")),
         ("GET", "/api/v1/pods?labelSelector=a%3Db", (400, "BadRequest")),
-        ("GET", "/api/v1/pods?fieldSelector=spec.nodeName!%3Da", (400, "BadRequest")),
+        ("GET", "/api/v1/pods?fieldSelector=spec.color!%3Dred", (400, "BadRequest")),
         ("GET", "/api/v1/pods?fieldSelector=spec.color%3Dred", (400, "BadRequest")),
     ],
 )

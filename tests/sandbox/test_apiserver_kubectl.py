@@ -50,6 +50,19 @@ async def test_a_token_in_the_path_speaks_for_its_user(server):
     assert ["a"] == [pod["metadata"]["name"] for pod in found["items"]]
 
 
+async def test_a_selector_may_say_what_is_not_wanted_as_for_the_pods_of_a_described_node(server):
+    path = f"/as/{TOKEN}/api/v1/namespaces/demo/pods"
+    for name, phase in (("a", "Running"), ("b", "Succeeded"), ("c", "Failed")):
+        metadata = {"name": name, "namespace": "demo"}
+        pod = {**POD, "metadata": metadata, "status": {"phase": phase}}
+        await asked(server, path, "POST", json.dumps(pod))
+    query = "status.phase!%3DSucceeded,status.phase!%3DFailed,metadata.namespace%3Ddemo"
+    status, found = await asked(server, f"{path}?fieldSelector={query}")
+
+    assert 200 == status, found
+    assert ["a"] == [pod["metadata"]["name"] for pod in found["items"]]
+
+
 async def test_without_a_known_token_nobody_is_let_in(server):
     for path in ("/api/v1/pods", "/as/guessed/api/v1/pods", "/as/", "/as//api/v1/pods"):
         assert 401 == (await asked(server, path))[0]

@@ -122,6 +122,7 @@ async def test_all_are_released_at_once():
 
         assert found
         assert 3 == len(found.gpus) == len(bench.driver.released)
+        assert bench.driver.released_everything
         assert ["unmonitored"] * 3 == bench.conditions
 
 

@@ -144,14 +144,16 @@ class NvmlDriver:
         """
         return self._listening.events(opened)
 
-    async def release(self, uuids: Collection[GpuUuid]) -> None:
+    async def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
         """Let go of these GPUs, and touch them no more until they are taken back.
+
+        `everything`: of all others as well, until any GPU is taken back.
 
         What a session has opened it holds until it ends: the others are asked in another one, and
         where all are released there is none. Raises GpuError for one that is not known, DriverError
         when a call that has not come back holds them.
         """
-        self._handles.release(uuids)
+        self._handles.release(uuids, everything=everything)
         if self._handles.all_released:
             self._session.withheld = "all GPUs are released: hami-agent recheck takes them back"
         await self._session.shut("GPUs are released; the session is begun anew without them")

@@ -29,6 +29,7 @@ class Handles:
         self._known: Mapping[GpuUuid, Gpu] = MappingProxyType({})
         self._released: frozenset[GpuUuid] = frozenset()
         self._unplaced: frozenset[GpuUuid] = frozenset()
+        self._others: frozenset[GpuUuid] = frozenset()
 
     @property
     def released(self) -> frozenset[GpuUuid]:
@@ -63,12 +64,18 @@ class Handles:
             kept = {uuid: gpu for uuid, gpu in self._known.items() if uuid in names}
             self._known = MappingProxyType(kept | {gpu.uuid: gpu for gpu in gpus})
 
-    def release(self, uuids: Collection[GpuUuid]) -> None:
+    def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
         """Nobody touches these from now on.
+
+        `everything`: nor any other. Of these nobody speaks, so that whoever takes a GPU back takes
+        them back as well.
 
         Raises GpuError for one that was never seen, unless all that were seen go with it: then
         there is no session that could hold it.
         """
+        if everything:
+            self._others |= self._known.keys() - self._released - set(uuids)
+            uuids = {*uuids, *self._others}
         are_all = bool(self._known) and self._known.keys() <= {*uuids, *self._released}
         for uuid in uuids:
             if uuid not in self._known and not are_all:
@@ -83,7 +90,8 @@ class Handles:
         """It may be touched again."""
         if uuid in self._released and uuid not in self._known:
             self._unplaced |= {uuid}
-        self._released -= {uuid}
+        self._released -= {uuid, *self._others}
+        self._others = frozenset()
         if not self._released:
             self._unplaced = frozenset()
 

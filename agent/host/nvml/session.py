@@ -68,6 +68,8 @@ class Session:
         self._number = 0
         self._begun = 0
         self._broken = ""
+        self._left_open = ""
+        """Why the last one could not be ended, as it was told. Empty: it could."""
         self._closed = False
         self.withheld = ""
         """Why no session may be begun; empty: one may."""
@@ -153,7 +155,7 @@ class Session:
         self._present, self._broken = None, ""
         if await self._alone() and self._begun:
             ending = self.pool.launch(DRIVER, self._end_all)
-            ending.add_done_callback(_tell_left_open)
+            ending.add_done_callback(self._tell_left_open)
             await asyncio.wait([ending], timeout=self._deadline)
         await self.pool.close()
 
@@ -196,7 +198,7 @@ class Session:
         if self._closed:
             raise self._over()
         if alone and self._begun:
-            self.pool.launch(DRIVER, self._end_all).add_done_callback(_tell_left_open)
+            self.pool.launch(DRIVER, self._end_all).add_done_callback(self._tell_left_open)
         self._opening = self.pool.launch(DRIVER, partial(self._begin, alone=alone))
         self._opening.add_done_callback(self._begun_anew)
         return self._opening
@@ -241,8 +243,10 @@ class Session:
                     raise
             self._begun -= 1
 
-
-def _tell_left_open(ending: "asyncio.Future[None]") -> None:
-    error = ending.exception()
-    if error is not None:
-        log.info("driver.session_left_open", err=str(error))
+    def _tell_left_open(self, ending: "asyncio.Future[None]") -> None:
+        """Once for each reason: a driver that fails is asked again for as long as it does."""
+        error = ending.exception()
+        text = "" if error is None else str(error)
+        if text and text != self._left_open:
+            log.info("driver.session_left_open", err=text)
+        self._left_open = text

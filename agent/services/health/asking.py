@@ -59,11 +59,11 @@ class Asking:
         for probe in of_the_driver(held, ill):
             take(probe)
 
-    async def release(self, uuids: Collection[GpuUuid]) -> str:
-        """Have the driver let go of these. Why it has not; empty: it has."""
+    async def release(self, uuids: Collection[GpuUuid], *, everything: bool) -> str:
+        """Have the driver let go of these, or of all GPUs. Why it has not; empty: it has."""
         try:
             async with asyncio.timeout(RELEASE_DEADLINE):
-                await self._driver.release(uuids)
+                await self._driver.release(uuids, everything=everything)
         except (DriverError, GpuError) as error:
             return cap(str(error))
         except TimeoutError:

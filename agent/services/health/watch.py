@@ -128,7 +128,7 @@ class HealthWatch:
         return rechecked(shared, probe, before, lacks, inventory)
 
     async def release(self, name: str) -> Release | None:
-        """Let go of the GPU with that index or UUID, or of `all`; None: no such GPU.
+        """Let go of the GPU with that index or UUID, or of `all`, shared or not; None: none such.
 
         Nothing new is placed on it from then on; it is asked nothing until it is rechecked.
         """
@@ -138,7 +138,8 @@ class HealthWatch:
         if not uuids:
             return None
         self._publish({uuid: released(self._of(uuid), self._now()) for uuid in uuids})
-        return Release(uuids, obstacle=await self._asking.release(uuids))
+        obstacle = await self._asking.release(uuids, everything=name == ALL)
+        return Release(uuids, obstacle=obstacle)
 
     def scanned(self, scan: Scan) -> None:
         """The driver was asked: one that waits for a reset and is not listed is lost.

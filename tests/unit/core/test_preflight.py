@@ -51,6 +51,7 @@ def judged(point: Point, finding: Finding) -> str:
         (Place("/d", "file"), True, "WRONG"),
         (Place("/d", "directory", mode=0o777, writable=True), True, "WRONG"),
         (Place("/d", "directory", mode=0o755), False, "WRONG"),
+        (Place("/d", "directory", mode=0o750, writable=True, full=True), True, "WRONG"),
     ],
 )
 def test_a_directory_must_be_ours_to_write_and_nobody_elses(place, made, verdict):
