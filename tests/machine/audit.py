@@ -50,6 +50,9 @@ class Audit:
         self._asked_containers: dict[str, list[str]] = {}
         self._unasked: set[Owner] = set()
         self._asking: Owner = ("", "")
+        self._crossed: dict[Owner, bool] = {}
+        """Of calls under way: whether the kubelet has asked the agent for another one since."""
+        self._could_know = False
         self._store = store
         self._kubelet = kubelet
         self._scheduler = scheduler
@@ -107,11 +110,18 @@ class Audit:
         return self.room.is_live(uid)
 
     def _hear(self, event: Seen) -> None:
+        owner = event.pod, event.container
+        if event.kind in {"preferring", "allocating"}:
+            before = event.kind == "allocating" and self._crossed.get(owner, False)
+            self._crossed = {**dict.fromkeys(self._crossed, True), owner: before}
+        elif event.kind in {"allocated", "allocate_refused"}:
+            self._could_know = self._crossed.pop(owner, False)
         if event.kind == "allocating":
-            self._asking = event.pod, event.container
+            self._asking = owner
         elif event.kind == "container_started":
             self._unasked |= {(event.pod, event.container)} - self.answers.keys()
-        elif event.kind == "panicked":
+        elif event.kind == "panicked" and self._could_know:
+            # Otherwise it began with another one after the answer, or without a word to the agent.
             self._breach("the kubelet panicked", event.text)
 
     def _is_mistaken(self, response: ContainerAllocateResponse) -> bool:
