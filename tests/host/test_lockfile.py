@@ -171,7 +171,7 @@ def test_another_user_of_the_host_cannot_lock_it(older):
         lock.try_take()
         lock.release()
 
-        done = subprocess.run(
+        done = subprocess.run(  # noqa: S603 -- our own interpreter and arguments
             [sys.executable, "-c", STRANGER, path], capture_output=True, text=True, check=False
         )
 
