@@ -7,10 +7,13 @@ import logging
 from collections.abc import Awaitable, Callable
 
 import structlog
-from aiohttp import web
+from aiohttp import StreamReader, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http import RawRequestMessage
 from typing_extensions import override
 
 from agent.kit.throttle import Throttle
+from agent.web.caller import Caller, Request, ours
 
 log = structlog.get_logger(__name__)
 
@@ -52,20 +55,26 @@ class Gate(web.Server):
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
+        super().__init__(self._answer, request_factory=self._asked)
         # What aiohttp would log with a traceback is a client's malformed request: anybody's flood.
-        quiet = logging.getLogger(f"{__name__}.clients")
-        quiet.setLevel(logging.CRITICAL)
-        super().__init__(
-            self._answer,
-            access_log=None,
-            logger=quiet,
+        self._quiet = logging.getLogger(f"{__name__}.clients")
+        self._quiet.setLevel(logging.CRITICAL)
+        self._guests: dict[web.RequestHandler, _Guest] = {}  # the oldest first
+        self._full = Throttle(TELL_PERIOD)
+        self._slow = Throttle(TELL_PERIOD)
+
+    @override
+    def __call__(self) -> Caller:
+        """The protocol of a connection that comes in."""
+        return Caller(
+            self,
+            loop=asyncio.get_running_loop(),
+            access_log=self._quiet,
+            logger=self._quiet,
             max_line_size=LINE_LIMIT,
             max_field_size=FIELD_LIMIT,
             lingering_time=0,
         )
-        self._guests: dict[web.RequestHandler, _Guest] = {}  # the oldest first
-        self._full = Throttle(TELL_PERIOD)
-        self._slow = Throttle(TELL_PERIOD)
 
     @override
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
@@ -94,7 +103,19 @@ class Gate(web.Server):
             guest.timer.cancel()
             loop = asyncio.get_running_loop()
             guest.timer = loop.call_later(ANSWER_TIMEOUT, self._too_slow, request.protocol)
+        if isinstance(request, Request) and not request.is_spoken:
+            return ours(web.Response(status=505, text="HTTP/1.0 and HTTP/1.1 are spoken here.\n"))
         return await self._handler(request)
+
+    def _asked(
+        self,
+        message: RawRequestMessage,
+        payload: StreamReader,
+        caller: web.RequestHandler,
+        writer: AbstractStreamWriter,
+        task: asyncio.Task[None],
+    ) -> Request:
+        return Request(message, payload, caller, writer, task, asyncio.get_running_loop())
 
     def _make_room(self, newcomer: str) -> None:
         """Close one connection for the sake of one from `newcomer`, which counts already."""

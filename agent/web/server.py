@@ -13,6 +13,7 @@ from aiohttp import web
 
 from agent.core.errors import PermissionFault
 from agent.web.actions import Actions
+from agent.web.caller import ours
 from agent.web.gate import Gate
 from agent.web.sockets import unix_socket
 
@@ -21,13 +22,6 @@ log = structlog.get_logger(__name__)
 HEAD_LIMIT = 16 * 1024
 STOP_TIMEOUT = 2.0
 METHODS = "GET, HEAD"
-HEADERS = {
-    "Server": "hami-agent",
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
 
 Page = Callable[[web.BaseRequest], web.Response]
 """Renders one path from what is in memory: it reads cells and waits for nothing."""
@@ -123,9 +117,7 @@ class WebServer:
             response = web.Response(
                 status=500, text="This page failed; the agent's log says why.\n"
             )
-        response.headers.update(HEADERS)
-        response.force_close()
-        return response
+        return ours(response)
 
     def _page(self, request: web.BaseRequest) -> web.Response:
         page = self._pages.get(request.path)

@@ -13,7 +13,8 @@ from aiohttp import web
 from agent.core.errors import PermissionFault
 from agent.host.watch import DirectoryWatch
 from agent.web import gate
-from agent.web.server import HEAD_LIMIT, HEADERS, Listeners, WebServer
+from agent.web.caller import HEADERS
+from agent.web.server import HEAD_LIMIT, Listeners, WebServer
 from tests.doors.web_client import ask, raw, serving
 
 pytestmark = pytest.mark.looptime(False)
@@ -26,6 +27,8 @@ def hello(_request):
 def broken(_request):
     raise ValueError("a bug")
 
+
+GET = b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n"
 
 PAGES = {"/hello": hello, "/broken": broken}
 
@@ -84,6 +87,45 @@ async def test_bytes_that_are_no_http_get_a_400_and_the_end_and_no_log_line(capl
     assert [] == [record for record in caplog.records if record.levelname == "ERROR"]
 
 
+MARK = b"abracadabra"
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        (MARK + b" \x1b[2J\r\n\r\n", 400),
+        (MARK * 5_000 + b"\r\n\r\n", 400),
+        (b"GET /" + MARK * 5_000 + b" HTTP/1.1\r\n\r\n", 400),
+        (b"GET http://[::" + MARK + b"/ HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+        (b"GET /hello HTTP/1.7\r\nHost: " + MARK + b"\r\n\r\n", 400),
+        (b"GET /hello HTTP/1.1\r\nHost: x\r\nContent-Length: " + MARK + b"\r\n\r\n", 400),
+        (b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n" + MARK + b"\r\n\r\n", 400),
+        (b"GET /hello\r\n\r\n", 505),
+        (b"GET /hello HTTP/0.9\r\n\r\n", 505),
+        (b"GET /hello HTTP/2.0\r\nHost: x\r\n\r\n", 505),
+        (b"CONNECT " + MARK + b":1 HTTP/1.1\r\nHost: x\r\n\r\n", 404),
+        (b"POST /hello HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n" + MARK, 405),
+    ],
+)
+async def test_whatever_is_said_the_answer_is_short_and_ours_and_repeats_nothing(said, status):
+    async with serving(PAGES) as (server, _):
+        head, _, body = (await raw(server.port, said)).partition(b"\r\n\r\n")
+
+    line, *fields = head.decode().split("\r\n")
+    headers = dict(field.split(": ", 1) for field in fields)
+    assert (True, str(status)) == (line.startswith(("HTTP/1.0 ", "HTTP/1.1 ")), line.split()[1])
+    assert HEADERS == {name: headers[name] for name in HEADERS}
+    assert (False, True) == (MARK in head + body, len(body) < 100)
+
+
+async def test_a_head_of_many_times_its_bound_is_not_read_to_its_end(monkeypatch):
+    monkeypatch.setattr(gate, "HEAD_TIMEOUT", 0.5)
+    many = b"".join(b"X-%d: %s\r\n" % (number, b"x" * 8000) for number in range(100))
+    async with serving(PAGES) as (server, _):
+        with contextlib.suppress(ConnectionError):
+            assert b"" == await raw(server.port, GET[:-2] + many + b"\r\n")
+
+
 async def test_a_client_that_sends_no_head_is_closed(monkeypatch):
     monkeypatch.setattr(gate, "HEAD_TIMEOUT", 0.05)
     async with serving(PAGES) as (server, _):
@@ -119,9 +161,6 @@ async def test_a_client_that_takes_no_answer_is_closed(monkeypatch):
 
     assert received.startswith(b"HTTP/1.1 200")
     assert len(received) < 64_000_000
-
-
-GET = b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @contextlib.asynccontextmanager

@@ -78,7 +78,7 @@ async def told(text: str, page: Callable[[], Awaitable[str]]) -> bool:
     """Whether the page says so in time."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(PATIENCE):
-            while text not in await page():
+            while text not in await page():  # noqa: ASYNC110 -- a page tells nobody that it changed
                 await asyncio.sleep(0.05)
             return True
     return False
