@@ -9,12 +9,23 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
 
 from agent.sandbox.lab.cluster import RESOURCE, open_cluster
 from agent.sandbox.lab.web import fetch
-from tests.process.agent_process import PATIENCE, options
+from tests.process.agent_process import PATIENCE, options, started
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(60)]
+
+CALL = [
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", "/v1beta1.DevicePlugin/Allocate"),
+    (":authority", "localhost"),
+    ("te", "trailers"),
+    ("content-type", "application/grpc"),
+]
 
 
 async def test_in_a_directory_that_everybody_may_write_nothing_is_served_until_it_is_mended():
@@ -95,3 +106,43 @@ async def over_unix(path: Path) -> str:
         client.get("/readyz?verbose") as answer,
     ):
         return await answer.text()
+
+
+async def test_however_many_calls_are_taken_back_the_agent_needs_no_more_memory():
+    async with open_cluster(options()) as cluster:
+        await started(cluster)
+        assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
+        (path,) = set(cluster.places.plugins.glob("hami-gpu-*.sock"))
+        before = resident(cluster.agent.pid)
+
+        for _ in range(5):
+            assert await asyncio.to_thread(take_back, path, calls=20_000)
+
+        assert resident(cluster.agent.pid) < before + 32
+        assert cluster.log.of("plugin.peer_resets")
+        assert cluster.kubelet.capacity(RESOURCE) == 80
+
+
+def take_back(path: Path, calls: int) -> bool:
+    """Begin so many calls and take each back at once; whether the agent hung up."""
+    connection = H2Connection(H2Configuration())
+    connection.initiate_connection()
+    for number in range(calls):
+        connection.send_headers(2 * number + 1, CALL)
+        connection.reset_stream(2 * number + 1)
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(PATIENCE)
+        caller.connect(str(path))
+        try:
+            caller.sendall(connection.data_to_send())
+            while caller.recv(65_536):
+                pass
+        except ConnectionError:
+            return True
+        return True
+
+
+def resident(pid: int) -> int:
+    """MiB that the process holds in memory."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) // 1024
