@@ -21,6 +21,10 @@ log = structlog.get_logger(__name__)
 
 HEAD_LIMIT = 16 * 1024
 STOP_TIMEOUT = 2.0
+AT_ONCE = 32
+"""Connections that are taken in one turn of the loop, before those that are there are read."""
+QUEUE = 4096
+"""Connections that wait to be taken; for one too many its caller's kernel tries again after 1 s."""
 METHODS = "GET, HEAD"
 
 Page = Callable[[web.BaseRequest], web.Response]
@@ -83,13 +87,18 @@ class WebServer:
     async def _listen_tcp(self, stack: contextlib.AsyncExitStack, host: str, port: int) -> None:
         gate = Gate(self._answer)
         try:
-            server = await asyncio.get_running_loop().create_server(gate, host, port)
+            server = await asyncio.get_running_loop().create_server(
+                gate, host, port, backlog=AT_ONCE
+            )
         except OSError as error:
             raise PermissionFault(
                 f"{host}:{port} cannot be bound: {error.strerror}; choose another web.address or "
                 "web.port, or stop who listens there."
             ) from error
         stack.push_async_callback(_stop, server, gate)
+        for listener in server.sockets:
+            with listener.dup() as same:  # asyncio has one number for both
+                same.listen(QUEUE)
         self._port = server.sockets[0].getsockname()[1]
         log.info("web.listening", host=host, port=self._port)
 

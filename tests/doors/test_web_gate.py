@@ -114,6 +114,16 @@ async def test_however_many_addresses_they_come_from_who_asks_is_answered():
         assert 50 == await answered(server.port, 50, "127.0.1.1")
 
 
+async def test_a_burst_of_connections_waits_to_be_taken():
+    """A handshake that finds no room is begun again after a second, half of a probe's patience."""
+    async with serving(PAGES) as (server, _):
+        with contextlib.ExitStack() as burst:
+            for _ in range(300):  # while the loop does not turn
+                burst.enter_context(
+                    socket.create_connection(("127.0.0.1", server.port), timeout=0.9)
+                )
+
+
 async def test_the_oldest_of_whoever_holds_most_gives_way(monkeypatch):
     monkeypatch.setattr(gate, "CONNECTIONS", 6)
     monkeypatch.setattr(gate, "SHARE", 2)
