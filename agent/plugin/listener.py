@@ -36,6 +36,10 @@ RESET_PERIOD = 10.0
 SLICE = 8 * 1024
 """Bytes that are looked at in one go: a call fits into 20, and costs 7 KiB, taken back or not."""
 
+UNREAD = 4 * 1024 * 1024
+"""Bytes of answers that a peer may leave unread while it sends: lists wait for their peer by
+themselves, but what HTTP/2 has acknowledged, such as a PING, does not."""
+
 TELL_PERIOD = 60.0
 """Seconds between two log lines of one kind: what callers cause can be a flood."""
 
@@ -49,9 +53,14 @@ class Peers:
 
     def __init__(self, forget: Callable[[], None]) -> None:
         self.open: Cell[frozenset[Peer]] = Cell(frozenset())
-        self.refused = Throttle(TELL_PERIOD)
-        self.resets = Throttle(TELL_PERIOD)
         self.forget = forget
+        self._told: dict[str, Throttle] = {}
+
+    def tell(self, event: str, **said: float | None) -> None:
+        """One line of that kind a minute, with how many were left out."""
+        left_out = self._told.setdefault(event, Throttle(TELL_PERIOD)).admit()
+        if left_out is not None:
+            log.warning(event, **said, more=left_out)
 
 
 class Peer(H2Protocol):
@@ -78,15 +87,17 @@ class Peer(H2Protocol):
             self.processor.processors[StreamReset] = self._was_reset
             uid = peer_uid(transport)
             if uid not in {0, os.geteuid()}:
-                left_out = self._peers.refused.admit()
-                if left_out is not None:
-                    log.warning("plugin.peer_refused", uid=uid, more=left_out)
+                self._peers.tell("plugin.peer_refused", uid=uid)
                 self.cut()
 
     @override
     def data_received(self, data: bytes) -> None:
         for start in range(0, len(data), SLICE):
             if self._transport is None or self._transport.is_closing():
+                return
+            if self._transport.get_write_buffer_size() > UNREAD:
+                self._peers.tell("plugin.peer_reads_nothing", unread=UNREAD)
+                self.cut()
                 return
             super().data_received(data[start : start + SLICE])
 
@@ -105,9 +116,7 @@ class Peer(H2Protocol):
             self._resets, self._resets_since = 0, now
         self._resets += 1
         if self._resets > RESETS:
-            left_out = self._peers.resets.admit()
-            if left_out is not None:
-                log.warning("plugin.peer_resets", resets=RESETS, within=RESET_PERIOD, more=left_out)
+            self._peers.tell("plugin.peer_resets", resets=RESETS, within=RESET_PERIOD)
             del self.processor.processors  # what came besides is not looked at
             self.cut()
 

@@ -12,9 +12,10 @@ import structlog
 from aiohttp import web
 
 from agent.core.errors import PermissionFault
+from agent.kit.throttle import Throttle
 from agent.web.actions import Actions
 from agent.web.caller import ours
-from agent.web.gate import Gate
+from agent.web.gate import TELL_PERIOD, Gate
 from agent.web.sockets import unix_socket
 
 log = structlog.get_logger(__name__)
@@ -53,6 +54,7 @@ class WebServer:
         self._pages = pages
         self._actions = actions
         self._stack = contextlib.AsyncExitStack()
+        self._failed = Throttle(TELL_PERIOD)
         self._port: int | None = None
 
     @property
@@ -122,7 +124,9 @@ class WebServer:
             else:
                 response = self._page(request)
         except Exception:  # the outermost handler of this door
-            log.exception("web.failed", path=request.path)
+            left_out = self._failed.admit()
+            if left_out is not None:
+                log.exception("web.failed", path=request.path, more=left_out)
             response = web.Response(
                 status=500, text="This page failed; the agent's log says why.\n"
             )

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -133,6 +134,25 @@ def streams() -> int:
     """Calls of which the library still knows anything."""
     gc.collect()
     return sum(type(one) is Stream for one in gc.get_objects())
+
+
+async def test_who_reads_none_of_the_answers_is_hung_up_on(tmp_path: Path):
+    """Pings, each of which HTTP/2 has answered at once."""
+    connection = H2Connection(H2Configuration())
+    connection.initiate_connection()
+    for _ in range(10_000):
+        connection.ping(b"are you?")
+    pings = connection.data_to_send()
+    async with a_door(tmp_path) as door:
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(caller, str(door.path))
+            await loop.sock_sendall(caller, pings)
+            with pytest.raises(ConnectionError):
+                await loop.sock_sendall(caller, pings[-170_000:] * 100)
+
+        await is_served(door.path)
 
 
 async def flood(path: Path, calls: int) -> bool:
