@@ -10,8 +10,8 @@ import structlog
 
 from agent.app.adapters import Adapters
 from agent.app.running import Whole
-from agent.app.watching import Watched
-from agent.core.errors import AgentError, SettingsError
+from agent.app.watching import Door, Watched
+from agent.core.errors import AgentError, PermissionFault, SettingsError
 from agent.host.kube.connection import Connection
 from agent.host.worker import Worker
 from agent.kit.news import news
@@ -128,10 +128,17 @@ def web_door() -> OpenWeb:
     return open_web
 
 
-async def serve_web(settings: Settings, watched: Watched, whole: Whole, loader: Worker) -> None:
-    """The probes and metrics, once the rest is loaded."""
+async def serve_web(
+    settings: Settings, watched: Watched, whole: Whole, loader: Worker, door: Door
+) -> None:
+    """The probes and metrics by one way, once the rest is loaded. Raises PermissionFault."""
     await whole.loaded()
     open_web = await loader.call(web_door)
     settle()
-    async with open_web(settings, watched):
-        await asyncio.Event().wait()
+    try:
+        async with open_web(settings, watched, door):
+            watched.shut.pop(door, None)
+            await asyncio.Event().wait()
+    except PermissionFault as error:
+        watched.shut[door] = str(error)
+        raise

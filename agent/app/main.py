@@ -26,7 +26,7 @@ from agent.app.front import Front, Host, join_front
 from agent.app.loading import load_back, post_last, serve_web, web_door
 from agent.app.reloading import Reloading
 from agent.app.running import Extra, Whole, alive, lost, tell_systemd, tiers
-from agent.app.watching import Watched
+from agent.app.watching import Door, Watched
 from agent.codec.last_good import decode_last_good
 from agent.core.changes import NodeEvent
 from agent.core.container_edits import container_directory
@@ -138,7 +138,8 @@ async def _run(process: Process, notifier: ServiceNotifier, signals: _Signals) -
             load=lambda: load_back(settings, connection, adapters, whole),
             notify=lambda: tell_systemd(notifier, whole),
             reload=reload.run,
-            web=lambda: serve_web(settings, watched, whole, adapters.loader),
+            web=lambda: serve_web(settings, watched, whole, adapters.loader, Door.PORT),
+            web_socket=lambda: serve_web(settings, watched, whole, adapters.loader, Door.SOCKET),
             mounts=Task("mounts", lambda: lost(front.registration.state, written)),
         )
         await run_tiers(tiers(whole, extra, adapters.random), signals.stop, STOP_DEADLINE)
@@ -174,7 +175,7 @@ async def _ours(
     notifier.status(f"standby: {watched.standby}")
     async with contextlib.AsyncExitStack() as stack:
         try:
-            await stack.enter_async_context(web_door()(settings, watched, unix=False))
+            await stack.enter_async_context(web_door()(settings, watched, Door.PORT))
         except PermissionFault as error:
             log.info("standby.without_web", err=str(error))  # the other one has the port
         group = await stack.enter_async_context(asyncio.TaskGroup())

@@ -18,6 +18,7 @@ def _policy(*delays: float, jitter: float = 0.0) -> RestartPolicy:
 
 _LOCAL = _policy(0.1, 0.5, 1.0, 5.0)
 _DRIVER = _policy(0.5, 1.0, 5.0, 30.0)
+_WEB = _policy(0.5, 1.0, 10.0, 30.0)
 _API = _policy(1.0, 2.0, 5.0, 15.0, 60.0, jitter=0.3)
 
 POLICIES: Mapping[str, RestartPolicy] = {
@@ -52,5 +53,6 @@ POLICIES: Mapping[str, RestartPolicy] = {
     "last_good": _LOCAL,
     "heartbeat": _LOCAL,
     "load": _API,
-    "web": _policy(0.5, 1.0, 10.0, 30.0),
+    "web": _WEB,
+    "web_socket": _WEB,
 }

@@ -89,6 +89,7 @@ class Extra:
     notify: Run
     reload: Run
     web: Run
+    web_socket: Run
     mounts: Task
 
 
@@ -139,6 +140,7 @@ def tiers(whole: Whole, extra: Extra, chance: random.Random) -> Sequence[Sequenc
             task("notify", extra.notify),
             task("reload", extra.reload),
             task("web", extra.web),
+            task("web_socket", extra.web_socket),
         ),
     )
 

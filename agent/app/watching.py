@@ -1,6 +1,7 @@
 """What the agent says of itself: readiness from the cells."""
 
 import dataclasses
+import enum
 from collections.abc import Sequence
 
 from agent.app.front import Front
@@ -11,19 +12,34 @@ from agent.core.readiness import Check
 from agent.kit.heartbeat import Heartbeat
 
 
+class Door(enum.StrEnum):
+    """The ways to the pages, by the names of their tasks: each serves and fails by itself."""
+
+    PORT = "web"
+    SOCKET = "web_socket"
+
+
 @dataclasses.dataclass(eq=False, slots=True)
 class Watched:
-    """What the web door looks at; a standby has no parts."""
+    """What the web doors look at; a standby has no parts. `shut`: doors that cannot open, and why.
+
+    A standby opens the port alone, and leaves the unix socket to the agent that serves.
+    """
 
     heartbeat: Heartbeat
     standby: str = ""
     whole: Whole | None = None
+    shut: dict[Door, str] = dataclasses.field(default_factory=dict)
 
     def checks(self) -> tuple[Check, ...]:
         """What readiness is made of."""
         if self.whole is None:
             return (Check("instance", ok=False, text=f"standby: {self.standby}"),)
-        return _checks(self.whole)
+        return (*_checks(self.whole), *map(self._open, Door))
+
+    def _open(self, door: Door) -> Check:
+        text = self.shut.get(door, "")
+        return Check(door.value, not text, text, required=False)
 
 
 def _checks(whole: Whole) -> tuple[Check, ...]:

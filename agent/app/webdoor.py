@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from agent import __version__
 from agent.app.series import series_of
-from agent.app.watching import Watched
+from agent.app.watching import Door, Watched
 from agent.codec.checkpoint import VERSION
 from agent.core.gpu import NO_INDEX
 from agent.core.gpu_events import holders
@@ -65,12 +65,10 @@ def build() -> Build:
 
 
 @contextlib.asynccontextmanager
-async def open_web(
-    settings: Settings, watched: Watched, *, unix: bool = True
-) -> AsyncIterator[WebServer]:
-    """The web door; a standby leaves the unix socket to the agent that serves.
+async def open_web(settings: Settings, watched: Watched, door: Door) -> AsyncIterator[WebServer]:
+    """One way to the pages; actions are on the unix socket alone.
 
-    Raises PermissionFault: an address cannot be bound.
+    Raises PermissionFault: it cannot be bound.
     """
     probes = Probes(heartbeat_age=watched.heartbeat.age, checks=watched.checks)
     pages: dict[str, Page] = {
@@ -80,8 +78,10 @@ async def open_web(
         "/metrics": MetricsPage(_AgentMetrics(watched)).page,
         "/version": build().page,
     }
-    socket_path = settings.paths.run / "api.sock" if unix else None
-    listeners = Listeners(settings.web.address, settings.web.port, socket_path)
+    if door is Door.PORT:
+        listeners = Listeners(settings.web.address, settings.web.port)
+    else:
+        listeners = Listeners(port=None, socket_path=settings.paths.run / "api.sock")
     async with WebServer(listeners, pages, _actions(watched)) as server:
         yield server
 

@@ -1,11 +1,18 @@
-"""Log lines: JSON for machines, text on a terminal, journald's priorities where it reads."""
+"""Log lines: JSON for machines, text on a terminal, journald's priorities where it reads.
+
+Names and messages of strangers come in as values. No value is longer than VALUE_LIMIT, and in text
+none has a line break, or what a terminal obeys: one event is one line, and a traceback is indented.
+"""
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
+from typing_extensions import override
+
+from agent.core.errors import cap, cut
 
 _LEVELS = {
     "debug": logging.DEBUG,
@@ -16,6 +23,18 @@ _LEVELS = {
 _PRIORITY = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 
 MAX_LINE = 32 * 1024
+VALUE_LIMIT = 16 * 1024
+"""Characters of one value, which the entries of a list or table share: the register annotation of
+16 GPUs fits beside others."""
+ITEMS_LIMIT = 64
+"""Entries of a list or table that are told."""
+LEAST = 16
+"""Characters that an entry has in any case."""
+TRACE_LINES = 100
+"""Lines of a traceback, its last ones: what failed stands at the end."""
+
+Clean = Callable[[str, int], str]
+"""Makes a text fit to be shown, in so many characters."""
 
 
 def configure(level: str, form: str, environ: Mapping[str, str]) -> None:
@@ -25,6 +44,7 @@ def configure(level: str, form: str, environ: Mapping[str, str]) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
         structlog.processors.format_exc_info,
+        _Cleaner(cap if as_text else cut),  # JSON itself escapes what a terminal would obey
     ]
     processors.append(_text if as_text else structlog.processors.JSONRenderer(default=str))
     if "JOURNAL_STREAM" in environ and not as_text:
@@ -38,6 +58,55 @@ def configure(level: str, form: str, environ: Mapping[str, str]) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+    logging.basicConfig(level=logging.WARNING, handlers=[_Libraries()])
+
+
+class _Libraries(logging.Handler):
+    """What libraries tell becomes a line as all others are."""
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        log = structlog.get_logger(record.name)
+        told = log.error if record.levelno >= logging.ERROR else log.warning
+        text = record.getMessage()
+        told("library.said", library=record.name, text=text, exc_info=record.exc_info)
+
+
+class _Cleaner:
+    """Every value fit to be shown; what we know no form of becomes text first."""
+
+    def __init__(self, clean: Clean) -> None:
+        self._clean = clean
+
+    def __call__(self, logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        del logger, method
+        return {
+            key: self._trace(str(value)) if key == "exception" else self._fit(value, VALUE_LIMIT)
+            for key, value in event.items()
+        }
+
+    def _fit(self, value: object, limit: int) -> object:
+        match value:
+            case None | bool() | int() | float():
+                return value
+            case Mapping():
+                items = list(value.items())[:ITEMS_LIMIT]
+                each = max(limit // max(2 * len(items), 1), LEAST)
+                return {self._clean(str(key), each): self._fit(one, each) for key, one in items}
+            case list() | tuple() | set() | frozenset():
+                entries = list(value)[:ITEMS_LIMIT]
+                each = max(limit // max(len(entries), 1), LEAST)
+                return [self._fit(one, each) for one in entries]
+            case _:
+                return self._clean(str(value), limit)
+
+    def _trace(self, text: str) -> str:
+        lines = text.splitlines()[-TRACE_LINES:]
+        depths = (len(line) - len(line.lstrip(" ")) for line in lines)
+        return "\n".join(
+            " " * min(depth, 40) + self._clean(line.strip(" "), MAX_LINE // TRACE_LINES)
+            for depth, line in zip(depths, lines, strict=True)
+        )
 
 
 def _keep_level(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
@@ -59,5 +128,6 @@ def _text(logger: WrappedLogger, method: str, event: EventDict) -> str:
     stamp = str(event.pop("ts"))[11:19]
     name = event.pop("event")
     event.pop("level", None)
+    trace = "".join(f"\n    | {line}" for line in event.pop("exception", "").splitlines())
     rest = " ".join(f"{key}={value}" for key, value in sorted(event.items()))
-    return f"{stamp} {method:<7} {name}  {rest}".rstrip()
+    return f"{stamp} {method:<7} {name}  {rest}".rstrip() + trace

@@ -24,14 +24,21 @@ import enum
 
 FOREIGN_TEXT_LIMIT = 256
 
+READ_LIMIT = 64 * 1024
+"""Characters of a foreign text that are looked at: nobody waits for a longer one to be read."""
+
+
+def cut(text: str, limit: int) -> str:
+    """At most `limit` characters of the text, the cut marked by an ellipsis."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
 
 def cap(text: str, limit: int = FOREIGN_TEXT_LIMIT) -> str:
     """One line of foreign text, at most `limit` characters, the cut marked by an ellipsis.
 
     What a terminal would not print is replaced: the line ends on people's screens.
     """
-    line = " ".join(text.split())
-    line = line if len(line) <= limit else line[: limit - 1] + "…"
+    line = cut(" ".join(cut(text, READ_LIMIT).split()), limit)
     return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in line)
 
 

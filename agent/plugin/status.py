@@ -6,7 +6,10 @@ Code and text of a refusal surface in the pod's status, so both are stable.
 from grpclib import GRPCError
 from grpclib.const import Status
 
-from agent.core.errors import AgentError, Gate, Refusal, StateError
+from agent.core.errors import AgentError, Gate, Refusal, StateError, cap
+
+TEXT_LIMIT = 4096
+"""Characters of an answer's sentence, which the kubelet copies into the pod's status."""
 
 _MALFORMED = frozenset({Gate.EMPTY_REQUEST, Gate.MALFORMED_REQUEST})
 
@@ -27,5 +30,5 @@ def status_of(error: AgentError) -> Status:
 
 
 def grpc_error(error: AgentError) -> GRPCError:
-    """The answer that the kubelet gets instead of a message; its text is str(error)."""
-    return GRPCError(status_of(error), str(error))
+    """The answer that the kubelet gets instead of a message; its text is one line of it."""
+    return GRPCError(status_of(error), cap(str(error), TEXT_LIMIT))

@@ -14,6 +14,8 @@ from agent.core.errors import cap
 from agent.core.recheck import Recheck
 from agent.core.release import ALL, Release
 from agent.kit.peer import peer_uid
+from agent.kit.throttle import Throttle
+from agent.web.gate import TELL_PERIOD
 
 log = structlog.get_logger(__name__)
 
@@ -32,6 +34,7 @@ class Actions:
 
     def __init__(self, acts: Mapping[str, Act]) -> None:
         self._acts = acts
+        self._refused = Throttle(TELL_PERIOD)
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
         """The action, done; or why not."""
@@ -42,7 +45,9 @@ class Actions:
             return _text(404, f"No such action. There is: {paths}")
         uid = peer_uid(request.transport)
         if uid not in {0, os.geteuid()}:
-            log.warning("web.action_refused", path=request.path, uid=uid)
+            left_out = self._refused.admit()
+            if left_out is not None:
+                log.warning("web.action_refused", path=request.path, uid=uid, more=left_out)
             return _text(403, "Only root may do this.")
         log.info("web.action", path=request.path, uid=uid)
         return await act(found[1])

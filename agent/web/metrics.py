@@ -1,5 +1,6 @@
 """The metrics page: what is in memory, rendered when asked for."""
 
+import asyncio
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -128,24 +129,36 @@ def _readiness(checks: Iterable[Check]) -> Iterator[Metric]:
     yield degraded
 
 
+KEPT = 0.25
+"""Seconds for which a page is given again: to render one takes the loop 2 ms with 8 GPUs, and who
+asks for many at once is not to keep the kubelet waiting."""
+
+
 class MetricsPage:
     """`/metrics`: text 0.0.4, or OpenMetrics for who accepts it. Its registry is its own."""
 
     def __init__(self, collector: Collector) -> None:
+        self._rendered: dict[str, tuple[float, bytes]] = {}
         self._registry = CollectorRegistry()
         self._registry.register(collector)
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
 
     def page(self, request: web.BaseRequest) -> web.Response:
-        """Render now."""
-        if _accepts_openmetrics(request.headers.get("Accept", "")):
-            body = openmetrics.generate_latest(self._registry)  # type: ignore[no-untyped-call]
-            return web.Response(
-                body=body, headers={"Content-Type": openmetrics.CONTENT_TYPE_LATEST}
-            )
-        body = generate_latest(self._registry)
-        return web.Response(body=body, headers={"Content-Type": TEXT})
+        """What is so now, or was a moment ago."""
+        is_open = _accepts_openmetrics(request.headers.get("Accept", ""))
+        form = openmetrics.CONTENT_TYPE_LATEST if is_open else TEXT
+        now = asyncio.get_running_loop().time()
+        until, body = self._rendered.get(form, (now, b""))
+        if until <= now:
+            body = self._render(is_open=is_open)
+            self._rendered[form] = now + KEPT, body
+        return web.Response(body=body, headers={"Content-Type": form})
+
+    def _render(self, *, is_open: bool) -> bytes:
+        if is_open:
+            return openmetrics.generate_latest(self._registry)  # type: ignore[no-any-return, no-untyped-call]
+        return generate_latest(self._registry)
 
 
 def _accepts_openmetrics(accept: str) -> bool:

@@ -5,7 +5,11 @@ from collections.abc import Callable, Iterable
 
 from aiohttp import web
 
+from agent.core.errors import cap
 from agent.core.readiness import Check, degraded, is_ready
+
+TEXT_LIMIT = 4096
+"""Characters of one line's reason."""
 
 FRESH = 10.0
 """Seconds after which a loop that has not turned counts as stuck."""
@@ -55,4 +59,4 @@ def _line(check: Check) -> str:
         return f"[+]{check.name} ok"
     verdict = "failed" if check.required else "degraded"
     sign = "-" if check.required else "!"
-    return f"[{sign}]{check.name} {verdict}: {' '.join(check.text.split()) or 'no reason given'}"
+    return f"[{sign}]{check.name} {verdict}: {cap(check.text, TEXT_LIMIT) or 'no reason given'}"

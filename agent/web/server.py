@@ -12,22 +12,21 @@ import structlog
 from aiohttp import web
 
 from agent.core.errors import PermissionFault
+from agent.kit.throttle import Throttle
 from agent.web.actions import Actions
-from agent.web.gate import Gate
+from agent.web.caller import ours
+from agent.web.gate import TELL_PERIOD, Gate
 from agent.web.sockets import unix_socket
 
 log = structlog.get_logger(__name__)
 
 HEAD_LIMIT = 16 * 1024
 STOP_TIMEOUT = 2.0
+AT_ONCE = 32
+"""Connections that are taken in one turn of the loop, before those that are there are read."""
+QUEUE = 4096
+"""Connections that wait to be taken; for one too many its caller's kernel tries again after 1 s."""
 METHODS = "GET, HEAD"
-HEADERS = {
-    "Server": "hami-agent",
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
 
 Page = Callable[[web.BaseRequest], web.Response]
 """Renders one path from what is in memory: it reads cells and waits for nothing."""
@@ -55,6 +54,7 @@ class WebServer:
         self._pages = pages
         self._actions = actions
         self._stack = contextlib.AsyncExitStack()
+        self._failed = Throttle(TELL_PERIOD)
         self._port: int | None = None
 
     @property
@@ -89,13 +89,18 @@ class WebServer:
     async def _listen_tcp(self, stack: contextlib.AsyncExitStack, host: str, port: int) -> None:
         gate = Gate(self._answer)
         try:
-            server = await asyncio.get_running_loop().create_server(gate, host, port)
+            server = await asyncio.get_running_loop().create_server(
+                gate, host, port, backlog=AT_ONCE
+            )
         except OSError as error:
             raise PermissionFault(
                 f"{host}:{port} cannot be bound: {error.strerror}; choose another web.address or "
                 "web.port, or stop who listens there."
             ) from error
         stack.push_async_callback(_stop, server, gate)
+        for listener in server.sockets:
+            with listener.dup() as same:  # asyncio has one number for both
+                same.listen(QUEUE)
         self._port = server.sockets[0].getsockname()[1]
         log.info("web.listening", host=host, port=self._port)
 
@@ -119,13 +124,13 @@ class WebServer:
             else:
                 response = self._page(request)
         except Exception:  # the outermost handler of this door
-            log.exception("web.failed", path=request.path)
+            left_out = self._failed.admit()
+            if left_out is not None:
+                log.exception("web.failed", path=request.path, more=left_out)
             response = web.Response(
                 status=500, text="This page failed; the agent's log says why.\n"
             )
-        response.headers.update(HEADERS)
-        response.force_close()
-        return response
+        return ours(response)
 
     def _page(self, request: web.BaseRequest) -> web.Response:
         page = self._pages.get(request.path)

@@ -1,7 +1,9 @@
 """The kubelet's door opens to the kubelet alone, and a peer that floods it keeps nobody out."""
 
 import asyncio
+import gc
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -9,8 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
+from grpclib.protocol import Stream
 from h2.config import H2Configuration
 from h2.connection import H2Connection
+from h2.events import PingAckReceived
 
 from agent.plugin import listener
 from tests.fakes.door import a_door
@@ -97,8 +102,62 @@ async def test_a_flood_of_calls_that_are_reset_at_once_keeps_nobody_out(tmp_path
         await is_served(door.path)
 
 
-async def flood(path: Path, calls: int) -> None:
-    """Begin calls and reset each at once, as fast as the server reads."""
+async def test_who_takes_back_call_after_call_is_hung_up_on_and_told_of_once(tmp_path: Path):
+    async with a_door(tmp_path) as door:
+        with structlog.testing.capture_logs() as logs:
+            for _ in range(3):
+                assert await flood(door.path, calls=listener.RESETS + 1) is False
+
+        await is_served(door.path)
+    assert [("plugin.peer_resets", listener.RESETS, 0)] == [
+        (line["event"], line["resets"], line["more"])
+        for line in logs
+        if line["log_level"] == "warning"
+    ]
+
+
+async def test_who_takes_back_some_calls_is_not_hung_up_on(tmp_path: Path):
+    async with a_door(tmp_path) as door:
+        assert await flood(door.path, calls=listener.RESETS) is True
+
+
+async def test_of_calls_that_were_taken_back_nothing_is_kept(tmp_path: Path):
+    async with a_door(tmp_path) as door:
+        before = streams()
+        for _ in range(5):
+            await flood(door.path, calls=500)
+        async with asyncio.timeout(PATIENCE):
+            while streams() > before:  # noqa: ASYNC110 -- what is collected tells nobody
+                await asyncio.sleep(listener.FORGET_DELAY)
+
+
+def streams() -> int:
+    """Calls of which the library still knows anything."""
+    gc.collect()
+    return sum(type(one) is Stream for one in gc.get_objects())
+
+
+async def test_who_reads_none_of_the_answers_is_hung_up_on(tmp_path: Path):
+    """Pings, each of which HTTP/2 has answered at once."""
+    connection = H2Connection(H2Configuration())
+    connection.initiate_connection()
+    for _ in range(10_000):
+        connection.ping(b"are you?")
+    pings = connection.data_to_send()
+    async with a_door(tmp_path) as door:
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(caller, str(door.path))
+            await loop.sock_sendall(caller, pings)
+            with pytest.raises(ConnectionError):
+                await loop.sock_sendall(caller, pings[-170_000:] * 100)
+
+        await is_served(door.path)
+
+
+async def flood(path: Path, calls: int) -> bool:
+    """Begin calls and take each back at once; whether the connection is there afterwards."""
     connection = H2Connection(H2Configuration())
     connection.initiate_connection()
     reader, writer = await asyncio.open_unix_connection(str(path))
@@ -106,11 +165,25 @@ async def flood(path: Path, calls: int) -> None:
         stream = 2 * number + 1
         connection.send_headers(stream, HEADERS)
         connection.reset_stream(stream)
-        writer.write(connection.data_to_send())
-    async with asyncio.timeout(PATIENCE):
-        await writer.drain()
-        assert await reader.read(65_536)
-    writer.close()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            return [await pinged(connection, reader, writer) for _ in range(2)][-1]
+    except ConnectionError:
+        return False
+    finally:
+        writer.close()
+
+
+async def pinged(
+    connection: H2Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> bool:
+    """Whether a PING behind all that is still to be sent is answered."""
+    connection.ping(b"are you?")
+    writer.write(connection.data_to_send())
+    while data := await reader.read(65_536):
+        if any(isinstance(event, PingAckReceived) for event in connection.receive_data(data)):
+            return True
+    return False
 
 
 async def test_bytes_that_are_no_http_2_end_that_connection_alone(tmp_path: Path):

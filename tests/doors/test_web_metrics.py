@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_open
 from prometheus_client.parser import text_string_to_metric_families as parse_text
+from prometheus_client.registry import Collector
 
 from agent.core.condition import Condition
 from agent.core.gpu import NO_INDEX
@@ -16,11 +17,12 @@ from agent.core.share import Share
 from agent.core.slices import SliceGroup, SliceList, slice_id
 from agent.kit.cell import Cell
 from agent.kit.tally import Durations, Tally
+from agent.web import metrics
 from agent.web.gpus import labelled
-from agent.web.metrics import AgentCollector, Facts, MetricsPage, Reading, Series
+from agent.web.metrics import OPENMETRICS, AgentCollector, Facts, MetricsPage, Reading, Series
 from agent.web.version import Build
 from tests.builders import NOON, a_gpu, a_health, a_row, a_shared_gpu, a_uuid, an_inventory
-from tests.doors.web_client import ask
+from tests.doors.web_client import ask, serving
 from tests.unit.core.plain_scene import a_plain_row, ids
 
 pytestmark = pytest.mark.looptime(False)
@@ -51,6 +53,39 @@ async def samples(name, **parts):
         for sample in family.samples
         if sample.name == f"hami_agent_{name}"
     }
+
+
+class Counting(Collector):
+    """A collector that is asked for its series."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def collect(self):
+        self.asked += 1
+        return iter(())
+
+
+async def test_a_page_that_many_ask_for_is_rendered_once_in_a_while(monkeypatch):
+    series = Counting()
+    page = MetricsPage(series).page
+    of_the_page = series.asked  # the registry asks for the names
+
+    async def asked(times, accept="*/*"):
+        async with serving({"/metrics": page}) as (_, client):
+            for _ in range(times):
+                async with client.get("/metrics", headers={"Accept": accept}) as answer:
+                    assert 200 == answer.status
+        return series.asked - of_the_page
+
+    monkeypatch.setattr(metrics, "KEPT", 1000.0)
+    assert 1 == await asked(20)
+    assert 2 == await asked(20, OPENMETRICS)
+
+    monkeypatch.setattr(metrics, "KEPT", 0.0)
+    page = MetricsPage(series).page
+    of_the_page = series.asked
+    assert 20 == await asked(20)
 
 
 async def test_the_build_names_itself():

@@ -4,8 +4,22 @@ import asyncio
 import contextlib
 
 import aiohttp
+from aiohttp import web
 
 from agent.web.server import Listeners, WebServer
+
+
+def hello(_request):
+    return web.Response(text="hello")
+
+
+def broken(_request):
+    raise ValueError("a bug")
+
+
+GET = b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n"
+
+PAGES = {"/hello": hello, "/broken": broken}
 
 
 @contextlib.asynccontextmanager

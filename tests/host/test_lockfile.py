@@ -4,8 +4,11 @@ import asyncio
 import errno
 import os
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 import structlog
@@ -140,3 +143,71 @@ def test_the_kernel_frees_the_lock_of_a_killed_process(tmp_path):
 
     assert lock.try_take()
     lock.release()
+
+
+STRANGER = """
+import fcntl, os, sys
+os.setresuid(*3 * [65534])
+try:
+    handle = os.open(sys.argv[1], os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    print("locked")
+except PermissionError:
+    print("kept out")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can try as somebody else")
+@pytest.mark.parametrize("older", [False, True])
+def test_another_user_of_the_host_cannot_lock_it(older):
+    """As where the kubelet made the run directory: everybody may pass through it."""
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(0o755)
+        path = Path(directory) / "lock"
+        if older:
+            path.write_text("pid 4711\n")
+            path.chmod(0o666)
+        lock = LockFile(path)
+        lock.try_take()
+        lock.release()
+
+        done = subprocess.run(  # noqa: S603 -- our own interpreter and arguments
+            [sys.executable, "-c", STRANGER, path], capture_output=True, text=True, check=False
+        )
+
+        assert ("kept out\n", "") == (done.stdout, done.stderr)
+        assert lock.try_take()
+        lock.release()
+
+
+def test_a_file_of_an_older_agent_loses_its_rights_for_others_while_somebody_holds_it(tmp_path):
+    path = tmp_path / "lock"
+    holder, standby = LockFile(path), LockFile(path)
+    assert holder.try_take()
+    path.chmod(0o644)
+
+    assert not standby.try_take()
+
+    assert 0o600 == stat.S_IMODE(path.stat().st_mode)
+    holder.release()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_a_file_of_somebody_else_is_not_taken(tmp_path):
+    path = tmp_path / "lock"
+    path.write_text("pid 1\n")
+    os.chown(path, 65534, 65534)
+
+    with pytest.raises(PermissionFault, match=f"{path} is no file of user 0.*remove it"):
+        LockFile(path).try_take()
+
+    assert "pid 1\n" == path.read_text()
+
+
+def test_what_is_no_file_is_neither_locked_nor_waited_for(tmp_path):
+    path = tmp_path / "lock"
+    os.mkfifo(path)
+
+    with pytest.raises(PermissionFault, match="is no file"):
+        LockFile(path).try_take()
+    assert "" == LockFile(path).holder()

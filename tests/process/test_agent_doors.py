@@ -1,12 +1,31 @@
-"""The kubelet's directory as an operator may have left it."""
+"""Doors in whose way something lies: each opens by itself, as soon as it can."""
 
+import asyncio
+import contextlib
+import dataclasses
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
 import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
 
 from agent.sandbox.lab.cluster import RESOURCE, open_cluster
 from agent.sandbox.lab.web import fetch
-from tests.process.agent_process import PATIENCE, options
+from tests.process.agent_process import PATIENCE, options, started
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(60)]
+
+CALL = [
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", "/v1beta1.DevicePlugin/Allocate"),
+    (":authority", "localhost"),
+    ("te", "trailers"),
+    ("content-type", "application/grpc"),
+]
 
 
 async def test_in_a_directory_that_everybody_may_write_nothing_is_served_until_it_is_mended():
@@ -29,3 +48,101 @@ async def test_in_a_directory_that_everybody_may_write_nothing_is_served_until_i
         assert await cluster.until(lambda: cluster.kubelet.capacity(RESOURCE) == 80, PATIENCE), (
             cluster.log.last(20)
         )
+
+
+async def test_who_squats_the_port_keeps_nobody_from_the_socket_and_is_told():
+    with socket.create_server(("127.0.0.1", 0)) as squatter:
+        port = squatter.getsockname()[1]
+        async with open_cluster(dataclasses.replace(options(), web_port=port)) as cluster:
+            await cluster.start_agent()
+            path = cluster.places.run / "api.sock"
+            assert await cluster.until(path.is_socket, PATIENCE), cluster.log.last(20)
+
+            said = f"[!]web degraded: 127.0.0.1:{port} cannot be bound"
+            assert await told(said, lambda: over_unix(path)), cluster.log.last(20)
+            assert {"web"} == {one.fields["service"] for one in cluster.log.of("service.failed")}
+            assert await cluster.until(lambda: cluster.kubelet.capacity(RESOURCE) == 80, PATIENCE)
+
+            squatter.close()
+            assert await told("[+]web ok", lambda: over_unix(path)), cluster.log.last(20)
+            assert cluster.web_address is not None
+
+
+async def test_what_lies_in_the_place_of_the_socket_keeps_nobody_from_the_port():
+    async with open_cluster(options()) as cluster:
+        path = cluster.places.run / "api.sock"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+        await cluster.start_agent()
+        assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
+        address = cluster.web_address or ""
+
+        said = f"[!]web_socket degraded: {path} is in the way"
+        assert await told(said, lambda: over_tcp(address)), cluster.log.last(20)
+
+        path.unlink()
+        assert await told("[+]web_socket ok", lambda: over_tcp(address)), cluster.log.last(20)
+        assert "[+]web ok" in await over_unix(path)
+
+
+async def told(text: str, page: Callable[[], Awaitable[str]]) -> bool:
+    """Whether the page says so in time."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE):
+            while text not in await page():  # noqa: ASYNC110 -- a page tells nobody that it changed
+                await asyncio.sleep(0.05)
+            return True
+    return False
+
+
+async def over_tcp(address: str) -> str:
+    return (await fetch(address, "/readyz?verbose")).text
+
+
+async def over_unix(path: Path) -> str:
+    connector = aiohttp.UnixConnector(str(path))
+    async with (
+        aiohttp.ClientSession("http://agent", connector=connector) as client,
+        client.get("/readyz?verbose") as answer,
+    ):
+        return await answer.text()
+
+
+async def test_however_many_calls_are_taken_back_the_agent_needs_no_more_memory():
+    async with open_cluster(options()) as cluster:
+        await started(cluster)
+        assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
+        (path,) = set(cluster.places.plugins.glob("hami-gpu-*.sock"))
+        before = resident(cluster.agent.pid)
+
+        for _ in range(5):
+            assert await asyncio.to_thread(take_back, path, calls=20_000)
+
+        assert resident(cluster.agent.pid) < before + 32
+        assert cluster.log.of("plugin.peer_resets")
+        assert cluster.kubelet.capacity(RESOURCE) == 80
+
+
+def take_back(path: Path, calls: int) -> bool:
+    """Begin so many calls and take each back at once; whether the agent hung up."""
+    connection = H2Connection(H2Configuration())
+    connection.initiate_connection()
+    for number in range(calls):
+        connection.send_headers(2 * number + 1, CALL)
+        connection.reset_stream(2 * number + 1)
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.settimeout(PATIENCE)
+        caller.connect(str(path))
+        try:
+            caller.sendall(connection.data_to_send())
+            while caller.recv(65_536):
+                pass
+        except ConnectionError:
+            return True
+        return True
+
+
+def resident(pid: int) -> int:
+    """MiB that the process holds in memory."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0]) // 1024
