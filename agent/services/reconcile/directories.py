@@ -42,8 +42,9 @@ class Directories:
 
     async def clean_up(self) -> None:
         """Remove the directories of closed rows: no container can hold them any more."""
-        rows = {row.key for row in self._ledger.value.rows}
-        for key in sorted(self._closing - rows):
+        for key in sorted(self._closing):
+            if any(row.key == key for row in self._ledger.value.rows):
+                continue  # not closed yet, or answered again meanwhile
             if not await self._removed(key.pod_uid, key.container):
                 return
             self._closing.discard(key)
