@@ -66,10 +66,13 @@ class _Libraries(logging.Handler):
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
-        log = structlog.get_logger(record.name)
-        told = log.error if record.levelno >= logging.ERROR else log.warning
-        text = record.getMessage()
-        told("library.said", library=record.name, text=text, exc_info=record.exc_info)
+        try:
+            log = structlog.get_logger(record.name)
+            told = log.error if record.levelno >= logging.ERROR else log.warning
+            text = record.getMessage()
+            told("library.said", library=record.name, text=text, exc_info=record.exc_info)
+        except Exception:  # noqa: BLE001 -- as every handler: whoever logs must not fail of it
+            self.handleError(record)
 
 
 class _Cleaner:

@@ -17,7 +17,7 @@ import secrets
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVarTuple
 
 from agent.core.clearing import Cleared
 from agent.core.edits import HookFacts
@@ -27,14 +27,16 @@ from agent.kit.dissolve import DIRECTORY, PLACE, dissolve, set_mode
 from agent.kit.offload import Offload
 from agent.kit.writable import check_writable
 
+Ts = TypeVarTuple("Ts")
+
 NAME = re.compile(r"[0-9a-f-]{1,64}_[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 PARENT_MODE = 0o755
 LEAF_MODE = 0o777
 """No sticky bit: libvgpu.so up to 2.8.0 removes the stale lock of another user."""
 LEFT_BEHIND = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}_[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 """Names of container directories of pods that the API server knows or knew."""
-ASIDE: Final = re.compile(r"\.removed-[0-9a-f-]{1,64}-[0-9a-f]{16}")
-"""What was set aside, with the pod's UID. No underscore: HAMi's monitor passes such names over."""
+ASIDE: Final = re.compile(r"\.removed-[0-9a-f]{1,64}-[0-9a-f]{16}")
+"""Set aside, with the pod's UID without hyphens: HAMi's monitors up to 2.6.1 die of one in it."""
 LISTED: Final = 100_000
 """Names above the container directories that are looked at; root alone makes any there."""
 SLICE_ENTRIES: Final = 1000
@@ -109,17 +111,22 @@ class HostHookDirs:
     async def prepare(self, name: str, *, wipe: bool) -> None:
         """Make the container directory `name`, open to everybody.
 
-        `wipe`: nothing of what was in it stays. One that cannot be used is replaced in any case.
-        Raises StateError.
+        `wipe`: nothing of what was in it stays. Else a container may run with it: one that is there
+        stays as it is, and only what is no directory is replaced. Raises StateError.
         """
-        self._count(await self._offload.call(self._prepare, _checked(name), wipe))
+        await self._counted(self._prepare, _checked(name), wipe)
 
     async def remove(self, name: str) -> None:
         """Take the container directory `name` away; absent is done. Raises StateError."""
-        self._count(await self._offload.call(self._remove, _checked(name)))
+        await self._counted(self._remove, _checked(name))
 
-    def _count(self, aside: int) -> None:
-        self.set_aside.set(self.set_aside.value + aside)
+    async def _counted(self, work: Callable[[*Ts], int], *args: *Ts) -> None:
+        """Count what the work sets aside; one where nobody waits for its end, which comes yet."""
+        aside = 1
+        try:
+            aside = await self._offload.call(work, *args)
+        finally:
+            self.set_aside.set(self.set_aside.value + aside)
 
     async def found(self) -> Mapping[str, dt.datetime]:
         """The container directories that are there, and when each changed. Raises StateError.
@@ -146,12 +153,14 @@ class HostHookDirs:
             try:
                 os.mkdir(name, LEAF_MODE, dir_fd=containers)
             except FileExistsError:
-                if wipe or not _is_usable(name, containers):
+                # Of one that is held nothing may go: what is mounted there limits the container.
+                found = os.stat(name, dir_fd=containers, follow_symlinks=False)
+                if wipe or not stat.S_ISDIR(found.st_mode):
                     _set_aside(name, containers)
                     aside = 1
                     os.mkdir(name, LEAF_MODE, dir_fd=containers)
             if not _is_usable(name, containers):
-                raise StateError(f"Container directory {name} is changed by somebody else.")
+                raise StateError(f"A container gave its directory {name} away: delete the pod.")
         return aside
 
     def _check(self) -> None:
@@ -192,20 +201,16 @@ class HostHookDirs:
                 return dict(_changes(itertools.islice(entries, LISTED)))
 
     def _clear(self, again: bool, now: Callable[[], float]) -> Cleared:  # noqa: FBT001 -- clear() names it
-        end = now() + SLICE_SECONDS
+        end, more = now() + SLICE_SECONDS, True
         with _told(self._hook):
             if again:
                 self._kept.clear()
             for _ in range(SLICE_ENTRIES):
-                if self._visit is None and not self._choose():
-                    return Cleared(more=False, kept=len(self._kept), why=self._why())
-                self._step()
-                if now() > end:
+                more = self._visit is not None or self._choose()
+                if not more or now() > end:
                     break
-        return Cleared(more=True, kept=len(self._kept), why=self._why())
-
-    def _why(self) -> str:
-        return next(iter(self._kept.values()), "")
+                self._step()
+        return Cleared(more=more, kept=len(self._kept), why=next(iter(self._kept.values()), ""))
 
     def _choose(self) -> bool:
         """Begin with what was set aside and not visited yet, or not lately; False: nothing is."""
@@ -213,11 +218,11 @@ class HostHookDirs:
             try:
                 above = self._containers(open_directories)
             except FileNotFoundError:
-                names = set[str]()
-            else:
-                with os.scandir(above) as entries:
-                    listed = (entry.name for entry in itertools.islice(entries, LISTED))
-                    names = set(filter(ASIDE.fullmatch, listed))
+                self._kept.clear()
+                return False
+            with os.scandir(above) as entries:
+                listed = (entry.name for entry in itertools.islice(entries, LISTED))
+                names = set(filter(ASIDE.fullmatch, listed))
         self._kept = {name: why for name, why in self._kept.items() if name in names}
         left = names - self._kept.keys()
         self._visited &= left
@@ -328,7 +333,7 @@ def _set_aside(name: str, above: int) -> None:
 
     Raises OSError.
     """
-    aside = f".removed-{name.partition('_')[0]}-{secrets.token_hex(8)}"
+    aside = f".removed-{name.partition('_')[0].replace('-', '')}-{secrets.token_hex(8)}"
     os.rename(name, aside, src_dir_fd=above, dst_dir_fd=above)
 
 

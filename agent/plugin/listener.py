@@ -104,9 +104,13 @@ class Peer(H2Protocol):
     @override
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
-        self.processor.streams.clear()  # those of calls that were taken back before they began
         self._peers.open.set(self._peers.open.value - {self})
-        asyncio.get_running_loop().call_later(FORGET_DELAY, self._peers.forget)
+        asyncio.get_running_loop().call_later(FORGET_DELAY, self._forget)
+
+    def _forget(self) -> None:
+        """Let go of calls that were taken back before they began; those that began let go first."""
+        self.processor.streams.clear()
+        self._peers.forget()
 
     def _was_reset(self, event: StreamReset) -> None:
         """A call was taken back, or ended for what is no HTTP/2 in it."""

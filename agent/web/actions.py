@@ -22,6 +22,8 @@ log = structlog.get_logger(__name__)
 API_VERSION = "hami-agent/v1"
 PATH = re.compile(r"/api/v1/gpus/([^/:]{1,64}):([a-z-]{1,32})")
 
+_STOP = "stop the agent for work on it"
+
 Act = Callable[[str], Awaitable[web.Response]]
 """Does one action to the GPU of that index or UUID."""
 
@@ -94,10 +96,12 @@ def release_act(
 
     async def act(name: str) -> web.Response:
         found = await release(name)
+        if found is None and name == ALL:
+            return _text(409, "No GPU of this node is shared: stop the agent for work on one.")
         if found is None:
             reason = left_out(name)
-            way = f"{reason}; `hami-agent release all` lets go of it, too" if reason else ""
-            return _unknown(name, known(), way)
+            way = "`hami-agent release all` lets go of it, too" if known() else _STOP
+            return _unknown(name, known(), f"{reason}; {way}" if reason else "")
         data = {
             "gpus": list(found.gpus),
             "heldBy": list(found.held_by),

@@ -25,7 +25,10 @@ STOP_TIMEOUT = 2.0
 AT_ONCE = 32
 """Connections that are taken in one turn of the loop, before those that are there are read."""
 QUEUE = 4096
-"""Connections that wait to be taken; for one too many its caller's kernel tries again after 1 s."""
+"""Connections that wait to be taken; for one too many its caller's kernel tries again after 1 s.
+
+The kernel cuts it to net.core.somaxconn, which is 4096 from Linux 5.4 on.
+"""
 METHODS = "GET, HEAD"
 
 Page = Callable[[web.BaseRequest], web.Response]

@@ -38,6 +38,13 @@ for kind, name in json.loads(sys.stdin.read()).items():
         log.exception("trace", kind=kind)
     logging.getLogger("peer").warning("it said %s", name)
 """
+WRONG = """
+import logging
+from agent.cli.logs import configure
+configure("info", "json", {})
+logging.getLogger("peer").error("it said %s and %s", "one thing")
+logging.getLogger("peer").error("and went on")
+"""
 EVENTS = 7 * len(NAMES)
 
 
@@ -75,6 +82,14 @@ def test_in_json_one_event_is_one_line_and_its_text_is_the_name():
         one["what"] for one in told if (one["event"], one.get("kind")) == ("text", "bidi")
     )
     assert [] == [line[:80] for line in lines if not (line.isascii() and line.isprintable())]
+
+
+def test_a_library_that_logs_wrongly_does_not_fail_of_it():
+    done = subprocess.run(  # noqa: S603 -- our own interpreter and lines
+        [sys.executable, "-c", WRONG], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert "and went on" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("form", ["text", "json"])

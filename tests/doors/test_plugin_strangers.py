@@ -20,7 +20,7 @@ from h2.events import PingAckReceived
 from agent.plugin import listener
 from tests.fakes.door import a_door
 from tests.fakes.grpc_messages import Plugin
-from tests.fakes.raw_h2 import prefixed
+from tests.fakes.raw_h2 import a_raw_call, prefixed
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -129,6 +129,25 @@ async def test_of_calls_that_were_taken_back_nothing_is_kept(tmp_path: Path):
         async with asyncio.timeout(PATIENCE):
             while streams() > before:  # noqa: ASYNC110 -- what is collected tells nobody
                 await asyncio.sleep(listener.FORGET_DELAY)
+
+
+async def test_a_peer_that_dies_in_a_call_leaves_no_error_behind(tmp_path: Path):
+    """As a kubelet that is killed while it takes our lists."""
+    heard: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, said: heard.append(said))
+    async with a_door(tmp_path) as door:
+        for _ in range(3):
+            async with a_raw_call(door.path) as call:
+                await call.request("/v1beta1.DevicePlugin/ListAndWatch", prefixed(b""))
+                while not call.body:
+                    await call.read()
+            async with asyncio.timeout(PATIENCE):
+                await door.server.traffic.streams.until(lambda count: count == 0)
+        await asyncio.sleep(2 * listener.FORGET_DELAY)
+        gc.collect()
+        await asyncio.sleep(0)
+
+    assert [] == heard
 
 
 def streams() -> int:

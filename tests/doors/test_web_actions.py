@@ -88,6 +88,17 @@ async def test_what_is_not_there_is_not_found(tmp_path, path, words):
     assert words in text
 
 
+@pytest.mark.parametrize("name", ["0", "all"])
+async def test_where_no_gpu_is_shared_the_agent_is_to_be_stopped(tmp_path, name):
+    async def nobody(_):
+        return None
+
+    acts = {"release": release_act(nobody, tuple, lambda _: "it is in MIG mode")}
+    status, text, _ = await post(tmp_path, f"/api/v1/gpus/{name}:release", acts=acts)
+
+    assert (409, True) == (status, "stop the agent for work on" in text)
+
+
 @pytest.mark.parametrize(
     ("action", "way"),
     [("recheck", "."), ("release", "; `hami-agent release all` lets go of it, too.")],

@@ -3,12 +3,13 @@
 import asyncio
 import os
 import threading
+from collections.abc import Callable
 
 import pytest
 
 from agent.host.hookdirs import HostHookDirs
 from agent.host.worker import Worker
-from tests.fakes.offload import Inline
+from tests.fakes.offload import Inline, R, Ts
 from tests.host.hook_space import NAME, cleared
 
 
@@ -52,6 +53,20 @@ async def test_a_wipe_removes_links_and_not_what_they_name(dirs, hook, tmp_path)
     assert [leaf] == list(leaf.parent.iterdir())
     assert [] == list(leaf.iterdir())
     assert "mine" == (tmp_path / "victim" / "file").read_text()
+
+
+async def test_what_is_set_aside_after_its_caller_gave_up_is_counted(hook, tmp_path):
+    class Slow:
+        async def call(self, work: Callable[[*Ts], R], *args: *Ts) -> R:
+            await asyncio.sleep(3)
+            return work(*args)
+
+    dirs = HostHookDirs(hook, tmp_path / "dev", "2.10.0", Slow(), Inline())
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await dirs.remove(NAME)
+
+    assert 1 == dirs.set_aside.value
 
 
 @pytest.mark.timeout(60)  # thousands of renames, on a disk that others use, too

@@ -66,9 +66,25 @@ def test_a_directory_that_a_container_gave_away_is_replaced(hook, leaf, mode, id
     leaf.chmod(mode)
     os.chown(leaf, OTHER, OTHER)
 
-    assert ["prepared"] == said(hook, "prepare(wipe=False)\n", *identity)
+    assert ["prepared"] == said(hook, "prepare()\n", *identity)
 
     assert (0o777, []) == (leaf.stat().st_mode & 0o7777, names(leaf))
+
+
+@IDENTITIES
+@pytest.mark.parametrize("mode", [0, 0o1777])
+def test_one_that_is_held_stays_with_what_is_mounted_there_though_it_was_given_away(
+    hook, leaf, mode, identity
+):
+    (leaf / "libvgpu.so").write_text("limits")
+    leaf.chmod(mode)
+    os.chown(leaf, OTHER, OTHER)
+
+    (refused,) = said(hook, "prepare(wipe=False)\n", *identity)
+
+    assert "gave its directory" in refused
+    assert [leaf] == list(leaf.parent.iterdir())
+    assert ["libvgpu.so"] == names(leaf)
 
 
 @IDENTITIES

@@ -115,7 +115,10 @@ class Audit:
             before = event.kind == "allocating" and self._crossed.get(owner, False)
             self._crossed = {**dict.fromkeys(self._crossed, True), owner: before}
         elif event.kind in {"allocated", "allocate_refused"}:
-            self._could_know = self._crossed.pop(owner, False)
+            was_crossed = self._crossed.pop(owner, False)
+            self._could_know |= was_crossed and event.kind == "allocated"
+        elif event.kind == "started":
+            self._crossed, self._could_know = {}, False
         if event.kind == "allocating":
             self._asking = owner
         elif event.kind == "container_started":

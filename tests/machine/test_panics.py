@@ -33,6 +33,10 @@ A_ANSWERED = ("allocated", "a")
         [("preferring", "a"), ("allocating", "a"), ("preferring", "b"), A_ANSWERED],
         [("preferring", "a"), ("preferring", "b"), ("allocating", "a"), A_ANSWERED],
         [("allocating", "a"), ("allocating", "b"), A_ANSWERED],
+        [
+            *(("preferring", "a"), ("allocating", "a"), ("preferring", "b"), A_ANSWERED),
+            *(("allocating", "b"), ("allocated", "b")),
+        ],
     ],
 )
 def test_a_panic_after_an_answer_beside_another_question_is_the_agents(events):
@@ -45,6 +49,8 @@ def test_a_panic_after_an_answer_beside_another_question_is_the_agents(events):
         [("preferring", "a"), ("allocating", "a"), A_ANSWERED],
         [("allocating", "a"), A_ANSWERED, ("preferring", "b")],
         [("preferring", "b"), ("preferring", "a"), ("allocating", "a"), A_ANSWERED],
+        [("allocating", "a"), ("allocating", "b"), ("allocate_refused", "a"), ("allocated", "b")],
+        [("allocating", "a"), ("allocating", "b"), A_ANSWERED, ("started", "")],
     ],
 )
 def test_of_a_beginning_that_nobody_told_it_or_that_came_later_it_cannot_know(events):
