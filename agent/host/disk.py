@@ -11,10 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
+import structlog
+
 from agent.core.errors import StateError
 from agent.kit.durable import Files, replace
 from agent.kit.offload import Offload
 from agent.kit.writable import check_writable
+
+log = structlog.get_logger(__name__)
 
 SIZE_LIMIT = 64 * 1024 * 1024
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -89,7 +93,10 @@ class HostDisk:
     async def open(
         cls, path: Path, offload: Offload, files: Callable[[int], Files] = DirectoryFiles
     ) -> Self:
-        """Open the directory, which is made (0750) if its parent is there. Raises StateError."""
+        """Open the directory, which is made (0750) if its parent is there, and close it to others.
+
+        Raises StateError.
+        """
         directory = await offload.call(_open_directory, path)
         return cls(path, directory, files(directory), offload)
 
@@ -162,7 +169,16 @@ def _open_directory(path: Path) -> int:
     with _told(path, "opened", {errno.ENOENT: f"make its parent directory {path.parent}"}):
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o750)
-        return os.open(path, DIRECTORY)
+        directory = os.open(path, DIRECTORY)
+    mode = stat.S_IMODE(os.fstat(directory).st_mode)
+    if mode & stat.S_IWOTH:  # whoever can write there can put another state in the place of ours
+        try:
+            os.fchmod(directory, mode & ~stat.S_IWOTH)
+        except PermissionError:
+            log.warning("state.open_to_all", directory=str(path), mode=f"{mode:04o}")
+        else:
+            log.warning("state.closed_to_others", directory=str(path), mode=f"{mode:04o}")
+    return directory
 
 
 @contextlib.contextmanager
