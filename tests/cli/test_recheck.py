@@ -1,17 +1,11 @@
 """`hami-agent recheck`: what is asked, what is shown, exit codes."""
 
-import argparse
-import asyncio
-import contextlib
 import json
 
 import pytest
-import structlog
-from aiohttp import web
 
 from agent.cli import recheck
-from agent.web.actions import Actions
-from agent.web.server import Listeners, WebServer
+from tests.cli import gpu_agent
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -31,33 +25,12 @@ DATA = {
 }
 
 
-class Told(Actions):
-    """Stands for the agent's actions: answers every POST alike."""
-
-    def __init__(self, status, text):
-        super().__init__({})
-        self.status, self.text = status, text
-        self.asked = []
-
-    async def answer(self, request):
-        self.asked.append(request.path)
-        return web.Response(status=self.status, text=self.text)
-
-
-@contextlib.asynccontextmanager
-async def an_agent(path, status=200, **changes):
-    text = json.dumps({"apiVersion": "hami-agent/v1", "kind": "Recheck", "data": DATA | changes})
-    told = Told(status, changes.get("raw", text))
-    with structlog.testing.capture_logs():
-        async with WebServer(Listeners(port=None, socket_path=path), {}, told):
-            yield told
+def an_agent(path, status=200, raw=None, **changes):
+    return gpu_agent.an_agent(path, "Recheck", DATA | changes, status, raw)
 
 
 async def run(*argv):
-    parser = argparse.ArgumentParser(prog="hami-agent")
-    recheck.add_parser(parser.add_subparsers(dest="verb"))
-    args = parser.parse_args(["recheck", *map(str, argv)])
-    return await asyncio.to_thread(recheck.main, args, {})
+    return await gpu_agent.run(recheck, "recheck", *argv)
 
 
 async def test_a_gpu_that_is_not_served_is_a_problem_and_what_is_missing_is_said(tmp_path, capsys):

@@ -1,50 +1,23 @@
 """`hami-agent release`: what is asked, what is shown, exit codes."""
 
-import argparse
-import asyncio
-import contextlib
 import json
 
 import pytest
-import structlog
-from aiohttp import web
 
 from agent.cli import release
-from agent.web.actions import Actions
-from agent.web.server import Listeners, WebServer
+from tests.cli import gpu_agent
 
 pytestmark = pytest.mark.looptime(False)
 
 DATA = {"gpus": ["GPU-3"], "heldBy": [], "released": True, "obstacle": ""}
 
 
-class Told(Actions):
-    """Stands for the agent's actions: answers every POST alike."""
-
-    def __init__(self, status, text):
-        super().__init__({})
-        self.status, self.text = status, text
-        self.asked = []
-
-    async def answer(self, request):
-        self.asked.append(request.path)
-        return web.Response(status=self.status, text=self.text)
-
-
-@contextlib.asynccontextmanager
-async def an_agent(path, status=200, **changes):
-    text = json.dumps({"apiVersion": "hami-agent/v1", "kind": "Release", "data": DATA | changes})
-    told = Told(status, changes.get("raw", text))
-    with structlog.testing.capture_logs():
-        async with WebServer(Listeners(port=None, socket_path=path), {}, told):
-            yield told
+def an_agent(path, status=200, raw=None, **changes):
+    return gpu_agent.an_agent(path, "Release", DATA | changes, status, raw)
 
 
 async def run(*argv):
-    parser = argparse.ArgumentParser(prog="hami-agent")
-    release.add_parser(parser.add_subparsers(dest="verb"))
-    args = parser.parse_args(["release", *map(str, argv)])
-    return await asyncio.to_thread(release.main, args, {})
+    return await gpu_agent.run(release, "release", *argv)
 
 
 async def test_a_gpu_that_nobody_holds_is_free_for_the_work(tmp_path, capsys):

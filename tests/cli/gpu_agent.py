@@ -1,0 +1,52 @@
+"""An agent's socket on which every action to a GPU is answered alike, and the verbs that ask it."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import structlog
+from aiohttp import web
+from typing_extensions import override
+
+from agent.web.actions import Actions
+from agent.web.server import Listeners, WebServer
+
+
+class Told(Actions):
+    """Stands for the agent's actions: answers every POST alike. `asked`: the paths."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__({})
+        self.status, self.text = status, text
+        self.asked: list[str] = []
+
+    @override
+    async def answer(self, request: web.BaseRequest) -> web.Response:
+        self.asked.append(request.path)
+        return web.Response(status=self.status, text=self.text)
+
+
+@contextlib.asynccontextmanager
+async def an_agent(
+    path: Path, kind: str, data: Mapping[str, Any], status: int = 200, raw: str | None = None
+) -> AsyncIterator[Told]:
+    """Answers with a document of that kind, or with `raw`."""
+    text = json.dumps({"apiVersion": "hami-agent/v1", "kind": kind, "data": data})
+    told = Told(status, text if raw is None else raw)
+    with structlog.testing.capture_logs():
+        async with WebServer(Listeners(port=None, socket_path=path), {}, told):
+            yield told
+
+
+async def run(verb: ModuleType, name: str, *argv: object) -> int:
+    """The exit code of that verb."""
+    parser = argparse.ArgumentParser(prog="hami-agent")
+    verb.add_parser(parser.add_subparsers(dest="verb"))
+    args = parser.parse_args([name, *map(str, argv)])
+    code: int = await asyncio.to_thread(verb.main, args, {})
+    return code
