@@ -2,7 +2,6 @@
 a token is only where it is needed."""
 
 import json
-import json
 from pathlib import PurePosixPath
 
 import pytest
@@ -38,8 +37,6 @@ PROFILE = {
 }
 ROOTS = {"agent", "library", "vgpu-monitor"}
 ANYBODY = {"namespaceSelector": {}}
-ROOTS = {"agent", "library", "vgpu-monitor"}
-ANYBODY = {"namespaceSelector": {}}
 
 
 @pytest.fixture(params=MATRIX)
@@ -71,52 +68,6 @@ def test_what_needs_no_sockets_of_the_kubelet_is_not_root(objects: tuple[Object,
     for job in of_kind(objects, "Job").values():
         context = job["spec"]["template"]["spec"]["securityContext"]
         assert (True, 65532) == (context["runAsNonRoot"], context["runAsUser"])
-
-
-def test_these_containers_are_root_and_no_others(pods: list[Object]):
-    roots = {
-        one["name"]
-        for pod in pods
-        for one in containers(pod)
-        if one["securityContext"].get("runAsUser", pod["securityContext"].get("runAsUser", 0)) == 0
-    }
-
-    assert roots <= ROOTS
-
-
-def test_who_waits_for_the_toolkit_is_not_root(helm: Helm):
-    one = container(pod_of(helm.objects(values("driver root"))), "toolkit")
-    context = one["securityContext"]
-
-    assert (True, 65532) == (context["runAsNonRoot"], context["runAsUser"])
-    assert [("validations", True)] == [(m["name"], m["readOnly"]) for m in one["volumeMounts"]]
-
-
-def test_who_places_the_library_has_one_directory_of_the_host_and_no_gpu(helm: Helm):
-    one = container(pod_of(helm.objects(values("least"))), "library")
-
-    assert ["hook"] == [mount["name"] for mount in one["volumeMounts"]]
-    assert [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}] == one["env"]
-
-
-def test_every_container_has_a_bound_of_memory(pods: list[Object]):
-    for one in (one for pod in pods for one in containers(pod)):
-        assert {"requests", "limits"} <= set(one["resources"]), one["name"]
-        assert "memory" in one["resources"]["limits"], one["name"]
-
-
-def test_no_pod_names_an_apparmor_profile_by_itself(objects: tuple[Object, ...]):
-    # A node without AppArmor refuses a pod that names one, RuntimeDefault as well.
-    for kind in ("DaemonSet", "Job"):
-        for one in of_kind(objects, kind).values():
-            assert "apparmor" not in json.dumps(one["spec"]["template"]).lower()
-
-
-def test_an_operator_may_name_a_profile_of_apparmor_and_none_of_seccomp_is_lost(helm: Helm):
-    wanted = {"appArmorProfile": {"type": "RuntimeDefault"}, "seLinuxOptions": {"type": "spc_t"}}
-    pod = pod_of(helm.objects({**values("least"), "podSecurityContext": wanted}))
-
-    assert {**wanted, "seccompProfile": {"type": "RuntimeDefault"}} == pod["securityContext"]
 
 
 def test_these_containers_are_root_and_no_others(pods: list[Object]):
@@ -223,11 +174,6 @@ def policy(helm: Helm, given: Values, end: str = "") -> Object:
     return found
 
 
-def policy(helm: Helm, given: Values, end: str = "") -> Object:
-    found: Object = of_kind(helm.objects(given), "NetworkPolicy")[f"agent-hami-agent{end}"]["spec"]
-    return found
-
-
 def test_metrics_are_for_those_whom_the_network_policy_names(helm: Helm):
     (rule,) = policy(helm, values("least"))["ingress"]
     theirs = {**values("least"), "networkPolicy": {"namespaces": ["mine"], "from": [ANYBODY]}}
@@ -253,6 +199,16 @@ def test_without_other_namespaces_only_its_own_may_ask(helm: Helm):
     nobody = {**values("least"), "networkPolicy": {"namespaces": []}}
 
     assert [{"podSelector": {}}] == policy(helm, nobody)["ingress"][0]["from"]
+
+
+def test_values_that_are_taken_away_are_empty(helm: Helm):
+    without = {**values("least"), "networkPolicy": {"namespaces": None}, "podSecurityContext": None}
+
+    assert [{"podSelector": {}}] == policy(helm, without)["ingress"][0]["from"]
+    assert PROFILE["seccompProfile"] == pod_of(helm.objects(without))["securityContext"].get(
+        "seccompProfile"
+    )
+    assert "\n  gpu-system\n" in helm.notes(without, "1.36")
 
 
 def test_the_network_policy_is_for_the_agents_and_all_of_them(objects: tuple[Object, ...]):

@@ -46,7 +46,6 @@ _KINDS: Final = (
     *("daemonset", "pod", "job", "configmap", "secret", "service", "serviceaccount"),
     *("role", "rolebinding", "clusterrole", "clusterrolebinding", "controllerrevision"),
     "networkpolicy",
-    "networkpolicy",
     *("validatingadmissionpolicy", "validatingadmissionpolicybinding"),
 )
 _BUILDING: Final = 1200.0

@@ -11,18 +11,19 @@ seccompProfile:
 {{- /* No AppArmor profile by default: the kubelet refuses a pod that names one, RuntimeDefault included,
        on nodes without AppArmor. On nodes that have it, the runtime applies its default by itself. */ -}}
 {{- define "hami-agent.podSecurity" -}}
-{{- merge (dict "seccompProfile" (dict "type" "RuntimeDefault")) (deepCopy .Values.podSecurityContext) | toYaml -}}
+{{- merge (dict "seccompProfile" (dict "type" "RuntimeDefault")) (.Values.podSecurityContext | default dict | deepCopy) | toYaml -}}
 {{- end -}}
 
 {{- /* What would weaken the profiles of the runtime, or would have no effect on them. */ -}}
 {{- define "hami-agent.refuseWeaker" -}}
-{{- with .Values.podSecurityContext.seccompProfile -}}
+{{- $pod := .Values.podSecurityContext | default dict -}}
+{{- with $pod.seccompProfile -}}
 {{- if ne (toJson .) (dict "type" "RuntimeDefault" | toJson) -}}
 {{- fail (printf "podSecurityContext.seccompProfile.type=%s has no effect here: every container has RuntimeDefault; leave it out" (toString .type)) -}}
 {{- end -}}
 {{- end -}}
 {{- $advice := "takes the agent out of the runtime's AppArmor profile; leave it out, and the runtime applies that profile where the node has AppArmor" -}}
-{{- with .Values.podSecurityContext.appArmorProfile -}}
+{{- with $pod.appArmorProfile -}}
 {{- if eq (toString .type) "Unconfined" -}}
 {{- fail (printf "podSecurityContext.appArmorProfile.type=Unconfined %s" $advice) -}}
 {{- end -}}
