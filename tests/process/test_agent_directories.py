@@ -1,7 +1,7 @@
 """What root in a container does to its directory stops no other pod, of a real agent."""
 
 import os
-import shutil
+from pathlib import Path
 
 import pytest
 
@@ -17,8 +17,6 @@ pytestmark = [
     pytest.mark.timeout(90),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away"),
 ]
-LEASH = ("--pdeathsig", "KILL", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")
-"""As the unit and the DaemonSet run it: no capability."""
 OTHER = 65534
 
 
@@ -32,14 +30,20 @@ def kept_events(cluster: SandboxCluster) -> int:
     return sum(one["reason"] == "DirectoriesKept" for one in events)
 
 
-@pytest.fixture
-def bare(monkeypatch):
-    """The agents that a sandbox starts have no capabilities."""
-    leash = (str(shutil.which("setpriv")), *LEASH)
-    monkeypatch.setattr("agent.sandbox.lab.child._leash", lambda: leash)
+def status_of(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
 
 
-@pytest.mark.usefixtures("bare")
+async def test_the_agent_is_root_without_capabilities_as_the_unit_and_the_daemonset_run_it():
+    async with open_cluster(options(gpus=1)) as cluster:
+        await started(cluster, slices=10)
+        said = status_of(cluster.agent.pid)
+
+    assert {"0" * 16} == {said[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")}
+    assert ("1", "0\t0\t0\t0") == (said["NoNewPrivs"], said["Uid"])
+
+
 async def test_what_a_container_does_to_its_directory_stops_no_other_pod_and_no_restart():
     async with open_cluster(options(gpus=2)) as cluster:
         await started(cluster, slices=20)
@@ -61,7 +65,6 @@ async def test_what_a_container_does_to_its_directory_stops_no_other_pod_and_no_
         assert [] == cluster.log.of("hooks.not_prepared")
 
 
-@pytest.mark.usefixtures("bare")
 async def test_what_no_agent_could_remove_is_counted_and_told_until_root_removes_it():
     async with open_cluster(options(gpus=2)) as cluster:
         containers = cluster.places.hook / "vgpu" / "containers"

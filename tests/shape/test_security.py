@@ -1,4 +1,4 @@
-"""SECURITY.md names every threat, and a test or a reason for each; the lock file keeps its promise.
+"""SECURITY.md has ten promises and THREATS.md every threat, each with tests; the lock is kept.
 
 A test that is named there exists. What is locked is held to its hash, and to the first version
 without a known weakness where there was one.
@@ -16,6 +16,8 @@ import pytest
 from tests.shape import tree
 
 THREATS = 33
+PROMISES = 10
+PROMISE = re.compile(r"^(\d+)\. \*\*(.+?)(?=^\d+\. \*\*|^\*\*)", re.MULTILINE | re.DOTALL)
 ROW = re.compile(r"^\| (\d+) \| (.+?) \| (.+?) \| (.+?) \|$", re.MULTILINE)
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 REASON = re.compile(r"Not tested: .{20,}\.")
@@ -24,7 +26,11 @@ FIXED = {"h2": (4, 3, 0)}
 
 
 def rows() -> list[tuple[str, ...]]:
-    return [match.groups() for match in ROW.finditer(tree.text("SECURITY.md"))]
+    return [match.groups() for match in ROW.finditer(tree.text("THREATS.md"))]
+
+
+def promises() -> list[tuple[str, ...]]:
+    return [match.groups() for match in PROMISE.finditer(tree.text("SECURITY.md"))]
 
 
 @functools.cache
@@ -40,6 +46,11 @@ def test_the_threats_are_numbered():
     assert [str(n) for n in range(1, THREATS + 1)] == [number for number, *_ in rows()]
 
 
+def test_there_are_ten_promises_and_each_has_a_test():
+    assert [str(n) for n in range(1, PROMISES + 1)] == [number for number, _ in promises()]
+    assert [] == [number for number, text in promises() if not TEST.search(text)]
+
+
 @pytest.mark.parametrize(("threat", "cell"), [(row[1], row[3]) for row in rows()])
 def test_a_threat_has_a_test_or_a_reason(threat: str, cell: str):
     named = TEST.findall(cell)
@@ -50,7 +61,7 @@ def test_a_threat_has_a_test_or_a_reason(threat: str, cell: str):
 
 
 @pytest.mark.parametrize(
-    ("path", "name"), sorted({found for row in rows() for found in TEST.findall(row[3])})
+    ("path", "name"), sorted({found for row in (*rows(), *promises()) for found in TEST.findall(row[-1])})
 )
 def test_a_test_that_is_named_exists(path: str, name: str):
     assert name in claims_of(path)

@@ -1,6 +1,7 @@
 """The agent as a child process: started, read, signalled and waited for."""
 
 import asyncio
+import os
 import shutil
 import signal
 import sys
@@ -19,6 +20,9 @@ _KEPT_VARIABLES: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_
 _KEPT_PREFIXES: Final = ("PYTHON", "COVERAGE")
 _DROPPED: Final = "PYTHONDONTWRITEBYTECODE"
 """An agent that compiles itself at every start is not the one that nodes run."""
+
+
+_BARE: Final = ("--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")
 
 
 class AgentChild:
@@ -85,8 +89,9 @@ async def start_child(
 ) -> AgentChild:
     """Start `hami-agent ARGUMENTS` with this interpreter, in a session of its own.
 
-    It dies with this process where the system has `setpriv`, so that killing a sandbox leaves
-    nothing behind; ctrl-c on the terminal reaches only the sandbox.
+    Where the system has `setpriv`, it dies with this process, so that killing a sandbox leaves
+    nothing behind, and has none of root's capabilities. ctrl-c on the terminal reaches only the
+    sandbox.
 
     Raises:
         OSError: it cannot be started.
@@ -115,5 +120,8 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _leash() -> tuple[str, ...]:
+    """It ends with us, and is root without capabilities, as the unit and the DaemonSet run it."""
     tool = shutil.which("setpriv")
-    return (tool, "--pdeathsig", "KILL") if tool else ()
+    if tool is None:
+        return ()
+    return (tool, "--pdeathsig", "KILL", *(_BARE if os.geteuid() == 0 else ()))
