@@ -60,7 +60,7 @@ class Attacker:
         assert self._process.stdout is not None
         async with asyncio.timeout(PATIENCE):
             line = await self._process.stdout.readline()
-        assert line, "the attacker has died; what it said stands above"
+        assert line, (await self._process.communicate())[1].decode()
         found: dict[str, Any] = json.loads(line)
         return found
 
@@ -78,6 +78,7 @@ async def attacker(program: str, *words: str | Path) -> AsyncIterator[Attacker]:
         *("setpriv", "--pdeathsig", "KILL"),
         *(sys.executable, "-m", f"tests.hostile.lab.{program}", *map(str, words)),
         stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
         stdin=asyncio.subprocess.DEVNULL,
         cwd=TOP,
         env=ENVIRON,

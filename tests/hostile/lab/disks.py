@@ -36,7 +36,7 @@ def mounted(source: Path, at: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        _run("umount", "--lazy", source.parent / at)
+        _run("umount", "--recursive", at)
 
 
 def used_inodes(at: Path) -> int:

@@ -1,5 +1,6 @@
 """An attack, and whether the node withstands it: pods are served as usual, and nothing changes."""
 
+import asyncio
 import contextlib
 import dataclasses
 import statistics
@@ -8,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Final
 
+from agent.sandbox.lab.web import scrape
 from tests.hostile.lab.attackers import Tally
 from tests.hostile.lab.node import Node
 from tests.hostile.lab.pods import GONE
@@ -114,6 +116,18 @@ class Siege:
     async def until_removed(self) -> None:
         """Nothing is left of directories that were set aside."""
         assert await comes(lambda: not self.set_aside(), CLEARED), self.set_aside()
+
+    async def until_kept(self) -> None:
+        """The agent says that it cannot remove a directory: on its page, and in an Event."""
+        async with asyncio.timeout(CLEARED):
+            while not await self._kept():  # noqa: ASYNC110 -- a page tells nobody that it changed
+                await asyncio.sleep(0.1)
+        events = self.node.cluster.store.select("events")
+        assert "DirectoriesKept" in {one["reason"] for one in events}
+
+    async def _kept(self) -> bool:
+        samples = await scrape(self.node.cluster.web_address or "")
+        return any(name == "hami_agent_directories_kept" and value for name, _, value in samples)
 
     def set_aside(self) -> list[str]:
         """What still lies there of containers that are gone."""

@@ -1,6 +1,7 @@
 """The life of an attacker's program: it works in steps within its bounds and says what it did."""
 
 import contextlib
+import encodings.idna  # noqa: F401 -- names of hosts need it, and later no module can be read
 import json
 import os
 import signal
