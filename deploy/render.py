@@ -21,7 +21,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 CHART: Final = Path("deploy/chart/hami-agent")
 MANIFESTS: Final = Path("deploy/manifests")
 SCHEMA: Final = CHART / "values.schema.json"
-RENDERED: Final = ("admission", "config", "daemonset", "rbac", "service")
+RENDERED: Final = ("admission", "config", "daemonset", "networkpolicy", "rbac", "service")
 KUBERNETES: Final = "1.30"
 """The oldest that takes all of it."""
 HELMS_OWN: Final = re.compile(r"(?m)^ *(helm\.sh/chart|app\.kubernetes\.io/managed-by): .*\n")

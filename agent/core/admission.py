@@ -164,19 +164,20 @@ def in_vain(count: int, evidence: Evidence, settings: MatchSettings) -> PodUid |
 
 
 def may_be_meant(count: int, evidence: Evidence, settings: MatchSettings) -> frozenset[PodUid]:
-    """Pods that had answers, for a dead container of one of which this request may have been.
+    """Pods that have run, for a dead container of one of which this request may have been.
 
     It was refused, and the kubelet goes on with others. Those of which it said nothing may be
-    meant as well, but not before it has taken up all its pods: till then it asks in their order.
+    meant as well, but not before it has taken them up: till then it asks in their order.
     """
     is_young = is_taking_up(evidence.books.epoch, evidence.now)
 
     def is_possible(one: Candidate) -> bool:
-        asked = one.pod.key in evidence.known
-        return _is_known(one, evidence, settings) if asked or is_young else True
+        if one.pod.key in evidence.known:
+            return _is_known(one, evidence, settings)
+        return not is_young or _is_taken_up(one, evidence)
 
     found = _found(count, evidence, settings)
-    return frozenset(one.pod.uid for one in found if one.row is not None and is_possible(one))
+    return frozenset(one.pod.uid for one in found if not _is_new(one) and is_possible(one))
 
 
 def _settles(

@@ -34,10 +34,10 @@ def decide(count: int, evidence: Evidence, settings: MatchSettings) -> Question 
     question = _same(found, evidence)
     if question is not None:
         return question
-    if found.row is None:
-        return _first(found, evidence, settings)
     if _is_uncertain(found, evidence, settings):
         raise _doubted(found)
+    if found.row is None:
+        return _first(found, evidence, settings)
     return replay(found, found.row, evidence)
 
 
@@ -110,7 +110,10 @@ def _may_be_behind(found: Candidate, evidence: Evidence) -> bool:
 
 def _is_uncertain(found: Candidate, evidence: Evidence, settings: MatchSettings) -> bool:
     """Whether another dead container of the pod may be meant: which is next is not known."""
-    if found.pod.uid not in evidence.in_doubt and not _may_be_behind(found, evidence):
+    if found.row is None and not has_run(found.pod):
+        return False  # it is being admitted, in the order of the spec
+    is_behind = found.row is not None and _may_be_behind(found, evidence)
+    if found.pod.uid not in evidence.in_doubt and not is_behind:
         return False
     rows = {row.key: row for row in evidence.ledger.rows}
     holding = evidence.known.get(found.pod.key)

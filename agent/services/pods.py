@@ -1,6 +1,7 @@
 """The pods of this node: one LIST, one WATCH, and the graves of the last ten minutes."""
 
 import asyncio
+import contextlib
 import dataclasses
 import datetime as dt
 import random
@@ -16,9 +17,11 @@ from agent.core.evidence import NOT_HERE
 from agent.core.pods import PodTable, PodUid, PodView, Tombstone
 from agent.core.ports import Clock, PodApi
 from agent.core.slices import Served
+from agent.kit.allowance import Allowance
 from agent.kit.cell import Cell
 from agent.kit.reopening import Reopening
 from agent.kit.tally import Tally
+from agent.kit.throttle import Throttle
 
 log = structlog.get_logger(__name__)
 
@@ -27,6 +30,13 @@ PATIENCE = 5
 LIST_PATIENCE = 1.0
 """Seconds for a LIST that calls wait for: longer than any of them has, so that one that hangs holds
 up no later one."""
+LISTS = 120
+LISTS_REFILL = 2.0
+"""LISTs that calls may cause: more at once than a kubelet runs pods, then one every two seconds. A
+tenant can make pods that need one without end, and each goes through all pods of the cluster."""
+WATCH_PAUSE = 0.1
+"""Seconds that the watch is given instead."""
+WARN_PERIOD = 60.0
 KEEP = dt.timedelta(minutes=10)
 GRAVES = 1024
 
@@ -58,6 +68,8 @@ class Pods:
         """How far the table goes; empty: all must be listed."""
         self._asked = asyncio.Event()
         self._answers: list[asyncio.Future[PodTable]] = []
+        self._lists = Allowance(LISTS, LISTS_REFILL)
+        self._warnings = Throttle(WARN_PERIOD)
 
     async def run(self) -> None:
         """Keep the table for ever."""
@@ -71,7 +83,7 @@ class Pods:
     async def refresh(self) -> PodTable:
         """The table after one LIST that began after this call; the deadline is the caller's.
 
-        Callers that wait at the same time share it. Raises ApiError.
+        Callers that wait at the same time share it. Raises ApiError, also after too many.
         """
         answer: asyncio.Future[PodTable] = asyncio.get_running_loop().create_future()
         self._answers.append(answer)
@@ -182,6 +194,7 @@ class Pods:
             if not waiting:
                 continue
             try:
+                await self._spend_list()
                 async with asyncio.timeout(LIST_PATIENCE):
                     found = await self._api.list_pods()
             except (ApiError, TimeoutError) as error:
@@ -191,6 +204,21 @@ class Pods:
             self._take(found)
             for answer in waiting:
                 _succeed(answer, self._table.value)
+
+    async def _spend_list(self) -> None:
+        """Count one more LIST. Raises ApiError after too many, when the watch had its time."""
+        now = asyncio.get_running_loop().time()
+        if self._lists.allows(now):
+            self._lists.spend(now)
+            return
+        left_out = self._warnings.admit()
+        if left_out is not None:
+            log.warning("pods.list_left_out", most=LISTS, refill=LISTS_REFILL, others=left_out)
+        seen = self._table.value
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WATCH_PAUSE):
+                await self._table.until(lambda table: table is not seen)
+        raise ApiError("too many requests by pods that the agent does not know")
 
     async def _bury(self) -> NoReturn:
         """Forget graves when their time has come."""

@@ -21,7 +21,7 @@ UNANSWERED: Final[Mapping[str, str]] = {
     "container-image-pull-policy": "nodes without a registry pull nothing",
     "container-security-context-user-group-id": "the kubelet's sockets belong to root",
     "service-type": "NodePort on demand, for dashboards that ask HAMi's monitor there",
-    "pod-networkpolicy": "on demand: a NetworkPolicy has to know who asks for metrics",
+    "pod-networkpolicy": "egress on demand: no chart knows the ports of an API server",
 }
 """What kube-score would have, and why it is not so."""
 

@@ -108,6 +108,16 @@ def test_a_command_gives_what_it_says(helm: Helm, command: list[str]):
     assert pod_of(found)["containers"]
 
 
+def test_the_command_for_another_namespace_lets_it_in(helm: Helm):
+    (command,) = [one for one in commands() if "networkPolicy.from" in shlex.join(one)]
+    found = helm.told(command[2], ROOT / command[3], settings(command))
+    named = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "NAME"}}}
+    (rule,) = of_kind(found, "NetworkPolicy")["hami-agent"]["spec"]["ingress"]
+
+    assert named == rule["from"][-1]
+    assert len(rule["from"]) == 3
+
+
 def test_every_name_of_a_value_is_one():
     schema = json.loads(tree.text(f"{CHART}/values.schema.json"))
     sections = "|".join(schema["properties"])

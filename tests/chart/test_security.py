@@ -1,12 +1,13 @@
 """Whatever the values: nothing is privileged, nothing of the host is to be had but named paths, and
 a token is only where it is needed."""
 
+import json
 from pathlib import PurePosixPath
 
 import pytest
 
 from tests.chart.lab.helm import Helm, Object, container, host_paths, of_kind, pod_of, the
-from tests.chart.lab.values import MATRIX, values
+from tests.chart.lab.values import MATRIX, Values, values
 
 TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 -- where it is mounted
 HOST_PATHS = {
@@ -34,6 +35,8 @@ PROFILE = {
     "capabilities": {"drop": ["ALL"]},
     "seccompProfile": {"type": "RuntimeDefault"},
 }
+ROOTS = {"agent", "library", "vgpu-monitor"}
+ANYBODY = {"namespaceSelector": {}}
 
 
 @pytest.fixture(params=MATRIX)
@@ -65,6 +68,52 @@ def test_what_needs_no_sockets_of_the_kubelet_is_not_root(objects: tuple[Object,
     for job in of_kind(objects, "Job").values():
         context = job["spec"]["template"]["spec"]["securityContext"]
         assert (True, 65532) == (context["runAsNonRoot"], context["runAsUser"])
+
+
+def test_these_containers_are_root_and_no_others(pods: list[Object]):
+    roots = {
+        one["name"]
+        for pod in pods
+        for one in containers(pod)
+        if one["securityContext"].get("runAsUser", pod["securityContext"].get("runAsUser", 0)) == 0
+    }
+
+    assert roots <= ROOTS
+
+
+def test_who_waits_for_the_toolkit_is_not_root(helm: Helm):
+    one = container(pod_of(helm.objects(values("driver root"))), "toolkit")
+    context = one["securityContext"]
+
+    assert (True, 65532) == (context["runAsNonRoot"], context["runAsUser"])
+    assert [("validations", True)] == [(m["name"], m["readOnly"]) for m in one["volumeMounts"]]
+
+
+def test_who_places_the_library_has_one_directory_of_the_host_and_no_gpu(helm: Helm):
+    one = container(pod_of(helm.objects(values("least"))), "library")
+
+    assert ["hook"] == [mount["name"] for mount in one["volumeMounts"]]
+    assert [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}] == one["env"]
+
+
+def test_every_container_has_a_bound_of_memory(pods: list[Object]):
+    for one in (one for pod in pods for one in containers(pod)):
+        assert {"requests", "limits"} <= set(one["resources"]), one["name"]
+        assert "memory" in one["resources"]["limits"], one["name"]
+
+
+def test_no_pod_names_an_apparmor_profile_by_itself(objects: tuple[Object, ...]):
+    # A node without AppArmor refuses a pod that names one, RuntimeDefault as well.
+    for kind in ("DaemonSet", "Job"):
+        for one in of_kind(objects, kind).values():
+            assert "apparmor" not in json.dumps(one["spec"]["template"]).lower()
+
+
+def test_an_operator_may_name_a_profile_of_apparmor_and_none_of_seccomp_is_lost(helm: Helm):
+    wanted = {"appArmorProfile": {"type": "RuntimeDefault"}, "seLinuxOptions": {"type": "spc_t"}}
+    pod = pod_of(helm.objects({**values("least"), "podSecurityContext": wanted}))
+
+    assert {**wanted, "seccompProfile": {"type": "RuntimeDefault"}} == pod["securityContext"]
 
 
 def test_only_what_is_allowed_is_writable(objects: tuple[Object, ...]):
@@ -120,34 +169,103 @@ def test_nothing_listens_on_the_node_unless_asked_for(helm: Helm):
     }
 
 
+def policy(helm: Helm, given: Values, end: str = "") -> Object:
+    found: Object = of_kind(helm.objects(given), "NetworkPolicy")[f"agent-hami-agent{end}"]["spec"]
+    return found
+
+
 def test_metrics_are_for_those_whom_the_network_policy_names(helm: Helm):
-    nobody = of_kind(helm.objects(values("guarded")), "NetworkPolicy")["agent-hami-agent"]["spec"]
-    some = of_kind(helm.objects(values("monitor")), "NetworkPolicy")["agent-hami-agent"]["spec"]
+    (rule,) = policy(helm, values("least"))["ingress"]
+    theirs = {**values("least"), "networkPolicy": {"namespaces": ["mine"], "from": [ANYBODY]}}
+    (other,) = policy(helm, theirs)["ingress"]
+    mine, monitoring = rule["from"]
 
-    assert ["Ingress", "Egress"] == nobody["policyTypes"] == some["policyTypes"]
-    assert [] == nobody["ingress"]
-    assert [
-        {
-            "from": [{"namespaceSelector": {}}],
-            "ports": [{"port": "http"}, {"port": "monitor"}],
-        }
-    ] == some["ingress"]
-    assert [{"port": 443, "protocol": "TCP"}, {"port": 6443, "protocol": "TCP"}] == [
-        port for rule in some["egress"] for port in rule["ports"]
-    ]
+    # Of its own namespace, and of those that the values name.
+    assert {"podSelector": {}} == mine == other["from"][0]
+    assert [{"port": "http"}] == rule["ports"] == other["ports"]
+    assert {"monitoring", "openshift-monitoring"} <= set(namespaces(monitoring))
+    assert (["mine"], ANYBODY) == (namespaces(other["from"][1]), other["from"][2])
 
 
-def test_who_cleans_up_reaches_the_api_server_and_nothing_else(helm: Helm):
-    objects = helm.objects(values("guarded"))
+def namespaces(peer: Object) -> list[str]:
+    """Those of a peer that names them by the label that the API server sets itself."""
+    (only,) = peer["namespaceSelector"]["matchExpressions"]
+    assert ("kubernetes.io/metadata.name", "In") == (only["key"], only["operator"])
+    found: list[str] = only["values"]
+    return found
+
+
+def test_without_other_namespaces_only_its_own_may_ask(helm: Helm):
+    nobody = {**values("least"), "networkPolicy": {"namespaces": []}}
+
+    assert [{"podSelector": {}}] == policy(helm, nobody)["ingress"][0]["from"]
+
+
+def test_values_that_are_taken_away_are_empty(helm: Helm):
+    without = {**values("least"), "networkPolicy": {"namespaces": None}, "podSecurityContext": None}
+
+    assert [{"podSelector": {}}] == policy(helm, without)["ingress"][0]["from"]
+    assert PROFILE["seccompProfile"] == pod_of(helm.objects(without))["securityContext"].get(
+        "seccompProfile"
+    )
+    assert "\n  gpu-system\n" in helm.notes(without, "1.36")
+
+
+def test_the_network_policy_is_for_the_agents_and_all_of_them(objects: tuple[Object, ...]):
+    policies = of_kind(objects, "NetworkPolicy")
+    agents = the(objects, "DaemonSet")
+    labels = agents["spec"]["template"]["metadata"]["labels"]
+
+    assert agents["metadata"]["name"] in policies
+    found = policies[agents["metadata"]["name"]]
+    assert agents["spec"]["selector"] == found["spec"]["podSelector"]
+    assert agents["metadata"]["namespace"] == found["metadata"]["namespace"]
+    assert agents["spec"]["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_one_value_takes_all_network_policies_away(helm: Helm):
+    objects = helm.objects({**values("monitor"), "networkPolicy": {"enabled": False}})
+
+    assert {} == of_kind(objects, "NetworkPolicy")
+
+
+@pytest.mark.parametrize("end", ["", "-uninstall"])
+def test_no_way_out_is_closed_unless_the_api_servers_ports_are_named(helm: Helm, end: str):
+    for row in MATRIX:
+        if not MATRIX[row].get("networkPolicy", {}).get("apiServerPorts"):
+            for name, one in of_kind(helm.objects(values(row)), "NetworkPolicy").items():
+                assert ["Ingress"] == one["spec"]["policyTypes"], name
+                assert "egress" not in one["spec"], name
+    named = policy(helm, values("guarded"), end)
+
+    assert ["Ingress", "Egress"] == named["policyTypes"]
+    ports = [{"port": 443, "protocol": "TCP"}, {"port": 16443, "protocol": "TCP"}]
+    assert [{"ports": ports}] == named["egress"]
+
+
+def test_the_monitors_port_is_for_the_same_peers(helm: Helm):
+    monitor = {"devicePlugin": {"monitor": {"enabled": True}}}
+    (rule,) = policy(helm, {**values("least"), **monitor})["ingress"]
+
+    assert [{"port": "http"}, {"port": "monitor"}] == rule["ports"]
+
+
+def test_a_port_that_is_opened_on_every_node_is_not_closed_again(helm: Helm):
+    named, anybody = policy(helm, values("monitor"))["ingress"]
+
+    assert [{"port": "http"}, {"port": "monitor"}] == named["ports"]
+    assert {"ports": [{"port": "monitor"}]} == anybody
+
+
+def test_nobody_connects_to_who_cleans_up(helm: Helm):
+    objects = helm.objects(values("least"))
     both = of_kind(objects, "NetworkPolicy")
-    agents, job = (both[f"agent-hami-agent{end}"] for end in ("", "-uninstall"))
+    job = both["agent-hami-agent-uninstall"]
     labels = the(objects, "Job")["spec"]["template"]["metadata"]["labels"]
 
     assert 2 == len(both)
     assert job["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
-    assert ["Ingress", "Egress"] == job["spec"]["policyTypes"]
     assert [] == job["spec"]["ingress"]
-    assert agents["spec"]["egress"] == job["spec"]["egress"]
     assert "post-delete" == job["metadata"]["annotations"]["helm.sh/hook"]
 
 

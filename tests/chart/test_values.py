@@ -19,7 +19,7 @@ from tests.chart.lab.helm import (
     pod_of,
     the,
 )
-from tests.chart.lab.values import DIGEST, LEAST, MATRIX, values
+from tests.chart.lab.values import LEAST, MATRIX, values
 
 NAME = "agent-hami-agent"
 POLICIES = ["events", "node", "pods", "uninstall"]
@@ -127,39 +127,6 @@ def test_a_config_map_of_somebody_else_comes_first(helm: Helm):
 
 def test_without_hami_nothing_of_hamis_is_mounted(helm: Helm):
     assert {} == sources(tuple(helm.objects(values("no hami"))))
-
-
-@pytest.mark.parametrize(
-    ("name", "agent", "library"),
-    [
-        ("least", "example/hami-agent:0.1.0", "projecthami/hami:v2.10.0"),
-        (
-            "digest",
-            f"registry.example:5000/example/hami-agent@{DIGEST}",
-            f"projecthami/hami@{DIGEST}",
-        ),
-    ],
-)
-def test_an_image_is_named_by_tag_or_digest(helm: Helm, name: str, agent: str, library: str):
-    pod = pod_of(helm.objects(values(name)))
-
-    assert agent == container(pod)["image"]
-    assert library == container(pod, "library")["image"]
-
-
-def test_one_registry_serves_all_images(helm: Helm):
-    given = {**values("monitor"), "global": {"imageRegistry": "mirror.example"}}
-    pod = pod_of(helm.objects(given))
-
-    assert {"mirror.example"} == {
-        one["image"].partition("/")[0] for one in (*pod["initContainers"], *pod["containers"])
-    }
-
-
-def test_secrets_for_pulling_are_named_once(helm: Helm):
-    pod = pod_of(helm.objects(values("digest")))
-
-    assert [{"name": "all"}, {"name": "mine"}] == pod["imagePullSecrets"]
 
 
 def test_the_driver_comes_through_the_runtime(helm: Helm):
@@ -307,7 +274,7 @@ def test_an_account_of_somebody_else_gets_no_rights_here(helm: Helm):
     objects = helm.objects(values("foreign account"))
 
     assert "present" == pod_of(objects)["serviceAccountName"]
-    assert {"DaemonSet", "ConfigMap"} == {one["kind"] for one in objects}
+    assert {"DaemonSet", "ConfigMap", "NetworkPolicy"} == {one["kind"] for one in objects}
 
 
 def test_the_notes_say_what_is_missing(helm: Helm):
@@ -319,6 +286,24 @@ def test_the_notes_say_what_is_missing(helm: Helm):
     assert "31992" not in new
     assert "older than" not in new
     assert "With observe=false they serve" in helm.notes(values("observed"), "1.36")
+
+
+def test_the_notes_say_who_may_scrape_and_what_lets_another_one_in(helm: Helm):
+    notes = helm.notes(values("monitor"), "1.36")
+    told = notes[notes.index("\n  networkPolicy:") :]
+    found = helm.objects({**values("monitor"), **yaml.safe_load(told)})
+    rules = of_kind(found, "NetworkPolicy")[NAME]["spec"]["ingress"]
+    off = {**values("monitor"), "networkPolicy": {"enabled": False}}
+
+    assert "\n  gpu-system, cattle-monitoring-system, " in notes
+    assert "serviceMonitor.enabled=true does not let a Prometheus in" in notes
+    assert "serviceMonitor" not in helm.notes(values("least"), "1.36")
+    # Who was let in stays so, and NAME comes in.
+    assert [
+        {"namespaceSelector": {}},
+        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "NAME"}}},
+    ] == rules[0]["from"][2:]
+    assert "etworkPolic" not in helm.notes(off, "1.36")
 
 
 def test_every_variable_that_is_set_is_a_setting(helm: Helm):

@@ -118,11 +118,24 @@ async def test_after_a_call_that_ran_out_of_time_neither_is_guessed():
 
 async def test_a_kubelet_that_takes_up_its_pods_asks_in_their_order_whatever_was_refused():
     async with a_pod_with_dead_containers() as pod:
+        pod.say(running_id="before", started_at=NOON - HOUR)
         pod.desk.witness.failures = [*SILENT]
         assert Gate.WITNESS_SILENT.name == await pod.ask()
         pod.desk.witness.failures = []
 
         assert "a" == await pod.ask()
+
+
+async def test_of_a_pod_that_was_started_without_asking_neither_is_guessed_after_a_silence():
+    async with a_desk() as desk:
+        pod = Pod(desk)
+        desk.bind(pod.view)
+        pod.say(started_at=NOON - SECOND, stopped_at=NOON)
+        desk.witness.failures = [*SILENT]
+        assert Gate.WITNESS_SILENT.name == await pod.ask()
+        desk.witness.failures = []
+
+        assert UNKNOWN == await pod.ask()
 
 
 async def test_a_container_that_dies_while_another_waits_for_its_next_try_is_not_mistaken_for_it():

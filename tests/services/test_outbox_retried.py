@@ -5,9 +5,10 @@ import errno
 
 import pytest
 
+from agent.core.annotations import PHASE_FAILED
 from agent.core.ledger import Ledger
-from agent.core.pods import PodTable
-from agent.services.outbox.service import DELAYS, LOCK_DELAYS
+from agent.core.pods import Phase, PodTable
+from agent.services.outbox.service import DELAYS, LOCK_DELAYS, REFUSED, REFUSED_REFILL
 from tests.fakes.apiserver import FakeApi
 from tests.services.owing import a_placed_pod, owing, releasing, settling, telling
 
@@ -154,3 +155,20 @@ async def test_nothing_to_do_is_no_request():
         await asyncio.sleep(24 * 3600)
 
         assert 0 == sum(desk.api.calls.values())
+
+
+async def test_patches_of_refused_pods_are_bounded_and_a_lock_waits_behind_none_of_them():
+    count = REFUSED + 20
+    pods = [a_placed_pod(n, Phase.FAILED) for n in range(count)]
+    async with owing(*pods) as desk:
+        desk.found.set(
+            tuple(settling(pod, phase=PHASE_FAILED, groups=(), value="") for pod in pods)
+        )
+        await asyncio.sleep(1)
+        assert REFUSED == desk.api.writes
+        await desk.owe(releasing(POD))
+        await asyncio.sleep(1)
+        assert not desk.locked
+
+        await asyncio.sleep(20 * REFUSED_REFILL)
+        assert {("settle-pod", "done"): count, ("release-lock", "done"): 1} == desk.results

@@ -3,8 +3,10 @@
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from agent.core.errors import ApiError
+from agent.services.pods import LISTS, LISTS_REFILL, WATCH_PAUSE
 from tests.builders import a_pod, a_pod_uid
 from tests.fakes.apiserver import FakeApi
 from tests.services.test_pods_table import ONE, TWO, following
@@ -151,3 +153,41 @@ async def test_a_refresh_during_an_outage_of_the_watch_leaves_the_table_stale():
 
         assert table.stale
         assert a_pod_uid(5) in table.pods
+
+
+async def test_however_many_ask_the_lists_of_a_minute_are_bounded_and_it_is_told_once_a_minute():
+    api = FakeApi()
+    refused = 0
+
+    async with following(api) as room:
+        before, began = api.calls["list_pods"], asyncio.get_running_loop().time()
+        with capture_logs() as logs:
+            for _ in range(600):
+                try:
+                    await room.pods.refresh()
+                except ApiError:
+                    refused += 1
+                await asyncio.sleep(0.05)
+
+        seconds = asyncio.get_running_loop().time() - began
+
+    made = api.calls["list_pods"] - before
+    assert 600 == made + refused
+    assert LISTS <= made <= LISTS + seconds / LISTS_REFILL + 1
+    assert 2 == [line["event"] for line in logs].count("pods.list_left_out")
+
+
+async def test_who_is_not_listed_is_shown_by_the_watch_meanwhile():
+    api = FakeApi()
+
+    async with following(api) as room:
+        for _ in range(LISTS):
+            await room.pods.refresh()
+        api.lag = WATCH_PAUSE / 2
+        api.put_pod(ONE)
+        with pytest.raises(ApiError, match="too many"):
+            await room.pods.refresh()
+
+        assert ["one"] == room.names
+        await asyncio.sleep(LISTS_REFILL)
+        await room.pods.refresh()

@@ -6,6 +6,7 @@ import hashlib
 from collections import OrderedDict
 
 from agent.core.changes import NodeEvent
+from agent.kit.allowance import Allowance
 
 UPDATE_GAP = 60.0
 BURST = 25
@@ -36,27 +37,6 @@ class Series:
     name: str
     count: int = 0
     sent_at: float | None = None
-
-
-@dataclasses.dataclass(slots=True)
-class Allowance:
-    """`burst` at once, then one every `refill` seconds; `spent` at `since`, in loop time."""
-
-    burst: int
-    refill: float
-    spent: float = 0.0
-    since: float = 0.0
-
-    def allows(self, now: float) -> bool:
-        """Whether one more may be."""
-        return self._at(now) + 1 <= self.burst
-
-    def spend(self, now: float) -> None:
-        """There was one more."""
-        self.spent, self.since = self._at(now) + 1, now
-
-    def _at(self, now: float) -> float:
-        return max(0.0, self.spent - (now - self.since) / self.refill)
 
 
 class EventBook:

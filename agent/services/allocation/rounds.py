@@ -79,23 +79,24 @@ class Rounds:
         return {pod: last.container for pod, last in self._refused.items() if self._is_now(last)}
 
     def in_doubt(self, epoch: KubeletEpoch, ledger: Ledger, table: PodTable) -> Container[PodUid]:
-        """Pods with rows of whose dead containers nobody knows which is next.
+        """Pods of whose dead containers nobody knows which is next.
 
         Each Allocate asks for them, and hardly ever for one of them: the rows are not gone through.
         """
         self._meet(epoch)
-        self._forget_all_without_rows(ledger)
+        self._forget_all_that_went(ledger, table)
         past = {pod for pod, last in self._refused.items() if not self._is_now(last)}
         known = frozenset(self._doubted | past)
         if not self._came_late(epoch):
             return known
         return _Late(ledger, table, epoch.since, known, frozenset(self.asked_last(epoch)))
 
-    def _forget_all_without_rows(self, ledger: Ledger) -> None:
+    def _forget_all_that_went(self, ledger: Ledger, table: PodTable) -> None:
+        """A pod in doubt may have no row: it was started without being asked for."""
         marked = self._doubted | self._refused.keys()
         if marked:
             left = {row.key.pod_uid for row in ledger.rows if row.key.pod_uid in marked}
-            self._doubted &= left
+            self._doubted &= left | table.pods.keys()
             self._refused = {pod: last for pod, last in self._refused.items() if pod in left}
 
     def _meet(self, epoch: KubeletEpoch) -> None:

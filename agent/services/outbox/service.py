@@ -15,6 +15,7 @@ from typing import NoReturn
 
 import structlog
 
+from agent.core.annotations import PHASE_FAILED
 from agent.core.errors import (
     ApiConflict,
     ApiError,
@@ -27,6 +28,7 @@ from agent.core.errors import (
 from agent.core.ledger import Effect, EffectKind, Ledger
 from agent.core.pods import PodTable, PodUid
 from agent.core.ports import Clock, NodeApi, PodApi
+from agent.kit.allowance import Allowance
 from agent.kit.backoff import Backoff
 from agent.kit.cell import Cell
 from agent.kit.news import News
@@ -63,6 +65,11 @@ EVENT_LIFE = dt.timedelta(hours=1)
 
 WARN_PERIOD = 60.0
 """Seconds between two warnings of dropped Events of one reason."""
+
+REFUSED = 220
+REFUSED_REFILL = 2.0
+"""Patches of refused pods that have no lock: twice as many at once as a kubelet runs pods, then one
+every two seconds. A tenant can have pods refused without end, and nobody waits for these."""
 
 Identity = tuple[object, ...]
 """What makes two effects the same one: it is under way once at most."""
@@ -116,6 +123,7 @@ class Outbox:
         self._active: Cell[frozenset[Identity]] = Cell(frozenset())
         self._leaving: Cell[frozenset[Identity]] = Cell(frozenset())
         self._drop_at = 0.0
+        self._refused = Allowance(REFUSED, REFUSED_REFILL)
         self._warned: dict[str, float] = {}
         self.results = Tally(
             "outbox_effects_total",
@@ -134,7 +142,9 @@ class Outbox:
                     self._leaving.set(frozenset(effect.identity for effect in excess))
                     group.create_task(self._drop(excess))
                 for effect in self._due():
-                    if self._has_place(effect):
+                    if self._has_place(effect) and self._left(effect) <= GRAIN:
+                        if _is_of_refused(effect):
+                            self._refused.spend(asyncio.get_running_loop().time())
                         self._active.set(self._active.value | {effect.identity})
                         group.create_task(self._perform(effect))
                 await news.wait(self._until_next())
@@ -194,7 +204,10 @@ class Outbox:
     def _left(self, effect: Effect) -> float:
         """Seconds until the effect may be tried."""
         trouble = self._trouble.get(effect.identity)
-        pause = trouble.until - asyncio.get_running_loop().time() if trouble else 0.0
+        now = asyncio.get_running_loop().time()
+        pause = trouble.until - now if trouble else 0.0
+        if _is_of_refused(effect):
+            pause = max(pause, self._refused.wait(now))
         wait = effect.due - self._clock.now()
         return max(pause, wait.total_seconds() if wait <= HORIZON else 0.0)
 
@@ -294,3 +307,9 @@ class Outbox:
             "outbox.put_off", kind=effect.kind.value, pod=effect.pod, again_in=delay, err=str(error)
         )
         return trouble
+
+
+def _is_of_refused(effect: Effect) -> bool:
+    """Whether it only notes on a pod that it was refused."""
+    is_settled = effect.kind is EffectKind.SETTLE_POD and not effect.value
+    return is_settled and effect.phase == PHASE_FAILED

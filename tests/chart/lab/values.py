@@ -17,6 +17,7 @@ MATRIX: Final[Mapping[str, Values]] = {
         "imagePullSecrets": [{"name": "mine"}],
         "global": {"imagePullSecrets": ["all", {"name": "mine"}]},
         "library": {"image": {"digest": DIGEST}},
+        "requireDigests": True,
     },
     "names": {
         "fullnameOverride": "gpus",
@@ -78,7 +79,7 @@ MATRIX: Final[Mapping[str, Values]] = {
     "monitor": {
         "devicePlugin": {"monitor": {"enabled": True}, "service": {"type": "NodePort"}},
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
-        "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {}}]},
+        "networkPolicy": {"from": [{"namespaceSelector": {}}]},
     },
     "elsewhere": {
         "global": {"gpuHookPath": "/opt/hami/"},
@@ -86,7 +87,7 @@ MATRIX: Final[Mapping[str, Values]] = {
         "web": {"port": 9500},
     },
     "guarded": {
-        "networkPolicy": {"enabled": True},
+        "networkPolicy": {"apiServerPorts": [443, 16443]},
         "podDisruptionBudget": {"enabled": True, "minAvailable": 2},
         "podSecurityContext": {"seLinuxOptions": {"type": "spc_t"}},
         "affinity": {
@@ -241,5 +242,45 @@ REFUSED: Final[Mapping[str, tuple[Values, str]]] = {
         "devicePlugin.monitor.securityContext has no effect here",
     ),
     "the host's processes": ({"devicePlugin": {"hostPID": True}}, "hostPID"),
+    "no filter of system calls": (
+        {"podSecurityContext": {"seccompProfile": {"type": "Unconfined"}}},
+        "podSecurityContext.seccompProfile.type=Unconfined has no effect here: every container has",
+    ),
+    "a filter of system calls that no container would get": (
+        {"podSecurityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "a"}}},
+        "podSecurityContext.seccompProfile.type=Localhost has no effect here",
+    ),
+    "no AppArmor": (
+        {"podSecurityContext": {"appArmorProfile": {"type": "Unconfined"}}},
+        "podSecurityContext.appArmorProfile.type=Unconfined takes the agent out",
+    ),
+    "no AppArmor, by annotation": (
+        {
+            "devicePlugin": {
+                "podAnnotations": {
+                    "container.apparmor.security.beta.kubernetes.io/agent": "unconfined"
+                }
+            }
+        },
+        "container.apparmor.security.beta.kubernetes.io/agent=unconfined takes the agent out",
+    ),
+    "images by tag where digests are wanted": (
+        {"requireDigests": True},
+        "requireDigests=true, and these are not set: image.digest, library.image.digest;",
+    ),
+    "all images by tag where digests are wanted": (
+        {"requireDigests": True, "devicePlugin": {"monitor": {"enabled": True}}},
+        "not set: devicePlugin.monitor.image.digest, image.digest, library.image.digest;",
+    ),
+    "one image by tag where digests are wanted": (
+        {
+            "requireDigests": True,
+            "image": {**IMAGE, "digest": DIGEST},
+            "library": {"place": False},
+            "devicePlugin": {"gpuOperatorToolkitReady": {"enabled": True}},
+        },
+        "not set: library.image.digest;",
+    ),
+    "no name of a namespace": ({"networkPolicy": {"namespaces": ["a b"]}}, "/networkPolicy/namesp"),
 }
 """Values that are refused, each with a word of the refusal."""

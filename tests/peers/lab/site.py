@@ -45,6 +45,7 @@ _OTHERS: Final = {
 _KINDS: Final = (
     *("daemonset", "pod", "job", "configmap", "secret", "service", "serviceaccount"),
     *("role", "rolebinding", "clusterrole", "clusterrolebinding", "controllerrevision"),
+    "networkpolicy",
     *("validatingadmissionpolicy", "validatingadmissionpolicybinding"),
 )
 _BUILDING: Final = 1200.0

@@ -204,21 +204,16 @@ true
 {{- end -}}
 {{- end -}}
 
-{{- define "hami-agent.containerSecurity" -}}
-privileged: false
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities:
-  drop: [ALL]
-seccompProfile:
-  type: RuntimeDefault
+{{- /* Whether HAMi-core is put on the node: who only looks places nothing. */ -}}
+{{- define "hami-agent.places" -}}
+{{- if and .Values.library.place (not .Values.observe) -}}
+true
+{{- end -}}
 {{- end -}}
 
-{{- define "hami-agent.toApiServer" -}}
-# The API server, by its address: no name is looked up.
-- ports:
-    {{- range .Values.networkPolicy.apiServerPorts }}
-    - port: {{ . }}
-      protocol: TCP
-    {{- end }}
+{{- /* Who only looks leaves usage and limits to the monitor that is there. */ -}}
+{{- define "hami-agent.monitors" -}}
+{{- if and .Values.devicePlugin.monitor.enabled (not .Values.observe) -}}
+true
+{{- end -}}
 {{- end -}}

@@ -13,7 +13,7 @@
 {{- toYaml $affinity -}}
 {{- end -}}
 
-{{- /* A container with a shell and HAMi-core, without GPUs and without a token. */ -}}
+{{- /* A container with a shell and HAMi-core, without GPUs and without a token; its user is to be added. */ -}}
 {{- define "hami-agent.libraryContainer" -}}
 image: {{ include "hami-agent.libraryImage" . }}
 imagePullPolicy: {{ .Values.library.image.pullPolicy }}
@@ -26,10 +26,6 @@ resources:
     memory: 16Mi
   limits:
     memory: 64Mi
-securityContext:
-  runAsUser: 0
-  runAsGroup: 0
-  {{- include "hami-agent.containerSecurity" . | nindent 2 }}
 command: [/bin/sh, -euc]
 {{- end -}}
 
