@@ -1,0 +1,53 @@
+"""File systems of a test's own: what a tenant fills is not this machine's disk."""
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def disk(image: Path, at: Path, *, mib: int, inodes: int) -> Iterator[str]:
+    """An ext4 of so many MiB and inodes in the file `image`, mounted at `at`; yields its kind.
+
+    Where this kernel has no loop device it is a tmpfs of the same size. Without the blocks that
+    ext4 keeps for root: root in a container could use them, too.
+    """
+    at.mkdir(parents=True, exist_ok=True)
+    with image.open("wb") as file:
+        file.truncate(mib * 2**20)
+    _run("mkfs.ext4", "-q", "-m", "0", "-N", str(inodes), str(image))
+    kind = "ext4"
+    if _tried("mount", "-o", "loop", str(image), str(at)) != 0:
+        kind = "tmpfs"
+        _run("mount", "-t", "tmpfs", "-o", f"size={mib}m,nr_inodes={inodes},mode=755", "none", at)
+    try:
+        yield kind
+    finally:
+        _run("umount", "--lazy", at)
+        image.unlink()
+
+
+@contextlib.contextmanager
+def mounted(source: Path, at: Path) -> Iterator[None]:
+    """`source` is seen at `at`, too."""
+    _run("mount", "--bind", source, at)
+    try:
+        yield
+    finally:
+        _run("umount", "--recursive", at)
+
+
+def used_inodes(at: Path) -> int:
+    """How many inodes its file system has given out."""
+    found = os.statvfs(at)
+    return found.f_files - found.f_ffree
+
+
+def _run(*words: str | Path) -> None:
+    subprocess.run(words, check=True, capture_output=True, timeout=60)  # noqa: S603 -- our own words
+
+
+def _tried(*words: str) -> int:
+    return subprocess.run(words, check=False, capture_output=True, timeout=60).returncode  # noqa: S603 -- our own words

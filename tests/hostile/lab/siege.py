@@ -1,0 +1,159 @@
+"""An attack, and whether the node withstands it: pods are served as usual, and nothing changes."""
+
+import asyncio
+import contextlib
+import dataclasses
+import statistics
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Final
+
+from agent.sandbox.lab.web import scrape
+from tests.hostile.lab.attackers import Tally
+from tests.hostile.lab.node import Node
+from tests.hostile.lab.pods import GONE
+from tests.hostile.lab.snapshot import changed, snapshot
+from tests.hostile.lab.table import Line, Table
+from tests.process.agent_process import comes
+
+TIMES: Final = 2.0
+"""During an attack an Allocate may take so many times as long as usual, in the median."""
+FLOOR: Final = 0.010
+"""Seconds beyond that which belong to a machine with other work to do."""
+ATTEMPTS: Final = 2
+"""Slow is only what is slow again, beside a usual time that is measured anew."""
+GROWTH: Final = 32
+"""MiB that the agent may have more after an attack than before."""
+MOST: Final = 160
+"""MiB that it may have at any time: the DaemonSet's limit is 192."""
+CLEARED: Final = 120.0
+"""Seconds in which what a tenant left is removed, on a slow disk."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Attack:
+    """`threats`: lines of THREATS.md. `most` tries within `seconds`, `rate` a second at most."""
+
+    name: str
+    threats: str
+    most: int
+    seconds: float
+    rate: float = 1_000_000.0
+
+    @property
+    def bounds(self) -> tuple[str, str, str]:
+        """As an attacker's program takes them."""
+        return f"{self.most}", f"{self.seconds}", f"{self.rate}"
+
+
+Begin = Callable[[Tally], AbstractAsyncContextManager[object]]
+"""Inside of the context the attack goes on; afterwards its tries are counted."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Round:
+    """Seconds of the Allocates before an attack and in it."""
+
+    usual: float
+    median: float
+    worst: float
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the attack is felt by other tenants."""
+        return self.median > TIMES * self.usual + FLOOR
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Siege:
+    """All attacks on one node; what comes of them stands in `table`."""
+
+    node: Node
+    table: Table
+
+    async def withstand(self, attack: Attack, begin: Begin) -> Tally:
+        """The attack is made, and pods are served during it as before.
+
+        Raises AssertionError: they are not, or something changed outside of tenants' directories.
+        """
+        node = self.node
+        for attempt in range(ATTEMPTS):
+            tally = Tally()
+            agent, memory = node.agent, node.resident()
+            before = snapshot(node.cluster.places, node.neighbour)
+            usual = await node.pods.row(node.is_alive)
+            with self._noted(attack, tally, "failed"):
+                async with begin(tally):
+                    during = await node.pods.row(node.is_alive)
+                    assert node.resident() < MOST
+                await node.is_alive()
+                assert agent == node.agent
+                found = changed(before, snapshot(node.cluster.places, node.neighbour))
+                assert not found, found
+                assert [] == node.sums.problems
+                assert node.resident() <= memory + GROWTH
+                assert 0 < tally.tries
+            round_ = Round(statistics.median(usual), statistics.median(during), max(during))
+            if not round_.is_slow or attempt == ATTEMPTS - 1:
+                break
+        self._note(attack, tally, round_, "slow" if round_.is_slow else "ok")
+        assert not round_.is_slow, round_
+        return tally
+
+    @contextlib.asynccontextmanager
+    async def a_tenant(self) -> AsyncIterator[Path]:
+        """The directory of a pod that runs; when the block is left, the pod is over."""
+        name = f"tenant-{next(self.node.pods.numbers)}"
+        directory = await self.node.tenant(name)
+        try:
+            yield directory
+        finally:
+            self.node.pods.delete(name)
+            gone = await self.node.cluster.until(lambda: not self.node.pods.exists(name), GONE)
+        assert gone
+
+    async def until_removed(self) -> None:
+        """Nothing is left of directories that were set aside."""
+        assert await comes(lambda: not self.set_aside(), CLEARED), self.set_aside()
+
+    async def until_kept(self) -> None:
+        """The agent says that it cannot remove a directory: on its page, and in an Event."""
+        async with asyncio.timeout(CLEARED):
+            while not await self._kept():  # noqa: ASYNC110 -- a page tells nobody that it changed
+                await asyncio.sleep(0.1)
+        events = self.node.cluster.store.select("events")
+        assert "DirectoriesKept" in {one["reason"] for one in events}
+
+    async def _kept(self) -> bool:
+        samples = await scrape(self.node.cluster.web_address or "")
+        return any(name == "hami_agent_directories_kept" and value for name, _, value in samples)
+
+    def set_aside(self) -> list[str]:
+        """What still lies there of containers that are gone."""
+        names = (path.name for path in self.node.containers.iterdir())
+        return [name for name in names if name.startswith(".removed-")]
+
+    @contextlib.contextmanager
+    def _noted(self, attack: Attack, tally: Tally, result: str) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._note(attack, tally, Round(0, 0, 0), result)
+            raise
+
+    def _note(self, attack: Attack, tally: Tally, found: Round, result: str) -> None:
+        self.table.lines.append(
+            Line(
+                attack.name,
+                attack.threats,
+                tally.tries,
+                attack.most,
+                attack.seconds,
+                found.usual,
+                found.median,
+                found.worst,
+                result,
+            )
+        )
+

@@ -1,0 +1,49 @@
+"""The life of an attacker's program: it works in steps within its bounds and says what it did."""
+
+import contextlib
+import encodings.idna  # noqa: F401 -- names of hosts need it, and later no module can be read
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+NOBODY = 65534
+NICE = 19
+"""An attacker that merely uses up this machine's cores would be no attack on the agent."""
+
+
+class Bounds:
+    """`most` tries within `seconds`, and no more than `rate` a second; stopped by SIGTERM."""
+
+    def __init__(self, most: int, seconds: float, rate: float) -> None:
+        self._most, self._end, self._rate = most, time.monotonic() + seconds, rate  # noqa: TID251 -- its own process
+        self._begun = time.monotonic()  # noqa: TID251 -- its own process
+        self._over = threading.Event()
+        signal.signal(signal.SIGTERM, lambda *_: self._over.set())
+
+    def is_over(self, tries: int) -> bool:
+        """Whether that was all; waits where the tries came faster than they may."""
+        now = time.monotonic()  # noqa: TID251 -- its own process
+        early = self._begun + tries / self._rate - now
+        if early > 0:
+            self._over.wait(early)
+        return self._over.is_set() or tries >= self._most or now > self._end
+
+
+def work(steps: Iterator[int], bounds: Bounds, facts: dict[str, int]) -> None:
+    """Take the steps, each of which says how many tries it was; `facts` is told at the end."""
+    os.nice(NICE)
+    tries = 0
+    say({"at": "work"})
+    with contextlib.suppress(StopIteration):
+        while not bounds.is_over(tries):
+            tries += next(steps)
+    say({"tries": tries} | facts)
+
+
+def say(what: dict[str, Any]) -> None:
+    """One line to the test."""
+    os.write(1, json.dumps(what).encode() + b"\n")

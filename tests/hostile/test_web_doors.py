@@ -1,0 +1,65 @@
+"""Who reaches the web port, or is a user of the node: floods, garbage, and words that act."""
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.hostile.lab.attackers import Tally, at_work
+from tests.hostile.lab.node import open_node
+from tests.hostile.lab.siege import Attack, Begin, Siege
+from tests.hostile.lab.working import NOBODY
+
+LOUD = 300.0
+"""Connections a second."""
+
+
+def by_a_client(siege: Siege, attack: Attack, program: str) -> Begin:
+    @contextlib.asynccontextmanager
+    async def begin(tally: Tally) -> AsyncIterator[None]:
+        where = (f"{siege.node.port}", siege.node.cluster.places.run / "api.sock")
+        async with at_work(tally, "webber", f"{NOBODY}", program, *attack.bounds, *where):
+            yield
+
+    return begin
+
+
+@pytest.mark.parametrize(
+    ("program", "what", "rate"),
+    [
+        ("slow", "300 slow connections", LOUD),
+        ("addresses", "slow ones from 400 addresses", LOUD),
+        ("resets", "requests that are reset", LOUD),
+        ("deaf", "answers that nobody takes", 50.0),
+        ("scrapes", "metrics asked for without end", LOUD),
+    ],
+)
+async def test_who_reaches_the_port_holds_up_neither_pods_nor_probes(
+    siege: Siege, program: str, what: str, rate: float
+):
+    attack = Attack(what, "21", 20_000, 30.0, rate)
+
+    await siege.withstand(attack, by_a_client(siege, attack, program))
+
+
+async def test_garbage_is_answered_shortly_and_repeats_nothing(siege: Siege):
+    attack = Attack("garbage at the web port", "20 21", 5_000, 30.0, 100.0)
+
+    tally = await siege.withstand(attack, by_a_client(siege, attack, "garbage"))
+
+    assert 0 < tally.facts["answered"]
+    assert 0 == tally.facts["wrong"]
+
+
+async def test_nobody_but_root_does_anything_over_port_or_socket(siege: Siege):
+    attack = Attack("actions by another user", "20", 5_000, 30.0, 100.0)
+    path = siege.node.cluster.places.run / "api.sock"
+    path.parent.chmod(0o755)
+    path.chmod(0o666)
+
+    tally = await siege.withstand(attack, by_a_client(siege, attack, "actions"))
+
+    path.chmod(0o660)
+    path.parent.chmod(0o750)
+    assert 0 < tally.facts["answered"]
+    assert 0 == tally.facts["acted"]
