@@ -23,6 +23,7 @@ PEERS      ?=
 WATCH      ?= 5
 LONG       ?=
 SYSTEMD    ?=
+HOSTILE    ?=
 CHART      ?=
 
 # uv takes the interpreter that made the environment, never a downloaded one, whatever is active.
@@ -64,6 +65,10 @@ test: $(STAMP)  ## run all tests (TESTS=tests/unit/core runs some)
 .PHONY: test-long
 test-long: $(STAMP)  ## play 10,000 random histories with faults and 10,000 without (LONG=--histories=500)
 	$(BIN)/python -m pytest -q -rP -m histories $(LONG) tests/machine
+
+.PHONY: test-hostile
+test-hostile: $(STAMP)  ## attack a running agent while it serves pods, as root (HOSTILE='-k word')
+	tests/hostile/run $(HOSTILE)
 
 .PHONY: test-gpu
 test-gpu: $(STAMP)  ## hold the driver to its contract on a real GPU and print what it says (WATCH=300 seconds)

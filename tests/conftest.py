@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-OPTIONS = {
-    folder: f"--{folder}" for folder in ("chart", "hostile", "image", "peers", "systemd")
-}
+OPTIONS = {folder: f"--{folder}" for folder in ("chart", "hostile", "image", "peers", "systemd")}
 """Folders whose tests run only for those who ask, with the option that asks for them."""
 
 # On Python 3.11 pytest-asyncio asks for "the current loop" before its first test; asyncio then
@@ -20,7 +18,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """`tests/FOLDER/run` sees to it that there is what they need."""
     for folder, option in OPTIONS.items():
         parser.addoption(option, action="store_true", help=f"collect tests/{folder}/test_*.py too")
-    parser.addoption("--hostile-files", default="200000", metavar="N", help="a tenant leaves so many")
+    parser.addoption("--hostile-files", default="200000", metavar="N", help="a pod leaves so many")
     parser.addoption("--gpu-watch", default="5", metavar="SECONDS", help="watch a real GPU so long")
     parser.addoption("--histories", default="10000", metavar="N", help="play so many, with -m it")
     parser.addoption("--history-seed", metavar="SEED", help="begin with the histories of that seed")

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.hostile.lab.attackers import Tally, at_work
-from tests.hostile.lab.node import open_node
 from tests.hostile.lab.siege import Attack, Begin, Siege
 from tests.hostile.lab.working import NOBODY
 

@@ -260,6 +260,7 @@ NOT_RUN: Mapping[str, tuple[str, ...]] = {
     "every other target begins with it": ("make setup",),
     "it is the whole run of which this test is a part": (
         "make test-systemd",
+        "make test-hostile",
         "make test-peers-long",
         "make test-image",
         "make cover",

@@ -61,7 +61,8 @@ def test_a_threat_has_a_test_or_a_reason(threat: str, cell: str):
 
 
 @pytest.mark.parametrize(
-    ("path", "name"), sorted({found for row in (*rows(), *promises()) for found in TEST.findall(row[-1])})
+    ("path", "name"),
+    sorted({found for row in (*rows(), *promises()) for found in TEST.findall(row[-1])}),
 )
 def test_a_test_that_is_named_exists(path: str, name: str):
     assert name in claims_of(path)

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import os
-import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -20,8 +19,6 @@ from tests.hostile.lab.disks import disk
 from tests.hostile.lab.pods import Pods
 from tests.process.agent_process import PATIENCE, options, started
 
-BARE: Final = ("--pdeathsig", "KILL", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")
-"""As the unit and the DaemonSet run the agent."""
 MIB, INODES = 6144, 1_500_000
 NEIGHBOUR: Final = "neighbour"
 SLICES: Final = 20
@@ -80,20 +77,17 @@ class Node:
 
 
 @contextlib.asynccontextmanager
-async def open_node(slices: int = 80, **changes: int) -> AsyncIterator[Node]:
+async def open_node(slices: int = 80) -> AsyncIterator[Node]:
     """The agent at work, beside a neighbour that has something in its directory.
 
     Strangers may come as near as any file system lets them: nothing above is closed.
     """
-    chosen = dataclasses.replace(
-        options(gpus=slices // 10), scheduler=SchedulerSettings().quick(), **changes
-    )
+    chosen = dataclasses.replace(options(gpus=slices // 10), scheduler=SchedulerSettings().quick())
     with _own_disk() as kind:
         async with open_cluster(chosen) as cluster:
             cluster.places.root.chmod(0o755)
             cluster.places.plugins.chmod(0o755)
-            with _no_capabilities():
-                await started(cluster, slices=slices)
+            await started(cluster, slices=slices)
             gpus = {state.gpu.uuid: state.gpu for state in cluster.hardware.states}
             pods, sums = Pods(cluster, gpus), SumWatch(cluster, gpus, 10)
             cluster.kubelet.history.listen(pods.hear)
@@ -109,18 +103,9 @@ async def open_node(slices: int = 80, **changes: int) -> AsyncIterator[Node]:
 @contextlib.contextmanager
 def _own_disk() -> Iterator[str]:
     """All that the cluster makes lies on a file system of its own."""
-    with tempfile.TemporaryDirectory(prefix="hami-hostile-", dir="/var/tmp") as made:  # noqa: S108 -- private
+    with tempfile.TemporaryDirectory(prefix="hami-hostile-", dir="/var/tmp") as made:
         image, at = Path(made) / "image", Path(made) / "d"
         os.chmod(made, 0o755)
         with disk(image, at, mib=MIB, inodes=INODES) as kind, pytest.MonkeyPatch.context() as patch:
             patch.setattr(tempfile, "tempdir", str(at))
             yield kind
-
-
-@contextlib.contextmanager
-def _no_capabilities() -> Iterator[None]:
-    """The agents that a sandbox starts have none."""
-    with pytest.MonkeyPatch.context() as patch:
-        leash = (str(shutil.which("setpriv")), *BARE)
-        patch.setattr("agent.sandbox.lab.child._leash", lambda: leash)
-        yield

@@ -156,4 +156,3 @@ class Siege:
                 result,
             )
         )
-

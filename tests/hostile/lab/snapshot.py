@@ -8,9 +8,7 @@ from pathlib import Path
 from agent.sandbox.lab.places import Places
 
 Entry = tuple[str, ...]
-REPLACED = frozenset(
-    {"state.json", "state.previous.json", "kubelet_internal_checkpoint"}
-)
+REPLACED = frozenset({"state.json", "state.previous.json", "kubelet_internal_checkpoint"})
 """Written anew with every pod, by the agent and by the kubelet."""
 
 

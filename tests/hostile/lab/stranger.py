@@ -55,7 +55,7 @@ def trespasses() -> Iterator[int]:
     for number in itertools.count():
         for above, folders, files in os.walk(root):
             if above.endswith("/containers"):
-                folders.clear()  # whoever may come there may write in the leaves: HAMi-core needs it
+                folders.clear()  # who comes there may write in the leaves: HAMi-core needs it
             for name in (*folders, *files):
                 path = Path(above, name)
                 yield from _at(path, number)
@@ -66,8 +66,8 @@ def _at(path: Path, number: int) -> Iterator[int]:
         lambda: path.chmod(0o777),
         lambda: os.chown(path, os.getuid(), os.getgid()),
         lambda: path.rename(path.with_name(f"mine{number}")),
-        lambda: path.unlink(),
-        lambda: os.link(path, f"/var/tmp/hami-stolen-{os.getpid()}"),  # noqa: S108 -- must fail
+        path.unlink,
+        lambda: os.link(path, f"/var/tmp/hami-stolen-{os.getpid()}"),
         lambda: os.symlink("/", path.with_name(f"way{number}")),
         lambda: path.with_name(f"new{number}").mkdir(),
         lambda: os.truncate(path, 0),

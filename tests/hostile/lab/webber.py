@@ -36,8 +36,8 @@ GARBAGE = (
     b"GET http://[::" + MARK + b"/ HTTP/1.1\r\nHost: x\r\n\r\n",
     b"CONNECT " + MARK + b":1 HTTP/1.1\r\nHost: x\r\n\r\n",
     b"POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999999\r\n\r\n" + MARK,
-    b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
-    + GET,
+    b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n"
+    b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + GET,
     b"GET / HTTP/1.1\r\nHost: x\r\n" + MANY_LINES + b"\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + MARK,
 )
@@ -114,8 +114,9 @@ def scrapes() -> Iterator[int]:
 
 def actions() -> Iterator[int]:
     """Actions that are root's alone, over the port and over the socket."""
-    words = itertools.product((b"recheck", b"release", b"nothing"), (PORT, SOCKET))
-    for word, where in itertools.cycle(words):
+    words = (b"recheck", b"release", b"nothing")
+    asked: list[tuple[bytes, int | str]] = [(one, at) for one in words for at in (PORT, SOCKET)]
+    for word, where in itertools.cycle(asked):
         answer = _told(ACTION % word, where)
         FACTS["answered"] += bool(answer)
         FACTS["acted"] += answer[9:10] == b"2"
