@@ -14,7 +14,7 @@ from typing import Self
 import structlog
 
 from agent.core.errors import StateError
-from agent.kit.durable import Files, replace
+from agent.kit.durable import Files, replace, unpadded
 from agent.kit.offload import Offload
 from agent.kit.writable import check_writable
 
@@ -44,6 +44,18 @@ class DirectoryFiles:
         """Readable by the owner only, never through a link."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(name, flags, 0o600, dir_fd=self._directory)
+
+    def reopen(self, name: str) -> tuple[int, int]:
+        """See agent.kit.durable.Files; what is no file of ours is as good as absent."""
+        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        found = os.stat(name, dir_fd=self._directory, follow_symlinks=False)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+        return os.open(name, flags, dir_fd=self._directory), found.st_size
+
+    def cut(self, handle: int, size: int) -> None:
+        """See agent.kit.durable.Files."""
+        os.ftruncate(handle, size)
 
     def write(self, handle: int, data: memoryview) -> int:
         """See agent.kit.durable.Files."""
@@ -140,7 +152,7 @@ class HostDisk:
             except FileNotFoundError:
                 return None
             try:
-                return _content(handle, self._path / name)
+                return unpadded(_content(handle, self._path / name))
             finally:
                 os.close(handle)
 

@@ -4,7 +4,7 @@ import errno
 import random
 
 from agent.core.errors import StateError
-from agent.kit.durable import Files, replace
+from agent.kit.durable import Files, replace, unpadded
 from tests.fakes.chance import Seeded
 
 
@@ -26,28 +26,54 @@ Change = dict[str, Content | None]
 
 
 class MemoryFiles:
-    """The steps of agent.kit.durable.Files. `chunk` bytes at most go into one write."""
+    """The steps of agent.kit.durable.Files. `chunk` bytes at most go into one write.
 
-    def __init__(self, chance: random.Random | None = None, chunk: int = 8) -> None:
+    While it is `full` no file is made and none grows.
+    """
+
+    def __init__(self, chance: random.Random | None = None, chunk: int = 100_000) -> None:
         self.names: Names = {}
         self._on_disk: Names = {}
         self._unsynced: list[Change] = []
         self._handles: dict[int, Content] = {}
+        self._at: dict[int, int] = {}
         self._chance = chance or Seeded()
         self._chunk = chunk
+        self.full = False
 
     def create(self, name: str) -> int:
+        if self.full and name not in self.names:
+            raise OSError(errno.ENOSPC, "ENOSPC", name)
         content = self.names.get(name) or Content()
         content.data = b""
         self._rename({name: content})
+        return self._opened(content)
+
+    def reopen(self, name: str) -> tuple[int, int]:
+        content = self._found(name)
+        if sum(content is one for one in self.names.values()) > 1:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", name)
+        return self._opened(content), len(content.data)
+
+    def _opened(self, content: Content) -> int:
         handle = max(self._handles, default=2) + 1
-        self._handles[handle] = content
+        self._handles[handle], self._at[handle] = content, 0
         return handle
 
     def write(self, handle: int, data: memoryview) -> int:
+        content, at = self._handles[handle], self._at[handle]
         part = bytes(data[: self._chunk])
-        self._handles[handle].data += part
+        if self.full:
+            part = part[: len(content.data) - at]
+            if not part:
+                raise OSError(errno.ENOSPC, "ENOSPC")
+        content.data = content.data[:at] + part + content.data[at + len(part) :]
+        self._at[handle] = at + len(part)
         return len(part)
+
+    def cut(self, handle: int, size: int) -> None:
+        content = self._handles[handle]
+        content.data = content.data[:size]
 
     def sync(self, handle: int) -> None:
         content = self._handles[handle]
@@ -140,6 +166,14 @@ class Faults:
         self._step()
         return self._files.create(name)
 
+    def reopen(self, name: str) -> tuple[int, int]:
+        self._step()
+        return self._files.reopen(name)
+
+    def cut(self, handle: int, size: int) -> None:
+        self._step()
+        self._files.cut(handle, size)
+
     def write(self, handle: int, data: memoryview) -> int:
         self._step()
         return self._files.write(handle, data)
@@ -188,7 +222,7 @@ class MemoryDisk:
     async def read(self, name: str) -> bytes | None:
         """The content, or None when absent."""
         content = self.files.names.get(name)
-        return None if content is None else content.data
+        return None if content is None else unpadded(content.data)
 
     async def replace(self, name: str, data: bytes, *, keep: str | None = None) -> None:
         """Durably replace, unless a fault is set. Raises StateError."""

@@ -88,7 +88,7 @@ async def test_after_a_success_the_next_failure_is_retried_soon_again():
 async def test_a_disk_that_fails_after_the_deed_does_not_make_it_done_twice():
     async with owing(POD) as desk:
         await desk.owe(releasing(POD))
-        desk.disk.faults.fail_at(0, errno.ENOSPC, times=20)
+        desk.disk.faults.fail_at(0, errno.ENOSPC, times=9)
         await asyncio.sleep(60)
 
         assert () == desk.owed

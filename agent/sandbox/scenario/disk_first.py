@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass, field
 
-from agent.codec.checkpoint import decode_state
 from agent.core.errors import StateCorrupt
 from agent.core.ledger import ContainerKey
 from agent.core.pods import PodUid
 from agent.sandbox.kubelet.seen import Seen
 from agent.sandbox.lab.cluster import SandboxCluster
+from agent.sandbox.scenario.facts import state_on_disk
 
 
 @dataclass(eq=False, slots=True)
@@ -25,7 +25,7 @@ class DiskWatch:
         self.checks += 1
         key = ContainerKey(PodUid(event.pod), event.container)
         try:
-            state = decode_state((self.cluster.places.state / "state.json").read_bytes())
+            state = state_on_disk(self.cluster)
         except (OSError, StateCorrupt) as error:
             self.problems.append(f"{event.container} of {event.pod}: {error}")
             return

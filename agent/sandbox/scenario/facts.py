@@ -7,8 +7,10 @@ from agent.codec.checkpoint import decode_state
 from agent.codec.pod import decode_pod_devices
 from agent.codec.register import RegisteredGpu, decode_register
 from agent.core import annotations
+from agent.core.errors import StateCorrupt
 from agent.core.ledger import Ledger
 from agent.core.share import Share
+from agent.core.state import State
 from agent.sandbox.api_errors import Json, NotFoundError
 from agent.sandbox.kubelet import checkpoint
 from agent.sandbox.lab.cluster import RESOURCE, SandboxCluster
@@ -134,13 +136,23 @@ def parsed(answer: bytes) -> ContainerAllocateResponse:
     return ContainerAllocateResponse.parse(answer)
 
 
-def ledger_on_disk(cluster: SandboxCluster) -> Ledger:
-    """The rows in the agent's state file.
+def state_on_disk(cluster: SandboxCluster) -> State:
+    """What is in the agent's state file.
 
     Raises:
         OSError, StateCorrupt: it cannot be read.
     """
-    return decode_state((cluster.places.state / STATE_FILE).read_bytes()).ledger
+    path = cluster.places.state / STATE_FILE
+    try:
+        return decode_state(path.read_bytes())
+    except StateCorrupt:
+        # What was opened is written over in the second write from then, which may be now.
+        return decode_state(path.read_bytes())
+
+
+def ledger_on_disk(cluster: SandboxCluster) -> Ledger:
+    """The rows in the agent's state file. Raises OSError, StateCorrupt."""
+    return state_on_disk(cluster).ledger
 
 
 def starts(cluster: SandboxCluster, names: Iterable[str]) -> Mapping[str, Mapping[str, int]]:
