@@ -48,14 +48,29 @@ def test_the_glossary_explains_every_word(word: str):
     assert re.search(rf"^\| \*\*{re.escape(word)}\*\* ", tree.text("GLOSSARY.md"), re.MULTILINE)
 
 
-def test_the_decisions_are_numbered_and_say_context_choice_and_price():
-    sections = re.split(r"^## ", tree.text("DECISIONS.md"), flags=re.MULTILINE)[1:]
+LINES = re.compile(r"^- \*\*(\w+)\.\*\* (.+)$", re.MULTILINE)
 
-    assert [f"{n}." for n in range(1, len(sections) + 1)] == [s.split()[0] for s in sections]
-    for section in sections:
-        assert ["Context", "Choice", "Price"] == re.findall(
-            r"^- \*\*(\w+)\.\*\* ", section, re.MULTILINE
-        )
+
+def decisions() -> list[tuple[str, str]]:
+    """Each entry of DECISIONS.md: its heading and what stands below it."""
+    sections = re.split(r"^## ", tree.text("DECISIONS.md"), flags=re.MULTILINE)[1:]
+    return [(heading, body) for heading, _, body in (one.partition("\n") for one in sections)]
+
+
+def test_the_decisions_have_numbers_that_only_grow():
+    numbers = [int(heading.split(".")[0]) for heading, _ in decisions()]
+
+    assert len(numbers) > 50
+    assert sorted(set(numbers)) == numbers
+
+
+@pytest.mark.parametrize(("heading", "body"), decisions(), ids=lambda text: text[:20])
+def test_a_decision_is_context_choice_and_price_in_at_most_120_words(heading: str, body: str):
+    lines = LINES.findall(body)
+
+    assert ["Context", "Choice", "Price"] == [label for label, _ in lines]
+    assert "" == LINES.sub("", body).strip(), "nothing but the three lines"
+    assert 120 >= sum(len(text.split()) for _, text in lines)
 
 
 def test_every_runtime_dependency_is_a_decision():
