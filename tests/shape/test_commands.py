@@ -289,6 +289,7 @@ NOT_RUN: Mapping[str, tuple[str, ...]] = {
     "a program of somebody else that shows something to people": (
         "kubectl describe node",
         "kubectl describe pod",
+        "kubectl get",
         "kubectl logs",
         "kubectl debug",
         "nvidia-smi",
