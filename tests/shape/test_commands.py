@@ -38,11 +38,7 @@ RUN: Runs = (
         "test_each_value_is_known_by_its_form",
         ("hami-agent decode",),
     ),
-    (
-        "tests/bench/test_figures.py",
-        "",
-        ("make bench",),
-    ),
+    ("tests/bench/test_figures.py", "", ("make bench",)),
     (
         "tests/image/test_contents.py",
         "test_two_builds_are_the_same_image",
@@ -287,8 +283,7 @@ NOT_RUN: Mapping[str, tuple[str, ...]] = {
         "kubectl -n kube-system get pods --selector app.kubernetes.io/name=hami-agent",
     ),
     "a program of somebody else that shows something to people": (
-        "kubectl describe node",
-        "kubectl describe pod",
+        "kubectl describe",
         "kubectl get",
         "kubectl logs",
         "kubectl debug",
