@@ -267,7 +267,6 @@ NOT_RUN: Mapping[str, tuple[str, ...]] = {
         "PEERS=",
         "CHART=",
         "SYSTEMD=",
-        "WORKERS=",
     ),
     "a GPU is needed; without one it says so and ends": ("make test-gpu",),
     "tests/peers/run builds by the same script": ("make peers",),
