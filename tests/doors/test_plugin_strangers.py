@@ -39,7 +39,7 @@ CALL = """
 import os, socket, sys
 os.setresuid(*3 * [int(sys.argv[2])])
 with socket.socket(socket.AF_UNIX) as caller:
-    caller.settimeout(5)
+    caller.settimeout(30)
     caller.connect(sys.argv[1])
     try:
         settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
