@@ -40,15 +40,18 @@ class Pods:
         elif event.kind == "allocated":
             self.took[event.pod] = event.elapsed - self.began[event.pod]
 
-    async def row(self, look: Callable[[], Awaitable[None]]) -> list[float]:
+    async def row(
+        self, look: Callable[[], Awaitable[None]], served: Callable[[], None] = lambda: None
+    ) -> list[float]:
         """So many pods, one after the other, each served; the seconds of each Allocate.
 
-        `look` is called now and then between them.
+        `look` is called now and then between them, `served` after each.
         """
         names = [f"pod-{next(self.numbers)}" for _ in range(PODS)]
         delays = []
         for number, name in enumerate(names):
             delays.append(await self.one(name))
+            served()
             if number % LOOK == 0:
                 await look()
             self.delete(name)
@@ -77,6 +80,22 @@ class Pods:
             and pod_facts(cluster, name).is_settled
             and not is_locked(cluster)
         )
+
+    async def tried(self, patience: float = PATIENCE) -> str:
+        """One pod, whatever becomes of it: empty when it was served, else why it was not.
+
+        One that no slice is on offer for waits, and is deleted; so is one that waits for long.
+        """
+        cluster, name = self.cluster, f"pod-{next(self.numbers)}"
+        cluster.submit(Workload(name, "", (Wish("main", 1, 512),)).pod())
+
+        def is_over() -> bool:
+            return pod_facts(cluster, name).phase == "Failed" or self.is_served(name)
+
+        await cluster.until(lambda: is_over() or not cluster.allocatable(), patience)
+        served, why = self.is_served(name), self.why(name)
+        self.delete(name)
+        return "" if served else why
 
     def why(self, name: str) -> str:
         """What is known of a pod that was not served."""

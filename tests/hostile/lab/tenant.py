@@ -21,6 +21,7 @@ TIB = 2**40
 SET_FLAGS = 0x40086602
 """FS_IOC_SETFLAGS."""
 IS_IMMUTABLE = 0x10
+DEPTH = 5_000
 ESCAPES = "\n\x1b[2J\x1b]0;forged\x07{}"
 
 
@@ -71,9 +72,12 @@ def names() -> Iterator[int]:
 
 
 def deep() -> Iterator[int]:
-    """Directories in each other, each of them closed."""
-    at = os.open(".", os.O_RDONLY)
-    while True:
+    """Directories in each other, 5,000 and 5,000 again, each of them closed."""
+    top = at = os.open(".", os.O_RDONLY)
+    for number in itertools.count():
+        if number % DEPTH == 0:
+            os.mkdir(f"{number}")
+            at = os.open(f"{number}", os.O_RDONLY, dir_fd=top)
         os.mkdir("d", dir_fd=at)
         above, at = at, os.open("d", os.O_RDONLY, dir_fd=at)
         os.fchmod(above, 0)
