@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import AsyncIterator
 
 from agent.host.kube.series import PODS_BURST, PODS_REFILL
+from agent.sandbox.api_errors import Json
 from agent.sandbox.lab.cluster import NAMESPACE, NODE
-from agent.sandbox.scenario.facts import pod_facts
 from agent.sandbox.scenario.workloads import Wish, Workload
 from agent.services.outbox.service import REFUSED, REFUSED_REFILL
 from agent.services.pods import LISTS, LISTS_REFILL
@@ -32,7 +32,8 @@ async def test_forged_pods_under_ever_new_names_are_no_storm_at_the_api_server(s
         before = calls(node)
         async with asyncio.TaskGroup() as group:
             for number in range(AT_ONCE):
-                group.create_task(forge(node, attack, tally, f"forged-{number}"))
+                hasty = number == 0
+                group.create_task(forge(node, attack, tally, f"forged-{number}", hasty=hasty))
             yield
         asked.clear()
         asked.update(calls(node) - before)
@@ -61,32 +62,45 @@ def calls(node: Node) -> Counter[tuple[str, str]]:
     return Counter(mine)
 
 
-async def forge(node: Node, attack: Attack, tally: Tally, name: str) -> None:
+async def forge(node: Node, attack: Attack, tally: Tally, name: str, *, hasty: bool) -> None:
     """A pod that its author bound to the node, with a share that no scheduler gave it; when it is
-    refused it comes again, under the next name."""
+    refused it comes again, under the next name.
+
+    They stay until the end; those of one who is `hasty` are deleted before the kubelet asks.
+    """
     cluster = node.cluster
     uuid = cluster.hardware.states[0].gpu.uuid
     end = asyncio.get_running_loop().time() + attack.seconds
-    for number in itertools.count():
-        pod = Workload(f"{name}-{number}", "", (Wish("main", 1, 256),)).pod()
-        share = f"{uuid},NVIDIA,1,1:;"
-        pod["metadata"]["annotations"] = {
-            "hami.io/vgpu-devices-allocated": share,
-            "hami.io/vgpu-devices-to-allocate": share,
-            "hami.io/bind-phase": "allocating",
-            "hami.io/vgpu-node": NODE,
-            "hami.io/bind-time": "1",
-        }
-        pod["spec"]["nodeName"] = NODE
-        cluster.store.create("pods", pod)
-        left = end - asyncio.get_running_loop().time()
-        over = await cluster.until(
-            lambda name=f"{name}-{number}": pod_facts(cluster, name).phase == "Failed", left
-        )
-        cluster.store.delete("pods", NAMESPACE, f"{name}-{number}")
-        if not over:
-            return
-        tally.tries += 1
+    names: list[str] = []
+    while (left := end - asyncio.get_running_loop().time()) > 0:
+        names.append(f"{name}-{len(names)}")
+        uid = cluster.store.create("pods", forged(names[-1], uuid))["metadata"]["uid"]
+        if hasty:
+            cluster.store.delete("pods", NAMESPACE, names[-1], grace=0)
+        over = await cluster.until(lambda uid=uid: is_rejected(node, uid), left)
+        tally.tries += over
+    for one in filter(node.pods.exists, names):
+        cluster.store.delete("pods", NAMESPACE, one)
+
+
+def is_rejected(node: Node, uid: str) -> bool:
+    """The kubelet has asked for it in vain."""
+    return any(event.pod == uid for event in node.cluster.kubelet.history.of("rejected"))
+
+
+def forged(name: str, uuid: str) -> Json:
+    """A pod that asks for a GPU, and says that it was given one."""
+    pod = Workload(name, "", (Wish("main", 1, 256),)).pod()
+    share = f"{uuid},NVIDIA,1,1:;"
+    pod["metadata"]["annotations"] = {
+        "hami.io/vgpu-devices-allocated": share,
+        "hami.io/vgpu-devices-to-allocate": share,
+        "hami.io/bind-phase": "allocating",
+        "hami.io/vgpu-node": NODE,
+        "hami.io/bind-time": "1",
+    }
+    pod["spec"]["nodeName"] = NODE
+    return pod
 
 
 async def test_pods_of_a_megabyte_blind_nobody(siege: Siege):
@@ -125,6 +139,7 @@ async def bloat(node: Node, tally: Tally) -> None:
         tally.tries += 1
 
 
-def labelled(pod, label):
+def labelled(pod: Json, label: dict[str, str]) -> Json:
+    """The pod with this label alone."""
     pod["metadata"]["labels"] = label
     return pod

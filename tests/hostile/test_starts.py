@@ -18,7 +18,7 @@ LOUD = 20_000.0
 
 async def test_who_tries_to_hold_the_lock_keeps_no_agent_from_starting(table: Table):
     attack = Attack("the lock held by another user", "1", 5_000_000, 60.0, LOUD)
-    async with open_node() as node:
+    async with open_node(web_port=free_port()) as node:
         siege, tally, lock = Siege(node, table), Tally(), node.cluster.places.run / "lock"
         lock.parent.chmod(0o755)
         with siege.noted(attack, tally):
@@ -44,7 +44,6 @@ async def until_the_next_serves(node: Node) -> None:
     )
     assert serves, cluster.log.last(20)
     assert await offers(cluster, node.slices), cluster.log.last(20)
-    assert await cluster.until(lambda: bool(node.address), PATIENCE)
 
 
 async def test_who_squats_the_web_port_keeps_no_agent_from_serving(table: Table):
@@ -58,7 +57,7 @@ async def test_who_squats_the_web_port_keeps_no_agent_from_serving(table: Table)
         with siege.noted(attack, tally):
             assert await comes(node.roots_door.is_socket)
             during = await node.pods.row(node.is_alive_for_root)
-            with pytest.raises((ConnectionError, AssertionError)):
+            with pytest.raises((ConnectionError, TimeoutError)):
                 await node.is_alive()
-        mid = statistics.median(during)
-        siege.note(attack, tally, Round(mid, mid, max(during)), "ok, the unix socket answers")
+    round_ = Round(0, statistics.median(during), max(during))
+    siege.note(attack, tally, round_, "ok, the unix socket answers")

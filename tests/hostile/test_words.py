@@ -14,11 +14,11 @@ from tests.hostile.lab.siege import Attack, Siege
 from tests.hostile.lab.table import Table
 from tests.hostile.lab.working import NOBODY
 
-LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[| {2}|$")
+LINE = re.compile(r"\d\d:\d\d:\d\d [a-z]+ +[a-z_]+\.[a-z_]+ | {2}|$")
 """How a line of the text log begins; what belongs to the one before is indented."""
 OBEYED = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 """What a terminal obeys."""
-FORGED = "\n2026-01-01 00:00:00 [error    ] forged \x1b[2J\x1b]0;forged\x07\r\u009b31m"
+FORGED = "\nforged 12:00:00 error   all.lost \x1b[2J\x1b]0;forged\x07\r\u009b31m"
 
 TEXTS = (FORGED, f"{FORGED}:;", f"GPU-0,{FORGED},1,1:;")
 

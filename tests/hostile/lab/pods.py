@@ -23,6 +23,14 @@ GONE: Final = 30.0
 """Seconds for the pods of one round to be over."""
 
 
+STALLED: Final = "the disk has not answered in time"
+"""What a pod is told where the machine's disk is the matter."""
+
+
+class StalledError(AssertionError):
+    """A pod was not served because the disk did not answer in time."""
+
+
 @dataclasses.dataclass(eq=False, slots=True)
 class Pods:
     """Makes pods that want a share of one GPU and times what the kubelet waits for the agent."""
@@ -63,7 +71,10 @@ class Pods:
         cluster, number = self.cluster, next(self.numbers)
         wish = Wish("main", 1, 512 + number % 97, core_percent=1 + number % 7)
         cluster.submit(Workload(name, "", (wish,)).pod())
-        assert await cluster.until(lambda: self.is_served(name), PATIENCE), self.why(name)
+        await cluster.until(lambda: self.is_served(name) or self.has_failed(name), PATIENCE)
+        if STALLED in pod_facts(cluster, name).reason:
+            raise StalledError(self.why(name))
+        assert self.is_served(name), self.why(name)
         pod = pod_facts(cluster, name)
         assert [] == differences(pod, answers(cluster), self.gpus, cluster.places)
         (share,) = pod.shares()["main"]
@@ -90,12 +101,16 @@ class Pods:
         cluster.submit(Workload(name, "", (Wish("main", 1, 512),)).pod())
 
         def is_over() -> bool:
-            return pod_facts(cluster, name).phase == "Failed" or self.is_served(name)
+            return self.is_served(name) or self.has_failed(name) or not cluster.allocatable()
 
-        await cluster.until(lambda: is_over() or not cluster.allocatable(), patience)
+        await cluster.until(is_over, patience)
         served, why = self.is_served(name), self.why(name)
         self.delete(name)
         return "" if served else why
+
+    def has_failed(self, name: str) -> bool:
+        """The kubelet has rejected it."""
+        return pod_facts(self.cluster, name).phase == "Failed"
 
     def why(self, name: str) -> str:
         """What is known of a pod that was not served."""
