@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import itertools
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -77,7 +78,7 @@ async def forge(node: Node, attack: Attack, tally: Tally, name: str, *, hasty: b
         uid = cluster.store.create("pods", forged(names[-1], uuid))["metadata"]["uid"]
         if hasty:
             cluster.store.delete("pods", NAMESPACE, names[-1], grace=0)
-        over = await cluster.until(lambda uid=uid: is_rejected(node, uid), left)
+        over = await cluster.until(functools.partial(is_rejected, node, uid), left)
         tally.tries += over
     for one in filter(node.pods.exists, names):
         cluster.store.delete("pods", NAMESPACE, one)
@@ -135,11 +136,11 @@ async def bloat(node: Node, tally: Tally) -> None:
         await asyncio.sleep(0.2)
         name = f"big-{number % BIG}"
         label = {"turn": f"{number}"}
-        store.update("pods", NAMESPACE, name, lambda pod, label=label: labelled(pod, label))
+        store.update("pods", NAMESPACE, name, functools.partial(labelled, label))
         tally.tries += 1
 
 
-def labelled(pod: Json, label: dict[str, str]) -> Json:
+def labelled(label: dict[str, str], pod: Json) -> Json:
     """The pod with this label alone."""
     pod["metadata"]["labels"] = label
     return pod
