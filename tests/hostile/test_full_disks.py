@@ -44,7 +44,7 @@ async def test_what_a_container_fills_stops_new_pods_alone_and_until_there_is_ro
     async with open_node(small=Small(MIB, INODES, holds)) as node:
         siege, tally = Siege(node, table), Tally()
         with siege.noted(attack, tally):
-            usual = await node.pods.row(node.is_alive)
+            usual = await siege.usual()
             before = snapshot(node.cluster.places, node.neighbour)
             tenant = await node.tenant("tenant")
             where = (tenant.directory, program, *attack.bounds)
@@ -55,7 +55,7 @@ async def test_what_a_container_fills_stops_new_pods_alone_and_until_there_is_ro
                 tally.add(await filling.stopped())
             freed(tenant)
             seconds = await until_served(node)
-            after = await node.pods.row(node.is_alive)
+            after = await siege.usual()
             found = changed(before, snapshot(node.cluster.places, node.neighbour))
             assert not found, found
             assert [] == node.sums.problems

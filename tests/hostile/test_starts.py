@@ -22,7 +22,7 @@ async def test_who_tries_to_hold_the_lock_keeps_no_agent_from_starting(table: Ta
         siege, tally, lock = Siege(node, table), Tally(), node.cluster.places.run / "lock"
         lock.parent.chmod(0o755)
         with siege.noted(attack, tally):
-            usual = await node.pods.row(node.is_alive)
+            usual = await siege.usual()
             where = (f"{NOBODY}", "reads", *attack.bounds, lock)
             async with at_work(tally, "stranger", *where):
                 await until_the_next_serves(node)
