@@ -9,7 +9,7 @@ from pathlib import Path
 from agent.core.ports import Driver
 from agent.host.clock import SystemClock
 from agent.host.disk import HostDisk
-from agent.host.hookdirs import HostHookDirs
+from agent.host.hook.directories import HostHookDirs
 from agent.host.kubelet import KubeletRegistrar
 from agent.host.watch import FileWatch
 from agent.host.worker import Worker

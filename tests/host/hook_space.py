@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.core.clearing import Cleared
-from agent.host.hookdirs import HostHookDirs
+from agent.host.hook.directories import HostHookDirs
 
 NAME = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d0001_main"
 TOP = Path(__file__).parents[2]
@@ -19,7 +19,7 @@ SCRIPT = """
 import asyncio, os, pathlib, subprocess, sys
 from agent.core.errors import StateError
 from agent.core.steps import Step, disk_refusal
-from agent.host.hookdirs import HostHookDirs
+from agent.host.hook.directories import HostHookDirs
 from tests.fakes.offload import Inline
 from tests.host.hook_space import cleared
 
