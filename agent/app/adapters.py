@@ -19,7 +19,7 @@ DISK_QUEUE = 64
 """Pieces of blocking work that may wait for the worker thread."""
 
 CLEARING_QUEUE = 2
-"""Parts of a removal that may wait while a file system hangs; one is asked for at a time."""
+"""A part of a removal and one of a look, which may wait while a file system hangs."""
 
 READER_QUEUE = 2
 """Readings that may wait while a file system hangs."""
@@ -31,7 +31,7 @@ class Adapters:
 
     The state's disk has a thread of its own: while it hangs, everything else goes on and can say
     so. So has `reader`, for the settings files, which may lie anywhere. What containers left is
-    removed on another one, for it can be millions of files.
+    removed, and what they keep is counted, on another one, for it can be millions of files.
     """
 
     driver: Driver

@@ -22,8 +22,10 @@ from typing import Final, TypeVarTuple
 from agent.core.clearing import Cleared
 from agent.core.edits import HookFacts
 from agent.core.errors import StateError
+from agent.core.measuring import Room, Size
 from agent.host.hook.path import LISTED, open_containers, open_in, told
 from agent.host.hook.set_aside import SetAside
+from agent.host.hook.sizes import Sizes
 from agent.kit.cell import Cell
 from agent.kit.dissolve import PLACE, set_mode
 from agent.kit.offload import Offload
@@ -46,7 +48,7 @@ class HostHookDirs:
     """The HookDirs port below `hook`, HAMi's HOOK_PATH, which must be there.
 
     `dev` is where the host's device nodes are; `version` the version whose libvgpu.so is ours.
-    Only clear() runs on `clearing`, and nothing else does.
+    Only clear(), measure() and room() run on `clearing`, and nothing else does.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class HostHookDirs:
         self._offload = offload
         self._clearing = clearing
         self._aside = SetAside(hook)
+        self._sizes = Sizes(hook)
         self.set_aside: Cell[int] = Cell(0)
         """How many directories were set aside since the start."""
 
@@ -124,6 +127,18 @@ class HostHookDirs:
         """
         now = asyncio.get_running_loop().time
         return await self._clearing.call(self._aside.clear, again, now)
+
+    async def measure(self, name: str, *, anew: bool) -> Size:
+        """What the container directory `name` holds, after a look at a bounded part of it.
+
+        `anew`: at the first part. One that is absent holds nothing. Raises StateError.
+        """
+        now = asyncio.get_running_loop().time
+        return await self._clearing.call(self._sizes.measure, _checked(name), anew, now)
+
+    async def room(self) -> Room:
+        """What is left on their file system. Raises StateError."""
+        return await self._clearing.call(self._sizes.room)
 
     def _prepare(self, name: str, wipe: bool) -> int:  # noqa: FBT001 -- prepare() names it
         """How many were set aside."""
