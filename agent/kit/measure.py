@@ -97,8 +97,7 @@ class Measure:
         if opened is None:
             return
         try:
-            if os.fstat(opened).st_dev == self._system:
-                yield from self._within(opened, depth + 1)
+            yield from self._within(opened, depth + 1)
         finally:
             os.close(opened)
 

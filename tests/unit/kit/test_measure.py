@@ -212,3 +212,8 @@ def test_names_of_any_bytes_are_counted(leaf):
     found, _ = measured(leaf)
 
     assert 3 == found.entries
+
+
+def test_what_the_disk_says_is_raised(leaf):
+    with pytest.raises(OSError, match="File name too long"):
+        measured(leaf.parent / ("x" * 300))
