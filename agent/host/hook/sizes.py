@@ -45,11 +45,12 @@ class Sizes:
 
     def room(self) -> Room:
         """What is left where the directories are. Raises StateError."""
-        with told(self._hook), contextlib.ExitStack() as open_directories:
-            try:
-                found = os.fstatvfs(open_containers(self._hook, open_directories))
-            except FileNotFoundError:
-                found = os.statvfs(self._hook)
+        with told(self._hook):
+            found = os.statvfs(self._hook)
+            # What is missing is made in what is there, each of which can be a file system.
+            with contextlib.suppress(FileNotFoundError):
+                found = os.statvfs(self._hook / "vgpu")
+                found = os.statvfs(self._hook / "vgpu" / "containers")
         inodes = float(found.f_favail) if found.f_files else math.inf
         return Room(float(found.f_bavail * found.f_frsize), inodes)
 
