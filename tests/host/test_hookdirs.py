@@ -8,7 +8,7 @@ import pytest
 
 from agent.core.edits import HookFacts
 from agent.core.errors import StateError
-from agent.host.hookdirs import HostHookDirs
+from agent.host.hook.directories import HostHookDirs
 from tests.fakes.offload import Inline
 from tests.host.hook_space import cleared
 
