@@ -17,7 +17,9 @@ MANIFESTS  := $(sort $(wildcard deploy/*.yaml deploy/manifests/*.yaml))
 KUBERNETES := 1.36
 PURE       := agent/core/*,agent/codec/*,agent/kit/*
 TESTS      ?= tests
-QUICK      := -m "not histories"
+# Most of what the tests do is waiting for other processes.
+WORKERS    ?= $(shell echo $$((2 * $$(nproc))))
+PARALLEL    = -n $(WORKERS) --dist worksteal
 BENCH      ?=
 PEERS      ?=
 WATCH      ?= 5
@@ -28,6 +30,8 @@ CHART      ?=
 
 # uv takes the interpreter that made the environment, never a downloaded one, whatever is active.
 unexport VIRTUAL_ENV
+# Each worker would compile the tests anew.
+unexport PYTHONDONTWRITEBYTECODE
 export UV_PROJECT_ENVIRONMENT := $(VENV)
 export UV_PYTHON_DOWNLOADS := never
 # As pip does: a company's own authority is in the system's store.
@@ -59,8 +63,13 @@ demo: $(STAMP)  ## run the agent on a simulated node and check every claim
 	$(BIN)/hami-agent sandbox
 
 .PHONY: test
-test: $(STAMP)  ## run all tests (TESTS=tests/unit/core runs some)
-	$(BIN)/python -m pytest -q $(QUICK) $(TESTS)
+test: $(STAMP)  ## run all tests but the slow ones (TESTS=tests/unit/core runs some, WORKERS=0 one by one)
+	$(BIN)/python -m pytest -q -m "not histories and not slow" $(PARALLEL) $(TESTS)
+
+# A module's tests stay together, for some share what takes a minute.
+.PHONY: test-slow
+test-slow: $(STAMP)  ## run the tests that wait or compute for more than 5 s
+	$(BIN)/python -m pytest -q -m slow -n $(WORKERS) --dist loadscope $(TESTS)
 
 .PHONY: test-long
 test-long: $(STAMP)  ## play 10,000 random histories with faults and 10,000 without (LONG=--histories=500)
@@ -122,7 +131,7 @@ proto-check: $(STAMP)
 .PHONY: cover
 cover: $(STAMP)  ## run all tests and hold the coverage to its limits
 	rm -f .coverage .coverage.*
-	$(BIN)/python -m pytest -q $(QUICK) --cov --cov-report= --cov-fail-under=0 $(TESTS)
+	$(BIN)/python -m pytest -q -m "not histories" $(PARALLEL) --cov --cov-report= --cov-fail-under=0 $(TESTS)
 	$(BIN)/coverage report
 	$(BIN)/coverage report --include='$(PURE)' --fail-under=100
 

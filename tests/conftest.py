@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 TESTS = Path(__file__).parent
 OPTIONS = {folder: f"--{folder}" for folder in ("chart", "hostile", "image", "peers", "systemd")}
@@ -12,6 +13,16 @@ OPTIONS = {folder: f"--{folder}" for folder in ("chart", "hostile", "image", "pe
 # On Python 3.11 pytest-asyncio asks for "the current loop" before its first test; asyncio then
 # makes one that nobody closes, and its ResourceWarning fails whatever test runs later.
 asyncio.set_event_loop(None)
+
+# Whether a property holds is no question of time. In CI hypothesis has a profile of its own, which
+# plays the same examples each time: that stays.
+settings.register_profile(
+    "unhurried",
+    settings.get_profile(settings.get_current_profile_name()),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("unhurried")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -23,6 +34,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--histories", default="10000", metavar="N", help="play so many, with -m it")
     parser.addoption("--history-seed", metavar="SEED", help="begin with the histories of that seed")
     parser.addoption("--history-jobs", metavar="N", help="play on so many processors (all)")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Workers (`-n`) get directories with short names: a socket's path ends after 107 bytes."""
+    if hasattr(config, "workerinput"):
+        base = Path(config.option.basetemp)
+        config.option.basetemp = base.with_name(config.workerinput["workerid"])
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

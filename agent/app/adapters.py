@@ -9,7 +9,7 @@ from pathlib import Path
 from agent.core.ports import Driver
 from agent.host.clock import SystemClock
 from agent.host.disk import HostDisk
-from agent.host.hookdirs import HostHookDirs
+from agent.host.hook.directories import HostHookDirs
 from agent.host.kubelet import KubeletRegistrar
 from agent.host.watch import FileWatch
 from agent.host.worker import Worker
@@ -19,7 +19,7 @@ DISK_QUEUE = 64
 """Pieces of blocking work that may wait for the worker thread."""
 
 CLEARING_QUEUE = 2
-"""Parts of a removal that may wait while a file system hangs; one is asked for at a time."""
+"""A part of a removal and one of a look, which may wait while a file system hangs."""
 
 READER_QUEUE = 2
 """Readings that may wait while a file system hangs."""
@@ -31,7 +31,7 @@ class Adapters:
 
     The state's disk has a thread of its own: while it hangs, everything else goes on and can say
     so. So has `reader`, for the settings files, which may lie anywhere. What containers left is
-    removed on another one, for it can be millions of files.
+    removed, and what they keep is counted, on another one, for it can be millions of files.
     """
 
     driver: Driver

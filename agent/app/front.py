@@ -31,6 +31,7 @@ from agent.services.kubelet import KubeletWatch
 from agent.services.last_good import LastGoodKeeper
 from agent.services.left_out import LeftOut
 from agent.services.listing import Listing
+from agent.services.measuring import Measuring
 from agent.services.recent import Recent
 from agent.services.registration import Registration
 from agent.services.samples import Samples
@@ -70,6 +71,7 @@ class Knowing:
     recent: Recent
     withholder: Withholder
     clearing: Clearing
+    measuring: Measuring
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -184,4 +186,5 @@ def _knowing(
         recent=Recent(facts.inventory),
         withholder=Withholder(looks_of(settings, adapters, state.error), withhold, notices.say),
         clearing=Clearing(adapters.hooks, adapters.hooks.set_aside, notices.say),
+        measuring=Measuring(adapters.hooks, state.ledger, notices.say),
     )

@@ -31,6 +31,7 @@ POLICIES: Mapping[str, RestartPolicy] = {
     "held": _LOCAL,
     "withholder": _LOCAL,
     "clearing": _LOCAL,
+    "measuring": _LOCAL,
     "listing": _LOCAL,
     "discovery": _DRIVER,
     "health": _DRIVER,

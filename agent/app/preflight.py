@@ -26,7 +26,7 @@ from agent.core.inventory import Inventory
 from agent.core.pods import NodeView
 from agent.core.preflight import Cluster, Finding
 from agent.host.clock import SystemClock
-from agent.host.hookdirs import HostHookDirs
+from agent.host.hook.directories import HostHookDirs
 from agent.host.kube.api import KubeNode
 from agent.host.kube.connection import Connection
 from agent.host.kube.review import KubeReview

@@ -125,6 +125,7 @@ def tiers(whole: Whole, extra: Extra, chance: random.Random) -> Sequence[Sequenc
             task("held", front.follow_held),
             *(() if whole.observe else (task("withholder", knowing.withholder.run),)),
             *(() if whole.observe else (task("clearing", knowing.clearing.run),)),
+            *(() if whole.observe else (task("measuring", knowing.measuring.run),)),
             task("listing", knowing.listing.run),
             task("discovery", knowing.discovery.run),
             task("health", knowing.health.run),

@@ -55,6 +55,7 @@ def _plain_tallies(back: PlainBack) -> tuple[Tally, ...]:
 
 
 def _front_readings(front: Front) -> tuple[Reading, ...]:
+    measured = front.knowing.measuring.state
     return (
         Reading(
             "checkpoint_generation",
@@ -70,6 +71,21 @@ def _front_readings(front: Front) -> tuple[Reading, ...]:
             "directories_kept",
             "Directories of containers that are gone and that the agent cannot remove.",
             lambda: front.knowing.clearing.state.value.kept,
+        ),
+        Reading(
+            "directories_large",
+            "Containers that keep more in their directory than HAMi-core can need, or close it.",
+            lambda: len(measured.value.large),
+        ),
+        Reading(
+            "hook_available_bytes",
+            "Bytes that are left on the file system of the containers' directories.",
+            lambda: measured.value.room.available,
+        ),
+        Reading(
+            "hook_available_inodes",
+            "Inodes that are left there; infinite where the file system has no bound.",
+            lambda: measured.value.room.inodes,
         ),
     )
 

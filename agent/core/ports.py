@@ -18,6 +18,7 @@ from agent.core.gpu_signs import GpuSample
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey
 from agent.core.leftovers import Agents, NodeState, NodeTraces
+from agent.core.measuring import Room, Size
 from agent.core.node_condition import NodeCondition
 from agent.core.pods import NodeView, PodUid, PodView
 from agent.core.slices import SliceId
@@ -271,6 +272,17 @@ class HookDirs(Protocol):
 
     async def found(self) -> Mapping[str, dt.datetime]:
         """The container directories that are there, and when each changed. Raises StateError."""
+        ...
+
+    async def measure(self, name: str, *, anew: bool) -> Size:
+        """What the container directory `name` holds, after a look at a bounded part of it.
+
+        `anew`: at the first part. One that is absent holds nothing. Raises StateError.
+        """
+        ...
+
+    async def room(self) -> Room:
+        """What is left on their file system. Raises StateError."""
         ...
 
 

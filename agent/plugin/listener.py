@@ -2,14 +2,26 @@
 
 import asyncio
 import contextlib
+import dataclasses
+import functools
 import os
 import socket
 from collections.abc import Callable
+from typing import TypeAlias, cast
 
 import structlog
 from grpclib.protocol import H2Protocol
 from grpclib.server import Server
-from h2.events import StreamReset
+from h2.events import (
+    Event,
+    PingAckReceived,
+    PingReceived,
+    PriorityUpdated,
+    RemoteSettingsChanged,
+    SettingsAcknowledged,
+    StreamReset,
+    WindowUpdated,
+)
 from typing_extensions import override
 
 from agent.kit.cell import Cell
@@ -28,17 +40,24 @@ CLOSE_DEADLINE = 1.0
 
 
 RESETS = 100
-"""Calls that a peer may take back in RESET_PERIOD. The kubelet takes none back."""
+"""Calls that a peer may take back in PERIOD. The kubelet takes none back."""
 
-RESET_PERIOD = 10.0
+ASIDES = 2000
+"""Frames in PERIOD that are part of no call. The kubelet sends two at most for each 16 KiB of our
+lists: a PING and a window."""
+
+PERIOD = 10.0
 """Seconds."""
+
+Process: TypeAlias = Callable[[Event], None]
+
+KINDS_OF_ASIDES: tuple[type[Event], ...] = (
+    *(PingReceived, PingAckReceived, RemoteSettingsChanged, SettingsAcknowledged),
+    *(PriorityUpdated, WindowUpdated),
+)
 
 SLICE = 8 * 1024
 """Bytes that are looked at in one go: a call fits into 20, and costs 7 KiB, taken back or not."""
-
-UNREAD = 4 * 1024 * 1024
-"""Bytes of answers that a peer may leave unread while it sends: lists wait for their peer by
-themselves, but what HTTP/2 has acknowledged, such as a PING, does not."""
 
 TELL_PERIOD = 60.0
 """Seconds between two log lines of one kind: what callers cause can be a flood."""
@@ -63,46 +82,68 @@ class Peers:
             log.warning(event, **said, more=left_out)
 
 
+@dataclasses.dataclass(slots=True)
+class Bound:
+    """So many of something, `most`, in PERIOD."""
+
+    most: int
+    seen: int = 0
+    since: float = 0.0
+
+    def is_over(self, now: float) -> bool:
+        """There was one more: whether that is too many."""
+        if now - self.since > PERIOD:
+            self.seen, self.since = 0, now
+        self.seen += 1
+        return self.seen > self.most
+
+
 class Peer(H2Protocol):
     """One connection: it is counted among `peers`, and it can be cut.
 
     The kubelet is root, and the server checks itself. Anybody else is hung up on before a byte of
-    his is read; the socket's mode keeps him out already. So is who begins calls only to take them
-    back: the library remembers each until the connection is over, and for a while after.
+    his is read and before he is told one; the socket's mode keeps him out already. Who begins calls
+    only to take them back is hung up on, too: the library remembers each until the connection is
+    over, and for a while after. So is who talks on without a call: each frame takes time from the
+    others, and what HTTP/2 answers by itself waits for no reader.
     """
 
     def __init__(self, plain: H2Protocol, peers: Peers) -> None:
         super().__init__(plain.handler, plain.config, plain.h2_config)
         self._peers = peers
         self._transport: asyncio.Transport | None = None
-        self._resets = 0
-        self._resets_since = 0.0
+        self._resets = Bound(RESETS)
+        self._asides = Bound(ASIDES)
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        uid = peer_uid(transport)
+        if uid not in {0, os.geteuid()}:
+            self._peers.tell("plugin.peer_refused", uid=uid)
+            transport.close()
+            return
         super().connection_made(transport)
         if isinstance(transport, asyncio.Transport):
             self._transport = transport
             self._peers.open.set(self._peers.open.value | {self})
             self.processor.processors[StreamReset] = self._was_reset
-            uid = peer_uid(transport)
-            if uid not in {0, os.geteuid()}:
-                self._peers.tell("plugin.peer_refused", uid=uid)
-                self.cut()
+            processors = cast("dict[type[Event], Process]", self.processor.processors)
+            for kind in KINDS_OF_ASIDES:
+                processors[kind] = functools.partial(self._was_aside, processors[kind])
 
     @override
     def data_received(self, data: bytes) -> None:
         for start in range(0, len(data), SLICE):
             if self._transport is None or self._transport.is_closing():
                 return
-            if self._transport.get_write_buffer_size() > UNREAD:
-                self._peers.tell("plugin.peer_reads_nothing", unread=UNREAD)
-                self.cut()
-                return
             super().data_received(data[start : start + SLICE])
 
     @override
     def connection_lost(self, exc: BaseException | None) -> None:
+        if self._transport is None:
+            self.handler.close()  # a stranger's
+            self._peers.forget()
+            return
         super().connection_lost(exc)
         self._peers.open.set(self._peers.open.value - {self})
         asyncio.get_running_loop().call_later(FORGET_DELAY, self._forget)
@@ -115,14 +156,21 @@ class Peer(H2Protocol):
     def _was_reset(self, event: StreamReset) -> None:
         """A call was taken back, or ended for what is no HTTP/2 in it."""
         self.processor.process_stream_reset(event)
-        now = asyncio.get_running_loop().time()
-        if now - self._resets_since > RESET_PERIOD:
-            self._resets, self._resets_since = 0, now
-        self._resets += 1
-        if self._resets > RESETS:
-            self._peers.tell("plugin.peer_resets", resets=RESETS, within=RESET_PERIOD)
-            del self.processor.processors  # what came besides is not looked at
-            self.cut()
+        if self._resets.is_over(asyncio.get_running_loop().time()):
+            self._peers.tell("plugin.peer_resets", resets=RESETS, within=PERIOD)
+            self._hang_up()
+
+    def _was_aside(self, process: Process, event: Event) -> None:
+        """A frame came that is part of no call."""
+        process(event)
+        if self._asides.is_over(asyncio.get_running_loop().time()):
+            self._peers.tell("plugin.peer_calls_nothing", frames=ASIDES, within=PERIOD)
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        """Cut the connection; what came besides is not looked at."""
+        del self.processor.processors
+        self.cut()
 
     def cut(self) -> None:
         """Close the connection now; what is still to be sent is dropped."""

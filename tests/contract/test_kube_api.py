@@ -36,7 +36,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 @contextlib.asynccontextmanager
 async def cluster(kind: str, folder: Path, identity: str = THE_NODE) -> AsyncIterator[World]:
     """A cluster with this Node; nothing in it may take long."""
-    async with asyncio.timeout(8), a_world(kind, folder, identity) as world:
+    async with asyncio.timeout(30), a_world(kind, folder, identity) as world:
         world.create_node({LOCK: HELD, "plain": "kept"})
         yield world
 

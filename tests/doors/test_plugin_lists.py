@@ -160,7 +160,7 @@ async def test_a_stream_that_the_peer_ends_is_no_longer_counted(tmp_path: Path):
 
         stream.cancel()
 
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             await door.server.traffic.streams.until(lambda count: count == 0)
         plugin.close()
 

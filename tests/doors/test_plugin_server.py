@@ -184,7 +184,7 @@ async def test_a_peer_that_neither_reads_nor_leaves_does_not_hold_up_the_end(tmp
 
         await call.until_ended()
         assert {door.path.name} == names(tmp_path)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             await door.server.traffic.streams.until(lambda count: count == 0)
 
 

@@ -160,21 +160,21 @@ class Rig:
             if event["involvedObject"]["name"] == name
         ]
 
-    async def until_told(self, name: str, *reasons: str, within: float = 5.0) -> None:
+    async def until_told(self, name: str, *reasons: str, within: float = 30.0) -> None:
         """Events are sent after the answer: wait until the pod has these."""
         async with asyncio.timeout(within):
             follower = self.store.subscribe("events", None)
             while set(reasons) != set(self.events(name)):
                 await anext(follower)
 
-    async def until_node(self, holds: Callable[[], bool], within: float = 5.0) -> None:
+    async def until_node(self, holds: Callable[[], bool], within: float = 30.0) -> None:
         """Look again after every write to a Node."""
         async with asyncio.timeout(within):
             follower = self.store.subscribe("nodes", None)
             while not holds():
                 await anext(follower)
 
-    async def until_fits(self, name: str, *, fits: bool = True, within: float = 5.0) -> Json:
+    async def until_fits(self, name: str, *, fits: bool = True, within: float = 30.0) -> Json:
         """Ask until the answer is this one: what was just written is on its way to the extender."""
         async with asyncio.timeout(within):
             while True:

@@ -10,6 +10,7 @@ from agent.core.edits import HookFacts
 from agent.core.errors import KubeletError, StateError, WitnessThrottled, WitnessUnsupported
 from agent.core.holdings import ContainerHolding, Holding
 from agent.core.ledger import ContainerKey
+from agent.core.measuring import Room, Size
 from agent.core.pods import PodView
 from agent.core.ports import Containers, HookDirs, KubeletRecords, Witness
 from agent.core.slices import SliceId
@@ -100,7 +101,8 @@ class FakeHookDirs:
     """Directories by name; `wiped` and `made` count. None is made while `gate` is closed.
 
     `changed`: when each changed last, just now where it does not say. `hanging` names a call.
-    `cleared` is what clear() says, one after the other, `clears` how it was asked.
+    `cleared` is what clear() says, one after the other, `clears` how it was asked. `sizes` is what
+    measure() says of each name, part after part; `parts` what it was asked.
     """
 
     def __init__(self) -> None:
@@ -114,6 +116,9 @@ class FakeHookDirs:
         self.set_aside = Cell(0)
         self.clears: list[bool] = []
         self.cleared = [Cleared()]
+        self.sizes: dict[str, list[Size]] = {}
+        self.parts: list[tuple[str, bool]] = []
+        self.space = Room(2.0**30, 1000.0)
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -144,6 +149,20 @@ class FakeHookDirs:
             raise self.failure
         self.clears.append(again)
         return self.cleared.pop(0) if len(self.cleared) > 1 else self.cleared[0]
+
+    async def measure(self, name: str, *, anew: bool) -> Size:
+        await self._hang("measure")
+        if self.failure is not None:
+            raise self.failure
+        self.parts.append((name, anew))
+        left = self.sizes.get(name, [Size()])
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    async def room(self) -> Room:
+        await self._hang("room")
+        if self.failure is not None:
+            raise self.failure
+        return self.space
 
     async def found(self) -> Mapping[str, dt.datetime]:
         await self._hang("found")

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from agent.core.clearing import Cleared
-from agent.host.hookdirs import HostHookDirs
+from agent.core.measuring import Size
+from agent.host.hook.directories import HostHookDirs
 
 NAME = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d0001_main"
 TOP = Path(__file__).parents[2]
@@ -19,9 +20,9 @@ SCRIPT = """
 import asyncio, os, pathlib, subprocess, sys
 from agent.core.errors import StateError
 from agent.core.steps import Step, disk_refusal
-from agent.host.hookdirs import HostHookDirs
+from agent.host.hook.directories import HostHookDirs
 from tests.fakes.offload import Inline
-from tests.host.hook_space import cleared
+from tests.host.hook_space import cleared, measured
 
 NAME = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d0001_main"
 hook = pathlib.Path(sys.argv[1])
@@ -57,6 +58,10 @@ def remove():
 def clear():
     done = asyncio.run(cleared(dirs))
     print(done.kept, done.why)
+
+def measure():
+    size = asyncio.run(measured(dirs, NAME))
+    print(size.entries, size.closed, size.is_large)
 """
 NO_PRIVILEGES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")
 
@@ -100,3 +105,11 @@ async def cleared(dirs: HostHookDirs) -> Cleared:
     while done.more:
         done = await dirs.clear(again=False)
     return done
+
+
+async def measured(dirs: HostHookDirs, name: str) -> Size:
+    """What the last part of a look says, when there is no more to be looked at."""
+    size = await dirs.measure(name, anew=True)
+    while size.more:
+        size = await dirs.measure(name, anew=False)
+    return size

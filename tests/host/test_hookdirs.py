@@ -2,14 +2,13 @@
 
 import contextlib
 import os
-import socket
 import stat
 
 import pytest
 
 from agent.core.edits import HookFacts
 from agent.core.errors import StateError
-from agent.host.hookdirs import HostHookDirs
+from agent.host.hook.directories import HostHookDirs
 from tests.fakes.offload import Inline
 from tests.host.hook_space import cleared
 
@@ -116,17 +115,15 @@ async def test_what_is_in_a_containers_place_is_replaced_and_not_followed(
     (tmp_path / "victim" / "file").write_text("mine")
     leaf = hook / "vgpu" / "containers" / NAME
     leaf.parent.mkdir(parents=True)
-    with contextlib.closing(socket.socket(socket.AF_UNIX)) as served:
-        match what:
-            case "link":
-                leaf.symlink_to(tmp_path / "victim")
-            case "file":
-                leaf.write_text("")
-            case "fifo":
-                os.mkfifo(leaf)
-            case _:
-                (tmp_path / "c").symlink_to(leaf.parent)
-                served.bind(str(tmp_path / "c" / NAME))
+    match what:
+        case "link":
+            leaf.symlink_to(tmp_path / "victim")
+        case "file":
+            leaf.write_text("")
+        case "fifo":
+            os.mkfifo(leaf)
+        case _:
+            os.mknod(leaf, stat.S_IFSOCK | 0o600)
 
     await dirs.prepare(NAME, wipe=wipe)
     done = await cleared(dirs)

@@ -45,7 +45,6 @@ def test_a_lazy_load_takes_a_handful_of_modules():
 
 
 @pytest.mark.process
-@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "before",

@@ -59,7 +59,7 @@ async def in_a_pod(account: Path) -> AsyncIterator[tuple[Server, KubeSession]]:
     session = KubeSession(Connection(service_account=account, environment=environment), NoChance())
     mount(account, "one", "first")
     try:
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(30):
             yield server, session
     finally:
         await session.close()

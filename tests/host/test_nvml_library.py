@@ -29,7 +29,7 @@ def driver(stub_driver: NvmlDriver) -> NvmlDriver:
 async def answers_again(driver: NvmlDriver) -> None:
     """Until the driver's first GPU passes its probe, for a while."""
     loop = asyncio.get_running_loop()
-    end = loop.time() + 5
+    end = loop.time() + 30
     while (await driver.probe(UUIDS[0])).outcome is not ProbeOutcome.PASSED:
         assert loop.time() < end
         await asyncio.sleep(0.01)

@@ -34,7 +34,7 @@ def listen(driver: NvmlDriver) -> AsyncGenerator[DriverEvent, None]:
 async def hears(driver: NvmlDriver, cause) -> DriverEvent:
     """The first event; `cause` is repeated until it is heard."""
     events = listen(driver)
-    async with contextlib.aclosing(events), asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+    async with contextlib.aclosing(events), asyncio.timeout(30), asyncio.TaskGroup() as tasks:
         heard = tasks.create_task(events.__anext__())
         while not heard.done():
             cause()
@@ -167,7 +167,7 @@ async def test_a_gpu_without_events_is_unmonitored_and_the_others_are_heard(driv
     stub.set(1, event_types=0x10)
     await driver.scan()
     events = listen(driver)
-    async with contextlib.aclosing(events), asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+    async with contextlib.aclosing(events), asyncio.timeout(30), asyncio.TaskGroup() as tasks:
         heard = tasks.create_task(events.__anext__())
         while not heard.done():
             stub.xid(0, 79)
@@ -196,7 +196,7 @@ async def test_gpus_come_go_and_change_places_and_keep_their_uuids(driver, stub)
 
 async def test_a_gpu_that_is_added_while_we_listen_is_heard(driver, stub):
     events = listen(driver)
-    async with contextlib.aclosing(events), asyncio.timeout(5), asyncio.TaskGroup() as tasks:
+    async with contextlib.aclosing(events), asyncio.timeout(30), asyncio.TaskGroup() as tasks:
         heard = tasks.create_task(events.__anext__())
         stub.order([0, 1, 2, 7])
         while not heard.done():

@@ -62,7 +62,7 @@ async def is_emptied_by(pool, stuck) -> bool:
 async def settles(holds) -> None:
     """Until it holds, for a while: nothing tells when a thread ends."""
     loop = asyncio.get_running_loop()
-    end = loop.time() + 5
+    end = loop.time() + 30
     while not holds():
         assert loop.time() < end
         await asyncio.sleep(0.01)

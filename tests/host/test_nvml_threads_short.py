@@ -55,5 +55,5 @@ async def test_what_is_launched_waits_for_a_machine_that_gives_a_thread_again(po
     launched = pool.launch("a", lambda: "done")
     await until(lambda: machine.asked > 1)
     machine.gives = True
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         assert "done" == await launched

@@ -33,7 +33,7 @@ async def test_gpus_that_answer_late_are_there_as_soon_as_they_do(
         assert {Trouble.SILENT} == {fault.trouble for fault in scan.faults}
         assert len(scan.gpus) <= 1
         while scan.faults:
-            async with asyncio.timeout(3):
+            async with asyncio.timeout(30):
                 while await heard.get() != DriverEvent(EventKind.CHANGED):
                     pass
             scan = await stub_driver.scan()
@@ -62,7 +62,7 @@ async def test_a_gpu_that_answers_in_time_is_no_news(stub_driver, stub):
 
 async def reports(stub, heard, slot: int, number: int) -> list[DriverEvent]:
     """The GPU reports until it is heard: what comes while there is no set is heard by nobody."""
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(30):
         while heard.empty():
             stub.xid(slot, number)
             await asyncio.sleep(0.01)

@@ -37,7 +37,7 @@ class Told:
 
     async def next(self) -> None:
         """Wait for news; what came before is taken in."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await self._news.wait()
         self._news.clear()
 
@@ -65,7 +65,7 @@ async def following(*paths: Path, offload: Offload | None = None) -> AsyncIterat
     told = Told()
     async with Worker("look", 2) as worker, asyncio.TaskGroup() as group:
         task = group.create_task(FileWatch(offload or worker).follow(paths, told.changed))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while told.count < len({path.parent for path in paths}):
                 await told.next()
         yield told

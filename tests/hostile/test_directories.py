@@ -11,6 +11,7 @@ import pytest
 
 from tests.hostile.lab.attackers import Tally, at_work, finished
 from tests.hostile.lab.disks import mounted
+from tests.hostile.lab.node import Tenant
 from tests.hostile.lab.siege import Attack, Begin, Siege
 
 AT_WORK = 20.0
@@ -18,15 +19,15 @@ AT_WORK = 20.0
 
 
 def by_a_tenant(siege: Siege, attack: Attack, program: str, *words: str | Path) -> Begin:
-    """A container that runs does it, until it is stopped; then its pod is deleted."""
+    """A container that runs does it, until it is stopped; then its pod ends."""
 
     @contextlib.asynccontextmanager
     async def begin(tally: Tally) -> AsyncIterator[None]:
-        async with siege.a_tenant() as directory:
-            where = (directory, program, *attack.bounds, *words)
+        async with siege.a_tenant() as tenant:
+            where = (tenant.directory, program, *attack.bounds, *words)
             async with at_work(tally, "tenant", *where):
                 yield
-        await siege.until_removed()
+        await siege.until_removed(tenant)
 
     return begin
 
@@ -36,10 +37,11 @@ def left_behind(siege: Siege, attack: Attack, program: str) -> Begin:
 
     @contextlib.asynccontextmanager
     async def begin(tally: Tally) -> AsyncIterator[None]:
-        async with siege.a_tenant() as directory:
-            await finished(tally, "tenant", directory, program, *attack.bounds)
+        async with siege.a_tenant() as tenant:
+            await finished(tally, "tenant", tenant.directory, program, *attack.bounds)
+        tally.goes_on = tenant.aside
         yield
-        await siege.until_removed()
+        await siege.until_removed(tenant)
 
     return begin
 
@@ -49,19 +51,19 @@ def for_root(siege: Siege, attack: Attack, program: str) -> Begin:
 
     @contextlib.asynccontextmanager
     async def begin(tally: Tally) -> AsyncIterator[None]:
-        async with siege.a_tenant() as directory:
-            await finished(tally, "tenant", directory, program, *attack.bounds)
+        async with siege.a_tenant() as tenant:
+            await finished(tally, "tenant", tenant.directory, program, *attack.bounds)
+        tally.goes_on = tenant.aside
         yield
         await siege.until_kept()
-        remove_as_root(siege)
-        await siege.until_removed()
+        remove_as_root(tenant)
+        await siege.until_removed(tenant)
 
     return begin
 
 
-def remove_as_root(siege: Siege) -> None:
-    for name in siege.set_aside():
-        path = siege.node.containers / name
+def remove_as_root(tenant: Tenant) -> None:
+    for path in tenant.aside():
         subprocess.run(["chattr", "-R", "-i", path], check=False, capture_output=True)  # noqa: S603, S607 -- Debian's
         shutil.rmtree(path)
 
@@ -81,9 +83,9 @@ async def test_many_files_of_a_pod_that_is_gone_hold_up_nobody(siege: Siege, man
 @pytest.mark.parametrize(
     ("program", "what", "threats", "most"),
     [
-        ("names", "names of 255 odd bytes", "12 31", 8_000),
-        ("deep", "5,000 directories in each other", "12", 5_000),
-        ("kinds", "FIFOs, sockets, devices, 10 TiB", "9 12", 8_000),
+        ("names", "names of 255 odd bytes", "12 31", 24_000),
+        ("deep", "5,000 directories in each other", "12", 25_000),
+        ("kinds", "FIFOs, sockets, devices, 10 TiB", "9 12", 24_000),
     ],
 )
 async def test_whatever_a_pod_leaves_behind_holds_up_nobody(
@@ -116,11 +118,12 @@ async def test_a_tenant_that_renames_while_its_directory_is_removed_gains_nothin
     async def begin(tally: Tally) -> AsyncIterator[None]:
         """It has the directory mounted still, so that it goes on in what was set aside."""
         async with contextlib.AsyncExitStack() as stack:
-            async with siege.a_tenant() as directory:
-                where = (directory, "renames", *attack.bounds)
+            async with siege.a_tenant() as tenant:
+                where = (tenant.directory, "renames", *attack.bounds)
                 await stack.enter_async_context(at_work(tally, "tenant", *where))
+            tally.goes_on = tenant.aside
             yield
-        await siege.until_removed()
+        await siege.until_removed(tenant)
 
     await siege.withstand(attack, begin)
 
@@ -142,12 +145,12 @@ async def test_of_a_file_that_root_linked_into_a_directory_that_link_goes_alone(
 
     @contextlib.asynccontextmanager
     async def begin(tally: Tally) -> AsyncIterator[None]:
-        async with siege.a_tenant() as directory:
+        async with siege.a_tenant() as tenant:
             for number in range(attack.most):
-                os.link(targets[number % len(targets)], directory / f"{number}")
+                os.link(targets[number % len(targets)], tenant.directory / f"{number}")
                 tally.tries += 1
         yield
-        await siege.until_removed()
+        await siege.until_removed(tenant)
 
     await siege.withstand(attack, begin)
 
@@ -161,14 +164,15 @@ async def test_what_is_mounted_in_a_directory_is_not_touched(siege: Siege):
     @contextlib.asynccontextmanager
     async def begin(tally: Tally) -> AsyncIterator[None]:
         with contextlib.ExitStack() as stack:
-            async with siege.a_tenant() as directory:
-                (directory / "a" / "b").mkdir(parents=True)
-                stack.enter_context(mounted(victim, directory / "a" / "b"))
+            async with siege.a_tenant() as tenant:
+                (tenant.directory / "a" / "b").mkdir(parents=True)
+                stack.enter_context(mounted(victim, tenant.directory / "a" / "b"))
                 tally.tries += 1
+            tally.goes_on = tenant.aside
             yield
             await siege.until_kept()
             assert "mine" == (victim / "in" / "file").read_text()
-        remove_as_root(siege)
-        await siege.until_removed()
+        remove_as_root(tenant)
+        await siege.until_removed(tenant)
 
     await siege.withstand(attack, begin)

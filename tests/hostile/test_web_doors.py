@@ -1,7 +1,8 @@
 """Who reaches the web port, or is a user of the node: floods, garbage, and words that act."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,7 @@ LOUD = 300.0
 def by_a_client(siege: Siege, attack: Attack, program: str) -> Begin:
     @contextlib.asynccontextmanager
     async def begin(tally: Tally) -> AsyncIterator[None]:
-        where = (f"{siege.node.port}", siege.node.cluster.places.run / "api.sock")
+        where = (f"{siege.node.port}", siege.node.roots_door)
         async with at_work(tally, "webber", f"{NOBODY}", program, *attack.bounds, *where):
             yield
 
@@ -52,13 +53,34 @@ async def test_garbage_is_answered_shortly_and_repeats_nothing(siege: Siege):
 
 async def test_nobody_but_root_does_anything_over_port_or_socket(siege: Siege):
     attack = Attack("actions by another user", "20", 5_000, 30.0, 100.0)
-    path = siege.node.cluster.places.run / "api.sock"
-    path.parent.chmod(0o755)
-    path.chmod(0o666)
 
-    tally = await siege.withstand(attack, by_a_client(siege, attack, "actions"))
+    with opened_to_all(siege.node.roots_door):
+        tally = await siege.withstand(attack, by_a_client(siege, attack, "actions"))
 
-    path.chmod(0o660)
-    path.parent.chmod(0o750)
     assert 0 < tally.facts["answered"]
     assert 0 == tally.facts["acted"]
+
+
+async def test_who_fills_the_unix_socket_holds_up_nobody_and_root_is_answered(siege: Siege):
+    attack = Attack("the unix socket filled", "21", 20_000, 30.0, LOUD)
+
+    @contextlib.asynccontextmanager
+    async def begin(tally: Tally) -> AsyncIterator[None]:
+        async with by_a_client(siege, attack, "crowds")(tally):
+            yield
+            await siege.node.is_alive_for_root()
+
+    with opened_to_all(siege.node.roots_door):
+        await siege.withstand(attack, begin)
+
+
+@contextlib.contextmanager
+def opened_to_all(path: Path) -> Iterator[None]:
+    """Even then the kernel says who calls."""
+    path.parent.chmod(0o755)
+    path.chmod(0o666)
+    try:
+        yield
+    finally:
+        path.chmod(0o660)
+        path.parent.chmod(0o750)

@@ -24,7 +24,6 @@ ENOUGH = 200
 _LINES = 60
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_no_good_pod_is_refused_where_nothing_fails() -> None:
     _require_clean(map(tell_number, range(STORIES)))

@@ -282,7 +282,6 @@ class GpuHistories(RuleBasedStateMachine):
         self.loop.close()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_no_history_of_a_driver_breaks_an_invariant() -> None:
     play(GpuHistories, FEW, same_ones=True)

@@ -30,7 +30,6 @@ def chunk_of(number: int) -> str:
     return ""
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_no_history_breaks_an_invariant() -> None:
     play(Histories, HISTORIES, same_ones=True)

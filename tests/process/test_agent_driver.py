@@ -52,6 +52,7 @@ async def watch(node: Node, seconds: float) -> Watched:
     return seen
 
 
+@pytest.mark.slow
 async def test_a_library_that_hangs_for_20_s_holds_up_no_page_and_refuses_with_the_reason(
     built, tmp_path
 ):
@@ -80,6 +81,7 @@ async def test_a_library_that_hangs_for_20_s_holds_up_no_page_and_refuses_with_t
     assert (0, 0, 0) == (node.stub.sessions, node.stub.sets, node.stub.undefined)
 
 
+@pytest.mark.slow
 async def test_a_library_that_takes_5_s_to_begin_is_served(built, tmp_path):
     library = Path(shutil.copy(built, tmp_path / "libnvidia-ml.so.1"))
     stub = NvmlStub(library)

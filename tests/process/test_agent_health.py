@@ -68,6 +68,7 @@ async def test_a_gpu_that_falls_ill_is_told_everywhere_and_can_be_asked():
         assert await cluster.until(lambda: "GpuUnhealthy" in reasons(cluster), PATIENCE)
 
 
+@pytest.mark.slow
 async def test_an_ill_gpu_that_nobody_holds_is_in_view_after_a_restart():
     async with open_cluster(options(gpus=3)) as cluster:
         cluster.places.config.write_text("report: {nodeCondition: true}\n")
@@ -101,6 +102,7 @@ async def test_an_ill_gpu_that_nobody_holds_is_in_view_after_a_restart():
         assert "GpuLeftOut" not in reasons(cluster)
 
 
+@pytest.mark.slow
 async def test_a_gpu_is_released_for_its_reset_and_taken_back_by_an_operators_word():
     async with open_cluster(options(gpus=2)) as cluster:
         await answering(cluster)

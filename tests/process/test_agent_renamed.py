@@ -202,6 +202,7 @@ async def test_an_agent_that_was_killed_meanwhile_serves_both_names():
         assert {"old": OLD, "young": NEW} == rows(cluster)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 async def test_the_former_name_goes_with_its_last_row_and_takes_no_new_pod_before():
     async with a_node() as cluster:

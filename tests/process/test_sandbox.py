@@ -26,6 +26,7 @@ def whole() -> tuple[int, dict[str, Any]]:
     return ended.returncode, json.loads(ended.stdout)
 
 
+@pytest.mark.slow
 def test_every_claim_of_the_default_scenario_is_true(whole):
     code, found = whole
     untrue = [claim for claim in found["data"]["claims"] if not claim["ok"]]
@@ -35,6 +36,7 @@ def test_every_claim_of_the_default_scenario_is_true(whole):
     assert found["data"]["ok"] is True
 
 
+@pytest.mark.slow
 def test_every_promise_is_among_the_claims_in_its_order(whole):
     _, found = whole
 
@@ -43,6 +45,7 @@ def test_every_promise_is_among_the_claims_in_its_order(whole):
     ]
 
 
+@pytest.mark.slow
 def test_the_document_says_what_it_is(whole):
     _, found = whole
 
@@ -50,6 +53,7 @@ def test_the_document_says_what_it_is(whole):
     assert {"ok", "claims", "timeline", "measured", "agentLog"} == found["data"].keys()
 
 
+@pytest.mark.slow
 def test_the_timeline_holds_every_claim_and_goes_forward(whole):
     _, found = whole
     timeline = found["data"]["timeline"]
@@ -59,6 +63,7 @@ def test_the_timeline_holds_every_claim_and_goes_forward(whole):
     assert promises(8, 10).keys() == {moment["claim"] for moment in timeline} - {""}
 
 
+@pytest.mark.slow
 def test_everything_that_is_to_be_measured_is(whole):
     _, found = whole
 

@@ -251,7 +251,7 @@ def being_deleted(pod: Json) -> Json:
 async def until_seen(rig: Rig) -> None:
     """The extender knows of the second GPU."""
     probe = rig.create_pod("probe", memory_mib=1)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while "GPU-b" not in rig.marks("probe").get("hami.io/vgpu-devices-allocated", ""):
             await rig.filter("probe")
     rig.store.delete("pods", "default", probe["metadata"]["name"], grace=0)

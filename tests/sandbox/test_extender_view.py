@@ -144,6 +144,6 @@ async def fill(rig: Rig) -> None:
     await rig.filter("held")
     rig.create_pod("p", memory_mib=12000)
     await rig.until_fits("p", fits=False)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while rig.api.open_watches < 3:  # noqa: ASYNC110 -- the model tells nobody of its watches
             await asyncio.sleep(0)

@@ -49,7 +49,7 @@ async def raw(path: Path):
 
 async def first(events):
     """The next event of a stream."""
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(30):
         return await anext(events)
 
 

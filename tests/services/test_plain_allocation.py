@@ -11,7 +11,7 @@ from agent.core.errors import Gate, Refusal, StateError
 from agent.core.inventory import Inventory
 from agent.core.plain_row import Holder
 from agent.core.steps import ALLOCATE_BUDGET
-from agent.host.hookdirs import LEFT_BEHIND, NAME
+from agent.host.hook.directories import LEFT_BEHIND, NAME
 from agent.kit.turns import BEGUN, BOOKING, CLOSE
 from tests.services.plain_node import a_node
 from tests.unit.core.plain_scene import HOLDER, NEXT, a_plain_row, ids

@@ -49,9 +49,8 @@ class Node:
     """A kubelet and an agent's side of the plugin API, in directories below `root`."""
 
     def __init__(self, root: Path, fence: Fence | None = None) -> None:
-        self.plugins = root / "kubelet" / "device-plugins"
-        self.pod_resources = root / "kubelet" / "pod-resources"
-        self.plugins.parent.mkdir(parents=True)
+        self.plugins = root / "plugins"
+        self.pod_resources = root / "pod-resources"
         self.kubelet = KubeletModel(
             self.plugins,
             self.pod_resources,
@@ -72,7 +71,7 @@ class Node:
 
     async def allocatable(self, count: int) -> None:
         """Wait until exactly `count` ids are allocatable."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await self.kubelet.until_allocatable(RESOURCE, count)
 
     async def until_seen(self, kind: str, times: int) -> None:
@@ -104,7 +103,7 @@ async def a_node(
 
 
 async def within(wait: Awaitable[object]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await wait
 
 

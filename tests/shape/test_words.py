@@ -38,7 +38,7 @@ REFUSED_ALONE = {
 ALLOWED: dict[tuple[str, str], str] = {
     ("agent/core/annotations.py", "vgpu"): "HAMi's annotation keys",
     ("agent/cli/decode.py", "devices"): "the name of a form of HAMi's annotations",
-    ("agent/host/hookdirs.py", "dev"): "the directory /dev",
+    ("agent/host/hook/directories.py", "dev"): "the directory /dev",
     ("agent/host/nvml/library.py", "common"): "NVIDIA's functions",
     ("agent/host/nvml/library.py", "device"): "NVIDIA's functions",
     ("agent/sandbox/kubelet", "device"): "the kubelet model speaks the device plugin API",

@@ -5,7 +5,7 @@ import contextlib
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,33 @@ PATIENCE = 90.0
 
 @dataclass(eq=False, slots=True)
 class Tally:
-    """What was tried, as far as it is over; `facts` is what the attackers found besides."""
+    """What was tried, as far as it is over; `facts` is what the attackers found besides.
+
+    `goes_on` tells whether what they left is still being removed: `beside` pods were served then.
+    """
 
     tries: int = 0
     facts: dict[str, int] = field(default_factory=dict)
+    goes_on: Callable[[], object] | None = None
+    beside: int = 0
+    served: int = 0
+    remark: str = ""
 
     def add(self, report: dict[str, int]) -> None:
         """One attacker's last word."""
         self.tries += report.pop("tries")
         for name, count in report.items():
             self.facts[name] = self.facts.get(name, 0) + count
+
+    def count(self) -> None:
+        """One more pod was served."""
+        self.served += 1
+        self.beside += bool(self.goes_on and self.goes_on())
+
+    def told(self) -> str:
+        """What is said of it besides, after a comma."""
+        beside = f"{self.beside} of {self.served} pods beside the removal" if self.goes_on else ""
+        return "".join(f", {one}" for one in (beside, self.remark) if one)
 
 
 class Attacker:

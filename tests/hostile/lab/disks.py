@@ -31,18 +31,21 @@ def disk(image: Path, at: Path, *, mib: int, inodes: int) -> Iterator[str]:
 
 @contextlib.contextmanager
 def mounted(source: Path, at: Path) -> Iterator[None]:
-    """`source` is seen at `at`, too."""
+    """`source` is seen at `at`, too, wherever that is renamed to meanwhile."""
     _run("mount", "--bind", source, at)
+    opened = os.open(at, os.O_PATH)
     try:
         yield
     finally:
-        _run("umount", "--recursive", at)
+        now = os.readlink(f"/proc/self/fd/{opened}")
+        os.close(opened)
+        _run("umount", "--recursive", now)
 
 
-def used_inodes(at: Path) -> int:
-    """How many inodes its file system has given out."""
+def is_full(at: Path) -> bool:
+    """Whether its file system has no block left, or no inode."""
     found = os.statvfs(at)
-    return found.f_files - found.f_ffree
+    return not found.f_bavail or not found.f_ffree
 
 
 def _run(*words: str | Path) -> None:

@@ -23,6 +23,17 @@ GONE: Final = 30.0
 """Seconds for the pods of one round to be over."""
 
 
+STALLED: Final = (
+    "the disk has not answered in time",
+    "did not find out in time which pod this is",
+)
+"""What a pod is told where something took longer than an Allocate has: a second."""
+
+
+class StalledError(AssertionError):
+    """A pod was not served because something did not answer in time."""
+
+
 @dataclasses.dataclass(eq=False, slots=True)
 class Pods:
     """Makes pods that want a share of one GPU and times what the kubelet waits for the agent."""
@@ -40,15 +51,18 @@ class Pods:
         elif event.kind == "allocated":
             self.took[event.pod] = event.elapsed - self.began[event.pod]
 
-    async def row(self, look: Callable[[], Awaitable[None]]) -> list[float]:
+    async def row(
+        self, look: Callable[[], Awaitable[None]], served: Callable[[], None] = lambda: None
+    ) -> list[float]:
         """So many pods, one after the other, each served; the seconds of each Allocate.
 
-        `look` is called now and then between them.
+        `look` is called now and then between them, `served` after each.
         """
         names = [f"pod-{next(self.numbers)}" for _ in range(PODS)]
         delays = []
         for number, name in enumerate(names):
             delays.append(await self.one(name))
+            served()
             if number % LOOK == 0:
                 await look()
             self.delete(name)
@@ -60,7 +74,10 @@ class Pods:
         cluster, number = self.cluster, next(self.numbers)
         wish = Wish("main", 1, 512 + number % 97, core_percent=1 + number % 7)
         cluster.submit(Workload(name, "", (wish,)).pod())
-        assert await cluster.until(lambda: self.is_served(name), PATIENCE), self.why(name)
+        await cluster.until(lambda: self.is_served(name) or self.has_failed(name), PATIENCE)
+        if any(one in pod_facts(cluster, name).reason for one in STALLED):
+            raise StalledError(self.why(name))
+        assert self.is_served(name), self.why(name)
         pod = pod_facts(cluster, name)
         assert [] == differences(pod, answers(cluster), self.gpus, cluster.places)
         (share,) = pod.shares()["main"]
@@ -77,6 +94,26 @@ class Pods:
             and pod_facts(cluster, name).is_settled
             and not is_locked(cluster)
         )
+
+    async def tried(self, patience: float = PATIENCE) -> str:
+        """One pod, whatever becomes of it: empty when it was served, else why it was not.
+
+        One that no slice is on offer for waits, and is deleted; so is one that waits for long.
+        """
+        cluster, name = self.cluster, f"pod-{next(self.numbers)}"
+        cluster.submit(Workload(name, "", (Wish("main", 1, 512),)).pod())
+
+        def is_over() -> bool:
+            return self.is_served(name) or self.has_failed(name) or not cluster.allocatable()
+
+        await cluster.until(is_over, patience)
+        served, why = self.is_served(name), self.why(name)
+        self.delete(name)
+        return "" if served else why
+
+    def has_failed(self, name: str) -> bool:
+        """The kubelet has rejected it."""
+        return pod_facts(self.cluster, name).phase == "Failed"
 
     def why(self, name: str) -> str:
         """What is known of a pod that was not served."""

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Final
 
-HEAD: Final = ("attack", "answers", "tries", "within", "usual", "median", "worst", "")
+HEAD: Final = ("attack", "answers", "tries", "within", "usual", "median", "worst", "result")
 """The figures of Allocate are in milliseconds."""
 
 

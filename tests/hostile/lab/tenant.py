@@ -21,6 +21,7 @@ TIB = 2**40
 SET_FLAGS = 0x40086602
 """FS_IOC_SETFLAGS."""
 IS_IMMUTABLE = 0x10
+DEPTH = 5_000
 ESCAPES = "\n\x1b[2J\x1b]0;forged\x07{}"
 
 
@@ -71,9 +72,12 @@ def names() -> Iterator[int]:
 
 
 def deep() -> Iterator[int]:
-    """Directories in each other, each of them closed."""
-    at = os.open(".", os.O_RDONLY)
-    while True:
+    """Directories in each other, 5,000 and 5,000 again, each of them closed."""
+    top = at = os.open(".", os.O_RDONLY)
+    for number in itertools.count():
+        if number % DEPTH == 0:
+            os.mkdir(f"{number}")
+            at = os.open(f"{number}", os.O_RDONLY, dir_fd=top)
         os.mkdir("d", dir_fd=at)
         above, at = at, os.open("d", os.O_RDONLY, dir_fd=at)
         os.fchmod(above, 0)
@@ -130,12 +134,18 @@ def immutable() -> Iterator[int]:
 
 
 def renames() -> Iterator[int]:
-    """Everything gets another name, place and mode, all the time, and comes again."""
+    """A lot of files; then everything gets another name, place and mode, all the time."""
     at = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+    for number in range(60):
+        with contextlib.suppress(OSError):
+            os.mkdir(f"w{number}")
+            for file in range(1_000):
+                os.close(os.open(f"w{number}/{file}", os.O_CREAT | os.O_WRONLY))
+        yield 1
     for number in itertools.count():
         with contextlib.suppress(OSError):
-            for name in os.listdir(at):
-                os.rename(name, f"x{number}-{len(name)}", src_dir_fd=at, dst_dir_fd=at)
+            for place, name in enumerate(os.listdir(at)):
+                os.rename(name, f"x{number}-{place}", src_dir_fd=at, dst_dir_fd=at)
             os.makedirs(f"n{number % 7}/m/o", exist_ok=True)
             os.rename(f"n{number % 7}/m", f"m{number % 5}")
             os.chmod(f"m{number % 5}", 0)

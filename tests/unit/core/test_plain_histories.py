@@ -253,6 +253,7 @@ def _equal_ids(wanted, rows, _epoch):
     return next((row for row in rows if frozenset(row.slice_ids) == frozenset(wanted)), None)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("name", "wrong"),

@@ -22,8 +22,12 @@ from typing import Final, TypeVarTuple
 from agent.core.clearing import Cleared
 from agent.core.edits import HookFacts
 from agent.core.errors import StateError
+from agent.core.measuring import Room, Size
+from agent.host.hook.path import LISTED, open_containers, open_in, told
+from agent.host.hook.set_aside import SetAside
+from agent.host.hook.sizes import Sizes
 from agent.kit.cell import Cell
-from agent.kit.dissolve import DIRECTORY, PLACE, dissolve, set_mode
+from agent.kit.dissolve import PLACE, set_mode
 from agent.kit.offload import Offload
 from agent.kit.writable import check_writable
 
@@ -35,25 +39,8 @@ LEAF_MODE = 0o777
 """No sticky bit: libvgpu.so up to 2.8.0 removes the stale lock of another user."""
 LEFT_BEHIND = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}_[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 """Names of container directories of pods that the API server knows or knew."""
-ASIDE: Final = re.compile(r"\.removed-[0-9a-f]{1,64}-[0-9a-f]{16}")
-"""Set aside, with the pod's UID without hyphens: HAMi's monitors up to 2.6.1 die of one in it."""
-LISTED: Final = 100_000
-"""Names above the container directories that are looked at; root alone makes any there."""
-SLICE_ENTRIES: Final = 1000
-SLICE_SECONDS: Final = 0.05
-VISIT: Final = 100_000
-"""Steps in one before it is the next one's turn: somebody may be filling it still."""
 UNUSABLE: Final = frozenset({errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP})
 """What a directory answers that its tenant, or something else in its place, keeps us out of."""
-ADVICE = {
-    errno.ENOENT: "make {hook}, a directory of root's",
-    errno.ENOSPC: "free some space there",
-    errno.EDQUOT: "raise the quota or free some space there",
-    errno.EROFS: "mount it read-write",
-    errno.ELOOP: "remove the link that is in its place",
-    errno.ENOTDIR: "remove what is in its place: a link or a file",
-    errno.EIO: "look for disk errors in the kernel's log",
-}
 CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 
 
@@ -61,7 +48,7 @@ class HostHookDirs:
     """The HookDirs port below `hook`, HAMi's HOOK_PATH, which must be there.
 
     `dev` is where the host's device nodes are; `version` the version whose libvgpu.so is ours.
-    Only clear() runs on `clearing`, and nothing else does.
+    Only clear(), measure() and room() run on `clearing`, and nothing else does.
     """
 
     def __init__(
@@ -72,10 +59,8 @@ class HostHookDirs:
         self._version = version
         self._offload = offload
         self._clearing = clearing
-        self._visit: Iterator[None] | None = None
-        self._visiting = ""
-        self._visited: set[str] = set()
-        self._kept: dict[str, str] = {}
+        self._aside = SetAside(hook)
+        self._sizes = Sizes(hook)
         self.set_aside: Cell[int] = Cell(0)
         """How many directories were set aside since the start."""
 
@@ -96,7 +81,7 @@ class HostHookDirs:
     def _facts(self) -> HookFacts:
         home = self._hook / "vgpu"
         versioned = home / f"libvgpu.so.{self._version}"
-        with _told(self._hook):
+        with told(self._hook):
             library = versioned if self._version and versioned.is_file() else home / "libvgpu.so"
             mounted = (library, home / "ld.so.preload")
             nodes = (self._dev / name for name in CONTROL_NODES)
@@ -141,12 +126,24 @@ class HostHookDirs:
         `again`: what could not be removed is tried once more.
         """
         now = asyncio.get_running_loop().time
-        return await self._clearing.call(self._clear, again, now)
+        return await self._clearing.call(self._aside.clear, again, now)
+
+    async def measure(self, name: str, *, anew: bool) -> Size:
+        """What the container directory `name` holds, after a look at a bounded part of it.
+
+        `anew`: at the first part. One that is absent holds nothing. Raises StateError.
+        """
+        now = asyncio.get_running_loop().time
+        return await self._clearing.call(self._sizes.measure, _checked(name), anew, now)
+
+    async def room(self) -> Room:
+        """What is left on their file system. Raises StateError."""
+        return await self._clearing.call(self._sizes.room)
 
     def _prepare(self, name: str, wipe: bool) -> int:  # noqa: FBT001 -- prepare() names it
         """How many were set aside."""
         aside = 0
-        with _told(self._hook), contextlib.ExitStack() as open_directories:
+        with told(self._hook), contextlib.ExitStack() as open_directories:
             hook = self._own(open_directories)
             home = _parent(open_directories, "vgpu", hook)
             containers = _parent(open_directories, "containers", home)
@@ -164,7 +161,7 @@ class HostHookDirs:
         return aside
 
     def _check(self) -> None:
-        with _told(self._hook), contextlib.ExitStack() as open_directories:
+        with told(self._hook), contextlib.ExitStack() as open_directories:
             last, name = self._own(open_directories), str(self._hook)
             # What is missing is made in what is there.
             with contextlib.suppress(FileNotFoundError):
@@ -174,7 +171,7 @@ class HostHookDirs:
 
     def _own(self, open_directories: contextlib.ExitStack) -> int:
         """The open hook path, which nobody else may write. Raises StateError, OSError."""
-        hook = _opened(open_directories, str(self._hook), None, os.O_DIRECTORY | os.O_CLOEXEC)
+        hook = open_in(open_directories, str(self._hook), None, os.O_DIRECTORY | os.O_CLOEXEC)
         if _owned(hook, str(self._hook)) & stat.S_IWOTH:
             raise StateError(
                 f"Hook path {self._hook} is writable by everybody, who could put other "
@@ -184,79 +181,21 @@ class HostHookDirs:
 
     def _remove(self, name: str) -> int:
         """How many were set aside."""
-        with _told(self._hook), contextlib.ExitStack() as open_directories:
+        with told(self._hook), contextlib.ExitStack() as open_directories:
             try:
-                _set_aside(name, self._containers(open_directories))
+                _set_aside(name, open_containers(self._hook, open_directories))
             except FileNotFoundError:
                 return 0
         return 1
 
     def _found(self) -> Mapping[str, dt.datetime]:
-        with _told(self._hook), contextlib.ExitStack() as open_directories:
+        with told(self._hook), contextlib.ExitStack() as open_directories:
             try:
-                above = self._containers(open_directories)
+                above = open_containers(self._hook, open_directories)
             except FileNotFoundError:
                 return {}
             with os.scandir(above) as entries:
                 return dict(_changes(itertools.islice(entries, LISTED)))
-
-    def _clear(self, again: bool, now: Callable[[], float]) -> Cleared:  # noqa: FBT001 -- clear() names it
-        end, more = now() + SLICE_SECONDS, True
-        with _told(self._hook):
-            if again:
-                self._kept.clear()
-            for _ in range(SLICE_ENTRIES):
-                more = self._visit is not None or self._choose()
-                if not more or now() > end:
-                    break
-                self._step()
-        return Cleared(more=more, kept=len(self._kept), why=next(iter(self._kept.values()), ""))
-
-    def _choose(self) -> bool:
-        """Begin with what was set aside and not visited yet, or not lately; False: nothing is."""
-        with contextlib.ExitStack() as open_directories:
-            try:
-                above = self._containers(open_directories)
-            except FileNotFoundError:
-                self._kept.clear()
-                return False
-            with os.scandir(above) as entries:
-                listed = (entry.name for entry in itertools.islice(entries, LISTED))
-                names = set(filter(ASIDE.fullmatch, listed))
-        self._kept = {name: why for name, why in self._kept.items() if name in names}
-        left = names - self._kept.keys()
-        self._visited &= left
-        if left == self._visited:
-            self._visited.clear()
-        if not left:
-            return False
-        self._visiting = min(left - self._visited)
-        self._visited.add(self._visiting)
-        self._visit = itertools.islice(self._dissolve(self._visiting), VISIT)
-        return True
-
-    def _dissolve(self, name: str) -> Iterator[None]:
-        with contextlib.ExitStack() as open_directories:
-            yield from dissolve(name, self._containers(open_directories))
-
-    def _step(self) -> None:
-        """One step of the visit."""
-        if self._visit is None:
-            return
-        try:
-            next(self._visit)
-        except StopIteration:
-            self._visit = None
-        except OSError as error:
-            self._visit = None
-            self._kept[self._visiting] = error.strerror or "unknown error"
-
-    def _containers(self, open_directories: contextlib.ExitStack) -> int:
-        """The open directory of the container directories, as it is."""
-        above = _opened(open_directories, str(self._hook), None, os.O_DIRECTORY)
-        for step in ("vgpu", "containers"):
-            above = _opened(open_directories, step, above)
-        return above
 
 
 def _changes(
@@ -277,19 +216,11 @@ def _checked(name: str) -> str:
     return name
 
 
-def _opened(
-    open_directories: contextlib.ExitStack, name: str, above: int | None, flags: int = DIRECTORY
-) -> int:
-    opened = os.open(name, flags, dir_fd=above)
-    open_directories.callback(os.close, opened)
-    return opened
-
-
 def _parent(open_directories: contextlib.ExitStack, name: str, above: int) -> int:
     """The directory `name`, made if missing, owned by root or us and writable by its owner only."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, PARENT_MODE, dir_fd=above)
-    opened = _opened(open_directories, name, above)
+    opened = open_in(open_directories, name, above)
     if _owned(opened, name) != PARENT_MODE:
         os.fchmod(opened, PARENT_MODE)
     return opened
@@ -297,7 +228,7 @@ def _parent(open_directories: contextlib.ExitStack, name: str, above: int) -> in
 
 def _found_parent(open_directories: contextlib.ExitStack, name: str, above: int) -> int:
     """The directory `name` as it is, owned by root or us. Raises StateError, OSError."""
-    opened = _opened(open_directories, name, above)
+    opened = open_in(open_directories, name, above)
     _owned(opened, name)
     return opened
 
@@ -335,16 +266,3 @@ def _set_aside(name: str, above: int) -> None:
     """
     aside = f".removed-{name.partition('_')[0].replace('-', '')}-{secrets.token_hex(8)}"
     os.rename(name, aside, src_dir_fd=above, dst_dir_fd=above)
-
-
-@contextlib.contextmanager
-def _told(hook: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        usual = "make {hook} a directory of root's that the agent may write"
-        advice = ADVICE.get(error.errno or 0, usual).format(hook=hook)
-        raise StateError(
-            f"HAMi-core's directories below {hook} cannot be used: {error.filename or 'an entry'}: "
-            f"{error.strerror}; {advice}."
-        ) from error

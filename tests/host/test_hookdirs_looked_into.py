@@ -1,0 +1,128 @@
+"""What root in a container keeps in its directory is counted without capabilities."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.host.hook_space import AS_UNIT, HERE, NAME, NO_PRIVILEGES, said
+
+pytestmark = HERE
+OTHER = 65534
+IDENTITIES = pytest.mark.parametrize(
+    "identity", [NO_PRIVILEGES, AS_UNIT], ids=["DaemonSet", "unit"]
+)
+
+
+@pytest.fixture
+def hook(tmp_path: Path) -> Path:
+    (tmp_path / "hook").mkdir()
+    assert ["prepared"] == said(tmp_path / "hook", "prepare()\n")
+    return tmp_path / "hook"
+
+
+@pytest.fixture
+def leaf(hook: Path) -> Path:
+    return hook / "vgpu" / "containers" / NAME
+
+
+@IDENTITIES
+@pytest.mark.parametrize(
+    ("mode", "owner"), [(0, 0), (0o400, 0), (0o300, 0), (0o700, OTHER), (0o744, OTHER)]
+)
+def test_a_directory_that_was_closed_is_told_and_stays_as_it_is(hook, leaf, mode, owner, identity):
+    for shut in (leaf / "shut", leaf / "shut" / "in"):
+        shut.mkdir()
+    for number in range(5):
+        (leaf / "shut" / "in" / f"{number}").touch()
+    os.chown(leaf / "shut", owner, owner)
+    (leaf / "shut").chmod(mode)
+
+    (line,) = said(hook, "measure()\n", *identity)
+
+    assert line.endswith(" 1 True")
+    found = (leaf / "shut").stat()
+    assert (mode, owner) == (found.st_mode & 0o7777, found.st_uid)
+
+
+def test_in_one_that_may_be_listed_and_not_looked_into_counting_ends_too(hook, leaf):
+    (leaf / "shut").mkdir()
+    for number in range(10_100):
+        (leaf / "shut" / f"{number}").touch()
+    (leaf / "shut").chmod(0o400)
+
+    assert ["10001 1 True"] == said(hook, "measure()\n", *NO_PRIVILEGES)
+
+
+@IDENTITIES
+def test_what_other_users_made_and_left_open_is_counted(hook, leaf, identity):
+    (leaf / "d").mkdir()
+    (leaf / "d" / "file").write_text("")
+    for path in (leaf / "d", leaf / "d" / "file"):
+        os.chown(path, OTHER, OTHER)
+    (leaf / "d" / "file").chmod(0)
+
+    assert ["2 0 False"] == said(hook, "measure()\n", *identity)
+
+
+@IDENTITIES
+@pytest.mark.parametrize("mode", [0, 0o300])
+def test_a_container_that_closes_its_own_directory_is_told(hook, leaf, mode, identity):
+    leaf.chmod(mode)
+
+    assert ["0 1 True"] == said(hook, "measure()\n", *identity)
+    assert mode == leaf.stat().st_mode & 0o7777
+
+
+def test_what_is_mounted_in_it_is_told_and_not_entered(hook, leaf):
+    (leaf / "a").mkdir()
+    mounting = f"sh('mount', '-t', 'tmpfs', 'none', {str(leaf / 'a')!r})\n"
+    filling = f"[open(f'{leaf}/a/{{n}}', 'w').close() for n in range(100)]\n"
+
+    assert ["1 1 True"] == said(hook, f"{mounting}{filling}measure()\n")
+
+
+def test_a_directory_with_a_file_system_of_its_own_harms_nobody_and_is_not_told(hook, leaf):
+    mounting = f"sh('mount', '-t', 'tmpfs', 'none', {str(leaf)!r})\n"
+    filling = f"[open(f'{leaf}/{{n}}', 'w').close() for n in range(10_100)]\n"
+
+    assert ["0 0 False"] == said(hook, f"{mounting}{filling}measure()\n")
+
+
+TENANT = """
+import os, sys
+at = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECTORY)
+os.fchdir(at)
+print("at work", flush=True)
+number = 0
+while True:
+    number += 1
+    try:
+        for name in os.listdir(at):
+            os.rename(name, f"x{number}-{len(name)}", src_dir_fd=at, dst_dir_fd=at)
+        os.makedirs(f"n{number % 7}/m/o", exist_ok=True)
+        os.rename(f"n{number % 7}/m", f"m{number % 5}")
+        os.symlink("/usr", f"m{number % 5}/link")
+        os.rename(f"m{number % 5}/o", "o")
+        os.symlink("/usr", f"m{number % 5}/o")
+    except OSError:
+        pass
+"""
+
+
+def test_a_tenant_that_renames_meanwhile_leads_the_look_nowhere(hook, leaf):
+    """However names change, no look ends in an error, or outside: /usr has more entries."""
+    looks = "for _ in range(30):\n    measure()\n"
+    tenant = [sys.executable, "-c", TENANT, str(leaf)]
+    with subprocess.Popen(tenant, stdout=subprocess.PIPE) as running:  # noqa: S603 -- our own
+        assert running.stdout is not None
+        running.stdout.readline()
+        try:
+            lines = said(hook, looks, *NO_PRIVILEGES)
+        finally:
+            running.kill()
+
+    assert 30 == len(lines)
+    assert [] == [line for line in lines if not line.endswith(" 0 False")]

@@ -1,0 +1,101 @@
+"""When a container directory is large, whose it is, and what is said of it."""
+
+import dataclasses
+
+import pytest
+
+from agent.core.edits import ContainerEdits
+from agent.core.holdings import KubeletEpoch
+from agent.core.ledger import Ledger
+from agent.core.measuring import Owned, Size, large_event, owned_directories
+from agent.core.plain_row import Holder, PlainRow
+from agent.core.pods import PodUid
+from tests.builders import NOON, POD_UID, a_row, a_share
+
+MIB = 2**20
+OWNED = Owned(f"{POD_UID}_main", "main", "team-a", "train-0", PodUid(POD_UID))
+
+
+@pytest.mark.parametrize(
+    ("size", "is_large"),
+    [
+        (Size(), False),
+        (Size(allocated=2 * MIB, entries=3), False),
+        (Size(allocated=256 * MIB, entries=10_000), False),
+        (Size(allocated=256 * MIB + 512), True),
+        (Size(entries=10_001), True),
+        (Size(closed=1), True),
+        (Size(is_deep=True), True),
+    ],
+)
+def test_more_than_hami_core_can_need_is_large_and_what_cannot_be_told_too(size, is_large):
+    assert is_large == size.is_large
+
+
+def test_it_is_said_on_the_pod_who_keeps_how_much_and_what_to_do():
+    event = large_event(OWNED, Size(allocated=300 * MIB, entries=12))
+
+    assert ("DirectoryLarge", True) == (event.reason, event.warning)
+    assert ("team-a", "train-0", POD_UID) == (event.namespace, event.pod, event.pod_uid)
+    assert event.text.startswith("Container main keeps at least 300 MiB in 12 entries in its")
+    for part in ("256 MiB or 10,000 entries", "HA-5003", "delete the pod"):
+        assert part in event.text
+
+
+@pytest.mark.parametrize(
+    ("size", "part"),
+    [
+        (Size(entries=1, closed=1), "1 entry and a directory that the agent may not look into in"),
+        (Size(entries=9, closed=1_234), "and 1,234 directories that the agent may not look into"),
+        (Size(entries=16, is_deep=True), "and more than 16 directories in each other in"),
+        (Size(entries=10_001), "keeps at least 0 MiB in 10,001 entries in its directory"),
+    ],
+)
+def test_what_is_told_is_what_was_seen(size, part):
+    assert part in large_event(OWNED, size).text
+
+
+def test_of_a_pod_whose_uid_is_not_known_it_is_said_on_the_node():
+    named = large_event(dataclasses.replace(OWNED, pod_uid=PodUid("")), Size(closed=1))
+    unnamed = large_event(Owned("uid_container"), Size(closed=1))
+
+    assert ("", "", "") == (named.namespace, named.pod, named.pod_uid)
+    assert named.text.startswith("Container main of pod team-a/train-0 keeps ")
+    assert unnamed.text.startswith("A container that the kubelet has not named (uid_container) ")
+
+
+def a_plain_row(number: int, *, holder: Holder | None = None, limits: bool = True) -> PlainRow:
+    return PlainRow(
+        uid=PodUid(f"{number:08x}-0000-4000-9000-{number:012x}"),
+        slice_ids=(),
+        shares=(a_share(),) if limits else (),
+        edits=ContainerEdits(),
+        answered_at=NOON,
+        epoch=KubeletEpoch(7, 1),
+        holder=holder,
+    )
+
+
+def test_each_row_with_a_directory_has_an_owner_as_far_as_one_is_known():
+    holder = Holder("team-b", "infer", "app")
+    plain = (
+        a_plain_row(1, holder=holder),
+        a_plain_row(2),
+        a_plain_row(3, holder=holder, limits=False),
+    )
+    row = a_row()
+
+    found = tuple(owned_directories(Ledger(rows=(row,), plain=plain)))
+
+    assert (
+        Owned(
+            f"{row.key.pod_uid}_{row.key.container}",
+            row.key.container,
+            row.namespace,
+            row.pod,
+            row.key.pod_uid,
+        ),
+        Owned(found[1].name, "app", "team-b", "infer"),
+        Owned(found[2].name),
+    ) == found
+    assert {plain[0].uid, plain[1].uid} == {one.name.partition("_")[0] for one in found[1:]}
