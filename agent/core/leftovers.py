@@ -1,4 +1,13 @@
-"""What an agent leaves on its Node when it is gone, and what of it may be taken away."""
+"""What an agent leaves on its Node when it is gone, and what of it may be taken away.
+
+On one Node, where no plugin serves, every report is untrue, whoever wrote it, and may go. Of all
+Nodes HAMi's plugin may just be starting again, so `metadata.managedFields` decide as well: an agent
+must have written the report last, or have taken it over (`mark_of`; no clocks are compared).
+
+Three cases stay hidden. A plugin whose GPUs are all unhealthy reports 0 like one that is gone. So
+does one whose resource has another name than the caller was told. A Node that was created without
+any metadata has no managedFields, so its annotations stay; kubelets create no such Node.
+"""
 
 import dataclasses
 from collections.abc import Mapping
