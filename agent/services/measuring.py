@@ -70,7 +70,7 @@ class Measuring:
             except AgentError as error:
                 failures.append(str(error))
         if failures:
-            log.warning("hooks.not_measured", directories=len(failures), err=failures[0])
+            log.warning("hooks.not_measured", failures=len(failures), err=failures[0])
 
     async def _size(self, name: str) -> Size:
         size = await _in_time(self._hooks.measure(name, anew=True))

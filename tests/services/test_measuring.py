@@ -134,7 +134,7 @@ async def test_a_directory_that_fails_hides_no_other_and_is_a_line_a_minute(hook
             assert frozenset({OTHER}) == service.state.value.large
 
     failed = [one for one in lines if one["event"] == "hooks.not_measured"]
-    assert [(1, "Input/output error")] * 2 == [(one["directories"], one["err"]) for one in failed]
+    assert [(1, "Input/output error")] * 2 == [(one["failures"], one["err"]) for one in failed]
 
 
 async def test_what_was_large_stays_so_while_the_disk_fails_and_is_not_told_again(hooks, ledger):
