@@ -24,7 +24,6 @@ from agent.core.evidence import (
     Question,
     ReadRecords,
 )
-from agent.core.guess import guess
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey
 from agent.core.match_settings import MatchSettings
@@ -55,13 +54,12 @@ def being_admitted(count: int, evidence: Evidence, settings: MatchSettings) -> C
     if question is not None:
         return question
     if not evidence.books.witnessed:
-        return without_witness(count, found, evidence, settings)
+        return without_witness(count, found, evidence)
     first = _first_known(found, evidence, settings)
     if first is not None:
         return first
     admitted = _known(found, evidence, settings)
-    guessed = guess(count, admitted, evidence, settings)
-    return _only(count, admitted, evidence) if guessed is None else guessed
+    return _only(count, admitted, evidence)
 
 
 def _first_known(

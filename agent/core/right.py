@@ -3,7 +3,6 @@
 from agent.core.candidates import Candidate
 from agent.core.errors import Gate, Refusal, cap
 from agent.core.evidence import AwaitLock, Evidence, LookAtNode, Question
-from agent.core.guess import no_lock
 from agent.core.match_settings import MatchSettings, UnlockedPods
 from agent.core.pods import NodeLock, PodView, Role
 
@@ -71,7 +70,20 @@ def _refusal(pod: PodView, evidence: Evidence, settings: MatchSettings) -> Refus
             f"{'/'.join(lock.owner)} on this node: was the pod bound by another scheduler, or was "
             "its lock handed over? Create it again with schedulerName of HAMi's scheduler.",
         )
-    return no_lock(pod, settings)
+    return Refusal(Gate.NO_LOCK, f"Pod {name} holds no node lock of HAMi's scheduler{_why(pod)}")
+
+
+def _why(pod: PodView) -> str:
+    """What a pod without a lock is told: HAMi's scheduler takes none for init containers alone."""
+    if _takes_lock(pod):
+        return (
+            ": it was bound by another scheduler, or the lock was taken away; create it again with "
+            "schedulerName of HAMi's scheduler, or have the operator set allocation.unlockedPods."
+        )
+    return (
+        " (it takes none when only an init container requests GPUs); request the GPU in an app "
+        "container too, or have the operator set allocation.unlockedPods to unique."
+    )
 
 
 def _takes_lock(pod: PodView) -> bool:

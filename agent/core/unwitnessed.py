@@ -6,15 +6,13 @@ Nothing here asks such a kubelet anything: who may be asking is known from the p
 from agent.core.candidates import Candidate
 from agent.core.errors import Gate, Refusal
 from agent.core.evidence import AwaitLock, Evidence, ListPods, LookAtNode, Question
-from agent.core.guess import guess
-from agent.core.match_settings import MatchSettings
 from agent.core.right import lock_of
 
 
 def without_witness(
-    count: int, found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
+    count: int, found: tuple[Candidate, ...], evidence: Evidence
 ) -> Candidate | Question:
-    """Kubelets before 1.34: only a lock owner that is the only candidate is served, or a guess."""
+    """Kubelets before 1.34: only a lock owner that is the only candidate is served."""
     is_alone = len(found) == 1
     if is_alone and lock_of(found[0].pod, evidence):
         return found[0]
@@ -23,9 +21,6 @@ def without_witness(
         return question
     if not found:
         raise nobody(count, evidence)
-    guessed = guess(count, found, evidence, settings)
-    if guessed is not None:
-        return guessed
     if all(one.deleted for one in found) or (is_alone and found[0].row is None):
         return found[0]  # who is told why by the next gate
     raise Refusal(

@@ -108,11 +108,8 @@ async def test_of_two_pods_of_an_expired_lock_the_first_is_refused_and_the_secon
         assert {second.uid} == {effect.pod_uid for effect in desk.ledger.outbox}
 
 
-@pytest.mark.parametrize("unlocked", [UnlockedPods.STRICT, UnlockedPods.LEGACY])
-async def test_forged_annotations_beside_a_lock_are_worth_nothing_unless_the_operator_says_so(
-    unlocked,
-):
-    async with a_desk(unlocked=unlocked) as desk:
+async def test_forged_annotations_beside_a_lock_are_worth_nothing():
+    async with a_desk() as desk:
         forger = placed(2, annotations=annotated(f"{G1},NVIDIA,1,1:;"))
         desk.see(forger, placed(1))
         desk.lock(placed(1))

@@ -226,14 +226,7 @@ class Inquiry:
                 return
 
     async def _caught_up(self, step: ListPods | AwaitLock, seen: Evidence) -> bool:
-        """Whether the watch that `step` is about tells more than was seen, before time is over.
-
-        A lock need not come where the pod is served without one.
-        """
-        lax = self._settings.unlocked_pods is not UnlockedPods.STRICT
-        if isinstance(step, AwaitLock) and lax:
-            self._state = dataclasses.replace(self._state, waited=True, node_read=True)
-            return True
+        """Whether the watch that `step` is about tells more than was seen, before time is over."""
         now = asyncio.get_running_loop().time()
         if self._lagging_until is None:
             self._lagging_until = now + WATCH_PAUSE
