@@ -11,7 +11,7 @@ from agent.core.candidates import (
     Candidate,
     all_confirmed,
     candidates,
-    has_changed,
+    is_taken_up,
     recent_graves,
 )
 from agent.core.errors import Gate, Refusal, cap
@@ -70,7 +70,7 @@ def _first_known(
     None: all were asked.
     """
     owner = evidence.lock.owner if evidence.lock else None
-    is_crowd = len(found) > MANY and not any(_is_taken_up(one, evidence) for one in found)
+    is_crowd = len(found) > MANY and not any(is_taken_up(one.pod, evidence.books) for one in found)
     if is_crowd and not evidence.records_read:
         return ReadRecords()
     is_serial = is_crowd and not has_passed(CROWDED, evidence.books.epoch.since, evidence.now)
@@ -93,15 +93,6 @@ def _first_known(
 def _is_new(one: Candidate) -> bool:
     """Whether the kubelet asks for it at its admission alone, which is one pod's at a time."""
     return one.row is None and not has_run(one.pod)
-
-
-def _is_taken_up(one: Candidate, evidence: Evidence) -> bool:
-    """Whether this kubelet has started something of the pod: now a worker may ask for it."""
-    books = evidence.books
-    return any(
-        each.running_id in books.alive or has_changed(each, books.epoch.since)
-        for each in one.pod.containers
-    )
 
 
 def _found(count: int, evidence: Evidence, settings: MatchSettings) -> tuple[Candidate, ...]:
@@ -159,23 +150,6 @@ def in_vain(count: int, evidence: Evidence, settings: MatchSettings) -> PodUid |
     if len(found) != 1 or found[0].row is not None or has_run(found[0].pod):
         return None
     return found[0].pod.uid
-
-
-def may_be_meant(count: int, evidence: Evidence, settings: MatchSettings) -> frozenset[PodUid]:
-    """Pods that have run, for a dead container of one of which this request may have been.
-
-    It was refused, and the kubelet goes on with others. Those of which it said nothing may be
-    meant as well, but not before it has taken them up: till then it asks in their order.
-    """
-    is_young = is_taking_up(evidence.books.epoch, evidence.now)
-
-    def is_possible(one: Candidate) -> bool:
-        if one.pod.key in evidence.known:
-            return _is_known(one, evidence, settings)
-        return not is_young or _is_taken_up(one, evidence)
-
-    found = _found(count, evidence, settings)
-    return frozenset(one.pod.uid for one in found if not _is_new(one) and is_possible(one))
 
 
 def _settles(

@@ -45,15 +45,13 @@ class Books:
     `recorded`: the containers in the kubelet's checkpoint file, None while unread or unreadable
     (ordinary init containers are listed nowhere else). `alive`: runtime ids of containers that run
     for certain: after a reboot the API still says running for containers that are gone.
-    `witnessed`: this kubelet serves Get; where it does not, its file stands in. `asked_last`: the
-    container for which this kubelet asked last, of pods of which it had lost the records.
+    `witnessed`: this kubelet serves Get; where it does not, its file stands in.
     """
 
     epoch: KubeletEpoch
     recorded: frozenset[ContainerKey] | None = None
     alive: frozenset[str] = frozenset()
     witnessed: bool = True
-    asked_last: Mapping[PodUid, str] = dataclasses.field(default_factory=dict)
 
 
 Known = Mapping[PodKey, Holding | None]
@@ -93,11 +91,7 @@ STAMP = dt.timedelta(seconds=1)
 
 
 def has_changed(container: ContainerView, since: dt.datetime) -> bool:
-    """Whether the container started or ended since this kubelet is there, as far as is known.
-
-    Of a pod none of which did, it asks at its admission: in the order of the spec, and a pod that
-    is refused there is over. It asks again and again only for what ended under it.
-    """
+    """Whether the container started or ended since this kubelet is there, as far as is known."""
     if container.has_run and container.running_id is None and container.stopped_at is None:
         return True
     moments = (container.started_at, container.stopped_at)
@@ -148,38 +142,32 @@ def waiting(
     return tuple(found)
 
 
+def is_taken_up(pod: PodView, books: Books) -> bool:
+    """Whether the pod's admission by this kubelet is over: something of it lives or has changed.
+
+    At its admission the kubelet asks for a pod in the order of the spec, and a pod that is refused
+    there is over. Later it asks, beside its other work, for what has died: also behind one that was
+    refused, and again and again.
+    """
+    return any(
+        _is_alive(each, books) or has_changed(each, books.epoch.since) for each in pod.containers
+    )
+
+
 def _next(
     count: int, found: tuple[Candidate, ...], books: Books, *, is_asked: bool
 ) -> Candidate | None:
     """The one of a pod's waiting containers that a request for `count` slices would be for.
 
     While the witness was not asked for the pod, any of them may be next, for records may be
-    missing here. Where a container of the pod runs, its admission is over, and the others are
-    started again one by one. Else it is the first.
+    missing here; and so it is once the pod was taken up. Else it is the first.
     """
-    for one in _in_turn(found, books):
+    for one in found:
         if one.container.count == count:
             return one
-        if is_asked and not any(_is_alive(other, books) for other in one.pod.containers):
+        if is_asked and not is_taken_up(one.pod, books):
             return None
     return None
-
-
-def _in_turn(found: tuple[Candidate, ...], books: Books) -> tuple[Candidate, ...]:
-    """Those behind the container that was asked for last, then the others.
-
-    The kubelet starts the dead containers of a pod in the order of the spec. One that is refused
-    does not stop it: it goes on to the next, and comes back to this one in its next round.
-    """
-    last = books.asked_last.get(found[0].pod.uid) if found else None
-    names = [one.name for one in found[0].pod.gpu_containers] if found else []
-    if last not in names:
-        return found
-    done = names.index(last) + 1
-    return (
-        *(one for one in found if names.index(one.container.name) >= done),
-        *(one for one in found if names.index(one.container.name) < done),
-    )
 
 
 def recent_graves(table: PodTable, books: Books, now: dt.datetime) -> PodTable:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import datetime as dt
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 
 from agent.core.candidates import Books, Candidate, Known, PodKey
 from agent.core.gpu import GpuUuid
@@ -31,8 +31,7 @@ class Evidence:
     UNREAD where the API server was silent. `registered`: the greatest amounts of the last minute,
     where they differ from the inventory's. `records_read`, `listed`, `waited`, `node_read`: what
     was done already. `list_failed`: the LIST brought no answer. `checked`: runtime ids that were
-    looked up. `claimed`: pods of calls in flight, and those that asked in vain. `in_doubt`: pods
-    one of whose dead containers may have been refused, nobody knows which.
+    looked up. `claimed`: pods of calls in flight, and those that asked in vain.
     """
 
     table: PodTable
@@ -54,7 +53,6 @@ class Evidence:
     waited: bool = False
     node_read: bool = False
     claimed: frozenset[PodUid] = frozenset()
-    in_doubt: Container[PodUid] = frozenset()
 
     @property
     def blind(self) -> bool:

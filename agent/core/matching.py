@@ -9,12 +9,11 @@ rests on the newest view.
 import dataclasses
 
 from agent.core.admission import being_admitted, has_run, is_taking_up
-from agent.core.candidates import Candidate, remembered, waiting
+from agent.core.candidates import Candidate, is_taken_up, remembered, waiting
 from agent.core.errors import Gate, Refusal
 from agent.core.evidence import UNREAD, Evidence, Grant, ListPods, LookAtPod, Question
 from agent.core.grant import check, renamed, replay
 from agent.core.match_settings import MatchSettings
-from agent.core.pods import Role
 from agent.core.right import lock_of, right
 
 
@@ -34,8 +33,8 @@ def decide(count: int, evidence: Evidence, settings: MatchSettings) -> Question 
     question = _same(found, evidence)
     if question is not None:
         return question
-    if _is_uncertain(found, evidence, settings):
-        raise _doubted(found)
+    if _is_one_of_several(found, evidence, settings):
+        raise _ambiguous(found)
     if found.row is None:
         return _first(found, evidence, settings)
     return replay(found, found.row, evidence)
@@ -96,32 +95,22 @@ def _may_be_a_newcomer(found: Candidate, evidence: Evidence) -> bool:
     )
 
 
-def _may_be_behind(found: Candidate, evidence: Evidence) -> bool:
-    """Whether it is an init container that had ended before this kubelet admitted its pod.
+def _is_one_of_several(found: Candidate, evidence: Evidence, settings: MatchSettings) -> bool:
+    """Whether another dead container of the pod may be meant: which is next is not known.
 
-    Then the pod was admitted without asking, for the plugin came later, and only a new sandbox runs
-    the init container again.
+    A status is late by some milliseconds. So of a pod that has run only a kubelet that takes up its
+    pods again is believed to be at its admission.
     """
-    if found.container.role is not Role.INIT or found.container.ended_at is None:
-        return False
-    since = evidence.books.epoch.since
-    return any(one.started_at and one.started_at > since for one in found.pod.containers)
-
-
-def _is_uncertain(found: Candidate, evidence: Evidence, settings: MatchSettings) -> bool:
-    """Whether another dead container of the pod may be meant: which is next is not known."""
-    if found.row is None and not has_run(found.pod):
+    books, pod = evidence.books, found.pod
+    is_young = is_taking_up(books.epoch, evidence.now)
+    if not has_run(pod) or (is_young and not is_taken_up(pod, books)):
         return False  # it is being admitted, in the order of the spec
-    is_behind = found.row is not None and _may_be_behind(found, evidence)
-    if found.pod.uid not in evidence.in_doubt and not is_behind:
-        return False
-    rows = {row.key: row for row in evidence.ledger.rows}
-    holding = evidence.known.get(found.pod.key)
-    dead = waiting(found.pod, rows, evidence.books, settings.resource, holding)
+    rows = {row.key: row for row in evidence.ledger.rows_of(pod.uid)}
+    dead = waiting(pod, rows, books, settings.resource, evidence.known.get(pod.key))
     return sum(one.container.count == found.container.count for one in dead) > 1
 
 
-def _doubted(found: Candidate) -> Refusal:
+def _ambiguous(found: Candidate) -> Refusal:
     return Refusal(
         Gate.MANY_PODS_ADMITTED,
         f"The kubelet lost its records of pod {'/'.join(found.pod.key)}, several containers of "

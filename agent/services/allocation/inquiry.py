@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 import structlog
 
 from agent.codec.nodelock import former_locks, held_lock
-from agent.core.admission import in_vain, may_be_meant
+from agent.core.admission import in_vain
 from agent.core.candidates import Books, PodKey, all_confirmed
 from agent.core.errors import (
     ApiError,
@@ -144,10 +144,6 @@ class Inquiry:
         """The pod that will not ask again, now that its request was refused, or None."""
         return in_vain(count, self._evidence(underway), self._settings)
 
-    def may_be_meant(self, count: int, underway: Underway) -> frozenset[PodUid]:
-        """Pods that had answers, for one of which the refused request may have been."""
-        return may_be_meant(count, self._evidence(underway), self._settings)
-
     def _evidence(self, underway: Underway) -> Evidence:
         done = self._state
         return Evidence(
@@ -161,7 +157,6 @@ class Inquiry:
                 done.recorded,
                 done.alive,
                 done.can_ask,
-                underway.asked_last,
             ),
             now=self._peers.clock.now(),
             known=self._known,
@@ -174,7 +169,6 @@ class Inquiry:
             waited=done.waited,
             node_read=done.node_read,
             claimed=underway.claimed,
-            in_doubt=underway.in_doubt,
             spent=underway.spent,
             outlived=self._views.outlived.value,
         )

@@ -40,7 +40,6 @@ from agent.services.allocation.calls import Call, Calls, overlap, refusal_of
 from agent.services.allocation.inquiry import Inquiry
 from agent.services.allocation.outcomes import Outcomes, oversold, whose
 from agent.services.allocation.preferring import Preferring
-from agent.services.allocation.rounds import Rounds
 from agent.services.allocation.storage import Storage
 from agent.services.allocation.views import Peers, Underway, Views
 
@@ -81,7 +80,6 @@ class Allocation:
         self._storage = storage
         self._settings = settings
         self._calls = Calls(Turns(peers.epoch))
-        self._rounds = Rounds(peers.clock.now())
         self._preferring = Preferring(views, peers, self._calls, self._underway)
         self._outcomes = Outcomes()
         self._say = say
@@ -186,14 +184,8 @@ class Allocation:
         return grant, facts
 
     def _remember(self, inquiry: Inquiry, count: int) -> None:
-        """What the refusal says of the kubelet's next request.
-
-        A pod that is refused at its admission does not ask again, and which dead container comes
-        next is not known.
-        """
-        now = self._underway()
-        self._rounds.doubt(inquiry.may_be_meant(count, now), self._epoch())
-        refused = inquiry.in_vain(count, now)
+        """A pod that is refused at its admission does not ask again."""
+        refused = inquiry.in_vain(count, self._underway())
         if refused is not None:
             self._calls.use_up(refused, self._views.pods.value, self._epoch())
 
@@ -314,15 +306,8 @@ class Allocation:
         return change
 
     def _underway(self) -> Underway:
-        ledger, epoch = self._ledger(), self._epoch()
-        rounds = self._rounds
-        return Underway(
-            ledger,
-            self._calls.claimed(epoch),
-            rounds.in_doubt(epoch, ledger, self._views.pods.value),
-            rounds.asked_last(epoch),
-            self._calls.spent,
-        )
+        claimed = self._calls.claimed(self._epoch())
+        return Underway(self._ledger(), claimed, self._calls.spent)
 
     def _epoch(self) -> KubeletEpoch:
         return self._peers.epoch() or KubeletEpoch()
@@ -336,9 +321,8 @@ class Allocation:
 
     def _refused(self, refusal: Refusal, call: Call, count: int) -> None:
         epoch, pods = self._epoch(), self._views.pods.value
-        if call.row is not None and call.is_replay:
-            self._rounds.refused(call.row, epoch)
-        elif call.row is not None and refusal.gate is not Gate.OVERLAP:
+        is_first = call.row is not None and not call.is_replay
+        if call.row is not None and is_first and refusal.gate is not Gate.OVERLAP:
             pod = pods.pods.get(call.row.key.pod_uid)
             if pod is None or not has_run(pod):
                 self._calls.use_up(call.row.key.pod_uid, pods, epoch)

@@ -6,30 +6,29 @@ import datetime as dt
 import pytest
 
 from agent.core.admission import _speaks_of as speaks_of
-from agent.core.admission import may_be_meant
 from agent.core.candidates import Books, Candidate
 from agent.core.errors import Gate, Refusal
 from agent.core.evidence import AskKubelet, ListPods
-from agent.core.holdings import Holding
+from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey, Row
 from agent.core.pods import Phase, PodView, Role
-from tests.builders import a_container, a_row, a_share
+from tests.builders import NOON, a_container, a_row, a_share
 from tests.unit.core.matching_scene import (
     G1,
     NOW_KUBELET,
     OLD_KUBELET,
     RESOURCE,
-    SETTINGS,
     a_scene,
-    annotated,
     ask,
     changed,
     granted,
     holding,
     knowing,
     named_pod,
+    refused_by,
 )
 
+YOUNG = KubeletEpoch(inode=7, ctime_ns=int(NOON.timestamp()) * 10**9)
 TWO = (a_container(name="proxy", count=0), a_container())
 OLD = named_pod(1)
 NEW = named_pod(1, uid=named_pod(9).uid, containers=TWO)
@@ -101,51 +100,35 @@ def test_a_namesake_that_had_ended_is_hidden_by_the_kubelet() -> None:
     assert granted(scene).candidate.pod == NEW
 
 
-def test_a_pod_in_doubt_with_two_dead_containers_of_one_count_is_refused() -> None:
-    both = named_pod(
-        1,
-        containers=(a_container(name="a"), a_container(name="b")),
-        annotations=annotated(f"{G1},NVIDIA,1000,10:;{G1},NVIDIA,2000,10:;"),
-    )
-    other = named_pod(3)
-    rows = (
-        row_of(both, key=dataclasses.replace(row_of(both).key, container="a"), epoch=OLD_KUBELET),
-        row_of(both, key=dataclasses.replace(row_of(both).key, container="b"), epoch=OLD_KUBELET),
-        row_of(other, epoch=OLD_KUBELET),
-    )
-    scene = knowing(a_scene(both, other, rows=rows), holding(both), holding(other))
-
-    assert {both.uid, other.uid} == may_be_meant(1, scene, SETTINGS)
-    alone = knowing(scene, holding(both), absent=(other,))
-    assert {both.uid} == may_be_meant(1, alone, SETTINGS)
-    with pytest.raises(Refusal) as caught:
-        ask(changed(alone, in_doubt=frozenset({both.uid})))
-    assert Gate.MANY_PODS_ADMITTED is caught.value.gate
-    assert caught.value.sentence.endswith("delete the pod, and its controller makes a new one.")
-    assert "a" == granted(alone).candidate.container.name
-    asked = Books(NOW_KUBELET, asked_last={both.uid: "a"})
-    assert "b" == granted(changed(alone, books=asked)).candidate.container.name
-
-
-@pytest.mark.parametrize(("started", "refused"), [(1, True), (-1, False), (None, False)])
-def test_an_ended_init_container_is_not_guessed_once_its_pod_was_admitted_without_asking(
-    started, refused
+@pytest.mark.parametrize(
+    ("started", "age", "refused"),
+    [(1, 9, True), (-1, 9, False), (-1, 31, True)],
+    ids=["it started since", "it is being admitted", "its status may be late"],
+)
+@pytest.mark.parametrize("role", [Role.INIT, Role.APP])
+def test_of_two_dead_containers_of_one_count_the_first_is_served_at_their_admission_alone(
+    role, started, age, refused
 ) -> None:
-    since = NOW_KUBELET.since
-    at = None if started is None else since + dt.timedelta(seconds=started)
-    ended = since - dt.timedelta(seconds=9)
-    init = dataclasses.replace(a_container(name="init", role=Role.INIT), ended_at=ended)
-    pod = named_pod(1, containers=(init, dataclasses.replace(a_container(), started_at=at)))
+    since = YOUNG.since
+    at = since + dt.timedelta(seconds=started)
+    over = since - dt.timedelta(seconds=9)
+    first = dataclasses.replace(a_container(name="first", role=role), ended_at=over)
+    ran = dataclasses.replace(a_container(), has_run=True, started_at=at, stopped_at=at)
+    pod = named_pod(1, containers=(first, ran))
     rows = tuple(
-        row_of(pod, key=ContainerKey(pod.uid, name), role=role, epoch=OLD_KUBELET, confirmed=True)
-        for name, role in (("init", Role.INIT), ("main", Role.APP))
+        row_of(pod, key=ContainerKey(pod.uid, one.name), role=one.role, epoch=OLD_KUBELET)
+        for one in pod.containers
     )
-    scene = changed(knowing(a_scene(pod, rows=rows), holding(pod)), records_read=True, listed=True)
+    scene = changed(
+        knowing(a_scene(pod, rows=rows), holding(pod)),
+        books=Books(YOUNG),
+        now=since + dt.timedelta(seconds=age),
+        records_read=True,
+        listed=True,
+    )
 
     if not refused:
-        assert "init" == granted(scene).candidate.container.name
+        assert "first" == granted(scene).candidate.container.name
         return
-    with pytest.raises(Refusal) as caught:
-        ask(scene)
-
-    assert Gate.MANY_PODS_ADMITTED is caught.value.gate
+    sentence = refused_by(scene, Gate.MANY_PODS_ADMITTED).sentence
+    assert sentence.endswith("delete the pod, and its controller makes a new one.")

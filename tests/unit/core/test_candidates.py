@@ -186,21 +186,6 @@ def test_in_a_pod_that_has_started_any_container_may_be_started_again():
     assert ["train-1/one"] == found(1, pod, known={pod.key: holding(pod)}, books=books)
 
 
-TWINS = named_pod(1, containers=tuple(a_container(name=name) for name in ("a", "b", "c")))
-
-
-@pytest.mark.parametrize(
-    ("last", "expected"), [("a", "b"), ("b", "c"), ("c", "a"), ("gone", "a"), (None, "a")]
-)
-def test_the_dead_containers_of_a_pod_are_asked_for_one_after_the_other(last, expected):
-    asked = {} if last is None else {TWINS.uid: last}
-    books = Books(NOW_KUBELET, asked_last=asked)
-
-    assert [f"train-1/{expected}"] == found(
-        1, TWINS, known={TWINS.key: holding(TWINS)}, books=books
-    )
-
-
 def test_present_pods_come_before_deleted_ones_and_older_ones_first():
     young = named_pod(2, created=NOON.replace(hour=13))
     grave = named_pod(3, created=NOON.replace(hour=1))
