@@ -126,7 +126,7 @@ def _speaks_of(holding: Holding, one: Candidate, resource: str) -> bool:
     known = {each.name for each in one.pod.containers}
     if any(each.name not in named for each in one.pod.containers if each.role is Role.APP):
         return False
-    if one.pod.node and not named <= known:  # of a pod without it only the rows are known
+    if not named <= known:
         return False
     names = [each.name for each in one.pod.asking(resource)]
     later = names[names.index(one.container.name) + 1 :]

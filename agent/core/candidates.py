@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from agent.core.annotations import BIND_PHASE, PHASE_SUCCESS
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey, Ledger, Row
-from agent.core.pods import ContainerView, Phase, PodTable, PodUid, PodView, Role
+from agent.core.pods import ContainerView, PodTable, PodView, Role
 
 PodKey = tuple[str, str]
 """Namespace and name: all that PodResources and the node lock know of a pod."""
@@ -65,9 +65,7 @@ def is_live(row: Row, table: PodTable, known: Known, books: Books) -> bool:
     a new kubelet may not have taken the pod up yet.
     """
     pod = table.pods.get(row.key.pod_uid)
-    if pod is None:
-        return not table.synced
-    if pod.terminal:
+    if pod is None or pod.terminal:
         return False
     key = (row.namespace, row.pod)
     forgotten = key in known and known[key] is None
@@ -214,42 +212,6 @@ def candidates(
     return (
         *(one for one in standing if one is not None),
         *(dataclasses.replace(one, deleted=True) for one in buried if one is not None),
-    )
-
-
-def remembered(ledger: Ledger, epoch: KubeletEpoch) -> PodTable:
-    """The pods that only the ledger knows, for when no pod could be listed yet: for replays.
-
-    Only those of which no earlier kubelet is known to have booked a container, and none of whose
-    rows was only adopted: they had not started. Of one that runs, a kubelet that lost its
-    checkpoint says the same as of one that it admits, and the runtime ids that would tell them
-    apart are in the pod's status.
-    """
-    rows: dict[PodUid, list[Row]] = {}
-    for row in ledger.rows:
-        rows.setdefault(row.key.pod_uid, []).append(row)
-    pods = {
-        uid: _from_rows(uid, held)
-        for uid, held in rows.items()
-        if not any(row.epoch == KubeletEpoch() for row in held)
-        and not any(row.confirmed and row.epoch != epoch for row in held)
-    }
-    return PodTable(pods)
-
-
-def _from_rows(uid: PodUid, rows: list[Row]) -> PodView:
-    """A pod of which nothing is known but its rows, in the order in which they were answered."""
-    return PodView(
-        uid=uid,
-        namespace=rows[0].namespace,
-        name=rows[0].pod,
-        node="",
-        phase=Phase.UNKNOWN,
-        created=rows[0].answered_at,
-        containers=tuple(
-            ContainerView(row.key.container, row.role, len(row.shares), resource=row.resource)
-            for row in rows
-        ),
     )
 
 

@@ -9,7 +9,7 @@ rests on the newest view.
 import dataclasses
 
 from agent.core.admission import being_admitted, has_run, is_taking_up
-from agent.core.candidates import Candidate, is_taken_up, remembered, waiting
+from agent.core.candidates import Candidate, is_taken_up, waiting
 from agent.core.errors import Gate, Refusal
 from agent.core.evidence import UNREAD, Evidence, Grant, ListPods, LookAtPod, Question
 from agent.core.grant import check, renamed, replay
@@ -22,9 +22,6 @@ def decide(count: int, evidence: Evidence, settings: MatchSettings) -> Question 
 
     Raises Refusal with the gate that closed and a sentence for the pod's owner.
     """
-    if evidence.blind and evidence.books.witnessed and not evidence.table.synced:
-        table = remembered(evidence.ledger, evidence.books.epoch)
-        evidence = dataclasses.replace(evidence, table=table)
     found = being_admitted(count, evidence, settings)
     if not isinstance(found, Candidate):
         return found

@@ -56,10 +56,6 @@ def test_a_row_counts_while_its_pod_is_there_and_the_kubelet_knows_it(pods, know
     assert live is is_live(ROW, a_table(*pods), known, books)
 
 
-def test_before_the_first_list_every_row_counts():
-    assert is_live(ROW, PodTable(), {}, BOOKS)
-
-
 @pytest.mark.parametrize(
     ("confirmed", "epoch", "expected"),
     [

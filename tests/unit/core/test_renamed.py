@@ -5,7 +5,7 @@ import datetime as dt
 
 import pytest
 
-from agent.core.candidates import all_confirmed, candidates, remembered
+from agent.core.candidates import all_confirmed, candidates
 from agent.core.errors import Gate, Refusal
 from agent.core.holdings import ContainerHolding, Holding
 from agent.core.ledger import Ledger
@@ -84,13 +84,6 @@ def test_what_is_held_by_a_former_name_counts_for_the_room_of_the_present_one():
 
     with pytest.raises(Refusal, match=Gate.MEMORY_EXCEEDED.value):
         ask(both(held, holding(YOUNG), rows=(row,)), settings=BY_NEW)
-
-
-def test_a_pod_that_only_the_ledger_knows_asks_by_the_name_of_its_row():
-    row = dataclasses.replace(ROW, resource=NEW)
-    table = remembered(Ledger((row,)), NOW_KUBELET)
-
-    assert [NEW] == [one.resource for one in table.pods[POD.uid].containers]
 
 
 def test_a_pod_is_counted_by_the_first_name_that_it_asks_by():
