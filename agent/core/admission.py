@@ -9,7 +9,6 @@ import datetime as dt
 from agent.core.ages import has_passed
 from agent.core.candidates import (
     Candidate,
-    all_confirmed,
     candidates,
     is_taken_up,
     recent_graves,
@@ -20,7 +19,6 @@ from agent.core.evidence import (
     CheckRunning,
     Evidence,
     ListPods,
-    LookAtNode,
     Question,
     ReadRecords,
 )
@@ -34,65 +32,44 @@ MANY = 8
 """Candidates beyond which not all are asked: after a reboot with a lost checkpoint there are 110,
 and the kubelet answers 100 questions a second."""
 
-CROWDED = dt.timedelta(seconds=180)
-"""How long a kubelet may take to admit 110 pods anew, each of which may take an answer's time."""
-
 TAKING_UP = dt.timedelta(seconds=30)
 """Seconds after its start within which a kubelet has taken up its pods again."""
 
 
 def being_admitted(count: int, evidence: Evidence, settings: MatchSettings) -> Candidate | Question:
-    """The one candidate that the kubelet is admitting, or what must be known first.
-
-    Where a kubelet takes up many, none of which runs, it admits one after the other: the first that
-    it knows is the one, and those that its checkpoint names are not asked about. Later, dead
-    containers of pods that it has taken up may be asked for, in no order: of many candidates they
-    alone are asked about once a new pod is known.
-    """
+    """The one candidate that the kubelet is admitting, or what must be known first."""
     found = _found(count, evidence, settings)
     question = _unsure(found, evidence)
     if question is not None:
         return question
     if not evidence.books.witnessed:
         return without_witness(count, found, evidence)
-    first = _first_known(found, evidence, settings)
-    if first is not None:
-        return first
-    admitted = _known(found, evidence, settings)
-    return _only(count, admitted, evidence)
+    asked = _next_to_ask(found, evidence, settings)
+    if asked is not None:
+        return asked
+    return _only(count, _known(found, evidence, settings), evidence)
 
 
-def _first_known(
+def _next_to_ask(
     found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
-) -> Candidate | Question | None:
-    """Whom to ask about next, the lock's owner first; or one whose answer settles it alone.
+) -> AskKubelet | None:
+    """Whom to ask about next, the lock's owner first; None: all that need be were asked.
 
-    None: all were asked.
+    The kubelet admits one pod after the other. So of many, behind the first that it knows, only
+    those are asked about whose containers it may be starting again beside that.
     """
     owner = evidence.lock.owner if evidence.lock else None
-    is_crowd = len(found) > MANY and not any(is_taken_up(one.pod, evidence.books) for one in found)
-    if is_crowd and not evidence.records_read:
-        return ReadRecords()
-    is_serial = is_crowd and not has_passed(CROWDED, evidence.books.epoch.since, evidence.now)
-    ordered = sorted(found, key=lambda one: one.pod.key != owner)
-    if len(found) > MANY and any(_is_new(one) for one in _known(found, evidence, settings)):
-        known = evidence.known
-        ordered = [one for one in ordered if one.pod.key in known or not _is_new(one)]
-    for place, one in enumerate(ordered):
-        if one.pod.key not in evidence.known:
-            behind = (each.pod.key for each in ordered[place + 1 :])
-            others = tuple(key for key in behind if key not in evidence.known)
-            return AskKubelet(*one.pod.key, others)
-        if one.deleted or not _is_known(one, evidence, settings):
-            continue
-        if is_serial or (one.pod.key == owner and _settles(one, found, evidence, settings)):
-            return one
-    return None
-
-
-def _is_new(one: Candidate) -> bool:
-    """Whether the kubelet asks for it at its admission alone, which is one pod's at a time."""
-    return one.row is None and not has_run(one.pod)
+    left = [one for one in found if one.pod.key not in evidence.known]
+    if len(found) > MANY and any(
+        not one.deleted and is_at_admission(one.pod, evidence)
+        for one in _known(found, evidence, settings)
+    ):
+        left = [one for one in left if not is_at_admission(one.pod, evidence)]
+    left.sort(key=lambda one: one.pod.key != owner)
+    if not left:
+        return None
+    first, *behind = left
+    return AskKubelet(*first.pod.key, tuple(one.pod.key for one in behind))
 
 
 def _found(count: int, evidence: Evidence, settings: MatchSettings) -> tuple[Candidate, ...]:
@@ -152,32 +129,6 @@ def in_vain(count: int, evidence: Evidence, settings: MatchSettings) -> PodUid |
     return found[0].pod.uid
 
 
-def _settles(
-    owner: Candidate, found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
-) -> bool:
-    """Whether the lock owner's answer alone is enough: nobody else can be asking.
-
-    A pod that was started without being asked for can, when one of its containers has died.
-    """
-    others = [one for one in found if one is not owner]
-    is_alone = not any(has_run(one.pod) or has_run(owner.pod) for one in others)
-    return (
-        is_alone
-        and not _has_predecessor(owner.pod, evidence)
-        and all_confirmed(
-            evidence.table, evidence.ledger, evidence.books, settings.resource, evidence.known
-        )
-    )
-
-
-def _has_predecessor(pod: PodView, evidence: Evidence) -> bool:
-    """Whether the kubelet may be speaking of a pod of this name that is gone."""
-    return any(stone.pod.key == pod.key for stone in evidence.table.tombstones) or any(
-        (row.namespace, row.pod) == pod.key and row.key.pod_uid != pod.uid
-        for row in evidence.ledger.rows
-    )
-
-
 def is_taking_up(epoch: KubeletEpoch, now: dt.datetime) -> bool:
     """Whether the kubelet may still be admitting the pods that were here before it."""
     return not has_passed(TAKING_UP, epoch.since, now)
@@ -188,9 +139,20 @@ def has_run(pod: PodView) -> bool:
     return any(one.has_run or one.running_id is not None for one in pod.containers)
 
 
+def is_at_admission(pod: PodView, evidence: Evidence) -> bool:
+    """Whether the kubelet asks for the pod at its admission alone.
+
+    That is one pod after the other, and in each the order of the spec. A status is late by some
+    milliseconds: so of a pod that has run, only a kubelet that takes up its pods again is believed
+    to be at its admission.
+    """
+    is_young = is_taking_up(evidence.books.epoch, evidence.now)
+    return not has_run(pod) or (is_young and not is_taken_up(pod, evidence.books))
+
+
 def _unsure(found: tuple[Candidate, ...], evidence: Evidence) -> Question | None:
     """What must be known of the candidates' containers before anyone is asked."""
-    if not evidence.records_read and _needs_records(found, evidence):
+    if not evidence.records_read and (len(found) > MANY or _needs_records(found, evidence)):
         return ReadRecords()
     running = {one.running_id for each in found for one in each.pod.containers if one.running_id}
     unchecked = frozenset(running) - evidence.checked
@@ -263,8 +225,6 @@ def _one_of_several(
             f"The kubelet lost its records of several pods with dead containers ({names}) and does "
             "not say which it starts again, so none is guessed; delete all but one of them.",
         )
-    if not evidence.node_read:
-        return LookAtNode()  # the lock's owner settles it alone, and the watch may be late
     raise Refusal(
         Gate.MANY_PODS_ADMITTED,
         f"The kubelet is admitting several pods at once ({names}) and does not say for which it "

@@ -213,21 +213,3 @@ def candidates(
         *(one for one in standing if one is not None),
         *(dataclasses.replace(one, deleted=True) for one in buried if one is not None),
     )
-
-
-def all_confirmed(
-    table: PodTable, ledger: Ledger, books: Books, resource: str, known: Known
-) -> bool:
-    """Whether this kubelet has confirmed every live row of `resource`: no replay is under way."""
-    rows = ledger.under(resource).rows
-    live = (row for row in rows if is_live(row, table, known, books))
-    return all(_is_confirmed(row, books, resource, known) for row in live)
-
-
-def _is_confirmed(row: Row, books: Books, resource: str, known: Known) -> bool:
-    holding = known.get((row.namespace, row.pod))
-    if holding is not None and holding.ids_of(row.key.container, resource):
-        return True
-    if row.role is not Role.INIT:
-        return row.is_booked_by(books.epoch)
-    return row.epoch == books.epoch if books.recorded is None else row.key in books.recorded

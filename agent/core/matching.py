@@ -8,8 +8,8 @@ rests on the newest view.
 
 import dataclasses
 
-from agent.core.admission import being_admitted, has_run, is_taking_up
-from agent.core.candidates import Candidate, is_taken_up, waiting
+from agent.core.admission import being_admitted, has_run, is_at_admission, is_taking_up
+from agent.core.candidates import Candidate, waiting
 from agent.core.errors import Gate, Refusal
 from agent.core.evidence import UNREAD, Evidence, Grant, ListPods, LookAtPod, Question
 from agent.core.grant import check, renamed, replay
@@ -93,17 +93,12 @@ def _may_be_a_newcomer(found: Candidate, evidence: Evidence) -> bool:
 
 
 def _is_one_of_several(found: Candidate, evidence: Evidence, settings: MatchSettings) -> bool:
-    """Whether another dead container of the pod may be meant: which is next is not known.
-
-    A status is late by some milliseconds. So of a pod that has run only a kubelet that takes up its
-    pods again is believed to be at its admission.
-    """
-    books, pod = evidence.books, found.pod
-    is_young = is_taking_up(books.epoch, evidence.now)
-    if not has_run(pod) or (is_young and not is_taken_up(pod, books)):
-        return False  # it is being admitted, in the order of the spec
-    rows = {row.key: row for row in evidence.ledger.rows_of(pod.uid)}
-    dead = waiting(pod, rows, books, settings.resource, evidence.known.get(pod.key))
+    """Whether another dead container of the pod may be meant: which is next is not known."""
+    if is_at_admission(found.pod, evidence):
+        return False
+    pod, rows = found.pod, {row.key: row for row in evidence.ledger.rows_of(found.pod.uid)}
+    known = evidence.known.get(pod.key)
+    dead = waiting(pod, rows, evidence.books, settings.resource, known)
     return sum(one.container.count == found.container.count for one in dead) > 1
 
 

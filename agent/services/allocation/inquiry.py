@@ -14,7 +14,7 @@ import structlog
 
 from agent.codec.nodelock import former_locks, held_lock
 from agent.core.admission import in_vain
-from agent.core.candidates import Books, PodKey, all_confirmed
+from agent.core.candidates import Books, PodKey
 from agent.core.errors import (
     ApiError,
     Gate,
@@ -132,13 +132,8 @@ class Inquiry:
         It does so beside its other work, and dies when the earlier of two requests is granted: a
         preference that is waited for would let a whole other request pass.
         """
-        return not all_confirmed(
-            evidence.table,
-            evidence.ledger,
-            evidence.books,
-            self._settings.resource,
-            evidence.known,
-        )
+        rows = evidence.ledger.under(self._settings.resource).rows
+        return any(row.epoch != evidence.books.epoch for row in rows)
 
     def in_vain(self, count: int, underway: Underway) -> PodUid | None:
         """The pod that will not ask again, now that its request was refused, or None."""

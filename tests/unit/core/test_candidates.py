@@ -7,7 +7,6 @@ import pytest
 
 from agent.core.candidates import (
     Books,
-    all_confirmed,
     candidates,
     is_live,
     waiting,
@@ -198,29 +197,6 @@ def test_deleted_pods_that_ended_or_were_answered_ask_for_nothing():
 
 def test_a_pod_that_asks_for_no_gpu_is_nobody():
     assert [] == found(1, named_pod(1, containers=(a_container(count=0),)))
-
-
-@pytest.mark.parametrize(
-    ("row", "known", "books", "confirmed"),
-    [
-        ({"confirmed": True}, {}, BOOKS, True),
-        ({"confirmed": False}, {}, BOOKS, False),
-        ({"confirmed": True, "epoch": OLD_KUBELET}, {}, BOOKS, False),
-        ({"epoch": OLD_KUBELET}, {POD.key: holding(POD, main=f"{G1}-0")}, BOOKS, True),
-        ({"epoch": OLD_KUBELET}, {POD.key: holding(POD)}, BOOKS, False),
-        ({"role": Role.INIT}, {}, BOOKS, True),
-        ({"role": Role.INIT, "epoch": OLD_KUBELET}, {}, BOOKS, False),
-        ({"role": Role.INIT}, {}, Books(NOW_KUBELET, frozenset()), False),
-        ({"role": Role.INIT}, {}, Books(NOW_KUBELET, frozenset({ROW.key})), True),
-        ({}, {POD.key: None}, BOOKS, True),
-    ],
-)
-def test_all_rows_are_confirmed_when_this_kubelet_has_a_record_of_each_live_one(
-    row, known, books, confirmed
-):
-    ledger = Ledger((dataclasses.replace(ROW, **row),))
-
-    assert confirmed is all_confirmed(a_table(POD), ledger, books, RESOURCE, known)
 
 
 @pytest.mark.parametrize(("epoch", "graves"), [(NOW_KUBELET, []), (OLD_KUBELET, ["train-1/main!"])])

@@ -282,7 +282,7 @@ def test_an_init_container_that_took_more_than_the_app_leaves_room_for_the_app_a
     )
     books = Books(NOW_KUBELET, frozenset({init.key}))
     scene = changed(a_scene(pod, OTHER, rows=(init,)), books=books, records_read=True)
-    own = changed(knowing(scene, holding(pod)), lock=a_lock(name="train-1"))
+    own = changed(knowing(scene, holding(pod), absent=(OTHER,)), lock=a_lock(name="train-1"))
     others = changed(knowing(scene, holding(OTHER), holding(pod)), lock=a_lock(name="train-2"))
     app = a_row(pod_uid=pod.uid, pod=pod.name, epoch=NOW_KUBELET, confirmed=True)
     held = changed(

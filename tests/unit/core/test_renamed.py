@@ -5,7 +5,7 @@ import datetime as dt
 
 import pytest
 
-from agent.core.candidates import all_confirmed, candidates
+from agent.core.candidates import candidates
 from agent.core.errors import Gate, Refusal
 from agent.core.holdings import ContainerHolding, Holding
 from agent.core.ledger import Ledger
@@ -60,14 +60,6 @@ def test_each_name_serves_its_own_although_both_pods_are_being_admitted():
     assert YOUNG.uid == granted(scene, settings=BY_NEW).candidate.pod.uid
     again = granted(scene, settings=BY_OLD)
     assert ROW == again.replay
-
-
-def test_the_lock_owners_first_answer_needs_no_look_at_rows_of_another_name():
-    scene = changed(both(holding(YOUNG)), listed=False, waited=False)
-
-    assert YOUNG.uid == granted(scene, settings=BY_NEW).candidate.pod.uid
-    assert not all_confirmed(scene.table, scene.ledger, scene.books, OLD, {})
-    assert all_confirmed(scene.table, scene.ledger, scene.books, NEW, {})
 
 
 def test_by_a_former_name_nobody_is_served_for_the_first_time_not_even_the_lock_owner():
