@@ -1,14 +1,24 @@
 """The right to an answer: who owns the node lock, for only that needs rights on the Node."""
 
-from agent.core.candidates import Candidate
 from agent.core.errors import Gate, Refusal, cap
-from agent.core.evidence import AwaitLock, Evidence, LookAtNode, Question
+from agent.core.evidence import AwaitLock, Candidate, Evidence, LookAtNode, Question
 from agent.core.match_settings import MatchSettings, UnlockedPods
 from agent.core.pods import NodeLock, PodView, Role
 
 
+def renamed(who: str, former: str, present: str) -> Refusal:
+    """Why nobody gets a first answer by a former name of our resource."""
+    return Refusal(
+        Gate.RESOURCE_RENAMED,
+        f"{who} asks for {former}, and this node now shares its GPUs as {present}: only containers "
+        f"that already had slices keep {former}; create the pod again with {present}.",
+    )
+
+
 def right(found: Candidate, evidence: Evidence, settings: MatchSettings) -> Question | None:
-    """Whether the pod has a right to an answer: the lock names it. Raises Refusal.
+    """What must be known of the pod's right; None: it has one, for the lock names it.
+
+    Raises Refusal.
 
     No time is looked at, neither the lock's stamp nor the pod's bind-time: HAMi's scheduler reads
     its clock for the two in an order that differs from release to release, and seconds lie between.
@@ -16,6 +26,8 @@ def right(found: Candidate, evidence: Evidence, settings: MatchSettings) -> Ques
     that its rows note is let go of at once.
     """
     pod = found.pod
+    if settings.renamed:
+        raise renamed(f"Pod {'/'.join(pod.key)}", settings.resource, settings.renamed)
     hopeless = _hopeless(found)
     if hopeless is not None:
         raise hopeless

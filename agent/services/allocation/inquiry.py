@@ -13,8 +13,6 @@ from collections.abc import AsyncIterator, Callable
 import structlog
 
 from agent.codec.nodelock import former_locks, held_lock
-from agent.core.admission import in_vain
-from agent.core.candidates import Books, PodKey
 from agent.core.errors import (
     ApiError,
     Gate,
@@ -27,15 +25,18 @@ from agent.core.evidence import (
     UNREAD,
     AskKubelet,
     AwaitLock,
+    Books,
     CheckRunning,
     Evidence,
     Grant,
     ListPods,
     LookAtNode,
     LookAtPod,
+    PodKey,
     Question,
     ReadRecords,
 )
+from agent.core.exactly_one import in_vain
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey
 from agent.core.match_settings import MatchSettings, UnlockedPods

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import structlog
 
-from agent.core.admission import has_run, is_taking_up
 from agent.core.annotations import PHASE_SUCCESS
+from agent.core.at_admission import is_taking_up
 from agent.core.candidates import is_over
 from agent.core.changes import NodeEvent
 from agent.core.container_edits import (
@@ -324,7 +324,7 @@ class Allocation:
         is_first = call.row is not None and not call.is_replay
         if call.row is not None and is_first and refusal.gate is not Gate.OVERLAP:
             pod = pods.pods.get(call.row.key.pod_uid)
-            if pod is None or not has_run(pod):
+            if pod is None or not pod.has_run:
                 self._calls.use_up(call.row.key.pod_uid, pods, epoch)
         self._outcomes.refused(refusal, call.step, count, call.row)
         if refusal.gate in _OF_NO_POD:

@@ -3,10 +3,10 @@
 import dataclasses
 import datetime as dt
 
-from agent.core.candidates import Books
 from agent.core.errors import Gate
 from agent.core.evidence import (
     AskKubelet,
+    Books,
     ReadRecords,
 )
 from agent.core.holdings import KubeletEpoch

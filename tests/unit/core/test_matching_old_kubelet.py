@@ -2,7 +2,6 @@
 
 import datetime as dt
 
-from agent.core.admission import in_vain
 from agent.core.errors import Gate
 from agent.core.evidence import (
     AwaitLock,
@@ -10,6 +9,7 @@ from agent.core.evidence import (
     LookAtNode,
     ReadRecords,
 )
+from agent.core.exactly_one import in_vain
 from tests.builders import NOON, a_container, a_lock, a_row
 from tests.unit.core.matching_scene import (
     NOW_KUBELET,

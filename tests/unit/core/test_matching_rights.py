@@ -5,12 +5,12 @@ import datetime as dt
 
 import pytest
 
-from agent.core.candidates import Books
 from agent.core.errors import Gate
 from agent.core.evidence import (
     NOT_HERE,
     UNREAD,
     AwaitLock,
+    Books,
     ListPods,
     LookAtNode,
     LookAtPod,

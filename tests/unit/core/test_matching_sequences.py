@@ -6,9 +6,8 @@ import itertools
 
 import pytest
 
-from agent.core.candidates import Books
 from agent.core.errors import Gate, Refusal
-from agent.core.evidence import AwaitLock, Evidence, ListPods
+from agent.core.evidence import AwaitLock, Books, Evidence, ListPods
 from agent.core.ledger import Row
 from agent.core.pods import Phase, PodView, Role
 from tests.builders import (

@@ -5,7 +5,6 @@ import datetime as dt
 
 import pytest
 
-from agent.core.admission import in_vain
 from agent.core.errors import Gate
 from agent.core.evidence import (
     AskKubelet,
@@ -15,6 +14,7 @@ from agent.core.evidence import (
     LookAtNode,
     ReadRecords,
 )
+from agent.core.exactly_one import in_vain
 from agent.core.ledger import ContainerKey
 from agent.core.pods import Phase, Role
 from tests.builders import NOON, a_container, a_row, a_share
@@ -251,7 +251,9 @@ def test_a_running_container_is_replayed_only_when_its_cgroup_is_gone() -> None:
     )
     scene = knowing(a_scene(pod, rows=(row,)), holding(pod))
     assert ask(scene) == CheckRunning(frozenset({"containerd://abc"}))
-    checked = changed(scene, checked=frozenset({"containerd://abc"}), listed=True)
+    checked = changed(
+        scene, checked=frozenset({"containerd://abc"}), listed=True, records_read=True
+    )
     alive = changed(
         checked,
         books=type(scene.books)(NOW_KUBELET, alive=frozenset({"containerd://abc"})),

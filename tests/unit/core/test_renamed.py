@@ -5,8 +5,8 @@ import datetime as dt
 
 import pytest
 
-from agent.core.candidates import candidates
 from agent.core.errors import Gate, Refusal
+from agent.core.evidence import AskKubelet
 from agent.core.holdings import ContainerHolding, Holding
 from agent.core.ledger import Ledger
 from agent.core.match_settings import MatchSettings
@@ -46,12 +46,8 @@ def both(*held: Holding, rows=(ROW,)):
 def test_only_pods_that_ask_by_the_name_are_candidates():
     scene = both()
 
-    def names(resource: str) -> list[str]:
-        found = candidates(1, scene.table, scene.ledger, scene.books, resource, {})
-        return [one.pod.name for one in found]
-
-    assert [POD.name] == names(OLD)
-    assert [YOUNG.name] == names(NEW)
+    assert ask(scene, settings=BY_OLD) == AskKubelet(*POD.key)
+    assert ask(scene, settings=BY_NEW) == AskKubelet(*YOUNG.key)
 
 
 def test_each_name_serves_its_own_although_both_pods_are_being_admitted():

@@ -5,10 +5,8 @@ import datetime as dt
 
 import pytest
 
-from agent.core.admission import _speaks_of as speaks_of
-from agent.core.candidates import Books, Candidate
-from agent.core.errors import Gate, Refusal
-from agent.core.evidence import AskKubelet, ListPods
+from agent.core.errors import Gate
+from agent.core.evidence import Books, ListPods
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey, Row
 from agent.core.pods import Phase, PodView, Role
@@ -17,7 +15,6 @@ from tests.unit.core.matching_scene import (
     G1,
     NOW_KUBELET,
     OLD_KUBELET,
-    RESOURCE,
     a_scene,
     ask,
     changed,
@@ -39,58 +36,42 @@ def row_of(pod: PodView, **changes: object) -> Row:
     return dataclasses.replace(row, **changes)  # type: ignore[arg-type]
 
 
-def test_an_answer_that_does_not_name_every_container_is_about_another_pod() -> None:
-    init = a_container(name="init", role=Role.INIT)
+def test_an_answer_that_names_all_of_its_containers_is_about_the_pod() -> None:
+    init = a_container(name="init", role=Role.INIT, count=0)
     whole = dataclasses.replace(NEW, containers=(init, *TWO))
-    main = Candidate(whole, whole.containers[-1])
 
-    assert speaks_of(holding(NEW), main, RESOURCE)
-    assert not speaks_of(holding(OLD), main, RESOURCE)
-    assert not speaks_of(Holding("team-a", "train-1"), main, RESOURCE)
-    assert not speaks_of(holding(NEW), Candidate(OLD, OLD.containers[0]), RESOURCE)
+    for pod in (NEW, whole):
+        scene = changed(a_scene(pod, lock=pod), records_read=True)
+        assert granted(knowing(scene, holding(NEW))).candidate.pod == pod
 
 
-def test_beside_a_namesake_that_may_be_meant_the_owner_alone_settles_nothing() -> None:
-    gone = dataclasses.replace(OLD, containers=TWO)
-    stray = named_pod(3, annotations={})
-    scene = a_scene(NEW, stray, gone=(gone,), lock=NEW)
+@pytest.mark.parametrize(
+    ("pod", "answer"),
+    [
+        (NEW, holding(OLD)),
+        (NEW, Holding("team-a", "train-1")),
+        (OLD, holding(NEW)),
+    ],
+    ids=["one less", "none", "one more"],
+)
+def test_a_stray_pod_is_not_served_for_the_owner_whose_deleted_namesake_the_kubelet_knows(
+    pod, answer
+) -> None:
+    scene = knowing(a_scene(pod, lock=pod), answer)
 
-    assert ask(changed(knowing(scene, holding(NEW)), listed=True)) == AskKubelet(*stray.key)
+    assert ask(scene) == ListPods()
+    refused_by(changed(scene, listed=True), Gate.NO_POD_ADMITTED)
 
 
 def test_an_answer_with_ids_for_a_later_container_is_about_another_pod_than_one_that_begins() -> (
     None
 ):
-    pod = named_pod(1, containers=(a_container(name="init", role=Role.INIT), a_container()))
-    first = Candidate(pod, pod.containers[0])
+    pod = named_pod(1, containers=(a_container(name="first"), a_container()))
     booked = holding(pod, main=f"{G1}-0")
+    row = row_of(pod, key=ContainerKey(pod.uid, "first"), epoch=OLD_KUBELET)
 
-    assert not speaks_of(booked, first, RESOURCE)
-    assert speaks_of(booked, dataclasses.replace(first, row=row_of(pod)), RESOURCE)
-
-
-def test_a_stray_pod_is_not_served_for_the_owner_whose_deleted_namesake_the_kubelet_knows() -> None:
-    scene = knowing(a_scene(NEW, lock=NEW), holding(OLD))
-
-    assert ask(scene) == ListPods()
-    with pytest.raises(Refusal) as caught:
-        ask(changed(scene, listed=True))
-
-    assert Gate.NO_POD_ADMITTED is caught.value.gate
-
-
-@pytest.mark.parametrize("is_row", [True, False], ids=["its row is left", "it was seen to go"])
-def test_beside_a_predecessor_of_its_name_the_owner_alone_settles_nothing(is_row) -> None:
-    stray = named_pod(3, annotations={})
-    row = row_of(OLD, confirmed=True, epoch=OLD_KUBELET)
-    gone = dataclasses.replace(OLD, phase=Phase.SUCCEEDED)
-    seen = (
-        a_scene(NEW, stray, rows=(row,), lock=NEW)
-        if is_row
-        else a_scene(NEW, stray, gone=(gone,), lock=NEW)
-    )
-
-    assert ask(knowing(seen, holding(NEW))) == AskKubelet(*stray.key)
+    refused_by(changed(knowing(a_scene(pod), booked), listed=True), Gate.NO_POD_ADMITTED)
+    assert granted(knowing(a_scene(pod, rows=(row,)), booked)).replay == row
 
 
 def test_a_namesake_that_had_ended_is_hidden_by_the_kubelet() -> None:
