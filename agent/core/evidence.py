@@ -164,6 +164,11 @@ class Grant:
     oversold: Shortage | None = None
 
     @property
+    def key(self) -> ContainerKey:
+        """Which container it is."""
+        return ContainerKey(self.candidate.pod.uid, self.candidate.container.name)
+
+    @property
     def replay(self) -> Row | None:
         """The row that is answered again, or None for a first answer."""
         return self.candidate.row
