@@ -1,20 +1,20 @@
 """Who may be asking: the pods of this node that the kubelet could be admitting right now.
 
-An Allocate names no pod. Every pod of the node with a container that has no row yet and asks for
-that many slices may be the one, annotated or not; so may a pod with a row that the kubelet lost.
+Every pod of the node with a container that has no row yet and asks for that many slices may be the
+one, annotated or not; so may a pod with a row that the kubelet lost.
 """
 
 import dataclasses
 import datetime as dt
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from agent.core.annotations import BIND_PHASE, PHASE_SUCCESS
-from agent.core.holdings import Holding, KubeletEpoch
-from agent.core.ledger import ContainerKey, Ledger, Row
-from agent.core.pods import ContainerView, Phase, PodTable, PodUid, PodView, Role
-
-PodKey = tuple[str, str]
-"""Namespace and name: all that PodResources and the node lock know of a pod."""
+from agent.core.at_admission import is_alive, is_at_admission
+from agent.core.evidence import Candidate, Evidence
+from agent.core.holdings import KubeletEpoch
+from agent.core.ledger import ContainerKey, Row
+from agent.core.match_settings import MatchSettings
+from agent.core.pods import ContainerView, PodView, Role
 
 ASKED_AFTER_DELETION = dt.timedelta(seconds=60)
 """How long the kubelet may still ask for a deleted pod, which it has in its queue."""
@@ -24,60 +24,37 @@ ASKED_UNWITNESSED = dt.timedelta(seconds=10)
 and two candidates are one too many."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Candidate:
-    """A pod that may be the one being admitted, and the container that would be next in it.
+def candidates(count: int, evidence: Evidence, settings: MatchSettings) -> tuple[Candidate, ...]:
+    """All who may be asking for `count` slices, present pods before tombstones, oldest first.
 
-    `row` is set for a replay: the container was answered before. `deleted`: the pod is a
-    tombstone (the kubelet still admits pods that were deleted while they queued).
+    Not those that a call in flight has, nor those whose first request was refused.
     """
+    pods = evidence.table.pods.values()
+    present = sorted(pods, key=lambda pod: (pod.created, pod.namespace, pod.name))
+    standing = (_next(count, pod, evidence, settings) for pod in present if not pod.terminal)
+    buried = (_next(count, pod, evidence, settings) for pod in _graves(evidence))
+    found = (
+        *(one for one in standing if one is not None),
+        *(dataclasses.replace(one, deleted=True) for one in buried if one is not None),
+    )
+    return tuple(one for one in found if one.pod.uid not in evidence.claimed)
 
-    pod: PodView
-    container: ContainerView
-    row: Row | None = None
-    deleted: bool = False
 
+def waiting(pod: PodView, evidence: Evidence, resource: str) -> tuple[Candidate, ...]:
+    """The containers of `pod` that the kubelet may still ask for by `resource`, in its order.
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Books:
-    """What is known of the kubelet beside the answers of the witness.
-
-    `recorded`: the containers in the kubelet's checkpoint file, None while unread or unreadable
-    (ordinary init containers are listed nowhere else). `alive`: runtime ids of containers that run
-    for certain: after a reboot the API still says running for containers that are gone.
-    `witnessed`: this kubelet serves Get; where it does not, its file stands in. `asked_last`: the
-    container for which this kubelet asked last, of pods of which it had lost the records.
+    It walks init containers first, then the others, in the order of the pod's spec. It never asks
+    for one that runs; for an init container that has ended it does, when it starts without its
+    records.
     """
-
-    epoch: KubeletEpoch
-    recorded: frozenset[ContainerKey] | None = None
-    alive: frozenset[str] = frozenset()
-    witnessed: bool = True
-    asked_last: Mapping[PodUid, str] = dataclasses.field(default_factory=dict)
-
-
-Known = Mapping[PodKey, Holding | None]
-"""The witness's answers so far; a key that is absent was not asked."""
-
-
-def is_live(row: Row, table: PodTable, known: Known, books: Books) -> bool:
-    """Whether a row still counts: its pod is there, not terminal, and the kubelet knows it.
-
-    A pod that the kubelet, asked, does not know is dead only if this kubelet was the one answered:
-    a new kubelet may not have taken the pod up yet.
-    """
-    pod = table.pods.get(row.key.pod_uid)
-    if pod is None:
-        return not table.synced
-    if pod.terminal:
-        return False
-    key = (row.namespace, row.pod)
-    forgotten = key in known and known[key] is None
-    return not (forgotten and row.epoch == books.epoch)
-
-
-def _is_alive(container: ContainerView, books: Books) -> bool:
-    return container.running_id is not None and container.running_id in books.alive
+    rows = {row.key.container: row for row in evidence.ledger.rows_of(pod.uid)}
+    return tuple(
+        Candidate(pod, container, rows.get(container.name))
+        for container in pod.asking(resource)
+        if not is_alive(container, evidence.books)
+        and not is_over(container, evidence.books.epoch)
+        and not _is_held(pod, container, rows.get(container.name), evidence)
+    )
 
 
 def is_over(container: ContainerView, epoch: KubeletEpoch) -> bool:
@@ -88,196 +65,59 @@ def is_over(container: ContainerView, epoch: KubeletEpoch) -> bool:
     return container.ended_at is not None and container.ended_at > epoch.since
 
 
-STAMP = dt.timedelta(seconds=1)
-"""What a status tells of is up to so much younger than it says: its stamps are whole seconds."""
+def _next(
+    count: int, pod: PodView, evidence: Evidence, settings: MatchSettings
+) -> Candidate | None:
+    """The one of the pod's waiting containers that a request for `count` slices would be for.
 
-
-def has_changed(container: ContainerView, since: dt.datetime) -> bool:
-    """Whether the container started or ended since this kubelet is there, as far as is known.
-
-    Of a pod none of which did, it asks at its admission: in the order of the spec, and a pod that
-    is refused there is over. It asks again and again only for what ended under it.
+    At the pod's admission that is the first. Later it may be any, and so it may while the witness
+    was not asked for the pod, for records may be missing here.
     """
-    if container.has_run and container.running_id is None and container.stopped_at is None:
-        return True
-    moments = (container.started_at, container.stopped_at)
-    return any(at is not None and at + STAMP > since for at in moments)
+    is_asked = pod.key in evidence.known or not evidence.books.witnessed
+    is_in_order = is_asked and is_at_admission(pod, evidence)
+    for one in waiting(pod, evidence, settings.resource):
+        if one.container.count == count:
+            return one
+        if is_in_order:
+            return None
+    return None
 
 
-def _is_held(
-    key: ContainerKey, role: Role, row: Row | None, books: Books, holding: Holding | None
-) -> bool:
+def _is_held(pod: PodView, container: ContainerView, row: Row | None, evidence: Evidence) -> bool:
     """Whether the kubelet has a record of the container, as far as is known.
 
     Without one it may ask, for the first time or again: it loses records when it is killed before
     its checkpoint is written, or when the checkpoint is lost. PodResources answers by name and
     never lists ordinary init containers; its file has UIDs, and all of them.
     """
-    if books.recorded is not None and key in books.recorded:
+    books, holding = evidence.books, evidence.known.get(pod.key)
+    if holding and holding.ids_of(container.name, container.resource):
         return True
-    if role is Role.INIT or not books.witnessed:
+    if books.recorded is not None and ContainerKey(pod.uid, container.name) in books.recorded:
+        return True
+    if container.role is Role.INIT or not books.witnessed:
         return books.recorded is None and row is not None and row.epoch == books.epoch
     # Where it was asked, it named no ids; and the row may be booked for the ids of a namesake.
     is_unasked = holding is None and books.recorded is None
     return is_unasked and row is not None and row.is_booked_by(books.epoch)
 
 
-def waiting(
-    pod: PodView,
-    rows: Mapping[ContainerKey, Row],
-    books: Books,
-    resource: str,
-    holding: Holding | None,
-) -> tuple[Candidate, ...]:
-    """The containers of `pod` that the kubelet may still ask for by `resource`, in its order.
-
-    `holding` is the witness's answer, None while it was not asked. The kubelet walks init
-    containers first, then the others, in the order of the pod's spec. It never asks for one that
-    runs; for an init container that has ended it does, when it starts without its records.
-    """
-    found: list[Candidate] = []
-    for container in pod.asking(resource):
-        if _is_alive(container, books) or is_over(container, books.epoch):
-            continue
-        if holding and holding.ids_of(container.name, resource):
-            continue
-        key = ContainerKey(pod.uid, container.name)
-        row = rows.get(key)
-        if not _is_held(key, container.role, row, books, holding):
-            found.append(Candidate(pod, container, row))
-    return tuple(found)
-
-
-def _next(
-    count: int, found: tuple[Candidate, ...], books: Books, *, is_asked: bool
-) -> Candidate | None:
-    """The one of a pod's waiting containers that a request for `count` slices would be for.
-
-    While the witness was not asked for the pod, any of them may be next, for records may be
-    missing here. Where a container of the pod runs, its admission is over, and the others are
-    started again one by one. Else it is the first.
-    """
-    for one in _in_turn(found, books):
-        if one.container.count == count:
-            return one
-        if is_asked and not any(_is_alive(other, books) for other in one.pod.containers):
-            return None
-    return None
-
-
-def _in_turn(found: tuple[Candidate, ...], books: Books) -> tuple[Candidate, ...]:
-    """Those behind the container that was asked for last, then the others.
-
-    The kubelet starts the dead containers of a pod in the order of the spec. One that is refused
-    does not stop it: it goes on to the next, and comes back to this one in its next round.
-    """
-    last = books.asked_last.get(found[0].pod.uid) if found else None
-    names = [one.name for one in found[0].pod.gpu_containers] if found else []
-    if last not in names:
-        return found
-    done = names.index(last) + 1
-    return (
-        *(one for one in found if names.index(one.container.name) >= done),
-        *(one for one in found if names.index(one.container.name) < done),
-    )
-
-
-def recent_graves(table: PodTable, books: Books, now: dt.datetime) -> PodTable:
-    """The table with those deleted pods only for which the kubelet may still ask.
-
-    One that was deleted in the future was deleted before the clock was set back.
-    """
-    life = ASKED_AFTER_DELETION if books.witnessed else ASKED_UNWITNESSED
-    stones = (one for one in table.tombstones if dt.timedelta(0) <= now - one.deleted_at <= life)
-    return dataclasses.replace(table, tombstones=tuple(stones))
-
-
-def _tombstones(table: PodTable, ledger: Ledger, epoch: KubeletEpoch) -> Iterator[PodView]:
+def _graves(evidence: Evidence) -> Iterator[PodView]:
     """Deleted pods that were never answered: the kubelet may still have them in its queue.
 
     One that was answered before the kubelet lost its records could be asked for as well. It ends
     at once, whatever it is given; counted here, it would cost its successor an answer. Where this
-    kubelet asked for the successor already, it is past this one.
+    kubelet asked for the successor already, it is past this one. One that was deleted in the future
+    was deleted before the clock was set back.
     """
-    answered = {row.key.pod_uid for row in ledger.rows}
-    present = {row.key.pod_uid for row in ledger.rows if row.epoch == epoch}
-    past = {table.pods[uid].key for uid in present & table.pods.keys()}
-    for stone in table.tombstones:
+    books, pods, rows = evidence.books, evidence.table.pods, evidence.ledger.rows
+    life = ASKED_AFTER_DELETION if books.witnessed else ASKED_UNWITNESSED
+    answered = {row.key.pod_uid for row in rows}
+    asked_here = {row.key.pod_uid for row in rows if row.epoch == books.epoch}
+    past = {pods[uid].key for uid in asked_here & pods.keys()}
+    for stone in evidence.table.tombstones:
         pod = stone.pod
+        is_recent = dt.timedelta(0) <= evidence.now - stone.deleted_at <= life
         is_answered = pod.annotations.get(BIND_PHASE) == PHASE_SUCCESS or pod.uid in answered
-        if not pod.terminal and not is_answered and pod.key not in past:
+        if is_recent and not pod.terminal and not is_answered and pod.key not in past:
             yield pod
-
-
-def candidates(
-    count: int, table: PodTable, ledger: Ledger, books: Books, resource: str, known: Known
-) -> tuple[Candidate, ...]:
-    """All who may be asking for `count` slices, present pods before tombstones, oldest first."""
-    rows = {row.key: row for row in ledger.rows}
-
-    def next_of(pod: PodView) -> Candidate | None:
-        found = waiting(pod, rows, books, resource, known.get(pod.key))
-        is_asked = pod.key in known or not books.witnessed
-        return _next(count, found, books, is_asked=is_asked)
-
-    present = sorted(table.pods.values(), key=lambda pod: (pod.created, pod.namespace, pod.name))
-    standing = [next_of(pod) for pod in present if not pod.terminal]
-    buried = [next_of(pod) for pod in _tombstones(table, ledger, books.epoch)]
-    return (
-        *(one for one in standing if one is not None),
-        *(dataclasses.replace(one, deleted=True) for one in buried if one is not None),
-    )
-
-
-def remembered(ledger: Ledger, epoch: KubeletEpoch) -> PodTable:
-    """The pods that only the ledger knows, for when no pod could be listed yet: for replays.
-
-    Only those of which no earlier kubelet is known to have booked a container, and none of whose
-    rows was only adopted: they had not started. Of one that runs, a kubelet that lost its
-    checkpoint says the same as of one that it admits, and the runtime ids that would tell them
-    apart are in the pod's status.
-    """
-    rows: dict[PodUid, list[Row]] = {}
-    for row in ledger.rows:
-        rows.setdefault(row.key.pod_uid, []).append(row)
-    pods = {
-        uid: _from_rows(uid, held)
-        for uid, held in rows.items()
-        if not any(row.epoch == KubeletEpoch() for row in held)
-        and not any(row.confirmed and row.epoch != epoch for row in held)
-    }
-    return PodTable(pods)
-
-
-def _from_rows(uid: PodUid, rows: list[Row]) -> PodView:
-    """A pod of which nothing is known but its rows, in the order in which they were answered."""
-    return PodView(
-        uid=uid,
-        namespace=rows[0].namespace,
-        name=rows[0].pod,
-        node="",
-        phase=Phase.UNKNOWN,
-        created=rows[0].answered_at,
-        containers=tuple(
-            ContainerView(row.key.container, row.role, len(row.shares), resource=row.resource)
-            for row in rows
-        ),
-    )
-
-
-def all_confirmed(
-    table: PodTable, ledger: Ledger, books: Books, resource: str, known: Known
-) -> bool:
-    """Whether this kubelet has confirmed every live row of `resource`: no replay is under way."""
-    rows = ledger.under(resource).rows
-    live = (row for row in rows if is_live(row, table, known, books))
-    return all(_is_confirmed(row, books, resource, known) for row in live)
-
-
-def _is_confirmed(row: Row, books: Books, resource: str, known: Known) -> bool:
-    holding = known.get((row.namespace, row.pod))
-    if holding is not None and holding.ids_of(row.key.container, resource):
-        return True
-    if row.role is not Role.INIT:
-        return row.is_booked_by(books.epoch)
-    return row.epoch == books.epoch if books.recorded is None else row.key in books.recorded

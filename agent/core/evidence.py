@@ -2,21 +2,57 @@
 
 import dataclasses
 import datetime as dt
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 
-from agent.core.candidates import Books, Candidate, Known, PodKey
 from agent.core.gpu import GpuUuid
+from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.inventory import Inventory
-from agent.core.ledger import Ledger, Row
-from agent.core.pods import NodeLock, PodTable, PodUid
+from agent.core.ledger import ContainerKey, Ledger, Row
+from agent.core.pods import ContainerView, NodeLock, PodTable, PodUid, PodView
 from agent.core.room import Shortage, Use
 from agent.core.share import Share
+
+PodKey = tuple[str, str]
+"""Namespace and name: all that PodResources and the node lock know of a pod."""
+
+Known = Mapping[PodKey, Holding | None]
+"""The witness's answers so far; a key that is absent was not asked."""
 
 NOT_HERE = PodUid("")
 """What a GET says of a pod that is gone, or that this node may not read, for it is not here."""
 
 UNREAD = None
 """What is known of a pod after a GET that the API server did not answer in time."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Candidate:
+    """A pod that may be the one being admitted, and the container that would be next in it.
+
+    `row` is set for a replay: the container was answered before. `deleted`: the pod is a
+    tombstone (the kubelet still admits pods that were deleted while they queued).
+    """
+
+    pod: PodView
+    container: ContainerView
+    row: Row | None = None
+    deleted: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Books:
+    """What is known of the kubelet beside the answers of the witness.
+
+    `recorded`: the containers in the kubelet's checkpoint file, None while unread or unreadable
+    (ordinary init containers are listed nowhere else). `alive`: runtime ids of containers that run
+    for certain: after a reboot the API still says running for containers that are gone.
+    `witnessed`: this kubelet serves Get; where it does not, its file stands in.
+    """
+
+    epoch: KubeletEpoch
+    recorded: frozenset[ContainerKey] | None = None
+    alive: frozenset[str] = frozenset()
+    witnessed: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,8 +67,7 @@ class Evidence:
     UNREAD where the API server was silent. `registered`: the greatest amounts of the last minute,
     where they differ from the inventory's. `records_read`, `listed`, `waited`, `node_read`: what
     was done already. `list_failed`: the LIST brought no answer. `checked`: runtime ids that were
-    looked up. `claimed`: pods of calls in flight, and those that asked in vain. `in_doubt`: pods
-    one of whose dead containers may have been refused, nobody knows which.
+    looked up. `claimed`: pods of calls in flight, and those that asked in vain.
     """
 
     table: PodTable
@@ -54,7 +89,6 @@ class Evidence:
     waited: bool = False
     node_read: bool = False
     claimed: frozenset[PodUid] = frozenset()
-    in_doubt: Container[PodUid] = frozenset()
 
     @property
     def blind(self) -> bool:
@@ -128,6 +162,11 @@ class Grant:
     shares: tuple[Share, ...]
     lock: str = ""
     oversold: Shortage | None = None
+
+    @property
+    def key(self) -> ContainerKey:
+        """Which container it is."""
+        return ContainerKey(self.candidate.pod.uid, self.candidate.container.name)
 
     @property
     def replay(self) -> Row | None:

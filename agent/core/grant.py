@@ -7,16 +7,16 @@ a GPU, an amount or a count is never taken on trust.
 import dataclasses
 
 from agent.core.annotations import ALLOCATED, VGPU_NODE
-from agent.core.candidates import Candidate, is_live
 from agent.core.condition import Condition
 from agent.core.container_order import Assignment, pair_groups
 from agent.core.errors import Gate, Refusal, cap
-from agent.core.evidence import AskKubelet, Evidence, Grant, ListPods, Question
+from agent.core.evidence import AskKubelet, Candidate, Evidence, Grant, ListPods, Question
 from agent.core.gpu import GpuUuid
 from agent.core.inventory import SharedGpu
 from agent.core.ledger import Row
 from agent.core.match_settings import MatchSettings
 from agent.core.pods import PodView
+from agent.core.right import lock_of
 from agent.core.room import (
     Claim,
     Shortage,
@@ -48,15 +48,6 @@ def replay(found: Candidate, row: Row, evidence: Evidence) -> Grant:
     return Grant(found, row.group, row.shares)
 
 
-def renamed(who: str, former: str, present: str) -> Refusal:
-    """Why nobody gets a first answer by a former name of our resource."""
-    return Refusal(
-        Gate.RESOURCE_RENAMED,
-        f"{who} asks for {former}, and this node now shares its GPUs as {present}: only containers "
-        f"that already had slices keep {former}; create the pod again with {present}.",
-    )
-
-
 def check(found: Candidate, evidence: Evidence, settings: MatchSettings) -> Question | Grant:
     """What the scheduler wrote for the container, held against the inventory and the ledger."""
     group, shares = _assigned(found, settings)
@@ -74,7 +65,8 @@ def check(found: Candidate, evidence: Evidence, settings: MatchSettings) -> Ques
     if short is None:
         true = [claim_of(row) for row in live if counts(row, pods.get(row.key.pod_uid))]
         oversold = shortage(Claim(found.pod.uid, role, shares), true, gpus)
-        return Grant(found, group, shares, oversold=oversold)
+        lock = lock_of(found.pod, evidence)
+        return Grant(found, group, shares, lock=lock.value if lock else "", oversold=oversold)
     in_the_way = [row for row in live if _blocks(row, found, short)]
     for row in in_the_way if evidence.books.witnessed else ():
         if (row.namespace, row.pod) not in evidence.known:
@@ -103,7 +95,17 @@ def _oversold(found: Candidate, short: Shortage) -> Refusal:
 
 
 def _live(row: Row, evidence: Evidence) -> bool:
-    return is_live(row, evidence.table, evidence.known, evidence.books)
+    """Whether a row still counts: its pod is there, not terminal, and the kubelet knows it.
+
+    A pod that the kubelet, asked, does not know is dead only if this kubelet was the one answered:
+    a new kubelet may not have taken the pod up yet.
+    """
+    pod = evidence.table.pods.get(row.key.pod_uid)
+    if pod is None or pod.terminal:
+        return False
+    key = (row.namespace, row.pod)
+    is_forgotten = key in evidence.known and evidence.known[key] is None
+    return not (is_forgotten and row.epoch == evidence.books.epoch)
 
 
 def _assigned(found: Candidate, settings: MatchSettings) -> tuple[int, tuple[Share, ...]]:

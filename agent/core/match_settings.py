@@ -9,8 +9,6 @@ class UnlockedPods(enum.StrEnum):
 
     STRICT = "strict"
     UNIQUE = "unique"
-    LEGACY = "legacy"
-    """As HAMi's plugin does: by the pods' annotations, guessing where several may be meant."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

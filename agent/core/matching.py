@@ -1,68 +1,60 @@
-"""Which pod an Allocate is for: one pure decision, or the next question.
+"""Which container an Allocate is for, and what it gets: one pure decision, or the next question.
 
-The kubelet is the witness of whom it admits. The node lock is the proof of right: only it needs
-rights on the Node, while a pod's annotations can be written by a tenant. The caller performs a
-question, adds the answer to the evidence and decides again from the start, so that every decision
-rests on the newest view.
+An Allocate names no pod. The kubelet is the witness of whom it admits. The node lock is the proof
+of right: only it needs rights on the Node, while a pod's annotations can be written by a tenant.
+The caller performs a question, adds the answer to the evidence and decides again from the start,
+so that every decision rests on the newest view.
 """
 
-import dataclasses
-
-from agent.core.admission import being_admitted, has_run, is_taking_up
-from agent.core.candidates import Candidate, remembered, waiting
+from agent.core.at_admission import is_at_admission, is_taking_up
+from agent.core.candidates import candidates, waiting
 from agent.core.errors import Gate, Refusal
-from agent.core.evidence import UNREAD, Evidence, Grant, ListPods, LookAtPod, Question
-from agent.core.grant import check, renamed, replay
+from agent.core.evidence import UNREAD, Candidate, Evidence, Grant, ListPods, LookAtPod, Question
+from agent.core.exactly_one import exactly_one
+from agent.core.grant import check, replay
 from agent.core.match_settings import MatchSettings
-from agent.core.pods import Role
-from agent.core.right import lock_of, right
+from agent.core.right import right
+from agent.core.witness import to_ask
 
 
 def decide(count: int, evidence: Evidence, settings: MatchSettings) -> Question | Grant:
     """Serve one container that asks for `count` slices, or say what must be known first.
 
-    Raises Refusal with the gate that closed and a sentence for the pod's owner.
+    No container is ever given what is another one's: where more than one may be meant, nobody is
+    served. Raises Refusal with the gate that closed and a sentence for the pod's owner.
+
+    1. Candidates: all pods of the node of which a container may be asked for by that count.
+    2. Witness: the kubelet is asked whom of them it admits.
+    3. Exactly one of them is being admitted.
+    4. It is still the same pod: none has come under its name, or unseen in its place.
+    5. The container is the next in order, or the only one that can be meant.
+    6. What was answered before is answered again, as long as its GPUs are there.
+    7. The first answer needs a right: the node lock names the pod.
+    8. And room: the GPUs that the scheduler wrote are here and well, and the shares fit.
     """
-    if evidence.blind and evidence.books.witnessed and not evidence.table.synced:
-        table = remembered(evidence.ledger, evidence.books.epoch)
-        evidence = dataclasses.replace(evidence, table=table)
-    found = being_admitted(count, evidence, settings)
-    if not isinstance(found, Candidate):
-        return found
-    if not evidence.listed and (_may_be_a_newcomer(found, evidence) or found.deleted):
-        return ListPods()
-    question = _same(found, evidence)
+    found = candidates(count, evidence, settings)
+    one = to_ask(found, evidence, settings) or exactly_one(count, found, evidence, settings)
+    if not isinstance(one, Candidate):
+        return one
+    question = _still_the_same(one, evidence)
     if question is not None:
         return question
-    if _is_uncertain(found, evidence, settings):
-        raise _doubted(found)
-    if found.row is None:
-        return _first(found, evidence, settings)
-    return replay(found, found.row, evidence)
+    _require_order(one, evidence, settings)
+    if one.row is not None:
+        return replay(one, one.row, evidence)
+    return right(one, evidence, settings) or check(one, evidence, settings)
 
 
-def _first(found: Candidate, evidence: Evidence, settings: MatchSettings) -> Question | Grant:
-    """The same for a container that was never answered."""
-    if settings.renamed:
-        raise renamed(f"Pod {'/'.join(found.pod.key)}", settings.resource, settings.renamed)
-    question = right(found, evidence, settings)
-    if question is not None:
-        return question
-    granted = check(found, evidence, settings)
-    lock = lock_of(found.pod, evidence)
-    if isinstance(granted, Grant) and lock is not None:
-        return dataclasses.replace(granted, lock=lock.value)
-    return granted
-
-
-def _same(found: Candidate, evidence: Evidence) -> Question | None:
-    """What must be asked until it is sure that the pod is still the one that our watch showed.
+def _still_the_same(one: Candidate, evidence: Evidence) -> Question | None:
+    """What must be asked until it is sure that no pod has come that our watch has not shown.
 
     A pod whose name was not generated can return under it with another share. Not while it is being
     admitted: what is asked for behind its first answer is its own. Raises Refusal.
     """
-    pod = found.pod
-    if not pod.reusable_name or found.deleted or _is_under_way(found, evidence):
+    pod = one.pod
+    if not evidence.listed and (one.deleted or _may_be_a_newcomer(one, evidence)):
+        return ListPods()
+    if not pod.reusable_name or one.deleted or _is_under_way(one, evidence):
         return None
     if pod.key not in evidence.looked:
         return None if evidence.listed else LookAtPod(*pod.key)
@@ -78,53 +70,32 @@ def _same(found: Candidate, evidence: Evidence) -> Question | None:
     return None if evidence.listed else ListPods()
 
 
-def _is_under_way(found: Candidate, evidence: Evidence) -> bool:
+def _is_under_way(one: Candidate, evidence: Evidence) -> bool:
     """Whether a container of the pod was answered before this one at its admission."""
-    epoch, rows = evidence.books.epoch, evidence.ledger.rows_of(found.pod.uid)
-    return found.row is None and any(row.epoch == epoch for row in rows)
+    epoch, rows = evidence.books.epoch, evidence.ledger.rows_of(one.pod.uid)
+    return one.row is None and any(row.epoch == epoch for row in rows)
 
 
-def _may_be_a_newcomer(found: Candidate, evidence: Evidence) -> bool:
+def _may_be_a_newcomer(one: Candidate, evidence: Evidence) -> bool:
     """Whether a pod that our watch has not shown yet may be asking instead.
 
     Of a pod that it started without asking, or of which it lost the record, the kubelet says for
     good what it says of one that it admits, and asks for it only when a container has died. While
     it takes up its pods again it asks in their order.
     """
-    return has_run(found.pod) and not (
-        found.row is not None and is_taking_up(evidence.books.epoch, evidence.now)
-    )
+    is_young = is_taking_up(evidence.books.epoch, evidence.now)
+    return one.pod.has_run and not (one.row is not None and is_young)
 
 
-def _may_be_behind(found: Candidate, evidence: Evidence) -> bool:
-    """Whether it is an init container that had ended before this kubelet admitted its pod.
-
-    Then the pod was admitted without asking, for the plugin came later, and only a new sandbox runs
-    the init container again.
-    """
-    if found.container.role is not Role.INIT or found.container.ended_at is None:
-        return False
-    since = evidence.books.epoch.since
-    return any(one.started_at and one.started_at > since for one in found.pod.containers)
-
-
-def _is_uncertain(found: Candidate, evidence: Evidence, settings: MatchSettings) -> bool:
-    """Whether another dead container of the pod may be meant: which is next is not known."""
-    if found.row is None and not has_run(found.pod):
-        return False  # it is being admitted, in the order of the spec
-    is_behind = found.row is not None and _may_be_behind(found, evidence)
-    if found.pod.uid not in evidence.in_doubt and not is_behind:
-        return False
-    rows = {row.key: row for row in evidence.ledger.rows}
-    holding = evidence.known.get(found.pod.key)
-    dead = waiting(found.pod, rows, evidence.books, settings.resource, holding)
-    return sum(one.container.count == found.container.count for one in dead) > 1
-
-
-def _doubted(found: Candidate) -> Refusal:
-    return Refusal(
-        Gate.MANY_PODS_ADMITTED,
-        f"The kubelet lost its records of pod {'/'.join(found.pod.key)}, several containers of "
-        "which are dead, and does not say which it starts again, so none is guessed; delete the "
-        "pod, and its controller makes a new one.",
-    )
+def _require_order(one: Candidate, evidence: Evidence, settings: MatchSettings) -> None:
+    """Past a pod's admission the kubelet starts what died in no order. Raises Refusal."""
+    if is_at_admission(one.pod, evidence):
+        return
+    dead = waiting(one.pod, evidence, settings.resource)
+    if sum(each.container.count == one.container.count for each in dead) > 1:
+        raise Refusal(
+            Gate.MANY_PODS_ADMITTED,
+            f"The kubelet lost its records of pod {'/'.join(one.pod.key)}, several containers of "
+            "which are dead, and does not say which it starts again, so none is guessed; delete "
+            "the pod, and its controller makes a new one.",
+        )

@@ -110,6 +110,11 @@ class PodView:
         return self.phase in {Phase.SUCCEEDED, Phase.FAILED}
 
     @property
+    def has_run(self) -> bool:
+        """True once a container of it was started."""
+        return any(one.has_run or one.running_id is not None for one in self.containers)
+
+    @property
     def gpu_containers(self) -> tuple[ContainerView, ...]:
         """The containers that ask for our resource by any name, in admission order."""
         return tuple(c for c in self.containers if c.count > 0)

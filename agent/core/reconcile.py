@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from agent.core.ages import has_passed
-from agent.core.candidates import PodKey
 from agent.core.container_edits import container_directory
 from agent.core.errors import Gate, Refusal
+from agent.core.evidence import PodKey
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey, Effect, EffectKind, Ledger, Row
 from agent.core.pace import SETTLING, UNCONFIRMED_AFTER

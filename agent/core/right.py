@@ -1,15 +1,24 @@
 """The right to an answer: who owns the node lock, for only that needs rights on the Node."""
 
-from agent.core.candidates import Candidate
 from agent.core.errors import Gate, Refusal, cap
-from agent.core.evidence import AwaitLock, Evidence, LookAtNode, Question
-from agent.core.guess import no_lock
+from agent.core.evidence import AwaitLock, Candidate, Evidence, LookAtNode, Question
 from agent.core.match_settings import MatchSettings, UnlockedPods
 from agent.core.pods import NodeLock, PodView, Role
 
 
+def renamed(who: str, former: str, present: str) -> Refusal:
+    """Why nobody gets a first answer by a former name of our resource."""
+    return Refusal(
+        Gate.RESOURCE_RENAMED,
+        f"{who} asks for {former}, and this node now shares its GPUs as {present}: only containers "
+        f"that already had slices keep {former}; create the pod again with {present}.",
+    )
+
+
 def right(found: Candidate, evidence: Evidence, settings: MatchSettings) -> Question | None:
-    """Whether the pod has a right to an answer: the lock names it. Raises Refusal.
+    """What must be known of the pod's right; None: it has one, for the lock names it.
+
+    Raises Refusal.
 
     No time is looked at, neither the lock's stamp nor the pod's bind-time: HAMi's scheduler reads
     its clock for the two in an order that differs from release to release, and seconds lie between.
@@ -17,6 +26,8 @@ def right(found: Candidate, evidence: Evidence, settings: MatchSettings) -> Ques
     that its rows note is let go of at once.
     """
     pod = found.pod
+    if settings.renamed:
+        raise renamed(f"Pod {'/'.join(pod.key)}", settings.resource, settings.renamed)
     hopeless = _hopeless(found)
     if hopeless is not None:
         raise hopeless
@@ -71,7 +82,20 @@ def _refusal(pod: PodView, evidence: Evidence, settings: MatchSettings) -> Refus
             f"{'/'.join(lock.owner)} on this node: was the pod bound by another scheduler, or was "
             "its lock handed over? Create it again with schedulerName of HAMi's scheduler.",
         )
-    return no_lock(pod, settings)
+    return Refusal(Gate.NO_LOCK, f"Pod {name} holds no node lock of HAMi's scheduler{_why(pod)}")
+
+
+def _why(pod: PodView) -> str:
+    """What a pod without a lock is told: HAMi's scheduler takes none for init containers alone."""
+    if _takes_lock(pod):
+        return (
+            ": it was bound by another scheduler, or the lock was taken away; create it again with "
+            "schedulerName of HAMi's scheduler, or have the operator set allocation.unlockedPods."
+        )
+    return (
+        " (it takes none when only an init container requests GPUs); request the GPU in an app "
+        "container too, or have the operator set allocation.unlockedPods to unique."
+    )
 
 
 def _takes_lock(pod: PodView) -> bool:

@@ -115,10 +115,9 @@ SHARING: tuple[Field, ...] = (
     Field(
         "allocation.unlockedPods",
         "strict",
-        choice("strict", "unique", "legacy"),
-        "What to do with a pod that holds no node lock: refuse it; serve it when the kubelet "
-        "confirms it (unique); or do as HAMi's plugin does (legacy), which guesses by annotations "
-        "where several pods may be meant, so that they can get each other's shares.",
+        choice("strict", "unique"),
+        "What to do with a pod that holds no node lock: refuse it, or serve it when the kubelet "
+        "confirms that it is the one being admitted (unique).",
         flag="--unlocked-pods",
     ),
     Field(

@@ -8,8 +8,9 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from agent.core import admission, grant, matching
-from agent.core.evidence import Evidence, Grant
+from agent.core import grant, matching
+from agent.core.evidence import Candidate, Evidence, Grant
+from agent.core.exactly_one import exactly_one
 from agent.core.ledger import ContainerKey, Ledger, Row
 from agent.core.match_settings import MatchSettings
 from agent.core.pods import PodView
@@ -40,14 +41,20 @@ def replaced(place: Any, name: str, value: object) -> Iterator[None]:
 def witness_ignored() -> Mutant:
     """Whoever fits is taken for the pod that asks: the lock's owner first, nobody is asked."""
 
-    def being_admitted(count: int, evidence: Evidence, settings: MatchSettings) -> object:
+    def first_of(
+        count: int, found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
+    ) -> object:
         owner = evidence.lock.owner if evidence.lock else None
-        found = sorted(
-            admission._found(count, evidence, settings), key=lambda one: one.pod.key != owner
-        )
-        return found[0] if found else admission._only(count, (), evidence)
+        whoever = sorted(found, key=lambda one: one.pod.key != owner)
+        return whoever[0] if whoever else exactly_one(count, (), evidence, settings)
 
-    return Mutant(replaced(matching, "being_admitted", being_admitted), "another one's directory")
+    @contextlib.contextmanager
+    def patch() -> Iterator[None]:
+        unasked = replaced(matching, "to_ask", lambda *_: None)
+        with unasked, replaced(matching, "exactly_one", first_of):
+            yield
+
+    return Mutant(patch(), "another one's directory")
 
 
 def uid_ignored() -> Mutant:

@@ -1,4 +1,4 @@
-"""Beside a real kubelet: pods without a lock with `legacy`, and a node without HAMi-core."""
+"""Beside a real kubelet: pods without a lock with `unique`, and a node without HAMi-core."""
 
 from agent.core import annotations
 from tests.peers.lab.grants import told_environment
@@ -14,9 +14,9 @@ from tests.peers.lab.pods import (
 from tests.peers.lab.workloads import a_container, a_pod
 
 
-async def test_pods_without_a_lock_at_once_get_their_own_shares_with_legacy(cluster):
+async def test_pods_without_a_lock_at_once_get_their_own_shares_with_unique(cluster):
     """Two bound back to back: the witness leaves one at a time, so none is guessed."""
-    await cluster.start_registered_agent("--unlocked-pods", "legacy")
+    await cluster.start_registered_agent("--unlocked-pods", "unique")
     shares = {name: share(cluster, index) for name, index in (("one", 3), ("two", 4))}
     for name, mine in shares.items():
         first = a_container("prepare", script="true")

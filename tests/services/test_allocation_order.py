@@ -87,16 +87,6 @@ async def test_a_pod_that_the_kubelet_dropped_makes_room_and_keeps_its_directory
         assert f"{rejected.uid}_main" in desk.hooks.names
 
 
-async def test_one_question_is_enough_while_all_rows_are_confirmed():
-    async with a_desk() as desk:
-        desk.see(*(placed(number) for number in range(5, 9)))
-        pod = desk.bind(placed(1))
-
-        await desk.service.allocate(ids(4))
-
-        assert [pod.key] == desk.witness.asked
-
-
 async def test_a_slow_look_at_the_hook_path_gives_a_container_to_one_of_two_calls(monkeypatch):
     async with a_desk() as desk:
         desk.bind(placed(1))

@@ -131,43 +131,6 @@ async def test_a_replay_is_refused_even_when_the_other_call_comes_while_it_is_be
         assert f"{G1}" in dict(first_answer.result().envs)["NVIDIA_VISIBLE_DEVICES"]
 
 
-async def test_the_kubelet_goes_on_to_the_next_container_of_a_pod_when_one_is_refused():
-    one, two = (f"{G1},NVIDIA,{mib},10:;" for mib in (1000, 2000))
-    async with a_desk() as desk:
-        pod = placed(1, one + two, containers=(a_container(name="a"), a_container(name="b")))
-        desk.bind(pod)
-        first = await desk.service.allocate(ids(1))
-        desk.witness.admit(pod, a=ids(1)[0])
-        second = await desk.service.allocate(ids(2))
-        desk.epoch = NEXT_EPOCH
-        desk.see(dataclasses.replace(pod, phase=Phase.RUNNING))
-        desk.witness.admit(pod)
-        desk.hooks.gate.clear()
-
-        async with asyncio.TaskGroup() as group:
-            replaying = group.create_task(refused_replay(desk))
-            await asyncio.sleep(0.01)
-            desk.bind(
-                placed(
-                    2, f"{G1},NVIDIA,500,5:{G1},NVIDIA,500,5:;", containers=(a_container(count=2),)
-                )
-            )
-            group.create_task(desk.service.allocate(ids(5, 6)))
-            await asyncio.sleep(0.01)
-            desk.hooks.gate.set()
-        again = await desk.service.allocate(ids(3))
-
-        assert Gate.OVERLAP is replaying.result()
-        assert first != second
-        assert second == again
-
-
-async def refused_replay(desk):
-    with pytest.raises(Refusal) as caught:
-        await desk.service.allocate(ids(9))
-    return caught.value.gate
-
-
 async def test_a_container_that_runs_is_not_taken_for_one_that_is_asked_for_again():
     async with a_desk() as desk:
         running = a_container(running_id="containerd://a")

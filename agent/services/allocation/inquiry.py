@@ -13,8 +13,6 @@ from collections.abc import AsyncIterator, Callable
 import structlog
 
 from agent.codec.nodelock import former_locks, held_lock
-from agent.core.admission import in_vain, may_be_meant
-from agent.core.candidates import Books, PodKey, all_confirmed
 from agent.core.errors import (
     ApiError,
     Gate,
@@ -27,15 +25,18 @@ from agent.core.evidence import (
     UNREAD,
     AskKubelet,
     AwaitLock,
+    Books,
     CheckRunning,
     Evidence,
     Grant,
     ListPods,
     LookAtNode,
     LookAtPod,
+    PodKey,
     Question,
     ReadRecords,
 )
+from agent.core.exactly_one import in_vain
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey
 from agent.core.match_settings import MatchSettings, UnlockedPods
@@ -132,21 +133,12 @@ class Inquiry:
         It does so beside its other work, and dies when the earlier of two requests is granted: a
         preference that is waited for would let a whole other request pass.
         """
-        return not all_confirmed(
-            evidence.table,
-            evidence.ledger,
-            evidence.books,
-            self._settings.resource,
-            evidence.known,
-        )
+        rows = evidence.ledger.under(self._settings.resource).rows
+        return any(row.epoch != evidence.books.epoch for row in rows)
 
     def in_vain(self, count: int, underway: Underway) -> PodUid | None:
         """The pod that will not ask again, now that its request was refused, or None."""
         return in_vain(count, self._evidence(underway), self._settings)
-
-    def may_be_meant(self, count: int, underway: Underway) -> frozenset[PodUid]:
-        """Pods that had answers, for one of which the refused request may have been."""
-        return may_be_meant(count, self._evidence(underway), self._settings)
 
     def _evidence(self, underway: Underway) -> Evidence:
         done = self._state
@@ -161,7 +153,6 @@ class Inquiry:
                 done.recorded,
                 done.alive,
                 done.can_ask,
-                underway.asked_last,
             ),
             now=self._peers.clock.now(),
             known=self._known,
@@ -174,7 +165,6 @@ class Inquiry:
             waited=done.waited,
             node_read=done.node_read,
             claimed=underway.claimed,
-            in_doubt=underway.in_doubt,
             spent=underway.spent,
             outlived=self._views.outlived.value,
         )
@@ -226,14 +216,7 @@ class Inquiry:
                 return
 
     async def _caught_up(self, step: ListPods | AwaitLock, seen: Evidence) -> bool:
-        """Whether the watch that `step` is about tells more than was seen, before time is over.
-
-        A lock need not come where the pod is served without one.
-        """
-        lax = self._settings.unlocked_pods is not UnlockedPods.STRICT
-        if isinstance(step, AwaitLock) and lax:
-            self._state = dataclasses.replace(self._state, waited=True, node_read=True)
-            return True
+        """Whether the watch that `step` is about tells more than was seen, before time is over."""
         now = asyncio.get_running_loop().time()
         if self._lagging_until is None:
             self._lagging_until = now + WATCH_PAUSE

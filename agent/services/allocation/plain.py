@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from agent.core.container_edits import check_library
 from agent.core.edits import ContainerEdits, EditSettings, GrantedShare, HookFacts
 from agent.core.errors import Gate, Refusal, StateError
-from agent.core.grant import renamed
 from agent.core.holdings import KubeletEpoch
 from agent.core.inventory import Inventory
 from agent.core.ledger import Ledger
@@ -30,6 +29,7 @@ from agent.core.plain_row import PlainRow
 from agent.core.pods import PodUid
 from agent.core.ports import Clock
 from agent.core.preference import nearest
+from agent.core.right import renamed
 from agent.core.slices import SliceId, split_slice_id
 from agent.core.steps import ALLOCATE_BUDGET, Step, disk_refusal
 from agent.kit.cell import Cell

@@ -7,7 +7,6 @@ import structlog
 
 from agent.core.errors import AgentError
 from agent.core.evidence import Grant
-from agent.core.ledger import ContainerKey
 from agent.core.match_settings import MatchSettings
 from agent.core.preference import nearest, steer
 from agent.core.slices import SliceId
@@ -48,10 +47,9 @@ class Preferring:
         if grant is not None:
             wanted = tuple(share.uuid for share in grant.shares)
             chosen = steer(available, must_include, wanted, held)
-            key = ContainerKey(grant.candidate.pod.uid, grant.candidate.container.name)
-            self._calls.take_offer(key)
+            self._calls.take_offer(grant.key)
             if chosen is not None:
-                self._calls.offer(key)
+                self._calls.offer(grant.key)
         if chosen is None:
             gpus = {one.uuid: one.gpu for one in self._views.inventory.value.gpus}
             chosen = nearest(available, must_include, size, gpus, held)

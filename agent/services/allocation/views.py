@@ -1,7 +1,7 @@
 """What an Allocate looks at, whom it may ask, and what else is under way."""
 
 import dataclasses
-from collections.abc import Awaitable, Callable, Container, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from agent.core.gpu import GpuUuid
 from agent.core.holdings import KubeletEpoch
@@ -59,6 +59,4 @@ class Underway:
 
     ledger: Ledger
     claimed: frozenset[PodUid]
-    in_doubt: Container[PodUid]
-    asked_last: Mapping[PodUid, str]
     spent: Mapping[str, PodUid]

@@ -2,7 +2,6 @@
 
 import datetime as dt
 
-from agent.core.admission import in_vain
 from agent.core.errors import Gate
 from agent.core.evidence import (
     AwaitLock,
@@ -10,10 +9,12 @@ from agent.core.evidence import (
     LookAtNode,
     ReadRecords,
 )
+from agent.core.exactly_one import in_vain
 from tests.builders import NOON, a_container, a_lock, a_row
 from tests.unit.core.matching_scene import (
     NOW_KUBELET,
     SETTINGS,
+    UNIQUE,
     a_scene,
     ask,
     changed,
@@ -34,7 +35,9 @@ def test_an_old_kubelet_serves_only_a_lock_owner_without_company() -> None:
     assert ask(accompanied) == ListPods()
     assert ask(changed(accompanied, listed=True)) == AwaitLock()
     assert ask(changed(accompanied, listed=True, waited=True)) == LookAtNode()
-    refused_by(changed(accompanied, listed=True, waited=True, node_read=True), Gate.WITNESS_SILENT)
+    known = changed(accompanied, listed=True, waited=True, node_read=True)
+    for settings in (SETTINGS, UNIQUE):
+        refused_by(known, Gate.WITNESS_SILENT, settings=settings)
 
 
 def test_an_old_kubelets_lone_candidate_waits_for_its_lock_before_it_is_refused() -> None:

@@ -5,7 +5,6 @@ import datetime as dt
 
 import pytest
 
-from agent.core.admission import in_vain
 from agent.core.errors import Gate
 from agent.core.evidence import (
     AskKubelet,
@@ -15,9 +14,10 @@ from agent.core.evidence import (
     LookAtNode,
     ReadRecords,
 )
+from agent.core.exactly_one import in_vain
 from agent.core.ledger import ContainerKey
 from agent.core.pods import Phase, Role
-from tests.builders import NOON, a_container, a_lock, a_row, a_share
+from tests.builders import NOON, a_container, a_row, a_share
 from tests.unit.core.matching_scene import (
     G1,
     G2,
@@ -46,18 +46,12 @@ def test_the_lock_owner_is_asked_for_first() -> None:
     assert ask(a_scene(older, POD, lock=POD)) == AskKubelet(*POD.key)
 
 
-def test_the_owner_alone_settles_it_when_every_row_is_confirmed() -> None:
-    scene = knowing(a_scene(named_pod(3), POD, lock=POD), holding(POD))
-
-    assert granted(scene).candidate.pod == POD
-
-
-def test_the_others_are_asked_while_a_row_is_unconfirmed() -> None:
+def test_all_who_may_be_meant_are_asked_about_whoever_has_the_lock() -> None:
     other = named_pod(3)
-    row = a_row(pod_uid=other.uid, pod=other.name, epoch=OLD_KUBELET, confirmed=True)
-    scene = knowing(a_scene(other, POD, rows=(row,), lock=POD), holding(POD))
+    scene = knowing(a_scene(other, POD, lock=POD), holding(POD))
 
     assert ask(scene) == AskKubelet(*other.key)
+    assert granted(knowing(scene, absent=(other,))).candidate.pod == POD
 
 
 def test_a_pod_that_was_started_without_being_asked_for_is_asked_about_beside_the_owner() -> None:
@@ -68,7 +62,7 @@ def test_a_pod_that_was_started_without_being_asked_for_is_asked_about_beside_th
     assert ask(scene) == AskKubelet(*started.key)
     both = knowing(scene, holding(POD), holding(started))
     assert ask(both) == ListPods()
-    refused_by(changed(both, listed=True, node_read=True), Gate.MANY_PODS_ADMITTED)
+    refused_by(changed(both, listed=True), Gate.MANY_PODS_ADMITTED)
 
 
 def test_an_owner_that_was_started_without_being_asked_for_does_not_hide_a_newcomer() -> None:
@@ -79,7 +73,7 @@ def test_an_owner_that_was_started_without_being_asked_for_does_not_hide_a_newco
     assert granted(changed(unseen, listed=True)).candidate.pod == started
 
     shown = knowing(a_scene(STRAY, started, lock=started), holding(started))
-    shown = changed(shown, listed=True, node_read=True)
+    shown = changed(shown, listed=True)
 
     assert ask(shown) == AskKubelet(*STRAY.key)
     refused_by(knowing(shown, holding(STRAY)), Gate.MANY_PODS_ADMITTED)
@@ -108,17 +102,6 @@ def test_two_pods_being_admitted_are_never_guessed_between() -> None:
     scene = knowing(a_scene(other, POD, rows=(row,), lock=POD), holding(POD), holding(other))
 
     refused_by(changed(scene, listed=True, node_read=True), Gate.MANY_PODS_ADMITTED)
-
-
-def test_the_node_is_read_before_two_are_refused_for_its_lock_may_settle_it() -> None:
-    other = named_pod(3)
-    scene = knowing(a_scene(other, POD), holding(POD), holding(other))
-    assert ask(scene) == ListPods()
-    assert ask(changed(scene, listed=True)) == LookAtNode()
-
-    seen = changed(scene, listed=True, node_read=True, lock=a_lock(name=POD.name))
-
-    assert granted(seen).candidate.pod == POD
 
 
 def test_of_two_that_wait_for_their_old_answers_the_owner_is_told_to_delete_one() -> None:
@@ -268,7 +251,9 @@ def test_a_running_container_is_replayed_only_when_its_cgroup_is_gone() -> None:
     )
     scene = knowing(a_scene(pod, rows=(row,)), holding(pod))
     assert ask(scene) == CheckRunning(frozenset({"containerd://abc"}))
-    checked = changed(scene, checked=frozenset({"containerd://abc"}), listed=True)
+    checked = changed(
+        scene, checked=frozenset({"containerd://abc"}), listed=True, records_read=True
+    )
     alive = changed(
         checked,
         books=type(scene.books)(NOW_KUBELET, alive=frozenset({"containerd://abc"})),

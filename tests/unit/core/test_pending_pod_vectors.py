@@ -27,9 +27,6 @@ OTHER_PODS = {
     "pending_pod-081": "a lock without an owner gives nobody a right: none is picked from a list",
     "pending_pod-082": "without a lock none is picked from a list",
 }
-OTHER_GUESSES = {
-    "pending_pod-084": "an unreadable lock is nobody's: it counts as none",
-}
 OTHER_LOCKS = {
     "node_lock_release-076": "no check of the owner is ever skipped",
     "node_lock_release-077": "a lock without an owner is left to the scheduler's timeout",
@@ -111,29 +108,12 @@ def test_without_a_lock_the_kubelets_word_can_be_made_to_suffice():
     assert pods == [served(vector, [pod], UnlockedPods.UNIQUE) for pod in pods]
 
 
-@pytest.mark.parametrize("vector", cases("pending_pod", without=OTHER_GUESSES), ids=str)
-def test_where_several_are_admitted_hamis_guess_can_be_had(vector: Vector):
-    found = served(vector, pods_of(vector), UnlockedPods.LEGACY)
-
-    assert vector.expected["pod" if found else "error"]
-    assert vector.expected.get("pod") == (None if found is None else "/".join(found.key))
-
-
-def test_whom_the_kubelet_does_not_admit_is_not_guessed_either():
-    """HAMi would give the share of `a` to `b`."""
+@pytest.mark.parametrize("unlocked", UnlockedPods)
+def test_where_several_are_admitted_hamis_guess_cannot_be_had(unlocked: UnlockedPods):
+    """HAMi would give the share of `a` to both."""
     vector = vectors("pending_pod")["pending_pod-082"]
-    a, b = pods_of(vector)
 
-    assert [a, b] == [served(vector, [pod], UnlockedPods.LEGACY) for pod in (a, b)]
-
-
-def test_a_guess_goes_by_the_annotations_where_the_lock_cannot_be_read():
-    """HAMi fails every Allocate on the node then, and its scheduler binds nothing there."""
-    vector = vectors("pending_pod")["pending_pod-084"]
-    assert "malformed lock" in vector.expected["error"]
-    (pod,) = pods_of(vector)
-
-    assert pod == served(vector, [pod], UnlockedPods.LEGACY)
+    assert served(vector, pods_of(vector), unlocked) is None
 
 
 def released(vector: Vector) -> list[str]:

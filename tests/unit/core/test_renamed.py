@@ -5,8 +5,8 @@ import datetime as dt
 
 import pytest
 
-from agent.core.candidates import all_confirmed, candidates, remembered
 from agent.core.errors import Gate, Refusal
+from agent.core.evidence import AskKubelet
 from agent.core.holdings import ContainerHolding, Holding
 from agent.core.ledger import Ledger
 from agent.core.match_settings import MatchSettings
@@ -46,12 +46,8 @@ def both(*held: Holding, rows=(ROW,)):
 def test_only_pods_that_ask_by_the_name_are_candidates():
     scene = both()
 
-    def names(resource: str) -> list[str]:
-        found = candidates(1, scene.table, scene.ledger, scene.books, resource, {})
-        return [one.pod.name for one in found]
-
-    assert [POD.name] == names(OLD)
-    assert [YOUNG.name] == names(NEW)
+    assert ask(scene, settings=BY_OLD) == AskKubelet(*POD.key)
+    assert ask(scene, settings=BY_NEW) == AskKubelet(*YOUNG.key)
 
 
 def test_each_name_serves_its_own_although_both_pods_are_being_admitted():
@@ -60,14 +56,6 @@ def test_each_name_serves_its_own_although_both_pods_are_being_admitted():
     assert YOUNG.uid == granted(scene, settings=BY_NEW).candidate.pod.uid
     again = granted(scene, settings=BY_OLD)
     assert ROW == again.replay
-
-
-def test_the_lock_owners_first_answer_needs_no_look_at_rows_of_another_name():
-    scene = changed(both(holding(YOUNG)), listed=False, waited=False)
-
-    assert YOUNG.uid == granted(scene, settings=BY_NEW).candidate.pod.uid
-    assert not all_confirmed(scene.table, scene.ledger, scene.books, OLD, {})
-    assert all_confirmed(scene.table, scene.ledger, scene.books, NEW, {})
 
 
 def test_by_a_former_name_nobody_is_served_for_the_first_time_not_even_the_lock_owner():
@@ -84,13 +72,6 @@ def test_what_is_held_by_a_former_name_counts_for_the_room_of_the_present_one():
 
     with pytest.raises(Refusal, match=Gate.MEMORY_EXCEEDED.value):
         ask(both(held, holding(YOUNG), rows=(row,)), settings=BY_NEW)
-
-
-def test_a_pod_that_only_the_ledger_knows_asks_by_the_name_of_its_row():
-    row = dataclasses.replace(ROW, resource=NEW)
-    table = remembered(Ledger((row,)), NOW_KUBELET)
-
-    assert [NEW] == [one.resource for one in table.pods[POD.uid].containers]
 
 
 def test_a_pod_is_counted_by_the_first_name_that_it_asks_by():

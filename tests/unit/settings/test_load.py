@@ -95,7 +95,8 @@ def test_an_unknown_key_is_refused_with_its_place_and_the_nearest_one(write) -> 
         ("library: {hookPath: 3}", "text"),
         ("library: {cudaLogLevel: true}", "text in quotes, found `true`"),
         ("library: {cudaLogLevel: 1.5}", "text in quotes, found `1.5`"),
-        ("allocation: {unlockedPods: always}", "one of strict, unique, legacy"),
+        ("allocation: {unlockedPods: always}", "one of strict, unique"),
+        ("allocation: {unlockedPods: legacy}", "one of strict, unique"),
         ("allocation: {fence: always}", "one of none, prestart"),
         ("allocation: {mpsRoot: here}", "an absolute path"),
         ("sharing: {operatingMode: mi}", "one of hami-core, mps, mig"),
@@ -237,10 +238,10 @@ def test_the_operating_mode_is_registered_and_answered_in(write) -> None:
     assert with_root.sharing.resource == with_root.edits.resource
 
 
-def test_hamis_way_with_pods_without_a_lock_can_be_chosen() -> None:
-    settings = build(loaded(flags={"--unlocked-pods": "legacy"}), host_name="here")
+def test_the_kubelets_word_for_pods_without_a_lock_can_be_chosen() -> None:
+    settings = build(loaded(flags={"--unlocked-pods": "unique"}), host_name="here")
 
-    assert UnlockedPods.LEGACY is settings.match.unlocked_pods
+    assert UnlockedPods.UNIQUE is settings.match.unlocked_pods
 
 
 @pytest.fixture

@@ -1,23 +1,23 @@
-"""Several containers of a pod are dead after a lost checkpoint: which one does the kubelet mean?"""
+"""Several containers of a pod are dead after a lost checkpoint: which one does the kubelet mean?
+
+It starts them in the order of the spec, beside its other work, goes on behind one that was refused,
+and comes back to that one later. At a pod's admission alone the order is certain.
+"""
 
 import asyncio
 import contextlib
 import dataclasses
 import datetime as dt
-from collections.abc import AsyncIterator, Container, Iterator
-from typing import ClassVar
+from collections.abc import AsyncIterator
 
 import pytest
-from typing_extensions import override
 
 from agent.core.errors import Gate, KubeletError, Refusal
 from agent.core.holdings import KubeletEpoch
-from agent.core.ledger import Ledger, Row
-from agent.core.pods import Phase, PodTable, PodUid
+from agent.core.pods import Phase
 from agent.core.state import State
-from agent.services.allocation.rounds import FIRST_ADMISSION, ROUND, Rounds
-from tests.builders import NOON, a_container, a_row
-from tests.services.allocating import EPOCH, G1, G2, NEXT_EPOCH, Desk, a_desk, ids, placed
+from tests.builders import NOON, a_container
+from tests.services.allocating import G1, G2, NEXT_EPOCH, Desk, a_desk, ids, placed
 
 TEXT = f"{G1},NVIDIA,1000,10:;{G2},NVIDIA,2000,20:;"
 NAMES = ("a", "b")
@@ -86,34 +86,50 @@ async def a_pod_with_dead_containers() -> AsyncIterator[Pod]:
 UNKNOWN = Gate.MANY_PODS_ADMITTED.name
 
 
-async def test_without_any_refusal_they_are_asked_for_in_their_order():
+@pytest.mark.parametrize("late", [True, False], ids=["the status is late", "the status says so"])
+async def test_of_two_that_died_under_this_kubelet_neither_is_guessed_until_one_lives(late):
     async with a_pod_with_dead_containers() as pod:
-        assert "a" == await pod.ask()
-        pod.desk.witness.admit(pod.view, a=ids(9)[0])
+        await asyncio.sleep(60)
+        if late:
+            pod.say(running_id="before", started_at=NOON - HOUR)
+        else:
+            pod.live()
 
-        assert "b" == await pod.ask(8)
+        assert UNKNOWN == await pod.ask()
+        assert UNKNOWN == await pod.ask(8)
+        pod.live("a")
+        assert "b" == await pod.ask()
 
 
-async def test_after_a_refusal_without_a_reason_known_neither_is_guessed():
+async def test_what_was_refused_before_decides_nothing():
     async with a_pod_with_dead_containers() as pod:
         await asyncio.sleep(60)
         pod.desk.witness.failures = [*SILENT]
         assert Gate.WITNESS_SILENT.name == await pod.ask()
-        pod.desk.witness.failures = []
+        pod.desk.witness.failures, pod.desk.witness.delay = [], 5
+        assert Gate.OUT_OF_TIME.name == await pod.ask()
+        pod.desk.witness.delay = 0
 
         assert UNKNOWN == await pod.ask()
         await asyncio.sleep(600)
         assert UNKNOWN == await pod.ask()
 
 
-async def test_after_a_call_that_ran_out_of_time_neither_is_guessed():
-    async with a_pod_with_dead_containers() as pod:
-        await asyncio.sleep(60)
-        pod.desk.witness.delay = 5
-        assert Gate.OUT_OF_TIME.name == await pod.ask()
-        pod.desk.witness.delay = 0
+async def test_dead_containers_that_ask_for_different_counts_are_served_in_any_order():
+    text = f"{G1},NVIDIA,1000,10:;{G2},NVIDIA,2000,20:{G1},NVIDIA,500,5:;"
+    async with a_desk() as desk:
+        pod = Pod(desk)
+        counts = (a_container(name="a"), a_container(name="b", count=2))
+        pod.view = placed(1, text, containers=counts)
+        desk.bind(pod.view)
+        answers = {"a": await desk.service.allocate(ids(1))}
+        desk.witness.admit(pod.view, a=ids(1)[0])
+        answers["b"] = await desk.service.allocate(ids(2, 3))
+        desk.epoch = NEXT_EPOCH
+        pod.live()
 
-        assert UNKNOWN == await pod.ask()
+        assert answers["b"] == await desk.service.allocate(ids(5, 6))
+        assert answers["a"] == await desk.service.allocate(ids(4))
 
 
 async def test_a_kubelet_that_takes_up_its_pods_asks_in_their_order_whatever_was_refused():
@@ -135,31 +151,6 @@ async def test_of_a_pod_that_was_started_without_asking_neither_is_guessed_after
         assert Gate.WITNESS_SILENT.name == await pod.ask()
         desk.witness.failures = []
 
-        assert UNKNOWN == await pod.ask()
-
-
-async def test_a_container_that_dies_while_another_waits_for_its_next_try_is_not_mistaken_for_it():
-    async with a_pod_with_dead_containers() as pod:
-        pod.live("b")
-        pod.desk.see(placed(2))
-        pod.desk.witness.admit(placed(2))
-        assert UNKNOWN == await pod.ask()
-        pod.desk.witness.forget(placed(2))
-        pod.live()
-
-        assert UNKNOWN == await pod.ask()
-        pod.live("b")
-        assert "a" == await pod.ask()
-
-
-async def test_after_a_slow_disk_the_next_one_is_asked_for_and_later_neither_is_guessed():
-    async with a_pod_with_dead_containers() as pod:
-        pod.desk.disk.gate.clear()
-        assert Gate.STATE_UNWRITABLE.name == await pod.ask()
-        pod.desk.disk.gate.set()
-
-        assert "b" == await pod.ask()
-        await asyncio.sleep(ROUND)
         assert UNKNOWN == await pod.ask()
 
 
@@ -217,16 +208,6 @@ async def test_what_lived_under_a_kubelet_before_the_agent_came_may_have_been_re
         assert UNKNOWN == await pod.ask()
 
 
-async def test_a_refusal_that_a_late_agent_gave_itself_counts_as_for_any_other():
-    async with an_agent_that_is_late(60) as pod:
-        pod.say(running_id="before", started_at=NOON - HOUR)
-        pod.desk.witness.failures = [*SILENT]
-        assert Gate.WITNESS_SILENT.name == await pod.ask()
-        pod.desk.witness.failures = []
-
-        assert UNKNOWN == await pod.ask()
-
-
 @pytest.mark.parametrize("running", [(), ("a",), ("b",)])
 async def test_a_container_whose_gpu_is_lost_is_not_confused_with_the_other(running):
     async with a_pod_with_dead_containers() as pod:
@@ -240,62 +221,5 @@ async def test_a_container_whose_gpu_is_lost_is_not_confused_with_the_other(runn
 
         first, second = await pod.ask(), await pod.ask(8)
 
-        expected = {(): ("BAD_GPU", UNKNOWN), ("a",): ("b", "b"), ("b",): ("BAD_GPU", "BAD_GPU")}
+        expected = {(): (UNKNOWN, UNKNOWN), ("a",): ("b", "b"), ("b",): ("BAD_GPU", "BAD_GPU")}
         assert expected[running] == (first, second)
-
-
-class Rows(tuple[Row, ...]):
-    """Rows that count how often somebody goes through them."""
-
-    __slots__ = ()
-    walks: ClassVar[list[None]] = []
-
-    @override
-    def __iter__(self) -> Iterator[Row]:
-        self.walks.append(None)
-        return super().__iter__()
-
-
-ALONE, OTHER, GONE = PodUid("alone"), PodUid("other"), PodUid("gone")
-
-
-@pytest.fixture
-def ledger() -> Iterator[Ledger]:
-    yield Ledger(rows=Rows(a_row(pod_uid=uid) for uid in (ALONE, OTHER)))
-    Rows.walks.clear()
-
-
-def are_in_doubt(doubt: Container[PodUid]) -> list[PodUid]:
-    return [uid for uid in (ALONE, OTHER, GONE) if uid in doubt]
-
-
-async def test_while_nothing_was_refused_no_row_is_looked_at(ledger):
-    doubt = Rounds(EPOCH.since).in_doubt(EPOCH, ledger, PodTable())
-
-    assert [] == are_in_doubt(doubt)
-    assert [] == Rows.walks
-
-
-async def test_an_agent_that_came_late_looks_only_for_the_pod_in_question(ledger):
-    rounds = Rounds(EPOCH.since + 2 * FIRST_ADMISSION)
-    doubt = rounds.in_doubt(EPOCH, ledger, PodTable())
-    assert [] == Rows.walks
-    assert [ALONE, OTHER] == are_in_doubt(doubt)
-
-    rounds.refused(a_row(pod_uid=ALONE), EPOCH)
-    assert [OTHER] == are_in_doubt(rounds.in_doubt(EPOCH, ledger, PodTable()))
-    await asyncio.sleep(ROUND)
-    assert [ALONE, OTHER] == are_in_doubt(rounds.in_doubt(EPOCH, ledger, PodTable()))
-
-
-async def test_a_pod_whose_rows_went_is_in_doubt_no_more_even_if_they_come_back(ledger):
-    rounds = Rounds(EPOCH.since)
-    rounds.doubt([OTHER, GONE], EPOCH)
-    rounds.refused(a_row(pod_uid=ALONE), EPOCH)
-    await asyncio.sleep(ROUND)
-    assert [ALONE, OTHER] == are_in_doubt(rounds.in_doubt(EPOCH, ledger, PodTable()))
-
-    rest = Ledger(rows=(a_row(pod_uid=OTHER),))
-    assert [OTHER] == are_in_doubt(rounds.in_doubt(EPOCH, rest, PodTable()))
-    assert [OTHER] == are_in_doubt(rounds.in_doubt(EPOCH, ledger, PodTable()))
-    assert [] == are_in_doubt(rounds.in_doubt(NEXT_EPOCH, ledger, PodTable()))

@@ -1,0 +1,118 @@
+"""The row of a container: what it gets, made once and kept with whom it was given."""
+
+import dataclasses
+from collections.abc import Callable
+
+import structlog
+
+from agent.core.container_edits import EditRequest, container_edits, cuda_order
+from agent.core.container_order import pair_groups
+from agent.core.edits import EditSettings, GrantedShare, HookFacts
+from agent.core.errors import AgentError, Gate, Refusal
+from agent.core.evidence import Grant
+from agent.core.holdings import KubeletEpoch
+from agent.core.inventory import Inventory
+from agent.core.ledger import ContainerKey, Row
+from agent.core.ports import Clock, HookDirs
+from agent.core.reconcile import Adoption
+from agent.core.share import Share
+from agent.core.slices import SliceId
+from agent.kit.cell import Cell
+
+log = structlog.get_logger(__name__)
+
+
+class Rows:
+    """Makes rows. `edits` has our resource's present name; `epoch`: the kubelet that is there."""
+
+    def __init__(
+        self,
+        *,
+        inventory: Cell[Inventory],
+        edits: Cell[EditSettings],
+        hooks: HookDirs,
+        epoch: Callable[[], KubeletEpoch],
+        clock: Clock,
+    ) -> None:
+        self._inventory = inventory
+        self._edits = edits
+        self._hooks = hooks
+        self._epoch = epoch
+        self._clock = clock
+
+    def granted(
+        self, grant: Grant, ids: tuple[SliceId, ...], facts: HookFacts, *, offered: bool
+    ) -> Row:
+        """The row as it will stand: a replay keeps its answer and gets the new kubelet's ids."""
+        if grant.replay is not None:
+            return dataclasses.replace(
+                grant.replay,
+                slice_ids=tuple(sorted(ids)),
+                answered_at=self._clock.now(),
+                epoch=self._epoch(),
+                confirmed=False,
+                offered=offered,
+            )
+        found = Adoption(grant.candidate.pod, grant.candidate.container, ids)
+        row = self._first(found, (grant.group, grant.shares), facts)
+        return dataclasses.replace(row, offered=offered, lock=grant.lock)
+
+    async def adopted(self, found: Adoption) -> Row | None:
+        """The row of a container that was answered and that the ledger does not know.
+
+        It was answered by another agent, or the ledger was lost; what the scheduler wrote for it
+        says what it holds. Where the kubelet has no ids for it, it lost its records, too, and may
+        ask again. None: what was written cannot be read, or names a GPU that is not here.
+        """
+        try:
+            facts = await self._hooks.facts()
+            paired = pair_groups(found.pod.groups or (), found.pod.asking(found.container.resource))
+            for one in paired:
+                if one.container == found.container.name:
+                    group = (one.group_index, one.shares)
+                    row = self._first(found, group, facts)
+                    epoch = row.epoch if found.ids else KubeletEpoch()
+                    return dataclasses.replace(row, confirmed=bool(found.ids), epoch=epoch)
+        except AgentError as error:
+            log.warning("ledger.not_adopted", pod=found.pod.name, err=str(error))
+        return None
+
+    def _first(
+        self,
+        found: Adoption,
+        group: tuple[int, tuple[Share, ...]],
+        facts: HookFacts,
+    ) -> Row:
+        """The row of a container that has none: its edits are made here, once."""
+        pod, container = found.pod, found.container
+        number, shares = group
+        granted = cuda_order(map(self._share, shares))
+        request = EditRequest(
+            pod_uid=pod.uid,
+            container=container.name,
+            control_disabled=container.control_disabled,
+            shares=granted,
+        )
+        return Row(
+            key=ContainerKey(pod.uid, container.name),
+            namespace=pod.namespace,
+            pod=pod.name,
+            role=container.role,
+            group=number,
+            shares=tuple(one.share for one in granted),
+            slice_ids=tuple(sorted(found.ids)),
+            edits=container_edits(request, self._edits.value, facts),
+            answered_at=self._clock.now(),
+            epoch=self._epoch(),
+            resource=container.resource,
+        )
+
+    def _share(self, share: Share) -> GrantedShare:
+        gpu = self._inventory.value.find(share.uuid)
+        if gpu is None:  # the inventory changed between the decision and here
+            raise Refusal(
+                Gate.UNKNOWN_GPU,
+                f"GPU {share.uuid} vanished just now; create the pod again.",
+                transient=True,
+            )
+        return GrantedShare(share, gpu.gpu.pci, gpu.registered_mib, gpu.gpu.minor)
