@@ -34,10 +34,11 @@ from agent.core.settlement import REFUSED_EVENT
 from agent.core.share import Share
 from agent.core.slices import SliceId
 from agent.core.steps import ALLOCATE_BUDGET, TAKING_UP_BUDGET, Step
+from agent.kit.allowance import Allowance
 from agent.kit.cell import Cell
 from agent.kit.turns import Turns
 from agent.services.allocation.calls import Call, Calls, overlap, refusal_of
-from agent.services.allocation.inquiry import Inquiry
+from agent.services.allocation.inquiry import VAIN, VAIN_REFILL, Inquiry
 from agent.services.allocation.outcomes import Outcomes, oversold, whose
 from agent.services.allocation.preferring import Preferring
 from agent.services.allocation.rounds import Rounds
@@ -82,7 +83,8 @@ class Allocation:
         self._settings = settings
         self._calls = Calls(Turns(peers.epoch))
         self._rounds = Rounds(peers.clock.now())
-        self._preferring = Preferring(views, peers, self._calls, self._underway)
+        self._vain = Allowance(VAIN, VAIN_REFILL)
+        self._preferring = Preferring(views, peers, self._calls, self._underway, self._vain)
         self._outcomes = Outcomes()
         self._say = say
         self.results = self._outcomes.results
@@ -172,7 +174,7 @@ class Allocation:
         self, count: int, match: MatchSettings, call: Call
     ) -> tuple[Grant, HookFacts]:
         """Which container it is for, and what it gets and mounts."""
-        inquiry = Inquiry(self._views, self._peers, match, patient=True)
+        inquiry = Inquiry(self._views, self._peers, match, patient=True, vain=self._vain)
         try:
             call.step = Step.HOOK
             facts = await self._storage.hooks.facts()
