@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime as dt
+from collections import Counter
 from collections.abc import Iterator
 
 from agent.core.annotations import BIND_PHASE, PHASE_FAILED
@@ -29,6 +30,12 @@ UNCLAIMED = dt.timedelta(seconds=30)
 The scheduler takes the lock before it binds, and its own queue may lie between, so the owner of a
 fresh one is not seen yet.
 """
+
+REFUSED_AT_ONCE = 32
+"""Refused pods of one namespace to which something is owed at a time; the others come behind them.
+A pod that is bound to the node without a scheduler stays when it was refused, and its controller
+makes the next one: there can be thousands, of one tenant, and all that is owed is gone through at
+each news."""
 
 NOBODY = PodUid("")
 """In an effect: the pod's UID is not known, for it is not here."""
@@ -79,10 +86,14 @@ def owed(scene: Scene) -> tuple[Effect, ...]:
 
 def _for_rejected(scene: Scene) -> Iterator[Effect]:
     """A pod that the kubelet reports as refused by us is settled as failed, and told why."""
+    begun: Counter[str] = Counter()
     for pod in scene.table.pods.values():
+        if begun[pod.namespace] >= REFUSED_AT_ONCE:
+            continue
         text = refusal_text(pod)
         if not text or pod.static or pod.annotations.get(BIND_PHASE) == PHASE_FAILED:
             continue
+        begun[pod.namespace] += 1
         yield _effect(EffectKind.SETTLE_POD, pod, scene.now, phase=PHASE_FAILED)
         yield _effect(EffectKind.POST_EVENT, pod, scene.now, reason=REFUSED_EVENT, value=text)
 

@@ -1,7 +1,6 @@
 """The pods of this node: one LIST, one WATCH, and the graves of the last ten minutes."""
 
 import asyncio
-import contextlib
 import dataclasses
 import datetime as dt
 import random
@@ -36,6 +35,10 @@ LISTS_REFILL = 2.0
 tenant can make pods that need one without end, and each goes through all pods of the cluster."""
 WATCH_PAUSE = 0.1
 """Seconds that the watch is given instead."""
+PAUSES = 16
+PAUSES_REFILL = 5.0
+"""How often it is given them in vain: so often at once, then every five seconds. While a call waits
+the kubelet admits nobody."""
 WARN_PERIOD = 60.0
 KEEP = dt.timedelta(minutes=10)
 GRAVES = 1024
@@ -69,6 +72,7 @@ class Pods:
         self._asked = asyncio.Event()
         self._answers: list[asyncio.Future[PodTable]] = []
         self._lists = Allowance(LISTS, LISTS_REFILL)
+        self._pauses = Allowance(PAUSES, PAUSES_REFILL)
         self._warnings = Throttle(WARN_PERIOD)
 
     async def run(self) -> None:
@@ -214,11 +218,19 @@ class Pods:
         left_out = self._warnings.admit()
         if left_out is not None:
             log.warning("pods.list_left_out", most=LISTS, refill=LISTS_REFILL, others=left_out)
+        await self._give_way(now)
+        raise ApiError("too many requests by pods that the agent does not know")
+
+    async def _give_way(self, now: float) -> None:
+        """Give the watch its time, if it was not given in vain too often."""
         seen = self._table.value
-        with contextlib.suppress(TimeoutError):
+        if not self._pauses.allows(now):
+            return
+        try:
             async with asyncio.timeout(WATCH_PAUSE):
                 await self._table.until(lambda table: table is not seen)
-        raise ApiError("too many requests by pods that the agent does not know")
+        except TimeoutError:
+            self._pauses.spend(now)
 
     async def _bury(self) -> NoReturn:
         """Forget graves when their time has come."""

@@ -71,6 +71,16 @@ def test_pods_under_ever_new_names_share_an_allowance_and_take_nothing_of_the_no
     assert Step.CREATE == send(book, ILL, 0)
 
 
+def test_what_pods_make_us_say_of_the_node_hides_none_of_its_other_events():
+    book = EventBook()
+    refused = [NodeEvent("AllocationRefused", f"asks for {n} slice(s)", True) for n in range(99)]
+
+    steps = [send(book, event, 0) for event in refused]
+
+    assert [Step.CREATE] * BURST + [Step.DROP] * (99 - BURST) == steps
+    assert Step.CREATE == send(book, ILL, 0)
+
+
 def test_a_failed_write_costs_nothing_and_is_no_occurrence():
     book = EventBook()
     for _ in range(BURST + 5):

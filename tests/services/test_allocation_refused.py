@@ -10,12 +10,13 @@ from agent.core.condition import Condition
 from agent.core.errors import ApiError, Gate, KubeletError, Refusal, StateError
 from agent.core.evidence import ReadRecords
 from agent.core.pace import THROTTLED_PAUSE
+from agent.core.pods import NodeView, Phase
 from agent.core.steps import ALLOCATE_BUDGET, TAKING_UP_BUDGET
 from agent.services.allocation import inquiry
-from agent.services.allocation.inquiry import LIST_PAUSE, LOCK_PAUSE
+from agent.services.allocation.inquiry import LIST_PAUSE, LOCK_PAUSE, VAIN, VAIN_REFILL
 from agent.services.allocation.preferring import PREFER_BUDGET
 from agent.services.state import CURRENT
-from tests.builders import a_gpu, a_health, a_row, a_shared_gpu, an_inventory
+from tests.builders import NODE, a_gpu, a_health, a_lock, a_row, a_shared_gpu, an_inventory
 from tests.services.allocating import G2, a_desk, ids, placed
 
 
@@ -178,6 +179,47 @@ async def test_a_stray_pod_is_refused_after_the_lock_had_a_moment_to_come():
         await refused(desk, Gate.NO_LOCK)
 
         assert LOCK_PAUSE == pytest.approx(elapsed() - began)
+
+
+async def waste(desk, number):
+    """A pod that nobody placed is refused; the seconds that the kubelet was held for it."""
+    stray = placed(number, annotations={})
+    desk.see(stray)
+    desk.witness.admit(stray)
+    began = elapsed()
+    await desk.service.prefer(ids(0, 1), (), 1)
+    with pytest.raises(Refusal):
+        await desk.service.allocate(ids(0))
+    desk.see(dataclasses.replace(stray, phase=Phase.FAILED))
+    desk.witness.forget(stray)
+    return elapsed() - began
+
+
+async def test_however_many_stray_pods_come_they_hold_the_kubelet_for_a_moment_only():
+    async with a_desk() as desk:
+        held = [await waste(desk, number) for number in range(100, 200)]
+
+        assert VAIN * LOCK_PAUSE >= sum(held)
+        assert 0 == pytest.approx(sum(held[VAIN:]))
+        await asyncio.sleep(VAIN_REFILL)
+        assert 0 < await waste(desk, 200)
+
+
+async def test_among_stray_pods_a_lock_that_the_watch_shows_late_is_read_at_once():
+    async with a_desk() as desk:
+        for number in range(100, 120):
+            await waste(desk, number)
+        pod = placed(1)
+        desk.see(pod)
+        desk.witness.admit(pod)
+        text = a_lock(namespace=pod.namespace, name=pod.name).value
+        desk.unseen_node = NodeView(NODE, "uid", "2", {"hami.io/mutex.lock": text})
+        began = elapsed()
+
+        await desk.service.allocate(ids(0))
+
+        assert 0 == pytest.approx(elapsed() - began)
+        assert [pod.uid] == [row.key.pod_uid for row in desk.ledger.rows]
 
 
 async def test_a_bad_gpu_is_named_with_its_condition():

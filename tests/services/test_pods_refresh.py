@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.core.errors import ApiError
-from agent.services.pods import LISTS, LISTS_REFILL, WATCH_PAUSE
+from agent.services.pods import LISTS, LISTS_REFILL, PAUSES, PAUSES_REFILL, WATCH_PAUSE
 from tests.builders import a_pod, a_pod_uid
 from tests.fakes.apiserver import FakeApi
 from tests.services.test_pods_table import ONE, TWO, following
@@ -167,7 +167,7 @@ async def test_however_many_ask_the_lists_of_a_minute_are_bounded_and_it_is_told
                     await room.pods.refresh()
                 except ApiError:
                     refused += 1
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.15)
 
         seconds = asyncio.get_running_loop().time() - began
 
@@ -191,3 +191,26 @@ async def test_who_is_not_listed_is_shown_by_the_watch_meanwhile():
         assert ["one"] == room.names
         await asyncio.sleep(LISTS_REFILL)
         await room.pods.refresh()
+
+
+async def test_the_watch_is_waited_for_in_vain_so_often_only():
+    api = FakeApi()
+    loop = asyncio.get_running_loop()
+
+    async def refused():
+        began = loop.time()
+        with pytest.raises(ApiError, match="too many"):
+            await room.pods.refresh()
+        return loop.time() - began
+
+    async with following(api) as room:
+        for _ in range(LISTS):
+            await room.pods.refresh()
+        held = [await refused() for _ in range(60)]
+
+        assert [WATCH_PAUSE] * PAUSES == pytest.approx(held[:PAUSES])
+        assert 0 == pytest.approx(sum(held[PAUSES:]))
+        for _ in range(int(PAUSES_REFILL / LISTS_REFILL) + 1):
+            await asyncio.sleep(LISTS_REFILL)
+            await room.pods.refresh()
+        assert WATCH_PAUSE == pytest.approx(await refused())

@@ -15,7 +15,7 @@ import pytest
 
 from tests.shape import tree
 
-THREATS = 33
+THREATS = 34
 PROMISES = 10
 PROMISE = re.compile(r"^(\d+)\. \*\*(.+?)(?=^\d+\. \*\*|^\*\*)", re.MULTILINE | re.DOTALL)
 ROW = re.compile(r"^\| (\d+) \| (.+?) \| (.+?) \| (.+?) \|$", re.MULTILINE)

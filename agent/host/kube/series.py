@@ -11,7 +11,8 @@ from agent.kit.allowance import Allowance
 UPDATE_GAP = 60.0
 BURST = 25
 REFILL = 300.0
-"""As client-go's spam filter: 25 Events for one object at once, then one every five minutes."""
+"""As client-go's spam filter: 25 Events for one object at once, then one every five minutes.
+For the Node that is so for each reason."""
 PODS_BURST = 220
 PODS_REFILL = 2.0
 """All pods of the node together: twice as many as a kubelet runs, then one every two seconds; a
@@ -72,7 +73,8 @@ class EventBook:
         series.count -= 1
 
     def _allowances(self, event: NodeEvent) -> tuple[Allowance, ...]:
-        key = (event.namespace, event.pod)
+        # Of the Node each reason has its own: what pods without end call for hides no bad GPU.
+        key = (event.namespace, event.pod or event.reason)
         own = self._objects.setdefault(key, Allowance(BURST, REFILL))
         self._objects.move_to_end(key)
         _bound(self._objects)

@@ -44,6 +44,7 @@ from agent.core.matching import decide
 from agent.core.pace import THROTTLED_PAUSE
 from agent.core.pods import NodeView, PodUid
 from agent.kit.again import again
+from agent.kit.allowance import Allowance
 from agent.services.allocation.views import Peers, Underway, Views
 
 log = structlog.get_logger(__name__)
@@ -68,6 +69,12 @@ GET_PAUSE = 0.15
 API_BUDGET = 0.6
 """Seconds that the API server is given in all."""
 
+VAIN = 16
+VAIN_REFILL = 5.0
+"""Waits that nothing came of, for the node: so many at once, and then one every five seconds. While
+a call waits the kubelet admits nobody, and a tenant can make pods without end that wait for a lock
+in vain. Without such a wait the Node is read at once, which tells as much."""
+
 MAX_QUESTIONS = 256
 """More than the pods of any node: a decision that asks more is a defect, and is refused."""
 
@@ -88,15 +95,22 @@ class _Done:
 
 
 class Inquiry:
-    """The evidence of one call, growing answer by answer."""
+    """The evidence of one call, growing answer by answer. `vain` is the node's for all calls."""
 
     def __init__(
-        self, views: Views, peers: Peers, settings: MatchSettings, *, patient: bool
+        self,
+        views: Views,
+        peers: Peers,
+        settings: MatchSettings,
+        *,
+        patient: bool,
+        vain: Allowance,
     ) -> None:
         self._views = views
         self._peers = peers
         self._settings = settings
         self._patient = patient
+        self._vain = vain
         self._known: dict[PodKey, Holding | None] = {}
         self._looked: dict[PodKey, PodUid | None] = {}
         self._api_left = API_BUDGET
@@ -219,6 +233,8 @@ class Inquiry:
         """Whether the watch that `step` is about tells more than was seen, before time is over."""
         now = asyncio.get_running_loop().time()
         if self._lagging_until is None:
+            if not self._vain.allows(now):
+                return False
             self._lagging_until = now + WATCH_PAUSE
         try:
             async with asyncio.timeout(self._lagging_until - now):
@@ -228,6 +244,7 @@ class Inquiry:
                     self._peers.look()
                     await self._views.node.until(lambda node: held_lock(node) != seen.lock)
         except TimeoutError:
+            self._vain.spend(asyncio.get_running_loop().time())
             return False
         return True
 
@@ -283,13 +300,17 @@ class Inquiry:
                 return lock is not None and lock != before
             return lock.owner == owner
 
+        loop = asyncio.get_running_loop()
+        self._state = dataclasses.replace(self._state, waited=True)
+        if not self._vain.allows(loop.time()):
+            return
         self._peers.look()
         try:
             async with asyncio.timeout(LOCK_PAUSE):
                 await self._views.node.until(is_there)
         except TimeoutError:
+            self._vain.spend(loop.time())
             log.debug("lock.unchanged", waited=LOCK_PAUSE)
-        self._state = dataclasses.replace(self._state, waited=True)
 
 
 def _silent(error: KubeletError) -> Refusal:

@@ -10,6 +10,7 @@ from agent.core.evidence import Grant
 from agent.core.match_settings import MatchSettings
 from agent.core.preference import nearest, steer
 from agent.core.slices import SliceId
+from agent.kit.allowance import Allowance
 from agent.services.allocation.calls import Calls
 from agent.services.allocation.inquiry import Inquiry
 from agent.services.allocation.views import Peers, Underway, Views
@@ -21,15 +22,24 @@ PREFER_BUDGET = 0.2
 
 
 class Preferring:
-    """Answers what is preferred. `underway` is what this process has under way."""
+    """Answers what is preferred.
+
+    `underway` is what this process has under way, `vain` as in Inquiry.
+    """
 
     def __init__(
-        self, views: Views, peers: Peers, calls: Calls, underway: Callable[[], Underway]
+        self,
+        views: Views,
+        peers: Peers,
+        calls: Calls,
+        underway: Callable[[], Underway],
+        vain: Allowance,
     ) -> None:
         self._views = views
         self._peers = peers
         self._calls = calls
         self._underway = underway
+        self._vain = vain
 
     async def prefer(
         self,
@@ -60,7 +70,7 @@ class Preferring:
         """What the container that is being admitted would get, or None: that is not known."""
         try:
             async with asyncio.timeout(PREFER_BUDGET):
-                inquiry = Inquiry(self._views, self._peers, match, patient=False)
+                inquiry = Inquiry(self._views, self._peers, match, patient=False, vain=self._vain)
                 return await inquiry.grant(size, self._underway)
         except (AgentError, TimeoutError) as error:
             log.debug("prefer.unsteered", reason=str(error) or "out of time")

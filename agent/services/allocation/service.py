@@ -21,10 +21,11 @@ from agent.core.match_settings import MatchSettings
 from agent.core.settlement import REFUSED_EVENT
 from agent.core.slices import SliceId
 from agent.core.steps import ALLOCATE_BUDGET, TAKING_UP_BUDGET, Step
+from agent.kit.allowance import Allowance
 from agent.kit.cell import Cell
 from agent.kit.turns import Turns
 from agent.services.allocation.calls import Call, Calls, overlap, refusal_of
-from agent.services.allocation.inquiry import Inquiry
+from agent.services.allocation.inquiry import VAIN, VAIN_REFILL, Inquiry
 from agent.services.allocation.outcomes import Outcomes, oversold, whose
 from agent.services.allocation.preferring import Preferring
 from agent.services.allocation.rows import Rows
@@ -71,7 +72,8 @@ class Allocation:
             clock=peers.clock,
         )
         self.adopt = self._rows.adopted
-        self._preferring = Preferring(views, peers, self._calls, self._underway)
+        self._vain = Allowance(VAIN, VAIN_REFILL)
+        self._preferring = Preferring(views, peers, self._calls, self._underway, self._vain)
         self._outcomes = Outcomes()
         self._say = say
         self.results = self._outcomes.results
@@ -155,7 +157,7 @@ class Allocation:
 
         A pod that is refused at its admission does not ask again.
         """
-        inquiry = Inquiry(self._views, self._peers, match, patient=True)
+        inquiry = Inquiry(self._views, self._peers, match, patient=True, vain=self._vain)
         try:
             call.step = Step.HOOK
             facts = await self._storage.hooks.facts()

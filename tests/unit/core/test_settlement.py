@@ -8,6 +8,7 @@ import pytest
 from agent.core.ledger import EffectKind, Ledger
 from agent.core.pods import Phase, PodTable, PodView, Role, Tombstone
 from agent.core.settlement import (
+    REFUSED_AT_ONCE,
     REFUSED_EVENT,
     UNCLAIMED,
     Scene,
@@ -295,3 +296,18 @@ def test_the_lock_of_a_half_answered_pod_that_is_gone_may_be_its_successors():
 
     assert [] == kinds(young)
     assert RELEASED == kinds(dataclasses.replace(young, standing=UNCLAIMED))
+
+
+def test_thousands_of_refused_pods_of_a_namespace_are_settled_bit_by_bit_and_hide_no_others():
+    many = [
+        rejected(uid=a_pod_uid(number), name=f"many-{number}", namespace="tenant")
+        for number in range(2, 2000)
+    ]
+    settled = dataclasses.replace(many[0], annotations={"hami.io/bind-phase": "failed"})
+    other = rejected()
+
+    first = {effect.pod_uid for effect in owed(a_scene(*many, other))}
+    then = {effect.pod_uid for effect in owed(a_scene(settled, *many[1:], other))}
+
+    assert {*(pod.uid for pod in many[:REFUSED_AT_ONCE]), other.uid} == first
+    assert {*(pod.uid for pod in many[1 : REFUSED_AT_ONCE + 1]), other.uid} == then
