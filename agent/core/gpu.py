@@ -40,16 +40,6 @@ class Link:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class MigInstance:
-    """One instance of a GPU in MIG mode, as an admin has made it. `uuid` is `MIG-…`."""
-
-    uuid: str
-    gpu_instance: int
-    compute_instance: int
-    memory_mib: int | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Gpu:
     """One physical GPU.
 
@@ -66,7 +56,6 @@ class Gpu:
     numa: int | None = None
     minor: int | None = None
     mig_enabled: bool = False
-    mig_instances: tuple[MigInstance, ...] = ()
     links: tuple[Link, ...] = ()
 
     @property
