@@ -14,8 +14,8 @@ from agent.app.facts import Facts, new_facts
 from agent.app.fitting import Effects, Fitting
 from agent.app.late import LateAllocator
 from agent.app.withholding import looks_of
-from agent.core.condition import Health
 from agent.core.gpu import GpuUuid, Scan
+from agent.core.health.condition import Health
 from agent.core.last_good import LastGood
 from agent.core.withholding import Withholding
 from agent.host.watch import DirectoryWatch
@@ -23,13 +23,11 @@ from agent.plugin.server import PluginServer
 from agent.services.announce import Notices
 from agent.services.clearing import Clearing
 from agent.services.discovery import Discovery
-from agent.services.gpu_events import GpuEvents
-from agent.services.health.ports import HealthPorts
+from agent.services.health.news import GpuEvents, LeftOut
 from agent.services.health.watch import HealthWatch
 from agent.services.inventory import InventoryKeeper
 from agent.services.kubelet import KubeletWatch
 from agent.services.last_good import LastGoodKeeper
-from agent.services.left_out import LeftOut
 from agent.services.listing import Listing
 from agent.services.recent import Recent
 from agent.services.registration import Registration
@@ -165,7 +163,9 @@ def _knowing(
     health = HealthWatch(
         driver=adapters.driver,
         inventory=facts.inventory,
-        ports=HealthPorts(judged=judged, remember=state.remember, changed=discovery.rescan),
+        judged=judged,
+        remember=state.remember,
+        changed=discovery.rescan,
         settings=settings.health,
         clock=clock,
         recalled=state.health,

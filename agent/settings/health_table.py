@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from agent.core.xid_switches import XidSwitches, read_switches
-from agent.core.xids import XidClass
+from agent.core.health.settings import XidSwitches, read_switches
+from agent.core.health.xids import XidClass
 from agent.settings.durations import HOW, duration
 from agent.settings.fields import Field, Kind, WrongValue, shown, text, texts
 

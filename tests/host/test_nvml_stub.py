@@ -7,9 +7,15 @@ from functools import partial
 
 import pytest
 
-from agent.core.events import DriverEvent, EventKind, ProbeOutcome
-from agent.core.gpu import GpuUuid, PciPath
-from agent.core.gpu_signs import FabricState, GpuSample, GpuSigns, RecoveryAction
+from agent.core.gpu import GpuSample, GpuUuid, PciPath
+from agent.core.health.reports import (
+    DriverEvent,
+    EventKind,
+    FabricState,
+    GpuSigns,
+    ProbeOutcome,
+    RecoveryAction,
+)
 from agent.host.nvml.driver import NvmlDriver
 from agent.host.nvml.library import pynvml as the_library
 from tests.fakes import nvml_stub

@@ -10,9 +10,8 @@ from typing import Final, TypeVar
 import structlog
 
 from agent.core.errors import DriverError, GpuError
-from agent.core.events import DriverEvent, Probe, ProbeOutcome
-from agent.core.gpu import NO_INDEX, Gpu, GpuFault, GpuUuid, Scan, Trouble
-from agent.core.gpu_signs import GpuSample
+from agent.core.gpu import NO_INDEX, Gpu, GpuFault, GpuSample, GpuUuid, Scan, Trouble
+from agent.core.health.reports import DriverEvent, Probe, ProbeOutcome
 from agent.host.nvml import facts, links, signs
 from agent.host.nvml import library as nvml
 from agent.host.nvml.handles import RELEASED, UNPLACED, Handles

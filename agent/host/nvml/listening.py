@@ -8,7 +8,7 @@ from typing import Final
 import structlog
 
 from agent.core.errors import DriverError, GpuError
-from agent.core.events import DriverEvent, EventKind, Probe, ProbeOutcome
+from agent.core.health.reports import DriverEvent, EventKind, Probe, ProbeOutcome
 from agent.host.nvml.events import EventStream, SetFailed
 from agent.host.nvml.handles import Handles
 from agent.host.nvml.indexes import Indexes
