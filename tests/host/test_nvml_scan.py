@@ -149,7 +149,7 @@ async def test_a_gpu_whose_call_hangs_is_skipped_until_it_comes_back(driver, lib
 
 
 async def _until_back(driver: NvmlDriver) -> None:
-    """Scan until the pool has its thread again."""
+    """Scan until the GPU has its thread again."""
     while (await driver.scan()).faults:
         pass
 

@@ -79,6 +79,7 @@ class NvmlDriver:
         if not self._indexes.seen({index: gpu.uuid for index, gpu in found.items()}):
             self._listening.forget()
         faults = self._indexes.named(troubled)
+        self._session.keep([*(gpu.uuid for gpu in found.values()), *(one.gpu for one in faults)])
         peers = {found[index].uuid: found[index] for index in sorted(found)}
         rows = await self._link_rows(opened, peers)
         silent = [fault.gpu for fault in faults if not fault.lost]

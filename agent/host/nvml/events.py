@@ -206,7 +206,7 @@ class EventStream:
                 await self._ended.wait()
         return self._ended.is_set()
 
-    # On the threads of the pool.
+    # On the threads of the GPUs.
 
     def create(self) -> None:
         """Make the set. Blocks. Raises NVMLError, DriverError when the stream has ended."""

@@ -1,4 +1,4 @@
-"""What the library says of a GPU. Everything here blocks: it runs on the threads of the pool."""
+"""What the library says of a GPU. Everything here blocks: it runs on the GPU's thread."""
 
 from pathlib import Path
 

@@ -140,7 +140,7 @@ class Listening:
         for stream in self._streams:
             if stream.has_set and not stream.settled(name):
                 settle = partial(_settle, stream)
-                asked = self._session.pool.post(name, partial(stream.register, index), settle)
+                asked = self._session.threads.post(name, partial(stream.register, index), settle)
                 asked.add_done_callback(partial(_take, stream, name))
 
     def obstacle(self, gpu: str) -> str:

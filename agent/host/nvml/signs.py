@@ -1,6 +1,6 @@
 """Questions to a GPU that is known: is it well, how much is it used.
 
-Everything here blocks: it runs on the threads of the pool.
+Everything here blocks: it runs on the GPU's thread.
 """
 
 import ctypes
