@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from agent.app.adapters import Adapters
-from agent.app.endpoints import EndpointFacts, Endpoints, Names
+from agent.app.endpoints import EndpointFacts, Endpoints
 from agent.app.facts import Facts, new_facts
 from agent.app.fitting import Effects, Fitting
 from agent.app.late import LateAllocator
@@ -110,14 +110,25 @@ def join_front(settings: Settings, adapters: Adapters, host: Host) -> Front:
     effects = Effects(keeper.refresh, notices.say, host.stop)
     fitting = Fitting(settings, host.reading, facts, effects)
     fitting.recall(host.stored)
-    knowing = _knowing(settings, adapters, host, (keeper, state), (facts, fitting, notices))
-    served = EndpointFacts(keeper.served, knowing.listing, state.ledger, notices.say)
+
+    def sockets() -> tuple[str, ...]:
+        """What is watched in the kubelet's directory; names come and go."""
+        return (settings.paths.kubelet_socket.name, *endpoints.sockets)
+
+    def heard(name: str) -> None:
+        endpoints.heard(name)
+
+    directory = DirectoryWatch(settings.paths.plugins, sockets, settings.paths.kubelet_socket.name)
+    shared = (facts, fitting, notices, KubeletWatch(directory, heard))
+    knowing = _knowing(settings, adapters, host, (keeper, state), shared)
+    served = EndpointFacts(directory, keeper.served, knowing.listing, state.ledger, notices.say)
+    endpoints = Endpoints(settings, adapters, served, allocator)
     return Front(
         facts=facts,
         state=state,
         knowing=knowing,
         allocator=allocator,
-        endpoints=Endpoints(settings, adapters, served, allocator),
+        endpoints=endpoints,
         notices=notices,
         fitting=fitting,
         last_good=LastGoodKeeper(adapters.disk, COPY, fitting.copy, host.stored),
@@ -129,10 +140,10 @@ def _knowing(
     adapters: Adapters,
     host: Host,
     kept: tuple[InventoryKeeper, StateService],
-    shared: tuple[Facts, Fitting, Notices],
+    shared: tuple[Facts, Fitting, Notices, KubeletWatch],
 ) -> Knowing:
     clock = adapters.clock
-    facts, fitting, notices = shared
+    facts, fitting, notices, kubelet = shared
     keeper, state = kept
 
     def found(scan: Scan) -> None:
@@ -171,7 +182,6 @@ def _knowing(
         recalled=state.health,
         boot_changed=bool(before) and before != host.boot_id,
     )
-    names = Names(settings.paths.kubelet_socket.name)
     return Knowing(
         keeper=keeper,
         left_out=LeftOut(keeper.left_out, facts.inventory, notices.say),
@@ -180,7 +190,7 @@ def _knowing(
         discovery=discovery,
         health=health,
         samples=Samples(adapters.driver, facts.inventory, clock),
-        kubelet=KubeletWatch(DirectoryWatch(settings.paths.plugins, names, names.kubelet)),
+        kubelet=kubelet,
         recent=Recent(facts.inventory),
         withholder=Withholder(looks_of(settings, adapters, state.error), withhold, notices.say),
         clearing=Clearing(adapters.hooks, adapters.hooks.set_aside, notices.say),
