@@ -61,8 +61,8 @@ XIDS: tuple[Field, ...] = (
         "health.xids",
         (),
         xid_classes,
-        "Classes of XIDs that differ from the agent's table, as 94=fatal: application, contained, "
-        "fatal, needs-reset or needs-reboot.",
+        "Classes of XIDs that differ from the agent's table, as 94=fatal: "
+        f"{', '.join(CLASSES[:-1])} or {CLASSES[-1]}.",
     ),
     Field(
         "health.disabledXids",

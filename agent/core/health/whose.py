@@ -1,7 +1,7 @@
-"""Whose trouble it is: what all GPUs fail alike is the driver's, and an error of nobody has a GPU.
+"""Whose trouble it is, where the driver does not say: its own, or which GPU's.
 
-The driver may report a memory error and name no GPU. Then all are watched for it, and the one whose
-count of uncorrected errors rose at about that time is the one.
+What it says of all GPUs alike is its own. It may report a memory error and name no GPU: then
+all are watched for it, and the one whose count of uncorrected errors rose at about that time is it.
 """
 
 import dataclasses
