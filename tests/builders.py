@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 
 from agent.codec.pod import decode_pod_devices
 from agent.core.annotations import ALLOCATED
-from agent.core.condition import Condition, Health
 from agent.core.edits import ContainerEdits
 from agent.core.gpu import Gpu, GpuUuid, Link
+from agent.core.health.condition import Condition, Health
 from agent.core.holdings import KubeletEpoch
 from agent.core.inventory import Inventory, SharedGpu
 from agent.core.ledger import ContainerKey, Row

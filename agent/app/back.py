@@ -24,8 +24,8 @@ from agent.services.allocation.service import Allocation, AllocationSettings
 from agent.services.allocation.storage import Storage
 from agent.services.allocation.views import Peers, Views
 from agent.services.announce import Announcer
+from agent.services.health.news import GpuCondition
 from agent.services.node import Node
-from agent.services.node_condition import GpuCondition
 from agent.services.outbox.service import Outbox, OutboxViews
 from agent.services.pods import Pods
 from agent.services.reconcile.plain import PlainReconcile

@@ -2,8 +2,9 @@
 
 import asyncio
 import dataclasses
+import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NoReturn
 
 import structlog
@@ -13,9 +14,9 @@ from agent.app.late import LateAllocator
 from agent.app.policies import EXPECTED, POLICIES
 from agent.core.changes import NodeEvent
 from agent.core.ledger import Ledger
+from agent.core.ports import SocketWatch
 from agent.core.reconcile import check_start
 from agent.core.slices import Served, SliceId, SliceList
-from agent.host.watch import DirectoryWatch
 from agent.kit.cell import Cell
 from agent.kit.supervisor import supervise
 from agent.plugin.handlers import Fence
@@ -37,6 +38,7 @@ class Endpoint:
     lists: Cell[SliceList]
     server: PluginServer
     registration: Registration
+    rival: Rival
     rivals: Rivals
 
     async def run(self, chance: random.Random) -> None:
@@ -57,9 +59,10 @@ class Endpoint:
 class EndpointFacts:
     """What endpoints follow: the names, the lists by name, and the ledger for the fence.
 
-    `say` posts an Event about the Node.
+    `directory` is the kubelet's. `say` posts an Event about the Node.
     """
 
+    directory: SocketWatch
     served: Cell[Served]
     listing: Listing
     ledger: Cell[Ledger]
@@ -89,6 +92,18 @@ class Endpoints:
     def former(self) -> tuple[Endpoint, ...]:
         """Those of former names by which slices are held yet."""
         return tuple(map(self._of, self._facts.served.value.names[1:]))
+
+    @property
+    def sockets(self) -> tuple[str, ...]:
+        """The names in the kubelet's directory that are of interest to any of them."""
+        names = ((one.server.endpoint, *one.rival.names) for one in self._made.values())
+        return tuple(filter(None, itertools.chain.from_iterable(names)))
+
+    def heard(self, name: str) -> None:
+        """One of them came or went; under the empty name any may have."""
+        for one in self._made.values():
+            one.registration.heard(name)
+            one.rivals.heard(name)
 
     async def run(self) -> NoReturn:
         """Serve every name as long as it is one; a new one before an old one goes."""
@@ -121,11 +136,10 @@ class Endpoints:
             chance,
             Terms(self._fence(resource), self.traffic),
         )
-        names = Names(paths.kubelet_socket.name, server)
         registration = Registration(
             resource,
             server,
-            DirectoryWatch(paths.plugins, names, names.kubelet),
+            self._facts.directory,
             self._adapters.registrar,
             server.traffic.streams,
             chance,
@@ -133,9 +147,8 @@ class Endpoints:
         if self._made:
             registration.registrations = self.registrations
         rival = Rival(paths.plugins, resource)
-        watch = DirectoryWatch(paths.plugins, rival.names)
-        rivals = Rivals(resource, rival, watch.changes, registration, self._facts.say)
-        return Endpoint(lists, server, registration, rivals)
+        rivals = Rivals(resource, rival, registration, self._facts.say)
+        return Endpoint(lists, server, registration, rival, rivals)
 
     def _fence(self, resource: str) -> Fence | None:
         """Whether a container that holds slices by that name may start."""
@@ -144,24 +157,6 @@ class Endpoints:
             check_start(self._facts.ledger.value.under(resource), ids)
 
         return check if self._settings.fenced else None
-
-
-class Names:
-    """The names to watch in the kubelet's directory: its socket, and ours as it is now."""
-
-    def __init__(self, kubelet: str, server: PluginServer | None = None) -> None:
-        self.kubelet = kubelet
-        self._server = server
-
-    def __iter__(self) -> Iterator[str]:
-        own = self._server.endpoint if self._server else ""
-        return iter((self.kubelet, own) if own else (self.kubelet,))
-
-    def __len__(self) -> int:
-        return len(tuple(iter(self)))
-
-    def __contains__(self, name: object) -> bool:
-        return name in tuple(iter(self))
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -9,13 +9,13 @@ import dataclasses
 from collections.abc import Mapping
 
 from agent.app.adapters import Adapters
-from agent.app.endpoints import EndpointFacts, Endpoints, Names
+from agent.app.endpoints import EndpointFacts, Endpoints
 from agent.app.facts import Facts, new_facts
 from agent.app.fitting import Effects, Fitting
 from agent.app.late import LateAllocator
 from agent.app.withholding import looks_of
-from agent.core.condition import Health
 from agent.core.gpu import GpuUuid, Scan
+from agent.core.health.condition import Health
 from agent.core.last_good import LastGood
 from agent.core.withholding import Withholding
 from agent.host.watch import DirectoryWatch
@@ -23,13 +23,11 @@ from agent.plugin.server import PluginServer
 from agent.services.announce import Notices
 from agent.services.clearing import Clearing
 from agent.services.discovery import Discovery
-from agent.services.gpu_events import GpuEvents
-from agent.services.health.ports import HealthPorts
+from agent.services.health.news import GpuEvents, LeftOut
 from agent.services.health.watch import HealthWatch
 from agent.services.inventory import InventoryKeeper
 from agent.services.kubelet import KubeletWatch
 from agent.services.last_good import LastGoodKeeper
-from agent.services.left_out import LeftOut
 from agent.services.listing import Listing
 from agent.services.measuring import Measuring
 from agent.services.recent import Recent
@@ -114,14 +112,25 @@ def join_front(settings: Settings, adapters: Adapters, host: Host) -> Front:
     effects = Effects(keeper.refresh, notices.say, host.stop)
     fitting = Fitting(settings, host.reading, facts, effects)
     fitting.recall(host.stored)
-    knowing = _knowing(settings, adapters, host, (keeper, state), (facts, fitting, notices))
-    served = EndpointFacts(keeper.served, knowing.listing, state.ledger, notices.say)
+
+    def sockets() -> tuple[str, ...]:
+        """What is watched in the kubelet's directory; names come and go."""
+        return (settings.paths.kubelet_socket.name, *endpoints.sockets)
+
+    def heard(name: str) -> None:
+        endpoints.heard(name)
+
+    directory = DirectoryWatch(settings.paths.plugins, sockets, settings.paths.kubelet_socket.name)
+    shared = (facts, fitting, notices, KubeletWatch(directory, heard))
+    knowing = _knowing(settings, adapters, host, (keeper, state), shared)
+    served = EndpointFacts(directory, keeper.served, knowing.listing, state.ledger, notices.say)
+    endpoints = Endpoints(settings, adapters, served, allocator)
     return Front(
         facts=facts,
         state=state,
         knowing=knowing,
         allocator=allocator,
-        endpoints=Endpoints(settings, adapters, served, allocator),
+        endpoints=endpoints,
         notices=notices,
         fitting=fitting,
         last_good=LastGoodKeeper(adapters.disk, COPY, fitting.copy, host.stored),
@@ -133,10 +142,10 @@ def _knowing(
     adapters: Adapters,
     host: Host,
     kept: tuple[InventoryKeeper, StateService],
-    shared: tuple[Facts, Fitting, Notices],
+    shared: tuple[Facts, Fitting, Notices, KubeletWatch],
 ) -> Knowing:
     clock = adapters.clock
-    facts, fitting, notices = shared
+    facts, fitting, notices, kubelet = shared
     keeper, state = kept
 
     def found(scan: Scan) -> None:
@@ -167,13 +176,14 @@ def _knowing(
     health = HealthWatch(
         driver=adapters.driver,
         inventory=facts.inventory,
-        ports=HealthPorts(judged=judged, remember=state.remember, changed=discovery.rescan),
+        judged=judged,
+        remember=state.remember,
+        changed=discovery.rescan,
         settings=settings.health,
         clock=clock,
         recalled=state.health,
         boot_changed=bool(before) and before != host.boot_id,
     )
-    names = Names(settings.paths.kubelet_socket.name)
     return Knowing(
         keeper=keeper,
         left_out=LeftOut(keeper.left_out, facts.inventory, notices.say),
@@ -182,7 +192,7 @@ def _knowing(
         discovery=discovery,
         health=health,
         samples=Samples(adapters.driver, facts.inventory, clock),
-        kubelet=KubeletWatch(DirectoryWatch(settings.paths.plugins, names, names.kubelet)),
+        kubelet=kubelet,
         recent=Recent(facts.inventory),
         withholder=Withholder(looks_of(settings, adapters, state.error), withhold, notices.say),
         clearing=Clearing(adapters.hooks, adapters.hooks.set_aside, notices.say),

@@ -15,10 +15,10 @@ from agent.app.series import series_of
 from agent.app.watching import Door, Watched
 from agent.codec.checkpoint import VERSION
 from agent.core.gpu import NO_INDEX
-from agent.core.gpu_events import holders
+from agent.core.gpu_news import holders
+from agent.core.health.maintenance import Release
 from agent.core.inventory import Inventory
 from agent.core.ledger import Ledger
-from agent.core.release import Release
 from agent.core.slices import SliceList
 from agent.kit.cell import Cell
 from agent.settings.schema import Settings

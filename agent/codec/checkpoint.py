@@ -10,8 +10,8 @@ from collections.abc import Iterable
 import msgspec
 
 from agent.codec.envelope import seal, unseal
-from agent.core.condition import Health
 from agent.core.gpu import GpuUuid
+from agent.core.health.condition import Health
 from agent.core.ledger import Ledger, Row
 from agent.core.plain_row import PlainRow
 from agent.core.state import State

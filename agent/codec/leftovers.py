@@ -8,8 +8,8 @@ from agent.codec.parts import inside, objects_in
 from agent.codec.quantity import decode_quantity
 from agent.core.annotations import REGISTER
 from agent.core.errors import MalformedText
+from agent.core.gpu_news import GPU_DEGRADED
 from agent.core.leftovers import NodeState, NodeTraces
-from agent.core.node_condition import GPU_DEGRADED
 
 CONDITION: Final = f'k:{{"type":"{GPU_DEGRADED}"}}'
 

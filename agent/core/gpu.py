@@ -1,6 +1,7 @@
 """A GPU as the driver describes it: facts only, no judgement, no sharing."""
 
 import dataclasses
+import datetime as dt
 import enum
 from typing import Final, NewType
 
@@ -40,16 +41,6 @@ class Link:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class MigInstance:
-    """One instance of a GPU in MIG mode, as an admin has made it. `uuid` is `MIG-…`."""
-
-    uuid: str
-    gpu_instance: int
-    compute_instance: int
-    memory_mib: int | None = None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Gpu:
     """One physical GPU.
 
@@ -66,7 +57,6 @@ class Gpu:
     numa: int | None = None
     minor: int | None = None
     mig_enabled: bool = False
-    mig_instances: tuple[MigInstance, ...] = ()
     links: tuple[Link, ...] = ()
 
     @property
@@ -131,3 +121,23 @@ class Scan:
     gpus: tuple[Gpu, ...]
     faults: tuple[GpuFault, ...] = ()
     library_version: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GpuSample:
+    """How much a GPU is used at one moment."""
+
+    uuid: GpuUuid
+    gpu_percent: int | None = None
+    """Share of the last sample period in which a kernel ran, 0 to 100."""
+    memory_percent: int | None = None
+    """Share of the last sample period in which its memory was read or written, 0 to 100."""
+    used_mib: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sampled:
+    """A sample, and when it was taken."""
+
+    at: dt.datetime
+    sample: GpuSample

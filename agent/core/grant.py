@@ -7,11 +7,11 @@ a GPU, an amount or a count is never taken on trust.
 import dataclasses
 
 from agent.core.annotations import ALLOCATED, VGPU_NODE
-from agent.core.condition import Condition
 from agent.core.container_order import Assignment, pair_groups
 from agent.core.errors import Gate, Refusal, cap
 from agent.core.evidence import AskKubelet, Candidate, Evidence, Grant, ListPods, Question
 from agent.core.gpu import GpuUuid
+from agent.core.health.condition import Condition
 from agent.core.inventory import SharedGpu
 from agent.core.ledger import Row
 from agent.core.match_settings import MatchSettings

@@ -1,9 +1,12 @@
 """The inventory: which GPUs are shared here, how, and how they are. One immutable snapshot."""
 
 import dataclasses
+from typing import Final
 
-from agent.core.condition import Health
 from agent.core.gpu import Gpu, GpuUuid
+from agent.core.health.condition import Health
+
+WITHHELD: Final = "no slice of this node is on offer: `/readyz?verbose` says why at `offer`"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,6 +78,12 @@ class Inventory:
     def offers(self, gpu: SharedGpu) -> bool:
         """True when kubelet and scheduler are told that this GPU takes new containers."""
         return gpu.serving and not self.withheld
+
+    def obstacles(self, gpu: SharedGpu) -> tuple[str, ...]:
+        """What keeps a GPU that is served by its health from new containers all the same."""
+        if gpu.serving:
+            return (WITHHELD,) if self.withheld else ()
+        return (f"it {gpu.plight}",) if gpu.health.serving else ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

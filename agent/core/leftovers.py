@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from agent.core.annotations import CORDON, HANDSHAKE, MUTEX_LOCK, REGISTER, REPORTS, SCORE
-from agent.core.node_condition import GPU_DEGRADED
+from agent.core.gpu_news import GPU_DEGRADED
 
 OWN: Final = "hami-agent/"
 """Keys below it are the agent's alone."""

@@ -9,7 +9,6 @@ import dataclasses
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from agent.core.condition import Condition
 from agent.core.container_edits import (
     EditRequest,
     container_directory,
@@ -20,6 +19,7 @@ from agent.core.container_edits import (
 from agent.core.edits import ContainerEdits, EditSettings, GrantedShare, HookFacts
 from agent.core.errors import Gate, Refusal, cap
 from agent.core.gpu import GpuUuid
+from agent.core.health.condition import Condition
 from agent.core.holdings import KubeletEpoch
 from agent.core.inventory import Inventory, SharedGpu
 from agent.core.plain_row import PlainRow

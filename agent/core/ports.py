@@ -12,14 +12,13 @@ from typing import NoReturn, Protocol
 from agent.core.changes import NodeChange, NodeEvent, PodChange, PodList
 from agent.core.clearing import Cleared
 from agent.core.edits import HookFacts
-from agent.core.events import DriverEvent, Probe
-from agent.core.gpu import GpuUuid, Scan
-from agent.core.gpu_signs import GpuSample
+from agent.core.gpu import GpuSample, GpuUuid, Scan
+from agent.core.gpu_news import NodeCondition
+from agent.core.health.reports import DriverEvent, Probe
 from agent.core.holdings import Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey
 from agent.core.leftovers import Agents, NodeState, NodeTraces
 from agent.core.measuring import Room, Size
-from agent.core.node_condition import NodeCondition
 from agent.core.pods import NodeView, PodUid, PodView
 from agent.core.slices import SliceId
 

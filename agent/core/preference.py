@@ -9,7 +9,7 @@ from itertools import repeat
 
 from agent.core.gpu import Gpu, GpuUuid
 from agent.core.slices import MAX_NUMBER, SliceId, slice_id, split_slice_id
-from agent.core.topology import pair_points
+from agent.core.topology import closeness
 
 _ALONE = -1
 """Stands for the number of an id that is no slice id: it is a GPU of its own."""
@@ -106,12 +106,6 @@ def steer(
     return tuple(chosen)
 
 
-def _closeness(one: Gpu, other: Gpu) -> int:
-    """How near two GPUs are: the points of the pair, then the same NUMA node."""
-    same_node = one.numa is not None and one.numa == other.numa
-    return 2 * pair_points(one, other) + same_node
-
-
 def nearest(
     available: Sequence[SliceId],
     must_include: Sequence[SliceId],
@@ -161,7 +155,7 @@ class _Field:
         gpu = self._gpus.get(uuid)
         if gpu is not None and self._uses[uuid] == 1:
             for other in self._ranks.keys() & self._gpus.keys():
-                self._near[other] += _closeness(gpu, self._gpus[other])
+                self._near[other] += closeness(gpu, self._gpus[other])
                 self._ranks[other] = self._rank(other)
         if uuid in self._ranks:
             self._ranks[uuid] = self._rank(uuid)

@@ -4,8 +4,8 @@ import dataclasses
 import datetime as dt
 from collections.abc import Mapping
 
-from agent.core.condition import Health
 from agent.core.gpu import GpuUuid
+from agent.core.health.condition import Health
 from agent.core.ledger import Ledger
 
 

@@ -1,4 +1,4 @@
-"""How well two GPUs are joined, in HAMi's points: a function of what the driver says of links.
+"""How well two GPUs are joined, in HAMi's points: the one rule for the scheduler and for ourselves.
 
 Source: HAMi v2.10 pkg/device/nvidia/calculate_score.go.
 """
@@ -31,6 +31,12 @@ def pair_points(one: Gpu, other: Gpu) -> int:
     if there is None or _kinds(there) != _kinds(_link(other, one)):
         return 0
     return (there.path or 0) + NVLINK_POINTS * min(there.nvlinks, MOST_NVLINKS)
+
+
+def closeness(one: Gpu, other: Gpu) -> int:
+    """How near two GPUs are, for whoever chooses among them: their points, then one NUMA node."""
+    same_node = one.numa is not None and one.numa == other.numa
+    return 2 * pair_points(one, other) + same_node
 
 
 def lopsided(gpus: Iterable[Gpu]) -> tuple[tuple[GpuUuid, GpuUuid], ...]:

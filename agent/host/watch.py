@@ -42,14 +42,14 @@ Ts = TypeVarTuple("Ts")
 class DirectoryWatch:
     """The SocketWatch port on `directory`.
 
-    Only `names` are reported, exactly as written; the collection is looked at for every event, so
-    that it may grow. `kubelet` is the name of the kubelet's own socket.
+    Only `names` are reported, exactly as written; they are asked for at every event, so that they
+    may change. `kubelet` is the name of the kubelet's own socket.
     """
 
     _mask = COMES_OR_GOES
 
     def __init__(
-        self, directory: Path, names: Collection[str], kubelet: str = "kubelet.sock"
+        self, directory: Path, names: Callable[[], Collection[str]], kubelet: str = "kubelet.sock"
     ) -> None:
         self._directory = directory
         self._names = names
@@ -72,7 +72,7 @@ class DirectoryWatch:
         while True:
             async with self._watching() as sight:
                 self._tell_polling(sight.obstacle)
-                seen = await self._ask(self._look, tuple(self._names)) or {}
+                seen = await self._ask(self._look, tuple(self._names())) or {}
                 yield EVERYTHING
                 while not sight.is_over:
                     for name in await self._news(await sight.events(), sight, seen):
@@ -119,7 +119,9 @@ class DirectoryWatch:
             elif event.mask & ENDS or (event.watch is sight.parent and self._is_itself(name)):
                 sight.is_over = True
             elif (
-                event.watch is not sight.parent and name in self._names and event.mask & self._mask
+                event.watch is not sight.parent
+                and name in self._names()
+                and event.mask & self._mask
             ):
                 named.append((name, event.mask))
         # Without an answer the next look compares with what was seen before.
@@ -139,7 +141,7 @@ class DirectoryWatch:
         return True
 
     async def _differences(self, sight: "_Sight", seen: Look) -> list[str]:
-        now = await self._ask(self._look, tuple(self._names))
+        now = await self._ask(self._look, tuple(self._names()))
         sight.looked()
         if now is None:
             return []
@@ -183,7 +185,7 @@ class FileDirectory(DirectoryWatch):
     _mask = COMES_OR_GOES | Mask.CLOSE_WRITE
 
     def __init__(self, directory: Path, names: Collection[str], offload: Offload) -> None:
-        super().__init__(directory, names)
+        super().__init__(directory, lambda: names)
         self._offload = offload
         self._is_silent = False
 

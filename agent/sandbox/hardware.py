@@ -10,11 +10,17 @@ import dataclasses
 from typing import Final
 
 from agent.core.errors import AgentError
-from agent.core.events import DriverEvent, EventKind, Probe, ProbeOutcome
-from agent.core.gpu import Gpu, GpuFault, GpuUuid, Scan, Trouble
-from agent.core.gpu_signs import GpuSample, GpuSigns, RecoveryAction
-from agent.core.health import xid_class
-from agent.core.xids import FELL_OFF_THE_BUS, XidClass
+from agent.core.gpu import Gpu, GpuFault, GpuSample, GpuUuid, Scan, Trouble
+from agent.core.health.reports import (
+    DriverEvent,
+    EventKind,
+    GpuSigns,
+    Probe,
+    ProbeOutcome,
+    RecoveryAction,
+)
+from agent.core.health.settings import xid_class
+from agent.core.health.xids import FELL_OFF_THE_BUS, XidClass
 from agent.sandbox.hardware_file import Description
 from agent.sandbox.profiles import MOST_GPUS, PROFILES, derived_uuid, gpus_of, pci_address
 

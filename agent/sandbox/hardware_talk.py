@@ -8,9 +8,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from agent.core.events import DriverEvent, Probe
-from agent.core.gpu import GpuUuid, Scan
-from agent.core.gpu_signs import GpuSample
+from agent.core.gpu import GpuSample, GpuUuid, Scan
+from agent.core.health.reports import DriverEvent, Probe
 
 REQUEST_LIMIT: Final = 4096
 REPLY_LIMIT: Final = 8 * 1024 * 1024

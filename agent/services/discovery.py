@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 import structlog
 
-from agent.core.alike import MANY, MAY_PASS, OF_ALL, Ill, same_fault
 from agent.core.errors import DriverError
 from agent.core.gpu import Scan
+from agent.core.health.whose import MANY, MAY_PASS, OF_ALL, Ill, same_fault
 from agent.core.ports import Driver
 from agent.kit.cell import Cell
 

@@ -6,8 +6,8 @@ from typing import Final
 
 import structlog
 
-from agent.core.condition import Cause, Condition, Health
 from agent.core.gpu import NO_INDEX, Gpu, GpuFault, GpuUuid, Scan
+from agent.core.health.condition import Cause, Condition, Health
 from agent.core.inventory import Inventory, SharedGpu, diff
 from agent.core.nameless import named
 from agent.core.ports import Clock

@@ -119,7 +119,6 @@ class Registration:
     async def run(self) -> None:
         """Keep the resource registered, for as long as it is not cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow_directory())
             group.create_task(self._follow_streams())
             while True:
                 await self._step()
@@ -142,12 +141,10 @@ class Registration:
             self._name_is_spent = True
             self._news.set(self._news.value + 1)
 
-    async def _follow_directory(self) -> None:
-        async for name in self._watch.changes():
-            # The kubelet writes its checkpoint there too: other names are none of our business.
-            if name in {"", KUBELET_SOCKET, self._serving.endpoint}:
-                self._news.set(self._news.value + 1)
-        raise KubeletError("the watch of the kubelet's directory came to an end")
+    def heard(self, name: str) -> None:
+        """A name came or went in the kubelet's directory; under the empty one any may have."""
+        if name in {"", KUBELET_SOCKET, self._serving.endpoint}:
+            self._news.set(self._news.value + 1)
 
     async def _follow_streams(self) -> None:
         counts = self._streams.follow()

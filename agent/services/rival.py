@@ -8,13 +8,12 @@ starts removes all sockets: then we register with it anyway, and the other one m
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Collection
 from typing import NoReturn, Protocol
 
 import structlog
 
 from agent.core.changes import NodeEvent
-from agent.core.errors import KubeletError
 from agent.kit.cell import Cell
 
 log = structlog.get_logger(__name__)
@@ -32,6 +31,11 @@ class RivalSocket(Protocol):
     @property
     def path(self) -> str:
         """The socket."""
+        ...
+
+    @property
+    def names(self) -> Collection[str]:
+        """The base names whose coming and going tells of it; none where none does."""
         ...
 
     def answers(self) -> bool | None:
@@ -56,22 +60,17 @@ class Registered(Protocol):
 
 
 class Rivals:
-    """Looks out for the other plugin of `resource`. `say` posts an Event about the Node.
-
-    `changes`: a name whenever the socket came or went; an empty one may come at any time.
-    """
+    """Looks out for the other plugin of `resource`. `say` posts an Event about the Node."""
 
     def __init__(
         self,
         resource: str,
         socket: RivalSocket,
-        changes: Callable[[], AsyncIterator[str]],
         registered: Registered,
         say: Callable[[NodeEvent], None],
     ) -> None:
         self._resource = resource
         self._socket = socket
-        self._changes = changes
         self._registered = registered
         self._say = say
         self._news: Cell[int] = Cell(0)
@@ -79,19 +78,7 @@ class Rivals:
         """How many are gone again: what they answered is not ours."""
 
     async def run(self) -> NoReturn:
-        """Look at its socket for ever. Raises KubeletError when the watch ends."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow())
-            group.create_task(self._keep())
-        raise AssertionError("both run for ever")
-
-    async def _follow(self) -> NoReturn:
-        async for name in self._changes():
-            if name:
-                self._news.set(self._news.value + 1)
-        raise KubeletError("the watch of the other plugin's socket came to an end")
-
-    async def _keep(self) -> NoReturn:
+        """Look at its socket for ever."""
         now, spell, seen = self._socket.answers(), self._registered.spell, self._news.value
         while True:
             came = await self._next(seen)
@@ -107,6 +94,11 @@ class Rivals:
                 self._registered.renew()
                 self.gone.set(self.gone.value + 1)
             spell = self._registered.spell
+
+    def heard(self, name: str) -> None:
+        """A name came or went in the directory of its socket."""
+        if name in self._socket.names:
+            self._news.set(self._news.value + 1)
 
     async def _next(self, seen: int) -> bool:
         """True for news since `seen`; False: it is time to look all the same."""

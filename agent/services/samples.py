@@ -5,10 +5,9 @@ import datetime as dt
 import math
 from typing import Final, NoReturn
 
-from agent.core.condition import Condition
 from agent.core.errors import DriverError, GpuError
-from agent.core.gpu import GpuUuid
-from agent.core.gpu_signs import GpuSample, Sampled
+from agent.core.gpu import GpuSample, GpuUuid, Sampled
+from agent.core.health.condition import Condition
 from agent.core.inventory import Inventory, SharedGpu
 from agent.core.ports import Clock, Driver
 from agent.kit.cell import Cell

@@ -16,10 +16,10 @@ from typing import NoReturn
 import structlog
 
 from agent.codec.checkpoint import StateEncoder, decode_state
-from agent.core.clock_step import stepped
-from agent.core.condition import Health
 from agent.core.errors import StateCorrupt, StateError
 from agent.core.gpu import GpuUuid
+from agent.core.health.condition import Health
+from agent.core.health.memory import stepped
 from agent.core.ledger import Ledger
 from agent.core.ports import Disk
 from agent.core.state import State

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from agent.core.xid_switches import XidSwitches, read_switches
-from agent.core.xids import XidClass
+from agent.core.health.settings import XidSwitches, read_switches
+from agent.core.health.xids import XidClass
 from agent.settings.durations import HOW, duration
 from agent.settings.fields import Field, Kind, WrongValue, shown, text, texts
 
@@ -61,8 +61,8 @@ XIDS: tuple[Field, ...] = (
         "health.xids",
         (),
         xid_classes,
-        "Classes of XIDs that differ from the agent's table, as 94=fatal: application, contained, "
-        "fatal, needs-reset or needs-reboot.",
+        "Classes of XIDs that differ from the agent's table, as 94=fatal: "
+        f"{', '.join(CLASSES[:-1])} or {CLASSES[-1]}.",
     ),
     Field(
         "health.disabledXids",

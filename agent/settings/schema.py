@@ -5,7 +5,7 @@ from pathlib import Path
 
 from agent.core.edits import EditSettings
 from agent.core.errors import SettingsError
-from agent.core.health import HealthSettings
+from agent.core.health.settings import HealthSettings
 from agent.core.match_settings import MatchSettings, UnlockedPods
 from agent.core.plain import PlainSettings
 from agent.core.report_settings import ReportProfile, ReportSettings

@@ -8,7 +8,7 @@ from typing import Final
 
 from agent.codec.faults import Faults
 from agent.core.errors import SettingsError, cap
-from agent.core.xid_switches import malformed
+from agent.core.health.settings import malformed
 from agent.settings.fields import FALSE, Field, Setting, setting, shown
 from agent.settings.table import FIELDS
 

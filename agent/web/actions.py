@@ -11,8 +11,8 @@ import structlog
 from aiohttp import web
 
 from agent.core.errors import cap
-from agent.core.recheck import Recheck
-from agent.core.release import ALL, Release
+from agent.core.gpu import NO_INDEX
+from agent.core.health.maintenance import ALL, Recheck, Release
 from agent.kit.peer import peer_uid
 from agent.kit.throttle import Throttle
 from agent.web.gate import TELL_PERIOD
@@ -117,8 +117,8 @@ def release_act(
 def _told(found: Recheck) -> dict[str, object]:
     health = found.after
     return {
-        "gpu": found.index,
-        "uuid": found.uuid,
+        "gpu": None if found.gpu.index == NO_INDEX else found.gpu.index,
+        "uuid": found.gpu.uuid,
         "probe": {"outcome": found.probe.outcome.value, "text": found.probe.text},
         "was": found.before.condition.value,
         "condition": health.condition.value,

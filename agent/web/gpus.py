@@ -6,9 +6,8 @@ from typing import Final
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
-from agent.core.condition import Condition
-from agent.core.gpu import GpuUuid
-from agent.core.gpu_signs import GpuSample, Sampled
+from agent.core.gpu import GpuSample, GpuUuid, Sampled
+from agent.core.health.condition import Condition
 from agent.core.inventory import Inventory, SharedGpu
 from agent.core.ledger import Ledger
 from agent.core.pods import Role

@@ -17,8 +17,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from agent.core.gpu import GpuUuid
-from agent.core.gpu_signs import Sampled
+from agent.core.gpu import GpuUuid, Sampled
 from agent.core.inventory import Inventory, SharedGpu
 from agent.core.ledger import Ledger
 from agent.core.readiness import Check

@@ -16,14 +16,14 @@ from agent.app.running import Whole
 from agent.app.watching import Watched
 from agent.core.errors import Gate, Refusal
 from agent.core.gpu import GpuFault, Scan, Trouble
-from agent.core.health import switched_off
-from agent.core.node_condition import gpu_degraded
+from agent.core.gpu_news import gpu_degraded
+from agent.core.health.judge import switched_off
+from agent.core.health.xids import FELL_OFF_THE_BUS
 from agent.core.slices import slice_id
-from agent.core.xids import FELL_OFF_THE_BUS
 from agent.kit.heartbeat import Heartbeat
 from agent.sandbox.hardware import SimulatedHardware
 from agent.sandbox.hardware_file import Description
-from agent.services.gpu_events import CALM
+from agent.services.health.news import CALM
 from agent.web.probes import Probes
 from tests.app.front_node import joined
 from tests.builders import NOON, a_gpu

@@ -3,15 +3,15 @@
 import asyncio
 import dataclasses
 
-from agent.core.condition import Condition
 from agent.core.errors import DriverError, DriverMissing
-from agent.core.events import DriverEvent, EventKind, ProbeOutcome
 from agent.core.gpu import Gpu, GpuFault, Trouble
+from agent.core.health.condition import Condition
+from agent.core.health.reports import DriverEvent, EventKind, ProbeOutcome
 from agent.core.ledger import Ledger
 from agent.core.slices import slice_id
 from agent.sandbox.hardware import SimulatedHardware
 from agent.sandbox.hardware_file import Description
-from agent.services.gpu_events import CALM
+from agent.services.health.news import CALM
 from tests.app.front_node import BEFORE, FrontNode, joined, running
 from tests.builders import a_gpu, a_health, a_row, a_share, a_uuid
 from tests.fakes.driver import ScriptedDriver

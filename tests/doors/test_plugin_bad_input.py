@@ -19,8 +19,8 @@ from grpclib.const import Status
 
 from agent.codec.objects import decode_pod
 from agent.codec.pod import LENGTH_LIMIT
-from agent.core.condition import Condition
 from agent.core.errors import Gate
+from agent.core.health.condition import Condition
 from agent.core.pods import PodView
 from agent.kit.cell import Cell
 from agent.plugin.server import PluginServer

@@ -13,15 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.events import ProbeOutcome
 from agent.core.gpu import GpuUuid, Scan
-from agent.core.health import HealthSettings
+from agent.core.health.reports import ProbeOutcome
+from agent.core.health.settings import HealthSettings
 from agent.core.inventory import Inventory
 from agent.core.slices import SharingSettings, SliceList
 from agent.core.state import State
 from agent.kit.cell import Cell
 from agent.plugin.server import PluginServer, Terms
-from agent.services.health.ports import HealthPorts
 from agent.services.health.watch import HealthWatch
 from agent.services.inventory import InventoryKeeper
 from agent.services.listing import Listing
@@ -55,9 +54,9 @@ class Agent:
         self.watch = HealthWatch(
             driver=driver,
             inventory=inventory,
-            ports=HealthPorts(
-                judged=keeper.judged, remember=self.state.remember, changed=lambda: None
-            ),
+            judged=keeper.judged,
+            remember=self.state.remember,
+            changed=lambda: None,
             settings=QUICK,
             clock=clock,
             recalled=recovered.health,

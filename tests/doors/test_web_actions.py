@@ -8,13 +8,14 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from agent.core.condition import Condition
-from agent.core.events import Probe, ProbeOutcome
-from agent.core.recheck import Recheck
+from agent.core.gpu import NO_INDEX
+from agent.core.health.condition import Condition
+from agent.core.health.maintenance import Recheck
+from agent.core.health.reports import Probe, ProbeOutcome
 from agent.web import actions
 from agent.web.actions import Actions, recheck_act, release_act
 from agent.web.server import Listeners, WebServer
-from tests.builders import G1, a_health
+from tests.builders import G1, a_gpu, a_health
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -25,7 +26,9 @@ async def recheck(name):
     if name not in {"0", G1}:
         return None
     probe = Probe(G1, ProbeOutcome.PASSED)
-    return Recheck(G1, 0, probe, a_health(), ILL, serving=False, missing=("a reset",))
+    return Recheck(
+        a_gpu(index=0, uuid=G1), probe, a_health(), ILL, serving=False, missing=("a reset",)
+    )
 
 
 async def post(tmp_path, path, method="POST", ask=recheck, acts=None):
@@ -51,6 +54,17 @@ async def test_a_gpu_is_asked_by_index_or_uuid(tmp_path, name):
     assert kind.startswith("application/json")
     for words in ('"Recheck"', '"bad"', '"serving": false', '"a reset"', '"passed"', '"ok"'):
         assert words in text
+
+
+@pytest.mark.parametrize(("index", "told"), [(3, "3"), (NO_INDEX, "null")])
+async def test_an_index_that_nobody_knows_is_told_as_none(tmp_path, index, told):
+    async def ask(_):
+        probe = Probe(G1, ProbeOutcome.PASSED)
+        return Recheck(a_gpu(index=index, uuid=G1), probe, ILL, ILL, serving=False)
+
+    _, text, _ = await post(tmp_path, f"/api/v1/gpus/{G1}:recheck", ask=ask)
+
+    assert f'"gpu": {told},' in text
 
 
 async def test_all_gpus_are_asked_at_once_and_one_that_left_meanwhile_is_left_out(tmp_path):

@@ -7,9 +7,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.registry import Collector
 
-from agent.core.condition import Condition
-from agent.core.gpu import NO_INDEX
-from agent.core.gpu_signs import GpuSample, Sampled
+from agent.core.gpu import NO_INDEX, GpuSample, Sampled
+from agent.core.health.condition import Condition
 from agent.core.ledger import Ledger
 from agent.core.pods import PodUid, Role
 from agent.core.readiness import Check

@@ -123,7 +123,7 @@ async def over_unix(path):
 async def test_run_serves_until_it_is_cancelled(tmp_path):
     path = tmp_path / "run" / "api.sock"
     server = WebServer(Listeners(port=None, socket_path=path), PAGES)
-    changes = DirectoryWatch(path.parent, {path.name}).changes()
+    changes = DirectoryWatch(path.parent, lambda: {path.name}).changes()
     async with contextlib.aclosing(changes), asyncio.TaskGroup() as group:
         running = group.create_task(server.run())
         while not path.exists():

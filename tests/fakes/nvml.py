@@ -51,18 +51,8 @@ class FakeGpu:
     """None: the driver does not know the field."""
     percent: tuple[int, int] = (0, 0)
     used: int = 0
-    instances: Sequence[str] = ()
-    """UUIDs of the MIG instances; an empty one is an empty place."""
     peer_to_peer: int = 0
     event_types: int = 0x8 | 0x2 | 0x10
-
-
-@dataclasses.dataclass
-class Place:
-    """What names a MIG instance."""
-
-    gpu: FakeGpu
-    place: int
 
 
 @dataclasses.dataclass
@@ -183,8 +173,6 @@ class FakeNvml:
         return self.nvmlDeviceGetHandleByIndex(buses.index(pciBusId))
 
     def nvmlDeviceGetUUID(self, handle):
-        if isinstance(handle, Place):
-            return handle.gpu.instances[handle.place]
         return self._gpu("nvmlDeviceGetUUID", handle).uuid
 
     def nvmlDeviceGetName(self, handle):
@@ -192,8 +180,6 @@ class FakeNvml:
         return name.decode() if isinstance(name, bytes) else name
 
     def nvmlDeviceGetMemoryInfo(self, handle):
-        if isinstance(handle, Place):
-            return Answer(total=handle.gpu.memory // 8)
         gpu = self._gpu("nvmlDeviceGetMemoryInfo", handle)
         return Answer(total=gpu.memory, used=gpu.used)
 
@@ -235,21 +221,6 @@ class FakeNvml:
     def nvmlDeviceGetUtilizationRates(self, handle):
         percent = self._gpu("nvmlDeviceGetUtilizationRates", handle).percent
         return Answer(gpu=percent[0], memory=percent[1])
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, device):
-        return len(self._gpu("nvmlDeviceGetMaxMigDeviceCount", device).instances)
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, device, index):
-        gpu = self._gpu("nvmlDeviceGetMigDeviceHandleByIndex", device)
-        if not gpu.instances[index]:
-            raise NVMLError(NOT_FOUND)
-        return Place(gpu, index)
-
-    def nvmlDeviceGetGpuInstanceId(self, device):
-        return device.place + 7
-
-    def nvmlDeviceGetComputeInstanceId(self, device):
-        return 0
 
     def nvmlDeviceGetP2PStatus(self, device1, device2, p2pIndex):
         return self._gpu("nvmlDeviceGetP2PStatus", device1).peer_to_peer

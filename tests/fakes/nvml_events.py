@@ -4,7 +4,7 @@ import asyncio
 from contextlib import asynccontextmanager
 
 from agent.core.errors import DriverError
-from agent.core.events import DriverEvent
+from agent.core.health.reports import DriverEvent
 from agent.core.ports import Driver
 
 

@@ -22,15 +22,13 @@ enum {
   TIMED_OUT = 10, LOST = 15, RESET_REQUIRED = 16
 };
 #define BUS_ID "%08X:%02X:00.0"
-enum { GPUS = 16, INSTANCES = 7, QUEUE = 16384, STEP_US = 1000, MAGIC = 0x5708 };
+enum { GPUS = 16, QUEUE = 16384, STEP_US = 1000, MAGIC = 0x5708 };
 
 #define CALLS(X) \
   X(any) X(nvmlInitWithFlags) X(nvmlShutdown) X(nvmlSystemGetDriverVersion) \
   X(nvmlSystemGetNVMLVersion) X(nvmlDeviceGetCount_v2) X(nvmlDeviceGetHandleByIndex_v2) \
   X(nvmlDeviceGetHandleByUUID) X(nvmlDeviceGetHandleByPciBusId_v2) X(nvmlDeviceGetUUID) X(nvmlDeviceGetName) X(nvmlDeviceGetMemoryInfo) \
   X(nvmlDeviceGetPciInfo_v3) X(nvmlDeviceGetMinorNumber) X(nvmlDeviceGetMigMode) \
-  X(nvmlDeviceGetMaxMigDeviceCount) X(nvmlDeviceGetMigDeviceHandleByIndex) \
-  X(nvmlDeviceGetGpuInstanceId) X(nvmlDeviceGetComputeInstanceId) \
   X(nvmlDeviceGetTopologyCommonAncestor) X(nvmlDeviceGetP2PStatus) X(nvmlDeviceGetNvLinkState) \
   X(nvmlDeviceGetNvLinkRemotePciInfo_v2) X(nvmlDeviceGetNvLinkRemoteDeviceType) \
   X(nvmlDeviceGetRemappedRows) X(nvmlDeviceGetRetiredPagesPendingStatus) \
@@ -44,7 +42,7 @@ static const char *const names[] = {CALLS(NAME)};
 
 /* Numbers of a GPU that a test may set, by name. */
 #define FIELDS(X) \
-  X(memory) X(used) X(minor) X(mig) X(instances) X(level) X(peer_to_peer) X(nvlinks) \
+  X(memory) X(used) X(minor) X(mig) X(level) X(peer_to_peer) X(nvlinks) \
   X(rows_corrected) X(rows_uncorrected) X(rows_pending) X(rows_failed) X(pages_pending) \
   X(pages_single) X(pages_double) X(ecc_corrected) X(ecc_uncorrected) X(recovery) X(gpu_percent) \
   X(memory_percent) X(event_types) X(domain) X(fabric) X(fabric_status)
@@ -52,7 +50,7 @@ static const char *const names[] = {CALLS(NAME)};
 enum field { FIELDS(FIELD) MOST_FIELDS };
 static const char *const fields[] = {FIELDS(NAME)};
 
-typedef struct { int slot, instance; } gpu_t; /* what a handle points to */
+typedef struct { int slot; } gpu_t; /* what a handle points to */
 typedef struct { unsigned long long total, free, used; } memory_t;
 typedef struct {
   char legacy[16];
@@ -100,7 +98,7 @@ static struct state {
   struct { int slot; unsigned long long type, data; } events[QUEUE];
 } *all;
 
-static gpu_t handles[GPUS][INSTANCES + 1];
+static gpu_t handles[GPUS];
 
 static void describe(int slot) {
   slot_t *gpu = &all->slots[slot];
@@ -124,8 +122,7 @@ __attribute__((constructor)) static void map(void) {
   if (all == MAP_FAILED) abort();
   close(file);
   for (int slot = 0; slot < GPUS; slot++)
-    for (int place = 0; place <= INSTANCES; place++)
-      handles[slot][place] = (gpu_t){slot, place - 1};
+    handles[slot] = (gpu_t){slot};
   if (all->magic == MAGIC) return;
   snprintf(all->driver, sizeof all->driver, "999.1");
   snprintf(all->library, sizeof all->library, "12.999.1");
@@ -255,7 +252,7 @@ int nvmlSystemGetNVMLVersion(char *text, unsigned int size) {
 int nvmlDeviceGetCount_v2(unsigned int *count) { ENTER(nvmlDeviceGetCount_v2, NULL); *count = all->count; return OK; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned int index, gpu_t **gpu) {
   if ((int)index >= all->count) return INVALID;
-  *gpu = &handles[all->order[index]][0];
+  *gpu = &handles[all->order[index]];
   ENTER(nvmlDeviceGetHandleByIndex_v2, *gpu);
   attach(*gpu);
   return OK;
@@ -267,7 +264,7 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, gpu_t **gpu) { /* looks at other
       all->slots[slot].attached = 1;
       continue;
     }
-    *gpu = &handles[slot][0];
+    *gpu = &handles[slot];
     ENTER(nvmlDeviceGetHandleByUUID, *gpu);
     attach(*gpu);
     return OK;
@@ -281,7 +278,7 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, gpu_t **gpu) {
     char own[32];
     snprintf(own, sizeof own, BUS_ID, (unsigned)all->slots[slot].fields[F_domain], 0xAF + slot);
     if (strcasecmp(own, bus_id) != 0) continue;
-    *gpu = &handles[slot][0];
+    *gpu = &handles[slot];
     ENTER(nvmlDeviceGetHandleByPciBusId_v2, *gpu);
     attach(*gpu);
     return OK;
@@ -291,8 +288,7 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, gpu_t **gpu) {
 }
 int nvmlDeviceGetUUID(gpu_t *gpu, char *text, unsigned int size) {
   ENTER(nvmlDeviceGetUUID, gpu);
-  if (gpu->instance < 0) snprintf(text, size, "%s", all->slots[gpu->slot].uuid);
-  else snprintf(text, size, "MIG-%s-%d", all->slots[gpu->slot].uuid + 4, gpu->instance);
+  snprintf(text, size, "%s", all->slots[gpu->slot].uuid);
   return OK;
 }
 int nvmlDeviceGetName(gpu_t *gpu, char *text, unsigned int size) {
@@ -304,7 +300,7 @@ int nvmlDeviceGetMemoryInfo(gpu_t *gpu, memory_t *memory) {
   ENTER(nvmlDeviceGetMemoryInfo, gpu);
   long long total = get(gpu, F_memory);
   if (total < 0) return NOT_SUPPORTED;
-  memory->total = gpu->instance < 0 ? total : total / 8;
+  memory->total = total;
   memory->used = get(gpu, F_used);
   memory->free = memory->total - memory->used;
   return OK;
@@ -321,28 +317,6 @@ int nvmlDeviceGetMigMode(gpu_t *gpu, unsigned int *now, unsigned int *next) {
   if (get(gpu, F_mig) < 0) return NOT_SUPPORTED;
   *now = *next = get(gpu, F_mig);
   return OK;
-}
-int nvmlDeviceGetMaxMigDeviceCount(gpu_t *gpu, unsigned int *count) {
-  ENTER(nvmlDeviceGetMaxMigDeviceCount, gpu);
-  *count = INSTANCES;
-  return OK;
-}
-int nvmlDeviceGetMigDeviceHandleByIndex(gpu_t *gpu, unsigned int index, gpu_t **instance) {
-  ENTER(nvmlDeviceGetMigDeviceHandleByIndex, gpu);
-  if (index >= INSTANCES) return INVALID;
-  if (!get(gpu, F_mig) || !(get(gpu, F_instances) >> index & 1)) return NOT_FOUND;
-  *instance = &handles[gpu->slot][index + 1];
-  return OK;
-}
-int nvmlDeviceGetGpuInstanceId(gpu_t *gpu, unsigned int *id) {
-  ENTER(nvmlDeviceGetGpuInstanceId, gpu);
-  *id = gpu->instance + 7;
-  return gpu->instance < 0 ? NOT_SUPPORTED : OK;
-}
-int nvmlDeviceGetComputeInstanceId(gpu_t *gpu, unsigned int *id) {
-  ENTER(nvmlDeviceGetComputeInstanceId, gpu);
-  *id = 0;
-  return gpu->instance < 0 ? NOT_SUPPORTED : OK;
 }
 int nvmlDeviceGetTopologyCommonAncestor(gpu_t *one, gpu_t *other, int *level) {
   ENTER(nvmlDeviceGetTopologyCommonAncestor, other);
@@ -475,7 +449,7 @@ static int await_event(set_t *set, event_t *event, unsigned int milliseconds) {
       int slot = all->events[at].slot;
       if (!(set->masks[slot] & all->events[at].type)) continue;
       if (set->resets[slot] != all->slots[slot].resets) continue;
-      *event = (event_t){&handles[slot][0], all->events[at].type, all->events[at].data, ~0u, ~0u};
+      *event = (event_t){&handles[slot], all->events[at].type, all->events[at].data, ~0u, ~0u};
       return OK;
     }
     ENTER(nvmlEventSetWait_v2, NULL);

@@ -115,7 +115,7 @@ class NvmlStub:
         self.fail(ANY, slot, code=16)
 
     def set(self, slot: int, **values: int) -> None:
-        """Fields of a GPU; -1: it does not support the question. `instances` is a bit mask."""
+        """Fields of a GPU; -1: it does not support the question."""
         for name, value in values.items():
             self._library.stub_set(slot, self._fields[name], ctypes.c_longlong(value))
 

@@ -31,6 +31,7 @@ class KubeletSide:
         self.bind_failure: Exception | None = None
         self.answer: Callable[[], None] = self.open_stream
         self.delay = 0.0
+        self.heard: Callable[[str], None] = lambda _: None
         self._names: asyncio.Queue[str] = asyncio.Queue()
         self._endpoint = ""
 
@@ -61,6 +62,7 @@ class KubeletSide:
 
     def report(self, name: str) -> None:
         self._names.put_nowait(name)
+        self.heard(name)
 
     def open_stream(self) -> None:
         self.streams.set(self.streams.value + 1)
@@ -119,6 +121,7 @@ def raising(error: Exception) -> Callable[[], None]:
 async def a_registration(side: KubeletSide) -> AsyncIterator[Registration]:
     """A registration that runs, until the block is left."""
     registration = Registration(RESOURCE, side, side, side, side.streams, Seeded(3))
+    side.heard = registration.heard
     async with asyncio.TaskGroup() as group:
         running = group.create_task(registration.run())
         yield registration

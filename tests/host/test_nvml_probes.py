@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from agent.core.errors import DriverError
-from agent.core.events import ProbeOutcome
 from agent.core.gpu import GpuUuid
+from agent.core.health.reports import ProbeOutcome
 from agent.host.nvml.driver import NvmlDriver
 from tests.fakes.nvml import until
 
@@ -34,6 +34,17 @@ async def test_a_probe_says_how_the_gpu_answers(driver, library, call, code, out
         (await driver.probe(G0)).outcome,
         (await driver.probe(G1)).outcome,
     )
+
+
+async def test_each_gpu_has_a_thread_of_its_own_and_so_has_the_driver(driver):
+    before = set(threading.enumerate())
+    await driver.scan()
+    for n in range(3):
+        await driver.probe(GpuUuid(f"GPU-{n}"))
+    wanted = {"nvml the driver", *(f"nvml GPU-{n}" for n in range(3))}
+
+    # Those of indexes whose GPU was not known yet go home.
+    await until(lambda: {one.name for one in set(threading.enumerate()) - before} == wanted)
 
 
 async def test_a_gpu_that_is_not_there_is_lost(driver):

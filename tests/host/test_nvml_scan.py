@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent.core.errors import DriverError
-from agent.core.gpu import GpuFault, GpuUuid, MigInstance, PciPath, Trouble
+from agent.core.gpu import GpuFault, GpuUuid, PciPath, Trouble
 from agent.core.inventory import Inventory
 from agent.core.slices import SharingSettings
 from agent.host.nvml.driver import NvmlDriver
@@ -149,7 +149,7 @@ async def test_a_gpu_whose_call_hangs_is_skipped_until_it_comes_back(driver, lib
 
 
 async def _until_back(driver: NvmlDriver) -> None:
-    """Scan until the pool has its thread again."""
+    """Scan until the GPU has its thread again."""
     while (await driver.scan()).faults:
         pass
 
@@ -206,28 +206,6 @@ async def test_a_driver_that_does_not_say_leaves_it_open(driver, library):
     library.failures["nvmlDeviceGetP2PStatus", None] = 3
 
     assert {None} == {link.peer_to_peer for link in (await driver.scan()).gpus[0].links}
-
-
-async def test_the_instances_of_a_gpu_in_mig_mode_are_listed_and_empty_places_are_not(
-    driver, library
-):
-    for gpu in library.gpus:
-        gpu.instances = ["MIG-a", "", "MIG-b"]
-    library.gpus[1].mig = 1
-    scan = await driver.scan()
-
-    assert [0, 2, 0] == [len(gpu.mig_instances) for gpu in scan.gpus]
-    assert (
-        MigInstance("MIG-a", 7, 0, 81559 // 8),
-        MigInstance("MIG-b", 9, 0, 81559 // 8),
-    ) == scan.gpus[1].mig_instances
-
-
-async def test_a_gpu_that_is_lost_while_its_instances_are_read_is_a_fault(driver, library):
-    library.gpus[1].mig, library.gpus[1].instances = 1, ["MIG-a"]
-    library.failures["nvmlDeviceGetMigDeviceHandleByIndex", 1] = 15
-
-    assert ["index 1"] == [fault.gpu for fault in (await driver.scan()).faults]
 
 
 @pytest.mark.parametrize(("code", "version"), [(0, "12.570.148"), (13, None)])

@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+import itertools
 
 import pytest
 import structlog
 
 from agent.core.errors import AgentError, DriverError, DriverMissing
-from agent.core.events import ProbeOutcome
 from agent.core.gpu import GpuUuid
+from agent.core.health.reports import ProbeOutcome
 from agent.host.nvml.driver import NvmlDriver
 from tests.fakes.chance import Seeded
 from tests.fakes.nvml import FakeGpu, FakeNvml, until
@@ -266,7 +267,9 @@ async def test_no_order_of_questions_and_ends_makes_a_call_meet_a_shutdown(libra
     async with asyncio.TaskGroup() as tasks:
         listener = tasks.create_task(listen())
         async with asyncio.TaskGroup() as questions:
-            for turn in range(300):
+            for turn in itertools.count():
+                if turn >= 300 and library.calls["nvmlShutdown"] > 3:  # later on a busy machine
+                    break
                 gpu = chance.choice(UUIDS)
                 questions.create_task(ask(driver.scan))
                 questions.create_task(ask(lambda gpu=gpu: driver.probe(gpu)))
@@ -278,7 +281,6 @@ async def test_no_order_of_questions_and_ends_makes_a_call_meet_a_shutdown(libra
         library.failures.clear()
     await driver.close()
 
-    assert library.calls["nvmlShutdown"] > 3
     assert (0, 0) == (library.undefined, library.open)
 
 

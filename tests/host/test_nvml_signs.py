@@ -3,9 +3,8 @@
 import pytest
 
 from agent.core.errors import DriverError, GpuError
-from agent.core.events import ProbeOutcome
-from agent.core.gpu import GpuUuid
-from agent.core.gpu_signs import GpuSample, GpuSigns, RecoveryAction
+from agent.core.gpu import GpuSample, GpuUuid
+from agent.core.health.reports import GpuSigns, ProbeOutcome, RecoveryAction
 
 pytestmark = pytest.mark.looptime(False)
 

@@ -7,9 +7,15 @@ from functools import partial
 
 import pytest
 
-from agent.core.events import DriverEvent, EventKind, ProbeOutcome
-from agent.core.gpu import GpuUuid, MigInstance, PciPath
-from agent.core.gpu_signs import FabricState, GpuSample, GpuSigns, RecoveryAction
+from agent.core.gpu import GpuSample, GpuUuid, PciPath
+from agent.core.health.reports import (
+    DriverEvent,
+    EventKind,
+    FabricState,
+    GpuSigns,
+    ProbeOutcome,
+    RecoveryAction,
+)
 from agent.host.nvml.driver import NvmlDriver
 from agent.host.nvml.library import pynvml as the_library
 from tests.fakes import nvml_stub
@@ -120,15 +126,10 @@ async def test_use_comes_through_the_librarys_structures(driver, stub):
     assert GpuSample(UUIDS[0], 93, 41, 7168) == await driver.sample(UUIDS[0])
 
 
-async def test_instances_of_a_gpu_in_mig_mode_come_through_the_librarys_structures(driver, stub):
-    stub.set(1, mig=1, instances=0b101)
-    scan = await driver.scan()
+async def test_which_gpu_is_in_mig_mode_comes_through_the_library(driver, stub):
+    stub.set(1, mig=1)
 
-    assert [False, True, False] == [gpu.mig_enabled for gpu in scan.gpus]
-    assert (
-        MigInstance("MIG-5708-1-0", 7, 0, 2048),
-        MigInstance("MIG-5708-1-2", 9, 0, 2048),
-    ) == scan.gpus[1].mig_instances
+    assert [False, True, False] == [gpu.mig_enabled for gpu in (await driver.scan()).gpus]
 
 
 async def test_calls_that_an_old_driver_lacks_cost_nothing(tmp_path):

@@ -1,4 +1,4 @@
-"""Threads for calls that may hang: one each, replaced, bounded, and gone when they come back."""
+"""Threads for calls that may hang: one for each GPU, which stays with it and goes with it."""
 
 import asyncio
 import contextlib
@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from agent.host.nvml import threads
-from agent.host.nvml.threads import MOST_THREADS, THREADS, CallPool
+from agent.host.nvml.threads import GpuThreads
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -38,21 +37,29 @@ async def stuck():
 
 
 @pytest.fixture
-async def pool(stuck):
-    pool = CallPool("tried", DEADLINE)
-    yield pool
+async def threads(stuck):
+    threads = GpuThreads(DEADLINE)
+    yield threads
     stuck.let_go()
-    await pool.close()
+    threads.close()
 
 
-def alive() -> int:
-    return sum(thread.name == "tried" for thread in threading.enumerate())
+@pytest.fixture
+def alive():
+    """How many threads there are beside those of drivers that other tests have left behind."""
+    before = set(threading.enumerate())
+
+    def count() -> int:
+        mine = set(threading.enumerate()) - before
+        return sum(thread.name.startswith("nvml ") for thread in mine)
+
+    return count
 
 
-async def is_emptied_by(pool, stuck) -> bool:
-    """Whether the pool is empty once that work is let go, and waited for it until then."""
+async def is_emptied_by(threads, stuck) -> bool:
+    """Whether they are empty once that work is let go, and waited for it until then."""
     async with asyncio.TaskGroup() as tasks:
-        emptied = tasks.create_task(pool.empty())
+        emptied = tasks.create_task(threads.empty())
         await asyncio.sleep(0.05)
         assert not emptied.done()
         stuck.let_go()
@@ -68,103 +75,103 @@ async def settles(holds) -> None:
         await asyncio.sleep(0.01)
 
 
-async def hang(pool: CallPool, work: Stuck, *keys: str) -> None:
-    """Have calls with those keys given up, all at once."""
+async def hang(threads: GpuThreads, work: Stuck, *gpus: str) -> None:
+    """Have calls about those GPUs given up, all at once."""
 
-    async def call(key: str) -> None:
+    async def call(gpu: str) -> None:
         with contextlib.suppress(TimeoutError):
-            await pool.call(key, work)
+            await threads.call(gpu, work)
 
     async with asyncio.TaskGroup() as tasks:
-        for key in keys:
-            tasks.create_task(call(key))
+        for gpu in gpus:
+            tasks.create_task(call(gpu))
 
 
-async def test_results_and_errors_come_back_to_the_caller(pool):
-    assert 7 == await pool.call("a", lambda: 7)
+async def test_results_and_errors_come_back_to_the_caller(threads):
+    assert 7 == await threads.call("a", lambda: 7)
     with pytest.raises(ZeroDivisionError):
-        await pool.call("a", lambda: 1 // 0)
+        await threads.call("a", lambda: 1 // 0)
 
 
-async def test_more_keys_hang_at_once_than_there_are_threads_and_the_others_are_answered_in_time(
-    pool, stuck
-):
+async def test_many_gpus_hang_at_once_and_the_others_are_answered_in_time(threads, stuck):
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(hang(pool, stuck, *(f"bad {n}" for n in range(2 * THREADS))))
-        await settles(lambda: stuck.entered >= THREADS)
-        answers = [tasks.create_task(pool.call(f"good {n}", str)) for n in range(8)]
+        tasks.create_task(hang(threads, stuck, *(f"bad {n}" for n in range(8))))
+        await settles(lambda: stuck.entered == 8)
+        answers = [tasks.create_task(threads.call(f"good {n}", str)) for n in range(8)]
 
     assert [""] * 8 == [task.result() for task in answers]
-    assert 2 * THREADS == len(pool.stuck)
+    assert 8 == len(threads.stuck)
 
 
-async def test_a_key_holds_one_thread_whatever_is_asked_about_it(pool, stuck):
-    await hang(pool, stuck, *["a"] * 10)
+async def test_a_gpu_holds_one_thread_whatever_is_asked_about_it(threads, stuck, alive):
+    await hang(threads, stuck, *["a"] * 10)
 
-    assert (1, {"a"}) == (stuck.entered, pool.stuck)
+    assert (1, 1, {"a"}) == (alive(), stuck.entered, threads.stuck)
     with pytest.raises(TimeoutError, match="an earlier call about a has not come back"):
-        await pool.call("a", lambda: 1)
-    assert 1 == await pool.call("b", lambda: 1)
+        await threads.call("a", lambda: 1)
+    assert 1 == await threads.call("b", lambda: 1)
 
 
-async def test_what_is_launched_outlives_whoever_waits_for_it(pool, stuck):
-    future = pool.launch("a", stuck)
+async def test_what_is_launched_outlives_whoever_waits_for_it(threads, stuck):
+    future = threads.launch("a", stuck)
     await asyncio.wait([future], timeout=2 * DEADLINE)
-    assert (frozenset(), False) == (pool.stuck, future.done())
+    assert (frozenset(), False) == (threads.stuck, future.done())
     stuck.let_go()
 
     assert "late" == await future
 
 
-async def test_what_is_launched_waits_in_line_and_is_refused_behind_a_stuck_call(pool, stuck):
-    first, second = pool.launch("a", stuck), pool.launch("a", lambda: "second")
+async def test_what_is_launched_waits_in_line_and_is_refused_behind_a_stuck_call(threads, stuck):
+    first, second = threads.launch("a", stuck), threads.launch("a", lambda: "second")
     stuck.let_go()
     assert ["late", "second"] == [await first, await second]
 
     other = Stuck()
-    await hang(pool, other, "b")
+    await hang(threads, other, "b")
     with pytest.raises(TimeoutError, match="has not come back"):
-        pool.launch("b", str)
+        threads.launch("b", str)
     other.let_go()
 
 
-async def test_the_pool_is_empty_once_the_last_call_has_left(pool, stuck):
-    assert await pool.empty()
-    pool.launch("a", stuck)
+async def test_nobody_is_inside_once_the_last_call_has_left(threads, stuck):
+    assert await threads.empty()
+    threads.launch("a", stuck)
     await settles(lambda: stuck.entered == 1)
-    assert await is_emptied_by(pool, stuck)
+    assert await is_emptied_by(threads, stuck)
 
 
-async def test_a_call_whose_caller_has_left_early_is_waited_for_until_its_time_is_up(pool, stuck):
+async def test_a_call_whose_caller_has_left_early_is_waited_for_until_its_time_is_up(
+    threads, stuck
+):
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
-            await pool.call("a", stuck)
-    assert frozenset() == pool.stuck
-    assert await is_emptied_by(pool, stuck)
+            await threads.call("a", stuck)
+    assert frozenset() == threads.stuck
+    assert await is_emptied_by(threads, stuck)
 
 
-async def test_nobody_waits_for_a_call_whose_time_is_up(pool, stuck):
-    pool.launch("a", stuck)
-    assert not await pool.empty()
+async def test_nobody_waits_for_a_call_whose_time_is_up(threads, stuck):
+    threads.launch("a", stuck)
+    assert not await threads.empty()
     begun = asyncio.get_running_loop().time()
-    assert not await pool.empty()
+    assert not await threads.empty()
     assert asyncio.get_running_loop().time() - begun < DEADLINE
     stuck.let_go()
-    assert "b" == await pool.call("a", lambda: "b")  # in the same line, behind it
+    assert "b" == await threads.call("a", lambda: "b")  # in the same line, behind it
 
-    assert await pool.empty()
+    assert await threads.empty()
 
 
-async def test_nobody_waits_for_a_stuck_call_again(pool, stuck):
-    await hang(pool, stuck, "a")
-    await pool.call("b", str)
+async def test_nobody_waits_for_a_stuck_call_again(threads, stuck):
+    await hang(threads, stuck, "a")
+    await threads.call("b", str)
     begun = asyncio.get_running_loop().time()
 
-    assert not await pool.empty()
+    assert not await threads.empty()
     assert asyncio.get_running_loop().time() - begun < DEADLINE
 
 
-async def test_calls_with_one_key_run_one_after_the_other(pool):
+async def test_calls_about_one_gpu_run_one_after_the_other(threads):
     running, most = 0, 0
     lock = threading.Lock()
 
@@ -177,53 +184,55 @@ async def test_calls_with_one_key_run_one_after_the_other(pool):
         with lock:
             running -= 1
 
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(8):
-            tasks.create_task(pool.call("a", work))
+    for launched in [threads.launch("a", work) for _ in range(8)]:
+        await launched
 
     assert 1 == most
 
 
-async def test_a_call_that_is_given_up_in_the_line_is_never_made(pool, stuck):
+async def test_a_call_that_is_given_up_in_the_line_is_never_made(threads, stuck):
     made: list[str] = []
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(hang(pool, stuck, "a"))
+        tasks.create_task(hang(threads, stuck, "a"))
         await settles(lambda: stuck.entered == 1)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.01):
-                await pool.call("a", lambda: made.append("made"))
+                await threads.call("a", lambda: made.append("made"))
     stuck.let_go()
-    await settles(lambda: not pool.stuck)
+    await settles(lambda: not threads.stuck)
 
-    assert "again" == await pool.call("a", lambda: "again")
+    assert "again" == await threads.call("a", lambda: "again")
     assert [] == made
 
 
-async def test_all_threads_are_accounted_for_once_all_calls_are_back(pool, stuck):
-    keys = [f"bad {n}" for n in range(3 * THREADS)]
-    await hang(pool, stuck, *keys)
-    assert len(keys) <= alive() == pool.threads <= THREADS + len(keys)
+async def test_a_thread_stays_with_its_gpu_also_after_a_call_that_hung(threads, stuck, alive):
+    await hang(threads, stuck, "a", "b")
     stuck.let_go()
-    await settles(lambda: not pool.stuck)
-    for _ in range(3 * THREADS):
-        await pool.call("good", lambda: 1)
-    await settles(lambda: alive() <= THREADS)
+    await settles(lambda: not threads.stuck)
+    for name in "ab" * 3:
+        await threads.call(name, str)
 
-    assert pool.threads == alive()
+    assert 2 == alive()
 
 
-async def test_there_are_never_more_threads_than_the_limit(pool, stuck):
-    keys = [f"bad {n}" for n in range(MOST_THREADS + 20)]
-    await hang(pool, stuck, *keys)
-    await hang(pool, stuck, *(key + " again" for key in keys))
-
-    assert MOST_THREADS == alive() == pool.threads
+async def test_a_thread_goes_with_its_gpu_and_one_that_hangs_as_soon_as_it_is_back(
+    threads, stuck, alive
+):
+    await hang(threads, stuck, "gone and stuck")
+    for name in ("gone", "here"):
+        await threads.call(name, str)
+    threads.keep({"here"})
+    await settles(lambda: alive() == 2)
+    assert {"gone and stuck"} == threads.stuck
     stuck.let_go()
-    await settles(lambda: not pool.stuck)
-    assert 1 == await pool.call("good", lambda: 1)
+    await settles(lambda: not threads.stuck)
+    threads.keep({"here"})
+
+    await settles(lambda: alive() == 1)
+    assert "again" == await threads.call("gone", lambda: "again")
 
 
-async def test_the_time_of_a_call_begins_when_those_before_it_have_come_back(pool):
+async def test_the_time_of_a_call_begins_when_those_before_it_have_come_back(threads):
     slow = threading.Event()
 
     def work() -> str:
@@ -231,80 +240,79 @@ async def test_the_time_of_a_call_begins_when_those_before_it_have_come_back(poo
         return "in time"
 
     async with asyncio.TaskGroup() as tasks:
-        answers = [tasks.create_task(pool.call("a", work)) for _ in range(2)]
+        answers = [tasks.create_task(threads.call("a", work)) for _ in range(2)]
 
     assert ["in time"] * 2 == [answer.result() for answer in answers]
 
 
-async def test_a_call_behind_many_slow_ones_waits_for_a_bounded_time_and_says_so(pool):
+async def test_a_call_behind_many_slow_ones_waits_for_a_bounded_time_and_says_so(threads):
     slow = threading.Event()
     loop = asyncio.get_running_loop()
     begun = loop.time()
     for _ in range(4):
-        pool.launch("a", lambda: slow.wait(0.7 * DEADLINE))
+        threads.launch("a", lambda: slow.wait(0.7 * DEADLINE))
     with pytest.raises(TimeoutError, match="earlier calls about a take too long"):
-        await pool.call("a", str)
+        await threads.call("a", str)
 
     assert loop.time() - begun < 2 * DEADLINE
     slow.set()
-    assert await pool.empty()
+    assert await threads.empty()
 
 
-async def test_a_call_whose_caller_left_early_and_which_comes_back_in_time_was_not_stuck(pool):
+async def test_a_call_whose_caller_left_early_and_which_comes_back_in_time_was_not_stuck(threads):
     slow = threading.Event()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.3 * DEADLINE):
-            await pool.call("a", lambda: slow.wait(0.8 * DEADLINE))
+            await threads.call("a", lambda: slow.wait(0.8 * DEADLINE))
 
-    assert "next" == await pool.call("a", lambda: "next")
+    assert "next" == await threads.call("a", lambda: "next")
 
 
-async def test_a_late_result_is_given_to_whom_it_is_still_of_use(pool, stuck):
+async def test_a_late_result_is_given_to_whom_it_is_still_of_use(threads, stuck):
     late: list[str] = []
     with pytest.raises(TimeoutError):
-        await pool.call("a", stuck, late.append)
-    assert "b" == await pool.call("b", lambda: "b", late.append)
+        await threads.call("a", stuck, late.append)
+    assert "b" == await threads.call("b", lambda: "b", late.append)
     stuck.let_go()
-    await settles(lambda: not pool.stuck)
+    await settles(lambda: not threads.stuck)
 
     assert ["late"] == late
 
 
-async def test_a_key_that_is_stuck_no_more_is_told_and_can_be_called_at_once(stuck):
+async def test_a_gpu_that_is_stuck_no_more_is_told_and_can_be_called_at_once(stuck):
     told: list[tuple[str, str]] = []
 
-    def back(key: str) -> None:
-        asked = own.post(key, lambda: "answer", lambda _: None)
-        asked.add_done_callback(lambda done: told.append((key, done.result())))
+    def back(gpu: str) -> None:
+        asked = own.post(gpu, lambda: "answer", lambda _: None)
+        asked.add_done_callback(lambda done: told.append((gpu, done.result())))
 
-    own = CallPool("tried", DEADLINE, back)
+    own = GpuThreads(DEADLINE, back)
     await hang(own, stuck, "a")
     await own.call("b", str)
     assert [] == told
     stuck.let_go()
     await settles(lambda: bool(told))
-    await own.close()
+    own.close()
 
     assert [("a", "answer")] == told
 
 
-async def test_close_waits_for_all_but_the_stuck(pool, stuck):
-    await hang(pool, stuck, "a")
-    await pool.call("b", lambda: 1)
-    await pool.close()
+async def test_close_sends_all_home_but_those_that_hang(threads, stuck, alive):
+    await hang(threads, stuck, "a")
+    await threads.call("b", lambda: 1)
+    threads.close()
     await settles(lambda: alive() == 1)
     stuck.let_go()
 
     await settles(lambda: alive() == 0)
 
 
-async def test_a_loop_that_is_gone_stops_no_thread_from_going_home(monkeypatch):
-    monkeypatch.setattr(threads, "FAREWELL", 0.01)
+async def test_a_loop_that_is_gone_stops_no_thread_from_going_home(alive):
     work = Stuck()
 
     async def leave() -> None:
         with contextlib.suppress(TimeoutError):
-            await CallPool("tried", 0.01).call("a", work)
+            await GpuThreads(0.01).call("a", work)
 
     await asyncio.to_thread(asyncio.run, leave())
     assert 1 == alive()

@@ -27,7 +27,7 @@ def directory(tmp_path):
 @contextlib.asynccontextmanager
 async def following(directory, names=NAMES):
     """Changes as they come, the first look already taken."""
-    async with contextlib.aclosing(DirectoryWatch(directory, names).changes()) as changes:
+    async with contextlib.aclosing(DirectoryWatch(directory, lambda: names).changes()) as changes:
         assert "" == await anext(changes)
         yield changes
 
@@ -175,7 +175,7 @@ async def test_leaving_gives_back_every_descriptor(directory):
 
 
 def test_the_epoch_changes_with_the_socket(directory):
-    watched = DirectoryWatch(directory, NAMES)
+    watched = DirectoryWatch(directory, lambda: NAMES)
     assert None is watched.epoch()
     touch(directory / "kubelet.sock")
     first = watched.epoch()
@@ -193,4 +193,4 @@ def test_the_epoch_changes_with_the_socket(directory):
 def test_a_directory_that_may_not_be_looked_at_is_said(tmp_path):
     name = "x" * 300
     with pytest.raises(KubeletError, match="cannot be looked at: File name too long"):
-        DirectoryWatch(tmp_path, NAMES).exists(name)
+        DirectoryWatch(tmp_path, lambda: NAMES).exists(name)

@@ -4,14 +4,13 @@ import asyncio
 
 from agent.core.errors import StateError
 from agent.core.gpu import Scan
-from agent.core.health import HealthSettings
+from agent.core.health.settings import HealthSettings
 from agent.core.inventory import Inventory
 from agent.core.slices import SharingSettings, SliceList
 from agent.kit.cell import Cell
 from agent.plugin.handlers import DevicePlugin
 from agent.plugin.traffic import Traffic
 from agent.services.discovery import Discovery
-from agent.services.health.ports import HealthPorts
 from agent.services.health.watch import HealthWatch
 from agent.services.inventory import InventoryKeeper
 from agent.services.listing import Listing
@@ -83,13 +82,12 @@ class Life:
             watch.scanned(scan)
 
         discovery = Discovery(self._driver, scanned)
-        ports = HealthPorts(
-            judged=self.keeper.judged, remember=state.remember, changed=discovery.rescan
-        )
         watch = HealthWatch(
             driver=self._driver,
             inventory=inventory,
-            ports=ports,
+            judged=self.keeper.judged,
+            remember=state.remember,
+            changed=discovery.rescan,
             settings=SETTINGS,
             clock=self._clock,
             recalled=before.health,

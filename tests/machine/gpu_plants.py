@@ -6,11 +6,11 @@ import datetime as dt
 
 import pytest
 
-from agent.core import health
-from agent.core.condition import Cause, Condition, Health
 from agent.core.errors import DriverError
-from agent.core.gpu_signs import GpuSigns
-from agent.core.verdicts import answered_again, bad, relieved, worse
+from agent.core.health import judge
+from agent.core.health.condition import Cause, Condition, Health
+from agent.core.health.reports import GpuSigns
+from agent.core.health.verdicts import answered_again, bad, relieved, worse
 from agent.services.health.watch import HealthWatch
 
 
@@ -26,12 +26,12 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """One passed probe and all is well."""
-    monkeypatch.setattr(health, "quiet_time", lambda *_: 0.0)
+    monkeypatch.setattr(judge, "quiet_time", lambda *_: 0.0)
 
 
 def easy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing needs a reset."""
-    monkeypatch.setattr(health, "needing", lambda verdict, *, reboot: verdict)
+    monkeypatch.setattr(judge, "needing", lambda verdict, *, reboot: verdict)
 
 
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,8 +43,8 @@ def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     def told(one: Health, signs: GpuSigns, now: dt.datetime) -> Health:
         return dataclasses.replace(relieved(one, signs, now), since=one.since)
 
-    monkeypatch.setattr(health, "answered_again", answered)
-    monkeypatch.setattr(health, "relieved", told)
+    monkeypatch.setattr(judge, "answered_again", answered)
+    monkeypatch.setattr(judge, "relieved", told)
 
 
 def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,17 +53,17 @@ def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
     def newest(one: Health, verdict: Health) -> Health:
         return verdict if one.cause == Cause.REFUSED else worse(one, verdict)
 
-    monkeypatch.setattr(health, "worse", newest)
+    monkeypatch.setattr(judge, "worse", newest)
 
 
 def jumpy(monkeypatch: pytest.MonkeyPatch) -> None:
     """One failed probe, and the GPU is bad."""
-    monkeypatch.setattr(health, "is_failing", lambda *_: True)
+    monkeypatch.setattr(judge, "is_failing", lambda *_: True)
 
 
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Failed probes are doubts for ever."""
-    monkeypatch.setattr(health, "is_failing", lambda *_: False)
+    monkeypatch.setattr(judge, "is_failing", lambda *_: False)
 
 
 def touchy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def blind(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sweeping(monkeypatch: pytest.MonkeyPatch) -> None:
     """A memory error that names no GPU takes all of them out."""
-    monkeypatch.setattr(health, "suspected", bad_for)
+    monkeypatch.setattr(judge, "suspected", bad_for)
 
 
 def bad_for(one: Health, doubt: Health) -> Health:

@@ -9,11 +9,10 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 
-from agent.core.condition import Condition
-from agent.core.events import DriverEvent, EventKind, ProbeOutcome
-from agent.core.failures import LATELY
 from agent.core.gpu import GpuUuid
-from agent.core.gpu_signs import GpuSigns, RecoveryAction
+from agent.core.health.condition import Condition
+from agent.core.health.judge import LATELY
+from agent.core.health.reports import DriverEvent, EventKind, GpuSigns, ProbeOutcome, RecoveryAction
 from agent.core.slices import LIST_BYTES
 from agent.wire.v1beta1 import ListAndWatchResponse
 from tests.fakes.disk import MemoryDisk

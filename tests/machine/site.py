@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 
-from agent.core.condition import Condition
+from agent.core.health.condition import Condition
 from agent.core.holdings import KubeletEpoch
 from agent.core.inventory import Inventory
 from agent.core.pods import PodTable

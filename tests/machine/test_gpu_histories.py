@@ -19,10 +19,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from agent.core.condition import Cause
 from agent.core.errors import AgentError, DriverMissing, GpuError
-from agent.core.events import DriverEvent, EventKind, ProbeOutcome
-from agent.core.gpu_signs import GpuSigns, RecoveryAction
+from agent.core.health.condition import Cause
+from agent.core.health.reports import DriverEvent, EventKind, GpuSigns, ProbeOutcome, RecoveryAction
 from tests.builders import a_uuid
 from tests.machine.any_driver import NO_ANSWER, UUIDS
 from tests.machine.gpu_life import SETTINGS

@@ -15,7 +15,7 @@ import pytest_asyncio
 
 from agent import __version__
 from agent.core import annotations
-from agent.core.node_condition import GPU_DEGRADED
+from agent.core.gpu_news import GPU_DEGRADED
 from agent.sandbox.hardware_client import ask
 from agent.sandbox.hardware_talk import XidRequest
 from tests.peers.lab.agents import RESOURCE

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from agent.core import annotations
-from agent.core.node_condition import GPU_DEGRADED
+from agent.core.gpu_news import GPU_DEGRADED
 from tests.peers.lab.agents import SOURCE
 from tests.peers.lab.audit import counted
 from tests.peers.lab.chart_hooks import open_confined

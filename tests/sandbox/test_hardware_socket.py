@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.core.errors import DriverError, DriverMissing, PermissionFault, SettingsError
-from agent.core.events import EventKind, ProbeOutcome
+from agent.core.health.reports import EventKind, ProbeOutcome
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.driver import SimulatedDriver, open_simulation
 from agent.sandbox.hardware_client import HardwareSilent, ask

@@ -6,9 +6,9 @@ import errno
 
 import pytest
 
-from agent.core.condition import Condition
 from agent.core.errors import ApiError, Gate, KubeletError, Refusal, StateError
 from agent.core.evidence import ReadRecords
+from agent.core.health.condition import Condition
 from agent.core.pace import THROTTLED_PAUSE
 from agent.core.pods import NodeView, Phase
 from agent.core.steps import ALLOCATE_BUDGET, TAKING_UP_BUDGET

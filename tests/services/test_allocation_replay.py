@@ -5,8 +5,8 @@ import dataclasses
 
 import pytest
 
-from agent.core.condition import Condition
 from agent.core.errors import Gate, Refusal
+from agent.core.health.condition import Condition
 from agent.core.pods import Phase, Role
 from agent.core.state import State
 from tests.builders import a_container, a_gpu, a_health, a_shared_gpu, an_inventory

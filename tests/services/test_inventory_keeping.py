@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.core.condition import Condition
 from agent.core.gpu import NO_INDEX, GpuFault, Scan, Trouble
+from agent.core.health.condition import Condition
 from agent.core.inventory import Inventory
 from agent.core.slices import SharingSettings, slice_id
 from agent.kit.cell import Cell

@@ -3,9 +3,9 @@
 import pytest
 
 from agent.codec.register import told
-from agent.core.condition import Condition
 from agent.core.gpu import NO_INDEX, Gpu, GpuFault, Scan, Trouble
-from agent.core.health import switched_off
+from agent.core.health.condition import Condition
+from agent.core.health.judge import switched_off
 from agent.core.inventory import Inventory
 from agent.core.slices import SharingSettings, SliceList, slice_id
 from agent.kit.cell import Cell

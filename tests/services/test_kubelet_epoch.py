@@ -26,6 +26,17 @@ async def test_a_new_kubelet_is_a_new_epoch() -> None:
     assert first != second
 
 
+async def test_whatever_comes_or_goes_in_the_directory_is_passed_on() -> None:
+    side, heard = KubeletSide(), asyncio.Queue[str]()
+    kubelet = KubeletWatch(side, heard.put_nowait)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(kubelet.run())
+        for name in ("ours.sock", "nvidia-gpu.sock", ""):
+            side.report(name)
+        assert ["ours.sock", "nvidia-gpu.sock", ""] == [await heard.get() for _ in range(3)]
+        running.cancel()
+
+
 async def test_the_epoch_of_an_answer_is_looked_up_and_not_remembered() -> None:
     side = KubeletSide()
     kubelet = KubeletWatch(side)

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import asynccontextmanager
 
-from agent.core.condition import Condition
+from agent.core.health.condition import Condition
 from agent.core.inventory import Inventory
 from agent.core.slices import Served, SliceList, slice_id
 from agent.kit.cell import Cell

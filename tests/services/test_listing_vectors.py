@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from agent.core.condition import Condition
 from agent.core.gpu import Scan
+from agent.core.health.condition import Condition
 from agent.core.inventory import Inventory
 from agent.core.slices import SharingSettings, SliceList
 from agent.host.nvml.facts import bus_id

@@ -206,16 +206,3 @@ async def test_one_line_is_logged_for_each_change(capsys: pytest.CaptureFixture[
     assert ["registration.failed", "registration.serving"] == [
         word for line in lines for word in line.split() if word.startswith("registration.")
     ]
-
-
-async def test_a_watch_that_ends_is_a_failure():
-    class Ending(KubeletSide):
-        async def changes(self):
-            for name in ():
-                yield name
-
-    side = Ending()
-    with pytest.raises(ExceptionGroup) as caught:
-        async with a_registration(side):
-            await asyncio.sleep(60)
-    assert caught.group_contains(KubeletError, match="came to an end")

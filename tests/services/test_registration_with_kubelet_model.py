@@ -6,7 +6,7 @@ Time is real here: sockets and inotify do not follow a virtual clock.
 import asyncio
 import contextlib
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Collection, Iterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
 import pytest
@@ -17,9 +17,9 @@ from agent.host.kubelet import KubeletRegistrar
 from agent.host.podresources import PodResourcesWitness
 from agent.host.watch import DirectoryWatch
 from agent.plugin.handlers import Fence
-from agent.plugin.server import PluginServer
 from agent.sandbox.kubelet.model import KubeletModel
 from agent.sandbox.kubelet.workers import Timings
+from agent.services.kubelet import KubeletWatch
 from agent.services.registration import Registration
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
@@ -27,22 +27,6 @@ from tests.fakes.door import RESOURCE, Door, a_group, a_list
 from tests.fakes.kubelet_rig import a_container_object, a_pod_object
 
 pytestmark = pytest.mark.looptime(False)
-
-
-class Names(Collection[str]):
-    """What is watched: the kubelet's socket and the one that serves now."""
-
-    def __init__(self, server: PluginServer) -> None:
-        self._server = server
-
-    def __iter__(self) -> Iterator[str]:
-        return filter(None, ("kubelet.sock", self._server.endpoint))
-
-    def __len__(self) -> int:
-        return len(tuple(iter(self)))
-
-    def __contains__(self, name: object) -> bool:
-        return name in tuple(iter(self))
 
 
 class Node:
@@ -60,14 +44,16 @@ class Node:
         )
         self.door = Door(self.plugins, a_list(1, a_group(0), a_group(1)), seed=1, fence=fence)
         server = self.door.server
+        watch = DirectoryWatch(self.plugins, lambda: {"kubelet.sock", server.endpoint} - {""})
         self.registration = Registration(
             RESOURCE,
             server,
-            DirectoryWatch(self.plugins, Names(server)),
+            watch,
             KubeletRegistrar(self.plugins / "kubelet.sock", fenced=fence is not None),
             server.traffic.streams,
             Seeded(),
         )
+        self.directory = KubeletWatch(watch, self.registration.heard)
 
     async def allocatable(self, count: int) -> None:
         """Wait until exactly `count` ids are allocatable."""
@@ -93,6 +79,7 @@ async def a_node(
         async with asyncio.TaskGroup() as group:
             running = [
                 group.create_task(node.door.server.run()),
+                group.create_task(node.directory.run()),
                 group.create_task(node.registration.run()),
             ]
             yield node

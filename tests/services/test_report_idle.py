@@ -12,15 +12,14 @@ import pytest
 
 from agent.core.annotations import CORDON, HANDSHAKE, MUTEX_LOCK
 from agent.core.errors import ApiError, ApiGone, DriverError
-from agent.core.events import DriverEvent, EventKind
-from agent.core.health import HealthSettings
+from agent.core.health.reports import DriverEvent, EventKind
+from agent.core.health.settings import HealthSettings
 from agent.core.inventory import Inventory
 from agent.core.pods import NodeView
 from agent.core.report_settings import ReportSettings
 from agent.core.slices import SharingSettings, SliceList
 from agent.kit.cell import Cell
 from agent.services.discovery import Discovery
-from agent.services.health.ports import HealthPorts
 from agent.services.health.watch import HealthWatch
 from agent.services.inventory import InventoryKeeper
 from agent.services.listing import Listing
@@ -51,11 +50,9 @@ class Agent:
         self.health = HealthWatch(
             driver=self.driver,
             inventory=inventory,
-            ports=HealthPorts(
-                judged=self.keeper.judged,
-                remember=lambda _: None,
-                changed=self.discovery.rescan,
-            ),
+            judged=self.keeper.judged,
+            remember=lambda _: None,
+            changed=self.discovery.rescan,
             settings=HealthSettings(),
             clock=clock,
             recalled={},

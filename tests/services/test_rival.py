@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 
 import pytest
 
@@ -16,21 +17,17 @@ class Side:
     """Plays the other plugin's socket and our registration."""
 
     path = "/d/nvidia-gpu.sock"
+    names = ("nvidia-gpu.sock",)
 
     def __init__(self, *, answers: bool | None = None) -> None:
         self.is_answering = answers
         self.spell: int | None = 0
         self.renewed = 0
         self.said: list[str] = []
-        self._names: asyncio.Queue[str] = asyncio.Queue()
+        self.heard: Callable[[str], None] = lambda _: None
 
     def answers(self) -> bool | None:
         return self.is_answering
-
-    async def changes(self):
-        yield ""
-        while True:
-            yield await self._names.get()
 
     def renew(self) -> None:
         self.renewed += 1
@@ -38,7 +35,7 @@ class Side:
 
     def becomes(self, answers: bool | None) -> None:  # noqa: FBT001 -- as `answers()` says it
         self.is_answering = answers
-        self._names.put_nowait("nvidia-gpu.sock")
+        self.heard("nvidia-gpu.sock")
 
     async def comes_and_is_looked_at(self) -> None:
         self.becomes(True)
@@ -47,9 +44,8 @@ class Side:
 
 @contextlib.asynccontextmanager
 async def watched(side: Side):
-    rivals = Rivals(
-        RESOURCE, side, side.changes, side, lambda event: side.said.append(event.reason)
-    )
+    rivals = Rivals(RESOURCE, side, side, lambda event: side.said.append(event.reason))
+    side.heard = rivals.heard
     async with asyncio.TaskGroup() as group:
         running = group.create_task(rivals.run())
         await asyncio.sleep(SOON)

@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agent.core.condition import Cause, Condition
 from agent.core.errors import DriverMissing
-from agent.core.events import ProbeOutcome
-from agent.core.gpu import GpuUuid
-from agent.core.gpu_signs import GpuSample
+from agent.core.gpu import GpuSample, GpuUuid
+from agent.core.health.condition import Cause, Condition
+from agent.core.health.reports import ProbeOutcome
 from agent.core.inventory import Inventory
 from agent.kit.cell import Cell
 from agent.services.samples import KEPT, PERIOD, ROWS, Samples

@@ -7,8 +7,8 @@ import errno
 import pytest
 
 from agent.codec.checkpoint import encode_state
-from agent.core.condition import Condition
 from agent.core.errors import StateError
+from agent.core.health.condition import Condition
 from agent.core.ledger import Ledger
 from agent.core.state import State
 from agent.services.state import CURRENT, PREVIOUS, UNREADABLE, StateService, recover

@@ -10,9 +10,8 @@ from typing import Final, TypeVar
 import structlog
 
 from agent.core.errors import DriverError, GpuError
-from agent.core.events import DriverEvent, Probe, ProbeOutcome
-from agent.core.gpu import NO_INDEX, Gpu, GpuFault, GpuUuid, Scan, Trouble
-from agent.core.gpu_signs import GpuSample
+from agent.core.gpu import NO_INDEX, Gpu, GpuFault, GpuSample, GpuUuid, Scan, Trouble
+from agent.core.health.reports import DriverEvent, Probe, ProbeOutcome
 from agent.host.nvml import facts, links, signs
 from agent.host.nvml import library as nvml
 from agent.host.nvml.handles import RELEASED, UNPLACED, Handles
@@ -80,6 +79,7 @@ class NvmlDriver:
         if not self._indexes.seen({index: gpu.uuid for index, gpu in found.items()}):
             self._listening.forget()
         faults = self._indexes.named(troubled)
+        self._session.keep([*(gpu.uuid for gpu in found.values()), *(one.gpu for one in faults)])
         peers = {found[index].uuid: found[index] for index in sorted(found)}
         rows = await self._link_rows(opened, peers)
         silent = [fault.gpu for fault in faults if not fault.lost]

@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final
 
 from agent.core.errors import DriverError
-from agent.core.events import DriverEvent, EventKind
 from agent.core.gpu import GpuUuid
-from agent.core.xids import XIDS
+from agent.core.health.reports import DriverEvent, EventKind
+from agent.core.health.xids import XIDS
 from agent.host.nvml.handles import Handles
 from agent.host.nvml.library import (
     EVENT_ECC_DOUBLE,
@@ -206,7 +206,7 @@ class EventStream:
                 await self._ended.wait()
         return self._ended.is_set()
 
-    # On the threads of the pool.
+    # On the threads of the GPUs.
 
     def create(self) -> None:
         """Make the set. Blocks. Raises NVMLError, DriverError when the stream has ended."""

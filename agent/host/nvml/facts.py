@@ -1,21 +1,11 @@
-"""What the library says of a GPU. Everything here blocks: it runs on the threads of the pool."""
+"""What the library says of a GPU. Everything here blocks: it runs on the GPU's thread."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
-from agent.core.gpu import Gpu, GpuUuid, MigInstance
+from agent.core.gpu import Gpu, GpuUuid
 from agent.core.slices import MIB
 from agent.host.nvml.handles import Handles
-from agent.host.nvml.library import (
-    INVALID_ARGUMENT,
-    NOT_FOUND,
-    Handle,
-    NvmlLibrary,
-    code,
-    is_unable,
-    maybe,
-    text_of,
-)
+from agent.host.nvml.library import Handle, NvmlLibrary, maybe, text_of
 
 
 def bus_id(text: str) -> str:
@@ -52,7 +42,6 @@ def describe(library: NvmlLibrary, handles: Handles, index: int, sys_root: Path)
         numa=numa_node(sys_root, bus),
         minor=maybe(library, lambda: library.nvmlDeviceGetMinorNumber(handle)),
         mig_enabled=bool(mig),
-        mig_instances=tuple(_mig_instances(library, handle)) if mig else (),
     )
 
 
@@ -60,20 +49,3 @@ def _memory_mib(library: NvmlLibrary, handle: Handle) -> int | None:
     """Its memory; None for a GPU that shares the host's (coherent memory), which does not tell."""
     memory = maybe(library, lambda: int(library.nvmlDeviceGetMemoryInfo(handle).total))
     return None if memory is None else memory // MIB
-
-
-def _mig_instances(library: NvmlLibrary, handle: Handle) -> Iterator[MigInstance]:
-    """The instances that are there; of the places for some, most are empty."""
-    places = maybe(library, lambda: library.nvmlDeviceGetMaxMigDeviceCount(handle))
-    for place in range(places or 0):
-        try:
-            instance = library.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
-            yield MigInstance(
-                uuid=text_of(library.nvmlDeviceGetUUID(instance)),
-                gpu_instance=library.nvmlDeviceGetGpuInstanceId(instance),
-                compute_instance=library.nvmlDeviceGetComputeInstanceId(instance),
-                memory_mib=_memory_mib(library, instance),
-            )
-        except library.NVMLError as error:
-            if not (is_unable(error) or code(error) in {NOT_FOUND, INVALID_ARGUMENT}):
-                raise

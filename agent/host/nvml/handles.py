@@ -25,7 +25,7 @@ class Handles:
 
     def __init__(self, library: NvmlLibrary) -> None:
         self._library = library
-        # Both are read on the threads of the pool: they are replaced as a whole.
+        # Both are read on the threads of the GPUs: they are replaced as a whole.
         self._known: Mapping[GpuUuid, Gpu] = MappingProxyType({})
         self._released: frozenset[GpuUuid] = frozenset()
         self._unplaced: frozenset[GpuUuid] = frozenset()
@@ -101,7 +101,7 @@ class Handles:
             return list(range(count))
         return [gpu.index for gpu in self.known if gpu.uuid not in self._released]
 
-    # On the threads of the pool.
+    # On the threads of the GPUs.
 
     def of_index(self, index: int) -> Handle:
         """Raises NVMLError, GpuError for one that is released."""

@@ -131,10 +131,6 @@ class NvmlLibrary(Protocol):
     def nvmlDeviceGetPciInfo(self, handle: Handle) -> Any: ...  # noqa: ANN401, D102, N802
     def nvmlDeviceGetMinorNumber(self, handle: Handle) -> int: ...  # noqa: D102, N802
     def nvmlDeviceGetMigMode(self, device: Handle) -> list[int]: ...  # noqa: D102, N802
-    def nvmlDeviceGetMaxMigDeviceCount(self, device: Handle) -> int: ...  # noqa: D102, N802
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Handle, index: int) -> Handle: ...  # noqa: D102, N802
-    def nvmlDeviceGetGpuInstanceId(self, device: Handle) -> int: ...  # noqa: D102, N802
-    def nvmlDeviceGetComputeInstanceId(self, device: Handle) -> int: ...  # noqa: D102, N802
     def nvmlDeviceGetRetiredPagesPendingStatus(self, device: Handle) -> int: ...  # noqa: D102, N802
     def nvmlDeviceGetRetiredPages(self, device: Handle, sourceFilter: int) -> list[int]: ...  # noqa: D102, N802, N803
     def nvmlDeviceGetTotalEccErrors(  # noqa: D102, N802

@@ -1,4 +1,4 @@
-"""How the GPUs are joined. Everything here blocks: it runs on the threads of the pool."""
+"""How the GPUs are joined. Everything here blocks: it runs on the GPU's thread."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping

@@ -8,7 +8,7 @@ from typing import Final
 import structlog
 
 from agent.core.errors import DriverError, GpuError
-from agent.core.events import DriverEvent, EventKind, Probe, ProbeOutcome
+from agent.core.health.reports import DriverEvent, EventKind, Probe, ProbeOutcome
 from agent.host.nvml.events import EventStream, SetFailed
 from agent.host.nvml.handles import Handles
 from agent.host.nvml.indexes import Indexes
@@ -140,7 +140,7 @@ class Listening:
         for stream in self._streams:
             if stream.has_set and not stream.settled(name):
                 settle = partial(_settle, stream)
-                asked = self._session.pool.post(name, partial(stream.register, index), settle)
+                asked = self._session.threads.post(name, partial(stream.register, index), settle)
                 asked.add_done_callback(partial(_take, stream, name))
 
     def obstacle(self, gpu: str) -> str:

@@ -1,4 +1,4 @@
-"""Asking a GPU to report its events to a set. Everything here blocks: it runs on the pool."""
+"""Asking a GPU to report its events to a set. Everything here blocks: it runs on its thread."""
 
 import contextlib
 import ctypes

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -12,7 +12,7 @@ import structlog
 
 from agent.core.errors import DriverError
 from agent.host.nvml import library as nvml
-from agent.host.nvml.threads import CallPool
+from agent.host.nvml.threads import GpuThreads
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ _Versions = tuple[str, str | None]
 NO_ANSWER: Final = "no answer in time"
 
 DRIVER: Final = "the driver"
-"""The key of calls that are about no GPU."""
+"""Whom calls are about that are about no GPU."""
 
 log = structlog.get_logger(__name__)
 
@@ -56,7 +56,7 @@ class Session:
         quiet: Callable[[], Awaitable[bool]],
         back: Callable[[str], None],
     ) -> None:
-        self.pool = CallPool("nvml", deadline, back)
+        self.threads = GpuThreads(deadline, back)
         self._library = library
         self._find = find
         self._deadline = deadline
@@ -115,21 +115,25 @@ class Session:
     async def call(
         self,
         opened: Opened,
-        key: str,
+        gpu: str,
         work: Callable[[], T],
         late: Callable[[T], None] | None = None,
     ) -> T:
-        """A call of that session about one GPU; as of CallPool. Raises DriverError when it is over.
+        """A call about one GPU, as of GpuThreads. Raises DriverError when that session is over.
 
         What has not begun when the session ends would meet another one, or none.
         """
         self.check(opened)
-        return await self.pool.call(key, work, late)
+        return await self.threads.call(gpu, work, late)
 
     async def whole(self, opened: Opened, work: Callable[[], T]) -> T:
         """A call of that session about the driver as a whole. Raises DriverError, DriverMissing."""
         with self._translated(opened):
             return await self.call(opened, DRIVER, work)
+
+    def keep(self, gpus: Collection[str]) -> None:
+        """These are the GPUs: a thread for any other has nothing more to do."""
+        self.threads.keep({DRIVER, *gpus})
 
     async def shut(self, why: str) -> None:
         """End it now, and let go of all GPUs; who asks later begins another.
@@ -142,7 +146,7 @@ class Session:
             self.end(DriverError(why))
             if not await self._alone():
                 raise DriverError("a call has not come back from the driver, which holds all GPUs")
-            ending = self.pool.launch(DRIVER, self._end_all)
+            ending = self.threads.launch(DRIVER, self._end_all)
             done, _ = await asyncio.wait([ending], timeout=self._deadline)
             if not done or ending.exception() is not None:
                 raise DriverError("the driver does not end the session, which holds all GPUs")
@@ -154,10 +158,10 @@ class Session:
         self._closed = True
         self._present, self._broken = None, ""
         if await self._alone() and self._begun:
-            ending = self.pool.launch(DRIVER, self._end_all)
+            ending = self.threads.launch(DRIVER, self._end_all)
             ending.add_done_callback(self._tell_left_open)
             await asyncio.wait([ending], timeout=self._deadline)
-        await self.pool.close()
+        self.threads.close()
 
     def _now(self) -> Opened:
         """The present session. Raises DriverError when it has ended in this very moment."""
@@ -185,21 +189,21 @@ class Session:
 
     async def _alone(self) -> bool:
         """Once no call and no wait for events is inside the library; False: some do not leave."""
-        left = await self.pool.empty()
+        left = await self.threads.empty()
         return await self._quiet() and left
 
     async def _begin_anew(self) -> "asyncio.Future[_Versions]":
         """Begin after the last call has left: to end a session around one is undefined.
 
-        The pool keeps the order: one line for both. Raises TimeoutError while a call about the
+        The thread keeps the order: one line for both. Raises TimeoutError while a call about the
         driver as a whole is stuck, DriverError.
         """
         alone = await self._alone()
         if self._closed:
             raise self._over()
         if alone and self._begun:
-            self.pool.launch(DRIVER, self._end_all).add_done_callback(self._tell_left_open)
-        self._opening = self.pool.launch(DRIVER, partial(self._begin, alone=alone))
+            self.threads.launch(DRIVER, self._end_all).add_done_callback(self._tell_left_open)
+        self._opening = self.threads.launch(DRIVER, partial(self._begin, alone=alone))
         self._opening.add_done_callback(self._begun_anew)
         return self._opening
 

@@ -1,15 +1,14 @@
 """Questions to a GPU that is known: is it well, how much is it used.
 
-Everything here blocks: it runs on the threads of the pool.
+Everything here blocks: it runs on the GPU's thread.
 """
 
 import ctypes
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from agent.core.events import Probe, ProbeOutcome
-from agent.core.gpu import GpuUuid
-from agent.core.gpu_signs import FabricState, GpuSample, GpuSigns, RecoveryAction
+from agent.core.gpu import GpuSample, GpuUuid
+from agent.core.health.reports import FabricState, GpuSigns, Probe, ProbeOutcome, RecoveryAction
 from agent.core.slices import MIB
 from agent.host.nvml.handles import Handles
 from agent.host.nvml.library import (

@@ -1,4 +1,4 @@
-"""Watching GPUs: what the driver reports and what probes find become verdicts.
+"""Watching GPUs: what the driver reports and probes find become verdicts, and news for people.
 
 It may never judge, which agent.core.health does, and never let a report or a hang pass unseen.
 """

@@ -5,10 +5,10 @@ import dataclasses
 from collections.abc import Callable, Collection
 from typing import Final
 
-from agent.core.alike import Ill, fail_alike, has_failed, of_the_driver
 from agent.core.errors import DriverError, GpuError, cap
-from agent.core.events import Probe, ProbeOutcome
 from agent.core.gpu import GpuUuid
+from agent.core.health.reports import Probe, ProbeOutcome
+from agent.core.health.whose import Ill, fail_alike, has_failed, of_the_driver
 from agent.core.ports import Driver
 
 TURNS: Final = 2

@@ -7,7 +7,7 @@ from typing import Final
 import structlog
 
 from agent.core.errors import DriverError
-from agent.core.events import DriverEvent
+from agent.core.health.reports import DriverEvent
 from agent.core.ports import Driver
 
 SETTLED: Final = 5.0

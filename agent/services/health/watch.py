@@ -4,29 +4,29 @@ import asyncio
 import contextlib
 import dataclasses
 import datetime as dt
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import structlog
 
-from agent.core.condition import Cause, Condition, Health
-from agent.core.events import DriverEvent, EventKind, Probe, ProbeOutcome
 from agent.core.gpu import GpuUuid, Scan
-from agent.core.health import HealthSettings, aged, judge, missing, remembered, switched_off
+from agent.core.health.condition import Cause, Condition, Health
+from agent.core.health.judge import aged, judge, missing, switched_off
+from agent.core.health.maintenance import ALL, Recheck, Release, released, taken_back
+from agent.core.health.memory import remembered
+from agent.core.health.reports import DriverEvent, EventKind, Probe, ProbeOutcome
+from agent.core.health.settings import HealthSettings
+from agent.core.health.verdicts import as_told, reset_by_word
+from agent.core.health.whose import NOT_COUNTED, ErrorCount, compared
+from agent.core.health.xids import xid_label, xid_name
 from agent.core.inventory import Inventory, SharedGpu
-from agent.core.memory_errors import NOT_COUNTED, ErrorCount, compared
 from agent.core.ports import Clock, Driver
-from agent.core.recheck import Recheck, rechecked
-from agent.core.release import ALL, Release, released, taken_back
-from agent.core.verdicts import as_told, reset_by_word
-from agent.core.xids import xid_label, xid_name
 from agent.kit.cell import Cell
 from agent.kit.tally import Tally
 from agent.kit.throttle import Throttle
 from agent.services.health.asking import Asking
 from agent.services.health.gathering import Gathering
 from agent.services.health.hearing import Hearing
-from agent.services.health.ports import HealthPorts
 
 TICK: Final = 0.001
 """A timer may come a little before its time: wait at least so long for the next one."""
@@ -50,7 +50,8 @@ class HealthWatch:
     One verdict per GPU and batch; what follows a new list within `coalesce` seconds is the next
     list. After an event, and when a GPU comes or goes, all are asked at once; after a probe that
     failed, SECOND_LOOK later. Judging time is steady: wall time at construction plus the loop's, so
-    that a stepped clock neither ends nor stretches a quiet time.
+    that a stepped clock neither ends nor stretches a quiet time. `judged` and `remember` take what
+    differs and all that is known; `changed`: GPUs may have come or gone.
     """
 
     def __init__(  # noqa: PLR0913 -- the parts that app joins, by keyword
@@ -58,7 +59,9 @@ class HealthWatch:
         *,
         driver: Driver,
         inventory: Cell[Inventory],
-        ports: HealthPorts,
+        judged: Callable[[Mapping[GpuUuid, Health]], None],
+        remember: Callable[[Mapping[GpuUuid, Health]], None],
+        changed: Callable[[], None],
         settings: HealthSettings,
         clock: Clock,
         recalled: Mapping[GpuUuid, Health],
@@ -68,7 +71,9 @@ class HealthWatch:
         moves = ("gpu", "from", "to")
         self.transitions = Tally("health_transitions_total", "Changes of GPUs' conditions.", moves)
         self._inventory = inventory
-        self._ports = ports
+        self._hand_on = judged
+        self._remember = remember
+        self._changed = changed
         self._settings = settings
         self._origin = clock.now() - dt.timedelta(seconds=_loop_time())
         self._health = {
@@ -83,11 +88,11 @@ class HealthWatch:
         self._moved = asyncio.Event()
         self._xid_lines = Throttle(LOG_PERIOD)
         if self._health and boot_changed:
-            ports.remember(dict(self._health))  # or the next start would not know of the boot
+            remember(dict(self._health))  # or the next start would not know of the boot
         if settings.switches.off:
             self._health = dict.fromkeys(self._health, switched_off(self._now()))
         if self._health:
-            ports.judged(dict(self._health))
+            judged(dict(self._health))
 
     async def run(self) -> None:
         """Listen, probe and judge for ever; only say so where health checks are switched off."""
@@ -116,7 +121,7 @@ class HealthWatch:
             off = self._settings.switches.off
             back = switched_off(self._now()) if off else taken_back(before, self._now())
             self._publish({uuid: back})
-            self._ports.changed()
+            self._changed()
         if was_reset:
             self._publish({uuid: reset_by_word(self._of(uuid), self._now())})
         probe = await self._asking.surely(uuid, self._asked(), self._is_ill)
@@ -124,8 +129,8 @@ class HealthWatch:
             self._publish(self._judged((probe,)))
         after, inventory = self._of(uuid), self._inventory.value
         shared = dataclasses.replace(inventory.find(uuid) or shared, health=after)
-        lacks = missing(after, self._now(), self._settings)
-        return rechecked(shared, probe, before, lacks, inventory)
+        lacks = (*missing(after, self._now(), self._settings), *inventory.obstacles(shared))
+        return Recheck(shared.gpu, probe, before, after, inventory.offers(shared), lacks)
 
     async def release(self, name: str) -> Release | None:
         """Let go of the GPU with that index or UUID, or of `all`, shared or not; None: none such.
@@ -162,13 +167,13 @@ class HealthWatch:
             if fresh:
                 told = dict.fromkeys(fresh, switched_off(self._now()))
                 self._health.update(told)
-                self._ports.judged(told)
+                self._hand_on(told)
 
     # Reports come in.
 
     def _note_event(self, event: DriverEvent) -> None:
         if event.kind is EventKind.CHANGED:
-            self._ports.changed()
+            self._changed()
             self._look.set()
             return
         if event.kind is EventKind.XID:
@@ -177,7 +182,7 @@ class HealthWatch:
 
     def _note_silence(self) -> None:
         """The stream of events has ended: what happened meanwhile must be looked for."""
-        self._ports.changed()
+        self._changed()
         self._look.set()
 
     def _count_xid(self, event: DriverEvent) -> None:
@@ -296,8 +301,8 @@ class HealthWatch:
         moved = [self._tell(uuid, self._of(uuid), health) for uuid, health in changed.items()]
         self._health.update(changed)
         self._moved.set()
-        self._ports.judged(changed)
-        self._ports.remember(dict(self._health))
+        self._hand_on(changed)
+        self._remember(dict(self._health))
         return any(moved)
 
     def _tell(self, uuid: GpuUuid, old: Health, new: Health) -> bool:
@@ -305,7 +310,7 @@ class HealthWatch:
             return False
         self.transitions.add(uuid, old.condition.value, new.condition.value)
         if Condition.LOST in {old.condition, new.condition} or old.silent:
-            self._ports.changed()  # it may be gone for good, or come back as something else
+            self._changed()  # it may be gone for good, or come back as something else
         log.info(
             "gpu.health",
             gpu=uuid,

@@ -1,6 +1,6 @@
 """A node with GPUs of all sorts, for what each scheduler reads of it."""
 
-from agent.core.condition import Condition
+from agent.core.health.condition import Condition
 from agent.core.inventory import Inventory
 from tests.builders import a_gpu, a_health, a_shared_gpu, an_inventory
 

@@ -5,9 +5,9 @@ import datetime as dt
 
 from hypothesis import strategies as st
 
-from agent.core.condition import Condition, Health
 from agent.core.edits import ContainerEdits, MountEdit, NodeEdit
 from agent.core.gpu import GpuUuid
+from agent.core.health.condition import Condition, Health
 from agent.core.holdings import KubeletEpoch
 from agent.core.ledger import ContainerKey, Effect, EffectKind, Ledger, Row
 from agent.core.plain_row import Holder, PlainRow

@@ -17,9 +17,9 @@ from agent.codec.register import (
     same_meaning,
 )
 from agent.core.annotations import TEXT_LIMIT
-from agent.core.condition import Condition
 from agent.core.errors import MalformedText
 from agent.core.gpu import GpuUuid
+from agent.core.health.condition import Condition
 from tests.builders import G1, G2, a_gpu, a_health, a_shared_gpu, an_inventory
 
 int32 = st.integers(*gojson.INT32)

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from agent.core.condition import Condition
 from agent.core.errors import Gate, Refusal
 from agent.core.evidence import Books, Evidence, Grant, Question
+from agent.core.health.condition import Condition
 from agent.core.holdings import ContainerHolding, Holding, KubeletEpoch
 from agent.core.ledger import ContainerKey, Ledger, Row
 from agent.core.match_settings import MatchSettings, UnlockedPods

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from agent.core.condition import Condition
+from agent.core.health.condition import Condition
 from agent.core.holdings import ContainerHolding, Holding
 from agent.core.inventory import InventoryDiff, diff
 from agent.core.pods import Phase, PodTable

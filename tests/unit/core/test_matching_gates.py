@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from agent.core.condition import Condition
 from agent.core.errors import Gate, Refusal
 from agent.core.evidence import Evidence
+from agent.core.health.condition import Condition
 from agent.core.match_settings import MatchSettings
 from agent.core.pods import PodTable, PodView, Role
 from tests.builders import (

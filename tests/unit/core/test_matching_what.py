@@ -1,8 +1,8 @@
 """What the container gets: nothing in an annotation is taken on trust."""
 
-from agent.core.condition import Condition
 from agent.core.errors import Gate
 from agent.core.evidence import AskKubelet, Evidence, ListPods
+from agent.core.health.condition import Condition
 from agent.core.pods import Phase, PodView, Role
 from agent.core.room import Use
 from tests.builders import (

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.condition import Condition
 from agent.core.container_edits import cache_file
 from agent.core.edits import EditSettings, HookFacts
 from agent.core.errors import Gate, Refusal, SettingsError
+from agent.core.health.condition import Condition
 from agent.core.plain import (
     CONTAINER,
     MOST_IDS,

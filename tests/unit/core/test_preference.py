@@ -187,7 +187,7 @@ def test_the_operations_stay_within_the_stated_bound_at_any_size(size, share_inc
     number, calls = counted(lambda: nearest(available, must, size, gpus, NOTHING))
 
     assert (size if size <= SLICES else 0) == number
-    assert GPUS**2 >= calls["_closeness"]
+    assert GPUS**2 >= calls["closeness"]
     assert GPUS**2 + GPUS + SLICES >= calls["_rank"]
     assert size >= calls["take"]
     assert SLICES + len(must) >= calls["split_slice_id"]
@@ -205,5 +205,5 @@ def test_the_bound_holds_for_any_offer(data):
     every = len(set(available))
     groups = len({one.rpartition("-")[0] for one in available})
     assert (size if size <= every else 0) == number
-    assert groups**2 >= calls["_closeness"]
+    assert groups**2 >= calls["closeness"]
     assert groups**2 + groups + every >= calls["_rank"]

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from agent.core.errors import SettingsError
-from agent.core.health import xid_class
-from agent.core.xids import XidClass
+from agent.core.health.settings import xid_class
+from agent.core.health.xids import XidClass
 from agent.settings.load import Sources, load
 from agent.settings.profiles import NodeFacts
 from agent.settings.schema import build

@@ -1,0 +1,305 @@
+"""What a driver event or a probe means for a GPU: judge().
+
+Conclusions only rise by reports and fall by rest: a quiet time and passed probes make a watched or
+bad GPU ok again; one that needs a reset stays bad until there was one. A GPU that falls ill again
+soon after is given twice the quiet time, up to a bound.
+"""
+
+import dataclasses
+import datetime as dt
+from collections.abc import Mapping
+from typing import Final
+
+from agent.core.errors import cap
+from agent.core.health.condition import Action, Cause, Condition, Health
+from agent.core.health.reports import DriverEvent, EventKind, GpuSigns, Probe, ProbeOutcome
+from agent.core.health.settings import HealthSettings, xid_class
+from agent.core.health.verdicts import (
+    Then,
+    again,
+    answered_again,
+    bad,
+    has_joined,
+    needing,
+    of_xid,
+    refused,
+    relieved,
+    seconds,
+    signed,
+    silenced,
+    suspected,
+    told_of,
+    watched,
+    worse,
+)
+
+SAME_HICCUP: Final = 4.0
+"""Seconds: probes that fail so soon after one that counted are the same mishap."""
+
+LATELY: Final = 600.0
+"""Seconds for which a failed probe counts."""
+
+IN_A_ROW: Final = 2
+"""So many, with none between them that passed, are no hiccup."""
+
+MOST_LATELY: Final = 5
+"""Nor are so many, whatever passed between them."""
+
+MOST_DOUBLINGS: Final = 32
+_BY_CAUSE: Final[Mapping[str, str]] = {
+    Cause.RELEASED: "`hami-agent recheck` has to take it back",
+    Cause.FABRIC: "it has to join the fabric of its NVSwitches: see that nvidia-fabricmanager runs",
+}
+_BY_CONDITION: Final[Mapping[str, str]] = {
+    Condition.LOST: "it has to be there again: reset it, or reboot the node",
+    Condition.UNMONITORED: "it has to answer, and its events have to reach the agent",
+}
+"""What ends a condition that no rest ends."""
+UNNAMED: Final = " on a GPU that the driver cannot name"
+
+
+def judge(
+    health: Health, report: DriverEvent | Probe, now: dt.datetime, settings: HealthSettings
+) -> Health:
+    """The health of one GPU after `report`, which concerns it. The same object: nothing new.
+
+    `now` must not go backwards between calls.
+    """
+    if health.cause == Cause.RELEASED:
+        return health  # whoever works on it makes it report anything
+    known = _counted(health, report, now) if isinstance(report, Probe) else health
+    return _carried(known, _judged(known, report, now, settings), now, settings)
+
+
+def aged(health: Health, now: dt.datetime, settings: HealthSettings) -> Health:
+    """The health after time alone: a GPU that answers nothing is served only for `driver_hang`."""
+    if health.silent and health.serving and seconds(health, now) >= settings.driver_hang:
+        return dataclasses.replace(health, serving=False)
+    return health
+
+
+def switched_off(now: dt.datetime) -> Health:
+    """The health of every GPU where the operator wants no health checks."""
+    text = "health checks are switched off in the settings [H-OFF]"
+    return Health(Condition.UNMONITORED, now, Cause.OFF, text, runbook="H-OFF")
+
+
+def quiet_time(health: Health, settings: HealthSettings) -> float:
+    """Seconds without a bad report that this GPU needs."""
+    if not health.ill:
+        return settings.quiet
+    doublings = min(max(health.bouts, 1) - 1, MOST_DOUBLINGS)
+    return min(settings.quiet * 2.0**doublings, max(settings.quiet, settings.longest_quiet))
+
+
+def missing(health: Health, now: dt.datetime, settings: HealthSettings) -> tuple[str, ...]:
+    """What has to happen until a GPU that is not ok is ok again, for people."""
+    if health.condition is Condition.OK or health.cause == Cause.OFF:
+        return ()
+    end = _BY_CAUSE.get(health.cause) or _BY_CONDITION.get(health.condition)
+    if end or health.needs_reboot:
+        return (end or "a reboot of the node",)
+    needs = ["a reset of the GPU, or a reboot of the node"] if health.needs_reset else []
+    rest = quiet_time(health, settings) - seconds(health, now)
+    if rest > 0:
+        needs.append(f"{rest:.0f} s more without a bad report")
+    if (probes := settings.passes - health.passed_probes) > 0:
+        needs.append(f"{probes} passed probe{'s' if probes > 1 else ''} more")
+    return tuple(needs)
+
+
+def _judged(
+    health: Health, report: DriverEvent | Probe, now: dt.datetime, settings: HealthSettings
+) -> Health:
+    if isinstance(report, Probe):
+        return _probed(health, report, now, settings)
+    if report.kind is EventKind.XID:
+        return _struck(health, report, now, settings)
+    if report.kind is EventKind.ECC_DOUBLE:
+        told = "uncorrectable memory error"
+        if report.uuid is None:
+            return suspected(health, watched(now, Cause.ECC, told + UNNAMED, "H-ECC"))
+        verdict = bad(now, Cause.ECC, told, "H-ECC", Then.RESET_NOW)
+        return worse(health, needing(verdict, reboot=False))
+    return health  # corrected errors, the power supply, and changes of the layout
+
+
+def _carried(health: Health, fresh: Health, now: dt.datetime, settings: HealthSettings) -> Health:
+    """`fresh` with the counts of bouts and failed probes, which conclusions do not know of."""
+    if fresh is health:
+        return health
+    bouts, recovered_at = health.bouts, health.recovered_at
+    if fresh.ill and not health.ill:
+        soon = recovered_at is not None and (
+            (now - recovered_at).total_seconds() < max(settings.quiet, settings.longest_quiet)
+        )
+        bouts, recovered_at = (bouts + 1 if soon else 1), None
+    elif health.ill and not fresh.ill:
+        recovered_at = now
+    return dataclasses.replace(
+        fresh,
+        bouts=bouts,
+        recovered_at=recovered_at,
+        failures=() if fresh.ill else _lately(health, now),
+        failed_in_row=0 if fresh.ill else health.failed_in_row,
+    )
+
+
+def _struck(
+    health: Health, event: DriverEvent, now: dt.datetime, settings: HealthSettings
+) -> Health:
+    number = event.xid if event.xid is not None else 0
+    verdict = of_xid(number, xid_class(number, settings), now)
+    if verdict is None:
+        return health
+    if event.uuid is None:
+        verdict = watched(now, Cause.XID, told_of(number) + UNNAMED, verdict.runbook)
+        return suspected(health, dataclasses.replace(verdict, xid=number))
+    return worse(health, dataclasses.replace(verdict, xid=number))
+
+
+def _probed(health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings) -> Health:
+    if probe.outcome is ProbeOutcome.PASSED:
+        return _answered(health, probe, now, settings)
+    if probe.outcome is ProbeOutcome.FAILED:
+        return signed(_reached(health, probe, now), probe.signs, now)
+    if probe.outcome is ProbeOutcome.REFUSED:
+        return _refused(health, now)
+    if probe.outcome is ProbeOutcome.LOST:
+        return _lost(health, probe, now)
+    return _silent(health, probe, now, settings)
+
+
+def _answered(health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings) -> Health:
+    """It is there: then what it says of itself counts, and whether its events reach us."""
+    deaf = health.condition is Condition.UNMONITORED and health.cause == Cause.MONITOR
+    fresh = health if deaf and probe.unmonitored else _passed(health, now, settings, probe.signs)
+    fresh = signed(fresh, probe.signs, now)
+    if probe.unmonitored and fresh.condition in {Condition.OK, Condition.WATCH}:
+        text = f"its events do not reach the agent: {cap(probe.unmonitored)}"
+        return silenced(fresh, now, Cause.MONITOR, text, "H-DEAF")
+    return fresh
+
+
+def _passed(health: Health, now: dt.datetime, settings: HealthSettings, signs: GpuSigns) -> Health:
+    is_joining = health.cause == Cause.FABRIC  # nothing was wrong with it: it needs no rest
+    if health.condition is Condition.OK or (is_joining and not has_joined(signs)):
+        return health
+    is_unheard = health.condition is Condition.UNMONITORED
+    if is_joining or (is_unheard and health.xid is None):
+        return _cleared(health, now)
+    if is_unheard:
+        text = f"XID {health.xid} before it fell silent"
+        runbook = f"H-{health.xid:03d}"
+        return dataclasses.replace(watched(now, Cause.XID, text, runbook), xid=health.xid)
+    if health.condition is Condition.LOST:
+        return _back(health, now)
+    known = relieved(answered_again(health, signs, now), signs, now)
+    return _rested(known, now, settings)
+
+
+def _back(health: Health, now: dt.datetime) -> Health:
+    """It was lost and answers. It comes back reset, unless it has reported something since."""
+    needs = health.needs_reset or health.needs_reboot
+    then = Then.RESET_AGAIN if needs else Then.REST
+    then = Then.BOOT if health.needs_reboot else then
+    back = bad(now, Cause.LOST, "it was lost and is back", "H-LOST", then)
+    back = dataclasses.replace(back, xid=health.xid, passed_probes=1)
+    return needing(back, reboot=health.needs_reboot) if needs else back
+
+
+def _rested(health: Health, now: dt.datetime, settings: HealthSettings) -> Health:
+    passed = min(health.passed_probes + 1, settings.passes)
+    quiet = seconds(health, now) >= quiet_time(health, settings)
+    if quiet and passed >= settings.passes and not health.needs_reset:
+        return Health(Condition.OK, since=now)
+    if passed == health.passed_probes:
+        return health
+    return dataclasses.replace(health, passed_probes=passed)
+
+
+def _cleared(health: Health, now: dt.datetime) -> Health:
+    """It answers, and is heard, again: a silence wipes out no failed probe."""
+    if not _lately(health, now):
+        return Health(Condition.OK, since=now)
+    return watched(now, Cause.PROBE, "a probe failed lately", "H-PROBE")
+
+
+def _reached(health: Health, probe: Probe, now: dt.datetime) -> Health:
+    """A probe failed that the GPU may have answered: then it is neither lost nor refused."""
+    if not probe.signs.rows_failed:
+        return _failed(health, probe, now)
+    is_lost = health.condition is Condition.LOST
+    known = _back(health, now) if is_lost else answered_again(health, probe.signs, now)
+    return _failed(known, probe, now)
+
+
+def _refused(health: Health, now: dt.datetime) -> Health:
+    """One that a boot alone mends, and that was lost, is there as soon as the driver refuses it."""
+    is_back = health.condition is Condition.LOST and health.needs_reboot
+    return again(_back(health, now), now) if is_back else refused(health, now)
+
+
+def _failed(health: Health, probe: Probe, now: dt.datetime) -> Health:
+    """A failure is a doubt, in whatever condition; when they are too many it is bad."""
+    if health.ill:
+        return again(health, now)
+    words = cap(probe.text) or "an error"
+    if is_failing(health, now):
+        verdict = bad(now, Cause.PROBE, f"probes fail: {words}", "H-PROBE")
+        return dataclasses.replace(verdict, xid=health.xid, action=Action.INSPECT)
+    doubt = watched(now, Cause.PROBE, f"a probe failed: {words}", "H-PROBE")
+    return worse(health, dataclasses.replace(doubt, xid=health.xid))
+
+
+def _lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
+    if health.condition is Condition.LOST:
+        is_echo = health.needs_reset and not health.needs_reboot
+        return dataclasses.replace(health, needs_reset=False) if is_echo else health
+    struck = f"after XID {health.xid}" if health.xid is not None else cap(probe.text)
+    text = f"the driver reaches it no longer ({struck or 'no reason given'})"
+    verdict = dataclasses.replace(
+        bad(now, Cause.LOST, text, "H-LOST"), condition=Condition.LOST, xid=health.xid
+    )
+    if health.needs_reboot:
+        return needing(verdict, reboot=True)
+    return dataclasses.replace(verdict, action=Action.RESET)
+
+
+def _silent(health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings) -> Health:
+    if health.silent:
+        return aged(health, now, settings)
+    if health.ill:
+        return health if not health.passed_probes else dataclasses.replace(health, passed_probes=0)
+    text = f"it does not answer ({cap(probe.text) or 'nothing comes'})"
+    return silenced(health, now, Cause.DRIVER, text, "H-SILENT")
+
+
+# Probes that fail: which of them count, and when they are too many. A driver may hiccup.
+
+
+def _counted(health: Health, probe: Probe, now: dt.datetime) -> Health:
+    """`health` with what `probe` adds to its failures. The same object: nothing."""
+    if probe.outcome is ProbeOutcome.PASSED and health.failed_in_row:
+        return dataclasses.replace(health, failed_in_row=0)
+    if probe.outcome is not ProbeOutcome.FAILED or health.ill or _is_echo(health, now):
+        return health
+    return dataclasses.replace(
+        health,
+        failures=(*_lately(health, now), now)[-MOST_LATELY:],
+        failed_in_row=min(health.failed_in_row + 1, IN_A_ROW),
+    )
+
+
+def _lately(health: Health, now: dt.datetime) -> tuple[dt.datetime, ...]:
+    """The failed probes that still count."""
+    return tuple(one for one in health.failures if (now - one).total_seconds() < LATELY)
+
+
+def is_failing(health: Health, now: dt.datetime) -> bool:
+    """Whether its failed probes are too many to serve it."""
+    return health.failed_in_row >= IN_A_ROW or len(_lately(health, now)) >= MOST_LATELY
+
+
+def _is_echo(health: Health, now: dt.datetime) -> bool:
+    return bool(health.failures) and (now - health.failures[-1]).total_seconds() < SAME_HICCUP

@@ -1,0 +1,160 @@
+"""What people are told of GPUs: Events when they change or are left out, the Node's condition."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from typing import Final
+
+from agent.core.changes import NodeEvent
+from agent.core.gpu import GpuFault, GpuUuid, Trouble
+from agent.core.gpu_news import NodeCondition, believed, gpu_degraded, gpu_events, turning
+from agent.core.health.condition import Cause
+from agent.core.inventory import Inventory
+from agent.core.ledger import Ledger
+from agent.core.ports import Clock, NodeStatusApi
+from agent.kit.cell import Cell
+
+CALM: Final = 30.0
+"""Seconds for which good news of a silent GPU, and where an ill one is, must last to be said."""
+
+WAKING: Final = 30.0
+"""Seconds for which a GPU that does not answer is taken for one that is waking."""
+
+
+class GpuEvents:
+    """Says what differs from the inventory before. The first one is where it begins.
+
+    So what a restarted agent remembers of a GPU is not said again. `left_out`: what LeftOut says.
+    """
+
+    def __init__(
+        self,
+        inventory: Cell[Inventory],
+        ledger: Cell[Ledger],
+        left_out: Cell[tuple[GpuFault, ...]],
+        say: Callable[[NodeEvent], None],
+    ) -> None:
+        self._inventory = inventory
+        self._ledger = ledger
+        self._left_out = left_out
+        self._say = say
+        self._said: Inventory | None = None
+        self._unsaid: dict[GpuUuid, float] = {}
+        """Of whom news is held back, since when."""
+
+    async def run(self) -> None:
+        """Follow the inventory until the cell closes."""
+        changes = self._inventory.follow()
+        while True:
+            try:
+                async with asyncio.timeout_at(self._due()):
+                    inventory = await anext(changes)
+            except TimeoutError:
+                inventory = self._inventory.value
+            except StopAsyncIteration:
+                return
+            if inventory.generation > 0:  # else the driver was not asked yet
+                self._tell(inventory)
+
+    def _due(self) -> float | None:
+        """When what is held back has lasted long enough."""
+        return min(self._unsaid.values()) + CALM if self._unsaid else None
+
+    def _tell(self, inventory: Inventory) -> None:
+        said, now = self._said or inventory, asyncio.get_running_loop().time()
+        began = {uuid: self._unsaid.get(uuid, now) for uuid in turning(said, inventory)}
+        self._unsaid = {uuid: since for uuid, since in began.items() if now < since + CALM}
+        self._said = believed(said, inventory, self._unsaid)
+        left_out = {fault.gpu for fault in self._left_out.value}
+        for event in gpu_events(said, self._said, self._ledger.value, left_out):
+            self._say(event)
+
+
+class LeftOut:
+    """Says which GPUs are left out, and why; again when the reason is another one.
+
+    Of one that does not answer only when that lasts: GPUs take seconds to wake.
+
+    A GPU that is kept in view and is lost or ill is its health's to tell, where that is looked
+    after: it was told when it became so.
+    """
+
+    def __init__(
+        self,
+        left_out: Cell[tuple[GpuFault, ...]],
+        inventory: Cell[Inventory],
+        say: Callable[[NodeEvent], None],
+    ) -> None:
+        self._left_out = left_out
+        self._inventory = inventory
+        self._say = say
+
+    async def run(self) -> None:
+        """Follow what is left out until the cell closes."""
+        seen: frozenset[GpuFault] = frozenset()
+        async with asyncio.TaskGroup() as tasks:
+            waiting: set[asyncio.Task[None]] = set()
+            async for faults in self._left_out.follow():
+                for fault in faults:
+                    if fault in seen:
+                        continue
+                    if fault.trouble is Trouble.SILENT:
+                        waiting.add(task := tasks.create_task(self._tell_later(fault)))
+                        task.add_done_callback(waiting.discard)
+                    else:
+                        self._tell(fault)
+                seen = frozenset(faults)
+            for task in waiting:
+                task.cancel()
+
+    async def _tell_later(self, fault: GpuFault) -> None:
+        await asyncio.sleep(WAKING)
+        if fault in self._left_out.value:
+            self._tell(fault)
+
+    def _tell(self, fault: GpuFault) -> None:
+        if not self._is_told(fault):
+            text = f"GPU {fault.gpu} is not shared: {fault.text} [GpuLeftOut]"
+            self._say(NodeEvent("GpuLeftOut", text, warning=True))
+
+    def _is_told(self, fault: GpuFault) -> bool:
+        known = self._inventory.value.find(GpuUuid(fault.gpu))
+        if known is None or known.health.cause == Cause.OFF:
+            return False
+        return fault.lost or not known.health.serving
+
+
+class GpuCondition:
+    """Keeps the condition true; None in the place of the API: nobody wants it."""
+
+    def __init__(self, api: NodeStatusApi | None, inventory: Cell[Inventory], clock: Clock) -> None:
+        self._api = api
+        self._inventory = inventory
+        self._clock = clock
+        self._written: NodeCondition | None = None
+
+    async def run(self) -> None:
+        """Follow the inventory until the cell closes. Raises ApiError; started again, it goes on.
+
+        A condition that says the same with another `since` is left as it is.
+        """
+        if self._api is None:
+            await asyncio.Event().wait()
+            return
+        async for inventory in self._inventory.follow():
+            if inventory.generation == 0:
+                continue
+            wanted = self._continued(gpu_degraded(inventory, self._clock.now()))
+            if self._written is None or _says(wanted) != _says(self._written):
+                await self._api.set_condition(wanted)
+                self._written = wanted
+
+    def _continued(self, wanted: NodeCondition) -> NodeCondition:
+        """It has been so since it was first so; what it says of whom may have changed since."""
+        if self._written is None or self._written.status != wanted.status:
+            return wanted
+        return dataclasses.replace(wanted, since=self._written.since)
+
+
+def _says(condition: NodeCondition) -> tuple[bool, str]:
+    return condition.status, condition.message

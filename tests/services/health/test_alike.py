@@ -1,0 +1,163 @@
+"""A driver that fails alike for all GPUs condemns none; another session is tried once."""
+
+import asyncio
+
+import pytest
+
+from agent.core.errors import DriverError
+from agent.core.gpu import GpuFault, Scan, Trouble
+from agent.core.health.reports import ProbeOutcome
+from agent.services.discovery import Discovery
+from tests.builders import a_gpu
+from tests.fakes.driver import ScriptedDriver
+from tests.services.health.watching import G0, G1, G2, running
+
+ALL = (G0, G1, G2)
+
+
+@pytest.mark.parametrize("outcome", [ProbeOutcome.FAILED, ProbeOutcome.LOST])
+async def test_twenty_seconds_of_one_error_for_all_condemn_no_gpu(outcome):
+    async with running() as bench:
+        await asyncio.sleep(30)
+        bench.driver.outcomes = dict.fromkeys(ALL, outcome)
+        await asyncio.sleep(20)
+        during = [(one.health.condition.value, one.serving) for one in bench.inventory.value.gpus]
+        bench.driver.outcomes = {}
+        await asyncio.sleep(11)
+
+        assert [("unmonitored", True)] * 3 == during
+        assert ["ok"] * 3 == bench.conditions
+
+
+async def test_what_lasts_keeps_new_pods_away_after_a_minute_until_it_is_over():
+    async with running() as bench:
+        bench.driver.outcomes = dict.fromkeys(ALL, ProbeOutcome.FAILED)
+        await asyncio.sleep(75)
+        during = [(one.health.condition.value, one.serving) for one in bench.inventory.value.gpus]
+        bench.driver.outcomes = {}
+        await asyncio.sleep(11)
+
+        assert [("unmonitored", False)] * 3 == during
+        assert ["ok"] * 3 == bench.conditions
+
+
+async def test_a_session_in_which_all_fail_is_begun_anew_before_anything_is_judged():
+    async with running() as bench:
+        await asyncio.sleep(1)
+        bench.driver.renewable = True
+        bench.driver.mended_by_renewal = True
+        bench.driver.outcomes = dict.fromkeys(ALL, ProbeOutcome.LOST)
+        await asyncio.sleep(20)
+
+        assert ["ok"] * 3 == bench.conditions
+        assert [] == bench.verdicts
+
+
+async def test_one_that_fails_where_another_answers_is_judged_without_a_new_session():
+    async with running() as bench:
+        await asyncio.sleep(1)
+        bench.driver.outcomes = {G0: ProbeOutcome.LOST, G1: ProbeOutcome.LOST}
+        await asyncio.sleep(11)
+
+        assert ["lost", "lost", "ok"] == bench.conditions
+        assert 0 == bench.driver.renewals
+
+
+class Breaking(ScriptedDriver):
+    """Fails as a whole behind the next probe of `last_well`, once that is set."""
+
+    last_well = None
+
+    async def probe(self, uuid):
+        probe = await super().probe(uuid)
+        if uuid == self.last_well:
+            self.last_well = None
+            self.outcomes = dict.fromkeys(ALL, ProbeOutcome.LOST)
+        return probe
+
+
+@pytest.mark.parametrize("last_well", [G0, G1])
+async def test_a_driver_that_fails_in_the_middle_of_a_round_condemns_no_gpu(last_well):
+    async with running(driver=Breaking()) as bench:
+        await asyncio.sleep(1)
+        bench.driver.last_well = last_well
+        await asyncio.sleep(20)
+        during = bench.conditions
+        bench.driver.outcomes = {}
+        await asyncio.sleep(11)
+
+        assert ["unmonitored"] * 3 == during
+        assert ["ok"] * 3 == bench.conditions
+
+
+async def test_who_speaks_for_the_driver_once_more_has_passed_no_second_probe():
+    async with running() as bench:
+        await asyncio.sleep(1)
+        bench.driver.outcomes = {G2: ProbeOutcome.LOST}
+        asked = len(bench.driver.probes)
+        await asyncio.sleep(10)
+        told = len(bench.driver.probes) - asked
+
+        assert (["ok", "ok", "lost"], 4) == (bench.conditions, told)
+
+
+async def test_a_recheck_of_one_gpu_condemns_it_for_nothing_that_all_say():
+    async with running() as bench:
+        await asyncio.sleep(1)
+        bench.driver.outcomes = dict.fromkeys(ALL, ProbeOutcome.LOST)
+        found = await bench.watch.recheck("1")
+
+        assert found
+        assert ("unmonitored", True) == (found.after.condition.value, found.serving)
+        assert "the driver says the same of all GPUs" in found.after.text
+
+
+def faults(*uuids, trouble=Trouble.FAILED) -> list[GpuFault]:
+    return [GpuFault(uuid, "Unknown Error", trouble) for uuid in uuids]
+
+
+async def looked_at(driver: ScriptedDriver, seconds: float) -> tuple[Discovery, list[Scan]]:
+    found: list[Scan] = []
+    discovery = Discovery(driver, found.append)
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(discovery.run())
+        await asyncio.sleep(seconds)
+        task.cancel()
+    return discovery, found
+
+
+async def test_a_scan_in_which_all_fail_alike_is_the_drivers_failure():
+    driver = ScriptedDriver()
+    driver.faults = faults(G0, G1)
+    discovery, found = await looked_at(driver, 5)
+
+    assert [] == found
+    assert "the driver says the same of all GPUs: Unknown Error" == discovery.problem.value
+
+
+async def test_a_scan_is_repeated_in_another_session_before_it_counts():
+    driver = ScriptedDriver()
+    driver.renewable = driver.mended_by_renewal = True
+    driver.faults = faults(G0)
+    _, found = await looked_at(driver, 5)
+
+    assert [()] == [scan.faults for scan in found]
+    assert 1 == driver.renewals
+
+
+async def test_a_single_gpu_that_fails_in_the_other_session_too_is_at_fault_itself():
+    driver = ScriptedDriver()
+    driver.renewable = True
+    driver.faults = faults(G0, trouble=Trouble.LOST)
+    _, found = await looked_at(driver, 0.5)
+
+    assert [True] == [scan.faults[0].lost for scan in found]
+
+
+async def test_a_driver_that_fails_in_the_new_session_is_the_failure():
+    driver = ScriptedDriver([a_gpu()])
+    driver.failure = DriverError("Unknown Error")
+    discovery, found = await looked_at(driver, 5)
+
+    assert [] == found
+    assert "Unknown Error" == discovery.problem.value

@@ -1,0 +1,190 @@
+"""GPUs that change are told of once, and the Node's condition is written when it changes."""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agent.core.changes import NodeEvent
+from agent.core.errors import ApiError
+from agent.core.gpu_news import NodeCondition
+from agent.core.health.condition import Condition
+from agent.core.inventory import Inventory
+from agent.core.ledger import Ledger
+from agent.kit.cell import Cell
+from agent.services.health.news import CALM, GpuCondition, GpuEvents
+from tests.builders import NOON, a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
+from tests.fakes.clock import LoopClock
+
+WELL = a_health()
+BAD = a_health(condition=Condition.BAD, text="XID 48 [H-048]")
+LOST = a_health(condition=Condition.LOST, cause="lost", text="out of reach [H-LOST]")
+
+
+def holding(*healths, generation: int = 1) -> Inventory:
+    gpus = [a_shared_gpu(gpu=a_gpu(index=n), health=one) for n, one in enumerate(healths)]
+    return an_inventory(gpus=gpus, generation=generation)
+
+
+@contextlib.asynccontextmanager
+async def running(service) -> AsyncIterator[None]:
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(service.run())
+        await asyncio.sleep(0.01)
+        yield
+        task.cancel()
+
+
+async def test_what_changes_is_said_and_what_was_known_at_the_start_is_not():
+    said: list[NodeEvent] = []
+    inventory = Cell(Inventory())
+    async with running(GpuEvents(inventory, Cell(Ledger()), Cell(()), said.append)):
+        inventory.set(holding(BAD, WELL))
+        await asyncio.sleep(0.01)
+        inventory.set(holding(BAD, BAD, generation=2))
+        await asyncio.sleep(0.01)
+        inventory.set(holding(WELL, BAD, generation=3))
+        await asyncio.sleep(0.01)
+
+    assert ["GpuUnhealthy", "GpuRecovered"] == [event.reason for event in said]
+
+
+async def test_a_gpu_that_stutters_is_said_to_be_silent_once_and_well_when_it_lasts():
+    said: list[str] = []
+    inventory = Cell(holding(WELL))
+    silent = a_health(condition=Condition.UNMONITORED, cause="driver", text="does not answer")
+    events = GpuEvents(inventory, Cell(Ledger()), Cell(()), lambda event: said.append(event.reason))
+    async with running(events):
+        for turn in range(100):
+            inventory.set(holding(silent, generation=2 * turn + 2))
+            await asyncio.sleep(5)
+            inventory.set(holding(WELL, generation=2 * turn + 3))
+            await asyncio.sleep(CALM - 1)
+        assert ["GpuDriverUnresponsive"] == said
+        await asyncio.sleep(2)
+        assert ["GpuDriverUnresponsive", "GpuRecovered"] == said
+        await asyncio.sleep(10 * CALM)
+
+    assert ["GpuDriverUnresponsive", "GpuRecovered"] == said
+
+
+async def test_a_gpu_that_is_taken_back_and_answers_is_not_said_to_be_unhealthy():
+    said: list[str] = []
+    free = a_health(condition=Condition.UNMONITORED, cause="released", serving=False)
+    unasked = dataclasses.replace(free, cause="driver")
+    inventory = Cell(holding(free))
+    events = GpuEvents(inventory, Cell(Ledger()), Cell(()), lambda event: said.append(event.reason))
+    async with running(events):
+        inventory.set(holding(unasked, generation=2))
+        await asyncio.sleep(1)
+        inventory.set(holding(WELL, generation=3))
+        await asyncio.sleep(2 * CALM)
+        assert ["GpuRecovered"] == said
+        inventory.set(holding(free, generation=4))
+        await asyncio.sleep(1)
+        inventory.set(holding(unasked, generation=5))
+        await asyncio.sleep(2 * CALM)
+
+    assert ["GpuRecovered", "GpuReleased", "GpuUnhealthy"] == said
+
+
+async def test_an_ill_gpu_that_is_gone_for_good_is_said_to_be_gone_once_and_later():
+    said: list[str] = []
+    inventory = Cell(holding(BAD))
+    events = GpuEvents(inventory, Cell(Ledger()), Cell(()), lambda event: said.append(event.text))
+    async with running(events):
+        inventory.set(an_inventory(gpus=(), generation=2))
+        await asyncio.sleep(CALM - 1)
+        assert [] == said
+        await asyncio.sleep(10 * CALM)
+
+    assert [f"no longer shared: GPU 0 ({a_uuid(0)})"] == said
+
+
+async def test_a_held_gpu_that_is_gone_is_told_by_its_health_when_a_probe_finds_it():
+    said: list[str] = []
+    gone = [a_shared_gpu(present=False, there=False, health=one) for one in (WELL, LOST)]
+    inventory = Cell(holding(WELL))
+    events = GpuEvents(inventory, Cell(Ledger()), Cell(()), lambda event: said.append(event.reason))
+    async with running(events):
+        inventory.set(an_inventory(gpus=gone[:1], generation=2))
+        await asyncio.sleep(1)
+        inventory.set(an_inventory(gpus=gone[1:], generation=3))
+        await asyncio.sleep(10 * CALM)
+
+    assert ["GpuUnhealthy"] == said
+
+
+async def test_a_held_gpu_that_is_gone_and_answers_is_said_to_be_shared_no_longer():
+    said: list[str] = []
+    inventory = Cell(holding(WELL))
+    events = GpuEvents(inventory, Cell(Ledger()), Cell(()), lambda event: said.append(event.reason))
+    async with running(events):
+        gone = a_shared_gpu(present=False, there=False)
+        inventory.set(an_inventory(gpus=(gone,), generation=2))
+        await asyncio.sleep(10 * CALM)
+
+    assert ["GpuInventoryChanged"] == said
+
+
+async def test_telling_ends_with_the_inventory():
+    inventory = Cell(holding(WELL))
+    inventory.close()
+
+    await GpuEvents(inventory, Cell(Ledger()), Cell(()), lambda _: None).run()
+
+
+class Status:
+    """The Node's status; `failures` are for the next writes."""
+
+    def __init__(self, *failures: ApiError) -> None:
+        self.failures = list(failures)
+        self.written: list[NodeCondition] = []
+
+    async def set_condition(self, condition: NodeCondition) -> None:
+        if self.failures:
+            raise self.failures.pop()
+        self.written.append(condition)
+
+
+async def test_the_condition_is_written_at_the_start_and_when_it_says_something_else():
+    status, inventory = Status(), Cell(Inventory())
+    async with running(GpuCondition(status, inventory, LoopClock())):
+        for generation, healths in enumerate([(WELL,), (WELL,), (BAD,), (BAD,), (WELL,)], 1):
+            inventory.set(holding(*healths, generation=generation))
+            await asyncio.sleep(0.01)
+
+    assert [False, True, False] == [one.status for one in status.written]
+
+
+async def test_what_the_condition_says_may_change_and_it_is_so_since_it_was_so_first():
+    status, inventory = Status(), Cell(Inventory())
+    gone = a_shared_gpu(gpu=a_gpu(index=1), present=False, there=False)
+    async with running(GpuCondition(status, inventory, LoopClock())):
+        inventory.set(an_inventory(gpus=(a_shared_gpu(), gone)))
+        await asyncio.sleep(60)
+        ill = a_shared_gpu(health=a_health(condition=Condition.BAD, since=NOON))
+        inventory.set(an_inventory(gpus=(ill, gone), generation=2))
+        await asyncio.sleep(60)
+
+    first, second = status.written
+    assert first.since == second.since
+    assert first.message != second.message
+
+
+async def test_a_condition_that_was_not_written_is_written_when_the_service_starts_again():
+    status, inventory = Status(ApiError("down")), Cell(holding(BAD))
+    service = GpuCondition(status, inventory, LoopClock())
+    with pytest.raises(ApiError):
+        await service.run()
+    async with running(service):
+        pass
+
+    assert [True] == [one.status for one in status.written]
+
+
+async def test_nobody_who_does_not_want_it_has_a_condition():
+    async with running(GpuCondition(None, Cell(holding(BAD)), LoopClock())):
+        await asyncio.sleep(60)

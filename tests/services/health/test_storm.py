@@ -1,0 +1,122 @@
+"""Storms: few lists, few lines, right counts."""
+
+import asyncio
+
+import pytest
+import structlog
+
+from agent.core.errors import DriverError
+from agent.core.gpu import GpuUuid
+from agent.core.health.reports import DriverEvent, EventKind, ProbeOutcome
+from agent.services.health.watch import MOST_KNOWN
+from tests.builders import a_uuid
+from tests.services.health.watching import G0, G1, G2, running
+
+STORM, TICKS = 10_000, 1_000
+
+
+async def storm(bench, *xids: tuple[GpuUuid, int], seconds: int = 1) -> None:
+    """10,000 XIDs a second, of each in turn, a few in each millisecond."""
+    events = [DriverEvent(EventKind.XID, uuid, number) for uuid, number in xids]
+    for tick in range(TICKS * seconds):
+        first = tick * STORM // TICKS
+        bench.driver.report(
+            *(events[n % len(events)] for n in range(first, first + STORM // TICKS))
+        )
+        await asyncio.sleep(1 / TICKS)
+    await asyncio.sleep(0.2)
+
+
+async def test_a_storm_of_one_gpu_is_one_list_and_every_xid_is_counted():
+    async with running() as bench:
+        before = bench.slices.value.generation
+        await storm(bench, (G0, 48), seconds=3)
+
+        assert before + 1 == bench.slices.value.generation
+        assert (((G0, "48"), 3 * STORM),) == bench.watch.xid_events.items()
+        assert ["bad", "ok", "ok"] == bench.conditions
+        assert len(bench.verdicts) <= 8
+
+
+async def test_a_storm_of_all_gpus_is_one_list():
+    async with running() as bench:
+        before = bench.slices.value.generation
+        await storm(bench, (G0, 48), (G1, 79), (G2, 31), (G2, 119))
+
+        assert before + 1 == bench.slices.value.generation
+        assert ["bad"] * 3 == bench.conditions
+        assert STORM == sum(count for _, count in bench.watch.xid_events.items())
+
+
+async def test_a_storm_that_reaches_one_gpu_after_the_other_is_one_list_for_each_window():
+    async with running() as bench:
+        before = bench.slices.value.generation
+        for uuid in (G0, G1, G2):
+            bench.driver.xid(uuid, 48)
+            await asyncio.sleep(0.012)  # the second one comes too late for the first list
+        await asyncio.sleep(0.2)
+
+        assert before + 2 == bench.slices.value.generation
+        assert ["bad"] * 3 == bench.conditions
+
+
+async def test_a_storm_is_one_line_a_second_and_says_how_many_were_left_out():
+    with structlog.testing.capture_logs() as lines:
+        async with running() as bench:
+            await storm(bench, (G0, 31), seconds=3)
+
+    told = [line["suppressed"] for line in lines if line["event"] == "gpu.xid"]
+    assert 3 <= len(told) <= 4
+    assert 0 == told[0]
+    assert STORM - STORM // 100 <= told[1] <= STORM + STORM // 100
+
+
+async def test_gpus_that_are_struck_a_millisecond_after_each_other_are_one_list():
+    async with running() as bench:
+        before = bench.slices.value.generation
+        for uuid in (G0, G1, G2):
+            bench.driver.xid(uuid, 79)
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.2)
+
+        assert before + 1 == bench.slices.value.generation
+        assert ["bad"] * 3 == bench.conditions
+
+
+async def test_gpus_that_are_lost_one_after_the_other_within_a_round_are_one_list():
+    async with running() as bench:
+        before = bench.slices.value.generation
+        bench.driver.outcomes = dict.fromkeys((G0, G1), ProbeOutcome.LOST)
+        bench.driver.report(DriverEvent(EventKind.CHANGED))
+        await asyncio.sleep(0.3)
+
+        assert before + 1 == bench.slices.value.generation
+        assert ["lost", "lost", "ok"] == bench.conditions
+
+
+async def test_a_driver_that_invents_gpus_fills_no_memory():
+    async with running() as bench:
+        for number in range(3, MOST_KNOWN + 50):
+            bench.driver.xid(a_uuid(number), 48)
+        await asyncio.sleep(0.1)
+        bench.driver.xid(G0, 48)
+        await asyncio.sleep(0.1)
+
+        assert MOST_KNOWN < len(bench.memory) + 3
+        assert len(bench.memory) <= MOST_KNOWN + 3
+        assert "bad" == bench.conditions[0]
+
+
+@pytest.mark.parametrize("error", [DriverError("gone"), None])
+async def test_a_lost_stream_leaves_gpus_that_answer_served_and_says_why(error):
+    async with running() as bench:
+        if error is None:
+            bench.driver.end_events()
+        else:
+            bench.driver.break_events(error)
+        await asyncio.sleep(0.2)
+
+        assert ["unmonitored"] * 3 == bench.conditions
+        assert {"monitor"} == {bench.of(uuid).cause for uuid in (G0, G1, G2)}
+        assert ("gone" if error else "ended") in bench.of(G0).text
+        assert 1 == bench.slices.value.generation

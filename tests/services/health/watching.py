@@ -1,0 +1,79 @@
+"""A health watch over three GPUs, with an inventory and lists that follow it, on virtual time."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+from agent.core.gpu import Scan
+from agent.core.health.condition import Health
+from agent.core.health.settings import HealthSettings
+from agent.core.inventory import Inventory
+from agent.core.slices import SharingSettings, SliceList
+from agent.kit.cell import Cell
+from agent.services.health.watch import HealthWatch
+from agent.services.inventory import InventoryKeeper
+from agent.services.listing import Listing
+from tests.builders import a_gpu, a_uuid
+from tests.fakes.clock import LoopClock
+from tests.fakes.driver import ScriptedDriver
+
+G0, G1, G2 = (a_uuid(n) for n in range(3))
+
+
+class Bench:
+    """A health watch over three GPUs and an inventory that follows it."""
+
+    def __init__(self, settings: HealthSettings | None = None, recalled=None, **kwargs) -> None:
+        self.driver = kwargs.get("driver") or ScriptedDriver()
+        self.inventory = Cell(Inventory())
+        clock = LoopClock()
+        self.keeper = InventoryKeeper(self.inventory, Cell(SharingSettings()), clock)
+        self.slices = Cell(SliceList())
+        self.listing = Listing(self.inventory, self.keeper.served, self.slices)
+        self.verdicts: list[dict] = []
+        self.memory: dict = {}
+        self.scans_wanted = 0
+        self.watch = HealthWatch(
+            driver=self.driver,
+            inventory=self.inventory,
+            judged=self.judged,
+            remember=self.remember,
+            changed=self.changed,
+            settings=settings or HealthSettings(),
+            clock=clock,
+            recalled=recalled or {},
+            boot_changed=kwargs.get("boot_changed", False),
+        )
+        self.keeper.found(Scan("570.1", tuple(a_gpu(index=n) for n in range(3))))
+
+    def judged(self, health) -> None:
+        self.verdicts.append(dict(health))
+        self.keeper.judged(health)
+
+    def remember(self, health) -> None:
+        self.memory = dict(health)
+
+    def changed(self) -> None:
+        self.scans_wanted += 1
+
+    def of(self, uuid) -> Health:
+        shared = self.inventory.value.find(uuid)
+        assert shared
+        return shared.health
+
+    @property
+    def conditions(self) -> list[str]:
+        return [gpu.health.condition.value for gpu in self.inventory.value.gpus]
+
+
+@asynccontextmanager
+async def running(*args, **kwargs):
+    bench = Bench(*args, **kwargs)
+    async with asyncio.TaskGroup() as tasks:
+        running_tasks = [
+            tasks.create_task(bench.watch.run()),
+            tasks.create_task(bench.listing.run()),
+        ]
+        await asyncio.sleep(0.001)
+        yield bench
+        for task in running_tasks:
+            task.cancel()

@@ -1,0 +1,291 @@
+"""What reports mean for a GPU: XIDs, ECC errors, probes, rest."""
+
+import datetime as dt
+
+import pytest
+
+from agent.core.health.condition import Condition, Health
+from agent.core.health.judge import aged, judge
+from agent.core.health.reports import DriverEvent, EventKind, Probe, ProbeOutcome
+from agent.core.health.settings import HealthSettings, xid_class
+from agent.core.health.verdicts import of_xid
+from agent.core.health.xids import XIDS, XidClass
+from tests.builders import G1, NOON, a_health
+
+SETTINGS = HealthSettings()
+OK = Health(Condition.OK, since=NOON)
+
+
+def later(seconds: float) -> dt.datetime:
+    return NOON + dt.timedelta(seconds=seconds)
+
+
+def xid(number: int, uuid=G1) -> DriverEvent:
+    return DriverEvent(EventKind.XID, uuid, number)
+
+
+def probe(outcome: ProbeOutcome, text: str = "") -> Probe:
+    return Probe(G1, outcome, text)
+
+
+PASSED, FAILED = probe(ProbeOutcome.PASSED), probe(ProbeOutcome.FAILED, "Unknown Error")
+LOST, SILENT = probe(ProbeOutcome.LOST, "GPU is lost"), probe(ProbeOutcome.SILENT, "2 s")
+
+
+def after(health: Health, *reports, at: float = 10.0) -> Health:
+    """The health after these reports, all at one moment."""
+    for report in reports:
+        health = judge(health, report, later(at), SETTINGS)
+    return health
+
+
+@pytest.mark.parametrize("number", [13, 31, 43, 45, 68, 32])
+def test_an_xid_of_an_application_says_nothing_about_the_gpu(number):
+    assert OK is after(OK, xid(number))
+
+
+OF_A_CLASS = {
+    XidClass.APPLICATION: (Condition.OK, False, False),
+    XidClass.CONTAINED: (Condition.WATCH, False, False),
+    XidClass.FATAL: (Condition.BAD, False, False),
+    XidClass.NEEDS_RESET: (Condition.BAD, True, False),
+    XidClass.NEEDS_REBOOT: (Condition.BAD, True, True),
+}
+
+
+@pytest.mark.parametrize("kind", XidClass)
+def test_each_class_of_xids_has_its_own_meaning(kind):
+    settings = HealthSettings(xids={54321: kind})
+
+    health = judge(OK, xid(54321), later(10), settings)
+
+    assert OF_A_CLASS[kind] == (health.condition, health.needs_reset, health.needs_reboot)
+
+
+def test_a_class_of_which_nobody_has_said_what_it_means_is_no_verdict():
+    with pytest.raises(AssertionError):
+        of_xid(54321, "new", NOON)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("number", [63, 92, 94])
+def test_a_contained_error_is_watched_and_served(number):
+    health = after(OK, xid(number))
+
+    assert (Condition.WATCH, True, number) == (health.condition, health.serving, health.xid)
+
+
+@pytest.mark.parametrize(("number", "reset"), [(54, False), (16, False), (999, False)])
+def test_a_fatal_xid_is_bad_without_a_reset_and_so_is_an_unknown_one(number, reset):
+    health = after(OK, xid(number))
+
+    assert (Condition.BAD, False, reset) == (health.condition, health.serving, health.needs_reset)
+
+
+@pytest.mark.parametrize("number", [48, 64, 74, 79, 95, 119, 120, 140])
+def test_a_grave_xid_is_bad_until_a_reset(number):
+    health = after(OK, xid(number))
+
+    assert (Condition.BAD, False, True) == (health.condition, health.serving, health.needs_reset)
+    assert f"XID {number}" in health.text
+    assert f"[H-{number:03d}]" in health.text
+
+
+def test_the_operator_may_reclassify_an_xid():
+    settings = HealthSettings(xids={13: XidClass.FATAL, 79: XidClass.APPLICATION})
+
+    assert Condition.BAD is judge(OK, xid(13), NOON, settings).condition
+    assert OK is judge(OK, xid(79), NOON, settings)
+
+
+def test_an_xid_that_needs_a_reboot_says_so_and_is_not_mended_by_a_reset():
+    struck = after(OK, xid(151))
+    back = after(struck, LOST, PASSED)
+
+    assert (True, True, "reboot") == (struck.needs_reset, struck.needs_reboot, struck.action)
+    assert "reboot the node [H-151]" in struck.text
+    assert (Condition.BAD, True, "reboot") == (back.condition, back.needs_reboot, back.action)
+    assert Condition.BAD is after(back, *[PASSED] * 9, at=86400).condition
+
+
+@pytest.mark.parametrize(
+    ("report", "cause", "action", "runbook"),
+    [
+        (xid(94), "xid", "wait", "H-094"),
+        (xid(54), "xid", "wait", "H-054"),
+        (xid(48), "xid", "reset", "H-048"),
+        (xid(151), "xid", "reboot", "H-151"),
+        (DriverEvent(EventKind.ECC_DOUBLE, G1), "ecc", "reset", "H-ECC"),
+        (LOST, "lost", "reset", "H-LOST"),
+        (FAILED, "probe", "wait", "H-PROBE"),
+        (SILENT, "driver", "inspect", "H-SILENT"),
+    ],
+)
+def test_every_verdict_has_a_cause_an_action_and_a_runbook_id(report, cause, action, runbook):
+    health = after(OK, report)
+
+    assert (cause, action, runbook) == (health.cause, health.action, health.runbook)
+    assert health.text.endswith(f"[{runbook}]")
+
+
+def test_every_row_of_the_table_is_found_by_its_number():
+    assert all(number == row.number for number, row in XIDS.items())
+    assert XidClass.FATAL is xid_class(54321)
+
+
+def test_an_xid_of_a_gpu_that_the_driver_cannot_name_is_a_suspicion_only():
+    health = after(OK, xid(48, uuid=None))
+
+    assert (Condition.WATCH, True) == (health.condition, health.serving)
+    assert "cannot name" in health.text
+
+
+def test_a_memory_error_of_a_gpu_that_the_driver_cannot_name_is_a_suspicion_only():
+    health = after(OK, DriverEvent(EventKind.ECC_DOUBLE, None))
+
+    assert (Condition.WATCH, True, "ecc", "H-ECC") == (
+        health.condition,
+        health.serving,
+        health.cause,
+        health.runbook,
+    )
+    assert not health.needs_reset
+    assert "cannot name" in health.text
+
+
+@pytest.mark.parametrize("event", [xid(63, uuid=None), DriverEvent(EventKind.ECC_DOUBLE, None)])
+def test_what_names_no_gpu_begins_no_rest_of_an_ill_one_anew(event):
+    ill = after(OK, xid(54))
+
+    assert ill is judge(ill, event, NOON + dt.timedelta(seconds=300), HealthSettings())
+
+
+def test_an_xid_without_a_number_is_fatal():
+    assert Condition.BAD is after(OK, DriverEvent(EventKind.XID, G1)).condition
+
+
+@pytest.mark.parametrize("kind", [EventKind.ECC_SINGLE, EventKind.CHANGED])
+def test_corrected_errors_and_changes_judge_nothing(kind):
+    assert OK is after(OK, DriverEvent(kind, G1))
+
+
+def test_an_uncorrectable_memory_error_needs_a_reset():
+    health = after(OK, DriverEvent(EventKind.ECC_DOUBLE, G1))
+
+    assert ("ecc", True, False) == (health.cause, health.needs_reset, health.serving)
+
+
+def test_the_first_cause_stays_but_a_graver_one_takes_its_place():
+    watched, bad, reset = xid(94), xid(54), xid(48)
+
+    assert 54 == after(OK, watched, bad, watched).xid
+    assert 48 == after(OK, bad, reset, bad).xid
+    assert 48 == after(OK, reset, xid(95)).xid
+
+
+def test_a_repeated_report_begins_the_quiet_time_anew_at_most_once_a_second():
+    bad = after(OK, xid(54))
+
+    assert bad is judge(bad, xid(54), later(10.9), SETTINGS)
+    assert later(11) == judge(bad, xid(54), later(11), SETTINGS).since
+
+
+def test_failed_probes_of_a_bad_gpu_only_begin_its_rest_anew():
+    rested = after(after(OK, xid(54)), PASSED, at=20)
+
+    assert (0, 54) == (after(rested, FAILED, at=30).passed_probes, rested.xid)
+    assert later(30) == after(rested, FAILED, at=30).since
+
+
+def test_a_lost_gpu_is_not_served_and_stays_lost_whatever_is_reported():
+    lost = after(OK, LOST)
+
+    assert (Condition.LOST, False) == (lost.condition, lost.serving)
+    assert lost is after(lost, LOST, at=20)
+    assert lost is after(lost, FAILED, at=20)
+    assert Condition.LOST is after(lost, xid(79), at=20).condition
+    assert 79 == after(lost, xid(79), at=20).xid
+    assert "XID 79" in after(OK, xid(79), LOST).text
+    assert "no reason" in after(OK, probe(ProbeOutcome.LOST)).text
+
+
+def test_lost_then_present_takes_the_need_for_a_reset_away_but_not_the_rest():
+    back = after(OK, xid(79), LOST, PASSED)
+
+    assert (Condition.BAD, False, 1) == (back.condition, back.needs_reset, back.passed_probes)
+
+
+def test_an_xid_of_a_lost_gpu_counts_only_if_the_gpu_was_back_already():
+    lost = after(OK, xid(79), LOST)
+    back, echo = after(lost, xid(48), PASSED), after(lost, xid(48), xid(48), LOST, PASSED)
+
+    assert (Condition.BAD, True, "reset") == (back.condition, back.needs_reset, back.action)
+    assert "needs another reset [H-LOST]" in back.text
+    assert (Condition.BAD, False) == (echo.condition, echo.needs_reset)
+    rebooting = after(lost, xid(151), LOST, PASSED)
+    assert (True, "reboot") == (rebooting.needs_reboot, rebooting.action)
+
+
+def test_a_bad_gpu_recovers_after_a_quiet_time_and_enough_passed_probes():
+    bad = after(OK, xid(54), at=0)
+    twice = after(after(bad, PASSED, at=500), PASSED, at=599)
+
+    assert Condition.BAD is twice.condition
+    well = Health(Condition.OK, since=later(600), bouts=1, recovered_at=later(600))
+    assert well == after(twice, PASSED, at=600)
+    assert Condition.BAD is after(bad, PASSED, PASSED, at=601).condition
+    assert Condition.OK is after(bad, PASSED, PASSED, PASSED, at=601).condition
+
+
+def test_passed_probes_are_counted_only_as_far_as_they_matter():
+    thrice = after(after(OK, xid(54)), PASSED, PASSED, PASSED)
+
+    assert thrice is after(thrice, PASSED)
+
+
+def test_a_gpu_that_needs_a_reset_never_recovers_by_rest():
+    bad = after(OK, xid(48), at=0)
+
+    assert Condition.BAD is after(bad, *[PASSED] * 9, at=86400).condition
+
+
+def test_a_watched_gpu_is_ok_again_after_its_quiet_time():
+    watched = after(OK, xid(94), at=0)
+
+    assert Condition.OK is after(watched, PASSED, PASSED, PASSED, at=600).condition
+
+
+def test_a_silent_gpu_is_served_until_the_driver_has_hung_too_long():
+    silent = after(OK, SILENT, at=0)
+
+    assert (Condition.UNMONITORED, True) == (silent.condition, silent.serving)
+    assert silent is aged(silent, later(59.9), SETTINGS)
+    assert silent is after(silent, SILENT, at=59.9)
+    assert not aged(silent, later(60), SETTINGS).serving
+    assert not after(silent, SILENT, at=60).serving
+    assert "nothing comes" in after(OK, probe(ProbeOutcome.SILENT)).text
+
+
+def test_reports_of_a_silent_gpu_do_not_stretch_the_time_for_which_it_is_served():
+    silent = after(OK, SILENT, at=0)
+
+    assert 0 == (after(silent, xid(94), at=50).since - NOON).total_seconds()
+    assert Condition.UNMONITORED is after(silent, xid(94), at=50).condition
+    assert Condition.BAD is after(silent, xid(79), at=50).condition
+
+
+def test_a_gpu_that_answers_again_is_ok_or_watched_if_it_was():
+    assert Health(Condition.OK, since=later(10)) == after(OK, SILENT, PASSED)
+    assert Condition.WATCH is after(OK, xid(94), SILENT, PASSED).condition
+
+
+def test_silence_of_a_bad_or_lost_gpu_voids_its_passed_probes_and_nothing_else():
+    bad = after(OK, xid(54), PASSED)
+
+    assert (Condition.BAD, 0) == (after(bad, SILENT).condition, after(bad, SILENT).passed_probes)
+    assert Condition.LOST is after(OK, LOST, SILENT).condition
+
+
+def test_time_alone_changes_no_other_condition():
+    for condition in (Condition.OK, Condition.WATCH, Condition.BAD, Condition.LOST):
+        health = a_health(condition=condition)
+        assert health is aged(health, later(1e6), SETTINGS)
