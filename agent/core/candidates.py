@@ -29,9 +29,9 @@ def candidates(count: int, evidence: Evidence, settings: MatchSettings) -> tuple
 
     Not those that a call in flight has, nor those whose first request was refused.
     """
-    pods = evidence.table.pods.values()
+    pods = (pod for pod in evidence.table.pods.values() if not pod.terminal)
     present = sorted(pods, key=lambda pod: (pod.created, pod.namespace, pod.name))
-    standing = (_next(count, pod, evidence, settings) for pod in present if not pod.terminal)
+    standing = (_next(count, pod, evidence, settings) for pod in present)
     buried = (_next(count, pod, evidence, settings) for pod in _graves(evidence))
     found = (
         *(one for one in standing if one is not None),

@@ -64,6 +64,7 @@ def _whom_to_ask(
 ) -> AskKubelet | None:
     """Whom to ask about next, the lock's owner first; None: all that need be were asked.
 
+    Those of static pods come last: anybody who may make pods can have some that no kubelet admits.
     The kubelet admits one pod after the other. So of many, behind the first that it knows, only
     those are asked about whose containers it may be starting again beside that.
     """
@@ -74,7 +75,7 @@ def _whom_to_ask(
         for one in admitted(found, evidence, settings)
     ):
         left = [one for one in left if not is_at_admission(one.pod, evidence)]
-    left.sort(key=lambda one: one.pod.key != owner)
+    left.sort(key=lambda one: (one.pod.key != owner, one.pod.static))
     if not left:
         return None
     first, *behind = left

@@ -113,3 +113,13 @@ def test_long_after_the_kubelet_began_many_that_ran_are_asked_about_one_by_one()
     scene = changed(scene, records_read=True, checked=frozenset({"gone"}))
 
     assert ask(knowing(scene, holding(pods[0]))) == AskKubelet(*pods[1].key)
+
+
+def test_pods_that_nobody_admits_keep_no_one_waiting_for_the_questions_about_them() -> None:
+    """Anybody can make pods that pass for static ones; those stay while something holds them."""
+    forged = tuple(dataclasses.replace(pod, static=True) for pod in many(60))
+    stray = named_pod(61, created=NOON.replace(hour=13))
+    scene = changed(a_scene(*forged, stray), records_read=True)
+
+    assert ask(scene) == AskKubelet(*stray.key)
+    refused_by(changed(knowing(scene, holding(stray)), waited=True, node_read=True), Gate.NO_LOCK)
