@@ -20,7 +20,7 @@ from agent.kit.cell import Cell
 from agent.settings.plan import Given
 from agent.settings.profiles import NodeFacts
 from agent.settings.reading import Reading
-from agent.settings.schema import Settings
+from agent.settings.sections import Settings
 from agent.settings.starting import last_good, recalled
 
 TOLD: Final = 16

@@ -37,7 +37,7 @@ from agent.services.samples import Samples
 from agent.services.state import Recovered, StateService
 from agent.services.withholding import Withholder
 from agent.settings.reading import Reading
-from agent.settings.schema import Settings
+from agent.settings.sections import Settings
 from agent.settings.starting import COPY
 
 

@@ -56,7 +56,7 @@ from agent.services.reload import Reload
 from agent.services.state import recover
 from agent.settings.load import Look
 from agent.settings.plan import Given
-from agent.settings.schema import Settings
+from agent.settings.sections import Settings
 from agent.settings.starting import COPY, Start
 
 log = structlog.get_logger(__name__)

@@ -25,7 +25,7 @@ from agent.settings.fields import DEFAULT
 from agent.settings.load import is_json, load, read_text
 from agent.settings.plan import Given, Plan, Text, make_plan
 from agent.settings.profiles import NodeFacts
-from agent.settings.schema import build, check_shares
+from agent.settings.sections import build, check_shares
 from agent.settings.table import SECTIONS
 
 INDENT: Final = "  "

@@ -20,7 +20,7 @@ from agent.settings.fields import Effective
 from agent.settings.load import DEVICE_CONFIG, NODE_CONFIG, Look, look
 from agent.settings.profiles import NodeFacts
 from agent.settings.reading import Reading
-from agent.settings.schema import check_shares
+from agent.settings.sections import check_shares
 
 
 def add_parser(subparsers: Subparsers) -> None:

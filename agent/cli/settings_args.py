@@ -4,7 +4,8 @@ import argparse
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from agent.settings.fields import Field, boolean
+from agent.settings.fields import Field
+from agent.settings.kinds import boolean
 from agent.settings.load import Sources
 from agent.settings.surroundings import FOREIGN
 from agent.settings.table import FIELDS

@@ -10,7 +10,8 @@ from agent.codec.faults import Faults
 from agent.codec.known_keys import Found, Passed
 from agent.codec.nodeconfig import NodeEntry, read_nodeconfig
 from agent.core.errors import cap
-from agent.settings.fields import Setting, setting, shown
+from agent.settings.fields import Setting, setting
+from agent.settings.kinds import shown
 from agent.settings.table import BY_KEY, SECTIONS
 
 DEVICE_CONFIG: Final[Mapping[str, str]] = {

@@ -15,7 +15,7 @@ from agent.codec.faults import Faults
 from agent.codec.known_keys import Found, Passed
 from agent.core.errors import cap
 from agent.core.last_good import SourceFile
-from agent.settings.fields import DEFAULT, Effective, Setting, shown
+from agent.settings.fields import DEFAULT, Effective, Setting
 from agent.settings.hami_files import (
     NODE_CONFIG,
     Layer,
@@ -23,6 +23,7 @@ from agent.settings.hami_files import (
     read_device_layer,
     read_node_layer,
 )
+from agent.settings.kinds import shown
 from agent.settings.own_file import OwnFile, read_own_file
 from agent.settings.profiles import WILD, NodeFacts, Profiles
 from agent.settings.surroundings import ignored, read_environment, read_flags

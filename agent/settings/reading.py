@@ -4,10 +4,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Final
 
-from agent.settings.fields import Value
+from agent.settings.kinds import Value
 from agent.settings.plan import Given, Plan
 from agent.settings.profiles import NodeFacts
-from agent.settings.schema import Settings, build
+from agent.settings.sections import Settings, build
 
 NODE_NAME: Final = "node.name"
 

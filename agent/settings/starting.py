@@ -13,7 +13,7 @@ from agent.settings.load import Look, Sources, is_there, look
 from agent.settings.plan import Given, make_plan
 from agent.settings.profiles import NodeFacts
 from agent.settings.reading import Reading
-from agent.settings.schema import Settings
+from agent.settings.sections import Settings
 
 COPY: Final = "settings.json"
 """Name of the last good settings in the state directory."""

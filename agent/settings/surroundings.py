@@ -9,7 +9,8 @@ from typing import Final
 from agent.codec.faults import Faults
 from agent.core.errors import SettingsError, cap
 from agent.core.xid_switches import malformed
-from agent.settings.fields import FALSE, Field, Setting, setting, shown
+from agent.settings.fields import Field, Setting, setting
+from agent.settings.kinds import FALSE, shown
 from agent.settings.table import FIELDS
 
 PREFIX: Final = "HAMI_AGENT_"

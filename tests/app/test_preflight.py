@@ -21,7 +21,7 @@ from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
 from agent.settings.plan import Given, make_plan
 from agent.settings.profiles import NodeFacts
 from agent.settings.reading import Reading
-from agent.settings.schema import Settings
+from agent.settings.sections import Settings
 from tests.fakes.http import a_session, stream
 
 pytestmark = [pytest.mark.looptime(False), pytest.mark.timeout(60)]

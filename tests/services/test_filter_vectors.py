@@ -10,7 +10,7 @@ from agent.kit.cell import Cell
 from agent.services.inventory import InventoryKeeper
 from agent.settings.plan import Given, Text, make_plan
 from agent.settings.profiles import NodeFacts
-from agent.settings.schema import build
+from agent.settings.sections import build
 from tests.builders import G1, NODE, a_gpu
 from tests.fakes.clock import ManualClock
 from tests.hami_vectors import Vector, cases, vectors

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agent.core.errors import SettingsError
 from agent.settings.plan import Given, Text, make_plan
 from agent.settings.profiles import NodeFacts
-from agent.settings.schema import build
+from agent.settings.sections import build
 
 FILES = {
     "device_config": b"""nvidia:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agent.core.errors import SettingsError
 from agent.settings.plan import Given, Plan, Text, make_plan
 from agent.settings.profiles import NodeFacts
-from agent.settings.schema import build
+from agent.settings.sections import build
 from agent.settings.table import FIELDS
 
 GREAT = "1" + 309 * "0"

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from agent.cli.settings_view import plain, table
 from agent.core.errors import SettingsError
-from agent.settings.durations import duration, seconds_of, written
-from agent.settings.fields import WrongValue
 from agent.settings.json_schema import json_schema
+from agent.settings.kinds import WrongValue, duration, seconds_of, written
 from agent.settings.load import Sources, load
 from agent.settings.profiles import NodeFacts
-from agent.settings.schema import build
+from agent.settings.sections import build
 from agent.settings.table import BY_KEY
 
 KEYS = (

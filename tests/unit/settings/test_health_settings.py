@@ -9,7 +9,7 @@ from agent.core.health import xid_class
 from agent.core.xids import XidClass
 from agent.settings.load import Sources, load
 from agent.settings.profiles import NodeFacts
-from agent.settings.schema import build
+from agent.settings.sections import build
 from agent.settings.surroundings import ignored
 
 

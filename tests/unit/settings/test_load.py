@@ -11,7 +11,7 @@ from agent.core.plain import PlainSettings
 from agent.settings.fields import Effective
 from agent.settings.load import Sources, load
 from agent.settings.profiles import NodeFacts
-from agent.settings.schema import build
+from agent.settings.sections import build
 from agent.settings.table import FIELDS
 
 
