@@ -17,11 +17,11 @@ from agent.core.errors import SettingsError
 from agent.core.gpu import GpuFault, GpuUuid, Scan
 from agent.core.last_good import LastGood
 from agent.kit.cell import Cell
-from agent.settings.plan import Given
 from agent.settings.profiles import NodeFacts
-from agent.settings.reading import Reading
+from agent.settings.reading import last_good, recalled
 from agent.settings.sections import Settings
-from agent.settings.starting import last_good, recalled
+from agent.settings.sources import Sources
+from agent.settings.values import Plan
 
 TOLD: Final = 16
 """Reasons of refusals that are remembered, so that each is said once."""
@@ -50,15 +50,15 @@ class Fitting:
     def __init__(
         self,
         settings: Settings,
-        reading: Reading,
+        plan: Plan,
         cells: Facts,
         effects: Effects,
     ) -> None:
         self.refusal: SettingsError | None = None
         self.labelled = asyncio.Event()
         self.copy: Cell[LastGood | None] = Cell(None)
-        self._running = reading.fixed()
-        self._reading = reading
+        self._running = plan.fixed()
+        self._plan = plan
         self._cells = cells
         self._effects = effects
         self._facts = NodeFacts(settings.node)
@@ -71,9 +71,9 @@ class Fitting:
         self._waiting: Mapping[str, object] = {}
 
     @property
-    def given(self) -> Given:
+    def sources(self) -> Sources:
         """The sources in force."""
-        return self._reading.given
+        return self._plan.sources
 
     async def run(self) -> None:
         """Follow the labels of this Node for ever; while it is not seen, the last ones hold."""
@@ -101,22 +101,22 @@ class Fitting:
             return scan
         return None if first else _without(scan, self._fitted)
 
-    def take(self, reading: Reading, *, asked: bool = False) -> None:
+    def take(self, plan: Plan, *, asked: bool = False) -> None:
         """The sources are others: take over what can change. Refused settings change nothing.
 
         What cannot change while running is told. `asked`: see `reject`.
         """
         try:
-            settings = reading.settings(self._facts)
+            settings = plan.settings(self._facts)
         except SettingsError as error:
             self.reject(error, asked=asked)
             return
-        self._reading, self._refused = reading, None
+        self._plan, self._refused = plan, None
         self._told.clear()
-        for warning in reading.warnings:
+        for warning in plan.warnings:
             log.warning("config.ignored", what=warning)
         log.info("config.applied", changed=self._apply(settings))
-        self._tell_waiting(reading)
+        self._tell_waiting(plan)
 
     def keep(self, *, asked: bool) -> None:
         """The sources are those in force; after a refusal, or where somebody asked, say so."""
@@ -142,7 +142,7 @@ class Fitting:
         if facts in (self._facts, self._refused):
             return facts == self._facts
         try:
-            settings = self._reading.settings(facts)
+            settings = self._plan.settings(facts)
         except SettingsError as error:
             self._refused = facts
             if self._facts.gpu_models is None and facts.gpu_models is not None:
@@ -188,17 +188,17 @@ class Fitting:
 
     def _go_back(self, facts: NodeFacts) -> bool:
         """Take the last good settings for GPUs that the present ones do not fit."""
-        now = self._reading
+        now = self._plan
         if self._stored is None:
             return False
-        then = recalled(self._stored, now.given, now.host_name)
-        if then is None or then.given == now.given:
+        then = recalled(self._stored, now.sources)
+        if then is None or then.sources == now.sources:
             return False
         try:
             settings = then.settings(facts)
         except SettingsError:
             return False
-        self._reading, self.refusal = then, None
+        self._plan, self.refusal = then, None
         self._fit(settings, facts)
         return True
 
@@ -217,12 +217,12 @@ class Fitting:
         if changed:
             self._effects.refresh()
         if self._facts.gpu_models is not None:
-            self.copy.set(last_good(self._reading.given, self._facts))
+            self.copy.set(last_good(self._plan.sources, self._facts))
         return changed
 
-    def _tell_waiting(self, reading: Reading) -> None:
+    def _tell_waiting(self, plan: Plan) -> None:
         """Name the settings that differ and act only at the next start, once."""
-        wanted = reading.fixed()
+        wanted = plan.fixed()
         waiting = {key: wanted[key] for key, value in self._running.items() if wanted[key] != value}
         if waiting and waiting != self._waiting:
             log.warning("config.needs_restart", settings=list(waiting))

@@ -36,9 +36,9 @@ from agent.services.registration import Registration
 from agent.services.samples import Samples
 from agent.services.state import Recovered, StateService
 from agent.services.withholding import Withholder
-from agent.settings.reading import Reading
+from agent.settings.reading import COPY
 from agent.settings.sections import Settings
-from agent.settings.starting import COPY
+from agent.settings.values import Plan
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Host:
 
     boot_id: str
     recovered: Recovered
-    reading: Reading
+    plan: Plan
     stop: asyncio.Event
     stored: LastGood | None = None
 
@@ -110,7 +110,7 @@ def join_front(settings: Settings, adapters: Adapters, host: Host) -> Front:
     keeper = InventoryKeeper(facts.inventory, facts.sharing, adapters.clock, state.health)
     keeper.hold(state.ledger.value.held_by_name())
     effects = Effects(keeper.refresh, notices.say, host.stop)
-    fitting = Fitting(settings, host.reading, facts, effects)
+    fitting = Fitting(settings, host.plan, facts, effects)
     fitting.recall(host.stored)
     knowing = _knowing(settings, adapters, host, (keeper, state), (facts, fitting, notices))
     served = EndpointFacts(keeper.served, knowing.listing, state.ledger, notices.say)

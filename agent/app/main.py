@@ -54,10 +54,9 @@ from agent.plugin.sockets import Rival
 from agent.services.announce import Notices
 from agent.services.reload import Reload
 from agent.services.state import recover
-from agent.settings.load import Look
-from agent.settings.plan import Given
+from agent.settings.reading import COPY, Look
 from agent.settings.sections import Settings
-from agent.settings.starting import COPY, Start
+from agent.settings.sources import Sources
 
 log = structlog.get_logger(__name__)
 
@@ -83,8 +82,9 @@ class Process:
     """What the process was started with. `look` looks at all sources again."""
 
     environ: Mapping[str, str]
-    start: Start
-    look: Callable[[Given], Look]
+    start: Look
+    settings: Settings
+    look: Callable[[Sources], Look]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,10 +97,10 @@ class _Signals:
 
 async def run_agent(process: Process) -> int:
     """Run until SIGTERM or SIGINT; return the exit code. A second signal leaves at once."""
-    settings = process.start.settings
+    settings = process.settings
     notifier = service_notifier(process.environ, os.getpid())
     log.info("agent.starting", version=__version__, node=settings.node, observe=settings.observe)
-    for warning in process.start.reading.warnings:
+    for warning in process.start.taken().warnings:
         log.warning("config.ignored", what=warning)
     code = OK
     try:
@@ -116,7 +116,7 @@ async def run_agent(process: Process) -> int:
 
 
 async def _run(process: Process, notifier: ServiceNotifier, signals: _Signals) -> None:
-    settings = process.start.settings
+    settings = process.settings
     connection = _connection(settings, process)
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(alive(notifier))
@@ -127,7 +127,7 @@ async def _run(process: Process, notifier: ServiceNotifier, signals: _Signals) -
         adapters = await stack.enter_async_context(open_adapters(settings))
         if settings.driver.exit_without:
             await adapters.driver.scan()
-        front = await _joined(process.start, adapters, signals.stop)
+        front = await _joined(process, adapters, signals.stop)
         await _alone(settings, connection, adapters, front.notices)
         written = stack.enter_context(WrittenDirectory(settings.paths.plugins))
         whole = Whole(front, plain=settings.plain is not None, observe=settings.observe)
@@ -210,10 +210,11 @@ async def _alone(
     raise SettingsError(text)
 
 
-async def _joined(start: Start, adapters: Adapters, stop: asyncio.Event) -> Front:
+async def _joined(process: Process, adapters: Adapters, stop: asyncio.Event) -> Front:
     """Read the state, build the first half, and make the directories of what is held."""
     boot = boot_id()
-    resource = start.settings.sharing.resource
+    start, settings = process.start, process.settings
+    resource = settings.sharing.resource
     running = dt.timedelta(seconds=asyncio.get_running_loop().time())  # since the boot
     recovered = await recover(
         adapters.disk,
@@ -223,7 +224,7 @@ async def _joined(start: Start, adapters: Adapters, stop: asyncio.Event) -> Fron
         booted_at=adapters.clock.now() - running,
     )
     stored = await _stored(adapters)
-    front = join_front(start.settings, adapters, Host(boot, recovered, start.reading, stop, stored))
+    front = join_front(settings, adapters, Host(boot, recovered, start.taken(), stop, stored))
     if start.refusal is not None:
         front.fitting.reject(start.refusal)
     if recovered.notice:
@@ -271,7 +272,6 @@ def _reload(
     reloading = Reloading(
         fitting=front.fitting,
         look=process.look,
-        host_name=start.reading.host_name,
         files=start.asked,
         offload=adapters.reader,
         notifier=notifier,

@@ -8,9 +8,8 @@ from pathlib import Path
 from agent.app.fitting import Fitting
 from agent.core.ports import ServiceNotifier
 from agent.kit.offload import Offload
-from agent.settings.load import Look
-from agent.settings.plan import Given
-from agent.settings.reading import Reading
+from agent.settings.reading import Look
+from agent.settings.sources import Sources
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -18,8 +17,7 @@ class Reloading:
     """One look at the sources after the other. `files`: the ones to watch."""
 
     fitting: Fitting
-    look: Callable[[Given], Look]
-    host_name: str
+    look: Callable[[Sources], Look]
     files: frozenset[Path]
     offload: Offload
     notifier: ServiceNotifier
@@ -30,7 +28,7 @@ class Reloading:
         Refused ones may not have told of all files, so that the ones before are watched as well.
         """
         with self._told() if asked else contextlib.nullcontext():
-            found = await self.offload.call(self.look, self.fitting.given)
+            found = await self.offload.call(self.look, self.fitting.sources)
             if found.refusal is not None:
                 self.files |= found.asked
                 self.fitting.reject(found.refusal, asked=asked)
@@ -39,8 +37,7 @@ class Reloading:
             if found.plan is None:
                 self.fitting.keep(asked=asked)
             else:
-                reading = Reading(found.plan, self.host_name, found.given)
-                self.fitting.take(reading, asked=asked)
+                self.fitting.take(found.plan, asked=asked)
             return self.files
 
     @contextlib.contextmanager

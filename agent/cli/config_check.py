@@ -20,13 +20,15 @@ from agent.codec.nodeconfig import WHAT as NODES
 from agent.codec.strangers import refuse_stranger
 from agent.codec.yaml_places import read_yaml
 from agent.core.errors import SettingsError, cap
+from agent.core.last_good import SourceFile
 from agent.host.surroundings import host_name
 from agent.settings.fields import DEFAULT
-from agent.settings.load import is_json, load, read_text
-from agent.settings.plan import Given, Plan, Text, make_plan
 from agent.settings.profiles import NodeFacts
+from agent.settings.reading import is_json, load, read_text
 from agent.settings.sections import build, check_shares
+from agent.settings.sources import Sources
 from agent.settings.table import SECTIONS
+from agent.settings.values import Plan, make_plan
 
 INDENT: Final = "  "
 OTHERS: Final = "other nodes"
@@ -174,9 +176,9 @@ def _label(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _given(args: argparse.Namespace, faults: Faults) -> Given:
+def _given(args: argparse.Namespace, faults: Faults) -> Sources:
     """The named files, each for what it is; the environment of whoever checks is not theirs."""
-    found: dict[str, Text] = {}
+    found: dict[str, SourceFile] = {}
     for path in (*args.files, *([args.config] if args.config else [])):
         with faults.kept():
             text = read_text(STDIN if path == Path("-") else path)
@@ -184,12 +186,15 @@ def _given(args: argparse.Namespace, faults: Faults) -> Given:
             if kind in found:
                 raise SettingsError(f"{path}: is {kind}, and so is {found[kind].name}; name one")
             found[kind] = text
-    return Given(
-        found.get(DEVICE_CONFIG), found.get(OWN), found.get(NODE_CONFIG), flags=flags(args)
+    return Sources(
+        flags=flags(args),
+        device_config=found.get(DEVICE_CONFIG),
+        own=found.get(OWN),
+        node_config=found.get(NODE_CONFIG),
     )
 
 
-def _kind(text: Text) -> str:
+def _kind(text: SourceFile) -> str:
     """Which of the three files it is."""
     if is_json(text):
         try:
@@ -227,15 +232,15 @@ def _facts(
 
 
 def _node(plan: Plan, title: str, facts: NodeFacts) -> _Node:
-    resolved = plan.resolve(facts)
+    values = plan.resolve(facts)
     gpus = max(1, len(facts.gpu_models or ()))
-    build(resolved.settings, host_name=facts.name or host_name(), gpus=gpus)
-    check_shares(resolved.settings)
-    changed = [one for one in resolved.settings.values() if one.origin != DEFAULT]
-    heads: Sequence[str] = (title, *(f"profile {name}" for name in resolved.profiles))
+    build(values, host_name=facts.name or host_name(), gpus=gpus)
+    check_shares(values)
+    changed = [one for one in values.values() if one.origin != DEFAULT]
+    heads: Sequence[str] = (title, *(f"profile {name}" for name in values.profiles))
     lines = [", ".join(heads) + ("\n" if changed else ": all defaults\n")]
     if changed:
         columns = terminal_columns()
         rows = table(changed, origin=True, columns=columns and columns - len(INDENT))
         lines += [f"{INDENT}{row}" for row in list(rows)[1:]]
-    return _Node(title, resolved.profiles, tuple(plain(one) for one in changed), tuple(lines))
+    return _Node(title, values.profiles, tuple(plain(one) for one in changed), tuple(lines))

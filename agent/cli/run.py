@@ -11,9 +11,8 @@ from agent.cli.logs import configure
 from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, sources
 from agent.core.errors import SettingsError
-from agent.host.surroundings import host_name
-from agent.settings.load import look
-from agent.settings.starting import begin
+from agent.settings.profiles import NodeFacts
+from agent.settings.reading import begin, look
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -32,10 +31,11 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run the agent and return its exit code."""
     origin = sources(args, environ)
     try:
-        start = begin(origin, host_name())
+        start = begin(origin)
+        settings = start.taken().settings(NodeFacts())
     except SettingsError as error:
         sys.stderr.write(f"hami-agent: {error}\n")
         return BAD_SETTINGS
-    log = start.settings.log
-    configure(log.level, log.format, environ)
-    return asyncio.run(run_agent(Process(environ, start, lambda good: look(origin, good))))
+    configure(settings.log.level, settings.log.format, environ)
+    process = Process(environ, start, settings, lambda good: look(origin, good))
+    return asyncio.run(run_agent(process))

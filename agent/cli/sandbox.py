@@ -34,8 +34,8 @@ from agent.sandbox.scenario.default import (
 from agent.sandbox.scenario.record import Moment, Record
 from agent.sandbox.scenario.stage import Stage, counted
 from agent.sandbox.scenario.workloads import fitting, plain, slices_of
-from agent.settings.load import load
 from agent.settings.profiles import NodeFacts
+from agent.settings.reading import load
 
 TERMINATED: Final = 128 + signal.SIGTERM
 _TICK: Final = 0.25
@@ -181,8 +181,8 @@ def _quiet_period(cluster: SandboxCluster) -> str:
     parser = argparse.ArgumentParser()
     add_settings(parser)
     args = parser.parse_args(cluster.command()[1:])
-    settings = load(sources(args, cluster.environment())).resolve(NodeFacts()).settings
-    found = settings["health.quietPeriod"]
+    values = load(sources(args, cluster.environment())).resolve(NodeFacts())
+    found = values["health.quietPeriod"]
     return str(found.field.read.write(found.value))
 
 

@@ -4,9 +4,10 @@ import argparse
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from agent.host.surroundings import host_name
 from agent.settings.fields import Field
 from agent.settings.kinds import boolean
-from agent.settings.load import Sources
+from agent.settings.sources import Sources
 from agent.settings.surroundings import FOREIGN
 from agent.settings.table import FIELDS
 
@@ -77,4 +78,4 @@ def flags(args: argparse.Namespace) -> Mapping[str, str]:
 
 def sources(args: argparse.Namespace, environ: Mapping[str, str]) -> Sources:
     """Where the settings of this call come from."""
-    return Sources(file=args.config, environ=environ, flags=flags(args))
+    return Sources(args.config, environ, flags(args), host_name())

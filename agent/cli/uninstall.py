@@ -17,8 +17,8 @@ from agent.cli.settings_view import API_VERSION
 from agent.core.errors import AgentError, ApiError, ApiNotFound, SettingsError
 from agent.core.leftovers import RESOURCE, Agents, Cleaned, Outcome
 from agent.host.kube.connection import Connection
-from agent.host.surroundings import host_name
-from agent.settings.starting import begin
+from agent.settings.profiles import NodeFacts
+from agent.settings.reading import begin
 
 BY_HAND = "clean it by hand when the pod is gone: deploy/README.md, Uninstall"
 
@@ -124,7 +124,7 @@ async def _done(
             sys.stdout.flush()
 
     if not args.all_nodes:
-        settings = begin(sources(args, environ), host_name()).settings
+        settings = begin(sources(args, environ)).taken().settings(NodeFacts())
         return await uninstall_here(settings, environ, told, _say, force=args.force)
     # A release whose settings are refused must be uninstalled, too; its Job has its variables.
     named = _kubeconfig(args, environ)

@@ -1,8 +1,10 @@
 """What one setting is, and a value of it with its origin."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
+
+from typing_extensions import override
 
 from agent.core.errors import SettingsError
 from agent.settings.kinds import Kind, Value, WrongValue, shown
@@ -65,8 +67,25 @@ class Setting:
 DEFAULT: Final = "default"
 """The origin of a value that nobody set."""
 
-Effective = Mapping[str, Setting]
-"""The settings in force, by key."""
+
+class Values(Mapping[str, Setting]):
+    """Every setting by its key, as it is on one node. `profiles`: the names of those that apply."""
+
+    def __init__(self, settings: Mapping[str, Setting], profiles: tuple[str, ...] = ()) -> None:
+        self._settings = settings
+        self.profiles = profiles
+
+    @override
+    def __getitem__(self, key: str) -> Setting:
+        return self._settings[key]
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._settings)
+
+    @override
+    def __len__(self) -> int:
+        return len(self._settings)
 
 
 def setting(field: Field, value: object, where: str, written: str = "") -> Setting:

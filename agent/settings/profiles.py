@@ -3,15 +3,16 @@
 import dataclasses
 import fnmatch
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+from agent.codec.known_keys import Found
 from agent.codec.places import Place
 from agent.core.errors import MalformedText
 from agent.core.selector import Selector, parse_selector
 from agent.settings.fields import Setting
 
-WILD: Final = "*?["
+WILD: Final = frozenset("*?[")
 """What makes a name stand for many."""
 KEYS: Final = frozenset({"nodes", "labels", "gpus"})
 
@@ -34,13 +35,14 @@ class NodeFacts:
 class Match:
     """Everything that it names must hold; of several names or models one is enough.
 
-    Names may hold `*` and `?`; a model is a part of a GPU's name, in any case, as in the annotation
-    `nvidia.com/use-gputype`.
+    Names may hold `*` and `?`, unless they are `exact`: then no name is no node. A model is a part
+    of a GPU's name, in any case, as in the annotation `nvidia.com/use-gputype`.
     """
 
     nodes: tuple[str, ...] = ()
     labels: Selector | None = None
     gpus: tuple[str, ...] = ()
+    exact: bool = False
 
     def holds(self, facts: NodeFacts) -> bool:
         """True for a node with these facts; what is not known yet does not match."""
@@ -54,7 +56,14 @@ class Match:
 
     def names(self, name: str) -> bool:
         """True for a node of that name, whatever its labels and GPUs are."""
+        if self.exact:
+            return name in self.nodes
         return not self.nodes or any(fnmatch.fnmatchcase(name, one) for one in self.nodes)
+
+    @property
+    def singles(self) -> tuple[str, ...]:
+        """The nodes that it names one by one."""
+        return tuple(name for name in self.nodes if self.exact or not WILD & {*name})
 
     @property
     def by_name_alone(self) -> bool:
@@ -64,12 +73,17 @@ class Match:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Profile:
-    """Settings for the nodes that `match` selects. `where`: its place, `file:line:column`."""
+    """Settings for the nodes that `match` selects. `where`: its place, `file:line:column`.
+
+    An entry of HAMi's config.json is one with an exact match and no name of its own. `empty` are
+    its zeros and falses, which override nothing.
+    """
 
     name: str
     match: Match
     settings: tuple[Setting, ...]
     where: str
+    empty: tuple[Found, ...] = ()
 
 
 class Profiles:
@@ -80,12 +94,15 @@ class Profiles:
         self._named: dict[str, list[int]] = defaultdict(list)
         self._others: list[int] = []
         for number, profile in enumerate(self._all):
-            names = profile.match.nodes
-            if not names or any(sign in name for name in names for sign in WILD):
+            match = profile.match
+            if not match.exact and (not match.nodes or match.singles != match.nodes):
                 self._others.append(number)
             else:
-                for name in names:
+                for name in match.singles:
                     self._named[name].append(number)
+
+    def __iter__(self) -> Iterator[Profile]:
+        return iter(self._all)
 
     def of(self, facts: NodeFacts) -> list[Profile]:
         """Those that apply to a node with these facts, in their order."""

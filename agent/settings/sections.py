@@ -12,7 +12,7 @@ from agent.core.match_settings import MatchSettings
 from agent.core.plain import PlainSettings
 from agent.core.report_settings import ReportSettings
 from agent.core.slices import MIG_MODE, SharingSettings, check_list_size
-from agent.settings.fields import DEFAULT, Effective
+from agent.settings.fields import DEFAULT, Values
 from agent.settings.health_table import switches_of
 
 
@@ -91,20 +91,20 @@ class Settings:
     log: LogSettings
 
 
-def build(effective: Effective, *, host_name: str, gpus: int = 1) -> Settings:
-    """The sections of `effective` for a node with so many GPUs.
+def build(values: Values, *, host_name: str, gpus: int = 1) -> Settings:
+    """The sections of `values` for a node with so many GPUs.
 
     Raises SettingsError where values do not go together.
     """
-    parts = _parts(effective)
+    parts = _parts(values)
     top = parts.pop("")
     top["node"] = parts["match"]["node"] = top["node"] or host_name
     if top["observe"]:
-        _stand_aside(parts, effective)
+        _stand_aside(parts, values)
     parts["health"]["switches"] = switches_of(
-        str(effective["health.disabledXids"].value), str(effective["health.enabledXids"].value)
+        str(values["health.disabledXids"].value), str(values["health.enabledXids"].value)
     )
-    is_plain = effective["scheduler"].value == "none"
+    is_plain = values["scheduler"].value == "none"
     found = Settings(
         **top,
         sharing=SharingSettings(**parts["sharing"]),
@@ -118,17 +118,17 @@ def build(effective: Effective, *, host_name: str, gpus: int = 1) -> Settings:
         web=WebSettings(**parts["web"]),
         log=LogSettings(**parts["log"]),
     )
-    split_count = effective["sharing.splitCount"]
+    split_count = values["sharing.splitCount"]
     check_list_size(gpus, found.sharing.split_count, split_count.origin)
     return found
 
 
-def check_shares(effective: Effective) -> None:
+def check_shares(values: Values) -> None:
     """Nothing, where settings let GPUs be shared. Raises SettingsError where they share none.
 
     Such a node runs all the same: it tells by Events why it has no slices.
     """
-    mode = effective["sharing.operatingMode"]
+    mode = values["sharing.operatingMode"]
     if mode.value == MIG_MODE:
         raise SettingsError(
             f"{mode.origin}: sharing.operatingMode: mig is not shared yet, so that a node with "
@@ -136,17 +136,17 @@ def check_shares(effective: Effective) -> None:
         )
 
 
-def _parts(effective: Effective) -> dict[str, dict[str, Any]]:
+def _parts(values: Values) -> dict[str, dict[str, Any]]:
     """The attributes of each section by its name, and of Settings itself by none."""
     parts: dict[str, dict[str, Any]] = defaultdict(dict)
-    for setting in effective.values():
+    for setting in values.values():
         for place in setting.field.sections:
             section, _, attribute = place.rpartition(".")
             parts[section][attribute] = setting.field.part(setting.value)
     return parts
 
 
-def _stand_aside(parts: dict[str, dict[str, Any]], effective: Effective) -> None:
+def _stand_aside(parts: dict[str, dict[str, Any]], values: Values) -> None:
     """Who observes leaves the usual port to the node's agent.
 
     It has a lock, a socket and a state of its own, which end with the next boot.
@@ -154,5 +154,5 @@ def _stand_aside(parts: dict[str, dict[str, Any]], effective: Effective) -> None
     paths = parts["paths"]
     paths["run"] /= "observe"
     paths["state"] = paths["run"] / "state"
-    if effective["web.port"].origin == DEFAULT:
+    if values["web.port"].origin == DEFAULT:
         parts["web"]["port"] = 0

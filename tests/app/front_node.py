@@ -11,14 +11,15 @@ from agent.codec.node_report import report_of
 from agent.core.changes import NodeEvent
 from agent.core.gpu import GpuUuid
 from agent.core.inventory import SharedGpu
+from agent.core.last_good import SourceFile
 from agent.core.ports import Driver
 from agent.core.report_settings import ReportSettings
 from agent.core.slices import SliceGroup
 from agent.core.state import State
 from agent.services.state import Recovered
-from agent.settings.plan import Given, Text, make_plan
 from agent.settings.profiles import NodeFacts
-from agent.settings.reading import Reading
+from agent.settings.sources import Sources
+from agent.settings.values import make_plan
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
 from tests.fakes.disk import MemoryDisk
@@ -52,8 +53,8 @@ def joined(
 
     `settings` is its own file; `plugins` is the kubelet's directory.
     """
-    given = Given(own=Text("c.yaml", (settings % plugins).encode()))
-    reading = Reading(make_plan(given), "node-1")
+    given = Sources(own=SourceFile("c.yaml", (settings % plugins).encode()))
+    reading = make_plan(dataclasses.replace(given, host="node-1"))
     places = places or Places()
     adapters = types.SimpleNamespace(
         driver=driver,

@@ -24,8 +24,9 @@ from agent.services.inventory import InventoryKeeper
 from agent.services.listing import Listing
 from agent.services.node import Node
 from agent.services.report import ReportCells, Reporter, ReportState
-from agent.settings.load import Sources, look
-from agent.settings.starting import begin
+from agent.settings.profiles import NodeFacts
+from agent.settings.reading import begin, look
+from agent.settings.sources import Sources
 from tests.builders import NODE, a_gpu
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import Seeded
@@ -123,13 +124,13 @@ class SettingsNode:
 def _joined(root: Path, api: FakeApi, stored: LastGood | None) -> SettingsNode:
     flags = {"--nodeconfig": f"{root}/nodeconfig", "--device-config": "", "--node-name": NODE}
     sources = Sources(root / "own", {}, {**flags, "--state-dir": f"{root}/state"})
-    start = begin(sources, "host")
-    settings = start.settings
+    start = begin(sources)
+    settings = start.taken().settings(NodeFacts())
     facts = new_facts(settings.sharing, settings.report, settings.edits)
     keeper = InventoryKeeper(facts.inventory, facts.sharing, LoopClock())
     events: list[NodeEvent] = []
     effects = Effects(keeper.refresh, events.append, asyncio.Event())
-    fitting = Fitting(settings, start.reading, facts, effects)
+    fitting = Fitting(settings, start.taken(), facts, effects)
     fitting.recall(stored)
     systemd = SystemdSide()
     return SettingsNode(
@@ -138,7 +139,7 @@ def _joined(root: Path, api: FakeApi, stored: LastGood | None) -> SettingsNode:
         fitting=fitting,
         keeper=keeper,
         reloading=Reloading(
-            fitting, lambda good: look(sources, good), "host", start.asked, Inline(), systemd
+            fitting, lambda good: look(sources, good), start.asked, Inline(), systemd
         ),
         api=api,
         systemd=systemd,

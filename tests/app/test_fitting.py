@@ -12,10 +12,11 @@ from agent.app.fitting import Effects, Fitting
 from agent.core.changes import NodeEvent
 from agent.core.errors import SettingsError
 from agent.core.gpu import GpuFault, Scan
+from agent.core.last_good import SourceFile
 from agent.core.pods import NodeView
-from agent.settings.plan import Given, Text, make_plan
 from agent.settings.profiles import NodeFacts
-from agent.settings.reading import Reading
+from agent.settings.sources import Sources
+from agent.settings.values import Plan, make_plan
 from tests.builders import a_gpu
 
 OWN = """
@@ -32,8 +33,8 @@ profiles:
 """
 
 
-def reading_of(text: str) -> Reading:
-    return Reading(make_plan(Given(own=Text("c.yaml", text.encode()))), "node-a")
+def plan_of(text: str) -> Plan:
+    return make_plan(Sources(own=SourceFile("c.yaml", text.encode()), host="node-a"))
 
 
 def a_scan(*models: str) -> Scan:
@@ -60,8 +61,8 @@ class Room:
 
 
 def room_of(text: str = OWN) -> Room:
-    reading = reading_of(text)
-    settings = reading.settings(NodeFacts())
+    plan = plan_of(text)
+    settings = plan.settings(NodeFacts())
     cells = new_facts(settings.sharing, settings.report, settings.edits)
     told: list[NodeEvent] = []
     stop = asyncio.Event()
@@ -71,7 +72,7 @@ def room_of(text: str = OWN) -> Room:
         refreshed.append(cells.sharing.value.split_count)
 
     effects = Effects(refresh, told.append, stop)
-    return Room(cells, Fitting(settings, reading, cells, effects), told, stop, refreshed)
+    return Room(cells, Fitting(settings, plan, cells, effects), told, stop, refreshed)
 
 
 async def settle() -> None:
@@ -162,7 +163,7 @@ async def test_a_reload_is_resolved_for_the_facts_that_are_known():
     room = room_of()
     room.fitting.saw_gpus(a_scan("Tesla T4"))
 
-    room.fitting.take(reading_of(OWN.replace("splitCount: 2}", "splitCount: 3}")))
+    room.fitting.take(plan_of(OWN.replace("splitCount: 2}", "splitCount: 3}")))
 
     assert 3 == room.split_count
     assert [] == room.told
@@ -172,16 +173,16 @@ async def test_another_hook_path_acts_at_the_next_start_which_is_said():
     room = room_of()
 
     with structlog.testing.capture_logs() as lines:
-        room.fitting.take(reading_of(OWN + "library: {hookPath: /opt/hami, cudaLogLevel: '3'}\n"))
+        room.fitting.take(plan_of(OWN + "library: {hookPath: /opt/hami, cudaLogLevel: '3'}\n"))
 
     assert [["library.hookPath"]] == [line["settings"] for line in lines if "settings" in line]
     assert "3" == room.cells.edits.value.cuda_log_level
 
 
 async def test_a_reload_tells_what_was_passed_over(capsys):
-    warned = Given(Text("d.yaml", b"nvidia: {colour: red}"))
+    warned = Sources(device_config=SourceFile("d.yaml", b"nvidia: {colour: red}"))
 
-    room_of().fitting.take(Reading(make_plan(warned), "node-a"))
+    room_of().fitting.take(make_plan(dataclasses.replace(warned, host="node-a")))
 
     assert "unknown key `colour`" in capsys.readouterr().out
 
@@ -212,7 +213,7 @@ async def test_gpus_that_make_the_list_too_long_later_are_not_taken_in_and_told_
 
     assert not room.stop.is_set()
     assert 1 == len(room.told)
-    room.fitting.take(reading_of("sharing: {splitCount: 10}"))
+    room.fitting.take(plan_of("sharing: {splitCount: 10}"))
     assert room.fitting.saw_gpus(a_scan(*["Tesla T4"] * 8))
 
 
@@ -239,7 +240,7 @@ async def test_a_reload_that_does_not_fit_the_gpus_changes_nothing():
     room = room_of()
     room.fitting.saw_gpus(a_scan(*["NVIDIA H100"] * 8))
 
-    room.fitting.take(reading_of("sharing: {splitCount: 9000}"))
+    room.fitting.take(plan_of("sharing: {splitCount: 9000}"))
 
     assert 10 == room.split_count
     assert ["ConfigRejected"] == [event.reason for event in room.told]
@@ -249,7 +250,7 @@ async def test_a_reload_that_does_not_fit_the_gpus_changes_nothing():
 @pytest.mark.parametrize("text", ["node: {name: other}", "web: {port: 1}"])
 async def test_what_acts_only_at_the_next_start_is_left_as_it_is(text: str):
     room = room_of()
-    room.fitting.take(reading_of(text))
+    room.fitting.take(plan_of(text))
     assert 10 == room.split_count
     assert [] == room.told
 
@@ -265,10 +266,12 @@ profiles:
 async def test_another_node_name_acts_at_the_next_start_and_no_profile_of_that_node_before():
     room = room_of()
     entry = b'{"nodeconfig": [{"name": "other", "devicesplitcount": 4}]}'
-    given = Given(own=Text("c.yaml", RENAMED.encode()), node_config=Text("n.json", entry))
+    given = Sources(
+        own=SourceFile("c.yaml", RENAMED.encode()), node_config=SourceFile("n.json", entry)
+    )
 
     with structlog.testing.capture_logs() as lines:
-        room.fitting.take(Reading(make_plan(given), "node-a"))
+        room.fitting.take(make_plan(dataclasses.replace(given, host="node-a")))
 
     sharing = room.cells.sharing.value
     assert (10, 2.0) == (sharing.split_count, sharing.memory_scaling)
@@ -280,7 +283,7 @@ async def test_the_name_that_the_node_has_already_needs_no_restart():
     room = room_of()
 
     with structlog.testing.capture_logs() as lines:
-        room.fitting.take(reading_of("node: {name: node-a}"))
+        room.fitting.take(plan_of("node: {name: node-a}"))
 
     assert ["config.applied"] == [line["event"] for line in lines]
 
@@ -289,7 +292,7 @@ async def test_another_resource_name_is_taken_over_and_needs_no_restart():
     room = room_of()
 
     with structlog.testing.capture_logs() as lines:
-        room.fitting.take(reading_of("sharing: {resourceName: example.com/vgpu}"))
+        room.fitting.take(plan_of("sharing: {resourceName: example.com/vgpu}"))
 
     assert "example.com/vgpu" == room.cells.sharing.value.resource
     assert "example.com/vgpu" == room.cells.edits.value.resource
@@ -301,7 +304,7 @@ async def test_another_path_of_a_file_is_read_at_once_and_needs_no_restart(key: 
     room = room_of()
 
     with structlog.testing.capture_logs() as lines:
-        room.fitting.take(reading_of(f"files: {{{key}: /elsewhere}}"))
+        room.fitting.take(plan_of(f"files: {{{key}: /elsewhere}}"))
 
     assert ["config.applied"] == [line["event"] for line in lines]
 
@@ -326,7 +329,7 @@ async def test_who_asks_while_settings_do_not_fit_the_gpus_is_answered_each_time
 
     with structlog.testing.capture_logs() as lines:
         for asked in (False, True):
-            room.fitting.take(reading_of("sharing: {splitCount: 9000}"), asked=asked)
+            room.fitting.take(plan_of("sharing: {splitCount: 9000}"), asked=asked)
 
     assert 2 * ["config.rejected"] == [line["event"] for line in lines]
     assert 1 == len(room.told)
@@ -334,9 +337,9 @@ async def test_who_asks_while_settings_do_not_fit_the_gpus_is_answered_each_time
 
 async def test_a_megabyte_of_unknown_keys_is_a_few_lines_of_the_log():
     keys = {"nodeconfig": [], **{f"key{number:06}": 1 for number in range(70_000)}}
-    junk = Given(node_config=Text("n.json", json.dumps(keys).encode()))
+    junk = Sources(node_config=SourceFile("n.json", json.dumps(keys).encode()))
 
     with structlog.testing.capture_logs() as lines:
-        room_of().fitting.take(Reading(make_plan(junk), "node-a"))
+        room_of().fitting.take(make_plan(dataclasses.replace(junk, host="node-a")))
 
     assert len(lines) < 30

@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
+from agent.core.last_good import SourceFile
 from agent.core.xids import XidClass
-from agent.settings.fields import Effective
-from agent.settings.plan import Given, Text, make_plan
+from agent.settings.fields import Values
 from agent.settings.profiles import NodeFacts
 from agent.settings.sections import Settings, build
+from agent.settings.sources import Sources
 from agent.settings.table import FIELDS
+from agent.settings.values import make_plan
 
 BUILT = {"scheduler", "health.disabledXids", "health.enabledXids"}
 """What build() makes a section of by itself."""
@@ -27,9 +29,9 @@ allocation: {mpsRoot: /m}
 """
 
 
-def settings_of(text: str) -> Effective:
-    given = Given(own=Text("c.yaml", text.encode()))
-    return make_plan(given).resolve(NodeFacts()).settings
+def settings_of(text: str) -> Values:
+    given = Sources(own=SourceFile("c.yaml", text.encode()))
+    return make_plan(given).resolve(NodeFacts())
 
 
 def attributes(settings: Settings) -> Iterator[tuple[str, object, object]]:
