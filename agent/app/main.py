@@ -6,7 +6,7 @@ import dataclasses
 import datetime as dt
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 
 import structlog
@@ -48,6 +48,7 @@ from agent.host.lockfile import LockFile
 from agent.host.mounts import WrittenDirectory
 from agent.host.systemd import service_notifier
 from agent.kit.heartbeat import Heartbeat
+from agent.kit.offload import Offload
 from agent.kit.supervisor import BudgetSpent
 from agent.kit.tiers import Task, run_tiers
 from agent.plugin.sockets import Rival
@@ -84,7 +85,7 @@ class Process:
     environ: Mapping[str, str]
     start: Look
     settings: Settings
-    look: Callable[[Sources], Look]
+    look: Callable[[Sources, Offload], Awaitable[Look]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

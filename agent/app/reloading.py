@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 from agent.app.fitting import Fitting
@@ -17,7 +17,7 @@ class Reloading:
     """One look at the sources after the other. `files`: the ones to watch."""
 
     fitting: Fitting
-    look: Callable[[Sources], Look]
+    look: Callable[[Sources, Offload], Awaitable[Look]]
     files: frozenset[Path]
     offload: Offload
     notifier: ServiceNotifier
@@ -28,7 +28,7 @@ class Reloading:
         Refused ones may not have told of all files, so that the ones before are watched as well.
         """
         with self._told() if asked else contextlib.nullcontext():
-            found = await self.offload.call(self.look, self.fitting.sources)
+            found = await self.look(self.fitting.sources, self.offload)
             if found.refusal is not None:
                 self.files |= found.asked
                 self.fitting.reject(found.refusal, asked=asked)

@@ -1,6 +1,7 @@
 """`hami-agent config show|check|schema`: what the settings are, and where each came from."""
 
 import argparse
+import asyncio
 import json
 import sys
 from collections.abc import Iterable, Mapping
@@ -10,13 +11,12 @@ from agent.cli.arguments import add_output
 from agent.cli.codes import OK
 from agent.cli.config_check import add_check, check
 from agent.cli.main import Subparsers
-from agent.cli.settings_args import add_settings, sources
+from agent.cli.settings_args import add_settings, looked, sources
 from agent.cli.settings_view import API_VERSION, plain, table, terminal_columns
 from agent.core.errors import SettingsError
 from agent.settings.fields import DEFAULT, Setting
 from agent.settings.json_schema import json_schema
 from agent.settings.profiles import NodeFacts
-from agent.settings.reading import load
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -59,7 +59,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 def _show(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     try:
-        plan = load(sources(args, environ))
+        plan = asyncio.run(looked(sources(args, environ))).taken()
         name = plan.settings(NodeFacts()).node
     except SettingsError as error:
         sys.stderr.write(f"hami-agent: {error}\n")

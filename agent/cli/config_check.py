@@ -1,6 +1,7 @@
 """`hami-agent config check`: what the files say of each node, without starting anything."""
 
 import argparse
+import asyncio
 import dataclasses
 import json
 import sys
@@ -11,7 +12,7 @@ from typing import Final
 from agent.cli.arguments import add_output
 from agent.cli.codes import OK, PROBLEM
 from agent.cli.main import Subparsers
-from agent.cli.settings_args import add_settings, flags, sources
+from agent.cli.settings_args import add_settings, flags, looked, sources
 from agent.cli.settings_view import API_VERSION, plain, table, terminal_columns
 from agent.codec.device_config import SECTION
 from agent.codec.faults import Faults
@@ -22,9 +23,10 @@ from agent.codec.yaml_places import read_yaml
 from agent.core.errors import SettingsError, cap
 from agent.core.last_good import SourceFile
 from agent.host.surroundings import host_name
+from agent.host.worker import Worker
 from agent.settings.fields import DEFAULT
 from agent.settings.profiles import NodeFacts
-from agent.settings.reading import is_json, load, read_text
+from agent.settings.reading import is_json, read_text
 from agent.settings.sections import build, check_shares
 from agent.settings.sources import Sources
 from agent.settings.table import SECTIONS
@@ -116,9 +118,9 @@ def check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 def _plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
     """What the sources say. Raises SettingsError with all that is wrong in all of them."""
     if not args.files:
-        return load(sources(args, environ))
+        return asyncio.run(looked(sources(args, environ))).taken()
     faults = Faults()
-    given = _given(args, faults)
+    given = asyncio.run(_given(args, faults))
     with faults.kept():
         plan = make_plan(given)
     faults.refuse()
@@ -176,16 +178,18 @@ def _label(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _given(args: argparse.Namespace, faults: Faults) -> Sources:
+async def _given(args: argparse.Namespace, faults: Faults) -> Sources:
     """The named files, each for what it is; the environment of whoever checks is not theirs."""
     found: dict[str, SourceFile] = {}
-    for path in (*args.files, *([args.config] if args.config else [])):
-        with faults.kept():
-            text = read_text(STDIN if path == Path("-") else path)
-            kind = _kind(text)
-            if kind in found:
-                raise SettingsError(f"{path}: is {kind}, and so is {found[kind].name}; name one")
-            found[kind] = text
+    async with Worker("settings", 1) as worker:
+        for path in (*args.files, *([args.config] if args.config else [])):
+            with faults.kept():
+                text = await read_text(STDIN if path == Path("-") else path, worker)
+                kind = _kind(text)
+                if kind in found:
+                    told = f"is {kind}, and so is {found[kind].name}; name one"
+                    raise SettingsError(f"{path}: {told}")
+                found[kind] = text
     return Sources(
         flags=flags(args),
         device_config=found.get(DEVICE_CONFIG),

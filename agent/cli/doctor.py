@@ -11,13 +11,13 @@ from agent.cli.arguments import add_output
 from agent.cli.codes import OK, PROBLEM
 from agent.cli.logs import configure
 from agent.cli.main import Subparsers
-from agent.cli.settings_args import add_settings, sources
+from agent.cli.settings_args import add_settings, looked, sources
 from agent.cli.settings_view import API_VERSION
 from agent.core.errors import SettingsError
 from agent.core.preflight import Finding, Point, Verdict, counted, judge_hami_files
 from agent.settings.fields import Values
 from agent.settings.profiles import NodeFacts
-from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG, Look, look
+from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG, Look
 from agent.settings.sections import check_shares
 from agent.settings.values import Plan
 
@@ -47,7 +47,7 @@ def add_parser(subparsers: Subparsers) -> None:
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print a line for everything that was looked at."""
     configure("error", "auto", environ)
-    found = look(sources(args, environ))
+    found = asyncio.run(looked(sources(args, environ)))
     findings = tuple(_findings(found, environ, reader=args.read_only))
     wrong = any(one.verdict is Verdict.WRONG for one in findings)
     if args.output == "json":

@@ -3,8 +3,10 @@
 What they say is agent.settings.values.
 """
 
+import asyncio
+import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,8 +14,9 @@ from agent import __version__
 from agent.codec.last_good import decode_last_good
 from agent.core.errors import AgentError, SettingsError, StateCorrupt
 from agent.core.last_good import LastGood, SourceFile
-from agent.host.textfile import check_size, read_bounded
-from agent.settings.fields import DEFAULT, Values
+from agent.host.textfile import TextFiles, check_size
+from agent.kit.offload import Offload
+from agent.settings.fields import DEFAULT, Setting
 from agent.settings.profiles import NodeFacts
 from agent.settings.sources import Sources
 from agent.settings.values import Plan, make_plan
@@ -27,6 +30,9 @@ COPY: Final = "settings.json"
 MAX_YAML: Final = 256 * 1024
 MAX_JSON: Final = 1024 * 1024
 """Bytes: what a ConfigMap can hold."""
+DEADLINE: Final = 30.0
+"""Seconds for one look at all files: a file system that hangs is no reason to wait for ever."""
+
 MAX_COPY: Final = 4 * 1024 * 1024
 """Bytes: the files of a copy at their greatest, in base64, and the labels."""
 
@@ -52,35 +58,32 @@ class Look:
         return self.plan
 
 
-def load(sources: Sources) -> Plan:
-    """Read everything. Raises SettingsError; then nothing of the sources is used."""
-    return look(sources).taken()
-
-
-def look(sources: Sources, good: Sources | None = None) -> Look:
+async def look(sources: Sources, offload: Offload, good: Sources | None = None) -> Look:
     """Read everything; `good` is what was read and taken over before, where there is such.
 
     What it had and what is gone refuses all: settings do not fall back to defaults while pods run.
+    Files are waited for, and YAML is parsed, by `offload`; one that does not answer is refused.
     """
-    asked: set[Path] = set()
+    asked: list[Path] = []
     found = sources
     try:
-        for found in _read(sources, asked):  # noqa: B007 -- what was read stays
-            pass
-        if found == good:
-            return Look(frozenset(asked), found)
-        _refuse_removed(found, good, asked)
-        return Look(frozenset(asked), found, make_plan(found))
+        async with _answering(asked):
+            async for more in _read(sources, TextFiles(offload), asked):
+                found = more  # stays, whatever the next one says
+            if found == good:
+                return Look(frozenset(asked), found)
+            _refuse_removed(found, good, asked)
+            return Look(frozenset(asked), found, await offload.call(make_plan, found))
     except SettingsError as error:
         return Look(frozenset(asked), found, refusal=error)
 
 
-def begin(sources: Sources) -> Look:
-    """Read all sources for a start; refused ones give way to the last good copy.
+async def begin(sources: Sources, offload: Offload, state: Offload) -> Look:
+    """Read all sources for a start; refused ones give way to the last good copy, read by `state`.
 
     Raises SettingsError: they are refused, and there is no copy, or one that cannot be used.
     """
-    found = look(sources)
+    found = await look(sources, offload)
     try:
         found.taken().settings(NodeFacts())
     except SettingsError as error:
@@ -88,18 +91,22 @@ def begin(sources: Sources) -> Look:
     else:
         return found
     file = _copy_file(found.sources)
-    if file is None:
+    copy = None if file is None else await _copy(file, refusal, TextFiles(state))
+    if file is None or copy is None:
         raise refusal
     try:
-        copy = decode_last_good(read_bounded(file, MAX_COPY))
-        return dataclasses.replace(found, plan=_recalled(copy, found.sources), refusal=refusal)
-    except (SettingsError, StateCorrupt) as error:
+        last = _recalled(copy, found.sources)
+    except SettingsError as error:
         raise _both(refusal, file, error) from error
+    return dataclasses.replace(found, plan=last, refusal=refusal)
 
 
-def read_text(path: Path) -> SourceFile:
-    """One file that may be any of the three, up to the bound of its form. Raises SettingsError."""
-    text = SourceFile(str(path), read_bounded(path, MAX_JSON))
+async def read_text(path: Path, offload: Offload) -> SourceFile:
+    """One file that may be any of the three, up to the bound of its form. Raises SettingsError.
+
+    It is waited for as long as it takes: somebody may be typing it.
+    """
+    text = SourceFile(str(path), await TextFiles(offload).read(path, MAX_JSON))
     if not is_json(text):
         check_size(path, text.content, MAX_YAML)
     return text
@@ -134,50 +141,54 @@ def last_good(sources: Sources, node: NodeFacts) -> LastGood:
     )
 
 
-def _read(sources: Sources, asked: set[Path]) -> Iterator[Sources]:
+@contextlib.asynccontextmanager
+async def _answering(asked: Sequence[Path]) -> AsyncIterator[None]:
+    """Raise SettingsError, with the last of the paths, when the block takes too long."""
+    try:
+        async with asyncio.timeout(DEADLINE):
+            yield
+    except TimeoutError as error:
+        text = f"was not read within {DEADLINE:g} s; look at the file system that it lies on"
+        raise SettingsError(f"{asked[-1]}: {text}") from error
+
+
+async def _read(sources: Sources, files: TextFiles, asked: list[Path]) -> AsyncIterator[Sources]:
     """The sources with each file that was read; those that were looked for go to `asked`.
 
     The own file, the environment and the flags say first where HAMi's files are.
     Raises SettingsError.
     """
     path = sources.file or DEFAULT_FILE
-    asked.add(path)
-    if sources.file is not None or is_there(path):
-        sources = dataclasses.replace(sources, own=_content(path, MAX_YAML))
+    asked.append(path)
+    if sources.file is not None or await files.is_there(path):
+        own = SourceFile(str(path), await files.read(path, MAX_YAML))
+        sources = dataclasses.replace(sources, own=own)
         yield sources
-    values = make_plan(sources).resolve(NodeFacts())
-    # Both are looked for in any case: who mends one file may have to mend the other one, too.
-    named = tuple(_named(values, key, asked) for key in (DEVICE_CONFIG, NODE_CONFIG))
+    values = (await files.offload.call(make_plan, sources)).resolve(NodeFacts())
+    named = values[DEVICE_CONFIG], values[NODE_CONFIG]
+    # Both are asked for in any case: who mends one file may have to mend the other one, too.
+    asked += [Path(str(one.value)) for one in named if one.value]
     yield dataclasses.replace(
         sources,
-        device_config=_content(named[0], MAX_YAML),
-        node_config=_content(named[1], MAX_JSON),
+        device_config=await _named(named[0], MAX_YAML, files, asked),
+        node_config=await _named(named[1], MAX_JSON, files, asked),
     )
 
 
-def _named(values: Values, key: str, asked: set[Path]) -> Path | None:
+async def _named(
+    setting: Setting, limit: int, files: TextFiles, asked: list[Path]
+) -> SourceFile | None:
     """The file that the setting names; the default one only where it is there."""
-    named = values[key]
-    if not named.value:
+    if not setting.value:
         return None
-    path = Path(str(named.value))
-    asked.add(path)
-    return None if named.origin == DEFAULT and not is_there(path) else path
+    path = Path(str(setting.value))
+    asked.append(path)
+    if setting.origin == DEFAULT and not await files.is_there(path):
+        return None
+    return SourceFile(str(path), await files.read(path, limit))
 
 
-def _content(path: Path | None, limit: int) -> SourceFile | None:
-    return None if path is None else SourceFile(str(path), read_bounded(path, limit))
-
-
-def is_there(path: Path) -> bool:
-    """False for a file that is missing; one that cannot be looked at is there, and refused."""
-    try:
-        return path.is_file()
-    except OSError:
-        return True
-
-
-def _refuse_removed(sources: Sources, good: Sources | None, asked: set[Path]) -> None:
+def _refuse_removed(sources: Sources, good: Sources | None, asked: Sequence[Path]) -> None:
     """Raise SettingsError where a file that was good is still looked for and is not there."""
     before = good or Sources()
     for old, new in (
@@ -202,10 +213,15 @@ def _recalled(copy: LastGood, sources: Sources) -> Plan:
     return plan
 
 
-def _copy_file(sources: Sources) -> Path | None:
-    """The copy, where it is known where that would be and something is there."""
-    directory = _state_directory(sources)
-    return None if directory is None or not is_there(directory / COPY) else directory / COPY
+async def _copy(file: Path, refusal: SettingsError, files: TextFiles) -> LastGood | None:
+    """The last good copy, None where there is none. Raises SettingsError: it cannot be used."""
+    try:
+        async with _answering([file]):
+            if not await files.is_there(file):
+                return None
+            return decode_last_good(await files.read(file, MAX_COPY))
+    except (SettingsError, StateCorrupt) as error:
+        raise _both(refusal, file, error) from error
 
 
 def _both(refusal: SettingsError, file: Path, error: AgentError) -> SettingsError:
@@ -218,12 +234,12 @@ def _both(refusal: SettingsError, file: Path, error: AgentError) -> SettingsErro
     )
 
 
-def _state_directory(sources: Sources) -> Path | None:
-    """Where the state is: the own file says it if it is good, the environment and flags always."""
+def _copy_file(sources: Sources) -> Path | None:
+    """Where the copy would be, as the own file says, if it is good, or environment and flags."""
     ours = dataclasses.replace(sources, device_config=None, node_config=None)
     for known in (ours, dataclasses.replace(ours, own=None)):
         try:
-            return make_plan(known).settings(NodeFacts()).paths.state
+            return make_plan(known).settings(NodeFacts()).paths.state / COPY
         except SettingsError:
             continue
     return None

@@ -121,10 +121,10 @@ class SettingsNode:
         return found
 
 
-def _joined(root: Path, api: FakeApi, stored: LastGood | None) -> SettingsNode:
+async def _joined(root: Path, api: FakeApi, stored: LastGood | None) -> SettingsNode:
     flags = {"--nodeconfig": f"{root}/nodeconfig", "--device-config": "", "--node-name": NODE}
     sources = Sources(root / "own", {}, {**flags, "--state-dir": f"{root}/state"})
-    start = begin(sources)
+    start = await begin(sources, Inline(), Inline())
     settings = start.taken().settings(NodeFacts())
     facts = new_facts(settings.sharing, settings.report, settings.edits)
     keeper = InventoryKeeper(facts.inventory, facts.sharing, LoopClock())
@@ -139,7 +139,7 @@ def _joined(root: Path, api: FakeApi, stored: LastGood | None) -> SettingsNode:
         fitting=fitting,
         keeper=keeper,
         reloading=Reloading(
-            fitting, lambda good: look(sources, good), start.asked, Inline(), systemd
+            fitting, lambda good, files: look(sources, files, good), start.asked, Inline(), systemd
         ),
         api=api,
         systemd=systemd,
@@ -178,7 +178,7 @@ async def a_settings_node(
     api.create_node()
     api.label_node(labels or {})
     with structlog.testing.capture_logs() as logs:
-        room = _joined(root, api, stored)
+        room = await _joined(root, api, stored)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(run()) for run in _runs(room)]
             await asyncio.sleep(0)

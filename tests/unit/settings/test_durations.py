@@ -13,10 +13,10 @@ from agent.core.errors import SettingsError
 from agent.settings.json_schema import json_schema
 from agent.settings.kinds import WrongValue, duration, seconds_of, written
 from agent.settings.profiles import NodeFacts
-from agent.settings.reading import load
 from agent.settings.sections import build
 from agent.settings.sources import Sources
 from agent.settings.table import BY_KEY
+from tests.fakes.settings_files import load
 
 KEYS = (
     "health.driverHang",

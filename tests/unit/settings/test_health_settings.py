@@ -8,10 +8,10 @@ from agent.core.errors import SettingsError
 from agent.core.health import xid_class
 from agent.core.xids import XidClass
 from agent.settings.profiles import NodeFacts
-from agent.settings.reading import load
 from agent.settings.sections import build
 from agent.settings.sources import Sources
 from agent.settings.values import make_plan
+from tests.fakes.settings_files import load
 
 
 def health(path: Path, environ: dict[str, str] | None = None, text: str = ""):

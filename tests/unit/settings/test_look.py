@@ -1,5 +1,6 @@
 """One look at the sources: what is there, what is the same, what is gone, and where to look."""
 
+import asyncio
 import json
 from pathlib import Path
 
@@ -7,8 +8,10 @@ import pytest
 
 from agent.settings import reading as door
 from agent.settings.profiles import NodeFacts
-from agent.settings.reading import Look, look
+from agent.settings.reading import Look
 from agent.settings.sources import Sources
+from tests.fakes.offload import Hanging
+from tests.fakes.settings_files import look
 
 
 @pytest.fixture
@@ -107,3 +110,16 @@ def test_a_usual_file_that_cannot_be_looked_at_is_refused(sources, tmp_path, mon
     monkeypatch.setattr(door, "DEFAULT_FILE", tmp_path / ("x" * 300))
 
     assert "File name too long" in str(look(sources).refusal)
+
+
+@pytest.mark.parametrize("name", ["own.yaml", "d.yaml", "config.json"])
+async def test_a_file_that_does_not_answer_is_refused_by_its_name(sources, tmp_path, name):
+    for one in ("d.yaml", "config.json"):
+        (tmp_path / one).write_text("{}")
+    flags = {**sources.flags, "--device-config": f"{tmp_path}/d.yaml"}
+    began = asyncio.get_running_loop().time()
+
+    found = await door.look(Sources(None, {}, flags), Hanging(name))
+
+    assert f"{tmp_path}/{name}: was not read within 30 s; look at the" in str(found.refusal)
+    assert door.DEADLINE == asyncio.get_running_loop().time() - began

@@ -10,10 +10,10 @@ from agent.core.match_settings import UnlockedPods
 from agent.core.plain import PlainSettings
 from agent.settings.fields import Values
 from agent.settings.profiles import NodeFacts
-from agent.settings.reading import load
 from agent.settings.sections import build
 from agent.settings.sources import Sources
 from agent.settings.table import FIELDS
+from tests.fakes.settings_files import load
 
 
 @pytest.fixture

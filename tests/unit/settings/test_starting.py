@@ -8,9 +8,12 @@ import pytest
 from agent.codec.last_good import encode_last_good
 from agent.core.errors import SettingsError
 from agent.core.last_good import LastGood, SourceFile
+from agent.settings import reading
 from agent.settings.profiles import NodeFacts
-from agent.settings.reading import COPY, Look, begin, last_good, recalled
+from agent.settings.reading import COPY, Look, last_good, recalled
 from agent.settings.sources import Sources
+from tests.fakes.offload import Hanging, Inline
+from tests.fakes.settings_files import begin
 
 GOOD = b"sharing: {splitCount: 4}\n"
 BAD = "sharing: {splitCount: many}\n"
@@ -150,3 +153,20 @@ def test_what_is_kept_is_what_is_recalled(sources):
     assert again is not None
     assert plan.sources == again.sources
     assert ("node-a", {"pool": "big"}) == (copy.node, copy.labels)
+
+
+async def test_a_file_that_does_not_answer_gives_way_to_the_copy_too(sources, keep):
+    keep(a_copy())
+
+    start = await reading.begin(sources, Hanging("own.yaml"), Inline())
+
+    assert 4 == split_count(start)
+    assert f"{sources.file}: was not read within 30 s" in str(start.refusal)
+
+
+async def test_a_copy_that_does_not_answer_is_told_too(sources, keep):
+    sources.file.write_text(BAD)
+    keep(a_copy())
+
+    with pytest.raises(SettingsError, match=r"own.yaml:1:23.*/state/settings.json: was not read"):
+        await reading.begin(sources, Inline(), Hanging(COPY))
