@@ -228,7 +228,7 @@ def _facts(
     args: argparse.Namespace, plan: Plan, labels: Mapping[str, str] | None
 ) -> Iterator[tuple[str, NodeFacts]]:
     """The nodes to print, by title."""
-    models = None if args.gpu is None else tuple(args.gpu)
+    models = None if args.gpu is None else {str(n): one for n, one in enumerate(args.gpu)}
     for name in args.node or plan.names():
         yield name, NodeFacts(name, labels, models)
     if not args.node:
@@ -237,7 +237,7 @@ def _facts(
 
 def _node(plan: Plan, title: str, facts: NodeFacts) -> _Node:
     values = plan.resolve(facts)
-    gpus = max(1, len(facts.gpu_models or ()))
+    gpus = max(1, len(facts.gpus or ()))
     build(values, host_name=facts.name or host_name(), gpus=gpus)
     check_shares(values)
     changed = [one for one in values.values() if one.origin != DEFAULT]

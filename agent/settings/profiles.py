@@ -9,6 +9,7 @@ from typing import Final
 from agent.codec.known_keys import Found
 from agent.codec.places import Place
 from agent.core.errors import MalformedText
+from agent.core.gpu import Scan
 from agent.core.selector import Selector, parse_selector
 from agent.settings.fields import Setting
 
@@ -19,16 +20,30 @@ KEYS: Final = frozenset({"nodes", "labels", "gpus"})
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What settings may depend on. `labels` and `gpu_models` None: not known yet.
+    """What settings may depend on. `labels` and `gpus` None: not known yet.
 
-    `gpu_models` has one name for each GPU, as the driver gives it; `former_models` are those of
-    GPUs that are gone, and that none has come instead of.
+    `gpus` has the model of each GPU, as the driver gives it; `former` those of GPUs that are gone,
+    and that none has come instead of.
     """
 
     name: str = ""
     labels: Mapping[str, str] | None = None
-    gpu_models: tuple[str, ...] | None = None
-    former_models: tuple[str, ...] = ()
+    gpus: Mapping[str, str] | None = None
+    former: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def after(self, scan: Scan) -> "NodeFacts":
+        """With the models of these GPUs; those of GPUs that are gone count until others come.
+
+        A driver that is unloaded and loaded again is no reason for other settings in between.
+        """
+        known = {**self.former, **(self.gpus or {})}
+        silent = {fault.gpu for fault in scan.faults}
+        gpus = {uuid: model for uuid, model in known.items() if uuid in silent}
+        gpus |= {gpu.uuid: gpu.name for gpu in scan.gpus}
+        gone = {uuid: model for uuid, model in known.items() if uuid not in gpus}
+        return dataclasses.replace(
+            self, gpus=gpus, former=gone if gpus.keys() <= known.keys() else {}
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,7 +65,7 @@ class Match:
             facts.labels is not None and self.labels.matches(facts.labels)
         )
         by_name = self.names(facts.name)
-        models = [model.lower() for model in (*(facts.gpu_models or ()), *facts.former_models)]
+        models = [one.lower() for one in (*(facts.gpus or {}).values(), *facts.former.values())]
         by_gpu = not self.gpus or any(one.lower() in model for one in self.gpus for model in models)
         return by_name and by_label and by_gpu
 

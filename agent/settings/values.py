@@ -53,7 +53,7 @@ class Plan:
         """
         name = facts.name or self.name
         values = self.resolve(dataclasses.replace(facts, name=name))
-        return build(values, host_name=name, gpus=max(1, len(facts.gpu_models or ())))
+        return build(values, host_name=name, gpus=max(1, len(facts.gpus or ())))
 
     def resolve(self, facts: NodeFacts) -> Values:
         """The values of a node with these facts: the same facts, the same values."""

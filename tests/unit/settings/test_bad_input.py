@@ -39,7 +39,7 @@ VALUES = st.recursive(
     lambda one: st.lists(one, max_size=3) | st.dictionaries(st.text(max_size=5), one, max_size=3),
     max_leaves=5,
 )
-FACTS = NodeFacts("a", {"x": "a"}, ("NVIDIA H100",))
+FACTS = NodeFacts("a", {"x": "a"}, {"0": "NVIDIA H100"})
 
 
 def settings_or_sentence(kind: str, content: bytes) -> str:

@@ -19,7 +19,7 @@ HUGE = "0x" + 5000 * "f"
 CLOCK = ":".join(200 * ["1"]) + ".5"
 """YAML 1.1's sixties: a whole number that no float holds, and a half."""
 
-FACTS = NodeFacts("a", {"x": "a"}, ("NVIDIA H100",))
+FACTS = NodeFacts("a", {"x": "a"}, {"0": "NVIDIA H100"})
 
 
 def plan_of(*, own: str = "", devices: str = "", nodes: str = "", environ=None, flags=None) -> Plan:

@@ -77,11 +77,11 @@ def test_the_same_plan_gives_the_same_settings_for_the_same_facts():
         ("{labels: 'zone=a'}", NodeFacts(labels={}), False),
         ("{labels: 'zone!=a'}", NodeFacts(labels={}), True),
         ("{labels: 'zone!=a'}", NodeFacts(labels=None), False),
-        ("{gpus: [h100, A30]}", NodeFacts(gpu_models=("NVIDIA H100 PCIe",)), True),
-        ("{gpus: [h100]}", NodeFacts(gpu_models=("Tesla T4",)), False),
-        ("{gpus: [h100]}", NodeFacts(gpu_models=None), False),
-        ("{nodes: [a], gpus: [t4]}", NodeFacts("a", gpu_models=("Tesla T4",)), True),
-        ("{nodes: [a], gpus: [t4]}", NodeFacts("b", gpu_models=("Tesla T4",)), False),
+        ("{gpus: [h100, A30]}", NodeFacts(gpus={"0": "NVIDIA H100 PCIe"}), True),
+        ("{gpus: [h100]}", NodeFacts(gpus={"0": "Tesla T4"}), False),
+        ("{gpus: [h100]}", NodeFacts(gpus=None), False),
+        ("{nodes: [a], gpus: [t4]}", NodeFacts("a", gpus={"0": "Tesla T4"}), True),
+        ("{nodes: [a], gpus: [t4]}", NodeFacts("b", gpus={"0": "Tesla T4"}), False),
     ],
 )
 def test_a_profile_is_for_nodes_that_keep_all_it_asks(match: str, facts: NodeFacts, *, holds: bool):
