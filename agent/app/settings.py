@@ -33,6 +33,8 @@ RESTLESS: Final = 2.0
 """Seconds after which files are read although they change again and again."""
 RETRY: Final = 30.0
 """Seconds until a disk that did not take the copy is tried again."""
+AGAIN: Final = 5.0
+"""Seconds until files are read again that did not answer."""
 TOLD: Final = 16
 """Reasons of refusals that are remembered, so that each is said once."""
 
@@ -119,6 +121,8 @@ class SettingsService:
             found = await self._outside.look(self._plan.sources)
             # Refused ones may not have told of all files, so that those before are watched as well.
             self._files = found.asked | (self._files if found.refusal else frozenset())
+            if found.silent:
+                asyncio.get_running_loop().call_later(AGAIN, self._news.set)
             if found.refusal is not None:
                 self.reject(found.refusal, asked=asked)
             elif found.plan is None:

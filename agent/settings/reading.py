@@ -4,7 +4,6 @@ What they say is agent.settings.values.
 """
 
 import asyncio
-import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -43,13 +42,15 @@ class Look:
 
     `asked`: the files that were looked for, there or not. `sources`: what was read, as far as it
     went. `plan` None: it is refused, and `refusal` says why; or it is the same as before. At a
-    start with a `refusal`, the plan is that of the last good ones.
+    start with a `refusal`, the plan is that of the last good ones. `silent`: a file system does
+    not answer, so that it must be asked again.
     """
 
     asked: frozenset[Path]
     sources: Sources
     plan: Plan | None = None
     refusal: SettingsError | None = None
+    silent: bool = False
 
     def taken(self) -> Plan:
         """The plan. Raises SettingsError: there is none."""
@@ -67,7 +68,7 @@ async def look(sources: Sources, offload: Offload, good: Sources | None = None) 
     asked: list[Path] = []
     found = sources
     try:
-        async with _answering(asked):
+        async with asyncio.timeout(DEADLINE):
             async for more in _read(sources, TextFiles(offload), asked):
                 found = more  # stays, whatever the next one says
             if found == good:
@@ -76,6 +77,8 @@ async def look(sources: Sources, offload: Offload, good: Sources | None = None) 
             return Look(frozenset(asked), found, await offload.call(make_plan, found))
     except SettingsError as error:
         return Look(frozenset(asked), found, refusal=error)
+    except TimeoutError:
+        return Look(frozenset(asked), found, refusal=_unanswered(asked[-1]), silent=True)
 
 
 async def begin(sources: Sources, offload: Offload, state: Offload) -> Look:
@@ -141,15 +144,9 @@ def last_good(sources: Sources, node: NodeFacts) -> LastGood:
     )
 
 
-@contextlib.asynccontextmanager
-async def _answering(asked: Sequence[Path]) -> AsyncIterator[None]:
-    """Raise SettingsError, with the last of the paths, when the block takes too long."""
-    try:
-        async with asyncio.timeout(DEADLINE):
-            yield
-    except TimeoutError as error:
-        text = f"was not read within {DEADLINE:g} s; look at the file system that it lies on"
-        raise SettingsError(f"{asked[-1]}: {text}") from error
+def _unanswered(path: Path) -> SettingsError:
+    text = f"was not read within {DEADLINE:g} s; look at the file system that it lies on"
+    return SettingsError(f"{path}: {text}")
 
 
 async def _read(sources: Sources, files: TextFiles, asked: list[Path]) -> AsyncIterator[Sources]:
@@ -216,12 +213,14 @@ def _recalled(copy: LastGood, sources: Sources) -> Plan:
 async def _copy(file: Path, refusal: SettingsError, files: TextFiles) -> LastGood | None:
     """The last good copy, None where there is none. Raises SettingsError: it cannot be used."""
     try:
-        async with _answering([file]):
+        async with asyncio.timeout(DEADLINE):
             if not await files.is_there(file):
                 return None
             return decode_last_good(await files.read(file, MAX_COPY))
     except (SettingsError, StateCorrupt) as error:
         raise _both(refusal, file, error) from error
+    except TimeoutError as error:
+        raise _both(refusal, file, _unanswered(file)) from error
 
 
 def _both(refusal: SettingsError, file: Path, error: AgentError) -> SettingsError:

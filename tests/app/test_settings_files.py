@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.app.settings import RESTLESS, STILL
+from agent.app.settings import AGAIN, RESTLESS, STILL
 from agent.core.errors import SettingsError
 from agent.settings.reading import Look
 from agent.settings.sources import Sources
@@ -27,6 +27,7 @@ class Files:
     paths: list[Path] = dataclasses.field(default_factory=lambda: [OWN])
     takes: float = 0.0
     refusal: SettingsError | None = None
+    silent: bool = False
 
     def __post_init__(self) -> None:
         self.room = Room(start_of(a_plan(""), OWN), look=self.look)
@@ -36,7 +37,7 @@ class Files:
         self.room.systemd.said.clear()
         self.readings.append((asyncio.get_running_loop().time(), is_asked))
         await asyncio.sleep(self.takes)
-        return Look(frozenset(self.paths), good, refusal=self.refusal)
+        return Look(frozenset(self.paths), good, refusal=self.refusal, silent=self.silent)
 
     @property
     def watch(self) -> FakeWatch:
@@ -145,3 +146,16 @@ async def test_refused_files_may_not_have_told_of_all_so_that_those_before_are_w
         room.watch.change()
         await asyncio.sleep(1)
         assert {HAMIS} == room.watch.followed[-1]
+
+
+async def test_a_file_system_that_hangs_is_asked_again_until_it_answers():
+    async with reloading() as room:
+        room.refusal, room.silent = SettingsError("no answer"), True
+        room.watch.change()
+        await asyncio.sleep(3.5 * (AGAIN + STILL))
+        assert 4 == len(room.readings)
+
+        room.refusal, room.silent = None, False
+        await asyncio.sleep(86_400)
+        assert 5 == len(room.readings)
+        assert ["ConfigRejected"] == [event.reason for event in room.room.told]

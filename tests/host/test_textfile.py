@@ -53,6 +53,12 @@ async def test_what_cannot_be_read_is_refused_with_what_to_do(tmp_path, read, na
         await content(read, tmp_path / name, 10)
 
 
+@WAYS
+async def test_a_file_that_fails_while_it_is_read_is_refused_with_the_reason(read):
+    with pytest.raises(SettingsError, match="/proc/self/mem: cannot be read: Input/output error"):
+        await content(read, Path("/proc/self/mem"), 10)
+
+
 @pytest.mark.parametrize(
     ("name", "there"),
     [("file", True), ("none", False), ("here", False), ("loop", False), ("x" * 300, True)],
