@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Renders what follows from the chart and from the agent's settings.
 
-    deploy/render.py HELM [FOLDER]
+    deploy/render.py [HELM [FOLDER]]
 
-HELM is the program. Written to FOLDER (this repository): the plain manifests, and the part of the
-chart's value schema that describes `config`.
+Written to FOLDER (this repository): the part of the chart's value schema that describes `config`,
+and with HELM, which is the program, the plain manifests.
 """
 
 import json
@@ -31,11 +31,13 @@ CHARTS_OWN: Final = ("files", "node", "observe", "paths", "web")
 """Sections of the settings that follow from the pod's mounts, ports and environment."""
 
 
-def main(helm: str, root: Path) -> None:
-    """Write all of it below `root`."""
+def main(helm: str | None, root: Path) -> None:
+    """Write below `root` all that can be written without Helm, or with it."""
     schema = (root if (root / SCHEMA).is_file() else ROOT) / SCHEMA
     (root / SCHEMA).parent.mkdir(parents=True, exist_ok=True)
     (root / SCHEMA).write_text(with_settings(schema.read_text(encoding="utf-8")), encoding="utf-8")
+    if helm is None:
+        return
     (root / MANIFESTS).mkdir(parents=True, exist_ok=True)
     for name in RENDERED:
         (root / MANIFESTS / f"{name}.yaml").write_text(manifest(helm, name), encoding="utf-8")
@@ -116,4 +118,4 @@ def without(found: Mapping[str, object], left_out: str) -> Iterator[tuple[str, o
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]) if sys.argv[2:] else ROOT)
+    main(sys.argv[1] if sys.argv[1:] else None, Path(sys.argv[2]) if sys.argv[2:] else ROOT)

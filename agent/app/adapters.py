@@ -13,7 +13,7 @@ from agent.host.hook.directories import HostHookDirs
 from agent.host.kubelet import KubeletRegistrar
 from agent.host.watch import FileWatch
 from agent.host.worker import Worker
-from agent.settings.schema import Settings
+from agent.settings.sections import Settings
 
 DISK_QUEUE = 64
 """Pieces of blocking work that may wait for the worker thread."""

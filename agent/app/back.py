@@ -32,7 +32,7 @@ from agent.services.reconcile.plain import PlainReconcile
 from agent.services.reconcile.service import Reconcile, ReconcilePeers, ReconcileViews
 from agent.services.report import ReportCells, Reporter, ReportState
 from agent.services.settlement import Settlement
-from agent.settings.schema import Settings
+from agent.settings.sections import Settings
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

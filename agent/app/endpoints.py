@@ -26,7 +26,7 @@ from agent.plugin.traffic import Traffic
 from agent.services.listing import Listing
 from agent.services.registration import Registration
 from agent.services.rival import Rivals
-from agent.settings.schema import Settings
+from agent.settings.sections import Settings
 
 log = structlog.get_logger(__name__)
 

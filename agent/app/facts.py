@@ -15,7 +15,7 @@ from agent.kit.cell import Cell
 class Facts:
     """Cells that more than one room reads.
 
-    Writers: sharing, report, edits — app.fitting; inventory — services.inventory; slices —
+    Writers: sharing, report, edits — app.settings; inventory — services.inventory; slices —
     services.listing; pods — services.pods; node — services.node; outlived — services.outbox. The
     ledger's cell belongs to services.state, the registration's to services.registration, the
     reporter's own to services.report.

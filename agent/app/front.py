@@ -6,17 +6,18 @@ without is in agent.app.back and loads behind it.
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from agent.app.adapters import Adapters
 from agent.app.endpoints import EndpointFacts, Endpoints
 from agent.app.facts import Facts, new_facts
-from agent.app.fitting import Effects, Fitting
 from agent.app.late import LateAllocator
+from agent.app.settings import Outside, SettingsService
 from agent.app.withholding import looks_of
 from agent.core.gpu import GpuUuid, Scan
 from agent.core.health.condition import Health
 from agent.core.last_good import LastGood
+from agent.core.ports import ServiceNotifier
 from agent.core.withholding import Withholding
 from agent.host.watch import DirectoryWatch
 from agent.plugin.server import PluginServer
@@ -27,7 +28,6 @@ from agent.services.health.news import GpuEvents, LeftOut
 from agent.services.health.watch import HealthWatch
 from agent.services.inventory import InventoryKeeper
 from agent.services.kubelet import KubeletWatch
-from agent.services.last_good import LastGoodKeeper
 from agent.services.listing import Listing
 from agent.services.measuring import Measuring
 from agent.services.recent import Recent
@@ -35,22 +35,26 @@ from agent.services.registration import Registration
 from agent.services.samples import Samples
 from agent.services.state import Recovered, StateService
 from agent.services.withholding import Withholder
-from agent.settings.reading import Reading
-from agent.settings.schema import Settings
-from agent.settings.starting import COPY
+from agent.settings.reading import Look
+from agent.settings.sections import Settings
+from agent.settings.sources import Sources
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Host:
     """What is known of the host before anything runs. `stop` ends the process.
 
-    `stored`: the last good settings on disk.
+    `start`: what settings were read, which `look` reads again, at once where that is `asked`;
+    `stored`: the last good ones on disk.
     """
 
     boot_id: str
     recovered: Recovered
-    reading: Reading
+    start: Look
+    look: Callable[[Sources], Awaitable[Look]]
+    asked: asyncio.Event
     stop: asyncio.Event
+    notifier: ServiceNotifier
     stored: LastGood | None = None
 
 
@@ -82,8 +86,7 @@ class Front:
     allocator: LateAllocator
     endpoints: Endpoints
     notices: Notices
-    fitting: Fitting
-    last_good: LastGoodKeeper
+    settings: SettingsService
 
     async def follow_held(self) -> None:
         """Ids in use reach the inventory, so that they stay listed."""
@@ -109,9 +112,18 @@ def join_front(settings: Settings, adapters: Adapters, host: Host) -> Front:
     notices = Notices()
     keeper = InventoryKeeper(facts.inventory, facts.sharing, adapters.clock, state.health)
     keeper.hold(state.ledger.value.held_by_name())
-    effects = Effects(keeper.refresh, notices.say, host.stop)
-    fitting = Fitting(settings, host.reading, facts, effects)
-    fitting.recall(host.stored)
+    outside = Outside(
+        look=host.look,
+        files=adapters.files,
+        asked=host.asked,
+        disk=adapters.disk,
+        notifier=host.notifier,
+        refresh=keeper.refresh,
+        say=notices.say,
+        stop=host.stop,
+    )
+    service = SettingsService(host.start, settings, facts, outside)
+    service.recall(host.stored)
 
     def sockets() -> tuple[str, ...]:
         """What is watched in the kubelet's directory; names come and go."""
@@ -121,7 +133,7 @@ def join_front(settings: Settings, adapters: Adapters, host: Host) -> Front:
         endpoints.heard(name)
 
     directory = DirectoryWatch(settings.paths.plugins, sockets, settings.paths.kubelet_socket.name)
-    shared = (facts, fitting, notices, KubeletWatch(directory, heard))
+    shared = (facts, service, notices, KubeletWatch(directory, heard))
     knowing = _knowing(settings, adapters, host, (keeper, state), shared)
     served = EndpointFacts(directory, keeper.served, knowing.listing, state.ledger, notices.say)
     endpoints = Endpoints(settings, adapters, served, allocator)
@@ -132,8 +144,7 @@ def join_front(settings: Settings, adapters: Adapters, host: Host) -> Front:
         allocator=allocator,
         endpoints=endpoints,
         notices=notices,
-        fitting=fitting,
-        last_good=LastGoodKeeper(adapters.disk, COPY, fitting.copy, host.stored),
+        settings=service,
     )
 
 
@@ -142,15 +153,15 @@ def _knowing(
     adapters: Adapters,
     host: Host,
     kept: tuple[InventoryKeeper, StateService],
-    shared: tuple[Facts, Fitting, Notices, KubeletWatch],
+    shared: tuple[Facts, SettingsService, Notices, KubeletWatch],
 ) -> Knowing:
     clock = adapters.clock
-    facts, fitting, notices, kubelet = shared
+    facts, service, notices, kubelet = shared
     keeper, state = kept
 
     def found(scan: Scan) -> None:
         """The settings may depend on what the GPUs are: they come first."""
-        listed = fitting.saw_gpus(scan)
+        listed = service.saw_gpus(scan)
         if listed is not None:
             keeper.found(listed)
         health.scanned(scan)

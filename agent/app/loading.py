@@ -16,7 +16,7 @@ from agent.host.kube.connection import Connection
 from agent.host.worker import Worker
 from agent.kit.news import news
 from agent.services.announce import Notices
-from agent.settings.schema import Settings
+from agent.settings.sections import Settings
 
 if TYPE_CHECKING:
     from agent.app.back import Back

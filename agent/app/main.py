@@ -6,7 +6,7 @@ import dataclasses
 import datetime as dt
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 
 import structlog
@@ -24,7 +24,6 @@ from agent.app.codes import (
 )
 from agent.app.front import Front, Host, join_front
 from agent.app.loading import load_back, post_last, serve_web, web_door
-from agent.app.reloading import Reloading
 from agent.app.running import Extra, Whole, alive, lost, tell_systemd, tiers
 from agent.app.watching import Door, Watched
 from agent.codec.last_good import decode_last_good
@@ -48,16 +47,15 @@ from agent.host.lockfile import LockFile
 from agent.host.mounts import WrittenDirectory
 from agent.host.systemd import service_notifier
 from agent.kit.heartbeat import Heartbeat
+from agent.kit.offload import Offload
 from agent.kit.supervisor import BudgetSpent
 from agent.kit.tiers import Task, run_tiers
 from agent.plugin.sockets import Rival
 from agent.services.announce import Notices
-from agent.services.reload import Reload
 from agent.services.state import recover
-from agent.settings.load import Look
-from agent.settings.plan import Given
-from agent.settings.schema import Settings
-from agent.settings.starting import COPY, Start
+from agent.settings.reading import COPY, Look
+from agent.settings.sections import Settings
+from agent.settings.sources import Sources
 
 log = structlog.get_logger(__name__)
 
@@ -83,8 +81,9 @@ class Process:
     """What the process was started with. `look` looks at all sources again."""
 
     environ: Mapping[str, str]
-    start: Start
-    look: Callable[[Given], Look]
+    start: Look
+    settings: Settings
+    look: Callable[[Sources, Offload], Awaitable[Look]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -97,10 +96,10 @@ class _Signals:
 
 async def run_agent(process: Process) -> int:
     """Run until SIGTERM or SIGINT; return the exit code. A second signal leaves at once."""
-    settings = process.start.settings
+    settings = process.settings
     notifier = service_notifier(process.environ, os.getpid())
     log.info("agent.starting", version=__version__, node=settings.node, observe=settings.observe)
-    for warning in process.start.reading.warnings:
+    for warning in process.start.taken().warnings:
         log.warning("config.ignored", what=warning)
     code = OK
     try:
@@ -116,7 +115,7 @@ async def run_agent(process: Process) -> int:
 
 
 async def _run(process: Process, notifier: ServiceNotifier, signals: _Signals) -> None:
-    settings = process.start.settings
+    settings = process.settings
     connection = _connection(settings, process)
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(alive(notifier))
@@ -127,26 +126,24 @@ async def _run(process: Process, notifier: ServiceNotifier, signals: _Signals) -
         adapters = await stack.enter_async_context(open_adapters(settings))
         if settings.driver.exit_without:
             await adapters.driver.scan()
-        front = await _joined(process.start, adapters, signals.stop)
+        front = await _joined(process, adapters, notifier, signals)
         await _alone(settings, connection, adapters, front.notices)
         written = stack.enter_context(WrittenDirectory(settings.paths.plugins))
         whole = Whole(front, plain=settings.plain is not None, observe=settings.observe)
         watched = Watched(Heartbeat(), whole=whole)
-        reload = _reload(process, front, adapters, notifier, signals.reload)
         extra = Extra(
             heartbeat=watched.heartbeat.run,
             load=lambda: load_back(settings, connection, adapters, whole),
             notify=lambda: tell_systemd(notifier, whole),
-            reload=reload.run,
             web=lambda: serve_web(settings, watched, whole, adapters.loader, Door.PORT),
             web_socket=lambda: serve_web(settings, watched, whole, adapters.loader, Door.SOCKET),
             mounts=Task("mounts", lambda: lost(front.registration.state, written)),
         )
         await run_tiers(tiers(whole, extra, adapters.random), signals.stop, STOP_DEADLINE)
         notifier.stopping()
-        if front.fitting.refusal is not None and front.facts.inventory.value.generation == 0:
+        if front.settings.refusal is not None and front.facts.inventory.value.generation == 0:
             await post_last(settings, connection, adapters, front.notices)
-            raise front.fitting.refusal
+            raise front.settings.refusal
 
 
 def _connection(settings: Settings, process: Process) -> Connection | None:
@@ -210,10 +207,13 @@ async def _alone(
     raise SettingsError(text)
 
 
-async def _joined(start: Start, adapters: Adapters, stop: asyncio.Event) -> Front:
+async def _joined(
+    process: Process, adapters: Adapters, notifier: ServiceNotifier, signals: _Signals
+) -> Front:
     """Read the state, build the first half, and make the directories of what is held."""
     boot = boot_id()
-    resource = start.settings.sharing.resource
+    start, settings = process.start, process.settings
+    resource = settings.sharing.resource
     running = dt.timedelta(seconds=asyncio.get_running_loop().time())  # since the boot
     recovered = await recover(
         adapters.disk,
@@ -222,10 +222,19 @@ async def _joined(start: Start, adapters: Adapters, stop: asyncio.Event) -> Fron
         resource=resource,
         booted_at=adapters.clock.now() - running,
     )
-    stored = await _stored(adapters)
-    front = join_front(start.settings, adapters, Host(boot, recovered, start.reading, stop, stored))
+    host = Host(
+        boot_id=boot,
+        recovered=recovered,
+        start=start,
+        look=lambda good: process.look(good, adapters.reader),
+        asked=signals.reload,
+        stop=signals.stop,
+        notifier=notifier,
+        stored=await _stored(adapters),
+    )
+    front = join_front(settings, adapters, host)
     if start.refusal is not None:
-        front.fitting.reject(start.refusal)
+        front.settings.reject(start.refusal)
     if recovered.notice:
         log.warning("state.recovered", notice=recovered.notice)
         front.notices.say(NodeEvent("StateRecovered", recovered.notice, warning=True))
@@ -257,26 +266,6 @@ async def _prepare(ledger: Ledger, adapters: Adapters) -> None:
                 await adapters.hooks.prepare(name, wipe=False)
         except (AgentError, TimeoutError) as error:
             log.warning("hooks.not_prepared", ns=namespace, pod=pod, err=str(error) or "no answer")
-
-
-def _reload(
-    process: Process,
-    front: Front,
-    adapters: Adapters,
-    notifier: ServiceNotifier,
-    asked: asyncio.Event,
-) -> Reload:
-    """The service that reads the sources again when their files change, and on SIGHUP."""
-    start = process.start
-    reloading = Reloading(
-        fitting=front.fitting,
-        look=process.look,
-        host_name=start.reading.host_name,
-        files=start.asked,
-        offload=adapters.reader,
-        notifier=notifier,
-    )
-    return Reload(adapters.files, start.asked, reloading.read, asked)
 
 
 @contextlib.contextmanager

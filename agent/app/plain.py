@@ -16,7 +16,7 @@ from agent.services.allocation.plain import PlainAllocation, PlainViews
 from agent.services.allocation.storage import Storage
 from agent.services.announce import NoticeLog
 from agent.services.reconcile.plain import PlainBooks, PlainPeers, PlainReconcile
-from agent.settings.schema import Settings
+from agent.settings.sections import Settings
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

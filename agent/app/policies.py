@@ -24,7 +24,7 @@ _API = _policy(1.0, 2.0, 5.0, 15.0, 60.0, jitter=0.3)
 POLICIES: Mapping[str, RestartPolicy] = {
     "state": _LOCAL,
     "notify": _LOCAL,
-    "fitting": _LOCAL,
+    "settings": _LOCAL,
     "inventory": _LOCAL,
     "left_out": _LOCAL,
     "gpu_events": _LOCAL,
@@ -50,8 +50,6 @@ POLICIES: Mapping[str, RestartPolicy] = {
     "condition": _API,
     "recent": _LOCAL,
     "kubelet": _policy(0.1, 0.5, 1.0, 5.0),
-    "reload": _LOCAL,
-    "last_good": _LOCAL,
     "heartbeat": _LOCAL,
     "load": _API,
     "web": _WEB,

@@ -36,7 +36,7 @@ from agent.host.surroundings import look_at, plugin_sockets
 from agent.host.worker import Worker
 from agent.kit.cell import Cell
 from agent.services.inventory import InventoryKeeper
-from agent.settings.schema import Settings
+from agent.settings.sections import Settings
 
 DRIVER_SECONDS = 15.0
 """Eight GPUs that wake one after the other take 12 s."""

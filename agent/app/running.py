@@ -87,7 +87,6 @@ class Extra:
     heartbeat: Run
     load: Run
     notify: Run
-    reload: Run
     web: Run
     web_socket: Run
     mounts: Task
@@ -111,14 +110,13 @@ def tiers(whole: Whole, extra: Extra, chance: random.Random) -> Sequence[Sequenc
 
     async def report() -> None:
         """No report before the labels are known: profiles may ask for them."""
-        await front.fitting.labelled.wait()
+        await front.settings.labelled.wait()
         await (await whole.loaded()).runs["report"]()
 
     return (
         (task("heartbeat", extra.heartbeat), task("state", front.state.run)),
         (
-            task("fitting", front.fitting.run),
-            task("last_good", front.last_good.run),
+            task("settings", front.settings.run),
             task("inventory", knowing.keeper.run),
             task("left_out", knowing.left_out.run),
             task("gpu_events", knowing.gpu_events.run),
@@ -139,7 +137,6 @@ def tiers(whole: Whole, extra: Extra, chance: random.Random) -> Sequence[Sequenc
             *(() if whole.observe else (Task("endpoints", front.endpoints.run), extra.mounts)),
             *(() if whole.plain else (task("report", report),)),
             task("notify", extra.notify),
-            task("reload", extra.reload),
             task("web", extra.web),
             task("web_socket", extra.web_socket),
         ),

@@ -14,7 +14,7 @@ from agent.host.kube.leftovers import KubeLeftovers
 from agent.host.kube.session import KubeSession
 from agent.host.lockfile import LockFile
 from agent.services.leftovers import Say, Told, clean, clean_all, vacated
-from agent.settings.schema import Settings
+from agent.settings.sections import Settings
 
 PROGRAM: Final = "hami-agent-uninstall"
 """Another name than the agent's: what is changed here must not count as written by an agent."""

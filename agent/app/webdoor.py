@@ -21,7 +21,7 @@ from agent.core.inventory import Inventory
 from agent.core.ledger import Ledger
 from agent.core.slices import SliceList
 from agent.kit.cell import Cell
-from agent.settings.schema import Settings
+from agent.settings.sections import Settings
 from agent.web.actions import Actions, recheck_act, release_act
 from agent.web.gpus import labelled
 from agent.web.metrics import AgentCollector, Facts, MetricsPage, Series

@@ -7,7 +7,7 @@ from agent.core.steps import Step
 from agent.kit.cell import Cell
 from agent.plugin.sockets import check_directory
 from agent.services.withholding import Look
-from agent.settings.schema import Settings
+from agent.settings.sections import Settings
 
 
 def looks_of(settings: Settings, adapters: Adapters, write_error: Cell[str]) -> tuple[Look, ...]:

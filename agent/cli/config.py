@@ -1,6 +1,7 @@
 """`hami-agent config show|check|schema`: what the settings are, and where each came from."""
 
 import argparse
+import asyncio
 import json
 import sys
 from collections.abc import Iterable, Mapping
@@ -10,15 +11,12 @@ from agent.cli.arguments import add_output
 from agent.cli.codes import OK
 from agent.cli.config_check import add_check, check
 from agent.cli.main import Subparsers
-from agent.cli.settings_args import add_settings, sources
+from agent.cli.settings_args import add_settings, looked, sources
 from agent.cli.settings_view import API_VERSION, plain, table, terminal_columns
 from agent.core.errors import SettingsError
-from agent.host.surroundings import host_name
 from agent.settings.fields import DEFAULT, Setting
 from agent.settings.json_schema import json_schema
-from agent.settings.load import load
 from agent.settings.profiles import NodeFacts
-from agent.settings.reading import Reading
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -61,15 +59,15 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 def _show(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     try:
-        plan = load(sources(args, environ))
-        name = Reading(plan, host_name()).settings(NodeFacts()).node
+        plan = asyncio.run(looked(sources(args, environ))).taken()
+        name = plan.settings(NodeFacts()).node
     except SettingsError as error:
         sys.stderr.write(f"hami-agent: {error}\n")
         return BAD_SETTINGS
     for warning in plan.warnings:
         sys.stderr.write(f"hami-agent: warning: {warning}\n")
-    effective = plan.resolve(NodeFacts(name)).settings
-    settings = [one for one in effective.values() if not args.diff or one.origin != DEFAULT]
+    values = plan.resolve(NodeFacts(name))
+    settings = [one for one in values.values() if not args.diff or one.origin != DEFAULT]
     if args.output == "json":
         sys.stdout.write(json.dumps(_document(settings), indent=2) + "\n")
     else:

@@ -1,6 +1,7 @@
 """`hami-agent config check`: what the files say of each node, without starting anything."""
 
 import argparse
+import asyncio
 import dataclasses
 import json
 import sys
@@ -11,7 +12,7 @@ from typing import Final
 from agent.cli.arguments import add_output
 from agent.cli.codes import OK, PROBLEM
 from agent.cli.main import Subparsers
-from agent.cli.settings_args import add_settings, flags, sources
+from agent.cli.settings_args import add_settings, flags, looked, sources
 from agent.cli.settings_view import API_VERSION, plain, table, terminal_columns
 from agent.codec.device_config import SECTION
 from agent.codec.faults import Faults
@@ -20,13 +21,16 @@ from agent.codec.nodeconfig import WHAT as NODES
 from agent.codec.strangers import refuse_stranger
 from agent.codec.yaml_places import read_yaml
 from agent.core.errors import SettingsError, cap
+from agent.core.last_good import SourceFile
 from agent.host.surroundings import host_name
+from agent.host.worker import Worker
 from agent.settings.fields import DEFAULT
-from agent.settings.load import is_json, load, read_text
-from agent.settings.plan import Given, Plan, Text, make_plan
 from agent.settings.profiles import NodeFacts
-from agent.settings.schema import build, check_shares
+from agent.settings.reading import is_json, read_text
+from agent.settings.sections import build, check_shares
+from agent.settings.sources import Sources
 from agent.settings.table import SECTIONS
+from agent.settings.values import Plan, make_plan
 
 INDENT: Final = "  "
 OTHERS: Final = "other nodes"
@@ -114,9 +118,9 @@ def check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 def _plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
     """What the sources say. Raises SettingsError with all that is wrong in all of them."""
     if not args.files:
-        return load(sources(args, environ))
+        return asyncio.run(looked(sources(args, environ))).taken()
     faults = Faults()
-    given = _given(args, faults)
+    given = asyncio.run(_given(args, faults))
     with faults.kept():
         plan = make_plan(given)
     faults.refuse()
@@ -174,22 +178,27 @@ def _label(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _given(args: argparse.Namespace, faults: Faults) -> Given:
+async def _given(args: argparse.Namespace, faults: Faults) -> Sources:
     """The named files, each for what it is; the environment of whoever checks is not theirs."""
-    found: dict[str, Text] = {}
-    for path in (*args.files, *([args.config] if args.config else [])):
-        with faults.kept():
-            text = read_text(STDIN if path == Path("-") else path)
-            kind = _kind(text)
-            if kind in found:
-                raise SettingsError(f"{path}: is {kind}, and so is {found[kind].name}; name one")
-            found[kind] = text
-    return Given(
-        found.get(DEVICE_CONFIG), found.get(OWN), found.get(NODE_CONFIG), flags=flags(args)
+    found: dict[str, SourceFile] = {}
+    async with Worker("settings", 1) as worker:
+        for path in (*args.files, *([args.config] if args.config else [])):
+            with faults.kept():
+                text = await read_text(STDIN if path == Path("-") else path, worker)
+                kind = _kind(text)
+                if kind in found:
+                    told = f"is {kind}, and so is {found[kind].name}; name one"
+                    raise SettingsError(f"{path}: {told}")
+                found[kind] = text
+    return Sources(
+        flags=flags(args),
+        device_config=found.get(DEVICE_CONFIG),
+        own=found.get(OWN),
+        node_config=found.get(NODE_CONFIG),
     )
 
 
-def _kind(text: Text) -> str:
+def _kind(text: SourceFile) -> str:
     """Which of the three files it is."""
     if is_json(text):
         try:
@@ -219,7 +228,7 @@ def _facts(
     args: argparse.Namespace, plan: Plan, labels: Mapping[str, str] | None
 ) -> Iterator[tuple[str, NodeFacts]]:
     """The nodes to print, by title."""
-    models = None if args.gpu is None else tuple(args.gpu)
+    models = None if args.gpu is None else {str(n): one for n, one in enumerate(args.gpu)}
     for name in args.node or plan.names():
         yield name, NodeFacts(name, labels, models)
     if not args.node:
@@ -227,15 +236,15 @@ def _facts(
 
 
 def _node(plan: Plan, title: str, facts: NodeFacts) -> _Node:
-    resolved = plan.resolve(facts)
-    gpus = max(1, len(facts.gpu_models or ()))
-    build(resolved.settings, host_name=facts.name or host_name(), gpus=gpus)
-    check_shares(resolved.settings)
-    changed = [one for one in resolved.settings.values() if one.origin != DEFAULT]
-    heads: Sequence[str] = (title, *(f"profile {name}" for name in resolved.profiles))
+    values = plan.resolve(facts)
+    gpus = max(1, len(facts.gpus or ()))
+    build(values, host_name=facts.name or host_name(), gpus=gpus)
+    check_shares(values)
+    changed = [one for one in values.values() if one.origin != DEFAULT]
+    heads: Sequence[str] = (title, *(f"profile {name}" for name in values.profiles))
     lines = [", ".join(heads) + ("\n" if changed else ": all defaults\n")]
     if changed:
         columns = terminal_columns()
         rows = table(changed, origin=True, columns=columns and columns - len(INDENT))
         lines += [f"{INDENT}{row}" for row in list(rows)[1:]]
-    return _Node(title, resolved.profiles, tuple(plain(one) for one in changed), tuple(lines))
+    return _Node(title, values.profiles, tuple(plain(one) for one in changed), tuple(lines))

@@ -11,16 +11,15 @@ from agent.cli.arguments import add_output
 from agent.cli.codes import OK, PROBLEM
 from agent.cli.logs import configure
 from agent.cli.main import Subparsers
-from agent.cli.settings_args import add_settings, sources
+from agent.cli.settings_args import add_settings, looked, sources
 from agent.cli.settings_view import API_VERSION
 from agent.core.errors import SettingsError
 from agent.core.preflight import Finding, Point, Verdict, counted, judge_hami_files
-from agent.host.surroundings import host_name
-from agent.settings.fields import Effective
-from agent.settings.load import DEVICE_CONFIG, NODE_CONFIG, Look, look
+from agent.settings.fields import Values
 from agent.settings.profiles import NodeFacts
-from agent.settings.reading import Reading
-from agent.settings.schema import check_shares
+from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG, Look
+from agent.settings.sections import check_shares
+from agent.settings.values import Plan
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -48,7 +47,7 @@ def add_parser(subparsers: Subparsers) -> None:
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Print a line for everything that was looked at."""
     configure("error", "auto", environ)
-    found = look(sources(args, environ))
+    found = asyncio.run(looked(sources(args, environ)))
     findings = tuple(_findings(found, environ, reader=args.read_only))
     wrong = any(one.verdict is Verdict.WRONG for one in findings)
     if args.output == "json":
@@ -61,35 +60,36 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 def _findings(found: Look, environ: Mapping[str, str], *, reader: bool) -> Sequence[Finding]:
     try:
-        if found.plan is None:
-            raise found.refusal or SettingsError("nothing was read")
-        reading = Reading(found.plan, host_name(), found.given)
-        settings = reading.settings(NodeFacts())
+        plan = found.taken()
+        settings = plan.settings(NodeFacts())
     except SettingsError as error:
         advice = "mend it; `hami-agent config check` says what each node would get"
         return [Finding(Point.SETTINGS, Verdict.WRONG, "settings", str(error), advice)]
-    effective = reading.plan.resolve(NodeFacts(settings.node)).settings
+    values = plan.resolve(NodeFacts(settings.node))
     read = Finding(Point.SETTINGS, Verdict.OK, "settings", f"accepted, for Node {settings.node}")
     try:
-        check_shares(effective)
+        check_shares(values)
     except SettingsError as error:
         read = Finding(Point.SETTINGS, Verdict.WRONG, "settings", str(error))
     notes = [
         Finding(Point.SETTINGS, Verdict.NOTE, "settings", text, "it changes nothing here")
-        for text in reading.warnings
+        for text in plan.warnings
     ]
-    hami = _hami_files(reading, effective, settings.node)
+    hami = _hami_files(plan, values, settings.node)
     return [read, *notes, hami, *asyncio.run(examine(settings, environ, reader=reader))]
 
 
-def _hami_files(reading: Reading, effective: Effective, node: str) -> Finding:
-    given = reading.given
+def _hami_files(plan: Plan, values: Values, node: str) -> Finding:
+    sources = plan.sources
     files = {
-        str(effective[key].value): text is not None
-        for key, text in ((DEVICE_CONFIG, given.device_config), (NODE_CONFIG, given.node_config))
-        if effective[key].value
+        str(values[key].value): text is not None
+        for key, text in (
+            (DEVICE_CONFIG, sources.device_config),
+            (NODE_CONFIG, sources.node_config),
+        )
+        if values[key].value
     }
-    names = [name for name, _ in reading.plan.node_config.entries if name]
+    names = [name for one in plan.node_config.profiles for name in one.match.nodes]
     return judge_hami_files(files, node, names)
 
 

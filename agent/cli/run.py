@@ -9,11 +9,10 @@ from agent.app.codes import BAD_SETTINGS
 from agent.app.main import Process, run_agent
 from agent.cli.logs import configure
 from agent.cli.main import Subparsers
-from agent.cli.settings_args import add_settings, sources
+from agent.cli.settings_args import add_settings, sources, started
 from agent.core.errors import SettingsError
-from agent.host.surroundings import host_name
-from agent.settings.load import look
-from agent.settings.starting import begin
+from agent.settings.profiles import NodeFacts
+from agent.settings.reading import look
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -32,10 +31,11 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run the agent and return its exit code."""
     origin = sources(args, environ)
     try:
-        start = begin(origin, host_name())
+        start = asyncio.run(started(origin))
+        settings = start.taken().settings(NodeFacts())
     except SettingsError as error:
         sys.stderr.write(f"hami-agent: {error}\n")
         return BAD_SETTINGS
-    log = start.settings.log
-    configure(log.level, log.format, environ)
-    return asyncio.run(run_agent(Process(environ, start, lambda good: look(origin, good))))
+    configure(settings.log.level, settings.log.format, environ)
+    process = Process(environ, start, settings, lambda good, files: look(origin, files, good))
+    return asyncio.run(run_agent(process))

@@ -16,7 +16,7 @@ from agent.cli import sandbox_view as view
 from agent.cli.codes import OK, PROBLEM, USAGE
 from agent.cli.logs import configure
 from agent.cli.main import Subparsers
-from agent.cli.settings_args import add_settings, sources
+from agent.cli.settings_args import add_settings, looked, sources
 from agent.core.errors import AgentError
 from agent.sandbox.apiserver_kubectl import PREFIX
 from agent.sandbox.hardware_file import DRIVER_VERSION, Description
@@ -34,7 +34,6 @@ from agent.sandbox.scenario.default import (
 from agent.sandbox.scenario.record import Moment, Record
 from agent.sandbox.scenario.stage import Stage, counted
 from agent.sandbox.scenario.workloads import fitting, plain, slices_of
-from agent.settings.load import load
 from agent.settings.profiles import NodeFacts
 
 TERMINATED: Final = 128 + signal.SIGTERM
@@ -148,13 +147,13 @@ async def _stay(stage: Stage, screen: "_Screen") -> None:
     """Show what happens until somebody ends it."""
     cluster = stage.cluster
     with cluster.log.copied(cluster.places.log):
-        screen.say(view.invitation(_addresses(cluster)))
+        screen.say(view.invitation(await _addresses(cluster)))
         async with asyncio.TaskGroup() as group:
             group.create_task(keep_agent(cluster, stage.record.note))
             group.create_task(tell_news(cluster, stage.record.note))
 
 
-def _addresses(cluster: SandboxCluster) -> view.Addresses:
+async def _addresses(cluster: SandboxCluster) -> view.Addresses:
     places = cluster.places
     pod, people = places.root / "pod.json", places.root / "kubectl.config"
     people.write_text(kubeconfig(f"{cluster.api.url}{PREFIX}{cluster.admin_token}", ""))
@@ -168,12 +167,12 @@ def _addresses(cluster: SandboxCluster) -> view.Addresses:
         kubeconfig=people,
         log=places.log,
         pid=cluster.agent.pid,
-        quiet=_quiet_period(cluster),
+        quiet=await _quiet_period(cluster),
         gpu=cluster.hardware.states[-1].gpu.index,
     )
 
 
-def _quiet_period(cluster: SandboxCluster) -> str:
+async def _quiet_period(cluster: SandboxCluster) -> str:
     """What the agent of the sandbox was told, by the sources that it reads itself.
 
     Raises SettingsError: they have changed for the worse since it was started.
@@ -181,9 +180,9 @@ def _quiet_period(cluster: SandboxCluster) -> str:
     parser = argparse.ArgumentParser()
     add_settings(parser)
     args = parser.parse_args(cluster.command()[1:])
-    settings = load(sources(args, cluster.environment())).resolve(NodeFacts()).settings
-    found = settings["health.quietPeriod"]
-    return str(found.field.read.write(found.value))
+    found = await looked(sources(args, cluster.environment()))
+    quiet = found.taken().resolve(NodeFacts())["health.quietPeriod"]
+    return str(quiet.field.read.write(quiet.value))
 
 
 class _Screen:

@@ -4,8 +4,12 @@ import argparse
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from agent.settings.fields import Field, boolean
-from agent.settings.load import Sources
+from agent.host.surroundings import host_name
+from agent.host.worker import Worker
+from agent.settings.fields import Field
+from agent.settings.kinds import boolean
+from agent.settings.reading import Look, begin, look
+from agent.settings.sources import Sources
 from agent.settings.surroundings import FOREIGN
 from agent.settings.table import FIELDS
 
@@ -76,4 +80,16 @@ def flags(args: argparse.Namespace) -> Mapping[str, str]:
 
 def sources(args: argparse.Namespace, environ: Mapping[str, str]) -> Sources:
     """Where the settings of this call come from."""
-    return Sources(file=args.config, environ=environ, flags=flags(args))
+    return Sources(args.config, environ, flags(args), host_name())
+
+
+async def looked(origin: Sources) -> Look:
+    """What a look at the sources finds. Files are waited for on a thread that holds up no exit."""
+    async with Worker("settings", 1) as files:
+        return await look(origin, files)
+
+
+async def started(origin: Sources) -> Look:
+    """What to start with. Raises SettingsError: nothing."""
+    async with Worker("settings", 1) as files, Worker("state", 1) as state:
+        return await begin(origin, files, state)

@@ -16,8 +16,7 @@ from agent.cli.main import Subparsers
 from agent.core.errors import AgentError
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.hardware_client import HardwareSilent, HardwareUnreachable, ask
-from agent.settings.durations import seconds_of
-from agent.settings.fields import decimal
+from agent.settings.kinds import decimal, seconds_of
 
 DEFAULT_SOCKET: Final = Path("/run/hami-agent/simulate.sock")
 DEADLINE: Final = 5.0

@@ -1,53 +1,18 @@
-"""What one setting is: its key, where it can come from, its type, bounds and sentence."""
+"""What one setting is, and a value of it with its origin."""
 
 import dataclasses
-import json
-import math
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from agent.core.errors import SettingsError, cap
+from typing_extensions import override
 
-Scalar = str | int | float | bool | None
-Value = Scalar | tuple[str, ...]
-
-TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
-FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
-
-_NEVER: Final = re.compile("[\0\ud800-\udfff]")
-"""What no path and no message can hold; a variable that is no UTF-8 comes with surrogates."""
-_NUMBER: Final = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
-_GREATEST: Final = 10**19
-"""No whole number of a setting has more digits."""
+from agent.core.errors import SettingsError
+from agent.settings.kinds import Kind, Value, WrongValue, shown
 
 
-class WrongValue(Exception):  # noqa: N818 -- becomes a SettingsError where its place is known
-    """A value does not fit its field; str() says what was expected.
-
-    `found` says what was found instead, where that is not the value as a whole.
-    """
-
-    def __init__(self, expected: str, found: str = "") -> None:
-        super().__init__(expected)
-        self.found = found
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Kind:
-    """A type with bounds. `schema` is the same said in JSON Schema, for editors.
-
-    Called with a YAML scalar, or the text of a variable or flag, it gives the value or raises
-    WrongValue. `write` gives a value as the files say it.
-    """
-
-    read: Callable[[object], Value]
-    schema: Mapping[str, object]
-    write: Callable[[Value], Value] = lambda value: value
-
-    def __call__(self, value: object) -> Value:
-        """The value. Raises WrongValue."""
-        return self.read(value)
+def as_it_is(value: Value) -> Value:
+    """The value of most settings is what the agent uses."""
+    return value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,6 +24,10 @@ class Field:
     `other_flags` are spellings of it kept from HAMi and NVIDIA. `live`: a change takes effect while
     the agent runs, so that profiles may set it, unless it is not `profiled`: one for all nodes.
     `kept_read` reads the variables of `env` where HAMi reads them by another rule.
+
+    `section` is where the agent finds the value: the section and its attribute (`web.port`), an
+    attribute of Settings itself (`observe`), or several; `part` makes of the value what stands
+    there. Without one the value steers what is read or built, in agent/settings itself.
     """
 
     key: str
@@ -71,6 +40,13 @@ class Field:
     live: bool = False
     profiled: bool = True
     kept_read: Kind | None = None
+    section: str | tuple[str, ...] = ()
+    part: Callable[..., object] = as_it_is
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """All places of the value."""
+        return (self.section,) if isinstance(self.section, str) else self.section
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -91,241 +67,25 @@ class Setting:
 DEFAULT: Final = "default"
 """The origin of a value that nobody set."""
 
-Effective = Mapping[str, Setting]
-"""The settings in force, by key."""
 
+class Values(Mapping[str, Setting]):
+    """Every setting by its key, as it is on one node. `profiles`: the names of those that apply."""
 
-def shown(value: object) -> str:
-    """A short form of a refused value for a message, in the words of the files."""
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    try:
-        return cap(repr(value), 40)
-    except ValueError:  # Python writes no whole number of more than 4,300 digits
-        return "a number of thousands of digits"
+    def __init__(self, settings: Mapping[str, Setting], profiles: tuple[str, ...] = ()) -> None:
+        self._settings = settings
+        self.profiles = profiles
 
+    @override
+    def __getitem__(self, key: str) -> Setting:
+        return self._settings[key]
 
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        # YAML takes 94 for a number and `no` for false; quotes make either a text.
-        quoted = " in quotes" if isinstance(value, int | float) else ""
-        raise WrongValue(f"expected text{quoted}")
-    if _NEVER.search(value):
-        raise WrongValue("expected text of UTF-8 characters without NUL")
-    return value
+    @override
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._settings)
 
-
-def _text_or_whole(value: object) -> str:
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    return str(value) if is_whole and _is_short(value) else _text(value)
-
-
-def _is_short(value: object) -> bool:
-    return isinstance(value, int) and abs(value) < _GREATEST
-
-
-def _path(value: object) -> str:
-    found = _text(value)
-    if not found.startswith("/"):
-        raise WrongValue("expected an absolute path")
-    return found
-
-
-def _optional_path(value: object) -> str | None:
-    return _path(value) if _text(value) else None
-
-
-def _boolean(value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value in TRUE | FALSE:
-        return value in TRUE
-    raise WrongValue("expected true or false")
-
-
-text = Kind(_text, {"type": "string"})
-"""A string."""
-
-text_or_whole = Kind(_text_or_whole, {"type": ["string", "integer"]})
-"""A string; a whole number is taken for one, as it is shown."""
-
-optional_text = Kind(lambda value: _text(value) or None, {"type": "string"})
-"""A string; an empty one counts as not set."""
-
-
-_DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-
-
-def _node_name(value: object) -> str | None:
-    found = _text(value)
-    if found and (len(found) > 253 or _DOMAIN.fullmatch(found) is None):
-        raise WrongValue("expected the name of a Node, like gpu-1 (lower case)")
-    return found or None
-
-
-node_name = Kind(_node_name, {"type": "string"})
-"""The name of a Node; an empty one counts as not set.
-
-Source: kubernetes pkg/apis/core/validation ValidateNodeName (a DNS subdomain).
-"""
-
-path = Kind(_path, {"type": "string", "pattern": "^/"})
-"""An absolute path."""
-
-optional_path = Kind(_optional_path, {"type": "string", "pattern": "^(/|$)"})
-"""An absolute path; an empty one counts as not set."""
-
-boolean = Kind(_boolean, {"type": "boolean"})
-"""True or false; variables and flags may also say 1, 0, t or f."""
-
-
-exactly_true = Kind(lambda value: value == "true", {"type": "boolean"})
-"""True for `true`, false for every other text, as HAMi's plugin reads a switch of its own."""
-
-
-def whole(low: int, high: int) -> Kind:
-    """A whole number from `low` to `high`."""
-
-    def read(value: object) -> int:
-        found = value
-        if isinstance(found, str):
-            sign = found.removeprefix("-")
-            found = int(found) if sign.isascii() and sign.isdigit() and len(sign) < 20 else value
-        if isinstance(found, bool) or not isinstance(found, int):
-            raise WrongValue("expected a whole number")
-        if not low <= found <= high:
-            raise WrongValue(f"expected {low} to {high}")
-        return found
-
-    return Kind(read, {"type": "integer", "minimum": low, "maximum": high})
-
-
-def number(low: float, high: float) -> Kind:
-    """A finite number from `low` to `high`."""
-
-    def read(value: object) -> float:
-        found = decimal(value)
-        if not math.isfinite(found):
-            raise WrongValue("expected a number")
-        if not low <= found <= high:
-            raise WrongValue(f"expected {low:g} to {high:g}")
-        return found
-
-    return Kind(read, {"type": "number", "minimum": low, "maximum": high})
-
-
-def decimal(value: object) -> float:
-    """The number; NaN for what is none. Python's own reader takes `1_0` and other scripts, too."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        return math.nan
-    if isinstance(value, str) and not _NUMBER.fullmatch(value):
-        return math.nan
-    try:
-        return float(value)
-    except OverflowError:
-        return math.nan
-
-
-def choice(*words: str, like: Mapping[str, str] | None = None) -> Kind:
-    """One of `words`; `like` are other words for them, kept from HAMi and NVIDIA."""
-
-    def read(value: object) -> str:
-        if isinstance(value, str):
-            found = (like or {}).get(value, value)
-            if found in words:
-                return found
-        raise WrongValue(f"expected one of {', '.join(words)}")
-
-    return Kind(read, {"enum": list(words)})
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    if isinstance(value, str):
-        return tuple(part.strip() for part in _text(value).split(",") if part.strip())
-    if isinstance(value, list) and all(isinstance(part, str) for part in value):
-        return tuple(_text(part) for part in value)
-    raise WrongValue("expected a list of texts")
-
-
-texts = Kind(_texts, {"type": "array", "items": {"type": "string"}})
-"""A list of strings; in variables and flags separated by commas."""
-
-
-def several(*words: str) -> Kind:
-    """One or more of `words`; in variables and flags separated by commas."""
-
-    def read(value: object) -> tuple[str, ...]:
-        expected = f"expected one or more of {', '.join(words)}"
-        try:
-            found = _texts(value)
-        except WrongValue as error:
-            raise WrongValue(expected) from error
-        wrong = [word for word in found if word not in words]
-        if wrong or not found:
-            raise WrongValue(expected, shown(wrong[0]) if wrong else "none")
-        return found
-
-    return Kind(read, {"type": "array", "items": {"enum": list(words)}, "minItems": 1})
-
-
-def text_like(form: re.Pattern[str], example: str) -> Kind:
-    """Text of this form, of which `example` is one."""
-
-    def read(value: object) -> str:
-        if not isinstance(value, str) or not form.fullmatch(value):
-            raise WrongValue(f"expected text like {example}")
-        return value
-
-    return Kind(read, {"type": "string", "pattern": f"^{form.pattern}$"})
-
-
-def _indexes(value: object) -> tuple[str, ...]:
-    parts = value.split(",") if isinstance(value, str) else value
-    if not isinstance(parts, list):
-        raise WrongValue("expected GPU indexes")
-    return tuple(found for part in parts if (found := _index(part)))
-
-
-def _index(part: object) -> str:
-    """One index; empty where nothing stands."""
-    is_whole = isinstance(part, int) and not isinstance(part, bool) and _is_short(part)
-    found = str(part).strip() if is_whole or isinstance(part, str) else "-"
-    if found and not (found.isascii() and found.isdigit() and len(found) < 20):
-        raise WrongValue("expected GPU indexes", shown(part))
-    return found
-
-
-indexes = Kind(
-    _indexes,
-    {
-        "type": "array",
-        "items": {"anyOf": [{"type": "integer", "minimum": 0}, {"pattern": "^[0-9]+$"}]},
-    },
-)
-"""A list of numbers of GPUs; in variables and flags separated by commas."""
-
-_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-
-
-def _resource_name(value: object) -> str:
-    found = _text(value)
-    domain, slash, name = found.partition("/")
-    well_formed = (
-        bool(slash)
-        and len(domain) <= 244
-        and _DOMAIN.fullmatch(domain) is not None
-        and _NAME.fullmatch(name) is not None
-    )
-    if not well_formed or "kubernetes.io/" in found or found.startswith("requests."):
-        raise WrongValue("expected a name like nvidia.com/gpu")
-    return found
-
-
-resource_name = Kind(_resource_name, {"type": "string", "pattern": "^[^/]+/[^/]+$"})
-"""An extended resource's name, by the kubelet's rule.
-
-Source: kubernetes pkg/apis/core/v1/helper IsExtendedResourceName.
-"""
+    @override
+    def __len__(self) -> int:
+        return len(self._settings)
 
 
 def setting(field: Field, value: object, where: str, written: str = "") -> Setting:

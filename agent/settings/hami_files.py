@@ -1,7 +1,5 @@
 """HAMi's two files as settings: its keys, its rules of what overrides, our bounds."""
 
-import dataclasses
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
@@ -10,7 +8,10 @@ from agent.codec.faults import Faults
 from agent.codec.known_keys import Found, Passed
 from agent.codec.nodeconfig import NodeEntry, read_nodeconfig
 from agent.core.errors import cap
-from agent.settings.fields import Setting, setting, shown
+from agent.settings.fields import Setting, setting
+from agent.settings.kinds import shown
+from agent.settings.profiles import Match, Profile
+from agent.settings.sources import Layer
 from agent.settings.table import BY_KEY, SECTIONS
 
 DEVICE_CONFIG: Final[Mapping[str, str]] = {
@@ -53,34 +54,6 @@ WITHOUT_EFFECT: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
 FILTER: Final = "filterdevices"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Layer:
-    """Settings of one source, and what was passed over in it."""
-
-    settings: tuple[Setting, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class NodeLayer:
-    """Settings for nodes by name, in the order of the entries; later ones win.
-
-    `empty`: zeros and falses, which override nothing, with the node's name.
-    """
-
-    entries: tuple[tuple[str, tuple[Setting, ...]], ...] = ()
-    warnings: tuple[str, ...] = ()
-    empty: tuple[tuple[str, Found], ...] = ()
-
-    def by_name(self) -> Mapping[str, tuple[Setting, ...]]:
-        """What the entries of each name say together; one without a name is of no node."""
-        found: dict[str, list[Setting]] = defaultdict(list)
-        for entry, settings in self.entries:
-            if entry:
-                found[entry] += settings
-        return {entry: tuple(settings) for entry, settings in found.items()}
-
-
 def read_device_layer(content: bytes, name: str, faults: Faults) -> Layer:
     """What device-config.yaml sets for all nodes; wrong values go to `faults`.
 
@@ -97,28 +70,33 @@ def read_device_layer(content: bytes, name: str, faults: Faults) -> Layer:
         for key, where in config.others.items()
         if key in SECTIONS
     )
-    return Layer(tuple(settings), (*config.warnings, *ours))
+    return Layer(tuple(settings), warnings=(*config.warnings, *ours))
 
 
-def read_node_layer(content: bytes, name: str, faults: Faults) -> NodeLayer:
-    """What config.json sets for some nodes; wrong values go to `faults`.
+def read_node_layer(content: bytes, name: str, faults: Faults) -> Layer:
+    """What config.json sets for some nodes, a profile for each entry; later ones win.
 
-    Raises SettingsError with the place: it cannot be read at all.
+    Wrong values go to `faults`. Raises SettingsError with the place: it cannot be read at all.
     """
     config = read_nodeconfig(content, name, faults)
-    entries = tuple(
-        (entry.name, tuple(_overrides(entry.found, faults))) for entry in config.entries
-    )
+    profiles = tuple(_profile(entry, faults) for entry in config.entries)
     passed = Passed(name)
     for sentence in _told(config.entries):
         passed.over(lambda: sentence)  # noqa: B023 -- said at once
-    empty = tuple(
-        (entry.name, one)
-        for entry in config.entries
-        for one in entry.found
-        if entry.name and one.key in NODE_CONFIG and one.value in (0, False)
+    return Layer(profiles=profiles, warnings=(*config.warnings, *passed.warnings))
+
+
+def _profile(entry: NodeEntry, faults: Faults) -> Profile:
+    """What an entry sets; one without a name is of no node."""
+    names = (entry.name,) if entry.name else ()
+    empty = (one for one in entry.found if one.key in NODE_CONFIG and one.value in (0, False))
+    return Profile(
+        name="",
+        match=Match(names, exact=True),
+        settings=tuple(_overrides(entry.found, faults)),
+        where=entry.where,
+        empty=tuple(empty),
     )
-    return NodeLayer(entries, (*config.warnings, *passed.warnings), empty)
 
 
 def _told(entries: Iterable[NodeEntry]) -> Iterator[str]:

@@ -1,11 +1,11 @@
-"""Settings of single XIDs: the agent's own, and the two variables of HAMi's and NVIDIA's plugin."""
+"""The settings of health: times, and XIDs by our names and by HAMi's and NVIDIA's plugin's."""
 
 from collections.abc import Mapping
 
 from agent.core.health.settings import XidSwitches, read_switches
 from agent.core.health.xids import XidClass
-from agent.settings.durations import HOW, duration
-from agent.settings.fields import Field, Kind, WrongValue, shown, text, texts
+from agent.settings.fields import Field
+from agent.settings.kinds import HOW, Kind, WrongValue, duration, shown, text, texts
 
 CLASSES = tuple(kind.value for kind in XidClass)
 MOST_XID = 65535
@@ -49,13 +49,35 @@ def switches_of(disabled: str, enabled: str) -> XidSwitches:
     return read_switches(disabled, enabled)
 
 
-XIDS: tuple[Field, ...] = (
+HEALTH: tuple[Field, ...] = (
+    Field(
+        "health.driverHang",
+        60.0,
+        duration(1, 3600),
+        f"Silence of the driver until GPUs count as unhealthy for new pods. {HOW}",
+        section="health.driver_hang",
+    ),
+    Field(
+        "health.quietPeriod",
+        600.0,
+        duration(1, 86400),
+        "Time without trouble, then three passing probes, until a GPU is well again. " + HOW,
+        section="health.quiet",
+    ),
+    Field(
+        "health.probePeriod",
+        10.0,
+        duration(0.1, 3600),
+        f"Time between probes of a GPU. {HOW}",
+        section="health.probe_interval",
+    ),
     Field(
         "health.longestQuietPeriod",
         7200.0,
         duration(1, 604800),
         "Time to which the quiet period of a GPU grows that keeps falling ill: it doubles each "
         f"time. {HOW}",
+        section="health.longest_quiet",
     ),
     Field(
         "health.xids",
@@ -63,6 +85,8 @@ XIDS: tuple[Field, ...] = (
         xid_classes,
         "Classes of XIDs that differ from the agent's table, as 94=fatal: "
         f"{', '.join(CLASSES[:-1])} or {CLASSES[-1]}.",
+        section="health.xids",
+        part=classes_of,
     ),
     Field(
         "health.disabledXids",

@@ -13,20 +13,13 @@ from agent.codec.yaml_places import read_yaml
 from agent.core.errors import SettingsError, cap
 from agent.settings.fields import Field, Setting, setting
 from agent.settings.profiles import Profile, read_match
+from agent.settings.sources import Layer
 from agent.settings.table import BY_KEY
 
 PROFILES: Final = "profiles"
 LIKENESS: Final = 0.7
 """Below it a hint leads astray."""
 LIVE: Final = {key: field for key, field in BY_KEY.items() if field.live and field.profiled}
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class OwnFile:
-    """What the file says for all nodes, and its profiles in their order."""
-
-    settings: tuple[Setting, ...] = ()
-    profiles: tuple[Profile, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,14 +37,14 @@ class _Entry:
         return f"{self.above}.{self.name}" if self.above else self.name
 
 
-def read_own_file(content: bytes, name: str, faults: Faults) -> OwnFile:
+def read_own_file(content: bytes, name: str, faults: Faults) -> Layer:
     """The whole file; `name` is what messages call it. Whatever is wrong goes to `faults`.
 
     Raises SettingsError: it is no YAML.
     """
     document = read_yaml(content, name)
     if document is None or document.null:
-        return OwnFile()
+        return Layer()
     refuse_stranger(document)
     refuse_files_of_hami(document)
     settings: list[Setting] = []
@@ -63,7 +56,7 @@ def read_own_file(content: bytes, name: str, faults: Faults) -> OwnFile:
             elif not value.null:
                 with faults.kept():
                     profiles.extend(_profiles(value, faults))
-    return OwnFile(tuple(settings), tuple(profiles))
+    return Layer(tuple(settings), tuple(profiles))
 
 
 def hint(name: str, known: Iterable[str]) -> str:

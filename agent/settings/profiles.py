@@ -3,44 +3,61 @@
 import dataclasses
 import fnmatch
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+from agent.codec.known_keys import Found
 from agent.codec.places import Place
 from agent.core.errors import MalformedText
+from agent.core.gpu import Scan
 from agent.core.selector import Selector, parse_selector
 from agent.settings.fields import Setting
 
-WILD: Final = "*?["
+WILD: Final = frozenset("*?[")
 """What makes a name stand for many."""
 KEYS: Final = frozenset({"nodes", "labels", "gpus"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What settings may depend on. `labels` and `gpu_models` None: not known yet.
+    """What settings may depend on. `labels` and `gpus` None: not known yet.
 
-    `gpu_models` has one name for each GPU, as the driver gives it; `former_models` are those of
-    GPUs that are gone, and that none has come instead of.
+    `gpus` has the model of each GPU, as the driver gives it; `former` those of GPUs that are gone,
+    and that none has come instead of.
     """
 
     name: str = ""
     labels: Mapping[str, str] | None = None
-    gpu_models: tuple[str, ...] | None = None
-    former_models: tuple[str, ...] = ()
+    gpus: Mapping[str, str] | None = None
+    former: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def after(self, scan: Scan) -> "NodeFacts":
+        """With the models of these GPUs; those of GPUs that are gone count until others come.
+
+        A driver that is unloaded and loaded again is no reason for other settings in between.
+        """
+        known = {**self.former, **(self.gpus or {})}
+        silent = {fault.gpu for fault in scan.faults}
+        gpus = {uuid: model for uuid, model in known.items() if uuid in silent}
+        gpus |= {gpu.uuid: gpu.name for gpu in scan.gpus}
+        gone = {uuid: model for uuid, model in known.items() if uuid not in gpus}
+        return dataclasses.replace(
+            self, gpus=gpus, former=gone if gpus.keys() <= known.keys() else {}
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Match:
     """Everything that it names must hold; of several names or models one is enough.
 
-    Names may hold `*` and `?`; a model is a part of a GPU's name, in any case, as in the annotation
-    `nvidia.com/use-gputype`.
+    Names may hold `*` and `?`, unless they are `exact`: then no name is no node. A model is a part
+    of a GPU's name, in any case, as in the annotation `nvidia.com/use-gputype`.
     """
 
     nodes: tuple[str, ...] = ()
     labels: Selector | None = None
     gpus: tuple[str, ...] = ()
+    exact: bool = False
 
     def holds(self, facts: NodeFacts) -> bool:
         """True for a node with these facts; what is not known yet does not match."""
@@ -48,13 +65,20 @@ class Match:
             facts.labels is not None and self.labels.matches(facts.labels)
         )
         by_name = self.names(facts.name)
-        models = [model.lower() for model in (*(facts.gpu_models or ()), *facts.former_models)]
+        models = [one.lower() for one in (*(facts.gpus or {}).values(), *facts.former.values())]
         by_gpu = not self.gpus or any(one.lower() in model for one in self.gpus for model in models)
         return by_name and by_label and by_gpu
 
     def names(self, name: str) -> bool:
         """True for a node of that name, whatever its labels and GPUs are."""
+        if self.exact:
+            return name in self.nodes
         return not self.nodes or any(fnmatch.fnmatchcase(name, one) for one in self.nodes)
+
+    @property
+    def singles(self) -> tuple[str, ...]:
+        """The nodes that it names one by one."""
+        return tuple(name for name in self.nodes if self.exact or not WILD & {*name})
 
     @property
     def by_name_alone(self) -> bool:
@@ -64,12 +88,17 @@ class Match:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Profile:
-    """Settings for the nodes that `match` selects. `where`: its place, `file:line:column`."""
+    """Settings for the nodes that `match` selects. `where`: its place, `file:line:column`.
+
+    An entry of HAMi's config.json is one with an exact match and no name of its own. `empty` are
+    its zeros and falses, which override nothing.
+    """
 
     name: str
     match: Match
     settings: tuple[Setting, ...]
     where: str
+    empty: tuple[Found, ...] = ()
 
 
 class Profiles:
@@ -80,12 +109,15 @@ class Profiles:
         self._named: dict[str, list[int]] = defaultdict(list)
         self._others: list[int] = []
         for number, profile in enumerate(self._all):
-            names = profile.match.nodes
-            if not names or any(sign in name for name in names for sign in WILD):
+            match = profile.match
+            if not match.exact and (not match.nodes or match.singles != match.nodes):
                 self._others.append(number)
             else:
-                for name in names:
+                for name in match.singles:
                     self._named[name].append(number)
+
+    def __iter__(self) -> Iterator[Profile]:
+        return iter(self._all)
 
     def of(self, facts: NodeFacts) -> list[Profile]:
         """Those that apply to a node with these facts, in their order."""

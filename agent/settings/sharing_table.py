@@ -1,10 +1,12 @@
 """The settings of what is shared, and of what a container is given."""
 
 import dataclasses
+from pathlib import Path
 
 from agent.core.device_list import CDI_KIND, CDI_PREFIX, STRATEGIES
-from agent.settings.fields import (
-    Field,
+from agent.core.match_settings import UnlockedPods
+from agent.settings.fields import Field
+from agent.settings.kinds import (
     boolean,
     choice,
     indexes,
@@ -44,6 +46,7 @@ SHARING: tuple[Field, ...] = (
         read=boolean,
         text="Without a scheduler: limit each slice to an equal part of its GPU's memory, kept by "
         "HAMi-core.",
+        section="plain.memory_limits",
     ),
     Field(
         "sharing.resourceName",
@@ -54,6 +57,7 @@ SHARING: tuple[Field, ...] = (
         flag="--resource-name",
         live=True,
         profiled=False,
+        section=("sharing.resource", "edits.resource"),
     ),
     Field(
         "sharing.splitCount",
@@ -62,6 +66,7 @@ SHARING: tuple[Field, ...] = (
         "Slices per GPU.",
         flag="--split-count",
         live=True,
+        section="sharing.split_count",
     ),
     Field(
         "sharing.memoryScaling",
@@ -70,6 +75,7 @@ SHARING: tuple[Field, ...] = (
         "Factor on the registered memory; above 1 is oversubscription.",
         flag="--memory-scaling",
         live=True,
+        section=("sharing.memory_scaling", "edits.memory_scaling"),
     ),
     Field(
         "sharing.coreScaling",
@@ -78,6 +84,7 @@ SHARING: tuple[Field, ...] = (
         "Factor on the registered compute.",
         flag="--core-scaling",
         live=True,
+        section="sharing.core_scaling",
     ),
     Field(
         "sharing.preconfiguredMemoryMiB",
@@ -85,9 +92,26 @@ SHARING: tuple[Field, ...] = (
         whole(0, 2**31 - 1),
         "MiB to register for a GPU whose memory the driver cannot tell; 0 leaves it out.",
         live=True,
+        section="sharing.preconfigured_mib",
     ),
-    Field("sharing.filterUUIDs", (), texts, "GPUs not to share, by UUID.", live=True),
-    Field("sharing.filterIndexes", (), indexes, "GPUs not to share, by index.", live=True),
+    Field(
+        "sharing.filterUUIDs",
+        (),
+        texts,
+        "GPUs not to share, by UUID.",
+        live=True,
+        section="sharing.filter_uuids",
+        part=frozenset,
+    ),
+    Field(
+        "sharing.filterIndexes",
+        (),
+        indexes,
+        "GPUs not to share, by index.",
+        live=True,
+        section="sharing.filter_indexes",
+        part=lambda indexes: frozenset(map(int, indexes)),
+    ),
     Field(
         "sharing.operatingMode",
         "hami-core",
@@ -97,6 +121,7 @@ SHARING: tuple[Field, ...] = (
         "which has allocation.mpsRoot.",
         flag="--operating-mode",
         live=True,
+        section=("sharing.mode", "edits.mode"),
     ),
     Field(
         "sharing.numaTopology",
@@ -105,12 +130,14 @@ SHARING: tuple[Field, ...] = (
         text="Tell the kubelet's topology manager on which NUMA node each GPU is. With its policy "
         "single-numa-node pods are then refused whose GPUs and CPUs are on several.",
         live=True,
+        section="sharing.numa_topology",
     ),
     Field(
         "sharing.memoryResourceName",
         "nvidia.com/gpumem",
         resource_name,
         "Resource name that pods request memory in MiB under; the scheduler counts it.",
+        section="memory_resource",
     ),
     Field(
         "allocation.unlockedPods",
@@ -119,6 +146,8 @@ SHARING: tuple[Field, ...] = (
         "What to do with a pod that holds no node lock: refuse it, or serve it when the kubelet "
         "confirms that it is the one being admitted (unique).",
         flag="--unlocked-pods",
+        section="match.unlocked_pods",
+        part=UnlockedPods,
     ),
     Field(
         "allocation.fence",
@@ -127,6 +156,8 @@ SHARING: tuple[Field, ...] = (
         "prestart: the kubelet asks before each start of a container with a GPU, and one for "
         "which it booked another GPU is refused; without the agent none starts then.",
         flag="--fence",
+        section="fenced",
+        part=lambda fence: fence == "prestart",
     ),
     Field(
         "allocation.deviceListStrategy",
@@ -136,6 +167,7 @@ SHARING: tuple[Field, ...] = (
         env=("DEVICE_LIST_STRATEGY",),
         flag="--device-list-strategy",
         live=True,
+        section="edits.device_list_strategies",
     ),
     Field(
         "allocation.cdiKind",
@@ -144,6 +176,7 @@ SHARING: tuple[Field, ...] = (
         "vendor/class of the GPUs in this host's CDI specification, which names them by UUID.",
         flag="--cdi-kind",
         live=True,
+        section="edits.cdi_kind",
     ),
     Field(
         "allocation.cdiAnnotationPrefix",
@@ -153,6 +186,7 @@ SHARING: tuple[Field, ...] = (
         env=("CDI_ANNOTATION_PREFIX",),
         flag="--cdi-annotation-prefix",
         live=True,
+        section="edits.cdi_annotation_prefix",
     ),
     Field(
         "allocation.passDeviceSpecs",
@@ -162,6 +196,7 @@ SHARING: tuple[Field, ...] = (
         env=("PASS_DEVICE_SPECS",),
         flag="--pass-device-specs",
         live=True,
+        section="edits.pass_device_specs",
     ),
     Field(
         "allocation.devRoot",
@@ -172,6 +207,7 @@ SHARING: tuple[Field, ...] = (
         flag="--dev-root",
         other_flags=("--nvidia-dev-root", "--nvidia-driver-root"),
         live=True,
+        section="edits.dev_root",
     ),
     *(
         Field(
@@ -182,6 +218,7 @@ SHARING: tuple[Field, ...] = (
             env=(f"{name.upper()}_ENABLED",),
             flag=f"--{name}-enabled",
             live=True,
+            section=f"edits.{name}",
         )
         for name, words in (
             ("gdrcopy", "GDRCopy"),
@@ -198,6 +235,8 @@ SHARING: tuple[Field, ...] = (
         env=("MPS_ROOT",),
         flag="--mps-root",
         live=True,
+        section="edits.mps_root",
+        part=lambda root: root or "",
     ),
     Field(
         "library.hookPath",
@@ -206,12 +245,15 @@ SHARING: tuple[Field, ...] = (
         "Host directory above vgpu/, where libvgpu.so and the containers' directories lie.",
         env=("HOOK_PATH",),
         flag="--hook-path",
+        section="paths.hook",
+        part=Path,
     ),
     Field(
         "library.version",
         "",
         text,
         "Mount libvgpu.so.<version> where that file exists.",
+        section="library_version",
     ),
     Field(
         "library.cudaLogLevel",
@@ -219,6 +261,7 @@ SHARING: tuple[Field, ...] = (
         text_or_whole,
         "LIBCUDA_LOG_LEVEL of the containers; empty leaves it unset.",
         live=True,
+        section="edits.cuda_log_level",
     ),
     Field(
         "library.disableCoreLimit",
@@ -226,6 +269,7 @@ SHARING: tuple[Field, ...] = (
         read=boolean,
         text="Switch the compute limit off in all containers.",
         live=True,
+        section="edits.disable_core_limit",
     ),
     Field(
         "library.corePolicy",
@@ -234,5 +278,6 @@ SHARING: tuple[Field, ...] = (
         "GPU_CORE_UTILIZATION_POLICY of the containers: when compute limits act; default leaves it "
         "unset.",
         live=True,
+        section="edits.core_policy",
     ),
 )

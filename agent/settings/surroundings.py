@@ -9,7 +9,9 @@ from typing import Final
 from agent.codec.faults import Faults
 from agent.core.errors import SettingsError, cap
 from agent.core.health.settings import malformed
-from agent.settings.fields import FALSE, Field, Setting, setting, shown
+from agent.settings.fields import Field, Setting, setting
+from agent.settings.kinds import FALSE, shown
+from agent.settings.sources import Layer
 from agent.settings.table import FIELDS
 
 PREFIX: Final = "HAMI_AGENT_"
@@ -95,7 +97,15 @@ FOREIGN: Final[tuple[Foreign, ...]] = (
 """What a command line or an environment that was made for HAMi's plugin may have, too."""
 
 
-def read_environment(environ: Mapping[str, str], faults: Faults) -> tuple[Setting, ...]:
+def read_surroundings(
+    environ: Mapping[str, str], flags: Mapping[str, str], faults: Faults
+) -> Layer:
+    """What variables set and, above them, flags; what is wrong goes to `faults`."""
+    settings = (*_read_environment(environ, faults), *_read_flags(flags, faults))
+    return Layer(settings, warnings=_ignored(environ, flags))
+
+
+def _read_environment(environ: Mapping[str, str], faults: Faults) -> tuple[Setting, ...]:
     """What variables set; what is wrong goes to `faults`, with the variable's name."""
     environ = _without_links(environ)
     _refuse_unknown(environ, faults)
@@ -104,7 +114,7 @@ def read_environment(environ: Mapping[str, str], faults: Faults) -> tuple[Settin
     return tuple(one for field in FIELDS for one in _variable(field, environ, faults))
 
 
-def read_flags(flags: Mapping[str, str], faults: Faults) -> tuple[Setting, ...]:
+def _read_flags(flags: Mapping[str, str], faults: Faults) -> tuple[Setting, ...]:
     """What flags set; what is wrong goes to `faults`, with the flag."""
     for foreign, name, value in _foreign({}, flags):
         _refuse(foreign, name, value, faults)
@@ -116,7 +126,7 @@ def read_flags(flags: Mapping[str, str], faults: Faults) -> tuple[Setting, ...]:
     return tuple(found)
 
 
-def ignored(environ: Mapping[str, str], flags: Mapping[str, str]) -> tuple[str, ...]:
+def _ignored(environ: Mapping[str, str], flags: Mapping[str, str]) -> tuple[str, ...]:
     """A sentence for each variable and flag that somebody set and that changes nothing.
 
     And for each item of HAMi's lists of XIDs that is passed over, as there.

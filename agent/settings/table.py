@@ -1,10 +1,16 @@
-"""Every setting of the agent, in the order in which `config show` prints them."""
+"""Every setting of the agent, in the order in which `config show` prints them.
 
-from agent.settings.durations import HOW, duration
-from agent.settings.fields import (
+A new one is a row here, or in the pages of sharing and of health. What people see of it follows.
+"""
+
+from pathlib import Path
+
+from agent.core.report_settings import ReportProfile
+from agent.settings.fields import Field
+from agent.settings.health_table import HEALTH
+from agent.settings.kinds import (
     FALSE,
     TRUE,
-    Field,
     boolean,
     choice,
     exactly_true,
@@ -14,7 +20,6 @@ from agent.settings.fields import (
     text,
     whole,
 )
-from agent.settings.health_table import XIDS
 from agent.settings.sharing_table import SHARING
 
 TRUTH = dict.fromkeys(TRUE, "exit") | dict.fromkeys(FALSE, "wait")
@@ -28,6 +33,7 @@ FIELDS: tuple[Field, ...] = (
         "Name of this Node in Kubernetes; the host name where it is not set.",
         env=("NODE_NAME",),
         flag="--node-name",
+        section=("node", "match.node"),
     ),
     Field(
         "node.kubeconfig",
@@ -36,6 +42,7 @@ FIELDS: tuple[Field, ...] = (
         "Kubeconfig file; the pod's service account where it is not set.",
         env=("KUBECONFIG",),
         flag="--kubeconfig",
+        section="kubeconfig",
     ),
     Field(
         "files.deviceConfig",
@@ -66,6 +73,7 @@ FIELDS: tuple[Field, ...] = (
         text="Only show what would be listed and written, beside another plugin: nothing is "
         "registered or written, and the state is a throwaway in the run directory.",
         flag="--observe",
+        section="observe",
     ),
     Field(
         "takeover",
@@ -74,6 +82,7 @@ FIELDS: tuple[Field, ...] = (
         text="Serve although another device plugin of this node serves the same resource: the "
         "kubelet takes whoever registered last.",
         flag="--takeover",
+        section="takeover",
     ),
     Field(
         "report.profile",
@@ -83,6 +92,8 @@ FIELDS: tuple[Field, ...] = (
         "2.7.1, colon-7 for 2.4.",
         flag="--report-profile",
         live=True,
+        section="report.profile",
+        part=ReportProfile,
     ),
     Field(
         "report.topologyScore",
@@ -92,38 +103,23 @@ FIELDS: tuple[Field, ...] = (
         env=("ENABLE_TOPOLOGY_SCORE",),
         live=True,
         kept_read=exactly_true,
+        section="report.topology_score",
     ),
     Field(
         "report.nodeCondition",
         default=False,
         read=boolean,
         text="Keep the Node's condition GpuDegraded, which needs the right to patch nodes/status.",
+        section="node_condition",
     ),
-    Field(
-        "health.driverHang",
-        60.0,
-        duration(1, 3600),
-        f"Silence of the driver until GPUs count as unhealthy for new pods. {HOW}",
-    ),
-    Field(
-        "health.quietPeriod",
-        600.0,
-        duration(1, 86400),
-        "Time without trouble, then three passing probes, until a GPU is well again. " + HOW,
-    ),
-    Field(
-        "health.probePeriod",
-        10.0,
-        duration(0.1, 3600),
-        f"Time between probes of a GPU. {HOW}",
-    ),
-    *XIDS,
+    *HEALTH,
     Field(
         "driver.nvmlLibrary",
         None,
         optional_text,
         "Path of libnvidia-ml.so.1, where the loader does not find it.",
         flag="--nvml-library",
+        section="driver.nvml_library",
     ),
     Field(
         "driver.root",
@@ -133,6 +129,8 @@ FIELDS: tuple[Field, ...] = (
         env=("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"),
         flag="--driver-root-ctr-path",
         other_flags=("--container-driver-root",),
+        section="driver.root",
+        part=Path,
     ),
     Field(
         "driver.simulate",
@@ -140,6 +138,7 @@ FIELDS: tuple[Field, ...] = (
         optional_text,
         "Simulated GPUs instead of the driver: PROFILE:COUNT, a YAML file or unix:PATH.",
         flag="--simulate",
+        section="driver.simulate",
     ),
     Field(
         "driver.onNoDriver",
@@ -149,6 +148,8 @@ FIELDS: tuple[Field, ...] = (
         env=("FAIL_ON_INIT_ERROR",),
         flag="--on-no-driver",
         other_flags=("--fail-on-init-error",),
+        section="driver.exit_without",
+        part=lambda word: word == "exit",
     ),
     Field(
         "paths.state",
@@ -156,6 +157,8 @@ FIELDS: tuple[Field, ...] = (
         path,
         "Directory of the ledger.",
         flag="--state-dir",
+        section="paths.state",
+        part=Path,
     ),
     Field(
         "paths.run",
@@ -163,6 +166,8 @@ FIELDS: tuple[Field, ...] = (
         path,
         "Directory of the instance lock and the sockets.",
         flag="--run-dir",
+        section="paths.run",
+        part=Path,
     ),
     Field(
         "paths.kubeletSocket",
@@ -171,6 +176,8 @@ FIELDS: tuple[Field, ...] = (
         "The kubelet's registration socket; the agent's own socket goes beside it.",
         env=("KUBELET_SOCKET",),
         flag="--kubelet-socket",
+        section="paths.kubelet_socket",
+        part=Path,
     ),
     Field(
         "paths.podResourcesSocket",
@@ -178,15 +185,27 @@ FIELDS: tuple[Field, ...] = (
         path,
         "The kubelet's PodResources socket.",
         flag="--pod-resources-socket",
+        section="paths.pod_resources_socket",
+        part=Path,
     ),
-    Field("paths.cgroup", "/sys/fs/cgroup", path, "The cgroup tree, read only."),
-    Field("paths.sysfs", "/sys", path, "sysfs, read for NUMA nodes."),
+    Field(
+        "paths.cgroup",
+        "/sys/fs/cgroup",
+        path,
+        "The cgroup tree, read only.",
+        section="paths.cgroup",
+        part=Path,
+    ),
+    Field(
+        "paths.sysfs", "/sys", path, "sysfs, read for NUMA nodes.", section="paths.sysfs", part=Path
+    ),
     Field(
         "web.address",
         "127.0.0.1",
         text,
         "Address of the probes and metrics.",
         flag="--web-address",
+        section="web.address",
     ),
     Field(
         "web.port",
@@ -194,6 +213,7 @@ FIELDS: tuple[Field, ...] = (
         whole(0, 65535),
         "Port of the probes and metrics; 0 takes a free one and says which.",
         flag="--web-port",
+        section="web.port",
     ),
     Field(
         "log.level",
@@ -201,6 +221,7 @@ FIELDS: tuple[Field, ...] = (
         choice("debug", "info", "warning", "error"),
         "Least severe log lines to write.",
         flag="--log-level",
+        section="log.level",
     ),
     Field(
         "log.format",
@@ -208,6 +229,7 @@ FIELDS: tuple[Field, ...] = (
         choice("auto", "json", "text"),
         "JSON lines, readable text, or text on a terminal only.",
         flag="--log-format",
+        section="log.format",
     ),
 )
 

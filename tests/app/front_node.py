@@ -11,14 +11,16 @@ from agent.codec.node_report import report_of
 from agent.core.changes import NodeEvent
 from agent.core.gpu import GpuUuid
 from agent.core.inventory import SharedGpu
+from agent.core.last_good import SourceFile
 from agent.core.ports import Driver
 from agent.core.report_settings import ReportSettings
 from agent.core.slices import SliceGroup
 from agent.core.state import State
 from agent.services.state import Recovered
-from agent.settings.plan import Given, Text, make_plan
 from agent.settings.profiles import NodeFacts
-from agent.settings.reading import Reading
+from agent.settings.sources import Sources
+from agent.settings.values import make_plan
+from tests.app.settings_room import FakeWatch, SystemdSide, nothing_new, start_of
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
 from tests.fakes.disk import MemoryDisk
@@ -52,20 +54,29 @@ def joined(
 
     `settings` is its own file; `plugins` is the kubelet's directory.
     """
-    given = Given(own=Text("c.yaml", (settings % plugins).encode()))
-    reading = Reading(make_plan(given), "node-1")
+    own = SourceFile("c.yaml", (settings % plugins).encode())
+    plan = make_plan(Sources(own=own, host="node-1"))
     places = places or Places()
     adapters = types.SimpleNamespace(
         driver=driver,
         clock=LoopClock(),
         disk=places.disk,
+        files=FakeWatch(),
         random=Seeded(0),
         registrar=None,
         worker=Inline(),
         hooks=places.hooks,
     )
-    host = Host(boot, Recovered(state), reading, asyncio.Event())
-    return join_front(reading.settings(NodeFacts()), adapters, host)  # type: ignore[arg-type]
+    host = Host(
+        boot_id=boot,
+        recovered=Recovered(state),
+        start=start_of(plan),
+        look=nothing_new,
+        asked=asyncio.Event(),
+        stop=asyncio.Event(),
+        notifier=SystemdSide(),
+    )
+    return join_front(plan.settings(NodeFacts()), adapters, host)  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass

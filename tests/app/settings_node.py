@@ -13,8 +13,7 @@ from typing import Any
 import structlog
 
 from agent.app.facts import Facts, new_facts
-from agent.app.fitting import Effects, Fitting
-from agent.app.reloading import Reloading
+from agent.app.settings import Outside, SettingsService
 from agent.core.changes import NodeEvent
 from agent.core.gpu import GpuUuid, Scan
 from agent.core.last_good import LastGood
@@ -24,14 +23,18 @@ from agent.services.inventory import InventoryKeeper
 from agent.services.listing import Listing
 from agent.services.node import Node
 from agent.services.report import ReportCells, Reporter, ReportState
-from agent.settings.load import Sources, look
-from agent.settings.starting import begin
+from agent.settings.profiles import NodeFacts
+from agent.settings.reading import begin, look
+from agent.settings.sources import Sources
+from tests.app.settings_room import FakeWatch, SystemdSide
 from tests.builders import NODE, a_gpu
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
+from tests.fakes.disk import MemoryDisk
 from tests.fakes.offload import Inline
 
+Runs = Sequence[Callable[[], Coroutine[None, None, object]]]
 SETTLED = 5.0
 """Seconds after which a change has reached everybody: the reporter spreads its writes over one."""
 
@@ -40,37 +43,13 @@ GPUS_8 = Scan("570", tuple(a_gpu(index=n) for n in range(8)))
 
 
 @dataclasses.dataclass
-class SystemdSide:
-    """The ServiceNotifier port."""
-
-    said: list[str] = dataclasses.field(default_factory=list)
-    watchdog: None = None
-
-    def ready(self) -> None:
-        self.said.append("ready")
-
-    def reloading(self) -> None:
-        self.said.append("reloading")
-
-    def status(self, text: str) -> None:
-        raise AssertionError(text)
-
-    def stopping(self) -> None:
-        raise AssertionError
-
-    def alive(self) -> None:
-        raise AssertionError
-
-
-@dataclasses.dataclass
 class SettingsNode:
     """What a test holds in its hands."""
 
     root: Path
     facts: Facts
-    fitting: Fitting
+    service: SettingsService
     keeper: InventoryKeeper
-    reloading: Reloading
     api: FakeApi
     systemd: SystemdSide
     lists: list[SliceList]
@@ -91,7 +70,7 @@ class SettingsNode:
                 (self.root / name).unlink()
             else:
                 (self.root / name).write_text(text)
-        await self.reloading.read(asked=asked)
+        await self.service.read(asked=asked)
         await asyncio.sleep(SETTLED)
 
     async def hold(self, *slices: tuple[GpuUuid, int]) -> None:
@@ -120,37 +99,43 @@ class SettingsNode:
         return found
 
 
-def _joined(root: Path, api: FakeApi, stored: LastGood | None) -> SettingsNode:
+async def _joined(root: Path, api: FakeApi, stored: LastGood | None) -> SettingsNode:
     flags = {"--nodeconfig": f"{root}/nodeconfig", "--device-config": "", "--node-name": NODE}
     sources = Sources(root / "own", {}, {**flags, "--state-dir": f"{root}/state"})
-    start = begin(sources, "host")
-    settings = start.settings
+    start = await begin(sources, Inline(), Inline())
+    settings = start.taken().settings(NodeFacts())
     facts = new_facts(settings.sharing, settings.report, settings.edits)
     keeper = InventoryKeeper(facts.inventory, facts.sharing, LoopClock())
     events: list[NodeEvent] = []
-    effects = Effects(keeper.refresh, events.append, asyncio.Event())
-    fitting = Fitting(settings, start.reading, facts, effects)
-    fitting.recall(stored)
     systemd = SystemdSide()
+    outside = Outside(
+        look=lambda good: look(sources, Inline(), good),
+        files=FakeWatch(),
+        asked=asyncio.Event(),
+        disk=MemoryDisk(),
+        notifier=systemd,
+        refresh=keeper.refresh,
+        say=events.append,
+        stop=asyncio.Event(),
+    )
+    service = SettingsService(start, settings, facts, outside)
+    service.recall(stored)
     return SettingsNode(
         root=root,
         facts=facts,
-        fitting=fitting,
+        service=service,
         keeper=keeper,
-        reloading=Reloading(
-            fitting, lambda good: look(sources, good), "host", start.asked, Inline(), systemd
-        ),
         api=api,
         systemd=systemd,
-        stop=effects.stop,
+        stop=outside.stop,
         lists=[],
         events=events,
         logs=[],
     )
 
 
-def _runs(room: SettingsNode) -> Sequence[Callable[[], Coroutine[None, None, object]]]:
-    """The services that stand."""
+def _runs(room: SettingsNode) -> tuple[Runs, Runs]:
+    """The services that stand: those of the host, and behind them those of the API server."""
     facts = room.facts
     node = Node(room.api, facts.node, Seeded())
     state = Cell(ReportState())
@@ -158,7 +143,8 @@ def _runs(room: SettingsNode) -> Sequence[Callable[[], Coroutine[None, None, obj
     reporter = Reporter(room.api, cells, node.saw, room.events.append, LoopClock(), Seeded())
     listing = Listing(facts.inventory, room.keeper.served, facts.slices)
 
-    return (room.keeper.run, room.fitting.run, listing.run, node.run, reporter.run, room.take_lists)
+    host = (room.keeper.run, room.service.run, listing.run, room.take_lists)
+    return host, (node.run, reporter.run)
 
 
 @contextlib.asynccontextmanager
@@ -177,12 +163,15 @@ async def a_settings_node(
     api.create_node()
     api.label_node(labels or {})
     with structlog.testing.capture_logs() as logs:
-        room = _joined(root, api, stored)
+        room = await _joined(root, api, stored)
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(run()) for run in _runs(room)]
+            host, behind = _runs(room)
+            tasks = [group.create_task(run()) for run in host]
             await asyncio.sleep(0)
-            if room.fitting.saw_gpus(scan):
+            if room.service.saw_gpus(scan):
                 room.keeper.found(scan)
+            await asyncio.sleep(0.01)
+            tasks += [group.create_task(run()) for run in behind]
             await asyncio.sleep(SETTLED)
             room.first = room.lists[0] if room.lists else SliceList()
             room.count()

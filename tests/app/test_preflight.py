@@ -18,10 +18,10 @@ from agent.core.preflight import Finding, Point, Verdict
 from agent.sandbox.hardware_file import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
-from agent.settings.plan import Given, make_plan
 from agent.settings.profiles import NodeFacts
-from agent.settings.reading import Reading
-from agent.settings.schema import Settings
+from agent.settings.sections import Settings
+from agent.settings.sources import Sources
+from agent.settings.values import make_plan
 from tests.fakes.http import a_session, stream
 
 pytestmark = [pytest.mark.looptime(False), pytest.mark.timeout(60)]
@@ -72,7 +72,7 @@ async def a_node() -> AsyncIterator[SandboxCluster]:
 def settings(cluster: SandboxCluster, **more: str) -> Settings:
     words = iter(cluster.command()[1:])
     flags = dict(zip(words, words, strict=True)) | more
-    return Reading(make_plan(Given(flags=flags)), "host").settings(NodeFacts())
+    return make_plan(Sources(flags=flags, host="host")).settings(NodeFacts())
 
 
 def of(findings: Iterable[Finding], point: str) -> list[str]:
@@ -268,9 +268,9 @@ async def test_an_empty_host_lacks_everything(tmp_path: Path):
         "--state-dir": str(tmp_path / "state"),
         "--run-dir": str(tmp_path / "run"),
     }
-    reading = Reading(make_plan(Given(flags=flags)), "host")
+    plan = make_plan(Sources(flags=flags, host="host"))
 
-    found = await examine(reading.settings(NodeFacts()), {})
+    found = await examine(plan.settings(NodeFacts()), {})
 
     assert {"P-PATHS", "P-LIBRARY", "P-DRIVER", "P-KUBELET", "P-WITNESS"} >= wrong(found)
     assert {"P-PATHS", "P-DRIVER", "P-KUBELET", "P-WITNESS"} <= wrong(found)

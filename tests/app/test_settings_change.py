@@ -142,9 +142,9 @@ async def refused(node, **bad: str | None) -> None:
     """The files are refused, however often they are read, and the mended ones are taken."""
     before = node.facts.sharing.value
     for _ in range(3):
-        await node.reloading.read(asked=False)
+        await node.service.read(asked=False)
     await node.edit(**bad)
-    await node.reloading.read(asked=False)
+    await node.service.read(asked=False)
 
     assert before == node.facts.sharing.value
     assert (0, 0) == node.count()
@@ -166,7 +166,7 @@ async def test_a_bad_file_of_hamis_changes_nothing_and_is_told_once(tmp_path, ki
 async def test_a_bad_file_of_ours_changes_nothing_and_is_told_once(tmp_path, kind):
     async with a_settings_node(tmp_path, GOOD) as node:
         if kind == "list":  # 8 GPUs are too many for it, and 4 are not
-            node.fitting.saw_gpus(GPUS_8)
+            node.service.saw_gpus(GPUS_8)
         await refused(node, own=OWN_BAD[kind])
 
         await node.edit(own=GOOD)
@@ -205,7 +205,7 @@ async def test_the_copy_follows_what_is_in_force(tmp_path):
         file = str(tmp_path / "own")
 
         def kept() -> tuple[object, object]:
-            copy = node.fitting.copy.value
+            copy = node.service.copy.value
             assert copy is not None
             return copy.own, copy.labels
 
@@ -234,9 +234,9 @@ async def test_a_file_that_does_not_fit_the_gpus_at_the_start_gives_way_to_the_c
         tmp_path, "sharing: {splitCount: 10000}", stored, scan=GPUS_8
     ) as node:
         assert 8 == node.facts.sharing.value.split_count
-        assert node.fitting.refusal is None
+        assert node.service.refusal is None
         assert ["ConfigRejected"] == [event.reason for event in node.events]
-        await node.reloading.read(asked=False)
+        await node.service.read(asked=False)
         assert 1 == len(node.events)
 
         await node.edit(own="sharing: {splitCount: 5}")
@@ -249,6 +249,6 @@ async def test_a_copy_that_does_not_fit_either_stops_the_process(tmp_path, own):
     many = "sharing: {splitCount: 10000}"
     async with a_settings_node(tmp_path, many, stored, scan=GPUS_8) as node:
         assert node.stop.is_set()
-        assert "10000" in str(node.fitting.refusal)
+        assert "10000" in str(node.service.refusal)
         assert [] == node.lists
-        assert node.fitting.copy.value is None
+        assert node.service.copy.value is None

@@ -6,9 +6,11 @@ import pytest
 import yaml
 
 from agent.codec.faults import Faults
+from agent.core.last_good import SourceFile
 from agent.settings.own_file import read_own_file
-from agent.settings.plan import Given, Text, make_plan
 from agent.settings.profiles import NodeFacts
+from agent.settings.sources import Sources
+from agent.settings.values import make_plan
 from tests.chart.lab.helm import (
     Helm,
     Object,
@@ -49,7 +51,7 @@ def test_the_agent_takes_its_file_whatever_the_values(helm: Helm, name: str):
     text = own_file(tuple(objects), mounted)
 
     assert full == mounted
-    make_plan(Given(own=Text("config.yaml", text.encode()))).resolve(NodeFacts())
+    make_plan(Sources(own=SourceFile("config.yaml", text.encode()))).resolve(NodeFacts())
 
 
 def test_hamis_names_are_the_agents_settings(helm: Helm):

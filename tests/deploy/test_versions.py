@@ -1,6 +1,7 @@
 """The chart has the version of the agent, and its schema knows every setting and value."""
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
@@ -19,8 +20,11 @@ def test_the_chart_has_the_version_of_the_agent():
     assert __version__ == CHART["version"] == CHART["appVersion"]
 
 
-def test_the_schema_of_config_is_that_of_the_settings():
-    assert render.settings_schema() == SCHEMA["$defs"]["settings"], "run make manifests"
+def test_the_schema_of_config_needs_no_helm(tmp_path: Path):
+    render.main(None, tmp_path)
+
+    assert [tmp_path / render.SCHEMA] == [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert tree.text(str(render.SCHEMA)) == (tmp_path / render.SCHEMA).read_text(), "make schema"
 
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.key)

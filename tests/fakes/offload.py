@@ -1,7 +1,12 @@
 """Work that an adapter would give to a thread, done on the spot."""
 
+import asyncio
+import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar, TypeVarTuple
+
+from typing_extensions import override
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
@@ -13,3 +18,17 @@ class Inline:
     async def call(self, work: Callable[[*Ts], R], *args: *Ts) -> R:
         """Do it now."""
         return work(*args)
+
+
+class Hanging(Inline):
+    """An offload on which whatever is asked of the file of that name never comes back."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @override
+    async def call(self, work: Callable[[*Ts], R], *args: *Ts) -> R:
+        asked = work.args if isinstance(work, functools.partial) else ()
+        if any(isinstance(one, Path) and one.name == self.name for one in asked):
+            await asyncio.Event().wait()
+        return await super().call(work, *args)

@@ -1,28 +1,102 @@
 """Files of settings: read whole, refused with a sentence, and never waited for."""
 
+import asyncio
 import os
+import threading
+from pathlib import Path
 
 import pytest
 
 from agent.core.errors import SettingsError
-from agent.host.textfile import read_bounded
+from agent.host.textfile import TextFiles, read_bounded
+from agent.host.worker import Worker
+from tests.fakes.offload import Inline
+
+WAYS = pytest.mark.parametrize("read", [read_bounded, TextFiles(Inline()).read])
+"""Here and now, and step by step by somebody else."""
 
 
-def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path):
+async def content(read, file: Path, limit: int) -> bytes:
+    found = read(file, limit)
+    return found if isinstance(found, bytes) else await found
+
+
+@WAYS
+async def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path, read):
     pipe = tmp_path / "config.yaml"
     os.mkfifo(pipe)
 
     with pytest.raises(SettingsError, match=r"config\.yaml: is a pipe"):
-        read_bounded(pipe, 10)
+        await content(read, pipe, 10)
 
 
+@WAYS
 @pytest.mark.parametrize(("size", "reason"), [(3, None), (10, None), (11, "is larger than 0 KiB")])
-def test_a_file_is_read_up_to_its_bound(tmp_path, size, reason):
+async def test_a_file_is_read_up_to_its_bound(tmp_path, read, size, reason):
     file = tmp_path / "config.yaml"
     file.write_bytes(b"x" * size)
 
     if reason is None:
-        assert b"x" * size == read_bounded(file, 10)
+        assert b"x" * size == await content(read, file, 10)
     else:
         with pytest.raises(SettingsError, match=reason):
-            read_bounded(file, 10)
+            await content(read, file, 10)
+
+
+@WAYS
+@pytest.mark.parametrize("name", ["none", "here", "loop", "x" * 300])
+async def test_what_cannot_be_read_is_refused_with_what_to_do(tmp_path, read, name):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+
+    with pytest.raises(SettingsError, match=r"cannot be read: .*; check the path and its rights"):
+        await content(read, tmp_path / name, 10)
+
+
+@WAYS
+async def test_a_file_that_fails_while_it_is_read_is_refused_with_the_reason(read):
+    with pytest.raises(SettingsError, match="/proc/self/mem: cannot be read: Input/output error"):
+        await content(read, Path("/proc/self/mem"), 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "there"),
+    [("file", True), ("none", False), ("here", False), ("loop", False), ("x" * 300, True)],
+)
+async def test_a_file_that_cannot_be_looked_at_counts_as_one(tmp_path, name, there):
+    (tmp_path / "file").touch()
+    (tmp_path / "here").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+
+    assert there is await TextFiles(Inline()).is_there(tmp_path / name)
+
+
+@pytest.mark.looptime(False)
+async def test_all_steps_are_done_on_the_thread_that_is_lent(tmp_path):
+    (tmp_path / "file").write_bytes(b"x")
+    before = threading.active_count()
+    async with Worker("lent", 1) as worker:
+        assert b"x" == await TextFiles(worker).read(tmp_path / "file", 10)
+        assert before + 1 == threading.active_count()
+
+
+@pytest.mark.looptime(False)
+async def test_a_read_that_hangs_is_given_up_and_holds_up_no_end(tmp_path):
+    (tmp_path / "file").write_bytes(b"x")
+    hangs, over = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        hangs.set()
+        over.wait()
+
+    try:
+        async with asyncio.timeout(5), Worker("hung", 1, patience=0.01) as worker:
+            async with asyncio.TaskGroup() as group:
+                hanging = group.create_task(worker.call(hang))
+                assert await asyncio.to_thread(hangs.wait, 5)
+                hanging.cancel()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await TextFiles(worker).read(tmp_path / "file", 10)
+    finally:
+        over.set()

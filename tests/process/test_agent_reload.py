@@ -13,7 +13,7 @@ from agent.codec.last_good import decode_last_good
 from agent.codec.node_report import read_register
 from agent.core.annotations import REGISTER
 from agent.sandbox.lab.cluster import NODE, SandboxCluster, open_cluster
-from agent.settings.starting import COPY
+from agent.settings.reading import COPY
 from tests.fakes.config_map import MountedMap
 from tests.process.agent_process import PATIENCE, options, started
 

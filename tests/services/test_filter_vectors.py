@@ -6,11 +6,13 @@ import pytest
 
 from agent.core.gpu import Gpu, GpuUuid, Scan
 from agent.core.inventory import Inventory
+from agent.core.last_good import SourceFile
 from agent.kit.cell import Cell
 from agent.services.inventory import InventoryKeeper
-from agent.settings.plan import Given, Text, make_plan
 from agent.settings.profiles import NodeFacts
-from agent.settings.schema import build
+from agent.settings.sections import build
+from agent.settings.sources import Sources
+from agent.settings.values import make_plan
 from tests.builders import G1, NODE, a_gpu
 from tests.fakes.clock import ManualClock
 from tests.hami_vectors import Vector, cases, vectors
@@ -22,8 +24,8 @@ MIG_DEVICE = "filter-137"
 def offer(gpu: Gpu) -> tuple[bool, list[GpuUuid]]:
     """Whether the GPU is shared on a node with the filter, and what is said to be left out."""
     text = json.dumps({"nodeconfig": [{"name": NODE, "filterdevices": FILTER}]})
-    given = Given(node_config=Text("n.json", text.encode()))
-    settings = build(make_plan(given).resolve(NodeFacts(NODE)).settings, host_name=NODE)
+    given = Sources(node_config=SourceFile("n.json", text.encode()))
+    settings = build(make_plan(given).resolve(NodeFacts(NODE)), host_name=NODE)
     inventory = Cell(Inventory())
     keeper = InventoryKeeper(inventory, Cell(settings.sharing), ManualClock())
     keeper.found(Scan("570.1", (gpu,)))

@@ -48,11 +48,8 @@ RUN: Runs = (
             ".venv/bin/python -m pytest --image tests/image",
         ),
     ),
-    (
-        "tests/chart/test_manifests.py",
-        "",
-        ("make manifests",),
-    ),
+    ("tests/deploy/test_versions.py", "test_the_schema_of_config_needs_no_helm", ("make schema",)),
+    ("tests/chart/test_manifests.py", "", ("make manifests",)),
     (
         "tests/chart/test_objects.py",
         "",

@@ -7,9 +7,11 @@ import pytest
 import yaml
 
 from agent import __version__
-from agent.settings.plan import Given, Text, make_plan
+from agent.core.last_good import SourceFile
 from agent.settings.profiles import NodeFacts
+from agent.settings.sources import Sources
 from agent.settings.table import BY_KEY, FIELDS
+from agent.settings.values import make_plan
 from tests.shape import tree
 
 MANIFESTS = [path for path in tree.files() if path.is_relative_to("deploy/manifests")]
@@ -109,7 +111,7 @@ def test_the_commented_settings_are_the_defaults(objects: dict[str, Any]):
     setting = re.compile(r"^( *)# (\w+: \S+)$")
     content = "\n".join(setting.sub(r"\1\2", line) for line in lines)
 
-    settings = make_plan(Given(own=Text("config.yaml", content.encode()))).own.settings
+    settings = make_plan(Sources(own=SourceFile("config.yaml", content.encode()))).own.settings
 
     assert len(settings) > 8
     assert {one.field.key: one.field.default for one in settings} == {
@@ -138,9 +140,9 @@ def test_what_the_document_allows_on_openshift_is_what_the_pod_needs(
 
 
 def test_the_settings_as_shipped_are_accepted(objects: dict[str, Any]):
-    shipped = Text("config.yaml", objects["ConfigMap"]["data"]["config.yaml"].encode())
+    shipped = SourceFile("config.yaml", objects["ConfigMap"]["data"]["config.yaml"].encode())
 
-    found = make_plan(Given(own=shipped)).resolve(NodeFacts()).settings
+    found = make_plan(Sources(own=shipped)).resolve(NodeFacts())
 
     assert {"default"} == {setting.origin for setting in found.values()}
 

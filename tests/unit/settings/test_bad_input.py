@@ -7,9 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.core.errors import SettingsError
-from agent.settings.plan import Given, Text, make_plan
+from agent.core.last_good import SourceFile
 from agent.settings.profiles import NodeFacts
-from agent.settings.schema import build
+from agent.settings.sections import build
+from agent.settings.sources import Sources
+from agent.settings.values import make_plan
 
 FILES = {
     "device_config": b"""nvidia:
@@ -37,13 +39,13 @@ VALUES = st.recursive(
     lambda one: st.lists(one, max_size=3) | st.dictionaries(st.text(max_size=5), one, max_size=3),
     max_leaves=5,
 )
-FACTS = NodeFacts("a", {"x": "a"}, ("NVIDIA H100",))
+FACTS = NodeFacts("a", {"x": "a"}, {"0": "NVIDIA H100"})
 
 
 def settings_or_sentence(kind: str, content: bytes) -> str:
     try:
-        plan = make_plan(Given(**{kind: Text("file", content)}))  # type: ignore[arg-type]
-        build(plan.resolve(FACTS).settings, host_name="a")
+        plan = make_plan(Sources(**{kind: SourceFile("file", content)}))  # type: ignore[arg-type]
+        build(plan.resolve(FACTS), host_name="a")
     except SettingsError as error:
         return str(error)
     return ""

@@ -7,25 +7,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.core.errors import SettingsError
-from agent.settings.plan import Given, Plan, Text, make_plan
+from agent.core.last_good import SourceFile
 from agent.settings.profiles import NodeFacts
-from agent.settings.schema import build
+from agent.settings.sections import build
+from agent.settings.sources import Sources
 from agent.settings.table import FIELDS
+from agent.settings.values import Plan, make_plan
 
 GREAT = "1" + 309 * "0"
 HUGE = "0x" + 5000 * "f"
 CLOCK = ":".join(200 * ["1"]) + ".5"
 """YAML 1.1's sixties: a whole number that no float holds, and a half."""
 
-FACTS = NodeFacts("a", {"x": "a"}, ("NVIDIA H100",))
+FACTS = NodeFacts("a", {"x": "a"}, {"0": "NVIDIA H100"})
 
 
 def plan_of(*, own: str = "", devices: str = "", nodes: str = "", environ=None, flags=None) -> Plan:
-    def text(name: str, content: str) -> Text | None:
-        return Text(name, content.encode(errors="replace")) if content else None
+    def text(name: str, content: str) -> SourceFile | None:
+        return SourceFile(name, content.encode(errors="replace")) if content else None
 
-    files = (text("d.yaml", devices), text("c.yaml", own), text("n.json", nodes))
-    return make_plan(Given(*files, environ or {}, flags or {}))
+    sources = Sources(
+        environ=environ or {},
+        flags=flags or {},
+        device_config=text("d.yaml", devices),
+        own=text("c.yaml", own),
+        node_config=text("n.json", nodes),
+    )
+    return make_plan(sources)
 
 
 def refusal(**sources: object) -> SettingsError:
@@ -38,7 +46,7 @@ def taken_or_refused(**sources: object) -> None:
     """Anything but a SettingsError is let through."""
     try:
         plan = plan_of(**sources)  # type: ignore[arg-type]
-        build(plan.resolve(FACTS).settings, host_name="a")
+        build(plan.resolve(FACTS), host_name="a")
     except SettingsError as error:
         str(error).encode()
 

@@ -10,9 +10,11 @@ import pytest
 
 from agent.codec.device_config import read_device_config
 from agent.core.errors import SettingsError
+from agent.core.last_good import SourceFile
 from agent.settings.hami_files import DEVICE_CONFIG
-from agent.settings.plan import Given, Plan, Text, make_plan
 from agent.settings.profiles import NodeFacts
+from agent.settings.sources import Sources
+from agent.settings.values import Plan, make_plan
 from tests.hami_vectors import Vector, cases, vectors
 
 ZEROS = {"disableCoreLimit": False, "gpuCorePolicy": "", "overwriteEnv": False}
@@ -35,12 +37,12 @@ OTHER_CASE = "device_config_yaml-103"
 
 
 def plan(vector: Vector) -> Plan:
-    return make_plan(Given(Text("d.yaml", vector.given.encode())))
+    return make_plan(Sources(device_config=SourceFile("d.yaml", vector.given.encode())))
 
 
 def values(vector: Vector) -> Mapping[str, object]:
     """What a node gets, by HAMi's keys."""
-    found = plan(vector).resolve(NodeFacts("node-a")).settings
+    found = plan(vector).resolve(NodeFacts("node-a"))
     return {key: found[DEVICE_CONFIG[key]].value for key in DEFAULTS}
 
 

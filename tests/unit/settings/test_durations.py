@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from agent.cli.settings_view import plain, table
 from agent.core.errors import SettingsError
-from agent.settings.durations import duration, seconds_of, written
-from agent.settings.fields import WrongValue
 from agent.settings.json_schema import json_schema
-from agent.settings.load import Sources, load
+from agent.settings.kinds import WrongValue, duration, seconds_of, written
 from agent.settings.profiles import NodeFacts
-from agent.settings.schema import build
+from agent.settings.sections import build
+from agent.settings.sources import Sources
 from agent.settings.table import BY_KEY
+from tests.fakes.settings_files import load
 
 KEYS = (
     "health.driverHang",
@@ -30,7 +30,7 @@ FORM = "expected a duration such as 500ms, 2s, 10m or 1h"
 def loaded(path: Path, text: str = "", environ: dict[str, str] | None = None):
     file = path / "config.yaml"
     file.write_text(text, encoding="utf-8")
-    return load(Sources(file, environ or {}, {})).resolve(NodeFacts()).settings
+    return load(Sources(file, environ or {}, {})).resolve(NodeFacts())
 
 
 @pytest.mark.parametrize(

@@ -7,17 +7,18 @@ import pytest
 from agent.core.errors import SettingsError
 from agent.core.health.settings import xid_class
 from agent.core.health.xids import XidClass
-from agent.settings.load import Sources, load
 from agent.settings.profiles import NodeFacts
-from agent.settings.schema import build
-from agent.settings.surroundings import ignored
+from agent.settings.sections import build
+from agent.settings.sources import Sources
+from agent.settings.values import make_plan
+from tests.fakes.settings_files import load
 
 
 def health(path: Path, environ: dict[str, str] | None = None, text: str = ""):
     file = path / "config.yaml"
     file.write_text(text, encoding="utf-8")
     plan = load(Sources(file, environ or {}, {}))
-    return build(plan.resolve(NodeFacts()).settings, host_name="n").health
+    return build(plan.resolve(NodeFacts()), host_name="n").health
 
 
 @pytest.mark.parametrize("written", ["health: {xids: [94=fatal, 79 = application]}\n", None])
@@ -51,7 +52,8 @@ def test_health_checks_can_be_switched_off_by_file(tmp_path):
 
 
 def test_an_item_that_is_passed_over_is_told():
-    told = ignored({"DP_DISABLE_HEALTHCHECKS": "63, my-xids", "DP_ENABLE_HEALTHCHECKS": "all"}, {})
+    environ = {"DP_DISABLE_HEALTHCHECKS": "63, my-xids", "DP_ENABLE_HEALTHCHECKS": "all"}
+    told = make_plan(Sources(environ=environ)).warnings
 
     assert (
         "env DP_DISABLE_HEALTHCHECKS: 'my-xids' is neither an XID nor all: it is passed over",

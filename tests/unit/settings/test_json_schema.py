@@ -6,10 +6,12 @@ import pytest
 import yaml
 
 from agent.core.errors import SettingsError
+from agent.core.last_good import SourceFile
 from agent.settings.fields import Field
 from agent.settings.json_schema import DRAFT, json_schema
-from agent.settings.plan import Given, Text, make_plan
+from agent.settings.sources import Sources
 from agent.settings.table import FIELDS
+from agent.settings.values import make_plan
 
 jsonschema: Any = pytest.importorskip("jsonschema", reason="comes with kubernetes-validate")
 
@@ -61,7 +63,7 @@ def errors_of(text: str) -> list[str]:
 
 def refused(text: str) -> bool:
     try:
-        make_plan(Given(own=Text("c.yaml", text.encode())))
+        make_plan(Sources(own=SourceFile("c.yaml", text.encode())))
     except SettingsError:
         return True
     return False

@@ -1,14 +1,17 @@
 """One look at the sources: what is there, what is the same, what is gone, and where to look."""
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
-from agent.settings import load as door
-from agent.settings.load import Look, Sources, look
-from agent.settings.plan import Given
+from agent.settings import reading as door
 from agent.settings.profiles import NodeFacts
+from agent.settings.reading import Look
+from agent.settings.sources import Sources
+from tests.fakes.offload import Hanging
+from tests.fakes.settings_files import look
 
 
 @pytest.fixture
@@ -19,16 +22,16 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sources:
     return Sources(None, {}, {"--nodeconfig": f"{tmp_path}/config.json", "--device-config": ""})
 
 
-def good_of(sources: Sources, tmp_path: Path) -> Given:
+def good_of(sources: Sources, tmp_path: Path) -> Sources:
     (tmp_path / "config.json").write_text(json.dumps({"nodeconfig": []}))
     found = look(sources)
     assert found.refusal is None
-    return found.given
+    return found.sources
 
 
 def split_count(found: Look) -> object:
     assert found.plan is not None
-    return found.plan.resolve(NodeFacts()).settings["sharing.splitCount"].value
+    return found.plan.resolve(NodeFacts())["sharing.splitCount"].value
 
 
 def test_the_same_bytes_are_no_news(sources, tmp_path):
@@ -63,7 +66,7 @@ def test_a_refused_file_hides_no_other_one(sources, tmp_path):
     assert found.refusal is not None
     assert str(tmp_path / "d.yaml") in str(found.refusal)
     assert {"own.yaml", "d.yaml", "config.json"} == {path.name for path in found.asked}
-    assert found.given.own is not None
+    assert found.sources.own is not None
 
 
 def test_a_file_that_is_gone_is_refused_while_it_is_looked_for(sources, tmp_path):
@@ -107,3 +110,17 @@ def test_a_usual_file_that_cannot_be_looked_at_is_refused(sources, tmp_path, mon
     monkeypatch.setattr(door, "DEFAULT_FILE", tmp_path / ("x" * 300))
 
     assert "File name too long" in str(look(sources).refusal)
+
+
+@pytest.mark.parametrize("name", ["own.yaml", "d.yaml", "config.json"])
+async def test_a_file_that_does_not_answer_is_refused_by_its_name(sources, tmp_path, name):
+    for one in ("d.yaml", "config.json"):
+        (tmp_path / one).write_text("{}")
+    flags = {**sources.flags, "--device-config": f"{tmp_path}/d.yaml"}
+    began = asyncio.get_running_loop().time()
+
+    found = await door.look(Sources(None, {}, flags), Hanging(name))
+
+    assert f"{tmp_path}/{name}: was not read within 30 s; look at the" in str(found.refusal)
+    assert found.silent
+    assert door.DEADLINE == asyncio.get_running_loop().time() - began

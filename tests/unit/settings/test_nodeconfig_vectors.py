@@ -6,8 +6,11 @@ from collections.abc import Mapping
 import pytest
 
 from agent.core.errors import SettingsError
-from agent.settings.plan import Given, Resolved, Text, make_plan
+from agent.core.last_good import SourceFile
+from agent.settings.fields import Values
 from agent.settings.profiles import NodeFacts
+from agent.settings.sources import Sources
+from agent.settings.values import make_plan
 from tests.builders import G1
 from tests.hami_vectors import Vector, cases, vectors
 
@@ -32,15 +35,17 @@ DIFFERENT = REFUSED | {
 }
 
 
-def resolved(vector: Vector, text: str | None = None) -> Resolved:
-    base = Text("d.yaml", json.dumps({"nvidia": vector.given["base"]}).encode())
+def resolved(vector: Vector, text: str | None = None) -> Values:
+    base = SourceFile("d.yaml", json.dumps({"nvidia": vector.given["base"]}).encode())
     content = vector.given["config.json"] if text is None else text
-    nodes = Text("n.json", content.encode()) if content else None
-    return make_plan(Given(base, None, nodes)).resolve(NodeFacts(vector.given["NODE_NAME"]))
+    nodes = SourceFile("n.json", content.encode()) if content else None
+    return make_plan(Sources(device_config=base, node_config=nodes)).resolve(
+        NodeFacts(vector.given["NODE_NAME"])
+    )
 
 
-def values(found: Resolved) -> Mapping[str, object]:
-    return {name: found.settings[key].value for name, key in KEYS.items()}
+def values(found: Values) -> Mapping[str, object]:
+    return {name: found[key].value for name, key in KEYS.items()}
 
 
 @pytest.mark.parametrize("vector", cases("nodeconfig", without=DIFFERENT), ids=str)
@@ -49,9 +54,9 @@ def test_a_node_gets_what_hami_resolves_for_it(vector: Vector):
     wanted_filter = vector.expected["filter"] or {"uuid": [], "index": []}
 
     assert vector.expected["resolved"] == values(found)
-    assert vector.expected["mode"] == found.settings["sharing.operatingMode"].value
-    assert tuple(wanted_filter["uuid"]) == found.settings["sharing.filterUUIDs"].value
-    assert tuple(map(str, wanted_filter["index"])) == found.settings["sharing.filterIndexes"].value
+    assert vector.expected["mode"] == found["sharing.operatingMode"].value
+    assert tuple(wanted_filter["uuid"]) == found["sharing.filterUUIDs"].value
+    assert tuple(map(str, wanted_filter["index"])) == found["sharing.filterIndexes"].value
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -67,7 +72,7 @@ def test_a_file_that_is_not_there_leaves_the_mode_as_it_is():
     found = resolved(vector, text="")
 
     assert "" == vector.expected["mode"]
-    assert "hami-core" == found.settings["sharing.operatingMode"].value
+    assert "hami-core" == found["sharing.operatingMode"].value
     assert vector.expected["resolved"] == values(found)
 
 
@@ -87,7 +92,7 @@ def test_what_is_set_nowhere_is_a_default_and_an_empty_value_overrides_nothing()
 
 
 def filters(text: str) -> tuple[object, object]:
-    found = resolved(vectors("nodeconfig")["nodeconfig-096"], text).settings
+    found = resolved(vectors("nodeconfig")["nodeconfig-096"], text)
     return found["sharing.filterUUIDs"].value, found["sharing.filterIndexes"].value
 
 

@@ -5,20 +5,27 @@ import json
 import pytest
 
 from agent.core.errors import SettingsError
-from agent.settings.plan import Given, Plan, Text, make_plan
+from agent.core.last_good import SourceFile
 from agent.settings.profiles import NodeFacts
+from agent.settings.sources import Sources
+from agent.settings.values import Plan, make_plan
 
 
 def plan_of(*, own: str = "", devices: str = "", nodes: str = "", environ=None) -> Plan:
-    def text(name: str, content: str) -> Text | None:
-        return Text(name, content.encode()) if content else None
+    def text(name: str, content: str) -> SourceFile | None:
+        return SourceFile(name, content.encode()) if content else None
 
-    files = (text("d.yaml", devices), text("c.yaml", own), text("n.json", nodes))
-    return make_plan(Given(*files, environ or {}))
+    sources = Sources(
+        environ=environ or {},
+        device_config=text("d.yaml", devices),
+        own=text("c.yaml", own),
+        node_config=text("n.json", nodes),
+    )
+    return make_plan(sources)
 
 
 def value_of(plan: Plan, key: str) -> object:
-    return plan.resolve(NodeFacts("a")).settings[key].value
+    return plan.resolve(NodeFacts("a"))[key].value
 
 
 def keys(count: int) -> dict[str, int]:
@@ -57,7 +64,7 @@ def test_much_of_something_else_is_no_node_config():
 def test_a_json_without_nodes_is_an_empty_list_as_in_hami(text: str):
     plan = plan_of(nodes=text)
 
-    assert () == plan.node_config.entries
+    assert () == plan.node_config.profiles
     assert ('"nodeconfig"' not in text) == any("nothing is taken" in one for one in plan.warnings)
 
 
@@ -205,7 +212,7 @@ def test_no_sentence_is_made_that_is_not_told(monkeypatch):
         made.append(value)
         return "x"
 
-    monkeypatch.setattr("agent.settings.plan.shown", shown)
+    monkeypatch.setattr("agent.settings.values.shown", shown)
     entries = [{"name": f"n{one}", "devicesplitcount": 0} for one in range(30)]
     plan_of(nodes=json.dumps({"nodeconfig": entries}))
 

@@ -8,9 +8,12 @@ import pytest
 from agent.codec.last_good import encode_last_good
 from agent.core.errors import SettingsError
 from agent.core.last_good import LastGood, SourceFile
-from agent.settings.load import Sources
+from agent.settings import reading
 from agent.settings.profiles import NodeFacts
-from agent.settings.starting import COPY, begin, last_good, recalled
+from agent.settings.reading import COPY, Look, last_good, recalled
+from agent.settings.sources import Sources
+from tests.fakes.offload import Hanging, Inline
+from tests.fakes.settings_files import begin
 
 GOOD = b"sharing: {splitCount: 4}\n"
 BAD = "sharing: {splitCount: many}\n"
@@ -39,12 +42,16 @@ def a_copy(own: bytes = GOOD) -> LastGood:
     return LastGood("0.0.9", "node-a", own=SourceFile("/then/own.yaml", own))
 
 
+def split_count(start: Look) -> int:
+    return start.taken().settings(NodeFacts()).sharing.split_count
+
+
 def test_good_sources_need_no_copy(sources, keep):
     keep(a_copy(b"sharing: {splitCount: 9}\n"))
 
-    start = begin(sources, "host")
+    start = begin(sources)
 
-    assert (4, None) == (start.settings.sharing.split_count, start.refusal)
+    assert (4, None) == (split_count(start), start.refusal)
     assert {sources.file} == start.asked
 
 
@@ -52,12 +59,12 @@ def test_refused_sources_give_way_to_the_copy_and_are_watched(sources, keep):
     sources.file.write_text(BAD)
     keep(a_copy())
 
-    start = begin(sources, "host")
+    start = begin(sources)
 
-    assert 4 == start.settings.sharing.split_count
+    assert 4 == split_count(start)
     assert f"{sources.file}:1:23: sharing.splitCount" in str(start.refusal)
     assert {sources.file} == start.asked
-    assert start.reading.given.own == SourceFile("/then/own.yaml", GOOD)
+    assert start.taken().sources.own == SourceFile("/then/own.yaml", GOOD)
 
 
 def test_flags_and_environment_stay_on_top_of_the_copy(sources, keep):
@@ -65,9 +72,9 @@ def test_flags_and_environment_stay_on_top_of_the_copy(sources, keep):
     keep(a_copy(b"sharing: {splitCount: 4, memoryScaling: 2}\n"))
     flags = {**sources.flags, "--split-count": "6"}
 
-    start = begin(Sources(sources.file, {"HAMI_AGENT_SHARING_CORE_SCALING": "3"}, flags), "host")
+    start = begin(Sources(sources.file, {"HAMI_AGENT_SHARING_CORE_SCALING": "3"}, flags))
 
-    sharing = start.settings.sharing
+    sharing = start.taken().settings(NodeFacts()).sharing
     assert (6, 2.0, 3.0) == (sharing.split_count, sharing.memory_scaling, sharing.core_scaling)
 
 
@@ -75,7 +82,7 @@ def test_without_a_copy_the_start_is_refused(sources):
     sources.file.write_text(BAD)
 
     with pytest.raises(SettingsError, match=r"own.yaml:1:23"):
-        begin(sources, "host")
+        begin(sources)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", encode_last_good(a_copy())[:-9]])
@@ -85,7 +92,7 @@ def test_a_damaged_copy_is_none(sources, tmp_path, content: bytes):
     (tmp_path / "state" / COPY).write_bytes(content)
 
     with pytest.raises(SettingsError, match=r"own.yaml:1:23"):
-        begin(sources, "host")
+        begin(sources)
 
 
 def test_a_missing_file_and_a_damaged_copy_are_both_told_in_one_sentence(sources, tmp_path):
@@ -94,7 +101,7 @@ def test_a_missing_file_and_a_damaged_copy_are_both_told_in_one_sentence(sources
     (tmp_path / "state" / COPY).write_bytes(b"{")
 
     with pytest.raises(SettingsError) as caught:
-        begin(sources, "host")
+        begin(sources)
 
     missing, copy = str(caught.value).split("; the last good settings cannot be used either: ")
     assert missing.startswith(f"{sources.file}: cannot be read: No such file")
@@ -107,14 +114,14 @@ def test_a_copy_that_is_refused_itself_is_told_too(sources, keep):
     keep(a_copy(b"sharing: {splitCount: 99999}\n"))
 
     with pytest.raises(SettingsError, match=r"own.yaml:1:23.*/then/own.yaml:1:23: .* 1 to 10000"):
-        begin(sources, "host")
+        begin(sources)
 
 
 def test_a_copy_that_was_never_kept_is_no_news(sources):
     sources.file.write_text(BAD)
 
     with pytest.raises(SettingsError) as caught:
-        begin(sources, "host")
+        begin(sources)
     assert "last good" not in str(caught.value)
 
 
@@ -122,7 +129,7 @@ def test_a_wrong_variable_is_refused_for_no_copy_can_mend_it(sources, keep):
     keep(a_copy())
 
     with pytest.raises(SettingsError, match="HAMI_AGENT_SHARNG"):
-        begin(Sources(sources.file, {"HAMI_AGENT_SHARNG": "1"}, sources.flags), "host")
+        begin(Sources(sources.file, {"HAMI_AGENT_SHARNG": "1"}, sources.flags))
 
 
 def test_a_good_own_file_says_where_the_copy_is_when_hamis_file_is_bad(tmp_path, keep):
@@ -131,18 +138,35 @@ def test_a_good_own_file_says_where_the_copy_is_when_hamis_file_is_bad(tmp_path,
     keep(a_copy())
     flags = {"--nodeconfig": "", "--device-config": f"{tmp_path}/d.yaml"}
 
-    start = begin(Sources(tmp_path / "own.yaml", {}, flags), "host")
+    start = begin(Sources(tmp_path / "own.yaml", {}, flags))
 
-    assert 4 == start.settings.sharing.split_count
+    assert 4 == split_count(start)
     assert f"{tmp_path}/d.yaml" in str(start.refusal)
 
 
 def test_what_is_kept_is_what_is_recalled(sources):
-    reading = begin(sources, "host").reading
-    copy = last_good(reading.given, NodeFacts("node-a", {"pool": "big"}))
+    plan = begin(sources).taken()
+    copy = last_good(plan.sources, NodeFacts("node-a", {"pool": "big"}))
 
-    again = recalled(copy, reading.given, "host")
+    again = recalled(copy, plan.sources)
 
     assert again is not None
-    assert reading.given == again.given
+    assert plan.sources == again.sources
     assert ("node-a", {"pool": "big"}) == (copy.node, copy.labels)
+
+
+async def test_a_file_that_does_not_answer_gives_way_to_the_copy_too(sources, keep):
+    keep(a_copy())
+
+    start = await reading.begin(sources, Hanging("own.yaml"), Inline())
+
+    assert 4 == split_count(start)
+    assert f"{sources.file}: was not read within 30 s" in str(start.refusal)
+
+
+async def test_a_copy_that_does_not_answer_is_told_too(sources, keep):
+    sources.file.write_text(BAD)
+    keep(a_copy())
+
+    with pytest.raises(SettingsError, match=r"own.yaml:1:23.*/state/settings.json: was not read"):
+        await reading.begin(sources, Inline(), Hanging(COPY))

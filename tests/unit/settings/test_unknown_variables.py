@@ -4,12 +4,12 @@ import pytest
 
 from agent.codec.faults import Faults
 from agent.core.errors import SettingsError
-from agent.settings.surroundings import read_environment
+from agent.settings.surroundings import read_surroundings
 
 
 def read(environ: dict[str, str]) -> None:
     faults = Faults()
-    read_environment(environ, faults)
+    read_surroundings(environ, {}, faults)
     faults.refuse()
 
 

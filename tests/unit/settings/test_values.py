@@ -5,8 +5,10 @@ import json
 import pytest
 
 from agent.core.errors import SettingsError
-from agent.settings.plan import Given, Plan, Text, make_plan
+from agent.core.last_good import SourceFile
 from agent.settings.profiles import Match, NodeFacts
+from agent.settings.sources import Sources
+from agent.settings.values import Plan, make_plan
 
 DEVICES = "nvidia: {deviceSplitCount: 2}"
 OWN = """
@@ -25,17 +27,23 @@ COUNT = "sharing.splitCount"
 
 
 def plan_of(devices: str = "", own: str = "", nodes: str = "", environ=None, flags=None) -> Plan:
-    def text(name: str, content: str) -> Text | None:
-        return Text(name, content.encode()) if content else None
+    def text(name: str, content: str) -> SourceFile | None:
+        return SourceFile(name, content.encode()) if content else None
 
-    files = (text("d.yaml", devices), text("c.yaml", own), text("n.json", nodes))
-    return make_plan(Given(*files, environ or {}, flags or {}))
+    sources = Sources(
+        environ=environ or {},
+        flags=flags or {},
+        device_config=text("d.yaml", devices),
+        own=text("c.yaml", own),
+        node_config=text("n.json", nodes),
+    )
+    return make_plan(sources)
 
 
 def count_of(
     devices: str = "", own: str = "", nodes: str = "", *, facts=HERE, environ=None, flags=None
 ) -> tuple[object, str]:
-    found = plan_of(devices, own, nodes, environ, flags).resolve(facts).settings[COUNT]
+    found = plan_of(devices, own, nodes, environ, flags).resolve(facts)[COUNT]
     return found.value, found.origin
 
 
@@ -69,11 +77,11 @@ def test_the_same_plan_gives_the_same_settings_for_the_same_facts():
         ("{labels: 'zone=a'}", NodeFacts(labels={}), False),
         ("{labels: 'zone!=a'}", NodeFacts(labels={}), True),
         ("{labels: 'zone!=a'}", NodeFacts(labels=None), False),
-        ("{gpus: [h100, A30]}", NodeFacts(gpu_models=("NVIDIA H100 PCIe",)), True),
-        ("{gpus: [h100]}", NodeFacts(gpu_models=("Tesla T4",)), False),
-        ("{gpus: [h100]}", NodeFacts(gpu_models=None), False),
-        ("{nodes: [a], gpus: [t4]}", NodeFacts("a", gpu_models=("Tesla T4",)), True),
-        ("{nodes: [a], gpus: [t4]}", NodeFacts("b", gpu_models=("Tesla T4",)), False),
+        ("{gpus: [h100, A30]}", NodeFacts(gpus={"0": "NVIDIA H100 PCIe"}), True),
+        ("{gpus: [h100]}", NodeFacts(gpus={"0": "Tesla T4"}), False),
+        ("{gpus: [h100]}", NodeFacts(gpus=None), False),
+        ("{nodes: [a], gpus: [t4]}", NodeFacts("a", gpus={"0": "Tesla T4"}), True),
+        ("{nodes: [a], gpus: [t4]}", NodeFacts("b", gpus={"0": "Tesla T4"}), False),
     ],
 )
 def test_a_profile_is_for_nodes_that_keep_all_it_asks(match: str, facts: NodeFacts, *, holds: bool):
@@ -135,7 +143,7 @@ def test_every_key_of_hamis_files_reaches_its_setting():
         "disableCoreLimit": True,
         "gpuCorePolicy": "FORCE",
     }
-    found = plan_of(json.dumps({"nvidia": devices})).resolve(HERE).settings
+    found = plan_of(json.dumps({"nvidia": devices})).resolve(HERE)
 
     expected = {
         "sharing.resourceName": "a.com/gpu",
@@ -156,11 +164,11 @@ def test_keys_that_concern_the_scheduler_alone_are_checked_and_not_used():
     text = "nvidia: {defaultMemory: 5, memoryFactor: 2, runtimeClassName: x, overwriteEnv: true, "
     plan = plan_of(text + "resourceCoreName: a.com/cores, resourcePriorityName: a.com/prio}")
     assert () == plan.warnings
-    assert {"default"} == {one.origin for one in plan.resolve(HERE).settings.values()}
+    assert {"default"} == {one.origin for one in plan.resolve(HERE).values()}
 
 
 def test_a_log_level_that_is_empty_is_not_set_for_the_containers():
-    found = plan_of("nvidia: {libCudaLogLevel: ''}").resolve(HERE).settings
+    found = plan_of("nvidia: {libCudaLogLevel: ''}").resolve(HERE)
     assert "" == found["library.cudaLogLevel"].value
 
 
@@ -191,7 +199,7 @@ def test_a_variable_of_hamis_that_changes_nothing_is_told():
     ],
 )
 def test_variables_of_hamis_plugin_keep_their_meaning(environ, key: str, value: object):
-    assert value == plan_of(environ=environ).resolve(HERE).settings[key].value
+    assert value == plan_of(environ=environ).resolve(HERE)[key].value
 
 
 def test_a_gpu_that_is_filtered_twice_is_a_warning_and_no_error():

@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator
 
 import structlog
 
+from agent.app.settings import RETRY
 from agent.codec.last_good import decode_last_good
 from agent.core.errors import StateError
 from agent.core.last_good import LastGood
 from agent.kit.cell import Cell
-from agent.services.last_good import RETRY, LastGoodKeeper
+from tests.app.settings_room import Room, a_plan, start_of
 
 ONE = LastGood("0.1.0", "node-a")
 OTHER = LastGood("0.1.0", "node-a", {"pool": "big"})
@@ -37,11 +38,11 @@ class Shelf:
 
 @contextlib.asynccontextmanager
 async def keeping(shelf: Shelf, stored: LastGood | None) -> AsyncIterator[Cell[LastGood | None]]:
-    copy: Cell[LastGood | None] = Cell(None)
-    keeper = LastGoodKeeper(shelf, "settings.json", copy, stored)
+    service = Room(start_of(a_plan("")), disk=shelf).service
+    service.recall(stored)
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(keeper.run())
-        yield copy
+        running = group.create_task(service.run())
+        yield service.copy
         running.cancel()
 
 

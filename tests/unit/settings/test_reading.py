@@ -8,11 +8,12 @@ import pytest
 from agent.core.errors import SettingsError
 from agent.core.match_settings import UnlockedPods
 from agent.core.plain import PlainSettings
-from agent.settings.fields import Effective
-from agent.settings.load import Sources, load
+from agent.settings.fields import Values
 from agent.settings.profiles import NodeFacts
-from agent.settings.schema import build
+from agent.settings.sections import build
+from agent.settings.sources import Sources
 from agent.settings.table import FIELDS
+from tests.fakes.settings_files import load
 
 
 @pytest.fixture
@@ -29,8 +30,8 @@ def loaded(
     file: Path | None = None,
     environ: Mapping[str, str] | None = None,
     flags: Mapping[str, str] | None = None,
-) -> Effective:
-    return load(Sources(file, environ or {}, flags or {})).resolve(NodeFacts()).settings
+) -> Values:
+    return load(Sources(file, environ or {}, flags or {})).resolve(NodeFacts())
 
 
 def refused(file: Path, *parts: str) -> None:
@@ -253,7 +254,7 @@ def hami_files(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def count_on(node: str, sources: Sources) -> object:
-    return load(sources).resolve(NodeFacts(node)).settings["sharing.splitCount"].value
+    return load(sources).resolve(NodeFacts(node))["sharing.splitCount"].value
 
 
 def test_hamis_files_are_named_by_flags(hami_files) -> None:

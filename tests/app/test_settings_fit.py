@@ -7,15 +7,13 @@ import json
 import pytest
 import structlog
 
-from agent.app.facts import Facts, new_facts
-from agent.app.fitting import Effects, Fitting
-from agent.core.changes import NodeEvent
 from agent.core.errors import SettingsError
 from agent.core.gpu import GpuFault, Scan
+from agent.core.last_good import SourceFile
 from agent.core.pods import NodeView
-from agent.settings.plan import Given, Text, make_plan
-from agent.settings.profiles import NodeFacts
-from agent.settings.reading import Reading
+from agent.settings.sources import Sources
+from agent.settings.values import make_plan
+from tests.app.settings_room import Room, a_plan, start_of
 from tests.builders import a_gpu
 
 OWN = """
@@ -32,10 +30,6 @@ profiles:
 """
 
 
-def reading_of(text: str) -> Reading:
-    return Reading(make_plan(Given(own=Text("c.yaml", text.encode()))), "node-a")
-
-
 def a_scan(*models: str) -> Scan:
     return Scan("570", tuple(a_gpu(index=n, name=name) for n, name in enumerate(models)))
 
@@ -44,34 +38,8 @@ def a_node(**labels: str) -> NodeView:
     return NodeView("node-a", "uid", "1", labels=labels)
 
 
-@dataclasses.dataclass
-class Room:
-    """A node whose settings are fitted."""
-
-    cells: Facts
-    fitting: Fitting
-    told: list[NodeEvent]
-    stop: asyncio.Event
-    refreshed: list[int]
-
-    @property
-    def split_count(self) -> int:
-        return self.cells.sharing.value.split_count
-
-
 def room_of(text: str = OWN) -> Room:
-    reading = reading_of(text)
-    settings = reading.settings(NodeFacts())
-    cells = new_facts(settings.sharing, settings.report, settings.edits)
-    told: list[NodeEvent] = []
-    stop = asyncio.Event()
-    refreshed: list[int] = []
-
-    def refresh() -> None:
-        refreshed.append(cells.sharing.value.split_count)
-
-    effects = Effects(refresh, told.append, stop)
-    return Room(cells, Fitting(settings, reading, cells, effects), told, stop, refreshed)
+    return Room(start_of(a_plan(text)))
 
 
 async def settle() -> None:
@@ -81,29 +49,29 @@ async def settle() -> None:
 async def test_a_profile_for_a_model_applies_before_the_gpus_are_listed():
     room = room_of()
 
-    assert room.fitting.saw_gpus(a_scan("NVIDIA H100"))
+    assert room.service.saw_gpus(a_scan("NVIDIA H100"))
     assert 10 == room.split_count
-    assert room.fitting.saw_gpus(a_scan("Tesla T4"))
+    assert room.service.saw_gpus(a_scan("Tesla T4"))
     assert 2 == room.split_count
 
 
 async def test_a_gpu_that_cannot_be_described_just_now_is_still_of_its_model():
     room = room_of()
-    room.fitting.saw_gpus(a_scan("Tesla T4"))
+    room.service.saw_gpus(a_scan("Tesla T4"))
     silent = GpuFault(a_scan("Tesla T4").gpus[0].uuid, "does not answer")
 
-    assert room.fitting.saw_gpus(Scan("570", (), (silent,)))
+    assert room.service.saw_gpus(Scan("570", (), (silent,)))
     assert 2 == room.split_count
 
 
 async def test_a_profile_for_a_model_holds_while_its_gpus_are_away():
     room = room_of()
     card = a_scan("Tesla T4", "NVIDIA H100")
-    room.fitting.saw_gpus(card)
+    room.service.saw_gpus(card)
     room.refreshed.clear()
 
     for scan in (Scan("570", card.gpus[1:]), Scan("570", ()), card, Scan("570", ())):
-        assert room.fitting.saw_gpus(scan)
+        assert room.service.saw_gpus(scan)
         assert 2 == room.split_count
 
     assert [] == room.refreshed
@@ -111,10 +79,10 @@ async def test_a_profile_for_a_model_holds_while_its_gpus_are_away():
 
 async def test_a_profile_for_a_model_ends_when_other_gpus_came_instead():
     room = room_of()
-    room.fitting.saw_gpus(a_scan("Tesla T4"))
-    room.fitting.saw_gpus(Scan("570", ()))
+    room.service.saw_gpus(a_scan("Tesla T4"))
+    room.service.saw_gpus(Scan("570", ()))
 
-    room.fitting.saw_gpus(Scan("570", (a_gpu(index=1, name="NVIDIA H100"),)))
+    room.service.saw_gpus(Scan("570", (a_gpu(index=1, name="NVIDIA H100"),)))
 
     assert 10 == room.split_count
 
@@ -122,11 +90,11 @@ async def test_a_profile_for_a_model_ends_when_other_gpus_came_instead():
 async def test_gpus_that_are_away_take_no_room_in_the_list_and_none_when_they_are_back_too_many():
     room = room_of("sharing: {splitCount: 9000}")
     eight = a_scan(*["Tesla T4"] * 8)
-    room.fitting.saw_gpus(dataclasses.replace(eight, gpus=eight.gpus[:6]))
-    room.fitting.saw_gpus(eight)
-    assert room.fitting.saw_gpus(dataclasses.replace(eight, gpus=eight.gpus[3:]))
+    room.service.saw_gpus(dataclasses.replace(eight, gpus=eight.gpus[:6]))
+    room.service.saw_gpus(eight)
+    assert room.service.saw_gpus(dataclasses.replace(eight, gpus=eight.gpus[3:]))
 
-    listed = room.fitting.saw_gpus(eight)
+    listed = room.service.saw_gpus(eight)
 
     assert listed is not None
     assert eight.gpus[3:] == listed.gpus
@@ -135,14 +103,14 @@ async def test_gpus_that_are_away_take_no_room_in_the_list_and_none_when_they_ar
 async def test_labels_are_followed_and_a_node_unseen_keeps_its_last_ones():
     room = room_of()
     async with asyncio.TaskGroup() as tasks:
-        following = tasks.create_task(room.fitting.run())
+        following = tasks.create_task(room.service.run())
         await settle()
         assert 10 == room.split_count
-        assert not room.fitting.labelled.is_set()
+        assert not room.service.labelled.is_set()
 
         room.cells.node.set(a_node(pool="big"))
         await settle()
-        assert room.fitting.labelled.is_set()
+        assert room.service.labelled.is_set()
         assert [20] == room.refreshed
         assert 20 == room.split_count
         assert "4" == room.cells.edits.value.cuda_log_level
@@ -160,9 +128,9 @@ async def test_labels_are_followed_and_a_node_unseen_keeps_its_last_ones():
 
 async def test_a_reload_is_resolved_for_the_facts_that_are_known():
     room = room_of()
-    room.fitting.saw_gpus(a_scan("Tesla T4"))
+    room.service.saw_gpus(a_scan("Tesla T4"))
 
-    room.fitting.take(reading_of(OWN.replace("splitCount: 2}", "splitCount: 3}")))
+    room.service.take(a_plan(OWN.replace("splitCount: 2}", "splitCount: 3}")))
 
     assert 3 == room.split_count
     assert [] == room.told
@@ -172,16 +140,16 @@ async def test_another_hook_path_acts_at_the_next_start_which_is_said():
     room = room_of()
 
     with structlog.testing.capture_logs() as lines:
-        room.fitting.take(reading_of(OWN + "library: {hookPath: /opt/hami, cudaLogLevel: '3'}\n"))
+        room.service.take(a_plan(OWN + "library: {hookPath: /opt/hami, cudaLogLevel: '3'}\n"))
 
     assert [["library.hookPath"]] == [line["settings"] for line in lines if "settings" in line]
     assert "3" == room.cells.edits.value.cuda_log_level
 
 
 async def test_a_reload_tells_what_was_passed_over(capsys):
-    warned = Given(Text("d.yaml", b"nvidia: {colour: red}"))
+    warned = Sources(device_config=SourceFile("d.yaml", b"nvidia: {colour: red}"))
 
-    room_of().fitting.take(Reading(make_plan(warned), "node-a"))
+    room_of().service.take(make_plan(dataclasses.replace(warned, host="node-a")))
 
     assert "unknown key `colour`" in capsys.readouterr().out
 
@@ -191,37 +159,37 @@ async def test_a_list_too_long_for_the_first_gpus_stops_the_process_with_the_rea
 
     with structlog.testing.capture_logs() as lines:
         for _ in range(2):
-            assert not room.fitting.saw_gpus(a_scan(*["Tesla T4"] * 8))
+            assert not room.service.saw_gpus(a_scan(*["Tesla T4"] * 8))
 
     assert [] == lines  # whoever ends says why, in one line
     assert room.stop.is_set()
-    assert isinstance(room.fitting.refusal, SettingsError)
+    assert isinstance(room.service.refusal, SettingsError)
     assert ["ConfigRejected"] == [event.reason for event in room.told]
 
 
 async def test_gpus_that_make_the_list_too_long_later_are_not_taken_in_and_told_once():
     room = room_of("sharing: {splitCount: 9000}")
-    assert room.fitting.saw_gpus(a_scan(*["Tesla T4"] * 6))
+    assert room.service.saw_gpus(a_scan(*["Tesla T4"] * 6))
 
     later = a_scan(*["Tesla T4"] * 8)
     for _ in range(2):
-        listed = room.fitting.saw_gpus(later)
+        listed = room.service.saw_gpus(later)
         assert listed is not None
         assert later.gpus[:6] == listed.gpus
         assert [gpu.uuid for gpu in later.gpus[6:]] == [fault.gpu for fault in listed.faults]
 
     assert not room.stop.is_set()
     assert 1 == len(room.told)
-    room.fitting.take(reading_of("sharing: {splitCount: 10}"))
-    assert room.fitting.saw_gpus(a_scan(*["Tesla T4"] * 8))
+    room.service.take(a_plan("sharing: {splitCount: 10}"))
+    assert room.service.saw_gpus(a_scan(*["Tesla T4"] * 8))
 
 
 async def test_a_gpu_that_goes_is_gone_though_others_came_that_the_settings_do_not_fit():
     room = room_of("sharing: {splitCount: 9000}")
-    assert room.fitting.saw_gpus(a_scan(*["Tesla T4"] * 6))
+    assert room.service.saw_gpus(a_scan(*["Tesla T4"] * 6))
     later = a_scan(*["Tesla T4"] * 8)
 
-    listed = room.fitting.saw_gpus(dataclasses.replace(later, gpus=later.gpus[1:]))
+    listed = room.service.saw_gpus(dataclasses.replace(later, gpus=later.gpus[1:]))
 
     assert listed is not None
     assert later.gpus[1:6] == listed.gpus
@@ -230,16 +198,16 @@ async def test_a_gpu_that_goes_is_gone_though_others_came_that_the_settings_do_n
 async def test_gpus_that_fitted_in_between_are_told_again():
     room = room_of("sharing: {splitCount: 9000}")
     for models in (6, 8, 5, 8):
-        room.fitting.saw_gpus(a_scan(*["Tesla T4"] * models))
+        room.service.saw_gpus(a_scan(*["Tesla T4"] * models))
 
     assert 2 == len(room.told)
 
 
 async def test_a_reload_that_does_not_fit_the_gpus_changes_nothing():
     room = room_of()
-    room.fitting.saw_gpus(a_scan(*["NVIDIA H100"] * 8))
+    room.service.saw_gpus(a_scan(*["NVIDIA H100"] * 8))
 
-    room.fitting.take(reading_of("sharing: {splitCount: 9000}"))
+    room.service.take(a_plan("sharing: {splitCount: 9000}"))
 
     assert 10 == room.split_count
     assert ["ConfigRejected"] == [event.reason for event in room.told]
@@ -249,7 +217,7 @@ async def test_a_reload_that_does_not_fit_the_gpus_changes_nothing():
 @pytest.mark.parametrize("text", ["node: {name: other}", "web: {port: 1}"])
 async def test_what_acts_only_at_the_next_start_is_left_as_it_is(text: str):
     room = room_of()
-    room.fitting.take(reading_of(text))
+    room.service.take(a_plan(text))
     assert 10 == room.split_count
     assert [] == room.told
 
@@ -265,10 +233,12 @@ profiles:
 async def test_another_node_name_acts_at_the_next_start_and_no_profile_of_that_node_before():
     room = room_of()
     entry = b'{"nodeconfig": [{"name": "other", "devicesplitcount": 4}]}'
-    given = Given(own=Text("c.yaml", RENAMED.encode()), node_config=Text("n.json", entry))
+    given = Sources(
+        own=SourceFile("c.yaml", RENAMED.encode()), node_config=SourceFile("n.json", entry)
+    )
 
     with structlog.testing.capture_logs() as lines:
-        room.fitting.take(Reading(make_plan(given), "node-a"))
+        room.service.take(make_plan(dataclasses.replace(given, host="node-a")))
 
     sharing = room.cells.sharing.value
     assert (10, 2.0) == (sharing.split_count, sharing.memory_scaling)
@@ -280,7 +250,7 @@ async def test_the_name_that_the_node_has_already_needs_no_restart():
     room = room_of()
 
     with structlog.testing.capture_logs() as lines:
-        room.fitting.take(reading_of("node: {name: node-a}"))
+        room.service.take(a_plan("node: {name: node-a}"))
 
     assert ["config.applied"] == [line["event"] for line in lines]
 
@@ -289,7 +259,7 @@ async def test_another_resource_name_is_taken_over_and_needs_no_restart():
     room = room_of()
 
     with structlog.testing.capture_logs() as lines:
-        room.fitting.take(reading_of("sharing: {resourceName: example.com/vgpu}"))
+        room.service.take(a_plan("sharing: {resourceName: example.com/vgpu}"))
 
     assert "example.com/vgpu" == room.cells.sharing.value.resource
     assert "example.com/vgpu" == room.cells.edits.value.resource
@@ -301,7 +271,7 @@ async def test_another_path_of_a_file_is_read_at_once_and_needs_no_restart(key: 
     room = room_of()
 
     with structlog.testing.capture_logs() as lines:
-        room.fitting.take(reading_of(f"files: {{{key}: /elsewhere}}"))
+        room.service.take(a_plan(f"files: {{{key}: /elsewhere}}"))
 
     assert ["config.applied"] == [line["event"] for line in lines]
 
@@ -311,10 +281,10 @@ async def test_who_asks_while_settings_are_refused_is_answered_each_time_and_the
     error = SettingsError("c.yaml:1:1: no")
 
     with structlog.testing.capture_logs() as lines:
-        room.fitting.reject(error)
-        room.fitting.reject(error)
-        room.fitting.reject(error, asked=True)
-        room.fitting.reject(error, asked=True)
+        room.service.reject(error)
+        room.service.reject(error)
+        room.service.reject(error, asked=True)
+        room.service.reject(error, asked=True)
 
     assert 3 * ["config.rejected"] == [line["event"] for line in lines]
     assert 1 == len(room.told)
@@ -322,11 +292,11 @@ async def test_who_asks_while_settings_are_refused_is_answered_each_time_and_the
 
 async def test_who_asks_while_settings_do_not_fit_the_gpus_is_answered_each_time():
     room = room_of()
-    room.fitting.saw_gpus(a_scan(*["NVIDIA H100"] * 8))
+    room.service.saw_gpus(a_scan(*["NVIDIA H100"] * 8))
 
     with structlog.testing.capture_logs() as lines:
         for asked in (False, True):
-            room.fitting.take(reading_of("sharing: {splitCount: 9000}"), asked=asked)
+            room.service.take(a_plan("sharing: {splitCount: 9000}"), asked=asked)
 
     assert 2 * ["config.rejected"] == [line["event"] for line in lines]
     assert 1 == len(room.told)
@@ -334,9 +304,9 @@ async def test_who_asks_while_settings_do_not_fit_the_gpus_is_answered_each_time
 
 async def test_a_megabyte_of_unknown_keys_is_a_few_lines_of_the_log():
     keys = {"nodeconfig": [], **{f"key{number:06}": 1 for number in range(70_000)}}
-    junk = Given(node_config=Text("n.json", json.dumps(keys).encode()))
+    junk = Sources(node_config=SourceFile("n.json", json.dumps(keys).encode()))
 
     with structlog.testing.capture_logs() as lines:
-        room_of().fitting.take(Reading(make_plan(junk), "node-a"))
+        room_of().service.take(make_plan(dataclasses.replace(junk, host="node-a")))
 
     assert len(lines) < 30

@@ -3,60 +3,61 @@
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
-from agent.services.reload import READ_DEADLINE, RESTLESS, STILL, Reload
+from agent.app.settings import AGAIN, RESTLESS, STILL
+from agent.core.errors import SettingsError
+from agent.settings.reading import Look
+from agent.settings.sources import Sources
+from tests.app.settings_room import FakeWatch, Room, a_plan, start_of
 
 OWN = Path("/etc/hami-agent/config.yaml")
 HAMIS = Path("/etc/hami/config.json")
 
 
 @dataclasses.dataclass
-class FakeWatch:
-    """The FileWatch port: `change` says that something changed."""
+class Files:
+    """Sources whose looks are noted: when, and whether somebody had asked."""
 
-    followed: list[frozenset[Path]] = dataclasses.field(default_factory=list)
-    change: Callable[[], None] = lambda: None
-
-    async def follow(self, paths: Collection[Path], changed: Callable[[], None]) -> NoReturn:
-        self.followed.append(frozenset(paths))
-        self.change = changed
-        changed()
-        await asyncio.Event().wait()
-        raise AssertionError
-
-
-@dataclasses.dataclass
-class Room:
-    """A reload whose readings are noted: when, and whether somebody had asked."""
-
-    watch: FakeWatch
-    asked: asyncio.Event
-    readings: list[tuple[float, bool]]
-    paths: list[Path]
+    room: Room = dataclasses.field(init=False)
+    readings: list[tuple[float, bool]] = dataclasses.field(default_factory=list)
+    paths: list[Path] = dataclasses.field(default_factory=lambda: [OWN])
     takes: float = 0.0
+    refusal: SettingsError | None = None
+    silent: bool = False
 
-    async def read(self, *, asked: bool) -> Collection[Path]:
-        self.readings.append((asyncio.get_running_loop().time(), asked))
+    def __post_init__(self) -> None:
+        self.room = Room(start_of(a_plan(""), OWN), look=self.look)
+
+    async def look(self, good: Sources) -> Look:
+        is_asked = "reloading" in self.room.systemd.said
+        self.room.systemd.said.clear()
+        self.readings.append((asyncio.get_running_loop().time(), is_asked))
         await asyncio.sleep(self.takes)
-        return self.paths
+        return Look(frozenset(self.paths), good, refusal=self.refusal, silent=self.silent)
+
+    @property
+    def watch(self) -> FakeWatch:
+        return self.room.watch
+
+    @property
+    def asked(self) -> asyncio.Event:
+        return self.room.asked
 
 
 @contextlib.asynccontextmanager
-async def reloading() -> AsyncIterator[Room]:
+async def reloading() -> AsyncIterator[Files]:
     """The service at work, its first reading done."""
-    room = Room(FakeWatch(), asyncio.Event(), [], [OWN])
-    reload = Reload(room.watch, [OWN], room.read, room.asked)
+    files = Files()
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(reload.run())
+        running = group.create_task(files.room.service.run())
         await asyncio.sleep(1)
-        assert 1 == len(room.readings)
-        room.readings.clear()
-        yield room
+        assert 1 == len(files.readings)
+        files.readings.clear()
+        yield files
         running.cancel()
 
 
@@ -134,13 +135,27 @@ async def test_nothing_is_read_when_nothing_changes():
         assert [] == room.readings
 
 
-async def test_a_file_system_that_hangs_ends_the_service_which_is_then_started_again():
-    room = Room(FakeWatch(), asyncio.Event(), [], [OWN], takes=1e9)
-    reload = Reload(room.watch, [OWN], room.read, room.asked)
-    began = asyncio.get_running_loop().time()
+async def test_refused_files_may_not_have_told_of_all_so_that_those_before_are_watched_too():
+    async with reloading() as room:
+        room.paths, room.refusal = [HAMIS], SettingsError("no")
+        room.watch.change()
+        await asyncio.sleep(1)
 
-    with pytest.raises(ExceptionGroup) as caught:
-        await reload.run()
+        assert {OWN, HAMIS} == room.watch.followed[-1]
+        room.refusal = None
+        room.watch.change()
+        await asyncio.sleep(1)
+        assert {HAMIS} == room.watch.followed[-1]
 
-    assert (None, 1) == (caught.value.split(TimeoutError)[1], len(caught.value.exceptions))
-    assert READ_DEADLINE + STILL == pytest.approx(asyncio.get_running_loop().time() - began)
+
+async def test_a_file_system_that_hangs_is_asked_again_until_it_answers():
+    async with reloading() as room:
+        room.refusal, room.silent = SettingsError("no answer"), True
+        room.watch.change()
+        await asyncio.sleep(3.5 * (AGAIN + STILL))
+        assert 4 == len(room.readings)
+
+        room.refusal, room.silent = None, False
+        await asyncio.sleep(86_400)
+        assert 5 == len(room.readings)
+        assert ["ConfigRejected"] == [event.reason for event in room.room.told]

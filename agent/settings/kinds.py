@@ -1,0 +1,332 @@
+"""Types of settings with their bounds: text to value and back, and the same for editors."""
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from typing import Final
+
+from agent.core.errors import cap
+
+Scalar = str | int | float | bool | None
+Value = Scalar | tuple[str, ...]
+
+TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
+FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
+
+_NEVER: Final = re.compile("[\0\ud800-\udfff]")
+"""What no path and no message can hold; a variable that is no UTF-8 comes with surrogates."""
+_NUMBER: Final = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_GREATEST: Final = 10**19
+"""No whole number of a setting has more digits."""
+
+
+class WrongValue(Exception):  # noqa: N818 -- becomes a SettingsError where its place is known
+    """A value does not fit its field; str() says what was expected.
+
+    `found` says what was found instead, where that is not the value as a whole.
+    """
+
+    def __init__(self, expected: str, found: str = "") -> None:
+        super().__init__(expected)
+        self.found = found
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Kind:
+    """A type with bounds. `schema` is the same said in JSON Schema, for editors.
+
+    Called with a YAML scalar, or the text of a variable or flag, it gives the value or raises
+    WrongValue. `write` gives a value as the files say it.
+    """
+
+    read: Callable[[object], Value]
+    schema: Mapping[str, object]
+    write: Callable[[Value], Value] = lambda value: value
+
+    def __call__(self, value: object) -> Value:
+        """The value. Raises WrongValue."""
+        return self.read(value)
+
+
+def shown(value: object) -> str:
+    """A short form of a refused value for a message, in the words of the files."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    try:
+        return cap(repr(value), 40)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        return "a number of thousands of digits"
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        # YAML takes 94 for a number and `no` for false; quotes make either a text.
+        quoted = " in quotes" if isinstance(value, int | float) else ""
+        raise WrongValue(f"expected text{quoted}")
+    if _NEVER.search(value):
+        raise WrongValue("expected text of UTF-8 characters without NUL")
+    return value
+
+
+def _text_or_whole(value: object) -> str:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return str(value) if is_whole and _is_short(value) else _text(value)
+
+
+def _is_short(value: object) -> bool:
+    return isinstance(value, int) and abs(value) < _GREATEST
+
+
+def _path(value: object) -> str:
+    found = _text(value)
+    if not found.startswith("/"):
+        raise WrongValue("expected an absolute path")
+    return found
+
+
+def _optional_path(value: object) -> str | None:
+    return _path(value) if _text(value) else None
+
+
+def _boolean(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value in TRUE | FALSE:
+        return value in TRUE
+    raise WrongValue("expected true or false")
+
+
+text = Kind(_text, {"type": "string"})
+"""A string."""
+
+text_or_whole = Kind(_text_or_whole, {"type": ["string", "integer"]})
+"""A string; a whole number is taken for one, as it is shown."""
+
+optional_text = Kind(lambda value: _text(value) or None, {"type": "string"})
+"""A string; an empty one counts as not set."""
+
+
+_DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+
+
+def _node_name(value: object) -> str | None:
+    found = _text(value)
+    if found and (len(found) > 253 or _DOMAIN.fullmatch(found) is None):
+        raise WrongValue("expected the name of a Node, like gpu-1 (lower case)")
+    return found or None
+
+
+node_name = Kind(_node_name, {"type": "string"})
+"""The name of a Node; an empty one counts as not set.
+
+Source: kubernetes pkg/apis/core/validation ValidateNodeName (a DNS subdomain).
+"""
+
+path = Kind(_path, {"type": "string", "pattern": "^/"})
+"""An absolute path."""
+
+optional_path = Kind(_optional_path, {"type": "string", "pattern": "^(/|$)"})
+"""An absolute path; an empty one counts as not set."""
+
+boolean = Kind(_boolean, {"type": "boolean"})
+"""True or false; variables and flags may also say 1, 0, t or f."""
+
+
+exactly_true = Kind(lambda value: value == "true", {"type": "boolean"})
+"""True for `true`, false for every other text, as HAMi's plugin reads a switch of its own."""
+
+
+def whole(low: int, high: int) -> Kind:
+    """A whole number from `low` to `high`."""
+
+    def read(value: object) -> int:
+        found = value
+        if isinstance(found, str):
+            sign = found.removeprefix("-")
+            found = int(found) if sign.isascii() and sign.isdigit() and len(sign) < 20 else value
+        if isinstance(found, bool) or not isinstance(found, int):
+            raise WrongValue("expected a whole number")
+        if not low <= found <= high:
+            raise WrongValue(f"expected {low} to {high}")
+        return found
+
+    return Kind(read, {"type": "integer", "minimum": low, "maximum": high})
+
+
+def number(low: float, high: float) -> Kind:
+    """A finite number from `low` to `high`."""
+
+    def read(value: object) -> float:
+        found = decimal(value)
+        if not math.isfinite(found):
+            raise WrongValue("expected a number")
+        if not low <= found <= high:
+            raise WrongValue(f"expected {low:g} to {high:g}")
+        return found
+
+    return Kind(read, {"type": "number", "minimum": low, "maximum": high})
+
+
+def decimal(value: object) -> float:
+    """The number; NaN for what is none. Python's own reader takes `1_0` and other scripts, too."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return math.nan
+    if isinstance(value, str) and not _NUMBER.fullmatch(value):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
+
+
+def choice(*words: str, like: Mapping[str, str] | None = None) -> Kind:
+    """One of `words`; `like` are other words for them, kept from HAMi and NVIDIA."""
+
+    def read(value: object) -> str:
+        if isinstance(value, str):
+            found = (like or {}).get(value, value)
+            if found in words:
+                return found
+        raise WrongValue(f"expected one of {', '.join(words)}")
+
+    return Kind(read, {"enum": list(words)})
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in _text(value).split(",") if part.strip())
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        return tuple(_text(part) for part in value)
+    raise WrongValue("expected a list of texts")
+
+
+texts = Kind(_texts, {"type": "array", "items": {"type": "string"}})
+"""A list of strings; in variables and flags separated by commas."""
+
+
+def several(*words: str) -> Kind:
+    """One or more of `words`; in variables and flags separated by commas."""
+
+    def read(value: object) -> tuple[str, ...]:
+        expected = f"expected one or more of {', '.join(words)}"
+        try:
+            found = _texts(value)
+        except WrongValue as error:
+            raise WrongValue(expected) from error
+        wrong = [word for word in found if word not in words]
+        if wrong or not found:
+            raise WrongValue(expected, shown(wrong[0]) if wrong else "none")
+        return found
+
+    return Kind(read, {"type": "array", "items": {"enum": list(words)}, "minItems": 1})
+
+
+def text_like(form: re.Pattern[str], example: str) -> Kind:
+    """Text of this form, of which `example` is one."""
+
+    def read(value: object) -> str:
+        if not isinstance(value, str) or not form.fullmatch(value):
+            raise WrongValue(f"expected text like {example}")
+        return value
+
+    return Kind(read, {"type": "string", "pattern": f"^{form.pattern}$"})
+
+
+def _indexes(value: object) -> tuple[str, ...]:
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list):
+        raise WrongValue("expected GPU indexes")
+    return tuple(found for part in parts if (found := _index(part)))
+
+
+def _index(part: object) -> str:
+    """One index; empty where nothing stands."""
+    is_whole = isinstance(part, int) and not isinstance(part, bool) and _is_short(part)
+    found = str(part).strip() if is_whole or isinstance(part, str) else "-"
+    if found and not (found.isascii() and found.isdigit() and len(found) < 20):
+        raise WrongValue("expected GPU indexes", shown(part))
+    return found
+
+
+indexes = Kind(
+    _indexes,
+    {
+        "type": "array",
+        "items": {"anyOf": [{"type": "integer", "minimum": 0}, {"pattern": "^[0-9]+$"}]},
+    },
+)
+"""A list of numbers of GPUs; in variables and flags separated by commas."""
+
+_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+
+
+def _resource_name(value: object) -> str:
+    found = _text(value)
+    domain, slash, name = found.partition("/")
+    well_formed = (
+        bool(slash)
+        and len(domain) <= 244
+        and _DOMAIN.fullmatch(domain) is not None
+        and _NAME.fullmatch(name) is not None
+    )
+    if not well_formed or "kubernetes.io/" in found or found.startswith("requests."):
+        raise WrongValue("expected a name like nvidia.com/gpu")
+    return found
+
+
+resource_name = Kind(_resource_name, {"type": "string", "pattern": "^[^/]+/[^/]+$"})
+"""An extended resource's name, by the kubelet's rule.
+
+Source: kubernetes pkg/apis/core/v1/helper IsExtendedResourceName.
+"""
+
+
+HOW: Final = "As 500ms, 2s, 10m or 1h; a number alone is seconds."
+"""What the sentence of each setting that is a duration says of its unit."""
+
+_UNITS: Final = {"h": Decimal(3600), "m": Decimal(60), "s": Decimal(1), "ms": Decimal("0.001")}
+_FORM: Final = re.compile("([0-9]{1,20}(?:[.][0-9]{1,400})?)(ms|s|m|h)")
+_PATTERN: Final = "^[0-9]+([.][0-9]+)?(ms|s|m|h)?$"
+
+
+def seconds_of(text: str) -> float | None:
+    """The seconds of a duration with a unit; None for what is none."""
+    found = _FORM.fullmatch(text)
+    return None if found is None else float(Decimal(found[1]) * _UNITS[found[2]])
+
+
+def written(seconds: float) -> str:
+    """A duration as the files say it, in the greatest unit that it is a whole number of.
+
+    `seconds` is finite and not negative. seconds_of() gives exactly the same number.
+    """
+    exact = Decimal(repr(float(seconds)))
+    for unit, size in _UNITS.items():
+        if exact >= size and not exact % size:
+            return f"{int(exact / size)}{unit}"
+    return f"{exact:f}s"
+
+
+def duration(low: float, high: float) -> Kind:
+    """A duration from `low` to `high` seconds; its value is seconds."""
+
+    def read(value: object) -> float:
+        found = seconds_of(value) if isinstance(value, str) else None
+        if found is None:
+            found = decimal(value)
+        if not math.isfinite(found):
+            raise WrongValue("expected a duration such as 500ms, 2s, 10m or 1h")
+        if not low <= found <= high:
+            raise WrongValue(f"expected {written(low)} to {written(high)}")
+        return found
+
+    number = {"type": "number", "minimum": low, "maximum": high}
+    text = {"type": "string", "pattern": _PATTERN}
+    return Kind(read, {"anyOf": [text, number]}, _written)
+
+
+def _written(value: Value) -> Value:
+    return written(value) if isinstance(value, int | float) else value

@@ -1,0 +1,111 @@
+"""The service of settings with fakes all around: what it reads from, and what it acts on."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import NoReturn
+
+from agent.app.facts import Facts, new_facts
+from agent.app.settings import Outside, SettingsService
+from agent.core.changes import NodeEvent
+from agent.core.last_good import SourceFile
+from agent.core.ports import Disk
+from agent.settings.profiles import NodeFacts
+from agent.settings.reading import Look
+from agent.settings.sources import Sources
+from agent.settings.values import Plan, make_plan
+from tests.fakes.disk import MemoryDisk
+
+
+@dataclasses.dataclass
+class FakeWatch:
+    """The FileWatch port: `change` says that something changed."""
+
+    followed: list[frozenset[Path]] = dataclasses.field(default_factory=list)
+    change: Callable[[], None] = lambda: None
+
+    async def follow(self, paths: Collection[Path], changed: Callable[[], None]) -> NoReturn:
+        self.followed.append(frozenset(paths))
+        self.change = changed
+        changed()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@dataclasses.dataclass
+class SystemdSide:
+    """The ServiceNotifier port."""
+
+    said: list[str] = dataclasses.field(default_factory=list)
+    watchdog: None = None
+
+    def ready(self) -> None:
+        self.said.append("ready")
+
+    def reloading(self) -> None:
+        self.said.append("reloading")
+
+    def status(self, text: str) -> None:
+        raise AssertionError(text)
+
+    def stopping(self) -> None:
+        raise AssertionError
+
+    def alive(self) -> None:
+        raise AssertionError
+
+
+async def nothing_new(good: Sources) -> Look:
+    """A look at sources that are those in force."""
+    return Look(frozenset(), good)
+
+
+def a_plan(own: str) -> Plan:
+    """What an own file says."""
+    return make_plan(Sources(own=SourceFile("c.yaml", own.encode()), host="node-a"))
+
+
+def start_of(plan: Plan, *asked: Path) -> Look:
+    """A start with these settings, after these files were looked for."""
+    return Look(frozenset(asked), plan.sources, plan)
+
+
+def cells_of(start: Look) -> Facts:
+    """Facts of a node that starts so."""
+    settings = start.taken().settings(NodeFacts())
+    return new_facts(settings.sharing, settings.report, settings.edits)
+
+
+@dataclasses.dataclass
+class Room:
+    """A service, and what it has said and done."""
+
+    start: Look
+    look: Callable[[Sources], object] = nothing_new
+    disk: Disk = dataclasses.field(default_factory=MemoryDisk)
+    watch: FakeWatch = dataclasses.field(default_factory=FakeWatch)
+    systemd: SystemdSide = dataclasses.field(default_factory=SystemdSide)
+    asked: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    stop: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    told: list[NodeEvent] = dataclasses.field(default_factory=list)
+    refreshed: list[int] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.cells = cells_of(self.start)
+        outside = Outside(
+            look=self.look,  # type: ignore[arg-type]
+            files=self.watch,
+            asked=self.asked,
+            disk=self.disk,
+            notifier=self.systemd,
+            refresh=lambda: self.refreshed.append(self.split_count),
+            say=self.told.append,
+            stop=self.stop,
+        )
+        settings = self.start.taken().settings(NodeFacts())
+        self.service = SettingsService(self.start, settings, self.cells, outside)
+
+    @property
+    def split_count(self) -> int:
+        return self.cells.sharing.value.split_count

@@ -1,0 +1,24 @@
+"""Settings files read here and now: for tests that have no loop of their own."""
+
+import asyncio
+
+from agent.settings import reading
+from agent.settings.reading import Look
+from agent.settings.sources import Sources
+from agent.settings.values import Plan
+from tests.fakes.offload import Inline
+
+
+def look(sources: Sources, good: Sources | None = None) -> Look:
+    """One look at the sources."""
+    return asyncio.run(reading.look(sources, Inline(), good))
+
+
+def load(sources: Sources) -> Plan:
+    """What they say. Raises SettingsError."""
+    return look(sources).taken()
+
+
+def begin(sources: Sources) -> Look:
+    """What to start with. Raises SettingsError."""
+    return asyncio.run(reading.begin(sources, Inline(), Inline()))
