@@ -34,7 +34,9 @@ def exactly_one(
     if not present and evidence.ledger.rows and not evidence.records_read:
         return ReadRecords()  # which may show that a container passes for held and is not
     if not evidence.listed:
-        return ListPods()  # our view lags; kubelets before 1.34.7 and 1.35.4 keep pods that are over
+        return (
+            ListPods()
+        )  # our view lags; kubelets before 1.34.7 and 1.35.4 keep pods that are over
     if present:
         raise _several(known)
     if known:
