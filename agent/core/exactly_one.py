@@ -34,7 +34,8 @@ def exactly_one(
     if not present and evidence.ledger.rows and not evidence.records_read:
         return ReadRecords()  # which may show that a container passes for held and is not
     if not evidence.listed:
-        return ListPods()  # our view lags; kubelets before 1.34.7 and 1.35.4 know who is over
+        # Our view lags, or one of them is over: kubelets before 1.34.7 and 1.35.4 go on with it.
+        return ListPods()
     if present:
         raise _several(known)
     if known:
