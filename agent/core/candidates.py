@@ -71,10 +71,13 @@ def _next(
     """The one of the pod's waiting containers that a request for `count` slices would be for.
 
     At the pod's admission that is the first. Later it may be any, and so it may while the witness
-    was not asked for the pod, for records may be missing here.
+    was not asked for the pod, for records may be missing here. Where there is no witness each
+    candidate more costs an answer, so there the order counts as long as nothing of the pod lives.
     """
-    is_asked = pod.key in evidence.known or not evidence.books.witnessed
-    is_in_order = is_asked and is_at_admission(pod, evidence)
+    if evidence.books.witnessed:
+        is_in_order = pod.key in evidence.known and is_at_admission(pod, evidence)
+    else:
+        is_in_order = not any(is_alive(each, evidence.books) for each in pod.containers)
     for one in waiting(pod, evidence, settings.resource):
         if one.container.count == count:
             return one
