@@ -9,6 +9,7 @@ import fcntl
 import itertools
 import os
 import random
+import select
 import socket
 import sys
 from collections.abc import Iterator
@@ -154,10 +155,17 @@ def pings() -> Iterator[int]:
 
 
 def _connected() -> socket.socket:
-    caller = socket.socket(socket.AF_UNIX)
-    caller.settimeout(5)
-    caller.connect(str(PATHS[0]))
-    return caller
+    """Where too many wait to be taken already it is tried again, as a program that means harm does."""
+    while True:
+        caller = socket.socket(socket.AF_UNIX)
+        caller.settimeout(5)
+        try:
+            caller.connect(str(PATHS[0]))
+        except BlockingIOError:
+            caller.close()
+            select.select((), (), (), 0.01)
+        else:
+            return caller
 
 
 def _send(data: bytes, *, read: bool = True) -> None:
