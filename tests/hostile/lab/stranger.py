@@ -155,7 +155,7 @@ def pings() -> Iterator[int]:
 
 
 def _connected() -> socket.socket:
-    """Where too many wait to be taken already it is tried again, as a program that means harm does."""
+    """Where too many wait to be taken, it tries again, as a program that means harm does."""
     while True:
         caller = socket.socket(socket.AF_UNIX)
         caller.settimeout(5)
