@@ -74,17 +74,17 @@ def _front_readings(front: Front) -> tuple[Reading, ...]:
         ),
         Reading(
             "directories_large",
-            "Containers that keep more in their directory than HAMi-core can need, or close it.",
+            "Containers whose directory is larger than HAMi-core needs, or closed to the agent.",
             lambda: len(measured.value.large),
         ),
         Reading(
             "hook_available_bytes",
-            "Bytes that are left on the file system of the containers' directories.",
+            "Free bytes of the file system of the containers' directories.",
             lambda: measured.value.room.available,
         ),
         Reading(
             "hook_available_inodes",
-            "Inodes that are left there; infinite where the file system has no bound.",
+            "Free inodes of the same file system; infinite where it has no limit.",
             lambda: measured.value.room.inodes,
         ),
     )

@@ -78,12 +78,22 @@ def _unwitnessed(
         return LookAtNode()
     if all(one.deleted for one in found) or (is_alone and found[0].row is None):
         return found[0]  # who is told why by the next gate
-    raise Refusal(
-        Gate.WITNESS_SILENT,
-        f"This kubelet cannot say which pod it admits and {len(found)} pods could be meant; "
-        "upgrade the kubelet to 1.34 or later, or start GPU pods one at a time.",
-        transient=True,
-    )
+    raise _silent(found)
+
+
+def _silent(found: tuple[Candidate, ...]) -> Refusal:
+    if len(found) == 1:
+        name = "/".join(found[0].pod.key)
+        sentence = (
+            f"This kubelet cannot say which pod it admits, and pod {name}, the only one that could "
+            "be meant, holds no node lock any more; delete the pod, or upgrade the kubelet to 1.34."
+        )
+    else:
+        sentence = (
+            f"This kubelet cannot say which pod it admits and {len(found)} pods could be meant; "
+            "upgrade the kubelet to 1.34 or later, or start GPU pods one at a time."
+        )
+    return Refusal(Gate.WITNESS_SILENT, sentence, transient=True)
 
 
 def _several(known: tuple[Candidate, ...]) -> Refusal:

@@ -95,7 +95,7 @@ def _require_order(one: Candidate, evidence: Evidence, settings: MatchSettings) 
     if sum(each.container.count == one.container.count for each in dead) > 1:
         raise Refusal(
             Gate.MANY_PODS_ADMITTED,
-            f"The kubelet lost its records of pod {'/'.join(one.pod.key)}, several containers of "
-            "which are dead, and does not say which it starts again, so none is guessed; delete "
-            "the pod, and its controller makes a new one.",
+            f"The kubelet lost its records of pod {'/'.join(one.pod.key)} and does not say which "
+            "of several containers it starts again, so none is guessed; delete the pod, and its "
+            "controller makes a new one.",
         )

@@ -69,14 +69,14 @@ def replace(files: Files, name: str, data: bytes, keep: str | None = None) -> No
     """Replace the content of `name`; `keep` receives what it was. Raises OSError.
 
     With `keep`, spaces follow `data`: see unpadded(). After an error `name` has its old content,
-    and what was begun is removed, but for the spare.
+    and what was begun is removed. The spare stays.
     """
     fresh, backup = f".{name}.new", keep or f".{name}.old"
     spent = f".{name}.spent"
     if keep:
         _write_over(files, _spare(files, fresh, spent), fresh, data)
-        _drop(files, spent)
-        with contextlib.suppress(OSError):  # without it the next spare is a new file
+        # Without it the next spare is a new file. One that a crash left there is as good.
+        with contextlib.suppress(OSError):
             files.link(keep, spent)
     else:
         _write(files, fresh, data)

@@ -123,6 +123,7 @@ class FakeHookDirs:
         self.gate.set()
 
     async def facts(self) -> HookFacts:
+        await self._hang("facts")
         return HookFacts(library="/usr/local/vgpu/libvgpu.so", missing=self.missing)
 
     async def check(self) -> None:

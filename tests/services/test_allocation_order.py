@@ -184,6 +184,15 @@ async def test_a_holder_that_cannot_be_understood_is_not_adopted(text, container
         assert None is await desk.service.adopt(Adoption(pod, pod.containers[0], ids(3)))
 
 
+async def test_a_hook_path_that_hangs_keeps_nobody_from_looking_at_the_other_holders():
+    async with a_desk() as desk:
+        desk.hooks.hanging = "facts"
+        pod = placed(1)
+
+        async with asyncio.timeout(60):
+            assert None is await desk.service.adopt(Adoption(pod, pod.containers[0], ids(3)))
+
+
 async def test_a_container_that_the_scheduler_wrote_nothing_for_is_not_adopted():
     async with a_desk() as desk:
         pod = placed(1)

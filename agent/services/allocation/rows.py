@@ -1,5 +1,6 @@
 """The row of a container: what it gets, made once and kept with whom it was given."""
 
+import asyncio
 import dataclasses
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ from agent.core.evidence import Grant
 from agent.core.holdings import KubeletEpoch
 from agent.core.inventory import Inventory
 from agent.core.ledger import ContainerKey, Row
+from agent.core.pace import DEADLINE
 from agent.core.ports import Clock, HookDirs
 from agent.core.reconcile import Adoption
 from agent.core.share import Share
@@ -65,7 +67,8 @@ class Rows:
         ask again. None: what was written cannot be read, or names a GPU that is not here.
         """
         try:
-            facts = await self._hooks.facts()
+            async with asyncio.timeout(DEADLINE):
+                facts = await self._hooks.facts()
             paired = pair_groups(found.pod.groups or (), found.pod.asking(found.container.resource))
             for one in paired:
                 if one.container == found.container.name:
@@ -73,8 +76,9 @@ class Rows:
                     row = self._first(found, group, facts)
                     epoch = row.epoch if found.ids else KubeletEpoch()
                     return dataclasses.replace(row, confirmed=bool(found.ids), epoch=epoch)
-        except AgentError as error:
-            log.warning("ledger.not_adopted", pod=found.pod.name, err=str(error))
+        except (AgentError, TimeoutError) as error:
+            why = str(error) or "out of time"
+            log.warning("ledger.not_adopted", pod=found.pod.name, err=why)
         return None
 
     def _first(

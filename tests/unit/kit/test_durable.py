@@ -154,15 +154,15 @@ def test_what_a_dead_process_began_is_not_written_on():
     assert files.names["state"] is not begun
 
 
-@pytest.mark.parametrize("before", [None, "cut off"])
-def test_on_a_full_disk_generation_after_generation_is_written(before):
+@pytest.mark.parametrize("cut_off", [None, *range(steps_of_a_replace("previous", (b"1", b"2")))])
+def test_on_a_full_disk_generation_after_generation_is_written(cut_off):
     files, faults = with_generations(0, "previous", (b"1", b"2"))
-    if before:
-        faults.kill_at(3)
+    files.full = True
+    if cut_off is not None:
+        faults.kill_at(cut_off)
         with pytest.raises(Killed):
             replace(faults, "state", NEWER, "previous")
         faults.revive()
-    files.full = True
 
     for number in range(9):
         data = b"%d" % number * (1 + number * GROWTH // 9)
