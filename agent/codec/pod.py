@@ -16,7 +16,8 @@ TYPE_WORD = "NVIDIA"
 LENGTH_LIMIT = 64 * 1024
 """Characters: a thousand shares. Whoever may write a pod may write four times as many, and every
 news of the pod has them read again."""
-GROUP_LIMIT = 1024
+GROUP_LIMIT = 256
+"""The kubelet asks for the containers of a pod one by one, and admits no other pod meanwhile."""
 INT32_MAX = 2**31 - 1
 INT32_MIN = -(2**31)
 
