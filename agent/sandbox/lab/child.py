@@ -1,7 +1,6 @@
 """The agent as a child process: started, read, signalled and waited for."""
 
 import asyncio
-import os
 import shutil
 import signal
 import sys
@@ -23,6 +22,9 @@ _DROPPED: Final = "PYTHONDONTWRITEBYTECODE"
 
 
 _BARE: Final = ("--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")
+_STATUS: Final = "/proc/self/status"
+_SETPCAP: Final = 8
+"""CAP_SETPCAP, without which nobody can give up what root gets anew with each program."""
 
 
 class AgentChild:
@@ -124,4 +126,13 @@ def _leash() -> tuple[str, ...]:
     tool = shutil.which("setpriv")
     if tool is None:
         return ()
-    return (tool, "--pdeathsig", "KILL", *(_BARE if os.geteuid() == 0 else ()))
+    return (tool, "--pdeathsig", "KILL", *(_BARE if may_drop(Path(_STATUS).read_text()) else ()))
+
+
+def may_drop(status: str) -> bool:
+    """Whether a process with this /proc/PID/status can give up root's capabilities for good.
+
+    In a container without any there is nothing to give up, and the attempt fails.
+    """
+    fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+    return fields["Uid"].split()[1] == "0" and bool(int(fields["CapEff"], 16) >> _SETPCAP & 1)
