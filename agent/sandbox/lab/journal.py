@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Final, TextIO
 
 KEPT_LINES: Final = 5000
+LASTING: Final = "web.listening"
+"""An event that is said once, at the start, and looked up for as long as the agent lives."""
 MOST_BYTES: Final = 64 * 1024
 
 
@@ -32,6 +34,7 @@ class AgentLog:
 
     def __init__(self, heard: Callable[[], None]) -> None:
         self._lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
+        self._lasting: deque[LogLine] = deque(maxlen=KEPT_LINES)
         self._heard = heard
         self._copy: TextIO | None = None
 
@@ -52,14 +55,15 @@ class AgentLog:
         text = line[:MOST_BYTES].decode(errors="replace").rstrip()
         found = LogLine(elapsed, pid, text, _parsed(text))
         self._lines.append(found)
+        if found.event == LASTING:
+            self._lasting.append(found)
         self._write(found)
         self._heard()
 
     def of(self, event: str, pid: int | None = None) -> list[LogLine]:
         """The kept lines of that event, of one process or of all."""
-        return [
-            line for line in self._lines if line.event == event and (pid is None or line.pid == pid)
-        ]
+        lines = self._lasting if event == LASTING else self._lines
+        return [line for line in lines if line.event == event and (pid is None or line.pid == pid)]
 
     def last(self, count: int) -> list[str]:
         """The last lines as they were said."""
