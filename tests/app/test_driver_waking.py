@@ -44,8 +44,8 @@ async def test_a_gpu_is_served_as_soon_as_it_is_awake(stub_driver, stub, count, 
             await until(lambda: "gpus_answering" not in said(front), within=4.0)
 
     assert 1 == waking["gpus_answering"].count("it may be waking")
-    others = ", ".join(f"index {number}" for number in range(1, count))
-    assert f"{others}: no answer" in waking["gpus_answering"] or count == 1
+    silent, _, _ = waking["gpus_answering"].partition(": no answer")
+    assert count - 1 <= silent.count("index ")  # where one wakes after the other, any is the first
     told = [line["err"] for line in lines if line["event"] == "inventory.gpu_left_out"]
     assert all("reset" not in text for text in told)
     assert count >= len(told)
