@@ -68,6 +68,11 @@ NO_PRIVILEGES = ("setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-
 """As the DaemonSet runs it."""
 AS_UNIT = ("unshare", "--user", "--map-root-user", *NO_PRIVILEGES)
 """As the unit runs it: all users but root are nobody, too."""
+IDENTITIES = pytest.mark.parametrize(
+    "identity", [NO_PRIVILEGES, AS_UNIT], ids=["DaemonSet", "unit"]
+)
+OTHER = 65534
+"""A user who is neither root nor the agent's."""
 
 
 def can_mount() -> bool:

@@ -10,17 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.host.hook_space import AS_UNIT, HERE, NAME, NO_PRIVILEGES, said
+from tests.host.hook_space import HERE, IDENTITIES, NAME, NO_PRIVILEGES, OTHER, said
 
 pytestmark = HERE
-OTHER = 65534
 ALL = "remove()\nclear()\nprepare()\n"
 """What happens when the container is gone, and when there is another one of its name."""
-
-
-IDENTITIES = pytest.mark.parametrize(
-    "identity", [NO_PRIVILEGES, AS_UNIT], ids=["DaemonSet", "unit"]
-)
 
 
 @pytest.fixture

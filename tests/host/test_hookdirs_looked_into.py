@@ -7,13 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.host.hook_space import AS_UNIT, HERE, NAME, NO_PRIVILEGES, said
+from tests.host.hook_space import HERE, IDENTITIES, NAME, NO_PRIVILEGES, OTHER, said
 
 pytestmark = HERE
-OTHER = 65534
-IDENTITIES = pytest.mark.parametrize(
-    "identity", [NO_PRIVILEGES, AS_UNIT], ids=["DaemonSet", "unit"]
-)
 
 
 @pytest.fixture

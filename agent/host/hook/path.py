@@ -12,6 +12,9 @@ from agent.kit.dissolve import DIRECTORY
 
 LISTED: Final = 100_000
 """Names above the container directories that are looked at; root alone makes any there."""
+SLICE_ENTRIES: Final = 1000
+SLICE_SECONDS: Final = 0.05
+"""One part of the work on the thread that removes and measures."""
 ADVICE = {
     errno.ENOENT: "make {hook}, a directory of root's",
     errno.ENOSPC: "free some space there",

@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Final
 
 from agent.core.clearing import Cleared
-from agent.host.hook.path import LISTED, open_containers, told
+from agent.host.hook.path import LISTED, SLICE_ENTRIES, SLICE_SECONDS, open_containers, told
 from agent.kit.dissolve import dissolve
 
 ASIDE: Final = re.compile(r"\.removed-[0-9a-f]{1,64}-[0-9a-f]{16}")
 """Set aside, with the pod's UID without hyphens: HAMi's monitors up to 2.6.1 die of one in it."""
-SLICE_ENTRIES: Final = 1000
-SLICE_SECONDS: Final = 0.05
 VISIT: Final = 100_000
 """Steps in one before it is the next one's turn: somebody may be filling it still."""
 

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from agent.core.measuring import DEEPEST, LARGE_ENTRIES, LARGE_MIB, MIB, Room, Size
-from agent.host.hook.path import open_containers, told
+from agent.host.hook.path import SLICE_ENTRIES, SLICE_SECONDS, open_containers, told
 from agent.kit.measure import Bounds, Measure
 
-SLICE_ENTRIES: Final = 1000
-SLICE_SECONDS: Final = 0.05
 BOUNDS: Final = Bounds(size=LARGE_MIB * MIB, entries=LARGE_ENTRIES, depth=DEEPEST)
 
 
