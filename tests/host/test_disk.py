@@ -97,6 +97,24 @@ async def test_a_link_in_the_place_of_a_file_is_not_followed(disk, tmp_path):
     assert b"1" == await disk.read("state.json")
 
 
+async def test_no_generation_is_written_over_and_nothing_that_is_no_file_of_ours(disk, tmp_path):
+    spare, victim = tmp_path / "state" / ".state.json.new", tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    for number in range(3):
+        await disk.replace("state.json", b"%d" % number, keep="state.json.1")
+
+    spare.unlink(missing_ok=True)
+    os.link(tmp_path / "state" / "state.json", spare)
+    await disk.replace("state.json", b"3", keep="state.json.1")
+    assert (b"3", b"2") == (await disk.read("state.json"), await disk.read("state.json.1"))
+
+    spare.unlink()
+    spare.symlink_to(victim)
+    await disk.replace("state.json", b"4", keep="state.json.1")
+    assert (b"4", b"3") == (await disk.read("state.json"), await disk.read("state.json.1"))
+    assert b"mine" == victim.read_bytes()
+
+
 async def test_what_is_no_file_is_refused_by_name(disk, tmp_path):
     (tmp_path / "state" / "folder").mkdir()
     os.mkfifo(tmp_path / "state" / "pipe")
