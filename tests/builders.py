@@ -4,16 +4,16 @@ import datetime as dt
 from collections.abc import Iterable, Mapping
 
 from agent.codec.pod import decode_pod_devices
-from agent.core.annotations import ALLOCATED
-from agent.core.edits import ContainerEdits
-from agent.core.gpu import Gpu, GpuUuid, Link
-from agent.core.health.condition import Condition, Health
-from agent.core.holdings import KubeletEpoch
-from agent.core.inventory import Inventory, SharedGpu
-from agent.core.ledger import ContainerKey, Row
-from agent.core.pods import ContainerView, NodeLock, Phase, PodUid, PodView, Role
-from agent.core.share import Share
-from agent.core.slices import SliceId, slice_id, type_name
+from agent.core.cluster.annotations import ALLOCATED
+from agent.core.cluster.pods import ContainerView, NodeLock, Phase, PodUid, PodView, Role
+from agent.core.containers.edits import ContainerEdits
+from agent.core.inventory.condition import Condition, Health
+from agent.core.inventory.gpu import Gpu, GpuUuid, Link
+from agent.core.inventory.inventory import Inventory, SharedGpu
+from agent.core.inventory.share import Share
+from agent.core.inventory.slices import SliceId, slice_id, type_name
+from agent.core.state.holdings import KubeletEpoch
+from agent.core.state.ledger import ContainerKey, Row
 
 NOON = dt.datetime(2026, 9, 1, 12, 0, 0, tzinfo=dt.UTC)
 """The moment at which tests begin."""

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from agent.app.adapters import Adapters
 from agent.app.front import Front
 from agent.app.plain import plain_reconcile
-from agent.core.ledger import Effect
+from agent.core.node.readiness import Check
 from agent.core.ports import NodeApi, PodApi, Witness
-from agent.core.readiness import Check
+from agent.core.state.ledger import Effect
 from agent.host.cgroups import CgroupContainers
 from agent.host.kube.api import KubeNode, KubePods
 from agent.host.kube.connection import Connection
@@ -23,15 +23,15 @@ from agent.kit.cell import Cell
 from agent.services.allocation.service import Allocation, AllocationSettings
 from agent.services.allocation.storage import Storage
 from agent.services.allocation.views import Peers, Views
-from agent.services.announce import Announcer
+from agent.services.cluster.node import Node
+from agent.services.cluster.pods import Pods
 from agent.services.health.news import GpuCondition
-from agent.services.node import Node
 from agent.services.outbox.service import Outbox, OutboxViews
-from agent.services.pods import Pods
+from agent.services.outbox.settlement import Settlement
 from agent.services.reconcile.plain import PlainReconcile
 from agent.services.reconcile.service import Reconcile, ReconcilePeers, ReconcileViews
-from agent.services.report import ReportCells, Reporter, ReportState
-from agent.services.settlement import Settlement
+from agent.services.report.announce import Announcer
+from agent.services.report.service import ReportCells, Reporter, ReportState
 from agent.settings.sections import Settings
 
 

@@ -12,20 +12,20 @@ import structlog
 from agent.app.adapters import Adapters
 from agent.app.late import LateAllocator
 from agent.app.policies import EXPECTED, POLICIES
-from agent.core.changes import NodeEvent
-from agent.core.ledger import Ledger
+from agent.core.cluster.changes import NodeEvent
+from agent.core.inventory.slices import Served, SliceId, SliceList
 from agent.core.ports import SocketWatch
-from agent.core.reconcile import check_start
-from agent.core.slices import Served, SliceId, SliceList
+from agent.core.reconcile.reconcile import check_start
+from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
 from agent.kit.supervisor import supervise
 from agent.plugin.handlers import Fence
 from agent.plugin.server import PluginServer, Terms
 from agent.plugin.sockets import Rival
 from agent.plugin.traffic import Traffic
-from agent.services.listing import Listing
-from agent.services.registration import Registration
-from agent.services.rival import Rivals
+from agent.services.inventory.listing import Listing
+from agent.services.registration.rival import Rivals
+from agent.services.registration.service import Registration
 from agent.settings.sections import Settings
 
 log = structlog.get_logger(__name__)

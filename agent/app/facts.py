@@ -3,11 +3,11 @@
 import dataclasses
 from collections.abc import Mapping
 
-from agent.core.edits import EditSettings
-from agent.core.inventory import Inventory
-from agent.core.pods import NodeView, PodTable, PodUid
+from agent.core.cluster.pods import NodeView, PodTable, PodUid
+from agent.core.containers.edits import EditSettings
+from agent.core.inventory.inventory import Inventory
+from agent.core.inventory.slices import SharingSettings, SliceList
 from agent.core.report_settings import ReportSettings
-from agent.core.slices import SharingSettings, SliceList
 from agent.kit.cell import Cell
 
 
@@ -15,10 +15,10 @@ from agent.kit.cell import Cell
 class Facts:
     """Cells that more than one room reads.
 
-    Writers: sharing, report, edits — app.settings; inventory — services.inventory; slices —
-    services.listing; pods — services.pods; node — services.node; outlived — services.outbox. The
-    ledger's cell belongs to services.state, the registration's to services.registration, the
-    reporter's own to services.report.
+    Each cell has one writer: `app.settings` for sharing, report and edits; in `agent.services`
+    `inventory.service` for the inventory, `inventory.listing` for slices, `cluster.pods`,
+    `cluster.node`, and `outbox` for outlived; `state`, `registration.service` and `report.service`
+    for their own.
     """
 
     sharing: Cell[SharingSettings]

@@ -14,27 +14,27 @@ from agent.app.facts import Facts, new_facts
 from agent.app.late import LateAllocator
 from agent.app.settings import Outside, SettingsService
 from agent.app.withholding import looks_of
-from agent.core.gpu import GpuUuid, Scan
-from agent.core.health.condition import Health
-from agent.core.last_good import LastGood
+from agent.core.inventory.condition import Health
+from agent.core.inventory.gpu import GpuUuid, Scan
+from agent.core.node.withholding import Withholding
 from agent.core.ports import ServiceNotifier
-from agent.core.withholding import Withholding
+from agent.core.state.last_good import LastGood
 from agent.host.watch import DirectoryWatch
 from agent.plugin.server import PluginServer
-from agent.services.announce import Notices
-from agent.services.clearing import Clearing
-from agent.services.discovery import Discovery
+from agent.services.cluster.recent import Recent
 from agent.services.health.news import GpuEvents, LeftOut
 from agent.services.health.watch import HealthWatch
-from agent.services.inventory import InventoryKeeper
-from agent.services.kubelet import KubeletWatch
-from agent.services.listing import Listing
-from agent.services.measuring import Measuring
-from agent.services.recent import Recent
-from agent.services.registration import Registration
-from agent.services.samples import Samples
+from agent.services.inventory.discovery import Discovery
+from agent.services.inventory.listing import Listing
+from agent.services.inventory.samples import Samples
+from agent.services.inventory.service import InventoryKeeper
+from agent.services.inventory.withholding import Withholder
+from agent.services.reconcile.clearing import Clearing
+from agent.services.reconcile.measuring import Measuring
+from agent.services.registration.kubelet import KubeletWatch
+from agent.services.registration.service import Registration
+from agent.services.report.announce import Notices
 from agent.services.state import Recovered, StateService
-from agent.services.withholding import Withholder
 from agent.settings.reading import Look
 from agent.settings.sections import Settings
 from agent.settings.sources import Sources

@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from agent.core.edits import ContainerEdits
-from agent.core.slices import SliceId
+from agent.core.containers.edits import ContainerEdits
+from agent.core.inventory.slices import SliceId
 from agent.kit.cell import Cell
 from agent.kit.lull import Lull
 

@@ -15,7 +15,7 @@ from agent.core.errors import AgentError, PermissionFault, SettingsError
 from agent.host.kube.connection import Connection
 from agent.host.worker import Worker
 from agent.kit.news import news
-from agent.services.announce import Notices
+from agent.services.report.announce import Notices
 from agent.settings.sections import Settings
 
 if TYPE_CHECKING:

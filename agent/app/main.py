@@ -27,8 +27,9 @@ from agent.app.loading import load_back, post_last, serve_web, web_door
 from agent.app.running import Extra, Whole, alive, lost, tell_systemd, tiers
 from agent.app.watching import Door, Watched
 from agent.codec.last_good import decode_last_good
-from agent.core.changes import NodeEvent
-from agent.core.container_edits import container_directory
+from agent.core.allocation.plain import CONTAINER
+from agent.core.cluster.changes import NodeEvent
+from agent.core.containers.container_edits import container_directory
 from agent.core.errors import (
     AgentError,
     DirectoryLost,
@@ -37,10 +38,9 @@ from agent.core.errors import (
     SettingsError,
     StateError,
 )
-from agent.core.last_good import LastGood
-from agent.core.ledger import Ledger
-from agent.core.plain import CONTAINER
 from agent.core.ports import ServiceNotifier
+from agent.core.state.last_good import LastGood
+from agent.core.state.ledger import Ledger
 from agent.host.clock import boot_id, machine_id
 from agent.host.kube.connection import Connection, check
 from agent.host.lockfile import LockFile
@@ -51,7 +51,7 @@ from agent.kit.offload import Offload
 from agent.kit.supervisor import BudgetSpent
 from agent.kit.tiers import Task, run_tiers
 from agent.plugin.sockets import Rival
-from agent.services.announce import Notices
+from agent.services.report.announce import Notices
 from agent.services.state import recover
 from agent.settings.reading import COPY, Look
 from agent.settings.sections import Settings

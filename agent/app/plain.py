@@ -6,16 +6,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 from agent.app.adapters import Adapters
 from agent.app.front import Front
-from agent.core.plain import PlainSettings
-from agent.core.pods import PodUid
+from agent.core.allocation.plain import PlainSettings
+from agent.core.cluster.pods import PodUid
+from agent.core.node.readiness import Check
 from agent.core.ports import KubeletHolds, Witness
-from agent.core.readiness import Check
 from agent.host.kubelet_records import KubeletRecordsFile
 from agent.host.podresources import PodResourcesWitness
 from agent.services.allocation.plain import PlainAllocation, PlainViews
 from agent.services.allocation.storage import Storage
-from agent.services.announce import NoticeLog
 from agent.services.reconcile.plain import PlainBooks, PlainPeers, PlainReconcile
+from agent.services.report.announce import NoticeLog
 from agent.settings.sections import Settings
 
 

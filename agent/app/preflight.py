@@ -9,8 +9,8 @@ from pathlib import Path
 
 from agent.app.adapters import open_driver
 from agent.codec.node_report import register_differences, report_of
-from agent.core import api_rights, preflight
-from agent.core.annotations import REGISTER
+from agent.core.cluster.annotations import REGISTER
+from agent.core.cluster.pods import NodeView
 from agent.core.errors import (
     AgentError,
     ApiError,
@@ -20,11 +20,11 @@ from agent.core.errors import (
     StateError,
     WitnessUnsupported,
 )
-from agent.core.gpu import Scan, Trouble
-from agent.core.holdings import Holding
-from agent.core.inventory import Inventory
-from agent.core.pods import NodeView
-from agent.core.preflight import Cluster, Finding
+from agent.core.inventory.gpu import Scan, Trouble
+from agent.core.inventory.inventory import Inventory
+from agent.core.node import api_rights, preflight
+from agent.core.node.preflight import Cluster, Finding
+from agent.core.state.holdings import Holding
 from agent.host.clock import SystemClock
 from agent.host.hook.directories import HostHookDirs
 from agent.host.kube.api import KubeNode
@@ -35,7 +35,7 @@ from agent.host.podresources import PodResourcesWitness
 from agent.host.surroundings import look_at, plugin_sockets
 from agent.host.worker import Worker
 from agent.kit.cell import Cell
-from agent.services.inventory import InventoryKeeper
+from agent.services.inventory.service import InventoryKeeper
 from agent.settings.sections import Settings
 
 DRIVER_SECONDS = 15.0

@@ -16,7 +16,7 @@ from agent.kit.cell import Cell
 from agent.kit.news import news
 from agent.kit.supervisor import supervise
 from agent.kit.tiers import Task
-from agent.services.registration import RegistrationState
+from agent.services.registration.service import RegistrationState
 
 if TYPE_CHECKING:
     from agent.app.back import Back

@@ -15,11 +15,11 @@ import structlog
 
 from agent.app.facts import Facts
 from agent.codec.last_good import encode_last_good
-from agent.core.changes import NodeEvent
+from agent.core.cluster.changes import NodeEvent
 from agent.core.errors import SettingsError, StateError
-from agent.core.gpu import GpuFault, GpuUuid, Scan
-from agent.core.last_good import LastGood
+from agent.core.inventory.gpu import GpuFault, GpuUuid, Scan
 from agent.core.ports import Disk, FileWatch, ServiceNotifier
+from agent.core.state.last_good import LastGood
 from agent.kit.cell import Cell
 from agent.settings.profiles import NodeFacts
 from agent.settings.reading import COPY, Look, last_good, recalled

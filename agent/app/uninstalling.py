@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.core.errors import AgentError, PermissionFault
-from agent.core.leftovers import Agents, Outcome
+from agent.core.node.leftovers import Agents, Outcome
 from agent.host.kube.connection import Connection, check
 from agent.host.kube.leftovers import KubeLeftovers
 from agent.host.kube.session import KubeSession

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from agent.app.front import Front
 from agent.app.running import Whole
-from agent.core.gpu import GpuFault, Trouble
-from agent.core.inventory import Inventory
-from agent.core.readiness import Check
+from agent.core.inventory.gpu import GpuFault, Trouble
+from agent.core.inventory.inventory import Inventory
+from agent.core.node.readiness import Check
 from agent.kit.heartbeat import Heartbeat
 
 

@@ -14,12 +14,12 @@ from agent import __version__
 from agent.app.series import series_of
 from agent.app.watching import Door, Watched
 from agent.codec.checkpoint import VERSION
-from agent.core.gpu import NO_INDEX
-from agent.core.gpu_news import holders
 from agent.core.health.maintenance import Release
-from agent.core.inventory import Inventory
-from agent.core.ledger import Ledger
-from agent.core.slices import SliceList
+from agent.core.health.news import holders
+from agent.core.inventory.gpu import NO_INDEX
+from agent.core.inventory.inventory import Inventory
+from agent.core.inventory.slices import SliceList
+from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
 from agent.settings.sections import Settings
 from agent.web.actions import Actions, recheck_act, release_act

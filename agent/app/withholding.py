@@ -1,12 +1,12 @@
 """What would have every new pod refused: where the agent looks for it. Joined, no logic."""
 
 from agent.app.adapters import Adapters
-from agent.core.container_edits import check_library
+from agent.core.allocation.steps import Step
+from agent.core.containers.container_edits import check_library
 from agent.core.errors import StateError
-from agent.core.steps import Step
 from agent.kit.cell import Cell
 from agent.plugin.sockets import check_directory
-from agent.services.withholding import Look
+from agent.services.inventory.withholding import Look
 from agent.settings.sections import Settings
 
 

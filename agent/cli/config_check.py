@@ -21,7 +21,7 @@ from agent.codec.nodeconfig import WHAT as NODES
 from agent.codec.strangers import refuse_stranger
 from agent.codec.yaml_places import read_yaml
 from agent.core.errors import SettingsError, cap
-from agent.core.last_good import SourceFile
+from agent.core.state.last_good import SourceFile
 from agent.host.surroundings import host_name
 from agent.host.worker import Worker
 from agent.settings.fields import DEFAULT

@@ -14,7 +14,7 @@ from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, looked, sources
 from agent.cli.settings_view import API_VERSION
 from agent.core.errors import SettingsError
-from agent.core.preflight import Finding, Point, Verdict, counted, judge_hami_files
+from agent.core.node.preflight import Finding, Point, Verdict, counted, judge_hami_files
 from agent.settings.fields import Values
 from agent.settings.profiles import NodeFacts
 from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG, Look

@@ -15,7 +15,7 @@ from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, flags, sources, started
 from agent.cli.settings_view import API_VERSION
 from agent.core.errors import AgentError, ApiError, ApiNotFound, SettingsError
-from agent.core.leftovers import RESOURCE, Agents, Cleaned, Outcome
+from agent.core.node.leftovers import RESOURCE, Agents, Cleaned, Outcome
 from agent.host.kube.connection import Connection
 from agent.settings.profiles import NodeFacts
 

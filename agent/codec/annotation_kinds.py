@@ -11,7 +11,7 @@ from typing import Final
 
 from agent.codec.gojson import fold
 from agent.codec.handshake import HandshakeWord
-from agent.core.annotations import PHASE_ALLOCATING, PHASE_FAILED, PHASE_SUCCESS
+from agent.core.cluster.annotations import PHASE_ALLOCATING, PHASE_FAILED, PHASE_SUCCESS
 
 PHASES: Final = (PHASE_ALLOCATING, PHASE_SUCCESS, PHASE_FAILED)
 MIG_KEY: Final = "containerindex"

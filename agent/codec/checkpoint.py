@@ -10,11 +10,11 @@ from collections.abc import Iterable
 import msgspec
 
 from agent.codec.envelope import seal, unseal
-from agent.core.gpu import GpuUuid
-from agent.core.health.condition import Health
-from agent.core.ledger import Ledger, Row
-from agent.core.plain_row import PlainRow
-from agent.core.state import State
+from agent.core.inventory.condition import Health
+from agent.core.inventory.gpu import GpuUuid
+from agent.core.state.ledger import Ledger, Row
+from agent.core.state.plain_row import PlainRow
+from agent.core.state.state import State
 
 KIND = "hami-agent-state"
 VERSION = 1

@@ -9,10 +9,10 @@ from typing import TypeVar
 
 import msgspec
 
+from agent.core.cluster.pods import PodUid
 from agent.core.errors import MalformedText, cap
-from agent.core.ledger import ContainerKey
-from agent.core.pods import PodUid
-from agent.core.slices import SliceId
+from agent.core.inventory.slices import SliceId
+from agent.core.state.ledger import ContainerKey
 
 
 class _Entry(msgspec.Struct, frozen=True):

@@ -3,7 +3,7 @@
 import msgspec
 
 from agent.codec.envelope import seal, unseal
-from agent.core.last_good import LastGood
+from agent.core.state.last_good import LastGood
 
 KIND = "hami-agent-settings"
 VERSION = 1

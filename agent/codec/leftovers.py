@@ -6,10 +6,10 @@ from typing import Any, Final
 from agent.codec.managed import WRITER, entries, other_writer
 from agent.codec.parts import inside, objects_in
 from agent.codec.quantity import decode_quantity
-from agent.core.annotations import REGISTER
+from agent.core.cluster.annotations import REGISTER
 from agent.core.errors import MalformedText
-from agent.core.gpu_news import GPU_DEGRADED
-from agent.core.leftovers import NodeState, NodeTraces
+from agent.core.health.news import GPU_DEGRADED
+from agent.core.node.leftovers import NodeState, NodeTraces
 
 CONDITION: Final = f'k:{{"type":"{GPU_DEGRADED}"}}'
 

@@ -25,12 +25,12 @@ from agent.codec.register_colon import (
     same_meaning_colon,
 )
 from agent.codec.score import encode_scores, same_scores
-from agent.core.annotations import REGISTER, SCORE
+from agent.core.cluster.annotations import REGISTER, SCORE
 from agent.core.errors import MalformedText
-from agent.core.gpu import Gpu, GpuUuid
-from agent.core.inventory import Inventory
+from agent.core.inventory.gpu import Gpu, GpuUuid
+from agent.core.inventory.inventory import Inventory
+from agent.core.inventory.topology import lopsided, pair_scores
 from agent.core.report_settings import ReportProfile, ReportSettings
-from agent.core.topology import lopsided, pair_scores
 
 Annotations = Mapping[str, str]
 

@@ -6,9 +6,9 @@ Source: HAMi v2.10 pkg/util/nodelock/nodelock.go, ParseNodeLock and SetNodeLock.
 import datetime as dt
 import re
 
-from agent.core.annotations import MUTEX_LOCK
+from agent.core.cluster.annotations import MUTEX_LOCK
+from agent.core.cluster.pods import NodeLock, NodeView
 from agent.core.errors import MalformedText, cap
-from agent.core.pods import NodeLock, NodeView
 
 _STAMP = re.compile(
     r"(?P<seconds>[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.(?P<fraction>[0-9]+))?"

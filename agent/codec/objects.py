@@ -13,7 +13,7 @@ from agent.codec.nodelock import decode_stamp
 from agent.codec.parts import inside, objects_in
 from agent.codec.pod import INT32_MAX, LENGTH_LIMIT, TYPE_WORD, Groups, decode_pod_devices, validate
 from agent.codec.quantity import decode_quantity, decode_whole
-from agent.core.annotations import (
+from agent.core.cluster.annotations import (
     ALLOCATED,
     BIND_PHASE,
     BIND_TIME,
@@ -22,8 +22,8 @@ from agent.core.annotations import (
     TO_ALLOCATE,
     VGPU_NODE,
 )
+from agent.core.cluster.pods import ContainerView, NodeView, Phase, PodUid, PodView, Role
 from agent.core.errors import MalformedText, cap
-from agent.core.pods import ContainerView, NodeView, Phase, PodUid, PodView, Role
 
 MEMORY_RESOURCE = "nvidia.com/gpumem"
 """The name under which pods request memory, where nothing else is configured."""

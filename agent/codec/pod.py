@@ -9,8 +9,8 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 
 from agent.core.errors import MalformedText, cap
-from agent.core.gpu import GpuUuid
-from agent.core.share import Share
+from agent.core.inventory.gpu import GpuUuid
+from agent.core.inventory.share import Share
 
 TYPE_WORD = "NVIDIA"
 LENGTH_LIMIT = 64 * 1024

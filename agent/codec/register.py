@@ -10,10 +10,10 @@ from collections.abc import Iterable
 
 from agent.codec import gojson
 from agent.codec.meaning import same
-from agent.core.annotations import TEXT_LIMIT
+from agent.core.cluster.annotations import TEXT_LIMIT
 from agent.core.errors import MalformedText
-from agent.core.gpu import GpuUuid
-from agent.core.inventory import Inventory, SharedGpu
+from agent.core.inventory.gpu import GpuUuid
+from agent.core.inventory.inventory import Inventory, SharedGpu
 
 NO_GPU = GpuUuid("")
 

@@ -14,10 +14,10 @@ from collections.abc import Iterable
 from agent.codec.gojson import INT32, INT64
 from agent.codec.meaning import same
 from agent.codec.register import RegisteredGpu, registered, told
-from agent.core.annotations import TEXT_LIMIT
+from agent.core.cluster.annotations import TEXT_LIMIT
 from agent.core.errors import MalformedText, cap
-from agent.core.gpu import GpuUuid
-from agent.core.inventory import Inventory
+from agent.core.inventory.gpu import GpuUuid
+from agent.core.inventory.inventory import Inventory
 
 WHAT = "register annotation"
 LENGTHS = (7, 9)

@@ -6,10 +6,10 @@ Source: HAMi v2.10 pkg/device/nvidia/calculate_score.go, pkg/device/devices.go D
 
 from agent.codec import gojson
 from agent.codec.meaning import same
-from agent.core.annotations import TEXT_LIMIT
+from agent.core.cluster.annotations import TEXT_LIMIT
 from agent.core.errors import MalformedText
-from agent.core.gpu import GpuUuid
-from agent.core.topology import Scores
+from agent.core.inventory.gpu import GpuUuid
+from agent.core.inventory.topology import Scores
 
 WHAT = "score annotation"
 

@@ -9,18 +9,18 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from pathlib import Path
 from typing import NoReturn, Protocol
 
-from agent.core.changes import NodeChange, NodeEvent, PodChange, PodList
-from agent.core.clearing import Cleared
-from agent.core.edits import HookFacts
-from agent.core.gpu import GpuSample, GpuUuid, Scan
-from agent.core.gpu_news import NodeCondition
+from agent.core.cluster.changes import NodeChange, NodeEvent, PodChange, PodList
+from agent.core.cluster.pods import NodeView, PodUid, PodView
+from agent.core.containers.edits import HookFacts
+from agent.core.health.news import NodeCondition
 from agent.core.health.reports import DriverEvent, Probe
-from agent.core.holdings import Holding, KubeletEpoch
-from agent.core.ledger import ContainerKey
-from agent.core.leftovers import Agents, NodeState, NodeTraces
-from agent.core.measuring import Room, Size
-from agent.core.pods import NodeView, PodUid, PodView
-from agent.core.slices import SliceId
+from agent.core.inventory.gpu import GpuSample, GpuUuid, Scan
+from agent.core.inventory.slices import SliceId
+from agent.core.node.leftovers import Agents, NodeState, NodeTraces
+from agent.core.reconcile.clearing import Cleared
+from agent.core.reconcile.measuring import Room, Size
+from agent.core.state.holdings import Holding, KubeletEpoch
+from agent.core.state.ledger import ContainerKey
 
 
 class Clock(Protocol):

@@ -8,8 +8,8 @@ import structlog
 
 from agent.codec.kubelet_records import decode_held, decode_records
 from agent.core.errors import MalformedText
-from agent.core.ledger import ContainerKey
-from agent.core.slices import SliceId
+from agent.core.inventory.slices import SliceId
+from agent.core.state.ledger import ContainerKey
 from agent.kit.offload import Offload
 
 T = TypeVar("T")

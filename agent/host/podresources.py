@@ -16,8 +16,8 @@ from grpclib.const import Status
 from grpclib.exceptions import ProtocolError, StreamTerminatedError
 
 from agent.core.errors import KubeletError, WitnessThrottled, WitnessUnsupported, cap
-from agent.core.holdings import ContainerHolding, Holding
-from agent.core.slices import SliceId
+from agent.core.inventory.slices import SliceId
+from agent.core.state.holdings import ContainerHolding, Holding
 from agent.kit.dial import UnixChannel
 from agent.wire.v1 import (
     ContainerDevices,

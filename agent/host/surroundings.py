@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from agent.core.preflight import Place, PluginSocket
+from agent.core.node.preflight import Place, PluginSocket
 from agent.kit.writable import check_writable
 
 KINDS: Final = ((stat.S_ISDIR, "directory"), (stat.S_ISSOCK, "socket"), (stat.S_ISREG, "file"))

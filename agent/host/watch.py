@@ -19,7 +19,7 @@ from asyncinotify import Event, Inotify, Mask, Watch
 from typing_extensions import override
 
 from agent.core.errors import KubeletError
-from agent.core.holdings import KubeletEpoch
+from agent.core.state.holdings import KubeletEpoch
 from agent.kit.offload import Offload
 
 log = structlog.get_logger(__name__)

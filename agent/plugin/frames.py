@@ -11,7 +11,7 @@ from betterproto2 import encode_varint
 from typing_extensions import override
 
 from agent.core.errors import SettingsError
-from agent.core.slices import LIST_BYTES, SliceGroup, SliceList
+from agent.core.inventory.slices import LIST_BYTES, SliceGroup, SliceList
 from agent.wire.v1beta1 import Device, ListAndWatchResponse, NumaNode, TopologyInfo
 
 HEALTHY = "Healthy"

@@ -8,9 +8,9 @@ import structlog
 from grpclib.const import Handler
 from typing_extensions import override
 
-from agent.core.edits import ContainerEdits
+from agent.core.containers.edits import ContainerEdits
 from agent.core.errors import AgentError, Gate, Refusal, SettingsError
-from agent.core.slices import SliceId, SliceList
+from agent.core.inventory.slices import SliceId, SliceList
 from agent.kit.cell import Cell
 from agent.plugin.calls import ALLOCATE_FOLLOWED, PREFERENCE_FOLLOWED, Calls
 from agent.plugin.frames import Frame, Frames

@@ -15,7 +15,7 @@ from grpclib import GRPCError
 from grpclib.exceptions import StreamTerminatedError
 
 from agent.core.errors import KubeletError
-from agent.core.slices import SliceList
+from agent.core.inventory.slices import SliceList
 from agent.kit.cell import Cell
 from agent.kit.dial import UnixChannel
 from agent.plugin.handlers import Allocator, DevicePlugin, Fence

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from agent.core.errors import DriverError, DriverMissing, GpuError
-from agent.core.gpu import GpuSample, GpuUuid, Scan
 from agent.core.health.reports import DriverEvent, Probe
+from agent.core.inventory.gpu import GpuSample, GpuUuid, Scan
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.hardware_client import (
     HardwareSilent,

@@ -10,7 +10,6 @@ import dataclasses
 from typing import Final
 
 from agent.core.errors import AgentError
-from agent.core.gpu import Gpu, GpuFault, GpuSample, GpuUuid, Scan, Trouble
 from agent.core.health.reports import (
     DriverEvent,
     EventKind,
@@ -21,6 +20,7 @@ from agent.core.health.reports import (
 )
 from agent.core.health.settings import xid_class
 from agent.core.health.xids import FELL_OFF_THE_BUS, XidClass
+from agent.core.inventory.gpu import Gpu, GpuFault, GpuSample, GpuUuid, Scan, Trouble
 from agent.sandbox.hardware_file import Description
 from agent.sandbox.profiles import MOST_GPUS, PROFILES, derived_uuid, gpus_of, pci_address
 

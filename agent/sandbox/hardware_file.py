@@ -25,7 +25,7 @@ from typing import Final
 from agent.codec.places import Place
 from agent.codec.yaml_places import read_yaml
 from agent.core.errors import SettingsError
-from agent.core.gpu import Gpu, GpuUuid, Link, PciPath
+from agent.core.inventory.gpu import Gpu, GpuUuid, Link, PciPath
 from agent.host.textfile import read_bounded
 from agent.sandbox.profiles import (
     MOST_GPUS,

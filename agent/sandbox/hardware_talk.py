@@ -8,8 +8,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from agent.core.gpu import GpuSample, GpuUuid, Scan
 from agent.core.health.reports import DriverEvent, Probe
+from agent.core.inventory.gpu import GpuSample, GpuUuid, Scan
 
 REQUEST_LIMIT: Final = 4096
 REPLY_LIMIT: Final = 8 * 1024 * 1024

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from agent.core.gpu import Gpu, GpuUuid, Link, PciPath
+from agent.core.inventory.gpu import Gpu, GpuUuid, Link, PciPath
 
 UUID_NAMESPACE: Final = uuid.UUID("6f1d0a52-8d3c-5b0e-9a77-2f4b6c1e8d90")
 """Where derived GPU UUIDs come from: the same description always gives the same GPUs."""

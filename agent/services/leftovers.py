@@ -5,7 +5,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from agent.core.errors import ApiConflict, ApiError, ApiGone, ApiNotFound, ApiThrottled
-from agent.core.leftovers import CONDITION, Agents, Cleaned, NodeState, NodeTraces, Outcome, due
+from agent.core.node.leftovers import (
+    CONDITION,
+    Agents,
+    Cleaned,
+    NodeState,
+    NodeTraces,
+    Outcome,
+    due,
+)
 from agent.core.ports import Leftovers
 
 PATIENCE: Final = 90.0
@@ -131,7 +139,7 @@ async def clean(
 ) -> Cleaned:
     """Remove what is due from one Node. What fails is told; a Node that is gone is clean.
 
-    `here`: see `core.leftovers.due`.
+    `here`: see `core.node.leftovers.due`.
     """
     removed: list[str] = []
     try:

@@ -17,12 +17,12 @@ import structlog
 
 from agent.codec.checkpoint import StateEncoder, decode_state
 from agent.core.errors import StateCorrupt, StateError
-from agent.core.gpu import GpuUuid
-from agent.core.health.condition import Health
 from agent.core.health.memory import stepped
-from agent.core.ledger import Ledger
+from agent.core.inventory.condition import Health
+from agent.core.inventory.gpu import GpuUuid
 from agent.core.ports import Disk
-from agent.core.state import State
+from agent.core.state.ledger import Ledger
+from agent.core.state.state import State
 from agent.kit.cell import Cell
 from agent.kit.tally import Tally
 

@@ -8,9 +8,9 @@ from typing import Final
 
 from agent.codec.known_keys import Found
 from agent.codec.places import Place
+from agent.core.cluster.selector import Selector, parse_selector
 from agent.core.errors import MalformedText
-from agent.core.gpu import Scan
-from agent.core.selector import Selector, parse_selector
+from agent.core.inventory.gpu import Scan
 from agent.settings.fields import Setting
 
 WILD: Final = frozenset("*?[")

@@ -12,7 +12,7 @@ from typing import Final
 from agent import __version__
 from agent.codec.last_good import decode_last_good
 from agent.core.errors import AgentError, SettingsError, StateCorrupt
-from agent.core.last_good import LastGood, SourceFile
+from agent.core.state.last_good import LastGood, SourceFile
 from agent.host.textfile import TextFiles, check_size
 from agent.kit.offload import Offload
 from agent.settings.fields import DEFAULT, Setting

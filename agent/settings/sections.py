@@ -5,13 +5,13 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from agent.core.edits import EditSettings
+from agent.core.allocation.plain import PlainSettings
+from agent.core.allocation.settings import MatchSettings
+from agent.core.containers.edits import EditSettings
 from agent.core.errors import SettingsError
 from agent.core.health.settings import HealthSettings
-from agent.core.match_settings import MatchSettings
-from agent.core.plain import PlainSettings
+from agent.core.inventory.slices import MIG_MODE, SharingSettings, check_list_size
 from agent.core.report_settings import ReportSettings
-from agent.core.slices import MIG_MODE, SharingSettings, check_list_size
 from agent.settings.fields import DEFAULT, Values
 from agent.settings.health_table import switches_of
 

@@ -3,8 +3,8 @@
 import dataclasses
 from pathlib import Path
 
-from agent.core.device_list import CDI_KIND, CDI_PREFIX, STRATEGIES
-from agent.core.match_settings import UnlockedPods
+from agent.core.allocation.settings import UnlockedPods
+from agent.core.containers.device_list import CDI_KIND, CDI_PREFIX, STRATEGIES
 from agent.settings.fields import Field
 from agent.settings.kinds import (
     boolean,

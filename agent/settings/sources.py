@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from agent.core.last_good import SourceFile
+from agent.core.state.last_good import SourceFile
 from agent.settings.fields import Setting
 from agent.settings.profiles import Profile
 

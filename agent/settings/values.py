@@ -13,7 +13,7 @@ from typing import Final
 from agent.codec.faults import Faults
 from agent.codec.known_keys import Found, Passed
 from agent.core.errors import cap
-from agent.core.last_good import SourceFile
+from agent.core.state.last_good import SourceFile
 from agent.settings.fields import DEFAULT, Setting, Values
 from agent.settings.hami_files import NODE_CONFIG, read_device_layer, read_node_layer
 from agent.settings.kinds import Value, shown

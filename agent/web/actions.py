@@ -11,8 +11,8 @@ import structlog
 from aiohttp import web
 
 from agent.core.errors import cap
-from agent.core.gpu import NO_INDEX
 from agent.core.health.maintenance import ALL, Recheck, Release
+from agent.core.inventory.gpu import NO_INDEX
 from agent.kit.peer import peer_uid
 from agent.kit.throttle import Throttle
 from agent.web.gate import TELL_PERIOD

@@ -6,13 +6,13 @@ from typing import Final
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
-from agent.core.gpu import GpuSample, GpuUuid, Sampled
-from agent.core.health.condition import Condition
-from agent.core.inventory import Inventory, SharedGpu
-from agent.core.ledger import Ledger
-from agent.core.pods import Role
-from agent.core.room import Claim, claim_of, gpu_use
-from agent.core.slices import MIB, SliceList
+from agent.core.allocation.room import Claim, claim_of, gpu_use
+from agent.core.cluster.pods import Role
+from agent.core.inventory.condition import Condition
+from agent.core.inventory.gpu import GpuSample, GpuUuid, Sampled
+from agent.core.inventory.inventory import Inventory, SharedGpu
+from agent.core.inventory.slices import MIB, SliceList
+from agent.core.state.ledger import Ledger
 
 
 def gpu_families(

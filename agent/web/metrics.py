@@ -17,11 +17,11 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from agent.core.gpu import GpuUuid, Sampled
-from agent.core.inventory import Inventory, SharedGpu
-from agent.core.ledger import Ledger
-from agent.core.readiness import Check
-from agent.core.slices import SliceList
+from agent.core.inventory.gpu import GpuUuid, Sampled
+from agent.core.inventory.inventory import Inventory, SharedGpu
+from agent.core.inventory.slices import SliceList
+from agent.core.node.readiness import Check
+from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
 from agent.kit.tally import Durations, Tally
 from agent.web.counts import counted_gpus, counters, histograms

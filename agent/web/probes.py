@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from aiohttp import web
 
 from agent.core.errors import cap
-from agent.core.readiness import Check, degraded, is_ready
+from agent.core.node.readiness import Check, degraded, is_ready
 
 TEXT_LIMIT = 4096
 """Characters of one line's reason."""

@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator
 
 from agent.app.front import Front, Host, join_front
 from agent.codec.node_report import report_of
-from agent.core.changes import NodeEvent
-from agent.core.gpu import GpuUuid
-from agent.core.inventory import SharedGpu
-from agent.core.last_good import SourceFile
+from agent.core.cluster.changes import NodeEvent
+from agent.core.inventory.gpu import GpuUuid
+from agent.core.inventory.inventory import SharedGpu
+from agent.core.inventory.slices import SliceGroup
 from agent.core.ports import Driver
 from agent.core.report_settings import ReportSettings
-from agent.core.slices import SliceGroup
-from agent.core.state import State
+from agent.core.state.last_good import SourceFile
+from agent.core.state.state import State
 from agent.services.state import Recovered
 from agent.settings.profiles import NodeFacts
 from agent.settings.sources import Sources

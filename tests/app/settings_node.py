@@ -14,15 +14,15 @@ import structlog
 
 from agent.app.facts import Facts, new_facts
 from agent.app.settings import Outside, SettingsService
-from agent.core.changes import NodeEvent
-from agent.core.gpu import GpuUuid, Scan
-from agent.core.last_good import LastGood
-from agent.core.slices import SliceId, SliceList
+from agent.core.cluster.changes import NodeEvent
+from agent.core.inventory.gpu import GpuUuid, Scan
+from agent.core.inventory.slices import SliceId, SliceList
+from agent.core.state.last_good import LastGood
 from agent.kit.cell import Cell
-from agent.services.inventory import InventoryKeeper
-from agent.services.listing import Listing
-from agent.services.node import Node
-from agent.services.report import ReportCells, Reporter, ReportState
+from agent.services.cluster.node import Node
+from agent.services.inventory.listing import Listing
+from agent.services.inventory.service import InventoryKeeper
+from agent.services.report.service import ReportCells, Reporter, ReportState
 from agent.settings.profiles import NodeFacts
 from agent.settings.reading import begin, look
 from agent.settings.sources import Sources

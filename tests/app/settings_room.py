@@ -8,9 +8,9 @@ from typing import NoReturn
 
 from agent.app.facts import Facts, new_facts
 from agent.app.settings import Outside, SettingsService
-from agent.core.changes import NodeEvent
-from agent.core.last_good import SourceFile
+from agent.core.cluster.changes import NodeEvent
 from agent.core.ports import Disk
+from agent.core.state.last_good import SourceFile
 from agent.settings.profiles import NodeFacts
 from agent.settings.reading import Look
 from agent.settings.sources import Sources

@@ -10,8 +10,8 @@ import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 
 from agent.codec.nodelock import encode_node_lock
-from agent.core.annotations import BIND_PHASE, MUTEX_LOCK
-from agent.core.ledger import Row
+from agent.core.cluster.annotations import BIND_PHASE, MUTEX_LOCK
+from agent.core.state.ledger import Row
 from agent.sandbox.api_errors import Json
 from agent.sandbox.patching import merge_patch
 from agent.wire.v1beta1 import ContainerAllocateResponse

@@ -9,9 +9,9 @@ import pytest
 from agent.app.running import Whole
 from agent.app.watching import Watched
 from agent.core.errors import StateError
-from agent.core.ledger import Ledger
-from agent.core.slices import slice_id
-from agent.core.withholding import HOLD_OFF
+from agent.core.inventory.slices import slice_id
+from agent.core.node.withholding import HOLD_OFF
+from agent.core.state.ledger import Ledger
 from agent.kit.heartbeat import Heartbeat
 from tests.app.front_node import BEFORE, SETTINGS, FrontNode, Places, joined, running
 from tests.builders import a_gpu, a_row, a_share, a_uuid

@@ -15,11 +15,11 @@ from agent.app.front import Front
 from agent.app.running import Whole
 from agent.app.watching import Watched
 from agent.core.errors import Gate, Refusal
-from agent.core.gpu import GpuFault, Scan, Trouble
-from agent.core.gpu_news import gpu_degraded
 from agent.core.health.judge import switched_off
+from agent.core.health.news import gpu_degraded
 from agent.core.health.xids import FELL_OFF_THE_BUS
-from agent.core.slices import slice_id
+from agent.core.inventory.gpu import GpuFault, Scan, Trouble
+from agent.core.inventory.slices import slice_id
 from agent.kit.heartbeat import Heartbeat
 from agent.sandbox.hardware import SimulatedHardware
 from agent.sandbox.hardware_file import Description

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from agent.core.gpu import GpuUuid
-from agent.core.state import State
+from agent.core.inventory.gpu import GpuUuid
+from agent.core.state.state import State
 from agent.host.nvml.driver import NvmlDriver
 from agent.host.nvml.library import pynvml as the_library
 from agent.services.health import watch

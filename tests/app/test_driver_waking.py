@@ -11,7 +11,7 @@ import structlog
 from agent.app import preflight
 from agent.app.running import Whole
 from agent.app.watching import Watched
-from agent.core.preflight import Verdict, judge_driver
+from agent.core.node.preflight import Verdict, judge_driver
 from agent.kit.heartbeat import Heartbeat
 from tests.app.front_node import joined, running
 from tests.fakes.nvml import until

@@ -4,11 +4,11 @@ import asyncio
 import dataclasses
 
 from agent.core.errors import DriverError, DriverMissing
-from agent.core.gpu import Gpu, GpuFault, Trouble
-from agent.core.health.condition import Condition
 from agent.core.health.reports import DriverEvent, EventKind, ProbeOutcome
-from agent.core.ledger import Ledger
-from agent.core.slices import slice_id
+from agent.core.inventory.condition import Condition
+from agent.core.inventory.gpu import Gpu, GpuFault, Trouble
+from agent.core.inventory.slices import slice_id
+from agent.core.state.ledger import Ledger
 from agent.sandbox.hardware import SimulatedHardware
 from agent.sandbox.hardware_file import Description
 from agent.services.health.news import CALM

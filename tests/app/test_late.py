@@ -5,8 +5,8 @@ import datetime as dt
 
 from agent.app.late import LateAllocator
 from agent.app.running import alive
-from agent.core.edits import ContainerEdits
-from agent.core.slices import SliceId
+from agent.core.containers.edits import ContainerEdits
+from agent.core.inventory.slices import SliceId
 from agent.host.systemd import NoSystemd
 
 RESOURCE = "example.com/vgpu"

@@ -13,9 +13,9 @@ from typing import TypeVar
 import pytest
 
 from agent.core.errors import Refusal
-from agent.core.holdings import KubeletEpoch
-from agent.core.plain_row import Holder
-from agent.core.slices import SliceId
+from agent.core.inventory.slices import SliceId
+from agent.core.state.holdings import KubeletEpoch
+from agent.core.state.plain_row import Holder
 from agent.plugin.handlers import container_response
 from agent.plugin.status import grpc_error
 from agent.sandbox.kubelet.devices import HEALTHY, Listed

@@ -13,8 +13,8 @@ from aiohttp import web
 
 from agent.app.preflight import examine
 from agent.codec.register import RegisteredGpu, encode_register
-from agent.core.annotations import REGISTER
-from agent.core.preflight import Finding, Point, Verdict
+from agent.core.cluster.annotations import REGISTER
+from agent.core.node.preflight import Finding, Point, Verdict
 from agent.sandbox.hardware_file import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster

@@ -8,8 +8,8 @@ import json
 import pytest
 
 from agent.codec.register import decode_register
-from agent.core.annotations import REGISTER
-from agent.core.last_good import LastGood, SourceFile
+from agent.core.cluster.annotations import REGISTER
+from agent.core.state.last_good import LastGood, SourceFile
 from tests.app.settings_node import GPUS_8, a_settings_node
 from tests.builders import NODE, a_uuid
 

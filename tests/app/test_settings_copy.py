@@ -9,7 +9,7 @@ import structlog
 from agent.app.settings import RETRY
 from agent.codec.last_good import decode_last_good
 from agent.core.errors import StateError
-from agent.core.last_good import LastGood
+from agent.core.state.last_good import LastGood
 from agent.kit.cell import Cell
 from tests.app.settings_room import Room, a_plan, start_of
 

@@ -7,10 +7,10 @@ import json
 import pytest
 import structlog
 
+from agent.core.cluster.pods import NodeView
 from agent.core.errors import SettingsError
-from agent.core.gpu import GpuFault, Scan
-from agent.core.last_good import SourceFile
-from agent.core.pods import NodeView
+from agent.core.inventory.gpu import GpuFault, Scan
+from agent.core.state.last_good import SourceFile
 from agent.settings.sources import Sources
 from agent.settings.values import make_plan
 from tests.app.settings_room import Room, a_plan, start_of

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from agent.codec.faults import Faults
-from agent.core.last_good import SourceFile
+from agent.core.state.last_good import SourceFile
 from agent.settings.own_file import read_own_file
 from agent.settings.profiles import NodeFacts
 from agent.settings.sources import Sources

@@ -14,8 +14,8 @@ import structlog
 
 from agent.cli.main import dispatch
 from agent.codec.managed import WRITER
-from agent.core.annotations import HANDSHAKE, MUTEX_LOCK, REGISTER
-from agent.core.leftovers import NodeState, NodeTraces
+from agent.core.cluster.annotations import HANDSHAKE, MUTEX_LOCK, REGISTER
+from agent.core.node.leftovers import NodeState, NodeTraces
 from agent.host.kube.connection import Connection
 from agent.host.kube.leftovers import KubeLeftovers
 from agent.host.kube.session import KubeSession

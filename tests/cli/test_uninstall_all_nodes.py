@@ -13,7 +13,7 @@ import structlog
 
 from agent.cli.main import dispatch
 from agent.core.errors import ApiError, ApiForbidden
-from agent.core.leftovers import NodeTraces
+from agent.core.node.leftovers import NodeTraces
 from agent.host.kube.leftovers import KubeLeftovers
 from agent.services.leftovers import clean_all
 from tests.fakes.kubeworld import ModelWorld, model_world

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from agent.core.errors import DriverError
-from agent.core.gpu import Scan
+from agent.core.inventory.gpu import Scan
 from agent.host.nvml.driver import NvmlDriver
 from agent.host.nvml.library import pynvml
 from tests.fakes import nvml_stub

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from agent.core.errors import DriverError, GpuError
-from agent.core.gpu import GpuUuid
 from agent.core.health.reports import DriverEvent, EventKind, Probe, ProbeOutcome, RecoveryAction
+from agent.core.inventory.gpu import GpuUuid
 from agent.core.ports import Driver
 from agent.host.nvml.driver import NvmlDriver
 from agent.host.nvml.library import pynvml as the_library

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.changes import NodeChange, NodeEvent, PodChange
+from agent.core.cluster.changes import NodeChange, NodeEvent, PodChange
+from agent.core.cluster.pods import PodUid
 from agent.core.errors import (
     ApiError,
     ApiGone,
@@ -15,7 +16,6 @@ from agent.core.errors import (
     ApiNotFound,
     ApiThrottled,
 )
-from agent.core.pods import PodUid
 from tests.builders import NODE
 from tests.fakes.kubeworld import NAMESPACE, World, a_world
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from agent.core.errors import GpuError
-from agent.core.gpu import Scan
 from agent.core.health.reports import DriverEvent, ProbeOutcome
+from agent.core.inventory.gpu import Scan
 from agent.host.nvml.driver import NvmlDriver
 from tests.contract.real_driver import open_real_driver
 

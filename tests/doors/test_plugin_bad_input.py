@@ -19,9 +19,9 @@ from grpclib.const import Status
 
 from agent.codec.objects import decode_pod
 from agent.codec.pod import LENGTH_LIMIT
+from agent.core.cluster.pods import PodView
 from agent.core.errors import Gate
-from agent.core.health.condition import Condition
-from agent.core.pods import PodView
+from agent.core.inventory.condition import Condition
 from agent.kit.cell import Cell
 from agent.plugin.server import PluginServer
 from agent.services.state import CURRENT

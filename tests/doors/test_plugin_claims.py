@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.gpu import GpuUuid, Scan
 from agent.core.health.reports import ProbeOutcome
 from agent.core.health.settings import HealthSettings
-from agent.core.inventory import Inventory
-from agent.core.slices import SharingSettings, SliceList
-from agent.core.state import State
+from agent.core.inventory.gpu import GpuUuid, Scan
+from agent.core.inventory.inventory import Inventory
+from agent.core.inventory.slices import SharingSettings, SliceList
+from agent.core.state.state import State
 from agent.kit.cell import Cell
 from agent.plugin.server import PluginServer, Terms
 from agent.services.health.watch import HealthWatch
-from agent.services.inventory import InventoryKeeper
-from agent.services.listing import Listing
+from agent.services.inventory.listing import Listing
+from agent.services.inventory.service import InventoryKeeper
 from agent.services.state import StateService, recover
 from tests.builders import a_gpu, a_uuid
 from tests.fakes.allocator import FakeAllocator

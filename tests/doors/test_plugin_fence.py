@@ -6,9 +6,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from agent.core.ledger import Ledger
-from agent.core.reconcile import check_start
-from agent.core.slices import slice_id
+from agent.core.inventory.slices import slice_id
+from agent.core.reconcile.reconcile import check_start
+from agent.core.state.ledger import Ledger
 from tests.builders import G1, G2, a_row
 from tests.fakes.door import a_door
 from tests.fakes.grpc_messages import Plugin

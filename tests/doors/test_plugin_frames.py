@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.core.errors import SettingsError
-from agent.core.gpu import GpuUuid
-from agent.core.slices import SliceGroup, SliceId, SliceList
+from agent.core.inventory.gpu import GpuUuid
+from agent.core.inventory.slices import SliceGroup, SliceId, SliceList
 from agent.plugin.frames import LIST_LIMIT, Frames, check_size, encode_group
 from agent.wire.v1beta1 import Device, ListAndWatchResponse, NumaNode, TopologyInfo
 from tests.fakes.door import a_group, a_list

@@ -8,10 +8,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from agent.core.gpu import NO_INDEX
-from agent.core.health.condition import Condition
 from agent.core.health.maintenance import Recheck
 from agent.core.health.reports import Probe, ProbeOutcome
+from agent.core.inventory.condition import Condition
+from agent.core.inventory.gpu import NO_INDEX
 from agent.web import actions
 from agent.web.actions import Actions, recheck_act, release_act
 from agent.web.server import Listeners, WebServer

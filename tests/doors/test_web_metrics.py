@@ -7,13 +7,13 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.registry import Collector
 
-from agent.core.gpu import NO_INDEX, GpuSample, Sampled
-from agent.core.health.condition import Condition
-from agent.core.ledger import Ledger
-from agent.core.pods import PodUid, Role
-from agent.core.readiness import Check
-from agent.core.share import Share
-from agent.core.slices import SliceGroup, SliceList, slice_id
+from agent.core.cluster.pods import PodUid, Role
+from agent.core.inventory.condition import Condition
+from agent.core.inventory.gpu import NO_INDEX, GpuSample, Sampled
+from agent.core.inventory.share import Share
+from agent.core.inventory.slices import SliceGroup, SliceList, slice_id
+from agent.core.node.readiness import Check
+from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
 from agent.kit.tally import Durations, Tally
 from agent.web import metrics

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from agent.core.readiness import Check
+from agent.core.node.readiness import Check
 from agent.web.probes import Probes
 from agent.web.version import Build
 from tests.doors.web_client import ask

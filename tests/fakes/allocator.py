@@ -2,8 +2,8 @@
 
 import asyncio
 
-from agent.core.edits import ContainerEdits, MountEdit, NodeEdit
-from agent.core.slices import SliceId
+from agent.core.containers.edits import ContainerEdits, MountEdit, NodeEdit
+from agent.core.inventory.slices import SliceId
 
 
 class FakeAllocator:

@@ -9,8 +9,9 @@ import dataclasses
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 
-from agent.core.annotations import REGISTER
-from agent.core.changes import NodeChange, NodeEvent, PodChange, PodList
+from agent.core.cluster.annotations import REGISTER
+from agent.core.cluster.changes import NodeChange, NodeEvent, PodChange, PodList
+from agent.core.cluster.pods import NodeView, PodUid, PodView
 from agent.core.errors import (
     ApiError,
     ApiGone,
@@ -18,7 +19,6 @@ from agent.core.errors import (
     ApiNotFound,
     ApiThrottled,
 )
-from agent.core.pods import NodeView, PodUid, PodView
 from tests.builders import NODE
 
 BOOKMARKS = 60.0

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from agent.core.slices import SliceGroup, SliceList
+from agent.core.inventory.slices import SliceGroup, SliceList
 from agent.kit.cell import Cell
 from agent.plugin.handlers import Fence
 from agent.plugin.server import PluginServer, Terms

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 
 from agent.core.errors import AgentError, DriverError, GpuError
-from agent.core.gpu import Gpu, GpuFault, GpuSample, GpuUuid, Scan
 from agent.core.health.reports import DriverEvent, EventKind, GpuSigns, Probe, ProbeOutcome
+from agent.core.inventory.gpu import Gpu, GpuFault, GpuSample, GpuUuid, Scan
 from agent.core.ports import Driver
 
 

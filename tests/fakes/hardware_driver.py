@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from agent.core.gpu import GpuUuid, Scan
 from agent.core.health.reports import DriverEvent, Probe
+from agent.core.inventory.gpu import GpuUuid, Scan
 from agent.sandbox.hardware import SimulatedHardware
 from tests.fakes.driver import ScriptedDriver
 

@@ -5,15 +5,15 @@ import datetime as dt
 from collections import Counter
 from collections.abc import Mapping
 
-from agent.core.clearing import Cleared
-from agent.core.edits import HookFacts
+from agent.core.cluster.pods import PodView
+from agent.core.containers.edits import HookFacts
 from agent.core.errors import KubeletError, StateError, WitnessThrottled, WitnessUnsupported
-from agent.core.holdings import ContainerHolding, Holding
-from agent.core.ledger import ContainerKey
-from agent.core.measuring import Room, Size
-from agent.core.pods import PodView
+from agent.core.inventory.slices import SliceId
 from agent.core.ports import Containers, HookDirs, KubeletRecords, Witness
-from agent.core.slices import SliceId
+from agent.core.reconcile.clearing import Cleared
+from agent.core.reconcile.measuring import Room, Size
+from agent.core.state.holdings import ContainerHolding, Holding
+from agent.core.state.ledger import ContainerKey
 from agent.kit.cell import Cell
 
 RESOURCE = "nvidia.com/gpu"

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import AsyncIterator, Callable
 
 from agent.core.errors import KubeletError
-from agent.core.holdings import KubeletEpoch
+from agent.core.state.holdings import KubeletEpoch
 from agent.kit.cell import Cell
-from agent.services.registration import Registration
+from agent.services.registration.service import Registration
 from tests.fakes.chance import Seeded
 
 RESOURCE = "nvidia.com/gpu"

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from agent.codec.register import RegisteredGpu, encode_register
-from agent.core.gpu import GpuUuid
+from agent.core.inventory.gpu import GpuUuid
 from agent.sandbox.api_errors import Json
 from agent.sandbox.patching import merge_patch
 from agent.sandbox.scheduler.loop import SchedulerModel

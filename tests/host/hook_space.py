@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.clearing import Cleared
-from agent.core.measuring import Size
+from agent.core.reconcile.clearing import Cleared
+from agent.core.reconcile.measuring import Size
 from agent.host.hook.directories import HostHookDirs
 
 NAME = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d0001_main"
@@ -19,7 +19,7 @@ TOP = Path(__file__).parents[2]
 SCRIPT = """
 import asyncio, os, pathlib, subprocess, sys
 from agent.core.errors import StateError
-from agent.core.steps import Step, disk_refusal
+from agent.core.allocation.steps import Step, disk_refusal
 from agent.host.hook.directories import HostHookDirs
 from tests.fakes.offload import Inline
 from tests.host.hook_space import cleared, measured

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from agent.core.edits import HookFacts
+from agent.core.containers.edits import HookFacts
 from agent.core.errors import StateError
 from agent.host.hook.directories import HostHookDirs
 from tests.fakes.offload import Inline

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.core.errors import StateError
-from agent.core.measuring import Size
+from agent.core.reconcile.measuring import Size
 from agent.host.hook.directories import HostHookDirs
 from agent.host.worker import Worker
 from tests.fakes.offload import Inline

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.changes import NodeEvent
+from agent.core.cluster.changes import NodeEvent
+from agent.core.cluster.pods import PodUid
 from agent.core.errors import ApiError
-from agent.core.pods import PodUid
 from agent.host.kube import series
 from agent.host.kube.events import EventPoster
 from tests.builders import NODE

@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 
 from agent.codec.objects import decode_pod
+from agent.core.cluster.pods import PodView
 from agent.core.errors import ApiConflict, ApiError, ApiGone, ApiNotFound, MalformedText
-from agent.core.leftovers import Agents, NodeState
-from agent.core.pods import PodView
+from agent.core.node.leftovers import Agents, NodeState
 from agent.host.kube.leftovers import KubeLeftovers
 from agent.host.kube.lists import LIMITS
 from agent.host.kube.session import KubeSession, Request

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from agent.core.errors import ApiNotFound
-from agent.core.gpu_news import NodeCondition
+from agent.core.health.news import NodeCondition
 from agent.host.kube.node_status import KubeNodeStatus
 from tests.builders import NODE, NOON
 from tests.fakes.kubeworld import model_world

@@ -1,7 +1,7 @@
 """Which Events are sent: one object for each series, and few of them."""
 
-from agent.core.changes import NodeEvent
-from agent.core.pods import PodUid
+from agent.core.cluster.changes import NodeEvent
+from agent.core.cluster.pods import PodUid
 from agent.host.kube.series import (
     BURST,
     PODS_BURST,

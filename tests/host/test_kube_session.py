@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from agent.core.changes import NodeEvent
+from agent.core.cluster.changes import NodeEvent
+from agent.core.cluster.pods import PodUid
 from agent.core.errors import ApiError, ApiForbidden, SettingsError
-from agent.core.pods import PodUid
 from agent.host.kube import session as session_module
 from agent.host.kube.api import KubeNode, KubePods
 from agent.host.kube.connection import Connection

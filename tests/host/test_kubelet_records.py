@@ -2,7 +2,7 @@
 
 import json
 
-from agent.core.ledger import ContainerKey
+from agent.core.state.ledger import ContainerKey
 from agent.host.kubelet_records import FILE_NAME, KubeletRecordsFile
 from tests.builders import POD_UID
 from tests.fakes.offload import Inline

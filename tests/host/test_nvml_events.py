@@ -6,8 +6,8 @@ import pytest
 import structlog
 
 from agent.core.errors import DriverError
-from agent.core.gpu import GpuUuid
 from agent.core.health.reports import DriverEvent, EventKind, ProbeOutcome
+from agent.core.inventory.gpu import GpuUuid
 from agent.host.nvml import events as nvml_events
 from agent.host.nvml import listening as listening_of
 from tests.fakes.nvml import FakeGpu, FakeNvml, until

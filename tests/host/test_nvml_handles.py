@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from agent.core.errors import DriverError
-from agent.core.gpu import GpuUuid
 from agent.core.health.reports import DriverEvent, EventKind
+from agent.core.inventory.gpu import GpuUuid
 from agent.host.nvml import events as nvml_events
 from agent.host.nvml.handles import Handles
 from tests.fakes.nvml import FakeGpu, FakeNvml, until

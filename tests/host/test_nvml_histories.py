@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from agent.core.errors import AgentError, DriverError
-from agent.core.gpu import GpuUuid
 from agent.core.health.reports import ProbeOutcome
+from agent.core.inventory.gpu import GpuUuid
 from agent.host.nvml import session
 from agent.host.nvml.driver import NvmlDriver
 from agent.host.nvml.library import pynvml as the_library

@@ -4,7 +4,7 @@ from itertools import permutations
 
 import pytest
 
-from agent.core.gpu import GpuFault, GpuUuid, Trouble
+from agent.core.inventory.gpu import GpuFault, GpuUuid, Trouble
 from agent.host.nvml.indexes import Indexes
 
 A, B, C, D = (GpuUuid(f"GPU-{letter}") for letter in "abcd")

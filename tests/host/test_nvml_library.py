@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from agent.core.errors import DriverError, DriverMissing
-from agent.core.gpu import GpuUuid
 from agent.core.health.reports import ProbeOutcome
+from agent.core.inventory.gpu import GpuUuid
 from agent.host.nvml.driver import NvmlDriver
 from agent.host.nvml.library import library_below, replaced
 from agent.host.nvml.library import pynvml as the_library

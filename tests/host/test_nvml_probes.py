@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from agent.core.errors import DriverError
-from agent.core.gpu import GpuUuid
 from agent.core.health.reports import ProbeOutcome
+from agent.core.inventory.gpu import GpuUuid
 from agent.host.nvml.driver import NvmlDriver
 from tests.fakes.nvml import until
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from agent.core.errors import DriverError
-from agent.core.gpu import GpuFault, GpuUuid, PciPath, Trouble
-from agent.core.inventory import Inventory
-from agent.core.slices import SharingSettings
+from agent.core.inventory.gpu import GpuFault, GpuUuid, PciPath, Trouble
+from agent.core.inventory.inventory import Inventory
+from agent.core.inventory.slices import SharingSettings
 from agent.host.nvml.driver import NvmlDriver
 from agent.host.nvml.facts import bus_id, numa_node
 from agent.kit.cell import Cell
-from agent.services.inventory import InventoryKeeper
+from agent.services.inventory.service import InventoryKeeper
 from tests.fakes.clock import LoopClock
 from tests.fakes.nvml import FakeGpu, FakeNvml
 

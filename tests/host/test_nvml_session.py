@@ -8,8 +8,8 @@ import pytest
 import structlog
 
 from agent.core.errors import AgentError, DriverError, DriverMissing
-from agent.core.gpu import GpuUuid
 from agent.core.health.reports import ProbeOutcome
+from agent.core.inventory.gpu import GpuUuid
 from agent.host.nvml.driver import NvmlDriver
 from tests.fakes.chance import Seeded
 from tests.fakes.nvml import FakeGpu, FakeNvml, until

@@ -3,8 +3,8 @@
 import pytest
 
 from agent.core.errors import DriverError, GpuError
-from agent.core.gpu import GpuSample, GpuUuid
 from agent.core.health.reports import GpuSigns, ProbeOutcome, RecoveryAction
+from agent.core.inventory.gpu import GpuSample, GpuUuid
 
 pytestmark = pytest.mark.looptime(False)
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.core.gpu import GpuUuid
 from agent.core.health.reports import DriverEvent, EventKind
+from agent.core.inventory.gpu import GpuUuid
 from agent.host.nvml import events as nvml_events
 from agent.host.nvml.handles import Handles
 

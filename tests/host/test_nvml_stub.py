@@ -7,7 +7,6 @@ from functools import partial
 
 import pytest
 
-from agent.core.gpu import GpuSample, GpuUuid, PciPath
 from agent.core.health.reports import (
     DriverEvent,
     EventKind,
@@ -16,6 +15,7 @@ from agent.core.health.reports import (
     ProbeOutcome,
     RecoveryAction,
 )
+from agent.core.inventory.gpu import GpuSample, GpuUuid, PciPath
 from agent.host.nvml.driver import NvmlDriver
 from agent.host.nvml.library import pynvml as the_library
 from tests.fakes import nvml_stub

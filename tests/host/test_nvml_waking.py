@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from agent.core.gpu import GpuUuid, Trouble
 from agent.core.health.reports import DriverEvent, EventKind, ProbeOutcome
+from agent.core.inventory.gpu import GpuUuid, Trouble
 from tests.fakes.nvml_events import hear, listening
 
 pytestmark = [pytest.mark.looptime(False), pytest.mark.usefixtures("forgetful")]

@@ -11,8 +11,8 @@ from grpclib.const import Status
 from typing_extensions import override
 
 from agent.core.errors import KubeletError, WitnessThrottled, WitnessUnsupported
-from agent.core.holdings import ContainerHolding, Holding
-from agent.core.slices import SliceId
+from agent.core.inventory.slices import SliceId
+from agent.core.state.holdings import ContainerHolding, Holding
 from agent.host.podresources import PodResourcesWitness
 from agent.wire.v1 import (
     ContainerDevices,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.preflight import PluginSocket
+from agent.core.node.preflight import PluginSocket
 from agent.host import surroundings
 from agent.host.surroundings import host_name, look_at, plugin_sockets
 

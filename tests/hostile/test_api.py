@@ -11,8 +11,8 @@ from agent.host.kube.series import PODS_BURST, PODS_REFILL
 from agent.sandbox.api_errors import Json
 from agent.sandbox.lab.cluster import NAMESPACE, NODE
 from agent.sandbox.scenario.workloads import Wish, Workload
+from agent.services.cluster.pods import LISTS, LISTS_REFILL
 from agent.services.outbox.service import REFUSED, REFUSED_REFILL
-from agent.services.pods import LISTS, LISTS_REFILL
 from tests.hostile.lab.attackers import Tally
 from tests.hostile.lab.node import Node
 from tests.hostile.lab.pods import PODS

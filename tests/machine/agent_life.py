@@ -8,26 +8,26 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import NoReturn, TypeVar
 
-from agent.core.edits import EditSettings
+from agent.core.allocation.settings import MatchSettings
+from agent.core.cluster.pods import NodeView, PodTable, PodUid
+from agent.core.containers.edits import EditSettings
 from agent.core.errors import AgentError
-from agent.core.ledger import Effect, Ledger
-from agent.core.match_settings import MatchSettings
-from agent.core.pods import NodeView, PodTable, PodUid
+from agent.core.inventory.slices import Served, SliceId, SliceList
 from agent.core.report_settings import ReportSettings
-from agent.core.slices import Served, SliceId, SliceList
+from agent.core.state.ledger import Effect, Ledger
 from agent.kit.cell import Cell
 from agent.plugin.handlers import container_response
 from agent.plugin.status import grpc_error
 from agent.services.allocation.service import Allocation, AllocationSettings
 from agent.services.allocation.storage import Storage
 from agent.services.allocation.views import Peers, Views
-from agent.services.listing import Listing
-from agent.services.node import Node
+from agent.services.cluster.node import Node
+from agent.services.cluster.pods import Pods
+from agent.services.inventory.listing import Listing
 from agent.services.outbox.service import Outbox, OutboxViews
-from agent.services.pods import Pods
+from agent.services.outbox.settlement import Settlement
 from agent.services.reconcile.service import Reconcile, ReconcilePeers, ReconcileViews
-from agent.services.report import ReportCells, Reporter, ReportState
-from agent.services.settlement import Settlement
+from agent.services.report.service import ReportCells, Reporter, ReportState
 from agent.services.state import StateService, recover
 from agent.wire.v1beta1 import ContainerAllocateResponse
 from tests.builders import NODE

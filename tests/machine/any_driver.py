@@ -5,8 +5,8 @@ import dataclasses
 from collections.abc import AsyncIterator, Callable
 
 from agent.core.errors import AgentError, DriverError, GpuError
-from agent.core.gpu import GpuFault, GpuUuid, Scan, Trouble
 from agent.core.health.reports import DriverEvent, GpuSigns, Probe, ProbeOutcome
+from agent.core.inventory.gpu import GpuFault, GpuUuid, Scan, Trouble
 from tests.builders import a_gpu, a_uuid
 from tests.fakes.driver import ScriptedDriver
 

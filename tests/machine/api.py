@@ -5,10 +5,10 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 from agent.codec.objects import decode_node, decode_pod
-from agent.core.annotations import MUTEX_LOCK
-from agent.core.changes import NodeChange, NodeEvent, PodChange, PodList
+from agent.core.cluster.annotations import MUTEX_LOCK
+from agent.core.cluster.changes import NodeChange, NodeEvent, PodChange, PodList
+from agent.core.cluster.pods import NodeView, PodUid, PodView
 from agent.core.errors import ApiError, ApiForbidden, ApiGone, ApiInvalid, ApiNotFound
-from agent.core.pods import NodeView, PodUid, PodView
 from agent.core.ports import Clock
 from agent.sandbox.api_errors import GoneError, Json, NotFoundError
 from agent.sandbox.history import Change, Subscription

@@ -9,9 +9,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from agent.codec.checkpoint import decode_state
 from agent.codec.nodelock import decode_stamp
-from agent.core.annotations import BIND_PHASE, BIND_TIME, MUTEX_LOCK, PHASE_FAILED, PHASE_SUCCESS
-from agent.core.ledger import ContainerKey
-from agent.core.pods import PodUid
+from agent.core.cluster.annotations import (
+    BIND_PHASE,
+    BIND_TIME,
+    MUTEX_LOCK,
+    PHASE_FAILED,
+    PHASE_SUCCESS,
+)
+from agent.core.cluster.pods import PodUid
+from agent.core.state.ledger import ContainerKey
 from agent.plugin.handlers import container_response
 from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet.pods import ContainerKey as Owner

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from agent.codec.pod import decode_pod_devices
-from agent.core.annotations import ALLOCATED, BIND_PHASE, PHASE_SUCCESS
+from agent.core.cluster.annotations import ALLOCATED, BIND_PHASE, PHASE_SUCCESS
 from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet.pods import ContainerKey as Owner
 from agent.sandbox.kubelet.seen import Seen

@@ -5,17 +5,17 @@ As in `mutants`: the stories must find every one of them.
 
 import dataclasses
 
-from agent.core.annotations import BIND_TIME
+from agent.core.allocation.evidence import Evidence, Grant, LookAtPod
+from agent.core.allocation.matching import decide as decide_truly
+from agent.core.allocation.settings import MatchSettings
+from agent.core.cluster.annotations import BIND_TIME
+from agent.core.cluster.pods import NodeLock, PodView
 from agent.core.errors import Gate, Refusal
-from agent.core.evidence import Evidence, Grant, LookAtPod
-from agent.core.ledger import Effect, EffectKind
-from agent.core.match_settings import MatchSettings
-from agent.core.matching import decide as decide_truly
-from agent.core.pods import NodeLock, PodView
-from agent.core.settlement import Scene
-from agent.core.settlement import owed as owed_truly
-from agent.services import settlement
+from agent.core.reconcile.settlement import Scene
+from agent.core.reconcile.settlement import owed as owed_truly
+from agent.core.state.ledger import Effect, EffectKind
 from agent.services.allocation import inquiry
+from agent.services.outbox import settlement
 from tests.machine.mutants import Mutant, replaced
 
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Collection, Iterator
 
-from agent.core.annotations import BIND_PHASE, PHASE_SUCCESS
-from agent.core.ledger import Ledger, Row
+from agent.core.cluster.annotations import BIND_PHASE, PHASE_SUCCESS
+from agent.core.state.ledger import Ledger, Row
 from agent.sandbox.api_errors import Json
 from tests.builders import NODE
 from tests.machine.kubelet import RESOURCE

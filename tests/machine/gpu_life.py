@@ -3,17 +3,17 @@
 import asyncio
 
 from agent.core.errors import StateError
-from agent.core.gpu import Scan
 from agent.core.health.settings import HealthSettings
-from agent.core.inventory import Inventory
-from agent.core.slices import SharingSettings, SliceList
+from agent.core.inventory.gpu import Scan
+from agent.core.inventory.inventory import Inventory
+from agent.core.inventory.slices import SharingSettings, SliceList
 from agent.kit.cell import Cell
 from agent.plugin.handlers import DevicePlugin
 from agent.plugin.traffic import Traffic
-from agent.services.discovery import Discovery
 from agent.services.health.watch import HealthWatch
-from agent.services.inventory import InventoryKeeper
-from agent.services.listing import Listing
+from agent.services.inventory.discovery import Discovery
+from agent.services.inventory.listing import Listing
+from agent.services.inventory.service import InventoryKeeper
 from agent.services.state import StateService, recover
 from agent.wire.v1beta1 import Empty
 from tests.fakes.allocator import FakeAllocator

@@ -8,9 +8,9 @@ import pytest
 
 from agent.core.errors import DriverError
 from agent.core.health import judge
-from agent.core.health.condition import Cause, Condition, Health
 from agent.core.health.reports import GpuSigns
 from agent.core.health.verdicts import answered_again, bad, relieved, worse
+from agent.core.inventory.condition import Cause, Condition, Health
 from agent.services.health.watch import HealthWatch
 
 

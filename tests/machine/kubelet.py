@@ -9,8 +9,8 @@ from typing import Protocol
 
 from grpclib.exceptions import GRPCError
 
+from agent.core.inventory.slices import SliceList
 from agent.core.ports import Clock
-from agent.core.slices import SliceList
 from agent.sandbox.kubelet.admission import Admitter
 from agent.sandbox.kubelet.allocation import Allocator
 from agent.sandbox.kubelet.books import Books

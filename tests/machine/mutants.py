@@ -8,13 +8,13 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from agent.core import grant, matching
-from agent.core.evidence import Candidate, Evidence, Grant
-from agent.core.exactly_one import exactly_one
-from agent.core.ledger import ContainerKey, Ledger, Row
-from agent.core.match_settings import MatchSettings
-from agent.core.pods import PodView
-from agent.core.room import Claim
+from agent.core.allocation import grant, matching
+from agent.core.allocation.evidence import Candidate, Evidence, Grant
+from agent.core.allocation.exactly_one import exactly_one
+from agent.core.allocation.room import Claim
+from agent.core.allocation.settings import MatchSettings
+from agent.core.cluster.pods import PodView
+from agent.core.state.ledger import ContainerKey, Ledger, Row
 from agent.services.allocation import inquiry
 from tests.machine.agent_life import AgentLife
 

@@ -4,7 +4,7 @@ import dataclasses
 
 from hypothesis import strategies as st
 
-from agent.core.annotations import (
+from agent.core.cluster.annotations import (
     ALLOCATED,
     BIND_PHASE,
     BIND_TIME,

@@ -10,7 +10,7 @@ import enum
 from collections import Counter
 from collections.abc import Iterator
 
-from agent.core.health.condition import Condition
+from agent.core.inventory.condition import Condition
 from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet.seen import Seen
 from tests.machine.audit import asked_containers, key_of

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from agent.core.share import Share
+from agent.core.inventory.share import Share
 from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet.pods import ContainerKey as Owner
 from tests.machine.kubelet import RESOURCE, MemoryKubelet

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from agent.codec.nodelock import encode_node_lock
-from agent.core.annotations import BIND_PHASE, BIND_TIME, MUTEX_LOCK, PHASE_ALLOCATING
+from agent.core.cluster.annotations import BIND_PHASE, BIND_TIME, MUTEX_LOCK, PHASE_ALLOCATING
+from agent.core.inventory.share import Share
 from agent.core.ports import Clock
-from agent.core.share import Share
 from agent.sandbox.api_errors import Json, StatusError
 from agent.sandbox.patching import merge_patch
 from agent.sandbox.scheduler.bind import BindError

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
+from agent.core.allocation.settings import UnlockedPods
+from agent.core.cluster.pods import PodUid
 from agent.core.errors import StateError
-from agent.core.holdings import KubeletEpoch
-from agent.core.inventory import Inventory
-from agent.core.ledger import ContainerKey
-from agent.core.match_settings import UnlockedPods
-from agent.core.pods import PodUid
+from agent.core.inventory.inventory import Inventory
 from agent.core.ports import Clock
+from agent.core.state.holdings import KubeletEpoch
+from agent.core.state.ledger import ContainerKey
 from agent.host.podresources import PodResourcesWitness
 from agent.kit.cell import Cell
 from agent.sandbox.kubelet.podstatus import _identity

@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 
-from agent.core.health.condition import Condition
-from agent.core.holdings import KubeletEpoch
-from agent.core.inventory import Inventory
-from agent.core.pods import PodTable
+from agent.core.cluster.pods import PodTable
+from agent.core.inventory.condition import Condition
+from agent.core.inventory.inventory import Inventory
 from agent.core.ports import Clock
+from agent.core.state.holdings import KubeletEpoch
 from agent.kit.cell import Cell
 from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet.podloop import KubeletPodLoop

@@ -20,8 +20,8 @@ from hypothesis.stateful import (
 )
 
 from agent.core.errors import AgentError, DriverMissing, GpuError
-from agent.core.health.condition import Cause
 from agent.core.health.reports import DriverEvent, EventKind, GpuSigns, ProbeOutcome, RecoveryAction
+from agent.core.inventory.condition import Cause
 from tests.builders import a_uuid
 from tests.machine.any_driver import NO_ANSWER, UUIDS
 from tests.machine.gpu_life import SETTINGS

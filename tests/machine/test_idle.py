@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from agent.core.annotations import REGISTER
+from agent.core.cluster.annotations import REGISTER
 from tests.builders import NODE
 from tests.machine.agent_life import start_agent
 from tests.machine.pods import Shape

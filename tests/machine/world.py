@@ -5,8 +5,8 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Coroutine, Iterator
 
-from agent.core.annotations import ALLOCATED
-from agent.core.health.condition import Condition
+from agent.core.cluster.annotations import ALLOCATED
+from agent.core.inventory.condition import Condition
 from agent.core.ports import Clock
 from agent.sandbox.api_errors import Json, StatusError
 from agent.sandbox.patching import merge_patch

@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 
 from agent import __version__
-from agent.core import annotations
-from agent.core.gpu_news import GPU_DEGRADED
+from agent.core.cluster import annotations
+from agent.core.health.news import GPU_DEGRADED
 from agent.sandbox.hardware_client import ask
 from agent.sandbox.hardware_talk import XidRequest
 from tests.peers.lab.agents import RESOURCE

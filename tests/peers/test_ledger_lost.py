@@ -7,9 +7,9 @@ import datetime as dt
 import pytest
 
 from agent.codec.checkpoint import decode_state, encode_state
-from agent.core import annotations
+from agent.core.cluster import annotations
+from agent.core.cluster.pods import Role
 from agent.core.errors import StateCorrupt
-from agent.core.pods import Role
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.agreement import lost, rows
 from tests.peers.lab.clockwork import wall

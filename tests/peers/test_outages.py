@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from agent.core import annotations
+from agent.core.cluster import annotations
 from agent.core.errors import Gate
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.agreement import lost, rows

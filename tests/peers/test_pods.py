@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.core import annotations
+from agent.core.cluster import annotations
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.audit import counted
 from tests.peers.lab.cluster import ACCOUNT, Cluster

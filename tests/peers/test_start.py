@@ -7,7 +7,7 @@ import pytest
 
 from agent.codec.register import RegisteredGpu, decode_register
 from agent.codec.register_colon import decode_register_colon
-from agent.core import annotations
+from agent.core.cluster import annotations
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.ages import age_of
 from tests.peers.lab.audit import counted

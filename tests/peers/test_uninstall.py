@@ -11,9 +11,9 @@ import pytest
 import pytest_asyncio
 
 from agent.codec.managed import entries
-from agent.core import annotations
-from agent.core.gpu_news import GPU_DEGRADED
-from agent.core.leftovers import Agents, Cleaned, Outcome
+from agent.core.cluster import annotations
+from agent.core.health.news import GPU_DEGRADED
+from agent.core.node.leftovers import Agents, Cleaned, Outcome
 from agent.host.kube.connection import Connection
 from agent.host.kube.leftovers import KubeLeftovers
 from agent.host.kube.session import KubeSession

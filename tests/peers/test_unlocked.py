@@ -1,6 +1,6 @@
 """Beside a real kubelet: pods without a lock with `unique`, and a node without HAMi-core."""
 
-from agent.core import annotations
+from agent.core.cluster import annotations
 from tests.peers.lab.grants import told_environment
 from tests.peers.lab.node_state import until_allocatable, until_unlocked
 from tests.peers.lab.placement import MIB, annotate, bind, create_by_hand, place, share

@@ -9,7 +9,7 @@ import pytest
 from agent.codec.checkpoint import decode_state
 from agent.codec.nodelock import encode_node_lock
 from agent.codec.register import decode_register
-from agent.core.annotations import (
+from agent.core.cluster.annotations import (
     ALLOCATED,
     BIND_PHASE,
     BIND_TIME,
@@ -21,7 +21,7 @@ from agent.core.annotations import (
     TO_ALLOCATE,
     VGPU_NODE,
 )
-from agent.core.ledger import Ledger
+from agent.core.state.ledger import Ledger
 from agent.host.clock import SystemClock
 from agent.sandbox.lab.cluster import NAMESPACE, NODE, RESOURCE, SandboxCluster, open_cluster
 from agent.sandbox.patching import merge_patch

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.codec.checkpoint import decode_state, encode_state
-from agent.core.ledger import Ledger
+from agent.core.state.ledger import Ledger
 from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet.node import Admission
 from agent.sandbox.lab.cluster import RESOURCE, SandboxCluster, open_cluster

@@ -6,9 +6,9 @@ import grpc
 import pytest
 
 from agent.codec.checkpoint import encode_state
-from agent.core.container_edits import container_directory
-from agent.core.ledger import Ledger
-from agent.core.state import State
+from agent.core.containers.container_edits import container_directory
+from agent.core.state.ledger import Ledger
+from agent.core.state.state import State
 from agent.host.clock import machine_id
 from agent.sandbox.lab.cluster import open_cluster
 from agent.sandbox.lab.web import fetch

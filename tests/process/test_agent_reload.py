@@ -11,7 +11,7 @@ import pytest
 
 from agent.codec.last_good import decode_last_good
 from agent.codec.node_report import read_register
-from agent.core.annotations import REGISTER
+from agent.core.cluster.annotations import REGISTER
 from agent.sandbox.lab.cluster import NODE, SandboxCluster, open_cluster
 from agent.settings.reading import COPY
 from tests.fakes.config_map import MountedMap

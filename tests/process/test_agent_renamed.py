@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agent.codec.nodelock import encode_node_lock
-from agent.core.annotations import (
+from agent.core.cluster.annotations import (
     ALLOCATED,
     BIND_PHASE,
     BIND_TIME,

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from agent.codec.register import decode_register
-from agent.core.annotations import REGISTER
+from agent.core.cluster.annotations import REGISTER
 from agent.sandbox.lab.cluster import NODE, open_cluster
 from tests.process.agent_process import PATIENCE, offers, options, run, started
 

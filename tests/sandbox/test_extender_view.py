@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.gpu import GpuUuid
-from agent.core.share import Share
+from agent.core.inventory.gpu import GpuUuid
+from agent.core.inventory.share import Share
 from agent.sandbox.api_errors import Json
 from agent.sandbox.extender.service import ExtenderOptions
 from agent.sandbox.extender.view import Pods

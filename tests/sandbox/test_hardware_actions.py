@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from agent.core.gpu import GpuUuid
 from agent.core.health.reports import DriverEvent, EventKind, ProbeOutcome
+from agent.core.inventory.gpu import GpuUuid
 from agent.sandbox.hardware import (
     EVENT_LIMIT,
     RESET_TIME,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from agent.core.errors import SettingsError
-from agent.core.gpu import PciPath
+from agent.core.inventory.gpu import PciPath
 from agent.sandbox.hardware_file import described, read_description
 
 UUID = "GPU-8d2f51aa-0001-4000-8000-000000000001"

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from agent.codec.checkpoint import encode_state
-from agent.core.ledger import Ledger
-from agent.core.state import State
+from agent.core.state.ledger import Ledger
+from agent.core.state.state import State
 from agent.sandbox.kubelet.seen import Seen
 from agent.sandbox.scenario.disk_first import DiskWatch
 from tests.builders import NOON, a_row

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.core.gpu import GpuUuid
+from agent.core.inventory.gpu import GpuUuid
 from agent.sandbox.lab.places import Places, open_places
 from agent.sandbox.scenario.edits import differences, promised
 from agent.sandbox.scenario.facts import PodFacts, parsed

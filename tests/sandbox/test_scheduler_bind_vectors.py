@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from agent.core.gpu import GpuUuid
-from agent.core.share import Share
+from agent.core.inventory.gpu import GpuUuid
+from agent.core.inventory.share import Share
 from agent.sandbox.api_errors import ConflictError, Json
 from agent.sandbox.scheduler.bind import Binder, BindError, Memory
 from agent.sandbox.scheduler.cluster import StoreCluster

@@ -3,7 +3,7 @@
 import pytest
 
 from agent.codec.pod import decode_pod_devices, encode_pod_devices
-from agent.core import annotations
+from agent.core.cluster import annotations
 from agent.core.errors import MalformedText
 from agent.sandbox.extender.messages import filter_result, simulation_result
 from agent.sandbox.scheduler.bind import placement_patch

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.core.gpu import GpuUuid
-from agent.core.share import Share
+from agent.core.inventory.gpu import GpuUuid
+from agent.core.inventory.share import Share
 from agent.sandbox.scheduler.model import Load, NodeState
 from agent.sandbox.scheduler.pending import Backoff
 from agent.sandbox.scheduler.requests import parse_quantity

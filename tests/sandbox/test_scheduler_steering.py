@@ -3,8 +3,8 @@
 import pytest
 
 from agent.codec.register import RegisteredGpu
-from agent.core.gpu import GpuUuid
-from agent.core.share import Share
+from agent.core.inventory.gpu import GpuUuid
+from agent.core.inventory.share import Share
 from agent.sandbox.scheduler.fit import Wishes, fit_pod
 from agent.sandbox.scheduler.model import GpuState, NodeState, Request, SchedulerSettings, Weights
 from agent.sandbox.scheduler.registry import read_offer

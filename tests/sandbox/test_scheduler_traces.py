@@ -9,7 +9,7 @@ import statistics
 
 import pytest
 
-from agent.core import annotations
+from agent.core.cluster import annotations
 from agent.sandbox.api_errors import Json
 from agent.sandbox.scheduler.model import SchedulerSettings
 from tests.fakes.scheduler_traces import (

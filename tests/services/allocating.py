@@ -6,16 +6,16 @@ import dataclasses
 import datetime as dt
 from collections.abc import AsyncIterator, Callable, Mapping
 
-from agent.core.changes import NodeEvent
-from agent.core.edits import EditSettings
-from agent.core.evidence import NOT_HERE
-from agent.core.holdings import KubeletEpoch
-from agent.core.inventory import Inventory
-from agent.core.ledger import Effect, EffectKind, Ledger
-from agent.core.match_settings import MatchSettings, UnlockedPods
-from agent.core.pods import NodeLock, NodeView, PodTable, PodUid, PodView, Tombstone
-from agent.core.slices import SliceId, slice_id
-from agent.core.state import State
+from agent.core.allocation.evidence import NOT_HERE
+from agent.core.allocation.settings import MatchSettings, UnlockedPods
+from agent.core.cluster.changes import NodeEvent
+from agent.core.cluster.pods import NodeLock, NodeView, PodTable, PodUid, PodView, Tombstone
+from agent.core.containers.edits import EditSettings
+from agent.core.inventory.inventory import Inventory
+from agent.core.inventory.slices import SliceId, slice_id
+from agent.core.state.holdings import KubeletEpoch
+from agent.core.state.ledger import Effect, EffectKind, Ledger
+from agent.core.state.state import State
 from agent.kit.cell import Cell
 from agent.services.allocation.service import Allocation, AllocationSettings
 from agent.services.allocation.storage import Storage

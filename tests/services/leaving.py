@@ -4,12 +4,12 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from agent.core.annotations import HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE
+from agent.core.cluster.annotations import HANDSHAKE, MUTEX_LOCK, REGISTER, SCORE
 from agent.core.errors import (
     ApiError,
     ApiNotFound,
 )
-from agent.core.leftovers import Agents, Cleaned, NodeState, NodeTraces, Outcome
+from agent.core.node.leftovers import Agents, Cleaned, NodeState, NodeTraces, Outcome
 from agent.services.leftovers import clean_all
 
 OWN = "hami-agent/gpus"

@@ -4,9 +4,9 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Mapping
 
-from agent.core.ledger import Effect, EffectKind, Ledger
-from agent.core.pods import Phase, PodTable, PodUid, PodView
-from agent.core.state import State
+from agent.core.cluster.pods import Phase, PodTable, PodUid, PodView
+from agent.core.state.ledger import Effect, EffectKind, Ledger
+from agent.core.state.state import State
 from agent.kit.cell import Cell
 from agent.services.outbox.service import Outbox, OutboxViews
 from agent.services.state import StateService

@@ -5,15 +5,15 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Sequence
 
-from agent.core.edits import EditSettings
-from agent.core.holdings import KubeletEpoch
-from agent.core.inventory import Inventory
-from agent.core.ledger import Ledger
-from agent.core.plain import PlainSettings, directory_of
-from agent.core.plain_row import Holder, PlainRow
-from agent.core.pods import PodUid
-from agent.core.slices import Served, SliceId
-from agent.core.state import State
+from agent.core.allocation.plain import PlainSettings, directory_of
+from agent.core.cluster.pods import PodUid
+from agent.core.containers.edits import EditSettings
+from agent.core.inventory.inventory import Inventory
+from agent.core.inventory.slices import Served, SliceId
+from agent.core.state.holdings import KubeletEpoch
+from agent.core.state.ledger import Ledger
+from agent.core.state.plain_row import Holder, PlainRow
+from agent.core.state.state import State
 from agent.kit.cell import Cell
 from agent.kit.lull import Lull
 from agent.services.allocation.plain import PlainAllocation, PlainViews

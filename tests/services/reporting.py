@@ -7,14 +7,14 @@ import random
 from collections.abc import AsyncIterator
 
 from agent.codec.node_report import read_register, report_of
-from agent.core.annotations import REGISTER
-from agent.core.changes import NodeEvent
-from agent.core.inventory import Inventory
-from agent.core.pods import NodeView
+from agent.core.cluster.annotations import REGISTER
+from agent.core.cluster.changes import NodeEvent
+from agent.core.cluster.pods import NodeView
+from agent.core.inventory.inventory import Inventory
 from agent.core.report_settings import ReportProfile, ReportSettings
 from agent.kit.cell import Cell
-from agent.services.node import Node
-from agent.services.report import ReportCells, Reporter, ReportState
+from agent.services.cluster.node import Node
+from agent.services.report.service import ReportCells, Reporter, ReportState
 from tests.builders import an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.clock import LoopClock

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
+from agent.core.allocation.settings import UnlockedPods
+from agent.core.cluster.pods import NodeView, Role
 from agent.core.errors import Gate, Refusal
-from agent.core.ledger import EffectKind
-from agent.core.match_settings import UnlockedPods
-from agent.core.pods import NodeView, Role
-from agent.core.share import Share
+from agent.core.inventory.share import Share
+from agent.core.state.ledger import EffectKind
 from tests.builders import NODE, a_container, a_lock
 from tests.services.allocating import G1, G2, a_desk, ids, placed
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from agent.core.cluster.pods import PodTable
 from agent.core.errors import ApiError, Gate, Refusal
-from agent.core.pods import PodTable
-from agent.core.state import State
+from agent.core.state.state import State
 from tests.services.allocating import NEXT_EPOCH, a_desk, ids, placed
 
 

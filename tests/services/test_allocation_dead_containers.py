@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from agent.core.cluster.pods import Phase
 from agent.core.errors import Gate, KubeletError, Refusal
-from agent.core.holdings import KubeletEpoch
-from agent.core.pods import Phase
-from agent.core.state import State
+from agent.core.state.holdings import KubeletEpoch
+from agent.core.state.state import State
 from tests.builders import NOON, a_container
 from tests.services.allocating import G1, G2, NEXT_EPOCH, Desk, a_desk, ids, placed
 

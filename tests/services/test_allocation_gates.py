@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from agent.core import plain
+from agent.core.allocation import plain
+from agent.core.cluster.pods import Phase
 from agent.core.errors import ApiError, Gate, KubeletError, Refusal, StateError
-from agent.core.pods import Phase
-from agent.core.reconcile import mismatch
-from agent.core.slices import SliceId
+from agent.core.inventory.slices import SliceId
+from agent.core.reconcile.reconcile import mismatch
 from tests.builders import a_container, a_row, an_inventory
 from tests.services.allocating import G1, NEXT_EPOCH, Desk, a_desk, ids, placed
 from tests.unit.core.refusals import PASSING, check_refusal

@@ -7,11 +7,11 @@ import datetime as dt
 import pytest
 
 from agent.codec.checkpoint import decode_state
+from agent.core.cluster.pods import Phase, Role
 from agent.core.errors import Gate, Refusal
-from agent.core.holdings import KubeletEpoch
-from agent.core.ledger import EffectKind
-from agent.core.pods import Phase, Role
-from agent.core.reconcile import Adoption
+from agent.core.reconcile.reconcile import Adoption
+from agent.core.state.holdings import KubeletEpoch
+from agent.core.state.ledger import EffectKind
 from agent.kit.turns import BEGUN, BOOKING
 from agent.services.state import CURRENT
 from tests.builders import a_container

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from agent.core.allocation.settings import UnlockedPods
 from agent.core.errors import KubeletError
-from agent.core.match_settings import UnlockedPods
 from agent.services.allocation.inquiry import WATCH_PAUSE
 from agent.services.allocation.preferring import PREFER_BUDGET
 from tests.builders import a_container

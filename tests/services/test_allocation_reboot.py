@@ -6,10 +6,10 @@ import datetime as dt
 
 import pytest
 
+from agent.core.cluster.pods import Phase, PodView
 from agent.core.errors import WitnessThrottled
-from agent.core.ledger import Ledger
-from agent.core.pods import Phase, PodView
-from agent.core.state import State
+from agent.core.state.ledger import Ledger
+from agent.core.state.state import State
 from tests.builders import NOON, a_container, a_gpu, a_row, a_shared_gpu, an_inventory
 from tests.fakes.chance import Seeded
 from tests.services.allocating import EPOCH, NEXT_EPOCH, Desk, a_desk, ids, placed

@@ -6,12 +6,12 @@ import errno
 
 import pytest
 
+from agent.core.allocation.evidence import ReadRecords
+from agent.core.allocation.steps import ALLOCATE_BUDGET, TAKING_UP_BUDGET
+from agent.core.cluster.pods import NodeView, Phase
 from agent.core.errors import ApiError, Gate, KubeletError, Refusal, StateError
-from agent.core.evidence import ReadRecords
-from agent.core.health.condition import Condition
-from agent.core.pace import THROTTLED_PAUSE
-from agent.core.pods import NodeView, Phase
-from agent.core.steps import ALLOCATE_BUDGET, TAKING_UP_BUDGET
+from agent.core.inventory.condition import Condition
+from agent.core.reconcile.pace import THROTTLED_PAUSE
 from agent.services.allocation import inquiry
 from agent.services.allocation.inquiry import LIST_PAUSE, LOCK_PAUSE, VAIN, VAIN_REFILL
 from agent.services.allocation.preferring import PREFER_BUDGET

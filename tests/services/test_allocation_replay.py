@@ -5,10 +5,10 @@ import dataclasses
 
 import pytest
 
+from agent.core.cluster.pods import Phase, Role
 from agent.core.errors import Gate, Refusal
-from agent.core.health.condition import Condition
-from agent.core.pods import Phase, Role
-from agent.core.state import State
+from agent.core.inventory.condition import Condition
+from agent.core.state.state import State
 from tests.builders import a_container, a_gpu, a_health, a_shared_gpu, an_inventory
 from tests.services.allocating import G1, NEXT_EPOCH, a_desk, ids, placed
 

@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
+from agent.core.allocation.settings import UnlockedPods
+from agent.core.cluster.pods import Phase, Role
 from agent.core.errors import Gate, Refusal
-from agent.core.ledger import ContainerKey, EffectKind
-from agent.core.match_settings import UnlockedPods
-from agent.core.pods import Phase, Role
+from agent.core.state.ledger import ContainerKey, EffectKind
 from tests.builders import a_container
 from tests.services.allocating import G1, a_desk, ids, placed
 

@@ -5,11 +5,11 @@ import dataclasses
 
 import pytest
 
+from agent.core.cluster.pods import NodeView, Phase
 from agent.core.errors import ApiError, Gate, Refusal
-from agent.core.holdings import KubeletEpoch
-from agent.core.ledger import EffectKind, Ledger
-from agent.core.pods import NodeView, Phase
-from agent.core.state import State
+from agent.core.state.holdings import KubeletEpoch
+from agent.core.state.ledger import EffectKind, Ledger
+from agent.core.state.state import State
 from agent.services.allocation.inquiry import GET_PAUSE, LOCK_PAUSE
 from tests.builders import NODE, a_container, a_lock, a_row, a_share
 from tests.services.allocating import G1, G2, a_desk, ids, placed

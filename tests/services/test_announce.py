@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from agent.core.changes import NodeEvent
+from agent.core.cluster.changes import NodeEvent
 from agent.core.errors import ApiError, ApiForbidden
-from agent.services.announce import LIMIT, Announcer, NoticeLog, Notices
+from agent.services.report.announce import LIMIT, Announcer, NoticeLog, Notices
 
 
 class Api:

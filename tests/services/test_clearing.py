@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agent.core.changes import NodeEvent
-from agent.core.clearing import Cleared
+from agent.core.cluster.changes import NodeEvent
 from agent.core.errors import StateError
-from agent.services.clearing import DEADLINE, PERIOD, RETRY, Clearing
+from agent.core.reconcile.clearing import Cleared
+from agent.services.reconcile.clearing import DEADLINE, PERIOD, RETRY, Clearing
 from tests.fakes.kubelet_side import FakeHookDirs
 from tests.services.at_work import at_work
 

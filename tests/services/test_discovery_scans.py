@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from agent.core.errors import DriverError, DriverMissing
-from agent.core.gpu import GpuFault, Scan, Trouble
-from agent.services.discovery import Discovery
+from agent.core.inventory.gpu import GpuFault, Scan, Trouble
+from agent.services.inventory.discovery import Discovery
 from tests.builders import a_gpu
 from tests.fakes.driver import ScriptedDriver
 

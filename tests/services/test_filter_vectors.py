@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from agent.core.gpu import Gpu, GpuUuid, Scan
-from agent.core.inventory import Inventory
-from agent.core.last_good import SourceFile
+from agent.core.inventory.gpu import Gpu, GpuUuid, Scan
+from agent.core.inventory.inventory import Inventory
+from agent.core.state.last_good import SourceFile
 from agent.kit.cell import Cell
-from agent.services.inventory import InventoryKeeper
+from agent.services.inventory.service import InventoryKeeper
 from agent.settings.profiles import NodeFacts
 from agent.settings.sections import build
 from agent.settings.sources import Sources

@@ -2,12 +2,12 @@
 
 import pytest
 
-from agent.core.gpu import NO_INDEX, GpuFault, Scan, Trouble
-from agent.core.health.condition import Condition
-from agent.core.inventory import Inventory
-from agent.core.slices import SharingSettings, slice_id
+from agent.core.inventory.condition import Condition
+from agent.core.inventory.gpu import NO_INDEX, GpuFault, Scan, Trouble
+from agent.core.inventory.inventory import Inventory
+from agent.core.inventory.slices import SharingSettings, slice_id
 from agent.kit.cell import Cell
-from agent.services.inventory import InventoryKeeper
+from agent.services.inventory.service import InventoryKeeper
 from tests.builders import a_gpu, a_health, a_uuid
 from tests.fakes.clock import START, ManualClock
 

@@ -3,14 +3,14 @@
 import pytest
 
 from agent.codec.register import told
-from agent.core.gpu import NO_INDEX, Gpu, GpuFault, Scan, Trouble
-from agent.core.health.condition import Condition
 from agent.core.health.judge import switched_off
-from agent.core.inventory import Inventory
-from agent.core.slices import SharingSettings, SliceList, slice_id
+from agent.core.inventory.condition import Condition
+from agent.core.inventory.gpu import NO_INDEX, Gpu, GpuFault, Scan, Trouble
+from agent.core.inventory.inventory import Inventory
+from agent.core.inventory.slices import SharingSettings, SliceList, slice_id
 from agent.kit.cell import Cell
-from agent.services.inventory import MOST_GONE, InventoryKeeper
-from agent.services.listing import Listing
+from agent.services.inventory.listing import Listing
+from agent.services.inventory.service import MOST_GONE, InventoryKeeper
 from tests.builders import NOON, a_gpu, a_health, a_uuid
 from tests.fakes.clock import ManualClock
 

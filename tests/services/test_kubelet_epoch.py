@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from agent.core.errors import KubeletError
-from agent.core.holdings import KubeletEpoch
-from agent.services.kubelet import KubeletWatch
+from agent.core.state.holdings import KubeletEpoch
+from agent.services.registration.kubelet import KubeletWatch
 from tests.fakes.registration_side import KubeletSide
 
 

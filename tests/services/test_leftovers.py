@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from agent.core.annotations import MUTEX_LOCK, REGISTER
+from agent.core.cluster.annotations import MUTEX_LOCK, REGISTER
 from agent.core.errors import (
     ApiConflict,
     ApiError,
     ApiForbidden,
     ApiNotFound,
 )
-from agent.core.leftovers import NodeState, NodeTraces
+from agent.core.node.leftovers import NodeState, NodeTraces
 from agent.services.leftovers import clean
 from tests.services.leaving import AGENTS, IDLE, WRITTEN, FakeLeftovers, cleaned, served
 

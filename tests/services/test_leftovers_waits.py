@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from agent.core.annotations import MUTEX_LOCK
+from agent.core.cluster.annotations import MUTEX_LOCK
 from agent.core.errors import (
     ApiError,
     ApiForbidden,

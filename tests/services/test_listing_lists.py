@@ -3,11 +3,11 @@
 import asyncio
 from contextlib import asynccontextmanager
 
-from agent.core.health.condition import Condition
-from agent.core.inventory import Inventory
-from agent.core.slices import Served, SliceList, slice_id
+from agent.core.inventory.condition import Condition
+from agent.core.inventory.inventory import Inventory
+from agent.core.inventory.slices import Served, SliceList, slice_id
 from agent.kit.cell import Cell
-from agent.services.listing import Listing
+from agent.services.inventory.listing import Listing
 from tests.builders import RESOURCE, a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
 
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from agent.core.gpu import Scan
-from agent.core.health.condition import Condition
-from agent.core.inventory import Inventory
-from agent.core.slices import SharingSettings, SliceList
+from agent.core.inventory.condition import Condition
+from agent.core.inventory.gpu import Scan
+from agent.core.inventory.inventory import Inventory
+from agent.core.inventory.slices import SharingSettings, SliceList
 from agent.host.nvml.facts import bus_id
 from agent.kit.cell import Cell
 from agent.plugin.frames import Frames
-from agent.services.inventory import InventoryKeeper
-from agent.services.listing import Listing
+from agent.services.inventory.listing import Listing
+from agent.services.inventory.service import InventoryKeeper
 from agent.wire.v1beta1 import Device, ListAndWatchResponse
 from tests.builders import a_gpu, a_health
 from tests.fakes.clock import ManualClock

@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator
 import pytest
 from structlog.testing import capture_logs
 
-from agent.core.changes import NodeEvent
+from agent.core.cluster.changes import NodeEvent
 from agent.core.errors import StateError
-from agent.core.ledger import Ledger
-from agent.core.measuring import Room, Size
 from agent.core.ports import HookDirs
+from agent.core.reconcile.measuring import Room, Size
+from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
-from agent.services.clearing import Clearing
-from agent.services.measuring import DEADLINE, PERIOD, Measuring
+from agent.services.reconcile.clearing import Clearing
+from agent.services.reconcile.measuring import DEADLINE, PERIOD, Measuring
 from tests.builders import POD_UID, a_row
 from tests.fakes.kubelet_side import FakeHookDirs
 from tests.services.at_work import at_work

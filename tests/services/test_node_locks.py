@@ -3,7 +3,7 @@
 import asyncio
 
 from agent.codec.nodelock import former_locks
-from agent.core.pods import NodeView
+from agent.core.cluster.pods import NodeView
 from agent.kit.cell import Cell
 from tests.fakes.apiserver import FakeApi
 from tests.services.test_node_view import following

@@ -5,10 +5,10 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
 
+from agent.core.cluster.pods import NodeView
 from agent.core.errors import ApiError
-from agent.core.pods import NodeView
 from agent.kit.cell import Cell
-from agent.services.node import Node
+from agent.services.cluster.node import Node
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import NoChance
 

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.core.errors import ApiConflict, ApiError, ApiForbidden, ApiThrottled
-from agent.core.ledger import EffectKind
+from agent.core.state.ledger import EffectKind
 from agent.services.outbox.service import EVENTS
 from tests.services.owing import a_placed_pod, owing, releasing, settling, telling
 

@@ -6,9 +6,9 @@ import errno
 
 import pytest
 
+from agent.core.cluster.pods import Phase
 from agent.core.errors import ApiConflict, ApiForbidden, ApiThrottled
-from agent.core.pods import Phase
-from agent.core.settlement import NOBODY
+from agent.core.reconcile.settlement import NOBODY
 from agent.services.outbox.acts import OUTLIVED
 from tests.builders import a_pod_uid
 from tests.services.owing import LOCK, a_placed_pod, owing, releasing, settling

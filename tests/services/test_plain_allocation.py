@@ -6,11 +6,11 @@ import errno
 import pytest
 import structlog
 
-from agent.core.edits import ContainerEdits
+from agent.core.allocation.steps import ALLOCATE_BUDGET
+from agent.core.containers.edits import ContainerEdits
 from agent.core.errors import Gate, Refusal, StateError
-from agent.core.inventory import Inventory
-from agent.core.plain_row import Holder
-from agent.core.steps import ALLOCATE_BUDGET
+from agent.core.inventory.inventory import Inventory
+from agent.core.state.plain_row import Holder
 from agent.host.hook.directories import LEFT_BEHIND, NAME
 from agent.kit.turns import BEGUN, BOOKING, CLOSE
 from tests.services.plain_node import a_node

@@ -7,11 +7,11 @@ import errno
 
 import pytest
 
+from agent.core.cluster.pods import PodUid
 from agent.core.errors import KubeletError, StateError
-from agent.core.ledger import Ledger
-from agent.core.pace import DEADLINE, PERIOD, QUIET
-from agent.core.plain_row import Holder
-from agent.core.pods import PodUid
+from agent.core.reconcile.pace import DEADLINE, PERIOD, QUIET
+from agent.core.state.ledger import Ledger
+from agent.core.state.plain_row import Holder
 from tests.builders import a_row
 from tests.services.plain_node import a_node
 from tests.unit.core.plain_scene import EPOCH, HOLDER, NEXT, a_plain_row, holds, ids

@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.core.errors import ApiError
-from agent.services.pods import LISTS, LISTS_REFILL, PAUSES, PAUSES_REFILL, WATCH_PAUSE
+from agent.services.cluster.pods import LISTS, LISTS_REFILL, PAUSES, PAUSES_REFILL, WATCH_PAUSE
 from tests.builders import a_pod, a_pod_uid
 from tests.fakes.apiserver import FakeApi
 from tests.services.test_pods_table import ONE, TWO, following

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from agent.core.cluster.pods import Phase, PodTable
 from agent.core.errors import ApiError
-from agent.core.pods import Phase, PodTable
 from agent.kit.cell import Cell
-from agent.services.pods import Pods
+from agent.services.cluster.pods import Pods
 from tests.builders import a_pod, a_pod_uid
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import NoChance, Seeded

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from agent.core.inventory import Inventory
-from agent.core.room import Use
+from agent.core.allocation.room import Use
+from agent.core.inventory.inventory import Inventory
 from agent.kit.cell import Cell
-from agent.services.recent import Recent
+from agent.services.cluster.recent import Recent
 from tests.builders import a_gpu, a_shared_gpu, an_inventory
 
 GPU = a_gpu()

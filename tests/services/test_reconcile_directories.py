@@ -2,8 +2,8 @@
 
 from typing_extensions import override
 
-from agent.core.container_edits import container_directory
-from agent.core.ledger import Ledger
+from agent.core.containers.container_edits import container_directory
+from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
 from agent.services.reconcile.directories import Directories
 from tests.builders import a_row

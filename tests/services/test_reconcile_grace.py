@@ -6,9 +6,9 @@ import datetime as dt
 
 import pytest
 
+from agent.core.cluster.pods import Phase, PodTable, Tombstone
 from agent.core.errors import KubeletError
-from agent.core.pace import PERIOD, QUIET, THROTTLED_PAUSE
-from agent.core.pods import Phase, PodTable, Tombstone
+from agent.core.reconcile.pace import PERIOD, QUIET, THROTTLED_PAUSE
 from agent.services.state import COMMIT_DEADLINE
 from tests.services.test_reconcile_rows import EPOCH, POD, ROW, SLICE, a_scene
 

@@ -5,10 +5,10 @@ import dataclasses
 import errno
 
 from agent.codec.checkpoint import decode_state
-from agent.core.ledger import EffectKind
-from agent.core.pace import PERIOD
-from agent.core.reconcile import MISMATCH_EVENT
-from agent.core.slices import slice_id
+from agent.core.inventory.slices import slice_id
+from agent.core.reconcile.pace import PERIOD
+from agent.core.reconcile.reconcile import MISMATCH_EVENT
+from agent.core.state.ledger import EffectKind
 from agent.services.state import CURRENT
 from tests.builders import G2
 from tests.services.test_reconcile_rows import NEXT, POD, ROW, SLICE, a_scene

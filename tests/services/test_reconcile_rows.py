@@ -7,13 +7,13 @@ import errno
 
 import pytest
 
+from agent.core.cluster.pods import Phase, PodTable, Role
 from agent.core.errors import KubeletError, StateError, WitnessThrottled
-from agent.core.holdings import KubeletEpoch
-from agent.core.ledger import Ledger
-from agent.core.pace import PERIOD
-from agent.core.pods import Phase, PodTable, Role
-from agent.core.slices import Served, slice_id
-from agent.core.state import State
+from agent.core.inventory.slices import Served, slice_id
+from agent.core.reconcile.pace import PERIOD
+from agent.core.state.holdings import KubeletEpoch
+from agent.core.state.ledger import Ledger
+from agent.core.state.state import State
 from agent.kit.cell import Cell
 from agent.services.reconcile.service import Reconcile, ReconcilePeers, ReconcileViews
 from agent.services.state import StateService

@@ -7,11 +7,11 @@ import datetime as dt
 
 import pytest
 
+from agent.core.cluster.pods import Phase
 from agent.core.errors import StateError
-from agent.core.holdings import KubeletEpoch
-from agent.core.pace import PERIOD
-from agent.core.plain_row import Holder
-from agent.core.pods import Phase
+from agent.core.reconcile.pace import PERIOD
+from agent.core.state.holdings import KubeletEpoch
+from agent.core.state.plain_row import Holder
 from agent.services.reconcile.directories import SWEEP_PERIOD
 from tests.builders import NOON, a_pod, a_pod_uid, a_row
 from tests.services.test_reconcile_rows import EPOCH, GROUPS, POD, ROW, SLICE, a_scene

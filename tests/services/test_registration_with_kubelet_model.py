@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from agent.core.errors import Gate, Refusal
-from agent.core.slices import SliceId
+from agent.core.inventory.slices import SliceId
 from agent.host.kubelet import KubeletRegistrar
 from agent.host.podresources import PodResourcesWitness
 from agent.host.watch import DirectoryWatch
 from agent.plugin.handlers import Fence
 from agent.sandbox.kubelet.model import KubeletModel
 from agent.sandbox.kubelet.workers import Timings
-from agent.services.kubelet import KubeletWatch
-from agent.services.registration import Registration
+from agent.services.registration.kubelet import KubeletWatch
+from agent.services.registration.service import Registration
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
 from tests.fakes.door import RESOURCE, Door, a_group, a_list

@@ -5,12 +5,12 @@ import dataclasses
 
 import pytest
 
+from agent.core.cluster.pods import Phase, PodTable
 from agent.core.errors import Gate, Refusal
-from agent.core.pods import Phase, PodTable
-from agent.core.slices import Served, SliceList, slice_id
+from agent.core.inventory.slices import Served, SliceList, slice_id
 from agent.kit.cell import Cell
-from agent.services.listing import Listing
-from agent.services.pods import Pods
+from agent.services.cluster.pods import Pods
+from agent.services.inventory.listing import Listing
 from tests.builders import a_container, a_pod_uid, a_shared_gpu, a_uuid, an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import NoChance

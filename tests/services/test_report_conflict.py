@@ -3,8 +3,8 @@
 import asyncio
 import json
 
-from agent.core.annotations import REGISTER
-from agent.services.report import CONFLICT, ReportState
+from agent.core.cluster.annotations import REGISTER
+from agent.services.report.service import CONFLICT, ReportState
 from tests.builders import an_inventory
 from tests.services.reporting import Reporting, reported
 

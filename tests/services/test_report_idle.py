@@ -10,21 +10,21 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 
 import pytest
 
-from agent.core.annotations import CORDON, HANDSHAKE, MUTEX_LOCK
+from agent.core.cluster.annotations import CORDON, HANDSHAKE, MUTEX_LOCK
+from agent.core.cluster.pods import NodeView
 from agent.core.errors import ApiError, ApiGone, DriverError
 from agent.core.health.reports import DriverEvent, EventKind
 from agent.core.health.settings import HealthSettings
-from agent.core.inventory import Inventory
-from agent.core.pods import NodeView
+from agent.core.inventory.inventory import Inventory
+from agent.core.inventory.slices import SharingSettings, SliceList
 from agent.core.report_settings import ReportSettings
-from agent.core.slices import SharingSettings, SliceList
 from agent.kit.cell import Cell
-from agent.services.discovery import Discovery
+from agent.services.cluster.node import Node
 from agent.services.health.watch import HealthWatch
-from agent.services.inventory import InventoryKeeper
-from agent.services.listing import Listing
-from agent.services.node import Node
-from agent.services.report import ReportCells, Reporter, ReportState
+from agent.services.inventory.discovery import Discovery
+from agent.services.inventory.listing import Listing
+from agent.services.inventory.service import InventoryKeeper
+from agent.services.report.service import ReportCells, Reporter, ReportState
 from tests.builders import a_gpu, a_uuid
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.clock import LoopClock

@@ -7,10 +7,10 @@ import pytest
 
 from agent.codec.handshake import HandshakeWord, decode_handshake
 from agent.codec.register_colon import decode_register_colon
-from agent.core.annotations import HANDSHAKE, REGISTER
+from agent.core.cluster.annotations import HANDSHAKE, REGISTER
 from agent.core.errors import ApiError, ApiThrottled
 from agent.core.report_settings import ReportProfile, ReportSettings
-from agent.services.report import CONFLICT
+from agent.services.report.service import CONFLICT
 from tests.builders import an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.clock import START

@@ -5,8 +5,8 @@ import dataclasses
 import json
 
 from agent.codec.register import encode_register, registered
-from agent.core.annotations import CORDON, HANDSHAKE, REGISTER, SCORE
-from agent.core.gpu import Link, PciPath
+from agent.core.cluster.annotations import CORDON, HANDSHAKE, REGISTER, SCORE
+from agent.core.inventory.gpu import Link, PciPath
 from agent.core.report_settings import ReportProfile, ReportSettings
 from tests.builders import a_gpu, a_shared_gpu, a_uuid, an_inventory
 from tests.fakes.apiserver import FakeApi

@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 import pytest
 
 from agent.codec.node_report import report_of
-from agent.core.gpu import GpuUuid
-from agent.core.health.condition import Condition
-from agent.core.inventory import Inventory
+from agent.core.inventory.condition import Condition
+from agent.core.inventory.gpu import GpuUuid
+from agent.core.inventory.inventory import Inventory
 from agent.core.report_settings import ReportProfile, ReportSettings
 from agent.sandbox.scheduler.refresh import Version
 from agent.sandbox.scheduler.registry import Registry

@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from agent.core.annotations import HANDSHAKE, REGISTER, REPORTS
+from agent.core.cluster.annotations import HANDSHAKE, REGISTER, REPORTS
 from agent.core.errors import ApiError, ApiForbidden
-from agent.services.report import FIGHT, MARK_RETRY
+from agent.services.report.service import FIGHT, MARK_RETRY
 from tests.builders import an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.services.reporting import COLON, Reporting, reported, reporting, text_in

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 import pytest
 from typing_extensions import override
 
-from agent.core.annotations import REGISTER
+from agent.core.cluster.annotations import REGISTER
+from agent.core.cluster.pods import NodeView
 from agent.core.errors import (
     ApiConflict,
     ApiError,
@@ -15,8 +16,7 @@ from agent.core.errors import (
     ApiNotFound,
     ApiThrottled,
 )
-from agent.core.pods import NodeView
-from agent.services.report import DELAYS, SPREAD
+from agent.services.report.service import DELAYS, SPREAD
 from tests.builders import an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.services.reporting import Reporting, reported, reporting

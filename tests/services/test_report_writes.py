@@ -6,10 +6,10 @@ import dataclasses
 import pytest
 
 from agent.codec.register import decode_register, encode_register, registered
-from agent.core.annotations import HANDSHAKE, REGISTER
+from agent.core.cluster.annotations import HANDSHAKE, REGISTER
 from agent.core.errors import ApiError, ApiThrottled
-from agent.core.health.condition import Condition
-from agent.core.inventory import Inventory
+from agent.core.inventory.condition import Condition
+from agent.core.inventory.inventory import Inventory
 from tests.builders import a_gpu, a_health, a_shared_gpu, an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.services.reporting import reported, reporting

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agent.services.rival import LOOK_AGAIN, SETTLE, Rivals
+from agent.services.registration.rival import LOOK_AGAIN, SETTLE, Rivals
 
 RESOURCE = "nvidia.com/gpu"
 SOON = 2 * SETTLE

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agent.core.errors import DriverMissing
-from agent.core.gpu import GpuSample, GpuUuid
-from agent.core.health.condition import Cause, Condition
 from agent.core.health.reports import ProbeOutcome
-from agent.core.inventory import Inventory
+from agent.core.inventory.condition import Cause, Condition
+from agent.core.inventory.gpu import GpuSample, GpuUuid
+from agent.core.inventory.inventory import Inventory
 from agent.kit.cell import Cell
-from agent.services.samples import KEPT, PERIOD, ROWS, Samples
+from agent.services.inventory.samples import KEPT, PERIOD, ROWS, Samples
 from tests.builders import a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
 from tests.fakes.clock import START, LoopClock
 from tests.fakes.driver import ScriptedDriver

@@ -5,11 +5,11 @@ import contextlib
 import dataclasses
 import datetime as dt
 
-from agent.core.ledger import Effect, EffectKind, Ledger
-from agent.core.pods import NodeView, PodTable
-from agent.core.settlement import UNCLAIMED
+from agent.core.cluster.pods import NodeView, PodTable
+from agent.core.reconcile.settlement import UNCLAIMED
+from agent.core.state.ledger import Effect, EffectKind, Ledger
 from agent.kit.cell import Cell
-from agent.services.settlement import Settlement
+from agent.services.outbox.settlement import Settlement
 from tests.builders import NODE, NOON, a_lock, a_pod
 from tests.fakes.clock import LoopClock
 from tests.services.at_work import at_work

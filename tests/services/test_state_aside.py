@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from agent.core.ledger import Ledger
+from agent.core.state.ledger import Ledger
 from agent.services.state import (
     CURRENT,
     PREVIOUS,

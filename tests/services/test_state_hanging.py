@@ -7,9 +7,9 @@ import pytest
 
 from agent.codec.checkpoint import decode_state
 from agent.core.errors import StateError
-from agent.core.gpu import GpuUuid
-from agent.core.health.condition import Condition
-from agent.core.state import State
+from agent.core.inventory.condition import Condition
+from agent.core.inventory.gpu import GpuUuid
+from agent.core.state.state import State
 from agent.services.state import COMMIT_DEADLINE, CURRENT, LAST_WRITE, StateService
 from tests.builders import G1, a_health, a_pod_uid, a_row
 from tests.fakes.gated_disk import GatedDisk

@@ -8,9 +8,9 @@ import pytest
 
 from agent.codec.checkpoint import encode_state
 from agent.core.errors import StateError
-from agent.core.health.condition import Condition
-from agent.core.ledger import Ledger
-from agent.core.state import State
+from agent.core.inventory.condition import Condition
+from agent.core.state.ledger import Ledger
+from agent.core.state.state import State
 from agent.services.state import CURRENT, PREVIOUS, UNREADABLE, StateService, recover
 from tests.builders import G1, NOON, RESOURCE, a_health, a_pod_uid, a_row
 from tests.fakes.chance import Seeded

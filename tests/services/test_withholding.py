@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 
+from agent.core.allocation.steps import Step
 from agent.core.errors import Gate, PermissionFault, Refusal, StateError
-from agent.core.steps import Step
-from agent.core.withholding import HOLD_OFF
-from agent.services.withholding import PATIENCE, PERIOD, Look, Withholder
+from agent.core.node.withholding import HOLD_OFF
+from agent.services.inventory.withholding import PATIENCE, PERIOD, Look, Withholder
 
 SOON = PERIOD + 0.01
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from agent import __version__
-from agent.core.last_good import SourceFile
+from agent.core.state.last_good import SourceFile
 from agent.settings.profiles import NodeFacts
 from agent.settings.sources import Sources
 from agent.settings.table import BY_KEY, FIELDS

@@ -7,11 +7,11 @@ import pytest
 
 from tests.shape import tree
 
-LINES = 350
+LINES = 400
 WITH_CODE = {Path("agent/__init__.py"): "holds the version"}
 
 
-def test_a_module_has_at_most_350_lines():
+def test_a_module_has_at_most_400_lines():
     sizes = {p: tree.text(p).count("\n") for p in tree.modules("agent") + tree.modules("tests")}
 
     assert {} == {path: lines for path, lines in sizes.items() if lines > LINES}

@@ -36,7 +36,7 @@ REFUSED_ALONE = {
 }
 # (module or folder, word): why the word of somebody else is ours there.
 ALLOWED: dict[tuple[str, str], str] = {
-    ("agent/core/annotations.py", "vgpu"): "HAMi's annotation keys",
+    ("agent/core/cluster/annotations.py", "vgpu"): "HAMi's annotation keys",
     ("agent/cli/decode.py", "devices"): "the name of a form of HAMi's annotations",
     ("agent/host/hook/directories.py", "dev"): "the directory /dev",
     ("agent/host/nvml/library.py", "common"): "NVIDIA's functions",

@@ -6,7 +6,7 @@ import re
 
 from agent import __version__
 from agent.codec.node_report import read_register
-from agent.core.annotations import REGISTER
+from agent.core.cluster.annotations import REGISTER
 
 READY = "80 slices on offer; registered, the kubelet takes our lists"
 

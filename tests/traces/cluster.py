@@ -9,11 +9,11 @@ import dataclasses
 from collections.abc import AsyncIterator, Mapping
 
 from agent.codec.objects import decode_node, decode_pod
-from agent.core.annotations import MUTEX_LOCK
-from agent.core.changes import NodeChange, PodChange, PodList
-from agent.core.changes import NodeEvent as Said
+from agent.core.cluster.annotations import MUTEX_LOCK
+from agent.core.cluster.changes import NodeChange, PodChange, PodList
+from agent.core.cluster.changes import NodeEvent as Said
+from agent.core.cluster.pods import NodeView, PodUid, PodView
 from agent.core.errors import ApiInvalid, ApiNotFound
-from agent.core.pods import NodeView, PodUid, PodView
 from agent.core.ports import NodeApi, PodApi
 from tests.traces.trace import RESOURCE, Json, NodeEvent, Notes, PodEvent
 

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from agent.core.annotations import BIND_PHASE, MUTEX_LOCK, PHASE_SUCCESS
-from agent.core.edits import ContainerEdits
+from agent.core.cluster.annotations import BIND_PHASE, MUTEX_LOCK, PHASE_SUCCESS
+from agent.core.containers.edits import ContainerEdits
 from tests.traces.cluster import Held, Patch, Removal
 from tests.traces.replay import Answer, Story
 from tests.traces.trace import Call

@@ -11,12 +11,12 @@ import asyncio
 import dataclasses
 from collections.abc import Iterable
 
+from agent.core.cluster.pods import PodUid
 from agent.core.errors import WitnessThrottled, WitnessUnsupported
-from agent.core.holdings import ContainerHolding, Holding
-from agent.core.ledger import ContainerKey
-from agent.core.pods import PodUid
+from agent.core.inventory.slices import SliceId
 from agent.core.ports import Containers, KubeletRecords, Witness
-from agent.core.slices import SliceId
+from agent.core.state.holdings import ContainerHolding, Holding
+from agent.core.state.ledger import ContainerKey
 from tests.traces.trace import RESOURCE, Call, Json
 
 ANSWER = 0.0006

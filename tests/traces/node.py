@@ -4,24 +4,24 @@ import asyncio
 import datetime as dt
 from collections.abc import Callable, Coroutine, Mapping
 
-from agent.core.changes import NodeEvent
-from agent.core.edits import EditSettings
-from agent.core.holdings import KubeletEpoch
-from agent.core.inventory import Inventory
-from agent.core.ledger import Effect
-from agent.core.match_settings import MatchSettings
-from agent.core.pods import NodeView, PodTable, PodUid
-from agent.core.slices import Served
-from agent.core.state import State
+from agent.core.allocation.settings import MatchSettings
+from agent.core.cluster.changes import NodeEvent
+from agent.core.cluster.pods import NodeView, PodTable, PodUid
+from agent.core.containers.edits import EditSettings
+from agent.core.inventory.inventory import Inventory
+from agent.core.inventory.slices import Served
+from agent.core.state.holdings import KubeletEpoch
+from agent.core.state.ledger import Effect
+from agent.core.state.state import State
 from agent.kit.cell import Cell
 from agent.services.allocation.service import Allocation, AllocationSettings
 from agent.services.allocation.storage import Storage
 from agent.services.allocation.views import Peers, Views
-from agent.services.node import Node
+from agent.services.cluster.node import Node
+from agent.services.cluster.pods import Pods
 from agent.services.outbox.service import Outbox, OutboxViews
-from agent.services.pods import Pods
+from agent.services.outbox.settlement import Settlement
 from agent.services.reconcile.service import Reconcile, ReconcilePeers, ReconcileViews
-from agent.services.settlement import Settlement
 from agent.services.state import StateService
 from tests.builders import a_gpu, a_shared_gpu, an_inventory
 from tests.fakes.chance import Seeded

@@ -4,16 +4,16 @@ import contextlib
 import dataclasses
 from typing import NoReturn
 
-from agent.core import matching
-from agent.core import settlement as decisions
-from agent.core.annotations import BIND_TIME
+from agent.core.allocation import matching
+from agent.core.allocation.evidence import Evidence, Grant, Question
+from agent.core.allocation.settings import MatchSettings
+from agent.core.cluster.annotations import BIND_TIME
+from agent.core.cluster.pods import PodUid
 from agent.core.errors import ApiError, Gate, Refusal
-from agent.core.evidence import Evidence, Grant, Question
-from agent.core.ledger import Effect, EffectKind, Ledger
-from agent.core.match_settings import MatchSettings
-from agent.core.pods import PodUid
-from agent.services import settlement
+from agent.core.reconcile import settlement as decisions
+from agent.core.state.ledger import Effect, EffectKind, Ledger
 from agent.services.allocation import inquiry
+from agent.services.outbox import settlement
 from tests.machine.mutants import replaced, uid_ignored
 from tests.traces.cluster import Api
 

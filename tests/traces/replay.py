@@ -7,10 +7,10 @@ the recorded one delays all that comes after it: the kubelet waits for it, and t
 import asyncio
 import dataclasses
 
-from agent.core.edits import ContainerEdits
+from agent.core.containers.edits import ContainerEdits
 from agent.core.errors import Refusal
-from agent.core.ledger import Ledger
-from agent.core.slices import SliceId
+from agent.core.inventory.slices import SliceId
+from agent.core.state.ledger import Ledger
 from tests.services.at_work import at_work
 from tests.traces.cluster import Api, Cluster
 from tests.traces.kubelet import Kubelet

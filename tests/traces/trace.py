@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from agent.core.annotations import (
+from agent.core.cluster.annotations import (
     ALLOCATED,
     BIND_PHASE,
     MUTEX_LOCK,

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Final
 
 from agent.core.errors import cap
-from agent.core.health.condition import Action, Cause, Condition, Health
 from agent.core.health.reports import DriverEvent, EventKind, GpuSigns, Probe, ProbeOutcome
 from agent.core.health.settings import HealthSettings, xid_class
 from agent.core.health.verdicts import (
@@ -32,6 +31,7 @@ from agent.core.health.verdicts import (
     watched,
     worse,
 )
+from agent.core.inventory.condition import Action, Cause, Condition, Health
 
 SAME_HICCUP: Final = 4.0
 """Seconds: probes that fail so soon after one that counted are the same mishap."""

@@ -3,10 +3,10 @@
 import dataclasses
 import datetime as dt
 
-from agent.core.gpu import Gpu, GpuUuid
-from agent.core.health.condition import Action, Cause, Condition, Health
 from agent.core.health.reports import Probe
 from agent.core.health.verdicts import Then, bad, needing
+from agent.core.inventory.condition import Action, Cause, Condition, Health
+from agent.core.inventory.gpu import Gpu, GpuUuid
 
 ALL = "all"
 """The name of all GPUs of the node, where one can be named."""

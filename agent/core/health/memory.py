@@ -4,10 +4,10 @@ import dataclasses
 import datetime as dt
 from typing import Final
 
-from agent.core.health.condition import Action, Cause, Condition, Health
 from agent.core.health.settings import DEFAULTS, HealthSettings, xid_class
 from agent.core.health.verdicts import past
 from agent.core.health.xids import XidClass
+from agent.core.inventory.condition import Action, Cause, Condition, Health
 
 HARDWARE: Final = frozenset({Cause.ECC, Cause.LOST, Cause.MEMORY, Cause.PROBE, Cause.REFUSED})
 """What a boot alone does not mend for certain."""

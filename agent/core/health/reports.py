@@ -6,7 +6,7 @@ In signs None means that this GPU or this driver does not tell, never that all i
 import dataclasses
 import enum
 
-from agent.core.gpu import GpuUuid
+from agent.core.inventory.gpu import GpuUuid
 
 
 class RecoveryAction(enum.StrEnum):

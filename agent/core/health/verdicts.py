@@ -5,9 +5,9 @@ import datetime as dt
 import enum
 from typing import Final, assert_never
 
-from agent.core.health.condition import Action, Cause, Condition, Health
 from agent.core.health.reports import FabricState, GpuSigns, RecoveryAction
 from agent.core.health.xids import XidClass, xid_name
+from agent.core.inventory.condition import Action, Cause, Condition, Health
 
 REBOOTS: Final = frozenset({RecoveryAction.NODE_REBOOT, RecoveryAction.SYSTEM_REBOOT})
 RESETS: Final = frozenset(

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from agent.core.errors import cap
-from agent.core.gpu import GpuFault, GpuUuid, Scan, Trouble
-from agent.core.health.condition import Cause, Condition, Health
 from agent.core.health.reports import NO_SIGNS, DriverEvent, EventKind, Probe, ProbeOutcome
+from agent.core.inventory.condition import Cause, Condition, Health
+from agent.core.inventory.gpu import GpuFault, GpuUuid, Scan, Trouble
 
 MANY: Final = 2
 """Of one GPU alone nobody can tell whether it is the driver's trouble."""

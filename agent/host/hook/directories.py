@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, TypeVarTuple
 
-from agent.core.clearing import Cleared
-from agent.core.edits import HookFacts
+from agent.core.containers.edits import HookFacts
 from agent.core.errors import StateError
-from agent.core.measuring import Room, Size
+from agent.core.reconcile.clearing import Cleared
+from agent.core.reconcile.measuring import Room, Size
 from agent.host.hook.path import LISTED, open_containers, open_in, told
 from agent.host.hook.set_aside import SetAside
 from agent.host.hook.sizes import Sizes

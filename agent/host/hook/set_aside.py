@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from agent.core.clearing import Cleared
+from agent.core.reconcile.clearing import Cleared
 from agent.host.hook.path import LISTED, SLICE_ENTRIES, SLICE_SECONDS, open_containers, told
 from agent.kit.dissolve import dissolve
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from agent.core.measuring import DEEPEST, LARGE_ENTRIES, LARGE_MIB, MIB, Room, Size
+from agent.core.reconcile.measuring import DEEPEST, LARGE_ENTRIES, LARGE_MIB, MIB, Room, Size
 from agent.host.hook.path import SLICE_ENTRIES, SLICE_SECONDS, open_containers, told
 from agent.kit.measure import Bounds, Measure
 

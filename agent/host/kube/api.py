@@ -7,9 +7,9 @@ import structlog
 
 from agent.codec.narrow import Raw, read_object, read_pod
 from agent.codec.objects import MEMORY_RESOURCE, decode_node, decode_pod
-from agent.core.changes import NodeChange, NodeEvent, PodChange, PodList
+from agent.core.cluster.changes import NodeChange, NodeEvent, PodChange, PodList
+from agent.core.cluster.pods import NodeView, PodUid, PodView
 from agent.core.errors import ApiError, ApiNotFound, MalformedText
-from agent.core.pods import NodeView, PodUid, PodView
 from agent.host.kube.events import EventPoster
 from agent.host.kube.lists import Lists
 from agent.host.kube.session import KubeSession, Request, aside, path_of

@@ -3,7 +3,7 @@
 import asyncio
 import datetime as dt
 
-from agent.core.changes import NodeEvent
+from agent.core.cluster.changes import NodeEvent
 from agent.core.errors import ApiConflict, ApiError, ApiNotFound, cap
 from agent.core.ports import Clock
 from agent.host.kube.series import EventBook, Series, Step

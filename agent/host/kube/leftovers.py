@@ -8,8 +8,8 @@ from agent.codec.leftovers import decode_state, decode_traces
 from agent.codec.narrow import read_object
 from agent.codec.objects import decode_pod
 from agent.core.errors import ApiError, ApiNotFound, MalformedText
-from agent.core.gpu_news import GPU_DEGRADED
-from agent.core.leftovers import Agents, NodeState, NodeTraces
+from agent.core.health.news import GPU_DEGRADED
+from agent.core.node.leftovers import Agents, NodeState, NodeTraces
 from agent.host.kube.lists import Lists
 from agent.host.kube.session import KubeSession, Request, path_of
 

@@ -1,6 +1,6 @@
 """The conditions of this Node at the API server."""
 
-from agent.core.gpu_news import NodeCondition
+from agent.core.health.news import NodeCondition
 from agent.host.kube.session import KubeSession, Request, path_of
 
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"

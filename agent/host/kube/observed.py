@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Mapping
 
 import structlog
 
-from agent.core.annotations import HANDSHAKE
-from agent.core.changes import NodeChange, NodeEvent, PodChange, PodList
+from agent.core.cluster.annotations import HANDSHAKE
+from agent.core.cluster.changes import NodeChange, NodeEvent, PodChange, PodList
+from agent.core.cluster.pods import NodeView, PodUid, PodView
 from agent.core.errors import ApiNotFound
-from agent.core.pods import NodeView, PodUid, PodView
 from agent.core.ports import NodeApi, PodApi
 
 log = structlog.get_logger(__name__)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from agent.codec.narrow import read_object
-from agent.core.api_rights import Right
+from agent.core.node.api_rights import Right
 from agent.host.kube.lists import Lists
 from agent.host.kube.session import KubeSession, Request, path_of
 

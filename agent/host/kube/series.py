@@ -5,7 +5,7 @@ import enum
 import hashlib
 from collections import OrderedDict
 
-from agent.core.changes import NodeEvent
+from agent.core.cluster.changes import NodeEvent
 from agent.kit.allowance import Allowance
 
 UPDATE_GAP = 60.0

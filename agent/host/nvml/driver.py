@@ -10,8 +10,8 @@ from typing import Final, TypeVar
 import structlog
 
 from agent.core.errors import DriverError, GpuError
-from agent.core.gpu import NO_INDEX, Gpu, GpuFault, GpuSample, GpuUuid, Scan, Trouble
 from agent.core.health.reports import DriverEvent, Probe, ProbeOutcome
+from agent.core.inventory.gpu import NO_INDEX, Gpu, GpuFault, GpuSample, GpuUuid, Scan, Trouble
 from agent.host.nvml import facts, links, signs
 from agent.host.nvml import library as nvml
 from agent.host.nvml.handles import RELEASED, UNPLACED, Handles

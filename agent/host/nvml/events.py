@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final
 
 from agent.core.errors import DriverError
-from agent.core.gpu import GpuUuid
 from agent.core.health.reports import DriverEvent, EventKind
 from agent.core.health.xids import XIDS
+from agent.core.inventory.gpu import GpuUuid
 from agent.host.nvml.handles import Handles
 from agent.host.nvml.library import (
     EVENT_ECC_DOUBLE,

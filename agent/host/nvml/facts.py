@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from agent.core.gpu import Gpu, GpuUuid
-from agent.core.slices import MIB
+from agent.core.inventory.gpu import Gpu, GpuUuid
+from agent.core.inventory.slices import MIB
 from agent.host.nvml.handles import Handles
 from agent.host.nvml.library import Handle, NvmlLibrary, maybe, text_of
 

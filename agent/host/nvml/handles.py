@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
 from agent.core.errors import GpuError
-from agent.core.gpu import Gpu, GpuFault, GpuUuid
+from agent.core.inventory.gpu import Gpu, GpuFault, GpuUuid
 from agent.host.nvml.library import Handle, NvmlLibrary
 
 RELEASED = "it is released: hami-agent recheck takes it back"

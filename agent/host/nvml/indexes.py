@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Mapping
 
-from agent.core.gpu import GpuFault, GpuUuid
-from agent.core.nameless import doubtful
+from agent.core.health.nameless import doubtful
+from agent.core.inventory.gpu import GpuFault, GpuUuid
 
 
 class Indexes:

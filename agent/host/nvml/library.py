@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, cast
 
 from agent.core.errors import AgentError, DriverError, DriverMissing, GpuError, cap
-from agent.core.gpu import Trouble
+from agent.core.inventory.gpu import Trouble
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from agent.core.gpu import Gpu, GpuUuid, Link, PciPath
+from agent.core.inventory.gpu import Gpu, GpuUuid, Link, PciPath
 from agent.host.nvml.facts import bus_id
 from agent.host.nvml.handles import Handles
 from agent.host.nvml.library import (

@@ -5,7 +5,7 @@ import ctypes
 import dataclasses
 from typing import Any, Final
 
-from agent.core.gpu import GpuUuid
+from agent.core.inventory.gpu import GpuUuid
 from agent.host.nvml.handles import Handles
 from agent.host.nvml.library import (
     EVENT_ECC_DOUBLE,

@@ -7,9 +7,9 @@ import ctypes
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from agent.core.gpu import GpuSample, GpuUuid
 from agent.core.health.reports import FabricState, GpuSigns, Probe, ProbeOutcome, RecoveryAction
-from agent.core.slices import MIB
+from agent.core.inventory.gpu import GpuSample, GpuUuid
+from agent.core.inventory.slices import MIB
 from agent.host.nvml.handles import Handles
 from agent.host.nvml.library import (
     ECC_CORRECTED,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from agent.core.errors import MalformedText
-from agent.core.share import Share
+from agent.core.inventory.share import Share
 from agent.sandbox.lab.cluster import RESOURCE
 from agent.sandbox.scenario.edits import differences
 from agent.sandbox.scenario.facts import (

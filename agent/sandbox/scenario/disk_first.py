@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from agent.core.cluster.pods import PodUid
 from agent.core.errors import StateCorrupt
-from agent.core.ledger import ContainerKey
-from agent.core.pods import PodUid
+from agent.core.state.ledger import ContainerKey
 from agent.sandbox.kubelet.seen import Seen
 from agent.sandbox.lab.cluster import SandboxCluster
 from agent.sandbox.scenario.facts import state_on_disk

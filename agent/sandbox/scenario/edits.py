@@ -4,8 +4,8 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from agent.core.gpu import Gpu, GpuUuid
-from agent.core.share import Share
+from agent.core.inventory.gpu import Gpu, GpuUuid
+from agent.core.inventory.share import Share
 from agent.sandbox.lab.places import Places
 from agent.sandbox.scenario.facts import PodFacts, parsed
 from agent.wire.v1beta1 import ContainerAllocateResponse, Mount

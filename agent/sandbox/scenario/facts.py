@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from agent.codec.checkpoint import decode_state
 from agent.codec.pod import decode_pod_devices
 from agent.codec.register import RegisteredGpu, decode_register
-from agent.core import annotations
+from agent.core.cluster import annotations
 from agent.core.errors import StateCorrupt
-from agent.core.ledger import Ledger
-from agent.core.share import Share
-from agent.core.state import State
+from agent.core.inventory.share import Share
+from agent.core.state.ledger import Ledger
+from agent.core.state.state import State
 from agent.sandbox.api_errors import Json, NotFoundError
 from agent.sandbox.kubelet import checkpoint
 from agent.sandbox.lab.cluster import RESOURCE, SandboxCluster

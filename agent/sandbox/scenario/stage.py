@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from agent.core.gpu import Gpu, GpuUuid
+from agent.core.inventory.gpu import Gpu, GpuUuid
 from agent.sandbox.kubelet.seen import Seen, SeenKind
 from agent.sandbox.lab.child import AgentChild
 from agent.sandbox.lab.cluster import SandboxCluster

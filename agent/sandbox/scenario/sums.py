@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from agent.core.gpu import Gpu, GpuUuid
+from agent.core.inventory.gpu import Gpu, GpuUuid
 from agent.sandbox.kubelet.pods import PodSpec
 from agent.sandbox.kubelet.seen import Seen
 from agent.sandbox.lab.cluster import SandboxCluster

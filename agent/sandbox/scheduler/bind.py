@@ -11,7 +11,7 @@ from typing import Final
 import structlog
 
 from agent.codec.pod import encode_pod_devices
-from agent.core import annotations
+from agent.core.cluster import annotations
 from agent.core.ports import Clock
 from agent.sandbox.api_errors import Json, StatusError
 from agent.sandbox.scheduler.cluster import Cluster

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from agent.core.share import Share
+from agent.core.inventory.share import Share
 from agent.sandbox.scheduler.model import (
     PERCENT_UNSET,
     GpuState,

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from agent.codec.nodelock import encode_node_lock
-from agent.core import annotations
+from agent.core.cluster import annotations
 from agent.core.ports import Clock
 from agent.kit.backoff import Backoff
 from agent.sandbox.api_errors import Json, NotFoundError, StatusError

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from agent.codec.register import RegisteredGpu
-from agent.core.gpu import GpuUuid
+from agent.core.inventory.gpu import GpuUuid
 
 Links = Mapping[GpuUuid, Mapping[GpuUuid, int]]
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from agent.codec.register import RegisteredGpu, decode_register
 from agent.codec.register_colon import SHORT, decode_register_colon
-from agent.core import annotations
+from agent.core.cluster import annotations
 from agent.core.errors import MalformedText
 from agent.sandbox.api_errors import Json
 from agent.sandbox.scheduler.requests import COUNT, parse_quantity

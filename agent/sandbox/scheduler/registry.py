@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from agent.codec.register import RegisteredGpu
 from agent.codec.score import decode_scores
-from agent.core import annotations
+from agent.core.cluster import annotations
 from agent.core.errors import MalformedText
-from agent.core.gpu import GpuUuid
+from agent.core.inventory.gpu import GpuUuid
 from agent.sandbox.api_errors import Json
 from agent.sandbox.scheduler.model import GpuState, Links, Load, NodeState
 from agent.sandbox.scheduler.refresh import (

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from agent.codec.pod import decode_pod_devices
-from agent.core import annotations
+from agent.core.cluster import annotations
 from agent.core.errors import MalformedText
-from agent.core.gpu import GpuUuid
-from agent.core.share import Share
+from agent.core.inventory.gpu import GpuUuid
+from agent.core.inventory.share import Share
 from agent.sandbox.api_errors import Json
 from agent.sandbox.scheduler.model import Load
 from agent.sandbox.scheduler.requests import init_count

@@ -10,7 +10,7 @@ from typing import Final, NoReturn
 
 import structlog
 
-from agent.core import annotations
+from agent.core.cluster import annotations
 from agent.core.ports import Clock
 from agent.sandbox.api_errors import Json, StatusError
 from agent.sandbox.scheduler.bind import Binder, Memory, placement_patch

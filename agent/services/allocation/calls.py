@@ -5,13 +5,13 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
+from agent.core.allocation.room import Shortage
+from agent.core.allocation.steps import Step, disk_refusal
+from agent.core.cluster.pods import PodTable, PodUid
 from agent.core.errors import Gate, Refusal, StateError
-from agent.core.holdings import KubeletEpoch
-from agent.core.ledger import ContainerKey, Row
-from agent.core.pods import PodTable, PodUid
-from agent.core.room import Shortage
-from agent.core.slices import SliceId
-from agent.core.steps import Step, disk_refusal
+from agent.core.inventory.slices import SliceId
+from agent.core.state.holdings import KubeletEpoch
+from agent.core.state.ledger import ContainerKey, Row
 from agent.kit.turns import Turn, Turns
 
 SPENT = 256

@@ -13,15 +13,7 @@ from collections.abc import AsyncIterator, Callable
 import structlog
 
 from agent.codec.nodelock import former_locks, held_lock
-from agent.core.errors import (
-    ApiError,
-    Gate,
-    KubeletError,
-    Refusal,
-    WitnessThrottled,
-    WitnessUnsupported,
-)
-from agent.core.evidence import (
+from agent.core.allocation.evidence import (
     UNREAD,
     AskKubelet,
     AwaitLock,
@@ -36,13 +28,21 @@ from agent.core.evidence import (
     Question,
     ReadRecords,
 )
-from agent.core.exactly_one import in_vain
-from agent.core.holdings import Holding, KubeletEpoch
-from agent.core.ledger import ContainerKey
-from agent.core.match_settings import MatchSettings, UnlockedPods
-from agent.core.matching import decide
-from agent.core.pace import THROTTLED_PAUSE
-from agent.core.pods import NodeView, PodUid
+from agent.core.allocation.exactly_one import in_vain
+from agent.core.allocation.matching import decide
+from agent.core.allocation.settings import MatchSettings, UnlockedPods
+from agent.core.cluster.pods import NodeView, PodUid
+from agent.core.errors import (
+    ApiError,
+    Gate,
+    KubeletError,
+    Refusal,
+    WitnessThrottled,
+    WitnessUnsupported,
+)
+from agent.core.reconcile.pace import THROTTLED_PAUSE
+from agent.core.state.holdings import Holding, KubeletEpoch
+from agent.core.state.ledger import ContainerKey
 from agent.kit.again import again
 from agent.kit.allowance import Allowance
 from agent.services.allocation.views import Peers, Underway, Views

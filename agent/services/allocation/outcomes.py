@@ -2,11 +2,11 @@
 
 import structlog
 
-from agent.core.changes import NodeEvent
+from agent.core.allocation.room import Shortage
+from agent.core.allocation.steps import Step
+from agent.core.cluster.changes import NodeEvent
 from agent.core.errors import Refusal
-from agent.core.ledger import Row
-from agent.core.room import Shortage
-from agent.core.steps import Step
+from agent.core.state.ledger import Row
 from agent.kit.tally import Tally
 
 log = structlog.get_logger(__name__)

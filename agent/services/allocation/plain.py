@@ -11,13 +11,7 @@ import dataclasses
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
-from agent.core.container_edits import check_library
-from agent.core.edits import ContainerEdits, EditSettings, GrantedShare, HookFacts
-from agent.core.errors import Gate, Refusal, StateError
-from agent.core.holdings import KubeletEpoch
-from agent.core.inventory import Inventory
-from agent.core.ledger import Ledger
-from agent.core.plain import (
+from agent.core.allocation.plain import (
     PlainSettings,
     asked_again,
     directory_of,
@@ -25,13 +19,19 @@ from agent.core.plain import (
     grant,
     may_restart,
 )
-from agent.core.plain_row import PlainRow
-from agent.core.pods import PodUid
+from agent.core.allocation.preference import nearest
+from agent.core.allocation.right import renamed
+from agent.core.allocation.steps import ALLOCATE_BUDGET, Step, disk_refusal
+from agent.core.cluster.pods import PodUid
+from agent.core.containers.container_edits import check_library
+from agent.core.containers.edits import ContainerEdits, EditSettings, GrantedShare, HookFacts
+from agent.core.errors import Gate, Refusal, StateError
+from agent.core.inventory.inventory import Inventory
+from agent.core.inventory.slices import SliceId, split_slice_id
 from agent.core.ports import Clock
-from agent.core.preference import nearest
-from agent.core.right import renamed
-from agent.core.slices import SliceId, split_slice_id
-from agent.core.steps import ALLOCATE_BUDGET, Step, disk_refusal
+from agent.core.state.holdings import KubeletEpoch
+from agent.core.state.ledger import Ledger
+from agent.core.state.plain_row import PlainRow
 from agent.kit.cell import Cell
 from agent.kit.turns import Turn, Turns
 from agent.services.allocation.outcomes import Outcomes

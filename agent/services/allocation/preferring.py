@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import structlog
 
+from agent.core.allocation.evidence import Grant
+from agent.core.allocation.preference import nearest, steer
+from agent.core.allocation.settings import MatchSettings
 from agent.core.errors import AgentError
-from agent.core.evidence import Grant
-from agent.core.match_settings import MatchSettings
-from agent.core.preference import nearest, steer
-from agent.core.slices import SliceId
+from agent.core.inventory.slices import SliceId
 from agent.kit.allowance import Allowance
 from agent.services.allocation.calls import Calls
 from agent.services.allocation.inquiry import Inquiry

@@ -6,19 +6,19 @@ from collections.abc import Callable
 
 import structlog
 
-from agent.core.container_edits import EditRequest, container_edits, cuda_order
-from agent.core.container_order import pair_groups
-from agent.core.edits import EditSettings, GrantedShare, HookFacts
+from agent.core.allocation.container_order import pair_groups
+from agent.core.allocation.evidence import Grant
+from agent.core.containers.container_edits import EditRequest, container_edits, cuda_order
+from agent.core.containers.edits import EditSettings, GrantedShare, HookFacts
 from agent.core.errors import AgentError, Gate, Refusal
-from agent.core.evidence import Grant
-from agent.core.holdings import KubeletEpoch
-from agent.core.inventory import Inventory
-from agent.core.ledger import ContainerKey, Row
-from agent.core.pace import DEADLINE
+from agent.core.inventory.inventory import Inventory
+from agent.core.inventory.share import Share
+from agent.core.inventory.slices import SliceId
 from agent.core.ports import Clock, HookDirs
-from agent.core.reconcile import Adoption
-from agent.core.share import Share
-from agent.core.slices import SliceId
+from agent.core.reconcile.pace import DEADLINE
+from agent.core.reconcile.reconcile import Adoption
+from agent.core.state.holdings import KubeletEpoch
+from agent.core.state.ledger import ContainerKey, Row
 from agent.kit.cell import Cell
 
 log = structlog.get_logger(__name__)

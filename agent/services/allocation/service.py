@@ -8,19 +8,19 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 
-from agent.core.answered import answered
-from agent.core.at_admission import is_taking_up
-from agent.core.changes import NodeEvent
-from agent.core.container_edits import check_library, container_directory
-from agent.core.edits import ContainerEdits, EditSettings, HookFacts
+from agent.core.allocation.answered import answered
+from agent.core.allocation.at_admission import is_taking_up
+from agent.core.allocation.evidence import Grant
+from agent.core.allocation.settings import MatchSettings
+from agent.core.allocation.steps import ALLOCATE_BUDGET, TAKING_UP_BUDGET, Step
+from agent.core.cluster.changes import NodeEvent
+from agent.core.containers.container_edits import check_library, container_directory
+from agent.core.containers.edits import ContainerEdits, EditSettings, HookFacts
 from agent.core.errors import Gate, Refusal, StateError
-from agent.core.evidence import Grant
-from agent.core.holdings import KubeletEpoch
-from agent.core.ledger import Ledger, Row
-from agent.core.match_settings import MatchSettings
-from agent.core.settlement import REFUSED_EVENT
-from agent.core.slices import SliceId
-from agent.core.steps import ALLOCATE_BUDGET, TAKING_UP_BUDGET, Step
+from agent.core.inventory.slices import SliceId
+from agent.core.reconcile.settlement import REFUSED_EVENT
+from agent.core.state.holdings import KubeletEpoch
+from agent.core.state.ledger import Ledger, Row
 from agent.kit.allowance import Allowance
 from agent.kit.cell import Cell
 from agent.kit.turns import Turns

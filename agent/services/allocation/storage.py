@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Awaitable, Callable
 
-from agent.core.ledger import Ledger
 from agent.core.ports import HookDirs
+from agent.core.state.ledger import Ledger
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

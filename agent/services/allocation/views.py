@@ -3,13 +3,13 @@
 import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 
-from agent.core.gpu import GpuUuid
-from agent.core.holdings import KubeletEpoch
-from agent.core.inventory import Inventory
-from agent.core.ledger import Ledger
-from agent.core.pods import NodeView, PodTable, PodUid
+from agent.core.allocation.room import Use
+from agent.core.cluster.pods import NodeView, PodTable, PodUid
+from agent.core.inventory.gpu import GpuUuid
+from agent.core.inventory.inventory import Inventory
 from agent.core.ports import Clock, Containers, KubeletRecords, Witness
-from agent.core.room import Use
+from agent.core.state.holdings import KubeletEpoch
+from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from agent.core.errors import DriverError, GpuError, cap
-from agent.core.gpu import GpuUuid
 from agent.core.health.reports import Probe, ProbeOutcome
 from agent.core.health.whose import Ill, fail_alike, has_failed, of_the_driver
+from agent.core.inventory.gpu import GpuUuid
 from agent.core.ports import Driver
 
 TURNS: Final = 2

@@ -5,10 +5,10 @@ import contextlib
 from collections.abc import Callable
 from typing import Final
 
-from agent.core.gpu import GpuUuid
 from agent.core.health.reports import DriverEvent, EventKind, Probe
 from agent.core.health.settings import HealthSettings, xid_class
 from agent.core.health.xids import XidClass
+from agent.core.inventory.gpu import GpuUuid
 
 MOST_STRANGE: Final = 1024
 """When so many reports wait, those of GPUs that nobody knows are passed over."""

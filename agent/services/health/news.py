@@ -5,13 +5,13 @@ import dataclasses
 from collections.abc import Callable
 from typing import Final
 
-from agent.core.changes import NodeEvent
-from agent.core.gpu import GpuFault, GpuUuid, Trouble
-from agent.core.gpu_news import NodeCondition, believed, gpu_degraded, gpu_events, turning
-from agent.core.health.condition import Cause
-from agent.core.inventory import Inventory
-from agent.core.ledger import Ledger
+from agent.core.cluster.changes import NodeEvent
+from agent.core.health.news import NodeCondition, believed, gpu_degraded, gpu_events, turning
+from agent.core.inventory.condition import Cause
+from agent.core.inventory.gpu import GpuFault, GpuUuid, Trouble
+from agent.core.inventory.inventory import Inventory
 from agent.core.ports import Clock, NodeStatusApi
+from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
 
 CALM: Final = 30.0

@@ -9,8 +9,6 @@ from typing import Final
 
 import structlog
 
-from agent.core.gpu import GpuUuid, Scan
-from agent.core.health.condition import Cause, Condition, Health
 from agent.core.health.judge import aged, judge, missing, switched_off
 from agent.core.health.maintenance import ALL, Recheck, Release, released, taken_back
 from agent.core.health.memory import remembered
@@ -19,7 +17,9 @@ from agent.core.health.settings import HealthSettings
 from agent.core.health.verdicts import as_told, reset_by_word
 from agent.core.health.whose import NOT_COUNTED, ErrorCount, compared
 from agent.core.health.xids import xid_label, xid_name
-from agent.core.inventory import Inventory, SharedGpu
+from agent.core.inventory.condition import Cause, Condition, Health
+from agent.core.inventory.gpu import GpuUuid, Scan
+from agent.core.inventory.inventory import Inventory, SharedGpu
 from agent.core.ports import Clock, Driver
 from agent.kit.cell import Cell
 from agent.kit.tally import Tally

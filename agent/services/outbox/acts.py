@@ -5,12 +5,12 @@ from collections.abc import Mapping
 import structlog
 
 from agent.codec.pod import consume
-from agent.core.annotations import BIND_PHASE, MUTEX_LOCK, PHASE_SUCCESS, TO_ALLOCATE
+from agent.core.cluster.annotations import BIND_PHASE, MUTEX_LOCK, PHASE_SUCCESS, TO_ALLOCATE
+from agent.core.cluster.pods import PodTable, PodUid, PodView
 from agent.core.errors import ApiError, ApiForbidden, ApiNotFound
-from agent.core.ledger import Effect, EffectKind
-from agent.core.pods import PodTable, PodUid, PodView
 from agent.core.ports import NodeApi, PodApi
-from agent.core.settlement import event_of
+from agent.core.reconcile.settlement import event_of
+from agent.core.state.ledger import Effect, EffectKind
 from agent.kit.cell import Cell
 
 log = structlog.get_logger(__name__)

@@ -15,7 +15,8 @@ from typing import NoReturn
 
 import structlog
 
-from agent.core.annotations import PHASE_FAILED
+from agent.core.cluster.annotations import PHASE_FAILED
+from agent.core.cluster.pods import PodTable, PodUid
 from agent.core.errors import (
     ApiConflict,
     ApiError,
@@ -25,9 +26,8 @@ from agent.core.errors import (
     ApiThrottled,
     StateError,
 )
-from agent.core.ledger import Effect, EffectKind, Ledger
-from agent.core.pods import PodTable, PodUid
 from agent.core.ports import Clock, NodeApi, PodApi
+from agent.core.state.ledger import Effect, EffectKind, Ledger
 from agent.kit.allowance import Allowance
 from agent.kit.backoff import Backoff
 from agent.kit.cell import Cell

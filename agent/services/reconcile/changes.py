@@ -6,16 +6,16 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import structlog
 
-from agent.core.ledger import Ledger, Row
-from agent.core.plain_row import Holder, PlainRow, Stranger, adopted_uid
-from agent.core.pods import PodTable
-from agent.core.reconcile import (
+from agent.core.cluster.pods import PodTable
+from agent.core.reconcile.reconcile import (
     VANISHED_GRACE,
     Adoption,
     Findings,
     Seen,
     mismatch_event,
 )
+from agent.core.state.ledger import Ledger, Row
+from agent.core.state.plain_row import Holder, PlainRow, Stranger, adopted_uid
 
 log = structlog.get_logger(__name__)
 

@@ -9,12 +9,12 @@ import math
 
 import structlog
 
-from agent.core.container_edits import container_directory
+from agent.core.containers.container_edits import container_directory
 from agent.core.errors import AgentError
-from agent.core.ledger import ContainerKey, Ledger
-from agent.core.pace import DEADLINE
 from agent.core.ports import Clock, HookDirs
-from agent.core.reconcile import Seen, leaked
+from agent.core.reconcile.pace import DEADLINE
+from agent.core.reconcile.reconcile import Seen, leaked
+from agent.core.state.ledger import ContainerKey, Ledger
 from agent.kit.cell import Cell
 
 log = structlog.get_logger(__name__)

@@ -15,11 +15,13 @@ from typing import NoReturn
 import structlog
 
 from agent.core.ages import has_passed
-from agent.core.container_edits import container_directory
+from agent.core.allocation.plain import directory_of
+from agent.core.cluster.pods import PodUid
+from agent.core.containers.container_edits import container_directory
 from agent.core.errors import AgentError, StateError, WitnessThrottled
-from agent.core.holdings import KubeletEpoch
-from agent.core.ledger import ContainerKey, Ledger, Row
-from agent.core.pace import (
+from agent.core.inventory.slices import Served, SliceId
+from agent.core.ports import Clock, HookDirs, KubeletHolds, Witness
+from agent.core.reconcile.pace import (
     DEADLINE,
     PAUSE,
     PERIOD,
@@ -29,12 +31,10 @@ from agent.core.pace import (
     SETTLING_PAUSE,
     THROTTLED_PAUSE,
 )
-from agent.core.plain import directory_of
-from agent.core.plain_reconcile import PlainFindings, PlainSeen, observe
-from agent.core.plain_row import PlainRow, Stranger
-from agent.core.pods import PodUid
-from agent.core.ports import Clock, HookDirs, KubeletHolds, Witness
-from agent.core.slices import Served, SliceId
+from agent.core.reconcile.plain import PlainFindings, PlainSeen, observe
+from agent.core.state.holdings import KubeletEpoch
+from agent.core.state.ledger import ContainerKey, Ledger, Row
+from agent.core.state.plain_row import PlainRow, Stranger
 from agent.kit.again import again
 from agent.kit.cell import Cell
 from agent.kit.lull import Lull

@@ -16,10 +16,11 @@ from typing import NoReturn
 
 import structlog
 
+from agent.core.cluster.pods import Phase, PodTable, PodUid, Role
 from agent.core.errors import AgentError, StateError, WitnessThrottled
-from agent.core.holdings import Holding, KubeletEpoch
-from agent.core.ledger import ContainerKey, Ledger, Row
-from agent.core.pace import (
+from agent.core.inventory.slices import Served
+from agent.core.ports import Clock, HookDirs, KubeletRecords, Witness
+from agent.core.reconcile.pace import (
     DEADLINE,
     PAUSE,
     PERIOD,
@@ -29,10 +30,9 @@ from agent.core.pace import (
     SETTLING_PAUSE,
     THROTTLED_PAUSE,
 )
-from agent.core.pods import Phase, PodTable, PodUid, Role
-from agent.core.ports import Clock, HookDirs, KubeletRecords, Witness
-from agent.core.reconcile import EVER, Adoption, Findings, Seen, compare, mismatch
-from agent.core.slices import Served
+from agent.core.reconcile.reconcile import EVER, Adoption, Findings, Seen, compare, mismatch
+from agent.core.state.holdings import Holding, KubeletEpoch
+from agent.core.state.ledger import ContainerKey, Ledger, Row
 from agent.kit.again import again
 from agent.kit.cell import Cell
 from agent.kit.lull import Lull

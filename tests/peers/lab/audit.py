@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.core import annotations
+from agent.core.cluster import annotations
 
 POLICY: Final = {
     "apiVersion": "audit.k8s.io/v1",

@@ -11,7 +11,7 @@ from typing import Final
 
 import yaml
 
-from agent.core import annotations
+from agent.core.cluster import annotations
 from tests.peers.lab.agents import (
     RESOURCE,
     SOURCE,

@@ -9,8 +9,8 @@ from typing import Final
 
 import yaml
 
-from agent.core.changes import NodeEvent
-from agent.core.pods import PodUid
+from agent.core.cluster.changes import NodeEvent
+from agent.core.cluster.pods import PodUid
 from agent.host.clock import SystemClock
 from agent.host.kube.events import event_object
 from agent.host.kube.series import Series

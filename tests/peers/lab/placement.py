@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from agent.codec.nodelock import encode_node_lock
-from agent.core import annotations
-from agent.core.share import Share
+from agent.core.cluster import annotations
+from agent.core.inventory.share import Share
 from agent.sandbox.scheduler.bind import placement_patch
 from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import Cluster

@@ -9,7 +9,7 @@ from grpclib.client import Channel
 from grpclib.exceptions import GRPCError
 
 from agent.codec.checkpoint import decode_state
-from agent.core.plain_row import PlainRow
+from agent.core.state.plain_row import PlainRow
 from agent.wire.v1beta1 import AllocateRequest, ContainerAllocateRequest, DevicePluginStub
 from tests.peers.lab.agents import RESOURCE, Agent
 from tests.peers.lab.agreement import Container

@@ -8,7 +8,7 @@ Source: HAMi v2.7.1 pkg/scheduler/scheduler.go, RegisterFromNodeAnnotations.
 
 from typing import Final
 
-from agent.core import annotations
+from agent.core.cluster import annotations
 from tests.peers.lab.api import Watched
 from tests.peers.lab.identities import NODE
 from tests.peers.lab.part import Part

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from agent.core import annotations
+from agent.core.cluster import annotations
 from tests.peers.lab.audit import AuditLog, counted
 
 

@@ -2,7 +2,7 @@
 
 from agent.codec.register import RegisteredGpu, encode_register
 from agent.codec.register_colon import encode_register_colon
-from agent.core.gpu import GpuUuid
+from agent.core.inventory.gpu import GpuUuid
 from tests.peers.lab.node_state import gpus_of, text_of
 
 GPUS = tuple(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.core import annotations
+from agent.core.cluster import annotations
 from tests.peers.lab.api import Sighting, Watched
 from tests.peers.lab.identities import NODE
 from tests.peers.lab.part import Part

@@ -5,12 +5,12 @@ import dataclasses
 
 import pytest
 
-from agent.core.gpu import NO_INDEX, Scan
-from agent.core.health.condition import Condition
 from agent.core.health.reports import ProbeOutcome
 from agent.core.health.settings import HealthSettings, read_switches
-from agent.core.inventory import WITHHELD
-from agent.core.withholding import Withholding
+from agent.core.inventory.condition import Condition
+from agent.core.inventory.gpu import NO_INDEX, Scan
+from agent.core.inventory.inventory import WITHHELD
+from agent.core.node.withholding import Withholding
 from tests.builders import a_gpu, a_health, a_shared_gpu, an_inventory
 from tests.services.health.watching import G0, G1, Bench, running
 

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from agent.core.errors import DriverError
-from agent.core.gpu import GpuFault, Scan, Trouble
-from agent.core.health.condition import Condition
 from agent.core.health.reports import DriverEvent, EventKind, ProbeOutcome
+from agent.core.inventory.condition import Condition
+from agent.core.inventory.gpu import GpuFault, Scan, Trouble
 from agent.services.health.hearing import OPENING, SETTLED
 from agent.services.health.watch import SECOND_LOOK
 from tests.builders import a_gpu

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from agent.core.changes import NodeEvent
+from agent.core.cluster.changes import NodeEvent
 from agent.core.errors import ApiError
-from agent.core.gpu_news import NodeCondition
-from agent.core.health.condition import Condition
-from agent.core.inventory import Inventory
-from agent.core.ledger import Ledger
+from agent.core.health.news import NodeCondition
+from agent.core.inventory.condition import Condition
+from agent.core.inventory.inventory import Inventory
+from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
 from agent.services.health.news import CALM, GpuCondition, GpuEvents
 from tests.builders import NOON, a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory

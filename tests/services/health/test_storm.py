@@ -6,8 +6,8 @@ import pytest
 import structlog
 
 from agent.core.errors import DriverError
-from agent.core.gpu import GpuUuid
 from agent.core.health.reports import DriverEvent, EventKind, ProbeOutcome
+from agent.core.inventory.gpu import GpuUuid
 from agent.services.health.watch import MOST_KNOWN
 from tests.builders import a_uuid
 from tests.services.health.watching import G0, G1, G2, running

@@ -7,8 +7,8 @@ import pytest
 import structlog
 
 from agent.core.errors import DriverError
-from agent.core.health.condition import Condition
 from agent.core.health.reports import DriverEvent, EventKind, ProbeOutcome
+from agent.core.inventory.condition import Condition
 from agent.services.health.gathering import MOST_STRANGE
 from tests.builders import a_health, a_uuid
 from tests.fakes.clock import START

@@ -5,16 +5,16 @@ import datetime as dt
 
 from hypothesis import strategies as st
 
-from agent.core.edits import ContainerEdits, MountEdit, NodeEdit
-from agent.core.gpu import GpuUuid
-from agent.core.health.condition import Condition, Health
-from agent.core.holdings import KubeletEpoch
-from agent.core.ledger import ContainerKey, Effect, EffectKind, Ledger, Row
-from agent.core.plain_row import Holder, PlainRow
-from agent.core.pods import PodUid, Role
-from agent.core.share import Share
-from agent.core.slices import SliceId
-from agent.core.state import State
+from agent.core.cluster.pods import PodUid, Role
+from agent.core.containers.edits import ContainerEdits, MountEdit, NodeEdit
+from agent.core.inventory.condition import Condition, Health
+from agent.core.inventory.gpu import GpuUuid
+from agent.core.inventory.share import Share
+from agent.core.inventory.slices import SliceId
+from agent.core.state.holdings import KubeletEpoch
+from agent.core.state.ledger import ContainerKey, Effect, EffectKind, Ledger, Row
+from agent.core.state.plain_row import Holder, PlainRow
+from agent.core.state.state import State
 from tests.builders import G1, G2, NOON, POD_UID, a_health
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=12)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from agent.codec.checkpoint import VERSION, StateEncoder, decode_state, encode_state
 from agent.core.errors import StateCorrupt
-from agent.core.ledger import Ledger
-from agent.core.state import State
+from agent.core.state.ledger import Ledger
+from agent.core.state.state import State
 from tests.unit.codec.states import STATES, a_full_state
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "state-version-1.json"

@@ -7,7 +7,7 @@ import pytest
 
 from agent.codec.kubelet_records import decode_held, decode_records
 from agent.core.errors import MalformedText
-from agent.core.ledger import ContainerKey
+from agent.core.state.ledger import ContainerKey
 from tests.builders import a_pod_uid
 
 RESOURCE = "nvidia.com/gpu"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agent.codec.envelope import seal
 from agent.codec.last_good import KIND, VERSION, decode_last_good, encode_last_good
 from agent.core.errors import StateCorrupt
-from agent.core.last_good import LastGood, SourceFile
+from agent.core.state.last_good import LastGood, SourceFile
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "settings-version-1.json"
 TEXT = st.text(max_size=10)

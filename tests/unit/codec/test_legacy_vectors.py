@@ -8,11 +8,11 @@ from agent.codec.handshake import HandshakeWord, decode_handshake
 from agent.codec.pod import decode_pod_devices
 from agent.codec.register import decode_register
 from agent.codec.register_colon import decode_register_colon
-from agent.core.container_order import pair_groups
+from agent.core.allocation.container_order import pair_groups
 from agent.core.errors import MalformedText
-from agent.core.gpu import GpuUuid
-from agent.core.share import Share
-from agent.core.slices import type_name
+from agent.core.inventory.gpu import GpuUuid
+from agent.core.inventory.share import Share
+from agent.core.inventory.slices import type_name
 from tests.builders import G1, a_container
 from tests.hami_vectors import Vector, vectors
 from tests.unit.codec.test_pod import groups_of

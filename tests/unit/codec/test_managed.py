@@ -6,7 +6,7 @@ import pytest
 
 from agent.codec.managed import entries, other_writer
 from agent.codec.objects import decode_node
-from agent.core.annotations import REGISTER
+from agent.core.cluster.annotations import REGISTER
 
 EARLY, LATE = "2026-01-01T00:00:00Z", "2026-01-01T00:00:30Z"
 

@@ -7,7 +7,7 @@ import pytest
 
 from agent.codec.narrow import read_frame, read_page, read_page_head, read_pod
 from agent.codec.objects import decode_pod
-from agent.core.annotations import (
+from agent.core.cluster.annotations import (
     ALLOCATED,
     BIND_PHASE,
     BIND_TIME,

@@ -12,10 +12,10 @@ from agent.codec.node_report import (
 )
 from agent.codec.register import encode_register, registered
 from agent.codec.register_colon import encode_register_colon, registered_colon
-from agent.core.annotations import REGISTER, SCORE
-from agent.core.gpu import Link, PciPath
-from agent.core.health.condition import Condition
-from agent.core.inventory import Inventory
+from agent.core.cluster.annotations import REGISTER, SCORE
+from agent.core.inventory.condition import Condition
+from agent.core.inventory.gpu import Link, PciPath
+from agent.core.inventory.inventory import Inventory
 from agent.core.report_settings import ReportProfile, ReportSettings
 from tests.builders import a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
 

@@ -13,9 +13,9 @@ from agent.codec.nodelock import (
     encode_stamp,
     held_lock,
 )
-from agent.core.annotations import MUTEX_LOCK
+from agent.core.cluster.annotations import MUTEX_LOCK
+from agent.core.cluster.pods import NodeView
 from agent.core.errors import MalformedText
-from agent.core.pods import NodeView
 from tests.builders import NODE, NOON, a_lock
 from tests.hami_vectors import Vector, cases
 

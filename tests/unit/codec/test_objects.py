@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.codec.objects import EPOCH, decode_node, decode_pod
-from agent.core.annotations import ALLOCATED, REGISTER
+from agent.core.cluster.annotations import ALLOCATED, REGISTER
+from agent.core.cluster.pods import NodeView, Phase, PodView, Role
 from agent.core.errors import MalformedText
-from agent.core.pods import NodeView, Phase, PodView, Role
 from tests.builders import G1, POD_UID, a_container, a_pod, a_share
 from tests.hami_vectors import vectors
 

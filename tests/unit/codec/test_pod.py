@@ -17,8 +17,8 @@ from agent.codec.pod import (
     validate,
 )
 from agent.core.errors import MalformedText
-from agent.core.gpu import GpuUuid
-from agent.core.share import Share
+from agent.core.inventory.gpu import GpuUuid
+from agent.core.inventory.share import Share
 from tests.builders import G1, G2, a_share
 from tests.hami_vectors import Vector, cases, vectors
 

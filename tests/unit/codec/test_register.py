@@ -16,10 +16,10 @@ from agent.codec.register import (
     registered,
     same_meaning,
 )
-from agent.core.annotations import TEXT_LIMIT
+from agent.core.cluster.annotations import TEXT_LIMIT
 from agent.core.errors import MalformedText
-from agent.core.gpu import GpuUuid
-from agent.core.health.condition import Condition
+from agent.core.inventory.condition import Condition
+from agent.core.inventory.gpu import GpuUuid
 from tests.builders import G1, G2, a_gpu, a_health, a_shared_gpu, an_inventory
 
 int32 = st.integers(*gojson.INT32)

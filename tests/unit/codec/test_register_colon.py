@@ -15,9 +15,9 @@ from agent.codec.register_colon import (
     registered_colon,
     same_meaning_colon,
 )
-from agent.core.annotations import TEXT_LIMIT
+from agent.core.cluster.annotations import TEXT_LIMIT
 from agent.core.errors import MalformedText
-from agent.core.gpu import GpuUuid
+from agent.core.inventory.gpu import GpuUuid
 from tests.builders import G1, G2, a_gpu, a_shared_gpu, an_inventory
 from tests.hami_vectors import Vector, cases, vectors
 

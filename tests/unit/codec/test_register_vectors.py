@@ -13,7 +13,7 @@ from agent.codec.register import (
     encode_register,
 )
 from agent.core.errors import MalformedText
-from agent.core.gpu import GpuUuid
+from agent.core.inventory.gpu import GpuUuid
 from tests.builders import G1
 from tests.hami_vectors import Vector, cases, vectors
 

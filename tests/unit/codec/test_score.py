@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from agent.codec import gojson
 from agent.codec.score import decode_scores, encode_scores, same_scores
-from agent.core.annotations import TEXT_LIMIT
+from agent.core.cluster.annotations import TEXT_LIMIT
 from agent.core.errors import MalformedText
-from agent.core.gpu import GpuUuid
+from agent.core.inventory.gpu import GpuUuid
 from tests.builders import G1, G2
 from tests.hami_vectors import vectors
 

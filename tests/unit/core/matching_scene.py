@@ -4,15 +4,15 @@ import dataclasses
 
 import pytest
 
+from agent.core.allocation.evidence import Books, Evidence, Grant, Question
+from agent.core.allocation.matching import decide
+from agent.core.allocation.settings import MatchSettings, UnlockedPods
+from agent.core.cluster.pods import PodTable, PodView, Tombstone
 from agent.core.errors import Gate, Refusal
-from agent.core.evidence import Books, Evidence, Grant, Question
-from agent.core.health.condition import Condition
-from agent.core.holdings import ContainerHolding, Holding, KubeletEpoch
-from agent.core.ledger import ContainerKey, Ledger, Row
-from agent.core.match_settings import MatchSettings, UnlockedPods
-from agent.core.matching import decide
-from agent.core.pods import PodTable, PodView, Tombstone
-from agent.core.slices import SliceId
+from agent.core.inventory.condition import Condition
+from agent.core.inventory.slices import SliceId
+from agent.core.state.holdings import ContainerHolding, Holding, KubeletEpoch
+from agent.core.state.ledger import ContainerKey, Ledger, Row
 from tests.builders import (
     NODE,
     NOON,

@@ -2,12 +2,12 @@
 
 import datetime as dt
 
-from agent.core.edits import ContainerEdits
-from agent.core.holdings import ContainerHolding, Holding, KubeletEpoch
-from agent.core.plain_row import Holder, PlainRow
-from agent.core.pods import PodUid
-from agent.core.share import Share
-from agent.core.slices import SliceId, slice_id
+from agent.core.cluster.pods import PodUid
+from agent.core.containers.edits import ContainerEdits
+from agent.core.inventory.share import Share
+from agent.core.inventory.slices import SliceId, slice_id
+from agent.core.state.holdings import ContainerHolding, Holding, KubeletEpoch
+from agent.core.state.plain_row import Holder, PlainRow
 from tests.builders import NOON, a_gpu
 
 RESOURCE = "nvidia.com/gpu"

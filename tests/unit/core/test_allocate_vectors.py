@@ -7,12 +7,17 @@ import pytest
 
 from agent.codec.objects import decode_pod
 from agent.codec.pod import consume, decode_pod_devices
-from agent.core.annotations import TO_ALLOCATE
-from agent.core.container_edits import LOCK_DIRECTORY, EditRequest, cache_file, container_edits
-from agent.core.container_order import pair_groups
-from agent.core.edits import ContainerEdits, EditSettings, GrantedShare, HookFacts
+from agent.core.allocation.container_order import pair_groups
+from agent.core.cluster.annotations import TO_ALLOCATE
+from agent.core.cluster.pods import PodView
+from agent.core.containers.container_edits import (
+    LOCK_DIRECTORY,
+    EditRequest,
+    cache_file,
+    container_edits,
+)
+from agent.core.containers.edits import ContainerEdits, EditSettings, GrantedShare, HookFacts
 from agent.core.errors import AgentError
-from agent.core.pods import PodView
 from tests.builders import G1, G2, NODE
 from tests.hami_vectors import Vector, cases, vectors
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.container_edits import (
+from agent.core.containers.container_edits import (
     EditRequest,
     cache_file,
     check_edit_settings,
@@ -18,7 +18,13 @@ from agent.core.container_edits import (
     cuda_order,
     pci_key,
 )
-from agent.core.edits import ContainerEdits, EditSettings, GrantedShare, HookFacts, NodeEdit
+from agent.core.containers.edits import (
+    ContainerEdits,
+    EditSettings,
+    GrantedShare,
+    HookFacts,
+    NodeEdit,
+)
 from agent.core.errors import Gate, Refusal, SettingsError
 from tests.builders import G1, G2, POD_UID, a_share
 from tests.hami_vectors import vectors

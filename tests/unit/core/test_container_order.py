@@ -3,10 +3,10 @@
 import pytest
 
 from agent.codec.pod import consume, decode_pod_devices
-from agent.core.container_order import Assignment, pair_groups
+from agent.core.allocation.container_order import Assignment, pair_groups
+from agent.core.cluster.pods import ContainerView, Role
 from agent.core.errors import Gate, Refusal
-from agent.core.pods import ContainerView, Role
-from agent.core.share import Share
+from agent.core.inventory.share import Share
 from tests.builders import G1, G2, a_container, a_share
 from tests.hami_vectors import Vector, cases, vectors
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from agent.core.container_edits import EditRequest, container_edits
-from agent.core.device_list import STRATEGIES, check_device_list
-from agent.core.edits import ContainerEdits, EditSettings, GrantedShare, HookFacts
+from agent.core.containers.container_edits import EditRequest, container_edits
+from agent.core.containers.device_list import STRATEGIES, check_device_list
+from agent.core.containers.edits import ContainerEdits, EditSettings, GrantedShare, HookFacts
 from agent.core.errors import SettingsError
 from tests.builders import G1, G2, POD_UID, a_share
 from tests.hami_vectors import Vector, cases

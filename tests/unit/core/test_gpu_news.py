@@ -4,14 +4,14 @@ import dataclasses
 
 import pytest
 
-from agent.core.gpu import NO_INDEX
-from agent.core.gpu_news import believed, gpu_events, holders, named, turning
-from agent.core.health.condition import Condition
+from agent.core.cluster.pods import Phase, PodTable
 from agent.core.health.judge import switched_off
-from agent.core.inventory import Inventory
-from agent.core.ledger import Ledger
-from agent.core.plain_row import Holder
-from agent.core.pods import Phase, PodTable
+from agent.core.health.news import believed, gpu_events, holders, named, turning
+from agent.core.inventory.condition import Condition
+from agent.core.inventory.gpu import NO_INDEX
+from agent.core.inventory.inventory import Inventory
+from agent.core.state.ledger import Ledger
+from agent.core.state.plain_row import Holder
 from tests.builders import (
     NOON,
     a_gpu,

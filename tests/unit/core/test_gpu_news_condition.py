@@ -2,10 +2,10 @@
 
 import datetime as dt
 
-from agent.core.gpu import NO_INDEX
-from agent.core.gpu_news import TEXT_LIMIT, gpu_degraded
-from agent.core.health.condition import Condition
-from agent.core.inventory import Inventory
+from agent.core.health.news import TEXT_LIMIT, gpu_degraded
+from agent.core.inventory.condition import Condition
+from agent.core.inventory.gpu import NO_INDEX
+from agent.core.inventory.inventory import Inventory
 from tests.builders import NOON, a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
 
 LATER = NOON + dt.timedelta(hours=1)

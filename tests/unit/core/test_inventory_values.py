@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
-from agent.core.health.condition import Condition
-from agent.core.holdings import ContainerHolding, Holding
-from agent.core.inventory import InventoryDiff, diff
-from agent.core.pods import Phase, PodTable
-from agent.core.slices import SliceId
+from agent.core.cluster.pods import Phase, PodTable
+from agent.core.inventory.condition import Condition
+from agent.core.inventory.inventory import InventoryDiff, diff
+from agent.core.inventory.slices import SliceId
+from agent.core.state.holdings import ContainerHolding, Holding
 from tests.builders import (
     G1,
     a_container,

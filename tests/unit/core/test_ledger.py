@@ -5,9 +5,9 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.ledger import ContainerKey, Effect, EffectKind, Ledger
-from agent.core.pods import PodUid
-from agent.core.slices import SliceId
+from agent.core.cluster.pods import PodUid
+from agent.core.inventory.slices import SliceId
+from agent.core.state.ledger import ContainerKey, Effect, EffectKind, Ledger
 from tests.builders import G1, G2, NOON, POD_UID, a_gpu, a_pod_uid, a_row
 from tests.unit.core.plain_scene import a_plain_row, ids
 

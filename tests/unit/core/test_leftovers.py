@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from agent.codec.leftovers import decode_state, decode_traces
-from agent.core.annotations import CORDON, HANDSHAKE, MUTEX_LOCK, REGISTER, REPORTS, SCORE
+from agent.core.cluster.annotations import CORDON, HANDSHAKE, MUTEX_LOCK, REGISTER, REPORTS, SCORE
 from agent.core.errors import MalformedText
-from agent.core.leftovers import CONDITION, NodeState, due
+from agent.core.node.leftovers import CONDITION, NodeState, due
 
 OWN = "hami-agent/gpus"
 EVERYTHING = {REGISTER: "[]", SCORE: "[]", HANDSHAKE: "", MUTEX_LOCK: "a", OWN: "1", "seen": "1"}

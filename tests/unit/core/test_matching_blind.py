@@ -2,10 +2,10 @@
 
 import pytest
 
+from agent.core.allocation.evidence import Evidence, ListPods
+from agent.core.cluster.pods import PodTable
 from agent.core.errors import Gate, Refusal
-from agent.core.evidence import Evidence, ListPods
-from agent.core.ledger import Row
-from agent.core.pods import PodTable
+from agent.core.state.ledger import Row
 from tests.builders import a_row, a_share
 from tests.unit.core.matching_scene import (
     G1,

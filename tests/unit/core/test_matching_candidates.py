@@ -5,11 +5,11 @@ import datetime as dt
 
 import pytest
 
+from agent.core.allocation.evidence import AskKubelet, Books, Evidence, ListPods
+from agent.core.cluster.pods import Phase, PodView, Role
 from agent.core.errors import Gate
-from agent.core.evidence import AskKubelet, Books, Evidence, ListPods
-from agent.core.holdings import KubeletEpoch
-from agent.core.ledger import ContainerKey, Row
-from agent.core.pods import Phase, PodView, Role
+from agent.core.state.holdings import KubeletEpoch
+from agent.core.state.ledger import ContainerKey, Row
 from tests.builders import NOON, a_container, a_pod, a_row, a_share
 from tests.unit.core.matching_scene import (
     G1,

@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 
+from agent.core.allocation.evidence import Evidence
+from agent.core.allocation.settings import MatchSettings
+from agent.core.cluster.pods import PodTable, PodView, Role
 from agent.core.errors import Gate, Refusal
-from agent.core.evidence import Evidence
-from agent.core.health.condition import Condition
-from agent.core.match_settings import MatchSettings
-from agent.core.pods import PodTable, PodView, Role
+from agent.core.inventory.condition import Condition
 from tests.builders import (
     NODE,
     a_container,

@@ -3,15 +3,15 @@
 import dataclasses
 import datetime as dt
 
-from agent.core.errors import Gate
-from agent.core.evidence import (
+from agent.core.allocation.evidence import (
     AskKubelet,
     Books,
     ReadRecords,
 )
-from agent.core.holdings import KubeletEpoch
-from agent.core.ledger import Row
-from agent.core.pods import PodView
+from agent.core.cluster.pods import PodView
+from agent.core.errors import Gate
+from agent.core.state.holdings import KubeletEpoch
+from agent.core.state.ledger import Row
 from tests.builders import NOON, a_container, a_row, a_share
 from tests.unit.core.matching_scene import (
     G1,

@@ -2,14 +2,14 @@
 
 import datetime as dt
 
-from agent.core.errors import Gate
-from agent.core.evidence import (
+from agent.core.allocation.evidence import (
     AwaitLock,
     ListPods,
     LookAtNode,
     ReadRecords,
 )
-from agent.core.exactly_one import in_vain
+from agent.core.allocation.exactly_one import in_vain
+from agent.core.errors import Gate
 from tests.builders import NOON, a_container, a_lock, a_row
 from tests.unit.core.matching_scene import (
     NOW_KUBELET,

@@ -5,8 +5,7 @@ import datetime as dt
 
 import pytest
 
-from agent.core.errors import Gate
-from agent.core.evidence import (
+from agent.core.allocation.evidence import (
     NOT_HERE,
     UNREAD,
     AwaitLock,
@@ -15,8 +14,9 @@ from agent.core.evidence import (
     LookAtNode,
     LookAtPod,
 )
-from agent.core.ledger import Ledger
-from agent.core.pods import Role
+from agent.core.cluster.pods import Role
+from agent.core.errors import Gate
+from agent.core.state.ledger import Ledger
 from tests.builders import NOON, a_container, a_lock, a_pod, a_row
 from tests.unit.core.matching_scene import (
     G1,

@@ -1,10 +1,10 @@
 """What the container gets: nothing in an annotation is taken on trust."""
 
+from agent.core.allocation.evidence import AskKubelet, Evidence, ListPods
+from agent.core.allocation.room import Use
+from agent.core.cluster.pods import Phase, PodView, Role
 from agent.core.errors import Gate
-from agent.core.evidence import AskKubelet, Evidence, ListPods
-from agent.core.health.condition import Condition
-from agent.core.pods import Phase, PodView, Role
-from agent.core.room import Use
+from agent.core.inventory.condition import Condition
 from tests.builders import (
     a_container,
     a_gpu,

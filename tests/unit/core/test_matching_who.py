@@ -5,8 +5,7 @@ import datetime as dt
 
 import pytest
 
-from agent.core.errors import Gate
-from agent.core.evidence import (
+from agent.core.allocation.evidence import (
     AskKubelet,
     AwaitLock,
     CheckRunning,
@@ -14,9 +13,10 @@ from agent.core.evidence import (
     LookAtNode,
     ReadRecords,
 )
-from agent.core.exactly_one import in_vain
-from agent.core.ledger import ContainerKey
-from agent.core.pods import Phase, Role
+from agent.core.allocation.exactly_one import in_vain
+from agent.core.cluster.pods import Phase, Role
+from agent.core.errors import Gate
+from agent.core.state.ledger import ContainerKey
 from tests.builders import NOON, a_container, a_row, a_share
 from tests.unit.core.matching_scene import (
     G1,

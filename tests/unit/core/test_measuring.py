@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 
-from agent.core.edits import ContainerEdits
-from agent.core.holdings import KubeletEpoch
-from agent.core.ledger import Ledger
-from agent.core.measuring import Owned, Size, large_event, owned_directories
-from agent.core.plain_row import Holder, PlainRow
-from agent.core.pods import PodUid
+from agent.core.cluster.pods import PodUid
+from agent.core.containers.edits import ContainerEdits
+from agent.core.reconcile.measuring import Owned, Size, large_event, owned_directories
+from agent.core.state.holdings import KubeletEpoch
+from agent.core.state.ledger import Ledger
+from agent.core.state.plain_row import Holder, PlainRow
 from tests.builders import NOON, POD_UID, a_row, a_share
 
 MIB = 2**20

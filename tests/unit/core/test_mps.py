@@ -5,8 +5,14 @@ from typing import Any
 
 import pytest
 
-from agent.core.container_edits import EditRequest, container_edits, gpu_edits
-from agent.core.edits import ContainerEdits, EditSettings, GrantedShare, HookFacts, MountEdit
+from agent.core.containers.container_edits import EditRequest, container_edits, gpu_edits
+from agent.core.containers.edits import (
+    ContainerEdits,
+    EditSettings,
+    GrantedShare,
+    HookFacts,
+    MountEdit,
+)
 from tests.builders import G1, POD_UID, a_share
 
 FACTS = HookFacts(library="/usr/local/vgpu/libvgpu.so")

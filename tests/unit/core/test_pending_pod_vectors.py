@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from agent.codec.nodelock import held_lock
-from agent.core.annotations import BIND_TIME, MUTEX_LOCK
+from agent.core.allocation.evidence import Evidence, Grant
+from agent.core.allocation.matching import decide
+from agent.core.allocation.settings import MatchSettings, UnlockedPods
+from agent.core.cluster.annotations import BIND_TIME, MUTEX_LOCK
+from agent.core.cluster.pods import NodeLock, NodeView, Phase, PodTable, PodView
 from agent.core.errors import Refusal
-from agent.core.evidence import Evidence, Grant
-from agent.core.ledger import Ledger
-from agent.core.match_settings import MatchSettings, UnlockedPods
-from agent.core.matching import decide
-from agent.core.pods import NodeLock, NodeView, Phase, PodTable, PodView
-from agent.core.settlement import Scene, owed
-from agent.core.share import Share
-from agent.core.slices import SliceId, split_slice_id
+from agent.core.inventory.share import Share
+from agent.core.inventory.slices import SliceId, split_slice_id
+from agent.core.reconcile.settlement import Scene, owed
+from agent.core.state.ledger import Ledger
 from tests.builders import G1 as GPU
 from tests.builders import NOON, a_gpu, a_pod, a_pod_uid, a_shared_gpu, an_inventory
 from tests.hami_vectors import Vector, cases, vectors

@@ -6,11 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.container_edits import cache_file
-from agent.core.edits import EditSettings, HookFacts
-from agent.core.errors import Gate, Refusal, SettingsError
-from agent.core.health.condition import Condition
-from agent.core.plain import (
+from agent.core.allocation.plain import (
     CONTAINER,
     MOST_IDS,
     PlainSettings,
@@ -20,9 +16,13 @@ from agent.core.plain import (
     grant,
     slice_mib,
 )
-from agent.core.plain_row import Holder
-from agent.core.pods import PodUid
-from agent.core.slices import SliceId, slice_id
+from agent.core.cluster.pods import PodUid
+from agent.core.containers.container_edits import cache_file
+from agent.core.containers.edits import EditSettings, HookFacts
+from agent.core.errors import Gate, Refusal, SettingsError
+from agent.core.inventory.condition import Condition
+from agent.core.inventory.slices import SliceId, slice_id
+from agent.core.state.plain_row import Holder
 from tests.builders import a_gpu, a_health, a_shared_gpu, an_inventory
 from tests.unit.core.plain_scene import EPOCH, NEXT, UID, a_plain_row, ids
 

@@ -20,15 +20,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from agent.core import plain_reconcile
-from agent.core.edits import ContainerEdits
-from agent.core.holdings import ContainerHolding, Holding, KubeletEpoch
-from agent.core.ledger import Ledger
-from agent.core.plain import asked_again, grant
-from agent.core.plain_reconcile import PlainSeen, observe
-from agent.core.plain_row import PlainRow
-from agent.core.pods import PodUid
-from agent.core.slices import SliceId
+from agent.core.allocation.plain import asked_again, grant
+from agent.core.cluster.pods import PodUid
+from agent.core.containers.edits import ContainerEdits
+from agent.core.inventory.slices import SliceId
+from agent.core.reconcile import plain as plain_reconcile
+from agent.core.reconcile.plain import PlainSeen, observe
+from agent.core.state.holdings import ContainerHolding, Holding, KubeletEpoch
+from agent.core.state.ledger import Ledger
+from agent.core.state.plain_row import PlainRow
 from tests.builders import NOON, a_gpu, a_shared_gpu, an_inventory
 from tests.unit.core.plain_scene import RESOURCE, ids
 

@@ -5,9 +5,10 @@ import datetime as dt
 
 import pytest
 
-from agent.core.ledger import Ledger
-from agent.core.pace import UNCONFIRMED_AFTER
-from agent.core.plain_reconcile import (
+from agent.core.cluster.pods import PodUid, Role
+from agent.core.inventory.slices import SliceId
+from agent.core.reconcile.pace import UNCONFIRMED_AFTER
+from agent.core.reconcile.plain import (
     GONE_GRACE,
     LOST_GRACE,
     UNREAD_GRACE,
@@ -15,9 +16,8 @@ from agent.core.plain_reconcile import (
     PlainSeen,
     observe,
 )
-from agent.core.plain_row import Holder, Stranger
-from agent.core.pods import PodUid, Role
-from agent.core.slices import SliceId
+from agent.core.state.ledger import Ledger
+from agent.core.state.plain_row import Holder, Stranger
 from tests.builders import G1, NOON, a_row
 from tests.unit.core.plain_scene import (
     EPOCH,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.gpu import Gpu, GpuUuid, Link, PciPath
-from agent.core.preference import nearest, steer
-from agent.core.slices import SliceId, slice_id
+from agent.core.allocation.preference import nearest, steer
+from agent.core.inventory.gpu import Gpu, GpuUuid, Link, PciPath
+from agent.core.inventory.slices import SliceId, slice_id
 from tests.builders import a_gpu, a_uuid
 
 NOTHING = frozenset[SliceId]()

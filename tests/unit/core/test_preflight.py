@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from agent.core.annotations import REGISTER
-from agent.core.api_rights import Right, right_to_get, rights
-from agent.core.gpu import GpuFault, Scan
-from agent.core.preflight import (
+from agent.core.cluster.annotations import REGISTER
+from agent.core.inventory.gpu import GpuFault, Scan
+from agent.core.node.api_rights import Right, right_to_get, rights
+from agent.core.node.preflight import (
     Cluster,
     Finding,
     Place,

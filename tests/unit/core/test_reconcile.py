@@ -5,11 +5,11 @@ import datetime as dt
 
 import pytest
 
-from agent.core.holdings import ContainerHolding, Holding, KubeletEpoch
-from agent.core.ledger import ContainerKey, Ledger, Row
-from agent.core.pods import Phase, PodTable, PodView, Role, Tombstone
-from agent.core.reconcile import Findings, Seen, compare
-from agent.core.slices import SliceId
+from agent.core.cluster.pods import Phase, PodTable, PodView, Role, Tombstone
+from agent.core.inventory.slices import SliceId
+from agent.core.reconcile.reconcile import Findings, Seen, compare
+from agent.core.state.holdings import ContainerHolding, Holding, KubeletEpoch
+from agent.core.state.ledger import ContainerKey, Ledger, Row
 from tests.builders import G1, NOON, a_container, a_pod, a_pod_uid, a_row
 from tests.unit.core.matching_scene import NOW_KUBELET, OLD_KUBELET, RESOURCE, annotated
 

@@ -5,11 +5,11 @@ import datetime as dt
 
 import pytest
 
-from agent.core.edits import ContainerEdits
-from agent.core.ledger import Ledger, Row
-from agent.core.plain_row import PlainRow
-from agent.core.pods import PodTable, Tombstone
-from agent.core.reconcile import LEAKED_AFTER, Seen, leaked
+from agent.core.cluster.pods import PodTable, Tombstone
+from agent.core.containers.edits import ContainerEdits
+from agent.core.reconcile.reconcile import LEAKED_AFTER, Seen, leaked
+from agent.core.state.ledger import Ledger, Row
+from agent.core.state.plain_row import PlainRow
 from tests.builders import NOON, a_pod_uid, a_row
 from tests.unit.core.matching_scene import NOW_KUBELET
 from tests.unit.core.test_reconcile import IDS, POD, held

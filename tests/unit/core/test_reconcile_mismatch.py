@@ -5,17 +5,17 @@ import datetime as dt
 
 import pytest
 
+from agent.core.cluster.pods import Role
 from agent.core.errors import Gate, Refusal
-from agent.core.ledger import Ledger
-from agent.core.pods import Role
-from agent.core.reconcile import (
+from agent.core.inventory.slices import SliceId
+from agent.core.reconcile.reconcile import (
     MISMATCH_EVENT,
     Findings,
     check_start,
     mismatch,
     mismatch_event,
 )
-from agent.core.slices import SliceId
+from agent.core.state.ledger import Ledger
 from tests.builders import G1, G2, NOON, a_row, a_share
 from tests.unit.core.matching_scene import NOW_KUBELET, OLD_KUBELET
 from tests.unit.core.test_reconcile import IDS, MINUTE, OTHER_IDS, POD, found, held

@@ -5,16 +5,16 @@ import datetime as dt
 
 import pytest
 
+from agent.core.allocation.evidence import AskKubelet
+from agent.core.allocation.plain import may_restart
+from agent.core.allocation.settings import MatchSettings
+from agent.core.cluster.pods import Phase, PodTable
 from agent.core.errors import Gate, Refusal
-from agent.core.evidence import AskKubelet
-from agent.core.holdings import ContainerHolding, Holding
-from agent.core.ledger import Ledger
-from agent.core.match_settings import MatchSettings
-from agent.core.plain import may_restart
-from agent.core.plain_reconcile import PlainSeen, observe
-from agent.core.plain_row import Holder, Stranger
-from agent.core.pods import Phase, PodTable
-from agent.core.reconcile import Seen, compare
+from agent.core.reconcile.plain import PlainSeen, observe
+from agent.core.reconcile.reconcile import Seen, compare
+from agent.core.state.holdings import ContainerHolding, Holding
+from agent.core.state.ledger import Ledger
+from agent.core.state.plain_row import Holder, Stranger
 from tests.builders import G1, NODE, NOON, a_container, a_gpu, a_row
 from tests.unit.core.matching_scene import (
     NOW_KUBELET,

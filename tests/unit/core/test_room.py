@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.pods import PodUid, Role
-from agent.core.room import Claim, Use, claim_of, gpu_use, pod_use, shortage
-from agent.core.share import Share
+from agent.core.allocation.room import Claim, Use, claim_of, gpu_use, pod_use, shortage
+from agent.core.cluster.pods import PodUid, Role
+from agent.core.inventory.share import Share
 from tests.builders import G1, G2, a_gpu, a_pod_uid, a_row, a_share, a_shared_gpu
 
 GPU = a_shared_gpu(gpu=a_gpu(uuid=G1), registered_mib=1000, core_percent=100)

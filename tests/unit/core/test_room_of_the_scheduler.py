@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.codec.objects import decode_pod
-from agent.core.annotations import ALLOCATED, VGPU_NODE
-from agent.core.ledger import Row
-from agent.core.pods import PodView
-from agent.core.room import Claim, claim_of, counts, gpu_use, scheduled
-from agent.core.share import Share
+from agent.core.allocation.room import Claim, claim_of, counts, gpu_use, scheduled
+from agent.core.cluster.annotations import ALLOCATED, VGPU_NODE
+from agent.core.cluster.pods import PodView
+from agent.core.inventory.share import Share
+from agent.core.state.ledger import Row
 from agent.sandbox.scheduler.model import Load
 from agent.sandbox.scheduler.usage import Usage
 from tests.builders import G1, G2, RESOURCE, a_gpu, a_pod_uid, a_row, a_shared_gpu

@@ -2,8 +2,8 @@
 
 import pytest
 
+from agent.core.cluster.selector import parse_selector
 from agent.core.errors import MalformedText
-from agent.core.selector import parse_selector
 
 LABELS = {"gpu": "h100", "zone": "a", "example.com/pool": "big", "empty": ""}
 

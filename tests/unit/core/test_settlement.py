@@ -5,9 +5,8 @@ import datetime as dt
 
 import pytest
 
-from agent.core.ledger import EffectKind, Ledger
-from agent.core.pods import Phase, PodTable, PodView, Role, Tombstone
-from agent.core.settlement import (
+from agent.core.cluster.pods import Phase, PodTable, PodView, Role, Tombstone
+from agent.core.reconcile.settlement import (
     REFUSED_AT_ONCE,
     REFUSED_EVENT,
     UNCLAIMED,
@@ -15,6 +14,7 @@ from agent.core.settlement import (
     owed,
     refusal_text,
 )
+from agent.core.state.ledger import EffectKind, Ledger
 from tests.builders import NOON, a_container, a_lock, a_pod, a_pod_uid, a_row
 
 SENTENCE = "GPU 0 is bad: XID 79; create the pod again. [HA-4002]"

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.core.errors import SettingsError
-from agent.core.gpu import GpuUuid
-from agent.core.slices import (
+from agent.core.inventory.gpu import GpuUuid
+from agent.core.inventory.slices import (
     INT32_MAX,
     MIB,
     Served,

@@ -2,8 +2,8 @@
 
 import pytest
 
+from agent.core.allocation.steps import Step, disk_refusal
 from agent.core.errors import Gate, StateError
-from agent.core.steps import Step, disk_refusal
 
 
 @pytest.mark.parametrize("step", Step)

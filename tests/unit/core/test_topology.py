@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.gpu import Gpu, Link, PciPath
-from agent.core.topology import lopsided, pair_scores
+from agent.core.inventory.gpu import Gpu, Link, PciPath
+from agent.core.inventory.topology import lopsided, pair_scores
 from tests.builders import a_gpu, a_uuid
 
 paths = st.none() | st.sampled_from(PciPath)

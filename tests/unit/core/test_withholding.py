@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.withholding import HOLD_OFF, Withholding, withheld
+from agent.core.node.withholding import HOLD_OFF, Withholding, withheld
 
 REASON = ("HAMi-core is not installed on this node. [HA-5005]",)
 FULL = ("The agent cannot keep its state. [HA-5001]",)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.core.errors import SettingsError
-from agent.core.last_good import SourceFile
+from agent.core.state.last_good import SourceFile
 from agent.settings.profiles import NodeFacts
 from agent.settings.sections import build
 from agent.settings.sources import Sources

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from agent.core.errors import SettingsError
-from agent.core.last_good import SourceFile
+from agent.core.state.last_good import SourceFile
 from agent.settings.fields import Values
 from agent.settings.profiles import NodeFacts
 from agent.settings.sources import Sources

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from agent.core.errors import SettingsError
-from agent.core.last_good import SourceFile
+from agent.core.state.last_good import SourceFile
 from agent.settings.profiles import NodeFacts
 from agent.settings.sources import Sources
 from agent.settings.values import Plan, make_plan

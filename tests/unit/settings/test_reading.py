@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.core.allocation.plain import PlainSettings
+from agent.core.allocation.settings import UnlockedPods
 from agent.core.errors import SettingsError
-from agent.core.match_settings import UnlockedPods
-from agent.core.plain import PlainSettings
 from agent.settings.fields import Values
 from agent.settings.profiles import NodeFacts
 from agent.settings.sections import build

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from agent.core.health.xids import XidClass
-from agent.core.last_good import SourceFile
+from agent.core.state.last_good import SourceFile
 from agent.settings.fields import Values
 from agent.settings.profiles import NodeFacts
 from agent.settings.sections import Settings, build

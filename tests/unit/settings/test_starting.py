@@ -7,7 +7,7 @@ import pytest
 
 from agent.codec.last_good import encode_last_good
 from agent.core.errors import SettingsError
-from agent.core.last_good import LastGood, SourceFile
+from agent.core.state.last_good import LastGood, SourceFile
 from agent.settings import reading
 from agent.settings.profiles import NodeFacts
 from agent.settings.reading import COPY, Look, last_good, recalled

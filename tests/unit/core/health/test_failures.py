@@ -5,11 +5,11 @@ import datetime as dt
 
 import pytest
 
-from agent.core.health.condition import Condition, Health
 from agent.core.health.judge import LATELY, MOST_LATELY, SAME_HICCUP, judge
 from agent.core.health.memory import remembered
 from agent.core.health.reports import DriverEvent, EventKind, Probe, ProbeOutcome
 from agent.core.health.settings import HealthSettings
+from agent.core.inventory.condition import Condition, Health
 from tests.builders import G1, NOON
 
 SETTINGS = HealthSettings()

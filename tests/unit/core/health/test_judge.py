@@ -4,12 +4,12 @@ import datetime as dt
 
 import pytest
 
-from agent.core.health.condition import Condition, Health
 from agent.core.health.judge import aged, judge
 from agent.core.health.reports import DriverEvent, EventKind, Probe, ProbeOutcome
 from agent.core.health.settings import HealthSettings, xid_class
 from agent.core.health.verdicts import of_xid
 from agent.core.health.xids import XIDS, XidClass
+from agent.core.inventory.condition import Condition, Health
 from tests.builders import G1, NOON, a_health
 
 SETTINGS = HealthSettings()

@@ -5,11 +5,11 @@ import datetime as dt
 
 import pytest
 
-from agent.core.health.condition import Condition, Health
 from agent.core.health.judge import aged
 from agent.core.health.memory import remembered
 from agent.core.health.settings import HealthSettings, read_switches
 from agent.core.health.xids import XidClass
+from agent.core.inventory.condition import Condition, Health
 from tests.builders import NOON
 
 LATER = NOON + dt.timedelta(hours=1)

@@ -4,9 +4,9 @@ import datetime as dt
 
 import pytest
 
-from agent.core.health.condition import Condition, Health
 from agent.core.health.reports import DriverEvent, EventKind, GpuSigns, Probe, ProbeOutcome
 from agent.core.health.whose import NOT_COUNTED, ErrorCount, compared
+from agent.core.inventory.condition import Condition, Health
 from tests.builders import G1, NOON, a_health
 
 NEAR = 20.0

@@ -5,7 +5,6 @@ import datetime as dt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.health.condition import Condition, Health
 from agent.core.health.judge import MOST_LATELY, SAME_HICCUP, judge, quiet_time
 from agent.core.health.reports import (
     DriverEvent,
@@ -17,6 +16,7 @@ from agent.core.health.reports import (
 )
 from agent.core.health.settings import HealthSettings, xid_class
 from agent.core.health.xids import XIDS, XidClass
+from agent.core.inventory.condition import Condition, Health
 from tests.builders import G1, NOON
 
 SETTINGS = HealthSettings()

@@ -5,7 +5,6 @@ import datetime as dt
 
 import pytest
 
-from agent.core.health.condition import Condition, Health
 from agent.core.health.judge import judge, missing
 from agent.core.health.memory import remembered
 from agent.core.health.reports import (
@@ -17,6 +16,7 @@ from agent.core.health.reports import (
     RecoveryAction,
 )
 from agent.core.health.settings import HealthSettings
+from agent.core.inventory.condition import Condition, Health
 from tests.builders import G1, NOON, a_health
 
 SETTINGS = HealthSettings()

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from agent.core.health.condition import Condition, Health
 from agent.core.health.judge import aged, judge, missing, switched_off
 from agent.core.health.memory import remembered
 from agent.core.health.reports import (
@@ -20,6 +19,7 @@ from agent.core.health.reports import (
 )
 from agent.core.health.settings import HealthSettings
 from agent.core.health.verdicts import past
+from agent.core.inventory.condition import Condition, Health
 from tests.builders import G1, NOON
 
 SETTINGS = HealthSettings()

@@ -1,0 +1,52 @@
+"""What watches deliver and what Events say."""
+
+import dataclasses
+
+from agent.core.cluster.pods import NodeView, PodUid, PodView
+
+NO_POD = PodUid("")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PodList:
+    """The answer to a LIST of this node's pods."""
+
+    pods: tuple[PodView, ...]
+    resource_version: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PodChange:
+    """One frame of the pod watch. `pod` None: a bookmark. `deleted`: it left this node."""
+
+    resource_version: str
+    pod: PodView | None = None
+    deleted: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeChange:
+    """One frame of the Node watch. `node` None: it was deleted. A bookmark sends nothing.
+
+    `opened` is of the first frame: the watch is open, and nothing is said of the Node yet.
+    """
+
+    node: NodeView | None = None
+    opened: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class NodeEvent:
+    """An Event on this Node (`pod_uid` empty) or on a pod."""
+
+    reason: str
+    text: str
+    warning: bool
+    namespace: str = ""
+    pod: str = ""
+    pod_uid: PodUid = NO_POD
+
+
+def version_number(version: str) -> int:
+    """A resource version as a number; 0 where it is none, which is older than all."""
+    return int(version) if version.isascii() and version.isdigit() else 0

@@ -1,0 +1,4 @@
+"""What a container receives: environment, mounts, device nodes, CDI names.
+
+Equal inputs give equal bytes. It may never decide who receives it.
+"""

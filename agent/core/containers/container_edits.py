@@ -1,0 +1,231 @@
+"""What one container receives: HAMi's environment and mounts for its shares of GPUs.
+
+Equal inputs make equal bytes: a container that is asked for again gets what it got before, down
+to the name of its cache file. Source: HAMi v2.10 pkg/device-plugin/nvidiadevice/nvinternal/plugin
+/server.go, Allocate and getAllocateResponse; read by HAMi-core from the environment.
+
+Three things differ from HAMi on purpose. The shares are ordered by PCI bus id, because HAMi-core
+takes the i of CUDA_DEVICE_MEMORY_LIMIT_i for the container's own CUDA index. No memory means all
+that is registered of the GPU, because HAMi-core takes `0m` for no limit and then reports a size of
+0. Names of files follow from pod UID and container instead of from chance.
+"""
+
+import dataclasses
+import re
+import uuid
+from collections.abc import Iterable, Sequence
+
+from agent.core.cluster.pods import ContainerView, PodUid
+from agent.core.containers.device_list import (
+    cdi_annotations,
+    cdi_names,
+    check_device_list,
+    is_cdi_only,
+    list_mounts,
+    visible_devices,
+)
+from agent.core.containers.edits import (
+    ContainerEdits,
+    EditSettings,
+    GrantedShare,
+    HookFacts,
+    MountEdit,
+    NodeEdit,
+)
+from agent.core.containers.mps import mps_envs, mps_mounts
+from agent.core.errors import Gate, Refusal, SettingsError, cap
+from agent.core.inventory.gpu import GpuUuid
+
+MODES = frozenset({"hami-core", "mps", ""})
+"""The operating modes that get HAMi-core's environment; empty is a node without one."""
+
+LOCK_DIRECTORY = "/tmp/vgpulock"  # noqa: S108 -- where libvgpu.so looks in the container
+PRELOAD_FILE = "/etc/ld.so.preload"
+CACHE_NAMES = uuid.UUID("8f1f6f0e-6e0e-5d0c-9a65-0c2f8b6d3a41")
+"""The namespace of cache file names. Never to change: running containers map those files."""
+
+_POD_UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}")
+_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EditRequest:
+    """One container to answer for. `control_disabled`: it asked to run without HAMi-core."""
+
+    pod_uid: PodUid
+    container: str
+    control_disabled: bool
+    shares: tuple[GrantedShare, ...]
+
+
+def container_edits(
+    request: EditRequest, settings: EditSettings, facts: HookFacts
+) -> ContainerEdits:
+    """The whole answer for one container.
+
+    Raises:
+        SettingsError: no answer can be made for the mode or a device list strategy.
+        Refusal: pod UID or container cannot name a directory.
+    """
+    check_edit_settings(settings)
+    shares = cuda_order(request.shares)
+    answer = f"{request.pod_uid}/{request.container}"
+    gpus = gpu_edits(answer, shares, settings, facts)
+    return dataclasses.replace(
+        gpus,
+        envs=tuple(sorted((*gpus.envs, *_limits(request, shares, settings, facts)))),
+        mounts=(*gpus.mounts, *_hook_mounts(request, facts)),
+    )
+
+
+def gpu_edits(
+    answer: str, shares: Sequence[GrantedShare], settings: EditSettings, facts: HookFacts
+) -> ContainerEdits:
+    """Which GPUs a container sees, by the configured strategies, and nothing of HAMi-core.
+
+    `answer` tells this answer from all others on the node; `shares` are in CUDA's order.
+
+    Raises:
+        SettingsError: no answer can be made for the mode or a device list strategy.
+    """
+    check_edit_settings(settings)
+    uuids = tuple(dict.fromkeys(granted.share.uuid for granted in shares))
+    with_nodes = settings.pass_device_specs and not is_cdi_only(settings)
+    return ContainerEdits(
+        envs=tuple(sorted((*mps_envs(settings), *_visible(uuids, settings)))),
+        mounts=(*mps_mounts(settings), *list_mounts(uuids, settings)),
+        nodes=tuple(_nodes(shares, settings, facts)) if with_nodes else (),
+        annotations=cdi_annotations(answer, uuids, settings),
+        cdi_names=cdi_names(uuids, settings),
+    )
+
+
+def check_edit_settings(settings: EditSettings) -> None:
+    """Nothing, when answers can be made with these settings.
+
+    Raises:
+        SettingsError: they ask for a mode or a device list that is not served.
+    """
+    if settings.mode not in MODES:
+        raise SettingsError(f"operating mode {cap(settings.mode)!r} is not served; use hami-core")
+    check_device_list(settings)
+
+
+def check_library(facts: HookFacts, container: ContainerView | None = None) -> None:
+    """Nothing, when what the container mounts of HAMi-core is installed.
+
+    A container runtime makes a directory of a mount's source that is missing, and starts the
+    container: it would have no limit, and HAMi-core could not be installed any more.
+
+    Raises:
+        Refusal: a file of HAMi-core is missing.
+    """
+    spared = container is not None and container.control_disabled
+    missing = [file for file in facts.missing if not (spared and file.endswith("/ld.so.preload"))]
+    if missing:
+        raise Refusal(
+            Gate.NO_LIBRARY,
+            f"HAMi-core is not installed on this node ({' and '.join(missing)} missing or "
+            "not a file), so no limit would be kept; ask the operator to install it.",
+            transient=True,
+        )
+
+
+def container_directory(pod_uid: str, container: str) -> str:
+    """The name of the container's own directory, `<pod UID>_<container>`: one path component.
+
+    Raises:
+        Refusal: the UID is no UID or the container no DNS label: either could leave the directory.
+    """
+    if not _POD_UID.fullmatch(pod_uid):
+        raise Refusal(Gate.HOST_DIRECTORY, f"{cap(pod_uid)!r} is no UID of a pod")
+    if not _LABEL.fullmatch(container):
+        raise Refusal(Gate.HOST_DIRECTORY, f"{cap(container)!r} is no name of a container")
+    return f"{pod_uid}_{container}"
+
+
+def cache_file(pod_uid: str, container: str) -> str:
+    """The name of the container's cache file, a function of both, free of chance."""
+    return f"{uuid.uuid5(CACHE_NAMES, f'{pod_uid}/{container}')}.cache"
+
+
+def cuda_order(shares: Iterable[GrantedShare]) -> tuple[GrantedShare, ...]:
+    """The shares as CUDA numbers their GPUs: by PCI bus id.
+
+    A second share of one GPU has no CUDA index of its own: it goes behind all first ones.
+    """
+    seen: dict[GpuUuid, int] = {}
+    keyed: list[tuple[int, tuple[int, ...], GrantedShare]] = []
+    for granted in shares:
+        turn = seen.get(granted.share.uuid, 0)
+        seen[granted.share.uuid] = turn + 1
+        keyed.append((turn, pci_key(granted.pci), granted))
+    return tuple(granted for _, _, granted in sorted(keyed, key=lambda item: item[:2]))
+
+
+def pci_key(pci: str) -> tuple[int, ...]:
+    """A PCI bus id as numbers, so that `0000:0A:00.0` and `00000000:0a:00.0` are the same place."""
+    return tuple(int(part, 16) for part in re.findall(r"[0-9A-Fa-f]+", pci))
+
+
+def _visible(uuids: Sequence[GpuUuid], settings: EditSettings) -> Iterable[tuple[str, str]]:
+    """The variables that the runtime reads."""
+    visible = visible_devices(uuids, settings)
+    if visible is not None:
+        yield "NVIDIA_VISIBLE_DEVICES", visible
+    by_variable = not is_cdi_only(settings)
+    for name, wanted in (
+        ("NVIDIA_GDRCOPY", settings.gdrcopy),
+        ("NVIDIA_GDS", settings.gds),
+        ("NVIDIA_MOFED", settings.mofed),
+    ):
+        if wanted and by_variable:
+            yield name, "enabled"
+
+
+def _limits(
+    request: EditRequest,
+    shares: Sequence[GrantedShare],
+    settings: EditSettings,
+    facts: HookFacts,
+) -> Iterable[tuple[str, str]]:
+    """The variables that HAMi-core reads."""
+    for index, granted in enumerate(shares):
+        mib = granted.share.memory_mib or granted.registered_mib
+        yield f"CUDA_DEVICE_MEMORY_LIMIT_{index}", f"{mib}m"
+    for granted in shares[:1]:
+        yield "CUDA_DEVICE_SM_LIMIT", str(granted.share.core_percent)
+    policy = "disable" if settings.disable_core_limit else settings.core_policy
+    cache = cache_file(request.pod_uid, request.container)
+    yield "CUDA_DEVICE_MEMORY_SHARED_CACHE", f"{facts.hook_path}/vgpu/{cache}"
+    for name, value, wanted in (
+        ("CUDA_OVERSUBSCRIBE", "true", settings.memory_scaling > 1),
+        ("LIBCUDA_LOG_LEVEL", settings.cuda_log_level, bool(settings.cuda_log_level)),
+        ("GPU_CORE_UTILIZATION_POLICY", policy, policy != "default"),
+    ):
+        if wanted:
+            yield name, value
+
+
+def _hook_mounts(request: EditRequest, facts: HookFacts) -> Iterable[MountEdit]:
+    hook = f"{facts.hook_path}/vgpu"
+    own = container_directory(request.pod_uid, request.container)
+    yield MountEdit(f"{hook}/libvgpu.so", facts.library, read_only=True)
+    yield MountEdit(hook, f"{hook}/containers/{own}", read_only=False)
+    # The container's own, too: shared, one tenant could hold up or shut out all others.
+    yield MountEdit(LOCK_DIRECTORY, f"{hook}/containers/{own}", read_only=False)
+    if not request.control_disabled:
+        yield MountEdit(PRELOAD_FILE, f"{hook}/ld.so.preload", read_only=True)
+    if facts.has_license:
+        yield MountEdit("/tmp/license", f"{hook}/license", read_only=True)  # noqa: S108 -- external
+        yield MountEdit("/usr/bin/vgpuvalidator", f"{hook}/vgpuvalidator", read_only=True)
+
+
+def _nodes(
+    shares: Sequence[GrantedShare], settings: EditSettings, facts: HookFacts
+) -> Iterable[NodeEdit]:
+    """Control nodes that exist, then one node per GPU, found on the host below the dev root."""
+    minors = (granted.minor for granted in shares if granted.minor is not None)
+    gpus = (f"/dev/nvidia{minor}" for minor in minors)
+    for path in dict.fromkeys((*facts.device_nodes, *gpus)):
+        yield NodeEdit(path, f"{settings.dev_root.rstrip('/')}{path}", "rw")

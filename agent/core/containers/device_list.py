@@ -1,0 +1,98 @@
+"""How a container is told its GPUs: NVIDIA's device list strategies, alone or together.
+
+Source: NVIDIA k8s-device-plugin v0.19 internal/plugin/server.go, getAllocateResponse, in HAMi
+v2.10's copy. The agent writes no CDI specification: the names are those of one that is there.
+"""
+
+import re
+import uuid
+from collections.abc import Iterable, Sequence
+
+from agent.core.containers.edits import EditSettings, MountEdit
+from agent.core.errors import SettingsError, cap
+from agent.core.inventory.gpu import GpuUuid
+
+ENVVAR = "envvar"
+VOLUME_MOUNTS = "volume-mounts"
+CDI_ANNOTATIONS = "cdi-annotations"
+CDI_CRI = "cdi-cri"
+STRATEGIES = (ENVVAR, VOLUME_MOUNTS, CDI_ANNOTATIONS, CDI_CRI)
+
+LIST_DIRECTORY = "/var/run/nvidia-container-devices"
+_ANNOTATION = "nvidia-device-plugin_"
+_ANNOTATION_NAMES = uuid.UUID("3c0ad2c6-6ef1-5d4e-8a52-6a0f6c4b9b17")
+CDI_KIND = re.compile(
+    r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z](?:[A-Za-z0-9_-]*[A-Za-z0-9])?"
+)
+"""vendor/class."""
+CDI_PREFIX = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?/")
+"""What an annotation's name begins with."""
+
+
+def check_device_list(settings: EditSettings) -> None:
+    """Nothing, when GPUs can be told with these settings.
+
+    Raises:
+        SettingsError: an unknown strategy, none at all, or names that are none.
+    """
+    wanted = settings.device_list_strategies
+    refused = [name for name in wanted if name not in STRATEGIES]
+    if refused or not wanted:
+        named = ", ".join(cap(name) for name in refused) or "none"
+        raise SettingsError(
+            f"device list strategy {named} is not served; use {', '.join(STRATEGIES)}"
+        )
+    if not CDI_KIND.fullmatch(settings.cdi_kind):
+        raise SettingsError(
+            f"CDI kind {cap(settings.cdi_kind)!r} is not vendor/class, such as nvidia.com/gpu"
+        )
+    if not CDI_PREFIX.fullmatch(settings.cdi_annotation_prefix):
+        prefix = cap(settings.cdi_annotation_prefix)
+        raise SettingsError(f"CDI annotation prefix {prefix!r} is not one such as cdi.k8s.io/")
+
+
+def is_cdi_only(settings: EditSettings) -> bool:
+    """Whether the runtime learns everything through CDI: no variable and no device node then."""
+    return not {ENVVAR, VOLUME_MOUNTS} & set(settings.device_list_strategies)
+
+
+def visible_devices(uuids: Sequence[GpuUuid], settings: EditSettings) -> str | None:
+    """NVIDIA_VISIBLE_DEVICES; None: it is not set."""
+    if VOLUME_MOUNTS in settings.device_list_strategies:
+        return LIST_DIRECTORY
+    return ",".join(uuids) if ENVVAR in settings.device_list_strategies else None
+
+
+def list_mounts(uuids: Sequence[GpuUuid], settings: EditSettings) -> Iterable[MountEdit]:
+    """The GPUs as file names, which a tenant, other than an environment, cannot set."""
+    if VOLUME_MOUNTS in settings.device_list_strategies:
+        for gpu in uuids:
+            yield MountEdit(f"{LIST_DIRECTORY}/{gpu}", "/dev/null", read_only=False)
+
+
+def cdi_names(uuids: Sequence[GpuUuid], settings: EditSettings) -> tuple[str, ...]:
+    """The GPUs by their CDI names, then what the modes add; empty without `cdi-cri`."""
+    return _names(uuids, settings) if CDI_CRI in settings.device_list_strategies else ()
+
+
+def cdi_annotations(
+    answer: str, uuids: Sequence[GpuUuid], settings: EditSettings
+) -> tuple[tuple[str, str], ...]:
+    """The same names as an annotation for the runtime; empty without `cdi-annotations`.
+
+    `answer` tells this answer from all others on the node. HAMi takes a random UUID for it; here
+    equal answers are equal bytes.
+    """
+    if CDI_ANNOTATIONS not in settings.device_list_strategies:
+        return ()
+    key = f"{settings.cdi_annotation_prefix}{_ANNOTATION}{uuid.uuid5(_ANNOTATION_NAMES, answer)}"
+    return ((key, ",".join(_names(uuids, settings))),)
+
+
+def _names(uuids: Sequence[GpuUuid], settings: EditSettings) -> tuple[str, ...]:
+    vendor = settings.cdi_kind.partition("/")[0]
+    modes = (("gdrcopy", settings.gdrcopy), ("gds", settings.gds), ("mofed", settings.mofed))
+    return (
+        *(f"{settings.cdi_kind}={gpu}" for gpu in uuids),
+        *(f"{vendor}/{name}=all" for name, wanted in modes if wanted),
+    )

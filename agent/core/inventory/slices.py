@@ -1,0 +1,186 @@
+"""Slices: how one GPU becomes many ids, and the arithmetic of what is registered."""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from typing import NewType
+
+from agent.core.errors import SettingsError
+from agent.core.inventory.gpu import GpuUuid
+
+SliceId = NewType("SliceId", str)
+"""`<GPU UUID>-<n>`, n from 0: HAMi's form, so that a node that switches keeps its ids."""
+
+Held = Mapping[GpuUuid, tuple[SliceId, ...]]
+"""Slices in use, by GPU."""
+
+MIB = 1024 * 1024
+MIG_MODE = "mig"
+"""HAMi's operating mode whose GPUs are not shared yet."""
+
+LIST_BYTES = 7 * MIB // 2
+"""What a list may take: the kubelet ends the stream at 4 MiB, the rest is for ids still held."""
+
+INT32_MAX = 2**31 - 1
+"""The greatest number of MiB or percent that the register annotation can say."""
+
+MAX_NUMBER = 9_999_999_999
+"""What has more digits is no number of a slice."""
+
+_SLICE_ID = re.compile(r"(.+)-(0|[1-9][0-9]{0,9})", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SharingSettings:
+    """How GPUs are shared.
+
+    `resource` is the name by which pods request slices and the kubelet advertises them;
+    `split_count` slices per GPU; scalings are factors on what is registered;
+    `preconfigured_mib` stands in where the driver cannot tell the memory (0: leave the GPU out).
+    `numa_topology`: the kubelet is told on which NUMA node a GPU is.
+    """
+
+    split_count: int = 10
+    memory_scaling: float = 1.0
+    core_scaling: float = 1.0
+    preconfigured_mib: int = 0
+    mode: str = "hami-core"
+    numa_topology: bool = False
+    filter_uuids: frozenset[str] = frozenset()
+    filter_indexes: frozenset[int] = frozenset()
+    resource: str = "nvidia.com/gpu"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SliceGroup:
+    """The listed slices of one GPU: all agree on health, in number order."""
+
+    uuid: GpuUuid
+    ids: tuple[SliceId, ...]
+    healthy: bool
+    numa: int | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SliceList:
+    """What one ListAndWatch message says: groups in inventory order. `generation` names it."""
+
+    generation: int = 0
+    groups: tuple[SliceGroup, ...] = ()
+
+
+def slice_id(uuid: GpuUuid, number: int) -> SliceId:
+    """The id of slice `number` of the GPU."""
+    return SliceId(f"{uuid}-{number}")
+
+
+def split_slice_id(text: str) -> tuple[GpuUuid, int] | None:
+    """GPU and number of a slice id, or None when `text` is not one."""
+    match = _SLICE_ID.fullmatch(text)
+    return (GpuUuid(match[1]), int(match[2])) if match else None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Served:
+    """The names of our resource: the `present` one, and former ones by which slices are held yet.
+
+    `held` are the slices in use by the name they were asked by.
+    """
+
+    present: str
+    held: Mapping[str, Held] = dataclasses.field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The present name, then the former ones."""
+        return (self.present, *sorted(name for name in self.held if name != self.present))
+
+    @property
+    def gpus(self) -> frozenset[GpuUuid]:
+        """The GPUs of which a slice is held, by whatever name."""
+        return frozenset(uuid for held in self.held.values() for uuid, ids in held.items() if ids)
+
+    def ids_of(self, uuid: GpuUuid, resource: str) -> tuple[SliceId, ...]:
+        """The slices of the GPU that are held by that name."""
+        return self.held.get(resource, {}).get(uuid, ())
+
+    def listed(self, uuid: GpuUuid, split_count: int, resource: str) -> tuple[SliceId, ...]:
+        """The ids to list for the GPU under that name: a former one has none that are free."""
+        own = self.ids_of(uuid, resource)
+        if resource != self.present:
+            return listed_ids(uuid, 0, own)
+        others = [text for name in self.names[1:] for text in self.ids_of(uuid, name)]
+        return listed_ids(uuid, split_count, own, others)
+
+
+def listed_ids(
+    uuid: GpuUuid, split_count: int, held: Iterable[SliceId], elsewhere: Iterable[SliceId] = ()
+) -> tuple[SliceId, ...]:
+    """The ids to list for a GPU: all held ones, then the lowest free up to the split count.
+
+    Those that are in use `elsewhere`, by other names, count as well, and are not offered: no two
+    containers have the same id. A split count lowered under running pods never takes a held id out
+    of the list.
+    """
+    numbers = _numbers(uuid, held)
+    others = [number for text in elsewhere for number in _numbers(uuid, (text,))]
+    free = max(0, split_count - len(numbers) - len(others))
+    taken = numbers.union(others)
+    unused = (number for number in range(split_count) if number not in taken)
+    numbers.update(itertools.islice(unused, free))
+    return tuple(slice_id(uuid, n) for n in sorted(numbers))
+
+
+def _numbers(uuid: GpuUuid, ids: Iterable[SliceId]) -> set[int]:
+    return {pair[1] for text in ids if (pair := split_slice_id(text)) and pair[0] == uuid}
+
+
+def slice_bytes(split_count: int) -> int:
+    """Bytes that a slice takes in a list at the most: unhealthy, with its NUMA node.
+
+    A UUID of 40 characters and the number behind it, 9 of `Unhealthy`, 2 of the NUMA node's number,
+    and tag and length of the five messages and texts around them.
+    """
+    return 40 + 1 + len(str(split_count - 1)) + 9 + 2 + 5 * 2
+
+
+def check_list_size(gpus: int, split_count: int, origin: str) -> None:
+    """Nothing, when the list of so many slices is one that the kubelet takes.
+
+    Raises:
+        SettingsError: it is not, with the arithmetic; `origin` is where the split count is from.
+    """
+    each = slice_bytes(split_count)
+    total = gpus * split_count * each
+    if total > LIST_BYTES:
+        most = LIST_BYTES // (gpus * each)
+        raise SettingsError(
+            f"{origin}: sharing.splitCount: {gpus} GPUs x {split_count} slices x {each} bytes are "
+            f"a list of {total / MIB:.1f} MiB, and {LIST_BYTES / MIB:g} MiB is the most; "
+            f"set it to {most} or less"
+        )
+
+
+def registered_mib(memory_mib: int | None, settings: SharingSettings) -> int | None:
+    """MiB to register for a GPU, or None when the GPU must be left out.
+
+    Truncated towards zero as HAMi's int32 conversion does; what is too great for 32 bits becomes
+    the greatest number, where HAMi's overflows into one that no scheduler can use.
+    Source: HAMi pkg/device-plugin/nvidiadevice/nvinternal/plugin/register.go getAPIDevices.
+    """
+    known = memory_mib if memory_mib is not None else settings.preconfigured_mib
+    if known <= 0:
+        return None
+    scaling = 1.0 if settings.mode == MIG_MODE else settings.memory_scaling
+    return min(known, INT32_MAX) if scaling == 1 else int(min(known * scaling, INT32_MAX))
+
+
+def registered_core_percent(settings: SharingSettings) -> int:
+    """Percent of compute to register: the scaling times 100, truncated; 100 in mode mig."""
+    return 100 if settings.mode == MIG_MODE else int(min(settings.core_scaling * 100, INT32_MAX))
+
+
+def type_name(name: str) -> str:
+    """The GPU's name with the prefix that HAMi's scheduler (2.8 and later) matches."""
+    return name if name.startswith("NVIDIA") else f"NVIDIA-{name}"

@@ -1,0 +1,120 @@
+"""What lies in container directories: when it is too much, and what is said of it."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Final
+
+from agent.core.allocation.plain import directory_of
+from agent.core.cluster.changes import NO_POD, NodeEvent
+from agent.core.cluster.pods import PodUid
+from agent.core.containers.container_edits import container_directory
+from agent.core.state.ledger import Ledger
+
+LARGE_EVENT: Final = "DirectoryLarge"
+MIB: Final = 2**20
+LARGE_MIB: Final = 256
+LARGE_ENTRIES: Final = 10_000
+"""HAMi-core itself keeps a few files of some 2 MiB, and makes no directory."""
+DEEPEST: Final = 16
+"""Directories in each other that are looked into."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Size:
+    """What one directory holds, or what was seen of it; `more`: there is more to be looked at.
+
+    `closed` counts directories that the agent may not look into. `is_deep`: there are more than
+    DEEPEST in each other, and what lies deeper was not looked at.
+    """
+
+    allocated: int = 0
+    entries: int = 0
+    closed: int = 0
+    is_deep: bool = False
+    more: bool = False
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is more than HAMi-core can need, or cannot be told."""
+        beyond = self.allocated > LARGE_MIB * MIB or self.entries > LARGE_ENTRIES
+        return beyond or self.is_deep or self.closed > 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Room:
+    """What is left on the file system of the directories; infinite where it counts no inodes."""
+
+    available: float = math.nan
+    inodes: float = math.nan
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Measured:
+    """The names of the directories that are large, and the room that is left."""
+
+    large: frozenset[str] = frozenset()
+    room: Room = Room()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Owned:
+    """A container directory by its name, and whose it is.
+
+    `pod_uid` is empty where only the pod's name is known, `pod` where not even that is.
+    """
+
+    name: str
+    container: str = ""
+    namespace: str = ""
+    pod: str = ""
+    pod_uid: PodUid = NO_POD
+
+
+def owned_directories(ledger: Ledger) -> Iterator[Owned]:
+    """The directory of each row, whether it is there or not."""
+    for row in ledger.rows:
+        uid, container = row.key.pod_uid, row.key.container
+        name = container_directory(uid, container)
+        yield Owned(name, container, row.namespace, row.pod, uid)
+    for plain in ledger.plain:
+        if plain.has_directory:
+            name, who = directory_of(plain), plain.holder
+            yield Owned(name, who.container, who.namespace, who.pod) if who else Owned(name)
+
+
+def large_event(owned: Owned, size: Size) -> NodeEvent:
+    """On the pod; on the Node where its UID is not known."""
+    text = (
+        f"{_who(owned)} keeps {_what(size)} in its directory of HAMi-core, which needs some 2 MiB "
+        f"there; more than {LARGE_MIB} MiB or {LARGE_ENTRIES:,} entries are too much. When "
+        "that file system is full, new GPU pods of this node are refused (HA-5003). Ask the pod's "
+        "owner why; without a good reason, delete the pod: its directory goes with it."
+    )
+    event = NodeEvent(LARGE_EVENT, text, warning=True)
+    if not owned.pod_uid:
+        return event
+    return dataclasses.replace(
+        event, namespace=owned.namespace, pod=owned.pod, pod_uid=owned.pod_uid
+    )
+
+
+def _who(owned: Owned) -> str:
+    if not owned.pod:
+        return f"A container that the kubelet has not named ({owned.name})"
+    if not owned.pod_uid:
+        return f"Container {owned.container} of pod {owned.namespace}/{owned.pod}"
+    return f"Container {owned.container}"
+
+
+def _what(size: Size) -> str:
+    """What was seen. Where a bound was passed, the rest was not looked at."""
+    entries = "1 entry" if size.entries == 1 else f"{size.entries:,} entries"
+    partly = "at least " if size.is_large else ""
+    parts = [f"{partly}{size.allocated / MIB:,.0f} MiB in {entries}"]
+    if size.is_deep:
+        parts.append(f"more than {DEEPEST} directories in each other")
+    if size.closed:
+        some = "a directory" if size.closed == 1 else f"{size.closed:,} directories"
+        parts.append(f"{some} that the agent may not look into")
+    return " and ".join(parts)

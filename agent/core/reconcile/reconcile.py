@@ -1,0 +1,304 @@
+"""The ledger against what the kubelet holds and what the API shows: findings, not deeds."""
+
+import dataclasses
+import datetime as dt
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from agent.core.ages import has_passed
+from agent.core.allocation.evidence import PodKey
+from agent.core.allocation.plain import CONTAINER as PLAIN
+from agent.core.cluster.pods import ContainerView, Phase, PodTable, PodUid, PodView, Role
+from agent.core.containers.container_edits import container_directory
+from agent.core.errors import Gate, Refusal
+from agent.core.inventory.slices import SliceId, split_slice_id
+from agent.core.reconcile.pace import SETTLING, UNCONFIRMED_AFTER
+from agent.core.state.holdings import Holding, KubeletEpoch
+from agent.core.state.ledger import ContainerKey, Effect, EffectKind, Ledger, Row
+from agent.core.state.plain_row import Holder, Stranger
+
+VANISHED_GRACE = dt.timedelta(seconds=60)
+"""How long a row outlives its pod in the watch and at the kubelet."""
+
+LEAKED_AFTER = dt.timedelta(minutes=10)
+"""How long a container directory that belongs to nobody is left alone, by its last change."""
+
+EVER = dt.datetime.min.replace(tzinfo=dt.UTC)
+
+MISMATCH_EVENT = "SliceMismatch"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Seen:
+    """What reconcile looks at.
+
+    `holdings` are the kubelet's answers; `complete`: they are all pods it knows (a List).
+    `recorded`: containers in the kubelet's checkpoint file, None where it was not read.
+    `directories`: the names of container directories, where they were looked for. `since`: when
+    this process began to see all pods. `failed`: since when rows' pods were seen as failed.
+    """
+
+    table: PodTable
+    holdings: Sequence[Holding]
+    epoch: KubeletEpoch
+    now: dt.datetime
+    complete: bool
+    recorded: frozenset[ContainerKey] | None = None
+    directories: frozenset[str] = frozenset()
+    since: dt.datetime = EVER
+    failed: Mapping[PodUid, dt.datetime] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Adoption:
+    """A container that was answered and that the ledger does not know.
+
+    `ids` are the kubelet's; none: it has lost its records as well.
+    """
+
+    pod: PodView
+    container: ContainerView
+    ids: tuple[SliceId, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Findings:
+    """What differs.
+
+    `confirmed`: rows with the kubelet's ids and epoch; those in `mismatched`, too, are of other
+    GPUs than was answered and offered, which was not said yet. `vanished`: rows whose pod is gone
+    from the API and the kubelet. `adopt`: containers to take over. `strangers`: holders whose ids
+    are only to be kept, as are those of `adopt` that cannot be read. `drifted`: rows of other GPUs
+    which nobody could prevent, and rows that cannot be compared. `unconfirmed`: rows that the
+    kubelet should have confirmed by now.
+    """
+
+    confirmed: tuple[Row, ...] = ()
+    mismatched: tuple[ContainerKey, ...] = ()
+    vanished: tuple[ContainerKey, ...] = ()
+    adopt: tuple[Adoption, ...] = ()
+    strangers: tuple[Stranger, ...] = ()
+    drifted: int = 0
+    unconfirmed: int = 0
+
+
+def compare(ledger: Ledger, seen: Seen, names: Sequence[str]) -> Findings:
+    """Hold every row against the kubelet's answers, and every answer against the rows.
+
+    `names` are those of our resource, former ones as well.
+    """
+    by_key: dict[PodKey, Holding] = {(one.namespace, one.pod): one for one in seen.holdings}
+    looks = [(row, _confirm(row, by_key, seen)) for row in ledger.rows]
+    unseen = [row for row, update in looks if update is None]
+    gone = tuple(row.key for row in unseen if _vanished(row, by_key, seen))
+    closed = frozenset(gone)
+    overdue = [row for row in unseen if row.key not in closed and _overdue(row, seen.now)]
+    return Findings(
+        confirmed=tuple(update for row, update in looks if update and update != row),
+        mismatched=tuple(row.key for row, update in looks if update and update.told != row.told),
+        vanished=gone,
+        adopt=tuple(_adoptions(ledger, seen, by_key)),
+        strangers=tuple(_strangers(ledger, seen, names)),
+        drifted=sum(update is not None and _drifts(update) for _, update in looks)
+        + sum(row.role is Role.INIT for row in overdue),
+        unconfirmed=sum(row.role is not Role.INIT for row in overdue),
+    )
+
+
+def _overdue(row: Row, now: dt.datetime) -> bool:
+    return not row.confirmed and has_passed(UNCONFIRMED_AFTER, row.answered_at, now)
+
+
+def _drifts(row: Row) -> bool:
+    """Ids of other GPUs which could not be prevented.
+
+    They are an init container's that the kubelet uses again, or from before the agent's time.
+    """
+    return row.astray and not row.offered
+
+
+def _confirm(row: Row, by_key: Mapping[PodKey, Holding], seen: Seen) -> Row | None:
+    """The row as the kubelet confirms it, or None: it does not.
+
+    An init container is in its file only, and the file can be older than the kubelet, which has not
+    taken the pod up yet then: a row of this kubelet whose pod it does not know would pass for dead.
+    """
+    pod = seen.table.pods.get(row.key.pod_uid)
+    holding = by_key.get((row.namespace, row.pod))
+    if pod is None or pod.terminal or holding is None:
+        return None
+    ids = frozenset(row.slice_ids)
+    if row.role is not Role.INIT:
+        ids = holding.ids_of(row.key.container, row.resource)
+    elif seen.recorded is None or row.key not in seen.recorded:
+        return None
+    if not ids:
+        return None
+    found = dataclasses.replace(row, confirmed=True, epoch=seen.epoch, slice_ids=tuple(sorted(ids)))
+    return dataclasses.replace(found, told=found.told or found.mismatched)
+
+
+def mismatch(row: Row) -> Refusal:
+    """What a pod's owner is told of a mismatched row; also why its container may not start."""
+    booked = {pair[0] if (pair := split_slice_id(text)) else text for text in row.slice_ids}
+    return Refusal(
+        Gate.OTHER_GPU_BOOKED,
+        f"Container {row.key.container} was given GPU "
+        f"{', '.join(share.uuid for share in row.shares)}, but the kubelet booked slices of "
+        f"{', '.join(sorted(booked))} for it; create the pod again.",
+    )
+
+
+def mismatch_event(row: Row, now: dt.datetime) -> Effect:
+    """The Event that is owed to the pod of a mismatched row."""
+    return Effect(
+        kind=EffectKind.POST_EVENT,
+        pod_uid=row.key.pod_uid,
+        namespace=row.namespace,
+        pod=row.pod,
+        due=now,
+        value=str(mismatch(row)),
+        reason=MISMATCH_EVENT,
+    )
+
+
+def check_start(ledger: Ledger, ids: Iterable[SliceId]) -> None:
+    """Let the container that the kubelet holds `ids` for start, unless it is a mismatch.
+
+    Ids can be another row's, too: of an init container before it, or of a pod that is gone. The
+    last answer counts. Ids without a row are nobody's that is known, and start.
+
+    Raises:
+        Refusal: the kubelet booked other GPUs than those that were offered and answered.
+    """
+    wanted = frozenset(ids)
+    rows = [row for row in ledger.rows if frozenset(row.slice_ids) == wanted]
+    row = max(rows, key=lambda one: one.answered_at, default=None)
+    if row is not None and row.mismatched:
+        raise mismatch(row)
+
+
+def leaked(ages: Mapping[str, dt.timedelta], ledger: Ledger, seen: Seen) -> tuple[str, ...]:
+    """The container directories that no live container can hold, of those found with their ages.
+
+    Not one while the view is partial, or while the kubelet has a pod that the API does not: it
+    could be anybody's. Plain mode's are left alone: their names tell of no pod.
+    """
+    table = seen.table
+    if not (seen.complete and table.synced) or table.stale:
+        return ()
+    pods = [*table.pods.values(), *(stone.pod for stone in table.tombstones)]
+    names = {pod.key for pod in pods}
+    if any((one.namespace, one.pod) not in names for one in seen.holdings):
+        return ()
+    owners = {
+        *(pod.uid for pod in pods),
+        *(row.key.pod_uid for row in ledger.rows),
+        *(row.uid for row in ledger.plain),
+    }
+    return tuple(
+        name
+        for name, age in sorted(ages.items())
+        if age >= LEAKED_AFTER
+        and PodUid(name.partition("_")[0]) not in owners
+        and "_" in name  # what has another form is not ours
+        and not name.endswith(f"_{PLAIN}")
+    )
+
+
+def _vanished(row: Row, by_key: Mapping[PodKey, Holding], seen: Seen) -> bool:
+    """Whether nobody knows the row's pod any more, for long enough.
+
+    A kubelet that has just started knows no pod, and has not ended those that are deleted.
+    """
+    if not (seen.complete and seen.table.synced) or seen.table.stale:
+        return False
+    pod = seen.table.pods.get(row.key.pod_uid)
+    if pod is not None:
+        return pod.terminal and (row.namespace, row.pod) not in by_key and _has_ended(pod, seen)
+    if not has_passed(dt.timedelta(seconds=SETTLING), seen.epoch.since, seen.now):
+        return False
+    successor = seen.table.named(row.namespace, row.pod)
+    if (row.namespace, row.pod) in by_key and successor is None:
+        return False
+    return has_passed(VANISHED_GRACE, _gone_since(row, seen), seen.now)
+
+
+def _has_ended(pod: PodView, seen: Seen) -> bool:
+    """Whether nothing of a terminal pod runs any more.
+
+    A pod that the kubelet rejects at its own start is failed while its containers are being ended.
+    """
+    if pod.phase is Phase.SUCCEEDED:
+        return True
+    return has_passed(VANISHED_GRACE, seen.failed.get(pod.uid, seen.now), seen.now)
+
+
+def _gone_since(row: Row, seen: Seen) -> dt.datetime:
+    """When the pod was deleted; where nobody looked, it may have been just before we did."""
+    for stone in seen.table.tombstones:
+        if stone.pod.uid == row.key.pod_uid:
+            return stone.deleted_at
+    return max((at for at in (row.answered_at, seen.since) if at <= seen.now), default=EVER)
+
+
+def _adoptions(ledger: Ledger, seen: Seen, by_key: Mapping[PodKey, Holding]) -> Iterator[Adoption]:
+    """Containers with groups in the annotation and no row that were answered.
+
+    The kubelet names ids for them, or, where its records are lost as well, they have their
+    directory: only an answer makes one, and no tenant can. A short look is at pods that we answer
+    just now, the other containers of which the kubelet is about to ask for.
+    """
+    for pod in seen.table.pods.values() if seen.complete else ():
+        if pod.terminal or not pod.groups:
+            continue
+        holding = None if _may_hold_for_another(pod, ledger, seen) else by_key.get(pod.key)
+        for container in pod.gpu_containers:
+            resource = container.resource
+            ids = holding.ids_of(container.name, resource) if holding else frozenset()
+            if _is_anothers(pod, container, seen):
+                ids = frozenset()
+            is_made = bool(seen.directories) and (
+                container_directory(pod.uid, container.name) in seen.directories
+            )
+            is_known = ledger.find(ContainerKey(pod.uid, container.name)) is not None
+            if (ids or is_made) and not is_known:
+                yield Adoption(pod, container, tuple(sorted(ids)))
+
+
+def _strangers(ledger: Ledger, seen: Seen, names: Sequence[str]) -> Iterator[Stranger]:
+    """Holders of slices that no row explains and that no annotation tells anything of."""
+    explained = {Holder(row.namespace, row.pod, row.key.container) for row in ledger.rows}
+    explained |= {row.holder for row in ledger.plain if row.holder is not None}
+    for holding in seen.holdings if seen.complete and seen.table.synced else ():
+        pod = seen.table.named(holding.namespace, holding.pod)
+        if pod is not None and (pod.groups or _may_hold_for_another(pod, ledger, seen)):
+            continue
+        for container, name in itertools.product(holding.containers, names):
+            holder = Holder(holding.namespace, holding.pod, container.name)
+            ids = holding.ids_of(container.name, name)
+            if holder not in explained and any(map(split_slice_id, ids)):
+                yield Stranger(holder, tuple(sorted(ids)), name)
+
+
+def _is_anothers(pod: PodView, container: ContainerView, seen: Seen) -> bool:
+    """Whether ids under the pod's name are another pod's: the kubelet's file has none by its UID.
+
+    That pod may have come and gone between two frames of our watch.
+    """
+    if pod.phase is not Phase.PENDING or not pod.reusable_name or seen.recorded is None:
+        return False
+    return ContainerKey(pod.uid, container.name) not in seen.recorded
+
+
+def _may_hold_for_another(pod: PodView, ledger: Ledger, seen: Seen) -> bool:
+    """Whether the ids that the kubelet names may be a deleted pod's, which it has not let go yet.
+
+    The deletion was seen, or it happened while nobody looked and left a row. This is about what is
+    held, however long ago the pod was deleted.
+    """
+    if pod.phase is not Phase.PENDING:
+        return False
+    return any(stone.pod.key == pod.key for stone in seen.table.tombstones) or any(
+        (row.namespace, row.pod) == pod.key and row.key.pod_uid != pod.uid for row in ledger.rows
+    )

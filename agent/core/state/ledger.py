@@ -1,0 +1,234 @@
+"""The ledger: which container holds what. Rows and the outbox of effects that may follow.
+
+Transitions are methods that return a new ledger; the old one stays as it was. A row counts once
+it is on disk (`committed`); effects are rows too, so that a crash after the answer loses none.
+"""
+
+import dataclasses
+import datetime as dt
+import enum
+from collections.abc import Iterable, Mapping
+
+from agent.core.cluster.pods import PodUid, Role
+from agent.core.containers.edits import ContainerEdits
+from agent.core.inventory.gpu import GpuUuid
+from agent.core.inventory.share import Share
+from agent.core.inventory.slices import Held, SliceId, split_slice_id
+from agent.core.state.holdings import KubeletEpoch
+from agent.core.state.plain_row import PlainRow
+
+
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class ContainerKey:
+    """The identity of a row."""
+
+    pod_uid: PodUid
+    container: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """One container's hold.
+
+    `shares` in the order of the answer; `slice_ids` the kubelet's ids of the last answer (drift is
+    allowed: only their number counts in hami mode). `group` is the container's position in
+    `…-allocated`. `epoch` is the kubelet that was answered; `confirmed` once PodResources named
+    ids of `resource` for it under that kubelet. `offered`: before its last answer the kubelet was
+    offered free ids of the answer's GPUs; `told`: that it took other GPUs all the same has been
+    said once. `resource` is the name that was asked by, a former one of ours by now perhaps; empty
+    in files from before it was kept. `lock`: the exact text of the node lock under which the first
+    answer was given, the only one that is ever removed for it; empty where there was none.
+    """
+
+    key: ContainerKey
+    namespace: str
+    pod: str
+    role: Role
+    group: int
+    shares: tuple[Share, ...]
+    slice_ids: tuple[SliceId, ...]
+    edits: ContainerEdits
+    answered_at: dt.datetime
+    epoch: KubeletEpoch
+    confirmed: bool = False
+    offered: bool = False
+    told: bool = False
+    resource: str = ""
+    lock: str = ""
+
+    def is_booked_by(self, epoch: KubeletEpoch) -> bool:
+        """Whether this kubelet was seen to have booked the answer."""
+        return self.confirmed and self.epoch == epoch
+
+    @property
+    def astray(self) -> bool:
+        """Whether its ids are of other GPUs than its shares: the answer holds, the ids do not."""
+        pairs = (split_slice_id(text) for text in self.slice_ids)
+        held = sorted(pair[0] if pair else GpuUuid("") for pair in pairs)
+        return held != sorted(share.uuid for share in self.shares)
+
+    @property
+    def mismatched(self) -> bool:
+        """Whether the kubelet took other GPUs although the right ones were offered."""
+        return self.offered and self.astray
+
+
+class EffectKind(enum.StrEnum):
+    """Effects that may follow an answer."""
+
+    SETTLE_POD = "settle-pod"
+    RELEASE_LOCK = "release-lock"
+    POST_EVENT = "post-event"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Effect:
+    """One row of the outbox, retried until done, also after a crash.
+
+    settle-pod: `phase` is success or failed, `groups` the consumed positions; `due` is when it may
+    run (more containers may still come); `value` is the exact text of a lock that goes right after,
+    for a pod that is over. release-lock: `value` is the lock's exact text. post-event: `reason` and
+    `value` (its text). Equal (kind, pod_uid, value, reason): one effect.
+    """
+
+    kind: EffectKind
+    pod_uid: PodUid
+    namespace: str
+    pod: str
+    due: dt.datetime
+    phase: str = ""
+    groups: tuple[int, ...] = ()
+    value: str = ""
+    reason: str = ""
+
+    @property
+    def frees_lock(self) -> bool:
+        """Whether the scheduler waits for it."""
+        return self.kind is EffectKind.RELEASE_LOCK or (
+            self.kind is EffectKind.SETTLE_POD and bool(self.value)
+        )
+
+    @property
+    def identity(self) -> tuple[EffectKind, PodUid, str, str]:
+        """What makes two effects the same one."""
+        return self.kind, self.pod_uid, self.value, self.reason
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ledger:
+    """Rows by container, in order of answering, and the outbox in order of arrival.
+
+    `plain` are the rows of plain mode: a node that changes its mode keeps those of the other one
+    until their holders are gone.
+    """
+
+    rows: tuple[Row, ...] = ()
+    outbox: tuple[Effect, ...] = ()
+    plain: tuple[PlainRow, ...] = ()
+    _by_pod: dict[PodUid, tuple[Row, ...]] | None = dataclasses.field(
+        default=None, init=False, repr=False, compare=False
+    )
+    """The rows of each pod, made when they are asked for; a new ledger begins without."""
+
+    def find(self, key: ContainerKey) -> Row | None:
+        """The row of that container, or None."""
+        return next((row for row in self.rows_of(key.pod_uid) if row.key == key), None)
+
+    def rows_of(self, uid: PodUid) -> tuple[Row, ...]:
+        """The rows of one pod. A decision asks for many pods, and graves: only the first counts."""
+        if self._by_pod is None:
+            found: dict[PodUid, tuple[Row, ...]] = {}
+            for row in self.rows:
+                found[row.key.pod_uid] = (*found.get(row.key.pod_uid, ()), row)
+            object.__setattr__(self, "_by_pod", found)
+            return found.get(uid, ())
+        return self._by_pod.get(uid, ())
+
+    def put(self, row: Row) -> "Ledger":
+        """With `row` in the place of the one of the same container, or at the end."""
+        if all(old.key != row.key for old in self.rows):
+            return dataclasses.replace(self, rows=(*self.rows, row))
+        rows = tuple(row if old.key == row.key else old for old in self.rows)
+        return dataclasses.replace(self, rows=rows)
+
+    def drop(self, keys: Iterable[ContainerKey]) -> "Ledger":
+        """Without the rows of those containers."""
+        gone = frozenset(keys)
+        rows = tuple(row for row in self.rows if row.key not in gone)
+        return dataclasses.replace(self, rows=rows)
+
+    def owe(self, effect: Effect) -> "Ledger":
+        """With `effect` in the outbox; one of the same identity is replaced in its place."""
+        if any(old.identity == effect.identity for old in self.outbox):
+            outbox = tuple(
+                effect if old.identity == effect.identity else old for old in self.outbox
+            )
+            return dataclasses.replace(self, outbox=outbox)
+        return dataclasses.replace(self, outbox=(*self.outbox, effect))
+
+    def done(self, *effects: Effect) -> "Ledger":
+        """Without these effects; a newer one of the same identity stays."""
+        outbox = tuple(old for old in self.outbox if old not in effects)
+        return dataclasses.replace(self, outbox=outbox)
+
+    def without_settlements(self, uid: PodUid) -> "Ledger":
+        """Without what is owed to the pod for its answers so far: the next one owes all of it."""
+        settle = EffectKind.SETTLE_POD
+        old = [one for one in self.outbox if one.kind is settle and one.pod_uid == uid]
+        return self.done(*old)
+
+    def find_plain(self, uid: PodUid) -> PlainRow | None:
+        """The row of that answer, or None."""
+        return next((row for row in self.plain if row.uid == uid), None)
+
+    def put_plain(self, row: PlainRow) -> "Ledger":
+        """With `row` in the place of the one of the same answer, or at the end."""
+        if self.find_plain(row.uid) is None:
+            return dataclasses.replace(self, plain=(*self.plain, row))
+        plain = tuple(row if old.uid == row.uid else old for old in self.plain)
+        return dataclasses.replace(self, plain=plain)
+
+    def drop_plain(self, uids: Iterable[PodUid]) -> "Ledger":
+        """Without the rows of those answers."""
+        gone = frozenset(uids)
+        plain = tuple(row for row in self.plain if row.uid not in gone)
+        return dataclasses.replace(self, plain=plain)
+
+    def named(self, resource: str) -> "Ledger":
+        """With `resource` for rows that say none: they were written when there was one name."""
+        return dataclasses.replace(
+            self,
+            rows=tuple(
+                row if row.resource else dataclasses.replace(row, resource=resource)
+                for row in self.rows
+            ),
+            plain=tuple(
+                row if row.resource else dataclasses.replace(row, resource=resource)
+                for row in self.plain
+            ),
+        )
+
+    def under(self, resource: str) -> "Ledger":
+        """The rows of one name of our resource, and no outbox."""
+        return Ledger(
+            rows=tuple(row for row in self.rows if row.resource == resource),
+            plain=tuple(row for row in self.plain if row.resource == resource),
+        )
+
+    def held_by_name(self) -> Mapping[str, Held]:
+        """The same as held_ids() for each name of our resource that has a row."""
+        names = {*(row.resource for row in self.rows), *(row.resource for row in self.plain)}
+        return {name: self.under(name).held_ids() for name in sorted(names)}
+
+    def held_ids(self) -> Held:
+        """Slice ids in use by GPU, as the kubelet named them; what is no slice id is left out."""
+        held: dict[GpuUuid, set[SliceId]] = {}
+        texts = (
+            *(text for row in self.rows for text in row.slice_ids),
+            *(text for row in self.plain for text in row.slice_ids),
+        )
+        for text in texts:
+            pair = split_slice_id(text)
+            if pair is not None:
+                held.setdefault(pair[0], set()).add(text)
+        return {uuid: tuple(sorted(ids)) for uuid, ids in held.items()}

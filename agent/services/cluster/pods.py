@@ -1,0 +1,296 @@
+"""The pods of this node: one LIST, one WATCH, and the graves of the last ten minutes."""
+
+import asyncio
+import dataclasses
+import datetime as dt
+import random
+from collections.abc import Iterable, Mapping
+from typing import NoReturn
+
+import structlog
+
+from agent.core.allocation.evidence import NOT_HERE
+from agent.core.cluster.annotations import BIND_PHASE
+from agent.core.cluster.changes import PodChange, PodList, version_number
+from agent.core.cluster.pods import PodTable, PodUid, PodView, Tombstone
+from agent.core.errors import ApiError, ApiForbidden, ApiGone
+from agent.core.inventory.slices import Served
+from agent.core.ports import Clock, PodApi
+from agent.kit.allowance import Allowance
+from agent.kit.cell import Cell
+from agent.kit.reopening import Reopening
+from agent.kit.tally import Tally
+from agent.kit.throttle import Throttle
+
+log = structlog.get_logger(__name__)
+
+PATIENCE = 5
+"""Watches that fail one after another before the position is given up and all is listed."""
+LIST_PATIENCE = 1.0
+"""Seconds for a LIST that calls wait for: longer than any of them has, so that one that hangs holds
+up no later one."""
+LISTS = 120
+LISTS_REFILL = 2.0
+"""LISTs that calls may cause: more at once than a kubelet runs pods, then one every two seconds. A
+tenant can make pods that need one without end, and each goes through all pods of the cluster."""
+WATCH_PAUSE = 0.1
+"""Seconds that the watch is given instead."""
+PAUSES = 16
+PAUSES_REFILL = 5.0
+"""How often it is given them in vain: so often at once, then every five seconds. While a call waits
+the kubelet admits nobody."""
+WARN_PERIOD = 60.0
+KEEP = dt.timedelta(minutes=10)
+GRAVES = 1024
+
+
+class Pods:
+    """Sole writer of the pod table. `restarts` counts watches that ended, by reason.
+
+    Containers are counted by the names of our resource that are served, None: as the API port
+    counts them.
+    """
+
+    def __init__(
+        self,
+        api: PodApi,
+        table: Cell[PodTable],
+        clock: Clock,
+        random: random.Random,
+        served: Cell[Served] | None = None,
+    ) -> None:
+        self.restarts = Tally(
+            "pod_watch_restarts_total", "Watches of this node's pods that ended.", ("reason",)
+        )
+        self._api = api
+        self._table = table
+        self._clock = clock
+        self._served = served
+        self._watch = Reopening(self.restarts, random)
+        self._version = ""
+        """How far the table goes; empty: all must be listed."""
+        self._asked = asyncio.Event()
+        self._answers: list[asyncio.Future[PodTable]] = []
+        self._lists = Allowance(LISTS, LISTS_REFILL)
+        self._pauses = Allowance(PAUSES, PAUSES_REFILL)
+        self._warnings = Throttle(WARN_PERIOD)
+
+    async def run(self) -> None:
+        """Keep the table for ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep())
+            group.create_task(self._answer())
+            group.create_task(self._bury())
+            if self._served is not None:
+                group.create_task(self._recount(self._served))
+
+    async def refresh(self) -> PodTable:
+        """The table after one LIST that began after this call; the deadline is the caller's.
+
+        Callers that wait at the same time share it. Raises ApiError, also after too many.
+        """
+        answer: asyncio.Future[PodTable] = asyncio.get_running_loop().create_future()
+        self._answers.append(answer)
+        self._asked.set()
+        return await answer
+
+    async def look(self, namespace: str, name: str) -> PodUid:
+        """The UID of the pod that has this name now; the deadline is the caller's.
+
+        NOT_HERE: there is none, or this node may not read it. Raises ApiError: it is not known.
+        """
+        try:
+            pod = await self._api.get_pod(namespace, name)
+        except ApiForbidden:
+            return NOT_HERE
+        if pod is None:
+            return NOT_HERE
+        held = self._table.value.pods.get(pod.uid)
+        if held is not None and _is_newer(pod.resource_version, held.resource_version):
+            self._publish({**self._table.value.pods, pod.uid: self._counted(pod)})
+        return pod.uid
+
+    async def _keep(self) -> NoReturn:
+        while True:
+            self._watch.opening()
+            try:
+                if not self._version:
+                    self._take(await self._api.list_pods())
+                await self._follow()
+            except ApiGone:
+                delay = self._start_over()
+            except ApiError as error:
+                delay = self._give_up(error)
+            else:
+                delay = self._watch.ended()
+            await asyncio.sleep(delay)
+
+    async def _follow(self) -> None:
+        """One watch to its end."""
+        async for change in self._api.watch_pods(self._version):
+            if self._table.value.stale:
+                log.info("pods.followed", version=self._version)
+                self._mark(stale=False)
+            self._apply(change)
+
+    def _start_over(self) -> float:
+        """The server forgot where we are: seconds until all is listed again."""
+        self._mark(stale=True)
+        self._version = ""
+        delay = self._watch.gone()
+        log.info("pods.gone", again_in=round(delay, 3))
+        return delay
+
+    def _give_up(self, error: ApiError) -> float:
+        """No answer, or a bad one: seconds until the next try."""
+        delay = self._watch.broke(at_least=error.retry_after or 0.0)
+        if self._watch.failures == 1:
+            log.warning("pods.lost", err=str(error))
+        if self._watch.failures % PATIENCE == 0:
+            self._version = ""
+        self._mark(stale=True)
+        return delay
+
+    def _mark(self, *, stale: bool) -> None:
+        self._table.set(dataclasses.replace(self._table.value, stale=stale))
+
+    def _apply(self, change: PodChange) -> None:
+        """Take in one frame, unless a LIST went further already."""
+        version = version_number(change.resource_version)
+        if version and version <= version_number(self._version):
+            return
+        self._version = change.resource_version
+        if change.pod is None:
+            return
+        pods = dict(self._table.value.pods)
+        held = pods.pop(change.pod.uid, None)
+        if held is not None and _is_newer(held.resource_version, change.resource_version):
+            return  # a GET went further; what follows this frame is still to come
+        if change.deleted:
+            self._publish(pods, dead=(self._counted(change.pod),))
+        else:
+            pods[change.pod.uid] = self._counted(change.pod)
+            self._publish(pods)
+
+    def _take(self, found: PodList) -> None:
+        """Replace the table by a LIST; what is missing there was deleted.
+
+        A watch or another LIST may have gone further: then the table holds all of it already.
+        """
+        if self._version and version_number(found.resource_version) <= version_number(
+            self._version
+        ):
+            return
+        self._version = found.resource_version
+        pods = {pod.uid: self._counted(pod) for pod in found.pods}
+        before = self._table.value.pods
+        dead = tuple(pod for uid, pod in before.items() if uid not in pods)
+        self._publish(pods, dead=dead)
+        log.info("pods.listed", pods=len(pods), gone=len(dead))
+
+    async def _answer(self) -> NoReturn:
+        """LIST for those who asked; who asks meanwhile waits for the next one."""
+        while True:
+            await self._asked.wait()
+            self._asked.clear()
+            answers, self._answers = self._answers, []
+            waiting = [answer for answer in answers if not answer.done()]
+            if not waiting:
+                continue
+            try:
+                await self._spend_list()
+                async with asyncio.timeout(LIST_PATIENCE):
+                    found = await self._api.list_pods()
+            except (ApiError, TimeoutError) as error:
+                for answer in waiting:
+                    _fail(answer, error)
+                continue
+            self._take(found)
+            for answer in waiting:
+                _succeed(answer, self._table.value)
+
+    async def _spend_list(self) -> None:
+        """Count one more LIST. Raises ApiError after too many, when the watch had its time."""
+        now = asyncio.get_running_loop().time()
+        if self._lists.allows(now):
+            self._lists.spend(now)
+            return
+        left_out = self._warnings.admit()
+        if left_out is not None:
+            log.warning("pods.list_left_out", most=LISTS, refill=LISTS_REFILL, others=left_out)
+        await self._give_way(now)
+        raise ApiError("too many requests by pods that the agent does not know")
+
+    async def _give_way(self, now: float) -> None:
+        """Give the watch its time, if it was not given in vain too often."""
+        seen = self._table.value
+        if not self._pauses.allows(now):
+            return
+        try:
+            async with asyncio.timeout(WATCH_PAUSE):
+                await self._table.until(lambda table: table is not seen)
+        except TimeoutError:
+            self._pauses.spend(now)
+
+    async def _bury(self) -> NoReturn:
+        """Forget graves when their time has come."""
+        while True:
+            table = await self._table.until(lambda table: bool(table.tombstones))
+            oldest = min(grave.deleted_at for grave in table.tombstones)
+            left = (oldest + KEEP - self._clock.now()).total_seconds()
+            await asyncio.sleep(min(max(left, 1.0), KEEP.total_seconds()))
+            self._publish()
+
+    async def _recount(self, served: Cell[Served]) -> None:
+        """Count all again by other names, so that no pod has to be asked for."""
+        async for _ in served.follow():
+            table = self._table.value
+            pods = {uid: self._counted(pod) for uid, pod in table.pods.items()}
+            graves = tuple(
+                dataclasses.replace(grave, pod=self._counted(grave.pod))
+                for grave in table.tombstones
+            )
+            self._table.set(dataclasses.replace(table, pods=pods, tombstones=graves))
+
+    def _counted(self, pod: PodView) -> PodView:
+        return pod if self._served is None else pod.asking_by(self._served.value.names)
+
+    def _publish(
+        self, pods: Mapping[PodUid, PodView] | None = None, dead: Iterable[PodView] = ()
+    ) -> None:
+        """Set the table: these pods, or the same as before, and the graves that still count."""
+        old, now = self._table.value, self._clock.now()
+        present = old.pods if pods is None else pods
+        graves = {
+            grave.pod.uid: dataclasses.replace(grave, deleted_at=min(grave.deleted_at, now))
+            for grave in (*old.tombstones, *(Tombstone(_slim(pod), now) for pod in dead))
+            if grave.pod.uid not in present and now - grave.deleted_at < KEEP
+        }
+        self._table.set(
+            PodTable(
+                pods=present,
+                tombstones=tuple(graves.values())[-GRAVES:],
+                synced=old.synced or pods is not None,
+                stale=old.stale,
+            )
+        )
+
+
+def _slim(pod: PodView) -> PodView:
+    """A deleted pod without what tenants can make long: graves are many, and nobody is served."""
+    kept = {key: text for key, text in pod.annotations.items() if key == BIND_PHASE}
+    return dataclasses.replace(pod, annotations=kept, groups=None, groups_error="", message="")
+
+
+def _is_newer(version: str, than: str) -> bool:
+    return version_number(version) > version_number(than)
+
+
+def _succeed(answer: asyncio.Future[PodTable], table: PodTable) -> None:
+    if not answer.done():
+        answer.set_result(table)
+
+
+def _fail(answer: asyncio.Future[PodTable], error: Exception) -> None:
+    if not answer.done():
+        answer.set_exception(error if isinstance(error, ApiError) else ApiError("out of time"))

@@ -1,0 +1,95 @@
+"""Looking for GPUs: at start, when the driver says that they changed, every minute, on demand."""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from agent.core.errors import DriverError
+from agent.core.health.whose import MANY, MAY_PASS, OF_ALL, Ill, same_fault
+from agent.core.inventory.gpu import Scan
+from agent.core.ports import Driver
+from agent.kit.cell import Cell
+
+log = structlog.get_logger(__name__)
+
+
+class Discovery:
+    """Scans the driver and hands on what it found.
+
+    While the driver is missing or fails, the last inventory stays and the scan is tried again after
+    1, 2, 4, … 30 s. So it is while the driver says the same of all GPUs that are not `ill`, and
+    another session does not help; and while it fails for one in a way that may pass. `problem` is
+    None while the driver answers, else a sentence that says what is wrong; before the first scan it
+    says so.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        found: Callable[[Scan], None],
+        *,
+        ill: Ill = lambda _: False,
+        interval: float = 60.0,
+        deadline: float = 10.0,
+        retry: tuple[float, float] = (1.0, 30.0),
+    ) -> None:
+        self.problem: Cell[str | None] = Cell("the driver has not been asked yet")
+        self._driver = driver
+        self._found = found
+        self._ill = ill
+        self._interval = interval
+        self._deadline = deadline
+        self._retry = retry
+        self._wanted = asyncio.Event()
+
+    def rescan(self) -> None:
+        """Scan as soon as possible; calls that come while a scan runs make one more."""
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Scan for ever."""
+        first, last = self._retry
+        delay = first
+        while True:
+            self._wanted.clear()
+            is_done = await self._scan()
+            is_wanted = await self._rest(self._interval if is_done else delay)
+            if is_done:
+                delay = first
+            elif not is_wanted:  # a wish is no time that the driver had to come back
+                delay = min(2 * delay, last)
+
+    async def _scan(self) -> bool:
+        """Ask the driver, and hand on what it says. False: it is to be asked again soon."""
+        try:
+            async with asyncio.timeout(self._deadline):
+                scan = await self._driver.scan()
+                if same_fault(scan, self._ill) is not None and await self._driver.renew():
+                    scan = await self._driver.scan()
+        except DriverError as error:
+            self._fail(str(error))
+            return False
+        except TimeoutError:
+            self._fail(f"the driver did not answer within {self._deadline:g} s")
+            return False
+        fault = same_fault(scan, self._ill)
+        if fault is not None and len(scan.faults) >= MANY:
+            self._fail(OF_ALL + fault.text)
+            return False
+        if self.problem.set(None):
+            log.info("driver.answers", version=scan.driver_version, gpus=len(scan.gpus))
+        self._found(scan)
+        return not any(fault.trouble in MAY_PASS for fault in scan.faults)
+
+    def _fail(self, text: str) -> None:
+        if self.problem.set(text):
+            log.warning("driver.fails", err=text)
+
+    async def _rest(self, seconds: float) -> bool:
+        """Wait that long at most. True: somebody wants a scan before."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._wanted.wait()
+        except TimeoutError:
+            return False

@@ -1,0 +1,101 @@
+"""How much each GPU is used: asked every few seconds, kept for a quarter of an hour, in memory."""
+
+import asyncio
+import datetime as dt
+import math
+from typing import Final, NoReturn
+
+from agent.core.errors import DriverError, GpuError
+from agent.core.inventory.condition import Condition
+from agent.core.inventory.gpu import GpuSample, GpuUuid, Sampled
+from agent.core.inventory.inventory import Inventory, SharedGpu
+from agent.core.ports import Clock, Driver
+from agent.kit.cell import Cell
+from agent.kit.ring import Ring
+
+PERIOD: Final = 5.0
+DEADLINE: Final = 2.0
+KEPT: Final = 900.0
+"""Seconds for which a sample is kept."""
+
+ROWS: Final = round(KEPT / PERIOD)
+COLUMNS: Final = 4
+"""A row is 32 bytes, so that a GPU takes 5,760, and sixteen of them 90 KiB."""
+
+FRESH: Final = 2 * PERIOD + DEADLINE
+"""A sample is the present one for so long."""
+
+
+class Samples:
+    """Asks the GPUs of the inventory for as long as they answer; nobody waits for it.
+
+    One that is lost, gone or silent is left alone until its probes say otherwise, and its line has
+    a gap there. What fails is health's to tell, not ours. A GPU that leaves the inventory takes
+    its samples along.
+    """
+
+    def __init__(self, driver: Driver, inventory: Cell[Inventory], clock: Clock) -> None:
+        self._driver = driver
+        self._inventory = inventory
+        self._origin = clock.now() - dt.timedelta(seconds=_loop_time())
+        self._rings: dict[GpuUuid, Ring] = {}
+
+    @property
+    def bytes(self) -> int:
+        """The memory that all samples take."""
+        return sum(ring.bytes for ring in self._rings.values())
+
+    async def run(self) -> NoReturn:
+        """Ask every PERIOD, for ever; a round that took longer is followed by the next at once."""
+        while True:
+            due = _loop_time() + PERIOD
+            await self._round()
+            await asyncio.sleep(max(0.0, due - _loop_time()))
+
+    def history(self, uuid: GpuUuid) -> tuple[Sampled, ...]:
+        """The samples of the last KEPT seconds, the oldest first."""
+        ring = self._rings.get(uuid)
+        since = _loop_time() - KEPT
+        rows = ring.rows() if ring else ()
+        return tuple(self._sampled(uuid, row) for row in rows if row[0] >= since)
+
+    def newest(self, uuid: GpuUuid) -> Sampled | None:
+        """How much it is used now; None for a GPU that is not asked or does not tell."""
+        ring = self._rings.get(uuid)
+        row = ring.newest() if ring else None
+        if row is None or row[0] < _loop_time() - FRESH:
+            return None
+        return self._sampled(uuid, row)
+
+    async def _round(self) -> None:
+        inventory = self._inventory.value
+        for uuid in self._rings.keys() - {gpu.uuid for gpu in inventory.gpus}:
+            del self._rings[uuid]
+        async with asyncio.TaskGroup() as tasks:
+            for gpu in inventory.gpus:
+                if _answers(gpu):
+                    tasks.create_task(self._ask(gpu.uuid))
+
+    async def _ask(self, uuid: GpuUuid) -> None:
+        try:
+            async with asyncio.timeout(DEADLINE):
+                sample = await self._driver.sample(uuid)
+        except (DriverError, GpuError, TimeoutError):
+            return
+        ring = self._rings.setdefault(uuid, Ring(ROWS, COLUMNS))
+        told = (sample.gpu_percent, sample.memory_percent, sample.used_mib)
+        ring.add(_loop_time(), *(math.nan if one is None else one for one in told))
+
+    def _sampled(self, uuid: GpuUuid, row: tuple[float, ...]) -> Sampled:
+        gpu, memory, used = (None if math.isnan(one) else int(one) for one in row[1:])
+        at = self._origin + dt.timedelta(seconds=row[0])
+        return Sampled(at, GpuSample(uuid, gpu, memory, used))
+
+
+def _answers(gpu: SharedGpu) -> bool:
+    """Whether the GPU is there to be asked; one that is filtered out may be in use yet."""
+    return gpu.there and gpu.health.condition is not Condition.LOST and not gpu.health.silent
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,89 @@
+"""Settlement: sees what the pods and the lock show, and says what must follow."""
+
+import asyncio
+import dataclasses
+import datetime as dt
+from typing import NoReturn
+
+import structlog
+
+from agent.codec.nodelock import held_lock
+from agent.core.cluster.pods import NodeLock, NodeView, PodTable
+from agent.core.ports import Clock
+from agent.core.reconcile.settlement import Scene, owed
+from agent.core.state.ledger import Effect, Ledger
+from agent.kit.cell import Cell
+from agent.kit.news import News
+
+log = structlog.get_logger(__name__)
+
+PERIOD = 1.0
+"""Seconds between looks when nothing changes: a lock's grace ends without any news."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Sighting:
+    """A lock's text, and when, on the loop's clock, it was first seen beside pods we follow."""
+
+    value: str
+    at: float
+
+
+class Settlement:
+    """Sole writer of `owed`: what pods and lock call for now, for the outbox to perform.
+
+    It follows from what is seen, so it is on no disk: a full one keeps no lock.
+    """
+
+    def __init__(
+        self,
+        *,
+        pods: Cell[PodTable],
+        node: Cell[NodeView | None],
+        ledger: Cell[Ledger],
+        owed: Cell[tuple[Effect, ...]],
+        clock: Clock,
+    ) -> None:
+        self._pods = pods
+        self._node = node
+        self._ledger = ledger
+        self._owed = owed
+        self._clock = clock
+        self._sighting: _Sighting | None = None
+
+    async def run(self) -> NoReturn:
+        """Look after every change of the pods, the Node or the rows; each second while locked."""
+        news = News(self._pods, self._node, self._ledger)
+        while True:
+            self._look()
+            locked = held_lock(self._node.value) is not None
+            await news.wait(PERIOD if locked else None)
+
+    def _look(self) -> None:
+        before = {effect.identity: effect for effect in self._owed.value}
+        # What was owed already keeps its due time.
+        now = tuple(before.get(effect.identity, effect) for effect in owed(self._scene()))
+        for effect in now:
+            if effect.identity not in before:
+                log.info(
+                    "settlement.owed", kind=effect.kind.value, ns=effect.namespace, pod=effect.pod
+                )
+        self._owed.set(now)
+
+    def _scene(self) -> Scene:
+        table, lock = self._pods.value, held_lock(self._node.value)
+        standing = self._standing(lock, table)
+        return Scene(table, self._ledger.value, lock, self._clock.now(), standing)
+
+    def _standing(self, lock: NodeLock | None, table: PodTable) -> dt.timedelta:
+        """How long this lock has been seen; from the start again after a gap in the pods' watch.
+
+        An owner that was bound during the gap is not in the table at once when it ends.
+        """
+        if lock is None or table.stale or not table.synced:
+            self._sighting = None
+            return dt.timedelta(0)
+        now = asyncio.get_running_loop().time()
+        if self._sighting is None or self._sighting.value != lock.value:
+            self._sighting = _Sighting(lock.value, now)
+        return dt.timedelta(seconds=now - self._sighting.at)

@@ -1,0 +1,114 @@
+"""Looks how much the containers keep in their directories, and tells who keeps too much.
+
+A container can fill the file system that all of them share. Nothing here prevents that, and nothing
+waits for it: a look is taken in small parts, between those of a removal.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable
+from typing import Final, NoReturn, TypeVar
+
+import structlog
+
+from agent.core.cluster.changes import NodeEvent
+from agent.core.errors import AgentError
+from agent.core.ports import HookDirs
+from agent.core.reconcile.measuring import (
+    Measured,
+    Owned,
+    Room,
+    Size,
+    large_event,
+    owned_directories,
+)
+from agent.core.state.ledger import Ledger
+from agent.kit.cell import Cell
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+PERIOD: Final = 60.0
+"""Seconds between two looks at all directories."""
+
+PAUSE: Final = 0.05
+"""Seconds between two parts of a look, which take about as long."""
+
+DEADLINE: Final = 30.0
+"""Seconds for one part: the disk may be removing a file of terabytes just then."""
+
+
+class Measuring:
+    """Sole writer of `state`. `say` posts an Event, once for a directory until it is small."""
+
+    def __init__(
+        self, hooks: HookDirs, ledger: Cell[Ledger], say: Callable[[NodeEvent], None]
+    ) -> None:
+        self._hooks = hooks
+        self._ledger = ledger
+        self._say = say
+        self.state: Cell[Measured] = Cell(Measured())
+
+    async def run(self) -> NoReturn:
+        """Look at all of them now and then, for ever."""
+        while True:
+            try:
+                await self._look()
+            except TimeoutError:
+                # Each of the others would wait as long for the same disk.
+                log.warning("hooks.not_measured", err="out of time")
+            await asyncio.sleep(PERIOD)
+
+    async def _look(self) -> None:
+        """One container after the other. Raises TimeoutError."""
+        owned = tuple(owned_directories(self._ledger.value))
+        self._set_large(self.state.value.large & {one.name for one in owned})
+        failures, room = list[str](), Room()
+        try:
+            room = await _in_time(self._hooks.room())
+        except AgentError as error:
+            failures.append(str(error))
+        finally:
+            self.state.set(dataclasses.replace(self.state.value, room=room))
+        for one in owned:
+            try:
+                self._judge(one, await self._size(one.name))
+            except AgentError as error:
+                failures.append(str(error))
+        if failures:
+            log.warning("hooks.not_measured", failures=len(failures), err=failures[0])
+
+    async def _size(self, name: str) -> Size:
+        size = await _in_time(self._hooks.measure(name, anew=True))
+        while size.more:
+            await asyncio.sleep(PAUSE)
+            size = await _in_time(self._hooks.measure(name, anew=False))
+        return size
+
+    def _judge(self, owned: Owned, size: Size) -> None:
+        large = self.state.value.large
+        if not size.is_large:
+            self._set_large(large - {owned.name})
+        elif owned.name not in large:
+            log.warning(
+                "hooks.large",
+                ns=owned.namespace,
+                pod=owned.pod,
+                container=owned.container,
+                directory=owned.name,
+                bytes=size.allocated,
+                entries=size.entries,
+                closed=size.closed,
+            )
+            self._say(large_event(owned, size))
+            self._set_large(large | {owned.name})
+
+    def _set_large(self, large: frozenset[str]) -> None:
+        self.state.set(dataclasses.replace(self.state.value, large=large))
+
+
+async def _in_time(part: Awaitable[T]) -> T:
+    """One part of a look. Raises TimeoutError, and what it raises itself."""
+    async with asyncio.timeout(DEADLINE):
+        return await part

@@ -1,0 +1,333 @@
+"""Registration with the kubelet: keeps a list stream open. The open stream is the truth.
+
+The kubelet never dials again by itself, and a second Register beside a live stream costs it a
+connection and, up to 1.36, the registration. So: Register only while no stream is open, wait for
+the stream, and begin again when it ends, when our socket file vanished (every kubelet deletes all
+sockets as it starts), or when the kubelet's socket is a new one. One thing it does not show: that
+another plugin registered in our place. Who sees that says `renew`.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import random
+from typing import Protocol
+
+import structlog
+
+from agent.core.errors import AgentError, KubeletError, RegistrationRefused, cap
+from agent.core.ports import Registrar, SocketWatch
+from agent.core.state.holdings import KubeletEpoch
+from agent.kit.backoff import Backoff
+from agent.kit.cell import Cell
+from agent.kit.tally import Tally
+
+log = structlog.get_logger(__name__)
+
+KUBELET_SOCKET = "kubelet.sock"
+
+DELAYS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+JITTER = 0.5
+REGISTER_DEADLINE = 15.0
+"""Seconds; the kubelet alone may take 10 to dial back before it answers."""
+
+STREAM_DEADLINE = 5.0
+"""Seconds from an accepted Register to the stream."""
+
+REBIND_DEADLINE = 15.0
+STABLE_AFTER = 10.0
+"""Seconds that a stream must have lasted for the delays to start over."""
+
+FRESH_FOR = 1.0
+"""Seconds in which a new kubelet socket that refuses connections is tried every 10 to 50 ms."""
+
+REFUSED_DELAY = 60.0
+"""Seconds before a Register is repeated that no repetition can mend."""
+
+LOOK_AGAIN = 5.0
+"""Seconds after which the directory is looked at although nothing was reported."""
+
+SWEEP_LOOK = 0.5
+"""Seconds after which our socket file is looked for during a Register, reported or not."""
+
+_LOST = {
+    "stream_lost": "the kubelet's stream ended",
+    "socket_lost": "our socket is gone",
+    "rival_gone": "another plugin took the resource and is gone",
+}
+_ALREADY = "already connected"
+_FOR_GOOD = ("is not supported by kubelet", "is invalid")
+
+
+class Serving(Protocol):
+    """The plugin server."""
+
+    @property
+    def endpoint(self) -> str:
+        """The base name of the socket that serves now; empty while none does."""
+        ...
+
+    async def rebind(self) -> None:
+        """Stop what serves, if anything does, then serve on a new socket. Raises AgentError."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RegistrationState:
+    """What readiness and people see. `stream`: the kubelet takes our lists now."""
+
+    registered: bool = False
+    stream: bool = False
+    text: str = "not registered yet"
+
+
+class Registration:
+    """The registration of one resource. `streams` counts the open list streams.
+
+    `registrations` may be another one's, so that those of several resources are counted as one.
+    """
+
+    def __init__(
+        self,
+        resource: str,
+        serving: Serving,
+        watch: SocketWatch,
+        registrar: Registrar,
+        streams: Cell[int],
+        chance: random.Random,
+    ) -> None:
+        self._resource = resource
+        self._serving = serving
+        self._watch = watch
+        self._registrar = registrar
+        self._streams = streams
+        self._chance = chance
+        self._backoff = Backoff(DELAYS, JITTER, chance)
+        self._news: Cell[int] = Cell(0)
+        self._epoch: KubeletEpoch | None = None
+        self._trigger = "start"
+        self._served_since: float | None = None
+        self._accepted = False
+        self._ends = self._accepts = 0
+        self._name_is_spent = False
+        self._register_at = self._rebind_at = self._fresh_until = 0.0
+        self.state: Cell[RegistrationState] = Cell(RegistrationState())
+        self.registrations = Tally(
+            "registrations_total", "Register calls that the kubelet accepted.", ("trigger",)
+        )
+
+    async def run(self) -> None:
+        """Keep the resource registered, for as long as it is not cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow_streams())
+            while True:
+                await self._step()
+
+    @property
+    def spell(self) -> int | None:
+        """A number that changes with each registration and each end of the streams.
+
+        None: no stream is open.
+        """
+        return self._ends + self._accepts if self._streams.value > 0 else None
+
+    def renew(self) -> None:
+        """Serve on a new socket and register it, although a stream is open.
+
+        Nothing happens while none is: it is being seen to then.
+        """
+        if self._streams.value > 0:
+            self._trigger = "rival_gone"
+            self._name_is_spent = True
+            self._news.set(self._news.value + 1)
+
+    def heard(self, name: str) -> None:
+        """A name came or went in the kubelet's directory; under the empty one any may have."""
+        if name in {"", KUBELET_SOCKET, self._serving.endpoint}:
+            self._news.set(self._news.value + 1)
+
+    async def _follow_streams(self) -> None:
+        counts = self._streams.follow()
+        await anext(counts)
+        async for count in counts:
+            if count == 0:
+                # Also for a stream that came and went before anybody looked.
+                self._ends += 1
+                self._not_accepted()
+            self.state.set(dataclasses.replace(self.state.value, stream=count > 0))
+            self._news.set(self._news.value + 1)
+
+    async def _step(self) -> None:
+        """Look at everything, then do the one thing that is due, or wait for news."""
+        seen = self._news.value
+        epoch = self._watch.epoch()
+        bound = self._bound()
+        serving = bound and self._streams.value > 0
+        if self._served_since is not None and not serving:
+            self._lose("stream_lost" if bound else "socket_lost")
+        if epoch is not None and epoch != self._epoch:
+            self._meet(epoch)
+        if serving:
+            self._serve()
+            await self._wait(seen, LOOK_AGAIN)
+        elif epoch is None:
+            self._say("registration.waiting", "waiting for the kubelet: its socket is not there")
+            await self._wait(seen, LOOK_AGAIN)
+        elif not bound:
+            if await self._is_due(seen, self._rebind_at):
+                await self._rebind()
+        elif await self._is_due(seen, self._register_at):
+            await self._register()
+
+    def _bound(self) -> bool:
+        """True when the server's socket file is where the kubelet would look for it."""
+        endpoint = self._serving.endpoint
+        return bool(endpoint) and not self._name_is_spent and self._watch.exists(endpoint)
+
+    def _meet(self, epoch: KubeletEpoch) -> None:
+        """A kubelet that we have not registered with: nothing that was waited for counts.
+
+        While a stream is open, its socket file may have been touched; a kubelet that really
+        started has deleted ours.
+        """
+        if self._epoch is not None:
+            self._trigger = "kubelet_restart"
+        self._epoch = epoch
+        self._accepted = False
+        self._register_at = self._rebind_at = _now()
+        self._fresh_until = _now() + FRESH_FOR
+        self._backoff.reset()
+
+    def _serve(self) -> None:
+        """A stream is open, so we are registered, whatever became of our last call."""
+        if self._served_since is None:
+            self._served_since = _now()
+            self._trigger = ""
+            self._accepted = False
+        self._say(
+            "registration.serving", "registered, the kubelet takes our lists", registered=True
+        )
+
+    def _lose(self, trigger: str) -> None:
+        """The stream ended, or our socket file is gone."""
+        if self._served_since is not None and _now() - self._served_since >= STABLE_AFTER:
+            self._backoff.reset()
+        self._served_since = None
+        self._accepted = False
+        self._trigger = self._trigger or trigger
+        self._register_at = _now() + self._backoff.next()
+        what = _LOST.get(self._trigger, _LOST[trigger])
+        self._say("registration.lost", f"{what}, registering again", problem=True)
+
+    async def _rebind(self) -> None:
+        try:
+            async with asyncio.timeout(REBIND_DEADLINE):
+                await self._serving.rebind()
+        except (AgentError, TimeoutError) as error:
+            self._rebind_at = _now() + self._backoff.next()
+            self._say("registration.not_serving", f"no socket serves: {_text(error)}", problem=True)
+        else:
+            self._name_is_spent = False
+
+    async def _register(self) -> None:
+        if self._accepted:  # and the time that the kubelet has for opening a stream is over
+            self._not_accepted()
+            text = f"registered, but the kubelet opened no stream in {STREAM_DEADLINE:g} s"
+            self._say("registration.no_stream", text, problem=True)
+            return
+        ends = self._ends
+        error = await self._call()
+        if error is not None:
+            self._fail(error)
+            return
+        self.registrations.add(self._trigger)
+        self._accepts += 1
+        self._accepted = True
+        self._register_at = _now() + STREAM_DEADLINE
+        if self._ends != ends:
+            self._not_accepted()
+        if self._streams.value > 0:
+            return
+        text = "registered, waiting for the kubelet's stream"
+        self._say("registration.accepted", text, registered=True)
+
+    async def _call(self) -> AgentError | TimeoutError | None:
+        """One Register, given up when our socket goes meanwhile; the error, or None.
+
+        A kubelet that starts sweeps its directory and is reached a moment later: it would dial a
+        name that is gone for 10 s, and fail every admission of that time.
+        """
+        endpoint = self._serving.endpoint
+
+        async def attempt() -> AgentError | TimeoutError | None:
+            try:
+                async with asyncio.timeout(REGISTER_DEADLINE):
+                    await self._registrar.register(endpoint, self._resource, preferred=True)
+            except (AgentError, TimeoutError) as error:
+                return error
+            return None
+
+        async with asyncio.TaskGroup() as group:
+            call = group.create_task(attempt())
+            gone = group.create_task(self._until_gone(endpoint))
+            await asyncio.wait((call, gone), return_when=asyncio.FIRST_COMPLETED)
+            gone.cancel()
+            if not call.done():
+                call.cancel()
+        return KubeletError("our socket was swept meanwhile") if call.cancelled() else call.result()
+
+    async def _until_gone(self, endpoint: str) -> None:
+        """Return once the socket file of that name is gone."""
+        while self._watch.exists(endpoint):
+            await self._wait(self._news.value, SWEEP_LOOK)
+
+    def _not_accepted(self) -> None:
+        """No stream is to be expected from the last Register any more."""
+        if self._accepted:
+            self._accepted = False
+            self._register_at = _now() + self._backoff.next()
+
+    def _fail(self, error: AgentError | TimeoutError) -> None:
+        if self._streams.value > 0:
+            return
+        refused = isinstance(error, RegistrationRefused)
+        text = _text(error)
+        if refused and any(words in text for words in _FOR_GOOD):
+            delay = REFUSED_DELAY
+        elif not refused and _now() < self._fresh_until:
+            delay = 0.01 + 0.04 * self._chance.random()
+        else:
+            delay = self._backoff.next()
+        # The kubelet's record of this name may stay wrong for ever; a new name has none.
+        self._name_is_spent = refused and _ALREADY in text
+        self._register_at = _now() + delay
+        self._say("registration.failed", f"the kubelet did not register us: {text}", problem=True)
+
+    def _say(
+        self, event: str, text: str, *, registered: bool = False, problem: bool = False
+    ) -> None:
+        """Publish the state; log it if it is news."""
+        if self.state.set(RegistrationState(registered, self._streams.value > 0, text)):
+            tell = log.warning if problem else log.info
+            tell(event, resource=self._resource, endpoint=self._serving.endpoint, text=text)
+
+    async def _is_due(self, seen: int, at: float) -> bool:
+        """True when the time has come; else wait for it or for news, then False."""
+        left = at - _now()
+        if left < 0.001:  # a clock may not resolve less
+            return True
+        await self._wait(seen, left)
+        return False
+
+    async def _wait(self, seen: int, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._news.until(lambda news: news != seen)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _text(error: Exception) -> str:
+    return cap(str(error)) or f"no answer within {REGISTER_DEADLINE:g} s"

@@ -1,0 +1,4 @@
+"""What the Node carries of this agent: the register annotation and Events.
+
+It may never write what is already there.
+"""

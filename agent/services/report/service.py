@@ -1,0 +1,349 @@
+"""The register annotation: what the inventory says against what the API server holds.
+
+Laws: nothing is written when both mean the same, but for a mark, once, where another wrote it: an
+uninstallation asks whose report it is; an empty list is never written; a write that failed is tried
+again, soon once a lost server is back; who fights over the annotation is told, not fought for ever.
+Schedulers up to 2.7.1 drop a node that is silent for a minute: for them alone a stamp is written
+every 30 s.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import enum
+import random
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+import structlog
+
+from agent.codec.handshake import encode_reported
+from agent.codec.node_report import NodeReport, report_of
+from agent.core.cluster.annotations import HANDSHAKE, REGISTER, REPORTS, SCORE
+from agent.core.cluster.changes import NodeEvent
+from agent.core.cluster.pods import NodeView
+from agent.core.errors import ApiError, ApiThrottled
+from agent.core.inventory.inventory import Inventory
+from agent.core.node.leftovers import mark_of
+from agent.core.ports import Clock, NodeApi
+from agent.core.report_settings import ReportSettings
+from agent.kit.backoff import Backoff
+from agent.kit.cell import Cell
+from agent.kit.tally import Tally
+
+log = structlog.get_logger(__name__)
+
+DELAYS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
+JITTER = 0.5
+SPREAD = 1.0
+"""Seconds over which nodes spread a changed inventory, and what waited for a server that is back; a
+changed health waits for nobody else."""
+ROUNDS = 5
+FIGHT = 600.0
+"""More than so many rounds within so many seconds are a fight; then as long a truce."""
+CONFLICT = (
+    f"another writer keeps changing the Node annotation {REGISTER}: stop the other device plugin of"
+    " this node; the next try is in 10 minutes or when the GPUs change"
+)
+TICK = 0.001
+"""Seconds that a clock may not resolve: what is due so soon is due."""
+MARK_RETRY = 30.0
+"""Seconds before a mark that failed is tried again: nothing that a scheduler reads is missing."""
+STAMP_EVERY = 30.0
+"""Seconds between stamps for a scheduler that wants them; it forgets the node after 60."""
+
+UNSEEN = "the Node has not been seen yet"
+
+
+class Reason(enum.StrEnum):
+    """Why the annotation is written."""
+
+    MISSING = "missing"
+    NODE_CREATED = "node-created"
+    INVENTORY = "inventory"
+    HEALTH = "health"
+    SCORE = "score"
+    """Only how well the GPUs are joined differs."""
+    FOREIGN = "foreign"
+    """We wrote it, and somebody changed it."""
+    TAKEN_OVER = "taken-over"
+    """Another wrote what is true: only the mark is written."""
+    STAMP = "stamp"
+    """Nothing differs, but the scheduler wants a sign of life."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReportState:
+    """Whether the API server holds what the inventory says; if not, `reason` says why."""
+
+    reported: bool = False
+    reason: str = UNSEEN
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ReportCells:
+    """What the reporter reads, and its own state, which it alone writes.
+
+    `returns` counts how often the node's view was fresh again after the server had been lost.
+    """
+
+    inventory: Cell[Inventory]
+    node: Cell[NodeView | None]
+    returns: Cell[int]
+    settings: Cell[ReportSettings]
+    state: Cell[ReportState]
+
+
+Target = tuple[str, str, str | None]
+"""UID of the Node, and what its register and score annotations shall say."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Need:
+    """One write that is due: `changes` of the Node `uid`. Urgent: it does not wait its turn."""
+
+    uid: str
+    report: NodeReport
+    changes: Mapping[str, str | None]
+    reason: Reason
+    urgent: bool
+
+    @property
+    def target(self) -> Target:
+        """What the write is about: equal means that it was tried already."""
+        return self.uid, self.report.register, self.report.score
+
+
+class Reporter:
+    """Keeps the annotation true. `writes` counts by reason, `failures` by the server's code."""
+
+    def __init__(
+        self,
+        api: NodeApi,
+        cells: ReportCells,
+        saw: Callable[[NodeView], None],
+        say: Callable[[NodeEvent], None],
+        clock: Clock,
+        random: random.Random,
+    ) -> None:
+        self.writes = Tally(
+            "report_writes_total", "Writes of the register annotation.", ("reason",)
+        )
+        self.failures = Tally(
+            "report_failures_total", "Writes of the register annotation that failed.", ("code",)
+        )
+        self._api = api
+        self._cells = cells
+        self._saw = saw
+        self._say = say
+        self._clock = clock
+        self._random = random
+        self._backoff = Backoff(DELAYS, JITTER, random)
+        self._news = asyncio.Event()
+        self._written: Target | None = None
+        self._due: float | None = None
+        self._stamped: float | None = None
+        self._failed: tuple[Target, ApiError, float] | None = None
+        self._rounds: deque[float] = deque()
+        self._truce: tuple[Target, float] | None = None
+        self._mark_from = 0.0
+
+    async def run(self) -> None:
+        """Keep the annotation true for ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._notice(self._cells.inventory))
+            group.create_task(self._notice(self._cells.node))
+            group.create_task(self._notice(self._cells.settings))
+            group.create_task(self._come_back())
+            group.create_task(self._keep())
+
+    async def _notice(
+        self, cell: Cell[Inventory] | Cell[NodeView | None] | Cell[ReportSettings]
+    ) -> None:
+        async for _ in cell.follow():
+            self._news.set()
+
+    async def _come_back(self) -> None:
+        """End the wait for a server that was lost, not the one that it asked for."""
+        async for _ in self._cells.returns.follow():
+            if self._failed is None:
+                continue
+            target, error, retry_at = self._failed
+            if not _asks_to_wait(error):
+                soon = asyncio.get_running_loop().time() + self._random.uniform(0.0, SPREAD)
+                self._failed = target, error, min(retry_at, soon)
+                self._backoff.reset()
+                self._news.set()
+
+    async def _keep(self) -> NoReturn:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._news.clear()
+            need = self._need()
+            if isinstance(need, str):
+                self._rest(need)
+                await self._news.wait()
+                continue
+            if need.reason is Reason.STAMP and self._failed is None:
+                self._rest("")
+            if need.reason is Reason.TAKEN_OVER:
+                self._cells.state.set(ReportState(reported=True))
+            left = self._turn(need, loop.time()) - loop.time()
+            if left < TICK:
+                await self._write(need)
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._news.wait()
+
+    def _rest(self, reason: str) -> None:
+        """Nothing differs (no reason), or nothing can be said yet."""
+        self._cells.state.set(ReportState(reported=not reason, reason=reason))
+        self._due = None
+
+    def _need(self) -> Need | str:
+        """The write that the newest views ask for, or why there is none (empty: all is said)."""
+        node, settings = self._cells.node.value, self._cells.settings.value
+        if node is None:
+            return UNSEEN
+        report = report_of(self._cells.inventory.value, node.annotations, settings)
+        if report is None:
+            return "no GPU has been found yet"
+        if not report.is_said:
+            reason = self._reason(node, report)
+            return Need(node.uid, report, report.changes, reason, urgent=report.changes_health)
+        return self._aside(node, report)
+
+    def _aside(self, node: NodeView, report: NodeReport) -> Need | str:
+        """What is to be written although nothing differs."""
+        if mark := self._mark(node):
+            return Need(node.uid, report, {REPORTS: mark}, Reason.TAKEN_OVER, urgent=False)
+        if self._cells.settings.value.profile.stamps:
+            return Need(node.uid, report, {}, Reason.STAMP, urgent=True)
+        return ""
+
+    def _mark(self, node: NodeView) -> str:
+        """What is to be said of another's report that is true; empty: nothing, or not yet."""
+        if not node.reported_by or asyncio.get_running_loop().time() < self._mark_from:
+            return ""
+        mark = mark_of(node.reported_by)
+        return "" if node.annotations.get(REPORTS) == mark else mark
+
+    def _reason(self, node: NodeView, report: NodeReport) -> Reason:
+        if self._written is not None:
+            if self._written[0] != node.uid:
+                return Reason.NODE_CREATED
+            if self._written == (node.uid, report.register, report.score):
+                return Reason.FOREIGN
+        if REGISTER not in node.annotations:
+            return Reason.MISSING
+        if not report.register_differs:
+            return Reason.SCORE
+        return Reason.HEALTH if report.is_health_alone else Reason.INVENTORY
+
+    def _turn(self, need: Need, now: float) -> float:
+        """The loop time at which the write may go out."""
+        turn = now
+        if need.reason is Reason.STAMP:
+            turn = now if self._stamped is None else self._stamped + STAMP_EVERY
+        elif not need.urgent:
+            if self._due is None:
+                self._due = now + self._random.uniform(0.0, SPREAD)
+            turn = self._due
+        if need.reason is Reason.TAKEN_OVER:
+            return max(turn, self._retry_at(need))
+        return max(turn, self._retry_at(need), self._truce_until(need, now))
+
+    def _retry_at(self, need: Need) -> float:
+        """After a failure the same write waits; another one too if the server asked for it."""
+        if self._failed is None:
+            return 0.0
+        target, error, retry_at = self._failed
+        return retry_at if target == need.target or _asks_to_wait(error) else 0.0
+
+    def _truce_until(self, need: Need, now: float) -> float:
+        """When a fight with another writer may go on; a changed inventory ends it."""
+        if self._truce is not None and self._truce[0] == need.target and now < self._truce[1]:
+            self._cells.state.set(ReportState(reported=False, reason=CONFLICT))
+            return self._truce[1]
+        if self._truce is not None:
+            self._truce = None
+            self._rounds.clear()
+        while self._rounds and self._rounds[0] <= now - FIGHT:
+            self._rounds.popleft()
+        if need.reason is not Reason.FOREIGN or len(self._rounds) < ROUNDS:
+            return 0.0
+        self._truce = (need.target, now + FIGHT)
+        self._tell_conflict()
+        return now + FIGHT
+
+    def _tell_conflict(self) -> None:
+        log.error("report.conflict", rounds=len(self._rounds))
+        self._cells.state.set(ReportState(reported=False, reason=CONFLICT))
+        self._say(NodeEvent("ReportConflict", CONFLICT, warning=True))
+
+    async def _write(self, need: Need) -> None:
+        stamp, returns = None, self._cells.returns.value
+        if self._cells.settings.value.profile.stamps:
+            stamp = encode_reported(self._clock.now())
+        try:
+            node = await self._api.annotate_node({**need.changes, HANDSHAKE: stamp})
+        except ApiError as error:
+            if self._cells.returns.value != returns:  # it went to a server that was lost then
+                self._backoff.reset()
+            give_up = self._go_unmarked if need.reason is Reason.TAKEN_OVER else self._give_up
+            give_up(need, error)
+            return
+        self._done(need, is_written=bool(node.resource_version))
+        self._saw(node)
+
+    def _done(self, need: Need, *, is_written: bool) -> None:
+        """The annotation is as it shall be, or, for who only observes, taken to be."""
+        now = asyncio.get_running_loop().time()
+        self._failed = self._due = None
+        self._backoff.reset()
+        self._stamped = now
+        if is_written:
+            self.writes.add(need.reason.value)
+        if need.reason is Reason.STAMP:
+            return
+        if need.reason is Reason.TAKEN_OVER:
+            self._mark_from = now + FIGHT  # a plugin that is still there writes for ever
+            log.info("report.taken_over", mark=need.changes[REPORTS])
+            return
+        if need.reason is Reason.FOREIGN:
+            self._rounds.append(now)
+        self._written = need.target
+        if is_written:
+            log.info("report.written", reason=need.reason.value, node_uid=need.uid)
+        if SCORE in need.changes and need.report.lopsided:
+            self._tell_lopsided(need.report)
+
+    def _tell_lopsided(self, report: NodeReport) -> None:
+        pairs = ", ".join(f"{one} and {other}" for one, other in report.lopsided)
+        text = f"these GPUs tell of different links to each other, one may be broken: {pairs}"
+        log.warning("report.lopsided_links", pairs=len(report.lopsided))
+        self._say(NodeEvent("AsymmetricGPUP2PLink", text, warning=True))
+
+    def _go_unmarked(self, _: Need, error: ApiError) -> None:
+        """What the scheduler reads is true all the same: nothing else waits for the mark."""
+        delay = max(MARK_RETRY, error.retry_after or 0.0)
+        self._mark_from = asyncio.get_running_loop().time() + delay
+        self._due = None
+        self.failures.add(str(error.status or "none"))
+        log.info("report.unmarked", err=str(error), not_before=round(delay, 3))
+
+    def _give_up(self, need: Need, error: ApiError) -> None:
+        delay = max(self._backoff.next(), error.retry_after or 0.0)
+        again = self._failed is not None
+        self._failed = (need.target, error, asyncio.get_running_loop().time() + delay)
+        self.failures.add(str(error.status or "none"))
+        self._cells.state.set(ReportState(reported=False, reason=str(error)))
+        if not again:
+            log.warning("report.failed", err=str(error), again_in=round(delay, 3))
+
+
+def _asks_to_wait(error: ApiError) -> bool:
+    """True where the server itself said that it wants no write for a while."""
+    return error.retry_after is not None or isinstance(error, ApiThrottled)
