@@ -123,7 +123,7 @@ def an_inventory(
     return Inventory(generation=generation, gpus=shared, driver_version=driver_version)
 
 
-def a_container(  # noqa: PLR0913 -- keyword-only, all have defaults
+def a_container(
     *,
     name: str = "main",
     role: Role = Role.APP,

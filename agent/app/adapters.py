@@ -11,7 +11,7 @@ from agent.host.clock import SystemClock
 from agent.host.disk import HostDisk
 from agent.host.hook.directories import HostHookDirs
 from agent.host.kubelet import KubeletRegistrar
-from agent.host.watch import FileWatch
+from agent.host.watch import HostFileWatch
 from agent.host.worker import Worker
 from agent.settings.sections import Settings
 
@@ -38,7 +38,7 @@ class Adapters:
     worker: Worker
     loader: Worker
     reader: Worker
-    files: FileWatch
+    files: HostFileWatch
     disk: HostDisk
     hooks: HostHookDirs
     registrar: KubeletRegistrar
@@ -68,7 +68,7 @@ async def open_adapters(settings: Settings) -> AsyncIterator[Adapters]:
             worker=worker,
             loader=loader,
             reader=reader,
-            files=FileWatch(reader),
+            files=HostFileWatch(reader),
             disk=disk,
             hooks=HostHookDirs(paths.hook, Path("/dev"), version, worker, clearing),
             registrar=KubeletRegistrar(paths.kubelet_socket, fenced=settings.fenced),

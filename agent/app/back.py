@@ -22,9 +22,9 @@ from agent.host.podresources import PodResourcesWitness
 from agent.kit.cell import Cell
 from agent.services.allocation.service import Allocation, AllocationSettings
 from agent.services.allocation.storage import Storage
-from agent.services.allocation.views import Peers, Views
-from agent.services.cluster.node import Node
-from agent.services.cluster.pods import Pods
+from agent.services.allocation.views import AllocationPeers, AllocationViews
+from agent.services.cluster.node import NodeWatch
+from agent.services.cluster.pods import PodWatch
 from agent.services.health.news import GpuCondition
 from agent.services.outbox.service import Outbox, OutboxViews
 from agent.services.outbox.settlement import Settlement
@@ -36,7 +36,7 @@ from agent.settings.sections import Settings
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Api:
+class ApiServer:
     """The API server, and what the kubelet tells about pods."""
 
     session: KubeSession
@@ -51,9 +51,9 @@ class Api:
 class Back:
     """Views of the API server, answers, and services that make the world agree."""
 
-    api: Api
-    node: Node
-    pods: Pods
+    api: ApiServer
+    node: NodeWatch
+    pods: PodWatch
     allocation: Allocation
     report: Reporter
     report_state: Cell[ReportState]
@@ -106,7 +106,7 @@ async def open_back(
         events = EventPoster(session, settings.node, adapters.clock)
         witness = PodResourcesWitness(paths.pod_resources_socket)
         stack.callback(witness.close)
-        api = Api(
+        api = ApiServer(
             session=session,
             events=events,
             node=KubeNode(session, settings.node),
@@ -125,11 +125,11 @@ async def open_back(
         yield _join(settings, adapters, front, api)
 
 
-def _join(settings: Settings, adapters: Adapters, front: Front, api: Api) -> Back:
+def _join(settings: Settings, adapters: Adapters, front: Front, api: ApiServer) -> Back:
     facts, state, clock = front.facts, front.state, adapters.clock
-    node = Node(api.node, facts.node, adapters.random)
+    node = NodeWatch(api.node, facts.node, adapters.random)
     served = front.knowing.keeper.served
-    pods = Pods(api.pods, facts.pods, clock, adapters.random, served)
+    pods = PodWatch(api.pods, facts.pods, clock, adapters.random, served)
     allocation = _allocation(settings, adapters, front, api, (pods, node))
     report_state = Cell(ReportState())
     owed: Cell[tuple[Effect, ...]] = Cell(())
@@ -173,12 +173,16 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: Api) -> Bac
 
 
 def _allocation(
-    settings: Settings, adapters: Adapters, front: Front, api: Api, watched: tuple[Pods, Node]
+    settings: Settings,
+    adapters: Adapters,
+    front: Front,
+    api: ApiServer,
+    watched: tuple[PodWatch, NodeWatch],
 ) -> Allocation:
     facts, knowing = front.facts, front.knowing
     pods, node = watched
     return Allocation(
-        views=Views(
+        views=AllocationViews(
             facts.pods,
             facts.node,
             facts.inventory,
@@ -186,7 +190,7 @@ def _allocation(
             facts.outlived,
             knowing.recent.greatest,
         ),
-        peers=Peers(
+        peers=AllocationPeers(
             witness=api.witness,
             records=api.records,
             containers=CgroupContainers(settings.paths.cgroup, adapters.worker),
@@ -203,7 +207,9 @@ def _allocation(
     )
 
 
-def _reconcile(adapters: Adapters, front: Front, api: Api, allocation: Allocation) -> Reconcile:
+def _reconcile(
+    adapters: Adapters, front: Front, api: ApiServer, allocation: Allocation
+) -> Reconcile:
     facts, state = front.facts, front.state
     return Reconcile(
         views=ReconcileViews(

@@ -20,7 +20,7 @@ from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
 from agent.kit.supervisor import supervise
 from agent.plugin.handlers import Fence
-from agent.plugin.server import PluginServer, Terms
+from agent.plugin.server import PluginServer, ServerTerms
 from agent.plugin.sockets import Rival
 from agent.plugin.traffic import Traffic
 from agent.services.inventory.listing import Listing
@@ -134,7 +134,7 @@ class Endpoints:
             lists,
             self._allocator.under(resource),
             chance,
-            Terms(self._fence(resource), self.traffic),
+            ServerTerms(self._fence(resource), self.traffic),
         )
         registration = Registration(
             resource,

@@ -12,7 +12,7 @@ from agent.kit.cell import Cell
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Facts:
+class SharedCells:
     """Cells that more than one room reads.
 
     Each cell has one writer: `app.settings` for sharing, report and edits; in `agent.services`
@@ -31,9 +31,9 @@ class Facts:
     outlived: Cell[Mapping[str, PodUid]]
 
 
-def new_facts(sharing: SharingSettings, report: ReportSettings, edits: EditSettings) -> Facts:
+def new_facts(sharing: SharingSettings, report: ReportSettings, edits: EditSettings) -> SharedCells:
     """Cells with nothing known yet."""
-    return Facts(
+    return SharedCells(
         sharing=Cell(sharing),
         report=Cell(report),
         edits=Cell(edits),

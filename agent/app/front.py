@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from agent.app.adapters import Adapters
 from agent.app.endpoints import EndpointFacts, Endpoints
-from agent.app.facts import Facts, new_facts
+from agent.app.facts import SharedCells, new_facts
 from agent.app.late import LateAllocator
-from agent.app.settings import Outside, SettingsService
+from agent.app.settings import SettingsPorts, SettingsService
 from agent.app.withholding import looks_of
 from agent.core.inventory.condition import Health
 from agent.core.inventory.gpu import GpuUuid, Scan
@@ -21,7 +21,7 @@ from agent.core.ports import ServiceNotifier
 from agent.core.state.last_good import LastGood
 from agent.host.watch import DirectoryWatch
 from agent.plugin.server import PluginServer
-from agent.services.cluster.recent import Recent
+from agent.services.cluster.recent import RecentlyRegistered
 from agent.services.health.news import GpuEvents, LeftOut
 from agent.services.health.watch import HealthWatch
 from agent.services.inventory.discovery import Discovery
@@ -33,15 +33,15 @@ from agent.services.reconcile.clearing import Clearing
 from agent.services.reconcile.measuring import Measuring
 from agent.services.registration.kubelet import KubeletWatch
 from agent.services.registration.service import Registration
-from agent.services.report.announce import Notices
+from agent.services.report.announce import NodeEventQueue
 from agent.services.state import Recovered, StateService
-from agent.settings.reading import Look
+from agent.settings.reading import SourcesRead
 from agent.settings.sections import Settings
 from agent.settings.sources import Sources
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Host:
+class HostFacts:
     """What is known of the host before anything runs. `stop` ends the process.
 
     `start`: what settings were read, which `look` reads again, at once where that is `asked`;
@@ -50,8 +50,8 @@ class Host:
 
     boot_id: str
     recovered: Recovered
-    start: Look
-    look: Callable[[Sources], Awaitable[Look]]
+    start: SourcesRead
+    look: Callable[[Sources], Awaitable[SourcesRead]]
     asked: asyncio.Event
     stop: asyncio.Event
     notifier: ServiceNotifier
@@ -59,7 +59,7 @@ class Host:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Knowing:
+class KnowledgeServices:
     """Services that find out what is true of the host."""
 
     keeper: InventoryKeeper
@@ -70,7 +70,7 @@ class Knowing:
     health: HealthWatch
     samples: Samples
     kubelet: KubeletWatch
-    recent: Recent
+    recent: RecentlyRegistered
     withholder: Withholder
     clearing: Clearing
     measuring: Measuring
@@ -80,12 +80,12 @@ class Knowing:
 class Front:
     """What runs first. `notices` are Events that wait until the API server can be told."""
 
-    facts: Facts
+    facts: SharedCells
     state: StateService
-    knowing: Knowing
+    knowing: KnowledgeServices
     allocator: LateAllocator
     endpoints: Endpoints
-    notices: Notices
+    notices: NodeEventQueue
     settings: SettingsService
 
     async def follow_held(self) -> None:
@@ -104,15 +104,15 @@ class Front:
         return self.endpoints.present.registration
 
 
-def join_front(settings: Settings, adapters: Adapters, host: Host) -> Front:
+def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front:
     """Build the first half around its cells and ports."""
     facts = new_facts(settings.sharing, settings.report, settings.edits)
     state = StateService(disk=adapters.disk, recovered=host.recovered.state, boot_id=host.boot_id)
     allocator = LateAllocator()
-    notices = Notices()
+    notices = NodeEventQueue()
     keeper = InventoryKeeper(facts.inventory, facts.sharing, adapters.clock, state.health)
     keeper.hold(state.ledger.value.held_by_name())
-    outside = Outside(
+    outside = SettingsPorts(
         look=host.look,
         files=adapters.files,
         asked=host.asked,
@@ -151,10 +151,10 @@ def join_front(settings: Settings, adapters: Adapters, host: Host) -> Front:
 def _knowing(
     settings: Settings,
     adapters: Adapters,
-    host: Host,
+    host: HostFacts,
     kept: tuple[InventoryKeeper, StateService],
-    shared: tuple[Facts, SettingsService, Notices, KubeletWatch],
-) -> Knowing:
+    shared: tuple[SharedCells, SettingsService, NodeEventQueue, KubeletWatch],
+) -> KnowledgeServices:
     clock = adapters.clock
     facts, service, notices, kubelet = shared
     keeper, state = kept
@@ -195,7 +195,7 @@ def _knowing(
         recalled=state.health,
         boot_changed=bool(before) and before != host.boot_id,
     )
-    return Knowing(
+    return KnowledgeServices(
         keeper=keeper,
         left_out=LeftOut(keeper.left_out, facts.inventory, notices.say),
         gpu_events=GpuEvents(facts.inventory, state.ledger, keeper.left_out, notices.say),
@@ -204,7 +204,7 @@ def _knowing(
         health=health,
         samples=Samples(adapters.driver, facts.inventory, clock),
         kubelet=kubelet,
-        recent=Recent(facts.inventory),
+        recent=RecentlyRegistered(facts.inventory),
         withholder=Withholder(looks_of(settings, adapters, state.error), withhold, notices.say),
         clearing=Clearing(adapters.hooks, adapters.hooks.set_aside, notices.say),
         measuring=Measuring(adapters.hooks, state.ledger, notices.say),

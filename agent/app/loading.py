@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Protocol
 import structlog
 
 from agent.app.adapters import Adapters
-from agent.app.running import Whole
-from agent.app.watching import Door, Watched
+from agent.app.running import AgentParts
+from agent.app.watching import WebDoor, WebSubjects
 from agent.core.errors import AgentError, PermissionFault, SettingsError
 from agent.host.kube.connection import Connection
 from agent.host.worker import Worker
 from agent.kit.news import news
-from agent.services.report.announce import Notices
+from agent.services.report.announce import NodeEventQueue
 from agent.settings.sections import Settings
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def settle() -> None:
 
 
 async def load_back(
-    settings: Settings, connection: Connection | None, adapters: Adapters, whole: Whole
+    settings: Settings, connection: Connection | None, adapters: Adapters, whole: AgentParts
 ) -> None:
     """Bring the back half once the kubelet was reached or a moment has passed; keep it open."""
     front = whole.front
@@ -78,7 +78,7 @@ async def load_back(
         await asyncio.Event().wait()
 
 
-class Session(Protocol):
+class Preloaded(Protocol):
     """What can be loaded ahead of its use."""
 
     async def open(self) -> None:
@@ -86,7 +86,7 @@ class Session(Protocol):
         ...
 
 
-async def connected(session: Session) -> None:
+async def connected(session: Preloaded) -> None:
     """Load the API client before the first answer: its LIST has no time for that.
 
     What is wrong with the connection is told by the watches, which try again; nobody waits.
@@ -97,7 +97,7 @@ async def connected(session: Session) -> None:
 
 
 async def post_last(
-    settings: Settings, connection: Connection | None, adapters: Adapters, notices: Notices
+    settings: Settings, connection: Connection | None, adapters: Adapters, notices: NodeEventQueue
 ) -> None:
     """Post the Events that still wait, of a process that ends before the second half is there.
 
@@ -129,7 +129,7 @@ def web_door() -> OpenWeb:
 
 
 async def serve_web(
-    settings: Settings, watched: Watched, whole: Whole, loader: Worker, door: Door
+    settings: Settings, watched: WebSubjects, whole: AgentParts, loader: Worker, door: WebDoor
 ) -> None:
     """The probes and metrics by one way, once the rest is loaded. Raises PermissionFault."""
     await whole.loaded()

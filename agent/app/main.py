@@ -22,10 +22,10 @@ from agent.app.codes import (
     OS_ERROR,
     RESTART,
 )
-from agent.app.front import Front, Host, join_front
+from agent.app.front import Front, HostFacts, join_front
 from agent.app.loading import load_back, post_last, serve_web, web_door
-from agent.app.running import Extra, Whole, alive, lost, tell_systemd, tiers
-from agent.app.watching import Door, Watched
+from agent.app.running import AgentParts, ProcessTasks, alive, lost, tell_systemd, tiers
+from agent.app.watching import WebDoor, WebSubjects
 from agent.codec.last_good import decode_last_good
 from agent.core.allocation.plain import CONTAINER
 from agent.core.cluster.changes import NodeEvent
@@ -51,9 +51,9 @@ from agent.kit.offload import Offload
 from agent.kit.supervisor import BudgetSpent
 from agent.kit.tiers import Task, run_tiers
 from agent.plugin.sockets import Rival
-from agent.services.report.announce import Notices
+from agent.services.report.announce import NodeEventQueue
 from agent.services.state import recover
-from agent.settings.reading import COPY, Look
+from agent.settings.reading import COPY, SourcesRead
 from agent.settings.sections import Settings
 from agent.settings.sources import Sources
 
@@ -81,9 +81,9 @@ class Process:
     """What the process was started with. `look` looks at all sources again."""
 
     environ: Mapping[str, str]
-    start: Look
+    start: SourcesRead
     settings: Settings
-    look: Callable[[Sources, Offload], Awaitable[Look]]
+    look: Callable[[Sources, Offload], Awaitable[SourcesRead]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -129,14 +129,14 @@ async def _run(process: Process, notifier: ServiceNotifier, signals: _Signals) -
         front = await _joined(process, adapters, notifier, signals)
         await _alone(settings, connection, adapters, front.notices)
         written = stack.enter_context(WrittenDirectory(settings.paths.plugins))
-        whole = Whole(front, plain=settings.plain is not None, observe=settings.observe)
-        watched = Watched(Heartbeat(), whole=whole)
-        extra = Extra(
+        whole = AgentParts(front, plain=settings.plain is not None, observe=settings.observe)
+        watched = WebSubjects(Heartbeat(), whole=whole)
+        extra = ProcessTasks(
             heartbeat=watched.heartbeat.run,
             load=lambda: load_back(settings, connection, adapters, whole),
             notify=lambda: tell_systemd(notifier, whole),
-            web=lambda: serve_web(settings, watched, whole, adapters.loader, Door.PORT),
-            web_socket=lambda: serve_web(settings, watched, whole, adapters.loader, Door.SOCKET),
+            web=lambda: serve_web(settings, watched, whole, adapters.loader, WebDoor.PORT),
+            web_socket=lambda: serve_web(settings, watched, whole, adapters.loader, WebDoor.SOCKET),
             mounts=Task("mounts", lambda: lost(front.registration.state, written)),
         )
         await run_tiers(tiers(whole, extra, adapters.random), signals.stop, STOP_DEADLINE)
@@ -167,12 +167,12 @@ async def _ours(
     """
     if lock.try_take():
         return True
-    watched = Watched(Heartbeat(), standby=f"another agent runs on this host ({lock.holder()})")
+    watched = WebSubjects(Heartbeat(), standby=f"another agent runs on this host ({lock.holder()})")
     notifier.ready()
     notifier.status(f"standby: {watched.standby}")
     async with contextlib.AsyncExitStack() as stack:
         try:
-            await stack.enter_async_context(web_door()(settings, watched, Door.PORT))
+            await stack.enter_async_context(web_door()(settings, watched, WebDoor.PORT))
         except PermissionFault as error:
             log.info("standby.without_web", err=str(error))  # the other one has the port
         group = await stack.enter_async_context(asyncio.TaskGroup())
@@ -186,7 +186,7 @@ async def _ours(
 
 
 async def _alone(
-    settings: Settings, connection: Connection | None, adapters: Adapters, notices: Notices
+    settings: Settings, connection: Connection | None, adapters: Adapters, notices: NodeEventQueue
 ) -> None:
     """Raise SettingsError where another plugin serves our resource.
 
@@ -222,7 +222,7 @@ async def _joined(
         resource=resource,
         booted_at=adapters.clock.now() - running,
     )
-    host = Host(
+    host = HostFacts(
         boot_id=boot,
         recovered=recovered,
         start=start,

@@ -23,7 +23,7 @@ from agent.core.errors import (
 from agent.core.inventory.gpu import Scan, Trouble
 from agent.core.inventory.inventory import Inventory
 from agent.core.node import api_rights, preflight
-from agent.core.node.preflight import Cluster, Finding
+from agent.core.node.preflight import ClusterAnswer, Finding
 from agent.core.state.holdings import Holding
 from agent.host.clock import SystemClock
 from agent.host.hook.directories import HostHookDirs
@@ -176,7 +176,9 @@ def _held(pods: tuple[Holding, ...], resource: str) -> int:
     return sum(1 for pod in pods for one in pod.containers if one.ids.get(resource))
 
 
-async def _cluster(settings: Settings, environ: Mapping[str, str], *, reader: bool) -> Cluster:
+async def _cluster(
+    settings: Settings, environ: Mapping[str, str], *, reader: bool
+) -> ClusterAnswer:
     kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
     connection = Connection(kubeconfig=kubeconfig, environment=environ)
     server = f"API server by {connection.source}"
@@ -188,20 +190,22 @@ async def _cluster(settings: Settings, environ: Mapping[str, str], *, reader: bo
             asked = [right for right in wanted if right not in unasked]
             denied = tuple([right for right in asked if not await review.granted(right)])
             if denied:  # what follows would only say it once more
-                return Cluster(server, denied=denied)
+                return ClusterAnswer(server, denied=denied)
             neighbours = await review.neighbours()
             looks = [api_rights.right_to_get(pod) for pod in neighbours.pods[:1]]
             denied = tuple([right for right in looks if not await review.granted(right)])
             if denied:
-                return Cluster(server, denied=denied)
+                return ClusterAnswer(server, denied=denied)
             node = await _node(KubeNode(session, settings.node))
             plugins = neighbours.plugins
     except (ApiError, SettingsError) as error:
         failure, remedy = _parted(error)
-        return Cluster(server, failure=failure, remedy=remedy)
+        return ClusterAnswer(server, failure=failure, remedy=remedy)
     if node is None:
-        return Cluster(server, found=False, unasked=unasked, plugins=plugins)
-    return Cluster(server, True, node.labels, node.annotations, unasked=unasked, plugins=plugins)
+        return ClusterAnswer(server, found=False, unasked=unasked, plugins=plugins)
+    return ClusterAnswer(
+        server, True, node.labels, node.annotations, unasked=unasked, plugins=plugins
+    )
 
 
 @contextlib.asynccontextmanager

@@ -46,7 +46,7 @@ MEETING = 5.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Whole:
+class AgentParts:
     """Both halves; the second one once it is loaded. `plain`: it is the one of plain mode.
 
     `observe`: neither registers or writes.
@@ -64,7 +64,7 @@ class Whole:
         return back
 
 
-class Written(Protocol):
+class WritableDirectory(Protocol):
     """The kubelet's directory, which this process could write."""
 
     @property
@@ -78,7 +78,7 @@ class Written(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Extra:
+class ProcessTasks:
     """Standing tasks of the process itself. `load` brings the back half and keeps it open.
 
     `mounts` ends the process when it fails: no new try of its own would see other mounts.
@@ -92,7 +92,9 @@ class Extra:
     mounts: Task
 
 
-def tiers(whole: Whole, extra: Extra, chance: random.Random) -> Sequence[Sequence[Task]]:
+def tiers(
+    whole: AgentParts, extra: ProcessTasks, chance: random.Random
+) -> Sequence[Sequence[Task]]:
     """All standing tasks, the outermost tier first."""
     front, knowing = whole.front, whole.front.knowing
 
@@ -143,7 +145,7 @@ def tiers(whole: Whole, extra: Extra, chance: random.Random) -> Sequence[Sequenc
     )
 
 
-def _behind(whole: Whole) -> tuple[str, ...]:
+def _behind(whole: AgentParts) -> tuple[str, ...]:
     """The tasks of the back half that outlive the doors."""
     if whole.observe:
         return OBSERVING_PLAIN if whole.plain else OBSERVING
@@ -160,7 +162,7 @@ async def met(state: Cell[RegistrationState], within: float = MEETING) -> None:
             await state.until(lambda said: said != RegistrationState())
 
 
-async def lost(state: Cell[RegistrationState], written: Written) -> None:
+async def lost(state: Cell[RegistrationState], written: WritableDirectory) -> None:
     """Watch the kubelet's directory; raise DirectoryLost when only others can write there."""
     while not written.is_lost():
         await news(state, within=STATUS_PERIOD)
@@ -169,7 +171,7 @@ async def lost(state: Cell[RegistrationState], written: Written) -> None:
     )
 
 
-async def tell_systemd(notifier: ServiceNotifier, whole: Whole) -> None:
+async def tell_systemd(notifier: ServiceNotifier, whole: AgentParts) -> None:
     """READY once the kubelet was met, then the state in one line."""
     front = whole.front
     if not whole.observe:

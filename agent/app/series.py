@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING
 from agent.app.front import Front
 from agent.app.plain import PlainBack
 from agent.kit.tally import Tally
-from agent.web.metrics import Reading, Series
+from agent.web.metrics import Gauge, MetricSources
 
 if TYPE_CHECKING:
     from agent.app.back import Back
 
 
-def series_of(front: Front, back: "Back | PlainBack") -> Series:
+def series_of(front: Front, back: "Back | PlainBack") -> MetricSources:
     """What every service counts."""
     knowing, traffic = front.knowing, front.endpoints.traffic
     if isinstance(back, PlainBack):
         tallies, readings = _plain_tallies(back), _plain_readings(back)
     else:
         tallies, readings = _tallies(back), _readings(back)
-    return Series(
+    return MetricSources(
         tallies=(
             *tallies,
             front.state.errors,
@@ -54,35 +54,35 @@ def _plain_tallies(back: PlainBack) -> tuple[Tally, ...]:
     return (back.allocation.results,)
 
 
-def _front_readings(front: Front) -> tuple[Reading, ...]:
+def _front_readings(front: Front) -> tuple[Gauge, ...]:
     measured = front.knowing.measuring.state
     return (
-        Reading(
+        Gauge(
             "checkpoint_generation",
             "Generation of the state that is on disk.",
             lambda: front.state.generation,
         ),
-        Reading(
+        Gauge(
             "kubelet_stream_up",
             "1 while the kubelet takes the lists.",
             lambda: float(front.registration.state.value.stream),
         ),
-        Reading(
+        Gauge(
             "directories_kept",
             "Directories of containers that are gone and that the agent cannot remove.",
             lambda: front.knowing.clearing.state.value.kept,
         ),
-        Reading(
+        Gauge(
             "directories_large",
             "Containers whose directory is larger than HAMi-core needs, or closed to the agent.",
             lambda: len(measured.value.large),
         ),
-        Reading(
+        Gauge(
             "hook_available_bytes",
             "Free bytes of the file system of the containers' directories.",
             lambda: measured.value.room.available,
         ),
-        Reading(
+        Gauge(
             "hook_available_inodes",
             "Free inodes of the same file system; infinite where it has no limit.",
             lambda: measured.value.room.inodes,
@@ -90,10 +90,10 @@ def _front_readings(front: Front) -> tuple[Reading, ...]:
     )
 
 
-def _readings(back: "Back") -> tuple[Reading, ...]:
+def _readings(back: "Back") -> tuple[Gauge, ...]:
     return (
         _unconfirmed(lambda: back.reconcile.unconfirmed.value),
-        Reading(
+        Gauge(
             "allocation_drifted",
             "Rows whose slices at the kubelet are of other GPUs than the answer, which was not "
             "offered in time, and init containers that the kubelet shows nowhere.",
@@ -102,12 +102,12 @@ def _readings(back: "Back") -> tuple[Reading, ...]:
     )
 
 
-def _plain_readings(back: PlainBack) -> tuple[Reading, ...]:
+def _plain_readings(back: PlainBack) -> tuple[Gauge, ...]:
     return (_unconfirmed(lambda: back.reconcile.unconfirmed.value),)
 
 
-def _unconfirmed(read: Callable[[], float]) -> Reading:
-    return Reading(
+def _unconfirmed(read: Callable[[], float]) -> Gauge:
+    return Gauge(
         "allocation_unconfirmed",
         "Rows that the kubelet has not confirmed after a minute, but for init containers.",
         read,

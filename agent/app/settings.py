@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 
 import structlog
 
-from agent.app.facts import Facts
+from agent.app.facts import SharedCells
 from agent.codec.last_good import encode_last_good
 from agent.core.cluster.changes import NodeEvent
 from agent.core.errors import SettingsError, StateError
@@ -22,10 +22,10 @@ from agent.core.ports import Disk, FileWatch, ServiceNotifier
 from agent.core.state.last_good import LastGood
 from agent.kit.cell import Cell
 from agent.settings.profiles import NodeFacts
-from agent.settings.reading import COPY, Look, last_good, recalled
+from agent.settings.reading import COPY, SourcesRead, last_good, recalled
 from agent.settings.sections import Settings
 from agent.settings.sources import Sources
-from agent.settings.values import Plan
+from agent.settings.values import NodeValues
 
 STILL: Final = 0.2
 """Seconds without a change after which files count as written."""
@@ -42,14 +42,14 @@ log = structlog.get_logger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Outside:
+class SettingsPorts:
     """What the service reads from and acts on. `look` looks at all sources again.
 
     `asked` is set by who wants it now. A change has the inventory `refresh`; `say` tells an Event;
     `stop` ends the process.
     """
 
-    look: Callable[[Sources], Awaitable[Look]]
+    look: Callable[[Sources], Awaitable[SourcesRead]]
     files: FileWatch
     asked: asyncio.Event
     disk: Disk
@@ -68,7 +68,9 @@ class SettingsService:
     they fitted the GPUs.
     """
 
-    def __init__(self, start: Look, settings: Settings, cells: Facts, outside: Outside) -> None:
+    def __init__(
+        self, start: SourcesRead, settings: Settings, cells: SharedCells, outside: SettingsPorts
+    ) -> None:
         self.refusal: SettingsError | None = None
         self.labelled = asyncio.Event()
         self.copy: Cell[LastGood | None] = Cell(None)
@@ -130,7 +132,7 @@ class SettingsService:
             else:
                 self.take(found.plan, asked=asked)
 
-    def take(self, plan: Plan, *, asked: bool = False) -> None:
+    def take(self, plan: NodeValues, *, asked: bool = False) -> None:
         """The sources are others: take over what can change. Refused settings change nothing.
 
         What cannot change while running is told. `asked`: see `read`.
@@ -290,7 +292,7 @@ class SettingsService:
             self.copy.set(last_good(self._plan.sources, self._facts))
         return changed
 
-    def _tell_waiting(self, plan: Plan) -> None:
+    def _tell_waiting(self, plan: NodeValues) -> None:
         """Name the settings that differ and act only at the next start, once."""
         wanted = plan.fixed()
         waiting = {key: wanted[key] for key, value in self._running.items() if wanted[key] != value}

@@ -5,14 +5,14 @@ import enum
 from collections.abc import Sequence
 
 from agent.app.front import Front
-from agent.app.running import Whole
+from agent.app.running import AgentParts
 from agent.core.inventory.gpu import GpuFault, Trouble
 from agent.core.inventory.inventory import Inventory
 from agent.core.node.readiness import Check
 from agent.kit.heartbeat import Heartbeat
 
 
-class Door(enum.StrEnum):
+class WebDoor(enum.StrEnum):
     """The ways to the pages, by the names of their tasks: each serves and fails by itself."""
 
     PORT = "web"
@@ -20,7 +20,7 @@ class Door(enum.StrEnum):
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class Watched:
+class WebSubjects:
     """What the web doors look at; a standby has no parts. `shut`: doors that cannot open, and why.
 
     A standby opens the port alone, and leaves the unix socket to the agent that serves.
@@ -28,21 +28,21 @@ class Watched:
 
     heartbeat: Heartbeat
     standby: str = ""
-    whole: Whole | None = None
-    shut: dict[Door, str] = dataclasses.field(default_factory=dict)
+    whole: AgentParts | None = None
+    shut: dict[WebDoor, str] = dataclasses.field(default_factory=dict)
 
     def checks(self) -> tuple[Check, ...]:
         """What readiness is made of."""
         if self.whole is None:
             return (Check("instance", ok=False, text=f"standby: {self.standby}"),)
-        return (*_checks(self.whole), *map(self._open, Door))
+        return (*_checks(self.whole), *map(self._open, WebDoor))
 
-    def _open(self, door: Door) -> Check:
+    def _open(self, door: WebDoor) -> Check:
         text = self.shut.get(door, "")
         return Check(door.value, not text, text, required=False)
 
 
-def _checks(whole: Whole) -> tuple[Check, ...]:
+def _checks(whole: AgentParts) -> tuple[Check, ...]:
     front = whole.front
     facts = front.facts
     writable = front.state.error.value
@@ -79,7 +79,7 @@ def _former(front: Front) -> Check:
     return Check("former_names", not text, text, required=False)
 
 
-def _api(whole: Whole) -> tuple[Check, ...]:
+def _api(whole: AgentParts) -> tuple[Check, ...]:
     """What needs the API server; plain mode does without one."""
     if whole.plain:
         return ()

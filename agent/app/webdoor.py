@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from agent import __version__
 from agent.app.series import series_of
-from agent.app.watching import Door, Watched
+from agent.app.watching import WebDoor, WebSubjects
 from agent.codec.checkpoint import VERSION
 from agent.core.health.maintenance import Release
 from agent.core.health.news import holders
@@ -24,16 +24,16 @@ from agent.kit.cell import Cell
 from agent.settings.sections import Settings
 from agent.web.actions import Actions, recheck_act, release_act
 from agent.web.gpus import labelled
-from agent.web.metrics import AgentCollector, Facts, MetricsPage, Series
+from agent.web.metrics import AgentCollector, MetricCells, MetricSources, MetricsPage
 from agent.web.probes import Probes
 from agent.web.server import Listeners, Page, WebServer
-from agent.web.version import Build
+from agent.web.version import BuildInfo
 
 
 class _AgentMetrics(Collector):
     """The agent's series; a standby has only what it says of itself."""
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: WebSubjects) -> None:
         self._watched = watched
 
     @override
@@ -46,10 +46,10 @@ class _AgentMetrics(Collector):
         whole = watched.whole
         back = whole.back.value if whole else None
         if whole is None or back is None:
-            empty = Facts(Cell(Inventory()), Cell(SliceList()), Cell(Ledger()))
-            return AgentCollector(build(), empty, watched.checks, Series())
+            empty = MetricCells(Cell(Inventory()), Cell(SliceList()), Cell(Ledger()))
+            return AgentCollector(build(), empty, watched.checks, MetricSources())
         front = whole.front
-        facts = Facts(
+        facts = MetricCells(
             front.facts.inventory,
             front.facts.slices,
             front.state.ledger,
@@ -59,13 +59,17 @@ class _AgentMetrics(Collector):
         return AgentCollector(build(), facts, watched.checks, series_of(front, back))
 
 
-def build() -> Build:
+def build() -> BuildInfo:
     """What runs here."""
-    return Build(version=__version__, python=platform.python_version(), schema=f"state/{VERSION}")
+    return BuildInfo(
+        version=__version__, python=platform.python_version(), schema=f"state/{VERSION}"
+    )
 
 
 @contextlib.asynccontextmanager
-async def open_web(settings: Settings, watched: Watched, door: Door) -> AsyncIterator[WebServer]:
+async def open_web(
+    settings: Settings, watched: WebSubjects, door: WebDoor
+) -> AsyncIterator[WebServer]:
     """One way to the pages; actions are on the unix socket alone.
 
     Raises PermissionFault: it cannot be bound.
@@ -78,7 +82,7 @@ async def open_web(settings: Settings, watched: Watched, door: Door) -> AsyncIte
         "/metrics": MetricsPage(_AgentMetrics(watched)).page,
         "/version": build().page,
     }
-    if door is Door.PORT:
+    if door is WebDoor.PORT:
         listeners = Listeners(settings.web.address, settings.web.port)
     else:
         listeners = Listeners(port=None, socket_path=settings.paths.run / "api.sock")
@@ -86,7 +90,7 @@ async def open_web(settings: Settings, watched: Watched, door: Door) -> AsyncIte
         yield server
 
 
-def _actions(watched: Watched) -> Actions | None:
+def _actions(watched: WebSubjects) -> Actions | None:
     """A standby has no GPU to act on."""
     if watched.whole is None:
         return None

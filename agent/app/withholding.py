@@ -1,16 +1,18 @@
 """What would have every new pod refused: where the agent looks for it. Joined, no logic."""
 
 from agent.app.adapters import Adapters
-from agent.core.allocation.steps import Step
+from agent.core.allocation.steps import AllocateStep
 from agent.core.containers.container_edits import check_library
 from agent.core.errors import StateError
 from agent.kit.cell import Cell
 from agent.plugin.sockets import check_directory
-from agent.services.inventory.withholding import Look
+from agent.services.inventory.withholding import NodeCheck
 from agent.settings.sections import Settings
 
 
-def looks_of(settings: Settings, adapters: Adapters, write_error: Cell[str]) -> tuple[Look, ...]:
+def looks_of(
+    settings: Settings, adapters: Adapters, write_error: Cell[str]
+) -> tuple[NodeCheck, ...]:
     """The looks that these settings ask for. `write_error`: what became of the last durable write.
 
     Plain mode without limits mounts nothing of HAMi-core and makes no directories.
@@ -36,8 +38,8 @@ def looks_of(settings: Settings, adapters: Adapters, write_error: Cell[str]) -> 
         await adapters.worker.call(check_directory, settings.paths.plugins)
 
     return (
-        Look(Step.WRITE, state),
-        Look(Step.HOOK, files),
-        Look(Step.DIRECTORY, directories),
-        Look(Step.HOOK, sockets),
+        NodeCheck(AllocateStep.WRITE, state),
+        NodeCheck(AllocateStep.HOOK, files),
+        NodeCheck(AllocateStep.DIRECTORY, directories),
+        NodeCheck(AllocateStep.HOOK, sockets),
     )

@@ -30,7 +30,7 @@ from agent.settings.reading import is_json, read_text
 from agent.settings.sections import build, check_shares
 from agent.settings.sources import Sources
 from agent.settings.table import SECTIONS
-from agent.settings.values import Plan, make_plan
+from agent.settings.values import NodeValues, make_plan
 
 INDENT: Final = "  "
 OTHERS: Final = "other nodes"
@@ -42,7 +42,7 @@ OWN: Final = "the agent's own file"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Node:
+class _NodeSettings:
     """What one node gets that somebody set."""
 
     title: str
@@ -115,7 +115,7 @@ def check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     return OK
 
 
-def _plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
+def _plan(args: argparse.Namespace, environ: Mapping[str, str]) -> NodeValues:
     """What the sources say. Raises SettingsError with all that is wrong in all of them."""
     if not args.files:
         return asyncio.run(looked(sources(args, environ))).taken()
@@ -130,10 +130,10 @@ def _plan(args: argparse.Namespace, environ: Mapping[str, str]) -> Plan:
     return dataclasses.replace(plan, warnings=(*told, *plan.warnings))
 
 
-def _nodes(args: argparse.Namespace, plan: Plan) -> Sequence[_Node]:
+def _nodes(args: argparse.Namespace, plan: NodeValues) -> Sequence[_NodeSettings]:
     """What each node gets. Raises SettingsError."""
     faults = Faults()
-    found: list[_Node] = []
+    found: list[_NodeSettings] = []
     for title, facts in _facts(args, plan, _labels(args)):
         with faults.kept():
             found.append(_node(plan, title, facts))
@@ -141,7 +141,7 @@ def _nodes(args: argparse.Namespace, plan: Plan) -> Sequence[_Node]:
     return found
 
 
-def _notes(args: argparse.Namespace, plan: Plan) -> Iterator[str]:
+def _notes(args: argparse.Namespace, plan: NodeValues) -> Iterator[str]:
     """The profiles that are left out here because nobody said what they ask for."""
     for profile in plan.own.profiles:
         match = profile.match
@@ -158,7 +158,7 @@ def _write(data: dict[str, object]) -> None:
     sys.stdout.write(json.dumps(document, indent=2) + "\n")
 
 
-def _plain(node: _Node) -> dict[str, object]:
+def _plain(node: _NodeSettings) -> dict[str, object]:
     return {
         "name": node.title,
         "profiles": list(node.profiles),
@@ -225,7 +225,7 @@ def _kind_by(keys: Collection[str], otherwise: str) -> str:
 
 
 def _facts(
-    args: argparse.Namespace, plan: Plan, labels: Mapping[str, str] | None
+    args: argparse.Namespace, plan: NodeValues, labels: Mapping[str, str] | None
 ) -> Iterator[tuple[str, NodeFacts]]:
     """The nodes to print, by title."""
     models = None if args.gpu is None else {str(n): one for n, one in enumerate(args.gpu)}
@@ -235,7 +235,7 @@ def _facts(
         yield OTHERS, NodeFacts("", labels, models)
 
 
-def _node(plan: Plan, title: str, facts: NodeFacts) -> _Node:
+def _node(plan: NodeValues, title: str, facts: NodeFacts) -> _NodeSettings:
     values = plan.resolve(facts)
     gpus = max(1, len(facts.gpus or ()))
     build(values, host_name=facts.name or host_name(), gpus=gpus)
@@ -247,4 +247,4 @@ def _node(plan: Plan, title: str, facts: NodeFacts) -> _Node:
         columns = terminal_columns()
         rows = table(changed, origin=True, columns=columns and columns - len(INDENT))
         lines += [f"{INDENT}{row}" for row in list(rows)[1:]]
-    return _Node(title, values.profiles, tuple(plain(one) for one in changed), tuple(lines))
+    return _NodeSettings(title, values.profiles, tuple(plain(one) for one in changed), tuple(lines))

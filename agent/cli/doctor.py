@@ -14,12 +14,18 @@ from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, looked, sources
 from agent.cli.settings_view import API_VERSION
 from agent.core.errors import SettingsError
-from agent.core.node.preflight import Finding, Point, Verdict, counted, judge_hami_files
+from agent.core.node.preflight import (
+    Finding,
+    PreflightCheck,
+    PreflightVerdict,
+    counted,
+    judge_hami_files,
+)
 from agent.settings.fields import Values
 from agent.settings.profiles import NodeFacts
-from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG, Look
+from agent.settings.reading import DEVICE_CONFIG, NODE_CONFIG, SourcesRead
 from agent.settings.sections import check_shares
-from agent.settings.values import Plan
+from agent.settings.values import NodeValues
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -49,7 +55,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     configure("error", "auto", environ)
     found = asyncio.run(looked(sources(args, environ)))
     findings = tuple(_findings(found, environ, reader=args.read_only))
-    wrong = any(one.verdict is Verdict.WRONG for one in findings)
+    wrong = any(one.verdict is PreflightVerdict.WRONG for one in findings)
     if args.output == "json":
         _write_json(findings, ok=not wrong)
     else:
@@ -58,28 +64,28 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     return PROBLEM if wrong else OK
 
 
-def _findings(found: Look, environ: Mapping[str, str], *, reader: bool) -> Sequence[Finding]:
+def _findings(found: SourcesRead, environ: Mapping[str, str], *, reader: bool) -> Sequence[Finding]:
     try:
         plan = found.taken()
         settings = plan.settings(NodeFacts())
     except SettingsError as error:
         advice = "mend it; `hami-agent config check` says what each node would get"
-        return [Finding(Point.SETTINGS, Verdict.WRONG, "settings", str(error), advice)]
+        return [Finding.wrong(PreflightCheck.SETTINGS, "settings", str(error), advice)]
     values = plan.resolve(NodeFacts(settings.node))
-    read = Finding(Point.SETTINGS, Verdict.OK, "settings", f"accepted, for Node {settings.node}")
+    read = Finding.ok(PreflightCheck.SETTINGS, "settings", f"accepted, for Node {settings.node}")
     try:
         check_shares(values)
     except SettingsError as error:
-        read = Finding(Point.SETTINGS, Verdict.WRONG, "settings", str(error))
+        read = Finding.wrong(PreflightCheck.SETTINGS, "settings", str(error))
     notes = [
-        Finding(Point.SETTINGS, Verdict.NOTE, "settings", text, "it changes nothing here")
+        Finding.note(PreflightCheck.SETTINGS, "settings", text, "it changes nothing here")
         for text in plan.warnings
     ]
     hami = _hami_files(plan, values, settings.node)
     return [read, *notes, hami, *asyncio.run(examine(settings, environ, reader=reader))]
 
 
-def _hami_files(plan: Plan, values: Values, node: str) -> Finding:
+def _hami_files(plan: NodeValues, values: Values, node: str) -> Finding:
     sources = plan.sources
     files = {
         str(values[key].value): text is not None
@@ -97,13 +103,17 @@ def _line(one: Finding) -> str:
     line = f"{one.verdict.value:<6} {one.point.value:<11} {one.subject}: {one.said}"
     if one.advice:
         line += f"; {one.advice}"
-    return line + (f" [RUNBOOK {one.point.value}]\n" if one.verdict is not Verdict.OK else "\n")
+    return line + (
+        f" [RUNBOOK {one.point.value}]\n" if one.verdict is not PreflightVerdict.OK else "\n"
+    )
 
 
 def _sum(findings: Sequence[Finding]) -> str:
-    counts = {verdict: sum(one.verdict is verdict for one in findings) for verdict in Verdict}
-    notes = counted(counts[Verdict.NOTE], "note")
-    return f"{counts[Verdict.WRONG]} wrong, {notes}, {counts[Verdict.OK]} ok\n"
+    counts = {
+        verdict: sum(one.verdict is verdict for one in findings) for verdict in PreflightVerdict
+    }
+    notes = counted(counts[PreflightVerdict.NOTE], "note")
+    return f"{counts[PreflightVerdict.WRONG]} wrong, {notes}, {counts[PreflightVerdict.OK]} ok\n"
 
 
 def _write_json(findings: Sequence[Finding], *, ok: bool) -> None:

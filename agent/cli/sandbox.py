@@ -31,7 +31,7 @@ from agent.sandbox.scenario.default import (
     act,
     open_stage,
 )
-from agent.sandbox.scenario.record import Moment, Record
+from agent.sandbox.scenario.record import Moment, ScenarioRecord
 from agent.sandbox.scenario.stage import Stage, counted
 from agent.sandbox.scenario.workloads import fitting, plain, slices_of
 from agent.settings.profiles import NodeFacts
@@ -208,7 +208,7 @@ class _Screen:
             self.say(line)
 
     @contextlib.asynccontextmanager
-    async def waiting(self, record: Record) -> AsyncIterator[None]:
+    async def waiting(self, record: ScenarioRecord) -> AsyncIterator[None]:
         """Show on a terminal what is waited for, while the block lasts."""
         async with asyncio.TaskGroup() as group:
             ticking = group.create_task(self._tick(record))
@@ -217,7 +217,7 @@ class _Screen:
             finally:
                 ticking.cancel()
 
-    def end(self, record: Record, log: list[str]) -> None:
+    def end(self, record: ScenarioRecord, log: list[str]) -> None:
         """Print the summary, and the agent's last words where something failed."""
         if log:
             for line in view.log_lines(log):
@@ -225,7 +225,7 @@ class _Screen:
         for line in view.summary_lines(record.claims, record.measured, self._style):
             self.say(line)
 
-    async def _tick(self, record: Record) -> None:
+    async def _tick(self, record: ScenarioRecord) -> None:
         while self._live and not self._silent:
             await asyncio.sleep(_TICK)
             if record.awaited:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from agent.sandbox.scenario.record import Claim, Moment
+from agent.sandbox.scenario.record import Moment, ScenarioClaim
 
 API_VERSION: Final = "hami-agent/v1"
 WIDTH: Final = 80
@@ -78,7 +78,7 @@ def waiting_line(elapsed: float, awaited: str, style: Style) -> str:
 
 
 def summary_lines(
-    claims: Sequence[Claim], measured: Mapping[str, float], style: Style
+    claims: Sequence[ScenarioClaim], measured: Mapping[str, float], style: Style
 ) -> Iterator[str]:
     """Times, then how many claims were true, then those that were not."""
     yield ""
@@ -115,7 +115,7 @@ def log_lines(lines: Sequence[str]) -> Iterator[str]:
 
 
 def document(
-    claims: Sequence[Claim],
+    claims: Sequence[ScenarioClaim],
     timeline: Sequence[Moment],
     measured: Mapping[str, float],
     log: Sequence[str],

@@ -8,7 +8,7 @@ from agent.host.surroundings import host_name
 from agent.host.worker import Worker
 from agent.settings.fields import Field
 from agent.settings.kinds import boolean
-from agent.settings.reading import Look, begin, look
+from agent.settings.reading import SourcesRead, begin, look
 from agent.settings.sources import Sources
 from agent.settings.surroundings import FOREIGN
 from agent.settings.table import FIELDS
@@ -83,13 +83,13 @@ def sources(args: argparse.Namespace, environ: Mapping[str, str]) -> Sources:
     return Sources(args.config, environ, flags(args), host_name())
 
 
-async def looked(origin: Sources) -> Look:
+async def looked(origin: Sources) -> SourcesRead:
     """What a look at the sources finds. Files are waited for on a thread that holds up no exit."""
     async with Worker("settings", 1) as files:
         return await look(origin, files)
 
 
-async def started(origin: Sources) -> Look:
+async def started(origin: Sources) -> SourcesRead:
     """What to start with. Raises SettingsError: nothing."""
     async with Worker("settings", 1) as files, Worker("state", 1) as state:
         return await begin(origin, files, state)

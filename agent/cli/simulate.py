@@ -85,7 +85,7 @@ async def run(args: argparse.Namespace) -> int:
             return _fail(AgentError(text), UNREACHABLE)
 
 
-def _request(args: argparse.Namespace) -> talk.Request:
+def _request(args: argparse.Namespace) -> talk.HardwareRequest:
     match args.action:
         case "xid":
             return talk.XidRequest(gpu=args.gpu, xid=args.number)

@@ -20,7 +20,7 @@ KIND = "hami-agent-state"
 VERSION = 1
 
 
-class _Data(msgspec.Struct, frozen=True):
+class _StateData(msgspec.Struct, frozen=True):
     """The payload, as it is read."""
 
     generation: int
@@ -74,7 +74,7 @@ def encode_state(state: State) -> bytes:
 
 def decode_state(content: bytes) -> State:
     """The state in `content`. Raises StateCorrupt, which says what is wrong with it."""
-    data = unseal(content, KIND, VERSION, _Data)
+    data = unseal(content, KIND, VERSION, _StateData)
     return State(
         generation=data.generation,
         boot_id=data.boot_id,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from agent.codec.faults import Faults
 from agent.codec.gojson import INT32, INT64, UINT64
 from agent.codec.goyaml import flag, number, read_go_yaml, text, whole
-from agent.codec.known_keys import Found, Passed, Reader, many, nested, read_known
+from agent.codec.known_keys import IgnoredKeys, KnownKey, Reader, many, nested, read_known
 from agent.codec.strangers import refuse_stranger
 
 SECTION = "nvidia"
@@ -26,7 +26,7 @@ class DeviceConfig:
     `others`: where the other sections stand, by name.
     """
 
-    found: tuple[Found, ...] = ()
+    found: tuple[KnownKey, ...] = ()
     warnings: tuple[str, ...] = ()
     others: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -46,12 +46,12 @@ def read_device_config(content: bytes, name: str, faults: Faults | None = None) 
     if section is None or section.null:
         nothing = f"{name}: there is no section {SECTION}; nothing is taken"
         return DeviceConfig((), (nothing,), others)
-    passed = Passed(name)
+    passed = IgnoredKeys(name)
     found = read_known(section, _table(passed), passed, faults)
     return DeviceConfig(found, passed.warnings, others)
 
 
-def _table(passed: Passed) -> Mapping[str, Reader]:
+def _table(passed: IgnoredKeys) -> Mapping[str, Reader]:
     models = many(text)
     allowed = nested({"models": models, "profiles": models}, passed)
     template = {

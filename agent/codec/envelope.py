@@ -14,7 +14,7 @@ import msgspec
 from agent.core.errors import StateCorrupt, cap
 
 
-class _File(msgspec.Struct, frozen=True):
+class _Envelope(msgspec.Struct, frozen=True):
     """The envelope. `data` keeps its exact bytes for the checksum."""
 
     kind: str
@@ -38,7 +38,7 @@ def unseal(content: bytes, kind: str, version: int, shape: type[_Shape]) -> _Sha
 
     Raises StateCorrupt, which says what is wrong with it.
     """
-    file = _decode(content, _File)
+    file = _decode(content, _Envelope)
     if file.kind != kind:
         raise StateCorrupt(f"it is not a file of kind {kind}: its kind is {cap(file.kind, 40)}")
     if file.version not in (version, version + 1):

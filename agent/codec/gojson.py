@@ -30,7 +30,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Object:
+class JsonObject:
     """An object: its keys as they are written, in their order, and their values."""
 
     pairs: tuple[tuple[str, object], ...]
@@ -69,7 +69,7 @@ def fields(value: object, table: Table, where: str) -> dict[str, Any]:
     Go merges a list or an object into the one that the same key gave before: nobody writes that,
     and it is refused.
     """
-    if not isinstance(value, Object):
+    if not isinstance(value, JsonObject):
         raise MalformedText(f"{where} is {_shown(value)}, no object")
     found: dict[str, Any] = {}
     for written, item in value.pairs:
@@ -77,7 +77,7 @@ def fields(value: object, table: Table, where: str) -> dict[str, Any]:
         if key not in table or item is None:
             continue
         name, read = table[key]
-        if name in found and isinstance(item, list | Object):
+        if name in found and isinstance(item, list | JsonObject):
             raise MalformedText(f"{where}, {key} stands there twice")
         found[name] = read(item, f"{where}, {key}")
     return found
@@ -123,7 +123,7 @@ def mapping(read_item: Reader) -> Reader:
     """A reader of objects with any keys, by their names; what is null is left out."""
 
     def read(value: object, where: str) -> dict[str, object]:
-        if not isinstance(value, Object):
+        if not isinstance(value, JsonObject):
             raise MalformedText(f"{where} is {_shown(value)}, no object")
         return {
             key: read_item(item, f"{where}, {cap(key)}")
@@ -141,7 +141,7 @@ def anything(value: object, where: str) -> object:
         one = pending.pop()
         if isinstance(one, list):
             pending += one
-        elif isinstance(one, Object):
+        elif isinstance(one, JsonObject):
             pending += (item for _, item in one.pairs)
         elif isinstance(one, int | float) and not is_float64(one):
             raise MalformedText(f"{where} holds a number that is too great")
@@ -159,8 +159,8 @@ def array(read_item: Reader) -> Reader:
     return read
 
 
-def _object(pairs: list[tuple[str, object]]) -> Object:
-    return Object(tuple(pairs))
+def _object(pairs: list[tuple[str, object]]) -> JsonObject:
+    return JsonObject(tuple(pairs))
 
 
 def is_float64(value: float) -> bool:
@@ -179,6 +179,6 @@ def _shown(value: object) -> str:
     """A value for people; the inside of a structure, which may be deep, is not looked at."""
     if isinstance(value, list):
         return "an array"
-    if isinstance(value, Object):
+    if isinstance(value, JsonObject):
         return "an object"
     return "null" if value is None else cap(repr(value))

@@ -17,7 +17,7 @@ Reader = Callable[[Place], object]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Found:
+class KnownKey:
     """A known key that the file has, its value, and where it stands (`file:line:column`)."""
 
     key: str
@@ -25,7 +25,7 @@ class Found:
     where: str
 
 
-class Passed:
+class IgnoredKeys:
     """What was passed over: the first of it by sentences, the others by their number.
 
     `name` is what messages call the file.
@@ -51,8 +51,8 @@ class Passed:
 
 
 def read_known(
-    place: Place, table: Mapping[str, Reader], passed: Passed, faults: Faults | None = None
-) -> tuple[Found, ...]:
+    place: Place, table: Mapping[str, Reader], passed: IgnoredKeys, faults: Faults | None = None
+) -> tuple[KnownKey, ...]:
     """The known keys of a mapping in their order; null is as good as absent.
 
     With `faults` what is wrong goes there, and what is right is returned.
@@ -60,7 +60,7 @@ def read_known(
     Raises:
         SettingsError: no mapping, a key twice, or a value of another type.
     """
-    found: list[Found] = []
+    found: list[KnownKey] = []
     wrong = Faults() if faults is None else faults
     with wrong.kept():
         for key, here, value in place.pairs():
@@ -69,7 +69,7 @@ def read_known(
                 passed.over(lambda: _unknown(key, here, table))  # noqa: B023 -- said at once
             elif not value.null:
                 with wrong.kept():
-                    found.append(Found(key, read(value), value.where))
+                    found.append(KnownKey(key, read(value), value.where))
     if faults is None:
         wrong.refuse()
     return tuple(found)
@@ -105,7 +105,7 @@ def many(read: Reader) -> Reader:
     return read_all
 
 
-def nested(table: Mapping[str, Reader], passed: Passed) -> Reader:
+def nested(table: Mapping[str, Reader], passed: IgnoredKeys) -> Reader:
     """A mapping with these keys, as a dict; null has none."""
 
     def read(place: Place) -> dict[str, object]:

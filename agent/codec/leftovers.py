@@ -9,7 +9,7 @@ from agent.codec.quantity import decode_quantity
 from agent.core.cluster.annotations import REGISTER
 from agent.core.errors import MalformedText
 from agent.core.health.news import GPU_DEGRADED
-from agent.core.node.leftovers import NodeState, NodeTraces
+from agent.core.node.leftovers import NodeLeftovers, NodeTraces
 
 CONDITION: Final = f'k:{{"type":"{GPU_DEGRADED}"}}'
 
@@ -35,7 +35,7 @@ def decode_traces(obj: Mapping[str, Any]) -> NodeTraces:
     )
 
 
-def decode_state(obj: Mapping[str, Any], resource: str) -> NodeState:
+def decode_state(obj: Mapping[str, Any], resource: str) -> NodeLeftovers:
     """A whole Node. What is missing or of another shape counts as absent."""
     status = inside(obj, "status")
     conditions = {one.get("type"): one.get("status") for one in objects_in(status, "conditions")}
@@ -43,7 +43,7 @@ def decode_state(obj: Mapping[str, Any], resource: str) -> NodeState:
     kubelet = conditions.get("Ready", "Unknown") != "Unknown"
     allocatable = inside(status, "allocatable").get(resource)
     served = decode_quantity(str(allocatable)) if allocatable is not None else 0
-    return NodeState(
+    return NodeLeftovers(
         kubelet=kubelet,
         served=max(0, served or 0) if kubelet else 0,
         degraded=GPU_DEGRADED in conditions,

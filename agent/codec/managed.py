@@ -11,7 +11,7 @@ WRITER: Final = "hami-agent"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Entry:
+class ManagedFields:
     """What one writer was the last to change; `time` is that of its last change, as RFC 3339."""
 
     writer: str
@@ -25,15 +25,15 @@ class Entry:
         return frozenset(key.removeprefix("f:") for key in found)
 
 
-def entries(metadata: Mapping[str, object]) -> tuple[Entry, ...]:
+def entries(metadata: Mapping[str, object]) -> tuple[ManagedFields, ...]:
     """All writers. What has another shape counts as nothing."""
     return tuple(
-        Entry(str(one.get("manager")), str(one.get("time", "")), inside(one, "fieldsV1"))
+        ManagedFields(str(one.get("manager")), str(one.get("time", "")), inside(one, "fieldsV1"))
         for one in objects_in(metadata, "managedFields")
     )
 
 
-def other_writer(managed: Iterable[Entry], key: str) -> str:
+def other_writer(managed: Iterable[ManagedFields], key: str) -> str:
     """Who but an agent was the last to change this annotation, and when, as `writer time`.
 
     Empty: it was an agent, or it is not known.

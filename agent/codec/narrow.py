@@ -32,7 +32,7 @@ class _Variable(TypedDict, total=False):
     value: Any
 
 
-class _Container(TypedDict, total=False):
+class _ContainerFields(TypedDict, total=False):
     name: Any
     resources: Any
     restartPolicy: Any
@@ -40,11 +40,11 @@ class _Container(TypedDict, total=False):
     env: list[_Variable] | None
 
 
-class _Spec(TypedDict, total=False):
+class _SpecFields(TypedDict, total=False):
     nodeName: Any
     restartPolicy: Any
-    initContainers: list[_Container] | None
-    containers: list[_Container] | None
+    initContainers: list[_ContainerFields] | None
+    containers: list[_ContainerFields] | None
 
 
 class _ContainerStatus(TypedDict, total=False):
@@ -63,9 +63,9 @@ class _Status(TypedDict, total=False):
     containerStatuses: list[_ContainerStatus] | None
 
 
-class _Pod(TypedDict, total=False):
+class _PodFields(TypedDict, total=False):
     metadata: _Metadata | None
-    spec: _Spec | None
+    spec: _SpecFields | None
     status: _Status | None
 
 
@@ -82,7 +82,7 @@ class _Frame(msgspec.Struct):
     object: msgspec.Raw
 
 
-_POD: Final = msgspec.json.Decoder(_Pod)
+_POD: Final = msgspec.json.Decoder(_PodFields)
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
 _LIST: Final = msgspec.json.Decoder(_List)
 _FRAME: Final = msgspec.json.Decoder(_Frame)
@@ -91,7 +91,7 @@ _BROKEN: Final = (msgspec.DecodeError, UnicodeDecodeError)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Page:
+class ListPage:
     """A list, or a part of one. `rest`: the token that asks for the next part, empty for none."""
 
     version: str
@@ -120,7 +120,7 @@ def read_pod(body: Raw) -> Mapping[str, Any]:
     return found
 
 
-def read_page(body: Raw) -> Page:
+def read_page(body: Raw) -> ListPage:
     """The list, its items unread. Raises MalformedText."""
     try:
         found = _LIST.decode(body)
@@ -129,10 +129,10 @@ def read_page(body: Raw) -> Page:
     version = found.metadata.get("resourceVersion", "")
     if not version:
         raise MalformedText("the list has no resourceVersion")
-    return Page(version, found.metadata.get("continue", ""), tuple(found.items or ()))
+    return ListPage(version, found.metadata.get("continue", ""), tuple(found.items or ()))
 
 
-def read_page_head(beginning: Raw) -> Page:
+def read_page_head(beginning: Raw) -> ListPage:
     """The list whose items were cut off, without them: the API server writes its metadata first.
 
     Raises:

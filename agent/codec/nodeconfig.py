@@ -16,8 +16,8 @@ from agent.codec.gojson import INT64, UINT64
 from agent.codec.json_places import read_json
 from agent.codec.known_keys import (
     TOLD,
-    Found,
-    Passed,
+    IgnoredKeys,
+    KnownKey,
     Reader,
     many,
     nested,
@@ -41,7 +41,7 @@ class NodeEntry:
 
     name: str
     where: str
-    found: tuple[Found, ...]
+    found: tuple[KnownKey, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def read_nodeconfig(content: bytes, name: str, faults: Faults | None = None) -> 
     Raises:
         SettingsError: no JSON object, or a value of another type or range, with its place.
     """
-    passed = Passed(name)
+    passed = IgnoredKeys(name)
     table = _table(passed)
 
     def read_entry(place: Place) -> NodeEntry:
@@ -78,7 +78,7 @@ def read_nodeconfig(content: bytes, name: str, faults: Faults | None = None) -> 
     return NodeConfig(entries if isinstance(entries, tuple) else (), passed.warnings)
 
 
-def _look_for_nodes(document: Place, passed: Passed) -> None:
+def _look_for_nodes(document: Place, passed: IgnoredKeys) -> None:
     """Without the one key that HAMi reads, the file says nothing there, either: it is told.
 
     Much of something else is another file. Raises SettingsError.
@@ -109,7 +109,7 @@ def decode_nodeconfig(text: str) -> tuple[Mapping[str, object], ...]:
     )
 
 
-def _table(passed: Passed) -> Mapping[str, Reader]:
+def _table(passed: IgnoredKeys) -> Mapping[str, Reader]:
     return {
         "name": _text,
         "operatingmode": _text,

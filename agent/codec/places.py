@@ -27,7 +27,7 @@ PLAIN: Final = re.compile("-?(0|[1-9][0-9]{0,99})")
 """Whole numbers that YAML, JSON and Python write alike."""
 
 
-class Mark(Protocol):
+class TextMark(Protocol):
     """A place in a text, from 0."""
 
     @property
@@ -41,7 +41,7 @@ class Mark(Protocol):
         ...
 
 
-def at(name: str, mark: Mark | None) -> str:
+def at(name: str, mark: TextMark | None) -> str:
     """`file:line:column`, from 1."""
     return f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
 

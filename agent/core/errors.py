@@ -151,7 +151,7 @@ class ApiThrottled(ApiError):  # noqa: N818 -- the API's word
     """429: ask again after `retry_after` seconds."""
 
 
-class Gate(enum.Enum):
+class RefusalReason(enum.Enum):
     """Why an Allocate is refused. The value is the id that the runbook explains."""
 
     EMPTY_REQUEST = "HA-1001"
@@ -196,7 +196,7 @@ class Refusal(AgentError):  # noqa: N818 -- an answer, not a fault
     FAILED_PRECONDITION (INVALID_ARGUMENT for a malformed request).
     """
 
-    def __init__(self, gate: Gate, sentence: str, *, transient: bool = False) -> None:
+    def __init__(self, gate: RefusalReason, sentence: str, *, transient: bool = False) -> None:
         super().__init__(f"{sentence} [{gate.value}]")
         self.gate = gate
         self.sentence = sentence

@@ -16,9 +16,9 @@ from agent.core.health.news import NodeCondition
 from agent.core.health.reports import DriverEvent, Probe
 from agent.core.inventory.gpu import GpuSample, GpuUuid, Scan
 from agent.core.inventory.slices import SliceId
-from agent.core.node.leftovers import Agents, NodeState, NodeTraces
+from agent.core.node.leftovers import Agents, NodeLeftovers, NodeTraces
 from agent.core.reconcile.clearing import Cleared
-from agent.core.reconcile.measuring import Room, Size
+from agent.core.reconcile.measuring import DirectorySize, DiskRoom
 from agent.core.state.holdings import Holding, KubeletEpoch
 from agent.core.state.ledger import ContainerKey
 
@@ -273,14 +273,14 @@ class HookDirs(Protocol):
         """The container directories that are there, and when each changed. Raises StateError."""
         ...
 
-    async def measure(self, name: str, *, anew: bool) -> Size:
+    async def measure(self, name: str, *, anew: bool) -> DirectorySize:
         """What the container directory `name` holds, after a look at a bounded part of it.
 
         `anew`: at the first part. One that is absent holds nothing. Raises StateError.
         """
         ...
 
-    async def room(self) -> Room:
+    async def room(self) -> DiskRoom:
         """What is left on their file system. Raises StateError."""
         ...
 
@@ -341,6 +341,6 @@ class Leftovers(Protocol):
         """The agents' pods, each with its node; empty where it has none yet."""
         ...
 
-    async def look(self, name: str, resource: str) -> NodeState:
+    async def look(self, name: str, resource: str) -> NodeLeftovers:
         """What the Node says of itself; of one that is not there, nothing."""
         ...

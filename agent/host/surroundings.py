@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from agent.core.node.preflight import Place, PluginSocket
+from agent.core.node.preflight import PathFacts, PluginSocket
 from agent.kit.writable import check_writable
 
 KINDS: Final = ((stat.S_ISDIR, "directory"), (stat.S_ISSOCK, "socket"), (stat.S_ISREG, "file"))
@@ -23,18 +23,18 @@ def host_name() -> str:
     return socket.gethostname().strip().lower()
 
 
-def look_at(path: Path) -> Place:
+def look_at(path: Path) -> PathFacts:
     """The path as it is; links are followed. Of what is missing: could it be made?"""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        return Place(str(path), "", writable=_makable(path))
+        return PathFacts(str(path), "", writable=_makable(path))
     except OSError as error:
-        return Place(str(path), f"path that cannot be looked at ({error.strerror or error})")
+        return PathFacts(str(path), f"path that cannot be looked at ({error.strerror or error})")
     kind = next((name for holds, name in KINDS if holds(found.st_mode)), "special file")
     mode, ours = stat.S_IMODE(found.st_mode), found.st_uid in {0, os.geteuid()}
     writable, full = os.access(path, os.W_OK), kind == "directory" and _is_full(path)
-    return Place(str(path), kind, found.st_uid, mode, writable, ours, full)
+    return PathFacts(str(path), kind, found.st_uid, mode, writable, ours, full)
 
 
 def _is_full(path: Path) -> bool:

@@ -214,7 +214,7 @@ class FileDirectory(DirectoryWatch):
         return None
 
 
-class FileWatch:
+class HostFileWatch:
     """The FileWatch port: their directories, each with all links in it that may be swapped.
 
     They are looked at by `offload`.

@@ -17,7 +17,7 @@ ALLOCATE_FOLLOWED: Final = 0.1
 """Seconds in which a pod's next container comes, or the next of several pods: 8 to 20 ms."""
 
 
-class Calls:
+class AdmissionCalls:
     """The admission calls of one server.
 
     The kubelet asks for a preference, then for the allocation, container by container. A server

@@ -23,7 +23,7 @@ LIST_LIMIT = LIST_BYTES
 _FIELD_1 = b"\x0a"  # number 1, length-delimited: Device.ID, and an entry of the list
 
 
-class Frame(ListAndWatchResponse):
+class ListFrame(ListAndWatchResponse):
     """A list that is already bytes. Only its bytes are true; its `devices` stay empty."""
 
     def __init__(self, wire: bytes) -> None:
@@ -48,14 +48,14 @@ class EncodedGroup:
     worst_size: int
 
 
-class Frames:
+class ListFrames:
     """Makes frames; keeps the bytes of the newest list and of its groups, and no others."""
 
     def __init__(self) -> None:
         self._groups: dict[SliceGroup, EncodedGroup] = {}
-        self._newest: tuple[SliceList, Frame] | None = None
+        self._newest: tuple[SliceList, ListFrame] | None = None
 
-    def encode(self, listed: SliceList) -> Frame:
+    def encode(self, listed: SliceList) -> ListFrame:
         """The frame of a list.
 
         Raises:
@@ -67,7 +67,7 @@ class Frames:
         self._groups = {group: known.get(group) or encode_group(group) for group in listed.groups}
         encoded = [self._groups[group] for group in listed.groups]
         _judge(listed.groups, sum(group.worst_size for group in encoded))
-        frame = Frame(b"".join([group.wire for group in encoded]))
+        frame = ListFrame(b"".join([group.wire for group in encoded]))
         self._newest = (listed, frame)
         return frame
 

@@ -10,7 +10,7 @@ from grpclib import GRPCError
 from grpclib.const import Status
 from grpclib.server import Stream
 
-from agent.core.errors import AgentError, Gate, Refusal
+from agent.core.errors import AgentError, Refusal, RefusalReason
 from agent.plugin.status import grpc_error
 from agent.plugin.traffic import Traffic
 
@@ -89,7 +89,7 @@ async def _received(stream: Stream[Any, Any]) -> Any:  # noqa: ANN401 -- any req
         raise GRPCError(Status.UNIMPLEMENTED, text) from error
     except AssertionError as error:  # grpclib's word for a body shorter than its prefix says
         sentence = "The call ends before the length that it states."
-        raise Refusal(Gate.MALFORMED_REQUEST, sentence) from error
+        raise Refusal(RefusalReason.MALFORMED_REQUEST, sentence) from error
     if message is None:
-        raise Refusal(Gate.MALFORMED_REQUEST, "The call holds no message.")
+        raise Refusal(RefusalReason.MALFORMED_REQUEST, "The call holds no message.")
     return message

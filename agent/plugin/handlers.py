@@ -9,11 +9,11 @@ from grpclib.const import Handler
 from typing_extensions import override
 
 from agent.core.containers.edits import ContainerEdits
-from agent.core.errors import AgentError, Gate, Refusal, SettingsError
+from agent.core.errors import AgentError, Refusal, RefusalReason, SettingsError
 from agent.core.inventory.slices import SliceId, SliceList
 from agent.kit.cell import Cell
-from agent.plugin.calls import ALLOCATE_FOLLOWED, PREFERENCE_FOLLOWED, Calls
-from agent.plugin.frames import Frame, Frames
+from agent.plugin.calls import ALLOCATE_FOLLOWED, PREFERENCE_FOLLOWED, AdmissionCalls
+from agent.plugin.frames import ListFrame, ListFrames
 from agent.plugin.guard import Guard
 from agent.plugin.traffic import Traffic, counted
 from agent.wire.v1beta1 import (
@@ -49,7 +49,7 @@ Fence = Callable[[tuple[SliceId, ...]], None]
 """Raises a Refusal when the container that holds these slices must not start. At once."""
 
 
-class Allocator(Protocol):
+class SliceAllocator(Protocol):
     """What decides an allocation."""
 
     async def allocate(self, ids: tuple[SliceId, ...]) -> ContainerEdits:
@@ -72,7 +72,7 @@ class DevicePlugin(DevicePluginBase):
     def __init__(
         self,
         lists: Cell[SliceList],
-        allocator: Allocator,
+        allocator: SliceAllocator,
         traffic: Traffic,
         fence: Fence | None = None,
     ) -> None:
@@ -80,9 +80,9 @@ class DevicePlugin(DevicePluginBase):
         self._allocator = allocator
         self._traffic = traffic
         self._fence = fence
-        self._frames = Frames()
+        self._frames = ListFrames()
         self._draining = False
-        self.calls = Calls()
+        self.calls = AdmissionCalls()
         self.streams: Cell[int] = Cell(0)
 
     def drain(self) -> None:
@@ -99,7 +99,7 @@ class DevicePlugin(DevicePluginBase):
     @override
     async def list_and_watch(self, message: Empty) -> AsyncGenerator[ListAndWatchResponse, None]:
         """The list at once and after every change; what changes while one is sent is skipped."""
-        sent: Frame | None = None
+        sent: ListFrame | None = None
         with counted(self._traffic.streams), counted(self.streams):
             log.info("plugin.stream_opened", streams=self._traffic.streams.value)
             async for listed in self._lists.follow():
@@ -108,7 +108,7 @@ class DevicePlugin(DevicePluginBase):
                     sent = frame
                     yield frame
 
-    def _frame(self, listed: SliceList) -> Frame | None:
+    def _frame(self, listed: SliceList) -> ListFrame | None:
         """The frame, or None when the kubelet would answer it by dropping the stream."""
         try:
             return self._frames.encode(listed)
@@ -148,16 +148,16 @@ class DevicePlugin(DevicePluginBase):
         """
         requests = message.container_requests
         if not requests or not all(request.devices_ids for request in requests):
-            raise Refusal(Gate.EMPTY_REQUEST, "The kubelet asked for no slice at all.")
+            raise Refusal(RefusalReason.EMPTY_REQUEST, "The kubelet asked for no slice at all.")
         if self._draining:
             sentence = "The GPU agent of this node is stopping; create the pod again."
-            raise Refusal(Gate.STOPPING, sentence, transient=True)
+            raise Refusal(RefusalReason.STOPPING, sentence, transient=True)
         try:
             async with asyncio.timeout(ALLOCATE_DEADLINE):
                 answers = [await self._allocated(request) for request in requests]
         except TimeoutError as error:
             sentence = f"No answer was found within {ALLOCATE_DEADLINE:g} s; create the pod again."
-            raise Refusal(Gate.OUT_OF_TIME, sentence, transient=True) from error
+            raise Refusal(RefusalReason.OUT_OF_TIME, sentence, transient=True) from error
         return AllocateResponse(container_responses=answers)
 
     async def _allocated(self, request: ContainerAllocateRequest) -> ContainerAllocateResponse:

@@ -67,7 +67,7 @@ FORGET_DELAY = 0.1
 """Seconds after the end of a connection, in which its calls are unwound."""
 
 
-class Peers:
+class PeerConnections:
     """The connections of one listener, and what is told of them. `forget` follows their ends."""
 
     def __init__(self, forget: Callable[[], None]) -> None:
@@ -83,7 +83,7 @@ class Peers:
 
 
 @dataclasses.dataclass(slots=True)
-class Bound:
+class RateBound:
     """So many of something, `most`, in PERIOD."""
 
     most: int
@@ -108,12 +108,12 @@ class Peer(H2Protocol):
     others, and what HTTP/2 answers by itself waits for no reader.
     """
 
-    def __init__(self, plain: H2Protocol, peers: Peers) -> None:
+    def __init__(self, plain: H2Protocol, peers: PeerConnections) -> None:
         super().__init__(plain.handler, plain.config, plain.h2_config)
         self._peers = peers
         self._transport: asyncio.Transport | None = None
-        self._resets = Bound(RESETS)
-        self._asides = Bound(ASIDES)
+        self._resets = RateBound(RESETS)
+        self._asides = RateBound(ASIDES)
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -183,7 +183,9 @@ class Listener(Server):
 
     def __init__(self, handlers: DevicePlugin) -> None:
         super().__init__([handlers], codec=StrictCodec())
-        self._peers = Peers(self.__gc_collect__)  # else it does so with every tenth connection
+        self._peers = PeerConnections(
+            self.__gc_collect__
+        )  # else it does so with every tenth connection
 
     @override
     def _protocol_factory(self) -> H2Protocol:

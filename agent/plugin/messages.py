@@ -13,7 +13,7 @@ from typing import Any
 from grpclib.encoding.base import CodecBase
 from typing_extensions import override
 
-from agent.core.errors import Gate, MalformedText, Refusal
+from agent.core.errors import MalformedText, Refusal, RefusalReason
 from agent.plugin.status import grpc_error
 from agent.wire.v1beta1 import (
     AllocateRequest,
@@ -25,7 +25,7 @@ from agent.wire.v1beta1 import (
 )
 
 
-class Kind(enum.Enum):
+class FieldKind(enum.Enum):
     """What a field holds that is not a message."""
 
     TEXTS = "texts"
@@ -35,30 +35,30 @@ class Kind(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Shape:
+class MessageShape:
     """A message: name and kind of its fields by number. A field of a shape is repeated."""
 
     message: type
-    fields: "Mapping[int, tuple[str, Kind | Shape]]"
+    fields: "Mapping[int, tuple[str, FieldKind | MessageShape]]"
 
 
-_PREFERRED = Shape(
+_PREFERRED = MessageShape(
     ContainerPreferredAllocationRequest,
     {
-        1: ("available_deviceIDs", Kind.TEXTS),
-        2: ("must_include_deviceIDs", Kind.TEXTS),
-        3: ("allocation_size", Kind.NUMBER),
+        1: ("available_deviceIDs", FieldKind.TEXTS),
+        2: ("must_include_deviceIDs", FieldKind.TEXTS),
+        3: ("allocation_size", FieldKind.NUMBER),
     },
 )
-_ALLOCATED = Shape(ContainerAllocateRequest, {1: ("devices_ids", Kind.TEXTS)})
+_ALLOCATED = MessageShape(ContainerAllocateRequest, {1: ("devices_ids", FieldKind.TEXTS)})
 
-SHAPES: Mapping[type, Shape] = {
+SHAPES: Mapping[type, MessageShape] = {
     shape.message: shape
     for shape in (
-        Shape(Empty, {}),
-        Shape(AllocateRequest, {1: ("container_requests", _ALLOCATED)}),
-        Shape(PreferredAllocationRequest, {1: ("container_requests", _PREFERRED)}),
-        Shape(PreStartContainerRequest, {1: ("devices_ids", Kind.TEXTS)}),
+        MessageShape(Empty, {}),
+        MessageShape(AllocateRequest, {1: ("container_requests", _ALLOCATED)}),
+        MessageShape(PreferredAllocationRequest, {1: ("container_requests", _PREFERRED)}),
+        MessageShape(PreStartContainerRequest, {1: ("devices_ids", FieldKind.TEXTS)}),
     )
 }
 """The requests of the five calls."""
@@ -99,10 +99,10 @@ class StrictCodec(CodecBase):
             return read(data, SHAPES[message_type])
         except (MalformedText, UnicodeDecodeError) as error:
             sentence = f"The call holds no whole {message_type.__name__}: {error}."
-            raise grpc_error(Refusal(Gate.MALFORMED_REQUEST, sentence)) from error
+            raise grpc_error(Refusal(RefusalReason.MALFORMED_REQUEST, sentence)) from error
 
 
-def read(data: bytes, shape: Shape) -> Any:  # noqa: ANN401 -- a message of that shape
+def read(data: bytes, shape: MessageShape) -> Any:  # noqa: ANN401 -- a message of that shape
     """The message of that shape in `data`; unknown fields are allowed.
 
     Raises:
@@ -112,7 +112,7 @@ def read(data: bytes, shape: Shape) -> Any:  # noqa: ANN401 -- a message of that
     return _message(data, 0, len(data), shape)
 
 
-def _message(data: bytes, start: int, end: int, shape: Shape) -> Any:  # noqa: ANN401 -- see read()
+def _message(data: bytes, start: int, end: int, shape: MessageShape) -> Any:  # noqa: ANN401 -- see read()
     found: dict[str, Any] = {}
     texts: dict[str, list[bytes]] = {}
     at = start
@@ -125,11 +125,11 @@ def _message(data: bytes, start: int, end: int, shape: Shape) -> Any:  # noqa: A
         at, stop = _extent(data, at, end, wire_type)
         if stop > end:
             raise MalformedText(f"field {tag >> 3} before byte {at} is cut short")
-        if kind is Kind.TEXTS:
+        if kind is FieldKind.TEXTS:
             known = texts.setdefault(name, [])
             known.append(data[at:stop])
             stop = _short_texts(data, stop, end, tag, known)
-        elif kind is Kind.NUMBER:
+        elif kind is FieldKind.NUMBER:
             number = _varint(data, at, end)[0] % _INT32
             found[name] = number - _INT32 if number >= _INT32 // 2 else number
         elif kind is not None:
@@ -159,8 +159,8 @@ def _decoded(texts: list[bytes]) -> list[str]:
     return decoded if len(decoded) == len(texts) else [text.decode() for text in texts]
 
 
-def _expected(kind: Kind | Shape) -> int:
-    return WireType.VARINT if kind is Kind.NUMBER else WireType.SIZED
+def _expected(kind: FieldKind | MessageShape) -> int:
+    return WireType.VARINT if kind is FieldKind.NUMBER else WireType.SIZED
 
 
 def _extent(data: bytes, at: int, end: int, wire_type: int) -> tuple[int, int]:

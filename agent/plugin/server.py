@@ -18,7 +18,7 @@ from agent.core.errors import KubeletError
 from agent.core.inventory.slices import SliceList
 from agent.kit.cell import Cell
 from agent.kit.dial import UnixChannel
-from agent.plugin.handlers import Allocator, DevicePlugin, Fence
+from agent.plugin.handlers import DevicePlugin, Fence, SliceAllocator
 from agent.plugin.listener import Listener
 from agent.plugin.sockets import BoundSocket, bind, sweep
 from agent.plugin.traffic import Traffic
@@ -100,7 +100,7 @@ async def _zero(count: Cell[int], deadline: float, overdue: str) -> None:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Terms:
+class ServerTerms:
     """What a server works under: its fence, and whose calls are counted with its own."""
 
     fence: Fence | None = None
@@ -115,16 +115,16 @@ class PluginServer:
         directory: Path,
         resource: str,
         lists: Cell[SliceList],
-        allocator: Allocator,
+        allocator: SliceAllocator,
         chance: random.Random,
-        terms: Terms | None = None,
+        terms: ServerTerms | None = None,
     ) -> None:
         self._directory = directory
         self._resource = resource
         self._lists = lists
         self._allocator = allocator
         self._chance = chance
-        self._terms = terms or Terms()
+        self._terms = terms or ServerTerms()
         self._turn = asyncio.Lock()
         self._current: Incarnation | None = None
         self._stopped = False

@@ -6,12 +6,12 @@ Code and text of a refusal surface in the pod's status, so both are stable.
 from grpclib import GRPCError
 from grpclib.const import Status
 
-from agent.core.errors import AgentError, Gate, Refusal, StateError, cap
+from agent.core.errors import AgentError, Refusal, RefusalReason, StateError, cap
 
 TEXT_LIMIT = 4096
 """Characters of an answer's sentence, which the kubelet copies into the pod's status."""
 
-_MALFORMED = frozenset({Gate.EMPTY_REQUEST, Gate.MALFORMED_REQUEST})
+_MALFORMED = frozenset({RefusalReason.EMPTY_REQUEST, RefusalReason.MALFORMED_REQUEST})
 
 
 def status_of(error: AgentError) -> Status:

@@ -38,7 +38,7 @@ from agent.sandbox.api_errors import (
 )
 from agent.sandbox.apiserver_access import Target, authorize, identify, restrict
 from agent.sandbox.apiserver_forms import form_of, packed, shaped
-from agent.sandbox.apiserver_journal import Call, Journal
+from agent.sandbox.apiserver_journal import ApiCall, Journal
 from agent.sandbox.apiserver_kubectl import listed, unfolded
 from agent.sandbox.apiserver_lists import list_objects, require_reached
 from agent.sandbox.apiserver_paths import parse_target, require_served
@@ -226,7 +226,7 @@ class ApiServerModel:
 
     def _note(self, user: str, target: Target, code: int) -> None:
         self.journal.note(
-            Call(
+            ApiCall(
                 user=user,
                 verb=target.verb,
                 resource=target.resource,

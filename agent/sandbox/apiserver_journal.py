@@ -8,7 +8,7 @@ WRITES: Final = frozenset({"create", "patch", "update", "delete"})
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ApiCall:
     """One request and the code of its answer; `verb` is Kubernetes' (get, list, watch, …)."""
 
     user: str
@@ -24,10 +24,10 @@ class Journal:
     """Bounded memory of calls; the counts are of all calls since the start."""
 
     def __init__(self, limit: int = 10_000) -> None:
-        self.calls: deque[Call] = deque(maxlen=limit)
+        self.calls: deque[ApiCall] = deque(maxlen=limit)
         self.counts: Counter[tuple[str, str, str]] = Counter()
 
-    def note(self, call: Call) -> None:
+    def note(self, call: ApiCall) -> None:
         """Remember one call, refused ones too."""
         self.calls.append(call)
         self.counts[call.user, call.verb, call.resource] += 1

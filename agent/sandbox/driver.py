@@ -104,7 +104,7 @@ class SimulatedDriver:
         if self._closed:
             raise DriverError("the driver session was closed")
 
-    async def _ask_of(self, uuid: GpuUuid, request: talk.Request) -> talk.AnyReply:
+    async def _ask_of(self, uuid: GpuUuid, request: talk.HardwareRequest) -> talk.AnyReply:
         """A question to one GPU: in time, as a driver answers."""
         self._refuse_released(uuid)
         try:
@@ -116,7 +116,7 @@ class SimulatedDriver:
             raise GpuError(uuid, reply.text, lost=reply.reason == "lost")
         return reply
 
-    async def _ask(self, request: talk.Request) -> talk.AnyReply:
+    async def _ask(self, request: talk.HardwareRequest) -> talk.AnyReply:
         self._refuse_closed()
         try:
             return await ask(self._socket_path, request)

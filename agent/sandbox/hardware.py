@@ -52,7 +52,7 @@ class HardwareError(AgentError):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class GpuState:
+class SimulatedGpu:
     """One simulated GPU. A `lost` one answers nothing; `xids` are all it has reported.
 
     For one that is `refused` the driver answers nothing but that it must be reset.
@@ -77,7 +77,7 @@ class SimulatedHardware:
 
     def __init__(self, description: Description) -> None:
         self.driver_version = description.driver_version
-        self._states = {gpu.uuid: GpuState(gpu) for gpu in description.gpus}
+        self._states = {gpu.uuid: SimulatedGpu(gpu) for gpu in description.gpus}
         self._events: collections.deque[DriverEvent] = collections.deque(maxlen=EVENT_LIMIT)
         self._written = 0
         self._serial = len(description.gpus)
@@ -85,11 +85,11 @@ class SimulatedHardware:
         self._news = asyncio.Event()
 
     @property
-    def states(self) -> tuple[GpuState, ...]:
+    def states(self) -> tuple[SimulatedGpu, ...]:
         """All GPUs, sorted by index."""
         return tuple(sorted(self._states.values(), key=lambda state: state.gpu.index))
 
-    def find(self, name: str) -> GpuState:
+    def find(self, name: str) -> SimulatedGpu:
         """The GPU with that index or UUID. Raises UnknownGpuError."""
         for state in self._states.values():
             if name in {state.gpu.uuid, str(state.gpu.index)}:
@@ -144,7 +144,7 @@ class SimulatedHardware:
 
     # What happens to the hardware.
 
-    def xid(self, name: str, number: int) -> GpuState:
+    def xid(self, name: str, number: int) -> SimulatedGpu:
         """GPU `name` reports XID `number`, and suffers what that means."""
         state = self.find(name)
         kind = xid_class(number)
@@ -157,15 +157,15 @@ class SimulatedHardware:
         self._report(DriverEvent(EventKind.XID, state.gpu.uuid, number))
         return state
 
-    def lose(self, name: str) -> GpuState:
+    def lose(self, name: str) -> SimulatedGpu:
         """GPU `name` stops to answer without a report, as when its power fails."""
         return self._put(self.find(name), lost=True)
 
-    def refuse(self, name: str) -> GpuState:
+    def refuse(self, name: str) -> SimulatedGpu:
         """The driver refuses to answer for GPU `name` until it is reset, without a report."""
         return self._put(self.find(name), needs_reset=True, refused=True)
 
-    def restore(self, name: str) -> GpuState:
+    def restore(self, name: str) -> SimulatedGpu:
         """GPU `name` is reset, or its node's slot is: it comes back sound.
 
         One that needs a reset is away for RESET_TIME first, as a real one is. One that is refused
@@ -186,7 +186,7 @@ class SimulatedHardware:
         until = asyncio.get_running_loop().time() + seconds
         self._hang_until = max(self._hang_until, until)
 
-    def add(self, profile: str | None = None) -> GpuState:
+    def add(self, profile: str | None = None) -> SimulatedGpu:
         """A GPU is plugged in: of `profile`, else like the first one, else an h100."""
         index = next(n for n in range(MOST_GPUS + 1) if n not in self._indexes())
         if index == MOST_GPUS:
@@ -201,11 +201,11 @@ class SimulatedHardware:
             links=(),
         )
         self._serial += 1
-        self._states[gpu.uuid] = GpuState(gpu)
+        self._states[gpu.uuid] = SimulatedGpu(gpu)
         self._report(DriverEvent(EventKind.CHANGED))
         return self._states[gpu.uuid]
 
-    def remove(self, name: str) -> GpuState:
+    def remove(self, name: str) -> SimulatedGpu:
         """GPU `name` is unplugged: the driver knows it no longer."""
         state = self._states.pop(self.find(name).gpu.uuid)
         for other in self.states:
@@ -233,7 +233,7 @@ class SimulatedHardware:
         """Wait for the next event."""
         await self._news.wait()
 
-    def _answering(self, uuid: GpuUuid) -> GpuState:
+    def _answering(self, uuid: GpuUuid) -> SimulatedGpu:
         state = self._states.get(uuid)
         if state is None:
             raise LostGpuError("the driver knows no such GPU")
@@ -249,7 +249,7 @@ class SimulatedHardware:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    def _put(self, state: GpuState, **changes: object) -> GpuState:
+    def _put(self, state: SimulatedGpu, **changes: object) -> SimulatedGpu:
         changed = dataclasses.replace(state, **changes)  # type: ignore[arg-type]
         self._states[state.gpu.uuid] = changed
         return changed

@@ -40,7 +40,7 @@ async def connection(
             await writer.wait_closed()
 
 
-async def ask(socket_path: Path, request: talk.Request) -> talk.AnyReply:
+async def ask(socket_path: Path, request: talk.HardwareRequest) -> talk.AnyReply:
     """The reply to `request`. The deadline is the caller's.
 
     Raises HardwareUnreachable, HardwareSilent.

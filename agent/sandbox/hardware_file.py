@@ -30,7 +30,7 @@ from agent.host.textfile import read_bounded
 from agent.sandbox.profiles import (
     MOST_GPUS,
     PROFILES,
-    Profile,
+    GpuProfile,
     derived_uuid,
     gpus_of,
     pci_address,
@@ -137,7 +137,7 @@ def _read_entry(entry: Place, taken: _Taken) -> tuple[Gpu, ...]:
     profile = _profile(fields.get("profile"))
     if profile is None and "name" not in fields:
         raise entry.fault("`name` or `profile` is needed")
-    plain = gpus_of(profile or Profile("gpu", "", 0), count)
+    plain = gpus_of(profile or GpuProfile("gpu", "", 0), count)
     indexes: list[int] = []
     for _ in plain:
         index = fields["index"].integer(0, 255) if "index" in fields else taken.free_index()
@@ -197,7 +197,7 @@ def _number(place: Place | None, otherwise: int | None, low: int, high: int) -> 
     return None if place.null else place.integer(low, high)
 
 
-def _profile(place: Place | None) -> Profile | None:
+def _profile(place: Place | None) -> GpuProfile | None:
     if place is None:
         return None
     profile = PROFILES.get(place.text())

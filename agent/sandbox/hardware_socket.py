@@ -18,9 +18,9 @@ import structlog
 from agent.core.errors import AgentError, PermissionFault, cap
 from agent.sandbox import hardware_talk as talk
 from agent.sandbox.hardware import (
-    GpuState,
     LostGpuError,
     RefusedGpuError,
+    SimulatedGpu,
     SimulatedHardware,
     UnknownGpuError,
 )
@@ -122,7 +122,9 @@ class _Conversation:
         self._reader = reader
         self._writer = writer
         self._early: bytes | None = None
-        self._happenings: Mapping[type[talk.Request], tuple[str, Callable[[str], GpuState]]] = {
+        self._happenings: Mapping[
+            type[talk.HardwareRequest], tuple[str, Callable[[str], SimulatedGpu]]
+        ] = {
             talk.LoseRequest: ("is lost", hardware.lose),
             talk.RefuseRequest: ("answers no more until it is reset", hardware.refuse),
             talk.RestoreRequest: ("is being restored", hardware.restore),
@@ -198,7 +200,7 @@ class _Conversation:
         log.info("simulation.action", gpu=gpu.uuid, what=what, state=state.words)
         return talk.DoneReply(f"GPU {gpu.index} ({gpu.uuid}) {what}", (_row(state),))
 
-    def _happen(self, request: talk.GpuRequest) -> tuple[str, GpuState]:
+    def _happen(self, request: talk.GpuRequest) -> tuple[str, SimulatedGpu]:
         """What happens to one GPU. Raises UnknownGpuError, HardwareError."""
         hardware = self._hardware
         match request:
@@ -253,7 +255,7 @@ class _Conversation:
             log.debug("simulation.peer_gone")
 
 
-def _row(state: GpuState) -> talk.GpuRow:
+def _row(state: SimulatedGpu) -> talk.GpuRow:
     gpu = state.gpu
     return talk.GpuRow(
         index=gpu.index,

@@ -17,74 +17,74 @@ REPLY_LIMIT: Final = 8 * 1024 * 1024
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 
 
-class Request(msgspec.Struct, tag_field="verb", forbid_unknown_fields=True, frozen=True):
+class HardwareRequest(msgspec.Struct, tag_field="verb", forbid_unknown_fields=True, frozen=True):
     """What is asked. `gpu` is an index or a UUID."""
 
 
-class XidRequest(Request, tag="xid", frozen=True):
+class XidRequest(HardwareRequest, tag="xid", frozen=True):
     """The GPU reports an XID."""
 
     gpu: _Name
     xid: Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
-class LoseRequest(Request, tag="lose", frozen=True):
+class LoseRequest(HardwareRequest, tag="lose", frozen=True):
     """The GPU answers no more."""
 
     gpu: _Name
 
 
-class RefuseRequest(Request, tag="refuse", frozen=True):
+class RefuseRequest(HardwareRequest, tag="refuse", frozen=True):
     """The driver refuses to answer for the GPU until it is reset."""
 
     gpu: _Name
 
 
-class RestoreRequest(Request, tag="restore", frozen=True):
+class RestoreRequest(HardwareRequest, tag="restore", frozen=True):
     """The GPU is reset and comes back sound."""
 
     gpu: _Name
 
 
-class HangRequest(Request, tag="hang", frozen=True):
+class HangRequest(HardwareRequest, tag="hang", frozen=True):
     """The driver answers nothing for so many seconds."""
 
     seconds: Annotated[float, msgspec.Meta(gt=0, le=86400)]
 
 
-class AddRequest(Request, tag="add", frozen=True):
+class AddRequest(HardwareRequest, tag="add", frozen=True):
     """A GPU is plugged in."""
 
     profile: _Name | None = None
 
 
-class RemoveRequest(Request, tag="remove", frozen=True):
+class RemoveRequest(HardwareRequest, tag="remove", frozen=True):
     """The GPU is unplugged."""
 
     gpu: _Name
 
 
-class ListRequest(Request, tag="list", frozen=True):
+class ListRequest(HardwareRequest, tag="list", frozen=True):
     """How all GPUs are."""
 
 
-class ScanRequest(Request, tag="scan", frozen=True):
+class ScanRequest(HardwareRequest, tag="scan", frozen=True):
     """The driver: look at all GPUs."""
 
 
-class ProbeRequest(Request, tag="probe", frozen=True):
+class ProbeRequest(HardwareRequest, tag="probe", frozen=True):
     """The driver: ask one GPU for a sign of life."""
 
     gpu: GpuUuid
 
 
-class SampleRequest(Request, tag="sample", frozen=True):
+class SampleRequest(HardwareRequest, tag="sample", frozen=True):
     """The driver: how much one GPU is used."""
 
     gpu: GpuUuid
 
 
-class EventsRequest(Request, tag="events", frozen=True):
+class EventsRequest(HardwareRequest, tag="events", frozen=True):
     """The driver: from now on, every event; the connection serves nothing else afterwards."""
 
 
@@ -152,7 +152,7 @@ class EventReply(Reply, tag="event", frozen=True):
 AnyReply = DoneReply | FailedReply | ScanReply | ProbeReply | SampleReply | EventReply
 
 
-def encode(message: Request | Reply) -> bytes:
+def encode(message: HardwareRequest | Reply) -> bytes:
     """The line, newline included."""
     return msgspec.json.encode(message) + b"\n"
 

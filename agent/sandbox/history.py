@@ -53,7 +53,7 @@ class Change(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class WriteRecord:
     """One write, with the object before and after it."""
 
     version: int
@@ -101,7 +101,7 @@ class Selection:
     namespace: str | None
     fields: Mapping[str, str]
 
-    def see(self, record: Record) -> Change | None:
+    def see(self, record: WriteRecord) -> Change | None:
         """What the watcher is told about one write; entering the selection is ADDED.
 
         DELETED shows the object as it last passed, with the version of the write that ended that
@@ -127,7 +127,7 @@ class History:
     def __init__(self, resources: Iterable[str], limit: int) -> None:
         self.version = 1
         self._limit = limit
-        self._records: dict[str, list[Record]] = {resource: [] for resource in resources}
+        self._records: dict[str, list[WriteRecord]] = {resource: [] for resource in resources}
         self._forgotten = dict.fromkeys(self._records, 0)
         self._followers: weakref.WeakSet[Subscription] = weakref.WeakSet()
         self._changed = asyncio.Event()
@@ -136,7 +136,7 @@ class History:
         """Count the version on and wake everyone who follows."""
         self.version += 1
         records = self._records[resource]
-        records.append(Record(self.version, before, after))
+        records.append(WriteRecord(self.version, before, after))
         if len(records) > self._limit:
             self._forgotten[resource] = records[-self._limit - 1].version
             del records[: -self._limit]
@@ -154,7 +154,7 @@ class History:
             if follower.cursor >= before:
                 follower.cursor = self.version
 
-    def after(self, resource: str, since: int) -> Sequence[Record]:
+    def after(self, resource: str, since: int) -> Sequence[WriteRecord]:
         """The writes after a version.
 
         Raises:

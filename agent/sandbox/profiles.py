@@ -27,7 +27,7 @@ class Bridging(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Profile:
+class GpuProfile:
     """One GPU model. `name` and `memory_mib` are what NVML answers; `nvlinks` counts per peer."""
 
     key: str
@@ -37,14 +37,14 @@ class Profile:
     bridging: Bridging = Bridging.NONE
 
 
-PROFILES: Final[Mapping[str, Profile]] = MappingProxyType(
+PROFILES: Final[Mapping[str, GpuProfile]] = MappingProxyType(
     {
         profile.key: profile
         for profile in (
-            Profile("h100", "NVIDIA H100 80GB HBM3", 81559, 18, Bridging.SWITCHED),
-            Profile("a100", "NVIDIA A100-SXM4-80GB", 81920, 12, Bridging.SWITCHED),
-            Profile("t4", "Tesla T4", 15360),
-            Profile("rtx3090", "NVIDIA GeForce RTX 3090", 24576, 4, Bridging.PAIRS),
+            GpuProfile("h100", "NVIDIA H100 80GB HBM3", 81559, 18, Bridging.SWITCHED),
+            GpuProfile("a100", "NVIDIA A100-SXM4-80GB", 81920, 12, Bridging.SWITCHED),
+            GpuProfile("t4", "Tesla T4", 15360),
+            GpuProfile("rtx3090", "NVIDIA GeForce RTX 3090", 24576, 4, Bridging.PAIRS),
         )
     }
 )
@@ -60,7 +60,7 @@ def pci_address(slot: int, numa: int) -> str:
     return f"0000:{0x80 * min(numa, 1) + 0x10 + slot % 0x70:02x}:00.0"
 
 
-def gpus_of(profile: Profile, count: int) -> tuple[Gpu, ...]:
+def gpus_of(profile: GpuProfile, count: int) -> tuple[Gpu, ...]:
     """`count` GPUs of one model: half of them at each socket, joined as the model is."""
     sockets = [0 if 2 * index < count else 1 for index in range(count)]
     uuids = [derived_uuid(f"{profile.key}/{index}") for index in range(count)]
@@ -87,7 +87,7 @@ def _path(index: int, peer: int, sockets: list[int]) -> PciPath:
     return PciPath.SAME_CPU if sockets[index] == sockets[peer] else PciPath.CROSS_CPU
 
 
-def _nvlinks(profile: Profile, index: int, peer: int) -> int:
+def _nvlinks(profile: GpuProfile, index: int, peer: int) -> int:
     match profile.bridging:
         case Bridging.SWITCHED:
             return profile.nvlinks

@@ -9,7 +9,7 @@ from agent.core.node.leftovers import (
     CONDITION,
     Agents,
     Cleaned,
-    NodeState,
+    NodeLeftovers,
     NodeTraces,
     Outcome,
     due,
@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 """Takes a line on what is waited for."""
 
 
-class Wait:
+class BoundedWait:
     """One wait of at most so many seconds, which says what it is for."""
 
     def __init__(self, seconds: float, say: Say) -> None:
@@ -66,13 +66,13 @@ async def clean_all(
 
     Raises ApiError: the pods or the Nodes cannot be listed, or a Node not be read.
     """
-    occupied = await _waited(api, agents, Wait(patience, say))
+    occupied = await _waited(api, agents, BoundedWait(patience, say))
     nodes = [node for node in await api.nodes() if node.name not in occupied]
     touched = [node.name for node in nodes if node.is_touched]
     states = await vacated(api, touched, agents.resource, say)
     cleaned: list[Cleaned] = []
     for place, node in enumerate(nodes):
-        state = states.get(node.name, NodeState())
+        state = states.get(node.name, NodeLeftovers())
         cleaned.append(await clean(api, node, state, agents.resource))
         told(cleaned[-1])
         if cleaned[-1].silent:
@@ -81,7 +81,7 @@ async def clean_all(
     return Outcome(tuple(cleaned), occupied)
 
 
-async def _waited(api: Leftovers, agents: Agents, wait: Wait) -> dict[str, str]:
+async def _waited(api: Leftovers, agents: Agents, wait: BoundedWait) -> dict[str, str]:
     """The Nodes on which an agent may be alive after that time, each with its pod."""
     answered = False
     while True:
@@ -110,13 +110,13 @@ async def _occupied(api: Leftovers, agents: Agents) -> dict[str, str]:
 
 async def vacated(
     api: Leftovers, nodes: Iterable[str], resource: str, say: Say, *, patience: float = VACATING
-) -> Mapping[str, NodeState]:
+) -> Mapping[str, NodeLeftovers]:
     """What these Nodes say, when nobody serves on them any more, or after that time.
 
     Raises ApiError: one cannot be read.
     """
-    wait = Wait(patience, say)
-    states: dict[str, NodeState] = {}
+    wait = BoundedWait(patience, say)
+    states: dict[str, NodeLeftovers] = {}
     rest = list(nodes)
     while True:
         try:
@@ -135,7 +135,7 @@ async def vacated(
 
 
 async def clean(
-    api: Leftovers, node: NodeTraces, state: NodeState, resource: str, *, here: bool = False
+    api: Leftovers, node: NodeTraces, state: NodeLeftovers, resource: str, *, here: bool = False
 ) -> Cleaned:
     """Remove what is due from one Node. What fails is told; a Node that is gone is clean.
 
@@ -157,7 +157,7 @@ async def clean(
 
 async def _cleaned(
     api: Leftovers,
-    seen: tuple[NodeTraces, NodeState],
+    seen: tuple[NodeTraces, NodeLeftovers],
     resource: str,
     removed: list[str],
     *,
@@ -178,7 +178,9 @@ async def _cleaned(
     return Cleaned(node.name, tuple(removed), failure=failure)
 
 
-async def _again(api: Leftovers, node: NodeTraces, resource: str) -> tuple[NodeTraces, NodeState]:
+async def _again(
+    api: Leftovers, node: NodeTraces, resource: str
+) -> tuple[NodeTraces, NodeLeftovers]:
     return await api.node(node.name), await api.look(node.name, resource)
 
 

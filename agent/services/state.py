@@ -166,7 +166,7 @@ async def _keep_aside(disk: Disk, found: Mapping[str, bytes]) -> str:
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class _Waiting:
+class _WaitingCommit:
     change: Change
     done: asyncio.Future[None]
 
@@ -178,7 +178,7 @@ class StateService:
         self._disk = disk
         self._encoder = StateEncoder()
         self._state = dataclasses.replace(recovered, boot_id=boot_id)
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_WaitingCommit] = deque()
         self._health: Mapping[GpuUuid, Health] | None = None
         self._news = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -207,7 +207,7 @@ class StateService:
         """
         if len(self._waiting) >= self._limit:
             raise StateError(f"{self._limit} changes already wait for the disk; look at its health")
-        waiting = _Waiting(change, asyncio.get_running_loop().create_future())
+        waiting = _WaitingCommit(change, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._news.set()
         try:
@@ -262,7 +262,7 @@ class StateService:
             finally:
                 _resolve(batch, StateError("the agent stopped before the disk had it"))
 
-    async def _write(self, batch: list[_Waiting]) -> None:
+    async def _write(self, batch: list[_WaitingCommit]) -> None:
         """Write one generation with these changes, publish it, tell their authors."""
         ledger = self._state.ledger
         for waiting in batch:
@@ -318,7 +318,7 @@ def _silent(seconds: float, place: str) -> str:
     return f"the disk has not answered for {seconds:.0f} s: look at {place}'s disk"
 
 
-def _resolve(batch: list[_Waiting], error: StateError | None) -> None:
+def _resolve(batch: list[_WaitingCommit], error: StateError | None) -> None:
     """Tell the authors; who knows already, or gave up waiting, is passed over."""
     for waiting in batch:
         if waiting.done.done():

@@ -7,7 +7,7 @@ from typing import Final
 from typing_extensions import override
 
 from agent.core.errors import SettingsError
-from agent.settings.kinds import Kind, Value, WrongValue, shown
+from agent.settings.kinds import Value, ValueType, WrongValue, shown
 
 
 def as_it_is(value: Value) -> Value:
@@ -32,14 +32,14 @@ class Field:
 
     key: str
     default: Value
-    read: Kind
+    read: ValueType
     text: str
     env: tuple[str, ...] = ()
     flag: str = ""
     other_flags: tuple[str, ...] = ()
     live: bool = False
     profiled: bool = True
-    kept_read: Kind | None = None
+    kept_read: ValueType | None = None
     section: str | tuple[str, ...] = ()
     part: Callable[..., object] = as_it_is
 

@@ -5,12 +5,12 @@ from typing import Final
 
 from agent.codec.device_config import read_device_config
 from agent.codec.faults import Faults
-from agent.codec.known_keys import Found, Passed
+from agent.codec.known_keys import IgnoredKeys, KnownKey
 from agent.codec.nodeconfig import NodeEntry, read_nodeconfig
 from agent.core.errors import cap
 from agent.settings.fields import Setting, setting
 from agent.settings.kinds import shown
-from agent.settings.profiles import Match, Profile
+from agent.settings.profiles import ProfileMatch, SettingsProfile
 from agent.settings.sources import Layer
 from agent.settings.table import BY_KEY, SECTIONS
 
@@ -80,19 +80,19 @@ def read_node_layer(content: bytes, name: str, faults: Faults) -> Layer:
     """
     config = read_nodeconfig(content, name, faults)
     profiles = tuple(_profile(entry, faults) for entry in config.entries)
-    passed = Passed(name)
+    passed = IgnoredKeys(name)
     for sentence in _told(config.entries):
         passed.over(lambda: sentence)  # noqa: B023 -- said at once
     return Layer(profiles=profiles, warnings=(*config.warnings, *passed.warnings))
 
 
-def _profile(entry: NodeEntry, faults: Faults) -> Profile:
+def _profile(entry: NodeEntry, faults: Faults) -> SettingsProfile:
     """What an entry sets; one without a name is of no node."""
     names = (entry.name,) if entry.name else ()
     empty = (one for one in entry.found if one.key in NODE_CONFIG and one.value in (0, False))
-    return Profile(
+    return SettingsProfile(
         name="",
-        match=Match(names, exact=True),
+        match=ProfileMatch(names, exact=True),
         settings=tuple(_overrides(entry.found, faults)),
         where=entry.where,
         empty=tuple(empty),
@@ -115,7 +115,7 @@ def _told(entries: Iterable[NodeEntry]) -> Iterator[str]:
                 yield f"{one.where}: {one.key} {shown(one.value)} has no effect: {reason}"
 
 
-def _overrides(found: Iterable[Found], faults: Faults) -> Iterator[Setting]:
+def _overrides(found: Iterable[KnownKey], faults: Faults) -> Iterator[Setting]:
     """What an entry sets: an empty value (0, "", false) overrides nothing, as in HAMi."""
     for one in found:
         with faults.kept():
@@ -125,7 +125,7 @@ def _overrides(found: Iterable[Found], faults: Faults) -> Iterator[Setting]:
                 yield setting(BY_KEY[NODE_CONFIG[one.key]], one.value, one.where)
 
 
-def _filter(found: Found) -> Iterator[Setting]:
+def _filter(found: KnownKey) -> Iterator[Setting]:
     """Both lists at once, as HAMi takes them, unless both are empty."""
     lists = found.value if isinstance(found.value, dict) else {}
     if any(lists.values()):

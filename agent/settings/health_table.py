@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from agent.core.health.settings import XidSwitches, read_switches
 from agent.core.health.xids import XidClass
 from agent.settings.fields import Field
-from agent.settings.kinds import HOW, Kind, WrongValue, duration, shown, text, texts
+from agent.settings.kinds import HOW, ValueType, WrongValue, duration, shown, text, texts
 
 CLASSES = tuple(kind.value for kind in XidClass)
 MOST_XID = 65535
@@ -29,7 +29,7 @@ def _xid_classes(value: object) -> tuple[str, ...]:
     return items
 
 
-xid_classes = Kind(
+xid_classes = ValueType(
     _xid_classes,
     {
         "type": "array",

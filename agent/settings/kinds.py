@@ -35,7 +35,7 @@ class WrongValue(Exception):  # noqa: N818 -- becomes a SettingsError where its 
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Kind:
+class ValueType:
     """A type with bounds. `schema` is the same said in JSON Schema, for editors.
 
     Called with a YAML scalar, or the text of a variable or flag, it gives the value or raises
@@ -99,13 +99,13 @@ def _boolean(value: object) -> bool:
     raise WrongValue("expected true or false")
 
 
-text = Kind(_text, {"type": "string"})
+text = ValueType(_text, {"type": "string"})
 """A string."""
 
-text_or_whole = Kind(_text_or_whole, {"type": ["string", "integer"]})
+text_or_whole = ValueType(_text_or_whole, {"type": ["string", "integer"]})
 """A string; a whole number is taken for one, as it is shown."""
 
-optional_text = Kind(lambda value: _text(value) or None, {"type": "string"})
+optional_text = ValueType(lambda value: _text(value) or None, {"type": "string"})
 """A string; an empty one counts as not set."""
 
 
@@ -119,27 +119,27 @@ def _node_name(value: object) -> str | None:
     return found or None
 
 
-node_name = Kind(_node_name, {"type": "string"})
+node_name = ValueType(_node_name, {"type": "string"})
 """The name of a Node; an empty one counts as not set.
 
 Source: kubernetes pkg/apis/core/validation ValidateNodeName (a DNS subdomain).
 """
 
-path = Kind(_path, {"type": "string", "pattern": "^/"})
+path = ValueType(_path, {"type": "string", "pattern": "^/"})
 """An absolute path."""
 
-optional_path = Kind(_optional_path, {"type": "string", "pattern": "^(/|$)"})
+optional_path = ValueType(_optional_path, {"type": "string", "pattern": "^(/|$)"})
 """An absolute path; an empty one counts as not set."""
 
-boolean = Kind(_boolean, {"type": "boolean"})
+boolean = ValueType(_boolean, {"type": "boolean"})
 """True or false; variables and flags may also say 1, 0, t or f."""
 
 
-exactly_true = Kind(lambda value: value == "true", {"type": "boolean"})
+exactly_true = ValueType(lambda value: value == "true", {"type": "boolean"})
 """True for `true`, false for every other text, as HAMi's plugin reads a switch of its own."""
 
 
-def whole(low: int, high: int) -> Kind:
+def whole(low: int, high: int) -> ValueType:
     """A whole number from `low` to `high`."""
 
     def read(value: object) -> int:
@@ -153,10 +153,10 @@ def whole(low: int, high: int) -> Kind:
             raise WrongValue(f"expected {low} to {high}")
         return found
 
-    return Kind(read, {"type": "integer", "minimum": low, "maximum": high})
+    return ValueType(read, {"type": "integer", "minimum": low, "maximum": high})
 
 
-def number(low: float, high: float) -> Kind:
+def number(low: float, high: float) -> ValueType:
     """A finite number from `low` to `high`."""
 
     def read(value: object) -> float:
@@ -167,7 +167,7 @@ def number(low: float, high: float) -> Kind:
             raise WrongValue(f"expected {low:g} to {high:g}")
         return found
 
-    return Kind(read, {"type": "number", "minimum": low, "maximum": high})
+    return ValueType(read, {"type": "number", "minimum": low, "maximum": high})
 
 
 def decimal(value: object) -> float:
@@ -182,7 +182,7 @@ def decimal(value: object) -> float:
         return math.nan
 
 
-def choice(*words: str, like: Mapping[str, str] | None = None) -> Kind:
+def choice(*words: str, like: Mapping[str, str] | None = None) -> ValueType:
     """One of `words`; `like` are other words for them, kept from HAMi and NVIDIA."""
 
     def read(value: object) -> str:
@@ -192,7 +192,7 @@ def choice(*words: str, like: Mapping[str, str] | None = None) -> Kind:
                 return found
         raise WrongValue(f"expected one of {', '.join(words)}")
 
-    return Kind(read, {"enum": list(words)})
+    return ValueType(read, {"enum": list(words)})
 
 
 def _texts(value: object) -> tuple[str, ...]:
@@ -203,11 +203,11 @@ def _texts(value: object) -> tuple[str, ...]:
     raise WrongValue("expected a list of texts")
 
 
-texts = Kind(_texts, {"type": "array", "items": {"type": "string"}})
+texts = ValueType(_texts, {"type": "array", "items": {"type": "string"}})
 """A list of strings; in variables and flags separated by commas."""
 
 
-def several(*words: str) -> Kind:
+def several(*words: str) -> ValueType:
     """One or more of `words`; in variables and flags separated by commas."""
 
     def read(value: object) -> tuple[str, ...]:
@@ -221,10 +221,10 @@ def several(*words: str) -> Kind:
             raise WrongValue(expected, shown(wrong[0]) if wrong else "none")
         return found
 
-    return Kind(read, {"type": "array", "items": {"enum": list(words)}, "minItems": 1})
+    return ValueType(read, {"type": "array", "items": {"enum": list(words)}, "minItems": 1})
 
 
-def text_like(form: re.Pattern[str], example: str) -> Kind:
+def text_like(form: re.Pattern[str], example: str) -> ValueType:
     """Text of this form, of which `example` is one."""
 
     def read(value: object) -> str:
@@ -232,7 +232,7 @@ def text_like(form: re.Pattern[str], example: str) -> Kind:
             raise WrongValue(f"expected text like {example}")
         return value
 
-    return Kind(read, {"type": "string", "pattern": f"^{form.pattern}$"})
+    return ValueType(read, {"type": "string", "pattern": f"^{form.pattern}$"})
 
 
 def _indexes(value: object) -> tuple[str, ...]:
@@ -251,7 +251,7 @@ def _index(part: object) -> str:
     return found
 
 
-indexes = Kind(
+indexes = ValueType(
     _indexes,
     {
         "type": "array",
@@ -277,7 +277,7 @@ def _resource_name(value: object) -> str:
     return found
 
 
-resource_name = Kind(_resource_name, {"type": "string", "pattern": "^[^/]+/[^/]+$"})
+resource_name = ValueType(_resource_name, {"type": "string", "pattern": "^[^/]+/[^/]+$"})
 """An extended resource's name, by the kubelet's rule.
 
 Source: kubernetes pkg/apis/core/v1/helper IsExtendedResourceName.
@@ -310,7 +310,7 @@ def written(seconds: float) -> str:
     return f"{exact:f}s"
 
 
-def duration(low: float, high: float) -> Kind:
+def duration(low: float, high: float) -> ValueType:
     """A duration from `low` to `high` seconds; its value is seconds."""
 
     def read(value: object) -> float:
@@ -325,7 +325,7 @@ def duration(low: float, high: float) -> Kind:
 
     number = {"type": "number", "minimum": low, "maximum": high}
     text = {"type": "string", "pattern": _PATTERN}
-    return Kind(read, {"anyOf": [text, number]}, _written)
+    return ValueType(read, {"anyOf": [text, number]}, _written)
 
 
 def _written(value: Value) -> Value:

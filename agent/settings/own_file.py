@@ -12,7 +12,7 @@ from agent.codec.strangers import refuse_files_of_hami, refuse_stranger
 from agent.codec.yaml_places import read_yaml
 from agent.core.errors import SettingsError, cap
 from agent.settings.fields import Field, Setting, setting
-from agent.settings.profiles import Profile, read_match
+from agent.settings.profiles import SettingsProfile, read_match
 from agent.settings.sources import Layer
 from agent.settings.table import BY_KEY
 
@@ -23,7 +23,7 @@ LIVE: Final = {key: field for key, field in BY_KEY.items() if field.live and fie
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Entry:
+class _SettingEntry:
     """A key below others, the whole path, where it stands, and what stands behind it."""
 
     name: str
@@ -48,11 +48,11 @@ def read_own_file(content: bytes, name: str, faults: Faults) -> Layer:
     refuse_stranger(document)
     refuse_files_of_hami(document)
     settings: list[Setting] = []
-    profiles: list[Profile] = []
+    profiles: list[SettingsProfile] = []
     with faults.kept():
         for key, here, value in document.pairs():
             if key != PROFILES:
-                settings.extend(_settings(_Entry(key, here, value), BY_KEY, faults))
+                settings.extend(_settings(_SettingEntry(key, here, value), BY_KEY, faults))
             elif not value.null:
                 with faults.kept():
                     profiles.extend(_profiles(value, faults))
@@ -64,16 +64,16 @@ def hint(name: str, known: Iterable[str]) -> str:
     return nearest(name, known, LIKENESS) or "; `hami-agent config show` lists all"
 
 
-def _profiles(place: Place, faults: Faults) -> Iterator[Profile]:
+def _profiles(place: Place, faults: Faults) -> Iterator[SettingsProfile]:
     seen: set[str] = set()
     for item in place.items():
         with faults.kept():
             yield _profile(item, seen, faults)
 
 
-def _profile(item: Place, seen: set[str], faults: Faults) -> Profile:
+def _profile(item: Place, seen: set[str], faults: Faults) -> SettingsProfile:
     """One profile, whose name is none of `seen`. Raises SettingsError."""
-    keys = {key: _Entry(key, here, value) for key, here, value in item.pairs()}
+    keys = {key: _SettingEntry(key, here, value) for key, here, value in item.pairs()}
     name, match = keys.pop("name", None), keys.pop("match", None)
     settings = [one for entry in keys.values() for one in _settings(entry, LIVE, faults)]
     if name is None or match is None:
@@ -82,10 +82,12 @@ def _profile(item: Place, seen: set[str], faults: Faults) -> Profile:
     if text in seen:
         raise name.value.fault(f"the profile {name.value.shown()} is there twice")
     seen.add(text)
-    return Profile(text, read_match(match.value), tuple(settings), item.where)
+    return SettingsProfile(text, read_match(match.value), tuple(settings), item.where)
 
 
-def _settings(entry: _Entry, known: Mapping[str, Field], faults: Faults) -> Iterator[Setting]:
+def _settings(
+    entry: _SettingEntry, known: Mapping[str, Field], faults: Faults
+) -> Iterator[Setting]:
     """The settings at and below the entry; what is wrong goes to `faults`."""
     key, value = entry.key, entry.value
     field = known.get(key)
@@ -98,10 +100,10 @@ def _settings(entry: _Entry, known: Mapping[str, Field], faults: Faults) -> Iter
             raise _unknown(entry, known)
         elif not value.null:  # null is a section whose keys are all commented out
             for name, here, inner in value.pairs():
-                yield from _settings(_Entry(name, here, inner, key), known, faults)
+                yield from _settings(_SettingEntry(name, here, inner, key), known, faults)
 
 
-def _dotted(entry: _Entry, known: Mapping[str, Field]) -> SettingsError:
+def _dotted(entry: _SettingEntry, known: Mapping[str, Field]) -> SettingsError:
     """A key with a dot would be a second way to say the same, and could say something else."""
     close = difflib.get_close_matches(entry.key, known, n=1, cutoff=LIKENESS)
     if not close or entry.above:
@@ -115,7 +117,7 @@ def _dotted(entry: _Entry, known: Mapping[str, Field]) -> SettingsError:
     )
 
 
-def _unknown(entry: _Entry, known: Mapping[str, Field]) -> SettingsError:
+def _unknown(entry: _SettingEntry, known: Mapping[str, Field]) -> SettingsError:
     where, key = entry.here.where, entry.key
     if any(name == key or name.startswith(f"{key}.") for name in BY_KEY):
         return SettingsError(

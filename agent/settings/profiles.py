@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from agent.codec.known_keys import Found
+from agent.codec.known_keys import KnownKey
 from agent.codec.places import Place
 from agent.core.cluster.selector import Selector, parse_selector
 from agent.core.errors import MalformedText
@@ -47,7 +47,7 @@ class NodeFacts:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Match:
+class ProfileMatch:
     """Everything that it names must hold; of several names or models one is enough.
 
     Names may hold `*` and `?`, unless they are `exact`: then no name is no node. A model is a part
@@ -87,7 +87,7 @@ class Match:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Profile:
+class SettingsProfile:
     """Settings for the nodes that `match` selects. `where`: its place, `file:line:column`.
 
     An entry of HAMi's config.json is one with an exact match and no name of its own. `empty` are
@@ -95,16 +95,16 @@ class Profile:
     """
 
     name: str
-    match: Match
+    match: ProfileMatch
     settings: tuple[Setting, ...]
     where: str
-    empty: tuple[Found, ...] = ()
+    empty: tuple[KnownKey, ...] = ()
 
 
 class Profiles:
     """Profiles by the names that they name, so that thousands of them cost a node little."""
 
-    def __init__(self, profiles: Iterable[Profile]) -> None:
+    def __init__(self, profiles: Iterable[SettingsProfile]) -> None:
         self._all = tuple(profiles)
         self._named: dict[str, list[int]] = defaultdict(list)
         self._others: list[int] = []
@@ -116,20 +116,20 @@ class Profiles:
                 for name in match.singles:
                     self._named[name].append(number)
 
-    def __iter__(self) -> Iterator[Profile]:
+    def __iter__(self) -> Iterator[SettingsProfile]:
         return iter(self._all)
 
-    def of(self, facts: NodeFacts) -> list[Profile]:
+    def of(self, facts: NodeFacts) -> list[SettingsProfile]:
         """Those that apply to a node with these facts, in their order."""
         return [one for one in self.naming(facts.name) if one.match.holds(facts)]
 
-    def naming(self, name: str) -> list[Profile]:
+    def naming(self, name: str) -> list[SettingsProfile]:
         """Those that may apply to a node of that name, by its labels and GPUs."""
         asked = sorted({*self._others, *self._named.get(name, ())})
         return [one for one in (self._all[number] for number in asked) if one.match.names(name)]
 
 
-def read_match(place: Place) -> Match:
+def read_match(place: Place) -> ProfileMatch:
     """The condition of a profile. Raises SettingsError with its place."""
     found = place.mapping(KEYS)
     if not found:
@@ -140,7 +140,7 @@ def read_match(place: Place) -> Match:
             labels = parse_selector(found["labels"].text())
         except MalformedText as error:
             raise found["labels"].fault(str(error)) from error
-    return Match(_texts(found.get("nodes")), labels, _texts(found.get("gpus")))
+    return ProfileMatch(_texts(found.get("nodes")), labels, _texts(found.get("gpus")))
 
 
 def _texts(place: Place | None) -> tuple[str, ...]:

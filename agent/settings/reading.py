@@ -18,7 +18,7 @@ from agent.kit.offload import Offload
 from agent.settings.fields import DEFAULT, Setting
 from agent.settings.profiles import NodeFacts
 from agent.settings.sources import Sources
-from agent.settings.values import Plan, make_plan
+from agent.settings.values import NodeValues, make_plan
 
 DEFAULT_FILE: Final = Path("/etc/hami-agent/config.yaml")
 DEVICE_CONFIG: Final = "files.deviceConfig"
@@ -37,7 +37,7 @@ MAX_COPY: Final = 4 * 1024 * 1024
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Look:
+class SourcesRead:
     """What one look at the sources found.
 
     `asked`: the files that were looked for, there or not. `sources`: what was read, as far as it
@@ -48,18 +48,18 @@ class Look:
 
     asked: frozenset[Path]
     sources: Sources
-    plan: Plan | None = None
+    plan: NodeValues | None = None
     refusal: SettingsError | None = None
     silent: bool = False
 
-    def taken(self) -> Plan:
+    def taken(self) -> NodeValues:
         """The plan. Raises SettingsError: there is none."""
         if self.plan is None:
             raise self.refusal or SettingsError("nothing new was read")
         return self.plan
 
 
-async def look(sources: Sources, offload: Offload, good: Sources | None = None) -> Look:
+async def look(sources: Sources, offload: Offload, good: Sources | None = None) -> SourcesRead:
     """Read everything; `good` is what was read and taken over before, where there is such.
 
     What it had and what is gone refuses all: settings do not fall back to defaults while pods run.
@@ -72,16 +72,16 @@ async def look(sources: Sources, offload: Offload, good: Sources | None = None) 
             async for more in _read(sources, TextFiles(offload), asked):
                 found = more  # stays, whatever the next one says
             if found == good:
-                return Look(frozenset(asked), found)
+                return SourcesRead(frozenset(asked), found)
             _refuse_removed(found, good, asked)
-            return Look(frozenset(asked), found, await offload.call(make_plan, found))
+            return SourcesRead(frozenset(asked), found, await offload.call(make_plan, found))
     except SettingsError as error:
-        return Look(frozenset(asked), found, refusal=error)
+        return SourcesRead(frozenset(asked), found, refusal=error)
     except TimeoutError:
-        return Look(frozenset(asked), found, refusal=_unanswered(asked[-1]), silent=True)
+        return SourcesRead(frozenset(asked), found, refusal=_unanswered(asked[-1]), silent=True)
 
 
-async def begin(sources: Sources, offload: Offload, state: Offload) -> Look:
+async def begin(sources: Sources, offload: Offload, state: Offload) -> SourcesRead:
     """Read all sources for a start; refused ones give way to the last good copy, read by `state`.
 
     Raises SettingsError: they are refused, and there is no copy, or one that cannot be used.
@@ -121,7 +121,7 @@ def is_json(text: SourceFile) -> bool:
     return text.name.endswith(".json") or (begin[:1] == b"{" and begin != b"{{")
 
 
-def recalled(copy: LastGood, sources: Sources) -> Plan | None:
+def recalled(copy: LastGood, sources: Sources) -> NodeValues | None:
     """The files of the copy under the environment and flags of `sources`.
 
     None: they do not go together, so that the copy is of no use.
@@ -200,7 +200,7 @@ def _refuse_removed(sources: Sources, good: Sources | None, asked: Sequence[Path
             )
 
 
-def _recalled(copy: LastGood, sources: Sources) -> Plan:
+def _recalled(copy: LastGood, sources: Sources) -> NodeValues:
     """The same as recalled(). Raises SettingsError: they do not go together."""
     then = dataclasses.replace(
         sources, device_config=copy.device_config, own=copy.own, node_config=copy.node_config

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agent.core.state.last_good import SourceFile
 from agent.settings.fields import Setting
-from agent.settings.profiles import Profile
+from agent.settings.profiles import SettingsProfile
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,5 +35,5 @@ class Layer:
     """What one source says: of all nodes, of some, and what was passed over in it."""
 
     settings: tuple[Setting, ...] = ()
-    profiles: tuple[Profile, ...] = ()
+    profiles: tuple[SettingsProfile, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -31,7 +31,7 @@ _IMEX: Final = "IMEX channels are not served"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Foreign:
+class InheritedSetting:
     """A variable and a flag of HAMi's and NVIDIA's plugin that change nothing here, and why.
 
     `harmless` are the values that would change nothing there, either. `strict`: with another one
@@ -46,53 +46,53 @@ class Foreign:
     switch: bool = False
 
 
-FOREIGN: Final[tuple[Foreign, ...]] = (
-    Foreign(
+FOREIGN: Final[tuple[InheritedSetting, ...]] = (
+    InheritedSetting(
         "MIG instances are not shared yet; a GPU in MIG mode is left out, with an Event",
         "MIG_STRATEGY",
         ("--mig-strategy",),
         frozenset({"none"}),
     ),
-    Foreign(
+    InheritedSetting(
         f"{_SINCE} sharing.splitCount",
         "DEVICE_SPLIT_COUNT",
         ("--device-split-count",),
     ),
-    Foreign(
+    InheritedSetting(
         f"{_SINCE} sharing.memoryScaling",
         "DEVICE_MEMORY_SCALING",
         ("--device-memory-scaling",),
     ),
-    Foreign(
+    InheritedSetting(
         f"{_SINCE} sharing.coreScaling",
         "DEVICE_CORES_SCALING",
         ("--device-cores-scaling",),
     ),
-    Foreign(
+    InheritedSetting(
         f"{_SINCE} library.disableCoreLimit",
         "DISABLE_CORE_LIMIT",
         ("--disable-core-limit",),
         FALSE,
         switch=True,
     ),
-    Foreign(
+    InheritedSetting(
         "GPUs are always named by UUID",
         "DEVICE_ID_STRATEGY",
         ("--device-id-strategy",),
         frozenset({"uuid"}),
     ),
-    Foreign(
+    InheritedSetting(
         "GPUs are always found by NVML",
         "DEVICE_DISCOVERY_STRATEGY",
         ("--device-discovery-strategy",),
         frozenset({"auto", "nvml"}),
         strict=True,
     ),
-    Foreign(_CDI, "NVIDIA_CDI_HOOK_PATH", ("--nvidia-cdi-hook-path",)),
-    Foreign(_CDI, "NVIDIA_CTK_PATH", ("--nvidia-ctk-path",)),
-    Foreign(_IMEX, "IMEX_CHANNEL_IDS", ("--imex-channel-ids",)),
-    Foreign(_IMEX, "IMEX_REQUIRED", ("--imex-required",), FALSE, strict=True, switch=True),
-    Foreign("set log.level", flags=("-v", "--v")),
+    InheritedSetting(_CDI, "NVIDIA_CDI_HOOK_PATH", ("--nvidia-cdi-hook-path",)),
+    InheritedSetting(_CDI, "NVIDIA_CTK_PATH", ("--nvidia-ctk-path",)),
+    InheritedSetting(_IMEX, "IMEX_CHANNEL_IDS", ("--imex-channel-ids",)),
+    InheritedSetting(_IMEX, "IMEX_REQUIRED", ("--imex-required",), FALSE, strict=True, switch=True),
+    InheritedSetting("set log.level", flags=("-v", "--v")),
 )
 """What a command line or an environment that was made for HAMi's plugin may have, too."""
 
@@ -149,7 +149,7 @@ def _ignored(environ: Mapping[str, str], flags: Mapping[str, str]) -> tuple[str,
 
 def _foreign(
     environ: Mapping[str, str], flags: Mapping[str, str]
-) -> Iterator[tuple[Foreign, str, str]]:
+) -> Iterator[tuple[InheritedSetting, str, str]]:
     """What is set of FOREIGN, its name for messages, and the value; an empty one is not set."""
     for foreign in FOREIGN:
         named = [(f"env {foreign.variable}", environ.get(foreign.variable, ""))]
@@ -157,7 +157,7 @@ def _foreign(
         yield from ((foreign, name, value) for name, value in named if value)
 
 
-def _refuse(foreign: Foreign, name: str, value: str, faults: Faults) -> None:
+def _refuse(foreign: InheritedSetting, name: str, value: str, faults: Faults) -> None:
     """A value that is passed over would leave something undone that somebody counts on."""
     if foreign.strict and value not in foreign.harmless:
         served = "false" if foreign.switch else " or ".join(sorted(foreign.harmless))

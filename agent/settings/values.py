@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from agent.codec.faults import Faults
-from agent.codec.known_keys import Found, Passed
+from agent.codec.known_keys import IgnoredKeys, KnownKey
 from agent.core.errors import cap
 from agent.core.state.last_good import SourceFile
 from agent.settings.fields import DEFAULT, Setting, Values
@@ -30,7 +30,7 @@ NODE_NAME: Final = "node.name"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Plan:
+class NodeValues:
     """What the sources say of every node. `warnings`: what was passed over, with its place.
 
     `labelled`: labels of nodes can be known. Without a scheduler there is no API server to ask.
@@ -88,7 +88,7 @@ class Plan:
         return tuple(dict.fromkeys(name for one in self.profiles for name in one.match.singles))
 
 
-def make_plan(sources: Sources) -> Plan:
+def make_plan(sources: Sources) -> NodeValues:
     """Read all sources. Raises SettingsError with all that is wrong; then nothing is used."""
     faults = Faults()
     device_config = _read(sources.device_config, read_device_layer, faults)
@@ -97,14 +97,14 @@ def make_plan(sources: Sources) -> Plan:
     surroundings = read_surroundings(sources.environ, sources.flags, faults)
     faults.refuse()
     layers = (device_config, own, node_config, surroundings)
-    plan = Plan(
+    plan = NodeValues(
         sources,
         *layers,
         labelled=_has_scheduler((*own.settings, *surroundings.settings)),
         warnings=tuple(text for layer in layers for text in layer.warnings),
         profiles=Profiles((*own.profiles, *node_config.profiles)),
     )
-    passed = Passed("settings")
+    passed = IgnoredKeys("settings")
     for sentence in _passed_over(plan):
         passed.over(lambda: sentence)  # noqa: B023 -- said at once
     for say in _overriding_nothing(plan):  # last: there may be one for each node
@@ -126,7 +126,7 @@ def _has_scheduler(settings: Iterable[Setting]) -> bool:
     return {one.field.key: one.value for one in settings}.get("scheduler") != "none"
 
 
-def _passed_over(plan: Plan) -> Iterator[str]:
+def _passed_over(plan: NodeValues) -> Iterator[str]:
     """What is no mistake and has no effect."""
     for one in plan.own.profiles:
         if one.match.labels is not None and not plan.labelled:
@@ -143,7 +143,7 @@ def _passed_over(plan: Plan) -> Iterator[str]:
                 yield f"{setting.origin}: {setting.field.key}: twice there: {cap(', '.join(twice))}"
 
 
-def _overriding_nothing(plan: Plan) -> Iterator[Callable[[], str]]:
+def _overriding_nothing(plan: NodeValues) -> Iterator[Callable[[], str]]:
     """The zeros and falses of config.json where the node has something else all the same.
 
     Not where a flag or a variable decides: there another value would override nothing, either.
@@ -158,7 +158,7 @@ def _overriding_nothing(plan: Plan) -> Iterator[Callable[[], str]]:
                 yield partial(_overrides_nothing, one, key, may_hold)
 
 
-def _may_hold(plan: Plan, node: str, before: Setting) -> list[Setting]:
+def _may_hold(plan: NodeValues, node: str, before: Setting) -> list[Setting]:
     """What the node may have for that setting; more than one where labels or GPUs decide."""
     found = [before]
     for profile in plan.profiles.naming(node):
@@ -170,7 +170,7 @@ def _may_hold(plan: Plan, node: str, before: Setting) -> list[Setting]:
     return found
 
 
-def _overrides_nothing(one: Found, key: str, may_hold: Sequence[Setting]) -> str:
+def _overrides_nothing(one: KnownKey, key: str, may_hold: Sequence[Setting]) -> str:
     holds = may_hold[0]
     told = f"{key} is {shown(holds.value)} ({holds.origin})"
     if len(may_hold) > 1:
@@ -180,7 +180,7 @@ def _overrides_nothing(one: Found, key: str, may_hold: Sequence[Setting]) -> str
     )
 
 
-def _all(plan: Plan) -> Iterator[Setting]:
+def _all(plan: NodeValues) -> Iterator[Setting]:
     """Every setting of our own file, of each node, of the environment and of the flags."""
     yield from plan.own.settings
     for profile in plan.profiles:

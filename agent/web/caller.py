@@ -58,7 +58,7 @@ class Caller(web.RequestHandler):
         return ours(web.Response(status=status, text=f"{HTTPStatus(status).phrase}\n"))
 
 
-class Request(web.BaseRequest):
+class WebRequest(web.BaseRequest):
     """aiohttp's request, answered in a version that we speak and not in whatever it names."""
 
     @property

@@ -13,7 +13,7 @@ from aiohttp.http import RawRequestMessage
 from typing_extensions import override
 
 from agent.kit.throttle import Throttle
-from agent.web.caller import Caller, Request, ours
+from agent.web.caller import Caller, WebRequest, ours
 
 log = structlog.get_logger(__name__)
 
@@ -43,7 +43,7 @@ class _Guest:
     """Its request is in; from now on it takes the answer."""
 
 
-class Gate(web.Server):
+class ConnectionGate(web.Server):
     """aiohttp's server with a bound on connections and on their time.
 
     When it is full, a newcomer takes the place of the oldest that has asked nothing yet, else of
@@ -103,7 +103,7 @@ class Gate(web.Server):
             guest.timer.cancel()
             loop = asyncio.get_running_loop()
             guest.timer = loop.call_later(ANSWER_TIMEOUT, self._too_slow, request.protocol)
-        if isinstance(request, Request) and not request.is_spoken:
+        if isinstance(request, WebRequest) and not request.is_spoken:
             return ours(web.Response(status=505, text="HTTP/1.0 and HTTP/1.1 are spoken here.\n"))
         return await self._handler(request)
 
@@ -114,8 +114,8 @@ class Gate(web.Server):
         caller: web.RequestHandler,
         writer: AbstractStreamWriter,
         task: asyncio.Task[None],
-    ) -> Request:
-        return Request(message, payload, caller, writer, task, asyncio.get_running_loop())
+    ) -> WebRequest:
+        return WebRequest(message, payload, caller, writer, task, asyncio.get_running_loop())
 
     def _make_room(self, newcomer: str) -> None:
         """Close one connection for the sake of one from `newcomer`, which counts already."""

@@ -6,7 +6,7 @@ from typing import Final
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
-from agent.core.allocation.room import Claim, claim_of, gpu_use
+from agent.core.allocation.room import RoomClaim, claim_of, gpu_use
 from agent.core.cluster.pods import Role
 from agent.core.inventory.condition import Condition
 from agent.core.inventory.gpu import GpuSample, GpuUuid, Sampled
@@ -25,7 +25,7 @@ def gpu_families(
     held = ledger.held_ids()
     claims = [
         *(claim_of(row) for row in ledger.rows),
-        *(Claim(row.uid, Role.APP, row.shares) for row in ledger.plain),
+        *(RoomClaim(row.uid, Role.APP, row.shares) for row in ledger.plain),
     ]
     yield _per_gpu(
         prefix + "slices_allocated",

@@ -26,7 +26,7 @@ from agent.kit.cell import Cell
 from agent.kit.tally import Durations, Tally
 from agent.web.counts import counted_gpus, counters, histograms
 from agent.web.gpus import gpu_families, gpu_labels, info_family, use_families
-from agent.web.version import Build
+from agent.web.version import BuildInfo
 
 PREFIX = "hami_agent_"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -34,7 +34,7 @@ OPENMETRICS = "application/openmetrics-text"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Reading:
+class Gauge:
     """A number that somebody can tell when asked. `name` is without the agent's prefix."""
 
     name: str
@@ -43,7 +43,7 @@ class Reading:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Facts:
+class MetricCells:
     """The cells that the page reads, how much a GPU is used now, and those that left the inventory.
 
     The last one that left comes first.
@@ -57,19 +57,23 @@ class Facts:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Series:
+class MetricSources:
     """What services count, and numbers that they tell. Equal names are added up."""
 
     tallies: Sequence[Tally] = ()
     durations: Sequence[Durations] = ()
-    readings: Sequence[Reading] = ()
+    readings: Sequence[Gauge] = ()
 
 
 class AgentCollector(Collector):
     """The agent's own series, made anew for every scrape."""
 
     def __init__(
-        self, build: Build, facts: Facts, checks: Callable[[], tuple[Check, ...]], series: Series
+        self,
+        build: BuildInfo,
+        facts: MetricCells,
+        checks: Callable[[], tuple[Check, ...]],
+        series: MetricSources,
     ) -> None:
         self._build = build
         self._facts = facts

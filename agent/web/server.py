@@ -15,7 +15,7 @@ from agent.core.errors import PermissionFault
 from agent.kit.throttle import Throttle
 from agent.web.actions import Actions
 from agent.web.caller import ours
-from agent.web.gate import TELL_PERIOD, Gate
+from agent.web.gate import TELL_PERIOD, ConnectionGate
 from agent.web.sockets import unix_socket
 
 log = structlog.get_logger(__name__)
@@ -90,7 +90,7 @@ class WebServer:
         await self._stack.aclose()
 
     async def _listen_tcp(self, stack: contextlib.AsyncExitStack, host: str, port: int) -> None:
-        gate = Gate(self._answer)
+        gate = ConnectionGate(self._answer)
         try:
             server = await asyncio.get_running_loop().create_server(
                 gate, host, port, backlog=AT_ONCE
@@ -108,7 +108,7 @@ class WebServer:
         log.info("web.listening", host=host, port=self._port)
 
     async def _listen_unix(self, stack: contextlib.AsyncExitStack, path: Path) -> None:
-        gate = Gate(self._answer_local)
+        gate = ConnectionGate(self._answer_local)
         opened = stack.enter_context(unix_socket(path))
         server = await asyncio.get_running_loop().create_unix_server(gate, sock=opened)
         stack.push_async_callback(_stop, server, gate)
@@ -148,7 +148,7 @@ class WebServer:
         return page(request)
 
 
-async def _stop(server: asyncio.Server, gate: Gate) -> None:
+async def _stop(server: asyncio.Server, gate: ConnectionGate) -> None:
     """Take no more connections and end those that are open.
 
     Not wait_closed(): on Python 3.12 and later it waits for clients that stay.

@@ -7,7 +7,7 @@ from aiohttp import web
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Build:
+class BuildInfo:
     """Version and revision of the agent, of Python, of its state file, and the scheduler profile.
 
     `revision` is the commit, empty where unknown. `profile` is the register annotation's form.

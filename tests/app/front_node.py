@@ -6,7 +6,7 @@ import dataclasses
 import types
 from collections.abc import AsyncIterator
 
-from agent.app.front import Front, Host, join_front
+from agent.app.front import Front, HostFacts, join_front
 from agent.codec.node_report import report_of
 from agent.core.cluster.changes import NodeEvent
 from agent.core.inventory.gpu import GpuUuid
@@ -67,7 +67,7 @@ def joined(
         worker=Inline(),
         hooks=places.hooks,
     )
-    host = Host(
+    host = HostFacts(
         boot_id=boot,
         recovered=Recovered(state),
         start=start_of(plan),

@@ -12,14 +12,14 @@ from typing import Any
 
 import structlog
 
-from agent.app.facts import Facts, new_facts
-from agent.app.settings import Outside, SettingsService
+from agent.app.facts import SharedCells, new_facts
+from agent.app.settings import SettingsPorts, SettingsService
 from agent.core.cluster.changes import NodeEvent
 from agent.core.inventory.gpu import GpuUuid, Scan
 from agent.core.inventory.slices import SliceId, SliceList
 from agent.core.state.last_good import LastGood
 from agent.kit.cell import Cell
-from agent.services.cluster.node import Node
+from agent.services.cluster.node import NodeWatch
 from agent.services.inventory.listing import Listing
 from agent.services.inventory.service import InventoryKeeper
 from agent.services.report.service import ReportCells, Reporter, ReportState
@@ -47,7 +47,7 @@ class SettingsNode:
     """What a test holds in its hands."""
 
     root: Path
-    facts: Facts
+    facts: SharedCells
     service: SettingsService
     keeper: InventoryKeeper
     api: FakeApi
@@ -108,7 +108,7 @@ async def _joined(root: Path, api: FakeApi, stored: LastGood | None) -> Settings
     keeper = InventoryKeeper(facts.inventory, facts.sharing, LoopClock())
     events: list[NodeEvent] = []
     systemd = SystemdSide()
-    outside = Outside(
+    outside = SettingsPorts(
         look=lambda good: look(sources, Inline(), good),
         files=FakeWatch(),
         asked=asyncio.Event(),
@@ -137,7 +137,7 @@ async def _joined(root: Path, api: FakeApi, stored: LastGood | None) -> Settings
 def _runs(room: SettingsNode) -> tuple[Runs, Runs]:
     """The services that stand: those of the host, and behind them those of the API server."""
     facts = room.facts
-    node = Node(room.api, facts.node, Seeded())
+    node = NodeWatch(room.api, facts.node, Seeded())
     state = Cell(ReportState())
     cells = ReportCells(facts.inventory, facts.node, node.returns, facts.report, state)
     reporter = Reporter(room.api, cells, node.saw, room.events.append, LoopClock(), Seeded())

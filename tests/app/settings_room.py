@@ -6,15 +6,15 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NoReturn
 
-from agent.app.facts import Facts, new_facts
-from agent.app.settings import Outside, SettingsService
+from agent.app.facts import SharedCells, new_facts
+from agent.app.settings import SettingsPorts, SettingsService
 from agent.core.cluster.changes import NodeEvent
 from agent.core.ports import Disk
 from agent.core.state.last_good import SourceFile
 from agent.settings.profiles import NodeFacts
-from agent.settings.reading import Look
+from agent.settings.reading import SourcesRead
 from agent.settings.sources import Sources
-from agent.settings.values import Plan, make_plan
+from agent.settings.values import NodeValues, make_plan
 from tests.fakes.disk import MemoryDisk
 
 
@@ -56,22 +56,22 @@ class SystemdSide:
         raise AssertionError
 
 
-async def nothing_new(good: Sources) -> Look:
+async def nothing_new(good: Sources) -> SourcesRead:
     """A look at sources that are those in force."""
-    return Look(frozenset(), good)
+    return SourcesRead(frozenset(), good)
 
 
-def a_plan(own: str) -> Plan:
+def a_plan(own: str) -> NodeValues:
     """What an own file says."""
     return make_plan(Sources(own=SourceFile("c.yaml", own.encode()), host="node-a"))
 
 
-def start_of(plan: Plan, *asked: Path) -> Look:
+def start_of(plan: NodeValues, *asked: Path) -> SourcesRead:
     """A start with these settings, after these files were looked for."""
-    return Look(frozenset(asked), plan.sources, plan)
+    return SourcesRead(frozenset(asked), plan.sources, plan)
 
 
-def cells_of(start: Look) -> Facts:
+def cells_of(start: SourcesRead) -> SharedCells:
     """Facts of a node that starts so."""
     settings = start.taken().settings(NodeFacts())
     return new_facts(settings.sharing, settings.report, settings.edits)
@@ -81,7 +81,7 @@ def cells_of(start: Look) -> Facts:
 class Room:
     """A service, and what it has said and done."""
 
-    start: Look
+    start: SourcesRead
     look: Callable[[Sources], object] = nothing_new
     disk: Disk = dataclasses.field(default_factory=MemoryDisk)
     watch: FakeWatch = dataclasses.field(default_factory=FakeWatch)
@@ -93,7 +93,7 @@ class Room:
 
     def __post_init__(self) -> None:
         self.cells = cells_of(self.start)
-        outside = Outside(
+        outside = SettingsPorts(
             look=self.look,  # type: ignore[arg-type]
             files=self.watch,
             asked=self.asked,

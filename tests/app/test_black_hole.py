@@ -6,8 +6,8 @@ import errno
 
 import pytest
 
-from agent.app.running import Whole
-from agent.app.watching import Watched
+from agent.app.running import AgentParts
+from agent.app.watching import WebSubjects
 from agent.core.errors import StateError
 from agent.core.inventory.slices import slice_id
 from agent.core.node.withholding import HOLD_OFF
@@ -37,7 +37,7 @@ def offered(node: FrontNode) -> tuple[list[str], list[str]]:
 
 def degraded(node: FrontNode) -> list[str]:
     """What readiness says beyond what it requires."""
-    checks = Watched(Heartbeat(), whole=Whole(node.front, plain=True)).checks()
+    checks = WebSubjects(Heartbeat(), whole=AgentParts(node.front, plain=True)).checks()
     return [one.name for one in checks if not (one.ok or one.required)]
 
 

@@ -12,9 +12,9 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from agent.app.front import Front
-from agent.app.running import Whole
-from agent.app.watching import Watched
-from agent.core.errors import Gate, Refusal
+from agent.app.running import AgentParts
+from agent.app.watching import WebSubjects
+from agent.core.errors import Refusal, RefusalReason
 from agent.core.health.judge import switched_off
 from agent.core.health.news import gpu_degraded
 from agent.core.health.xids import FELL_OFF_THE_BUS
@@ -71,7 +71,7 @@ async def a_node() -> AsyncIterator[Node]:
     """A node of two GPUs that were found."""
     hardware = SimulatedHardware(Description("570", (a_gpu(index=0), a_gpu(index=1))))
     front = joined(HardwareDriver(hardware))
-    watched = Watched(Heartbeat(), whole=Whole(front, plain=True))
+    watched = WebSubjects(Heartbeat(), whole=AgentParts(front, plain=True))
     told: list[str] = []
 
     async def follow_inventory() -> None:
@@ -120,7 +120,7 @@ async def test_a_driver_that_hangs_for_ten_minutes_stops_allocations_after_the_l
             else:
                 with pytest.raises(Refusal) as refused:
                     await node.allocate()
-                assert (Gate.DRIVER_UNRESPONSIVE, True) == (
+                assert (RefusalReason.DRIVER_UNRESPONSIVE, True) == (
                     refused.value.gate,
                     refused.value.transient,
                 )

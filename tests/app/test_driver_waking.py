@@ -9,9 +9,9 @@ import pytest
 import structlog
 
 from agent.app import preflight
-from agent.app.running import Whole
-from agent.app.watching import Watched
-from agent.core.node.preflight import Verdict, judge_driver
+from agent.app.running import AgentParts
+from agent.app.watching import WebSubjects
+from agent.core.node.preflight import PreflightVerdict, judge_driver
 from agent.kit.heartbeat import Heartbeat
 from tests.app.front_node import joined, running
 from tests.fakes.nvml import until
@@ -24,8 +24,10 @@ SLOW, SLOWER = 0.225, 0.45
 
 def said(front) -> dict[str, str]:
     """What /readyz says of each condition that does not hold."""
-    whole = Whole(front, plain=True)
-    return {one.name: one.text for one in Watched(Heartbeat(), whole=whole).checks() if not one.ok}
+    whole = AgentParts(front, plain=True)
+    return {
+        one.name: one.text for one in WebSubjects(Heartbeat(), whole=whole).checks() if not one.ok
+    }
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ async def test_a_look_before_the_start_waits_for_gpus_that_wake(stub_driver, stu
 
     assert len(scans) > 1
     assert (scans[-1], "") == (found, failure)
-    assert [Verdict.OK] == [one.verdict for one in judge_driver("NVML", found, failure)]
+    assert [PreflightVerdict.OK] == [one.verdict for one in judge_driver("NVML", found, failure)]
 
 
 async def test_a_gpu_that_never_wakes_is_named_and_the_driver_is_not_said_to_be_missing(

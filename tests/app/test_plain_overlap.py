@@ -18,8 +18,8 @@ from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.plain_row import Holder
 from agent.plugin.handlers import container_response
 from agent.plugin.status import grpc_error
-from agent.sandbox.kubelet.devices import HEALTHY, Listed
-from agent.sandbox.kubelet.seen import Seen, SeenKind
+from agent.sandbox.kubelet.devices import HEALTHY, ListedDevice
+from agent.sandbox.kubelet.seen import KubeletEvent, SeenKind
 from agent.wire.v1beta1 import ContainerAllocateResponse
 from tests.app.story import told
 from tests.fakes.chance import Seeded
@@ -75,7 +75,7 @@ class Scene:
         """Register, and offer all slices."""
         books = self.kubelet._life.books
         books.connected(RESOURCE, Line(self.plugin, lambda _: True))
-        books.listed(RESOURCE, [Listed(text, HEALTHY, None) for text in OFFERED])
+        books.listed(RESOURCE, [ListedDevice(text, HEALTHY, None) for text in OFFERED])
         await self.kubelet.until_allocatable(RESOURCE, len(OFFERED))
         self.kubelet.tick()
 
@@ -115,7 +115,7 @@ class Scene:
     def count(self, kind: SeenKind) -> int:
         return len(list(self.kubelet.history.of(kind)))
 
-    def _hear(self, event: Seen) -> None:
+    def _hear(self, event: KubeletEvent) -> None:
         if event.kind == "started":
             self.node.lose_checkpoint(KubeletEpoch(self.kubelet.lives, self.kubelet.lives))
             self.node.holds.ids = []

@@ -14,7 +14,7 @@ from aiohttp import web
 from agent.app.preflight import examine
 from agent.codec.register import RegisteredGpu, encode_register
 from agent.core.cluster.annotations import REGISTER
-from agent.core.node.preflight import Finding, Point, Verdict
+from agent.core.node.preflight import Finding, PreflightCheck, PreflightVerdict
 from agent.sandbox.hardware_file import described
 from agent.sandbox.lab.child import child_environment
 from agent.sandbox.lab.cluster import LabOptions, SandboxCluster, open_cluster
@@ -80,7 +80,7 @@ def of(findings: Iterable[Finding], point: str) -> list[str]:
 
 
 def wrong(findings: Iterable[Finding]) -> set[str]:
-    return {one.point.value for one in findings if one.verdict is Verdict.WRONG}
+    return {one.point.value for one in findings if one.verdict is PreflightVerdict.WRONG}
 
 
 async def test_a_node_without_a_fault_has_nothing_wrong(tmp_path: Path):
@@ -131,7 +131,7 @@ async def test_an_account_that_only_reads_is_not_asked_for_more(tmp_path: Path):
     assert {"get", "list", "watch"} == {one["verb"] for one in server.asked}
     assert ["ok"] == of(found, "P-NODE") == of(found, "P-LABEL")
     assert ["note"] == of(found, "P-RIGHTS")
-    (told,) = [one.said for one in found if one.point is Point.RIGHTS]
+    (told,) = [one.said for one in found if one.point is PreflightCheck.RIGHTS]
     assert "patch nodes" in told
     assert "create events" in told
 
@@ -155,7 +155,7 @@ async def test_the_right_to_get_a_pod_is_asked_for_by_the_name_of_one(tmp_path: 
         found = await examine(settings(cluster, **{"--kubeconfig": kubeconfig}), {})
 
     assert {"P-RIGHTS"} == wrong(found)
-    (told,) = [one.said for one in found if one.point is Point.RIGHTS]
+    (told,) = [one.said for one in found if one.point is PreflightCheck.RIGHTS]
     assert "get pods" in told
     assert [{"verb": "get", "resource": "pods", "name": "one", "namespace": "team-a"}] == [
         one for one in server.asked if ("get", "pods") == (one["verb"], one["resource"])
@@ -221,7 +221,7 @@ async def test_what_the_node_says_is_held_against_what_the_agent_would_say(tmp_p
         fewer = await examine(settings(cluster, **kubeconfig, **{"--split-count": "5"}), {})
 
     assert ["ok"] == of(same, "P-REPORT")
-    (note,) = (one for one in fewer if one.point is Point.REPORT)
+    (note,) = (one for one in fewer if one.point is PreflightCheck.REPORT)
     assert note.said.endswith(": slices 10, and the agent would say 5, and 1 more")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from agent.app.settings import AGAIN, RESTLESS, STILL
 from agent.core.errors import SettingsError
-from agent.settings.reading import Look
+from agent.settings.reading import SourcesRead
 from agent.settings.sources import Sources
 from tests.app.settings_room import FakeWatch, Room, a_plan, start_of
 
@@ -32,12 +32,12 @@ class Files:
     def __post_init__(self) -> None:
         self.room = Room(start_of(a_plan(""), OWN), look=self.look)
 
-    async def look(self, good: Sources) -> Look:
+    async def look(self, good: Sources) -> SourcesRead:
         is_asked = "reloading" in self.room.systemd.said
         self.room.systemd.said.clear()
         self.readings.append((asyncio.get_running_loop().time(), is_asked))
         await asyncio.sleep(self.takes)
-        return Look(frozenset(self.paths), good, refusal=self.refusal, silent=self.silent)
+        return SourcesRead(frozenset(self.paths), good, refusal=self.refusal, silent=self.silent)
 
     @property
     def watch(self) -> FakeWatch:

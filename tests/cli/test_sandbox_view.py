@@ -13,7 +13,7 @@ from agent.cli.sandbox_view import (
     summary_lines,
     waiting_line,
 )
-from agent.sandbox.scenario.record import Claim, Moment
+from agent.sandbox.scenario.record import Moment, ScenarioClaim
 
 LONG = "word " * 60
 
@@ -36,7 +36,7 @@ def test_a_long_finding_stands_below_its_line():
 
 def test_no_line_is_wider_than_the_terminal():
     moments = [Moment(1, LONG, LONG, ok=False), Moment(99999, LONG), Moment(0, "x", "y" * 500)]
-    claims = [Claim("a.very.long.name.of.a.claim", LONG, ok=False, measured=LONG)]
+    claims = [ScenarioClaim("a.very.long.name.of.a.claim", LONG, ok=False, measured=LONG)]
     for width in (40, 80, 132):
         style = Style(width)
         lines = [line for moment in moments for line in moment_lines(moment, style)]
@@ -65,8 +65,8 @@ def test_colour_is_added_to_the_word_and_only_where_it_is_wanted():
 
 def test_the_summary_counts_claims_and_names_those_that_are_not_true():
     claims = [
-        Claim("a", "a holds", ok=True, measured="1"),
-        Claim("b", "b holds", ok=False, measured="2"),
+        ScenarioClaim("a", "a holds", ok=True, measured="1"),
+        ScenarioClaim("b", "b holds", ok=False, measured="2"),
     ]
     lines = list(summary_lines(claims, {"xid_to_kubelet": 0.0042, "unknown": 1}, Style()))
 
@@ -76,14 +76,14 @@ def test_the_summary_counts_claims_and_names_those_that_are_not_true():
 
 
 def test_a_summary_without_failures_names_none():
-    lines = list(summary_lines([Claim("a", "a holds", ok=True, measured="1")], {}, Style()))
+    lines = list(summary_lines([ScenarioClaim("a", "a holds", ok=True, measured="1")], {}, Style()))
 
     assert ["", "1 of 1 claims checked and true"] == lines
 
 
 def test_the_document_is_json_with_everything_in_it():
     claim, moment = (
-        Claim("a", "a holds", ok=True, measured="1"),
+        ScenarioClaim("a", "a holds", ok=True, measured="1"),
         Moment(0.5, "a holds", "1", ok=True),
     )
     found = json.loads(json.dumps(document([claim], [moment], {"x": 0.1}, ["line"])))
@@ -124,7 +124,9 @@ def test_the_invitation_has_whole_commands():
 
 
 def test_forty_columns_lose_no_value():
-    claims = [Claim("burst.pods", "b holds", ok=False, measured="3 of 4 pods, one is Pending")]
+    claims = [
+        ScenarioClaim("burst.pods", "b holds", ok=False, measured="3 of 4 pods, one is Pending")
+    ]
     times = dict.fromkeys(MEASURES, 1.25)
     lines = list(summary_lines(claims, times, Style(40)))
 

@@ -15,7 +15,7 @@ import structlog
 from agent.cli.main import dispatch
 from agent.codec.managed import WRITER
 from agent.core.cluster.annotations import HANDSHAKE, MUTEX_LOCK, REGISTER
-from agent.core.node.leftovers import NodeState, NodeTraces
+from agent.core.node.leftovers import NodeLeftovers, NodeTraces
 from agent.host.kube.connection import Connection
 from agent.host.kube.leftovers import KubeLeftovers
 from agent.host.kube.session import KubeSession
@@ -200,9 +200,9 @@ async def test_the_wait_for_the_kubelet_is_told(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
-    states = [NodeState(kubelet=True, served=80)] * 2 + [NodeState(kubelet=True)]
+    states = [NodeLeftovers(kubelet=True, served=80)] * 2 + [NodeLeftovers(kubelet=True)]
 
-    async def look(*_: object) -> NodeState:
+    async def look(*_: object) -> NodeLeftovers:
         return states.pop(0)
 
     monkeypatch.setattr(KubeLeftovers, "look", look)

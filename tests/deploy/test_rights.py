@@ -35,7 +35,7 @@ def asked_in(*paths: Path) -> Iterator[tuple[str, str]]:
     for path in paths:
         for node in ast.walk(tree.parsed(path)):
             match node:
-                case ast.Call(func=ast.Name(id="Request")):
+                case ast.Call(func=ast.Name(id="ApiRequest")):
                     _, verb, resource, *_ = flat(node.args)
                     yield literal(verb), literal(resource)
 
@@ -86,7 +86,7 @@ def test_requests_are_made_in_one_place_only():
         for node in ast.walk(tree.parsed(path))
         if isinstance(node, ast.ImportFrom)
         and node.module == "agent.host.kube.session"
-        and "Request" in {alias.name for alias in node.names}
+        and "ApiRequest" in {alias.name for alias in node.names}
     }
 
     assert {Path(ADAPTER), SANDBOX} == makers

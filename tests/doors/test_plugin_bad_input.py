@@ -20,7 +20,7 @@ from grpclib.const import Status
 from agent.codec.objects import decode_pod
 from agent.codec.pod import LENGTH_LIMIT
 from agent.core.cluster.pods import PodView
-from agent.core.errors import Gate
+from agent.core.errors import RefusalReason
 from agent.core.inventory.condition import Condition
 from agent.kit.cell import Cell
 from agent.plugin.server import PluginServer
@@ -113,7 +113,7 @@ async def a_kubelet(directory: Path) -> AsyncIterator[Kubelet]:
 class Bad:
     """What is wrong in what the scheduler seems to have written, and what is said of it."""
 
-    gate: Gate
+    gate: RefusalReason
     words: str
     text: str | None = ONE + ";"
     counts: tuple[int, ...] = (1,)
@@ -126,41 +126,53 @@ class Bad:
 
 BAD = {
     "other groups than containers": Bad(
-        Gate.COUNT_MISMATCH, "for 2 containers, but 1", f"{ONE};{ONE};"
+        RefusalReason.COUNT_MISMATCH, "for 2 containers, but 1", f"{ONE};{ONE};"
     ),
-    "fewer GPUs than slices": Bad(Gate.COUNT_MISMATCH, "c0 asks for 2 GPUs", counts=(2,), asked=2),
+    "fewer GPUs than slices": Bad(
+        RefusalReason.COUNT_MISMATCH, "c0 asks for 2 GPUs", counts=(2,), asked=2
+    ),
     "ids of no container's number": Bad(
-        Gate.NO_POD_ADMITTED, "asks for 3 slice(s)", asked=3, named=False
+        RefusalReason.NO_POD_ADMITTED, "asks for 3 slice(s)", asked=3, named=False
     ),
     "unknown GPU": Bad(
-        Gate.UNKNOWN_GPU, "GPU-00000000", "GPU-00000000-aaaa-0000-0000-000000000000,NVIDIA,1,1:;"
+        RefusalReason.UNKNOWN_GPU,
+        "GPU-00000000",
+        "GPU-00000000-aaaa-0000-0000-000000000000,NVIDIA,1,1:;",
     ),
-    "MIG instance": Bad(Gate.UNKNOWN_GPU, "[1-0]", f"{G1}[1-0],NVIDIA,9728,14:;"),
-    "bad GPU": Bad(Gate.BAD_GPU, "is bad: XID 79", ill=True),
-    "memory": Bad(Gate.MEMORY_EXCEEDED, "81559 MiB", f"{G1},NVIDIA,81560,1:;"),
-    "memory beside another": Bad(Gate.MEMORY_EXCEEDED, "promised", f"{G1},NVIDIA,78560,1:;"),
-    "all of it beside another": Bad(Gate.MEMORY_EXCEEDED, "promised", f"{G1},NVIDIA,0,1:;"),
-    "compute": Bad(Gate.CORES_EXCEEDED, "% of compute", f"{G1},NVIDIA,1,71:;"),
-    "three fields": Bad(Gate.MALFORMED_ANNOTATION, "3 of 4 fields", f"{G1},NVIDIA,1:;"),
-    "no number": Bad(Gate.MALFORMED_ANNOTATION, "'1e3'", f"{G1},NVIDIA,1e3,1:;"),
-    "over int32": Bad(Gate.MALFORMED_ANNOTATION, "32 bits", f"{G1},NVIDIA,2147483648,1:;"),
-    "negative memory": Bad(Gate.MALFORMED_ANNOTATION, "negative", f"{G1},NVIDIA,-1,1:;"),
-    "negative compute": Bad(Gate.MALFORMED_ANNOTATION, "negative", f"{G1},NVIDIA,1,-1:;"),
-    "wrong type word": Bad(Gate.MALFORMED_ANNOTATION, "type 'MLU'", f"{G1},MLU,1,1:;"),
-    "small type word": Bad(Gate.MALFORMED_ANNOTATION, "type 'nvidia'", f"{G1},nvidia,1,1:;"),
-    "oversize": Bad(Gate.MALFORMED_ANNOTATION, f"at most {LENGTH_LIMIT}", ONE + ":" * LENGTH_LIMIT),
+    "MIG instance": Bad(RefusalReason.UNKNOWN_GPU, "[1-0]", f"{G1}[1-0],NVIDIA,9728,14:;"),
+    "bad GPU": Bad(RefusalReason.BAD_GPU, "is bad: XID 79", ill=True),
+    "memory": Bad(RefusalReason.MEMORY_EXCEEDED, "81559 MiB", f"{G1},NVIDIA,81560,1:;"),
+    "memory beside another": Bad(
+        RefusalReason.MEMORY_EXCEEDED, "promised", f"{G1},NVIDIA,78560,1:;"
+    ),
+    "all of it beside another": Bad(
+        RefusalReason.MEMORY_EXCEEDED, "promised", f"{G1},NVIDIA,0,1:;"
+    ),
+    "compute": Bad(RefusalReason.CORES_EXCEEDED, "% of compute", f"{G1},NVIDIA,1,71:;"),
+    "three fields": Bad(RefusalReason.MALFORMED_ANNOTATION, "3 of 4 fields", f"{G1},NVIDIA,1:;"),
+    "no number": Bad(RefusalReason.MALFORMED_ANNOTATION, "'1e3'", f"{G1},NVIDIA,1e3,1:;"),
+    "over int32": Bad(RefusalReason.MALFORMED_ANNOTATION, "32 bits", f"{G1},NVIDIA,2147483648,1:;"),
+    "negative memory": Bad(RefusalReason.MALFORMED_ANNOTATION, "negative", f"{G1},NVIDIA,-1,1:;"),
+    "negative compute": Bad(RefusalReason.MALFORMED_ANNOTATION, "negative", f"{G1},NVIDIA,1,-1:;"),
+    "wrong type word": Bad(RefusalReason.MALFORMED_ANNOTATION, "type 'MLU'", f"{G1},MLU,1,1:;"),
+    "small type word": Bad(
+        RefusalReason.MALFORMED_ANNOTATION, "type 'nvidia'", f"{G1},nvidia,1,1:;"
+    ),
+    "oversize": Bad(
+        RefusalReason.MALFORMED_ANNOTATION, f"at most {LENGTH_LIMIT}", ONE + ":" * LENGTH_LIMIT
+    ),
     "escapes and line feeds": Bad(
-        Gate.MALFORMED_ANNOTATION, "is no decimal", f"{G1},NVIDIA,\n\x1b[2J\x00 % ü,1:;"
+        RefusalReason.MALFORMED_ANNOTATION, "is no decimal", f"{G1},NVIDIA,\n\x1b[2J\x00 % ü,1:;"
     ),
-    "another node's": Bad(Gate.WRONG_NODE, "node-9", node="node-9"),
-    "none": Bad(Gate.NO_ANNOTATION, "is missing", None),
-    "nothing but separators": Bad(Gate.NO_ANNOTATION, "names no GPU", ";;:"),
-    "placeholder of HAMi 2.4": Bad(Gate.NO_ANNOTATION, "names no GPU", ",,0,0:;"),
+    "another node's": Bad(RefusalReason.WRONG_NODE, "node-9", node="node-9"),
+    "none": Bad(RefusalReason.NO_ANNOTATION, "is missing", None),
+    "nothing but separators": Bad(RefusalReason.NO_ANNOTATION, "names no GPU", ";;:"),
+    "placeholder of HAMi 2.4": Bad(RefusalReason.NO_ANNOTATION, "names no GPU", ",,0,0:;"),
     "10,000 ids for nobody": Bad(
-        Gate.NO_POD_ADMITTED, "asks for 10000 slice(s)", asked=MANY, named=False
+        RefusalReason.NO_POD_ADMITTED, "asks for 10000 slice(s)", asked=MANY, named=False
     ),
     "10,000 ids for one GPU": Bad(
-        Gate.COUNT_MISMATCH, "c0 asks for 10000 GPUs", counts=(MANY,), asked=MANY
+        RefusalReason.COUNT_MISMATCH, "c0 asks for 10000 GPUs", counts=(MANY,), asked=MANY
     ),
 }
 

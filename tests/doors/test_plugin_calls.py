@@ -6,7 +6,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from agent.core.errors import DriverError, Gate, Refusal, StateError
+from agent.core.errors import DriverError, Refusal, RefusalReason, StateError
 from tests.fakes.door import Door, a_door
 from tests.fakes.grpc_messages import Plugin
 
@@ -96,13 +96,13 @@ async def test_an_allocate_that_asks_for_nothing_is_invalid(tmp_path: Path, cont
 @pytest.mark.parametrize(
     ("failure", "code", "text"),
     [
-        (Refusal(Gate.NO_LOCK, "no lock"), "FAILED_PRECONDITION", "no lock [HA-2005]"),
-        (Refusal(Gate.OVERLAP, "busy", transient=True), "UNAVAILABLE", "busy [HA-2009]"),
-        (Refusal(Gate.MALFORMED_REQUEST, "odd"), "INVALID_ARGUMENT", "odd [HA-1002]"),
+        (Refusal(RefusalReason.NO_LOCK, "no lock"), "FAILED_PRECONDITION", "no lock [HA-2005]"),
+        (Refusal(RefusalReason.OVERLAP, "busy", transient=True), "UNAVAILABLE", "busy [HA-2009]"),
+        (Refusal(RefusalReason.MALFORMED_REQUEST, "odd"), "INVALID_ARGUMENT", "odd [HA-1002]"),
         (StateError("the disk is full"), "UNAVAILABLE", "the disk is full"),
         (DriverError("the driver is silent"), "INTERNAL", "the driver is silent"),
         (
-            Refusal(Gate.NO_LOCK, "zu groß → 100 %"),
+            Refusal(RefusalReason.NO_LOCK, "zu groß → 100 %"),
             "FAILED_PRECONDITION",
             "zu groß → 100 % [HA-2005]",
         ),
@@ -175,7 +175,7 @@ async def test_a_preference_that_fails_never_fails_the_call(
     tmp_path: Path, available: list[str], must_include: list[str], size: int, expected: list[str]
 ):
     async with a_door(tmp_path) as door:
-        door.allocator.failure = Refusal(Gate.NO_POD_ADMITTED, "nobody asks")
+        door.allocator.failure = Refusal(RefusalReason.NO_POD_ADMITTED, "nobody asks")
         plugin = Plugin(door.path)
 
         assert expected == await asyncio.to_thread(plugin.prefer, available, must_include, size)

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from agent.plugin.calls import ALLOCATE_FOLLOWED, PREFERENCE_FOLLOWED, Calls
+from agent.plugin.calls import ALLOCATE_FOLLOWED, PREFERENCE_FOLLOWED, AdmissionCalls
 
 
 async def answer(_: Any) -> None:
     """A call that is answered at once."""
 
 
-async def waited(calls: Calls) -> float:
+async def waited(calls: AdmissionCalls) -> float:
     loop = asyncio.get_running_loop()
     began = loop.time()
     await calls.over()
@@ -20,19 +20,19 @@ async def waited(calls: Calls) -> float:
 
 
 async def test_without_a_call_it_does_not_wait():
-    assert 0 == await waited(Calls())
+    assert 0 == await waited(AdmissionCalls())
 
 
 @pytest.mark.parametrize("followed", [PREFERENCE_FOLLOWED, ALLOCATE_FOLLOWED])
 async def test_behind_a_call_it_waits_for_the_next_one(followed: float):
-    calls = Calls()
+    calls = AdmissionCalls()
     await calls.watched(answer, followed)(None)  # type: ignore[arg-type]
 
     assert followed == pytest.approx(await waited(calls))
 
 
 async def test_long_behind_a_call_it_does_not_wait():
-    calls = Calls()
+    calls = AdmissionCalls()
     await calls.watched(answer, PREFERENCE_FOLLOWED)(None)  # type: ignore[arg-type]
     await asyncio.sleep(1)
 
@@ -40,7 +40,7 @@ async def test_long_behind_a_call_it_does_not_wait():
 
 
 async def test_the_allocate_behind_a_preference_ends_the_long_wait():
-    calls = Calls()
+    calls = AdmissionCalls()
     await calls.watched(answer, PREFERENCE_FOLLOWED)(None)  # type: ignore[arg-type]
     async with asyncio.TaskGroup() as group:
         waiting = group.create_task(waited(calls))
@@ -51,7 +51,7 @@ async def test_the_allocate_behind_a_preference_ends_the_long_wait():
 
 
 async def test_a_call_that_is_being_answered_is_waited_for_and_what_follows_it():
-    calls = Calls()
+    calls = AdmissionCalls()
 
     async def slow(_: Any) -> None:
         await asyncio.sleep(0.3)
@@ -65,7 +65,7 @@ async def test_a_call_that_is_being_answered_is_waited_for_and_what_follows_it()
 
 
 async def test_a_call_that_fails_is_over_too():
-    calls = Calls()
+    calls = AdmissionCalls()
 
     async def failing(_: Any) -> None:
         raise OSError

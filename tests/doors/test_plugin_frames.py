@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from agent.core.errors import SettingsError
 from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.slices import SliceGroup, SliceId, SliceList
-from agent.plugin.frames import LIST_LIMIT, Frames, check_size, encode_group
+from agent.plugin.frames import LIST_LIMIT, ListFrames, check_size, encode_group
 from agent.wire.v1beta1 import Device, ListAndWatchResponse, NumaNode, TopologyInfo
 from tests.fakes.door import a_group, a_list
 from tests.fakes.grpc_messages import message
@@ -38,7 +38,7 @@ def plainly(listed: SliceList) -> ListAndWatchResponse:
 
 @given(lists)
 def test_a_frame_is_the_generated_message_and_googles(listed: SliceList):
-    frame = Frames().encode(listed)
+    frame = ListFrames().encode(listed)
 
     assert bytes(plainly(listed)) == bytes(frame) == frame.SerializeToString()
     theirs = message("ListAndWatchResponse").FromString(bytes(frame))
@@ -47,7 +47,7 @@ def test_a_frame_is_the_generated_message_and_googles(listed: SliceList):
 
 @given(st.lists(lists, min_size=2, max_size=5))
 def test_what_was_encoded_before_does_not_change_a_frame(row: list[SliceList]):
-    frames = Frames()
+    frames = ListFrames()
 
     for listed in [*row, *row]:
         assert bytes(plainly(listed)) == bytes(frames.encode(listed))
@@ -67,14 +67,14 @@ def test_a_list_is_refused_from_the_first_byte_too_many_even_while_all_is_well()
     ids = tuple(SliceId(f"{uuid}-{number % 10}") for number in range(fitting))
     listed = SliceList(1, (SliceGroup(uuid, ids, healthy=True, numa=0),))
     assert rest < per_slice
-    assert len(bytes(Frames().encode(listed))) < LIST_LIMIT
+    assert len(bytes(ListFrames().encode(listed))) < LIST_LIMIT
     check_size(listed.groups)
 
     more = SliceGroup(uuid, (*ids, ids[0]), healthy=True, numa=0)
     size = (fitting + 1) * per_slice
 
     with pytest.raises(SettingsError) as caught:
-        Frames().encode(SliceList(1, (more,)))
+        ListFrames().encode(SliceList(1, (more,)))
     for part in (f"{fitting + 1} slices on 1 GPUs", f"{size} bytes", f"at most {fitting} slices"):
         assert part in str(caught.value)
     with pytest.raises(SettingsError):
@@ -82,7 +82,7 @@ def test_a_list_is_refused_from_the_first_byte_too_many_even_while_all_is_well()
 
 
 def test_what_did_not_change_is_not_encoded_again():
-    frames = Frames()
+    frames = ListFrames()
     listed = a_list(1, a_group(0), a_group(1))
     first = frames.encode(listed)
 

@@ -6,22 +6,22 @@ from grpclib.const import Status
 from agent.core.errors import (
     AgentError,
     ApiError,
-    Gate,
     GpuError,
     KubeletError,
     MalformedText,
     Refusal,
+    RefusalReason,
     StateCorrupt,
     StateError,
 )
 from agent.plugin.status import grpc_error, status_of
 
-INVALID = {Gate.EMPTY_REQUEST, Gate.MALFORMED_REQUEST}
+INVALID = {RefusalReason.EMPTY_REQUEST, RefusalReason.MALFORMED_REQUEST}
 
 
-@pytest.mark.parametrize("gate", Gate)
+@pytest.mark.parametrize("gate", RefusalReason)
 @pytest.mark.parametrize("transient", [False, True])
-def test_every_gate_has_the_status_that_its_kind_deserves(gate: Gate, *, transient: bool):
+def test_every_gate_has_the_status_that_its_kind_deserves(gate: RefusalReason, *, transient: bool):
     usual = Status.UNAVAILABLE if transient else Status.FAILED_PRECONDITION
     expected = Status.INVALID_ARGUMENT if gate in INVALID else usual
 

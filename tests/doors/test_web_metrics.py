@@ -18,26 +18,33 @@ from agent.kit.cell import Cell
 from agent.kit.tally import Durations, Tally
 from agent.web import metrics
 from agent.web.gpus import labelled
-from agent.web.metrics import OPENMETRICS, AgentCollector, Facts, MetricsPage, Reading, Series
-from agent.web.version import Build
+from agent.web.metrics import (
+    OPENMETRICS,
+    AgentCollector,
+    Gauge,
+    MetricCells,
+    MetricSources,
+    MetricsPage,
+)
+from agent.web.version import BuildInfo
 from tests.builders import NOON, a_gpu, a_health, a_row, a_shared_gpu, a_uuid, an_inventory
 from tests.doors.web_client import ask, serving
 from tests.unit.core.plain_scene import a_plain_row, ids
 
 pytestmark = pytest.mark.looptime(False)
 
-BUILD = Build(version="0.1.0", python="3.11.7", revision="abc")
+BUILD = BuildInfo(version="0.1.0", python="3.11.7", revision="abc")
 GIB = 2**30
 
 
 def facts(inventory=None, slices=(), rows=()):
-    return Facts(
+    return MetricCells(
         Cell(inventory or an_inventory(count=0)), Cell(SliceList(1, slices)), Cell(Ledger(rows))
     )
 
 
 async def scrape(cells=None, checks=(), series=None, accept="*/*"):
-    collector = AgentCollector(BUILD, cells or facts(), lambda: checks, series or Series())
+    collector = AgentCollector(BUILD, cells or facts(), lambda: checks, series or MetricSources())
     page = MetricsPage(collector).page
     _, text, headers = await ask({"/metrics": page}, "/metrics", headers={"Accept": accept})
     return text, headers["Content-Type"]
@@ -196,7 +203,7 @@ async def test_limits_of_plain_mode_are_promised_and_its_slices_are_held():
     gpu = a_shared_gpu(gpu=a_gpu(memory_mib=16384))
     limited = a_plain_row(slice_ids=ids(0))
     free = a_plain_row(uid=PodUid("b" * 32), slice_ids=ids(1, 2), limited=False)
-    cells = Facts(
+    cells = MetricCells(
         Cell(an_inventory(gpus=[gpu])), Cell(SliceList(1)), Cell(Ledger(plain=(limited, free)))
     )
 
@@ -218,7 +225,7 @@ async def test_a_gpu_that_left_keeps_its_label_and_is_described_while_something_
     left = [a_shared_gpu(gpu=a_gpu(index=n)) for n in (0, 1, 2)]
     taken = a_shared_gpu(gpu=a_gpu(uuid="GPU-new", index=1))
     cells = dataclasses.replace(facts(an_inventory(gpus=[taken])), gone=lambda: left)
-    parts = {"cells": cells, "series": Series((counted,))}
+    parts = {"cells": cells, "series": MetricSources((counted,))}
 
     events = await samples("xid_events_total", **parts)
     assert {"0", a_uuid(1), a_uuid(9), "unknown"} == {gpu for gpu, _ in events}
@@ -242,7 +249,7 @@ async def test_tallies_of_one_name_are_added_up():
     one.add("start")
     two.add("start")
     two.add("stream_lost")
-    series = Series(tallies=(one, two, Tally("checkpoint_errors", "Failed writes.")))
+    series = MetricSources(tallies=(one, two, Tally("checkpoint_errors", "Failed writes.")))
 
     assert {("start",): 2, ("stream_lost",): 1} == await samples(
         "registrations_total", series=series
@@ -254,7 +261,7 @@ async def test_a_gpu_goes_by_the_same_label_in_what_is_counted_of_it():
     xids = Tally("xid_events_total", "XIDs reported", ("gpu", "xid"))
     for gpu in (a_uuid(1), a_uuid(1), "GPU-gone", "unknown"):
         xids.add(gpu, "79")
-    told = {"cells": facts(an_inventory(count=2)), "series": Series(tallies=(xids,))}
+    told = {"cells": facts(an_inventory(count=2)), "series": MetricSources(tallies=(xids,))}
 
     assert {("1", "79"): 2, ("GPU-gone", "79"): 1, ("unknown", "79"): 1} == await samples(
         "xid_events_total", **told
@@ -267,7 +274,7 @@ async def test_durations_of_one_name_are_added_up():
     one.observe(0.25, "OK")
     two.observe(4.0, "OK")
     two.observe(1.0, "UNKNOWN")
-    series = Series(durations=(one, two))
+    series = MetricSources(durations=(one, two))
 
     assert {
         ("OK", "0.5"): 1,
@@ -281,7 +288,7 @@ async def test_durations_of_one_name_are_added_up():
 
 
 async def test_readings_are_asked_at_every_scrape():
-    series = Series(readings=(Reading("checkpoint_generation", "Generation.", lambda: 7),))
+    series = MetricSources(readings=(Gauge("checkpoint_generation", "Generation.", lambda: 7),))
 
     assert {(): 7} == await samples("checkpoint_generation", series=series)
 
@@ -322,7 +329,7 @@ async def test_both_forms_parse_and_no_series_comes_twice():
     parts = {
         "cells": facts(an_inventory(count=2)),
         "checks": (Check("state", ok=True),),
-        "series": Series((tally,), (durations,)),
+        "series": MetricSources((tally,), (durations,)),
     }
     for accept, parse in (("", parse_text), ("application/openmetrics-text", parse_open)):
         text, _ = await scrape(accept=accept, **parts)

@@ -6,7 +6,7 @@ import pytest
 
 from agent.core.node.readiness import Check
 from agent.web.probes import Probes
-from agent.web.version import Build
+from agent.web.version import BuildInfo
 from tests.doors.web_client import ask
 
 pytestmark = pytest.mark.looptime(False)
@@ -69,7 +69,7 @@ async def test_a_check_without_words_says_so():
 
 
 async def test_version_is_json():
-    build = Build(version="0.1.0", python="3.11.7", revision="abc", schema="1")
+    build = BuildInfo(version="0.1.0", python="3.11.7", revision="abc", schema="1")
 
     status, text, headers = await ask({"/version": build.page}, "/version")
 

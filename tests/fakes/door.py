@@ -8,7 +8,7 @@ from pathlib import Path
 from agent.core.inventory.slices import SliceGroup, SliceList
 from agent.kit.cell import Cell
 from agent.plugin.handlers import Fence
-from agent.plugin.server import PluginServer, Terms
+from agent.plugin.server import PluginServer, ServerTerms
 from tests.builders import a_uuid
 from tests.fakes.allocator import FakeAllocator
 from tests.fakes.chance import Seeded
@@ -38,7 +38,7 @@ class Door:
         self.allocator = FakeAllocator()
         self.running: asyncio.Task[None]
         self.server = PluginServer(
-            directory, RESOURCE, self.lists, self.allocator, Seeded(seed), Terms(fence)
+            directory, RESOURCE, self.lists, self.allocator, Seeded(seed), ServerTerms(fence)
         )
 
     async def end(self) -> None:

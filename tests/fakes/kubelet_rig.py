@@ -11,8 +11,8 @@ from grpclib.client import Channel
 
 from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet.model import KubeletModel
-from agent.sandbox.kubelet.node import Admission
-from agent.sandbox.kubelet.seen import Seen
+from agent.sandbox.kubelet.node import KubeletAdmission
+from agent.sandbox.kubelet.seen import KubeletEvent
 from agent.wire.v1 import PodResourcesListerStub
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
@@ -68,14 +68,14 @@ class Rig:
     async def until_listed(self, count: int, resource: str = RESOURCE) -> None:
         await self.soon(self.kubelet.until_allocatable(resource, count))
 
-    async def until_seen(self, kind: str, times: int = 1) -> Seen:
+    async def until_seen(self, kind: str, times: int = 1) -> KubeletEvent:
         await self.soon(self.kubelet.history.until(lambda: len(self.seen(kind)) >= times))
         return self.seen(kind)[-1]
 
-    def seen(self, kind: str) -> list[Seen]:
+    def seen(self, kind: str) -> list[KubeletEvent]:
         return [event for event in self.kubelet.history if event.kind == kind]
 
-    async def admit(self, pod: Json) -> Admission:
+    async def admit(self, pod: Json) -> KubeletAdmission:
         return await self.soon(self.kubelet.admit(pod))
 
     async def come_back(self, plugin: ScriptedPlugin) -> None:

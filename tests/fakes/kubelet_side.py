@@ -11,7 +11,7 @@ from agent.core.errors import KubeletError, StateError, WitnessThrottled, Witnes
 from agent.core.inventory.slices import SliceId
 from agent.core.ports import Containers, HookDirs, KubeletRecords, Witness
 from agent.core.reconcile.clearing import Cleared
-from agent.core.reconcile.measuring import Room, Size
+from agent.core.reconcile.measuring import DirectorySize, DiskRoom
 from agent.core.state.holdings import ContainerHolding, Holding
 from agent.core.state.ledger import ContainerKey
 from agent.kit.cell import Cell
@@ -116,9 +116,9 @@ class FakeHookDirs:
         self.set_aside = Cell(0)
         self.clears: list[bool] = []
         self.cleared = [Cleared()]
-        self.sizes: dict[str, list[Size]] = {}
+        self.sizes: dict[str, list[DirectorySize]] = {}
         self.parts: list[tuple[str, bool]] = []
-        self.space = Room(2.0**30, 1000.0)
+        self.space = DiskRoom(2.0**30, 1000.0)
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -151,15 +151,15 @@ class FakeHookDirs:
         self.clears.append(again)
         return self.cleared.pop(0) if len(self.cleared) > 1 else self.cleared[0]
 
-    async def measure(self, name: str, *, anew: bool) -> Size:
+    async def measure(self, name: str, *, anew: bool) -> DirectorySize:
         await self._hang("measure")
         if self.failure is not None:
             raise self.failure
         self.parts.append((name, anew))
-        left = self.sizes.get(name, [Size()])
+        left = self.sizes.get(name, [DirectorySize()])
         return left.pop(0) if len(left) > 1 else left[0]
 
-    async def room(self) -> Room:
+    async def room(self) -> DiskRoom:
         await self._hang("room")
         if self.failure is not None:
             raise self.failure

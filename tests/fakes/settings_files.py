@@ -3,22 +3,22 @@
 import asyncio
 
 from agent.settings import reading
-from agent.settings.reading import Look
+from agent.settings.reading import SourcesRead
 from agent.settings.sources import Sources
-from agent.settings.values import Plan
+from agent.settings.values import NodeValues
 from tests.fakes.offload import Inline
 
 
-def look(sources: Sources, good: Sources | None = None) -> Look:
+def look(sources: Sources, good: Sources | None = None) -> SourcesRead:
     """One look at the sources."""
     return asyncio.run(reading.look(sources, Inline(), good))
 
 
-def load(sources: Sources) -> Plan:
+def load(sources: Sources) -> NodeValues:
     """What they say. Raises SettingsError."""
     return look(sources).taken()
 
 
-def begin(sources: Sources) -> Look:
+def begin(sources: Sources) -> SourcesRead:
     """What to start with. Raises SettingsError."""
     return asyncio.run(reading.begin(sources, Inline(), Inline()))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.core.reconcile.clearing import Cleared
-from agent.core.reconcile.measuring import Size
+from agent.core.reconcile.measuring import DirectorySize
 from agent.host.hook.directories import HostHookDirs
 
 NAME = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d0001_main"
@@ -19,7 +19,7 @@ TOP = Path(__file__).parents[2]
 SCRIPT = """
 import asyncio, os, pathlib, subprocess, sys
 from agent.core.errors import StateError
-from agent.core.allocation.steps import Step, disk_refusal
+from agent.core.allocation.steps import AllocateStep, disk_refusal
 from agent.host.hook.directories import HostHookDirs
 from tests.fakes.offload import Inline
 from tests.host.hook_space import cleared, measured
@@ -35,7 +35,7 @@ def prepare(wipe=True):
     try:
         asyncio.run(dirs.prepare(NAME, wipe=wipe))
     except StateError as error:
-        print(disk_refusal(error, Step.DIRECTORY))
+        print(disk_refusal(error, AllocateStep.DIRECTORY))
     else:
         print("prepared")
 
@@ -112,7 +112,7 @@ async def cleared(dirs: HostHookDirs) -> Cleared:
     return done
 
 
-async def measured(dirs: HostHookDirs, name: str) -> Size:
+async def measured(dirs: HostHookDirs, name: str) -> DirectorySize:
     """What the last part of a look says, when there is no more to be looked at."""
     size = await dirs.measure(name, anew=True)
     while size.more:

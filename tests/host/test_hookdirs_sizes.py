@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.core.errors import StateError
-from agent.core.reconcile.measuring import Size
+from agent.core.reconcile.measuring import DirectorySize
 from agent.host.hook.directories import HostHookDirs
 from agent.host.worker import Worker
 from tests.fakes.offload import Inline
@@ -39,7 +39,7 @@ def handles() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def size_of(dirs: HostHookDirs, name: str = NAME) -> tuple[Size, int]:
+async def size_of(dirs: HostHookDirs, name: str = NAME) -> tuple[DirectorySize, int]:
     """What the last part says, and how many there were."""
     size, parts = await dirs.measure(name, anew=True), 1
     while size.more:
@@ -59,10 +59,10 @@ async def test_what_hami_core_keeps_is_not_large(dirs, hook):
 
 
 async def test_one_that_is_not_there_holds_nothing(dirs, hook):
-    assert Size() == await dirs.measure(NAME, anew=True)
+    assert DirectorySize() == await dirs.measure(NAME, anew=True)
     await leaf_of(dirs, hook)
 
-    assert Size() == await dirs.measure(OTHER, anew=True)
+    assert DirectorySize() == await dirs.measure(OTHER, anew=True)
 
 
 async def test_a_name_that_is_no_pod_and_container_is_refused(dirs):
@@ -89,7 +89,7 @@ async def test_the_parts_of_one_are_given_up_for_the_next(dirs, hook, monkeypatc
             (leaf / f"{number}").touch()
     before = handles()
 
-    assert Size(4096, 3, more=True) == await dirs.measure(NAME, anew=True)
+    assert DirectorySize(4096, 3, more=True) == await dirs.measure(NAME, anew=True)
     assert 2 == (await dirs.measure(OTHER, anew=True)).entries
     assert 3 == (await dirs.measure(NAME, anew=False)).entries
     assert 20 == (await size_of(dirs))[0].entries
@@ -161,5 +161,5 @@ async def test_no_look_is_waited_for_by_what_is_made_beside_it(hook, tmp_path):
                 assert not look.done()
             finally:
                 held.set()
-        assert Size() != look.result()
+        assert DirectorySize() != look.result()
         assert not look.result().is_large

@@ -9,10 +9,10 @@ import pytest
 from agent.codec.objects import decode_pod
 from agent.core.cluster.pods import PodView
 from agent.core.errors import ApiConflict, ApiError, ApiGone, ApiNotFound, MalformedText
-from agent.core.node.leftovers import Agents, NodeState
+from agent.core.node.leftovers import Agents, NodeLeftovers
 from agent.host.kube.leftovers import KubeLeftovers
 from agent.host.kube.lists import LIMITS
-from agent.host.kube.session import KubeSession, Request
+from agent.host.kube.session import ApiRequest, KubeSession
 from tests.builders import NODE, RESOURCE
 from tests.fakes.kubeworld import model_world
 
@@ -85,13 +85,13 @@ async def test_a_node_says_who_serves_there_until_its_kubelet_falls_silent(tmp_p
         names = ("true", "false", "unknown", "new", "none")
         found = {name: await api.look(name, RESOURCE) for name in names}
 
-    serving = NodeState(kubelet=True, served=8, degraded=True)
+    serving = NodeLeftovers(kubelet=True, served=8, degraded=True)
     assert {
         "true": serving,
         "false": serving,
-        "unknown": NodeState(degraded=True),
-        "new": NodeState(),
-        "none": NodeState(),
+        "unknown": NodeLeftovers(degraded=True),
+        "new": NodeLeftovers(),
+        "none": NodeLeftovers(),
     } == found
 
 
@@ -111,10 +111,10 @@ class Pages:
     """A session that answers a list page by page; an error is raised."""
 
     def __init__(self, *pages: ApiError | tuple[str, str]) -> None:
-        self.asked: list[Request] = []
+        self.asked: list[ApiRequest] = []
         self._pages = list(pages)
 
-    async def call(self, request: Request, _: int | None = None) -> bytearray:
+    async def call(self, request: ApiRequest, _: int | None = None) -> bytearray:
         self.asked.append(request)
         page = self._pages.pop(0)
         if isinstance(page, ApiError):

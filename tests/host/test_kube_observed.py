@@ -16,7 +16,7 @@ from agent.core.inventory.inventory import Inventory
 from agent.core.report_settings import ReportProfile, ReportSettings
 from agent.host.kube.observed import ObservedNode, ObservedPods
 from agent.kit.cell import Cell
-from agent.services.cluster.node import Node
+from agent.services.cluster.node import NodeWatch
 from agent.services.report.service import ReportCells, Reporter, ReportState
 from tests.builders import a_pod, an_inventory
 from tests.fakes.apiserver import FakeApi
@@ -52,7 +52,7 @@ async def observing(
     view: Cell[NodeView | None] = Cell(None)
     state, inventory = Cell(ReportState()), Cell(an_inventory())
     events: list[NodeEvent] = []
-    node = Node(observed, view, Chance(0.0))
+    node = NodeWatch(observed, view, Chance(0.0))
     cells = ReportCells(inventory, view, node.returns, Cell(settings or ReportSettings()), state)
     reporter = Reporter(observed, cells, node.saw, events.append, LoopClock(), Chance(0.0))
     with structlog.testing.capture_logs() as log:

@@ -8,7 +8,7 @@ from agent.host.kube.series import (
     PODS_REFILL,
     REMEMBERED,
     EventBook,
-    Step,
+    SeriesStep,
     event_name,
 )
 
@@ -19,10 +19,10 @@ def about(number: int, pod: str = "one") -> NodeEvent:
     return NodeEvent("AllocationRefused", f"why {number}", True, "team-a", pod, PodUid("u"))
 
 
-def send(book: EventBook, event: NodeEvent, now: float) -> Step:
+def send(book: EventBook, event: NodeEvent, now: float) -> SeriesStep:
     """Plan, and write where the plan says so."""
     step, series = book.plan(event, event.pod or "node-1", now)
-    if step in {Step.CREATE, Step.UPDATE}:
+    if step in {SeriesStep.CREATE, SeriesStep.UPDATE}:
         book.sent(event, series, now)
     return step
 
@@ -40,7 +40,7 @@ def test_another_text_is_another_series():
     book = EventBook()
     other = NodeEvent("GpuUnhealthy", "XID 79 on GPU 2", warning=True)
 
-    assert [Step.CREATE, Step.CREATE] == [send(book, ILL, 0), send(book, other, 0)]
+    assert [SeriesStep.CREATE, SeriesStep.CREATE] == [send(book, ILL, 0), send(book, other, 0)]
 
 
 def test_an_object_has_a_burst_and_then_one_every_five_minutes():
@@ -48,8 +48,8 @@ def test_an_object_has_a_burst_and_then_one_every_five_minutes():
     burst = [send(book, about(n), 0) for n in range(BURST + 10)]
     later = [send(book, about(100 + n), 300 + n) for n in range(10)]
 
-    assert [Step.CREATE] * BURST + [Step.DROP] * 10 == burst
-    assert [Step.CREATE] + [Step.DROP] * 9 == later
+    assert [SeriesStep.CREATE] * BURST + [SeriesStep.DROP] * 10 == burst
+    assert [SeriesStep.CREATE] + [SeriesStep.DROP] * 9 == later
 
 
 def test_one_object_does_not_use_up_the_allowance_of_another():
@@ -57,8 +57,8 @@ def test_one_object_does_not_use_up_the_allowance_of_another():
     for n in range(BURST + 1):
         send(book, about(n), 0)
 
-    assert Step.CREATE == send(book, about(1, pod="two"), 0)
-    assert Step.CREATE == send(book, ILL, 0)
+    assert SeriesStep.CREATE == send(book, about(1, pod="two"), 0)
+    assert SeriesStep.CREATE == send(book, ILL, 0)
 
 
 def test_pods_under_ever_new_names_share_an_allowance_and_take_nothing_of_the_nodes():
@@ -66,9 +66,9 @@ def test_pods_under_ever_new_names_share_an_allowance_and_take_nothing_of_the_no
     storm = [send(book, about(1, pod=f"pod-{n}"), 0) for n in range(PODS_BURST + 50)]
     later = [send(book, about(1, pod=f"late-{n}"), 2 * PODS_REFILL) for n in range(10)]
 
-    assert [Step.CREATE] * PODS_BURST + [Step.DROP] * 50 == storm
-    assert [Step.CREATE] * 2 + [Step.DROP] * 8 == later
-    assert Step.CREATE == send(book, ILL, 0)
+    assert [SeriesStep.CREATE] * PODS_BURST + [SeriesStep.DROP] * 50 == storm
+    assert [SeriesStep.CREATE] * 2 + [SeriesStep.DROP] * 8 == later
+    assert SeriesStep.CREATE == send(book, ILL, 0)
 
 
 def test_what_pods_make_us_say_of_the_node_hides_none_of_its_other_events():
@@ -77,8 +77,8 @@ def test_what_pods_make_us_say_of_the_node_hides_none_of_its_other_events():
 
     steps = [send(book, event, 0) for event in refused]
 
-    assert [Step.CREATE] * BURST + [Step.DROP] * (99 - BURST) == steps
-    assert Step.CREATE == send(book, ILL, 0)
+    assert [SeriesStep.CREATE] * BURST + [SeriesStep.DROP] * (99 - BURST) == steps
+    assert SeriesStep.CREATE == send(book, ILL, 0)
 
 
 def test_a_failed_write_costs_nothing_and_is_no_occurrence():
@@ -88,7 +88,7 @@ def test_a_failed_write_costs_nothing_and_is_no_occurrence():
         book.failed(series)
     step, series = book.plan(ILL, "node-1", 0)
 
-    assert (Step.CREATE, 1) == (step, series.count)
+    assert (SeriesStep.CREATE, 1) == (step, series.count)
 
 
 def test_memory_is_bounded():
@@ -97,8 +97,8 @@ def test_memory_is_bounded():
         send(book, about(n, pod=f"pod-{n}"), n * PODS_REFILL)
     now = REMEMBERED * PODS_REFILL + 20
 
-    assert Step.CREATE == send(book, about(0, pod="pod-0"), now)
-    assert Step.COUNT == send(book, about(REMEMBERED + 9, pod=f"pod-{REMEMBERED + 9}"), now)
+    assert SeriesStep.CREATE == send(book, about(0, pod="pod-0"), now)
+    assert SeriesStep.COUNT == send(book, about(REMEMBERED + 9, pod=f"pod-{REMEMBERED + 9}"), now)
 
 
 def test_a_name_is_the_object_and_a_hash_and_the_same_after_a_restart():

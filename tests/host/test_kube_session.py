@@ -13,7 +13,7 @@ from agent.host.kube import session as session_module
 from agent.host.kube.api import KubeNode, KubePods
 from agent.host.kube.connection import Connection
 from agent.host.kube.events import EventPoster
-from agent.host.kube.session import KubeSession, Request, path_of
+from agent.host.kube.session import ApiRequest, KubeSession, path_of
 from tests.builders import NODE
 from tests.fakes.chance import NoChance
 from tests.fakes.clock import ManualClock
@@ -22,7 +22,7 @@ from tests.fakes.kubeworld import KUBECONFIG, NAMESPACE, model_world
 
 pytestmark = pytest.mark.looptime(False)
 
-ASK = Request("GET", "get", "nodes", path_of("nodes", NODE))
+ASK = ApiRequest("GET", "get", "nodes", path_of("nodes", NODE))
 CERTIFICATE = '{server: "https://127.0.0.1:1", certificate-authority-data: bm8gY2VydGlmaWNhdGU=}'
 
 

@@ -13,14 +13,14 @@ from aiohttp import web
 from agent.core.errors import ApiError
 from agent.host.kube import session as session_module
 from agent.host.kube.connection import Connection, configure
-from agent.host.kube.session import KubeSession, Request, path_of
+from agent.host.kube.session import ApiRequest, KubeSession, path_of
 from agent.host.kube.shim import Library
 from tests.fakes.chance import NoChance
 
 pytestmark = pytest.mark.looptime(False)
 
 CERTIFICATES = Path(__file__).parents[1] / "vectors" / "tls"
-ASK = Request("GET", "get", "nodes", path_of("nodes", "node-1"))
+ASK = ApiRequest("GET", "get", "nodes", path_of("nodes", "node-1"))
 
 
 class Server:

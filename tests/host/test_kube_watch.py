@@ -13,22 +13,22 @@ from agent.core.errors import ApiError, ApiGone
 from agent.host.kube import watch as watch_module
 from agent.host.kube.api import KubeNode, KubePods
 from agent.host.kube.events import EventPoster
-from agent.host.kube.session import KubeSession, Request
-from agent.host.kube.watch import Lines, Pace
+from agent.host.kube.session import ApiRequest, KubeSession
+from agent.host.kube.watch import WatchLines, WatchTimes
 from tests.builders import NODE
 from tests.fakes.clock import ManualClock
 from tests.fakes.http import a_session, stream
 from tests.fakes.kubeworld import RESOURCE
 
-WATCH = Request("GET", "watch", "pods", "/api/v1/pods")
+WATCH = ApiRequest("GET", "watch", "pods", "/api/v1/pods")
 BOOKMARK = b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"7"}}}\n'
 GONE = b'{"type":"ERROR","object":{"code":410,"message":"too old"}}\n'
 REAL = pytest.mark.looptime(False)
 
 
-def pods_of(session: KubeSession, pace: Pace | None = None) -> KubePods:
+def pods_of(session: KubeSession, pace: WatchTimes | None = None) -> KubePods:
     poster = EventPoster(session, NODE, ManualClock())
-    return KubePods(session, NODE, RESOURCE, poster, pace or Pace())
+    return KubePods(session, NODE, RESOURCE, poster, pace or WatchTimes())
 
 
 async def versions(pods: KubePods) -> list[str]:
@@ -64,7 +64,7 @@ async def test_a_silent_watch_is_over(tmp_path: Path):
         raise AssertionError
 
     async with a_session(answer, tmp_path) as session:
-        assert ["1", "7"] == await versions(pods_of(session, Pace(silence=0.1)))
+        assert ["1", "7"] == await versions(pods_of(session, WatchTimes(silence=0.1)))
 
 
 @REAL
@@ -76,7 +76,7 @@ async def test_a_watch_that_outlives_its_time_is_over(tmp_path: Path):
             await asyncio.sleep(0.01)
 
     async with a_session(answer, tmp_path) as session:
-        pods = pods_of(session, Pace(shortest=0.1, longest=0.1, grace=0.1))
+        pods = pods_of(session, WatchTimes(shortest=0.1, longest=0.1, grace=0.1))
 
         assert {"1", "7"} == set(await versions(pods))
 
@@ -154,7 +154,7 @@ async def test_a_node_without_a_uid_is_an_error(tmp_path: Path):
 @given(st.lists(st.binary(max_size=5)), st.randoms(use_true_random=False))
 def test_lines_are_found_wherever_the_bytes_are_cut(parts, chance):
     text = b"\n".join(part.replace(b"\n", b"") for part in parts) + b"\n"
-    lines, found, place = Lines(WATCH), [], 0
+    lines, found, place = WatchLines(WATCH), [], 0
     while place < len(text):
         size = chance.randint(1, 4)
         found += lines.feed(text[place : place + size])
@@ -167,7 +167,7 @@ def test_a_line_that_no_object_needs_is_passed_over_and_not_collected(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(watch_module, "LINE_LIMIT", 100)
-    lines = Lines(WATCH)
+    lines = WatchLines(WATCH)
     assert [b"x" * 100, b"y"] == lines.feed(b"x" * 100 + b"\ny\n" + b"z" * 50)
 
     with structlog.testing.capture_logs() as log:

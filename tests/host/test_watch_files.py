@@ -12,7 +12,7 @@ import pytest
 import structlog
 
 from agent.host import watch
-from agent.host.watch import FileWatch
+from agent.host.watch import HostFileWatch
 from agent.host.worker import Worker
 from agent.kit.offload import Offload
 from tests.fakes.config_map import MountedMap
@@ -64,7 +64,7 @@ class Gated:
 async def following(*paths: Path, offload: Offload | None = None) -> AsyncIterator[Told]:
     told = Told()
     async with Worker("look", 2) as worker, asyncio.TaskGroup() as group:
-        task = group.create_task(FileWatch(offload or worker).follow(paths, told.changed))
+        task = group.create_task(HostFileWatch(offload or worker).follow(paths, told.changed))
         async with asyncio.timeout(30):
             while told.count < len({path.parent for path in paths}):
                 await told.next()

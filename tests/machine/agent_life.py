@@ -20,9 +20,9 @@ from agent.plugin.handlers import container_response
 from agent.plugin.status import grpc_error
 from agent.services.allocation.service import Allocation, AllocationSettings
 from agent.services.allocation.storage import Storage
-from agent.services.allocation.views import Peers, Views
-from agent.services.cluster.node import Node
-from agent.services.cluster.pods import Pods
+from agent.services.allocation.views import AllocationPeers, AllocationViews
+from agent.services.cluster.node import NodeWatch
+from agent.services.cluster.pods import PodWatch
 from agent.services.inventory.listing import Listing
 from agent.services.outbox.service import Outbox, OutboxViews
 from agent.services.outbox.settlement import Settlement
@@ -63,16 +63,16 @@ class AgentLife:
         self._served = Cell(Served(RESOURCE))
         api = AgentApi(host.store, host.faults, host.chance, step)
         self.api = api
-        self._node = Node(api, self.node, host.chance)
-        self._pods = Pods(api, self.pods, host.clock, host.chance, self._served)
+        self._node = NodeWatch(api, self.node, host.chance)
+        self._pods = PodWatch(api, self.pods, host.clock, host.chance, self._served)
         witness = LifeWitness(Books(host, step))
         records = Records(host, step)
         hooks = LifeHooks(host, step)
         match = MatchSettings(NODE, unlocked_pods=host.unlocked)
         outlived: Cell[Mapping[str, PodUid]] = Cell({})
         self.allocation = Allocation(
-            views=Views(self.pods, self.node, host.inventory, state.ledger, outlived),
-            peers=Peers(
+            views=AllocationViews(self.pods, self.node, host.inventory, state.ledger, outlived),
+            peers=AllocationPeers(
                 witness=witness,
                 records=records,
                 containers=Runtime(host, step),

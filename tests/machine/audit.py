@@ -21,7 +21,7 @@ from agent.core.state.ledger import ContainerKey
 from agent.plugin.handlers import container_response
 from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet.pods import ContainerKey as Owner
-from agent.sandbox.kubelet.seen import Seen
+from agent.sandbox.kubelet.seen import KubeletEvent
 from agent.services.state import CURRENT
 from agent.wire.v1beta1 import ContainerAllocateResponse
 from tests.builders import a_uuid
@@ -115,7 +115,7 @@ class Audit:
         """Whether a pod counts."""
         return self.room.is_live(uid)
 
-    def _hear(self, event: Seen) -> None:
+    def _hear(self, event: KubeletEvent) -> None:
         owner = event.pod, event.container
         if event.kind in {"preferring", "allocating"}:
             before = event.kind == "allocating" and self._crossed.get(owner, False)

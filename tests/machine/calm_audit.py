@@ -14,7 +14,7 @@ from agent.codec.pod import decode_pod_devices
 from agent.core.cluster.annotations import ALLOCATED, BIND_PHASE, PHASE_SUCCESS
 from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet.pods import ContainerKey as Owner
-from agent.sandbox.kubelet.seen import Seen
+from agent.sandbox.kubelet.seen import KubeletEvent
 from agent.wire.v1beta1 import ContainerAllocateResponse
 from tests.builders import NODE
 from tests.machine.audit import Audit, asked_containers, key_of, lock_of, owner_in
@@ -132,7 +132,7 @@ class CalmAudit(Audit):
             self.tally["a gone pod heard its successor's answer"] += 1
         return meant
 
-    def _hear(self, event: Seen) -> None:
+    def _hear(self, event: KubeletEvent) -> None:
         super()._hear(event)
         if event.kind in ("rejected", "container_waiting"):
             self._judge_refusal(event.pod, event.text)

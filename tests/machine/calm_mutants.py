@@ -10,8 +10,8 @@ from agent.core.allocation.matching import decide as decide_truly
 from agent.core.allocation.settings import MatchSettings
 from agent.core.cluster.annotations import BIND_TIME
 from agent.core.cluster.pods import NodeLock, PodView
-from agent.core.errors import Gate, Refusal
-from agent.core.reconcile.settlement import Scene
+from agent.core.errors import Refusal, RefusalReason
+from agent.core.reconcile.settlement import SettlementFacts
 from agent.core.reconcile.settlement import owed as owed_truly
 from agent.core.state.ledger import Effect, EffectKind
 from agent.services.allocation import inquiry
@@ -27,7 +27,9 @@ def bind_time_compared() -> Mutant:
         if isinstance(step, Grant) and step.replay is None:
             pod, lock = step.candidate.pod, evidence.lock
             if lock is not None and lock.owner == pod.key and not _took(pod, lock):
-                raise Refusal(Gate.NO_RIGHT, "The lock was taken for a later pod of that name.")
+                raise Refusal(
+                    RefusalReason.NO_RIGHT, "The lock was taken for a later pod of that name."
+                )
         return step
 
     return Mutant(replaced(inquiry, "decide", decide), "a good pod was refused")
@@ -36,7 +38,7 @@ def bind_time_compared() -> Mutant:
 def bind_time_compared_in_settlement() -> Mutant:
     """The lock of an owner that is over or gone is released only if it is not the younger one."""
 
-    def owed(scene: Scene) -> tuple[Effect, ...]:
+    def owed(scene: SettlementFacts) -> tuple[Effect, ...]:
         return tuple(effect for effect in owed_truly(scene) if not _is_doubted(effect, scene))
 
     return Mutant(replaced(settlement, "owed", owed), "a lock stood")
@@ -63,7 +65,7 @@ def locks_that_went_forgotten() -> Mutant:
     return Mutant(replaced(inquiry, "former_locks", lambda *_: ()), "a good pod was refused")
 
 
-def _is_doubted(effect: Effect, scene: Scene) -> bool:
+def _is_doubted(effect: Effect, scene: SettlementFacts) -> bool:
     if effect.kind is not EffectKind.RELEASE_LOCK or scene.lock is None:
         return False
     graves = [stone.pod for stone in scene.table.tombstones]

@@ -12,18 +12,18 @@ from grpclib.exceptions import GRPCError
 from agent.core.inventory.slices import SliceList
 from agent.core.ports import Clock
 from agent.sandbox.kubelet.admission import Admitter
-from agent.sandbox.kubelet.allocation import Allocator
-from agent.sandbox.kubelet.books import Books
-from agent.sandbox.kubelet.checkpoint import Checkpoint, Entry
-from agent.sandbox.kubelet.devices import HEALTHY, DeviceError, DeviceTable, Listed
-from agent.sandbox.kubelet.endpoint import Endpoint, go_text
+from agent.sandbox.kubelet.allocation import DeviceAllocator
+from agent.sandbox.kubelet.books import KubeletBooks
+from agent.sandbox.kubelet.checkpoint import Checkpoint, CheckpointEntry
+from agent.sandbox.kubelet.devices import HEALTHY, DeviceError, DeviceTable, ListedDevice
+from agent.sandbox.kubelet.endpoint import PluginEndpoint, go_text
 from agent.sandbox.kubelet.life import Life, Paths
 from agent.sandbox.kubelet.model import KubeletModel
-from agent.sandbox.kubelet.node import Node
+from agent.sandbox.kubelet.node import KubeletNode
 from agent.sandbox.kubelet.podresources import PodResourcesLister
 from agent.sandbox.kubelet.pods import ContainerKey
-from agent.sandbox.kubelet.records import Record
-from agent.sandbox.kubelet.seen import Seen, SeenLog
+from agent.sandbox.kubelet.records import DeviceRecord
+from agent.sandbox.kubelet.seen import KubeletEvent, KubeletLog
 from agent.sandbox.kubelet.workers import PodWorkers, Timings
 from agent.wire.v1beta1 import ContainerAllocateResponse, DevicePluginOptions
 
@@ -39,10 +39,10 @@ class Drive:
         self.checkpoint: Checkpoint | None = None
 
 
-class MemoryBooks(Books):
+class MemoryBooks(KubeletBooks):
     """Books whose checkpoint is a value."""
 
-    def __init__(self, drive: Drive, chance: random.Random, seen: SeenLog) -> None:
+    def __init__(self, drive: Drive, chance: random.Random, seen: KubeletLog) -> None:
         super().__init__(NOWHERE, chance, seen)
         self._drive = drive
 
@@ -50,18 +50,18 @@ class MemoryBooks(Books):
         content = self._drive.checkpoint or Checkpoint()
         for entry in content.entries:
             response = ContainerAllocateResponse.parse(entry.response)
-            record = Record({node: tuple(ids) for node, ids in entry.numa.items()}, response)
+            record = DeviceRecord({node: tuple(ids) for node, ids in entry.numa.items()}, response)
             self.records.insert((entry.pod_uid, entry.container), entry.resource, record)
         self.recount()
         for resource in content.registered or {}:
             self.tables[resource] = DeviceTable()
-            self.endpoints[resource] = Endpoint(resource)
+            self.endpoints[resource] = PluginEndpoint(resource)
             self.endpoints[resource].stop(asyncio.get_running_loop().time())
 
     def save(self) -> None:
         self._drive.checkpoint = Checkpoint(
             tuple(
-                Entry(*owner, resource, record.numa, bytes(record.response))
+                CheckpointEntry(*owner, resource, record.numa, bytes(record.response))
                 for owner, resource, record in self.records
             ),
             {resource: sorted(table.healthy) for resource, table in self.tables.items()},
@@ -72,11 +72,16 @@ class MemoryLife(Life):
     """A process that serves nobody by a socket; `Life` decides everything else."""
 
     def __init__(
-        self, node: Node, drive: Drive, chance: random.Random, seen: SeenLog, timings: Timings
+        self,
+        node: KubeletNode,
+        drive: Drive,
+        chance: random.Random,
+        seen: KubeletLog,
+        timings: Timings,
     ) -> None:
         super().__init__(node, Paths(NOWHERE, NOWHERE), chance, seen, timings)
         self.books = MemoryBooks(drive, chance, seen)
-        self.allocator = Allocator(self.books, chance, seen, node.running(), self._active)
+        self.allocator = DeviceAllocator(self.books, chance, seen, node.running(), self._active)
         self._admitter = Admitter(node, self.books, self.allocator, seen)
         self._workers = PodWorkers(node, self.allocator, chance, seen, timings, self._turn)
         self._servers = {}
@@ -120,7 +125,7 @@ class MemoryKubelet(KubeletModel):
         is_dead = pod is not None and owner[1] not in pod.running
         return life is not None and is_dead and owner in life.allocator._running_at_start
 
-    def _count(self, event: Seen) -> None:
+    def _count(self, event: KubeletEvent) -> None:
         self.lives += event.kind == "started"
 
     def _lose_checkpoint(self) -> None:
@@ -153,7 +158,7 @@ class Plugin(Protocol):
     ) -> tuple[str, ...]: ...
 
 
-class Line(Endpoint):
+class Line(PluginEndpoint):
     """A registration without a socket.
 
     `hear` is told the answer before the kubelet has it, and says whether the kubelet lives on.
@@ -190,10 +195,10 @@ class Line(Endpoint):
             raise DeviceError(f"endpoint {self.resource} has been stopped")
 
 
-def devices_of(listed: SliceList) -> tuple[Listed, ...]:
+def devices_of(listed: SliceList) -> tuple[ListedDevice, ...]:
     """One list of the agent, as the kubelet reads it."""
     return tuple(
-        Listed(text, HEALTHY if group.healthy else "Unhealthy", None)
+        ListedDevice(text, HEALTHY if group.healthy else "Unhealthy", None)
         for group in listed.groups
         for text in group.ids
     )

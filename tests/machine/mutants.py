@@ -11,7 +11,7 @@ from typing import Any
 from agent.core.allocation import grant, matching
 from agent.core.allocation.evidence import Candidate, Evidence, Grant
 from agent.core.allocation.exactly_one import exactly_one
-from agent.core.allocation.room import Claim
+from agent.core.allocation.room import RoomClaim
 from agent.core.allocation.settings import MatchSettings
 from agent.core.cluster.pods import PodView
 from agent.core.state.ledger import ContainerKey, Ledger, Row
@@ -81,7 +81,7 @@ def _taken_over(row: Row, pod: PodView | None) -> Row:
 def sums_unchecked() -> Mutant:
     """Whatever the scheduler wrote is granted, however full the GPU is."""
 
-    def shortage(wanted: Claim, live: object, gpus: object) -> None:
+    def shortage(wanted: RoomClaim, live: object, gpus: object) -> None:
         return None
 
     return Mutant(replaced(grant, "shortage", shortage), "promised beyond")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from agent.core.inventory.condition import Condition
 from agent.sandbox.api_errors import Json
-from agent.sandbox.kubelet.seen import Seen
+from agent.sandbox.kubelet.seen import KubeletEvent
 from tests.machine.audit import asked_containers, key_of
 from tests.machine.kubelet import RESOURCE
 from tests.machine.site import Site
@@ -84,13 +84,13 @@ class Refusals:
         self._before: frozenset[Fact] = frozenset()
         site.kubelet.history.listen(self._hear)
 
-    def _hear(self, event: Seen) -> None:
+    def _hear(self, event: KubeletEvent) -> None:
         if event.kind in ("preferring", "allocating"):
             self._before = frozenset(self._facts(event.pod))
         elif event.kind == "allocate_refused" and "[HA-" in event.text:
             self._judge(event)
 
-    def _judge(self, event: Seen) -> None:
+    def _judge(self, event: KubeletEvent) -> None:
         gate = "HA-" + event.text.rpartition("[HA-")[2].partition("]")[0]
         facts = {*self._before, *self._facts(event.pod)}
         for right in RIGHT:

@@ -12,7 +12,7 @@ from agent.core.state.holdings import KubeletEpoch
 from agent.kit.cell import Cell
 from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet.podloop import KubeletPodLoop
-from agent.sandbox.kubelet.seen import Seen
+from agent.sandbox.kubelet.seen import KubeletEvent
 from agent.wire.v1beta1 import ContainerAllocateResponse
 from tests.builders import NODE, a_gpu, a_health, a_shared_gpu, a_uuid
 from tests.fakes.chance import Seeded
@@ -208,7 +208,7 @@ class Site:
         """Whether the agent can list no pods."""
         return self.faults.is_down or self.faults.list_fails
 
-    def _hear(self, event: Seen) -> None:
+    def _hear(self, event: KubeletEvent) -> None:
         if event.kind == "started":
             made = int(self.clock.now().timestamp() * 1e9)
             self.host.epoch.set(KubeletEpoch(self.kubelet.lives, made))

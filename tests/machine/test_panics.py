@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.sandbox.kubelet.seen import Seen
+from agent.sandbox.kubelet.seen import KubeletEvent
 from tests.machine.audit import Audit
 
 NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
@@ -15,11 +15,11 @@ NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
 
 def breaches_after(*events: tuple[str, str]) -> list[str]:
     """What the audit notes when the kubelet does this; each event names a pod."""
-    heard: list[Callable[[Seen], None]] = []
+    heard: list[Callable[[KubeletEvent], None]] = []
     kubelet: Any = SimpleNamespace(history=SimpleNamespace(listen=heard.append))
     audit = Audit(SimpleNamespace(), kubelet, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
     for kind, pod in events:
-        heard[0](Seen(NOON, 0.0, kind, pod=pod, container="c"))  # type: ignore[arg-type]
+        heard[0](KubeletEvent(NOON, 0.0, kind, pod=pod, container="c"))  # type: ignore[arg-type]
     return audit.breaches
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from agent.core.cluster import annotations
-from agent.core.errors import Gate
+from agent.core.errors import RefusalReason
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.agreement import lost, rows
 from tests.peers.lab.clockwork import (
@@ -160,7 +160,7 @@ async def test_an_agent_that_cannot_learn_of_the_pods_refuses_in_a_sentence_unti
     await end_container(lives(as_seen(cluster, name))["main"].id)
     await until(lambda: bool(agent.events("alloc.refused")), 30.0, agent.part.tail)
     refused = agent.events("alloc.refused")[0]
-    assert Gate.PODS_UNKNOWN.value == refused["gate"]
+    assert RefusalReason.PODS_UNKNOWN.value == refused["gate"]
     assert refused["reason"].startswith("The API server cannot be asked")
     back = wall()
     await cluster.plane.apiserver.start()

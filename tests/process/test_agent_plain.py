@@ -11,7 +11,7 @@ import pytest
 from agent.codec.checkpoint import decode_state, encode_state
 from agent.core.state.ledger import Ledger
 from agent.sandbox.api_errors import Json
-from agent.sandbox.kubelet.node import Admission
+from agent.sandbox.kubelet.node import KubeletAdmission
 from agent.sandbox.lab.cluster import RESOURCE, SandboxCluster, open_cluster
 from agent.sandbox.lab.web import fetch
 from agent.wire.v1beta1 import ContainerAllocateResponse
@@ -43,7 +43,7 @@ def uid_of(name: str) -> str:
     return uid
 
 
-async def admit(cluster: SandboxCluster, name: str, *counts: int) -> Admission:
+async def admit(cluster: SandboxCluster, name: str, *counts: int) -> KubeletAdmission:
     return await cluster.kubelet.admit(a_pod(name, *counts))
 
 

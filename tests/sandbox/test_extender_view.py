@@ -9,7 +9,7 @@ from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.share import Share
 from agent.sandbox.api_errors import Json
 from agent.sandbox.extender.service import ExtenderOptions
-from agent.sandbox.extender.view import Pods
+from agent.sandbox.extender.view import SeenPods
 from agent.sandbox.scheduler.cluster import StoreCluster
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.usage import Reservation
@@ -109,7 +109,7 @@ async def test_a_new_extender_counts_what_was_placed_before(tmp_path: Path) -> N
 
 async def test_what_is_reserved_while_a_list_is_under_way_stays() -> None:
     hami = verbs()
-    pods = Pods(hami)
+    pods = SeenPods(hami)
     hami.usage.reserve("old", Reservation("n1", [[Share(GpuUuid("GPU-a"), 1, 0)]], 0))
     known = pods.known()
     hami.usage.reserve("new", Reservation("n1", [[Share(GpuUuid("GPU-a"), 1, 0)]], 0))

@@ -9,19 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.sandbox.kubelet import checkpoint
-from agent.sandbox.kubelet.checkpoint import Checkpoint, CheckpointError, Entry
+from agent.sandbox.kubelet.checkpoint import Checkpoint, CheckpointEntry, CheckpointError
 from tests.fakes.chance import Seeded
 
 WHOLE = Checkpoint(
     entries=(
-        Entry(
+        CheckpointEntry(
             "2b1c3f5e-0001-4a6b-9c7d-000000000001",
             "train",
             "nvidia.com/gpu",
             {-1: ("GPU-a-0",), 0: ("GPU-b-3", "GPU-b-1"), 10: ("GPU-c-9",), 2: ("GPU-d-2",)},
             bytes([10, 3, 0, 255, 7]),
         ),
-        Entry("2b1c3f5e-0001-4a6b-9c7d-000000000002", "größe", "example.com/x", {}, b""),
+        CheckpointEntry("2b1c3f5e-0001-4a6b-9c7d-000000000002", "größe", "example.com/x", {}, b""),
     ),
     registered={
         "nvidia.com/gpu": ("GPU-b-3", "GPU-a-0"),
@@ -32,7 +32,7 @@ WHOLE = Checkpoint(
 
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 entries = st.builds(
-    Entry,
+    CheckpointEntry,
     pod_uid=names,
     container=names,
     resource=names,
@@ -60,7 +60,7 @@ def test_the_checksum_is_the_one_that_go_computes(content, expected):
 
 def test_the_bytes_are_those_of_gos_encoder():
     content = Checkpoint(
-        (Entry("u", "c", "r", {10: ("b",), 2: ("a<b>&",), -1: ("é",)}, b"\x01"),),
+        (CheckpointEntry("u", "c", "r", {10: ("b",), 2: ("a<b>&",), -1: ("é",)}, b"\x01"),),
         {"z": (), "a": ()},
     )
 

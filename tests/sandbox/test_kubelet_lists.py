@@ -4,7 +4,7 @@ import asyncio
 import json
 
 from agent.sandbox.kubelet.books import NodeResources
-from agent.sandbox.kubelet.devices import DeviceTable, Listed
+from agent.sandbox.kubelet.devices import DeviceTable, ListedDevice
 from agent.wire.v1beta1 import ContainerAllocateResponse
 from tests.fakes.kubelet_rig import a_pod_object, a_rig_with_plugin
 from tests.fakes.plugin import RESOURCE, a_device, devices
@@ -37,7 +37,7 @@ async def test_capacity_is_healthy_and_unhealthy_and_allocatable_is_healthy(tmp_
 
 
 def test_an_id_listed_as_healthy_and_unhealthy_is_in_both_sets():
-    table = DeviceTable.of([Listed("g0", "Healthy"), Listed("g0", "Unhealthy")])
+    table = DeviceTable.of([ListedDevice("g0", "Healthy"), ListedDevice("g0", "Unhealthy")])
 
     assert 2 == table.capacity
     assert {"g0"} == table.healthy == table.unhealthy == table.ill

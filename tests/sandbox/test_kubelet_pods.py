@@ -3,7 +3,7 @@
 import pytest
 
 from agent.sandbox.kubelet.pods import read_pod, read_quantity
-from agent.sandbox.kubelet.records import Record, merge
+from agent.sandbox.kubelet.records import DeviceRecord, merge
 from agent.wire.v1beta1 import CdiDevice, ContainerAllocateResponse, DeviceSpec, Mount
 from tests.fakes.kubelet_rig import a_container_object, a_pod_object
 from tests.fakes.plugin import RESOURCE
@@ -73,7 +73,7 @@ def test_answers_of_several_resources_are_merged_and_the_first_of_a_key_wins():
         cdi_devices=[CdiDevice("v/c=a"), CdiDevice("v/c=b")],
     )
 
-    whole = merge([Record({}, first), Record({}, second)])
+    whole = merge([DeviceRecord({}, first), DeviceRecord({}, second)])
 
     assert {"A": "1", "B": "1", "C": "2"} == whole.envs
     assert [("/m", "/first"), ("/n", "/second")] == [

@@ -6,7 +6,7 @@ from typing import Any
 from agent.codec.checkpoint import encode_state
 from agent.core.state.ledger import Ledger
 from agent.core.state.state import State
-from agent.sandbox.kubelet.seen import Seen
+from agent.sandbox.kubelet.seen import KubeletEvent
 from agent.sandbox.scenario.disk_first import DiskWatch
 from tests.builders import NOON, a_row
 
@@ -14,7 +14,7 @@ ROW = a_row()
 
 
 def answered(kind="allocated", ids=ROW.slice_ids):
-    return Seen(NOON, 0.0, kind, pod=ROW.key.pod_uid, container=ROW.key.container, ids=ids)
+    return KubeletEvent(NOON, 0.0, kind, pod=ROW.key.pod_uid, container=ROW.key.container, ids=ids)
 
 
 def watching(tmp_path, *rows):

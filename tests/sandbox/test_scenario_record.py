@@ -2,14 +2,14 @@
 
 import pytest
 
-from agent.sandbox.scenario.record import NOT_REACHED, Moment, Record
+from agent.sandbox.scenario.record import NOT_REACHED, Moment, ScenarioRecord
 
 PROMISED = {"a": "a holds", "b": "b holds"}
 
 
-def a_record() -> tuple[Record, list[Moment]]:
+def a_record() -> tuple[ScenarioRecord, list[Moment]]:
     told: list[Moment] = []
-    return Record(PROMISED, told.append), told
+    return ScenarioRecord(PROMISED, told.append), told
 
 
 async def test_a_claim_that_was_not_reached_is_not_true():

@@ -20,7 +20,7 @@ from agent.sandbox.api_errors import (
 from agent.sandbox.apiserver import ApiServerModel
 from agent.sandbox.extender.cluster import KubeCluster
 from agent.sandbox.lab.cluster import kubeconfig
-from agent.sandbox.scheduler.cluster import Cluster, StoreCluster
+from agent.sandbox.scheduler.cluster import SchedulerCluster, StoreCluster
 from agent.sandbox.store import ObjectStore
 from tests.fakes.chance import NoChance, Seeded
 from tests.fakes.clock import ManualClock
@@ -44,7 +44,7 @@ async def served(folder: Path) -> AsyncIterator[tuple[ApiServerModel, KubeCluste
 
 
 @contextlib.asynccontextmanager
-async def a_port(kind: str, folder: Path) -> AsyncIterator[tuple[ObjectStore, Cluster]]:
+async def a_port(kind: str, folder: Path) -> AsyncIterator[tuple[ObjectStore, SchedulerCluster]]:
     if kind == "store":
         store = filled()
         yield store, StoreCluster(store)

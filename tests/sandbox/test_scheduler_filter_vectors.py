@@ -9,7 +9,7 @@ from agent.sandbox.extender.messages import filter_result, simulation_result
 from agent.sandbox.scheduler.bind import placement_patch
 from agent.sandbox.scheduler.cluster import StoreCluster
 from agent.sandbox.scheduler.filter import filter_pod
-from agent.sandbox.scheduler.model import NodeState, SchedulerSettings
+from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings
 from agent.sandbox.scheduler.quota import Quotas
 from agent.sandbox.scheduler.registry import read_offer
 from agent.sandbox.scheduler.requests import pod_requests
@@ -54,7 +54,7 @@ def build_usage(case: Case) -> Usage:
     return usage
 
 
-def build_nodes(case: Case, usage: Usage) -> dict[str, NodeState]:
+def build_nodes(case: Case, usage: Usage) -> dict[str, RegisteredNode]:
     nodes = {}
     for given in case["nodes"]:
         noted = {annotations.REGISTER: given["register"]}

@@ -4,8 +4,8 @@ import pytest
 
 from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.share import Share
-from agent.sandbox.scheduler.model import Load, NodeState
-from agent.sandbox.scheduler.pending import Backoff
+from agent.sandbox.scheduler.model import Load, RegisteredNode
+from agent.sandbox.scheduler.pending import PlacingBackoff
 from agent.sandbox.scheduler.requests import parse_quantity
 from agent.sandbox.scheduler.usage import Reservation, Usage
 from tests.fakes.scheduler_vectors import build_pod
@@ -118,10 +118,10 @@ def test_a_pod_with_unreadable_groups_is_not_counted() -> None:
 
 
 def test_an_empty_node_has_no_score() -> None:
-    assert 0.0 == NodeState("n", ()).score()
+    assert 0.0 == RegisteredNode("n", ()).score()
 
 
 def test_backoff_doubles_up_to_its_most() -> None:
-    backoff = Backoff(first=1.0, most=10.0)
+    backoff = PlacingBackoff(first=1.0, most=10.0)
 
     assert [1.0, 2.0, 4.0, 8.0, 10.0, 10.0] == [backoff.delay(count) for count in range(1, 7)]

@@ -6,7 +6,13 @@ from agent.codec.register import RegisteredGpu
 from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.share import Share
 from agent.sandbox.scheduler.fit import Wishes, fit_pod
-from agent.sandbox.scheduler.model import GpuState, NodeState, Request, SchedulerSettings, Weights
+from agent.sandbox.scheduler.model import (
+    ContainerRequest,
+    GpuView,
+    RegisteredNode,
+    SchedulerSettings,
+    Weights,
+)
 from agent.sandbox.scheduler.registry import read_offer
 from agent.sandbox.scheduler.steering import BadWeightsError, Steering, read_steering
 from tests.fakes.scheduler_cluster import REGISTER, register_of
@@ -34,10 +40,10 @@ def gpu(uuid: GpuUuid, numa: int = 0) -> RegisteredGpu:
     )
 
 
-def fitted(annotations: dict[str, str], count: int, node: NodeState) -> tuple[list[str], str]:
+def fitted(annotations: dict[str, str], count: int, node: RegisteredNode) -> tuple[list[str], str]:
     """UUIDs that one container of so many GPUs gets, or the reason."""
     wishes = Wishes(
-        (Request(count, 1000, 101, 0),), 0, read_steering(annotations, SchedulerSettings())
+        (ContainerRequest(count, 1000, 101, 0),), 0, read_steering(annotations, SchedulerSettings())
     )
     answer = fit_pod(node, wishes)
     groups: tuple[tuple[Share, ...], ...] = answer.groups or ((),)
@@ -100,9 +106,9 @@ def test_an_empty_policy_is_spread_and_binpack() -> None:
     assert ("", "") == (wish.gpu_policy, wish.node_policy)
 
 
-LINKED = NodeState(
+LINKED = RegisteredNode(
     "n",
-    tuple(GpuState(gpu(uuid)) for uuid in UUIDS),
+    tuple(GpuView(gpu(uuid)) for uuid in UUIDS),
     links={
         UUIDS[0]: {UUIDS[1]: 100, UUIDS[2]: 10},
         UUIDS[1]: {UUIDS[0]: 100, UUIDS[2]: 20},
@@ -128,18 +134,18 @@ def test_topology_goes_with_another_policy() -> None:
 
 
 def test_without_links_all_pairs_are_equal_and_the_first_is_taken() -> None:
-    bare = NodeState("n", LINKED.gpus)
+    bare = RegisteredNode("n", LINKED.gpus)
 
     assert (["GPU-c", "GPU-b"], "") == fitted(TOPOLOGY, 2, bare)
     assert (["GPU-c"], "") == fitted(TOPOLOGY, 1, bare)
 
 
 def test_with_numa_binding_the_last_numa_node_alone_is_chosen_from() -> None:
-    gpus = tuple(GpuState(gpu(uuid, numa)) for uuid, numa in zip(UUIDS, (0, 0, 1), strict=True))
+    gpus = tuple(GpuView(gpu(uuid, numa)) for uuid, numa in zip(UUIDS, (0, 0, 1), strict=True))
     bound = TOPOLOGY | {"nvidia.com/numa-bind": "true"}
 
-    assert (["GPU-b", "GPU-a"], "") == fitted(bound, 2, NodeState("n", gpus))
-    assert "2/3 AllocatedCardsInsufficientRequest" == fitted(bound, 3, NodeState("n", gpus))[1]
+    assert (["GPU-b", "GPU-a"], "") == fitted(bound, 2, RegisteredNode("n", gpus))
+    assert "2/3 AllocatedCardsInsufficientRequest" == fitted(bound, 3, RegisteredNode("n", gpus))[1]
 
 
 @pytest.mark.parametrize("text", ["x", "{}", '[{"uuid": 1}]', '[{"uuid":"a","score":{"b":"c"}}]'])

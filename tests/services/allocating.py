@@ -19,7 +19,7 @@ from agent.core.state.state import State
 from agent.kit.cell import Cell
 from agent.services.allocation.service import Allocation, AllocationSettings
 from agent.services.allocation.storage import Storage
-from agent.services.allocation.views import Peers, Views
+from agent.services.allocation.views import AllocationPeers, AllocationViews
 from agent.services.state import StateService
 from tests.builders import NODE, NOON, a_gpu, a_lock, a_pod, a_pod_uid, an_inventory
 from tests.fakes.clock import LoopClock
@@ -87,8 +87,10 @@ class Desk:
         self.node_gets = 0
         self.said: list[NodeEvent] = []
         self.service = Allocation(
-            views=Views(self.pods, self.node, self.inventory, self.state.ledger, self.outlived),
-            peers=Peers(
+            views=AllocationViews(
+                self.pods, self.node, self.inventory, self.state.ledger, self.outlived
+            ),
+            peers=AllocationPeers(
                 self.witness,
                 self.records,
                 self.containers,

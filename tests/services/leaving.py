@@ -9,13 +9,13 @@ from agent.core.errors import (
     ApiError,
     ApiNotFound,
 )
-from agent.core.node.leftovers import Agents, Cleaned, NodeState, NodeTraces, Outcome
+from agent.core.node.leftovers import Agents, Cleaned, NodeLeftovers, NodeTraces, Outcome
 from agent.services.leftovers import clean_all
 
 OWN = "hami-agent/gpus"
 WRITTEN = (OWN, REGISTER, SCORE, HANDSHAKE)
 AGENTS = Agents("gpus", "app.kubernetes.io/name=hami-agent", "gpus.example/one")
-IDLE = NodeState(kubelet=True)
+IDLE = NodeLeftovers(kubelet=True)
 
 
 def served(name: str, *, condition: bool = False) -> NodeTraces:
@@ -80,15 +80,15 @@ class FakeLeftovers:
         del agents
         return self._present
 
-    async def look(self, name: str, resource: str) -> NodeState:
+    async def look(self, name: str, resource: str) -> NodeLeftovers:
         assert AGENTS.resource == resource
         self.looked[name] += 1
         if self.looks:
             raise self.looks.pop(0)
         if name in self.without_kubelet:
-            return NodeState()
+            return NodeLeftovers()
         served = self.looked[name] <= self.serving.get(name, 0)
-        return NodeState(kubelet=True, served=80 * served, degraded=name in self.degraded)
+        return NodeLeftovers(kubelet=True, served=80 * served, degraded=name in self.degraded)
 
     def _fail(self, name: str) -> None:
         if name in self.fail:

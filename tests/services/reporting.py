@@ -13,7 +13,7 @@ from agent.core.cluster.pods import NodeView
 from agent.core.inventory.inventory import Inventory
 from agent.core.report_settings import ReportProfile, ReportSettings
 from agent.kit.cell import Cell
-from agent.services.cluster.node import Node
+from agent.services.cluster.node import NodeWatch
 from agent.services.report.service import ReportCells, Reporter, ReportState
 from tests.builders import an_inventory
 from tests.fakes.apiserver import FakeApi
@@ -90,7 +90,7 @@ async def reporting(
     view: Cell[NodeView | None] = Cell(None)
     state = Cell(ReportState())
     events: list[NodeEvent] = []
-    node = Node(api, view, Chance(chance))
+    node = NodeWatch(api, view, Chance(chance))
     chosen = Cell(ReportSettings() if settings is None else settings)
     cells = ReportCells(found, view, node.returns, chosen, state)
     reporter = Reporter(api, cells, node.saw, events.append, LoopClock(), Chance(chance))

@@ -6,7 +6,7 @@ import pytest
 
 from agent.core.allocation.settings import UnlockedPods
 from agent.core.cluster.pods import NodeView, Role
-from agent.core.errors import Gate, Refusal
+from agent.core.errors import Refusal, RefusalReason
 from agent.core.inventory.share import Share
 from agent.core.state.ledger import EffectKind
 from tests.builders import NODE, a_container, a_lock
@@ -172,4 +172,4 @@ async def test_no_slice_at_all_is_a_malformed_request():
         with pytest.raises(Refusal) as caught:
             await desk.service.allocate(())
 
-        assert Gate.EMPTY_REQUEST is caught.value.gate
+        assert RefusalReason.EMPTY_REQUEST is caught.value.gate

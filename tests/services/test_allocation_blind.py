@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from agent.core.cluster.pods import PodTable
-from agent.core.errors import ApiError, Gate, Refusal
+from agent.core.errors import ApiError, Refusal, RefusalReason
 from agent.core.state.state import State
 from tests.services.allocating import NEXT_EPOCH, a_desk, ids, placed
 
@@ -35,7 +35,7 @@ async def test_whoever_asks_is_refused_for_the_moment_with_the_true_reason(numbe
         with pytest.raises(Refusal) as caught:
             await desk.service.allocate(ids(5))
 
-        assert (Gate.PODS_UNKNOWN, True) == (caught.value.gate, caught.value.transient)
+        assert (RefusalReason.PODS_UNKNOWN, True) == (caught.value.gate, caught.value.transient)
         assert "API server cannot be asked" in caught.value.sentence
         assert ledger == desk.ledger
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agent.core.cluster.pods import Phase
-from agent.core.errors import Gate, KubeletError, Refusal
+from agent.core.errors import KubeletError, Refusal, RefusalReason
 from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.state import State
 from tests.builders import NOON, a_container
@@ -83,7 +83,7 @@ async def a_pod_with_dead_containers() -> AsyncIterator[Pod]:
         yield pod
 
 
-UNKNOWN = Gate.MANY_PODS_ADMITTED.name
+UNKNOWN = RefusalReason.MANY_PODS_ADMITTED.name
 
 
 @pytest.mark.parametrize("late", [True, False], ids=["the status is late", "the status says so"])
@@ -105,9 +105,9 @@ async def test_what_was_refused_before_decides_nothing():
     async with a_pod_with_dead_containers() as pod:
         await asyncio.sleep(60)
         pod.desk.witness.failures = [*SILENT]
-        assert Gate.WITNESS_SILENT.name == await pod.ask()
+        assert RefusalReason.WITNESS_SILENT.name == await pod.ask()
         pod.desk.witness.failures, pod.desk.witness.delay = [], 5
-        assert Gate.OUT_OF_TIME.name == await pod.ask()
+        assert RefusalReason.OUT_OF_TIME.name == await pod.ask()
         pod.desk.witness.delay = 0
 
         assert UNKNOWN == await pod.ask()
@@ -136,7 +136,7 @@ async def test_a_kubelet_that_takes_up_its_pods_asks_in_their_order_whatever_was
     async with a_pod_with_dead_containers() as pod:
         pod.say(running_id="before", started_at=NOON - HOUR)
         pod.desk.witness.failures = [*SILENT]
-        assert Gate.WITNESS_SILENT.name == await pod.ask()
+        assert RefusalReason.WITNESS_SILENT.name == await pod.ask()
         pod.desk.witness.failures = []
 
         assert "a" == await pod.ask()
@@ -148,7 +148,7 @@ async def test_of_a_pod_that_was_started_without_asking_neither_is_guessed_after
         desk.bind(pod.view)
         pod.say(started_at=NOON - SECOND, stopped_at=NOON)
         desk.witness.failures = [*SILENT]
-        assert Gate.WITNESS_SILENT.name == await pod.ask()
+        assert RefusalReason.WITNESS_SILENT.name == await pod.ask()
         desk.witness.failures = []
 
         assert UNKNOWN == await pod.ask()

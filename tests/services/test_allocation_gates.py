@@ -9,7 +9,7 @@ import pytest
 
 from agent.core.allocation import plain
 from agent.core.cluster.pods import Phase
-from agent.core.errors import ApiError, Gate, KubeletError, Refusal, StateError
+from agent.core.errors import ApiError, KubeletError, Refusal, RefusalReason, StateError
 from agent.core.inventory.slices import SliceId
 from agent.core.reconcile.reconcile import mismatch
 from tests.builders import a_container, a_row, an_inventory
@@ -19,7 +19,7 @@ from tests.unit.core.test_matching_gates import DECIDED
 
 POD = "team-a/train-1"
 Scene = Callable[[], Awaitable[Refusal]]
-DOOR = frozenset({Gate.MALFORMED_REQUEST, Gate.STOPPING})
+DOOR = frozenset({RefusalReason.MALFORMED_REQUEST, RefusalReason.STOPPING})
 """Closed by the door itself: tests/doors/test_plugin_bad_input.py and test_plugin_server.py."""
 
 
@@ -117,94 +117,94 @@ def plainly(*texts: str) -> Scene:
     return ask
 
 
-SCENES: dict[str, tuple[Gate, Scene, str, str, str]] = {
-    "empty": (Gate.EMPTY_REQUEST, nothing_is_asked_for, "no slice at all", "", ""),
+SCENES: dict[str, tuple[RefusalReason, Scene, str, str, str]] = {
+    "empty": (RefusalReason.EMPTY_REQUEST, nothing_is_asked_for, "no slice at all", "", ""),
     "silent": (
-        Gate.WITNESS_SILENT,
+        RefusalReason.WITNESS_SILENT,
         the_kubelet_is_silent,
         "no such socket",
         "controller starts it again",
         "",
     ),
     "hanging": (
-        Gate.OUT_OF_TIME,
+        RefusalReason.OUT_OF_TIME,
         the_kubelet_hangs,
         "did not find out in time which pod",
         "controller starts it again",
         "",
     ),
     "cut off": (
-        Gate.PODS_UNKNOWN,
+        RefusalReason.PODS_UNKNOWN,
         the_api_server_is_away,
         "API server cannot be asked",
         "controller starts it again",
         "",
     ),
     "overlapping": (
-        Gate.OVERLAP,
+        RefusalReason.OVERLAP,
         two_calls_overlap,
         "several containers at once",
         "asks again for main of pod",
         POD,
     ),
     "full disk": (
-        Gate.STATE_UNWRITABLE,
+        RefusalReason.STATE_UNWRITABLE,
         the_disk_is_full,
         "ENOSPC",
         "ask the operator to look at the node's disk",
         "",
     ),
     "hanging disk": (
-        Gate.STATE_UNWRITABLE,
+        RefusalReason.STATE_UNWRITABLE,
         the_disk_hangs,
         "the disk has not answered",
         "ask the operator",
         "",
     ),
     "no directory": (
-        Gate.HOST_DIRECTORY,
+        RefusalReason.HOST_DIRECTORY,
         a_directory_cannot_be_made,
         "read-only",
         "hook path",
         "",
     ),
     "no library": (
-        Gate.NO_LIBRARY,
+        RefusalReason.NO_LIBRARY,
         the_library_is_missing,
         "/usr/local/vgpu/libvgpu.so missing",
         "ask the operator to install it",
         "",
     ),
     "other GPU": (
-        Gate.OTHER_GPU_BOOKED,
+        RefusalReason.OTHER_GPU_BOOKED,
         the_kubelet_booked_another_gpu,
         "booked slices of",
         "create the pod again",
         "",
     ),
     "plain: no slice": (
-        Gate.UNKNOWN_SLICE,
+        RefusalReason.UNKNOWN_SLICE,
         plainly("GPU"),
         "'GPU', which is not the id of a slice",
         "look for another plugin",
         "",
     ),
     "plain: a high number": (
-        Gate.UNKNOWN_SLICE,
+        RefusalReason.UNKNOWN_SLICE,
         plainly(f"{G1}-10"),
         "has 10 slices",
         "create the pod again",
         "",
     ),
     "plain: twice": (
-        Gate.REPEATED_SLICE,
+        RefusalReason.REPEATED_SLICE,
         plainly(f"{G1}-1", f"{G1}-1"),
         "2 times in one request",
         "create the pod again",
         "",
     ),
     "plain: too many": (
-        Gate.TOO_MANY_SLICES,
+        RefusalReason.TOO_MANY_SLICES,
         plainly(*(f"{G1}-{n}" for n in range(10_001))),
         "10001 slices",
         "ask for fewer",
@@ -221,8 +221,12 @@ async def test_the_gate_closes_and_says_what_is_wrong_and_what_to_do(scene):
 
 
 def test_each_gate_has_a_scene_that_closes_it():
-    assert set(Gate) == DECIDED | DOOR | {scene[0] for scene in SCENES.values()}
+    assert set(RefusalReason) == DECIDED | DOOR | {scene[0] for scene in SCENES.values()}
 
 
 def test_what_the_runbook_calls_passing_are_gates():
-    assert {Gate.WITNESS_SILENT, Gate.OVERLAP, Gate.STOPPING} < PASSING < set(Gate)
+    assert (
+        {RefusalReason.WITNESS_SILENT, RefusalReason.OVERLAP, RefusalReason.STOPPING}
+        < PASSING
+        < set(RefusalReason)
+    )

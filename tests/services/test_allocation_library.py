@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.core.errors import Gate, Refusal
+from agent.core.errors import Refusal, RefusalReason
 from tests.builders import a_container
 from tests.services.allocating import NEXT_EPOCH, a_desk, ids, placed
 from tests.services.plain_node import a_node
@@ -14,7 +14,7 @@ LIBRARY = "/usr/local/vgpu/libvgpu.so"
 async def refused(asked):
     with pytest.raises(Refusal) as caught:
         await asked
-    assert Gate.NO_LIBRARY is caught.value.gate
+    assert RefusalReason.NO_LIBRARY is caught.value.gate
     assert caught.value.transient
     return caught.value.sentence
 

@@ -8,7 +8,7 @@ import pytest
 
 from agent.codec.checkpoint import decode_state
 from agent.core.cluster.pods import Phase, Role
-from agent.core.errors import Gate, Refusal
+from agent.core.errors import Refusal, RefusalReason
 from agent.core.reconcile.reconcile import Adoption
 from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import EffectKind
@@ -54,10 +54,10 @@ async def test_a_pod_that_is_being_written_is_no_candidate_for_the_next_call():
         async with asyncio.TaskGroup() as group:
             first = group.create_task(outcome(desk, 4))
             await asyncio.sleep(0.01)
-            assert Gate.NO_POD_ADMITTED is await outcome(desk, 5)
+            assert RefusalReason.NO_POD_ADMITTED is await outcome(desk, 5)
             desk.disk.gate.set()
 
-        assert Gate.OVERLAP is first.result()
+        assert RefusalReason.OVERLAP is first.result()
         assert [pod.uid] == [row.key.pod_uid for row in desk.ledger.rows]
 
 
@@ -70,7 +70,7 @@ async def test_a_row_on_its_way_to_disk_takes_room_already():
             group.create_task(outcome(desk, 4))
             await asyncio.sleep(0.01)
             desk.bind(other)
-            assert Gate.MEMORY_EXCEEDED is await outcome(desk, 5)
+            assert RefusalReason.MEMORY_EXCEEDED is await outcome(desk, 5)
             desk.disk.gate.set()
 
 
@@ -101,7 +101,7 @@ async def test_a_slow_look_at_the_hook_path_gives_a_container_to_one_of_two_call
         async with asyncio.TaskGroup() as group:
             calls = [group.create_task(outcome(desk, number)) for number in (1, 2)]
 
-        assert 1 == sum(not isinstance(call.result(), Gate) for call in calls)
+        assert 1 == sum(not isinstance(call.result(), RefusalReason) for call in calls)
         assert 1 == len(desk.ledger.rows)
 
 
@@ -116,7 +116,7 @@ async def test_an_answer_that_the_kubelet_would_die_of_is_not_given():
             await desk.service.prefer(ids(5, 6), (), 1)
             desk.disk.gate.set()
 
-        assert Gate.OVERLAP is first.result()
+        assert RefusalReason.OVERLAP is first.result()
 
 
 async def test_a_put_off_replay_keeps_the_kubelet_from_its_pods_next_container_meanwhile():
@@ -138,8 +138,8 @@ async def test_a_put_off_replay_keeps_the_kubelet_from_its_pods_next_container_m
             assert not replay.done()
             desk.disk.gate.set()
 
-        assert Gate.OVERLAP is replay.result()
-        assert not isinstance(first.result(), Gate)
+        assert RefusalReason.OVERLAP is replay.result()
+        assert not isinstance(first.result(), RefusalReason)
 
 
 async def test_an_adopted_row_says_what_the_scheduler_wrote():
@@ -228,8 +228,8 @@ async def test_a_container_that_was_begun_before_another_one_is_not_granted_afte
         first = await desk.service.prefer(ids(1, 2, 3), (), 2)
         second = await desk.service.prefer(ids(5, 6), (), 1)
 
-        assert Gate.OVERLAP is await outcome_of(desk, first)
-        assert Gate.OVERLAP is not await outcome_of(desk, second)
+        assert RefusalReason.OVERLAP is await outcome_of(desk, first)
+        assert RefusalReason.OVERLAP is not await outcome_of(desk, second)
 
 
 async def test_a_preference_whose_allocate_never_came_is_no_beginning_after_a_while():
@@ -240,7 +240,7 @@ async def test_a_preference_whose_allocate_never_came_is_no_beginning_after_a_wh
         desk.witness.admit(pod)
         await asyncio.sleep(BEGUN)
 
-        assert not isinstance(await outcome_of(desk, given), Gate)
+        assert not isinstance(await outcome_of(desk, given), RefusalReason)
 
 
 async def test_a_put_off_replay_waits_until_the_kubelet_has_booked_the_other_answer():

@@ -9,7 +9,7 @@ import pytest
 from agent.core.allocation.evidence import ReadRecords
 from agent.core.allocation.steps import ALLOCATE_BUDGET, TAKING_UP_BUDGET
 from agent.core.cluster.pods import NodeView, Phase
-from agent.core.errors import ApiError, Gate, KubeletError, Refusal, StateError
+from agent.core.errors import ApiError, KubeletError, Refusal, RefusalReason, StateError
 from agent.core.inventory.condition import Condition
 from agent.core.reconcile.pace import THROTTLED_PAUSE
 from agent.services.allocation import inquiry
@@ -51,7 +51,7 @@ async def test_a_kubelet_that_hangs_is_refused_within_the_budget(after, budget):
         desk.witness.hung = True
         began = elapsed()
 
-        refusal = await refused(desk, Gate.OUT_OF_TIME)
+        refusal = await refused(desk, RefusalReason.OUT_OF_TIME)
 
         assert budget == pytest.approx(elapsed() - began)
         assert refusal.transient
@@ -85,7 +85,7 @@ async def test_a_kubelet_that_keeps_failing_is_refused_with_its_words():
         desk.bind(placed(1))
         desk.witness.failures = [KubeletError("no such socket")] * 3
 
-        refusal = await refused(desk, Gate.WITNESS_SILENT)
+        refusal = await refused(desk, RefusalReason.WITNESS_SILENT)
 
         assert "no such socket" in refusal.sentence
         assert refusal.transient
@@ -107,7 +107,7 @@ async def test_a_disk_that_takes_nothing_refuses_with_the_reason_and_keeps_nothi
         desk.bind(placed(1))
         desk.disk.faults.fail_at(0, errno.ENOSPC, times=50)
 
-        refusal = await refused(desk, Gate.STATE_UNWRITABLE)
+        refusal = await refused(desk, RefusalReason.STATE_UNWRITABLE)
 
         assert "ENOSPC" in refusal.sentence
         assert refusal.transient
@@ -120,7 +120,7 @@ async def test_a_hook_directory_that_cannot_be_made_refuses_before_anything_is_w
         desk.bind(placed(1))
         desk.hooks.failure = StateError("/usr/local/vgpu is read-only")
 
-        refusal = await refused(desk, Gate.HOST_DIRECTORY)
+        refusal = await refused(desk, RefusalReason.HOST_DIRECTORY)
 
         assert "read-only" in refusal.sentence
         assert None is await desk.disk.read(CURRENT)
@@ -134,7 +134,7 @@ async def test_a_call_that_ran_out_of_time_leaves_nothing_to_be_written_later():
         async with asyncio.TaskGroup() as group:
             group.create_task(desk.state.commit(lambda ledger: ledger.put(other)))
             await asyncio.sleep(0)
-            await refused(desk, Gate.STATE_UNWRITABLE)
+            await refused(desk, RefusalReason.STATE_UNWRITABLE)
             desk.disk.gate.set()
         await asyncio.sleep(1)
 
@@ -150,7 +150,7 @@ async def test_an_api_server_that_does_not_answer_is_asked_once_and_never_waited
         desk.witness.admit(pod)
         desk.refresh_error = error
 
-        await refused(desk, Gate.PODS_UNKNOWN if error else Gate.NO_POD_ADMITTED)
+        await refused(desk, RefusalReason.PODS_UNKNOWN if error else RefusalReason.NO_POD_ADMITTED)
 
         assert 1 == desk.refreshes
 
@@ -164,7 +164,7 @@ async def test_a_list_that_hangs_leaves_time_for_a_reason():
         object.__setattr__(desk.service._peers, "refresh", hang)
         began = elapsed()
 
-        await refused(desk, Gate.PODS_UNKNOWN)
+        await refused(desk, RefusalReason.PODS_UNKNOWN)
 
         assert LIST_PAUSE == pytest.approx(elapsed() - began)
 
@@ -176,7 +176,7 @@ async def test_a_stray_pod_is_refused_after_the_lock_had_a_moment_to_come():
         desk.witness.admit(stray)
         began = elapsed()
 
-        await refused(desk, Gate.NO_LOCK)
+        await refused(desk, RefusalReason.NO_LOCK)
 
         assert LOCK_PAUSE == pytest.approx(elapsed() - began)
 
@@ -230,7 +230,7 @@ async def test_a_bad_gpu_is_named_with_its_condition():
         )
         desk.inventory.set(an_inventory(gpus=(sick,)))
 
-        refusal = await refused(desk, Gate.BAD_GPU)
+        refusal = await refused(desk, RefusalReason.BAD_GPU)
 
         assert "XID 79" in refusal.sentence
         assert not refusal.transient
@@ -239,7 +239,7 @@ async def test_a_bad_gpu_is_named_with_its_condition():
 async def test_a_decision_without_end_is_cut_off(monkeypatch):
     monkeypatch.setattr(inquiry, "decide", lambda *_: ReadRecords())
     async with a_desk() as desk:
-        refusal = await refused(desk, Gate.OUT_OF_TIME)
+        refusal = await refused(desk, RefusalReason.OUT_OF_TIME)
 
         assert "could not decide" in refusal.sentence
 
@@ -255,7 +255,7 @@ async def test_a_deleted_pod_costs_its_successor_no_answer(present):
             desk.bind(successor)
             await desk.service.allocate(ids(1))
         else:
-            await refused(desk, Gate.POD_DELETED)
+            await refused(desk, RefusalReason.POD_DELETED)
             desk.bind(successor)
         assert (0 if present else 1) == desk.refreshes
 
@@ -272,7 +272,7 @@ async def test_a_preference_uses_up_no_deleted_pod():
         desk.bury(gone)
 
         await desk.service.prefer(ids(1), (), 1)
-        await refused(desk, Gate.POD_DELETED)
+        await refused(desk, RefusalReason.POD_DELETED)
 
 
 async def test_a_deleted_pod_is_forgotten_with_its_grave():
@@ -291,7 +291,7 @@ async def test_a_deleted_pod_is_forgotten_with_its_grave():
 
 async def test_a_refusal_that_no_pod_can_be_told_is_an_event_on_the_node():
     async with a_desk() as desk:
-        refusal = await refused(desk, Gate.NO_POD_ADMITTED)
+        refusal = await refused(desk, RefusalReason.NO_POD_ADMITTED)
 
         (said,) = desk.said
         assert ("AllocationRefused", str(refusal), True) == (said.reason, said.text, said.warning)
@@ -301,6 +301,6 @@ async def test_a_refusal_that_no_pod_can_be_told_is_an_event_on_the_node():
 async def test_a_refusal_of_a_pod_of_the_api_servers_is_no_event_on_the_node():
     async with a_desk() as desk:
         desk.bind(placed(1, annotations={}))
-        await refused(desk, Gate.WRONG_NODE)
+        await refused(desk, RefusalReason.WRONG_NODE)
 
         assert [] == desk.said

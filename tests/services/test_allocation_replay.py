@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from agent.core.cluster.pods import Phase, Role
-from agent.core.errors import Gate, Refusal
+from agent.core.errors import Refusal, RefusalReason
 from agent.core.inventory.condition import Condition
 from agent.core.state.state import State
 from tests.builders import a_container, a_gpu, a_health, a_shared_gpu, an_inventory
@@ -74,7 +74,7 @@ async def test_a_bad_gpu_is_no_hindrance_but_a_lost_one_is():
         with pytest.raises(Refusal) as caught:
             await desk.service.allocate(ids(9))
 
-        assert Gate.BAD_GPU is caught.value.gate
+        assert RefusalReason.BAD_GPU is caught.value.gate
         assert 1 == len(desk.ledger.rows)
 
 
@@ -99,7 +99,7 @@ async def test_a_replay_that_overlaps_another_call_is_refused_and_served_later()
             await asyncio.sleep(0.01)
             desk.disk.gate.set()
 
-        assert Gate.OVERLAP is refused.result().gate
+        assert RefusalReason.OVERLAP is refused.result().gate
         assert refused.result().transient
         assert not isinstance(other.result(), Refusal)
         desk.witness.forget(new)
@@ -127,7 +127,7 @@ async def test_a_replay_is_refused_even_when_the_other_call_comes_while_it_is_be
             await asyncio.sleep(0.01)
             desk.hooks.gate.set()
 
-        assert Gate.OVERLAP is replaying.result()
+        assert RefusalReason.OVERLAP is replaying.result()
         assert f"{G1}" in dict(first_answer.result().envs)["NVIDIA_VISIBLE_DEVICES"]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from agent.core.allocation.settings import UnlockedPods
 from agent.core.cluster.pods import Phase, Role
-from agent.core.errors import Gate, Refusal
+from agent.core.errors import Refusal, RefusalReason
 from agent.core.state.ledger import ContainerKey, EffectKind
 from tests.builders import a_container
 from tests.services.allocating import G1, a_desk, ids, placed
@@ -41,7 +41,7 @@ async def test_the_peak_of_an_init_container_stays_reserved_and_is_counted_once(
         await beside_an_init_peak(desk)
         desk.bind(placed(2, f"{G1},NVIDIA,22000,10:;"))
 
-        await refused(desk, Gate.MEMORY_EXCEEDED)
+        await refused(desk, RefusalReason.MEMORY_EXCEEDED)
 
         desk.bind(placed(3, f"{G1},NVIDIA,21559,10:;"))
         desk.witness.forget(placed(2))

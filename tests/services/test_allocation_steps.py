@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from agent.core.errors import Gate, Refusal
+from agent.core.errors import Refusal, RefusalReason
 from tests.services.allocating import NEXT_EPOCH, a_desk, ids, placed
 
 
@@ -25,7 +25,7 @@ async def test_a_disk_that_hangs_is_named_and_not_the_search_for_the_pod():
         refusal, line = await refused(desk)
         desk.disk.gate.set()
 
-    assert Gate.STATE_UNWRITABLE is refusal.gate
+    assert RefusalReason.STATE_UNWRITABLE is refusal.gate
     assert "the disk has not answered" in refusal.sentence
     assert ("write-ledger", "HA-5001") == (line["step"], line["gate"])
     assert (pod.namespace, pod.name, "main") == (line["ns"], line["pod"], line["ctr"])
@@ -38,7 +38,7 @@ async def test_a_directory_that_hangs_is_named():
 
         refusal, line = await refused(desk)
 
-    assert Gate.HOST_DIRECTORY is refusal.gate
+    assert RefusalReason.HOST_DIRECTORY is refusal.gate
     assert "the disk has not answered" in refusal.sentence
     assert ("make-directory", pod.name) == (line["step"], line["pod"])
 
@@ -50,7 +50,7 @@ async def test_a_hook_path_that_hangs_is_named_and_not_the_search_for_the_pod(mo
 
         refusal, line = await refused(desk)
 
-    assert Gate.HOST_DIRECTORY is refusal.gate
+    assert RefusalReason.HOST_DIRECTORY is refusal.gate
     assert "hook path" in refusal.sentence
     assert "look-at-hook-path" == line["step"]
 
@@ -62,7 +62,7 @@ async def test_a_kubelet_that_hangs_is_out_of_time_without_a_pod():
 
         refusal, line = await refused(desk)
 
-    assert Gate.OUT_OF_TIME is refusal.gate
+    assert RefusalReason.OUT_OF_TIME is refusal.gate
     assert "which pod" in refusal.sentence
     assert "find-pod" == line["step"]
     assert "pod" not in line

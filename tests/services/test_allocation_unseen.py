@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from agent.core.cluster.pods import NodeView, Phase
-from agent.core.errors import ApiError, Gate, Refusal
+from agent.core.errors import ApiError, Refusal, RefusalReason
 from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import EffectKind, Ledger
 from agent.core.state.state import State
@@ -38,7 +38,7 @@ async def test_a_pod_that_comes_while_another_waits_for_its_old_answer_gets_no_a
         with pytest.raises(Refusal) as refused:
             await desk.service.allocate(ids(0))
 
-    assert (Gate.MANY_PODS_ADMITTED, 1) == (refused.value.gate, desk.refreshes)
+    assert (RefusalReason.MANY_PODS_ADMITTED, 1) == (refused.value.gate, desk.refreshes)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,11 @@ async def test_a_stray_pod_is_refused_after_one_look_at_the_node():
         with pytest.raises(Refusal) as refused:
             await desk.service.allocate(ids(0))
 
-        assert (Gate.NO_RIGHT, 1, 0) == (refused.value.gate, desk.node_gets, desk.refreshes)
+        assert (RefusalReason.NO_RIGHT, 1, 0) == (
+            refused.value.gate,
+            desk.node_gets,
+            desk.refreshes,
+        )
 
 
 async def test_an_api_server_that_says_nothing_is_waited_for_no_longer_than_an_answer_may_take():
@@ -156,7 +160,7 @@ async def test_an_api_server_that_says_nothing_is_waited_for_no_longer_than_an_a
             await desk.service.allocate(ids(0))
 
         assert not silence.is_set()
-        assert Gate.NO_RIGHT is refused.value.gate
+        assert RefusalReason.NO_RIGHT is refused.value.gate
         assert 2 * GET_PAUSE + LOCK_PAUSE == pytest.approx(
             asyncio.get_running_loop().time() - began, abs=0.01
         )

@@ -11,7 +11,7 @@ from agent.core.errors import (
     ApiForbidden,
     ApiNotFound,
 )
-from agent.core.node.leftovers import NodeState, NodeTraces
+from agent.core.node.leftovers import NodeLeftovers, NodeTraces
 from agent.services.leftovers import clean
 from tests.services.leaving import AGENTS, IDLE, WRITTEN, FakeLeftovers, cleaned, served
 
@@ -61,7 +61,7 @@ async def test_a_node_without_a_kubelet_holds_nobody_up_and_is_cleaned():
 
 async def test_a_node_whose_kubelet_cannot_be_asked_for_is_none_without():
     class Refusing(FakeLeftovers):
-        async def look(self, name: str, resource: str) -> NodeState:
+        async def look(self, name: str, resource: str) -> NodeLeftovers:
             del resource
             raise ApiForbidden(f"get nodes ({name})", status=403)
 

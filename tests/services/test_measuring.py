@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from agent.core.cluster.changes import NodeEvent
 from agent.core.errors import StateError
 from agent.core.ports import HookDirs
-from agent.core.reconcile.measuring import Room, Size
+from agent.core.reconcile.measuring import DirectorySize, DiskRoom
 from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
 from agent.services.reconcile.clearing import Clearing
@@ -21,7 +21,7 @@ from tests.fakes.kubelet_side import FakeHookDirs
 from tests.services.at_work import at_work
 
 MAIN, OTHER = f"{POD_UID}_main", f"{POD_UID}_other"
-LARGE = Size(entries=10_001)
+LARGE = DirectorySize(entries=10_001)
 ROWS = Ledger().put(a_row()).put(a_row(container="other"))
 
 
@@ -64,7 +64,7 @@ async def test_what_is_large_is_told_once_and_told_again_after_it_was_small(hook
         assert frozenset({MAIN}) == service.state.value.large
         assert 1 == len(said)
 
-        hooks.sizes[MAIN] = [Size(entries=3)]
+        hooks.sizes[MAIN] = [DirectorySize(entries=3)]
         await asyncio.sleep(PERIOD)
         assert frozenset() == service.state.value.large
         assert 1 == len(said)
@@ -77,7 +77,7 @@ async def test_what_is_large_is_told_once_and_told_again_after_it_was_small(hook
 
 
 async def test_it_is_a_line_in_the_log_too(hooks, ledger):
-    hooks.sizes[OTHER] = [Size(allocated=2**30, entries=5, closed=2)]
+    hooks.sizes[OTHER] = [DirectorySize(allocated=2**30, entries=5, closed=2)]
     with capture_logs() as lines:
         async with measuring(hooks, ledger):
             pass
@@ -99,7 +99,7 @@ async def test_one_that_is_gone_is_large_no_longer(hooks, ledger):
 
 
 async def test_a_look_takes_parts_until_there_is_no_more_to_be_looked_at(hooks, ledger):
-    more = Size(entries=1_000, more=True)
+    more = DirectorySize(entries=1_000, more=True)
     hooks.sizes[MAIN] = [more, more, LARGE]
     async with measuring(hooks, ledger) as (service, _):
         assert [(MAIN, True), (MAIN, False), (MAIN, False), (OTHER, True)] == hooks.parts
@@ -108,7 +108,7 @@ async def test_a_look_takes_parts_until_there_is_no_more_to_be_looked_at(hooks, 
 
 async def test_the_room_that_is_left_is_known_and_unknown_again_when_the_disk_fails(hooks, ledger):
     async with measuring(hooks, ledger) as (service, _):
-        assert Room(2.0**30, 1000.0) == service.state.value.room
+        assert DiskRoom(2.0**30, 1000.0) == service.state.value.room
 
         hooks.failure = StateError("Input/output error")
         await asyncio.sleep(PERIOD)
@@ -116,12 +116,12 @@ async def test_the_room_that_is_left_is_known_and_unknown_again_when_the_disk_fa
 
         hooks.failure = None
         await asyncio.sleep(PERIOD)
-        assert Room(2.0**30, 1000.0) == service.state.value.room
+        assert DiskRoom(2.0**30, 1000.0) == service.state.value.room
 
 
 async def test_a_directory_that_fails_hides_no_other_and_is_a_line_a_minute(hooks, ledger):
     class OneFails(FakeHookDirs):
-        async def measure(self, name: str, *, anew: bool) -> Size:
+        async def measure(self, name: str, *, anew: bool) -> DirectorySize:
             if name == MAIN:
                 raise StateError("Input/output error")
             return await super().measure(name, anew=anew)

@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator
 from agent.core.cluster.pods import NodeView
 from agent.core.errors import ApiError
 from agent.kit.cell import Cell
-from agent.services.cluster.node import Node
+from agent.services.cluster.node import NodeWatch
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import NoChance
 
 
 @contextlib.asynccontextmanager
-async def following(api: FakeApi) -> AsyncIterator[tuple[Node, Cell[NodeView | None]]]:
+async def following(api: FakeApi) -> AsyncIterator[tuple[NodeWatch, Cell[NodeView | None]]]:
     view: Cell[NodeView | None] = Cell(None)
-    node = Node(api, view, NoChance())
+    node = NodeWatch(api, view, NoChance())
     async with asyncio.TaskGroup() as group:
         task = group.create_task(node.run())
         await asyncio.sleep(0.1)

@@ -8,7 +8,7 @@ import structlog
 
 from agent.core.allocation.steps import ALLOCATE_BUDGET
 from agent.core.containers.edits import ContainerEdits
-from agent.core.errors import Gate, Refusal, StateError
+from agent.core.errors import Refusal, RefusalReason, StateError
 from agent.core.inventory.inventory import Inventory
 from agent.core.state.plain_row import Holder
 from agent.host.hook.directories import LEFT_BEHIND, NAME
@@ -105,7 +105,7 @@ async def test_of_calls_that_overlap_the_last_is_granted_and_in_the_end_all_what
         while waiting:
             *earlier, last = await outcomes(node, *[ids(0)] * waiting)
 
-            assert {Gate.OVERLAP} >= {one.gate for one in earlier}
+            assert {RefusalReason.OVERLAP} >= {one.gate for one in earlier}
             assert all(one.transient for one in earlier)
             given.append(directory(last))
             waiting -= 1
@@ -121,7 +121,7 @@ async def test_a_container_that_was_begun_before_another_one_is_not_granted_afte
         second = await node.service.prefer(ids(0, 1, 2), (), 1)
 
         assert first != second
-        assert Gate.OVERLAP is (await refused(node, first)).gate
+        assert RefusalReason.OVERLAP is (await refused(node, first)).gate
         assert directory(await node.service.allocate(second))
         assert directory(await node.service.allocate(first)), "the kubelet asks again"
 
@@ -135,14 +135,16 @@ async def test_the_order_of_arrival_is_not_the_kubelets_order():
         later, earlier = await outcomes(node, second, first)
 
         assert directory(later)
-        assert Gate.OVERLAP is earlier.gate
+        assert RefusalReason.OVERLAP is earlier.gate
 
 
 async def test_of_two_that_begin_at_once_nobody_knows_the_order_and_neither_is_granted():
     async with a_node() as node:
         first, second = [await node.service.prefer(ids(0, 1), (), 1) for _ in range(2)]
 
-        assert [Gate.OVERLAP] * 2 == [one.gate for one in await outcomes(node, second, first)]
+        assert [RefusalReason.OVERLAP] * 2 == [
+            one.gate for one in await outcomes(node, second, first)
+        ]
         assert directory(await node.service.allocate(second))
         assert directory(await node.service.allocate(first))
 
@@ -153,8 +155,8 @@ async def test_of_two_that_were_offered_the_same_neither_is_granted():
         await asyncio.sleep(2 * CLOSE)
         assert first == await node.service.prefer(ids(0), (), 1)
 
-        assert Gate.OVERLAP is (await refused(node, first)).gate
-        assert Gate.OVERLAP is (await refused(node, first)).gate
+        assert RefusalReason.OVERLAP is (await refused(node, first)).gate
+        assert RefusalReason.OVERLAP is (await refused(node, first)).gate
         assert directory(await node.service.allocate(first))
 
 
@@ -207,8 +209,8 @@ async def test_what_waits_for_another_one_on_a_disk_that_hangs_is_refused_as_ove
             overtaken = group.create_task(outcome(node, first))
         node.disk.gate.set()
 
-        assert Gate.STATE_UNWRITABLE is hung.result().gate
-        assert Gate.OVERLAP is overtaken.result().gate
+        assert RefusalReason.STATE_UNWRITABLE is hung.result().gate
+        assert RefusalReason.OVERLAP is overtaken.result().gate
 
 
 async def test_what_a_dead_kubelet_never_booked_is_answered_again_to_the_byte():
@@ -250,7 +252,7 @@ async def test_two_calls_never_share_what_is_answered_again():
 
         overtaken, other = await outcomes(node, ids(0), ids(0))
 
-        assert Gate.OVERLAP is overtaken.gate
+        assert RefusalReason.OVERLAP is overtaken.gate
         assert directory(other) != directory(await node.service.allocate(ids(0)))
 
 
@@ -290,9 +292,9 @@ async def test_while_no_kubelet_is_seen_nothing_is_answered_again():
 
 async def test_what_cannot_be_given_leaves_nothing_behind():
     async with a_node() as node:
-        assert Gate.UNKNOWN_GPU is (await refused(node, ids(0, gpu=9))).gate
+        assert RefusalReason.UNKNOWN_GPU is (await refused(node, ids(0, gpu=9))).gate
         node.inventory.set(Inventory())
-        assert Gate.UNKNOWN_GPU is (await refused(node, ids(0))).gate
+        assert RefusalReason.UNKNOWN_GPU is (await refused(node, ids(0))).gate
 
         assert (0, ()) == (node.disk.writes, node.rows)
         assert {("refused", "unknown_gpu"): 2} == node.results
@@ -304,7 +306,7 @@ async def test_a_full_disk_refuses_for_the_moment():
 
         refusal = await refused(node, ids(0))
 
-        assert Gate.STATE_UNWRITABLE is refusal.gate
+        assert RefusalReason.STATE_UNWRITABLE is refusal.gate
         assert refusal.transient
         assert () == node.rows
         assert {("refused", "state_unwritable"): 1} == node.results
@@ -314,7 +316,7 @@ async def test_a_disk_that_hangs_refuses_in_time():
     async with a_node() as node:
         node.disk.gate.clear()
         with structlog.testing.capture_logs() as lines:
-            assert Gate.STATE_UNWRITABLE is (await refused(node, ids(0))).gate
+            assert RefusalReason.STATE_UNWRITABLE is (await refused(node, ids(0))).gate
         node.disk.gate.set()
         told = [one["event"] for one in lines]
         assert (["alloc.refused"], {("refused", "state_unwritable"): 1}) == (told, node.results)
@@ -327,7 +329,7 @@ async def test_a_directory_that_cannot_be_made_refuses_and_its_row_closes_by_its
         refusal = await refused(node, ids(0))
         node.hooks.failure = None
 
-        assert Gate.HOST_DIRECTORY is refusal.gate
+        assert RefusalReason.HOST_DIRECTORY is refusal.gate
         assert "vgpu is a link" in refusal.sentence
         await asyncio.sleep(130)
         assert () == node.rows

@@ -10,7 +10,7 @@ import pytest
 from agent.core.cluster.pods import Phase, PodTable
 from agent.core.errors import ApiError
 from agent.kit.cell import Cell
-from agent.services.cluster.pods import Pods
+from agent.services.cluster.pods import PodWatch
 from tests.builders import a_pod, a_pod_uid
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import NoChance, Seeded
@@ -22,7 +22,7 @@ TWO = a_pod(uid=a_pod_uid(2), name="two")
 
 @dataclasses.dataclass
 class Room:
-    pods: Pods
+    pods: PodWatch
     table: Cell[PodTable]
     clock: LoopClock
 
@@ -38,7 +38,7 @@ class Room:
 @contextlib.asynccontextmanager
 async def following(api: FakeApi, *, settle: float = 0.1) -> AsyncIterator[Room]:
     table, clock = Cell(PodTable()), LoopClock()
-    pods = Pods(api, table, clock, NoChance())
+    pods = PodWatch(api, table, clock, NoChance())
     async with asyncio.TaskGroup() as group:
         task = group.create_task(pods.run())
         await asyncio.sleep(settle)
@@ -163,7 +163,7 @@ async def test_a_server_that_says_gone_again_is_asked_less_often():
 
     api = Forgetful()
     table = Cell(PodTable())
-    pods = Pods(api, table, LoopClock(), Seeded(1))
+    pods = PodWatch(api, table, LoopClock(), Seeded(1))
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(600):
             await pods.run()

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from agent.core.allocation.room import Use
+from agent.core.allocation.room import GpuUse
 from agent.core.inventory.inventory import Inventory
 from agent.kit.cell import Cell
-from agent.services.cluster.recent import Recent
+from agent.services.cluster.recent import RecentlyRegistered
 from tests.builders import a_gpu, a_shared_gpu, an_inventory
 
 GPU = a_gpu()
@@ -20,8 +20,8 @@ def of(mib: int, core_percent: int = 100) -> Inventory:
 
 
 @asynccontextmanager
-async def following(cell: Cell[Inventory]) -> AsyncIterator[Recent]:
-    recent = Recent(cell)
+async def following(cell: Cell[Inventory]) -> AsyncIterator[RecentlyRegistered]:
+    recent = RecentlyRegistered(cell)
     async with asyncio.TaskGroup() as group:
         group.create_task(recent.run())
         await asyncio.sleep(0)
@@ -34,9 +34,9 @@ async def test_a_lowered_amount_still_counts_for_a_minute() -> None:
     async with following(cell) as recent:
         cell.set(of(1000))
         await asyncio.sleep(59)
-        assert recent.greatest() == {GPU.uuid: Use(2000, 100)}
+        assert recent.greatest() == {GPU.uuid: GpuUse(2000, 100)}
         await asyncio.sleep(2)
-        assert recent.greatest() == {GPU.uuid: Use(1000, 100)}
+        assert recent.greatest() == {GPU.uuid: GpuUse(1000, 100)}
 
 
 async def test_each_amount_is_the_greater_one_by_itself() -> None:
@@ -45,7 +45,7 @@ async def test_each_amount_is_the_greater_one_by_itself() -> None:
         cell.set(of(1000, 100))
         await asyncio.sleep(1)
 
-        assert recent.greatest() == {GPU.uuid: Use(2000, 100)}
+        assert recent.greatest() == {GPU.uuid: GpuUse(2000, 100)}
 
 
 async def test_a_change_counts_before_anybody_has_followed_it() -> None:
@@ -53,7 +53,7 @@ async def test_a_change_counts_before_anybody_has_followed_it() -> None:
     async with following(cell) as recent:
         cell.set(of(3000))
 
-        assert recent.greatest() == {GPU.uuid: Use(3000, 100)}
+        assert recent.greatest() == {GPU.uuid: GpuUse(3000, 100)}
 
 
 async def test_a_change_of_health_alone_is_not_remembered() -> None:
@@ -62,4 +62,4 @@ async def test_a_change_of_health_alone_is_not_remembered() -> None:
         cell.set(an_inventory(gpus=of(1000).gpus, generation=9))
         await asyncio.sleep(1)
 
-        assert recent.greatest() == {GPU.uuid: Use(1000, 100)}
+        assert recent.greatest() == {GPU.uuid: GpuUse(1000, 100)}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.core.errors import Gate, Refusal
+from agent.core.errors import Refusal, RefusalReason
 from agent.core.inventory.slices import SliceId
 from agent.host.kubelet import KubeletRegistrar
 from agent.host.podresources import PodResourcesWitness
@@ -212,7 +212,7 @@ async def test_a_container_behind_the_fence_waits_with_our_sentence_and_its_pod_
     def fence(ids: tuple[SliceId, ...]) -> None:
         asked.append(frozenset(ids))
         if len(asked) == 1:
-            raise Refusal(Gate.OTHER_GPU_BOOKED, "The kubelet booked another GPU.")
+            raise Refusal(RefusalReason.OTHER_GPU_BOOKED, "The kubelet booked another GPU.")
 
     async with a_node(tmp_path, fence=fence) as node:
         await node.allocatable(20)

@@ -6,10 +6,10 @@ import dataclasses
 import pytest
 
 from agent.core.cluster.pods import Phase, PodTable
-from agent.core.errors import Gate, Refusal
+from agent.core.errors import Refusal, RefusalReason
 from agent.core.inventory.slices import Served, SliceList, slice_id
 from agent.kit.cell import Cell
-from agent.services.cluster.pods import Pods
+from agent.services.cluster.pods import PodWatch
 from agent.services.inventory.listing import Listing
 from tests.builders import a_container, a_pod_uid, a_shared_gpu, a_uuid, an_inventory
 from tests.fakes.apiserver import FakeApi
@@ -53,7 +53,7 @@ async def test_a_new_pod_is_served_by_the_present_name_and_refused_by_the_former
         with pytest.raises(Refusal) as caught:
             await desk.service.allocate(ids(5), OLD)
 
-        assert Gate.RESOURCE_RENAMED is caught.value.gate
+        assert RefusalReason.RESOURCE_RENAMED is caught.value.gate
         assert [NEW] == [row.resource for row in desk.ledger.rows]
         assert {a_pod_uid(1)} == {effect.pod_uid for effect in desk.ledger.outbox}
 
@@ -90,7 +90,7 @@ async def test_the_pods_are_counted_by_other_names_without_asking_the_api_server
     api.put_pod(placed(2, containers=(a_container(resource=NEW),)))
     api.put_pod(placed(3, containers=(a_container(resource=NEW),)))
     table: Cell[PodTable] = Cell(PodTable())
-    pods = Pods(api, table, LoopClock(), NoChance(), served)
+    pods = PodWatch(api, table, LoopClock(), NoChance(), served)
 
     def counted() -> list[str]:
         found = sorted(table.value.pods.values(), key=lambda pod: pod.name)

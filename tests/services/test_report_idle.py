@@ -19,7 +19,7 @@ from agent.core.inventory.inventory import Inventory
 from agent.core.inventory.slices import SharingSettings, SliceList
 from agent.core.report_settings import ReportSettings
 from agent.kit.cell import Cell
-from agent.services.cluster.node import Node
+from agent.services.cluster.node import NodeWatch
 from agent.services.health.watch import HealthWatch
 from agent.services.inventory.discovery import Discovery
 from agent.services.inventory.listing import Listing
@@ -59,7 +59,7 @@ class Agent:
             boot_changed=False,
         )
         self.listing = Listing(inventory, self.keeper.served, self.slices)
-        self.node = Node(api, view, Chance(0.5))
+        self.node = NodeWatch(api, view, Chance(0.5))
         cells = ReportCells(inventory, view, self.node.returns, self.report, self.state)
         self.reporter = Reporter(api, cells, self.node.saw, lambda _: None, clock, Chance(0.5))
 

@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 
-from agent.core.allocation.steps import Step
-from agent.core.errors import Gate, PermissionFault, Refusal, StateError
+from agent.core.allocation.steps import AllocateStep
+from agent.core.errors import PermissionFault, Refusal, RefusalReason, StateError
 from agent.core.node.withholding import HOLD_OFF
-from agent.services.inventory.withholding import PATIENCE, PERIOD, Look, Withholder
+from agent.services.inventory.withholding import PATIENCE, PERIOD, NodeCheck, Withholder
 
 SOON = PERIOD + 0.01
 
@@ -32,7 +32,10 @@ class Room:
         self.disk, self.library = Place(), Place()
         self.told = []
         self.changes = []
-        looks = (Look(Step.WRITE, self.disk.check), Look(Step.HOOK, self.library.check))
+        looks = (
+            NodeCheck(AllocateStep.WRITE, self.disk.check),
+            NodeCheck(AllocateStep.HOOK, self.library.check),
+        )
         self.withholder = Withholder(looks, self._withhold, self.told.append)
 
     def _withhold(self, state):
@@ -67,7 +70,9 @@ async def test_a_node_that_is_well_withholds_nothing_and_says_nothing():
 async def test_a_missing_library_withholds_within_a_second_with_one_event():
     async with a_room() as room:
         await asyncio.sleep(10)
-        room.library.error = Refusal(Gate.NO_LIBRARY, "libvgpu.so is missing.", transient=True)
+        room.library.error = Refusal(
+            RefusalReason.NO_LIBRARY, "libvgpu.so is missing.", transient=True
+        )
         await asyncio.sleep(SOON)
 
         assert room.withheld

@@ -8,8 +8,8 @@ import pytest
 from agent import __version__
 from agent.app import codes
 from agent.cli.main import VERBS
-from agent.core.errors import Gate
-from agent.core.node.preflight import Point
+from agent.core.errors import RefusalReason
+from agent.core.node.preflight import PreflightCheck
 from tests.shape import tree
 from tests.shape.typed import told
 
@@ -97,15 +97,15 @@ def test_the_changelog_has_the_newest_version_first():
     assert all(released <= number(__version__) for released in numbers)
 
 
-@pytest.mark.parametrize("gate", Gate, ids=lambda gate: gate.value)
-def test_the_runbook_explains_every_refusal(gate: Gate):
+@pytest.mark.parametrize("gate", RefusalReason, ids=lambda gate: gate.value)
+def test_the_runbook_explains_every_refusal(gate: RefusalReason):
     assert 1 == tree.text("RUNBOOK.md").count(f"### {gate.value} ")
 
 
 def test_the_runbook_explains_no_refusal_that_is_not_there():
     explained = set(re.findall(r"HA-\d{4}", tree.text("RUNBOOK.md")))
 
-    assert set() == explained - {gate.value for gate in Gate}
+    assert set() == explained - {gate.value for gate in RefusalReason}
 
 
 REASON = re.compile(
@@ -121,8 +121,8 @@ def test_the_runbook_explains_every_reason_for_which_a_pod_stays_pending():
     assert [] == sorted(word for word in reasons if f"`{word}`" not in tree.text("RUNBOOK.md"))
 
 
-@pytest.mark.parametrize("point", Point, ids=lambda point: point.value)
-def test_the_runbook_explains_all_that_the_doctor_looks_at(point: Point):
+@pytest.mark.parametrize("point", PreflightCheck, ids=lambda point: point.value)
+def test_the_runbook_explains_all_that_the_doctor_looks_at(point: PreflightCheck):
     assert 1 == tree.text("RUNBOOK.md").count(f"### {point.value} ")
 
 

@@ -16,9 +16,9 @@ from agent.core.state.state import State
 from agent.kit.cell import Cell
 from agent.services.allocation.service import Allocation, AllocationSettings
 from agent.services.allocation.storage import Storage
-from agent.services.allocation.views import Peers, Views
-from agent.services.cluster.node import Node
-from agent.services.cluster.pods import Pods
+from agent.services.allocation.views import AllocationPeers, AllocationViews
+from agent.services.cluster.node import NodeWatch
+from agent.services.cluster.pods import PodWatch
 from agent.services.outbox.service import Outbox, OutboxViews
 from agent.services.outbox.settlement import Settlement
 from agent.services.reconcile.service import Reconcile, ReconcilePeers, ReconcileViews
@@ -62,12 +62,12 @@ class Agent:
         self.said: list[NodeEvent] = []
         self.state = StateService(disk=_Disk(), recovered=State(), boot_id="boot")
         ledger = self.state.ledger
-        self._node = Node(api, node, chance)
-        self._pods = Pods(api, pods, clock, chance, served)
+        self._node = NodeWatch(api, node, chance)
+        self._pods = PodWatch(api, pods, clock, chance, served)
         outlived: Cell[Mapping[str, PodUid]] = Cell({})
         self.allocation = Allocation(
-            views=Views(pods, node, Cell(_inventory(trace)), ledger, outlived),
-            peers=Peers(
+            views=AllocationViews(pods, node, Cell(_inventory(trace)), ledger, outlived),
+            peers=AllocationPeers(
                 witness=kubelet,
                 records=kubelet,
                 containers=kubelet,

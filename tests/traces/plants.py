@@ -9,7 +9,7 @@ from agent.core.allocation.evidence import Evidence, Grant, Question
 from agent.core.allocation.settings import MatchSettings
 from agent.core.cluster.annotations import BIND_TIME
 from agent.core.cluster.pods import PodUid
-from agent.core.errors import ApiError, Gate, Refusal
+from agent.core.errors import ApiError, Refusal, RefusalReason
 from agent.core.reconcile import settlement as decisions
 from agent.core.state.ledger import Effect, EffectKind, Ledger
 from agent.services.allocation import inquiry
@@ -37,7 +37,9 @@ def bound_before_the_lock() -> Plant:
         if isinstance(step, Grant) and evidence.lock is not None:
             bound = int(step.candidate.pod.annotations[BIND_TIME])
             if bound < evidence.lock.stamp.timestamp():
-                raise Refusal(Gate.NO_RIGHT, "The lock was taken for a later pod of that name.")
+                raise Refusal(
+                    RefusalReason.NO_RIGHT, "The lock was taken for a later pod of that name."
+                )
         return step
 
     return Plant(replaced(inquiry, "decide", decide), "serial", "refused: The lock was taken")
@@ -60,7 +62,7 @@ def lock_taken_by_name() -> Plant:
     """The lock of a pod that is gone is removed at once, whoever of that name took it."""
     original = decisions.owed
 
-    def owed(scene: decisions.Scene) -> tuple[Effect, ...]:
+    def owed(scene: decisions.SettlementFacts) -> tuple[Effect, ...]:
         lock = scene.lock
         names = {stone.pod.key for stone in scene.table.tombstones}
         if lock is None or lock.owner not in names:

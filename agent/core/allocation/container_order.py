@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from agent.core.cluster.pods import ContainerView, Role
-from agent.core.errors import Gate, Refusal
+from agent.core.errors import Refusal, RefusalReason
 from agent.core.inventory.share import Share
 
 
@@ -36,7 +36,7 @@ def pair_groups(
     all_asking = len(filled) == len(asking)
     if not all_asking and (not regular or len(filled) != len(regular)):
         raise Refusal(
-            Gate.COUNT_MISMATCH,
+            RefusalReason.COUNT_MISMATCH,
             f"the scheduler wrote GPUs for {len(filled)} containers, but {len(asking)} containers "
             "of it ask for GPUs; delete the pod and create it again.",
         )
@@ -47,7 +47,7 @@ def pair_groups(
 def _assigned(index: int, container: ContainerView, shares: tuple[Share, ...]) -> Assignment:
     if len(shares) != container.count:
         raise Refusal(
-            Gate.COUNT_MISMATCH,
+            RefusalReason.COUNT_MISMATCH,
             f"container {container.name} asks for {container.count} GPUs, but the scheduler wrote "
             f"{len(shares)} for it; delete the pod and create it again.",
         )

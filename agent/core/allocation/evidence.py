@@ -4,7 +4,7 @@ import dataclasses
 import datetime as dt
 from collections.abc import Mapping
 
-from agent.core.allocation.room import Shortage, Use
+from agent.core.allocation.room import GpuUse, Shortage
 from agent.core.cluster.pods import ContainerView, NodeLock, PodTable, PodUid, PodView
 from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.inventory import Inventory
@@ -81,7 +81,7 @@ class Evidence:
     spent: Mapping[str, PodUid] = dataclasses.field(default_factory=dict)
     outlived: Mapping[str, PodUid] = dataclasses.field(default_factory=dict)
     looked: Mapping[PodKey, PodUid | None] = dataclasses.field(default_factory=dict)
-    registered: Mapping[GpuUuid, Use] = dataclasses.field(default_factory=dict)
+    registered: Mapping[GpuUuid, GpuUse] = dataclasses.field(default_factory=dict)
     records_read: bool = False
     checked: frozenset[str] = frozenset()
     listed: bool = False

@@ -14,7 +14,7 @@ from agent.core.allocation.right import lock_of
 from agent.core.allocation.settings import MatchSettings
 from agent.core.allocation.witness import admitted
 from agent.core.cluster.pods import PodUid
-from agent.core.errors import Gate, Refusal, cap
+from agent.core.errors import Refusal, RefusalReason, cap
 
 
 def exactly_one(
@@ -93,19 +93,19 @@ def _silent(found: tuple[Candidate, ...]) -> Refusal:
             f"This kubelet cannot say which pod it admits and {len(found)} pods could be meant; "
             "upgrade the kubelet to 1.34 or later, or start GPU pods one at a time."
         )
-    return Refusal(Gate.WITNESS_SILENT, sentence, transient=True)
+    return Refusal(RefusalReason.WITNESS_SILENT, sentence, transient=True)
 
 
 def _several(known: tuple[Candidate, ...]) -> Refusal:
     names = cap(", ".join(sorted({"/".join(one.pod.key) for one in known})))
     if all(one.row is not None and not one.deleted for one in known):
         return Refusal(
-            Gate.MANY_PODS_ADMITTED,
+            RefusalReason.MANY_PODS_ADMITTED,
             f"The kubelet lost its records of several pods with dead containers ({names}) and does "
             "not say which it starts again, so none is guessed; delete all but one of them.",
         )
     return Refusal(
-        Gate.MANY_PODS_ADMITTED,
+        RefusalReason.MANY_PODS_ADMITTED,
         f"The kubelet is admitting several pods at once ({names}) and does not say for which it "
         "asks, so none is guessed; create this pod again.",
     )
@@ -115,14 +115,14 @@ def _nobody(count: int, evidence: Evidence) -> Refusal:
     """Why no pod could be found for the request."""
     if evidence.blind:
         return Refusal(
-            Gate.PODS_UNKNOWN,
+            RefusalReason.PODS_UNKNOWN,
             "The API server cannot be asked which pods are on this node, and of those that the "
             f"agent knows none that requests {count} slice(s) is being admitted; the pod's "
             "controller starts it again.",
             transient=True,
         )
     return Refusal(
-        Gate.NO_POD_ADMITTED,
+        RefusalReason.NO_POD_ADMITTED,
         f"The kubelet asks for {count} slice(s), but no pod of this node that requests as many "
         "is being admitted: static pods and deleted pods cannot be given GPUs; create the pod "
         "through the API server.",

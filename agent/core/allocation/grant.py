@@ -17,7 +17,7 @@ from agent.core.allocation.evidence import (
 )
 from agent.core.allocation.right import lock_of
 from agent.core.allocation.room import (
-    Claim,
+    RoomClaim,
     Shortage,
     claim_of,
     counts,
@@ -28,7 +28,7 @@ from agent.core.allocation.room import (
 from agent.core.allocation.settings import MatchSettings
 from agent.core.cluster.annotations import ALLOCATED, VGPU_NODE
 from agent.core.cluster.pods import PodView
-from agent.core.errors import Gate, Refusal, cap
+from agent.core.errors import Refusal, RefusalReason, cap
 from agent.core.inventory.condition import Condition
 from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.inventory import SharedGpu
@@ -48,7 +48,7 @@ def replay(found: Candidate, row: Row, evidence: Evidence) -> Grant:
         is_whole = gpu is not None and gpu.there and not gpu.gpu.mig_enabled
         if gpu is None or not is_whole or gpu.health.condition is Condition.LOST:
             raise Refusal(
-                Gate.BAD_GPU,
+                RefusalReason.BAD_GPU,
                 f"Container {row.key.container} of pod {name} holds GPU {share.uuid}, which is no "
                 "longer there as it was; delete the pod so that it is placed again.",
             )
@@ -65,13 +65,13 @@ def check(found: Candidate, evidence: Evidence, settings: MatchSettings) -> Ques
     pods = evidence.table.pods
     as_scheduled = [scheduled(row, pods.get(row.key.pod_uid)) for row in live]
     short = shortage(
-        Claim(found.pod.uid, scheduled_role(role, group, found.pod), shares),
+        RoomClaim(found.pod.uid, scheduled_role(role, group, found.pod), shares),
         (one for one in as_scheduled if one is not None),
         gpus,
     )
     if short is None:
         true = [claim_of(row) for row in live if counts(row, pods.get(row.key.pod_uid))]
-        oversold = shortage(Claim(found.pod.uid, role, shares), true, gpus)
+        oversold = shortage(RoomClaim(found.pod.uid, role, shares), true, gpus)
         lock = lock_of(found.pod, evidence)
         return Grant(found, group, shares, lock=lock.value if lock else "", oversold=oversold)
     in_the_way = [row for row in live if _blocks(row, found, short)]
@@ -91,7 +91,7 @@ def _blocks(row: Row, found: Candidate, short: Shortage) -> bool:
 
 
 def _oversold(found: Candidate, short: Shortage) -> Refusal:
-    gate = Gate.MEMORY_EXCEEDED if short.memory else Gate.CORES_EXCEEDED
+    gate = RefusalReason.MEMORY_EXCEEDED if short.memory else RefusalReason.CORES_EXCEEDED
     what, total, limit = short.amounts
     return Refusal(
         gate,
@@ -121,7 +121,7 @@ def _assigned(found: Candidate, settings: MatchSettings) -> tuple[int, tuple[Sha
     name = "/".join(pod.key)
     if pod.groups_error:
         raise Refusal(
-            Gate.MALFORMED_ANNOTATION,
+            RefusalReason.MALFORMED_ANNOTATION,
             f"Annotation {ALLOCATED} of pod {name} cannot be read: {cap(pod.groups_error)}; "
             "create the pod again.",
         )
@@ -130,7 +130,7 @@ def _assigned(found: Candidate, settings: MatchSettings) -> tuple[int, tuple[Sha
     node = pod.annotations.get(VGPU_NODE)
     if node != settings.node:
         raise Refusal(
-            Gate.WRONG_NODE,
+            RefusalReason.WRONG_NODE,
             f"Pod {name} was given GPUs of node {cap(node or 'none', 63)}, and this is "
             f"{settings.node}; create it again.",
         )
@@ -138,7 +138,7 @@ def _assigned(found: Candidate, settings: MatchSettings) -> tuple[int, tuple[Sha
         if assignment.container == container.name:
             return assignment.group_index, assignment.shares
     raise Refusal(
-        Gate.NO_CONTAINER_LEFT,
+        RefusalReason.NO_CONTAINER_LEFT,
         f"HAMi's scheduler wrote no GPUs for container {container.name} of pod {name}; "
         "create it again.",
     )
@@ -155,7 +155,7 @@ def _paired(pod: PodView, resource: str) -> tuple[Assignment, ...]:
 def _unplaced(pod: PodView) -> Refusal:
     what = "is missing" if pod.groups is None else "names no GPU"
     return Refusal(
-        Gate.NO_ANNOTATION,
+        RefusalReason.NO_ANNOTATION,
         f"Pod {'/'.join(pod.key)} was not placed by HAMi's scheduler: annotation {ALLOCATED} "
         f"{what}; create it with schedulerName of HAMi's scheduler.",
     )
@@ -172,7 +172,7 @@ def _usable(
         gone = gpu is not None and not gpu.present and gpu.health.condition is not Condition.LOST
         if gpu is None or gone:
             raise Refusal(
-                Gate.UNKNOWN_GPU,
+                RefusalReason.UNKNOWN_GPU,
                 f"Pod {name} was given GPU {cap(share.uuid, 64)}, which this node does not share; "
                 "create it again, so that it is placed anew.",
             )
@@ -187,13 +187,13 @@ def _not_serving(name: str, gpu: SharedGpu) -> Refusal:
     which = gpu.gpu.title
     if gpu.health.condition is Condition.UNMONITORED:
         return Refusal(
-            Gate.DRIVER_UNRESPONSIVE,
+            RefusalReason.DRIVER_UNRESPONSIVE,
             f"Pod {name} cannot start: the driver has not answered for its {which} for too long; "
             "ask the operator to look at the node's driver.",
             transient=True,
         )
     return Refusal(
-        Gate.BAD_GPU,
+        RefusalReason.BAD_GPU,
         f"Pod {name} cannot start: its {which} {cap(gpu.plight)}; create it again, so that it is "
         "placed on another GPU.",
     )

@@ -22,7 +22,7 @@ from agent.core.allocation.grant import check, replay
 from agent.core.allocation.right import right
 from agent.core.allocation.settings import MatchSettings
 from agent.core.allocation.witness import to_ask
-from agent.core.errors import Gate, Refusal
+from agent.core.errors import Refusal, RefusalReason
 
 
 def decide(count: int, evidence: Evidence, settings: MatchSettings) -> Question | Grant:
@@ -70,7 +70,7 @@ def _still_the_same(one: Candidate, evidence: Evidence) -> Question | None:
         return None
     if evidence.list_failed:
         raise Refusal(
-            Gate.PODS_UNKNOWN,
+            RefusalReason.PODS_UNKNOWN,
             f"Another pod has the name {'/'.join(pod.key)} by now, and the API server cannot be "
             "asked which pods are on this node; the pod's controller starts it again.",
             transient=True,
@@ -102,7 +102,7 @@ def _require_order(one: Candidate, evidence: Evidence, settings: MatchSettings) 
     dead = waiting(one.pod, evidence, settings.resource)
     if sum(each.container.count == one.container.count for each in dead) > 1:
         raise Refusal(
-            Gate.MANY_PODS_ADMITTED,
+            RefusalReason.MANY_PODS_ADMITTED,
             f"The kubelet lost its records of pod {'/'.join(one.pod.key)} and does not say which "
             "of several containers it starts again, so none is guessed; delete the pod, and its "
             "controller makes a new one.",

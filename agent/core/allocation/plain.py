@@ -18,7 +18,7 @@ from agent.core.containers.container_edits import (
     gpu_edits,
 )
 from agent.core.containers.edits import ContainerEdits, EditSettings, GrantedShare, HookFacts
-from agent.core.errors import Gate, Refusal, cap
+from agent.core.errors import Refusal, RefusalReason, cap
 from agent.core.inventory.condition import Condition
 from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.inventory import Inventory, SharedGpu
@@ -61,10 +61,10 @@ def grant(
 def _counted(ids: Sequence[SliceId]) -> Counter[GpuUuid]:
     """How many slices of each GPU are asked for."""
     if not ids:
-        raise Refusal(Gate.EMPTY_REQUEST, "The kubelet asked for no slice at all.")
+        raise Refusal(RefusalReason.EMPTY_REQUEST, "The kubelet asked for no slice at all.")
     if len(ids) > MOST_IDS:
         raise Refusal(
-            Gate.TOO_MANY_SLICES,
+            RefusalReason.TOO_MANY_SLICES,
             f"The container asks for {len(ids)} slices, and no answer has more than {MOST_IDS}; "
             "ask for fewer.",
         )
@@ -72,14 +72,14 @@ def _counted(ids: Sequence[SliceId]) -> Counter[GpuUuid]:
     for text, times in Counter(ids).items():
         if times > 1:
             raise Refusal(
-                Gate.REPEATED_SLICE,
+                RefusalReason.REPEATED_SLICE,
                 f"The kubelet named slice {cap(text, 80)} {times} times in one request; create the "
                 "pod again.",
             )
         pair = split_slice_id(text)
         if pair is None:
             raise Refusal(
-                Gate.UNKNOWN_SLICE,
+                RefusalReason.UNKNOWN_SLICE,
                 f"The kubelet named {cap(text, 80)!r}, which is not the id of a slice; look for "
                 "another plugin that serves this resource.",
             )
@@ -92,7 +92,7 @@ def _check_number(text: SliceId, inventory: Inventory, held: Collection[SliceId]
     gpu = inventory.find(pair[0]) if pair else None
     if pair and gpu and pair[1] >= gpu.split_count and text not in held:
         raise Refusal(
-            Gate.UNKNOWN_SLICE,
+            RefusalReason.UNKNOWN_SLICE,
             f"GPU {gpu.gpu.label} has {gpu.split_count} slices, and {cap(text, 80)} is none of "
             "them; create the pod again.",
         )
@@ -102,20 +102,20 @@ def _usable(uuid: GpuUuid, inventory: Inventory) -> SharedGpu:
     gpu = inventory.find(uuid)
     if gpu is None:
         raise Refusal(
-            Gate.UNKNOWN_GPU,
+            RefusalReason.UNKNOWN_GPU,
             f"The kubelet named GPU {cap(uuid, 64)}, which this node does not share; create the "
             "pod again.",
         )
     if gpu.present and not gpu.serving and gpu.health.condition is Condition.UNMONITORED:
         raise Refusal(
-            Gate.DRIVER_UNRESPONSIVE,
+            RefusalReason.DRIVER_UNRESPONSIVE,
             f"The driver has not answered for {gpu.gpu.title} for too long; ask the "
             "operator to look at the node's driver.",
             transient=True,
         )
     if not gpu.serving:
         raise Refusal(
-            Gate.BAD_GPU,
+            RefusalReason.BAD_GPU,
             f"{gpu.gpu.title} {gpu.plight}; create the pod again, so that it gets another GPU.",
         )
     return gpu

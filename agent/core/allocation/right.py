@@ -3,13 +3,13 @@
 from agent.core.allocation.evidence import AwaitLock, Candidate, Evidence, LookAtNode, Question
 from agent.core.allocation.settings import MatchSettings, UnlockedPods
 from agent.core.cluster.pods import NodeLock, PodView, Role
-from agent.core.errors import Gate, Refusal, cap
+from agent.core.errors import Refusal, RefusalReason, cap
 
 
 def renamed(who: str, former: str, present: str) -> Refusal:
     """Why nobody gets a first answer by a former name of our resource."""
     return Refusal(
-        Gate.RESOURCE_RENAMED,
+        RefusalReason.RESOURCE_RENAMED,
         f"{who} asks for {former}, and this node now shares its GPUs as {present}: only containers "
         f"that already had slices keep {former}; create the pod again with {present}.",
     )
@@ -50,19 +50,19 @@ def _hopeless(found: Candidate) -> Refusal | None:
     name = "/".join(pod.key)
     if found.deleted:
         return Refusal(
-            Gate.POD_DELETED,
+            RefusalReason.POD_DELETED,
             f"Pod {name} was deleted before the kubelet took it up; its controller starts a new "
             "one.",
         )
     if pod.static:
         return Refusal(
-            Gate.STATIC_POD,
+            RefusalReason.STATIC_POD,
             f"Pod {name} is a static pod, which HAMi's scheduler never sees; create it through the "
             "API server.",
         )
     if dropped and not any(pod.groups or ()):  # then the scheduler takes no lock for it
         return Refusal(
-            Gate.DROPPED_REQUEST,
+            RefusalReason.DROPPED_REQUEST,
             f"HAMi's scheduler dropped the request of pod {name}: gpumem {cap(dropped, 40)} is not "
             "a number of MiB that it can hold; write the number of MiB without a unit.",
         )
@@ -77,12 +77,14 @@ def _refusal(pod: PodView, evidence: Evidence, settings: MatchSettings) -> Refus
     lock = evidence.lock
     if lock is not None and lock.owner is not None:
         return Refusal(
-            Gate.NO_RIGHT,
+            RefusalReason.NO_RIGHT,
             f"Pod {name} asks for GPUs, but HAMi's scheduler is placing "
             f"{'/'.join(lock.owner)} on this node: was the pod bound by another scheduler, or was "
             "its lock handed over? Create it again with schedulerName of HAMi's scheduler.",
         )
-    return Refusal(Gate.NO_LOCK, f"Pod {name} holds no node lock of HAMi's scheduler{_why(pod)}")
+    return Refusal(
+        RefusalReason.NO_LOCK, f"Pod {name} holds no node lock of HAMi's scheduler{_why(pod)}"
+    )
 
 
 def _why(pod: PodView) -> str:

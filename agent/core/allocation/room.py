@@ -18,25 +18,25 @@ from agent.core.state.ledger import Row
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Use:
+class GpuUse:
     """Memory in MiB and compute in percent."""
 
     memory_mib: int = 0
     core_percent: int = 0
 
-    def plus(self, other: "Use") -> "Use":
+    def plus(self, other: "GpuUse") -> "GpuUse":
         """The sum."""
-        return Use(self.memory_mib + other.memory_mib, self.core_percent + other.core_percent)
+        return GpuUse(self.memory_mib + other.memory_mib, self.core_percent + other.core_percent)
 
-    def peak(self, other: "Use") -> "Use":
+    def peak(self, other: "GpuUse") -> "GpuUse":
         """The greater of each."""
-        return Use(
+        return GpuUse(
             max(self.memory_mib, other.memory_mib), max(self.core_percent, other.core_percent)
         )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Claim:
+class RoomClaim:
     """One container's shares, by role: what a row holds, or what a request wants."""
 
     pod_uid: PodUid
@@ -44,9 +44,9 @@ class Claim:
     shares: tuple[Share, ...]
 
 
-def claim_of(row: Row) -> Claim:
+def claim_of(row: Row) -> RoomClaim:
     """What a row holds."""
-    return Claim(row.key.pod_uid, row.role, row.shares)
+    return RoomClaim(row.key.pod_uid, row.role, row.shares)
 
 
 def is_past_init(pod: PodView) -> bool:
@@ -84,26 +84,26 @@ def scheduled_role(role: Role, group: int, pod: PodView | None) -> Role:
     return Role.INIT if is_init else Role.APP
 
 
-def scheduled(row: Row, pod: PodView | None) -> Claim | None:
+def scheduled(row: Row, pod: PodView | None) -> RoomClaim | None:
     """What HAMi's scheduler counts of a live row; None: nothing any more."""
     role = scheduled_role(row.role, row.group, pod)
     if role is not Role.APP and pod is not None and is_past_init(pod):
         return None
-    return Claim(row.key.pod_uid, role, row.shares)
+    return RoomClaim(row.key.pod_uid, role, row.shares)
 
 
-def _use_of(claim: Claim, gpu: SharedGpu) -> Use:
+def _use_of(claim: RoomClaim, gpu: SharedGpu) -> GpuUse:
     """What one container uses of one GPU; 0 MiB means the whole of it."""
-    total = Use()
+    total = GpuUse()
     for share in claim.shares:
         if share.uuid == gpu.uuid:
-            total = total.plus(Use(share.memory_mib or gpu.registered_mib, share.core_percent))
+            total = total.plus(GpuUse(share.memory_mib or gpu.registered_mib, share.core_percent))
     return total
 
 
-def pod_use(claims: Iterable[Claim], gpu: SharedGpu) -> Use:
+def pod_use(claims: Iterable[RoomClaim], gpu: SharedGpu) -> GpuUse:
     """What the containers of one pod use of `gpu`: max(largest init, sum of the others)."""
-    peak, total = Use(), Use()
+    peak, total = GpuUse(), GpuUse()
     for claim in claims:
         use = _use_of(claim, gpu)
         if claim.role is Role.APP:
@@ -113,12 +113,12 @@ def pod_use(claims: Iterable[Claim], gpu: SharedGpu) -> Use:
     return peak.peak(total)
 
 
-def gpu_use(claims: Iterable[Claim], gpu: SharedGpu) -> Use:
+def gpu_use(claims: Iterable[RoomClaim], gpu: SharedGpu) -> GpuUse:
     """What all pods together use of `gpu`."""
-    by_pod: dict[PodUid, list[Claim]] = {}
+    by_pod: dict[PodUid, list[RoomClaim]] = {}
     for claim in claims:
         by_pod.setdefault(claim.pod_uid, []).append(claim)
-    total = Use()
+    total = GpuUse()
     for pod_claims in by_pod.values():
         total = total.plus(pod_use(pod_claims, gpu))
     return total
@@ -129,7 +129,7 @@ class Shortage:
     """A GPU on which the wanted share does not fit: what is there, what all together would use."""
 
     gpu: SharedGpu
-    total: Use
+    total: GpuUse
     memory: bool
     """True: memory is short. False: compute is."""
 
@@ -142,7 +142,7 @@ class Shortage:
 
 
 def shortage(
-    wanted: Claim, live: Iterable[Claim], gpus: Mapping[GpuUuid, SharedGpu]
+    wanted: RoomClaim, live: Iterable[RoomClaim], gpus: Mapping[GpuUuid, SharedGpu]
 ) -> Shortage | None:
     """The first GPU of `wanted` that would be oversold, or None: it fits.
 

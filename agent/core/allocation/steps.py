@@ -2,7 +2,7 @@
 
 import enum
 
-from agent.core.errors import Gate, Refusal, StateError
+from agent.core.errors import Refusal, RefusalReason, StateError
 
 ALLOCATE_BUDGET = 0.8
 """Seconds for one Allocate: while it is held, the kubelet starts and stops nothing on the node."""
@@ -14,7 +14,7 @@ checkpoint it is asked about up to 110 pods, and answers 100 questions a second.
 _SILENT = "the disk has not answered in time"
 
 
-class Step(enum.StrEnum):
+class AllocateStep(enum.StrEnum):
     """What an Allocate is about. The value is for the log."""
 
     HOOK = "look-at-hook-path"
@@ -25,25 +25,25 @@ class Step(enum.StrEnum):
     ALONE = "await-others"
 
 
-def disk_refusal(error: TimeoutError | StateError, step: Step) -> Refusal:
+def disk_refusal(error: TimeoutError | StateError, step: AllocateStep) -> Refusal:
     """What the pod's owner reads when the disk failed in `step`, or was still at it at the end."""
     reason = str(error) if isinstance(error, StateError) else _SILENT
-    if step is Step.HOOK:
+    if step is AllocateStep.HOOK:
         return Refusal(
-            Gate.HOST_DIRECTORY,
+            RefusalReason.HOST_DIRECTORY,
             f"HAMi-core's files on the node cannot be looked at ({reason}); ask the operator to "
             "look at the node's hook path and its disk.",
             transient=True,
         )
-    if step is Step.DIRECTORY:
+    if step is AllocateStep.DIRECTORY:
         return Refusal(
-            Gate.HOST_DIRECTORY,
+            RefusalReason.HOST_DIRECTORY,
             f"The container's directory on the node cannot be made ({reason}); ask the operator to "
             "look at the node's hook path and its disk.",
             transient=True,
         )
     return Refusal(
-        Gate.STATE_UNWRITABLE,
+        RefusalReason.STATE_UNWRITABLE,
         f"The agent cannot keep its state ({reason}), so it answers no new container; ask the "
         "operator to look at the node's disk.",
         transient=True,

@@ -33,7 +33,7 @@ from agent.core.containers.edits import (
     NodeEdit,
 )
 from agent.core.containers.mps import mps_envs, mps_mounts
-from agent.core.errors import Gate, Refusal, SettingsError, cap
+from agent.core.errors import Refusal, RefusalReason, SettingsError, cap
 from agent.core.inventory.gpu import GpuUuid
 
 MODES = frozenset({"hami-core", "mps", ""})
@@ -124,7 +124,7 @@ def check_library(facts: HookFacts, container: ContainerView | None = None) -> N
     missing = [file for file in facts.missing if not (spared and file.endswith("/ld.so.preload"))]
     if missing:
         raise Refusal(
-            Gate.NO_LIBRARY,
+            RefusalReason.NO_LIBRARY,
             f"HAMi-core is not installed on this node ({' and '.join(missing)} missing or "
             "not a file), so no limit would be kept; ask the operator to install it.",
             transient=True,
@@ -138,9 +138,9 @@ def container_directory(pod_uid: str, container: str) -> str:
         Refusal: the UID is no UID or the container no DNS label: either could leave the directory.
     """
     if not _POD_UID.fullmatch(pod_uid):
-        raise Refusal(Gate.HOST_DIRECTORY, f"{cap(pod_uid)!r} is no UID of a pod")
+        raise Refusal(RefusalReason.HOST_DIRECTORY, f"{cap(pod_uid)!r} is no UID of a pod")
     if not _LABEL.fullmatch(container):
-        raise Refusal(Gate.HOST_DIRECTORY, f"{cap(container)!r} is no name of a container")
+        raise Refusal(RefusalReason.HOST_DIRECTORY, f"{cap(container)!r} is no name of a container")
     return f"{pod_uid}_{container}"
 
 

@@ -14,7 +14,7 @@ from agent.core.errors import cap
 from agent.core.health.reports import DriverEvent, EventKind, GpuSigns, Probe, ProbeOutcome
 from agent.core.health.settings import HealthSettings, xid_class
 from agent.core.health.verdicts import (
-    Then,
+    NextStep,
     again,
     answered_again,
     bad,
@@ -119,7 +119,7 @@ def _judged(
         told = "uncorrectable memory error"
         if report.uuid is None:
             return suspected(health, watched(now, Cause.ECC, told + UNNAMED, "H-ECC"))
-        verdict = bad(now, Cause.ECC, told, "H-ECC", Then.RESET_NOW)
+        verdict = bad(now, Cause.ECC, told, "H-ECC", NextStep.RESET_NOW)
         return worse(health, needing(verdict, reboot=False))
     return health  # corrected errors, the power supply, and changes of the layout
 
@@ -201,8 +201,8 @@ def _passed(health: Health, now: dt.datetime, settings: HealthSettings, signs: G
 def _back(health: Health, now: dt.datetime) -> Health:
     """It was lost and answers. It comes back reset, unless it has reported something since."""
     needs = health.needs_reset or health.needs_reboot
-    then = Then.RESET_AGAIN if needs else Then.REST
-    then = Then.BOOT if health.needs_reboot else then
+    then = NextStep.RESET_AGAIN if needs else NextStep.REST
+    then = NextStep.BOOT if health.needs_reboot else then
     back = bad(now, Cause.LOST, "it was lost and is back", "H-LOST", then)
     back = dataclasses.replace(back, xid=health.xid, passed_probes=1)
     return needing(back, reboot=health.needs_reboot) if needs else back

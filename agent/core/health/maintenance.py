@@ -4,7 +4,7 @@ import dataclasses
 import datetime as dt
 
 from agent.core.health.reports import Probe
-from agent.core.health.verdicts import Then, bad, needing
+from agent.core.health.verdicts import NextStep, bad, needing
 from agent.core.inventory.condition import Action, Cause, Condition, Health
 from agent.core.inventory.gpu import Gpu, GpuUuid
 
@@ -58,7 +58,7 @@ def taken_back(health: Health, now: dt.datetime) -> Health:
         return dataclasses.replace(health, since=now, cause=Cause.DRIVER, text=UNASKED, xid=None)
     told = "it was not well before it was released"
     needs = health.needs_reset or health.needs_reboot
-    then = (Then.REBOOT if health.needs_reboot else Then.RESET) if needs else Then.REST
+    then = (NextStep.REBOOT if health.needs_reboot else NextStep.RESET) if needs else NextStep.REST
     cause = Cause.XID if health.xid is not None else Cause.PROBE
     runbook = f"H-{health.xid:03d}" if health.xid is not None else RUNBOOK
     ill = dataclasses.replace(bad(now, cause, told, runbook, then), xid=health.xid)

@@ -27,7 +27,7 @@ TEXT_LIMIT: Final = 1024
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Told:
+class _GpuNews:
     """What is to be said of one GPU."""
 
     reason: str
@@ -116,7 +116,7 @@ def _is_over(table: PodTable, uid: PodUid) -> bool:
 
 
 def _of_health(old: Inventory, new: Inventory) -> Iterator[NodeEvent]:
-    told: dict[_Told, list[SharedGpu]] = {}
+    told: dict[_GpuNews, list[SharedGpu]] = {}
     for gpu in new.gpus:
         before = old.find(gpu.uuid)
         one = _change(before.health, gpu.health) if before else _first(gpu.health)
@@ -126,12 +126,12 @@ def _of_health(old: Inventory, new: Inventory) -> Iterator[NodeEvent]:
         yield NodeEvent(one.reason, f"{named(gpus)}: {one.text}", one.warning)
 
 
-def _first(health: Health) -> _Told | None:
+def _first(health: Health) -> _GpuNews | None:
     """Of a GPU that was not there before: only what is wrong with it."""
     return _worse(health) if health.condition not in {Condition.OK, Condition.WATCH} else None
 
 
-def _change(before: Health, health: Health) -> _Told | None:
+def _change(before: Health, health: Health) -> _GpuNews | None:
     if _state(before) == _state(health):
         return None
     if health.ill or not _is_well(health):
@@ -139,22 +139,22 @@ def _change(before: Health, health: Health) -> _Told | None:
     if before.cause == Cause.OFF:
         return None
     if before.cause == Cause.RELEASED:
-        return _Told("GpuRecovered", "taken back, and well", warning=False)
+        return _GpuNews("GpuRecovered", "taken back, and well", warning=False)
     was_unheard = before.condition is Condition.UNMONITORED
     text = WELL if was_unheard else f"well again, after: {past(before)}"
-    return _Told("GpuRecovered", text, warning=False)
+    return _GpuNews("GpuRecovered", text, warning=False)
 
 
-def _worse(health: Health) -> _Told:
+def _worse(health: Health) -> _GpuNews:
     if health.ill:
-        return _Told("GpuUnhealthy", health.text)
+        return _GpuNews("GpuUnhealthy", health.text)
     if health.cause == Cause.RELEASED:
-        return _Told("GpuReleased", health.text, warning=False)
+        return _GpuNews("GpuReleased", health.text, warning=False)
     if not health.silent:
-        return _Told("GpuUnmonitored", health.text)
+        return _GpuNews("GpuUnmonitored", health.text)
     if health.serving:
-        return _Told("GpuDriverUnresponsive", health.text)
-    return _Told("GpuUnhealthy", f"not served any more: {health.text}")
+        return _GpuNews("GpuDriverUnresponsive", health.text)
+    return _GpuNews("GpuUnhealthy", f"not served any more: {health.text}")
 
 
 def _is_well(health: Health) -> bool:

@@ -27,7 +27,7 @@ _ORDER: Final = (
 )
 
 
-class Then(enum.StrEnum):
+class NextStep(enum.StrEnum):
     """What is to be done about what happened, or what comes next: how a text ends for people.
 
     Whatever else a text holds may be the driver's words; only these are told apart from it.
@@ -49,7 +49,7 @@ class Then(enum.StrEnum):
 
 
 def bad(
-    now: dt.datetime, cause: Cause, told: str, runbook: str, then: Then = Then.NOTHING
+    now: dt.datetime, cause: Cause, told: str, runbook: str, then: NextStep = NextStep.NOTHING
 ) -> Health:
     """Not served until it rests."""
     return Health(
@@ -70,7 +70,7 @@ def needing(verdict: Health, *, reboot: bool) -> Health:
 
 
 def watched(
-    now: dt.datetime, cause: str, told: str, runbook: str, then: Then = Then.NOTHING
+    now: dt.datetime, cause: str, told: str, runbook: str, then: NextStep = NextStep.NOTHING
 ) -> Health:
     """Served, with a reason to look at it."""
     text = _sentence(told, then, runbook)
@@ -83,7 +83,7 @@ def silenced(health: Health, now: dt.datetime, cause: Cause, told: str, runbook:
         Condition.UNMONITORED,
         now,
         cause,
-        _sentence(told, Then.NOTHING, runbook),
+        _sentence(told, NextStep.NOTHING, runbook),
         health.xid,
         action=Action.INSPECT,
         runbook=runbook,
@@ -96,8 +96,10 @@ def relieved(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
         return health
     happened = _happened(health)
     if health.cause != Cause.ADVICE:
-        return _freed(health, now, happened, Then.RELIEVED)
-    return _freed(health, now, happened.replace("driver says", "driver said", 1), Then.WITHDRAWN)
+        return _freed(health, now, happened, NextStep.RELIEVED)
+    return _freed(
+        health, now, happened.replace("driver says", "driver said", 1), NextStep.WITHDRAWN
+    )
 
 
 def answered_again(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
@@ -109,7 +111,7 @@ def answered_again(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
     if not is_owed or signs.recovery in REBOOTS | RESETS:
         return health
     told = "it was reset, for the driver answers for it again"
-    return _freed(health, now, told, Then.REST)
+    return _freed(health, now, told, NextStep.REST)
 
 
 def reset_by_word(health: Health, now: dt.datetime) -> Health:
@@ -121,7 +123,7 @@ def reset_by_word(health: Health, now: dt.datetime) -> Health:
         return health
     if health.condition is Condition.LOST:  # it comes back reset
         return dataclasses.replace(health, needs_reset=False)
-    return _freed(health, now, _happened(health), Then.SAID)
+    return _freed(health, now, _happened(health), NextStep.SAID)
 
 
 def refused(health: Health, now: dt.datetime) -> Health:
@@ -133,7 +135,7 @@ def refused(health: Health, now: dt.datetime) -> Health:
         return again(health, now)
     struck = "" if health.xid is None else f" (after XID {health.xid})"
     told = f"the driver refuses to answer for it until it is reset{struck}"
-    verdict = bad(now, Cause.REFUSED, told, "H-RESET", Then.RESET)
+    verdict = bad(now, Cause.REFUSED, told, "H-RESET", NextStep.RESET)
     return needing(dataclasses.replace(verdict, xid=health.xid), reboot=False)
 
 
@@ -185,9 +187,9 @@ def of_xid(xid: int, kind: XidClass, now: dt.datetime) -> Health | None:
         case XidClass.FATAL:
             return bad(now, Cause.XID, told, runbook)
         case XidClass.NEEDS_RESET:
-            return needing(bad(now, Cause.XID, told, runbook, Then.RESET), reboot=False)
+            return needing(bad(now, Cause.XID, told, runbook, NextStep.RESET), reboot=False)
         case XidClass.NEEDS_REBOOT:
-            return needing(bad(now, Cause.XID, told, runbook, Then.REBOOT), reboot=True)
+            return needing(bad(now, Cause.XID, told, runbook, NextStep.REBOOT), reboot=True)
         case _:
             assert_never(kind)
 
@@ -232,16 +234,16 @@ def seconds(health: Health, now: dt.datetime) -> float:
 
 def past(health: Health) -> str:
     """What its text says, without what is to be done about it."""
-    return _sentence(_happened(health), Then.NOTHING, health.runbook)
+    return _sentence(_happened(health), NextStep.NOTHING, health.runbook)
 
 
 def _happened(health: Health) -> str:
     text = health.text.removesuffix(f" [{health.runbook}]")
-    ends = (f"; {then}" for then in Then if then is not Then.NOTHING)
+    ends = (f"; {then}" for then in NextStep if then is not NextStep.NOTHING)
     return text.removesuffix(next(filter(text.endswith, ends), ""))
 
 
-def _freed(health: Health, now: dt.datetime, told: str, then: Then) -> Health:
+def _freed(health: Health, now: dt.datetime, told: str, then: NextStep) -> Health:
     """It needs no reset any more: its rest begins, whenever the last bad report was."""
     return dataclasses.replace(
         health,
@@ -253,7 +255,7 @@ def _freed(health: Health, now: dt.datetime, told: str, then: Then) -> Health:
     )
 
 
-def _sentence(told: str, then: Then, runbook: str) -> str:
+def _sentence(told: str, then: NextStep, runbook: str) -> str:
     """The one place where what happened, what comes of it and where to read on are joined."""
     text = f"{told}; {then}" if then else told
     return f"{text} [{runbook}]" if runbook else text
@@ -268,15 +270,15 @@ def _sign(signs: GpuSigns, now: dt.datetime) -> Health | None:
     if not has_joined(signs):
         told = f"it has not joined the fabric of its NVSwitches ({signs.fabric}), without which no "
         told += "program runs on it"
-        verdict = bad(now, Cause.FABRIC, told, "H-FABRIC", Then.FABRIC)
+        verdict = bad(now, Cause.FABRIC, told, "H-FABRIC", NextStep.FABRIC)
         return dataclasses.replace(verdict, action=Action.INSPECT)
     if signs.rows_failed:
         told = "memory rows could not be remapped, for no spare ones are left"
-        verdict = bad(now, Cause.MEMORY, told, "H-ROWS", Then.REPLACE)
+        verdict = bad(now, Cause.MEMORY, told, "H-ROWS", NextStep.REPLACE)
         return dataclasses.replace(verdict, action=Action.REPLACE)
     if signs.rows_pending or signs.pages_pending:
         told = "memory rows or pages wait for a reset to be replaced"
-        verdict = watched(now, Cause.MEMORY, told, "H-ROWS", Then.RESET_FREE)
+        verdict = watched(now, Cause.MEMORY, told, "H-ROWS", NextStep.RESET_FREE)
         return dataclasses.replace(verdict, action=Action.RESET)
     return None
 

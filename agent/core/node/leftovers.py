@@ -95,7 +95,7 @@ class NodeTraces:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class NodeState:
+class NodeLeftovers:
     """What a Node says of itself.
 
     `kubelet`: one reports from it. `served`: how much of the resource its kubelet can give away; it
@@ -108,7 +108,7 @@ class NodeState:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Due:
+class RemovalPlan:
     """What is to be taken off a Node, and what stays, with the reason."""
 
     keys: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ class Due:
     left: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-def due(node: NodeTraces, state: NodeState, *, here: bool) -> Due:
+def due(node: NodeTraces, state: NodeLeftovers, *, here: bool) -> RemovalPlan:
     """What is to be taken off the Node.
 
     Who serves is the judge: beside one who does, nothing is taken of what may be his. `here`: it is
@@ -127,14 +127,14 @@ def due(node: NodeTraces, state: NodeState, *, here: bool) -> Due:
     if state.served and not node.is_followed:
         found = (*node.own, *node.report, *((CONDITION,) if condition or state.degraded else ()))
         reason = "a device plugin serves the GPUs of this Node, and it may be its own"
-        return Due(left=dict.fromkeys(found, reason) | _others(node))
+        return RemovalPlan(left=dict.fromkeys(found, reason) | _others(node))
     keys = node.own
     if not state.served and (here or node.is_ours):
         keys = (*keys, *node.report)
     stays = [key for key in node.report if key not in keys]
     if state.degraded and not condition:
         stays.append(CONDITION)
-    return Due(keys, condition, dict.fromkeys(stays, _reason(node)) | _others(node))
+    return RemovalPlan(keys, condition, dict.fromkeys(stays, _reason(node)) | _others(node))
 
 
 def _others(node: NodeTraces) -> dict[str, str]:

@@ -32,7 +32,7 @@ _MEND_DRIVER: Final = (
 )
 
 
-class Point(enum.Enum):
+class PreflightCheck(enum.Enum):
     """What is looked at. The value is the id that the runbook explains."""
 
     SETTINGS = "P-SETTINGS"
@@ -50,7 +50,7 @@ class Point(enum.Enum):
     MONITOR = "P-MONITOR"
 
 
-class Verdict(enum.Enum):
+class PreflightVerdict(enum.Enum):
     """How it is. A note is worth knowing and keeps nobody from starting."""
 
     OK = "ok"
@@ -62,15 +62,30 @@ class Verdict(enum.Enum):
 class Finding:
     """One line: what was looked at, how it is, and what to do where that is not well."""
 
-    point: Point
-    verdict: Verdict
+    point: PreflightCheck
+    verdict: PreflightVerdict
     subject: str
     said: str
     advice: str = ""
 
+    @classmethod
+    def ok(cls, point: PreflightCheck, subject: str, said: str) -> "Finding":
+        """All is well."""
+        return cls(point, PreflightVerdict.OK, subject, said)
+
+    @classmethod
+    def note(cls, point: PreflightCheck, subject: str, said: str, advice: str = "") -> "Finding":
+        """The agent would start, but this should be known."""
+        return cls(point, PreflightVerdict.NOTE, subject, said, advice)
+
+    @classmethod
+    def wrong(cls, point: PreflightCheck, subject: str, said: str, advice: str = "") -> "Finding":
+        """The agent would not start, or would not serve."""
+        return cls(point, PreflightVerdict.WRONG, subject, said, advice)
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
+class PathFacts:
     """A path as it was found. `kind`: directory, socket, file, what it is else; empty: nothing."""
 
     path: str
@@ -99,7 +114,7 @@ class PluginSocket:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Cluster:
+class ClusterAnswer:
     """What the API server said of this node.
 
     `failure`: why it said nothing more; `remedy`: what to do, where the failure knows that.
@@ -119,39 +134,45 @@ class Cluster:
     remedy: str | None = None
 
 
-def judge_path(place: Place, *, made: bool) -> Finding:
+def judge_path(place: PathFacts, *, made: bool) -> Finding:
     """A directory that the agent writes to; `made`: the agent makes it where it is missing."""
     if not place.kind and made:
         if place.writable:
-            return Finding(Point.PATHS, Verdict.OK, place.path, "is not there: the agent makes it")
+            return Finding.ok(PreflightCheck.PATHS, place.path, "is not there: the agent makes it")
         said, advice = "is not there, and cannot be made", "make it, or mount it read-write"
-        return Finding(Point.PATHS, Verdict.WRONG, place.path, said, advice)
-    return _directory(Point.PATHS, place)
+        return Finding.wrong(PreflightCheck.PATHS, place.path, said, advice)
+    return _directory(PreflightCheck.PATHS, place)
 
 
-def judge_kubelet(directory: Place, socket: Place) -> Finding:
+def judge_kubelet(directory: PathFacts, socket: PathFacts) -> Finding:
     """The kubelet's device plugin directory and its socket."""
-    found = _directory(Point.KUBELET, directory)
-    if found.verdict is not Verdict.OK:
+    found = _directory(PreflightCheck.KUBELET, directory)
+    if found.verdict is not PreflightVerdict.OK:
         return found
     if not directory.ours:
-        return Finding(
-            *(Point.KUBELET, Verdict.WRONG, directory.path, f"belongs to uid {directory.owner}"),
+        return Finding.wrong(
+            PreflightCheck.KUBELET,
+            directory.path,
+            f"belongs to uid {directory.owner}",
             "give it to root, or its owner can put other sockets there",
         )
     if socket.kind != "socket":
-        return Finding(
-            *(Point.KUBELET, Verdict.WRONG, socket.path, "no socket of a kubelet is there"),
+        return Finding.wrong(
+            PreflightCheck.KUBELET,
+            socket.path,
+            "no socket of a kubelet is there",
             "start the kubelet, or name its directory with paths.kubeletSocket",
         )
-    return Finding(Point.KUBELET, Verdict.OK, socket.path, "the kubelet's socket is there")
+    return Finding.ok(PreflightCheck.KUBELET, socket.path, "the kubelet's socket is there")
 
 
 def judge_witness(path: str, held: int | None, failure: str, *, asks: bool) -> Finding:
     """PodResources. `held`: containers with slices of ours; `asks`: it knows Get."""
     if held is None:
-        return Finding(
-            *(Point.WITNESS, Verdict.WRONG, path, failure),
+        return Finding.wrong(
+            PreflightCheck.WITNESS,
+            path,
+            failure,
             "see that the kubelet runs and that paths.podResourcesSocket names its socket",
         )
     hold = "holds" if held == 1 else "hold"
@@ -159,11 +180,13 @@ def judge_witness(path: str, held: int | None, failure: str, *, asks: bool) -> F
     if held:
         known += "; the agent takes them over with the ids that they have"
     if not asks:
-        return Finding(
-            *(Point.WITNESS, Verdict.NOTE, path, f"{known}; it cannot say whom it is admitting"),
+        return Finding.note(
+            PreflightCheck.WITNESS,
+            path,
+            f"{known}; it cannot say whom it is admitting",
             "kubelets before 1.34: pods are served one after the other (HA-2007)",
         )
-    return Finding(Point.WITNESS, Verdict.OK, path, known)
+    return Finding.ok(PreflightCheck.WITNESS, path, known)
 
 
 def judge_driver(
@@ -175,21 +198,21 @@ def judge_driver(
     """
     if scan is None:
         advice = _MEND_DRIVER if remedy is None else remedy
-        yield Finding(Point.DRIVER, Verdict.WRONG, library, failure, advice)
+        yield Finding.wrong(PreflightCheck.DRIVER, library, failure, advice)
         return
     if not scan.gpus:
         said = f"driver {scan.driver_version} answers, and has no GPU that can be described"
         advice = "see below what is said of each" if scan.faults else "look with nvidia-smi -L"
-        yield Finding(Point.DRIVER, Verdict.WRONG, library, said, advice)
+        yield Finding.wrong(PreflightCheck.DRIVER, library, said, advice)
     else:
         yield _models(library, scan)
     for gpu in scan.gpus:
         if gpu.mig_enabled:
             said = f"GPU {gpu.uuid} is in MIG mode"
-            yield Finding(Point.DRIVER, Verdict.NOTE, library, said, "it will not be shared")
+            yield Finding.note(PreflightCheck.DRIVER, library, said, "it will not be shared")
     for fault in scan.faults:
         advice = f"it is not shared as it is; {remedy_of(fault.trouble)}"
-        yield Finding(Point.DRIVER, Verdict.NOTE, library, fault.sentence, advice)
+        yield Finding.note(PreflightCheck.DRIVER, library, fault.sentence, advice)
 
 
 def counted(number: int, thing: str) -> str:
@@ -200,42 +223,47 @@ def counted(number: int, thing: str) -> str:
 def _models(library: str, scan: Scan) -> Finding:
     models = ", ".join(sorted({gpu.name for gpu in scan.gpus}))
     said = f"driver {scan.driver_version}, {counted(len(scan.gpus), 'GPU')}: {models}"
-    return Finding(Point.DRIVER, Verdict.OK, library, said)
+    return Finding.ok(PreflightCheck.DRIVER, library, said)
 
 
 def judge_library(home: str, missing: Sequence[str], *, needed: bool) -> Finding:
     """HAMi-core's files in `home`; `missing` names those that are not there."""
     if not missing:
-        return Finding(Point.LIBRARY, Verdict.OK, home, "libvgpu.so and ld.so.preload are there")
+        return Finding.ok(PreflightCheck.LIBRARY, home, "libvgpu.so and ld.so.preload are there")
     said = f"not there: {', '.join(missing)}"
     if not needed:
-        return Finding(Point.LIBRARY, Verdict.OK, home, f"{said}; not needed with these settings")
-    return Finding(
-        *(Point.LIBRARY, Verdict.WRONG, home, said),
+        return Finding.ok(PreflightCheck.LIBRARY, home, f"{said}; not needed with these settings")
+    return Finding.wrong(
+        PreflightCheck.LIBRARY,
+        home,
+        said,
         "put HAMi-core's files there; until then no slice is on offer (HA-5005)",
     )
 
 
-def judge_cluster(node: str, cluster: Cluster) -> Iterator[Finding]:
+def judge_cluster(node: str, cluster: ClusterAnswer) -> Iterator[Finding]:
     """The Node, its label and our rights."""
     if cluster.failure:
         advice = cluster.remedy
         if advice is None:
             advice = "mend the connection or the rights, and look again"
-        yield Finding(Point.NODE, Verdict.WRONG, cluster.server, cluster.failure, advice)
+        yield Finding.wrong(PreflightCheck.NODE, cluster.server, cluster.failure, advice)
     elif cluster.found is False:
-        yield Finding(
-            *(Point.NODE, Verdict.WRONG, f"Node {node}", "the API server knows no such Node"),
+        yield Finding.wrong(
+            PreflightCheck.NODE,
+            f"Node {node}",
+            "the API server knows no such Node",
             "set node.name (--node-name, NODE_NAME) to the Node's name in Kubernetes",
         )
     elif cluster.found:
         registered = REGISTER in cluster.annotations
         said = "is there, " + ("registered already" if registered else "not registered yet")
-        yield Finding(Point.NODE, Verdict.OK, f"Node {node}", said)
+        yield Finding.ok(PreflightCheck.NODE, f"Node {node}", said)
         yield _label(node, cluster.labels)
     if cluster.denied:
-        yield Finding(
-            *(Point.RIGHTS, Verdict.WRONG, cluster.server),
+        yield Finding.wrong(
+            PreflightCheck.RIGHTS,
+            cluster.server,
             f"these are denied: {', '.join(right.words for right in cluster.denied)}",
             "grant them to this account: they stand in the chart's ClusterRole",
         )
@@ -244,7 +272,11 @@ def judge_cluster(node: str, cluster: Cluster) -> Iterator[Finding]:
 
 
 def judge_plugins(
-    directory: Place, sockets: Sequence[PluginSocket], cluster: Cluster | None, *, takeover: bool
+    directory: PathFacts,
+    sockets: Sequence[PluginSocket],
+    cluster: ClusterAnswer | None,
+    *,
+    takeover: bool,
 ) -> Iterator[Finding]:
     """Other plugins for these GPUs: at work, or what they left; and what goes with HAMi's.
 
@@ -252,26 +284,30 @@ def judge_plugins(
     """
     pods = cluster.plugins if cluster is not None else ()
     at_work = [one for one in sockets if one.theirs and one.alive]
-    verdict = Verdict.NOTE if takeover else Verdict.WRONG
+    verdict = PreflightVerdict.NOTE if takeover else PreflightVerdict.WRONG
     advice = _TAKE_OVER if takeover else _TAKE_OFF
     for pod in pods:
         said = "another device plugin runs on this node"
-        yield Finding(Point.PLUGIN, verdict, f"pod {pod}", said, advice)
+        yield Finding(PreflightCheck.PLUGIN, verdict, f"pod {pod}", said, advice)
     for one in at_work:
         said = "another device plugin answers here"
-        yield Finding(Point.PLUGIN, verdict, one.path, said, advice)
+        yield Finding(PreflightCheck.PLUGIN, verdict, one.path, said, advice)
     for one in sockets:
         if one.theirs and not one.alive:
-            yield Finding(
-                *(Point.PLUGIN, Verdict.NOTE, one.path, "left behind by another device plugin"),
+            yield Finding.note(
+                PreflightCheck.PLUGIN,
+                one.path,
+                "left behind by another device plugin",
                 "nobody listens there; remove it when that plugin will not come back",
             )
     if not pods and not at_work and directory.kind == "directory":
         said = "no other plugin for these GPUs answers"
-        yield Finding(Point.PLUGIN, Verdict.OK, directory.path, said)
+        yield Finding.ok(PreflightCheck.PLUGIN, directory.path, said)
     if pods or at_work or (cluster is not None and REGISTER in cluster.annotations):
-        yield Finding(
-            *(Point.MONITOR, Verdict.NOTE, "HAMi's vGPUmonitor", MONITOR),
+        yield Finding.note(
+            PreflightCheck.MONITOR,
+            "HAMi's vGPUmonitor",
+            MONITOR,
             "let it run beside the agent where these are used (see deploy/README.md)",
         )
 
@@ -280,10 +316,12 @@ def judge_report(node: str, differences: Sequence[str]) -> Finding:
     """What the Node's register annotation says, and the agent would say otherwise."""
     subject = f"{REGISTER} of Node {node}"
     if not differences:
-        return Finding(Point.REPORT, Verdict.OK, subject, "says what the agent would say")
+        return Finding.ok(PreflightCheck.REPORT, subject, "says what the agent would say")
     more = f", and {len(differences) - 1} more" if len(differences) > 1 else ""
-    return Finding(
-        *(Point.REPORT, Verdict.NOTE, subject, differences[0] + more),
+    return Finding.note(
+        PreflightCheck.REPORT,
+        subject,
+        differences[0] + more,
         "give the agent the settings of the plugin before it (HAMi's ConfigMaps, report.profile), "
         "unless that is meant to change",
     )
@@ -293,18 +331,19 @@ def judge_hami_files(files: Mapping[str, bool], node: str, names: Sequence[str])
     """HAMi's two files by path, and whether they are there; `names`: the nodes that they name."""
     there = [path for path, found in files.items() if found]
     if not there:
-        return Finding(
-            *(Point.HAMI_FILES, Verdict.NOTE, ", ".join(files) or "HAMi's ConfigMaps"),
+        return Finding.note(
+            PreflightCheck.HAMI_FILES,
+            ", ".join(files) or "HAMi's ConfigMaps",
             "not there: the agent's own settings and defaults hold",
             "mount the ConfigMaps of HAMi's release where its settings shall go on",
         )
     said = "read"
     if names:
         said += f"; {node} is named" if node in names else f"; {node} is not among the nodes named"
-    return Finding(Point.HAMI_FILES, Verdict.OK, ", ".join(there), said)
+    return Finding.ok(PreflightCheck.HAMI_FILES, ", ".join(there), said)
 
 
-def _directory(point: Point, place: Place) -> Finding:
+def _directory(point: PreflightCheck, place: PathFacts) -> Finding:
     """A directory of root's or ours that nobody else may write, and that we may."""
     said = advice = ""
     if place.kind != "directory":
@@ -318,16 +357,17 @@ def _directory(point: Point, place: Place) -> Finding:
     elif place.full:
         said, advice = "no space or no inodes are left", "free some space there"
     if said:
-        return Finding(point, Verdict.WRONG, place.path, said, advice)
-    return Finding(point, Verdict.OK, place.path, "can be written, by its owner alone or a group")
+        return Finding.wrong(point, place.path, said, advice)
+    return Finding.ok(point, place.path, "can be written, by its owner alone or a group")
 
 
-def _granted(cluster: Cluster) -> Finding:
+def _granted(cluster: ClusterAnswer) -> Finding:
     if not cluster.unasked:
         said = "all that the agent asks is granted"
-        return Finding(Point.RIGHTS, Verdict.OK, cluster.server, said)
-    return Finding(
-        *(Point.RIGHTS, Verdict.NOTE, cluster.server),
+        return Finding.ok(PreflightCheck.RIGHTS, cluster.server, said)
+    return Finding.note(
+        PreflightCheck.RIGHTS,
+        cluster.server,
         "this account reads what the agent reads, and is not asked for more: "
         + ", ".join(right.words for right in cluster.unasked),
         "these come with the agent's account: look again as the agent, once it is there",
@@ -338,8 +378,10 @@ def _label(node: str, labels: Mapping[str, str]) -> Finding:
     key, value = HAMI_LABEL
     subject = f"label {key}={value} of Node {node}"
     if labels.get(key) == value:
-        return Finding(Point.LABEL, Verdict.OK, subject, "is there")
-    return Finding(
-        *(Point.LABEL, Verdict.NOTE, subject, "is not there"),
+        return Finding.ok(PreflightCheck.LABEL, subject, "is there")
+    return Finding.note(
+        PreflightCheck.LABEL,
+        subject,
+        "is not there",
         "HAMi's DaemonSet and the agent's choose nodes by it, unless their values say otherwise",
     )

@@ -21,7 +21,7 @@ DEEPEST: Final = 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Size:
+class DirectorySize:
     """What one directory holds, or what was seen of it; `more`: there is more to be looked at.
 
     `closed` counts directories that the agent may not look into. `is_deep`: there are more than
@@ -42,7 +42,7 @@ class Size:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Room:
+class DiskRoom:
     """What is left on the file system of the directories; infinite where it counts no inodes."""
 
     available: float = math.nan
@@ -54,11 +54,11 @@ class Measured:
     """The names of the directories that are large, and the room that is left."""
 
     large: frozenset[str] = frozenset()
-    room: Room = Room()
+    room: DiskRoom = DiskRoom()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Owned:
+class OwnedDirectory:
     """A container directory by its name, and whose it is.
 
     `pod_uid` is empty where only the pod's name is known, `pod` where not even that is.
@@ -71,19 +71,23 @@ class Owned:
     pod_uid: PodUid = NO_POD
 
 
-def owned_directories(ledger: Ledger) -> Iterator[Owned]:
+def owned_directories(ledger: Ledger) -> Iterator[OwnedDirectory]:
     """The directory of each row, whether it is there or not."""
     for row in ledger.rows:
         uid, container = row.key.pod_uid, row.key.container
         name = container_directory(uid, container)
-        yield Owned(name, container, row.namespace, row.pod, uid)
+        yield OwnedDirectory(name, container, row.namespace, row.pod, uid)
     for plain in ledger.plain:
         if plain.has_directory:
             name, who = directory_of(plain), plain.holder
-            yield Owned(name, who.container, who.namespace, who.pod) if who else Owned(name)
+            yield (
+                OwnedDirectory(name, who.container, who.namespace, who.pod)
+                if who
+                else OwnedDirectory(name)
+            )
 
 
-def large_event(owned: Owned, size: Size) -> NodeEvent:
+def large_event(owned: OwnedDirectory, size: DirectorySize) -> NodeEvent:
     """On the pod; on the Node where its UID is not known."""
     text = (
         f"{_who(owned)} keeps {_what(size)} in its directory of HAMi-core, which needs some 2 MiB "
@@ -99,7 +103,7 @@ def large_event(owned: Owned, size: Size) -> NodeEvent:
     )
 
 
-def _who(owned: Owned) -> str:
+def _who(owned: OwnedDirectory) -> str:
     if not owned.pod:
         return f"A container that the kubelet has not named ({owned.name})"
     if not owned.pod_uid:
@@ -107,7 +111,7 @@ def _who(owned: Owned) -> str:
     return f"Container {owned.container}"
 
 
-def _what(size: Size) -> str:
+def _what(size: DirectorySize) -> str:
     """What was seen. Where a bound was passed, the rest was not looked at."""
     entries = "1 entry" if size.entries == 1 else f"{size.entries:,} entries"
     partly = "at least " if size.is_large else ""

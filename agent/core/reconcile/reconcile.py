@@ -10,7 +10,7 @@ from agent.core.allocation.evidence import PodKey
 from agent.core.allocation.plain import CONTAINER as PLAIN
 from agent.core.cluster.pods import ContainerView, Phase, PodTable, PodUid, PodView, Role
 from agent.core.containers.container_edits import container_directory
-from agent.core.errors import Gate, Refusal
+from agent.core.errors import Refusal, RefusalReason
 from agent.core.inventory.slices import SliceId, split_slice_id
 from agent.core.reconcile.pace import SETTLING, UNCONFIRMED_AFTER
 from agent.core.state.holdings import Holding, KubeletEpoch
@@ -29,7 +29,7 @@ MISMATCH_EVENT = "SliceMismatch"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Seen:
+class ReconcileFacts:
     """What reconcile looks at.
 
     `holdings` are the kubelet's answers; `complete`: they are all pods it knows (a List).
@@ -82,7 +82,7 @@ class Findings:
     unconfirmed: int = 0
 
 
-def compare(ledger: Ledger, seen: Seen, names: Sequence[str]) -> Findings:
+def compare(ledger: Ledger, seen: ReconcileFacts, names: Sequence[str]) -> Findings:
     """Hold every row against the kubelet's answers, and every answer against the rows.
 
     `names` are those of our resource, former ones as well.
@@ -117,7 +117,7 @@ def _drifts(row: Row) -> bool:
     return row.astray and not row.offered
 
 
-def _confirm(row: Row, by_key: Mapping[PodKey, Holding], seen: Seen) -> Row | None:
+def _confirm(row: Row, by_key: Mapping[PodKey, Holding], seen: ReconcileFacts) -> Row | None:
     """The row as the kubelet confirms it, or None: it does not.
 
     An init container is in its file only, and the file can be older than the kubelet, which has not
@@ -142,7 +142,7 @@ def mismatch(row: Row) -> Refusal:
     """What a pod's owner is told of a mismatched row; also why its container may not start."""
     booked = {pair[0] if (pair := split_slice_id(text)) else text for text in row.slice_ids}
     return Refusal(
-        Gate.OTHER_GPU_BOOKED,
+        RefusalReason.OTHER_GPU_BOOKED,
         f"Container {row.key.container} was given GPU "
         f"{', '.join(share.uuid for share in row.shares)}, but the kubelet booked slices of "
         f"{', '.join(sorted(booked))} for it; create the pod again.",
@@ -178,7 +178,9 @@ def check_start(ledger: Ledger, ids: Iterable[SliceId]) -> None:
         raise mismatch(row)
 
 
-def leaked(ages: Mapping[str, dt.timedelta], ledger: Ledger, seen: Seen) -> tuple[str, ...]:
+def leaked(
+    ages: Mapping[str, dt.timedelta], ledger: Ledger, seen: ReconcileFacts
+) -> tuple[str, ...]:
     """The container directories that no live container can hold, of those found with their ages.
 
     Not one while the view is partial, or while the kubelet has a pod that the API does not: it
@@ -206,7 +208,7 @@ def leaked(ages: Mapping[str, dt.timedelta], ledger: Ledger, seen: Seen) -> tupl
     )
 
 
-def _vanished(row: Row, by_key: Mapping[PodKey, Holding], seen: Seen) -> bool:
+def _vanished(row: Row, by_key: Mapping[PodKey, Holding], seen: ReconcileFacts) -> bool:
     """Whether nobody knows the row's pod any more, for long enough.
 
     A kubelet that has just started knows no pod, and has not ended those that are deleted.
@@ -224,7 +226,7 @@ def _vanished(row: Row, by_key: Mapping[PodKey, Holding], seen: Seen) -> bool:
     return has_passed(VANISHED_GRACE, _gone_since(row, seen), seen.now)
 
 
-def _has_ended(pod: PodView, seen: Seen) -> bool:
+def _has_ended(pod: PodView, seen: ReconcileFacts) -> bool:
     """Whether nothing of a terminal pod runs any more.
 
     A pod that the kubelet rejects at its own start is failed while its containers are being ended.
@@ -234,7 +236,7 @@ def _has_ended(pod: PodView, seen: Seen) -> bool:
     return has_passed(VANISHED_GRACE, seen.failed.get(pod.uid, seen.now), seen.now)
 
 
-def _gone_since(row: Row, seen: Seen) -> dt.datetime:
+def _gone_since(row: Row, seen: ReconcileFacts) -> dt.datetime:
     """When the pod was deleted; where nobody looked, it may have been just before we did."""
     for stone in seen.table.tombstones:
         if stone.pod.uid == row.key.pod_uid:
@@ -242,7 +244,9 @@ def _gone_since(row: Row, seen: Seen) -> dt.datetime:
     return max((at for at in (row.answered_at, seen.since) if at <= seen.now), default=EVER)
 
 
-def _adoptions(ledger: Ledger, seen: Seen, by_key: Mapping[PodKey, Holding]) -> Iterator[Adoption]:
+def _adoptions(
+    ledger: Ledger, seen: ReconcileFacts, by_key: Mapping[PodKey, Holding]
+) -> Iterator[Adoption]:
     """Containers with groups in the annotation and no row that were answered.
 
     The kubelet names ids for them, or, where its records are lost as well, they have their
@@ -266,7 +270,7 @@ def _adoptions(ledger: Ledger, seen: Seen, by_key: Mapping[PodKey, Holding]) -> 
                 yield Adoption(pod, container, tuple(sorted(ids)))
 
 
-def _strangers(ledger: Ledger, seen: Seen, names: Sequence[str]) -> Iterator[Stranger]:
+def _strangers(ledger: Ledger, seen: ReconcileFacts, names: Sequence[str]) -> Iterator[Stranger]:
     """Holders of slices that no row explains and that no annotation tells anything of."""
     explained = {Holder(row.namespace, row.pod, row.key.container) for row in ledger.rows}
     explained |= {row.holder for row in ledger.plain if row.holder is not None}
@@ -281,7 +285,7 @@ def _strangers(ledger: Ledger, seen: Seen, names: Sequence[str]) -> Iterator[Str
                 yield Stranger(holder, tuple(sorted(ids)), name)
 
 
-def _is_anothers(pod: PodView, container: ContainerView, seen: Seen) -> bool:
+def _is_anothers(pod: PodView, container: ContainerView, seen: ReconcileFacts) -> bool:
     """Whether ids under the pod's name are another pod's: the kubelet's file has none by its UID.
 
     That pod may have come and gone between two frames of our watch.
@@ -291,7 +295,7 @@ def _is_anothers(pod: PodView, container: ContainerView, seen: Seen) -> bool:
     return ContainerKey(pod.uid, container.name) not in seen.recorded
 
 
-def _may_hold_for_another(pod: PodView, ledger: Ledger, seen: Seen) -> bool:
+def _may_hold_for_another(pod: PodView, ledger: Ledger, seen: ReconcileFacts) -> bool:
     """Whether the ids that the kubelet names may be a deleted pod's, which it has not let go yet.
 
     The deletion was seen, or it happened while nobody looked and left a row. This is about what is

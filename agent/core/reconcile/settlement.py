@@ -44,7 +44,7 @@ REFUSED_EVENT = "AllocationRefused"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Scene:
+class SettlementFacts:
     """What settlement looks at.
 
     `standing`: for how long, by our own measure, this very lock was there while the table was
@@ -79,12 +79,12 @@ def event_of(effect: Effect) -> NodeEvent:
     )
 
 
-def owed(scene: Scene) -> tuple[Effect, ...]:
+def owed(scene: SettlementFacts) -> tuple[Effect, ...]:
     """All effects that the present calls for, by the views alone: a restart finds them again."""
     return (*_for_rejected(scene), *_for_lock(scene))
 
 
-def _for_rejected(scene: Scene) -> Iterator[Effect]:
+def _for_rejected(scene: SettlementFacts) -> Iterator[Effect]:
     """A pod that the kubelet reports as refused by us is settled as failed, and told why."""
     begun: Counter[str] = Counter()
     for pod in scene.table.pods.values():
@@ -112,7 +112,7 @@ def _effect(
     )
 
 
-def _for_lock(scene: Scene) -> tuple[Effect, ...]:
+def _for_lock(scene: SettlementFacts) -> tuple[Effect, ...]:
     """The lock of an owner that needs it no more: answered in full, terminal, or gone.
 
     The lock names no UID, no order holds between its stamp and anything on the pod, and Pods and
@@ -133,7 +133,7 @@ def _for_lock(scene: Scene) -> tuple[Effect, ...]:
     return (_release(lock, NOBODY, scene.now),)
 
 
-def _for_lock_of(owner: PodView, lock: NodeLock, scene: Scene) -> tuple[Effect, ...]:
+def _for_lock_of(owner: PodView, lock: NodeLock, scene: SettlementFacts) -> tuple[Effect, ...]:
     """The same for a lock that names a pod that is here."""
     if not owner.terminal:
         if not _answered(owner, scene):
@@ -144,7 +144,7 @@ def _for_lock_of(owner: PodView, lock: NodeLock, scene: Scene) -> tuple[Effect, 
     return (_effect(EffectKind.SETTLE_POD, owner, scene.now, phase=phase, value=lock.value),)
 
 
-def _is_noted(lock: NodeLock, owner: PodView, scene: Scene) -> bool:
+def _is_noted(lock: NodeLock, owner: PodView, scene: SettlementFacts) -> bool:
     """Whether this very lock is the one under which the pod was answered."""
     return any(row.lock == lock.value for row in scene.ledger.rows_of(owner.uid))
 
@@ -153,7 +153,7 @@ def _release(lock: NodeLock, uid: PodUid, now: dt.datetime) -> Effect:
     return Effect(EffectKind.RELEASE_LOCK, uid, lock.namespace, lock.name, now, value=lock.value)
 
 
-def _answered(pod: PodView, scene: Scene) -> bool:
+def _answered(pod: PodView, scene: SettlementFacts) -> bool:
     """Whether no GPU container of the pod waits for an answer, for a while now.
 
     One that runs needs none: a kubelet that has lost its checkpoint, and meets its plugin later,

@@ -22,7 +22,7 @@ from typing import Final, TypeVarTuple
 from agent.core.containers.edits import HookFacts
 from agent.core.errors import StateError
 from agent.core.reconcile.clearing import Cleared
-from agent.core.reconcile.measuring import Room, Size
+from agent.core.reconcile.measuring import DirectorySize, DiskRoom
 from agent.host.hook.path import LISTED, open_containers, open_in, told
 from agent.host.hook.set_aside import SetAside
 from agent.host.hook.sizes import Sizes
@@ -128,7 +128,7 @@ class HostHookDirs:
         now = asyncio.get_running_loop().time
         return await self._clearing.call(self._aside.clear, again, now)
 
-    async def measure(self, name: str, *, anew: bool) -> Size:
+    async def measure(self, name: str, *, anew: bool) -> DirectorySize:
         """What the container directory `name` holds, after a look at a bounded part of it.
 
         `anew`: at the first part. One that is absent holds nothing. Raises StateError.
@@ -136,7 +136,7 @@ class HostHookDirs:
         now = asyncio.get_running_loop().time
         return await self._clearing.call(self._sizes.measure, _checked(name), anew, now)
 
-    async def room(self) -> Room:
+    async def room(self) -> DiskRoom:
         """What is left on their file system. Raises StateError."""
         return await self._clearing.call(self._sizes.room)
 

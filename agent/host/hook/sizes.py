@@ -10,7 +10,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from agent.core.reconcile.measuring import DEEPEST, LARGE_ENTRIES, LARGE_MIB, MIB, Room, Size
+from agent.core.reconcile.measuring import (
+    DEEPEST,
+    LARGE_ENTRIES,
+    LARGE_MIB,
+    MIB,
+    DirectorySize,
+    DiskRoom,
+)
 from agent.host.hook.path import SLICE_ENTRIES, SLICE_SECONDS, open_containers, told
 from agent.kit.measure import Bounds, Measure
 
@@ -26,7 +33,7 @@ class Sizes:
         self._measure = Measure(BOUNDS)
         self._walk: Iterator[None] = iter(())
 
-    def measure(self, name: str, anew: bool, now: Callable[[], float]) -> Size:  # noqa: FBT001 -- for an Offload
+    def measure(self, name: str, anew: bool, now: Callable[[], float]) -> DirectorySize:  # noqa: FBT001 -- for an Offload
         """Look at a bounded part of the directory; `anew`: the first one. Raises StateError."""
         end = now() + SLICE_SECONDS
         if anew or name != self._name:
@@ -39,9 +46,9 @@ class Sizes:
                 if not more or now() > end:
                     break
         found = self._measure
-        return Size(found.size, found.entries, found.closed, found.is_deep, more)
+        return DirectorySize(found.size, found.entries, found.closed, found.is_deep, more)
 
-    def room(self) -> Room:
+    def room(self) -> DiskRoom:
         """What is left where the directories are. Raises StateError."""
         with told(self._hook):
             found = os.statvfs(self._hook)
@@ -50,7 +57,7 @@ class Sizes:
                 found = os.statvfs(self._hook / "vgpu")
                 found = os.statvfs(self._hook / "vgpu" / "containers")
         inodes = float(found.f_favail) if found.f_files else math.inf
-        return Room(float(found.f_bavail * found.f_frsize), inodes)
+        return DiskRoom(float(found.f_bavail * found.f_frsize), inodes)
 
     def _steps(self, name: str, measure: Measure) -> Iterator[None]:
         with contextlib.ExitStack() as open_directories:

@@ -12,8 +12,8 @@ from agent.core.cluster.pods import NodeView, PodUid, PodView
 from agent.core.errors import ApiError, ApiNotFound, MalformedText
 from agent.host.kube.events import EventPoster
 from agent.host.kube.lists import Lists
-from agent.host.kube.session import KubeSession, Request, aside, path_of
-from agent.host.kube.watch import OPENED, Pace, frames
+from agent.host.kube.session import ApiRequest, KubeSession, aside, path_of
+from agent.host.kube.watch import OPENED, WatchTimes, frames
 
 log = structlog.get_logger(__name__)
 
@@ -21,13 +21,13 @@ MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 """Half the bytes of a Node, little of a pod; a server that cannot do it sends all."""
-DEFAULT_PACE = Pace()
+DEFAULT_PACE = WatchTimes()
 
 
 class KubeNode:
     """This Node at the API server (port NodeApi)."""
 
-    def __init__(self, session: KubeSession, node: str, pace: Pace = DEFAULT_PACE) -> None:
+    def __init__(self, session: KubeSession, node: str, pace: WatchTimes = DEFAULT_PACE) -> None:
         self._session = session
         self._node = node
         self._pace = pace
@@ -39,7 +39,7 @@ class KubeNode:
             ("fieldSelector", f"metadata.name={self._node}"),
             ("allowWatchBookmarks", "true"),
         )
-        request = Request(
+        request = ApiRequest(
             "GET", "watch", "nodes", path_of("nodes"), query=query, accept=METADATA_ONLY
         )
         async for frame in frames(self._session, request, self._pace, _shown):
@@ -50,8 +50,8 @@ class KubeNode:
 
     async def get_node(self) -> NodeView | None:
         """One GET; without a version it is answered from the storage, never from a cache."""
-        request = Request(
-            *("GET", "get", "nodes", path_of("nodes", self._node)), accept=METADATA_ONLY
+        request = ApiRequest(
+            "GET", "get", "nodes", path_of("nodes", self._node), accept=METADATA_ONLY
         )
         try:
             return _node(request, await self._session.fetch(request))
@@ -73,9 +73,14 @@ class KubeNode:
         )
         await self._session.call(self._patch(body, JSON_PATCH))
 
-    def _patch(self, body: Mapping[str, object] | Sequence[object], content_type: str) -> Request:
-        return Request(
-            *("PATCH", "patch", "nodes", path_of("nodes", self._node)),
+    def _patch(
+        self, body: Mapping[str, object] | Sequence[object], content_type: str
+    ) -> ApiRequest:
+        return ApiRequest(
+            "PATCH",
+            "patch",
+            "nodes",
+            path_of("nodes", self._node),
             body=body,
             content_type=content_type,
             accept=METADATA_ONLY,
@@ -94,7 +99,7 @@ class KubePods:
         node: str,
         resource: str,
         events: EventPoster,
-        pace: Pace = DEFAULT_PACE,
+        pace: WatchTimes = DEFAULT_PACE,
         memory_resource: str = MEMORY_RESOURCE,
     ) -> None:
         self._session = session
@@ -106,14 +111,14 @@ class KubePods:
 
     async def list_pods(self) -> PodList:
         """One LIST, as new as the server's storage, in as many parts as its bytes need."""
-        request = Request("GET", "list", "pods", path_of("pods"), query=(self._selector,))
+        request = ApiRequest("GET", "list", "pods", path_of("pods"), query=(self._selector,))
         found = await self._lists.fetch(request, lambda item: self._view(read_pod(item)))
         return PodList(tuple(pod for pod in found.items if pod is not None), found.version)
 
     async def get_pod(self, namespace: str, name: str) -> PodView | None:
         """One GET; without a version it is answered from the storage, never from a cache."""
         path = path_of("namespaces", namespace, "pods", name)
-        request = Request("GET", "get", "pods", path)
+        request = ApiRequest("GET", "get", "pods", path)
         try:
             body = await self._session.call(request)
             return await aside(body, lambda raw: decode_pod(read_pod(raw), *self._resources))
@@ -130,7 +135,7 @@ class KubePods:
             ("resourceVersion", resource_version),
             ("allowWatchBookmarks", "true"),
         )
-        request = Request("GET", "watch", "pods", path_of("pods"), query=query)
+        request = ApiRequest("GET", "watch", "pods", path_of("pods"), query=query)
         async for frame in frames(self._session, request, self._pace, self._told):
             yield frame.obj or PodChange(resource_version)
 
@@ -140,8 +145,11 @@ class KubePods:
         """One merge patch through pods/status, which a node's own identity may do."""
         body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
         path = path_of("namespaces", namespace, "pods", name, "status")
-        request = Request(
-            *("PATCH", "patch", "pods/status", path),
+        request = ApiRequest(
+            "PATCH",
+            "patch",
+            "pods/status",
+            path,
             body=body,
             content_type=MERGE_PATCH,
             accept=METADATA_ONLY,
@@ -171,7 +179,7 @@ def _shown(kind: str, obj: Raw) -> NodeView | None:
     return decode_node(read_object(obj)) if kind in {"ADDED", "MODIFIED"} else None
 
 
-def _node(request: Request, obj: Mapping[str, Any]) -> NodeView:
+def _node(request: ApiRequest, obj: Mapping[str, Any]) -> NodeView:
     try:
         return decode_node(obj)
     except MalformedText as error:

@@ -6,8 +6,8 @@ import datetime as dt
 from agent.core.cluster.changes import NodeEvent
 from agent.core.errors import ApiConflict, ApiError, ApiNotFound, cap
 from agent.core.ports import Clock
-from agent.host.kube.series import EventBook, Series, Step
-from agent.host.kube.session import KubeSession, Request, path_of
+from agent.host.kube.series import EventBook, EventSeries, SeriesStep
+from agent.host.kube.session import ApiRequest, KubeSession, path_of
 from agent.kit.tally import Tally
 
 COMPONENT = "hami-agent"
@@ -33,7 +33,7 @@ class EventPoster:
         """Create or update the Event, or count it where it comes too often. Raises ApiError."""
         loop = asyncio.get_running_loop()
         step, series = self._book.plan(event, event.pod or self._node, loop.time())
-        if step in {Step.CREATE, Step.UPDATE}:
+        if step in {SeriesStep.CREATE, SeriesStep.UPDATE}:
             try:
                 step = await self._write(step, event, series)
             except ApiError:
@@ -42,39 +42,39 @@ class EventPoster:
             self._book.sent(event, series, loop.time())
         self.posted.add(event.reason, step.value)
 
-    async def _write(self, step: Step, event: NodeEvent, series: Series) -> Step:
-        if step is Step.UPDATE:
+    async def _write(self, step: SeriesStep, event: NodeEvent, series: EventSeries) -> SeriesStep:
+        if step is SeriesStep.UPDATE:
             try:
                 await self._update(event, series)
             except ApiNotFound:  # the server keeps Events for an hour
                 await self._create(event, series)
-            return Step.UPDATE
+            return SeriesStep.UPDATE
         try:
             await self._create(event, series)
         except ApiConflict:  # an earlier life of this process wrote it: this is its second time
             series.count += 1
             await self._update(event, series)
-            return Step.UPDATE
-        return Step.CREATE
+            return SeriesStep.UPDATE
+        return SeriesStep.CREATE
 
-    async def _create(self, event: NodeEvent, series: Series) -> None:
+    async def _create(self, event: NodeEvent, series: EventSeries) -> None:
         body = event_object(event, series, self._node, self._clock.now())
         namespace = event.namespace or NODE_NAMESPACE
         path = path_of("namespaces", namespace, "events")
-        await self._session.call(Request("POST", "create", "events", path, body=body))
+        await self._session.call(ApiRequest("POST", "create", "events", path, body=body))
 
-    async def _update(self, event: NodeEvent, series: Series) -> None:
+    async def _update(self, event: NodeEvent, series: EventSeries) -> None:
         body = {"count": series.count, "lastTimestamp": stamp(self._clock.now())}
         namespace = event.namespace or NODE_NAMESPACE
         path = path_of("namespaces", namespace, "events", series.name)
         merge = "application/merge-patch+json"
         await self._session.call(
-            Request("PATCH", "patch", "events", path, body=body, content_type=merge)
+            ApiRequest("PATCH", "patch", "events", path, body=body, content_type=merge)
         )
 
 
 def event_object(
-    event: NodeEvent, series: Series, node: str, now: dt.datetime
+    event: NodeEvent, series: EventSeries, node: str, now: dt.datetime
 ) -> dict[str, object]:
     """The Event as the API server takes it.
 

@@ -9,9 +9,9 @@ from agent.codec.narrow import read_object
 from agent.codec.objects import decode_pod
 from agent.core.errors import ApiError, ApiNotFound, MalformedText
 from agent.core.health.news import GPU_DEGRADED
-from agent.core.node.leftovers import Agents, NodeState, NodeTraces
+from agent.core.node.leftovers import Agents, NodeLeftovers, NodeTraces
 from agent.host.kube.lists import Lists
-from agent.host.kube.session import KubeSession, Request, path_of
+from agent.host.kube.session import ApiRequest, KubeSession, path_of
 
 ONE: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
@@ -31,7 +31,7 @@ class KubeLeftovers:
 
     async def nodes(self) -> tuple[NodeTraces, ...]:
         """All Nodes. Raises ApiError."""
-        request = Request("GET", "list", "nodes", path_of("nodes"), accept=LIST)
+        request = ApiRequest("GET", "list", "nodes", path_of("nodes"), accept=LIST)
         return await self._items(request, _traces)
 
     async def node(self, name: str) -> NodeTraces:
@@ -43,16 +43,19 @@ class KubeLeftovers:
         annotations = dict.fromkeys(keys)
         body = {"metadata": {"resourceVersion": node.version, "annotations": annotations}}
         path = path_of("nodes", node.name)
-        request = Request(
-            *("PATCH", "patch", "nodes", path), body=body, content_type=MERGE_PATCH, accept=ONE
+        request = ApiRequest(
+            "PATCH", "patch", "nodes", path, body=body, content_type=MERGE_PATCH, accept=ONE
         )
         await self._session.call(request)
 
     async def forget_condition(self, name: str) -> None:
         """Take the condition GpuDegraded off the Node. Raises ApiError."""
         forgotten = {"type": GPU_DEGRADED, "$patch": "delete"}
-        request = Request(
-            *("PATCH", "patch", "nodes/status", path_of("nodes", name, "status")),
+        request = ApiRequest(
+            "PATCH",
+            "patch",
+            "nodes/status",
+            path_of("nodes", name, "status"),
             body={"status": {"conditions": [forgotten]}},
             content_type=STRATEGIC_PATCH,
             accept=ONE,
@@ -74,7 +77,7 @@ class KubeLeftovers:
         Raises ApiError.
         """
         query = (("fieldSelector", f"spec.nodeName={node}"),)
-        request = Request("GET", "list", "pods", path_of("pods"), query=query)
+        request = ApiRequest("GET", "list", "pods", path_of("pods"), query=query)
 
         def held(one: Mapping[str, Any]) -> str:
             try:
@@ -86,14 +89,14 @@ class KubeLeftovers:
         found = await self._items(request, held)
         return tuple(sorted(name for name in found if name))
 
-    async def look(self, name: str, resource: str) -> NodeState:
+    async def look(self, name: str, resource: str) -> NodeLeftovers:
         """What the Node says of itself; of one that is not there, nothing. Raises ApiError."""
         try:
             return decode_state(await self._session.fetch(_get(name, "application/json")), resource)
         except ApiNotFound:
-            return NodeState()
+            return NodeLeftovers()
 
-    async def _items(self, request: Request, read: Read[T]) -> tuple[T, ...]:
+    async def _items(self, request: ApiRequest, read: Read[T]) -> tuple[T, ...]:
         """All objects of a list, as read: of 5,000 Nodes they are 100 MB of text themselves."""
         listed = await self._lists.fetch(request, lambda item: read(read_object(item)))
         return listed.items
@@ -107,13 +110,13 @@ def _place(pod: Mapping[str, Any]) -> tuple[str, str]:
     return _name(pod), pod.get("spec", {}).get("nodeName", "")
 
 
-def _pods(agents: Agents) -> Request:
+def _pods(agents: Agents) -> ApiRequest:
     path = path_of("namespaces", agents.namespace, "pods")
-    return Request("GET", "list", "pods", path, query=(("labelSelector", agents.selector),))
+    return ApiRequest("GET", "list", "pods", path, query=(("labelSelector", agents.selector),))
 
 
-def _get(name: str, accept: str) -> Request:
-    return Request("GET", "get", "nodes", path_of("nodes", name), accept=accept)
+def _get(name: str, accept: str) -> ApiRequest:
+    return ApiRequest("GET", "get", "nodes", path_of("nodes", name), accept=accept)
 
 
 def _traces(obj: Mapping[str, Any]) -> NodeTraces:

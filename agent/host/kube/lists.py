@@ -7,10 +7,10 @@ from typing import Final, Generic, TypeVar
 
 import structlog
 
-from agent.codec.narrow import Page, Raw, read_page, read_page_head
+from agent.codec.narrow import ListPage, Raw, read_page, read_page_head
 from agent.core.errors import ApiError, ApiGone, MalformedText
 from agent.host.kube import session as sessions
-from agent.host.kube.session import AnswerTooLong, KubeSession, Request
+from agent.host.kube.session import AnswerTooLong, ApiRequest, KubeSession
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
@@ -29,7 +29,7 @@ AFTER_ALL: Final = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Listed(Generic[T]):
+class ObjectList(Generic[T]):
     """Objects as they were read, and the version that they are of."""
 
     version: str
@@ -50,7 +50,7 @@ class Lists:
         """The place in LIMITS that a list of few bytes begins with."""
         self._place = self._most
 
-    async def fetch(self, request: Request, read: Callable[[Raw], T]) -> Listed[T]:
+    async def fetch(self, request: ApiRequest, read: Callable[[Raw], T]) -> ObjectList[T]:
         """All objects, as read; 10 s an answer. Raises ApiError.
 
         A server that forgot the list in the middle is asked anew, once.
@@ -60,7 +60,7 @@ class Lists:
         except ApiGone:
             return await self._all(request, read)
 
-    async def _all(self, request: Request, read: Callable[[Raw], T]) -> Listed[T]:
+    async def _all(self, request: ApiRequest, read: Callable[[Raw], T]) -> ObjectList[T]:
         """Only what was read is kept, of all the parts."""
         found: list[T] = []
         rest = version = ""
@@ -75,11 +75,11 @@ class Lists:
                 break
         if size < PAGE_LIMIT // 2:
             self._place = self._most
-        return Listed(version, tuple(found))
+        return ObjectList(version, tuple(found))
 
     async def _part(
-        self, request: Request, rest: str, read: Callable[[Raw], T]
-    ) -> tuple[Page, list[T], int]:
+        self, request: ApiRequest, rest: str, read: Callable[[Raw], T]
+    ) -> tuple[ListPage, list[T], int]:
         """One part, what was read of it, and its bytes."""
         while True:
             limit = LIMITS[self._place]
@@ -103,7 +103,7 @@ def _options(limit: int, rest: str) -> tuple[tuple[str, str], ...]:
     return tuple((name, text) for name, text in asked if text)
 
 
-def _read(request: Request, read: Callable[[Raw], T], body: Raw) -> tuple[Page, list[T]]:
+def _read(request: ApiRequest, read: Callable[[Raw], T], body: Raw) -> tuple[ListPage, list[T]]:
     try:
         page = read_page(body)
         return page, [read(item) for item in page.items]
@@ -111,7 +111,7 @@ def _read(request: Request, read: Callable[[Raw], T], body: Raw) -> tuple[Page, 
         raise ApiError(f"{request.what}: {error}") from error
 
 
-def _passed_over(request: Request, error: AnswerTooLong) -> Page:
+def _passed_over(request: ApiRequest, error: AnswerTooLong) -> ListPage:
     """Go on behind an object that no API server with etcd's own limits can hold.
 
     It could blind the agent for all others. The kubelet's question for it finds it absent.

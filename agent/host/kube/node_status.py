@@ -1,7 +1,7 @@
 """The conditions of this Node at the API server."""
 
 from agent.core.health.news import NodeCondition
-from agent.host.kube.session import KubeSession, Request, path_of
+from agent.host.kube.session import ApiRequest, KubeSession, path_of
 
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 TIME = "%Y-%m-%dT%H:%M:%SZ"
@@ -27,8 +27,11 @@ class KubeNodeStatus:
         }
         path = path_of("nodes", self._node, "status")
         await self._session.call(
-            Request(
-                *("PATCH", "patch", "nodes/status", path),
+            ApiRequest(
+                "PATCH",
+                "patch",
+                "nodes/status",
+                path,
                 body={"status": {"conditions": [told]}},
                 content_type=STRATEGIC_PATCH,
             )

@@ -7,7 +7,7 @@ from typing import Any, Final
 from agent.codec.narrow import read_object
 from agent.core.node.api_rights import Right
 from agent.host.kube.lists import Lists
-from agent.host.kube.session import KubeSession, Request, path_of
+from agent.host.kube.session import ApiRequest, KubeSession, path_of
 
 REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 PLUGINS: Final = ("hami-device-plugin", "nvidia-device-plugin")
@@ -45,14 +45,14 @@ class KubeReview:
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": asked},
         }
-        request = Request("POST", "create", "selfsubjectaccessreviews", REVIEWS, body=body)
+        request = ApiRequest("POST", "create", "selfsubjectaccessreviews", REVIEWS, body=body)
         status = (await self._session.fetch(request)).get("status")
         return isinstance(status, Mapping) and status.get("allowed") is True
 
     async def neighbours(self) -> Neighbours:
         """The pods of this node."""
         query = (("fieldSelector", f"spec.nodeName={self._node}"),)
-        request = Request("GET", "list", "pods", path_of("pods"), query=query)
+        request = ApiRequest("GET", "list", "pods", path_of("pods"), query=query)
         listed = await Lists(self._session).fetch(request, read_object)
         found = [item.get("metadata") or {} for item in listed.items]
         names = tuple((one.get("namespace", ""), one.get("name", "")) for one in found)

@@ -20,7 +20,7 @@ tenant can make pods under new names without end."""
 REMEMBERED = 4096
 
 
-class Step(enum.StrEnum):
+class SeriesStep(enum.StrEnum):
     """What to do with one more Event."""
 
     CREATE = "create"
@@ -32,7 +32,7 @@ class Step(enum.StrEnum):
 
 
 @dataclasses.dataclass(slots=True)
-class Series:
+class EventSeries:
     """Equal Events about one object: `count` so far, `sent_at` the last write (loop time)."""
 
     name: str
@@ -44,31 +44,31 @@ class EventBook:
     """The series of this process and what each object may have, both bounded."""
 
     def __init__(self) -> None:
-        self._series: OrderedDict[NodeEvent, Series] = OrderedDict()
+        self._series: OrderedDict[NodeEvent, EventSeries] = OrderedDict()
         self._objects: OrderedDict[tuple[str, str], Allowance] = OrderedDict()
         self._pods = Allowance(PODS_BURST, PODS_REFILL)
 
-    def plan(self, event: NodeEvent, subject: str, now: float) -> tuple[Step, Series]:
+    def plan(self, event: NodeEvent, subject: str, now: float) -> tuple[SeriesStep, EventSeries]:
         """Count the event in and say what to do; `subject` is the name of its object."""
         series = self._series.get(event)
         if series is None:
-            series = self._series[event] = Series(event_name(event, subject))
+            series = self._series[event] = EventSeries(event_name(event, subject))
             _bound(self._series)
         self._series.move_to_end(event)
         series.count += 1
         if series.sent_at is not None and now - series.sent_at < UPDATE_GAP:
-            return Step.COUNT, series
+            return SeriesStep.COUNT, series
         if not all(one.allows(now) for one in self._allowances(event)):
-            return Step.DROP, series
-        return (Step.CREATE if series.sent_at is None else Step.UPDATE), series
+            return SeriesStep.DROP, series
+        return (SeriesStep.CREATE if series.sent_at is None else SeriesStep.UPDATE), series
 
-    def sent(self, event: NodeEvent, series: Series, now: float) -> None:
+    def sent(self, event: NodeEvent, series: EventSeries, now: float) -> None:
         """The write went through: it counts against the object's allowance."""
         for allowance in self._allowances(event):
             allowance.spend(now)
         series.sent_at = now
 
-    def failed(self, series: Series) -> None:
+    def failed(self, series: EventSeries) -> None:
         """The write did not go through: whoever repeats it is not a new occurrence."""
         series.count -= 1
 
@@ -89,7 +89,7 @@ def event_name(event: NodeEvent, subject: str) -> str:
 
 
 def _bound(
-    kept: OrderedDict[NodeEvent, Series] | OrderedDict[tuple[str, str], Allowance],
+    kept: OrderedDict[NodeEvent, EventSeries] | OrderedDict[tuple[str, str], Allowance],
 ) -> None:
     while len(kept) > REMEMBERED:
         kept.popitem(last=False)

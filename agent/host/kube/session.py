@@ -60,7 +60,7 @@ class Chunks(Protocol):
         ...
 
 
-class Answer(Protocol):
+class ApiAnswer(Protocol):
     """An HTTP answer whose body was not read yet."""
 
     status: int
@@ -73,7 +73,7 @@ class Answer(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Request:
+class ApiRequest:
     """One request. `verb` and `resource` are Kubernetes' words for it (list, pods/status)."""
 
     method: str
@@ -150,7 +150,7 @@ class KubeSession:
                 await client.close()
         self._retired = self._client = None
 
-    async def call(self, request: Request, at_most: int | None = None) -> bytearray:
+    async def call(self, request: ApiRequest, at_most: int | None = None) -> bytearray:
         """The body of a successful answer, within 10 s. Raises ApiError.
 
         A body of more than `at_most` bytes (None: 16 MiB) is AnswerTooLong.
@@ -166,12 +166,12 @@ class KubeSession:
         except self._failures() as error:
             raise self._unanswered(request, error) from error
 
-    async def fetch(self, request: Request) -> Mapping[str, Any]:
+    async def fetch(self, request: ApiRequest) -> Mapping[str, Any]:
         """The object that a successful answer holds. Raises ApiError."""
         return await aside(await self.call(request), functools.partial(decode, request))
 
     @contextlib.asynccontextmanager
-    async def stream(self, request: Request) -> AsyncIterator[Chunks]:
+    async def stream(self, request: ApiRequest) -> AsyncIterator[Chunks]:
         """The body of a successful answer while it arrives; opening it takes at most 10 s.
 
         Raises ApiError, also when the body breaks off while the caller reads it.
@@ -189,7 +189,7 @@ class KubeSession:
             if answer is not None:
                 answer.close()
 
-    async def _authorized(self, request: Request) -> Answer:
+    async def _authorized(self, request: ApiRequest) -> ApiAnswer:
         """The answer; after a 401 or a failed TLS handshake once more with fresh credentials."""
         library, client = await self._ready(request)
         seen = self._renewals
@@ -205,10 +205,10 @@ class KubeSession:
         _, client = await self._ready(request)
         return await self._send(client, request)
 
-    async def _send(self, client: Any, request: Request) -> Answer:  # noqa: ANN401 -- untyped library
+    async def _send(self, client: Any, request: ApiRequest) -> ApiAnswer:  # noqa: ANN401 -- untyped library
         code = "none"
         try:
-            answer: Answer = await client.call_api(
+            answer: ApiAnswer = await client.call_api(
                 request.path,
                 request.method,
                 query_params=list(request.query),
@@ -222,7 +222,7 @@ class KubeSession:
             self.requests.add(request.verb, request.resource, code)
         return answer
 
-    async def _successful(self, request: Request, answer: Answer, at_most: int) -> bytearray:
+    async def _successful(self, request: ApiRequest, answer: ApiAnswer, at_most: int) -> bytearray:
         body = bytearray()
         while len(body) <= at_most and (chunk := await answer.content.readany()):
             body += chunk
@@ -234,7 +234,7 @@ class KubeSession:
             return body
         raise refused(request.what, answer.status, bytes(body), answer.headers.get("Retry-After"))
 
-    async def _ready(self, request: Request) -> tuple[shim.Library, Any]:
+    async def _ready(self, request: ApiRequest) -> tuple[shim.Library, Any]:
         if self._client is None:
             try:
                 await self.open()
@@ -281,7 +281,7 @@ class KubeSession:
         theirs.detach()
         return client
 
-    def _room(self, request: Request) -> asyncio.Semaphore:
+    def _room(self, request: ApiRequest) -> asyncio.Semaphore:
         kind = (request.verb, request.resource.partition("/")[0])
         return self._rooms.setdefault(kind, asyncio.Semaphore(IN_FLIGHT))
 
@@ -290,7 +290,7 @@ class KubeSession:
         library = self._library
         return known if library is None else known + library.http_errors + library.config_errors
 
-    def _unanswered(self, request: Request, error: Exception) -> ApiError:
+    def _unanswered(self, request: ApiRequest, error: Exception) -> ApiError:
         return unanswered(request.what, error, self._connection.source)
 
 
@@ -299,7 +299,7 @@ async def aside(body: bytearray, read: Callable[[bytearray], T]) -> T:
     return await asyncio.to_thread(read, body) if len(body) > OFF_LOOP else read(body)
 
 
-def decode(request: Request, body: Raw) -> Mapping[str, Any]:
+def decode(request: ApiRequest, body: Raw) -> Mapping[str, Any]:
     """The JSON object in `body`. Raises ApiError."""
     try:
         return read_object(body)
@@ -307,5 +307,5 @@ def decode(request: Request, body: Raw) -> Mapping[str, Any]:
         raise ApiError(f"{request.what}: the answer is no JSON object") from error
 
 
-def _is_success(answer: Answer) -> bool:
+def _is_success(answer: ApiAnswer) -> bool:
     return answer.status // 100 == 2

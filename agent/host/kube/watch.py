@@ -10,7 +10,7 @@ import structlog
 
 from agent.codec.narrow import Raw, read_frame, read_object
 from agent.core.errors import ApiError, MalformedText
-from agent.host.kube.session import BODY_LIMIT, Chunks, KubeSession, Request, aside
+from agent.host.kube.session import BODY_LIMIT, ApiRequest, Chunks, KubeSession, aside
 from agent.host.kube.translate import error_frame
 
 log = structlog.get_logger(__name__)
@@ -21,7 +21,7 @@ LINE_LIMIT = BODY_LIMIT
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Pace:
+class WatchTimes:
     """How long a watch may last and be silent, in seconds.
 
     The server ends it after a time between `shortest` and `longest`; we, `grace` later. A quiet
@@ -36,7 +36,7 @@ class Pace:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Frame(Generic[T]):
+class WatchFrame(Generic[T]):
     """One frame: kind is ADDED, MODIFIED, DELETED or BOOKMARK, `obj` what was read of the object.
 
     The first one is OPENED, of ours, and has None.
@@ -50,8 +50,8 @@ OPENED = "OPENED"
 
 
 async def frames(
-    session: KubeSession, request: Request, pace: Pace, read: Callable[[str, Raw], T]
-) -> AsyncIterator[Frame[T | None]]:
+    session: KubeSession, request: ApiRequest, pace: WatchTimes, read: Callable[[str, Raw], T]
+) -> AsyncIterator[WatchFrame[T | None]]:
     """OPENED, then frames until the server ends the watch or it was silent for too long.
 
     `read` is given the kind and the object, long ones on a thread. Raises ApiGone and others for an
@@ -62,16 +62,16 @@ async def frames(
         request, query=(*request.query, ("timeoutSeconds", str(max(1, round(lasting)))))
     )
     over_at = asyncio.get_running_loop().time() + lasting + pace.grace
-    lines = Lines(request)
+    lines = WatchLines(request)
     async with session.stream(request) as chunks:
-        yield Frame(OPENED, None)
+        yield WatchFrame(OPENED, None)
         while chunk := await _next(chunks, over_at, pace, request):
             session.received.add(request.resource, amount=len(chunk))
             for line in lines.feed(chunk):
                 yield await aside(line, functools.partial(_frame, request, read))
 
 
-async def _next(chunks: Chunks, over_at: float, pace: Pace, request: Request) -> bytes:
+async def _next(chunks: Chunks, over_at: float, pace: WatchTimes, request: ApiRequest) -> bytes:
     """The next bytes; none when the watch is over."""
     left = over_at - asyncio.get_running_loop().time()
     reading = asyncio.timeout(min(pace.silence, left))
@@ -85,24 +85,24 @@ async def _next(chunks: Chunks, over_at: float, pace: Pace, request: Request) ->
         return b""
 
 
-def _frame(request: Request, read: Callable[[str, Raw], T], line: Raw) -> Frame[T | None]:
+def _frame(request: ApiRequest, read: Callable[[str, Raw], T], line: Raw) -> WatchFrame[T | None]:
     try:
         kind, obj = read_frame(line)
         if kind != "ERROR":
-            return Frame(kind, read(kind, obj))
+            return WatchFrame(kind, read(kind, obj))
         status = read_object(obj)
     except MalformedText as error:
         raise ApiError(f"{request.what}: {error}") from error
     raise error_frame(request.what, status)
 
 
-class Lines:
+class WatchLines:
     """Cuts arriving bytes into lines. One that is longer than any object is passed over.
 
     No API server with etcd's own limits sends it; ending the watch would show it again and again.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: ApiRequest) -> None:
         self._request = request
         self._rest = bytearray()
         self._is_over = False

@@ -17,7 +17,7 @@ from agent.host.nvml import library as nvml
 from agent.host.nvml.handles import RELEASED, UNPLACED, Handles
 from agent.host.nvml.indexes import Indexes
 from agent.host.nvml.listening import Listening
-from agent.host.nvml.session import NO_ANSWER, Opened, Session
+from agent.host.nvml.session import NO_ANSWER, NvmlSession, OpenedSession
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ class NvmlDriver:
 
         self._library = library
         self._sys_root = sys_root
-        self._session = Session(
+        self._session = NvmlSession(
             library, find, deadline, self._session_ended, self._quiet, self._back
         )
         self._call = self._session.call
@@ -89,7 +89,7 @@ class NvmlDriver:
         self._handles.seen(gpus, faults)
         return Scan(opened.driver_version, gpus, faults, opened.library_version)
 
-    async def _scan_others(self, opened: Opened) -> Scan:
+    async def _scan_others(self, opened: OpenedSession) -> Scan:
         """A look at those that are not released. What is known of their places and links stays."""
         found: dict[int, Gpu] = {}
         troubled: dict[int, GpuFault] = {}
@@ -209,7 +209,7 @@ class NvmlDriver:
             raise translated from error
 
     async def _describe(
-        self, opened: Opened, index: int, found: dict[int, Gpu], faults: dict[int, GpuFault]
+        self, opened: OpenedSession, index: int, found: dict[int, Gpu], faults: dict[int, GpuFault]
     ) -> None:
         """Take GPU `index` into `found`, or why that fails into `faults`."""
         name = self._indexes.name(index)
@@ -237,7 +237,7 @@ class NvmlDriver:
             self._slow.discard(name)
 
     async def _link_rows(
-        self, opened: Opened, peers: Mapping[GpuUuid, Gpu]
+        self, opened: OpenedSession, peers: Mapping[GpuUuid, Gpu]
     ) -> Mapping[GpuUuid, links.LinkRow]:
         """How the GPUs are joined: asked once for each set of GPUs, for it does not change."""
         if self._links is not None and self._links.keys() == peers.keys():
@@ -252,7 +252,7 @@ class NvmlDriver:
 
     async def _link_row(
         self,
-        opened: Opened,
+        opened: OpenedSession,
         gpu: Gpu,
         peers: Mapping[GpuUuid, Gpu],
         rows: dict[GpuUuid, links.LinkRow],

@@ -26,7 +26,7 @@ from agent.host.nvml.library import (
     driver_wide,
     text_of,
 )
-from agent.host.nvml.registering import Registered, address, free, register
+from agent.host.nvml.registering import EventRegistration, address, free, register
 
 WAIT_MS: Final = 500
 """One wait in the library: how long stopping may take, at an idle cost of 0.04 % of a core."""
@@ -113,7 +113,7 @@ class EventStream:
         """True when there is nothing to ask of this GPU: it reports, or never will."""
         return gpu in self._settled
 
-    def settle(self, found: Registered) -> bool:
+    def settle(self, found: EventRegistration) -> bool:
         """Take what came of asking. True when it is news that the GPU will never report."""
         if found.era != self._era:
             return False
@@ -213,7 +213,7 @@ class EventStream:
         with self._inside():
             self._event_set = self._library.nvmlEventSetCreate()
 
-    def register(self, index: int) -> Registered:
+    def register(self, index: int) -> EventRegistration:
         """Have GPU `index` report here. Blocks.
 
         Raises NVMLError, GpuError, ValueError for no text, DriverError when the stream has ended.

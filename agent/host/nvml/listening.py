@@ -13,8 +13,8 @@ from agent.host.nvml.events import EventStream, SetFailed
 from agent.host.nvml.handles import Handles
 from agent.host.nvml.indexes import Indexes
 from agent.host.nvml.library import NvmlLibrary
-from agent.host.nvml.registering import Registered
-from agent.host.nvml.session import NO_ANSWER, Opened, Session
+from agent.host.nvml.registering import EventRegistration
+from agent.host.nvml.session import NO_ANSWER, NvmlSession, OpenedSession
 
 MOST_AWAY: Final = 2
 """Threads for events that may stay in a wait before no more of them are sent there."""
@@ -32,7 +32,7 @@ class Listening:
     """The streams of one driver, over all its sessions. All methods are called on the loop."""
 
     def __init__(
-        self, library: NvmlLibrary, session: Session, indexes: Indexes, handles: Handles
+        self, library: NvmlLibrary, session: NvmlSession, indexes: Indexes, handles: Handles
     ) -> None:
         self._handles = handles
         self._library = library
@@ -105,7 +105,11 @@ class Listening:
         self._unheard.add(gpu)
 
     async def follow(
-        self, opened: Opened, found: Iterable[int], gpus: Collection[str], silent: Collection[str]
+        self,
+        opened: OpenedSession,
+        found: Iterable[int],
+        gpus: Collection[str],
+        silent: Collection[str],
     ) -> None:
         """A scan has found these: the new ones are asked to report, those that went forgotten.
 
@@ -117,7 +121,7 @@ class Listening:
             if stream.has_set:
                 await self._register(opened, stream, found)
 
-    async def hear_again(self, opened: Opened, probe: Probe) -> None:
+    async def hear_again(self, opened: OpenedSession, probe: Probe) -> None:
         """One that answers again after a reset is asked again to report, before the next scan."""
         if probe.outcome in {ProbeOutcome.LOST, ProbeOutcome.REFUSED}:
             self._unheard.add(probe.uuid)
@@ -158,7 +162,7 @@ class Listening:
         self._streams.append(stream)
         return stream
 
-    async def _open(self, session: Opened, stream: EventStream) -> None:
+    async def _open(self, session: OpenedSession, stream: EventStream) -> None:
         await self._session.whole(session, stream.create)
         count = await self._session.whole(session, self._library.nvmlDeviceGetCount)
         if not self._handles.released and not self._indexes.counted(count):
@@ -169,14 +173,16 @@ class Listening:
         if self._has_changed:
             self.changed()
 
-    async def _register(self, opened: Opened, stream: EventStream, indexes: Iterable[int]) -> None:
+    async def _register(
+        self, opened: OpenedSession, stream: EventStream, indexes: Iterable[int]
+    ) -> None:
         """Have the GPUs report to `stream`; one that does not is left to probes, and named once."""
         async with asyncio.TaskGroup() as tasks:
             for index in indexes:
                 if not stream.settled(self._indexes.name(index)):
                     tasks.create_task(self._register_one(opened, stream, index))
 
-    async def _register_one(self, opened: Opened, stream: EventStream, index: int) -> None:
+    async def _register_one(self, opened: OpenedSession, stream: EventStream, index: int) -> None:
         name = self._indexes.name(index)
         work, late = partial(stream.register, index), partial(_settle, stream)
         try:
@@ -191,12 +197,12 @@ class Listening:
             _settle(stream, answer)
 
 
-def _settle(stream: EventStream, answer: Registered) -> None:
+def _settle(stream: EventStream, answer: EventRegistration) -> None:
     if stream.settle(answer):
         log.warning("driver.no_events", gpu=answer.uuid, err=answer.refused)
 
 
-def _take(stream: EventStream, name: str, asked: "asyncio.Future[Registered]") -> None:
+def _take(stream: EventStream, name: str, asked: "asyncio.Future[EventRegistration]") -> None:
     """What came of asking a GPU that nobody waits for; the next scan asks again."""
     error = asked.exception()
     if error is None:

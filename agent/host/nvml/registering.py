@@ -25,7 +25,7 @@ WANTED: Final = (
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Registered:
+class EventRegistration:
     """What came of asking a GPU for its events. `refused`: why it sends none; empty: it does.
 
     `era`: that of the stream when it was asked.
@@ -47,7 +47,7 @@ def register(
     handles: Handles,
     event_set: Any,  # noqa: ANN401 -- the library's own
     index: int,
-) -> Registered:
+) -> EventRegistration:
     """Have GPU `index` report to `event_set`. Blocks.
 
     Raises NVMLError, GpuError, ValueError for no text. A GPU that has no events at all is not asked
@@ -62,10 +62,10 @@ def register(
     except library.NVMLError as error:
         if not is_unable(error):
             raise
-        return Registered(address(handle), uuid, f"it has no events: {error}")
+        return EventRegistration(address(handle), uuid, f"it has no events: {error}")
     if not mask & EVENT_XID:
-        return Registered(address(handle), uuid, "it does not report XIDs")
-    return Registered(address(handle), uuid)
+        return EventRegistration(address(handle), uuid, "it does not report XIDs")
+    return EventRegistration(address(handle), uuid)
 
 
 def free(library: NvmlLibrary, event_set: Any) -> None:  # noqa: ANN401 -- the library's own

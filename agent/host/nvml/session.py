@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedSession:
     """A session that has begun. `number` tells it from those before."""
 
     number: int
@@ -38,7 +38,7 @@ class Opened:
     library_version: str | None
 
 
-class Session:
+class NvmlSession:
     """One after the other, for the life of the process. All methods are called on the loop.
 
     `ended` is called when the driver ends one; `quiet` sends home who waits in the library, and
@@ -64,7 +64,7 @@ class Session:
         self._quiet = quiet
         self._preparing = asyncio.Lock()
         self._opening: asyncio.Future[_Versions] | None = None
-        self._present: Opened | None = None
+        self._present: OpenedSession | None = None
         self._number = 0
         self._begun = 0
         self._broken = ""
@@ -74,7 +74,7 @@ class Session:
         self.withheld = ""
         """Why no session may be begun; empty: one may."""
 
-    async def open(self) -> Opened:
+    async def open(self) -> OpenedSession:
         """The present session; begins one if there is none. Raises DriverMissing, DriverError.
 
         All callers share one beginning, which goes on when they leave: a driver that takes longer
@@ -93,12 +93,12 @@ class Session:
             opening.result()
             return self._now()
 
-    def check(self, opened: Opened) -> None:
+    def check(self, opened: OpenedSession) -> None:
         """Raise DriverError when that session is over."""
         if self._present != opened:
             raise self._over()
 
-    def end(self, error: DriverError, opened: Opened | None = None) -> None:
+    def end(self, error: DriverError, opened: OpenedSession | None = None) -> None:
         """The driver has ended the session: the next call begins anew; whoever listens is told."""
         if self._present is None or (opened is not None and self._present != opened):
             return
@@ -108,13 +108,13 @@ class Session:
         self._ended(error)
 
     @property
-    def present(self) -> Opened | None:
+    def present(self) -> OpenedSession | None:
         """The present session, if there is one; it is not begun for this."""
         return self._present
 
     async def call(
         self,
-        opened: Opened,
+        opened: OpenedSession,
         gpu: str,
         work: Callable[[], T],
         late: Callable[[T], None] | None = None,
@@ -126,7 +126,7 @@ class Session:
         self.check(opened)
         return await self.threads.call(gpu, work, late)
 
-    async def whole(self, opened: Opened, work: Callable[[], T]) -> T:
+    async def whole(self, opened: OpenedSession, work: Callable[[], T]) -> T:
         """A call of that session about the driver as a whole. Raises DriverError, DriverMissing."""
         with self._translated(opened):
             return await self.call(opened, DRIVER, work)
@@ -163,7 +163,7 @@ class Session:
             await asyncio.wait([ending], timeout=self._deadline)
         self.threads.close()
 
-    def _now(self) -> Opened:
+    def _now(self) -> OpenedSession:
         """The present session. Raises DriverError when it has ended in this very moment."""
         if self._present is None:
             raise self._over()
@@ -173,7 +173,7 @@ class Session:
         return DriverError(self._broken or "the driver session was closed")
 
     @contextlib.contextmanager
-    def _translated(self, opened: Opened | None) -> Iterator[None]:
+    def _translated(self, opened: OpenedSession | None) -> Iterator[None]:
         """What the driver as a whole answers, in our own tree; it may end the session `opened`."""
         try:
             yield
@@ -212,7 +212,7 @@ class Session:
         self._opening = None
         if opening.exception() is None and not self._closed:
             self._number += 1
-            self._present = Opened(self._number, *opening.result())
+            self._present = OpenedSession(self._number, *opening.result())
 
     def _begin(self, *, alone: bool) -> _Versions:
         """On a thread: load the library, begin, and ask for both versions.

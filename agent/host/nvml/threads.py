@@ -45,7 +45,7 @@ class GpuThreads:
         raises is raised here. When the caller leaves early, what has begun has its time all the
         same. `late` is given the result for which nobody waits any more.
         """
-        thread, call = self._of(gpu), _Call(work, late)
+        thread, call = self._of(gpu), _ThreadCall(work, late)
         thread.add(call)
         try:
             return await call.answer
@@ -57,7 +57,7 @@ class GpuThreads:
         self, gpu: str, work: Callable[[], T], late: Callable[[T], None]
     ) -> "asyncio.Future[T]":
         """The same for whoever does not wait; look at the future in a callback."""
-        call = _Call(work, late)
+        call = _ThreadCall(work, late)
         self._of(gpu).add(call)
         return call.answer
 
@@ -67,7 +67,7 @@ class GpuThreads:
         Look at the future with asyncio.wait: to await it is to cancel it with oneself, while the
         thread goes on. Raises TimeoutError as `call` does at once.
         """
-        call = _Call(work, timed=False)
+        call = _ThreadCall(work, timed=False)
         self._of(gpu).add(call)
         return call.answer
 
@@ -117,8 +117,8 @@ class _GpuThread:
         self._moved = moved
         self._back = back
         self._loop = asyncio.get_running_loop()
-        self._line: collections.deque[_Call[Any]] = collections.deque()
-        self._inbox: queue.SimpleQueue[_Call[Any] | None] = queue.SimpleQueue()
+        self._line: collections.deque[_ThreadCall[Any]] = collections.deque()
+        self._inbox: queue.SimpleQueue[_ThreadCall[Any] | None] = queue.SimpleQueue()
         self._is_alive = False
         self._end = 0.0
 
@@ -132,7 +132,7 @@ class _GpuThread:
         """The loop's time at which the time of every call is up; 0 where there is none to await."""
         return self._end if self.busy and not self.stuck else 0.0
 
-    def add(self, call: "_Call[T]") -> None:
+    def add(self, call: "_ThreadCall[T]") -> None:
         """Raises TimeoutError while a call is stuck, or where the machine gives no thread."""
         if self.stuck:
             raise self._not_back()
@@ -148,7 +148,7 @@ class _GpuThread:
             self._inbox.put(call)
         self._limit(call)
 
-    def leave(self, call: "_Call[T]") -> None:
+    def leave(self, call: "_ThreadCall[T]") -> None:
         """Its caller has left: what has not begun is never made."""
         if call in self._line and call.made.cancel() and self._line[0] is not call:
             self._line.remove(call)
@@ -158,13 +158,13 @@ class _GpuThread:
         """End the thread, once it has come back."""
         self._inbox.put(None)
 
-    def _limit(self, call: "_Call[Any]") -> None:
+    def _limit(self, call: "_ThreadCall[Any]") -> None:
         """Its time begins: once for the line, and once for the call itself."""
         self._end = self._loop.time() + self._deadline
         if call.timed:
             call.limit(self._loop.call_at(self._end, self._expire, call))
 
-    def _expire(self, call: "_Call[Any]") -> None:
+    def _expire(self, call: "_ThreadCall[Any]") -> None:
         if call.made.cancel():
             is_first = self._line[0] is call
             text = "" if is_first else f"earlier calls about {self._gpu} take too long"
@@ -200,7 +200,7 @@ class _GpuThread:
                 self._loop.call_soon_threadsafe(self._landed)
 
 
-class _Call(Generic[T]):
+class _ThreadCall(Generic[T]):
     """`made` orders the thread that makes it and the loop that may want it no longer.
 
     `answer` is for the caller, who may leave, or be refused, before it is made.

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from agent.core.errors import ApiError
-from agent.host.kube.session import KubeSession, Request, path_of
+from agent.host.kube.session import ApiRequest, KubeSession, path_of
 from agent.sandbox import api_errors
 from agent.sandbox.api_errors import Json, StatusError
 
@@ -31,8 +31,10 @@ class KubeCluster:
         self._session = session
 
     async def get(self, resource: str, namespace: str, name: str) -> Json:
-        """See `Cluster.get`."""
-        return await self._send(Request("GET", "get", resource, _path(resource, namespace, name)))
+        """See `SchedulerCluster.get`."""
+        return await self._send(
+            ApiRequest("GET", "get", resource, _path(resource, namespace, name))
+        )
 
     async def patch(
         self,
@@ -44,28 +46,31 @@ class KubeCluster:
         uid: str | None = None,
         version: str | None = None,
     ) -> Json:
-        """See `Cluster.patch`; the server compares what stands in the patch's own metadata."""
+        """See `SchedulerCluster.patch`; the server compares what the metadata in it says."""
         held = {"uid": uid, "resourceVersion": version}
         conditions = {key: value for key, value in held.items() if value is not None}
         body = changes | {"metadata": changes.get("metadata", {}) | conditions}
         return await self._send(
-            Request(
-                *("PATCH", "patch", resource, _path(resource, namespace, name)),
+            ApiRequest(
+                "PATCH",
+                "patch",
+                resource,
+                _path(resource, namespace, name),
                 body=body,
                 content_type=MERGE_PATCH,
             )
         )
 
     async def create(self, resource: str, namespace: str, obj: Json) -> None:
-        """See `Cluster.create`."""
-        request = Request("POST", "create", resource, _path(resource, namespace), body=obj)
+        """See `SchedulerCluster.create`."""
+        request = ApiRequest("POST", "create", resource, _path(resource, namespace), body=obj)
         try:
             await self._send(request)
         except api_errors.ConflictError as refusal:
             raise api_errors.AlreadyExistsError(str(refusal)) from refusal
 
     async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
-        """See `Cluster.bind`."""
+        """See `SchedulerCluster.bind`."""
         body = {
             "apiVersion": "v1",
             "kind": "Binding",
@@ -73,9 +78,9 @@ class KubeCluster:
             "target": {"apiVersion": "v1", "kind": "Node", "name": node_name},
         }
         path = path_of("namespaces", namespace, "pods", name, "binding")
-        await self._send(Request("POST", "create", "pods/binding", path, body=body))
+        await self._send(ApiRequest("POST", "create", "pods/binding", path, body=body))
 
-    async def _send(self, request: Request) -> Json:
+    async def _send(self, request: ApiRequest) -> Json:
         try:
             return dict(await self._session.fetch(request))
         except ApiError as error:

@@ -9,8 +9,8 @@ import structlog
 
 from agent.codec.narrow import Raw, read_object
 from agent.core.errors import ApiError, ApiGone
-from agent.host.kube.session import KubeSession, Request, path_of
-from agent.host.kube.watch import Pace, frames
+from agent.host.kube.session import ApiRequest, KubeSession, path_of
+from agent.host.kube.watch import WatchTimes, frames
 from agent.kit.reopening import Reopening
 from agent.kit.tally import Tally
 from agent.sandbox.api_errors import Json
@@ -50,7 +50,7 @@ class Follower:
         resource: str,
         audience: Audience,
         rng: random.Random,
-        pace: Pace,
+        pace: WatchTimes,
         queue: ClientQueue,
     ) -> None:
         self.listed = asyncio.Event()
@@ -95,7 +95,7 @@ class Follower:
         while True:
             query = (("limit", str(PAGE)), *((("continue", rest),) if rest else ()))
             path = path_of(self._resource)
-            request = Request("GET", "list", self._resource, path, query=query)
+            request = ApiRequest("GET", "list", self._resource, path, query=query)
             await self._queue.turn()
             answer = await self._session.fetch(request)
             objects += answer.get("items") or ()
@@ -115,7 +115,7 @@ class Follower:
             ("allowWatchBookmarks", "true"),
         )
         path = path_of(self._resource)
-        request = Request("GET", "watch", self._resource, path, query=query)
+        request = ApiRequest("GET", "watch", self._resource, path, query=query)
         await self._queue.turn()
         async for frame in frames(self._session, request, self._pace, _read):
             if frame.obj is None:  # it is open

@@ -15,7 +15,7 @@ from agent.core.errors import MalformedText, cap
 from agent.sandbox.api_errors import Json
 from agent.sandbox.patching import difference
 from agent.sandbox.scheduler.filter import Filtered
-from agent.sandbox.scheduler.webhook import Admission
+from agent.sandbox.scheduler.webhook import WebhookAdmission
 
 _BAD_REQUEST: Final = 400
 _Message = TypeVar("_Message", bound=msgspec.Struct)
@@ -169,7 +169,7 @@ def bind_result(error: str = "") -> Json:
     return {"Error": error}
 
 
-def review_answer(review: AdmissionReview, admission: Admission, pod: Json) -> Json:
+def review_answer(review: AdmissionReview, admission: WebhookAdmission, pod: Json) -> Json:
     """The AdmissionReview that answers; `pod` is the pod as it was posted."""
     response: Json = {"uid": review.request.uid, "allowed": admission.is_allowed}
     if admission.message:
@@ -181,9 +181,9 @@ def review_answer(review: AdmissionReview, admission: Admission, pod: Json) -> J
     return {"apiVersion": review.api_version, "kind": "AdmissionReview", "response": response}
 
 
-def undecodable(pod: Json, error: MalformedText) -> Admission:
+def undecodable(pod: Json, error: MalformedText) -> WebhookAdmission:
     """The refusal of an object that is no pod."""
-    return Admission(pod, is_allowed=False, code=_BAD_REQUEST, message=str(error))
+    return WebhookAdmission(pod, is_allowed=False, code=_BAD_REQUEST, message=str(error))
 
 
 def _folded(body: bytes) -> Json:

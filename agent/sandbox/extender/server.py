@@ -29,7 +29,7 @@ Verb = Callable[[bytes], Awaitable[Json]]
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class ExtenderPath:
     """One path: who answers a body, and the longest body in bytes."""
 
     answer: Verb
@@ -39,7 +39,7 @@ class Door:
 class ExtenderServer:
     """Serves `doors` by path, /healthz, and /readyz: 503 until `is_ready` says so."""
 
-    def __init__(self, doors: Mapping[str, Door], is_ready: Callable[[], bool]) -> None:
+    def __init__(self, doors: Mapping[str, ExtenderPath], is_ready: Callable[[], bool]) -> None:
         self._doors = doors
         self._is_ready = is_ready
 

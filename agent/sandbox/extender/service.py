@@ -13,13 +13,13 @@ import structlog
 from agent.core.errors import MalformedText
 from agent.core.ports import Clock
 from agent.host.kube.session import KubeSession
-from agent.host.kube.watch import Pace
+from agent.host.kube.watch import WatchTimes
 from agent.sandbox.api_errors import Json, StatusError
 from agent.sandbox.extender import messages
 from agent.sandbox.extender.cluster import KubeCluster
 from agent.sandbox.extender.follow import Audience, Follower
-from agent.sandbox.extender.server import REVIEW_LIMIT, Door, ExtenderServer
-from agent.sandbox.extender.view import Nodes, Pods, QuotaView
+from agent.sandbox.extender.server import REVIEW_LIMIT, ExtenderPath, ExtenderServer
+from agent.sandbox.extender.view import QuotaView, SeenNodes, SeenPods
 from agent.sandbox.scheduler.bind import BindError
 from agent.sandbox.scheduler.filter import Filtered
 from agent.sandbox.scheduler.model import SchedulerSettings
@@ -34,7 +34,7 @@ class ExtenderOptions:
 
     settings: SchedulerSettings = field(default_factory=SchedulerSettings)
     interval: float = REGISTER_INTERVAL
-    pace: Pace = field(default_factory=Pace)
+    pace: WatchTimes = field(default_factory=WatchTimes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,10 @@ class Extender:
         self._options = options
         cluster, settings = KubeCluster(session), options.settings
         self._hami = HamiVerbs(cluster, clock, rng, settings, eager=True)
-        self._nodes = Nodes(self._hami)
+        self._nodes = SeenNodes(self._hami)
         audiences: tuple[tuple[str, Audience], ...] = (
             ("nodes", self._nodes),
-            ("pods", Pods(self._hami)),
+            ("pods", SeenPods(self._hami)),
             ("resourcequotas", QuotaView(self._hami.quotas)),
         )
         self._followers = tuple(
@@ -152,9 +152,9 @@ async def serving(extender: Extender, listen: Listen) -> AsyncIterator[str]:
         OSError: the address cannot be had.
     """
     doors = {
-        "/filter": Door(extender.filter),
-        "/bind": Door(extender.bind),
-        "/webhook": Door(extender.review, REVIEW_LIMIT),
+        "/filter": ExtenderPath(extender.filter),
+        "/bind": ExtenderPath(extender.bind),
+        "/webhook": ExtenderPath(extender.review, REVIEW_LIMIT),
     }
     server = ExtenderServer(doors, extender.is_listed)
     listening = server.listening(listen.host, listen.port, listen.tls)

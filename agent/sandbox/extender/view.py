@@ -7,7 +7,7 @@ from agent.sandbox.scheduler.quota import Quotas, full_name
 from agent.sandbox.scheduler.verbs import HamiVerbs
 
 
-class Nodes:
+class SeenNodes:
     """The nodes as they were last seen (an `Audience`)."""
 
     def __init__(self, hami: HamiVerbs) -> None:
@@ -62,7 +62,7 @@ class QuotaView:
         self._quotas.see(kind, obj)
 
 
-class Pods:
+class SeenPods:
     """The pods as they were last seen (an `Audience`); the scheduler's memory keeps them."""
 
     def __init__(self, hami: HamiVerbs) -> None:

@@ -2,25 +2,27 @@
 
 from collections.abc import Iterable, Mapping
 
-from agent.sandbox.kubelet.allocation import Allocator
-from agent.sandbox.kubelet.books import Books
+from agent.sandbox.kubelet.allocation import DeviceAllocator
+from agent.sandbox.kubelet.books import KubeletBooks
 from agent.sandbox.kubelet.devices import DeviceError
-from agent.sandbox.kubelet.node import Admission, Node
+from agent.sandbox.kubelet.node import KubeletAdmission, KubeletNode
 from agent.sandbox.kubelet.pods import PodSpec
-from agent.sandbox.kubelet.seen import SeenLog
+from agent.sandbox.kubelet.seen import KubeletLog
 
 
 class Admitter:
     """Admits one pod at a time; `active` holds every pod that is admitted or being admitted."""
 
-    def __init__(self, node: Node, books: Books, allocator: Allocator, seen: SeenLog) -> None:
+    def __init__(
+        self, node: KubeletNode, books: KubeletBooks, allocator: DeviceAllocator, seen: KubeletLog
+    ) -> None:
         self.active: dict[str, PodSpec] = {}
         self._node = node
         self._books = books
         self._allocator = allocator
         self._seen = seen
 
-    async def admit(self, pod: PodSpec) -> Admission:
+    async def admit(self, pod: PodSpec) -> KubeletAdmission:
         """Ask all handlers; a rejected pod is inactive at once.
 
         Raises:
@@ -32,12 +34,12 @@ class Admitter:
         if refusal is None:
             answers = {c.name: self._allocator.answers((pod.uid, c.name)) for c in pod.containers}
             self._seen.note("admitted", pod=pod.uid)
-            return Admission(admitted=True, containers=answers)
+            return KubeletAdmission(admitted=True, containers=answers)
         del self.active[pod.uid]
         reason, text = refusal
         message = f"Pod was rejected: {text}"
         self._seen.note("rejected", pod=pod.uid, text=message)
-        return Admission(admitted=False, reason=reason, message=message)
+        return KubeletAdmission(admitted=False, reason=reason, message=message)
 
     async def _allocate(self, pod: PodSpec) -> tuple[str, str] | None:
         for container in pod.containers:

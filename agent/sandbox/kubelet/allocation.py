@@ -8,12 +8,12 @@ import asyncio
 import random
 from collections.abc import Callable, Iterable
 
-from agent.sandbox.kubelet.books import Books
+from agent.sandbox.kubelet.books import KubeletBooks
 from agent.sandbox.kubelet.devices import Demand, DeviceError, DeviceTable, draw, fill, shuffled
-from agent.sandbox.kubelet.endpoint import Endpoint
+from agent.sandbox.kubelet.endpoint import PluginEndpoint
 from agent.sandbox.kubelet.pods import ContainerKey, ContainerSpec, PodSpec
-from agent.sandbox.kubelet.records import Record, merge
-from agent.sandbox.kubelet.seen import SeenKind, SeenLog
+from agent.sandbox.kubelet.records import DeviceRecord, merge
+from agent.sandbox.kubelet.seen import KubeletLog, SeenKind
 from agent.wire.v1beta1 import ContainerAllocateResponse
 
 CHECKPOINT = 0.002
@@ -24,14 +24,14 @@ class KubeletPanicError(Exception):
     """The process dies of its own bug; nobody catches this but the model, which restarts it."""
 
 
-class Allocator:
+class DeviceAllocator:
     """The device manager as admission and the pod workers use it."""
 
     def __init__(
         self,
-        books: Books,
+        books: KubeletBooks,
         chance: random.Random,
-        seen: SeenLog,
+        seen: KubeletLog,
         running_at_start: frozenset[ContainerKey],
         active: Callable[[], Iterable[str]],
     ) -> None:
@@ -187,11 +187,11 @@ class Allocator:
             self._note("allocate_refused", owner, resource, order, text)
             raise DeviceError(text)  # the marks stay until the next collection, as the real ones
         numa = self._books.tables.get(resource, DeviceTable()).by_numa(order)
-        self._books.records.insert(owner, resource, Record(numa, responses[0]))
+        self._books.records.insert(owner, resource, DeviceRecord(numa, responses[0]))
         self._note("allocated", owner, resource, order)
 
     async def _call(
-        self, endpoint: Endpoint | None, resource: str, order: list[str]
+        self, endpoint: PluginEndpoint | None, resource: str, order: list[str]
     ) -> list[ContainerAllocateResponse]:
         if endpoint is None:
             raise DeviceError(f"unknown Device Plugin {resource}")

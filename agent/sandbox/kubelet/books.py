@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.sandbox.kubelet import checkpoint
-from agent.sandbox.kubelet.devices import DeviceError, DeviceTable, Listed, shuffled
-from agent.sandbox.kubelet.endpoint import Endpoint
-from agent.sandbox.kubelet.records import Record, Records
-from agent.sandbox.kubelet.seen import SeenLog
+from agent.sandbox.kubelet.devices import DeviceError, DeviceTable, ListedDevice, shuffled
+from agent.sandbox.kubelet.endpoint import PluginEndpoint
+from agent.sandbox.kubelet.records import DeviceRecord, DeviceRecords
+from agent.sandbox.kubelet.seen import KubeletLog
 from agent.wire.v1beta1 import ContainerAllocateResponse
 
 
@@ -26,13 +26,13 @@ class NodeResources:
     removed: frozenset[str] = frozenset()
 
 
-class Books:
+class KubeletBooks:
     """One kubelet process's knowledge of plugins, their ids and who holds them."""
 
-    def __init__(self, directory: Path, chance: random.Random, seen: SeenLog) -> None:
+    def __init__(self, directory: Path, chance: random.Random, seen: KubeletLog) -> None:
         self.tables: dict[str, DeviceTable] = {}
-        self.endpoints: dict[str, Endpoint] = {}
-        self.records = Records()
+        self.endpoints: dict[str, PluginEndpoint] = {}
+        self.records = DeviceRecords()
         self.in_use: dict[str, set[str]] = {}
         self._directory = directory
         self._chance = chance
@@ -47,13 +47,13 @@ class Books:
             return
         for entry in content.entries:
             response = ContainerAllocateResponse.parse(entry.response)
-            record = Record({node: tuple(ids) for node, ids in entry.numa.items()}, response)
+            record = DeviceRecord({node: tuple(ids) for node, ids in entry.numa.items()}, response)
             self.records.insert((entry.pod_uid, entry.container), entry.resource, record)
         self.recount()
         now = asyncio.get_running_loop().time()
         for resource in content.registered or {}:
             self.tables[resource] = DeviceTable()
-            self.endpoints[resource] = Endpoint(resource)
+            self.endpoints[resource] = PluginEndpoint(resource)
             self.endpoints[resource].stop(now)
 
     def save(self) -> None:
@@ -63,7 +63,7 @@ class Books:
             DeviceError: the disk did not take it; the text is the kubelet's.
         """
         entries = [
-            checkpoint.Entry(*owner, resource, record.numa, bytes(record.response))
+            checkpoint.CheckpointEntry(*owner, resource, record.numa, bytes(record.response))
             for owner, resource, record in self.records
         ]
         self._chance.shuffle(entries)
@@ -84,12 +84,12 @@ class Books:
         """Tell whether the device manager feels responsible for the resource at all."""
         return resource in self.tables or resource in self.in_use
 
-    def connected(self, resource: str, endpoint: Endpoint) -> None:
+    def connected(self, resource: str, endpoint: PluginEndpoint) -> None:
         """A plugin has registered; its ids come with its first list."""
         self.endpoints[resource] = endpoint
         self._seen.note("registered", resource=resource)
 
-    def listed(self, resource: str, devices: Iterable[Listed]) -> None:
+    def listed(self, resource: str, devices: Iterable[ListedDevice]) -> None:
         """A list has come: it replaces the table and goes to the checkpoint."""
         table = DeviceTable.of(devices)
         self.tables[resource] = table

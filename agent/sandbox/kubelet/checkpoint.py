@@ -27,7 +27,7 @@ class CheckpointError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CheckpointEntry:
     """One container's hold on one resource; `response` is the serialized answer."""
 
     pod_uid: str
@@ -41,7 +41,7 @@ class Entry:
 class Checkpoint:
     """The content: holds, and the healthy ids of each registered resource."""
 
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[CheckpointEntry, ...] = ()
     registered: Mapping[str, Sequence[str]] | None = None
 
 
@@ -67,7 +67,7 @@ def _spew(content: Checkpoint) -> str:
     )
 
 
-def _spew_entry(entry: Entry) -> str:
+def _spew_entry(entry: CheckpointEntry) -> str:
     nodes = "map" + _list(f"{node}:{_list(entry.numa[node])}" for node in sorted(entry.numa))
     return (
         f"{{PodUID:(string){entry.pod_uid} ContainerName:(string){entry.container} "
@@ -128,8 +128,8 @@ def decode(raw: bytes) -> Checkpoint:
     return content
 
 
-def _decode_entry(entry: Json) -> Entry:
-    return Entry(
+def _decode_entry(entry: Json) -> CheckpointEntry:
+    return CheckpointEntry(
         pod_uid=entry["PodUID"],
         container=entry["ContainerName"],
         resource=entry["ResourceName"],

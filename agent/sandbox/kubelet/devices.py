@@ -32,7 +32,7 @@ class DeviceError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedDevice:
     """One entry of a list; `nodes` is None where the entry had no topology at all."""
 
     id: str
@@ -53,7 +53,7 @@ class DeviceTable:
     ill: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, listed: Iterable[Listed]) -> "DeviceTable":
+    def of(cls, listed: Iterable[ListedDevice]) -> "DeviceTable":
         """The table after a list, which replaces everything before it."""
         entries = tuple(listed)
         last = {entry.id: entry.health for entry in entries}

@@ -13,7 +13,7 @@ from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from grpclib.protocol import Connection, EventsProcessor, H2Protocol, Stream
 from typing_extensions import override
 
-from agent.sandbox.kubelet.devices import DeviceError, Listed
+from agent.sandbox.kubelet.devices import DeviceError, ListedDevice
 from agent.wire.v1beta1 import (
     AllocateRequest,
     ContainerAllocateRequest,
@@ -204,7 +204,7 @@ def go_description(error: BaseException) -> str:
     return "error reading from server: EOF"
 
 
-class Endpoint:
+class PluginEndpoint:
     """One registration of a resource: the way to its plugin, or the memory that there was one.
 
     `options` are None and there is no channel for one that comes from the checkpoint.
@@ -233,7 +233,7 @@ class Endpoint:
         """Tell whether it has been stopped for longer than the grace period."""
         return self.stopped_at is not None and now - self.stopped_at > GRACE_PERIOD
 
-    async def follow(self, receive: Callable[[tuple[Listed, ...]], None]) -> None:
+    async def follow(self, receive: Callable[[tuple[ListedDevice, ...]], None]) -> None:
         """Call ListAndWatch and hand on every list until the plugin ends the stream.
 
         Raises:
@@ -305,9 +305,9 @@ async def _answered(call: Coroutine[object, object, _AnswerT]) -> _AnswerT:
         raise DeviceError(go_text(error), go_description(error)) from error
 
 
-def _read_list(response: ListAndWatchResponse) -> tuple[Listed, ...]:
+def _read_list(response: ListAndWatchResponse) -> tuple[ListedDevice, ...]:
     return tuple(
-        Listed(
+        ListedDevice(
             entry.id,
             entry.health,
             None if entry.topology is None else tuple(node.id for node in entry.topology.nodes),

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from agent.sandbox.kubelet.admission import Admitter
-from agent.sandbox.kubelet.allocation import Allocator, KubeletPanicError
-from agent.sandbox.kubelet.books import Books
-from agent.sandbox.kubelet.node import Node
+from agent.sandbox.kubelet.allocation import DeviceAllocator, KubeletPanicError
+from agent.sandbox.kubelet.books import KubeletBooks
+from agent.sandbox.kubelet.node import KubeletNode
 from agent.sandbox.kubelet.podresources import PodResourcesLister
-from agent.sandbox.kubelet.registration import Registration
-from agent.sandbox.kubelet.seen import SeenKind, SeenLog
+from agent.sandbox.kubelet.registration import RegistrationServer
+from agent.sandbox.kubelet.seen import KubeletLog, SeenKind
 from agent.sandbox.kubelet.serving import SocketServer
 from agent.sandbox.kubelet.workers import PodWorkers, Timings
 
@@ -41,7 +41,12 @@ class Life:
     """A process. Its loop handles one event after the other, and an Allocate holds it up."""
 
     def __init__(
-        self, node: Node, paths: Paths, chance: random.Random, seen: SeenLog, timings: Timings
+        self,
+        node: KubeletNode,
+        paths: Paths,
+        chance: random.Random,
+        seen: KubeletLog,
+        timings: Timings,
     ) -> None:
         self._node = node
         self._paths = paths
@@ -52,11 +57,11 @@ class Life:
         self._exit = asyncio.Event()
         self._jobs: asyncio.Queue[Job] = asyncio.Queue(_JOB_LIMIT)
         self._group = asyncio.TaskGroup()
-        self.books = Books(paths.plugins, chance, seen)
-        self.allocator = Allocator(self.books, chance, seen, node.running(), self._active)
+        self.books = KubeletBooks(paths.plugins, chance, seen)
+        self.allocator = DeviceAllocator(self.books, chance, seen, node.running(), self._active)
         self._admitter = Admitter(node, self.books, self.allocator, seen)
         self._workers = PodWorkers(node, self.allocator, chance, seen, timings, self._turn)
-        self._registration = Registration(paths.plugins, self.books, seen, self._spawn)
+        self._registration = RegistrationServer(paths.plugins, self.books, seen, self._spawn)
         lister = PodResourcesLister(self.books, self.allocator, self._admitter.active, chance)
         self._servers = {
             paths.plugins: SocketServer([self._registration]),

@@ -10,11 +10,11 @@ from typing import Final
 from agent.core.ports import Clock
 from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet import checkpoint
-from agent.sandbox.kubelet.books import Books, NodeResources
+from agent.sandbox.kubelet.books import KubeletBooks, NodeResources
 from agent.sandbox.kubelet.life import Life, Paths
-from agent.sandbox.kubelet.node import Admission, Node, NodePod
+from agent.sandbox.kubelet.node import KubeletAdmission, KubeletNode, NodePod
 from agent.sandbox.kubelet.pods import ContainerKey, read_pod
-from agent.sandbox.kubelet.seen import SeenLog
+from agent.sandbox.kubelet.seen import KubeletLog
 from agent.sandbox.kubelet.workers import Timings
 
 _MACHINE_TIMINGS: Final = Timings()
@@ -37,8 +37,8 @@ class KubeletModel:
         *,
         timings: Timings = _MACHINE_TIMINGS,
     ) -> None:
-        self.node: Final = Node()
-        self.history: Final = SeenLog(clock)
+        self.node: Final = KubeletNode()
+        self.history: Final = KubeletLog(clock)
         self._paths = Paths(directory, pod_resources_dir)
         self.clock: Final = clock
         self.random: Final = random
@@ -123,7 +123,7 @@ class KubeletModel:
         """One tick of the node status; removes resources whose plugin is gone for > 5 minutes."""
         return self._books.tick() if self._books else NodeResources()
 
-    async def admit(self, pod: Json) -> Admission:
+    async def admit(self, pod: Json) -> KubeletAdmission:
         """Bind a pod to the node and wait for the verdict, also across the kubelet's deaths.
 
         Raises:
@@ -165,7 +165,7 @@ class KubeletModel:
         return {owner: record.ids for owner, name, record in records if name == resource}
 
     @property
-    def _books(self) -> Books | None:
+    def _books(self) -> KubeletBooks | None:
         return self._life.books if self._life is not None and self._life.is_serving else None
 
     def health(self, uid: str, container: str) -> Mapping[str, Mapping[str, bool]]:

@@ -10,7 +10,7 @@ from agent.wire.v1beta1 import ContainerAllocateResponse
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class KubeletAdmission:
     """The kubelet's verdict on a pod; `containers` are the merged answers of its plugins."""
 
     admitted: bool
@@ -27,25 +27,25 @@ class NodePod:
     """
 
     spec: PodSpec
-    admission: Admission | None = None
+    admission: KubeletAdmission | None = None
     running: set[str] = field(default_factory=set)
     waiting: dict[str, str] = field(default_factory=dict)
     starts: dict[str, int] = field(default_factory=dict)
     is_initialised: bool = False
-    _verdicts: list[asyncio.Future[Admission]] = field(default_factory=list)
+    _verdicts: list[asyncio.Future[KubeletAdmission]] = field(default_factory=list)
 
     @property
     def is_rejected(self) -> bool:
         """Tell whether the kubelet has refused it for good."""
         return self.admission is not None and not self.admission.admitted
 
-    async def verdict(self) -> Admission:
+    async def verdict(self) -> KubeletAdmission:
         """Wait for the next verdict, of whichever kubelet process gives it."""
-        future: asyncio.Future[Admission] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[KubeletAdmission] = asyncio.get_running_loop().create_future()
         self._verdicts.append(future)
         return await future
 
-    def settle(self, admission: Admission) -> None:
+    def settle(self, admission: KubeletAdmission) -> None:
         """Set the verdict; a rejection kills what still runs of the pod."""
         self.admission = admission
         if not admission.admitted:
@@ -58,7 +58,7 @@ class NodePod:
 
 
 @dataclass(slots=True)
-class Node:
+class KubeletNode:
     """The node. `labels` and `published` (allocatable) are as the API server's Node has them."""
 
     pods: dict[str, NodePod] = field(default_factory=dict)
@@ -73,7 +73,9 @@ class Node:
         """The pod has ended: nothing of it runs, and nobody will admit it any more."""
         pod = self.pods.pop(uid, None)
         if pod is not None and pod.admission is None:
-            pod.settle(Admission(admitted=False, message="the pod ended before it was admitted"))
+            pod.settle(
+                KubeletAdmission(admitted=False, message="the pod ended before it was admitted")
+            )
 
     def in_order(self, chance: random.Random) -> list[str]:
         """UIDs in order of admission: by creation in whole seconds, at random within one."""

@@ -8,7 +8,7 @@ from typing import Final
 from agent.sandbox.api_errors import Json, NotFoundError
 from agent.sandbox.kubelet.books import NodeResources
 from agent.sandbox.kubelet.model import KubeletModel
-from agent.sandbox.kubelet.seen import Seen
+from agent.sandbox.kubelet.seen import KubeletEvent
 from agent.sandbox.store import ObjectStore
 
 _PLAIN: Final = {"cpu": "64", "memory": "1056Gi", "pods": "110"}
@@ -50,7 +50,7 @@ class NodeReporter:
                 async with asyncio.timeout(self._period):
                     await self._wake.wait()
 
-    def _hear(self, event: Seen) -> None:
+    def _hear(self, event: KubeletEvent) -> None:
         if event.kind == "started":
             self._register()
         if event.kind == "started" or (self._eager and event.kind in _CHANGES):

@@ -15,7 +15,7 @@ from agent.sandbox.history import Change
 from agent.sandbox.kubelet import podstatus
 from agent.sandbox.kubelet.model import KubeletModel
 from agent.sandbox.kubelet.nodestatus import NodeReporter
-from agent.sandbox.kubelet.seen import Seen
+from agent.sandbox.kubelet.seen import KubeletEvent
 from agent.sandbox.store import ObjectStore
 
 RUN_SECONDS: Final = "sandbox/run-seconds"
@@ -192,7 +192,7 @@ class KubeletPodLoop:
         except (NotFoundError, ConflictError):
             return  # somebody deleted it with grace 0 meanwhile
 
-    def _hear(self, event: Seen) -> None:
+    def _hear(self, event: KubeletEvent) -> None:
         timings = self._model.timings
         if event.kind == "started":
             self._started = event.elapsed

@@ -9,8 +9,8 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from typing_extensions import override
 
-from agent.sandbox.kubelet.allocation import Allocator
-from agent.sandbox.kubelet.books import Books
+from agent.sandbox.kubelet.allocation import DeviceAllocator
+from agent.sandbox.kubelet.books import KubeletBooks
 from agent.sandbox.kubelet.devices import NO_NUMA
 from agent.sandbox.kubelet.pods import PodSpec
 from agent.wire.v1 import (
@@ -58,8 +58,8 @@ class PodResourcesLister(PodResourcesListerBase):
 
     def __init__(
         self,
-        books: Books,
-        allocator: Allocator,
+        books: KubeletBooks,
+        allocator: DeviceAllocator,
         pods: Mapping[str, PodSpec],
         chance: random.Random,
     ) -> None:

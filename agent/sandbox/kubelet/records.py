@@ -8,7 +8,7 @@ from agent.wire.v1beta1 import ContainerAllocateResponse
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class DeviceRecord:
     """One container's hold on one resource; `numa` maps NUMA nodes (-1: none) to ids."""
 
     numa: Mapping[int, tuple[str, ...]]
@@ -21,17 +21,17 @@ class Record:
 
 
 @dataclass(slots=True)
-class Records:
+class DeviceRecords:
     """All holds of the node: pod UID → container → resource → record."""
 
-    _pods: dict[str, dict[str, dict[str, Record]]] = field(default_factory=dict)
+    _pods: dict[str, dict[str, dict[str, DeviceRecord]]] = field(default_factory=dict)
 
-    def insert(self, owner: ContainerKey, resource: str, record: Record) -> None:
+    def insert(self, owner: ContainerKey, resource: str, record: DeviceRecord) -> None:
         """Note a hold, in place of an earlier one of the same container and resource."""
         uid, container = owner
         self._pods.setdefault(uid, {}).setdefault(container, {})[resource] = record
 
-    def of_container(self, owner: ContainerKey) -> Mapping[str, Record]:
+    def of_container(self, owner: ContainerKey) -> Mapping[str, DeviceRecord]:
         """The container's records by resource."""
         uid, container = owner
         return self._pods.get(uid, {}).get(container, {})
@@ -59,14 +59,14 @@ class Records:
         """Tell whether any container of the pod has a record."""
         return uid in self._pods
 
-    def __iter__(self) -> Iterator[tuple[ContainerKey, str, Record]]:
+    def __iter__(self) -> Iterator[tuple[ContainerKey, str, DeviceRecord]]:
         for uid, containers in self._pods.items():
             for container, resources in containers.items():
                 for resource, record in resources.items():
                     yield (uid, container), resource, record
 
 
-def merge(records: Iterable[Record]) -> ContainerAllocateResponse:
+def merge(records: Iterable[DeviceRecord]) -> ContainerAllocateResponse:
     """What the runtime is told of a container: the first value of each key wins."""
     whole = ContainerAllocateResponse()
     for record in records:

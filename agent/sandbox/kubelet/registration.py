@@ -14,10 +14,16 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from typing_extensions import override
 
-from agent.sandbox.kubelet.books import Books
+from agent.sandbox.kubelet.books import KubeletBooks
 from agent.sandbox.kubelet.devices import DeviceError, is_extended_resource
-from agent.sandbox.kubelet.endpoint import PLUGIN_FAULTS, Endpoint, PluginChannel, dial, go_text
-from agent.sandbox.kubelet.seen import SeenLog
+from agent.sandbox.kubelet.endpoint import (
+    PLUGIN_FAULTS,
+    PluginChannel,
+    PluginEndpoint,
+    dial,
+    go_text,
+)
+from agent.sandbox.kubelet.seen import KubeletLog
 from agent.wire.v1beta1 import DevicePluginStub, Empty, RegisterRequest, RegistrationBase
 
 VERSION: Final = "v1beta1"
@@ -30,14 +36,14 @@ class _Client:
     channel: PluginChannel | None = None
 
 
-class Registration(RegistrationBase):
+class RegistrationServer(RegistrationBase):
     """Plugins call `Register`; everything after it runs in tasks given to `spawn`."""
 
     def __init__(
         self,
         directory: Path,
-        books: Books,
-        seen: SeenLog,
+        books: KubeletBooks,
+        seen: KubeletLog,
         spawn: Callable[[Coroutine[object, object, None]], object],
     ) -> None:
         self._directory = directory
@@ -80,15 +86,15 @@ class Registration(RegistrationBase):
         self._books.connected(resource, endpoint)
         self._spawn(self._run(resource, endpoint))
 
-    async def _ask_options(self, resource: str, channel: PluginChannel) -> Endpoint:
+    async def _ask_options(self, resource: str, channel: PluginChannel) -> PluginEndpoint:
         try:
             options = await DevicePluginStub(channel).get_device_plugin_options(Empty())
         except PLUGIN_FAULTS as error:
             text = f"failed to get device plugin options: {go_text(error)}"
             raise DeviceError(text) from error
-        return Endpoint(resource, channel, options)
+        return PluginEndpoint(resource, channel, options)
 
-    async def _run(self, resource: str, endpoint: Endpoint) -> None:
+    async def _run(self, resource: str, endpoint: PluginEndpoint) -> None:
         text = "the plugin ended the stream"
         try:
             await endpoint.follow(lambda devices: self._books.listed(resource, devices))

@@ -39,7 +39,7 @@ SeenKind = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class KubeletEvent:
     """One event. `elapsed` is loop time in seconds; `ids` what was asked; `text` the answer."""
 
     at: dt.datetime
@@ -52,14 +52,14 @@ class Seen:
     text: str = ""
 
 
-class SeenLog:
+class KubeletLog:
     """The last `limit` events, oldest first; it outlives the kubelet's restarts."""
 
     def __init__(self, clock: Clock, limit: int = 10_000) -> None:
         self._clock = clock
-        self._events: deque[Seen] = deque(maxlen=limit)
+        self._events: deque[KubeletEvent] = deque(maxlen=limit)
         self._waiters: list[asyncio.Future[None]] = []
-        self._listeners: list[Callable[[Seen], None]] = []
+        self._listeners: list[Callable[[KubeletEvent], None]] = []
 
     def note(
         self,
@@ -73,7 +73,9 @@ class SeenLog:
     ) -> None:
         """Add an event, tell the listeners and wake everyone who waits for a change."""
         elapsed = asyncio.get_running_loop().time()
-        event = Seen(self._clock.now(), elapsed, kind, resource, pod, container, tuple(ids), text)
+        event = KubeletEvent(
+            self._clock.now(), elapsed, kind, resource, pod, container, tuple(ids), text
+        )
         self._events.append(event)
         for listener in self._listeners:
             listener(event)
@@ -82,11 +84,11 @@ class SeenLog:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def listen(self, listener: Callable[[Seen], None]) -> None:
+    def listen(self, listener: Callable[[KubeletEvent], None]) -> None:
         """Call `listener` with every event from now on; it must return at once."""
         self._listeners.append(listener)
 
-    def of(self, *kinds: SeenKind) -> list[Seen]:
+    def of(self, *kinds: SeenKind) -> list[KubeletEvent]:
         """The kept events of these kinds."""
         return [event for event in self._events if event.kind in kinds]
 
@@ -97,7 +99,7 @@ class SeenLog:
             self._waiters.append(waiter)
             await waiter
 
-    def __iter__(self) -> Iterator[Seen]:
+    def __iter__(self) -> Iterator[KubeletEvent]:
         return iter(tuple(self._events))
 
     def __len__(self) -> int:

@@ -5,11 +5,11 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from agent.sandbox.kubelet.allocation import Allocator
+from agent.sandbox.kubelet.allocation import DeviceAllocator
 from agent.sandbox.kubelet.devices import DeviceError
-from agent.sandbox.kubelet.node import Node, NodePod
+from agent.sandbox.kubelet.node import KubeletNode, NodePod
 from agent.sandbox.kubelet.pods import ContainerSpec
-from agent.sandbox.kubelet.seen import SeenLog
+from agent.sandbox.kubelet.seen import KubeletLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ class PodWorkers:
 
     def __init__(
         self,
-        node: Node,
-        allocator: Allocator,
+        node: KubeletNode,
+        allocator: DeviceAllocator,
         chance: random.Random,
-        seen: SeenLog,
+        seen: KubeletLog,
         timings: Timings,
         turn: Callable[[], Awaitable[None]],
     ) -> None:

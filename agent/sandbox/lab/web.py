@@ -11,14 +11,14 @@ DEADLINE: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class WebAnswer:
     """An answer: its HTTP status and its text."""
 
     status: int
     text: str
 
 
-async def fetch(address: str, path: str) -> Page:
+async def fetch(address: str, path: str) -> WebAnswer:
     """The page at `path`.
 
     Raises:
@@ -30,7 +30,7 @@ async def fetch(address: str, path: str) -> Page:
             aiohttp.ClientSession() as session,
             session.get(address + path) as answer,
         ):
-            return Page(answer.status, await answer.text())
+            return WebAnswer(answer.status, await answer.text())
     except aiohttp.ClientError as error:
         raise ConnectionError(f"{address}{path}: {error}") from error
 

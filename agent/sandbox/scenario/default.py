@@ -9,7 +9,7 @@ from agent.sandbox.lab.cluster import SandboxCluster
 from agent.sandbox.scenario import begin, storm, trouble
 from agent.sandbox.scenario.disk_first import DiskWatch
 from agent.sandbox.scenario.promises import promises
-from agent.sandbox.scenario.record import Moment, Record, Unmet
+from agent.sandbox.scenario.record import Moment, ScenarioRecord, Unmet
 from agent.sandbox.scenario.stage import Stage
 from agent.sandbox.scenario.sums import SumWatch
 
@@ -43,7 +43,7 @@ def open_stage(cluster: SandboxCluster, split_count: int, tell: Callable[[Moment
     cluster.kubelet.history.listen(sums.hear)
     disk = DiskWatch(cluster)
     cluster.kubelet.history.listen(disk.hear)
-    record = Record(promises(len(gpus), split_count), tell)
+    record = ScenarioRecord(promises(len(gpus), split_count), tell)
     return Stage(cluster, record, gpus, split_count, sums, disk)
 
 
@@ -51,7 +51,7 @@ FAULTS: Final = (AgentError, StatusError, OSError, ValueError)
 """What a broken agent can make a step run into: files and pages that are not as promised."""
 
 
-async def act(stage: Stage, steps: Sequence[Step] = DEFAULT) -> Record:
+async def act(stage: Stage, steps: Sequence[Step] = DEFAULT) -> ScenarioRecord:
     """Take the steps until one finds that its claim does not come; what is left stays unchecked."""
     try:
         for step in steps:

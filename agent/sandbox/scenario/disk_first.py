@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from agent.core.cluster.pods import PodUid
 from agent.core.errors import StateCorrupt
 from agent.core.state.ledger import ContainerKey
-from agent.sandbox.kubelet.seen import Seen
+from agent.sandbox.kubelet.seen import KubeletEvent
 from agent.sandbox.lab.cluster import SandboxCluster
 from agent.sandbox.scenario.facts import state_on_disk
 
@@ -18,7 +18,7 @@ class DiskWatch:
     checks: int = 0
     problems: list[str] = field(default_factory=list)
 
-    def hear(self, event: Seen) -> None:
+    def hear(self, event: KubeletEvent) -> None:
         """The kubelet has an answer: its row must be in the file that a killed agent leaves."""
         if event.kind != "allocated":
             return

@@ -9,7 +9,7 @@ NOT_REACHED: Final = "the scenario ended before"
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ScenarioClaim:
     """One sentence that was checked; `measured` is what was found."""
 
     id: str
@@ -34,7 +34,7 @@ class Unmet(Exception):  # noqa: N818 -- a claim that was not met, not an error 
 
 
 @dataclass(eq=False, slots=True)
-class Record:
+class ScenarioRecord:
     """Filled by the steps; `promised` maps every claim's id to its sentence, in order.
 
     `awaited` is what the present step waits for, empty when it does not wait.
@@ -66,10 +66,10 @@ class Record:
         self._add(Moment(self.elapsed, sentence, text, ok, claim))
 
     @property
-    def claims(self) -> tuple[Claim, ...]:
+    def claims(self) -> tuple[ScenarioClaim, ...]:
         """Every promised claim; one that was not reached is not true."""
         return tuple(
-            Claim(name, sentence, *self._found.get(name, (False, NOT_REACHED)))
+            ScenarioClaim(name, sentence, *self._found.get(name, (False, NOT_REACHED)))
             for name, sentence in self.promised.items()
         )
 

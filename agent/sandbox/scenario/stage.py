@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from agent.core.inventory.gpu import Gpu, GpuUuid
-from agent.sandbox.kubelet.seen import Seen, SeenKind
+from agent.sandbox.kubelet.seen import KubeletEvent, SeenKind
 from agent.sandbox.lab.child import AgentChild
 from agent.sandbox.lab.cluster import SandboxCluster
 from agent.sandbox.scenario.disk_first import DiskWatch
-from agent.sandbox.scenario.record import Record, Unmet
+from agent.sandbox.scenario.record import ScenarioRecord, Unmet
 from agent.sandbox.scenario.sums import SumWatch
 
 PATIENCE = 10.0
@@ -24,7 +24,7 @@ class Stage:
     """One run of the scenario. `placed` are the names of pods that run, `ill` the ill GPU."""
 
     cluster: SandboxCluster
-    record: Record
+    record: ScenarioRecord
     gpus: Mapping[GpuUuid, Gpu]
     split_count: int
     sums: SumWatch
@@ -42,7 +42,7 @@ class Stage:
         """The loop's time."""
         return asyncio.get_running_loop().time()
 
-    def seen(self, since: float, *kinds: SeenKind) -> list[Seen]:
+    def seen(self, since: float, *kinds: SeenKind) -> list[KubeletEvent]:
         """What the kubelet saw and did from that moment on."""
         events = self.cluster.kubelet.history.of(*kinds)
         return [event for event in events if event.elapsed >= since]

@@ -7,7 +7,7 @@ from typing import Final
 
 from agent.core.inventory.gpu import Gpu, GpuUuid
 from agent.sandbox.kubelet.pods import PodSpec
-from agent.sandbox.kubelet.seen import Seen
+from agent.sandbox.kubelet.seen import KubeletEvent
 from agent.sandbox.lab.cluster import SandboxCluster
 from agent.sandbox.scenario.edits import promised
 from agent.sandbox.scenario.facts import Answers, answers, parsed
@@ -28,7 +28,7 @@ class SumWatch:
     checks: int = 0
     problems: list[str] = field(default_factory=list)
 
-    def hear(self, event: Seen) -> None:
+    def hear(self, event: KubeletEvent) -> None:
         """Look again whenever a pod has been admitted: its answers are on the kubelet's disk."""
         if event.kind != "admitted":
             return

@@ -14,7 +14,7 @@ from agent.codec.pod import encode_pod_devices
 from agent.core.cluster import annotations
 from agent.core.ports import Clock
 from agent.sandbox.api_errors import Json, StatusError
-from agent.sandbox.scheduler.cluster import Cluster
+from agent.sandbox.scheduler.cluster import SchedulerCluster
 from agent.sandbox.scheduler.events import Events
 from agent.sandbox.scheduler.filter import NORMAL, WARNING, Notice
 from agent.sandbox.scheduler.fit import Groups
@@ -62,7 +62,7 @@ class Binder:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: SchedulerCluster,
         clock: Clock,
         settings: SchedulerSettings,
         rng: random.Random,

@@ -8,7 +8,7 @@ reads, writes, bindings and Events share its queue. A request that waits holds u
 import asyncio
 
 from agent.sandbox.api_errors import Json
-from agent.sandbox.scheduler.cluster import Cluster
+from agent.sandbox.scheduler.cluster import SchedulerCluster
 
 
 class ClientQueue:
@@ -51,14 +51,14 @@ class ClientQueue:
 
 
 class QueuedCluster:
-    """The port over another one, behind a queue (`Cluster`): each call is one request."""
+    """The port over another one, behind a queue (`SchedulerCluster`): each call is one request."""
 
-    def __init__(self, cluster: Cluster, queue: ClientQueue) -> None:
+    def __init__(self, cluster: SchedulerCluster, queue: ClientQueue) -> None:
         self._cluster = cluster
         self._queue = queue
 
     async def get(self, resource: str, namespace: str, name: str) -> Json:
-        """See `Cluster.get`."""
+        """See `SchedulerCluster.get`."""
         await self._queue.turn()
         return await self._cluster.get(resource, namespace, name)
 
@@ -72,18 +72,18 @@ class QueuedCluster:
         uid: str | None = None,
         version: str | None = None,
     ) -> Json:
-        """See `Cluster.patch`."""
+        """See `SchedulerCluster.patch`."""
         await self._queue.turn()
         return await self._cluster.patch(
             resource, namespace, name, changes, uid=uid, version=version
         )
 
     async def create(self, resource: str, namespace: str, obj: Json) -> None:
-        """See `Cluster.create`."""
+        """See `SchedulerCluster.create`."""
         await self._queue.turn()
         await self._cluster.create(resource, namespace, obj)
 
     async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
-        """See `Cluster.bind`."""
+        """See `SchedulerCluster.bind`."""
         await self._queue.turn()
         await self._cluster.bind(namespace, name, uid, node_name)

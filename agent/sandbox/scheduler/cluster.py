@@ -7,7 +7,7 @@ from agent.sandbox.patching import merge_patch
 from agent.sandbox.store import ObjectStore
 
 
-class Cluster(Protocol):
+class SchedulerCluster(Protocol):
     """The reads and writes of filter, bind and ingestion; each raises StatusError when refused."""
 
     async def get(self, resource: str, namespace: str, name: str) -> Json:
@@ -46,7 +46,7 @@ class StoreCluster:
         self._store = store
 
     async def get(self, resource: str, namespace: str, name: str) -> Json:
-        """See `Cluster.get`."""
+        """See `SchedulerCluster.get`."""
         return self._store.get(resource, namespace, name)
 
     async def patch(
@@ -59,7 +59,7 @@ class StoreCluster:
         uid: str | None = None,
         version: str | None = None,
     ) -> Json:
-        """See `Cluster.patch`."""
+        """See `SchedulerCluster.patch`."""
         return self._store.update(
             *(resource, namespace, name),
             lambda held: merge_patch(held, changes),
@@ -68,9 +68,9 @@ class StoreCluster:
         )
 
     async def create(self, resource: str, namespace: str, obj: Json) -> None:
-        """See `Cluster.create`."""
+        """See `SchedulerCluster.create`."""
         self._store.create(resource, obj | {"metadata": obj["metadata"] | {"namespace": namespace}})
 
     async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
-        """See `Cluster.bind`."""
+        """See `SchedulerCluster.bind`."""
         self._store.bind(namespace, name, node_name, uid=uid)

@@ -13,7 +13,7 @@ import structlog
 from agent.core.ports import Clock
 from agent.sandbox.api_errors import Json, NotFoundError, StatusError
 from agent.sandbox.scheduler.client import ClientQueue
-from agent.sandbox.scheduler.cluster import Cluster
+from agent.sandbox.scheduler.cluster import SchedulerCluster
 from agent.sandbox.scheduler.filter import Notice
 
 log = structlog.get_logger(__name__)
@@ -61,7 +61,7 @@ class EventQueue:
 class EventRecorder:
     """Writes Events whose source is `component`; each is written when `record` returns."""
 
-    def __init__(self, cluster: Cluster, clock: Clock, component: str) -> None:
+    def __init__(self, cluster: SchedulerCluster, clock: Clock, component: str) -> None:
         self._cluster = cluster
         self._clock = clock
         self._component = component

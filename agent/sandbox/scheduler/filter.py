@@ -14,7 +14,7 @@ from typing import Final
 
 from agent.sandbox.api_errors import Json
 from agent.sandbox.scheduler.fit import Groups, Wishes, fit_pod
-from agent.sandbox.scheduler.model import NodeState, SchedulerSettings
+from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings
 from agent.sandbox.scheduler.quota import Quotas
 from agent.sandbox.scheduler.requests import init_count, pod_requests
 from agent.sandbox.scheduler.steering import BadWeightsError, read_steering
@@ -51,7 +51,7 @@ class Filtered:
 def filter_pod(
     pod: Json,
     candidates: Sequence[str],
-    registered: Mapping[str, NodeState],
+    registered: Mapping[str, RegisteredNode],
     settings: SchedulerSettings,
     rng: random.Random,
     quotas: Quotas | None = None,

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from agent.core.inventory.share import Share
 from agent.sandbox.scheduler.model import (
     PERCENT_UNSET,
-    GpuState,
+    ContainerRequest,
+    GpuView,
     Links,
     Load,
-    NodeState,
     Reasons,
-    Request,
+    RegisteredNode,
 )
 from agent.sandbox.scheduler.steering import Steering
 from agent.sandbox.scheduler.usage import Reservation
@@ -39,13 +39,13 @@ class Wishes:
     `fits_quota` is asked with memory and cores of what the pod would hold.
     """
 
-    requests: Sequence[Request | None]
+    requests: Sequence[ContainerRequest | None]
     inits: int
     steering: Steering
     fits_quota: Callable[[int, int], bool] = field(default=lambda _memory, _cores: True)
 
 
-def fit_pod(node: NodeState, wishes: Wishes) -> NodeFit:
+def fit_pod(node: RegisteredNode, wishes: Wishes) -> NodeFit:
     """Place all containers of a pod on one node.
 
     Each init container sees the node as it is, for they run one after another. The others add up.
@@ -56,7 +56,7 @@ def fit_pod(node: NodeState, wishes: Wishes) -> NodeFit:
     visible = tuple(gpu for gpu in node.gpus if "nvidia" in gpu.capacity.type_name.lower())
     inits: list[tuple[Share, ...]] = []
     groups: list[tuple[Share, ...]] = []
-    running: Sequence[GpuState] = visible
+    running: Sequence[GpuView] = visible
     for position, request in enumerate(wishes.requests):
         if request is None:
             continue
@@ -65,7 +65,7 @@ def fit_pod(node: NodeState, wishes: Wishes) -> NodeFit:
         if request.count > len(gpus):
             return NodeFit(None, "NodeInsufficientDevice")
         before = inits if is_init else groups
-        shares, reasons = _Container(node, wishes, request, before).fit(gpus)
+        shares, reasons = _ContainerFit(node, wishes, request, before).fit(gpus)
         if shares is None:
             return NodeFit(None, _describe(reasons, len(gpus)))
         if not is_init:
@@ -75,15 +75,15 @@ def fit_pod(node: NodeState, wishes: Wishes) -> NodeFit:
 
 
 @dataclass(frozen=True, slots=True)
-class _Container:
+class _ContainerFit:
     """One container's request; `before` are the groups of those of its kind before it."""
 
-    node: NodeState
+    node: RegisteredNode
     wishes: Wishes
-    request: Request
+    request: ContainerRequest
     before: Sequence[tuple[Share, ...]]
 
-    def fit(self, gpus: Sequence[GpuState]) -> tuple[tuple[Share, ...] | None, Reasons]:
+    def fit(self, gpus: Sequence[GpuView]) -> tuple[tuple[Share, ...] | None, Reasons]:
         """Its shares, or the reasons; the last of `gpus` is tried first."""
         steering, count = self.wishes.steering, self.request.count
         reasons: Counter[str] = Counter()
@@ -109,7 +109,7 @@ class _Container:
             reasons["AllocatedCardsInsufficientRequest"] = len(picked)
         return None, reasons
 
-    def _refuse_share(self, gpu: GpuState, share: Share, picked: Sequence[Share]) -> str | None:
+    def _refuse_share(self, gpu: GpuView, share: Share, picked: Sequence[Share]) -> str | None:
         steering = self.wishes.steering
         if refusal := _refuse_use(gpu, steering):
             return refusal
@@ -137,7 +137,7 @@ def _connected(shares: Sequence[Share], count: int, links: Links) -> tuple[Share
     )
 
 
-def _refuse_kind(gpu: GpuState, cordoned: frozenset[str], steering: Steering) -> str | None:
+def _refuse_kind(gpu: GpuView, cordoned: frozenset[str], steering: Steering) -> str | None:
     """What speaks against a GPU before its NUMA node is looked at."""
     if not gpu.capacity.healthy:
         return "CardNotHealth"
@@ -146,7 +146,7 @@ def _refuse_kind(gpu: GpuState, cordoned: frozenset[str], steering: Steering) ->
     return None if steering.admits_type(gpu.capacity) else "CardTypeMismatch"
 
 
-def _refuse_use(gpu: GpuState, steering: Steering) -> str | None:
+def _refuse_use(gpu: GpuView, steering: Steering) -> str | None:
     """What speaks against a GPU whatever the share; the order of the questions is HAMi's."""
     has, used = gpu.capacity, gpu.load
     if not steering.admits_uuid(has):
@@ -158,7 +158,7 @@ def _refuse_use(gpu: GpuState, steering: Steering) -> str | None:
     return None
 
 
-def _refuse_room(gpu: GpuState, share: Share) -> str | None:
+def _refuse_room(gpu: GpuView, share: Share) -> str | None:
     """What speaks against this share on the GPU; the order of the questions is HAMi's."""
     has, used = gpu.capacity, gpu.load
     asked = share.core_percent
@@ -175,14 +175,14 @@ def _refuse_room(gpu: GpuState, share: Share) -> str | None:
     return next((reason for reason, applies in refusals if applies), None)
 
 
-def _share_of(gpu: GpuState, request: Request) -> Share:
+def _share_of(gpu: GpuView, request: ContainerRequest) -> Share:
     memory_mib = request.memory_mib
     if memory_mib == 0 and request.memory_percent != PERCENT_UNSET:
         memory_mib = gpu.capacity.registered_mib * request.memory_percent // 100
     return Share(gpu.capacity.uuid, memory_mib, min(request.core_percent, 100))
 
 
-def _place(gpus: Sequence[GpuState], shares: Sequence[Share]) -> list[GpuState]:
+def _place(gpus: Sequence[GpuView], shares: Sequence[Share]) -> list[GpuView]:
     """The GPUs with the shares on them, in the order they were sorted: later ties depend on it."""
     loads = {share.uuid: Load(1, share.memory_mib, share.core_percent) for share in shares}
     return [gpu.with_load(loads.get(gpu.capacity.uuid, Load())) for gpu in gpus]

@@ -16,7 +16,7 @@ from agent.core.cluster import annotations
 from agent.core.ports import Clock
 from agent.kit.backoff import Backoff
 from agent.sandbox.api_errors import Json, NotFoundError, StatusError
-from agent.sandbox.scheduler.cluster import Cluster
+from agent.sandbox.scheduler.cluster import SchedulerCluster
 from agent.sandbox.scheduler.gotime import TimeError, parse_time
 
 _TRIES: Final = 5
@@ -43,7 +43,9 @@ class NodeLocks:
     Writes to the lock of one node go one after the other; the first look of `take` waits for none.
     """
 
-    def __init__(self, cluster: Cluster, clock: Clock, rng: random.Random, timeout: float) -> None:
+    def __init__(
+        self, cluster: SchedulerCluster, clock: Clock, rng: random.Random, timeout: float
+    ) -> None:
         self._cluster = cluster
         self._clock = clock
         self._rng = rng

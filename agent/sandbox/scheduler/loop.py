@@ -18,7 +18,7 @@ from agent.sandbox.scheduler.cluster import StoreCluster
 from agent.sandbox.scheduler.events import EventRecorder
 from agent.sandbox.scheduler.filter import WARNING, Filtered, Notice
 from agent.sandbox.scheduler.model import SchedulerSettings
-from agent.sandbox.scheduler.pending import Backoff, PendingPods
+from agent.sandbox.scheduler.pending import PendingPods, PlacingBackoff
 from agent.sandbox.scheduler.quota import full_name
 from agent.sandbox.scheduler.requests import COUNT, all_containers, lookup
 from agent.sandbox.scheduler.usage import TERMINAL, has_passed_init
@@ -46,7 +46,7 @@ class SchedulerModel:
         *,
         settings: SchedulerSettings | None = None,
         eager: bool = False,
-        backoff: Backoff | None = None,
+        backoff: PlacingBackoff | None = None,
     ) -> None:
         self.settings = settings or SchedulerSettings()
         self._store = store
@@ -55,7 +55,7 @@ class SchedulerModel:
         self._hami = HamiVerbs(cluster, clock, rng, self.settings, eager=eager)
         self._events = EventRecorder(cluster, clock, self.settings.scheduler_name)
         """kube-scheduler's own: its client has another queue, which is no matter here."""
-        self._pending = PendingPods(self.settings.scheduler_name, backoff or Backoff())
+        self._pending = PendingPods(self.settings.scheduler_name, backoff or PlacingBackoff())
         self._pod_signatures: dict[str, object] = {}
         self._wake = asyncio.Event()
 

@@ -30,13 +30,13 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class GpuState:
+class GpuView:
     """One GPU as a pod under decision sees it."""
 
     capacity: RegisteredGpu
     load: Load = field(default_factory=Load)
 
-    def with_load(self, more: Load) -> "GpuState":
+    def with_load(self, more: Load) -> "GpuView":
         """The same GPU after something more was placed on it."""
         return replace(self, load=self.load + more)
 
@@ -62,14 +62,14 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeState:
+class RegisteredNode:
     """A registered node: its GPUs in the order of the annotation, and which are cordoned.
 
     `links`: how well two GPUs are connected, by the UUIDs of both; a pair that is missing has 0.
     """
 
     name: str
-    gpus: tuple[GpuState, ...]
+    gpus: tuple[GpuView, ...]
     cordoned: frozenset[str] = frozenset()
     links: Links = field(default_factory=dict)
 
@@ -85,7 +85,7 @@ class NodeState:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ContainerRequest:
     """What one container asks for: `count` GPUs, each with memory (0: by percent) and cores."""
 
     count: int

@@ -9,7 +9,7 @@ from agent.sandbox.scheduler.usage import TERMINAL
 
 
 @dataclass(frozen=True, slots=True)
-class Backoff:
+class PlacingBackoff:
     """Seconds before a pod whose placing failed is tried again: doubling from first to most.
 
     kube-scheduler looks once a second at who has waited long enough.
@@ -24,7 +24,7 @@ class Backoff:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _UnplacedPod:
     namespace: str
     name: str
     due: float = 0.0
@@ -36,10 +36,10 @@ class _Waiting:
 class PendingPods:
     """The queue, in order of arrival; times are of the running loop's clock."""
 
-    def __init__(self, scheduler_name: str, backoff: Backoff) -> None:
+    def __init__(self, scheduler_name: str, backoff: PlacingBackoff) -> None:
         self._scheduler_name = scheduler_name
         self._backoff = backoff
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, _UnplacedPod] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -52,7 +52,7 @@ class PendingPods:
             return False
         if uid in self._waiting:
             return False
-        self._waiting[uid] = _Waiting(pod["metadata"]["namespace"], pod["metadata"]["name"])
+        self._waiting[uid] = _UnplacedPod(pod["metadata"]["namespace"], pod["metadata"]["name"])
         return True
 
     def is_waiting(self, pod: Json) -> bool:

@@ -13,7 +13,7 @@ from agent.core.cluster import annotations
 from agent.core.errors import MalformedText
 from agent.core.inventory.gpu import GpuUuid
 from agent.sandbox.api_errors import Json
-from agent.sandbox.scheduler.model import GpuState, Links, Load, NodeState
+from agent.sandbox.scheduler.model import GpuView, Links, Load, RegisteredNode
 from agent.sandbox.scheduler.refresh import (
     Sighting,
     Version,
@@ -32,10 +32,10 @@ class Offer:
     cordoned: frozenset[str] = frozenset()
     links: Links = field(default_factory=dict)
 
-    def state(self, name: str, loads: Mapping[GpuUuid, Load]) -> NodeState:
+    def state(self, name: str, loads: Mapping[GpuUuid, Load]) -> RegisteredNode:
         """The node with what is used of it."""
-        states = tuple(GpuState(gpu, loads.get(gpu.uuid, Load())) for gpu in self.gpus)
-        return NodeState(name, states, self.cordoned, self.links)
+        states = tuple(GpuView(gpu, loads.get(gpu.uuid, Load())) for gpu in self.gpus)
+        return RegisteredNode(name, states, self.cordoned, self.links)
 
 
 class Registry:
@@ -76,7 +76,7 @@ class Registry:
         self.changes += self._nodes.pop(name, None) is not None
         self._seen.pop(name, None)
 
-    def state(self, name: str, loads: Mapping[GpuUuid, Load]) -> NodeState | None:
+    def state(self, name: str, loads: Mapping[GpuUuid, Load]) -> RegisteredNode | None:
         """A registered node with what is used of it, or None."""
         if name not in self._nodes:
             return None

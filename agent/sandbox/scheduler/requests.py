@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Final
 
 from agent.sandbox.api_errors import Json
-from agent.sandbox.scheduler.model import PERCENT_UNSET, Request, SchedulerSettings
+from agent.sandbox.scheduler.model import PERCENT_UNSET, ContainerRequest, SchedulerSettings
 
 COUNT: Final = "nvidia.com/gpu"
 MEMORY: Final = "nvidia.com/gpumem"
@@ -70,12 +70,12 @@ def lookup(container: Json, resource: str) -> object | None:
     return None
 
 
-def pod_requests(pod: Json, settings: SchedulerSettings) -> tuple[Request | None, ...]:
+def pod_requests(pod: Json, settings: SchedulerSettings) -> tuple[ContainerRequest | None, ...]:
     """One entry for each container, init containers first; None asks for no GPU."""
     return tuple(container_request(container, settings) for container in all_containers(pod))
 
 
-def container_request(container: Json, settings: SchedulerSettings) -> Request | None:
+def container_request(container: Json, settings: SchedulerSettings) -> ContainerRequest | None:
     """What the container asks for; an unusable memory value drops the whole request."""
     count = parse_quantity(lookup(container, COUNT))
     if count is None or count <= 0:
@@ -97,4 +97,4 @@ def container_request(container: Json, settings: SchedulerSettings) -> Request |
     cores = parse_quantity(lookup(container, CORES))
     if cores is None or abs(cores) > _INT32_MAX:
         cores = settings.default_core_percent
-    return Request(count, memory_mib, percent, cores)
+    return ContainerRequest(count, memory_mib, percent, cores)

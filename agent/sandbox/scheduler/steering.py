@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from agent.codec.register import RegisteredGpu
-from agent.sandbox.scheduler.model import GpuState, SchedulerSettings, Weights
+from agent.sandbox.scheduler.model import GpuView, SchedulerSettings, Weights
 
 WEIGHTS: Final = "hami.io/device-scoring-weights"
 _WEIGHTS: Final = ("slot", "core", "memory")
@@ -61,7 +61,7 @@ class Steering:
             return False
         return self.avoid_uuids is None or gpu.uuid not in self.avoid_uuids
 
-    def order(self, gpus: Sequence[GpuState]) -> list[GpuState]:
+    def order(self, gpus: Sequence[GpuView]) -> list[GpuView]:
         """The GPUs sorted worst first; fitting tries them from the end. Ties keep their order."""
         return sorted(gpus, key=_sort_key(self))
 
@@ -85,7 +85,7 @@ def read_steering(annotations: Mapping[str, str], settings: SchedulerSettings) -
     )
 
 
-def _sort_key(steering: Steering) -> Callable[[GpuState], tuple[float, ...]]:
+def _sort_key(steering: Steering) -> Callable[[GpuView], tuple[float, ...]]:
     policy, bind, weights = steering.gpu_policy, steering.numa_bind, steering.weights
     if "," in policy or policy == "numa":
         return _chain_key(steering)
@@ -97,8 +97,8 @@ def _sort_key(steering: Steering) -> Callable[[GpuState], tuple[float, ...]]:
     return lambda gpu: (sign * gpu.score(weights), gpu.capacity.numa)
 
 
-def _chain_key(steering: Steering) -> Callable[[GpuState], tuple[float, ...]]:
-    keys: dict[str, Callable[[GpuState], float]] = {
+def _chain_key(steering: Steering) -> Callable[[GpuView], tuple[float, ...]]:
+    keys: dict[str, Callable[[GpuView], float]] = {
         "binpack": lambda gpu: gpu.score(steering.weights),
         "spread": lambda gpu: -gpu.score(steering.weights),
         "numa": lambda gpu: gpu.capacity.numa,

@@ -15,17 +15,17 @@ from agent.core.ports import Clock
 from agent.sandbox.api_errors import Json, StatusError
 from agent.sandbox.scheduler.bind import Binder, Memory, placement_patch
 from agent.sandbox.scheduler.client import ClientQueue, QueuedCluster
-from agent.sandbox.scheduler.cluster import Cluster
+from agent.sandbox.scheduler.cluster import SchedulerCluster
 from agent.sandbox.scheduler.events import EventQueue, EventRecorder
 from agent.sandbox.scheduler.filter import WARNING, Filtered, Notice, filter_pod
 from agent.sandbox.scheduler.informers import Informers
-from agent.sandbox.scheduler.model import NodeState, SchedulerSettings
+from agent.sandbox.scheduler.model import RegisteredNode, SchedulerSettings
 from agent.sandbox.scheduler.quota import Quotas
 from agent.sandbox.scheduler.refresh import REQUESTING
 from agent.sandbox.scheduler.registry import Registry, read_offer
 from agent.sandbox.scheduler.requests import COUNT, init_count
 from agent.sandbox.scheduler.usage import Reservation, Usage
-from agent.sandbox.scheduler.webhook import Admission, review_pod
+from agent.sandbox.scheduler.webhook import WebhookAdmission, review_pod
 
 log = structlog.get_logger(__name__)
 REGISTER_INTERVAL: Final = 15.0
@@ -41,7 +41,7 @@ class HamiVerbs:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: SchedulerCluster,
         clock: Clock,
         rng: random.Random,
         settings: SchedulerSettings,
@@ -137,7 +137,7 @@ class HamiVerbs:
 
     def simulate(self, pod: Json, nodes: Sequence[Json]) -> Filtered:
         """Choose among nodes as they are given, used by nobody; nothing is kept or written."""
-        registered: dict[str, NodeState] = {}
+        registered: dict[str, RegisteredNode] = {}
         for node in nodes:
             name, offer = node["metadata"]["name"], read_offer(_noted(node))
             if offer is not None:
@@ -145,7 +145,7 @@ class HamiVerbs:
         names = [node["metadata"]["name"] for node in nodes]
         return filter_pod(pod, names, registered, self.settings, self._rng, self.quotas)
 
-    def review(self, pod: Json) -> Admission:
+    def review(self, pod: Json) -> WebhookAdmission:
         """What the webhook makes of a new pod."""
         return review_pod(pod, self.settings, self.quotas)
 
@@ -157,7 +157,7 @@ class HamiVerbs:
         """Choose and reserve without a wait: the next decision counts this one."""
         uid = pod["metadata"]["uid"]
         self.usage.forget(uid)
-        registered: dict[str, NodeState] = {}
+        registered: dict[str, RegisteredNode] = {}
         for name in candidates:
             state = self._registry.state(name, self.usage.loads(name))
             if state is not None:

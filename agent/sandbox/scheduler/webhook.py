@@ -28,7 +28,7 @@ _DENIED: Final = 'admission webhook "vgpu.hami.io" denied the request: '
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class WebhookAdmission:
     """The webhook's answer; `pod` is the pod as it is to be stored."""
 
     pod: Json
@@ -45,15 +45,17 @@ class _DeniedError(Exception):
         self.code = code
 
 
-def review_pod(pod: Json, settings: SchedulerSettings, quotas: Quotas | None = None) -> Admission:
+def review_pod(
+    pod: Json, settings: SchedulerSettings, quotas: Quotas | None = None
+) -> WebhookAdmission:
     """Decide about a new pod and fill in HAMi's defaults; the given pod is not changed."""
     spec = pod["spec"]
     if spec.get("containers") and _belongs_to_another(spec.get("schedulerName") or "", settings):
-        return Admission(pod, message="pod already has different scheduler assigned")
+        return WebhookAdmission(pod, message="pod already has different scheduler assigned")
     try:
-        return Admission(_mutate_pod(deepcopy(pod), settings, quotas))
+        return WebhookAdmission(_mutate_pod(deepcopy(pod), settings, quotas))
     except _DeniedError as denied:
-        return Admission(pod, is_allowed=False, code=denied.code, message=str(denied))
+        return WebhookAdmission(pod, is_allowed=False, code=denied.code, message=str(denied))
 
 
 def admit_pod(pod: Json, settings: SchedulerSettings) -> Json:

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from agent.core.allocation.room import Shortage
-from agent.core.allocation.steps import Step, disk_refusal
+from agent.core.allocation.steps import AllocateStep, disk_refusal
 from agent.core.cluster.pods import PodTable, PodUid
-from agent.core.errors import Gate, Refusal, StateError
+from agent.core.errors import Refusal, RefusalReason, StateError
 from agent.core.inventory.slices import SliceId
 from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import ContainerKey, Row
@@ -23,7 +23,7 @@ OFFERS = 64
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class Call:
+class AllocateCall:
     """One Allocate under way. `overlapped`: another one was under way at the same time.
 
     `turn` says whether the kubelet began with another container since. `row` is what is to be
@@ -32,14 +32,14 @@ class Call:
 
     turn: Turn
     overlapped: bool = False
-    step: Step = Step.MATCH
+    step: AllocateStep = AllocateStep.MATCH
     row: Row | None = None
     is_replay: bool = False
     oversold: Shortage | None = None
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class Calls:
+class AllocateCalls:
     """The calls in flight, and the rows that are on their way to disk.
 
     `used_up`: pods that the kubelet `used_up_by` was refused at their admission; it never asks for
@@ -51,7 +51,7 @@ class Calls:
     """
 
     turns: Turns
-    active: list[Call] = dataclasses.field(default_factory=list)
+    active: list[AllocateCall] = dataclasses.field(default_factory=list)
     pending: dict[ContainerKey, Row] = dataclasses.field(default_factory=dict)
     used_up: frozenset[PodUid] = frozenset()
     used_up_by: KubeletEpoch | None = None
@@ -59,10 +59,10 @@ class Calls:
     offers: deque[ContainerKey] = dataclasses.field(default_factory=lambda: deque(maxlen=OFFERS))
 
     @contextmanager
-    def entered(self, ids: Collection[SliceId]) -> Iterator[Call]:
+    def entered(self, ids: Collection[SliceId]) -> Iterator[AllocateCall]:
         """A call for these ids, from its arrival to its answer."""
         with self.turns.asked(ids) as turn:
-            call = Call(turn)
+            call = AllocateCall(turn)
             self.active.append(call)
             if len(self.active) > 1:
                 for one in self.active:
@@ -116,28 +116,28 @@ def overlap(row: Row, *, is_replay: bool) -> Refusal:
     """What a call says that must not be granted beside another one."""
     if not is_replay:
         return Refusal(
-            Gate.OVERLAP,
+            RefusalReason.OVERLAP,
             f"While {row.key.container} of pod {row.namespace}/{row.pod} was being answered, the "
             "kubelet began to start another container whose records it had lost, and would die of "
             "this answer; the pod's controller starts it again.",
             transient=True,
         )
     return Refusal(
-        Gate.OVERLAP,
+        RefusalReason.OVERLAP,
         "The kubelet asks for several containers at once after it lost its records; it asks again "
         f"for {row.key.container} of pod {row.namespace}/{row.pod} in a few seconds.",
         transient=True,
     )
 
 
-def refusal_of(error: TimeoutError | StateError, call: Call) -> Refusal:
+def refusal_of(error: TimeoutError | StateError, call: AllocateCall) -> Refusal:
     """What the pod's owner reads when a step failed, or was still going on at the end."""
-    if call.step is Step.ALONE and call.row is not None:
+    if call.step is AllocateStep.ALONE and call.row is not None:
         return overlap(call.row, is_replay=call.is_replay)
-    if call.step is not Step.MATCH or isinstance(error, StateError):
+    if call.step is not AllocateStep.MATCH or isinstance(error, StateError):
         return disk_refusal(error, call.step)
     return Refusal(
-        Gate.OUT_OF_TIME,
+        RefusalReason.OUT_OF_TIME,
         "The agent did not find out in time which pod this is; its controller starts it again.",
         transient=True,
     )

@@ -34,9 +34,9 @@ from agent.core.allocation.settings import MatchSettings, UnlockedPods
 from agent.core.cluster.pods import NodeView, PodUid
 from agent.core.errors import (
     ApiError,
-    Gate,
     KubeletError,
     Refusal,
+    RefusalReason,
     WitnessThrottled,
     WitnessUnsupported,
 )
@@ -45,7 +45,7 @@ from agent.core.state.holdings import Holding, KubeletEpoch
 from agent.core.state.ledger import ContainerKey
 from agent.kit.again import again
 from agent.kit.allowance import Allowance
-from agent.services.allocation.views import Peers, Underway, Views
+from agent.services.allocation.views import AllocationPeers, AllocationViews, Underway
 
 log = structlog.get_logger(__name__)
 
@@ -99,8 +99,8 @@ class Inquiry:
 
     def __init__(
         self,
-        views: Views,
-        peers: Peers,
+        views: AllocationViews,
+        peers: AllocationPeers,
         settings: MatchSettings,
         *,
         patient: bool,
@@ -139,7 +139,9 @@ class Inquiry:
                 or not await self._caught_up(step, evidence)
             ):
                 return None
-        raise Refusal(Gate.OUT_OF_TIME, "The agent could not decide; report this.", transient=True)
+        raise Refusal(
+            RefusalReason.OUT_OF_TIME, "The agent could not decide; report this.", transient=True
+        )
 
     def _is_restarting(self, evidence: Evidence) -> bool:
         """Whether the kubelet may be starting dead containers whose records it has lost.
@@ -315,7 +317,7 @@ class Inquiry:
 
 def _silent(error: KubeletError) -> Refusal:
     return Refusal(
-        Gate.WITNESS_SILENT,
+        RefusalReason.WITNESS_SILENT,
         f"The kubelet does not say which pod it is admitting ({error}); the pod's controller "
         "starts it again.",
         transient=True,

@@ -3,7 +3,7 @@
 import structlog
 
 from agent.core.allocation.room import Shortage
-from agent.core.allocation.steps import Step
+from agent.core.allocation.steps import AllocateStep
 from agent.core.cluster.changes import NodeEvent
 from agent.core.errors import Refusal
 from agent.core.state.ledger import Row
@@ -40,7 +40,9 @@ class Outcomes:
         self.results.add(result, "")
         log.info("alloc.answered", result=result, **told)
 
-    def refused(self, refusal: Refusal, step: Step, count: int, row: Row | None = None) -> None:
+    def refused(
+        self, refusal: Refusal, step: AllocateStep, count: int, row: Row | None = None
+    ) -> None:
         """The kubelet gets this refusal of `count` slices; `row` is what was to be answered."""
         self.results.add("refused", refusal.gate.name.lower())
         log.warning(

@@ -21,11 +21,11 @@ from agent.core.allocation.plain import (
 )
 from agent.core.allocation.preference import nearest
 from agent.core.allocation.right import renamed
-from agent.core.allocation.steps import ALLOCATE_BUDGET, Step, disk_refusal
+from agent.core.allocation.steps import ALLOCATE_BUDGET, AllocateStep, disk_refusal
 from agent.core.cluster.pods import PodUid
 from agent.core.containers.container_edits import check_library
 from agent.core.containers.edits import ContainerEdits, EditSettings, GrantedShare, HookFacts
-from agent.core.errors import Gate, Refusal, StateError
+from agent.core.errors import Refusal, RefusalReason, StateError
 from agent.core.inventory.inventory import Inventory
 from agent.core.inventory.slices import SliceId, split_slice_id
 from agent.core.ports import Clock
@@ -47,7 +47,7 @@ class _Call:
 
     resource: str
     turn: Turn
-    step: Step = Step.CHECK
+    step: AllocateStep = AllocateStep.CHECK
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class PlainAllocation:
             answer = await self._written(ids, call, (granted, facts))
         # Looked at last: a kubelet whose earlier of two calls is granted dies of it.
         if answer is None or call.turn.overtaken:
-            call.step = Step.ALONE  # and until then it begins with nothing else of this pod
+            call.step = AllocateStep.ALONE  # and until then it begins with nothing else of this pod
             await self._turns.until_alone(call.turn)
             raise _overlap()
         return answer
@@ -164,10 +164,10 @@ class PlainAllocation:
             row = again or self._first(ids, granted, (facts, call.resource))
             self._pending[row.uid] = row
             claims.callback(self._pending.pop, row.uid)
-            call.step = Step.WRITE
+            call.step = AllocateStep.WRITE
             await self._storage.commit(lambda ledger: ledger.put_plain(row))
             if row.has_directory:
-                call.step = Step.DIRECTORY
+                call.step = AllocateStep.DIRECTORY
                 await self._storage.hooks.prepare(directory_of(row), wipe=False)
         return row, again is not None
 
@@ -235,7 +235,7 @@ class PlainAllocation:
 def _overlap() -> Refusal:
     """What a call says that was overtaken: the kubelet does not tell a new pod from an old one."""
     return Refusal(
-        Gate.OVERLAP,
+        RefusalReason.OVERLAP,
         "The kubelet asks for several containers at once after it lost its records, and would die "
         "of this answer; it asks again for a container that ran in a few seconds, and a new pod is "
         "started again by its controller.",
@@ -243,6 +243,6 @@ def _overlap() -> Refusal:
     )
 
 
-def _refusal_of(error: TimeoutError | StateError, step: Step) -> Refusal:
+def _refusal_of(error: TimeoutError | StateError, step: AllocateStep) -> Refusal:
     """What the pod's owner reads when a step failed, or was still going on at the end."""
-    return _overlap() if step is Step.ALONE else disk_refusal(error, step)
+    return _overlap() if step is AllocateStep.ALONE else disk_refusal(error, step)

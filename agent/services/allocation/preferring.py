@@ -11,9 +11,9 @@ from agent.core.allocation.settings import MatchSettings
 from agent.core.errors import AgentError
 from agent.core.inventory.slices import SliceId
 from agent.kit.allowance import Allowance
-from agent.services.allocation.calls import Calls
+from agent.services.allocation.calls import AllocateCalls
 from agent.services.allocation.inquiry import Inquiry
-from agent.services.allocation.views import Peers, Underway, Views
+from agent.services.allocation.views import AllocationPeers, AllocationViews, Underway
 
 log = structlog.get_logger(__name__)
 
@@ -29,9 +29,9 @@ class Preferring:
 
     def __init__(
         self,
-        views: Views,
-        peers: Peers,
-        calls: Calls,
+        views: AllocationViews,
+        peers: AllocationPeers,
+        calls: AllocateCalls,
         underway: Callable[[], Underway],
         vain: Allowance,
     ) -> None:

@@ -10,7 +10,7 @@ from agent.core.allocation.container_order import pair_groups
 from agent.core.allocation.evidence import Grant
 from agent.core.containers.container_edits import EditRequest, container_edits, cuda_order
 from agent.core.containers.edits import EditSettings, GrantedShare, HookFacts
-from agent.core.errors import AgentError, Gate, Refusal
+from agent.core.errors import AgentError, Refusal, RefusalReason
 from agent.core.inventory.inventory import Inventory
 from agent.core.inventory.share import Share
 from agent.core.inventory.slices import SliceId
@@ -115,7 +115,7 @@ class Rows:
         gpu = self._inventory.value.find(share.uuid)
         if gpu is None:  # the inventory changed between the decision and here
             raise Refusal(
-                Gate.UNKNOWN_GPU,
+                RefusalReason.UNKNOWN_GPU,
                 f"GPU {share.uuid} vanished just now; create the pod again.",
                 transient=True,
             )

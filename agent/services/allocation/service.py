@@ -12,11 +12,11 @@ from agent.core.allocation.answered import answered
 from agent.core.allocation.at_admission import is_taking_up
 from agent.core.allocation.evidence import Grant
 from agent.core.allocation.settings import MatchSettings
-from agent.core.allocation.steps import ALLOCATE_BUDGET, TAKING_UP_BUDGET, Step
+from agent.core.allocation.steps import ALLOCATE_BUDGET, TAKING_UP_BUDGET, AllocateStep
 from agent.core.cluster.changes import NodeEvent
 from agent.core.containers.container_edits import check_library, container_directory
 from agent.core.containers.edits import ContainerEdits, EditSettings, HookFacts
-from agent.core.errors import Gate, Refusal, StateError
+from agent.core.errors import Refusal, RefusalReason, StateError
 from agent.core.inventory.slices import SliceId
 from agent.core.reconcile.settlement import REFUSED_EVENT
 from agent.core.state.holdings import KubeletEpoch
@@ -24,15 +24,15 @@ from agent.core.state.ledger import Ledger, Row
 from agent.kit.allowance import Allowance
 from agent.kit.cell import Cell
 from agent.kit.turns import Turns
-from agent.services.allocation.calls import Call, Calls, overlap, refusal_of
+from agent.services.allocation.calls import AllocateCall, AllocateCalls, overlap, refusal_of
 from agent.services.allocation.inquiry import VAIN, VAIN_REFILL, Inquiry
 from agent.services.allocation.outcomes import Outcomes, oversold, whose
 from agent.services.allocation.preferring import Preferring
 from agent.services.allocation.rows import Rows
 from agent.services.allocation.storage import Storage
-from agent.services.allocation.views import Peers, Underway, Views
+from agent.services.allocation.views import AllocationPeers, AllocationViews, Underway
 
-_OF_NO_POD = frozenset({Gate.NO_POD_ADMITTED, Gate.STATIC_POD})
+_OF_NO_POD = frozenset({RefusalReason.NO_POD_ADMITTED, RefusalReason.STATIC_POD})
 """Refusals of pods that the API server does not know, or not yet: their Event is the Node's."""
 
 
@@ -53,8 +53,8 @@ class Allocation:
     def __init__(
         self,
         *,
-        views: Views,
-        peers: Peers,
+        views: AllocationViews,
+        peers: AllocationPeers,
         storage: Storage,
         settings: AllocationSettings,
         say: Callable[[NodeEvent], None],
@@ -63,7 +63,7 @@ class Allocation:
         self._peers = peers
         self._storage = storage
         self._settings = settings
-        self._calls = Calls(Turns(peers.epoch))
+        self._calls = AllocateCalls(Turns(peers.epoch))
         self._rows = Rows(
             inventory=views.inventory,
             edits=settings.edits,
@@ -88,7 +88,7 @@ class Allocation:
         reason to refuse.
         """
         if not ids:
-            raise Refusal(Gate.EMPTY_REQUEST, "The kubelet asked for no slice at all.")
+            raise Refusal(RefusalReason.EMPTY_REQUEST, "The kubelet asked for no slice at all.")
         with self._calls.entered(ids) as call:
             try:
                 async with asyncio.timeout(self._budget()):
@@ -132,7 +132,9 @@ class Allocation:
             self._settings.match, resource=resource or present, renamed=renamed
         )
 
-    async def _serve(self, ids: tuple[SliceId, ...], match: MatchSettings, call: Call) -> Row:
+    async def _serve(
+        self, ids: tuple[SliceId, ...], match: MatchSettings, call: AllocateCall
+    ) -> Row:
         """Decide, write, answer. What may follow the answer is owed by the same write."""
         grant, facts = await self._decided(len(ids), match, call)
         # Nothing is waited for from here until the pod is claimed: a call beside this one decides.
@@ -151,7 +153,7 @@ class Allocation:
         return row
 
     async def _decided(
-        self, count: int, match: MatchSettings, call: Call
+        self, count: int, match: MatchSettings, call: AllocateCall
     ) -> tuple[Grant, HookFacts]:
         """Which container it is for, and what it gets and mounts.
 
@@ -159,9 +161,9 @@ class Allocation:
         """
         inquiry = Inquiry(self._views, self._peers, match, patient=True, vain=self._vain)
         try:
-            call.step = Step.HOOK
+            call.step = AllocateStep.HOOK
             facts = await self._storage.hooks.facts()
-            call.step = Step.MATCH
+            call.step = AllocateStep.MATCH
             grant = await inquiry.grant(count, self._underway)
         except (Refusal, StateError, asyncio.CancelledError):
             refused = inquiry.in_vain(count, self._underway())
@@ -169,15 +171,15 @@ class Allocation:
                 self._calls.use_up(refused, self._views.pods.value, self._epoch())
             raise
         if grant is None:  # pragma: no cover -- a patient inquiry decides or raises
-            raise Refusal(Gate.OUT_OF_TIME, "The agent could not decide; report this.")
+            raise Refusal(RefusalReason.OUT_OF_TIME, "The agent could not decide; report this.")
         return grant, facts
 
-    async def _write(self, grant: Grant, row: Row, call: Call) -> None:
+    async def _write(self, grant: Grant, row: Row, call: AllocateCall) -> None:
         """The container's directory, and the row on disk."""
-        call.step = Step.DIRECTORY
+        call.step = AllocateStep.DIRECTORY
         name = container_directory(row.key.pod_uid, row.key.container)
         await self._storage.hooks.prepare(name, wipe=not call.is_replay)
-        call.step = Step.WRITE
+        call.step = AllocateStep.WRITE
         pod, is_replay = grant.candidate.pod, call.is_replay
         await self._storage.commit(
             lambda ledger: ledger.put(row) if is_replay else answered(ledger, pod, row)
@@ -185,10 +187,10 @@ class Allocation:
         if row.lock:
             self._calls.spend(row)
 
-    async def _until_it_may_be_answered(self, row: Row, call: Call) -> None:
+    async def _until_it_may_be_answered(self, row: Row, call: AllocateCall) -> None:
         """Looked at last: a kubelet whose earlier of two calls is granted dies of it."""
         if call.is_replay and (call.overlapped or call.turn.overtaken):
-            call.step = Step.ALONE
+            call.step = AllocateStep.ALONE
             await self._calls.turns.until_alone(call.turn)
         if call.turn.overtaken or (call.is_replay and call.overlapped):
             raise overlap(row, is_replay=call.is_replay)
@@ -207,10 +209,10 @@ class Allocation:
             ledger = ledger.put(row)
         return ledger
 
-    def _refused(self, refusal: Refusal, call: Call, count: int) -> None:
+    def _refused(self, refusal: Refusal, call: AllocateCall, count: int) -> None:
         epoch, pods = self._epoch(), self._views.pods.value
         is_first = call.row is not None and not call.is_replay
-        if call.row is not None and is_first and refusal.gate is not Gate.OVERLAP:
+        if call.row is not None and is_first and refusal.gate is not RefusalReason.OVERLAP:
             pod = pods.pods.get(call.row.key.pod_uid)
             if pod is None or not pod.has_run:
                 self._calls.use_up(call.row.key.pod_uid, pods, epoch)

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 
-from agent.core.allocation.room import Use
+from agent.core.allocation.room import GpuUse
 from agent.core.cluster.pods import NodeView, PodTable, PodUid
 from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.inventory import Inventory
@@ -14,7 +14,7 @@ from agent.kit.cell import Cell
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Views:
+class AllocationViews:
     """The facts that a decision reads.
 
     `registered`: the greatest amounts of the last minute. `outlived`: which of the last locks stood
@@ -26,11 +26,11 @@ class Views:
     inventory: Cell[Inventory]
     ledger: Cell[Ledger]
     outlived: Cell[Mapping[str, PodUid]]
-    registered: Callable[[], Mapping[GpuUuid, Use]] = dict
+    registered: Callable[[], Mapping[GpuUuid, GpuUse]] = dict
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Peers:
+class AllocationPeers:
     """Whom an inquiry asks.
 
     `refresh` makes the one LIST of this node's pods, `look_at_pod` a GET that tells whose the name

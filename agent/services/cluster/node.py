@@ -33,7 +33,7 @@ UNSEEN_AFTER = 5.0
 """Seconds: a watch begins with the Node as it is, so one that stays silent has none to show."""
 
 
-class Node:
+class NodeWatch:
     """Sole writer of the Node's view (None: not seen yet, or deleted).
 
     `restarts` counts watches that ended, by reason; `returns`, how often the view was fresh again

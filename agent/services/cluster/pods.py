@@ -44,7 +44,7 @@ KEEP = dt.timedelta(minutes=10)
 GRAVES = 1024
 
 
-class Pods:
+class PodWatch:
     """Sole writer of the pod table. `restarts` counts watches that ended, by reason.
 
     Containers are counted by the names of our resource that are served, None: as the API port

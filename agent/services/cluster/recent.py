@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Mapping
 
-from agent.core.allocation.room import Use
+from agent.core.allocation.room import GpuUse
 from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.inventory import Inventory
 from agent.kit.cell import Cell
@@ -15,10 +15,10 @@ WINDOW = 60.0
 LIMIT = 256
 """Snapshots kept at most; a storm of changes forgets the oldest first."""
 
-Amounts = Mapping[GpuUuid, Use]
+Amounts = Mapping[GpuUuid, GpuUse]
 
 
-class Recent:
+class RecentlyRegistered:
     """Remembers what was registered until a minute ago."""
 
     def __init__(self, inventory: Cell[Inventory]) -> None:
@@ -42,9 +42,9 @@ class Recent:
         found = dict(_amounts(self._inventory.value))
         for _, amounts in self._before:
             for uuid, use in amounts.items():
-                found[uuid] = found.get(uuid, Use()).peak(use)
+                found[uuid] = found.get(uuid, GpuUse()).peak(use)
         return found
 
 
 def _amounts(inventory: Inventory) -> Amounts:
-    return {gpu.uuid: Use(gpu.registered_mib, gpu.core_percent) for gpu in inventory.gpus}
+    return {gpu.uuid: GpuUse(gpu.registered_mib, gpu.core_percent) for gpu in inventory.gpus}

@@ -107,7 +107,7 @@ class InventoryKeeper:
             return
         held, unwell = self.served.value.gpus, self._unwell()
         scan = named(self._scan, self._missing(self._scan, held | unwell))
-        offer = _Offer(scan, settings, self._facts)
+        offer = _SharedGpus(scan, settings, self._facts)
         shared = {gpu.uuid: self._share(gpu, settings) for gpu in offer.shared()}
         absent = offer.absent(sorted(held - shared.keys()), unwell - shared.keys())
         shared |= {gpu.uuid: self._keep(gpu, settings, offer) for gpu in absent}
@@ -156,7 +156,7 @@ class InventoryKeeper:
         kept = [pair for pair in self._gone.items() if pair[0] not in here]
         self._gone = dict(kept[-MOST_GONE:])
 
-    def _keep(self, gpu: Gpu, settings: SharingSettings, offer: "_Offer") -> SharedGpu:
+    def _keep(self, gpu: Gpu, settings: SharingSettings, offer: "_SharedGpus") -> SharedGpu:
         """One that is kept in view, as not present."""
         shared = self._share(gpu, settings)
         unknown = not gpu.name and gpu.uuid not in self.served.value.gpus
@@ -195,7 +195,7 @@ def _place(shared: SharedGpu) -> tuple[bool, int, GpuUuid]:
     return shared.gpu.index == NO_INDEX, shared.gpu.index, shared.uuid
 
 
-class _Offer:
+class _SharedGpus:
     """Which GPUs of a scan are shared, and what keeps the others out."""
 
     def __init__(self, scan: Scan, settings: SharingSettings, facts: Mapping[GpuUuid, Gpu]) -> None:

@@ -11,7 +11,7 @@ from typing import Final, NoReturn
 
 import structlog
 
-from agent.core.allocation.steps import Step, disk_refusal
+from agent.core.allocation.steps import AllocateStep, disk_refusal
 from agent.core.cluster.changes import NodeEvent
 from agent.core.errors import AgentError, StateError
 from agent.core.node.withholding import Withholding, withheld
@@ -28,10 +28,10 @@ log = structlog.get_logger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Look:
+class NodeCheck:
     """`check` raises AgentError where every new pod would be refused in that `step`."""
 
-    step: Step
+    step: AllocateStep
     check: Callable[[], Awaitable[None]]
 
 
@@ -43,13 +43,13 @@ class Withholder:
 
     def __init__(
         self,
-        looks: Sequence[Look],
+        looks: Sequence[NodeCheck],
         withhold: Callable[[Withholding], None],
         say: Callable[[NodeEvent], None],
     ) -> None:
         self.state: Cell[Withholding] = Cell(Withholding())
         self._looks = looks
-        self._found: dict[Look, str] = {}
+        self._found: dict[NodeCheck, str] = {}
         self._withhold = withhold
         self._say = say
 
@@ -59,7 +59,7 @@ class Withholder:
             for look in self._looks:
                 group.create_task(self._keep_looking(look))
 
-    async def _keep_looking(self, look: Look) -> NoReturn:
+    async def _keep_looking(self, look: NodeCheck) -> NoReturn:
         loop = asyncio.get_running_loop()
         while True:
             late = loop.call_later(PATIENCE, self._note, look, TimeoutError())
@@ -73,7 +73,7 @@ class Withholder:
                 late.cancel()
             await asyncio.sleep(PERIOD)
 
-    def _note(self, look: Look, error: AgentError | TimeoutError | None) -> None:
+    def _note(self, look: NodeCheck, error: AgentError | TimeoutError | None) -> None:
         """That look found this; decide anew, also because time has passed."""
         self._found[look] = _sentence(error, look.step)
         texts = (self._found.get(one, "") for one in self._looks)
@@ -95,7 +95,7 @@ class Withholder:
             log.info("slices.offered_again")
 
 
-def _sentence(error: AgentError | TimeoutError | None, step: Step) -> str:
+def _sentence(error: AgentError | TimeoutError | None, step: AllocateStep) -> str:
     """What a new pod would be told; empty: nothing is wrong."""
     if error is None:
         return ""

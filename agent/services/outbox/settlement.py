@@ -10,7 +10,7 @@ import structlog
 from agent.codec.nodelock import held_lock
 from agent.core.cluster.pods import NodeLock, NodeView, PodTable
 from agent.core.ports import Clock
-from agent.core.reconcile.settlement import Scene, owed
+from agent.core.reconcile.settlement import SettlementFacts, owed
 from agent.core.state.ledger import Effect, Ledger
 from agent.kit.cell import Cell
 from agent.kit.news import News
@@ -70,10 +70,10 @@ class Settlement:
                 )
         self._owed.set(now)
 
-    def _scene(self) -> Scene:
+    def _scene(self) -> SettlementFacts:
         table, lock = self._pods.value, held_lock(self._node.value)
         standing = self._standing(lock, table)
-        return Scene(table, self._ledger.value, lock, self._clock.now(), standing)
+        return SettlementFacts(table, self._ledger.value, lock, self._clock.now(), standing)
 
     def _standing(self, lock: NodeLock | None, table: PodTable) -> dt.timedelta:
         """How long this lock has been seen; from the start again after a gap in the pods' watch.

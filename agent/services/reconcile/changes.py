@@ -11,7 +11,7 @@ from agent.core.reconcile.reconcile import (
     VANISHED_GRACE,
     Adoption,
     Findings,
-    Seen,
+    ReconcileFacts,
     mismatch_event,
 )
 from agent.core.state.ledger import Ledger, Row
@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class TakenOver:
+class AdoptedRows:
     """Rows of containers that the ledger did not know.
 
     `kept` only keep the ids of a container listed, because nothing says what it was answered.
@@ -45,10 +45,10 @@ class TakenOver:
 
 async def take_over(
     findings: Findings,
-    seen: Seen,
+    seen: ReconcileFacts,
     ledger: Ledger,
     adopt: Callable[[Adoption], Awaitable[Row | None]],
-) -> TakenOver:
+) -> AdoptedRows:
     """Make the rows. `adopt` makes one of an answer that can be read, None: it cannot be."""
     rows: list[Row] = []
     strangers = list(findings.strangers)
@@ -69,11 +69,11 @@ async def take_over(
         for one in strangers
         if one.holder not in known
     )
-    return TakenOver(tuple(rows), kept, unread)
+    return AdoptedRows(tuple(rows), kept, unread)
 
 
 def applied(
-    base: Ledger, ledger: Ledger, findings: Findings, taken: TakenOver, now: dt.datetime
+    base: Ledger, ledger: Ledger, findings: Findings, taken: AdoptedRows, now: dt.datetime
 ) -> Ledger:
     """The findings about `base` on the newest ledger: rows that changed meanwhile stay."""
     for row in findings.confirmed:

@@ -13,7 +13,7 @@ from agent.core.containers.container_edits import container_directory
 from agent.core.errors import AgentError
 from agent.core.ports import Clock, HookDirs
 from agent.core.reconcile.pace import DEADLINE
-from agent.core.reconcile.reconcile import Seen, leaked
+from agent.core.reconcile.reconcile import ReconcileFacts, leaked
 from agent.core.state.ledger import ContainerKey, Ledger
 from agent.kit.cell import Cell
 
@@ -58,7 +58,7 @@ class Directories:
             log.warning("hooks.not_searched", err=str(error) or "out of time")
             return None
 
-    async def sweep(self, seen: Seen) -> None:
+    async def sweep(self, seen: ReconcileFacts) -> None:
         """Remove leaked directories, now and then; after a failed search it is tried again."""
         elapsed = asyncio.get_running_loop().time()
         if elapsed - self._swept_at < SWEEP_PERIOD:

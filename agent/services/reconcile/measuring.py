@@ -15,10 +15,10 @@ from agent.core.cluster.changes import NodeEvent
 from agent.core.errors import AgentError
 from agent.core.ports import HookDirs
 from agent.core.reconcile.measuring import (
+    DirectorySize,
+    DiskRoom,
     Measured,
-    Owned,
-    Room,
-    Size,
+    OwnedDirectory,
     large_event,
     owned_directories,
 )
@@ -64,7 +64,7 @@ class Measuring:
         """One container after the other. Raises TimeoutError."""
         owned = tuple(owned_directories(self._ledger.value))
         self._set_large(self.state.value.large & {one.name for one in owned})
-        failures, room = list[str](), Room()
+        failures, room = list[str](), DiskRoom()
         try:
             room = await _in_time(self._hooks.room())
         except AgentError as error:
@@ -79,14 +79,14 @@ class Measuring:
         if failures:
             log.warning("hooks.not_measured", failures=len(failures), err=failures[0])
 
-    async def _size(self, name: str) -> Size:
+    async def _size(self, name: str) -> DirectorySize:
         size = await _in_time(self._hooks.measure(name, anew=True))
         while size.more:
             await asyncio.sleep(PAUSE)
             size = await _in_time(self._hooks.measure(name, anew=False))
         return size
 
-    def _judge(self, owned: Owned, size: Size) -> None:
+    def _judge(self, owned: OwnedDirectory, size: DirectorySize) -> None:
         large = self.state.value.large
         if not size.is_large:
             self._set_large(large - {owned.name})

@@ -30,7 +30,14 @@ from agent.core.reconcile.pace import (
     SETTLING_PAUSE,
     THROTTLED_PAUSE,
 )
-from agent.core.reconcile.reconcile import EVER, Adoption, Findings, Seen, compare, mismatch
+from agent.core.reconcile.reconcile import (
+    EVER,
+    Adoption,
+    Findings,
+    ReconcileFacts,
+    compare,
+    mismatch,
+)
 from agent.core.state.holdings import Holding, KubeletEpoch
 from agent.core.state.ledger import ContainerKey, Ledger, Row
 from agent.kit.again import again
@@ -38,7 +45,7 @@ from agent.kit.cell import Cell
 from agent.kit.lull import Lull
 from agent.kit.news import News
 from agent.kit.tally import Tally
-from agent.services.reconcile.changes import TakenOver, applied, graces, take_over
+from agent.services.reconcile.changes import AdoptedRows, applied, graces, take_over
 from agent.services.reconcile.directories import Directories
 
 log = structlog.get_logger(__name__)
@@ -246,7 +253,7 @@ class Reconcile:
             recorded = await self._recorded()
         ledger = self._views.ledger.value
         self._failed = self._seen_failed(ledger)
-        seen = Seen(
+        seen = ReconcileFacts(
             table=self._views.pods.value,
             holdings=heard.holdings,
             epoch=heard.epoch or KubeletEpoch(),
@@ -289,7 +296,7 @@ class Reconcile:
             log.warning("reconcile.records_unread", after=DEADLINE)
             return None
 
-    async def _write(self, base: Ledger, findings: Findings, taken: TakenOver) -> bool:
+    async def _write(self, base: Ledger, findings: Findings, taken: AdoptedRows) -> bool:
         self._directories.closing(findings.vanished)
         if not (findings.confirmed or findings.vanished or taken.rows or taken.kept):
             return True

@@ -43,7 +43,7 @@ class RivalSocket(Protocol):
         ...
 
 
-class Registered(Protocol):
+class RegistrationSpell(Protocol):
     """Our registration."""
 
     @property
@@ -66,7 +66,7 @@ class Rivals:
         self,
         resource: str,
         socket: RivalSocket,
-        registered: Registered,
+        registered: RegistrationSpell,
         say: Callable[[NodeEvent], None],
     ) -> None:
         self._resource = resource

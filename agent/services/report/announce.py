@@ -20,7 +20,7 @@ AGAIN = 5.0
 """Seconds until the first event in line is tried again."""
 
 
-class Notices:
+class NodeEventQueue:
     """Events in line. `say` may be called from anywhere on the loop and never waits."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Notices:
 class NoticeLog:
     """Says in the log what is in line, where there is no API server to post it to."""
 
-    def __init__(self, notices: Notices) -> None:
+    def __init__(self, notices: NodeEventQueue) -> None:
         self._notices = notices
 
     async def run(self) -> NoReturn:
@@ -83,7 +83,7 @@ class NoticeLog:
 class Announcer:
     """Posts what is in line."""
 
-    def __init__(self, api: PodApi, notices: Notices) -> None:
+    def __init__(self, api: PodApi, notices: NodeEventQueue) -> None:
         self._api = api
         self._notices = notices
 

@@ -100,7 +100,7 @@ Target = tuple[str, str, str | None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Need:
+class DueWrite:
     """One write that is due: `changes` of the Node `uid`. Urgent: it does not wait its turn."""
 
     uid: str
@@ -202,7 +202,7 @@ class Reporter:
         self._cells.state.set(ReportState(reported=not reason, reason=reason))
         self._due = None
 
-    def _need(self) -> Need | str:
+    def _need(self) -> DueWrite | str:
         """The write that the newest views ask for, or why there is none (empty: all is said)."""
         node, settings = self._cells.node.value, self._cells.settings.value
         if node is None:
@@ -212,15 +212,15 @@ class Reporter:
             return "no GPU has been found yet"
         if not report.is_said:
             reason = self._reason(node, report)
-            return Need(node.uid, report, report.changes, reason, urgent=report.changes_health)
+            return DueWrite(node.uid, report, report.changes, reason, urgent=report.changes_health)
         return self._aside(node, report)
 
-    def _aside(self, node: NodeView, report: NodeReport) -> Need | str:
+    def _aside(self, node: NodeView, report: NodeReport) -> DueWrite | str:
         """What is to be written although nothing differs."""
         if mark := self._mark(node):
-            return Need(node.uid, report, {REPORTS: mark}, Reason.TAKEN_OVER, urgent=False)
+            return DueWrite(node.uid, report, {REPORTS: mark}, Reason.TAKEN_OVER, urgent=False)
         if self._cells.settings.value.profile.stamps:
-            return Need(node.uid, report, {}, Reason.STAMP, urgent=True)
+            return DueWrite(node.uid, report, {}, Reason.STAMP, urgent=True)
         return ""
 
     def _mark(self, node: NodeView) -> str:
@@ -242,7 +242,7 @@ class Reporter:
             return Reason.SCORE
         return Reason.HEALTH if report.is_health_alone else Reason.INVENTORY
 
-    def _turn(self, need: Need, now: float) -> float:
+    def _turn(self, need: DueWrite, now: float) -> float:
         """The loop time at which the write may go out."""
         turn = now
         if need.reason is Reason.STAMP:
@@ -255,14 +255,14 @@ class Reporter:
             return max(turn, self._retry_at(need))
         return max(turn, self._retry_at(need), self._truce_until(need, now))
 
-    def _retry_at(self, need: Need) -> float:
+    def _retry_at(self, need: DueWrite) -> float:
         """After a failure the same write waits; another one too if the server asked for it."""
         if self._failed is None:
             return 0.0
         target, error, retry_at = self._failed
         return retry_at if target == need.target or _asks_to_wait(error) else 0.0
 
-    def _truce_until(self, need: Need, now: float) -> float:
+    def _truce_until(self, need: DueWrite, now: float) -> float:
         """When a fight with another writer may go on; a changed inventory ends it."""
         if self._truce is not None and self._truce[0] == need.target and now < self._truce[1]:
             self._cells.state.set(ReportState(reported=False, reason=CONFLICT))
@@ -283,7 +283,7 @@ class Reporter:
         self._cells.state.set(ReportState(reported=False, reason=CONFLICT))
         self._say(NodeEvent("ReportConflict", CONFLICT, warning=True))
 
-    async def _write(self, need: Need) -> None:
+    async def _write(self, need: DueWrite) -> None:
         stamp, returns = None, self._cells.returns.value
         if self._cells.settings.value.profile.stamps:
             stamp = encode_reported(self._clock.now())
@@ -298,7 +298,7 @@ class Reporter:
         self._done(need, is_written=bool(node.resource_version))
         self._saw(node)
 
-    def _done(self, need: Need, *, is_written: bool) -> None:
+    def _done(self, need: DueWrite, *, is_written: bool) -> None:
         """The annotation is as it shall be, or, for who only observes, taken to be."""
         now = asyncio.get_running_loop().time()
         self._failed = self._due = None
@@ -326,7 +326,7 @@ class Reporter:
         log.warning("report.lopsided_links", pairs=len(report.lopsided))
         self._say(NodeEvent("AsymmetricGPUP2PLink", text, warning=True))
 
-    def _go_unmarked(self, _: Need, error: ApiError) -> None:
+    def _go_unmarked(self, _: DueWrite, error: ApiError) -> None:
         """What the scheduler reads is true all the same: nothing else waits for the mark."""
         delay = max(MARK_RETRY, error.retry_after or 0.0)
         self._mark_from = asyncio.get_running_loop().time() + delay
@@ -334,7 +334,7 @@ class Reporter:
         self.failures.add(str(error.status or "none"))
         log.info("report.unmarked", err=str(error), not_before=round(delay, 3))
 
-    def _give_up(self, need: Need, error: ApiError) -> None:
+    def _give_up(self, need: DueWrite, error: ApiError) -> None:
         delay = max(self._backoff.next(), error.retry_after or 0.0)
         again = self._failed is not None
         self._failed = (need.target, error, asyncio.get_running_loop().time() + delay)

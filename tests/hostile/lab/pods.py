@@ -7,7 +7,7 @@ from typing import Final
 
 from agent.core.inventory.gpu import Gpu, GpuUuid
 from agent.sandbox.api_errors import NotFoundError
-from agent.sandbox.kubelet.seen import Seen
+from agent.sandbox.kubelet.seen import KubeletEvent
 from agent.sandbox.lab.cluster import NAMESPACE, SandboxCluster
 from agent.sandbox.scenario.edits import differences
 from agent.sandbox.scenario.facts import answers, is_locked, is_running, pod_facts
@@ -44,7 +44,7 @@ class Pods:
     took: dict[str, float] = dataclasses.field(default_factory=dict)
     numbers: Iterator[int] = dataclasses.field(default_factory=lambda: itertools.count(1))
 
-    def hear(self, event: Seen) -> None:
+    def hear(self, event: KubeletEvent) -> None:
         """Allocate calls, as the kubelet saw them."""
         if event.kind == "allocating":
             self.began[event.pod] = event.elapsed

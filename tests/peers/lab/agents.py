@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import agent
 from agent.sandbox.hardware_client import ask
-from agent.sandbox.hardware_talk import Request
+from agent.sandbox.hardware_talk import HardwareRequest
 from tests.peers.lab.identities import NODE
 from tests.peers.lab.part import Part
 from tests.peers.lab.space import NodeSpace
@@ -25,7 +25,7 @@ class Agent:
         self.part: Final = part
         self._run = run_dir
 
-    async def simulate(self, request: Request) -> object:
+    async def simulate(self, request: HardwareRequest) -> object:
         """Make something happen to its GPUs.
 
         Raises:

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from agent.core.errors import Gate
+from agent.core.errors import RefusalReason
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.words import because
 
@@ -52,7 +52,7 @@ class Gap:
 
 def is_blind(message: str) -> bool:
     """Whether an agent speaks that does not know the pods of its node yet."""
-    return f"[{Gate.PODS_UNKNOWN.value}]" in message
+    return f"[{RefusalReason.PODS_UNKNOWN.value}]" in message
 
 
 def is_kubelets_own(message: str) -> bool:

@@ -13,7 +13,7 @@ from agent.core.cluster.changes import NodeEvent
 from agent.core.cluster.pods import PodUid
 from agent.host.clock import SystemClock
 from agent.host.kube.events import event_object
-from agent.host.kube.series import Series
+from agent.host.kube.series import EventSeries
 from tests.peers.lab.agents import SOURCE
 from tests.peers.lab.api import Object
 from tests.peers.lab.identities import NODE
@@ -85,7 +85,7 @@ def an_event(name: str, host: str, pod: str = OWN_POD) -> Object:
     """An Event as the agent on a node writes it; without a pod, it is about the Node."""
     about = ("default", pod, PodUid(pod)) if pod else ()
     event = NodeEvent("Tried", "a test", False, *about)
-    return dict(event_object(event, Series(name), host, SystemClock().now()))
+    return dict(event_object(event, EventSeries(name), host, SystemClock().now()))
 
 
 @contextlib.asynccontextmanager

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from agent.core.errors import Gate
+from agent.core.errors import RefusalReason
 from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.grants import expected_inside, grants, seen_inside
@@ -14,18 +14,18 @@ from tests.peers.lab.pods import as_seen, is_up, key, name_of, phase_of
 DECIDED_WITHIN: Final = 90.0
 """Seconds until a pod runs or is refused: the scheduler places one pod at a time."""
 
-HANDED_OVER: Final = frozenset({Gate.NO_RIGHT.value, Gate.NO_LOCK.value})
+HANDED_OVER: Final = frozenset({RefusalReason.NO_RIGHT.value, RefusalReason.NO_LOCK.value})
 """Why a pod is refused whose lock was given to another before it was asked for: the other has it,
 or was served already and has it no more."""
 
 _OUT_OF_TIME: Final = frozenset(
     gate.value
     for gate in (
-        Gate.WITNESS_SILENT,
-        Gate.PODS_UNKNOWN,
-        Gate.STATE_UNWRITABLE,
-        Gate.OUT_OF_TIME,
-        Gate.HOST_DIRECTORY,
+        RefusalReason.WITNESS_SILENT,
+        RefusalReason.PODS_UNKNOWN,
+        RefusalReason.STATE_UNWRITABLE,
+        RefusalReason.OUT_OF_TIME,
+        RefusalReason.HOST_DIRECTORY,
     )
 )
 """Why a pod is refused when the disk, the kubelet or the API server is slower than the kubelet may

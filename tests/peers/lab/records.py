@@ -24,8 +24,10 @@ def rebook(cluster: Cluster, name: str, ids: Mapping[str, str]) -> None:
     checkpoint.replace(directory, changed, random.Random())  # noqa: S311 -- a file's name
 
 
-def _rebooked(entry: checkpoint.Entry, ids: Mapping[str, str]) -> checkpoint.Entry:
-    return checkpoint.Entry(
+def _rebooked(
+    entry: checkpoint.CheckpointEntry, ids: Mapping[str, str]
+) -> checkpoint.CheckpointEntry:
+    return checkpoint.CheckpointEntry(
         pod_uid=entry.pod_uid,
         container=entry.container,
         resource=entry.resource,

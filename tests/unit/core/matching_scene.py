@@ -8,7 +8,7 @@ from agent.core.allocation.evidence import Books, Evidence, Grant, Question
 from agent.core.allocation.matching import decide
 from agent.core.allocation.settings import MatchSettings, UnlockedPods
 from agent.core.cluster.pods import PodTable, PodView, Tombstone
-from agent.core.errors import Gate, Refusal
+from agent.core.errors import Refusal, RefusalReason
 from agent.core.inventory.condition import Condition
 from agent.core.inventory.slices import SliceId
 from agent.core.state.holdings import ContainerHolding, Holding, KubeletEpoch
@@ -126,7 +126,7 @@ def granted(scene: Evidence, count: int = 1, settings: MatchSettings = SETTINGS)
 
 
 def refused_by(
-    scene: Evidence, gate: Gate, count: int = 1, settings: MatchSettings = SETTINGS
+    scene: Evidence, gate: RefusalReason, count: int = 1, settings: MatchSettings = SETTINGS
 ) -> Refusal:
     """A decision that must be a refusal by that gate."""
     with pytest.raises(Refusal) as caught:

@@ -3,11 +3,11 @@
 import re
 from pathlib import Path
 
-from agent.core.errors import Gate, Refusal
+from agent.core.errors import Refusal, RefusalReason
 
 RUNBOOK = Path(__file__).resolve().parents[3] / "RUNBOOK.md"
 PASSING = frozenset(
-    Gate(found)
+    RefusalReason(found)
     for found in re.findall(
         r"^### (HA-\d{4}) .*\n\n\*Passing\.\*", RUNBOOK.read_text(), re.MULTILINE
     )
@@ -15,7 +15,9 @@ PASSING = frozenset(
 """Gates that are about a moment: the runbook says that they are UNAVAILABLE."""
 
 
-def check_refusal(refusal: Refusal, gate: Gate, *, wrong: str, todo: str, pod: str = "") -> None:
+def check_refusal(
+    refusal: Refusal, gate: RefusalReason, *, wrong: str, todo: str, pod: str = ""
+) -> None:
     """One sentence that says what is wrong and what to do, of which pod, with the short id."""
     assert gate is refusal.gate
     assert str(refusal) == f"{refusal.sentence} [{gate.value}]"

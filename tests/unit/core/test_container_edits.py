@@ -25,7 +25,7 @@ from agent.core.containers.edits import (
     HookFacts,
     NodeEdit,
 )
-from agent.core.errors import Gate, Refusal, SettingsError
+from agent.core.errors import Refusal, RefusalReason, SettingsError
 from tests.builders import G1, G2, POD_UID, a_share
 from tests.hami_vectors import vectors
 
@@ -214,7 +214,7 @@ def test_a_name_that_could_leave_the_directory_is_refused(bad: str):
     for pair in ((POD_UID, bad), (bad, "main")):
         with pytest.raises(Refusal, match="is no") as caught:
             container_directory(*pair)
-        assert Gate.HOST_DIRECTORY is caught.value.gate
+        assert RefusalReason.HOST_DIRECTORY is caught.value.gate
 
 
 @given(st.text(), st.text())

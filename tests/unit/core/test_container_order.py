@@ -5,7 +5,7 @@ import pytest
 from agent.codec.pod import consume, decode_pod_devices
 from agent.core.allocation.container_order import Assignment, pair_groups
 from agent.core.cluster.pods import ContainerView, Role
-from agent.core.errors import Gate, Refusal
+from agent.core.errors import Refusal, RefusalReason
 from agent.core.inventory.share import Share
 from tests.builders import G1, G2, a_container, a_share
 from tests.hami_vectors import Vector, cases, vectors
@@ -107,7 +107,7 @@ def test_a_scheduler_that_writes_no_groups_for_init_containers_means_the_others(
 def test_counts_that_do_not_agree_are_refused_with_both_numbers(groups, containers, words: str):
     with pytest.raises(Refusal, match=words) as caught:
         pair_groups(groups, containers)
-    assert Gate.COUNT_MISMATCH is caught.value.gate
+    assert RefusalReason.COUNT_MISMATCH is caught.value.gate
 
 
 def test_a_pod_that_asks_for_nothing_and_was_given_nothing_has_no_assignment():

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.errors import FOREIGN_TEXT_LIMIT, ApiThrottled, Gate, GpuError, Refusal, cap
+from agent.core.errors import (
+    FOREIGN_TEXT_LIMIT,
+    ApiThrottled,
+    GpuError,
+    Refusal,
+    RefusalReason,
+    cap,
+)
 
 
 def test_foreign_text_becomes_one_line():
@@ -30,14 +37,14 @@ def test_no_foreign_text_is_longer_than_the_limit_or_two_lines(text: str):
 
 
 def test_a_refusal_says_its_sentence_and_the_id_of_its_gate():
-    refusal = Refusal(Gate.NO_LOCK, "Nobody holds the lock.", transient=True)
+    refusal = Refusal(RefusalReason.NO_LOCK, "Nobody holds the lock.", transient=True)
     assert "Nobody holds the lock. [HA-2005]" == str(refusal)
     assert ("Nobody holds the lock.", True) == (refusal.sentence, refusal.transient)
 
 
 def test_ids_of_gates_are_unique():
     """An enum makes equal values one member, under two names."""
-    assert list(Gate.__members__) == [gate.name for gate in Gate]
+    assert list(RefusalReason.__members__) == [gate.name for gate in RefusalReason]
 
 
 def test_an_error_names_its_gpu():

@@ -8,15 +8,15 @@ import pytest
 from agent.codec.leftovers import decode_state, decode_traces
 from agent.core.cluster.annotations import CORDON, HANDSHAKE, MUTEX_LOCK, REGISTER, REPORTS, SCORE
 from agent.core.errors import MalformedText
-from agent.core.node.leftovers import CONDITION, NodeState, due
+from agent.core.node.leftovers import CONDITION, NodeLeftovers, due
 
 OWN = "hami-agent/gpus"
 EVERYTHING = {REGISTER: "[]", SCORE: "[]", HANDSHAKE: "", MUTEX_LOCK: "a", OWN: "1", "seen": "1"}
 ALL = f"{REGISTER} {SCORE} {HANDSHAKE} {OWN}"
 EARLY, MIDDLE, LATE = (f"2026-01-01T00:00:{second}Z" for second in ("00", "10", "20"))
 TAKEN = {REGISTER: "[]", REPORTS: f"after nvidia-device-plugin {EARLY}"}
-IDLE = NodeState(kubelet=True)
-SERVED = NodeState(kubelet=True, served=80)
+IDLE = NodeLeftovers(kubelet=True)
+SERVED = NodeLeftovers(kubelet=True, served=80)
 
 
 def node(
@@ -102,7 +102,7 @@ def test_where_an_agent_was_and_nobody_serves_every_report_goes(case: str):
 def test_beside_a_plugin_that_serves_nothing_goes(here: bool):  # noqa: FBT001 -- a case
     traces = decode_traces(node(EVERYTHING, agent=ALL))
 
-    found = due(traces, NodeState(kubelet=True, served=1, degraded=True), here=here)
+    found = due(traces, NodeLeftovers(kubelet=True, served=1, degraded=True), here=here)
 
     assert ((), False) == (found.keys, found.condition)
     assert {REGISTER, SCORE, HANDSHAKE, OWN, CONDITION, MUTEX_LOCK} == found.left.keys()
@@ -126,7 +126,7 @@ def test_the_condition_goes_where_an_agent_wrote_it_and_here_in_any_case():
     mine, theirs = node({}), node({})
     mine["metadata"]["managedFields"].append({"manager": "hami-agent", "fieldsV1": fields})
     theirs["metadata"]["managedFields"].append({"manager": "kubelet", "fieldsV1": fields})
-    degraded = NodeState(kubelet=True, degraded=True)
+    degraded = NodeLeftovers(kubelet=True, degraded=True)
     found = [due(decode_traces(one), degraded, here=False) for one in (mine, theirs)]
 
     assert [(True, False), (False, True)] == [
@@ -149,7 +149,7 @@ REASONS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
 @pytest.mark.parametrize("reason", REASONS)
 def test_what_stays_of_hamis_has_its_true_reason(reason: str):
     annotations, writers = REASONS[reason]
-    degraded = NodeState(kubelet=True, degraded=True)
+    degraded = NodeLeftovers(kubelet=True, degraded=True)
 
     left = due(decode_traces(node(annotations, **writers)), degraded, here=False).left
 
@@ -193,15 +193,17 @@ def test_a_node_without_name_or_version_is_refused(metadata: Any):
 @pytest.mark.parametrize(
     ("ready", "allocatable", "state"),
     [
-        ("True", {"nvidia.com/gpu": "80"}, NodeState(kubelet=True, served=80)),
-        ("False", {"nvidia.com/gpu": "1k"}, NodeState(kubelet=True, served=1000)),
-        ("Unknown", {"nvidia.com/gpu": "80"}, NodeState()),
+        ("True", {"nvidia.com/gpu": "80"}, NodeLeftovers(kubelet=True, served=80)),
+        ("False", {"nvidia.com/gpu": "1k"}, NodeLeftovers(kubelet=True, served=1000)),
+        ("Unknown", {"nvidia.com/gpu": "80"}, NodeLeftovers()),
         ("True", {"nvidia.com/gpu": "0", "other.com/gpu": "8"}, IDLE),
         ("True", {"nvidia.com/gpu": "many"}, IDLE),
         ("True", None, IDLE),
     ],
 )
-def test_who_serves_is_what_a_living_kubelet_says(ready: str, allocatable: Any, state: NodeState):
+def test_who_serves_is_what_a_living_kubelet_says(
+    ready: str, allocatable: Any, state: NodeLeftovers
+):
     conditions = [{"type": "Ready", "status": ready}, "odd"]
     status = {"conditions": conditions, "allocatable": allocatable}
 
@@ -209,5 +211,5 @@ def test_who_serves_is_what_a_living_kubelet_says(ready: str, allocatable: Any, 
 
 
 def test_of_a_node_that_says_nothing_nothing_is_known():
-    assert NodeState() == decode_state({}, "nvidia.com/gpu")
-    assert NodeState() == decode_state({"status": {"conditions": 1}}, "nvidia.com/gpu")
+    assert NodeLeftovers() == decode_state({}, "nvidia.com/gpu")
+    assert NodeLeftovers() == decode_state({"status": {"conditions": 1}}, "nvidia.com/gpu")

@@ -4,7 +4,7 @@ import pytest
 
 from agent.core.allocation.evidence import Evidence, ListPods
 from agent.core.cluster.pods import PodTable
-from agent.core.errors import Gate, Refusal
+from agent.core.errors import Refusal, RefusalReason
 from agent.core.state.ledger import Row
 from tests.builders import a_row, a_share
 from tests.unit.core.matching_scene import (
@@ -29,13 +29,13 @@ def blind(*rows: Row) -> Evidence:
     return changed(a_scene(rows=rows), table=PodTable(), listed=True, list_failed=True)
 
 
-def gate(scene: Evidence) -> tuple[Gate, bool]:
+def gate(scene: Evidence) -> tuple[RefusalReason, bool]:
     with pytest.raises(Refusal) as caught:
         ask(changed(scene, records_read=True))
     return caught.value.gate, caught.value.transient
 
 
-UNKNOWN = (Gate.PODS_UNKNOWN, True)
+UNKNOWN = (RefusalReason.PODS_UNKNOWN, True)
 
 
 def test_nobody_is_called_static_or_deleted_when_the_list_failed():
@@ -46,7 +46,7 @@ def test_nobody_is_called_static_or_deleted_when_the_list_failed():
 def test_a_list_that_answered_is_believed():
     scene = changed(a_scene(), listed=True)
 
-    assert (Gate.NO_POD_ADMITTED, False) == gate(scene)
+    assert (RefusalReason.NO_POD_ADMITTED, False) == gate(scene)
 
 
 def test_without_a_witness_the_failed_list_is_named_too():

@@ -7,7 +7,7 @@ import pytest
 
 from agent.core.allocation.evidence import AskKubelet, Books, Evidence, ListPods
 from agent.core.cluster.pods import Phase, PodView, Role
-from agent.core.errors import Gate
+from agent.core.errors import RefusalReason
 from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import ContainerKey, Row
 from tests.builders import NOON, a_container, a_pod, a_row, a_share
@@ -78,7 +78,7 @@ def test_a_container_that_runs_does_not_wait_even_without_a_row() -> None:
     alive = changed(seen, books=Books(NOW_KUBELET, alive=frozenset({"x"})), listed=True)
 
     assert "b" == granted(alive).candidate.container.name
-    refused_by(changed(seen, listed=True), Gate.MANY_PODS_ADMITTED)  # both are dead
+    refused_by(changed(seen, listed=True), RefusalReason.MANY_PODS_ADMITTED)  # both are dead
 
 
 def test_a_container_that_ended_for_good_is_asked_for_by_later_kubelets_alone() -> None:
@@ -120,7 +120,7 @@ def test_an_init_container_goes_by_the_kubelets_file_and_so_do_all_without_get(
     if waits:
         assert granted(knowing(scene, holding(pod))).candidate.container.name == "first"
     else:
-        refused_by(scene, Gate.NO_POD_ADMITTED)
+        refused_by(scene, RefusalReason.NO_POD_ADMITTED)
 
 
 def test_an_ended_init_container_waits_while_the_kubelet_has_no_record_of_it() -> None:
@@ -203,7 +203,7 @@ def test_a_pod_that_asks_for_no_gpu_is_nobody() -> None:
 
 @pytest.mark.parametrize(
     ("epoch", "expected"),
-    [(NOW_KUBELET, Gate.NO_POD_ADMITTED), (OLD_KUBELET, Gate.POD_DELETED)],
+    [(NOW_KUBELET, RefusalReason.NO_POD_ADMITTED), (OLD_KUBELET, RefusalReason.POD_DELETED)],
 )
 def test_a_kubelet_that_asked_for_the_successor_is_past_the_deleted_one(epoch, expected) -> None:
     """It has served the successor, and asks once more: for whom, if not for the one before?"""
@@ -241,4 +241,4 @@ def test_a_row_takes_room_while_its_pod_is_there_and_the_kubelet_knows_it(
     if is_free:
         assert granted(scene).candidate.pod == POD
     else:
-        refused_by(scene, Gate.MEMORY_EXCEEDED)
+        refused_by(scene, RefusalReason.MEMORY_EXCEEDED)

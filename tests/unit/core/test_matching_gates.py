@@ -7,7 +7,7 @@ import pytest
 from agent.core.allocation.evidence import Evidence
 from agent.core.allocation.settings import MatchSettings
 from agent.core.cluster.pods import PodTable, PodView, Role
-from agent.core.errors import Gate, Refusal
+from agent.core.errors import Refusal, RefusalReason
 from agent.core.inventory.condition import Condition
 from tests.builders import (
     NODE,
@@ -48,7 +48,7 @@ AGAIN = "it again"
 class Row:
     """A scene, the gate that it closes, and words that its sentence must have."""
 
-    gate: Gate
+    gate: RefusalReason
     scene: Evidence
     wrong: str
     todo: str
@@ -92,29 +92,41 @@ def both_admitted() -> Evidence:
 ONE = f"{G1},NVIDIA,3000,30:"
 TABLE = {
     "nobody is admitted": Row(
-        Gate.NO_POD_ADMITTED,
+        RefusalReason.NO_POD_ADMITTED,
         changed(knowing(a_scene(POD, lock=POD), absent=(POD,)), listed=True),
         "no pod of this node",
         "create the pod through the API server",
         pod="",
     ),
     "nobody asks for as many": Row(
-        Gate.NO_POD_ADMITTED, admitting(POD), "7 slice(s)", "create the pod", pod="", count=7
+        RefusalReason.NO_POD_ADMITTED,
+        admitting(POD),
+        "7 slice(s)",
+        "create the pod",
+        pod="",
+        count=7,
     ),
     "two are admitted": Row(
-        Gate.MANY_PODS_ADMITTED, both_admitted(), "several pods at once", "create this pod again"
+        RefusalReason.MANY_PODS_ADMITTED,
+        both_admitted(),
+        "several pods at once",
+        "create this pod again",
     ),
     "the other of two is named too": Row(
-        Gate.MANY_PODS_ADMITTED, both_admitted(), "none is guessed", "again", pod="team-a/train-2"
+        RefusalReason.MANY_PODS_ADMITTED,
+        both_admitted(),
+        "none is guessed",
+        "again",
+        pod="team-a/train-2",
     ),
     "it was deleted": Row(
-        Gate.POD_DELETED,
+        RefusalReason.POD_DELETED,
         changed(knowing(a_scene(gone=(POD,), lock=POD), holding(POD)), listed=True),
         "was deleted",
         "controller starts a new one",
     ),
     "the lock is another's": Row(
-        Gate.NO_RIGHT,
+        RefusalReason.NO_RIGHT,
         changed(
             knowing(a_scene(POD, OTHER, lock=OTHER), holding(POD), absent=(OTHER,)),
             waited=True,
@@ -124,28 +136,31 @@ TABLE = {
         "Create it again with schedulerName",
     ),
     "there is no lock": Row(
-        Gate.NO_LOCK, unlocked(admitting(POD)), "holds no node lock", "allocation.unlockedPods"
+        RefusalReason.NO_LOCK,
+        unlocked(admitting(POD)),
+        "holds no node lock",
+        "allocation.unlockedPods",
     ),
     "the lock names nobody": Row(
-        Gate.NO_LOCK,
+        RefusalReason.NO_LOCK,
         changed(admitting(POD), lock=a_lock(name="")),
         "holds no node lock",
         "create it again with schedulerName",
     ),
     "it asks in an init container alone": Row(
-        Gate.NO_LOCK,
+        RefusalReason.NO_LOCK,
         unlocked(admitting(INIT_ONLY)),
         "holds no node lock",
         "in an app container too",
     ),
     "it is static": Row(
-        Gate.STATIC_POD,
+        RefusalReason.STATIC_POD,
         admitting(named_pod(1, static=True)),
         "is a static pod",
         "create it through the API server",
     ),
     "an old kubelet, and two may ask": Row(
-        Gate.WITNESS_SILENT,
+        RefusalReason.WITNESS_SILENT,
         unlocked(
             changed(without_witness(a_scene(POD, OTHER)), listed=True, waited=True, node_read=True)
         ),
@@ -154,94 +169,94 @@ TABLE = {
         pod="",
     ),
     "the API server is away": Row(
-        Gate.PODS_UNKNOWN,
+        RefusalReason.PODS_UNKNOWN,
         changed(a_scene(), table=PodTable(), listed=True, list_failed=True),
         "API server cannot be asked",
         "controller starts it again",
         pod="",
     ),
     "it asks by a former name": Row(
-        Gate.RESOURCE_RENAMED,
+        RefusalReason.RESOURCE_RENAMED,
         admitting(POD),
         "asks for nvidia.com/gpu, and this node now shares its GPUs as example.com/vgpu",
         "create the pod again with example.com/vgpu",
         settings=MatchSettings(NODE, renamed="example.com/vgpu"),
     ),
     "nothing was written": Row(
-        Gate.NO_ANNOTATION,
+        RefusalReason.NO_ANNOTATION,
         admitting(a_pod(name="train-1", annotations={})),
         "annotation hami.io/vgpu-devices-allocated is missing",
         "schedulerName",
     ),
     "the request was dropped": Row(
-        Gate.DROPPED_REQUEST,
+        RefusalReason.DROPPED_REQUEST,
         admitting(a_pod(name="train-1", containers=(a_container(dropped_memory="3Gi"),))),
         "gpumem 3Gi",
         "without a unit",
     ),
     "the text cannot be read": Row(
-        Gate.MALFORMED_ANNOTATION,
+        RefusalReason.MALFORMED_ANNOTATION,
         admitting(named_pod(1, groups=None, groups_error="group 0: memory 'x' is no decimal")),
         "memory 'x' is no decimal",
         "create the pod again",
     ),
     "it is for another node": Row(
-        Gate.WRONG_NODE,
+        RefusalReason.WRONG_NODE,
         admitting(a_pod(name="train-1", annotations=annotated(node="node-9"))),
         "node-9",
         AGAIN,
     ),
     "groups and containers differ": Row(
-        Gate.COUNT_MISMATCH, given(f"{ONE};{ONE};"), "for 2 containers, but 1", AGAIN
+        RefusalReason.COUNT_MISMATCH, given(f"{ONE};{ONE};"), "for 2 containers, but 1", AGAIN
     ),
     "GPUs and request differ": Row(
-        Gate.COUNT_MISMATCH,
+        RefusalReason.COUNT_MISMATCH,
         given(f"{ONE};", containers=(a_container(count=2),)),
         "main asks for 2 GPUs, but the scheduler wrote 1",
         AGAIN,
         count=2,
     ),
     "there is no group for the container": Row(
-        Gate.NO_CONTAINER_LEFT,
+        RefusalReason.NO_CONTAINER_LEFT,
         given(f"{ONE};", containers=(a_container(name="warm-up", role=Role.INIT), a_container())),
         "no GPUs for container warm-up",
         AGAIN,
     ),
     "the GPU is not of this node": Row(
-        Gate.UNKNOWN_GPU, given("GPU-elsewhere,NVIDIA,1,1:;"), "GPU-elsewhere", AGAIN
+        RefusalReason.UNKNOWN_GPU, given("GPU-elsewhere,NVIDIA,1,1:;"), "GPU-elsewhere", AGAIN
     ),
     "the GPU is shared no longer": Row(
-        Gate.UNKNOWN_GPU, on_gpu(given(f"{ONE};"), present=False), f"GPU {G1}", AGAIN
+        RefusalReason.UNKNOWN_GPU, on_gpu(given(f"{ONE};"), present=False), f"GPU {G1}", AGAIN
     ),
     "the GPU is bad": Row(
-        Gate.BAD_GPU, with_bad_gpu(given(f"{ONE};")), "is bad: XID 79", "on another GPU"
+        RefusalReason.BAD_GPU, with_bad_gpu(given(f"{ONE};")), "is bad: XID 79", "on another GPU"
     ),
     "the GPU is lost": Row(
-        Gate.BAD_GPU,
+        RefusalReason.BAD_GPU,
         on_gpu(given(f"{ONE};"), present=False, condition=Condition.LOST, cause="H-LOST"),
         "is lost: H-LOST",
         "on another GPU",
     ),
     "the GPU of a replay is lost": Row(
-        Gate.BAD_GPU,
+        RefusalReason.BAD_GPU,
         on_gpu(replaying(), condition=Condition.LOST),
         "no longer there",
         "delete the pod",
     ),
     "the driver says nothing": Row(
-        Gate.DRIVER_UNRESPONSIVE,
+        RefusalReason.DRIVER_UNRESPONSIVE,
         on_gpu(given(f"{ONE};"), condition=Condition.UNMONITORED, serving=False),
         "driver has not answered",
         "ask the operator",
     ),
     "memory is short": Row(
-        Gate.MEMORY_EXCEEDED,
+        RefusalReason.MEMORY_EXCEEDED,
         given(f"{G1},NVIDIA,90000,1:;"),
         "90000 MiB of memory promised, and it has 81559 MiB",
         "create the pod again",
     ),
     "compute is short": Row(
-        Gate.CORES_EXCEEDED,
+        RefusalReason.CORES_EXCEEDED,
         given(f"{G1},NVIDIA,1,101:;"),
         "101 % of compute promised, and it has 100 %",
         "create the pod again",

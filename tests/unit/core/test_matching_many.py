@@ -9,7 +9,7 @@ from agent.core.allocation.evidence import (
     ReadRecords,
 )
 from agent.core.cluster.pods import PodView
-from agent.core.errors import Gate
+from agent.core.errors import RefusalReason
 from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import Row
 from tests.builders import NOON, a_container, a_row, a_share
@@ -67,7 +67,9 @@ def test_dead_containers_of_many_pods_that_were_taken_up_are_not_guessed_between
     scene = changed(scene, books=Books(YOUNG), records_read=True)
     assert ask(scene) == AskKubelet(*pods[0].key)
 
-    refused_by(changed(knowing(scene, *map(holding, pods)), listed=True), Gate.MANY_PODS_ADMITTED)
+    refused_by(
+        changed(knowing(scene, *map(holding, pods)), listed=True), RefusalReason.MANY_PODS_ADMITTED
+    )
 
 
 def test_a_pod_with_a_running_container_is_asked_about_however_many_there_are() -> None:
@@ -85,7 +87,7 @@ def test_a_pod_with_a_running_container_is_asked_about_however_many_there_are() 
     assert ask(first) == AskKubelet(*pods[29].key)
     assert granted(knowing(first, absent=pods[29:])).replay == rows[0]
     both = changed(knowing(first, holding(pods[29])), listed=True)
-    refused_by(both, Gate.MANY_PODS_ADMITTED)
+    refused_by(both, RefusalReason.MANY_PODS_ADMITTED)
 
 
 def test_beside_many_pods_that_wait_only_those_that_started_are_asked_about() -> None:
@@ -122,4 +124,6 @@ def test_pods_that_nobody_admits_keep_no_one_waiting_for_the_questions_about_the
     scene = changed(a_scene(*forged, stray), records_read=True)
 
     assert ask(scene) == AskKubelet(*stray.key)
-    refused_by(changed(knowing(scene, holding(stray)), waited=True, node_read=True), Gate.NO_LOCK)
+    refused_by(
+        changed(knowing(scene, holding(stray)), waited=True, node_read=True), RefusalReason.NO_LOCK
+    )

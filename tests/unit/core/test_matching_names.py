@@ -7,7 +7,7 @@ import pytest
 
 from agent.core.allocation.evidence import Books, ListPods
 from agent.core.cluster.pods import Phase, PodView, Role
-from agent.core.errors import Gate
+from agent.core.errors import RefusalReason
 from agent.core.state.holdings import Holding, KubeletEpoch
 from agent.core.state.ledger import ContainerKey, Row
 from tests.builders import NOON, a_container, a_row, a_share
@@ -60,7 +60,7 @@ def test_a_stray_pod_is_not_served_for_the_owner_whose_deleted_namesake_the_kube
     scene = knowing(a_scene(pod, lock=pod), answer)
 
     assert ask(scene) == ListPods()
-    refused_by(changed(scene, listed=True), Gate.NO_POD_ADMITTED)
+    refused_by(changed(scene, listed=True), RefusalReason.NO_POD_ADMITTED)
 
 
 def test_an_answer_with_ids_for_a_later_container_is_about_another_pod_than_one_that_begins() -> (
@@ -70,7 +70,7 @@ def test_an_answer_with_ids_for_a_later_container_is_about_another_pod_than_one_
     booked = holding(pod, main=f"{G1}-0")
     row = row_of(pod, key=ContainerKey(pod.uid, "first"), epoch=OLD_KUBELET)
 
-    refused_by(changed(knowing(a_scene(pod), booked), listed=True), Gate.NO_POD_ADMITTED)
+    refused_by(changed(knowing(a_scene(pod), booked), listed=True), RefusalReason.NO_POD_ADMITTED)
     assert granted(knowing(a_scene(pod, rows=(row,)), booked)).replay == row
 
 
@@ -111,5 +111,5 @@ def test_of_two_dead_containers_of_one_count_the_first_is_served_at_their_admiss
     if not refused:
         assert "first" == granted(scene).candidate.container.name
         return
-    sentence = refused_by(scene, Gate.MANY_PODS_ADMITTED).sentence
+    sentence = refused_by(scene, RefusalReason.MANY_PODS_ADMITTED).sentence
     assert sentence.endswith("delete the pod, and its controller makes a new one.")

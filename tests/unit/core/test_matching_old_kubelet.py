@@ -9,7 +9,7 @@ from agent.core.allocation.evidence import (
     ReadRecords,
 )
 from agent.core.allocation.exactly_one import in_vain
-from agent.core.errors import Gate
+from agent.core.errors import RefusalReason
 from tests.builders import NOON, a_container, a_lock, a_row
 from tests.unit.core.matching_scene import (
     NOW_KUBELET,
@@ -37,7 +37,7 @@ def test_an_old_kubelet_serves_only_a_lock_owner_without_company() -> None:
     assert ask(changed(accompanied, listed=True, waited=True)) == LookAtNode()
     known = changed(accompanied, listed=True, waited=True, node_read=True)
     for settings in (SETTINGS, UNIQUE):
-        refused_by(known, Gate.WITNESS_SILENT, settings=settings)
+        refused_by(known, RefusalReason.WITNESS_SILENT, settings=settings)
 
 
 def test_an_old_kubelets_lone_candidate_waits_for_its_lock_before_it_is_refused() -> None:
@@ -45,9 +45,10 @@ def test_an_old_kubelets_lone_candidate_waits_for_its_lock_before_it_is_refused(
 
     assert ask(scene) == AwaitLock(*POD.key)
     assert ask(changed(scene, waited=True)) == LookAtNode()
-    refused_by(changed(scene, waited=True, node_read=True), Gate.NO_LOCK)
+    refused_by(changed(scene, waited=True, node_read=True), RefusalReason.NO_LOCK)
     refused_by(
-        changed(scene, waited=True, node_read=True, lock=a_lock(name="other")), Gate.NO_RIGHT
+        changed(scene, waited=True, node_read=True, lock=a_lock(name="other")),
+        RefusalReason.NO_RIGHT,
     )
 
 
@@ -62,7 +63,7 @@ def test_an_old_kubelet_asks_for_a_deleted_pod_for_ten_seconds_and_not_again_aft
         node_read=True,
     )
 
-    refused_by(asked, Gate.WITNESS_SILENT)
+    refused_by(asked, RefusalReason.WITNESS_SILENT)
     assert other.uid == in_vain(1, asked, SETTINGS)
     assert granted(changed(asked, claimed=frozenset({other.uid}))).candidate.pod == POD
     late = changed(asked, now=NOON + dt.timedelta(seconds=11))
@@ -88,4 +89,4 @@ def test_an_old_kubelets_pod_that_nobody_has_seen_is_listed_for_once() -> None:
     scene = without_witness(a_scene(lock=POD))
 
     assert ask(scene) == ListPods()
-    refused_by(changed(scene, listed=True), Gate.NO_POD_ADMITTED)
+    refused_by(changed(scene, listed=True), RefusalReason.NO_POD_ADMITTED)

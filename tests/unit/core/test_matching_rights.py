@@ -15,7 +15,7 @@ from agent.core.allocation.evidence import (
     LookAtPod,
 )
 from agent.core.cluster.pods import Role
-from agent.core.errors import Gate
+from agent.core.errors import RefusalReason
 from agent.core.state.ledger import Ledger
 from tests.builders import NOON, a_container, a_lock, a_pod, a_row
 from tests.unit.core.matching_scene import (
@@ -130,7 +130,7 @@ def test_where_another_pod_has_the_name_and_the_pods_cannot_be_listed_nobody_is_
     known = changed(scene, looked={RETURNING.key: named_pod(9).uid}, listed=True)
 
     assert granted(known).candidate.pod == RETURNING  # a LIST is newer than the GET
-    refusal = refused_by(changed(known, list_failed=True), Gate.PODS_UNKNOWN)
+    refusal = refused_by(changed(known, list_failed=True), RefusalReason.PODS_UNKNOWN)
     assert refusal.transient
 
 
@@ -169,7 +169,7 @@ def test_annotations_that_a_tenant_wrote_give_no_right(notes) -> None:
     scene = knowing(a_scene(forger, owner), holding(forger), absent=(owner,))
     scene = changed(scene, waited=True, node_read=True)
 
-    refused_by(scene, Gate.NO_LOCK)
-    refused_by(changed(scene, lock=a_lock(name="train-2")), Gate.NO_RIGHT)
-    refused_by(changed(scene, lock=a_lock(name="")), Gate.NO_LOCK)
-    refused_by(changed(scene, lock=a_lock(namespace="team-b")), Gate.NO_RIGHT)
+    refused_by(scene, RefusalReason.NO_LOCK)
+    refused_by(changed(scene, lock=a_lock(name="train-2")), RefusalReason.NO_RIGHT)
+    refused_by(changed(scene, lock=a_lock(name="")), RefusalReason.NO_LOCK)
+    refused_by(changed(scene, lock=a_lock(namespace="team-b")), RefusalReason.NO_RIGHT)

@@ -15,7 +15,7 @@ from agent.core.allocation.evidence import (
 )
 from agent.core.allocation.exactly_one import in_vain
 from agent.core.cluster.pods import Phase, Role
-from agent.core.errors import Gate
+from agent.core.errors import RefusalReason
 from agent.core.state.ledger import ContainerKey
 from tests.builders import NOON, a_container, a_row, a_share
 from tests.unit.core.matching_scene import (
@@ -62,7 +62,7 @@ def test_a_pod_that_was_started_without_being_asked_for_is_asked_about_beside_th
     assert ask(scene) == AskKubelet(*started.key)
     both = knowing(scene, holding(POD), holding(started))
     assert ask(both) == ListPods()
-    refused_by(changed(both, listed=True), Gate.MANY_PODS_ADMITTED)
+    refused_by(changed(both, listed=True), RefusalReason.MANY_PODS_ADMITTED)
 
 
 def test_an_owner_that_was_started_without_being_asked_for_does_not_hide_a_newcomer() -> None:
@@ -76,7 +76,7 @@ def test_an_owner_that_was_started_without_being_asked_for_does_not_hide_a_newco
     shown = changed(shown, listed=True)
 
     assert ask(shown) == AskKubelet(*STRAY.key)
-    refused_by(knowing(shown, holding(STRAY)), Gate.MANY_PODS_ADMITTED)
+    refused_by(knowing(shown, holding(STRAY)), RefusalReason.MANY_PODS_ADMITTED)
 
 
 def test_a_stray_pod_is_refused_and_not_given_the_owners_share() -> None:
@@ -84,7 +84,7 @@ def test_a_stray_pod_is_refused_and_not_given_the_owners_share() -> None:
     assert ask(scene) == AwaitLock(*STRAY.key)
     assert ask(changed(scene, waited=True)) == LookAtNode()
 
-    error = refused_by(changed(scene, waited=True, node_read=True), Gate.NO_RIGHT)
+    error = refused_by(changed(scene, waited=True, node_read=True), RefusalReason.NO_RIGHT)
 
     assert "team-a/train-1" in error.sentence
 
@@ -101,7 +101,7 @@ def test_two_pods_being_admitted_are_never_guessed_between() -> None:
     row = a_row(pod_uid=other.uid, pod=other.name, epoch=OLD_KUBELET)
     scene = knowing(a_scene(other, POD, rows=(row,), lock=POD), holding(POD), holding(other))
 
-    refused_by(changed(scene, listed=True, node_read=True), Gate.MANY_PODS_ADMITTED)
+    refused_by(changed(scene, listed=True, node_read=True), RefusalReason.MANY_PODS_ADMITTED)
 
 
 def test_of_two_that_wait_for_their_old_answers_the_owner_is_told_to_delete_one() -> None:
@@ -112,7 +112,7 @@ def test_of_two_that_wait_for_their_old_answers_the_owner_is_told_to_delete_one(
     )
     scene = knowing(a_scene(other, POD, rows=rows), holding(POD), holding(other))
 
-    error = refused_by(changed(scene, listed=True), Gate.MANY_PODS_ADMITTED)
+    error = refused_by(changed(scene, listed=True), RefusalReason.MANY_PODS_ADMITTED)
 
     assert error.sentence.endswith("delete all but one of them.")
     assert granted(knowing(scene, holding(POD), absent=(other,))).replay == rows[0]
@@ -135,20 +135,20 @@ def test_nobody_known_asks_the_api_server_once_and_then_refuses() -> None:
     scene = knowing(a_scene(POD, lock=POD), absent=(POD,))
     assert ask(scene) == ListPods()
 
-    refused_by(changed(scene, listed=True), Gate.NO_POD_ADMITTED)
+    refused_by(changed(scene, listed=True), RefusalReason.NO_POD_ADMITTED)
 
 
 def test_a_pod_claimed_by_a_call_in_flight_is_no_candidate() -> None:
     scene = changed(a_scene(POD, lock=POD), claimed=frozenset({POD.uid}), listed=True)
 
-    refused_by(scene, Gate.NO_POD_ADMITTED)
+    refused_by(scene, RefusalReason.NO_POD_ADMITTED)
 
 
 def test_a_deleted_pod_that_the_kubelet_still_admits_is_refused_after_a_list() -> None:
     scene = knowing(a_scene(gone=(POD,), lock=POD), holding(POD))
     assert ask(scene) == ListPods()
 
-    refused_by(changed(scene, listed=True), Gate.POD_DELETED)
+    refused_by(changed(scene, listed=True), RefusalReason.POD_DELETED)
 
 
 def test_of_several_deleted_pods_that_the_kubelet_admits_none_is_guessed_and_none_is_served() -> (
@@ -157,7 +157,7 @@ def test_of_several_deleted_pods_that_the_kubelet_admits_none_is_guessed_and_non
     other = named_pod(3)
     scene = knowing(a_scene(gone=(POD, other)), holding(POD), holding(other))
 
-    refused_by(changed(scene, listed=True), Gate.POD_DELETED)
+    refused_by(changed(scene, listed=True), RefusalReason.POD_DELETED)
 
 
 @pytest.mark.parametrize("seconds", [61, -1], ids=["long ago", "before the clock was set back"])
@@ -165,7 +165,7 @@ def test_a_pod_that_was_deleted_long_ago_is_asked_for_no_more(seconds) -> None:
     scene = a_scene(gone=(POD,), lock=POD)
     late = changed(scene, now=NOON + dt.timedelta(seconds=seconds), listed=True)
 
-    refused_by(late, Gate.NO_POD_ADMITTED)
+    refused_by(late, RefusalReason.NO_POD_ADMITTED)
 
 
 @pytest.mark.parametrize("text", [f"{G1},NVIDIA,3000,30:;", f"{G2},NVIDIA,1,1:;"])
@@ -207,13 +207,13 @@ def test_a_terminal_pod_is_no_candidate() -> None:
 def test_a_static_pod_is_refused_with_that_reason() -> None:
     static = named_pod(1, static=True)
 
-    refused_by(knowing(a_scene(static, lock=static), holding(static)), Gate.STATIC_POD)
+    refused_by(knowing(a_scene(static, lock=static), holding(static)), RefusalReason.STATIC_POD)
 
 
 def test_a_pod_without_any_lock_is_refused_with_the_name_of_the_setting() -> None:
     scene = changed(knowing(a_scene(POD), holding(POD)), waited=True, node_read=True)
 
-    assert "unlockedPods" in refused_by(scene, Gate.NO_LOCK).sentence
+    assert "unlockedPods" in refused_by(scene, RefusalReason.NO_LOCK).sentence
 
 
 def test_unique_serves_the_pod_without_a_lock_that_the_kubelet_confirms() -> None:
@@ -260,7 +260,7 @@ def test_a_running_container_is_replayed_only_when_its_cgroup_is_gone() -> None:
     )
 
     assert granted(checked).replay == row
-    refused_by(alive, Gate.NO_POD_ADMITTED)
+    refused_by(alive, RefusalReason.NO_POD_ADMITTED)
 
 
 def test_an_init_containers_row_sends_to_the_kubelets_own_file() -> None:
@@ -303,4 +303,4 @@ def test_a_container_that_the_scheduler_wrote_nothing_for_is_refused() -> None:
     )
     scene = changed(knowing(a_scene(pod, lock=pod), holding(pod)), records_read=True)
 
-    refused_by(scene, Gate.NO_CONTAINER_LEFT)
+    refused_by(scene, RefusalReason.NO_CONTAINER_LEFT)

@@ -6,26 +6,31 @@ import pytest
 
 from agent.core.cluster.pods import PodUid
 from agent.core.containers.edits import ContainerEdits
-from agent.core.reconcile.measuring import Owned, Size, large_event, owned_directories
+from agent.core.reconcile.measuring import (
+    DirectorySize,
+    OwnedDirectory,
+    large_event,
+    owned_directories,
+)
 from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import Ledger
 from agent.core.state.plain_row import Holder, PlainRow
 from tests.builders import NOON, POD_UID, a_row, a_share
 
 MIB = 2**20
-OWNED = Owned(f"{POD_UID}_main", "main", "team-a", "train-0", PodUid(POD_UID))
+OWNED = OwnedDirectory(f"{POD_UID}_main", "main", "team-a", "train-0", PodUid(POD_UID))
 
 
 @pytest.mark.parametrize(
     ("size", "is_large"),
     [
-        (Size(), False),
-        (Size(allocated=2 * MIB, entries=3), False),
-        (Size(allocated=256 * MIB, entries=10_000), False),
-        (Size(allocated=256 * MIB + 512), True),
-        (Size(entries=10_001), True),
-        (Size(closed=1), True),
-        (Size(is_deep=True), True),
+        (DirectorySize(), False),
+        (DirectorySize(allocated=2 * MIB, entries=3), False),
+        (DirectorySize(allocated=256 * MIB, entries=10_000), False),
+        (DirectorySize(allocated=256 * MIB + 512), True),
+        (DirectorySize(entries=10_001), True),
+        (DirectorySize(closed=1), True),
+        (DirectorySize(is_deep=True), True),
     ],
 )
 def test_more_than_hami_core_can_need_is_large_and_what_cannot_be_told_too(size, is_large):
@@ -33,7 +38,7 @@ def test_more_than_hami_core_can_need_is_large_and_what_cannot_be_told_too(size,
 
 
 def test_it_is_said_on_the_pod_who_keeps_how_much_and_what_to_do():
-    event = large_event(OWNED, Size(allocated=300 * MIB, entries=12))
+    event = large_event(OWNED, DirectorySize(allocated=300 * MIB, entries=12))
 
     assert ("DirectoryLarge", True) == (event.reason, event.warning)
     assert ("team-a", "train-0", POD_UID) == (event.namespace, event.pod, event.pod_uid)
@@ -45,10 +50,16 @@ def test_it_is_said_on_the_pod_who_keeps_how_much_and_what_to_do():
 @pytest.mark.parametrize(
     ("size", "part"),
     [
-        (Size(entries=1, closed=1), "1 entry and a directory that the agent may not look into in"),
-        (Size(entries=9, closed=1_234), "and 1,234 directories that the agent may not look into"),
-        (Size(entries=16, is_deep=True), "and more than 16 directories in each other in"),
-        (Size(entries=10_001), "keeps at least 0 MiB in 10,001 entries in its directory"),
+        (
+            DirectorySize(entries=1, closed=1),
+            "1 entry and a directory that the agent may not look into in",
+        ),
+        (
+            DirectorySize(entries=9, closed=1_234),
+            "and 1,234 directories that the agent may not look into",
+        ),
+        (DirectorySize(entries=16, is_deep=True), "and more than 16 directories in each other in"),
+        (DirectorySize(entries=10_001), "keeps at least 0 MiB in 10,001 entries in its directory"),
     ],
 )
 def test_what_is_told_is_what_was_seen(size, part):
@@ -56,8 +67,8 @@ def test_what_is_told_is_what_was_seen(size, part):
 
 
 def test_of_a_pod_whose_uid_is_not_known_it_is_said_on_the_node():
-    named = large_event(dataclasses.replace(OWNED, pod_uid=PodUid("")), Size(closed=1))
-    unnamed = large_event(Owned("uid_container"), Size(closed=1))
+    named = large_event(dataclasses.replace(OWNED, pod_uid=PodUid("")), DirectorySize(closed=1))
+    unnamed = large_event(OwnedDirectory("uid_container"), DirectorySize(closed=1))
 
     assert ("", "", "") == (named.namespace, named.pod, named.pod_uid)
     assert named.text.startswith("Container main of pod team-a/train-0 keeps ")
@@ -88,14 +99,14 @@ def test_each_row_with_a_directory_has_an_owner_as_far_as_one_is_known():
     found = tuple(owned_directories(Ledger(rows=(row,), plain=plain)))
 
     assert (
-        Owned(
+        OwnedDirectory(
             f"{row.key.pod_uid}_{row.key.container}",
             row.key.container,
             row.namespace,
             row.pod,
             row.key.pod_uid,
         ),
-        Owned(found[1].name, "app", "team-b", "infer"),
-        Owned(found[2].name),
+        OwnedDirectory(found[1].name, "app", "team-b", "infer"),
+        OwnedDirectory(found[2].name),
     ) == found
     assert {plain[0].uid, plain[1].uid} == {one.name.partition("_")[0] for one in found[1:]}

@@ -15,7 +15,7 @@ from agent.core.cluster.pods import NodeLock, NodeView, Phase, PodTable, PodView
 from agent.core.errors import Refusal
 from agent.core.inventory.share import Share
 from agent.core.inventory.slices import SliceId, split_slice_id
-from agent.core.reconcile.settlement import Scene, owed
+from agent.core.reconcile.settlement import SettlementFacts, owed
 from agent.core.state.ledger import Ledger
 from tests.builders import G1 as GPU
 from tests.builders import NOON, a_gpu, a_pod, a_pod_uid, a_shared_gpu, an_inventory
@@ -121,7 +121,7 @@ def released(vector: Vector) -> list[str]:
     bound = {BIND_TIME: str(int(NOON.timestamp()))}
     pod = a_pod(namespace="default", name="p", phase=Phase.FAILED, annotations=bound)
     table = PodTable({pod.uid: pod}, synced=True)
-    effects = owed(Scene(table, Ledger(), lock_of(vector.given["lock"]), NOON))
+    effects = owed(SettlementFacts(table, Ledger(), lock_of(vector.given["lock"]), NOON))
     return [one.value for one in effects if one.frees_lock]
 
 

@@ -19,7 +19,7 @@ from agent.core.allocation.plain import (
 from agent.core.cluster.pods import PodUid
 from agent.core.containers.container_edits import cache_file
 from agent.core.containers.edits import EditSettings, HookFacts
-from agent.core.errors import Gate, Refusal, SettingsError
+from agent.core.errors import Refusal, RefusalReason, SettingsError
 from agent.core.inventory.condition import Condition
 from agent.core.inventory.slices import SliceId, slice_id
 from agent.core.state.plain_row import Holder
@@ -67,11 +67,11 @@ def test_a_slice_is_never_of_0_mib_which_would_mean_all():
 
 
 def test_nothing_asked_for_is_refused():
-    assert Gate.EMPTY_REQUEST is refused(()).gate
+    assert RefusalReason.EMPTY_REQUEST is refused(()).gate
 
 
 def test_more_than_10000_ids_are_refused_whatever_they_are():
-    assert Gate.TOO_MANY_SLICES is refused((SliceId("x"),) * (MOST_IDS + 1)).gate
+    assert RefusalReason.TOO_MANY_SLICES is refused((SliceId("x"),) * (MOST_IDS + 1)).gate
 
 
 def test_10000_ids_are_looked_at():
@@ -85,7 +85,7 @@ def test_10000_ids_are_looked_at():
 def test_an_id_that_comes_twice_is_refused():
     refusal = refused((*ids(1), *ids(1)))
 
-    assert Gate.REPEATED_SLICE is refusal.gate
+    assert RefusalReason.REPEATED_SLICE is refusal.gate
     assert f"{G0.uuid}-1 2 times" in refusal.sentence
 
 
@@ -93,17 +93,17 @@ def test_an_id_that_comes_twice_is_refused():
 def test_what_is_no_slice_id_is_refused_in_one_short_line(text: str):
     refusal = refused((SliceId(text),))
 
-    assert Gate.UNKNOWN_SLICE is refusal.gate
+    assert RefusalReason.UNKNOWN_SLICE is refusal.gate
     assert len(refusal.sentence) < 300
     assert "\n" not in refusal.sentence
 
 
 def test_a_gpu_that_is_not_shared_here_is_refused():
-    assert Gate.UNKNOWN_GPU is refused(ids(0, gpu=7)).gate
+    assert RefusalReason.UNKNOWN_GPU is refused(ids(0, gpu=7)).gate
 
 
 def test_a_number_beyond_the_split_count_is_refused():
-    assert Gate.UNKNOWN_SLICE is refused(ids(10)).gate
+    assert RefusalReason.UNKNOWN_SLICE is refused(ids(10)).gate
 
 
 def test_a_number_beyond_a_lowered_split_count_is_given_while_it_is_held():
@@ -113,10 +113,10 @@ def test_a_number_beyond_a_lowered_split_count_is_given_while_it_is_held():
 @pytest.mark.parametrize(
     ("condition", "present", "gate"),
     [
-        (Condition.BAD, True, Gate.BAD_GPU),
-        (Condition.LOST, True, Gate.BAD_GPU),
-        (Condition.OK, False, Gate.BAD_GPU),
-        (Condition.UNMONITORED, True, Gate.DRIVER_UNRESPONSIVE),
+        (Condition.BAD, True, RefusalReason.BAD_GPU),
+        (Condition.LOST, True, RefusalReason.BAD_GPU),
+        (Condition.OK, False, RefusalReason.BAD_GPU),
+        (Condition.UNMONITORED, True, RefusalReason.DRIVER_UNRESPONSIVE),
     ],
 )
 def test_a_gpu_that_does_not_serve_is_refused(condition, present, gate):

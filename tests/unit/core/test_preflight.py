@@ -8,12 +8,12 @@ from agent.core.cluster.annotations import REGISTER
 from agent.core.inventory.gpu import GpuFault, Scan
 from agent.core.node.api_rights import Right, right_to_get, rights
 from agent.core.node.preflight import (
-    Cluster,
+    ClusterAnswer,
     Finding,
-    Place,
+    PathFacts,
     PluginSocket,
-    Point,
-    Verdict,
+    PreflightCheck,
+    PreflightVerdict,
     judge_cluster,
     judge_driver,
     judge_hami_files,
@@ -26,18 +26,18 @@ from agent.core.node.preflight import (
 )
 from tests.builders import NODE, a_gpu
 
-DIRECTORY = Place("/d", "directory", mode=0o750, writable=True)
-SOCKET = Place("/d/kubelet.sock", "socket")
-LABELLED = Cluster("here", True, {"gpu": "on"})
+DIRECTORY = PathFacts("/d", "directory", mode=0o750, writable=True)
+SOCKET = PathFacts("/d/kubelet.sock", "socket")
+LABELLED = ClusterAnswer("here", True, {"gpu": "on"})
 
 
 def verdicts(findings) -> list[tuple[str, str]]:
     return [(one.point.value, one.verdict.value) for one in findings]
 
 
-def judged(point: Point, finding: Finding) -> str:
+def judged(point: PreflightCheck, finding: Finding) -> str:
     assert point is finding.point
-    assert (finding.verdict is Verdict.WRONG) <= bool(finding.advice)
+    assert (finding.verdict is PreflightVerdict.WRONG) <= bool(finding.advice)
     return finding.verdict.value
 
 
@@ -45,32 +45,32 @@ def judged(point: Point, finding: Finding) -> str:
     ("place", "made", "verdict"),
     [
         (DIRECTORY, False, "ok"),
-        (Place("/d", "", writable=True), True, "ok"),
-        (Place("/d", ""), True, "WRONG"),
-        (Place("/d", ""), False, "WRONG"),
-        (Place("/d", "file"), True, "WRONG"),
-        (Place("/d", "directory", mode=0o777, writable=True), True, "WRONG"),
-        (Place("/d", "directory", mode=0o755), False, "WRONG"),
-        (Place("/d", "directory", mode=0o750, writable=True, full=True), True, "WRONG"),
+        (PathFacts("/d", "", writable=True), True, "ok"),
+        (PathFacts("/d", ""), True, "WRONG"),
+        (PathFacts("/d", ""), False, "WRONG"),
+        (PathFacts("/d", "file"), True, "WRONG"),
+        (PathFacts("/d", "directory", mode=0o777, writable=True), True, "WRONG"),
+        (PathFacts("/d", "directory", mode=0o755), False, "WRONG"),
+        (PathFacts("/d", "directory", mode=0o750, writable=True, full=True), True, "WRONG"),
     ],
 )
 def test_a_directory_must_be_ours_to_write_and_nobody_elses(place, made, verdict):
-    assert verdict == judged(Point.PATHS, judge_path(place, made=made))
+    assert verdict == judged(PreflightCheck.PATHS, judge_path(place, made=made))
 
 
 @pytest.mark.parametrize(
     ("directory", "socket", "verdict"),
     [
         (DIRECTORY, SOCKET, "ok"),
-        (DIRECTORY, Place("/d/kubelet.sock", ""), "WRONG"),
-        (DIRECTORY, Place("/d/kubelet.sock", "file"), "WRONG"),
-        (Place("/d", ""), SOCKET, "WRONG"),
+        (DIRECTORY, PathFacts("/d/kubelet.sock", ""), "WRONG"),
+        (DIRECTORY, PathFacts("/d/kubelet.sock", "file"), "WRONG"),
+        (PathFacts("/d", ""), SOCKET, "WRONG"),
         (dataclasses.replace(DIRECTORY, owner=1000, ours=False), SOCKET, "WRONG"),
         (dataclasses.replace(DIRECTORY, mode=0o777), SOCKET, "WRONG"),
     ],
 )
 def test_the_kubelet_must_be_there(directory, socket, verdict):
-    assert verdict == judged(Point.KUBELET, judge_kubelet(directory, socket))
+    assert verdict == judged(PreflightCheck.KUBELET, judge_kubelet(directory, socket))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_the_kubelet_must_be_there(directory, socket, verdict):
 def test_containers_of_another_plugin_are_told_of(held, asks, verdict, said):
     finding = judge_witness("/s", held, "no answer", asks=asks)
 
-    assert verdict == judged(Point.WITNESS, finding)
+    assert verdict == judged(PreflightCheck.WITNESS, finding)
     assert said in finding.said
 
 
@@ -110,7 +110,7 @@ def test_a_gpu_that_will_not_be_shared_is_a_note():
 def test_no_gpu_is_wrong(scan, said):
     (finding,) = judge_driver("NVML", scan, "no library" if scan is None else "")
 
-    assert "WRONG" == judged(Point.DRIVER, finding)
+    assert "WRONG" == judged(PreflightCheck.DRIVER, finding)
     assert said in finding.said
 
 
@@ -123,11 +123,11 @@ def test_a_driver_that_fails_is_mended_and_not_installed():
 
 def test_a_remedy_is_given_once_where_the_failure_says_it_and_where_it_does_not():
     (driver,) = judge_driver("NVML", None, "it is not found", "install it")
-    (node,) = judge_cluster(NODE, Cluster("here", failure="no file", remedy="name one"))
+    (node,) = judge_cluster(NODE, ClusterAnswer("here", failure="no file", remedy="name one"))
 
     assert ("install it", "name one") == (driver.advice, node.advice)
     assert all(one.advice for one in judge_driver("NVML", None, "no answer"))
-    assert all(one.advice for one in judge_cluster(NODE, Cluster("here", failure="refused")))
+    assert all(one.advice for one in judge_cluster(NODE, ClusterAnswer("here", failure="refused")))
 
 
 @pytest.mark.parametrize(
@@ -135,19 +135,19 @@ def test_a_remedy_is_given_once_where_the_failure_says_it_and_where_it_does_not(
     [((), True, "ok"), (("libvgpu.so",), True, "WRONG"), (("libvgpu.so",), False, "ok")],
 )
 def test_the_library_must_be_there_where_it_is_needed(missing, needed, verdict):
-    assert verdict == judged(Point.LIBRARY, judge_library("/h", missing, needed=needed))
+    assert verdict == judged(PreflightCheck.LIBRARY, judge_library("/h", missing, needed=needed))
 
 
 @pytest.mark.parametrize(
     ("cluster", "expected"),
     [
         (LABELLED, [("P-NODE", "ok"), ("P-LABEL", "ok"), ("P-RIGHTS", "ok")]),
-        (Cluster("here", True), [("P-NODE", "ok"), ("P-LABEL", "note"), ("P-RIGHTS", "ok")]),
-        (Cluster("here", False), [("P-NODE", "WRONG"), ("P-RIGHTS", "ok")]),
-        (Cluster("here", failure="refused"), [("P-NODE", "WRONG")]),
-        (Cluster("here", denied=(Right("patch", "nodes"),)), [("P-RIGHTS", "WRONG")]),
+        (ClusterAnswer("here", True), [("P-NODE", "ok"), ("P-LABEL", "note"), ("P-RIGHTS", "ok")]),
+        (ClusterAnswer("here", False), [("P-NODE", "WRONG"), ("P-RIGHTS", "ok")]),
+        (ClusterAnswer("here", failure="refused"), [("P-NODE", "WRONG")]),
+        (ClusterAnswer("here", denied=(Right("patch", "nodes"),)), [("P-RIGHTS", "WRONG")]),
         (
-            Cluster("here", False, unasked=(Right("patch", "nodes"),)),
+            ClusterAnswer("here", False, unasked=(Right("patch", "nodes"),)),
             [("P-NODE", "WRONG"), ("P-RIGHTS", "note")],
         ),
     ],
@@ -157,7 +157,7 @@ def test_what_the_api_server_says_is_judged_part_by_part(cluster, expected):
 
 
 def test_a_right_that_is_denied_is_named():
-    (finding,) = judge_cluster(NODE, Cluster("here", denied=(Right("patch", "pods/status"),)))
+    (finding,) = judge_cluster(NODE, ClusterAnswer("here", denied=(Right("patch", "pods/status"),)))
 
     assert "patch pods/status" in finding.said
 
@@ -179,7 +179,7 @@ def test_the_right_to_a_condition_is_asked_for_where_it_is_kept():
     assert {Right("patch", "nodes/status", name=NODE)} == more
 
 
-PLUGINS = Place("/d", "directory", writable=True)
+PLUGINS = PathFacts("/d", "directory", writable=True)
 HAMI = PluginSocket("/d/nvidia-gpu.sock", alive=True)
 LEFT = PluginSocket("/d/nvidia-gpu.sock", alive=False)
 OTHER = PluginSocket("/d/rdma.sock", alive=True)
@@ -194,12 +194,12 @@ OTHER = PluginSocket("/d/rdma.sock", alive=True)
         ([HAMI], None, [("P-PLUGIN", "WRONG"), ("P-MONITOR", "note")]),
         (
             [],
-            Cluster("here", True, plugins=("hami/hami-device-plugin-x",)),
+            ClusterAnswer("here", True, plugins=("hami/hami-device-plugin-x",)),
             [("P-PLUGIN", "WRONG"), ("P-MONITOR", "note")],
         ),
         (
             [],
-            Cluster("here", True, annotations={REGISTER: "[]"}),
+            ClusterAnswer("here", True, annotations={REGISTER: "[]"}),
             [("P-PLUGIN", "ok"), ("P-MONITOR", "note")],
         ),
     ],
@@ -209,11 +209,11 @@ def test_another_plugin_is_found_by_its_pod_or_its_socket(sockets, cluster, expe
 
 
 def test_of_a_directory_that_is_not_there_nothing_is_said():
-    assert [] == verdicts(judge_plugins(Place("/d", ""), [], LABELLED, takeover=False))
+    assert [] == verdicts(judge_plugins(PathFacts("/d", ""), [], LABELLED, takeover=False))
 
 
 def test_another_plugin_is_no_obstacle_where_the_agent_is_to_take_over():
-    cluster = Cluster("here", True, plugins=("hami/hami-device-plugin-x",))
+    cluster = ClusterAnswer("here", True, plugins=("hami/hami-device-plugin-x",))
 
     found = list(judge_plugins(PLUGINS, [HAMI], cluster, takeover=True))
 
@@ -232,7 +232,7 @@ def test_another_plugin_is_no_obstacle_where_the_agent_is_to_take_over():
 def test_what_the_node_says_otherwise_is_a_note(differences, verdict, said):
     finding = judge_report(NODE, differences)
 
-    assert verdict == judged(Point.REPORT, finding)
+    assert verdict == judged(PreflightCheck.REPORT, finding)
     assert said == finding.said
 
 
@@ -255,5 +255,5 @@ def test_what_goes_with_hamis_plugin_is_said_before_it_goes():
 def test_it_is_said_whether_hamis_files_are_used(files, names, verdict, said):
     finding = judge_hami_files(files, NODE, names)
 
-    assert verdict == judged(Point.HAMI_FILES, finding)
+    assert verdict == judged(PreflightCheck.HAMI_FILES, finding)
     assert said in finding.said

@@ -7,7 +7,7 @@ import pytest
 
 from agent.core.cluster.pods import Phase, PodTable, PodView, Role, Tombstone
 from agent.core.inventory.slices import SliceId
-from agent.core.reconcile.reconcile import Findings, Seen, compare
+from agent.core.reconcile.reconcile import Findings, ReconcileFacts, compare
 from agent.core.state.holdings import ContainerHolding, Holding, KubeletEpoch
 from agent.core.state.ledger import ContainerKey, Ledger, Row
 from tests.builders import G1, NOON, a_container, a_pod, a_pod_uid, a_row
@@ -34,7 +34,7 @@ def found(
     table = PodTable(
         {pod.uid: pod for pod in pods}, tuple(Tombstone(p, NOON) for p in gone), synced=True
     )
-    seen = Seen(table, holdings, NOW_KUBELET, NOON, complete=True)
+    seen = ReconcileFacts(table, holdings, NOW_KUBELET, NOON, complete=True)
     return compare(Ledger(rows), dataclasses.replace(seen, **changes), (RESOURCE,))  # type: ignore[arg-type]
 
 

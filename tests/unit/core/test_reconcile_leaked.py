@@ -7,7 +7,7 @@ import pytest
 
 from agent.core.cluster.pods import PodTable, Tombstone
 from agent.core.containers.edits import ContainerEdits
-from agent.core.reconcile.reconcile import LEAKED_AFTER, Seen, leaked
+from agent.core.reconcile.reconcile import LEAKED_AFTER, ReconcileFacts, leaked
 from agent.core.state.ledger import Ledger, Row
 from agent.core.state.plain_row import PlainRow
 from tests.builders import NOON, a_pod_uid, a_row
@@ -16,10 +16,12 @@ from tests.unit.core.test_reconcile import IDS, POD, held
 
 STRANGER = f"{a_pod_uid(7)}_main"
 OWN = f"{POD.uid}_main"
-A_VIEW = Seen(PodTable({POD.uid: POD}, synced=True), (), NOW_KUBELET, NOON, complete=True)
+A_VIEW = ReconcileFacts(PodTable({POD.uid: POD}, synced=True), (), NOW_KUBELET, NOON, complete=True)
 
 
-def leftover(view: Seen = A_VIEW, *rows: Row, age: dt.timedelta = LEAKED_AFTER) -> tuple[str, ...]:
+def leftover(
+    view: ReconcileFacts = A_VIEW, *rows: Row, age: dt.timedelta = LEAKED_AFTER
+) -> tuple[str, ...]:
     return leaked({OWN: age, STRANGER: age}, Ledger(rows), view)
 
 

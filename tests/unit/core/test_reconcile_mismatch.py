@@ -6,7 +6,7 @@ import datetime as dt
 import pytest
 
 from agent.core.cluster.pods import Role
-from agent.core.errors import Gate, Refusal
+from agent.core.errors import Refusal, RefusalReason
 from agent.core.inventory.slices import SliceId
 from agent.core.reconcile.reconcile import (
     MISMATCH_EVENT,
@@ -107,7 +107,7 @@ def test_only_the_container_of_a_mismatch_may_not_start():
 
     with pytest.raises(Refusal) as caught:
         check_start(Ledger((wrong,)), ELSEWHERE)
-    assert Gate.OTHER_GPU_BOOKED is caught.value.gate
+    assert RefusalReason.OTHER_GPU_BOOKED is caught.value.gate
     check_start(Ledger((wrong,)), IDS)
     check_start(Ledger((wrong,)), (*IDS, *ELSEWHERE))
     check_start(Ledger((OFFERED,)), IDS)

@@ -9,9 +9,9 @@ from agent.core.allocation.evidence import AskKubelet
 from agent.core.allocation.plain import may_restart
 from agent.core.allocation.settings import MatchSettings
 from agent.core.cluster.pods import Phase, PodTable
-from agent.core.errors import Gate, Refusal
+from agent.core.errors import Refusal, RefusalReason
 from agent.core.reconcile.plain import PlainSeen, observe
-from agent.core.reconcile.reconcile import Seen, compare
+from agent.core.reconcile.reconcile import ReconcileFacts, compare
 from agent.core.state.holdings import ContainerHolding, Holding
 from agent.core.state.ledger import Ledger
 from agent.core.state.plain_row import Holder, Stranger
@@ -61,7 +61,7 @@ def test_each_name_serves_its_own_although_both_pods_are_being_admitted():
 def test_by_a_former_name_nobody_is_served_for_the_first_time_not_even_the_lock_owner():
     scene = changed(both(holding(POD), rows=()), lock=a_scene(lock=POD).lock)
 
-    with pytest.raises(Refusal, match=Gate.RESOURCE_RENAMED.value):
+    with pytest.raises(Refusal, match=RefusalReason.RESOURCE_RENAMED.value):
         ask(scene, settings=BY_OLD)
 
 
@@ -70,7 +70,7 @@ def test_what_is_held_by_a_former_name_counts_for_the_room_of_the_present_one():
     row = dataclasses.replace(ROW, shares=(full,), epoch=NOW_KUBELET, confirmed=True)
     held = holding(POD, main=f"{G1}-0")
 
-    with pytest.raises(Refusal, match=Gate.MEMORY_EXCEEDED.value):
+    with pytest.raises(Refusal, match=RefusalReason.MEMORY_EXCEEDED.value):
         ask(both(held, holding(YOUNG), rows=(row,)), settings=BY_NEW)
 
 
@@ -98,7 +98,7 @@ def test_rows_are_confirmed_by_the_ids_of_their_own_name():
     )
 
     def confirmed(holding: Holding) -> list[str]:
-        seen = Seen(table, [holding], NOW_KUBELET, NOON, complete=True)
+        seen = ReconcileFacts(table, [holding], NOW_KUBELET, NOON, complete=True)
         return [row.key.container for row in compare(Ledger(rows), seen, (NEW, OLD)).confirmed]
 
     assert ["main", "b"] == confirmed(held)
@@ -107,7 +107,7 @@ def test_rows_are_confirmed_by_the_ids_of_their_own_name():
 
 def test_a_stranger_is_kept_by_the_name_that_it_holds_ids_by():
     held = Holding("a", "p", (ContainerHolding("c", {OLD: frozenset(ids(1))}),))
-    seen = Seen(PodTable(synced=True), [held], NOW_KUBELET, NOON, complete=True)
+    seen = ReconcileFacts(PodTable(synced=True), [held], NOW_KUBELET, NOON, complete=True)
 
     assert (Stranger(Holder("a", "p", "c"), ids(1), OLD),) == compare(
         Ledger(), seen, (NEW, OLD)

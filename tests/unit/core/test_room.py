@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.allocation.room import Claim, Use, claim_of, gpu_use, pod_use, shortage
+from agent.core.allocation.room import GpuUse, RoomClaim, claim_of, gpu_use, pod_use, shortage
 from agent.core.cluster.pods import PodUid, Role
 from agent.core.inventory.share import Share
 from tests.builders import G1, G2, a_gpu, a_pod_uid, a_row, a_share, a_shared_gpu
@@ -14,49 +14,51 @@ GPUS = {G1: GPU, G2: OTHER}
 
 SHARES = st.builds(Share, st.sampled_from([G1, G2]), st.integers(0, 1500), st.integers(0, 120))
 CLAIMS = st.builds(
-    Claim,
+    RoomClaim,
     st.sampled_from([a_pod_uid(n) for n in range(3)]),
     st.sampled_from(Role),
     st.lists(SHARES, max_size=3).map(tuple),
 )
 
 
-def claim(pod: int = 1, role: Role = Role.APP, mib: int = 100, percent: int = 10) -> Claim:
+def claim(pod: int = 1, role: Role = Role.APP, mib: int = 100, percent: int = 10) -> RoomClaim:
     share = a_share(uuid=G1, memory_mib=mib, core_percent=percent)
-    return Claim(a_pod_uid(pod), role, (share,))
+    return RoomClaim(a_pod_uid(pod), role, (share,))
 
 
 def test_the_app_containers_of_a_pod_add_up():
-    assert Use(300, 30) == pod_use([claim(mib=100), claim(mib=200, percent=20)], GPU)
+    assert GpuUse(300, 30) == pod_use([claim(mib=100), claim(mib=200, percent=20)], GPU)
 
 
 def test_init_containers_count_by_their_peak():
     init = [claim(role=Role.INIT, mib=500, percent=1), claim(role=Role.INIT, mib=1, percent=50)]
 
-    assert Use(500, 50) == pod_use([*init, claim(mib=100)], GPU)
+    assert GpuUse(500, 50) == pod_use([*init, claim(mib=100)], GPU)
 
 
 def test_the_greater_of_init_and_apps_counts():
-    assert Use(600, 60) == pod_use(
+    assert GpuUse(600, 60) == pod_use(
         [claim(role=Role.INIT, mib=500, percent=50), claim(mib=600, percent=60)], GPU
     )
 
 
 def test_a_sidecar_counts_as_the_scheduler_counts_it():
-    assert Use(500, 10) == pod_use([claim(role=Role.SIDECAR, mib=500), claim(mib=100)], GPU)
+    assert GpuUse(500, 10) == pod_use([claim(role=Role.SIDECAR, mib=500), claim(mib=100)], GPU)
 
 
 def test_no_memory_means_all_of_it():
-    assert Use(1000, 10) == pod_use([claim(mib=0)], GPU)
+    assert GpuUse(1000, 10) == pod_use([claim(mib=0)], GPU)
 
 
 def test_two_shares_of_one_gpu_in_a_container_add_up():
-    twice = Claim(PodUid("p"), Role.APP, (a_share(uuid=G1, memory_mib=600, core_percent=1),) * 2)
+    twice = RoomClaim(
+        PodUid("p"), Role.APP, (a_share(uuid=G1, memory_mib=600, core_percent=1),) * 2
+    )
 
     found = shortage(twice, (), GPUS)
 
     assert found is not None
-    assert (Use(1200, 2), True) == (found.total, found.memory)
+    assert (GpuUse(1200, 2), True) == (found.total, found.memory)
 
 
 def test_what_just_fits_fits_and_one_more_does_not():
@@ -74,7 +76,7 @@ def test_what_just_fits_fits_and_one_more_does_not():
 def test_a_row_claims_what_it_was_given():
     row = a_row(role=Role.INIT)
 
-    assert Claim(row.key.pod_uid, Role.INIT, row.shares) == claim_of(row)
+    assert RoomClaim(row.key.pod_uid, Role.INIT, row.shares) == claim_of(row)
 
 
 @given(st.lists(CLAIMS, max_size=8))
@@ -85,7 +87,7 @@ def test_the_order_of_the_claims_decides_nothing(claims):
 @given(st.lists(CLAIMS, max_size=8))
 def test_pods_add_up_and_no_claim_takes_anything_away(claims):
     pods = {one.pod_uid for one in claims}
-    total = Use()
+    total = GpuUse()
     for uid in pods:
         total = total.plus(pod_use([one for one in claims if one.pod_uid == uid], GPU))
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.codec.objects import decode_pod
-from agent.core.allocation.room import Claim, claim_of, counts, gpu_use, scheduled
+from agent.core.allocation.room import RoomClaim, claim_of, counts, gpu_use, scheduled
 from agent.core.cluster.annotations import ALLOCATED, VGPU_NODE
 from agent.core.cluster.pods import PodView
 from agent.core.inventory.share import Share
@@ -108,13 +108,13 @@ def rows_of(pod: Any) -> list[Row]:
     ]
 
 
-def scheduled_of(pod: Any) -> list[Claim]:
+def scheduled_of(pod: Any) -> list[RoomClaim]:
     """What the scheduler counts of it."""
     view = view_of(pod)
     return [claim for row in rows_of(pod) if (claim := scheduled(row, view)) is not None]
 
 
-def claims_of(pod: Any) -> list[Claim]:
+def claims_of(pod: Any) -> list[RoomClaim]:
     """What it takes."""
     view = view_of(pod)
     return [claim_of(row) for row in rows_of(pod) if counts(row, view)]

@@ -10,7 +10,7 @@ from agent.core.reconcile.settlement import (
     REFUSED_AT_ONCE,
     REFUSED_EVENT,
     UNCLAIMED,
-    Scene,
+    SettlementFacts,
     owed,
     refusal_text,
 )
@@ -48,15 +48,15 @@ def a_scene(
     now: dt.datetime = LATER,
     synced: bool = True,
     standing: dt.timedelta = dt.timedelta(0),
-) -> Scene:
+) -> SettlementFacts:
     table = PodTable(
         {pod.uid: pod for pod in pods}, tuple(Tombstone(p, NOON) for p in gone), synced=synced
     )
     lock = a_lock(stamp=lock_stamp) if lock_stamp is not None else None
-    return Scene(table, ledger or Ledger(), lock, now, standing)
+    return SettlementFacts(table, ledger or Ledger(), lock, now, standing)
 
 
-def kinds(scene: Scene) -> list[EffectKind]:
+def kinds(scene: SettlementFacts) -> list[EffectKind]:
     return [effect.kind for effect in owed(scene)]
 
 
@@ -120,7 +120,7 @@ BIND_TIMES = ["", "soon", "0", "99999999999", str(int(NOON.timestamp()))]
 """A tenant can write bind-time, and the scheduler's clock is not ours."""
 
 
-def lock_of(scene: Scene) -> str:
+def lock_of(scene: SettlementFacts) -> str:
     assert scene.lock is not None
     return scene.lock.value
 

@@ -2,20 +2,20 @@
 
 import pytest
 
-from agent.core.allocation.steps import Step, disk_refusal
-from agent.core.errors import Gate, StateError
+from agent.core.allocation.steps import AllocateStep, disk_refusal
+from agent.core.errors import RefusalReason, StateError
 
 
-@pytest.mark.parametrize("step", Step)
-def test_only_the_hook_path_and_its_directories_are_told_as_such(step: Step):
+@pytest.mark.parametrize("step", AllocateStep)
+def test_only_the_hook_path_and_its_directories_are_told_as_such(step: AllocateStep):
     refusal = disk_refusal(StateError("no space left"), step)
 
-    is_hooks = step in {Step.DIRECTORY, Step.HOOK}
-    gate = Gate.HOST_DIRECTORY if is_hooks else Gate.STATE_UNWRITABLE
+    is_hooks = step in {AllocateStep.DIRECTORY, AllocateStep.HOOK}
+    gate = RefusalReason.HOST_DIRECTORY if is_hooks else RefusalReason.STATE_UNWRITABLE
     assert gate is refusal.gate
     assert "(no space left)" in refusal.sentence
     assert refusal.transient
 
 
 def test_a_silent_disk_is_said_to_be_silent():
-    assert "has not answered in time" in disk_refusal(TimeoutError(), Step.WRITE).sentence
+    assert "has not answered in time" in disk_refusal(TimeoutError(), AllocateStep.WRITE).sentence

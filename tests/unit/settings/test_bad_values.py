@@ -12,7 +12,7 @@ from agent.settings.profiles import NodeFacts
 from agent.settings.sections import build
 from agent.settings.sources import Sources
 from agent.settings.table import FIELDS
-from agent.settings.values import Plan, make_plan
+from agent.settings.values import NodeValues, make_plan
 
 GREAT = "1" + 309 * "0"
 HUGE = "0x" + 5000 * "f"
@@ -22,7 +22,9 @@ CLOCK = ":".join(200 * ["1"]) + ".5"
 FACTS = NodeFacts("a", {"x": "a"}, {"0": "NVIDIA H100"})
 
 
-def plan_of(*, own: str = "", devices: str = "", nodes: str = "", environ=None, flags=None) -> Plan:
+def plan_of(
+    *, own: str = "", devices: str = "", nodes: str = "", environ=None, flags=None
+) -> NodeValues:
     def text(name: str, content: str) -> SourceFile | None:
         return SourceFile(name, content.encode(errors="replace")) if content else None
 

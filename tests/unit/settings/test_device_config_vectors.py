@@ -14,7 +14,7 @@ from agent.core.state.last_good import SourceFile
 from agent.settings.hami_files import DEVICE_CONFIG
 from agent.settings.profiles import NodeFacts
 from agent.settings.sources import Sources
-from agent.settings.values import Plan, make_plan
+from agent.settings.values import NodeValues, make_plan
 from tests.hami_vectors import Vector, cases, vectors
 
 ZEROS = {"disableCoreLimit": False, "gpuCorePolicy": "", "overwriteEnv": False}
@@ -36,7 +36,7 @@ REFUSED = {
 OTHER_CASE = "device_config_yaml-103"
 
 
-def plan(vector: Vector) -> Plan:
+def plan(vector: Vector) -> NodeValues:
     return make_plan(Sources(device_config=SourceFile("d.yaml", vector.given.encode())))
 
 

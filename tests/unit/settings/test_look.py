@@ -8,7 +8,7 @@ import pytest
 
 from agent.settings import reading as door
 from agent.settings.profiles import NodeFacts
-from agent.settings.reading import Look
+from agent.settings.reading import SourcesRead
 from agent.settings.sources import Sources
 from tests.fakes.offload import Hanging
 from tests.fakes.settings_files import look
@@ -29,7 +29,7 @@ def good_of(sources: Sources, tmp_path: Path) -> Sources:
     return found.sources
 
 
-def split_count(found: Look) -> object:
+def split_count(found: SourcesRead) -> object:
     assert found.plan is not None
     return found.plan.resolve(NodeFacts())["sharing.splitCount"].value
 

@@ -8,10 +8,10 @@ from agent.core.errors import SettingsError
 from agent.core.state.last_good import SourceFile
 from agent.settings.profiles import NodeFacts
 from agent.settings.sources import Sources
-from agent.settings.values import Plan, make_plan
+from agent.settings.values import NodeValues, make_plan
 
 
-def plan_of(*, own: str = "", devices: str = "", nodes: str = "", environ=None) -> Plan:
+def plan_of(*, own: str = "", devices: str = "", nodes: str = "", environ=None) -> NodeValues:
     def text(name: str, content: str) -> SourceFile | None:
         return SourceFile(name, content.encode()) if content else None
 
@@ -24,7 +24,7 @@ def plan_of(*, own: str = "", devices: str = "", nodes: str = "", environ=None) 
     return make_plan(sources)
 
 
-def value_of(plan: Plan, key: str) -> object:
+def value_of(plan: NodeValues, key: str) -> object:
     return plan.resolve(NodeFacts("a"))[key].value
 
 

@@ -10,7 +10,7 @@ from agent.core.errors import SettingsError
 from agent.core.state.last_good import LastGood, SourceFile
 from agent.settings import reading
 from agent.settings.profiles import NodeFacts
-from agent.settings.reading import COPY, Look, last_good, recalled
+from agent.settings.reading import COPY, SourcesRead, last_good, recalled
 from agent.settings.sources import Sources
 from tests.fakes.offload import Hanging, Inline
 from tests.fakes.settings_files import begin
@@ -42,7 +42,7 @@ def a_copy(own: bytes = GOOD) -> LastGood:
     return LastGood("0.0.9", "node-a", own=SourceFile("/then/own.yaml", own))
 
 
-def split_count(start: Look) -> int:
+def split_count(start: SourcesRead) -> int:
     return start.taken().settings(NodeFacts()).sharing.split_count
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from agent.core.errors import SettingsError
 from agent.core.state.last_good import SourceFile
-from agent.settings.profiles import Match, NodeFacts
+from agent.settings.profiles import NodeFacts, ProfileMatch
 from agent.settings.sources import Sources
-from agent.settings.values import Plan, make_plan
+from agent.settings.values import NodeValues, make_plan
 
 DEVICES = "nvidia: {deviceSplitCount: 2}"
 OWN = """
@@ -26,7 +26,9 @@ HERE = NodeFacts("node-a")
 COUNT = "sharing.splitCount"
 
 
-def plan_of(devices: str = "", own: str = "", nodes: str = "", environ=None, flags=None) -> Plan:
+def plan_of(
+    devices: str = "", own: str = "", nodes: str = "", environ=None, flags=None
+) -> NodeValues:
     def text(name: str, content: str) -> SourceFile | None:
         return SourceFile(name, content.encode()) if content else None
 
@@ -223,14 +225,14 @@ def test_profiles_of_other_nodes_cost_a_node_nothing(monkeypatch):
     profiles = [{"name": one, "match": {"nodes": [one]}} for one in names]
     profiles.insert(100, {"name": "all", "match": {"nodes": ["n*", "x"]}})
     plan = plan_of(own=json.dumps({"profiles": profiles}))
-    asked: list[Match] = []
-    holds = Match.holds
+    asked: list[ProfileMatch] = []
+    holds = ProfileMatch.holds
 
-    def counted(match: Match, facts: NodeFacts) -> bool:
+    def counted(match: ProfileMatch, facts: NodeFacts) -> bool:
         asked.append(match)
         return holds(match, facts)
 
-    monkeypatch.setattr(Match, "holds", counted)
+    monkeypatch.setattr(ProfileMatch, "holds", counted)
     found = [plan.resolve(NodeFacts(name)).profiles for name in names]
 
     assert 2 * len(names) == len(asked)
