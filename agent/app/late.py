@@ -37,9 +37,9 @@ class LateAllocator:
         self.calls = Lull()
         self.ready: Cell[NamedAllocator | None] = Cell(None)
 
-    def under(self, resource: str) -> "Door":
+    def under(self, resource: str) -> "NameDoor":
         """What is asked by one name."""
-        return Door(self, resource)
+        return NameDoor(self, resource)
 
     async def loaded(self) -> NamedAllocator:
         """The real one, once it is there."""
@@ -48,7 +48,7 @@ class LateAllocator:
         return allocator
 
 
-class Door:
+class NameDoor:
     """An Allocator for those who ask by one name of our resource."""
 
     def __init__(self, late: LateAllocator, resource: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from agent.core.errors import AgentError, PermissionFault
-from agent.core.node.leftovers import Agents, Outcome
+from agent.core.node.leftovers import Agents, LeftoverOutcome
 from agent.host.kube.connection import Connection, check
 from agent.host.kube.leftovers import KubeLeftovers
 from agent.host.kube.session import KubeSession
@@ -30,7 +30,7 @@ class InUse(AgentError):  # noqa: N818 -- the state, not the call, is the error
 class Uninstalled:
     """What became of the Nodes, and what stays on this host, each path with the reason."""
 
-    outcome: Outcome
+    outcome: LeftoverOutcome
     host: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -45,7 +45,7 @@ async def uninstall_here(
     """
     with _without_an_agent(settings.paths.run / "lock"):
         if settings.plain is not None:  # which writes nothing to a Node
-            return Uninstalled(Outcome(), _host(settings))
+            return Uninstalled(LeftoverOutcome(), _host(settings))
         kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
         async with _opened(Connection(kubeconfig, environment=environ)) as api:
             resource = settings.sharing.resource
@@ -60,7 +60,7 @@ async def uninstall_here(
                     raise InUse(_serving(node.name, resource))
             cleaned = await clean(api, node, state, resource, here=True)
     told(cleaned)
-    return Uninstalled(Outcome((cleaned,)), _host(settings))
+    return Uninstalled(LeftoverOutcome((cleaned,)), _host(settings))
 
 
 async def uninstall_everywhere(

@@ -14,7 +14,7 @@ from agent import __version__
 from agent.app.series import series_of
 from agent.app.watching import WebDoor, WebSubjects
 from agent.codec.checkpoint import VERSION
-from agent.core.health.maintenance import Release
+from agent.core.health.maintenance import GpuRelease
 from agent.core.health.news import holders
 from agent.core.inventory.gpu import NO_INDEX
 from agent.core.inventory.inventory import Inventory
@@ -111,7 +111,7 @@ def _actions(watched: WebSubjects) -> Actions | None:
                 return fault.text
         return ""
 
-    async def release(name: str) -> Release | None:
+    async def release(name: str) -> GpuRelease | None:
         found = await health.release(name)
         pods = front.facts.pods.value
         held_by = holders(ledger.value, found.gpus, pods) if found else ()

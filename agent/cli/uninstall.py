@@ -15,7 +15,7 @@ from agent.cli.main import Subparsers
 from agent.cli.settings_args import add_settings, flags, sources, started
 from agent.cli.settings_view import API_VERSION
 from agent.core.errors import AgentError, ApiError, ApiNotFound, SettingsError
-from agent.core.node.leftovers import RESOURCE, Agents, Cleaned, Outcome
+from agent.core.node.leftovers import RESOURCE, Agents, Cleaned, LeftoverOutcome
 from agent.host.kube.connection import Connection
 from agent.settings.profiles import NodeFacts
 
@@ -76,7 +76,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         done = asyncio.run(_done(args, environ, as_text=as_text))
     except AgentError as error:
         if not as_text:
-            _write_json(Uninstalled(Outcome()), str(error))
+            _write_json(Uninstalled(LeftoverOutcome()), str(error))
         _say(str(error))
         return _code(error, everywhere=args.all_nodes)
     if as_text:

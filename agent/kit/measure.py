@@ -17,7 +17,7 @@ OTHER_NOW: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Bounds:
+class MeasureBounds:
     """Counting ends as soon as one of them is passed."""
 
     size: int
@@ -33,7 +33,7 @@ class Measure:
     another file system begins with. `is_deep`: the bound of depth was passed.
     """
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: MeasureBounds) -> None:
         self._bounds = bounds
         self._linked: set[int] = set()
         self._system = 0

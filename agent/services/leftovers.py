@@ -9,9 +9,9 @@ from agent.core.node.leftovers import (
     CONDITION,
     Agents,
     Cleaned,
+    LeftoverOutcome,
     NodeLeftovers,
     NodeTraces,
-    Outcome,
     due,
 )
 from agent.core.ports import Leftovers
@@ -57,7 +57,7 @@ class BoundedWait:
 
 async def clean_all(
     api: Leftovers, agents: Agents, told: Told, say: Say, *, patience: float = PATIENCE
-) -> Outcome:
+) -> LeftoverOutcome:
     """Wait for the agents' pods to end, then clean every Node on which nobody serves.
 
     A pod that does not end keeps its own Node as it is, and no other. On a Node without a kubelet a
@@ -77,8 +77,8 @@ async def clean_all(
         told(cleaned[-1])
         if cleaned[-1].silent:
             unreached = tuple(rest.name for rest in nodes[place + 1 :] if rest.is_touched)
-            return Outcome(tuple(cleaned), occupied, unreached)
-    return Outcome(tuple(cleaned), occupied)
+            return LeftoverOutcome(tuple(cleaned), occupied, unreached)
+    return LeftoverOutcome(tuple(cleaned), occupied)
 
 
 async def _waited(api: Leftovers, agents: Agents, wait: BoundedWait) -> dict[str, str]:

@@ -11,7 +11,7 @@ import structlog
 from aiohttp import web
 
 from agent.core.errors import cap
-from agent.core.health.maintenance import ALL, Recheck, Release
+from agent.core.health.maintenance import ALL, GpuRelease, Recheck
 from agent.core.inventory.gpu import NO_INDEX
 from agent.kit.peer import peer_uid
 from agent.kit.throttle import Throttle
@@ -88,7 +88,7 @@ def recheck_act(
 
 
 def release_act(
-    release: Callable[[str], Awaitable[Release | None]],
+    release: Callable[[str], Awaitable[GpuRelease | None]],
     known: Callable[[], Sequence[str]],
     left_out: LeftOut = lambda _: "",
 ) -> Act:

@@ -35,7 +35,7 @@ BEFORE = State(boot_id="boot", machine_id="machine")
 
 
 @dataclasses.dataclass
-class Places:
+class FrontPlaces:
     """The state's disk and HAMi-core's directories."""
 
     disk: MemoryDisk = dataclasses.field(default_factory=MemoryDisk)
@@ -47,7 +47,7 @@ def joined(
     state: State = BEFORE,
     boot: str = "boot",
     settings: str = SETTINGS,
-    places: Places | None = None,
+    places: FrontPlaces | None = None,
     plugins: str = "/nowhere",
 ) -> Front:
     """The first half on that driver; `state` is what was on disk, `boot` the node's present one.
@@ -56,7 +56,7 @@ def joined(
     """
     own = SourceFile("c.yaml", (settings % plugins).encode())
     plan = make_plan(Sources(own=own, host="node-1"))
-    places = places or Places()
+    places = places or FrontPlaces()
     adapters = types.SimpleNamespace(
         driver=driver,
         clock=LoopClock(),

@@ -78,7 +78,7 @@ def cells_of(start: SourcesRead) -> SharedCells:
 
 
 @dataclasses.dataclass
-class Room:
+class SettingsRoom:
     """A service, and what it has said and done."""
 
     start: SourcesRead

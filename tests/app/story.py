@@ -20,7 +20,7 @@ from tests.machine.agent_life import start_agent
 from tests.machine.ending import left_over
 from tests.machine.pods import NAMESPACE, Shape
 from tests.machine.virtual import VirtualClock, VirtualLoop
-from tests.machine.world import World
+from tests.machine.world import MachineWorld
 
 STEP = 0.02
 """Seconds of virtual time between two looks."""
@@ -29,10 +29,10 @@ SETTLED = 310.0
 """Seconds after which nothing may be left: longer than any patience of the agent."""
 
 
-class Story:
+class AllocationStory:
     """What a story is told with. Pods are named by their names, present ones before gone ones."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: MachineWorld) -> None:
         self.world = world
 
     def pod(self, name: str) -> Json:
@@ -160,15 +160,15 @@ class Story:
 
 
 @contextlib.asynccontextmanager
-async def a_story(seed: int = 1) -> AsyncIterator[Story]:
+async def a_story(seed: int = 1) -> AsyncIterator[AllocationStory]:
     """A node that is up; at the end nothing was broken and nothing is left over."""
-    world = World(seed, VirtualClock(asyncio.get_running_loop()), start_agent)
+    world = MachineWorld(seed, VirtualClock(asyncio.get_running_loop()), start_agent)
     ready = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         living = group.create_task(world.run(ready))
         try:
             await ready.wait()
-            story = Story(world)
+            story = AllocationStory(world)
             yield story
             story.no_breach()
             await world.heal()

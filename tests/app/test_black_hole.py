@@ -13,7 +13,7 @@ from agent.core.inventory.slices import slice_id
 from agent.core.node.withholding import HOLD_OFF
 from agent.core.state.ledger import Ledger
 from agent.kit.heartbeat import Heartbeat
-from tests.app.front_node import BEFORE, SETTINGS, FrontNode, Places, joined, running
+from tests.app.front_node import BEFORE, SETTINGS, FrontNode, FrontPlaces, joined, running
 from tests.builders import a_gpu, a_row, a_share, a_uuid
 from tests.fakes.driver import ScriptedDriver
 
@@ -42,7 +42,7 @@ def degraded(node: FrontNode) -> list[str]:
 
 
 async def test_a_library_that_vanishes_takes_every_slice_off_the_list_and_out_of_the_annotation():
-    places = Places()
+    places = FrontPlaces()
     async with running(joined(two_gpus(), places=places)) as node:
         assert ([G0, G1], [G0, G1]) == offered(node)
         places.hooks.missing = LIBRARY
@@ -63,7 +63,7 @@ async def test_a_library_that_vanishes_takes_every_slice_off_the_list_and_out_of
 
 
 async def test_an_agent_that_starts_without_the_library_offers_nothing_from_the_first_list_on():
-    places = Places()
+    places = FrontPlaces()
     places.hooks.missing = LIBRARY
     async with running(joined(two_gpus(), places=places)) as node:
         assert ([], []) == offered(node)
@@ -71,7 +71,7 @@ async def test_an_agent_that_starts_without_the_library_offers_nothing_from_the_
 
 
 async def test_a_state_that_could_not_be_written_takes_the_slices_until_a_write_succeeds():
-    places = Places()
+    places = FrontPlaces()
     async with running(joined(two_gpus(), places=places)) as node:
         places.disk.faults.fail_at(0, errno.ENOSPC, times=1000)
         with pytest.raises(StateError):
@@ -86,7 +86,7 @@ async def test_a_state_that_could_not_be_written_takes_the_slices_until_a_write_
 
 
 async def test_directories_that_cannot_be_made_take_the_slices():
-    places = Places()
+    places = FrontPlaces()
     places.hooks.failure = StateError("hook path is read-only")
     async with running(joined(two_gpus(), places=places)) as node:
         await asyncio.sleep(WITHIN)
@@ -110,7 +110,7 @@ async def test_a_kubelets_directory_that_everybody_may_write_takes_the_slices(tm
 
 
 async def test_who_holds_a_slice_keeps_it_listed_and_healthy_gpus_stay_so_for_the_answers():
-    places = Places()
+    places = FrontPlaces()
     holding = dataclasses.replace(BEFORE, ledger=Ledger((ROW,)))
     async with running(joined(two_gpus(), holding, places=places)) as node:
         before = {uuid: group.ids for uuid, group in node.groups.items()}
@@ -124,7 +124,7 @@ async def test_who_holds_a_slice_keeps_it_listed_and_healthy_gpus_stay_so_for_th
 
 async def test_plain_mode_withholds_for_the_library_only_where_it_mounts_it():
     for settings, expected in ((PLAIN, [G0, G1]), (LIMITS, [])):
-        places = Places()
+        places = FrontPlaces()
         places.hooks.missing = LIBRARY
         places.hooks.failure = StateError("hook path is read-only")
         async with running(joined(two_gpus(), settings=SETTINGS + settings, places=places)) as node:
@@ -134,7 +134,7 @@ async def test_plain_mode_withholds_for_the_library_only_where_it_mounts_it():
 
 
 async def test_plain_mode_withholds_for_its_state_too():
-    places = Places()
+    places = FrontPlaces()
     async with running(joined(two_gpus(), settings=SETTINGS + PLAIN, places=places)) as node:
         places.disk.faults.fail_at(0, errno.EROFS, times=1000)
         with pytest.raises(StateError):

@@ -34,7 +34,7 @@ HANG, LIMIT = 600.0, 60.0
 
 
 @dataclasses.dataclass
-class Node:
+class HungNode:
     """The agent, its hardware, and what people are told."""
 
     front: Front
@@ -67,7 +67,7 @@ class Node:
 
 
 @contextlib.asynccontextmanager
-async def a_node() -> AsyncIterator[Node]:
+async def a_node() -> AsyncIterator[HungNode]:
     """A node of two GPUs that were found."""
     hardware = SimulatedHardware(Description("570", (a_gpu(index=0), a_gpu(index=1))))
     front = joined(HardwareDriver(hardware))
@@ -97,12 +97,12 @@ async def a_node() -> AsyncIterator[Node]:
         ]
         await front.facts.slices.until(lambda listed: len(listed.groups) == 2)
         probes = Probes(heartbeat_age=watched.heartbeat.age, checks=watched.checks)
-        yield Node(front, hardware, desk, probes, told)
+        yield HungNode(front, hardware, desk, probes, told)
         for task in tasks:
             task.cancel()
 
 
-def healthy(node: Node) -> list[bool]:
+def healthy(node: HungNode) -> list[bool]:
     return [group.healthy for group in node.front.facts.slices.value.groups]
 
 

@@ -25,7 +25,7 @@ from tests.app.story import told
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
 from tests.fakes.kubelet_rig import a_container_object, a_pod_object
-from tests.machine.kubelet import RESOURCE, Line, MemoryKubelet
+from tests.machine.kubelet import RESOURCE, MemoryKubelet, StoryLine
 from tests.services.plain_node import PlainNode, a_node
 from tests.unit.core.plain_scene import ids
 
@@ -61,7 +61,7 @@ class PlainPlugin:
             raise grpc_error(refusal) from refusal
 
 
-class Scene:
+class OverlapScene:
     """A kubelet with pods that run, and plain mode beside it."""
 
     def __init__(self, node: PlainNode, seed: int) -> None:
@@ -74,7 +74,7 @@ class Scene:
     async def serve(self) -> None:
         """Register, and offer all slices."""
         books = self.kubelet._life.books
-        books.connected(RESOURCE, Line(self.plugin, lambda _: True))
+        books.connected(RESOURCE, StoryLine(self.plugin, lambda _: True))
         books.listed(RESOURCE, [ListedDevice(text, HEALTHY, None) for text in OFFERED])
         await self.kubelet.until_allocatable(RESOURCE, len(OFFERED))
         self.kubelet.tick()
@@ -125,9 +125,9 @@ class Scene:
 
 
 @contextlib.asynccontextmanager
-async def a_scene(seed: int = 2, containers: int = 1) -> AsyncIterator[Scene]:
+async def a_scene(seed: int = 2, containers: int = 1) -> AsyncIterator[OverlapScene]:
     async with a_node() as node:
-        scene = Scene(node, seed)
+        scene = OverlapScene(node, seed)
         slow(node, scene.chance)
         await scene.kubelet.start()
         try:

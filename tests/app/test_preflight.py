@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.looptime(False), pytest.mark.timeout(60)]
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
-class Server:
+class PreflightServer:
     """An API server that answers the doctor's three questions, and no other."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ def wrong(findings: Iterable[Finding]) -> set[str]:
 
 
 async def test_a_node_without_a_fault_has_nothing_wrong(tmp_path: Path):
-    server = Server()
+    server = PreflightServer()
     async with a_node() as cluster, a_session(server, tmp_path):
         kubeconfig = str(tmp_path / "kubeconfig")
         found = await examine(settings(cluster, **{"--kubeconfig": kubeconfig}), {})
@@ -95,7 +95,7 @@ async def test_a_node_without_a_fault_has_nothing_wrong(tmp_path: Path):
 
 
 async def test_every_right_is_asked_for_and_one_that_is_missing_told(tmp_path: Path):
-    server = Server()
+    server = PreflightServer()
     server.denied = {("patch", "nodes")}
     async with a_node() as cluster, a_session(server, tmp_path):
         kubeconfig = str(tmp_path / "kubeconfig")
@@ -108,7 +108,7 @@ async def test_every_right_is_asked_for_and_one_that_is_missing_told(tmp_path: P
 
 
 async def test_with_a_condition_its_right_is_asked_for_too(tmp_path: Path):
-    server = Server()
+    server = PreflightServer()
     server.denied = {("patch", "nodes")}
     async with a_node() as cluster, a_session(server, tmp_path):
         flags = {"--kubeconfig": str(tmp_path / "kubeconfig")}
@@ -121,7 +121,7 @@ async def test_with_a_condition_its_right_is_asked_for_too(tmp_path: Path):
 
 
 async def test_an_account_that_only_reads_is_not_asked_for_more(tmp_path: Path):
-    server = Server()
+    server = PreflightServer()
     server.denied = {("patch", "nodes"), ("patch", "pods"), ("create", "events")}
     async with a_node() as cluster, a_session(server, tmp_path):
         kubeconfig = str(tmp_path / "kubeconfig")
@@ -137,7 +137,7 @@ async def test_an_account_that_only_reads_is_not_asked_for_more(tmp_path: Path):
 
 
 async def test_a_right_to_read_that_is_missing_is_wrong_for_a_reader_too(tmp_path: Path):
-    server = Server()
+    server = PreflightServer()
     server.denied = {("list", "pods")}
     async with a_node() as cluster, a_session(server, tmp_path):
         kubeconfig = str(tmp_path / "kubeconfig")
@@ -147,7 +147,7 @@ async def test_a_right_to_read_that_is_missing_is_wrong_for_a_reader_too(tmp_pat
 
 
 async def test_the_right_to_get_a_pod_is_asked_for_by_the_name_of_one(tmp_path: Path):
-    server = Server()
+    server = PreflightServer()
     server.pods = [{"metadata": {"namespace": "team-a", "name": "one"}}]
     server.denied = {("get", "pods")}
     async with a_node() as cluster, a_session(server, tmp_path):
@@ -163,7 +163,7 @@ async def test_the_right_to_get_a_pod_is_asked_for_by_the_name_of_one(tmp_path: 
 
 
 async def test_a_node_of_another_name_is_told(tmp_path: Path):
-    server = Server()
+    server = PreflightServer()
     server.node = None
     async with a_node() as cluster, a_session(server, tmp_path):
         kubeconfig = str(tmp_path / "kubeconfig")
@@ -174,7 +174,7 @@ async def test_a_node_of_another_name_is_told(tmp_path: Path):
 
 async def test_hamis_plugin_is_found_by_its_pod_and_by_its_socket(tmp_path: Path):
     labels = {"app.kubernetes.io/component": "hami-device-plugin"}
-    server = Server()
+    server = PreflightServer()
     server.pods = [
         {"metadata": {"namespace": "hami", "name": "x", "labels": labels}},
         {"metadata": {"namespace": "a", "name": "web-0"}},
@@ -195,7 +195,7 @@ async def test_hamis_plugin_is_found_by_its_pod_and_by_its_socket(tmp_path: Path
 
 
 async def test_with_takeover_another_plugin_is_a_note(tmp_path: Path):
-    server = Server()
+    server = PreflightServer()
     server.pods = [{"metadata": {"namespace": "hami", "name": "hami-device-plugin-x"}}]
     async with a_node() as cluster, a_session(server, tmp_path):
         flags = {"--kubeconfig": str(tmp_path / "kubeconfig"), "--takeover": "true"}
@@ -206,7 +206,7 @@ async def test_with_takeover_another_plugin_is_a_note(tmp_path: Path):
 
 
 async def test_what_the_node_says_is_held_against_what_the_agent_would_say(tmp_path: Path):
-    server = Server()
+    server = PreflightServer()
     async with a_node() as cluster, a_session(server, tmp_path):
         kubeconfig = {"--kubeconfig": str(tmp_path / "kubeconfig")}
         assert [] == of(await examine(settings(cluster, **kubeconfig), {}), "P-REPORT")

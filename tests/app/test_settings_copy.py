@@ -11,7 +11,7 @@ from agent.codec.last_good import decode_last_good
 from agent.core.errors import StateError
 from agent.core.state.last_good import LastGood
 from agent.kit.cell import Cell
-from tests.app.settings_room import Room, a_plan, start_of
+from tests.app.settings_room import SettingsRoom, a_plan, start_of
 
 ONE = LastGood("0.1.0", "node-a")
 OTHER = LastGood("0.1.0", "node-a", {"pool": "big"})
@@ -38,7 +38,7 @@ class Shelf:
 
 @contextlib.asynccontextmanager
 async def keeping(shelf: Shelf, stored: LastGood | None) -> AsyncIterator[Cell[LastGood | None]]:
-    service = Room(start_of(a_plan("")), disk=shelf).service
+    service = SettingsRoom(start_of(a_plan("")), disk=shelf).service
     service.recall(stored)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(service.run())

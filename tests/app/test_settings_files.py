@@ -12,17 +12,17 @@ from agent.app.settings import AGAIN, RESTLESS, STILL
 from agent.core.errors import SettingsError
 from agent.settings.reading import SourcesRead
 from agent.settings.sources import Sources
-from tests.app.settings_room import FakeWatch, Room, a_plan, start_of
+from tests.app.settings_room import FakeWatch, SettingsRoom, a_plan, start_of
 
 OWN = Path("/etc/hami-agent/config.yaml")
 HAMIS = Path("/etc/hami/config.json")
 
 
 @dataclasses.dataclass
-class Files:
+class SettingsFiles:
     """Sources whose looks are noted: when, and whether somebody had asked."""
 
-    room: Room = dataclasses.field(init=False)
+    room: SettingsRoom = dataclasses.field(init=False)
     readings: list[tuple[float, bool]] = dataclasses.field(default_factory=list)
     paths: list[Path] = dataclasses.field(default_factory=lambda: [OWN])
     takes: float = 0.0
@@ -30,7 +30,7 @@ class Files:
     silent: bool = False
 
     def __post_init__(self) -> None:
-        self.room = Room(start_of(a_plan(""), OWN), look=self.look)
+        self.room = SettingsRoom(start_of(a_plan(""), OWN), look=self.look)
 
     async def look(self, good: Sources) -> SourcesRead:
         is_asked = "reloading" in self.room.systemd.said
@@ -49,9 +49,9 @@ class Files:
 
 
 @contextlib.asynccontextmanager
-async def reloading() -> AsyncIterator[Files]:
+async def reloading() -> AsyncIterator[SettingsFiles]:
     """The service at work, its first reading done."""
-    files = Files()
+    files = SettingsFiles()
     async with asyncio.TaskGroup() as group:
         running = group.create_task(files.room.service.run())
         await asyncio.sleep(1)

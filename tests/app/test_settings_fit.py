@@ -13,7 +13,7 @@ from agent.core.inventory.gpu import GpuFault, Scan
 from agent.core.state.last_good import SourceFile
 from agent.settings.sources import Sources
 from agent.settings.values import make_plan
-from tests.app.settings_room import Room, a_plan, start_of
+from tests.app.settings_room import SettingsRoom, a_plan, start_of
 from tests.builders import a_gpu
 
 OWN = """
@@ -38,8 +38,8 @@ def a_node(**labels: str) -> NodeView:
     return NodeView("node-a", "uid", "1", labels=labels)
 
 
-def room_of(text: str = OWN) -> Room:
-    return Room(start_of(a_plan(text)))
+def room_of(text: str = OWN) -> SettingsRoom:
+    return SettingsRoom(start_of(a_plan(text)))
 
 
 async def settle() -> None:

@@ -11,7 +11,7 @@ from tests.bench.floor import ROOT
 from tests.fakes.unix_grpc import served
 
 
-class Kubelet(PodResourcesListerBase):
+class TollKubelet(PodResourcesListerBase):
     """Knows every pod, and remembers who was asked for."""
 
     def __init__(self):
@@ -40,7 +40,7 @@ def test_what_is_left_to_the_agent_is_taken_pair_by_pair():
 @pytest.mark.process
 @pytest.mark.timeout(60)
 async def test_each_line_is_one_generation_on_disk_and_one_question(tmp_path):
-    kubelet, socket = Kubelet(), tmp_path / "kubelet.sock"
+    kubelet, socket = TollKubelet(), tmp_path / "kubelet.sock"
     directory = tmp_path / "toll"
     directory.mkdir()
     async with served(socket, kubelet):

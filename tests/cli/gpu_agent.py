@@ -17,7 +17,7 @@ from agent.web.actions import Actions
 from agent.web.server import Listeners, WebServer
 
 
-class Told(Actions):
+class ToldGpu(Actions):
     """Stands for the agent's actions: answers every POST alike. `asked`: the paths."""
 
     def __init__(self, status: int, text: str) -> None:
@@ -34,10 +34,10 @@ class Told(Actions):
 @contextlib.asynccontextmanager
 async def an_agent(
     path: Path, kind: str, data: Mapping[str, Any], status: int = 200, raw: str | None = None
-) -> AsyncIterator[Told]:
+) -> AsyncIterator[ToldGpu]:
     """Answers with a document of that kind, or with `raw`."""
     text = json.dumps({"apiVersion": "hami-agent/v1", "kind": kind, "data": data})
-    told = Told(status, text if raw is None else raw)
+    told = ToldGpu(status, text if raw is None else raw)
     with structlog.testing.capture_logs():
         async with WebServer(Listeners(port=None, socket_path=path), {}, told):
             yield told

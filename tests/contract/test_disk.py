@@ -6,7 +6,7 @@ import pytest
 
 from agent.core.errors import StateError
 from agent.host.disk import DirectoryFiles, HostDisk
-from tests.fakes.disk import Faults, MemoryDisk
+from tests.fakes.disk import DiskFaults, MemoryDisk
 from tests.fakes.offload import Inline
 
 
@@ -19,7 +19,7 @@ async def disk_and_faults(request, tmp_path):
     found = []
 
     def with_faults(directory):
-        found.append(Faults(DirectoryFiles(directory)))
+        found.append(DiskFaults(DirectoryFiles(directory)))
         return found[0]
 
     disk = await HostDisk.open(tmp_path / "state", Inline(), with_faults)

@@ -17,7 +17,7 @@ from agent.core.errors import (
     ApiThrottled,
 )
 from tests.builders import NODE
-from tests.fakes.kubeworld import NAMESPACE, World, a_world
+from tests.fakes.kubeworld import NAMESPACE, KubeWorld, a_world
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -34,7 +34,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @contextlib.asynccontextmanager
-async def cluster(kind: str, folder: Path, identity: str = THE_NODE) -> AsyncIterator[World]:
+async def cluster(kind: str, folder: Path, identity: str = THE_NODE) -> AsyncIterator[KubeWorld]:
     """A cluster with this Node; nothing in it may take long."""
     async with asyncio.timeout(30), a_world(kind, folder, identity) as world:
         world.create_node({LOCK: HELD, "plain": "kept"})

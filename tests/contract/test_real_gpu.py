@@ -24,7 +24,7 @@ PROBE_PERIOD = 10.0
 
 
 @dataclasses.dataclass
-class Watched:
+class WatchedGpu:
     """What a watch has seen; everything but `events` in numbers."""
 
     samples: int = 0
@@ -57,9 +57,9 @@ async def description(driver: NvmlDriver, scan: Scan) -> list[str]:
     return lines
 
 
-async def watch(driver: NvmlDriver, scan: Scan, seconds: float) -> Watched:
+async def watch(driver: NvmlDriver, scan: Scan, seconds: float) -> WatchedGpu:
     """Listen, sample and probe as the agent does, for so long."""
-    seen, loop = Watched(), asyncio.get_running_loop()
+    seen, loop = WatchedGpu(), asyncio.get_running_loop()
     end = loop.time() + seconds
 
     async def listen() -> None:
@@ -81,7 +81,7 @@ async def watch(driver: NvmlDriver, scan: Scan, seconds: float) -> Watched:
     return seen
 
 
-async def _sample(driver: NvmlDriver, scan: Scan, seen: Watched) -> None:
+async def _sample(driver: NvmlDriver, scan: Scan, seen: WatchedGpu) -> None:
     for gpu in scan.gpus:
         try:
             await driver.sample(gpu.uuid)
@@ -90,7 +90,7 @@ async def _sample(driver: NvmlDriver, scan: Scan, seen: Watched) -> None:
         seen.samples += 1
 
 
-async def _probe(driver: NvmlDriver, scan: Scan, seen: Watched) -> None:
+async def _probe(driver: NvmlDriver, scan: Scan, seen: WatchedGpu) -> None:
     for gpu in scan.gpus:
         probe = await driver.probe(gpu.uuid)
         if probe.outcome is not ProbeOutcome.PASSED:

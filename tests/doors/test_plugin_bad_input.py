@@ -67,7 +67,7 @@ def pod_object(text: str | None, *counts: int, node: str = NODE) -> Mapping[str,
     }
 
 
-class Kubelet:
+class RudeKubelet:
     """The kubelet's side of the door; the pod that it asks for owns the node lock."""
 
     def __init__(self, desk: Desk, plugin: DevicePluginStub) -> None:
@@ -93,7 +93,7 @@ class Kubelet:
 
 
 @contextlib.asynccontextmanager
-async def a_kubelet(directory: Path) -> AsyncIterator[Kubelet]:
+async def a_kubelet(directory: Path) -> AsyncIterator[RudeKubelet]:
     """A node on which one pod was served and another, its neighbour, waits."""
     async with a_desk() as desk, asyncio.TaskGroup() as group:
         lists = Cell(a_list())
@@ -105,7 +105,7 @@ async def a_kubelet(directory: Path) -> AsyncIterator[Kubelet]:
             await desk.service.allocate(ids(0))
             desk.witness.admit(served, main=ids(0)[0])
             desk.see(placed(2))
-            yield Kubelet(desk, DevicePluginStub(channel))
+            yield RudeKubelet(desk, DevicePluginStub(channel))
         running.cancel()
 
 

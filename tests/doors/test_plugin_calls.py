@@ -7,8 +7,8 @@ import grpc
 import pytest
 
 from agent.core.errors import DriverError, Refusal, RefusalReason, StateError
-from tests.fakes.door import Door, a_door
-from tests.fakes.grpc_messages import Plugin
+from tests.fakes.door import FakeDoor, a_door
+from tests.fakes.grpc_messages import GrpcPlugin
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -22,13 +22,13 @@ async def refused(call, *arguments) -> tuple[str, str]:
     return caught.value.code().name, caught.value.details()
 
 
-def counts(door: Door) -> dict[tuple[str, ...], int]:
+def counts(door: FakeDoor) -> dict[tuple[str, ...], int]:
     return dict(door.server.traffic.calls.items())
 
 
 async def test_options_offer_preferences_and_nothing_before_a_start(tmp_path: Path):
     async with a_door(tmp_path) as door:
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
 
         answers = [await asyncio.to_thread(plugin.options) for _ in range(2)]
 
@@ -39,7 +39,7 @@ async def test_options_offer_preferences_and_nothing_before_a_start(tmp_path: Pa
 
 async def test_an_allocate_is_answered_with_everything_that_the_edits_hold(tmp_path: Path):
     async with a_door(tmp_path) as door:
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
 
         answer = await asyncio.to_thread(plugin.allocate, FORWARDS)
 
@@ -58,7 +58,7 @@ async def test_an_allocate_is_answered_with_everything_that_the_edits_hold(tmp_p
 
 async def test_ids_in_any_order_and_asked_twice_get_the_same_answer(tmp_path: Path):
     async with a_door(tmp_path) as door:
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
 
         answers = [
             await asyncio.to_thread(plugin.allocate, ids)
@@ -72,7 +72,7 @@ async def test_ids_in_any_order_and_asked_twice_get_the_same_answer(tmp_path: Pa
 
 async def test_several_containers_are_answered_in_order(tmp_path: Path):
     async with a_door(tmp_path) as door:
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
 
         answer = await asyncio.to_thread(plugin.allocate, ["b"], ["a"], ["c", "d"])
 
@@ -83,7 +83,7 @@ async def test_several_containers_are_answered_in_order(tmp_path: Path):
 @pytest.mark.parametrize("containers", [[], [[]], [["a"], []]])
 async def test_an_allocate_that_asks_for_nothing_is_invalid(tmp_path: Path, containers):
     async with a_door(tmp_path) as door:
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
 
         code, text = await refused(plugin.allocate, *containers)
 
@@ -113,7 +113,7 @@ async def test_an_error_becomes_its_status_with_its_sentence(
 ):
     async with a_door(tmp_path) as door:
         door.allocator.failure = failure
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
 
         assert (code, text) == await refused(plugin.allocate, ["a"])
         assert 1 == counts(door)[("allocate", code)]
@@ -123,7 +123,7 @@ async def test_an_error_becomes_its_status_with_its_sentence(
 async def test_a_fault_of_ours_is_internal_and_logged_once(tmp_path: Path, capsys):
     async with a_door(tmp_path) as door:
         door.allocator.failure = ZeroDivisionError("secret detail")
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
 
         code, text = await refused(plugin.allocate, ["a"])
 
@@ -136,7 +136,7 @@ async def test_a_fault_of_ours_is_internal_and_logged_once(tmp_path: Path, capsy
 async def test_an_allocate_that_hangs_is_given_up_while_other_calls_go_on(tmp_path: Path):
     async with a_door(tmp_path) as door:
         door.allocator.open.clear()
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
 
         async with asyncio.TaskGroup() as group:
             hanging = group.create_task(refused(plugin.allocate, ["a"]))
@@ -152,7 +152,7 @@ async def test_an_allocate_that_hangs_is_given_up_while_other_calls_go_on(tmp_pa
 
 async def test_a_preference_is_passed_on(tmp_path: Path):
     async with a_door(tmp_path) as door:
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
 
         assert ["c", "b"] == await asyncio.to_thread(plugin.prefer, ["a", "b", "c"], [], 2)
         plugin.close()
@@ -176,7 +176,7 @@ async def test_a_preference_that_fails_never_fails_the_call(
 ):
     async with a_door(tmp_path) as door:
         door.allocator.failure = Refusal(RefusalReason.NO_POD_ADMITTED, "nobody asks")
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
 
         assert expected == await asyncio.to_thread(plugin.prefer, available, must_include, size)
         plugin.close()
@@ -185,7 +185,7 @@ async def test_a_preference_that_fails_never_fails_the_call(
 async def test_a_preference_that_hangs_is_answered_all_the_same(tmp_path: Path):
     async with a_door(tmp_path) as door:
         door.allocator.open.clear()
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
 
         assert ["a"] == await asyncio.to_thread(plugin.prefer, ["b", "a"], [], 1)
         plugin.close()

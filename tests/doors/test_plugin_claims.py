@@ -31,7 +31,7 @@ from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
 from tests.fakes.disk import MemoryDisk
 from tests.fakes.driver import ScriptedDriver
-from tests.fakes.grpc_messages import Plugin
+from tests.fakes.grpc_messages import GrpcPlugin
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -41,7 +41,7 @@ QUICK = HealthSettings(quiet=0.3, longest_quiet=0.3, probe_interval=0.05)
 Seen = Mapping[GpuUuid, int]
 
 
-class Agent:
+class ClaimingAgent:
     """One life of what stands between the driver and the streams."""
 
     def __init__(
@@ -77,10 +77,10 @@ class Agent:
 @contextlib.asynccontextmanager
 async def an_agent(
     directory: Path, driver: ScriptedDriver, disk: MemoryDisk
-) -> AsyncIterator[Agent]:
+) -> AsyncIterator[ClaimingAgent]:
     """An agent that serves; it knows what the disk knows."""
     found = await recover(disk, boot_id="boot", machine_id="machine", resource=RESOURCE)
-    agent = Agent(directory, driver, found.state, disk)
+    agent = ClaimingAgent(directory, driver, found.state, disk)
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(run())
@@ -94,9 +94,9 @@ async def an_agent(
 
 
 @contextlib.contextmanager
-def streams(agent: Agent, count: int):
+def streams(agent: ClaimingAgent, count: int):
     """So many streams of lists."""
-    plugin = Plugin(agent.path)
+    plugin = GrpcPlugin(agent.path)
     try:
         yield [plugin.lists() for _ in range(count)]
     finally:

@@ -11,7 +11,7 @@ from agent.core.reconcile.reconcile import check_start
 from agent.core.state.ledger import Ledger
 from tests.builders import G1, G2, a_row
 from tests.fakes.door import a_door
-from tests.fakes.grpc_messages import Plugin
+from tests.fakes.grpc_messages import GrpcPlugin
 
 pytestmark = pytest.mark.looptime(False)
 
@@ -30,7 +30,7 @@ def fence(ids) -> None:
 
 async def test_with_a_fence_the_kubelet_is_told_to_ask_before_each_start(tmp_path: Path):
     async with a_door(tmp_path, fence=fence) as door:
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
 
         options = await asyncio.to_thread(plugin.options)
 
@@ -45,7 +45,7 @@ async def test_the_start_of_a_mismatch_is_refused_with_a_sentence_and_an_id_each
     tmp_path: Path,
 ):
     async with a_door(tmp_path, fence=fence) as door:
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
         for _ in range(2):
             with pytest.raises(grpc.RpcError) as caught:
                 await asyncio.to_thread(plugin.pre_start, [WRONG])
@@ -59,7 +59,7 @@ async def test_the_start_of_a_mismatch_is_refused_with_a_sentence_and_an_id_each
 @pytest.mark.parametrize("ids", [[RIGHT], ["unknown"], [RIGHT, WRONG], []])
 async def test_every_other_start_goes_on_however_often_it_is_asked_for(tmp_path: Path, ids):
     async with a_door(tmp_path, fence=fence) as door:
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
 
         for _ in range(3):
             await asyncio.to_thread(plugin.pre_start, ids)
@@ -71,7 +71,7 @@ async def test_every_other_start_goes_on_however_often_it_is_asked_for(tmp_path:
 async def test_a_start_is_answered_while_an_allocate_hangs(tmp_path: Path):
     async with a_door(tmp_path, fence=fence) as door:
         door.allocator.open.clear()
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
         async with asyncio.TaskGroup() as group:
             hanging = group.create_task(asyncio.to_thread(plugin.allocate, [RIGHT]))
 

@@ -7,7 +7,7 @@ import pytest
 
 from agent.core.inventory.slices import SliceList
 from tests.fakes.door import a_door, a_group, a_list
-from tests.fakes.grpc_messages import Plugin, message
+from tests.fakes.grpc_messages import GrpcPlugin, message
 from tests.fakes.raw_h2 import a_raw_call, messages, prefixed
 
 pytestmark = pytest.mark.looptime(False)
@@ -27,7 +27,7 @@ async def next_of(stream):
 @pytest.mark.parametrize("authority", ["localhost", "/var/lib/x.sock", "%2Fvar%2Flib%2Fx.sock"])
 async def test_the_whole_list_comes_at_once_on_every_new_stream(tmp_path: Path, authority: str):
     async with a_door(tmp_path) as door:
-        plugin = Plugin(door.path, authority)
+        plugin = GrpcPlugin(door.path, authority)
         streams = [plugin.lists() for _ in range(3)]
 
         answers = [await next_of(stream) for stream in streams]
@@ -42,7 +42,7 @@ async def test_the_whole_list_comes_at_once_on_every_new_stream(tmp_path: Path, 
 
 async def test_a_change_of_health_reaches_every_stream(tmp_path: Path):
     async with a_door(tmp_path, a_list(1, a_group())) as door:
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
         streams = [plugin.lists(), plugin.lists()]
         for stream in streams:
             await next_of(stream)
@@ -56,7 +56,7 @@ async def test_a_change_of_health_reaches_every_stream(tmp_path: Path):
 async def test_numa_node_0_is_sent_and_an_unknown_one_is_left_out(tmp_path: Path):
     groups = (a_group(0, slices=1, numa=0), a_group(1, slices=1, numa=None))
     async with a_door(tmp_path, a_list(1, *groups, a_group(2, slices=1, numa=-1))) as door:
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
 
         zero, unknown, minus_one = (await next_of(plugin.lists())).devices
 
@@ -68,7 +68,7 @@ async def test_numa_node_0_is_sent_and_an_unknown_one_is_left_out(tmp_path: Path
 
 async def test_a_new_generation_with_the_same_slices_sends_nothing(tmp_path: Path):
     async with a_door(tmp_path, a_list(1, a_group())) as door:
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
         stream = plugin.lists()
         await next_of(stream)
 
@@ -82,7 +82,7 @@ async def test_a_new_generation_with_the_same_slices_sends_nothing(tmp_path: Pat
 
 async def test_of_a_burst_the_last_state_is_delivered(tmp_path: Path):
     async with a_door(tmp_path, a_list(1, a_group(slices=1))) as door:
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
         stream = plugin.lists()
         await next_of(stream)
 
@@ -101,7 +101,7 @@ async def test_a_peer_that_does_not_read_finds_only_the_newest_list_waiting(tmp_
         await call.request(LIST_AND_WATCH, prefixed(b""))
         while len(call.body) < FIRST_WINDOW:
             await call.read(acknowledge=False)
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
 
         for generation in range(2, 10):
             door.lists.set(a_list(generation, a_group(slices=2_000, numa=generation)))
@@ -120,7 +120,7 @@ async def test_a_peer_that_does_not_read_finds_only_the_newest_list_waiting(tmp_
 async def test_a_long_list_arrives_whole(tmp_path: Path, count: int):
     groups = tuple(a_group(gpu, slices=count // 16, numa=gpu % 2) for gpu in range(16))
     async with a_door(tmp_path, a_list(1, *groups)) as door:
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
 
         answer = await next_of(plugin.lists())
 
@@ -132,7 +132,7 @@ async def test_a_long_list_arrives_whole(tmp_path: Path, count: int):
 
 async def test_a_list_that_the_kubelet_would_not_take_is_not_sent(tmp_path: Path):
     async with a_door(tmp_path, a_list(1, a_group(slices=1))) as door:
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
         stream = plugin.lists()
         await next_of(stream)
 
@@ -146,7 +146,7 @@ async def test_a_list_that_the_kubelet_would_not_take_is_not_sent(tmp_path: Path
 
 async def test_an_empty_list_is_sent_as_one(tmp_path: Path):
     async with a_door(tmp_path, SliceList(1)) as door:
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
 
         assert 0 == len((await next_of(plugin.lists())).devices)
         plugin.close()
@@ -154,7 +154,7 @@ async def test_an_empty_list_is_sent_as_one(tmp_path: Path):
 
 async def test_a_stream_that_the_peer_ends_is_no_longer_counted(tmp_path: Path):
     async with a_door(tmp_path) as door:
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
         stream = plugin.lists()
         await next_of(stream)
 

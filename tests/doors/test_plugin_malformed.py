@@ -22,7 +22,7 @@ from agent.wire.v1beta1 import (
 )
 from tests.fakes.chance import Seeded
 from tests.fakes.door import a_door
-from tests.fakes.grpc_messages import Plugin, message
+from tests.fakes.grpc_messages import GrpcPlugin, message
 from tests.fakes.raw_h2 import a_raw_call, prefixed
 
 ALLOCATE = "/v1beta1.DevicePlugin/Allocate"
@@ -47,7 +47,7 @@ MALFORMED = {
 @pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
 async def test_malformed_bytes_are_refused_as_such(tmp_path: Path, body: bytes):
     async with a_door(tmp_path) as door:
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
 
         with pytest.raises(grpc.RpcError) as caught:
             await asyncio.to_thread(plugin.raw, "Allocate", body, "AllocateResponse")
@@ -86,7 +86,7 @@ async def test_a_call_that_breaks_the_framing_gets_a_status(
 @pytest.mark.looptime(False)
 async def test_a_method_that_is_not_of_the_api_is_unimplemented(tmp_path: Path):
     async with a_door(tmp_path) as door:
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
 
         with pytest.raises(grpc.RpcError) as caught:
             await asyncio.to_thread(plugin.raw, "Deallocate", b"", "Empty")
@@ -167,7 +167,7 @@ async def unasked(_: object) -> None:
     raise AssertionError("nothing was received, so nothing is to be answered")
 
 
-class Silent:
+class SilentPeer:
     """A call whose request never comes."""
 
     async def recv_message(self) -> None:
@@ -180,7 +180,7 @@ async def test_a_request_that_never_comes_is_given_up():
     began = asyncio.get_running_loop().time()
 
     with pytest.raises(GRPCError) as caught:
-        await serve(Silent())  # type: ignore[arg-type]
+        await serve(SilentPeer())  # type: ignore[arg-type]
 
     assert Status.DEADLINE_EXCEEDED == caught.value.status
     assert 10 == asyncio.get_running_loop().time() - began

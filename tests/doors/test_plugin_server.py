@@ -13,8 +13,8 @@ from agent.plugin import server as server_module
 from agent.plugin.server import PluginServer
 from tests.fakes.allocator import FakeAllocator
 from tests.fakes.chance import Seeded
-from tests.fakes.door import RESOURCE, Door, a_door, a_group, a_list
-from tests.fakes.grpc_messages import Plugin
+from tests.fakes.door import RESOURCE, FakeDoor, a_door, a_group, a_list
+from tests.fakes.grpc_messages import GrpcPlugin
 from tests.fakes.raw_h2 import a_raw_call, prefixed
 
 pytestmark = pytest.mark.looptime(False)
@@ -26,7 +26,7 @@ def names(directory: Path) -> set[str]:
 
 async def test_it_answers_by_the_time_that_it_has_an_endpoint(tmp_path: Path):
     async with a_door(tmp_path) as door:
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
 
         assert (await asyncio.to_thread(plugin.options)).get_preferred_allocation_available
         assert 0o600 == door.path.stat().st_mode & 0o777
@@ -35,7 +35,7 @@ async def test_it_answers_by_the_time_that_it_has_an_endpoint(tmp_path: Path):
 
 async def test_at_the_end_streams_end_well_and_the_socket_is_gone(tmp_path: Path):
     async with a_door(tmp_path) as door:
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
         stream = plugin.lists()
         await asyncio.to_thread(next, stream)
 
@@ -49,7 +49,7 @@ async def test_at_the_end_streams_end_well_and_the_socket_is_gone(tmp_path: Path
 async def test_an_allocate_in_flight_is_answered_and_new_ones_are_refused(tmp_path: Path):
     async with a_door(tmp_path) as door, asyncio.TaskGroup() as group:
         door.allocator.open.clear()
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
         before = group.create_task(asyncio.to_thread(plugin.allocate, ["a"]))
         while not door.allocator.asked:
             await asyncio.to_thread(plugin.options)
@@ -68,14 +68,14 @@ async def test_an_allocate_in_flight_is_answered_and_new_ones_are_refused(tmp_pa
         plugin.close()
 
 
-class Kubelet:
+class ServedKubelet:
     """The kubelet's one connection, with its list stream open."""
 
-    def __init__(self, door: Door) -> None:
-        self.plugin = Plugin(door.path)
+    def __init__(self, door: FakeDoor) -> None:
+        self.plugin = GrpcPlugin(door.path)
         self.stream = self.plugin.lists()
 
-    async def __aenter__(self) -> Plugin:
+    async def __aenter__(self) -> GrpcPlugin:
         await asyncio.to_thread(next, self.stream)
         return self.plugin
 
@@ -85,14 +85,14 @@ class Kubelet:
         self.plugin.close()
 
 
-def ask_for_ever(plugin: Plugin) -> None:
+def ask_for_ever(plugin: GrpcPlugin) -> None:
     while True:
         plugin.allocate(["a"])
 
 
 async def test_an_admission_that_is_under_way_is_served_to_its_end(tmp_path: Path):
     async with asyncio.TaskGroup() as group:
-        async with a_door(tmp_path) as door, Kubelet(door) as plugin:
+        async with a_door(tmp_path) as door, ServedKubelet(door) as plugin:
             door.allocator.open.clear()
             asked = group.create_task(asyncio.to_thread(plugin.prefer, ["a", "b"], [], 1))
             while not door.allocator.preferring:
@@ -118,7 +118,11 @@ async def test_a_kubelet_that_goes_on_asking_does_not_hold_up_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(server_module, "LAST_CALLS", 0.2)
-    async with asyncio.TaskGroup() as group, a_door(tmp_path) as door, Kubelet(door) as plugin:
+    async with (
+        asyncio.TaskGroup() as group,
+        a_door(tmp_path) as door,
+        ServedKubelet(door) as plugin,
+    ):
         await asyncio.to_thread(plugin.allocate, ["a"])
         ending = group.create_task(door.end())
         with pytest.raises(grpc.RpcError):
@@ -130,7 +134,7 @@ async def test_a_preference_in_flight_is_answered_although_the_kubelet_listens_n
     tmp_path: Path,
 ):
     async with asyncio.TaskGroup() as group, a_door(tmp_path) as door:
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
         door.allocator.open.clear()
         asked = group.create_task(asyncio.to_thread(plugin.prefer, ["a", "b"], [], 1))
         while not door.allocator.preferring:
@@ -147,7 +151,7 @@ async def test_a_preference_in_flight_is_answered_although_the_kubelet_listens_n
 async def test_a_rebind_serves_on_a_new_name_and_ends_the_old_streams(tmp_path: Path):
     async with a_door(tmp_path) as door:
         old = door.path
-        plugin = Plugin(old)
+        plugin = GrpcPlugin(old)
         stream = plugin.lists()
         await asyncio.to_thread(next, stream)
 
@@ -164,7 +168,7 @@ async def test_a_new_server_lists_what_is_newest(tmp_path: Path):
         door.lists.set(a_list(2, a_group(slices=2)))
         await door.server.rebind()
         door.lists.set(a_list(3, a_group(slices=3)))
-        plugin = Plugin(door.path)
+        plugin = GrpcPlugin(door.path)
 
         seen = 0
         stream = plugin.lists()
@@ -196,7 +200,7 @@ async def test_only_its_own_file_is_deleted_at_the_end(tmp_path: Path):
             stolen.write_text("not a socket of ours")
 
         assert {neighbour.path.name, stolen.name} == names(tmp_path)
-        plugin = Plugin(neighbour.path)
+        plugin = GrpcPlugin(neighbour.path)
         assert await asyncio.to_thread(plugin.options)
         plugin.close()
 

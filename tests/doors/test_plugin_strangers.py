@@ -19,7 +19,7 @@ from h2.events import PingAckReceived
 
 from agent.plugin import listener
 from tests.fakes.door import a_door
-from tests.fakes.grpc_messages import Plugin
+from tests.fakes.grpc_messages import GrpcPlugin
 from tests.fakes.raw_h2 import a_raw_call, prefixed
 
 pytestmark = pytest.mark.looptime(False)
@@ -243,7 +243,7 @@ async def test_bytes_that_are_no_http_2_end_that_connection_alone(tmp_path: Path
 
 async def is_served(path: Path) -> None:
     """The kubelet's own calls are answered."""
-    plugin = Plugin(path)
+    plugin = GrpcPlugin(path)
     answer = await asyncio.to_thread(plugin.allocate, ["a"])
     assert 1 == len(answer.container_responses)
     plugin.close()

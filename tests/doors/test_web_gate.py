@@ -38,7 +38,7 @@ async def test_a_client_that_sends_no_head_is_closed(monkeypatch):
             assert b"" == await raw(server.port, b"GET /hello HTTP/1.1\r\nX-Slow: ")
 
 
-class Lines:
+class RawLines:
     """A log that can be waited for."""
 
     def __init__(self):
@@ -51,7 +51,7 @@ class Lines:
 
 async def test_a_client_that_takes_no_answer_is_closed(monkeypatch):
     monkeypatch.setattr(gate, "ANSWER_TIMEOUT", 0.05)
-    monkeypatch.setattr(gate, "log", lines := Lines())
+    monkeypatch.setattr(gate, "log", lines := RawLines())
     pages = {"/large": lambda _: web.Response(body=b"x" * 64_000_000)}
     async with serving(pages) as (server, _):
         with socket.socket() as lazy:

@@ -61,7 +61,7 @@ async def samples(name, **parts):
     }
 
 
-class Counting(Collector):
+class CountingSource(Collector):
     """A collector that is asked for its series."""
 
     def __init__(self):
@@ -73,7 +73,7 @@ class Counting(Collector):
 
 
 async def test_a_page_that_many_ask_for_is_rendered_once_in_a_while(monkeypatch):
-    series = Counting()
+    series = CountingSource()
     page = MetricsPage(series).page
     of_the_page = series.asked  # the registry asks for the names
 

@@ -26,7 +26,7 @@ POD_A = "/api/v1/namespaces/default/pods/pa"
 NODE_A = "/api/v1/nodes/node-a"
 
 
-class Answer:
+class HttpAnswer:
     """Code, headers and decoded body of one answer."""
 
     def __init__(self, code: int, headers: dict[str, str], body: Any) -> None:
@@ -56,21 +56,21 @@ class Client:
         body: Any = None,
         kind: str = "application/json",
         accept: str = "*/*",
-    ) -> Answer:
+    ) -> HttpAnswer:
         data = None if body is None else io.BytesIO(_encode(body))
         headers = {"Content-Type": kind, "Accept": accept}
         request = self._session.request(method, self._url + path, data=data, headers=headers)
         async with request as response:
             text = await response.text()
             is_json = response.content_type == "application/json" and text.startswith("{")
-            return Answer(
+            return HttpAnswer(
                 response.status, dict(response.headers), json.loads(text) if is_json else text
             )
 
-    async def get(self, path: str) -> Answer:
+    async def get(self, path: str) -> HttpAnswer:
         return await self.call("GET", path)
 
-    async def patch(self, path: str, body: Any, kind: str = MERGE) -> Answer:
+    async def patch(self, path: str, body: Any, kind: str = MERGE) -> HttpAnswer:
         return await self.call("PATCH", path, body, kind)
 
     @asynccontextmanager
@@ -85,7 +85,7 @@ class Client:
             yield frames()
 
 
-class Served:
+class ServedRequests:
     """A running server with two nodes, a pod on each and one without."""
 
     def __init__(self) -> None:
@@ -106,9 +106,9 @@ class Served:
 
 
 @asynccontextmanager
-async def served() -> AsyncIterator[Served]:
+async def served() -> AsyncIterator[ServedRequests]:
     """The server, for as long as the block runs."""
-    server = Served()
+    server = ServedRequests()
     await server.api.start()
     try:
         yield server
@@ -117,7 +117,7 @@ async def served() -> AsyncIterator[Served]:
 
 
 @asynccontextmanager
-async def connected(user: str = "t-admin") -> AsyncIterator[tuple[Served, Client]]:
+async def connected(user: str = "t-admin") -> AsyncIterator[tuple[ServedRequests, Client]]:
     """The server and one client of it."""
     async with served() as server, server.as_user(user) as client:
         yield server, client

@@ -139,7 +139,7 @@ class MemoryFiles:
                 names[name] = content
 
 
-class Faults:
+class DiskFaults:
     """Passes every step on to `files`, but for the ones that are made to fail or to be the last."""
 
     def __init__(self, files: Files) -> None:
@@ -217,7 +217,7 @@ class MemoryDisk:
 
     def __init__(self, chance: random.Random | None = None) -> None:
         self.files = MemoryFiles(chance)
-        self.faults = Faults(self.files)
+        self.faults = DiskFaults(self.files)
 
     async def read(self, name: str) -> bytes | None:
         """The content, or None when absent."""

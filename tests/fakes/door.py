@@ -27,7 +27,7 @@ def a_list(generation: int = 1, *groups: SliceGroup) -> SliceList:
     return SliceList(generation, groups or (a_group(0), a_group(1, numa=1)))
 
 
-class Door:
+class FakeDoor:
     """The server with the cell that it lists and the allocator behind it."""
 
     def __init__(
@@ -59,9 +59,9 @@ async def a_door(
     *,
     seed: int = 0,
     fence: Fence | None = None,
-) -> AsyncIterator[Door]:
+) -> AsyncIterator[FakeDoor]:
     """A server that serves, until the block is left."""
-    door = Door(directory, listed or a_list(), seed, fence)
+    door = FakeDoor(directory, listed or a_list(), seed, fence)
     async with asyncio.TaskGroup() as group:
         door.running = group.create_task(door.server.run())
         await door.server.rebind()

@@ -39,7 +39,7 @@ def server_side(name: str = "one") -> ssl.SSLContext:
     return context
 
 
-class Rig:
+class ExtenderRig:
     """One cluster, one extender, one caller."""
 
     def __init__(self, folder: Path) -> None:
@@ -193,9 +193,9 @@ class _Closing:
 
 
 @contextlib.asynccontextmanager
-async def a_cluster(folder: Path) -> AsyncIterator[Rig]:
+async def a_cluster(folder: Path) -> AsyncIterator[ExtenderRig]:
     """A cluster with node `n1` and its one GPU, and no extender yet."""
-    rig = Rig(folder)
+    rig = ExtenderRig(folder)
     await rig.api.start()
     try:
         rig.create_node()
@@ -205,7 +205,9 @@ async def a_cluster(folder: Path) -> AsyncIterator[Rig]:
 
 
 @contextlib.asynccontextmanager
-async def extended(folder: Path, options: ExtenderOptions | None = None) -> AsyncIterator[Rig]:
+async def extended(
+    folder: Path, options: ExtenderOptions | None = None
+) -> AsyncIterator[ExtenderRig]:
     """A cluster with an extender."""
     async with a_cluster(folder) as rig, rig.extending(options):
         yield rig

@@ -27,7 +27,7 @@ def message(name: str) -> Any:
     return message_factory.GetMessageClass(_pool().FindMessageTypeByName(f"v1beta1.{name}"))
 
 
-class Plugin:
+class GrpcPlugin:
     """A blocking client of the plugin at `path`: call it from a thread.
 
     Answers are Google's messages; errors are grpc.RpcError.

@@ -54,7 +54,7 @@ def a_pod_object(
 
 
 @dataclass(frozen=True)
-class Rig:
+class KubeletRig:
     """A started kubelet. Every wait has a deadline of 10 minutes of loop time."""
 
     kubelet: KubeletModel
@@ -94,13 +94,13 @@ class Rig:
 
 
 @asynccontextmanager
-async def a_rig(root: Path, *, seed: int = 0) -> AsyncIterator[Rig]:
+async def a_rig(root: Path, *, seed: int = 0) -> AsyncIterator[KubeletRig]:
     """A kubelet that has just been started, below `root`."""
     plugins, pod_resources = root / "dp", root / "pr"
     kubelet = KubeletModel(plugins, pod_resources, LoopClock(), Seeded(seed))
     await kubelet.start()
     try:
-        yield Rig(kubelet, plugins, pod_resources)
+        yield KubeletRig(kubelet, plugins, pod_resources)
     finally:
         await kubelet.stop()
 
@@ -108,7 +108,7 @@ async def a_rig(root: Path, *, seed: int = 0) -> AsyncIterator[Rig]:
 @asynccontextmanager
 async def a_rig_with_plugin(
     root: Path, *, count: int = 4, seed: int = 0
-) -> AsyncIterator[tuple[Rig, ScriptedPlugin]]:
+) -> AsyncIterator[tuple[KubeletRig, ScriptedPlugin]]:
     """A kubelet and a registered plugin with `count` healthy ids."""
     async with a_rig(root, seed=seed) as rig, ScriptedPlugin(rig.plugins, count=count) as plugin:
         await plugin.register()

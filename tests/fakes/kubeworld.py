@@ -35,7 +35,7 @@ current-context: x
 """
 
 
-class World(Protocol):
+class KubeWorld(Protocol):
     """What a contract test holds in its hands."""
 
     @property
@@ -238,7 +238,7 @@ async def model_world(
 @contextlib.asynccontextmanager
 async def a_world(
     kind: str, folder: Path, identity: str = f"system:node:{NODE}"
-) -> AsyncIterator[World]:
+) -> AsyncIterator[KubeWorld]:
     """`fake` or `model`; `identity` is who the model knows the agent as."""
     if kind == "fake":
         yield FakeWorld()

@@ -11,7 +11,7 @@ from agent.sandbox.kubelet.podloop import KubeletPodLoop
 from agent.sandbox.store import ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
-from tests.fakes.kubelet_rig import Rig, a_pod_object, a_rig_with_plugin
+from tests.fakes.kubelet_rig import KubeletRig, a_pod_object, a_rig_with_plugin
 from tests.fakes.plugin import RESOURCE, ScriptedPlugin
 
 NODE = "node-a"
@@ -21,7 +21,7 @@ NODE = "node-a"
 class NodeRig:
     """Pods are created bound to the node; `sees` waits for the store to change."""
 
-    rig: Rig
+    rig: KubeletRig
     plugin: ScriptedPlugin
     store: ObjectStore
     loop: KubeletPodLoop

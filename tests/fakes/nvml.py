@@ -56,7 +56,7 @@ class FakeGpu:
 
 
 @dataclasses.dataclass
-class Answer:
+class NvmlAnswer:
     """A structure: whatever fields a call fills."""
 
     total: int = 0
@@ -94,7 +94,7 @@ class FakeNvml:
         self.level = 50
         self._released = threading.Event()
         self._cells = [ctypes.c_int(index) for index in range(64)]
-        self._events: queue.Queue[Answer | int] = queue.Queue()
+        self._events: queue.Queue[NvmlAnswer | int] = queue.Queue()
         self.latency = 0.0
         """Seconds that a call takes."""
         self._lock = threading.Lock()
@@ -122,7 +122,7 @@ class FakeNvml:
         if index in self._forgetful:
             return
         device = ctypes.pointer(self._cells[index])
-        self._events.put(Answer(device=device, eventType=kind, eventData=data))
+        self._events.put(NvmlAnswer(device=device, eventType=kind, eventData=data))
 
     def fail_wait(self, code: int) -> None:
         """The running or next wait for events fails."""
@@ -181,10 +181,10 @@ class FakeNvml:
 
     def nvmlDeviceGetMemoryInfo(self, handle):
         gpu = self._gpu("nvmlDeviceGetMemoryInfo", handle)
-        return Answer(total=gpu.memory, used=gpu.used)
+        return NvmlAnswer(total=gpu.memory, used=gpu.used)
 
     def nvmlDeviceGetPciInfo(self, handle):
-        return Answer(busId=self._gpu("nvmlDeviceGetPciInfo", handle).bus)
+        return NvmlAnswer(busId=self._gpu("nvmlDeviceGetPciInfo", handle).bus)
 
     def nvmlDeviceGetMinorNumber(self, handle):
         return self._gpu("nvmlDeviceGetMinorNumber", handle).minor
@@ -210,17 +210,17 @@ class FakeNvml:
     def nvmlDeviceGetFieldValues(self, handle, fieldIds):
         recovery = self._gpu("nvmlDeviceGetFieldValues", handle).recovery
         if self.field_code:
-            return [Answer(nvmlReturn=self.field_code)]
+            return [NvmlAnswer(nvmlReturn=self.field_code)]
         if recovery is None:
-            return [Answer(nvmlReturn=NOT_SUPPORTED)]
-        return [Answer(value=Answer(uiVal=recovery))]
+            return [NvmlAnswer(nvmlReturn=NOT_SUPPORTED)]
+        return [NvmlAnswer(value=NvmlAnswer(uiVal=recovery))]
 
     def nvmlDeviceGetGpuFabricInfo(self, device, gpuFabricInfo):
         raise NVMLError(NOT_SUPPORTED)
 
     def nvmlDeviceGetUtilizationRates(self, handle):
         percent = self._gpu("nvmlDeviceGetUtilizationRates", handle).percent
-        return Answer(gpu=percent[0], memory=percent[1])
+        return NvmlAnswer(gpu=percent[0], memory=percent[1])
 
     def nvmlDeviceGetP2PStatus(self, device1, device2, p2pIndex):
         return self._gpu("nvmlDeviceGetP2PStatus", device1).peer_to_peer
@@ -236,7 +236,9 @@ class FakeNvml:
         return int(link < len(gpu.links))
 
     def nvmlDeviceGetNvLinkRemotePciInfo(self, device, link):
-        return Answer(busId=self._gpu("nvmlDeviceGetNvLinkRemotePciInfo", device).links[link][1])
+        return NvmlAnswer(
+            busId=self._gpu("nvmlDeviceGetNvLinkRemotePciInfo", device).links[link][1]
+        )
 
     def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle, link):
         return self._gpu("nvmlDeviceGetNvLinkRemoteDeviceType", handle).links[link][0]

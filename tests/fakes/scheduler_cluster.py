@@ -35,7 +35,7 @@ def register_of(*uuids: str, healthy: bool = True) -> str:
     )
 
 
-class Cluster:
+class FakeCluster:
     """One store with one node `n1`, and the scheduler beside it."""
 
     def __init__(
@@ -57,7 +57,7 @@ class Cluster:
             },
         )
 
-    def restarted(self) -> "Cluster":
+    def restarted(self) -> "FakeCluster":
         """The same store with a scheduler that remembers nothing."""
         self.scheduler = SchedulerModel(self.store, LoopClock(), Seeded())
         return self
@@ -110,7 +110,7 @@ class Cluster:
 
 
 @asynccontextmanager
-async def scheduling(cluster: Cluster) -> AsyncIterator[Cluster]:
+async def scheduling(cluster: FakeCluster) -> AsyncIterator[FakeCluster]:
     async with asyncio.TaskGroup() as group:
         task = group.create_task(cluster.scheduler.run())
         yield cluster

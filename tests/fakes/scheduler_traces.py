@@ -25,7 +25,7 @@ FILTER, LOCK, FREE, MARK, BIND = "filter", "lock", "free", "mark", "bind"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TraceStep:
     """One write of the scheduler, or the end of a lock; `second` is what it stamped."""
 
     t: float
@@ -39,9 +39,9 @@ def recorded(name: str) -> list[Json]:
     return [json.loads(line) for line in (_FOLDER / f"{name}.jsonl").read_text().splitlines()]
 
 
-def steps(rows: Iterable[Json]) -> list[Step]:
+def steps(rows: Iterable[Json]) -> list[TraceStep]:
     """The writes that concern the node's lock and the pods' placement, in their order."""
-    found: list[Step] = []
+    found: list[TraceStep] = []
     held, pods = "", dict[str, Json]()
     for row in rows:
         if row["kind"] == "node":
@@ -56,7 +56,7 @@ def steps(rows: Iterable[Json]) -> list[Step]:
     return found
 
 
-def gaps(found: list[Step]) -> list[int]:
+def gaps(found: list[TraceStep]) -> list[int]:
     """For each pod that was marked: the stamp of its lock minus its bind-time, in seconds."""
     locks: dict[str, int] = {}
     seconds: list[int] = []
@@ -68,7 +68,7 @@ def gaps(found: list[Step]) -> list[int]:
     return seconds
 
 
-def orders(found: list[Step]) -> set[tuple[str, ...]]:
+def orders(found: list[TraceStep]) -> set[tuple[str, ...]]:
     """In which orders pods were placed, from the last filter before the lock to the binding."""
     seen: set[tuple[str, ...]] = set()
     for end, step in enumerate(found):
@@ -80,21 +80,21 @@ def orders(found: list[Step]) -> set[tuple[str, ...]]:
     return seen
 
 
-def _lock_steps(t: float, held: str, text: str) -> Iterator[Step]:
+def _lock_steps(t: float, held: str, text: str) -> Iterator[TraceStep]:
     if held:
-        yield Step(t, FREE, decode_node_lock(held).name)
+        yield TraceStep(t, FREE, decode_node_lock(held).name)
     if text:
         lock = decode_node_lock(text)
-        yield Step(t, LOCK, lock.name, int(lock.stamp.timestamp()))
+        yield TraceStep(t, LOCK, lock.name, int(lock.stamp.timestamp()))
 
 
-def _pod_steps(row: Json, before: Json) -> Iterator[Step]:
+def _pod_steps(row: Json, before: Json) -> Iterator[TraceStep]:
     now, was, name = _marks(row), _marks(before), row["object"]["metadata"]["name"]
     for what, key in ((FILTER, annotations.VGPU_TIME), (MARK, annotations.BIND_TIME)):
         if key in now and now[key] != was.get(key):
-            yield Step(row["t"], what, name, int(now[key]))
+            yield TraceStep(row["t"], what, name, int(now[key]))
     if row["object"]["spec"].get("nodeName") and not before["object"]["spec"].get("nodeName"):
-        yield Step(row["t"], BIND, name)
+        yield TraceStep(row["t"], BIND, name)
 
 
 def _marks(row: Json) -> Json:

@@ -9,7 +9,7 @@ import structlog
 
 from agent.core.errors import StateError
 from agent.host.disk import DirectoryFiles, HostDisk
-from tests.fakes.disk import Faults, Killed
+from tests.fakes.disk import DiskFaults, Killed
 from tests.fakes.offload import Inline
 
 
@@ -24,7 +24,7 @@ async def with_faults(path):
     found = []
 
     def wrap(directory):
-        found.append(Faults(DirectoryFiles(directory)))
+        found.append(DiskFaults(DirectoryFiles(directory)))
         return found[0]
 
     disk = await HostDisk.open(path, Inline(), wrap)

@@ -27,7 +27,7 @@ THEIRS = '[{"id":"GPU-theirs","count":1}]'
 
 
 @dataclasses.dataclass
-class Room:
+class ObservedRoom:
     """A reporter behind an observed Node."""
 
     api: FakeApi
@@ -45,7 +45,7 @@ class Room:
 @contextlib.asynccontextmanager
 async def observing(
     annotations: dict[str, str] | None = None, settings: ReportSettings | None = None
-) -> AsyncIterator[Room]:
+) -> AsyncIterator[ObservedRoom]:
     api = FakeApi()
     api.create_node(annotations)
     observed = ObservedNode(api)
@@ -59,7 +59,7 @@ async def observing(
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(run()) for run in (node.run, reporter.run)]
             await asyncio.sleep(5)
-            yield Room(api, observed, inventory, state, events, log)
+            yield ObservedRoom(api, observed, inventory, state, events, log)
             for task in tasks:
                 task.cancel()
     assert 0 == api.writes

@@ -23,7 +23,7 @@ CERTIFICATES = Path(__file__).parents[1] / "vectors" / "tls"
 ASK = ApiRequest("GET", "get", "nodes", path_of("nodes", "node-1"))
 
 
-class Server:
+class TlsServer:
     """Answers who shows the token `right`; its certificate is exchanged by name."""
 
     def __init__(self) -> None:
@@ -47,9 +47,9 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def in_a_pod(account: Path) -> AsyncIterator[tuple[Server, KubeSession]]:
+async def in_a_pod(account: Path) -> AsyncIterator[tuple[TlsServer, KubeSession]]:
     """A server with certificate one and a session from the files of a service account."""
-    server = Server()
+    server = TlsServer()
     server.present("one")
     web_server = web.Server(server.answer, access_log=None)
     loop = asyncio.get_running_loop()

@@ -20,7 +20,7 @@ ENDPOINT = "hami-gpu-00000001.sock"
 RESOURCE = "nvidia.com/gpu"
 
 
-class Registration(RegistrationBase):
+class RecordedRegistration(RegistrationBase):
     def __init__(self, refusal: GRPCError | None = None, *, hangs: bool = False) -> None:
         self.requests: list[RegisterRequest] = []
         self.refusal = refusal
@@ -41,7 +41,7 @@ async def register(path: Path, *, deadline: float = 2.0) -> None:
 
 
 async def test_the_request_says_who_we_are_and_what_we_offer(tmp_path: Path):
-    kubelet = Registration()
+    kubelet = RecordedRegistration()
     async with served(tmp_path / "kubelet.sock", kubelet):
         await register(tmp_path / "kubelet.sock")
 
@@ -50,7 +50,7 @@ async def test_the_request_says_who_we_are_and_what_we_offer(tmp_path: Path):
 
 
 async def test_with_a_fence_the_request_says_that_the_kubelet_is_to_ask_before_a_start(tmp_path):
-    kubelet = Registration()
+    kubelet = RecordedRegistration()
     path = tmp_path / "kubelet.sock"
     async with served(path, kubelet):
         await KubeletRegistrar(path, fenced=True).register(ENDPOINT, RESOURCE, preferred=True)
@@ -60,14 +60,14 @@ async def test_with_a_fence_the_request_says_that_the_kubelet_is_to_ask_before_a
 
 async def test_a_refusal_carries_the_kubelets_words(tmp_path: Path):
     refusal = GRPCError(Status.UNKNOWN, 'the ResourceName "x" is invalid')
-    async with served(tmp_path / "kubelet.sock", Registration(refusal)):
+    async with served(tmp_path / "kubelet.sock", RecordedRegistration(refusal)):
         with pytest.raises(RegistrationRefused, match=r'^the ResourceName "x" is invalid$'):
             await register(tmp_path / "kubelet.sock")
 
 
 async def test_a_long_refusal_is_cut(tmp_path: Path):
     refusal = GRPCError(Status.UNKNOWN, "x" * 5_000)
-    async with served(tmp_path / "kubelet.sock", Registration(refusal)):
+    async with served(tmp_path / "kubelet.sock", RecordedRegistration(refusal)):
         with pytest.raises(RegistrationRefused) as caught:
             await register(tmp_path / "kubelet.sock")
 
@@ -89,7 +89,7 @@ async def test_the_socket_of_a_dead_kubelet_refuses(tmp_path: Path):
 
 
 async def test_a_kubelet_that_does_not_answer_is_given_up(tmp_path: Path):
-    kubelet = Registration(hangs=True)
+    kubelet = RecordedRegistration(hangs=True)
     async with served(tmp_path / "kubelet.sock", kubelet):
         with pytest.raises(KubeletError) as caught:
             await register(tmp_path / "kubelet.sock", deadline=0.1)

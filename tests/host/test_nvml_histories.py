@@ -53,7 +53,7 @@ def uuid(slot: int) -> GpuUuid:
     return GpuUuid(f"GPU-5708-{slot}")
 
 
-class Life:
+class NvmlLife:
     """What happens to one driver, by chance."""
 
     def __init__(self, stub: NvmlStub, chance: Seeded) -> None:
@@ -171,7 +171,7 @@ async def test_whatever_happens_errors_are_ours_and_all_comes_back(
     monkeypatch.setattr(session, "OPEN_DEADLINE", 2 * DEADLINE)
     library = Path(shutil.copy(built, tmp_path / "libnvidia-ml.so.1"))
     stub = NvmlStub(library)
-    life = Life(stub, Seeded(seed))
+    life = NvmlLife(stub, Seeded(seed))
     life.mend_all()
     before = threading.active_count()
     driver = NvmlDriver(the_library(), path=library, sys_root=tmp_path, deadline=DEADLINE)

@@ -16,7 +16,7 @@ async def threads():
     threads.close()
 
 
-class Machine:
+class BusyMachine:
     """Gives threads, or says that there are no more."""
 
     def __init__(self, monkeypatch) -> None:
@@ -36,7 +36,7 @@ class Machine:
 async def test_a_machine_that_gives_no_thread_costs_a_call_its_answer_and_no_more(
     threads, monkeypatch
 ):
-    machine = Machine(monkeypatch)
+    machine = BusyMachine(monkeypatch)
     machine.gives = False
     with pytest.raises(TimeoutError, match="there is no thread for the call: can't start"):
         await threads.call("a", str)

@@ -24,7 +24,7 @@ R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
 
-class Told:
+class ToldChanges:
     """How often something was said to be other."""
 
     def __init__(self) -> None:
@@ -61,8 +61,8 @@ class Gated:
 
 
 @contextlib.asynccontextmanager
-async def following(*paths: Path, offload: Offload | None = None) -> AsyncIterator[Told]:
-    told = Told()
+async def following(*paths: Path, offload: Offload | None = None) -> AsyncIterator[ToldChanges]:
+    told = ToldChanges()
     async with Worker("look", 2) as worker, asyncio.TaskGroup() as group:
         task = group.create_task(HostFileWatch(offload or worker).follow(paths, told.changed))
         async with asyncio.timeout(30):

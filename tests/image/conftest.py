@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.image.lab.archive import Image, opened
+from tests.image.lab.archive import ImageArchive, opened
 from tests.image.lab.bundle import Bundle, unpacked
 from tests.marking import on_real_time
 
@@ -37,7 +37,7 @@ def facts(base: str) -> dict[str, object]:
 
 
 @pytest.fixture(scope="session")
-def image(base: str) -> Image:
+def image(base: str) -> ImageArchive:
     """What the archive says."""
     return opened(BUILT / base / "hami-agent.oci.tar")
 

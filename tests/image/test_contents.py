@@ -10,7 +10,7 @@ import pytest
 
 from agent import __version__
 from deploy.facts import MEGABYTE, SIZES
-from tests.image.lab.archive import Image
+from tests.image.lab.archive import ImageArchive
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -19,7 +19,7 @@ TOOLS = {"as", "c++", "cc", "g++", "gcc", "gmake", "go", "ld", "make", "rustc", 
 HANDS = {"apt", "apt-get", "bash", "busybox", "curl", "dash", "dpkg", "perl", "sh", "tar", "wget"}
 
 
-def test_two_builds_are_the_same_image(facts: dict[str, object], image: Image):
+def test_two_builds_are_the_same_image(facts: dict[str, object], image: ImageArchive):
     assert facts["digest"] == facts["again"] == image.digest
 
 
@@ -35,7 +35,7 @@ def test_it_weighs_what_the_readme_says(facts: dict[str, int], base: str):
         assert int(told) * MEGABYTE == pytest.approx(facts[kind], rel=0.1)
 
 
-def test_what_the_agent_adds_to_its_base_is_small(image: Image):
+def test_what_the_agent_adds_to_its_base_is_small(image: ImageArchive):
     added = Counter[str]()
     for layer in image.layers[1:]:
         for name, member in layer.items():
@@ -47,7 +47,7 @@ def test_what_the_agent_adds_to_its_base_is_small(image: Image):
     assert 0 == added.total()
 
 
-def test_a_change_of_the_agent_changes_the_last_layer_alone(image: Image):
+def test_a_change_of_the_agent_changes_the_last_layer_alone(image: ImageArchive):
     _, needed, agent = image.layers
     own = {name for name in agent if not agent[name].isdir()}
 
@@ -58,14 +58,14 @@ def test_a_change_of_the_agent_changes_the_last_layer_alone(image: Image):
     } == {"opt/hami-agent/bin/hami-agent"}
 
 
-def test_it_says_who_runs_what(image: Image):
+def test_it_says_who_runs_what(image: ImageArchive):
     assert "65532:65532" == image.config["User"]
     assert ["/opt/hami-agent/bin/hami-agent"] == image.config["Entrypoint"]
     assert ["run"] == image.config["Cmd"]
     assert image.platform in {"linux/amd64", "linux/arm64"}
 
 
-def test_its_labels_say_what_it_is(image: Image):
+def test_its_labels_say_what_it_is(image: ImageArchive):
     prefix = "org.opencontainers.image."
     labels = image.config["Labels"]
 
@@ -91,7 +91,7 @@ def test_it_holds_the_versions_of_the_lock(contents: dict[str, str]):
 
 
 def test_every_package_of_the_agent_is_in_the_list_of_contents(
-    image: Image, contents: dict[str, str]
+    image: ImageArchive, contents: dict[str, str]
 ):
     installed = {
         name.removeprefix(SITE).split("-")[0].replace("_", "-").lower()
@@ -104,7 +104,7 @@ def test_every_package_of_the_agent_is_in_the_list_of_contents(
     assert installed == set(contents)
 
 
-def commands(image: Image) -> set[str]:
+def commands(image: ImageArchive) -> set[str]:
     return {
         Path(name).name
         for layer in image.layers
@@ -113,7 +113,7 @@ def commands(image: Image) -> set[str]:
     }
 
 
-def test_it_has_nothing_to_build_with(image: Image):
+def test_it_has_nothing_to_build_with(image: ImageArchive):
     found = commands(image)
 
     assert set() == found & TOOLS
@@ -122,7 +122,7 @@ def test_it_has_nothing_to_build_with(image: Image):
 
 
 @pytest.mark.parametrize("base", ["small"], indirect=True)
-def test_the_small_one_has_no_shell_no_tool_and_no_pip(image: Image):
+def test_the_small_one_has_no_shell_no_tool_and_no_pip(image: ImageArchive):
     assert {"hami-agent", "idna", "protoc-gen-grpclib_python", "protoc-gen-python_grpc"} == {
         name for name in commands(image) if not name.startswith("python")
     }
@@ -130,7 +130,7 @@ def test_the_small_one_has_no_shell_no_tool_and_no_pip(image: Image):
     assert not any("/pip/" in name or "/ensurepip/" in name for name in image.layers[0])
 
 
-def test_what_the_agent_adds_belongs_to_root_and_nobody_else_writes_it(image: Image):
+def test_what_the_agent_adds_belongs_to_root_and_nobody_else_writes_it(image: ImageArchive):
     wrong = [
         name
         for layer in image.layers[1:]
@@ -142,7 +142,7 @@ def test_what_the_agent_adds_belongs_to_root_and_nobody_else_writes_it(image: Im
 
 
 @pytest.mark.parametrize("base", ["small"], indirect=True)
-def test_nothing_in_the_small_one_gives_more_rights(image: Image):
+def test_nothing_in_the_small_one_gives_more_rights(image: ImageArchive):
     risen = [
         name
         for layer in image.layers
@@ -153,7 +153,7 @@ def test_nothing_in_the_small_one_gives_more_rights(image: Image):
     assert [] == risen
 
 
-def test_it_says_nothing_of_the_machine_that_built_it(image: Image):
+def test_it_says_nothing_of_the_machine_that_built_it(image: ImageArchive):
     base = image.layers[0]
 
     assert {"etc/hostname", "etc/resolv.conf"}.isdisjoint(base)
@@ -168,7 +168,7 @@ def compiled(sources: set[str]) -> set[str]:
     }
 
 
-def test_all_that_the_agent_imports_is_compiled(image: Image):
+def test_all_that_the_agent_imports_is_compiled(image: ImageArchive):
     for layer in image.layers[1:]:
         sources = {name for name in layer if name.startswith(SITE) and name.endswith(".py")}
 
@@ -177,7 +177,7 @@ def test_all_that_the_agent_imports_is_compiled(image: Image):
 
 
 @pytest.mark.parametrize("package", ["asyncio", "concurrent", "email", "http", "json", "logging"])
-def test_what_it_imports_of_pythons_own_library_is_compiled_too(image: Image, package: str):
+def test_what_it_imports_of_pythons_own_library_is_compiled_too(image: ImageArchive, package: str):
     present = {name for layer in image.layers for name in layer}
     own = f"usr/lib/python3.13/{package}/"
     sources = {name for name in present if name.startswith(own) and name.endswith(".py")}

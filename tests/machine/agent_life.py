@@ -34,13 +34,13 @@ from tests.builders import NODE
 from tests.machine.api import AgentApi
 from tests.machine.kubelet import RESOURCE
 from tests.machine.sides import (
-    Books,
-    Host,
     LifeDisk,
     LifeHooks,
     LifeWitness,
-    Records,
-    Runtime,
+    MachineBooks,
+    MachineHost,
+    MachineRecords,
+    MachineRuntime,
     Steps,
 )
 
@@ -51,7 +51,7 @@ T = TypeVar("T")
 class AgentLife:
     """The agent from its start to its end. As a Plugin it takes the kubelet's calls."""
 
-    def __init__(self, host: Host, state: StateService, step: Steps) -> None:
+    def __init__(self, host: MachineHost, state: StateService, step: Steps) -> None:
         self.step = step
         self.state = state
         self.pods: Cell[PodTable] = Cell(PodTable())
@@ -65,8 +65,8 @@ class AgentLife:
         self.api = api
         self._node = NodeWatch(api, self.node, host.chance)
         self._pods = PodWatch(api, self.pods, host.clock, host.chance, self._served)
-        witness = LifeWitness(Books(host, step))
-        records = Records(host, step)
+        witness = LifeWitness(MachineBooks(host, step))
+        records = MachineRecords(host, step)
         hooks = LifeHooks(host, step)
         match = MatchSettings(NODE, unlocked_pods=host.unlocked)
         outlived: Cell[Mapping[str, PodUid]] = Cell({})
@@ -75,7 +75,7 @@ class AgentLife:
             peers=AllocationPeers(
                 witness=witness,
                 records=records,
-                containers=Runtime(host, step),
+                containers=MachineRuntime(host, step),
                 refresh=self._pods.refresh,
                 look_at_pod=self._pods.look,
                 look_at_node=self._node.refresh,
@@ -181,7 +181,7 @@ class AgentLife:
         return result
 
 
-async def start_agent(host: Host, kill: Callable[[], None], boot: str) -> AgentLife:
+async def start_agent(host: MachineHost, kill: Callable[[], None], boot: str) -> AgentLife:
     """A new process, with what the disk kept of the one before."""
     found = await recover(host.disk, boot_id=boot, machine_id=MACHINE, resource=RESOURCE)
     step = Steps(kill)

@@ -77,7 +77,7 @@ class Store(ObjectStore):
         self.stir()
 
 
-class Gate:
+class ApiGate:
     """One watch's pace: open, or held back but for so many frames."""
 
     def __init__(self, store: Store) -> None:
@@ -113,7 +113,7 @@ class Gate:
         return self._is_held and not self._frames
 
 
-class LateGate(Gate):
+class LateGate(ApiGate):
     """A watch whose frames arrive in order, each at most so many seconds after its write.
 
     Most are quick; behind a late one those that follow it wait.
@@ -132,13 +132,13 @@ class LateGate(Gate):
         return max(0.0, written + late - now)
 
 
-class Faults:
+class ApiFaults:
     """What is wrong between the agent and the API server; it outlives the agent.
 
     `hides`: to a node's own identity, which hears 403 of a pod that is not there.
     """
 
-    def __init__(self, store: Store, pods: Gate, node: Gate) -> None:
+    def __init__(self, store: Store, pods: ApiGate, node: ApiGate) -> None:
         self._store = store
         self.is_down = False
         self.list_fails = False
@@ -173,7 +173,7 @@ class AgentApi:
     def __init__(
         self,
         store: Store,
-        faults: Faults,
+        faults: ApiFaults,
         chance: random.Random,
         step: Callable[[], Awaitable[None]],
     ) -> None:
@@ -288,7 +288,7 @@ class AgentApi:
         if self._faults.is_down:
             raise ApiError("connection refused")
 
-    async def _follow(self, follower: Subscription, gate: Gate) -> AsyncIterator[Change]:
+    async def _follow(self, follower: Subscription, gate: ApiGate) -> AsyncIterator[Change]:
         """The frames; a watch that was held back for too long breaks."""
         loop = asyncio.get_running_loop()
         silent_since: float | None = None

@@ -30,7 +30,7 @@ from tests.fakes.kubelet_side import FakeHookDirs
 from tests.machine.api import Store
 from tests.machine.kubelet import RESOURCE, MemoryKubelet
 from tests.machine.pods import GPU_MIB
-from tests.machine.room import Amount, Room
+from tests.machine.room import Amount, MachineRoom
 from tests.machine.scheduling import Scheduler
 
 
@@ -46,7 +46,7 @@ class Audit:
         self.breaches: list[str] = []
         self.answers: dict[Owner, bytes] = {}
         self.mistaken: set[str] = set()
-        self.room = Room(kubelet, scheduler, self.pod)
+        self.room = MachineRoom(kubelet, scheduler, self.pod)
         self._takers: defaultdict[str, list[str]] = defaultdict(list)
         self._bound: defaultdict[str, dict[str, int]] = defaultdict(dict)
         self.can_be_seen: Callable[[str], bool] = lambda _: True

@@ -16,15 +16,15 @@ from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.verbs import HamiVerbs
 from tests.builders import NODE
 from tests.machine.agent_life import AgentLife
-from tests.machine.api import Faults, LateGate, Store
+from tests.machine.api import ApiFaults, LateGate, Store
 from tests.machine.audit import AuditedHooks, lock_of
 from tests.machine.calm_audit import CalmAudit
 from tests.machine.controllers import Controllers, is_leaving, is_over
 from tests.machine.kubelet import RESOURCE
 from tests.machine.pods import NAMESPACE, Shape, a_pod_object
 from tests.machine.scheduling import Scheduler, TimedCluster
-from tests.machine.sides import Host
-from tests.machine.site import Site
+from tests.machine.sides import MachineHost
+from tests.machine.site import MachineSite
 from tests.machine.stories import (
     Burst,
     Crash,
@@ -32,9 +32,9 @@ from tests.machine.stories import (
     Delete,
     Deployment,
     Job,
-    Pace,
     Roll,
     StatefulSet,
+    StoryPace,
     Swap,
 )
 
@@ -67,7 +67,7 @@ class Placements(Scheduler):
         pass
 
 
-class CalmSite(Site):
+class CalmSite(MachineSite):
     """A node without faults."""
 
     gpus = 4
@@ -79,7 +79,7 @@ class CalmSite(Site):
         seed: int,
         clock: Clock,
         life: Callable[..., Coroutine[object, object, AgentLife]],
-        pace: Pace,
+        pace: StoryPace,
     ) -> None:
         self.pace = pace
         super().__init__(seed, clock, life)
@@ -89,9 +89,9 @@ class CalmSite(Site):
         self._swaps: dict[str, tuple[Swap, int]] = {}
         """By pod name, and how often it is still to be made anew."""
 
-    def make_faults(self) -> Faults:
+    def make_faults(self) -> ApiFaults:
         gates = (LateGate(self.store, most) for most in (self.pace.pods_late, self.pace.node_late))
-        faults = Faults(self.store, *gates)
+        faults = ApiFaults(self.store, *gates)
         faults.hides = self.pace.hides
         return faults
 
@@ -110,7 +110,7 @@ class CalmSite(Site):
         audit.all_listed = self._offers_all
         return audit
 
-    def make_host(self, hooks: AuditedHooks) -> Host:
+    def make_host(self, hooks: AuditedHooks) -> MachineHost:
         host = super().make_host(hooks)
         return dataclasses.replace(host, unlocked=self.pace.unlocked, is_old=self.pace.is_old)
 

@@ -7,7 +7,7 @@ from agent.core.state.ledger import Ledger, Row
 from agent.sandbox.api_errors import Json
 from tests.builders import NODE
 from tests.machine.kubelet import RESOURCE
-from tests.machine.site import Site
+from tests.machine.site import MachineSite
 
 REASONS = (
     "no healthy devices present",
@@ -23,16 +23,16 @@ REASONS = (
 """What a pod may fail of, beside a refusal of ours that is right: the kubelet's own, our death."""
 
 
-def left_over(world: Site, refused: Collection[str]) -> Iterator[str]:
+def left_over(world: MachineSite, refused: Collection[str]) -> Iterator[str]:
     """What is not as it must be, in words. `refused`: pods that were rightly refused by us."""
     yield from _locks(world)
     yield from wrong_in(world, REASONS, _is_excused, refused)
 
 
 def wrong_in(
-    world: Site,
+    world: MachineSite,
     reasons: Collection[str],
-    is_excused: Callable[[Site, Json], bool] = lambda *_: False,
+    is_excused: Callable[[MachineSite, Json], bool] = lambda *_: False,
     refused: Collection[str] = (),
 ) -> Iterator[str]:
     """The same of pods and ledger; `reasons`: words of those for which a pod may have failed."""
@@ -45,13 +45,13 @@ def wrong_in(
         yield from _differences(world, world.agent.state.ledger.value)
 
 
-def _locks(world: Site) -> Iterator[str]:
+def _locks(world: MachineSite) -> Iterator[str]:
     text = world.scheduler.lock()
     if text:
         yield f"the lock is still there: {text}"
 
 
-def _is_excused(world: Site, pod: Json) -> bool:
+def _is_excused(world: MachineSite, pod: Json) -> bool:
     """Whether the agent has no part in it.
 
     A kubelet that lost its checkpoint, and to which no plugin has registered since, knows no such
@@ -68,7 +68,7 @@ def _is_excused(world: Site, pod: Json) -> bool:
 
 
 def _wrong_of(
-    world: Site, pod: Json, reasons: Collection[str], refused: Collection[str]
+    world: MachineSite, pod: Json, reasons: Collection[str], refused: Collection[str]
 ) -> Iterator[str]:
     """A pod of this node runs, has run, or was refused with a reason."""
     metadata, status = pod["metadata"], pod["status"]
@@ -92,7 +92,7 @@ def _wrong_of(
         yield f"pod {name} runs, and its phase is {phase}"
 
 
-def _differences(world: Site, ledger: Ledger) -> Iterator[str]:
+def _differences(world: MachineSite, ledger: Ledger) -> Iterator[str]:
     """The ledger holds what the kubelet holds, and nothing of pods that are over."""
     yield from (f"the outbox still owes {effect}" for effect in ledger.outbox)
     rows = {(str(row.key.pod_uid), row.key.container): row for row in ledger.rows}

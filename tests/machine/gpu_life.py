@@ -44,7 +44,7 @@ class _LifeDisk:
         await self._disk.replace(name, data, keep=keep)
 
 
-class Stream:
+class GpuStream:
     """One kubelet's stream of lists."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Stream:
             self.frames.append(bytes(frame))
 
 
-class Life:
+class GpuLife:
     """One life of the agent, from the driver to its streams."""
 
     def __init__(self, driver: AnyDriver, clock: VirtualClock, disk: MemoryDisk) -> None:

@@ -17,7 +17,7 @@ from agent.core.inventory.slices import LIST_BYTES
 from agent.wire.v1beta1 import ListAndWatchResponse
 from tests.fakes.disk import MemoryDisk
 from tests.machine.any_driver import UUIDS, AnyDriver
-from tests.machine.gpu_life import SETTINGS, Life, Stream
+from tests.machine.gpu_life import SETTINGS, GpuLife, GpuStream
 from tests.machine.virtual import VirtualClock, VirtualLoop
 
 NOTICED = 2 * SETTINGS.probe_interval + 10.0
@@ -57,7 +57,7 @@ class GpuWorld:
         self.refusing: set[GpuUuid] = set()
         """They answer nothing until they are reset."""
         self.failed_at: dict[GpuUuid, float] = {}
-        self.streams: list[Stream] = []
+        self.streams: list[GpuStream] = []
         self.boots = 0
         self.start_agent()
 
@@ -65,7 +65,7 @@ class GpuWorld:
 
     def start_agent(self) -> None:
         self.driver.restart()
-        self.life = Life(self.driver, self.clock, self.disk)
+        self.life = GpuLife(self.driver, self.clock, self.disk)
         self.task = self.loop.create_task(self.life.run(f"boot-{self.boots}"))
         self.streams = []
         self.open_stream(stale=True)
@@ -96,7 +96,7 @@ class GpuWorld:
         for old in self.streams:
             if old not in kept and old.task is not None:
                 old.task.cancel()
-        stream = Stream()
+        stream = GpuStream()
         stream.task = self.loop.create_task(stream.read(self.life.plugin))
         self.streams = [*kept, stream]
 
@@ -206,7 +206,7 @@ class GpuWorld:
             yield "I4: the streams do not all have the newest list"
         self.needed = dict(self.needs)
 
-    def _of_stream(self, stream: Stream) -> Iterator[str]:
+    def _of_stream(self, stream: GpuStream) -> Iterator[str]:
         if any(first == second for first, second in itertools.pairwise(stream.frames)):
             yield "I4: the same list was sent twice"
         if not stream.frames:

@@ -16,7 +16,7 @@ from tests.machine.ending import left_over
 from tests.machine.playing import Deed, passing
 from tests.machine.pods import Box, Shape, plain_shapes, shapes
 from tests.machine.virtual import VirtualClock, VirtualLoop
-from tests.machine.world import World
+from tests.machine.world import MachineWorld
 
 names = st.sampled_from(("a", "b", "c", "d", "e"))
 picks = st.integers(0, 5)
@@ -35,13 +35,13 @@ class Histories(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = VirtualLoop()
-        self.world: World | None = None
+        self.world: MachineWorld | None = None
         self.is_broken = False
 
     @initialize(seed=st.integers(0, 2**32 - 1))
     def begin(self, seed: int) -> None:
-        async def build() -> World:
-            world = World(seed, VirtualClock(self.loop), self.life)
+        async def build() -> MachineWorld:
+            world = MachineWorld(seed, VirtualClock(self.loop), self.life)
             ready = asyncio.Event()
             self.task = asyncio.get_running_loop().create_task(world.run(ready))
             await ready.wait()

@@ -148,7 +148,7 @@ class MemoryKubelet(KubeletModel):
                     await stop.wait()
 
 
-class Plugin(Protocol):
+class MachinePlugin(Protocol):
     """Whom an endpoint calls. Both raise GRPCError or DeviceError as the transport would."""
 
     async def allocate(self, ids: tuple[str, ...]) -> ContainerAllocateResponse: ...
@@ -158,13 +158,15 @@ class Plugin(Protocol):
     ) -> tuple[str, ...]: ...
 
 
-class Line(PluginEndpoint):
+class StoryLine(PluginEndpoint):
     """A registration without a socket.
 
     `hear` is told the answer before the kubelet has it, and says whether the kubelet lives on.
     """
 
-    def __init__(self, plugin: Plugin, hear: Callable[[ContainerAllocateResponse], bool]) -> None:
+    def __init__(
+        self, plugin: MachinePlugin, hear: Callable[[ContainerAllocateResponse], bool]
+    ) -> None:
         options = DevicePluginOptions(get_preferred_allocation_available=True)
         super().__init__(RESOURCE, None, options)
         self._plugin = plugin

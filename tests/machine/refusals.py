@@ -15,7 +15,7 @@ from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet.seen import KubeletEvent
 from tests.machine.audit import asked_containers, key_of
 from tests.machine.kubelet import RESOURCE
-from tests.machine.site import Site
+from tests.machine.site import MachineSite
 
 CROWDED = 2.0
 """Seconds for which other clients of PodResources may have used up its rate limit."""
@@ -41,7 +41,7 @@ class Fact(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Right:
+class ExpectedRight:
     """Refusals through these gates are right where the fact holds; no gates: through any."""
 
     fact: Fact
@@ -52,20 +52,20 @@ _UNSEEN = frozenset(("HA-2001", "HA-2003", "HA-2007", "HA-2010"))
 """Where the pod that asks may be one that no view shows; of its name a grave may be known."""
 
 RIGHT = (
-    Right(Fact.GONE),
-    Right(Fact.OVER, _UNSEEN),
-    Right(Fact.STATIC),
-    Right(Fact.STRAY),
-    Right(Fact.LOCKLESS, frozenset(("HA-2004", "HA-2005"))),
-    Right(Fact.UNLOCKED, frozenset(("HA-2004", "HA-2005"))),
-    Right(Fact.NO_API, _UNSEEN | {"HA-2004", "HA-2005"}),
-    Right(Fact.NO_LIST, _UNSEEN),
-    Right(Fact.NO_WITNESS, frozenset(("HA-2007", "HA-5002"))),
-    Right(Fact.SLOW_DISK, frozenset(("HA-5001", "HA-5002"))),
-    Right(Fact.BAD_GPU, frozenset(("HA-4001", "HA-4002"))),
-    Right(Fact.LIE, frozenset(("HA-4003", "HA-4004"))),
-    Right(Fact.SOLD, frozenset(("HA-4003", "HA-4004"))),
-    Right(Fact.LOST, frozenset(("HA-2002", "HA-2009"))),
+    ExpectedRight(Fact.GONE),
+    ExpectedRight(Fact.OVER, _UNSEEN),
+    ExpectedRight(Fact.STATIC),
+    ExpectedRight(Fact.STRAY),
+    ExpectedRight(Fact.LOCKLESS, frozenset(("HA-2004", "HA-2005"))),
+    ExpectedRight(Fact.UNLOCKED, frozenset(("HA-2004", "HA-2005"))),
+    ExpectedRight(Fact.NO_API, _UNSEEN | {"HA-2004", "HA-2005"}),
+    ExpectedRight(Fact.NO_LIST, _UNSEEN),
+    ExpectedRight(Fact.NO_WITNESS, frozenset(("HA-2007", "HA-5002"))),
+    ExpectedRight(Fact.SLOW_DISK, frozenset(("HA-5001", "HA-5002"))),
+    ExpectedRight(Fact.BAD_GPU, frozenset(("HA-4001", "HA-4002"))),
+    ExpectedRight(Fact.LIE, frozenset(("HA-4003", "HA-4004"))),
+    ExpectedRight(Fact.SOLD, frozenset(("HA-4003", "HA-4004"))),
+    ExpectedRight(Fact.LOST, frozenset(("HA-2002", "HA-2009"))),
 )
 
 
@@ -75,7 +75,7 @@ class Refusals:
     `right`: pods whose refusal a fact explains.
     """
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: MachineSite) -> None:
         self.counted: Counter[str] = Counter()
         self.right: set[str] = set()
         self.lies = 0

@@ -13,7 +13,7 @@ Amount = tuple[int, int]
 """MiB and percent of compute."""
 
 
-class Room:
+class MachineRoom:
     """`granted`: what each container was given, by GPU. `pod` finds one at the API server."""
 
     def __init__(

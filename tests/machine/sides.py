@@ -29,7 +29,7 @@ from agent.wire.v1 import (
 )
 from tests.fakes.disk import MemoryDisk
 from tests.fakes.kubelet_side import FakeHookDirs
-from tests.machine.api import Faults, Store
+from tests.machine.api import ApiFaults, Store
 from tests.machine.kubelet import NOWHERE, MemoryKubelet, MemoryLife
 
 _CALL = (0.0003, 0.001)
@@ -37,7 +37,7 @@ _WRITE = (0.0005, 0.003)
 
 
 @dataclasses.dataclass
-class Trouble:
+class MachineTrouble:
     """So many calls of PodResources fail; each write takes so many seconds longer."""
 
     silent: int = 0
@@ -45,11 +45,11 @@ class Trouble:
 
 
 @dataclasses.dataclass(frozen=True)
-class Host:
+class MachineHost:
     """What outlives the agent. `is_old`: its kubelet is one before 1.34, which has no Get."""
 
     store: Store
-    faults: Faults
+    faults: ApiFaults
     kubelet: MemoryKubelet
     disk: MemoryDisk
     hooks: FakeHookDirs
@@ -57,7 +57,7 @@ class Host:
     epoch: Cell[KubeletEpoch | None]
     clock: Clock
     chance: random.Random
-    trouble: Trouble = dataclasses.field(default_factory=Trouble)
+    trouble: MachineTrouble = dataclasses.field(default_factory=MachineTrouble)
     unlocked: UnlockedPods = UnlockedPods.STRICT
     is_old: bool = False
 
@@ -88,7 +88,7 @@ class LifeDisk:
 
     place = "/state"
 
-    def __init__(self, host: Host, step: Steps) -> None:
+    def __init__(self, host: MachineHost, step: Steps) -> None:
         self._host = host
         self._step = step
 
@@ -107,7 +107,7 @@ class LifeDisk:
 class LifeHooks(FakeHookDirs):
     """The host directories, as one life reaches them."""
 
-    def __init__(self, host: Host, step: Steps) -> None:
+    def __init__(self, host: MachineHost, step: Steps) -> None:
         super().__init__()
         self._hooks = host.hooks
         self._step = step
@@ -121,10 +121,10 @@ class LifeHooks(FakeHookDirs):
         await self._hooks.remove(name)
 
 
-class Books:
+class MachineBooks:
     """The kubelet's socket of PodResources, dialled by one life."""
 
-    def __init__(self, host: Host, step: Steps) -> None:
+    def __init__(self, host: MachineHost, step: Steps) -> None:
         self._host = host
         self._step = step
 
@@ -158,16 +158,16 @@ class Books:
 class LifeWitness(PodResourcesWitness):
     """The real client, over a call instead of a socket."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: MachineBooks) -> None:
         self._socket = NOWHERE
         self._deadline = 1.0
         self._stub = books  # type: ignore[assignment]  # the two calls that it makes
 
 
-class Records:
+class MachineRecords:
     """The kubelet's checkpoint file."""
 
-    def __init__(self, host: Host, step: Steps) -> None:
+    def __init__(self, host: MachineHost, step: Steps) -> None:
         self._host = host
         self._step = step
 
@@ -183,10 +183,10 @@ class Records:
         )
 
 
-class Runtime:
+class MachineRuntime:
     """The containers that have a live cgroup."""
 
-    def __init__(self, host: Host, step: Steps) -> None:
+    def __init__(self, host: MachineHost, step: Steps) -> None:
         self._host = host
         self._step = step
 

@@ -16,22 +16,22 @@ from agent.sandbox.kubelet.seen import KubeletEvent
 from agent.wire.v1beta1 import ContainerAllocateResponse
 from tests.builders import NODE, a_gpu, a_health, a_shared_gpu, a_uuid
 from tests.fakes.chance import Seeded
-from tests.fakes.disk import Faults as DiskFaults
+from tests.fakes.disk import DiskFaults
 from tests.fakes.disk import MemoryDisk, MemoryFiles
 from tests.machine.agent_life import AgentLife
-from tests.machine.api import Faults, Gate, Store
+from tests.machine.api import ApiFaults, ApiGate, Store
 from tests.machine.audit import Audit, AuditedHooks
-from tests.machine.kubelet import RESOURCE, TIMINGS, Line, MemoryKubelet, devices_of
+from tests.machine.kubelet import RESOURCE, TIMINGS, MemoryKubelet, StoryLine, devices_of
 from tests.machine.pods import GPU_MIB
 from tests.machine.scheduling import Scheduler
-from tests.machine.sides import Host
+from tests.machine.sides import MachineHost
 
 SPLIT = 4
 REGISTERS_WITHIN = (0.02, 0.4)
 """Seconds from a kubelet's socket to the agent's registration."""
 
 
-class Site:
+class MachineSite:
     """Everything that takes part, and how it lives.
 
     `gpus`: how many there are, of `split` slices each.
@@ -77,9 +77,9 @@ class Site:
 
     # What it is made of
 
-    def make_faults(self) -> Faults:
+    def make_faults(self) -> ApiFaults:
         """The agent's way to the API server."""
-        return Faults(self.store, Gate(self.store), Gate(self.store))
+        return ApiFaults(self.store, ApiGate(self.store), ApiGate(self.store))
 
     def make_scheduler(self) -> Scheduler:
         """Who places the pods."""
@@ -89,9 +89,9 @@ class Site:
         """Who holds what is said against the truth."""
         return Audit(self.store, self.kubelet, self.scheduler, self.disk)
 
-    def make_host(self, hooks: AuditedHooks) -> Host:
+    def make_host(self, hooks: AuditedHooks) -> MachineHost:
         """What of the agent outlives its process."""
-        return Host(
+        return MachineHost(
             self.store,
             self.faults,
             self.kubelet,
@@ -177,7 +177,7 @@ class Site:
         serving = self.kubelet.life
         if serving is None or serving is not life or agent is not self.agent:
             return
-        serving.books.connected(RESOURCE, Line(agent, self._answered))
+        serving.books.connected(RESOURCE, StoryLine(agent, self._answered))
         async for listed in agent.slices.follow():
             if agent is not self.agent or serving is not self.kubelet.life:
                 return

@@ -14,7 +14,7 @@ from tests.machine.pods import Box, Shape
 
 
 @dataclasses.dataclass(frozen=True)
-class Pace:
+class StoryPace:
     """How quick everybody is.
 
     `pods_late`, `node_late`: most seconds that a frame of the agent's watches takes. `is_slow`:
@@ -119,11 +119,11 @@ Deed = Burst | Job | StatefulSet | Deployment | Roll | Delete | Crash | Swap
 
 
 @dataclasses.dataclass(frozen=True)
-class Story:
+class MachineStory:
     """One history. `seed` is also that of everything that is left to chance while it is played."""
 
     seed: int
-    pace: Pace
+    pace: StoryPace
     deeds: tuple[Deed, ...]
 
 
@@ -156,7 +156,7 @@ _LOCKLESS = Shape((Box("init", mib=3000), Box(count=0)))
 """HAMi takes no lock for it: its only request is an init container's."""
 
 
-def a_story(seed: int) -> Story:
+def a_story(seed: int) -> MachineStory:
     """The story of that number."""
     chance = Seeded(seed)
     pace = _a_pace(chance)
@@ -164,12 +164,12 @@ def a_story(seed: int) -> Story:
     if pace.unlocked is UnlockedPods.UNIQUE:
         shapes[0] = _LOCKLESS
     deeds = tuple(_a_deed(number, chance, shapes) for number in range(chance.randint(2, 7)))
-    return Story(seed, pace, tuple(sorted(deeds, key=lambda deed: deed.at)))
+    return MachineStory(seed, pace, tuple(sorted(deeds, key=lambda deed: deed.at)))
 
 
-def _a_pace(chance: random.Random) -> Pace:
+def _a_pace(chance: random.Random) -> StoryPace:
     is_unlocked = chance.random() < UNLOCKED
-    return Pace(
+    return StoryPace(
         pods_late=chance.choice((0.01, 0.3, 1.0, 2.0, 2.0)),
         node_late=chance.choice((0.01, 0.3, 1.0, 2.0, 2.0)),
         is_slow=chance.random() < 0.7,

@@ -12,8 +12,8 @@ from tests.machine.agent_life import AgentLife, start_agent
 from tests.machine.calm import CalmSite
 from tests.machine.ending import wrong_in
 from tests.machine.playing import silence
-from tests.machine.site import Site
-from tests.machine.stories import Deed, Story, a_story
+from tests.machine.site import MachineSite
+from tests.machine.stories import Deed, MachineStory, a_story
 from tests.machine.virtual import VirtualClock, VirtualLoop
 
 SETTLES_WITHIN = 240.0
@@ -28,7 +28,7 @@ Life = Callable[..., Coroutine[object, object, AgentLife]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Verdict:
+class ToldVerdict:
     """What came of a story: what was wrong, what was counted, and what happened."""
 
     seed: int
@@ -37,7 +37,7 @@ class Verdict:
     told_of: tuple[str, ...] = ()
 
 
-def tell(story: Story, life: Life = start_agent) -> Verdict:
+def tell(story: MachineStory, life: Life = start_agent) -> ToldVerdict:
     """Play the story to its end, or to the first breach."""
     loop = VirtualLoop()
     try:
@@ -47,14 +47,14 @@ def tell(story: Story, life: Life = start_agent) -> Verdict:
         loop.close()
 
 
-def tell_number(seed: int) -> Verdict:
+def tell_number(seed: int) -> ToldVerdict:
     """The story of that number, without a word in the log; what happened only where it is asked."""
     with silence():
         verdict = tell(a_story(seed))
     return verdict if verdict.breaches else dataclasses.replace(verdict, told_of=())
 
 
-def cut(story: Story, verdict: Verdict) -> tuple[Story, Verdict]:
+def cut(story: MachineStory, verdict: ToldVerdict) -> tuple[MachineStory, ToldVerdict]:
     """The story without the deeds that the same kind of breach can do without."""
     with silence():
         for deed in story.deeds:
@@ -69,14 +69,14 @@ def _without(deeds: tuple[Deed, ...], one: Deed) -> tuple[Deed, ...]:
     return tuple(deed for deed in deeds if deed is not one)
 
 
-def _kind(verdict: Verdict) -> str:
+def _kind(verdict: ToldVerdict) -> str:
     """The first breach without names, numbers and times."""
     first = verdict.breaches[0]
     gate = first.rpartition("[HA-")[2].partition("]")[0] if "[HA-" in first else ""
     return "".join(sign for sign in first.partition(" at ")[0] if not sign.isdigit()) + gate
 
 
-async def _played(story: Story, clock: VirtualClock, life: Life) -> Verdict:
+async def _played(story: MachineStory, clock: VirtualClock, life: Life) -> ToldVerdict:
     site = CalmSite(story.seed, clock, life, story.pace)
     ready = asyncio.Event()
     task = asyncio.get_running_loop().create_task(site.run(ready))
@@ -88,10 +88,10 @@ async def _played(story: Story, clock: VirtualClock, life: Life) -> Verdict:
         with contextlib.suppress(asyncio.CancelledError):
             await task
     judge = site.judge
-    return Verdict(story.seed, tuple(found), Counter(judge.tally), tuple(judge.told_of))
+    return ToldVerdict(story.seed, tuple(found), Counter(judge.tally), tuple(judge.told_of))
 
 
-async def _course(story: Story, site: CalmSite) -> list[str]:
+async def _course(story: MachineStory, site: CalmSite) -> list[str]:
     """All deeds, and time for what comes of them. What was wrong, if anything was."""
     async with _at_work(site.placer.run(), site.crowd_in(story.pace.crowd)):
         await asyncio.sleep(REGISTER_INTERVAL + 1.0)  # then HAMi has seen the node's GPUs
@@ -120,7 +120,7 @@ async def _at_work(*activities: Coroutine[object, object, None]) -> AsyncIterato
                 task.result()
 
 
-async def _begin_all(story: Story, site: CalmSite) -> None:
+async def _begin_all(story: MachineStory, site: CalmSite) -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
     for deed in story.deeds:
@@ -141,7 +141,7 @@ async def _settle(site: CalmSite) -> None:
 def _left(site: CalmSite) -> Iterator[str]:
     """What is not as it must be at the end."""
 
-    def is_excused(_: Site, pod: Json) -> bool:
+    def is_excused(_: MachineSite, pod: Json) -> bool:
         return pod["metadata"]["uid"] in site.judge.excused
 
     yield from wrong_in(site, reasons=(), is_excused=is_excused)

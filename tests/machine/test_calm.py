@@ -15,7 +15,7 @@ from tests.machine.calm_mutants import CALM_MUTANTS
 from tests.machine.mutants import Mutant
 from tests.machine.playing import Many, side_by_side
 from tests.machine.stories import a_story
-from tests.machine.telling import Verdict, cut, tell_number
+from tests.machine.telling import ToldVerdict, cut, tell_number
 
 STORIES = 40
 ENOUGH = 200
@@ -53,7 +53,7 @@ def test_a_story_is_the_same_whenever_it_is_told() -> None:
     assert tell_number(7) == tell_number(7)
 
 
-def _require_clean(verdicts: Iterable[Verdict]) -> str:
+def _require_clean(verdicts: Iterable[ToldVerdict]) -> str:
     """What was counted in all of them. The first that is not clean is cut to its bone and told."""
     tally: Counter[str] = Counter()
     clean = 0
@@ -65,7 +65,7 @@ def _require_clean(verdicts: Iterable[Verdict]) -> str:
     return f"{clean} stories were clean: {dict(sorted(tally.items()))}"
 
 
-def _told(clean: int, found: Verdict) -> str:
+def _told(clean: int, found: ToldVerdict) -> str:
     story, verdict = cut(a_story(found.seed), found)
     return "\n".join(
         (

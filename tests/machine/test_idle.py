@@ -11,13 +11,13 @@ from tests.builders import NODE
 from tests.machine.agent_life import start_agent
 from tests.machine.pods import Shape
 from tests.machine.virtual import VirtualClock, VirtualLoop
-from tests.machine.world import World
+from tests.machine.world import MachineWorld
 
 HOUR = 3600.0
 LONG = 300.0
 """Seconds in which whatever was begun is over."""
 
-Happening = Callable[[World], Coroutine[object, object, None]]
+Happening = Callable[[MachineWorld], Coroutine[object, object, None]]
 
 
 def play(history: Happening) -> None:
@@ -25,7 +25,7 @@ def play(history: Happening) -> None:
     loop = VirtualLoop()
 
     async def whole() -> None:
-        world, ready = World(1, VirtualClock(loop), start_agent), asyncio.Event()
+        world, ready = MachineWorld(1, VirtualClock(loop), start_agent), asyncio.Event()
         async with asyncio.TaskGroup() as group:
             task = group.create_task(world.run(ready))
             await ready.wait()
@@ -41,40 +41,40 @@ def play(history: Happening) -> None:
         loop.run_until_complete(loop.shutdown_asyncgens())
 
 
-def writes(world: World) -> int:
+def writes(world: MachineWorld) -> int:
     assert world.agent is not None
     return world.agent.api.writes
 
 
-def register(world: World) -> str:
+def register(world: MachineWorld) -> str:
     notes: dict[str, str] = world.store.get("nodes", "", NODE)["metadata"]["annotations"]
     return notes[REGISTER]
 
 
-async def nothing(_: World) -> None:
+async def nothing(_: MachineWorld) -> None:
     return
 
 
-async def a_new_kubelet(world: World) -> None:
+async def a_new_kubelet(world: MachineWorld) -> None:
     await world.restart_kubelet(lose=False)
 
 
-async def a_kubelet_that_was_away(world: World) -> None:
+async def a_kubelet_that_was_away(world: MachineWorld) -> None:
     await world.stop_kubelet(LONG)
     await asyncio.sleep(2 * LONG)
 
 
-async def a_new_kubelet_without_its_records(world: World) -> None:
+async def a_new_kubelet_without_its_records(world: MachineWorld) -> None:
     await world.restart_kubelet(lose=True)
 
 
-async def an_outage_of_the_api_server(world: World) -> None:
+async def an_outage_of_the_api_server(world: MachineWorld) -> None:
     world.faults.change(is_down=True, list_fails=False)
     await asyncio.sleep(LONG)
     world.faults.clear()
 
 
-async def settings_that_are_the_same(world: World) -> None:
+async def settings_that_are_the_same(world: MachineWorld) -> None:
     world.set_split(world.split)
 
 
@@ -91,7 +91,7 @@ async def settings_that_are_the_same(world: World) -> None:
     ids=lambda one: one.__name__,
 )
 def test_it_writes_nothing(happening: Happening):
-    async def history(world: World) -> None:
+    async def history(world: MachineWorld) -> None:
         before, text = writes(world), register(world)
 
         await happening(world)
@@ -104,7 +104,7 @@ def test_it_writes_nothing(happening: Happening):
 
 
 def test_nor_does_an_agent_that_was_killed_and_starts_again():
-    async def history(world: World) -> None:
+    async def history(world: MachineWorld) -> None:
         world.kill_agent()
         await asyncio.sleep(HOUR)
 

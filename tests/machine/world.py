@@ -14,12 +14,12 @@ from tests.builders import NODE
 from tests.machine.agent_life import AgentLife
 from tests.machine.pods import NAMESPACE, Shape, a_pod_object
 from tests.machine.refusals import Refusals
-from tests.machine.site import SPLIT, Site
+from tests.machine.site import SPLIT, MachineSite
 
-__all__ = ["SPLIT", "World"]
+__all__ = ["SPLIT", "MachineWorld"]
 
 
-class World(Site):
+class MachineWorld(MachineSite):
     """A node. Methods are what may happen there; each returns at once."""
 
     def __init__(

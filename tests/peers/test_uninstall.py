@@ -13,7 +13,7 @@ import pytest_asyncio
 from agent.codec.managed import entries
 from agent.core.cluster import annotations
 from agent.core.health.news import GPU_DEGRADED
-from agent.core.node.leftovers import Agents, Cleaned, Outcome
+from agent.core.node.leftovers import Agents, Cleaned, LeftoverOutcome
 from agent.host.kube.connection import Connection
 from agent.host.kube.leftovers import KubeLeftovers
 from agent.host.kube.session import KubeSession
@@ -245,6 +245,6 @@ async def test_a_pod_that_does_not_end_keeps_its_node_only_where_a_kubelet_is(se
     finally:
         await session.close()
 
-    assert Outcome(done.nodes, {OTHER_NODE: f"agent-of-{OTHER_NODE}"}) == done
+    assert LeftoverOutcome(done.nodes, {OTHER_NODE: f"agent-of-{OTHER_NODE}"}) == done
     assert "hami-agent/a" not in notes_of(await server.admin.have("GET", NODE_PATH))
     assert "hami-agent/a" in notes_of(await server.admin.have("GET", f"{NODES}/{OTHER_NODE}"))

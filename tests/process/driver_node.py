@@ -12,7 +12,7 @@ import grpc
 from agent.sandbox.lab.child import start_child
 from agent.sandbox.lab.cluster import SandboxCluster, open_cluster
 from agent.sandbox.lab.web import fetch
-from tests.fakes.grpc_messages import Plugin
+from tests.fakes.grpc_messages import GrpcPlugin
 from tests.fakes.nvml_stub import NvmlStub
 from tests.process.agent_process import PATIENCE, offers, options
 
@@ -24,12 +24,12 @@ SLICES = [f"GPU-5708-{gpu}-{number}" for number in range(10) for gpu in range(GP
 
 
 @dataclass
-class Node:
+class DriverNode:
     """A node whose agent uses the stub's GPUs."""
 
     cluster: SandboxCluster
     stub: NvmlStub
-    plugin: Plugin
+    plugin: GrpcPlugin
 
     @property
     def threads(self) -> int:
@@ -75,7 +75,7 @@ async def start(cluster: SandboxCluster, library: Path) -> None:
 
 
 @contextlib.asynccontextmanager
-async def a_node(library: Path, gpus: int = GPUS) -> AsyncIterator[Node]:
+async def a_node(library: Path, gpus: int = GPUS) -> AsyncIterator[DriverNode]:
     """A node whose agent uses the library at that path and offers the slices of that many GPUs."""
     stub = NvmlStub(library)
     stub.set(2, memory=16 << 30)
@@ -85,9 +85,9 @@ async def a_node(library: Path, gpus: int = GPUS) -> AsyncIterator[Node]:
         assert await offers(cluster, 10 * gpus), cluster.log.last(20)
         assert await cluster.until(lambda: cluster.web_address is not None, PATIENCE)
         (socket,) = {path.name for path in cluster.places.plugins.glob("*.sock")} - {"kubelet.sock"}
-        plugin = Plugin(cluster.places.plugins / socket)
+        plugin = GrpcPlugin(cluster.places.plugins / socket)
         try:
-            yield Node(cluster, stub, plugin)
+            yield DriverNode(cluster, stub, plugin)
         finally:
             stub.hang(hung=False)
             plugin.close()

@@ -10,7 +10,7 @@ import pytest
 from tests.fakes import nvml_stub
 from tests.fakes.nvml_stub import NvmlStub
 from tests.process.agent_process import comes, offers, run
-from tests.process.driver_node import GPUS, LIMIT, SLICES, Node, a_cluster, a_node, start
+from tests.process.driver_node import GPUS, LIMIT, SLICES, DriverNode, a_cluster, a_node, start
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(120)]
 
@@ -25,7 +25,7 @@ def built(tmp_path_factory) -> Path:
 
 
 @dataclass
-class Watched:
+class WatchedAgent:
     """What was seen of an agent whose driver hung. `refused_at`: seconds after it began to."""
 
     answered: int = 0
@@ -35,9 +35,9 @@ class Watched:
     ready: set[int] = field(default_factory=set)
 
 
-async def watch(node: Node, seconds: float) -> Watched:
+async def watch(node: DriverNode, seconds: float) -> WatchedAgent:
     """Ask the agent everything again and again: pages in time, slices until one is refused."""
-    seen, loop = Watched(), asyncio.get_running_loop()
+    seen, loop = WatchedAgent(), asyncio.get_running_loop()
     begun = loop.time()
     while loop.time() - begun < seconds:
         live, words = await node.page("/livez")

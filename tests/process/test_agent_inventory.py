@@ -13,7 +13,7 @@ from agent.services.state import CURRENT
 from tests.fakes import nvml_stub
 from tests.fakes.nvml_stub import NvmlStub
 from tests.process.agent_process import PATIENCE, offers, options, run, started
-from tests.process.driver_node import GPUS, Node, a_cluster, a_node, start
+from tests.process.driver_node import GPUS, DriverNode, a_cluster, a_node, start
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(120)]
 
@@ -37,7 +37,7 @@ async def says(cluster: SandboxCluster, words: str) -> bool:
     return await cluster.until(lambda: any(words in line.text for line in cluster.log), PATIENCE)
 
 
-async def shows(node: Node, words: str) -> bool:
+async def shows(node: DriverNode, words: str) -> bool:
     """Whether the metrics show it, in time: nothing tells when a page changes."""
     for _ in range(int(PATIENCE / 0.2)):
         if words in (await node.page("/metrics"))[1]:

@@ -13,7 +13,7 @@ from agent.host.clock import machine_id
 from agent.sandbox.lab.cluster import open_cluster
 from agent.sandbox.lab.web import fetch
 from tests.builders import G1, G2, NOON, a_row
-from tests.fakes.grpc_messages import Plugin
+from tests.fakes.grpc_messages import GrpcPlugin
 from tests.process.agent_process import PATIENCE, offers, options, started
 
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(60)]
@@ -156,7 +156,7 @@ async def test_with_a_fence_the_kubelet_asks_before_a_start_and_is_answered_from
         (opened.places.state / "state.json").write_bytes(encode_state(state))
         cluster = await started(opened)
         (endpoint,) = sockets(cluster) - {"kubelet.sock"}
-        plugin = Plugin(cluster.places.plugins / endpoint)
+        plugin = GrpcPlugin(cluster.places.plugins / endpoint)
 
         assert (await asyncio.to_thread(plugin.options)).pre_start_required
         with pytest.raises(grpc.RpcError, match="HA-4006"):

@@ -16,7 +16,7 @@ from tests.process.agent_process import PATIENCE, options, started
 pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.timeout(90)]
 
 
-class Held:
+class HeldSlices:
     """The kubelet's answers to the agent's questions wait until `open` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +48,7 @@ async def test_a_pod_whose_preference_is_in_flight_gets_its_gpus_and_keeps_them(
         cluster = await started(opened, slices=20)
         assert await cluster.until(lambda: REGISTER in cluster.node_annotations(), PATIENCE)
         agent = cluster.agent
-        held = Held(monkeypatch)
+        held = HeldSlices(monkeypatch)
         submit(cluster, "train")
         async with asyncio.timeout(PATIENCE):
             await held.asked.wait()

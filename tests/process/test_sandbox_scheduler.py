@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.sandbox.lab.cluster import kubeconfig
-from tests.fakes.extender_rig import TLS, Rig, a_cluster
+from tests.fakes.extender_rig import TLS, ExtenderRig, a_cluster
 from tests.process.agent_process import ENVIRON, PATIENCE, ROOT, run
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(60), pytest.mark.looptime(False)]
@@ -23,7 +23,7 @@ IGNORING = ("/bin/sh", "-c", "trap '' INT; exec \"$@\"", "sh")
 
 
 @contextlib.asynccontextmanager
-async def serving(rig: Rig, *arguments: str) -> AsyncIterator[tuple[Process, str]]:
+async def serving(rig: ExtenderRig, *arguments: str) -> AsyncIterator[tuple[Process, str]]:
     """The process and the address that it printed."""
     rig.kubeconfig.write_text(kubeconfig(rig.api.url, "t"))
     words = ("sandbox", "scheduler", "--kubeconfig", str(rig.kubeconfig), *arguments)

@@ -9,7 +9,7 @@ from agent.sandbox.api_errors import Json
 from agent.sandbox.extender.service import ExtenderOptions
 from agent.sandbox.scheduler.model import SchedulerSettings
 from tests.fakes.clock import START
-from tests.fakes.extender_rig import Rig, a_cluster, extended
+from tests.fakes.extender_rig import ExtenderRig, a_cluster, extended
 from tests.fakes.scheduler_cluster import LOCK, register_of
 
 pytestmark = pytest.mark.looptime(False)
@@ -248,7 +248,7 @@ def being_deleted(pod: Json) -> Json:
     return pod
 
 
-async def until_seen(rig: Rig) -> None:
+async def until_seen(rig: ExtenderRig) -> None:
     """The extender knows of the second GPU."""
     probe = rig.create_pod("probe", memory_mib=1)
     async with asyncio.timeout(30):

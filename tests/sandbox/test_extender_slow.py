@@ -11,7 +11,7 @@ from aiohttp import web
 from agent.sandbox.apiserver import ApiServerModel
 from agent.sandbox.extender.service import ExtenderOptions
 from agent.sandbox.patching import merge_patch
-from tests.fakes.extender_rig import Rig
+from tests.fakes.extender_rig import ExtenderRig
 from tests.fakes.scheduler_cluster import LOCK
 
 pytestmark = [pytest.mark.looptime(False), pytest.mark.timeout(60)]
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.looptime(False), pytest.mark.timeout(60)]
 class SlowServer(ApiServerModel):
     """Leaves requests without an answer until `free`."""
 
-    def __init__(self, rig: Rig) -> None:
+    def __init__(self, rig: ExtenderRig) -> None:
         super().__init__(rig.store, {"t": "admin"})
         self.is_held: Callable[[web.BaseRequest], bool] = lambda _: False
         self._free = asyncio.Event()
@@ -39,9 +39,9 @@ class SlowServer(ApiServerModel):
 @contextlib.asynccontextmanager
 async def slowly(
     folder: Path, options: ExtenderOptions | None = None
-) -> AsyncIterator[tuple[Rig, SlowServer]]:
+) -> AsyncIterator[tuple[ExtenderRig, SlowServer]]:
     """A cluster of `n1` and `n2`, its server, and an extender."""
-    rig = Rig(folder)
+    rig = ExtenderRig(folder)
     rig.api = api = SlowServer(rig)
     await api.start()
     try:
@@ -54,7 +54,7 @@ async def slowly(
         await api.stop()
 
 
-async def until_ready(rig: Rig) -> None:
+async def until_ready(rig: ExtenderRig) -> None:
     """The extender has its lists: what the deadlines of a test begin with."""
     async with asyncio.timeout(20):
         while (await rig.get("/readyz"))[0] != 200:  # noqa: ASYNC110 -- only asking tells

@@ -17,7 +17,7 @@ from agent.sandbox.scheduler.verbs import HamiVerbs
 from agent.sandbox.store import ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import START, ManualClock
-from tests.fakes.extender_rig import HANDSHAKE, QUICK, Rig, a_cluster, extended
+from tests.fakes.extender_rig import HANDSHAKE, QUICK, ExtenderRig, a_cluster, extended
 from tests.fakes.scheduler_cluster import register_of
 
 pytestmark = pytest.mark.looptime(False)
@@ -138,7 +138,7 @@ def verbs() -> HamiVerbs:
     return HamiVerbs(StoreCluster(store), ManualClock(), Seeded(), SchedulerSettings(), eager=True)
 
 
-async def fill(rig: Rig) -> None:
+async def fill(rig: ExtenderRig) -> None:
     """Place `held`, so that `p` finds no room; the extender's watches know of it."""
     rig.create_pod("held", memory_mib=12000)
     await rig.filter("held")

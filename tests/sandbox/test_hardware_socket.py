@@ -28,7 +28,7 @@ async def driver(path: Path):
         yield driver
 
 
-class Raw:
+class RawHardwareClient:
     """A connection that may say anything."""
 
     def __init__(self, reader, writer) -> None:
@@ -43,7 +43,7 @@ class Raw:
 @asynccontextmanager
 async def raw(path: Path):
     reader, writer = await asyncio.open_unix_connection(path)
-    yield Raw(reader, writer)
+    yield RawHardwareClient(reader, writer)
     writer.close()
 
 

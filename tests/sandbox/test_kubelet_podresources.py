@@ -14,11 +14,11 @@ from agent.wire.v1 import (
     NumaNode,
     TopologyInfo,
 )
-from tests.fakes.kubelet_rig import Rig, a_container_object, a_pod_object, a_rig_with_plugin
+from tests.fakes.kubelet_rig import KubeletRig, a_container_object, a_pod_object, a_rig_with_plugin
 from tests.fakes.plugin import RESOURCE, a_device
 
 
-async def get(rig: Rig, name: str) -> dict[str, int] | str | None:
+async def get(rig: KubeletRig, name: str) -> dict[str, int] | str | None:
     """Container → number of entries; the refusal's text where there is one."""
     async with rig.witness() as witness:
         try:

@@ -9,11 +9,11 @@ from grpclib.exceptions import GRPCError
 
 from agent.sandbox.kubelet.devices import is_extended_resource
 from agent.wire.v1beta1 import DevicePluginOptions
-from tests.fakes.kubelet_rig import Rig, a_pod_object, a_rig, a_rig_with_plugin
+from tests.fakes.kubelet_rig import KubeletRig, a_pod_object, a_rig, a_rig_with_plugin
 from tests.fakes.plugin import RESOURCE, ScriptedPlugin, devices
 
 
-def a_rival(rig: Rig) -> ScriptedPlugin:
+def a_rival(rig: KubeletRig) -> ScriptedPlugin:
     return ScriptedPlugin(rig.plugins, name="new.sock", count=3)
 
 

@@ -6,13 +6,13 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from agent.wire.v1beta1 import DevicePluginOptions
-from tests.fakes.kubelet_rig import Rig, a_container_object, a_pod_object, a_rig_with_plugin
+from tests.fakes.kubelet_rig import KubeletRig, a_container_object, a_pod_object, a_rig_with_plugin
 from tests.fakes.plugin import RESOURCE, ScriptedPlugin
 
 REFUSED = GRPCError(Status.FAILED_PRECONDITION, "not now")
 
 
-async def lose_the_checkpoint(rig: Rig, plugin: ScriptedPlugin, uids: list[str]) -> None:
+async def lose_the_checkpoint(rig: KubeletRig, plugin: ScriptedPlugin, uids: list[str]) -> None:
     """Running pods whose records the kubelet has lost."""
     for uid in uids:
         await rig.admit(a_pod_object(uid))
@@ -25,7 +25,7 @@ async def lose_the_checkpoint(rig: Rig, plugin: ScriptedPlugin, uids: list[str])
     plugin.allocating.clear()
 
 
-async def a_call_is_held(rig: Rig, plugin: ScriptedPlugin) -> asyncio.Event:
+async def a_call_is_held(rig: KubeletRig, plugin: ScriptedPlugin) -> asyncio.Event:
     """A container whose record is lost is being asked for; what lets its answer go."""
     await lose_the_checkpoint(rig, plugin, ["u1"])
     gate = plugin.script.gate = asyncio.Event()

@@ -7,7 +7,7 @@ import pytest
 from agent.sandbox.scenario import storm
 
 
-class Journal:
+class WordJournal:
     """Counts one more of each request whenever it is asked."""
 
     def __init__(self):
@@ -36,7 +36,7 @@ def stage(monkeypatch):
     settled = []
     return SimpleNamespace(
         cluster=SimpleNamespace(
-            api=SimpleNamespace(journal=Journal(), open_watches=2), user="agent"
+            api=SimpleNamespace(journal=WordJournal(), open_watches=2), user="agent"
         ),
         record=SimpleNamespace(note=lambda text: None),
         settle=lambda claim, found, problems: settled.append(found),

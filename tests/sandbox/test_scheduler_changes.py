@@ -4,16 +4,16 @@ import asyncio
 
 from agent.sandbox.api_errors import Json
 from agent.sandbox.patching import merge_patch
-from tests.fakes.scheduler_cluster import Cluster, scheduling
+from tests.fakes.scheduler_cluster import FakeCluster, scheduling
 
 
-def close(cluster: Cluster, *, closed: bool) -> None:
+def close(cluster: FakeCluster, *, closed: bool) -> None:
     patch = {"spec": {"unschedulable": closed}}
     cluster.store.update("nodes", "", "n1", lambda node: merge_patch(node, patch))
 
 
 async def test_a_closed_node_gets_no_pods_until_it_is_opened() -> None:
-    cluster = Cluster("GPU-a")
+    cluster = FakeCluster("GPU-a")
     close(cluster, closed=True)
     async with scheduling(cluster):
         cluster.submit("p1")
@@ -27,7 +27,7 @@ async def test_a_closed_node_gets_no_pods_until_it_is_opened() -> None:
 
 
 async def test_a_deleted_node_is_forgotten() -> None:
-    async with scheduling(Cluster("GPU-a")) as cluster:
+    async with scheduling(FakeCluster("GPU-a")) as cluster:
         await asyncio.sleep(1)
         cluster.store.delete("nodes", "", "n1")
         cluster.submit("p1")
@@ -37,7 +37,7 @@ async def test_a_deleted_node_is_forgotten() -> None:
 
 
 async def test_a_pod_that_is_deleted_while_it_waits_is_dropped() -> None:
-    async with scheduling(Cluster("GPU-a")) as cluster:
+    async with scheduling(FakeCluster("GPU-a")) as cluster:
         cluster.submit("p1")
         cluster.submit("p2")
         cluster.store.delete("pods", "default", "p2")
@@ -49,7 +49,7 @@ async def test_a_pod_that_is_deleted_while_it_waits_is_dropped() -> None:
 
 
 async def test_a_pod_without_a_gpu_is_bound_without_marks() -> None:
-    async with scheduling(Cluster("GPU-a")) as cluster:
+    async with scheduling(FakeCluster("GPU-a")) as cluster:
         spec = {"schedulerName": "hami-scheduler", "containers": [{"name": "c"}]}
         cluster.store.create("pods", {"metadata": {"name": "plain"}, "spec": spec})
         await cluster.until(lambda: cluster.is_bound("plain"))
@@ -59,7 +59,7 @@ async def test_a_pod_without_a_gpu_is_bound_without_marks() -> None:
 
 
 async def test_weights_that_cannot_be_read_keep_a_pod_pending_with_that_reason() -> None:
-    async with scheduling(Cluster("GPU-a")) as cluster:
+    async with scheduling(FakeCluster("GPU-a")) as cluster:
         marks = {"hami.io/device-scoring-weights": "slot=1"}
         cluster.submit("p1", annotations=marks)
         await cluster.until(lambda: cluster.condition("p1") != "")
@@ -72,7 +72,7 @@ async def test_a_finished_pod_makes_room() -> None:
         pod["status"]["phase"] = "Succeeded"
         return pod
 
-    async with scheduling(Cluster("GPU-a", eager=True)) as cluster:
+    async with scheduling(FakeCluster("GPU-a", eager=True)) as cluster:
         cluster.submit("p1", memory_mib=12000)
         await cluster.until(lambda: cluster.is_bound("p1"))
         cluster.unlock()
@@ -86,7 +86,7 @@ async def test_a_finished_pod_makes_room() -> None:
 
 
 async def test_a_scheduler_that_fell_behind_the_history_lists_again() -> None:
-    cluster = Cluster("GPU-a", history=3)
+    cluster = FakeCluster("GPU-a", history=3)
     async with scheduling(cluster):
         await asyncio.sleep(1)
         for number in range(8):
@@ -98,7 +98,7 @@ async def test_a_scheduler_that_fell_behind_the_history_lists_again() -> None:
 
 
 async def test_a_restarted_scheduler_counts_what_was_placed_before() -> None:
-    cluster = Cluster("GPU-a")
+    cluster = FakeCluster("GPU-a")
     async with scheduling(cluster):
         cluster.submit("p1", memory_mib=12000)
         await cluster.until(lambda: cluster.is_bound("p1"))

@@ -60,7 +60,7 @@ async def test_what_comes_when_too_many_events_wait_is_dropped() -> None:
     assert ["one", "two"] == [text for _, text in slow.told]
 
 
-class Counting(StoreCluster):
+class CountingStore(StoreCluster):
     """Counts the requests by their kind."""
 
     def __init__(self, store: ObjectStore) -> None:
@@ -89,8 +89,8 @@ class Counting(StoreCluster):
         await super().create(resource, namespace, obj)
 
 
-def recording() -> tuple[Counting, EventRecorder]:
-    cluster = Counting(ObjectStore(ManualClock(), Seeded()))
+def recording() -> tuple[CountingStore, EventRecorder]:
+    cluster = CountingStore(ObjectStore(ManualClock(), Seeded()))
     return cluster, EventRecorder(cluster, ManualClock(), "hami-scheduler")
 
 

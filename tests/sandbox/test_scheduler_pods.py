@@ -5,11 +5,11 @@ import asyncio
 from agent.sandbox.api_errors import Json
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.webhook import admit_pod
-from tests.fakes.scheduler_cluster import LOCK, Cluster, register_of, scheduling
+from tests.fakes.scheduler_cluster import LOCK, FakeCluster, register_of, scheduling
 
 
 async def test_a_pod_is_placed_locked_and_bound() -> None:
-    async with scheduling(Cluster("GPU-a", "GPU-b")) as cluster:
+    async with scheduling(FakeCluster("GPU-a", "GPU-b")) as cluster:
         cluster.submit("p1")
         await cluster.until(lambda: cluster.is_bound("p1"))
 
@@ -26,7 +26,7 @@ async def test_a_pod_is_placed_locked_and_bound() -> None:
 
 
 async def test_a_second_pod_waits_for_the_lock_and_is_bound_after_its_release() -> None:
-    async with scheduling(Cluster("GPU-a")) as cluster:
+    async with scheduling(FakeCluster("GPU-a")) as cluster:
         cluster.submit("p1")
         cluster.submit("p2")
         await cluster.until(lambda: "BindingFailed" in cluster.reasons("p2"))
@@ -39,7 +39,7 @@ async def test_a_second_pod_waits_for_the_lock_and_is_bound_after_its_release() 
 
 
 async def test_a_freed_lock_is_used_after_the_back_off_only() -> None:
-    async with scheduling(Cluster("GPU-a", eager=True)) as cluster:
+    async with scheduling(FakeCluster("GPU-a", eager=True)) as cluster:
         cluster.submit("p1")
         cluster.submit("p2")
         await cluster.until(lambda: cluster.condition("p2") != "")
@@ -54,7 +54,7 @@ async def test_a_freed_lock_is_used_after_the_back_off_only() -> None:
 
 async def test_kube_scheduler_gives_up_after_30_seconds_and_hami_binds_all_the_same() -> None:
     settings = SchedulerSettings(kube_qps=0.1, kube_burst=1)
-    async with scheduling(Cluster("GPU-a", settings=settings)) as cluster:
+    async with scheduling(FakeCluster("GPU-a", settings=settings)) as cluster:
         cluster.submit("p1")
         await cluster.until(lambda: cluster.condition("p1") != "", within=300)
         assert "context deadline exceeded" in cluster.condition("p1")
@@ -65,7 +65,7 @@ async def test_kube_scheduler_gives_up_after_30_seconds_and_hami_binds_all_the_s
 
 
 async def test_the_lock_of_a_deleted_pod_is_taken_over() -> None:
-    async with scheduling(Cluster("GPU-a")) as cluster:
+    async with scheduling(FakeCluster("GPU-a")) as cluster:
         cluster.submit("p1")
         await cluster.until(lambda: cluster.is_bound("p1"))
         cluster.store.delete("pods", "default", "p1", grace=0)
@@ -77,7 +77,7 @@ async def test_the_lock_of_a_deleted_pod_is_taken_over() -> None:
 
 
 async def test_a_pod_that_cannot_fit_stays_pending_and_says_why() -> None:
-    async with scheduling(Cluster("GPU-a", "GPU-b")) as cluster:
+    async with scheduling(FakeCluster("GPU-a", "GPU-b")) as cluster:
         cluster.submit("big", memory_mib=20000)
         await cluster.until(lambda: cluster.condition("big") != "")
 
@@ -88,7 +88,7 @@ async def test_a_pod_that_cannot_fit_stays_pending_and_says_why() -> None:
 
 
 async def test_a_pod_that_cannot_fit_is_not_tried_again_while_nothing_changes() -> None:
-    async with scheduling(Cluster("GPU-a")) as cluster:
+    async with scheduling(FakeCluster("GPU-a")) as cluster:
         cluster.submit("big", memory_mib=20000)
         await cluster.until(lambda: cluster.condition("big") != "")
         await asyncio.sleep(14)
@@ -102,7 +102,7 @@ async def test_a_pod_that_cannot_fit_is_not_tried_again_while_nothing_changes() 
 
 
 async def test_room_that_becomes_free_is_used() -> None:
-    async with scheduling(Cluster("GPU-a", eager=True)) as cluster:
+    async with scheduling(FakeCluster("GPU-a", eager=True)) as cluster:
         cluster.submit("p1", memory_mib=12000)
         await cluster.until(lambda: cluster.is_bound("p1"))
         cluster.unlock()
@@ -116,7 +116,7 @@ async def test_room_that_becomes_free_is_used() -> None:
 
 
 async def test_a_changed_annotation_is_seen_within_fifteen_seconds() -> None:
-    async with scheduling(Cluster("GPU-a")) as cluster:
+    async with scheduling(FakeCluster("GPU-a")) as cluster:
         await asyncio.sleep(1)
         cluster.annotate_node(register=register_of("GPU-a", healthy=False))
         cluster.submit("early")
@@ -130,7 +130,7 @@ async def test_a_changed_annotation_is_seen_within_fifteen_seconds() -> None:
 
 
 async def test_an_eager_scheduler_sees_a_changed_annotation_at_once() -> None:
-    async with scheduling(Cluster("GPU-a", eager=True)) as cluster:
+    async with scheduling(FakeCluster("GPU-a", eager=True)) as cluster:
         await asyncio.sleep(1)
         cluster.annotate_node(register=register_of("GPU-a", healthy=False))
         await asyncio.sleep(0.1)
@@ -141,7 +141,7 @@ async def test_an_eager_scheduler_sees_a_changed_annotation_at_once() -> None:
 
 
 async def test_the_scheduler_goes_on_after_the_history_was_lost() -> None:
-    cluster = Cluster("GPU-a")
+    cluster = FakeCluster("GPU-a")
     async with scheduling(cluster):
         await asyncio.sleep(1)
         cluster.submit("p1")
@@ -152,7 +152,7 @@ async def test_the_scheduler_goes_on_after_the_history_was_lost() -> None:
 
 
 async def test_a_pod_whose_request_hami_drops_is_bound_without_an_allocation() -> None:
-    async with scheduling(Cluster("GPU-a")) as cluster:
+    async with scheduling(FakeCluster("GPU-a")) as cluster:
         limits = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": "3Gi"}
         container = {"name": "c0", "resources": {"limits": limits}}
         pod: Json = {"metadata": {"name": "odd"}, "spec": {"containers": [container]}}
@@ -165,7 +165,7 @@ async def test_a_pod_whose_request_hami_drops_is_bound_without_an_allocation() -
 
 
 async def test_pods_of_other_schedulers_are_left_alone() -> None:
-    async with scheduling(Cluster("GPU-a")) as cluster:
+    async with scheduling(FakeCluster("GPU-a")) as cluster:
         spec = {"schedulerName": "volcano", "containers": [{"name": "c"}]}
         cluster.store.create("pods", {"metadata": {"name": "x"}, "spec": spec})
         version = cluster.store.version

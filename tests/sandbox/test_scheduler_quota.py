@@ -14,7 +14,7 @@ from agent.sandbox.scheduler.registry import read_offer
 from agent.sandbox.scheduler.usage import Reservation, Usage
 from agent.sandbox.scheduler.webhook import review_pod
 from tests.fakes.chance import Seeded
-from tests.fakes.scheduler_cluster import REGISTER, Cluster, register_of, scheduling
+from tests.fakes.scheduler_cluster import REGISTER, FakeCluster, register_of, scheduling
 from tests.fakes.scheduler_vectors import build_pod
 
 A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
@@ -125,7 +125,7 @@ def test_a_pod_counts_by_its_greatest_moment(spec: Json, *, fits: bool) -> None:
 
 
 async def test_a_pod_over_the_quota_waits_until_the_quota_grows() -> None:
-    async with scheduling(Cluster("GPU-a")) as cluster:
+    async with scheduling(FakeCluster("GPU-a")) as cluster:
         cluster.store.create("resourcequotas", quota("q", memory=500))
         await asyncio.sleep(0.1)
         cluster.submit("p")

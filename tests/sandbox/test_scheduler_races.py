@@ -69,7 +69,7 @@ class Interrupted(StoreCluster):
         return dict(self.store.get("pods", "default", name)["metadata"].get("annotations") or {})
 
 
-class Silent(Interrupted):
+class SilentStore(Interrupted):
     """The binding is made, and its answer is lost."""
 
     async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
@@ -176,7 +176,7 @@ async def test_a_bind_that_is_repeated_fails_and_gives_the_lock_away() -> None:
 
 
 async def test_a_binding_whose_answer_was_lost_gives_the_lock_away() -> None:
-    cluster = Silent()
+    cluster = SilentStore()
 
     with pytest.raises(BindError, match="no answer"):
         await bind(cluster)

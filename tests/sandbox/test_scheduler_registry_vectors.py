@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent.sandbox.scheduler.refresh import Sighting, check_node
+from agent.sandbox.scheduler.refresh import NodeSighting, check_node
 from agent.sandbox.scheduler.registry import Registry
 from tests.fakes.clock import START
 from tests.fakes.scheduler_vectors import load_cases
@@ -37,7 +37,7 @@ def a_node(handshake: str, register: str, allocatable: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case_id", sorted(CASES))
 def test_a_node_is_judged_as_by_hami(case_id: str) -> None:
-    seen = Sighting()
+    seen = NodeSighting()
     for step in CASES[case_id]["steps"]:
         node = a_node(resolve(step["handshake"]), step["register"], step["allocatable"])
 

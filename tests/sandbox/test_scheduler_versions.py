@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from agent.sandbox.scheduler.refresh import Sighting, Version, check_node, decode
+from agent.sandbox.scheduler.refresh import NodeSighting, Version, check_node, decode
 from agent.sandbox.scheduler.registry import Registry
 from tests.fakes.clock import START
 from tests.hami_vectors import Vector, cases, vectors
@@ -49,7 +49,7 @@ def offered(registry: Registry) -> bool | None:
 def test_the_shared_rule_is_hamis(vector: Vector) -> None:
     text = vector.given["handshake"].replace("<now>", f"{START:%Y-%m-%d %H:%M:%S}")
     allocatable = vector.given["allocatable"]
-    seen = Sighting(int(allocatable), HEALTHY)
+    seen = NodeSighting(int(allocatable), HEALTHY)
 
     found = check_node(seen, a_node(HEALTHY, text, allocatable), START)
 
@@ -60,7 +60,7 @@ def test_the_shared_rule_is_hamis(vector: Vector) -> None:
 
 def test_a_node_over_time_is_judged_as_by_hami() -> None:
     (vector,) = vectors("scheduler_health_sequence").values()
-    seen = Sighting()
+    seen = NodeSighting()
 
     for step in vector.expected:
         node = a_node(step["register"], step["handshake"], step["allocatable"])

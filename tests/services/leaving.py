@@ -9,7 +9,7 @@ from agent.core.errors import (
     ApiError,
     ApiNotFound,
 )
-from agent.core.node.leftovers import Agents, Cleaned, NodeLeftovers, NodeTraces, Outcome
+from agent.core.node.leftovers import Agents, Cleaned, LeftoverOutcome, NodeLeftovers, NodeTraces
 from agent.services.leftovers import clean_all
 
 OWN = "hami-agent/gpus"
@@ -97,7 +97,7 @@ class FakeLeftovers:
 
 async def cleaned(
     api: FakeLeftovers, said: list[str] | None = None
-) -> tuple[Outcome, list[Cleaned]]:
+) -> tuple[LeftoverOutcome, list[Cleaned]]:
     """The outcome, and what was told on the way."""
     told: list[Cleaned] = []
     heard: list[str] = [] if said is None else said

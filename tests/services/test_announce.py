@@ -12,7 +12,7 @@ from agent.core.errors import ApiError, ApiForbidden
 from agent.services.report.announce import LIMIT, Announcer, NodeEventQueue, NoticeLog
 
 
-class Api:
+class EventsApi:
     """Takes Events; `answers` are errors for the next ones."""
 
     def __init__(self, *answers: ApiError) -> None:
@@ -30,7 +30,7 @@ def event(text: str, reason: str = "GpuUnhealthy") -> NodeEvent:
 
 
 @asynccontextmanager
-async def announcing(api: Api, notices: NodeEventQueue) -> AsyncIterator[None]:
+async def announcing(api: EventsApi, notices: NodeEventQueue) -> AsyncIterator[None]:
     announcer = Announcer(api, notices)  # type: ignore[arg-type]
     async with asyncio.TaskGroup() as group:
         task = group.create_task(announcer.run())
@@ -39,7 +39,7 @@ async def announcing(api: Api, notices: NodeEventQueue) -> AsyncIterator[None]:
 
 
 async def test_events_are_posted_in_order() -> None:
-    api, notices = Api(), NodeEventQueue()
+    api, notices = EventsApi(), NodeEventQueue()
     notices.say(event("a"))
     async with announcing(api, notices):
         notices.say(event("b"))
@@ -50,7 +50,7 @@ async def test_events_are_posted_in_order() -> None:
 
 
 async def test_an_event_that_failed_is_posted_again_before_the_next() -> None:
-    api, notices = Api(ApiError("down")), NodeEventQueue()
+    api, notices = EventsApi(ApiError("down")), NodeEventQueue()
     notices.say(event("a"))
     notices.say(event("b"))
     async with announcing(api, notices):
@@ -62,7 +62,7 @@ async def test_an_event_that_failed_is_posted_again_before_the_next() -> None:
 
 
 async def test_an_event_that_the_server_refuses_is_dropped() -> None:
-    api, notices = Api(ApiForbidden("no", status=403)), NodeEventQueue()
+    api, notices = EventsApi(ApiForbidden("no", status=403)), NodeEventQueue()
     notices.say(event("a"))
     notices.say(event("b"))
     async with announcing(api, notices):
@@ -86,7 +86,7 @@ async def test_without_an_api_server_events_are_said_in_the_log_and_counted() ->
 
 
 async def test_the_same_thing_is_not_said_twice_in_a_row() -> None:
-    api, notices = Api(), NodeEventQueue()
+    api, notices = EventsApi(), NodeEventQueue()
     for _ in range(3):
         notices.say(event("a"))
     async with announcing(api, notices):
@@ -96,7 +96,7 @@ async def test_the_same_thing_is_not_said_twice_in_a_row() -> None:
 
 
 async def test_a_full_line_drops_the_oldest() -> None:
-    api, notices = Api(), NodeEventQueue()
+    api, notices = EventsApi(), NodeEventQueue()
     for number in range(LIMIT + 2):
         notices.say(event(str(number)))
     async with announcing(api, notices):

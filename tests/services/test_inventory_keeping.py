@@ -15,7 +15,7 @@ LOST = GpuFault(a_uuid(1), "GPU is lost", Trouble.LOST)
 SILENT = GpuFault(a_uuid(1), "does not answer in time")
 
 
-class Bench:
+class KeepingBench:
     """A keeper with its cells."""
 
     def __init__(self, settings: SharingSettings | None = None, recalled=None) -> None:
@@ -41,14 +41,14 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Bench:
-    bench = Bench()
+def bench() -> KeepingBench:
+    bench = KeepingBench()
     bench.scan(a_gpu(index=0), a_gpu(index=1))
     return bench
 
 
 def test_nothing_is_published_before_the_first_scan():
-    bench = Bench()
+    bench = KeepingBench()
     bench.keeper.judged({a_uuid(0): a_health(condition=Condition.BAD)})
     bench.hold(0)
 
@@ -57,7 +57,7 @@ def test_nothing_is_published_before_the_first_scan():
 
 def test_a_found_gpu_is_shared_as_the_settings_say_and_is_ok_from_then_on():
     settings = SharingSettings(split_count=4, memory_scaling=1.5, core_scaling=0.5)
-    bench = Bench(settings)
+    bench = KeepingBench(settings)
     bench.scan(a_gpu(name="Tesla T4", memory_mib=15361))
     gpu = bench.inventory.value.gpus[0]
 
@@ -83,7 +83,7 @@ def test_a_verdict_raises_the_generation_once_and_only_if_it_is_new(bench):
 
 
 def test_a_recalled_illness_is_there_with_the_first_scan():
-    bench = Bench(recalled={a_uuid(0): a_health(condition=Condition.BAD)})
+    bench = KeepingBench(recalled={a_uuid(0): a_health(condition=Condition.BAD)})
     bench.scan(a_gpu(index=0))
 
     assert [(0, True, False)] == bench.shown
@@ -107,7 +107,7 @@ def test_a_gpu_that_comes_back_is_present_again(bench):
 
 
 def test_a_held_gpu_that_nobody_has_seen_is_listed_by_its_name_alone():
-    bench = Bench()
+    bench = KeepingBench()
     bench.hold(9)
     bench.scan(a_gpu(index=0))
     unknown = bench.inventory.value.gpus[1]
@@ -117,7 +117,7 @@ def test_a_held_gpu_that_nobody_has_seen_is_listed_by_its_name_alone():
 
 
 def test_held_gpus_that_nobody_has_seen_take_no_index_of_another():
-    bench = Bench()
+    bench = KeepingBench()
     bench.hold(8, 9)
     bench.scan(a_gpu(index=0))
     unknown = [(NO_INDEX, False, False)] * 2
@@ -146,7 +146,7 @@ def test_a_gpu_that_cannot_be_described_just_now_stays_as_it_was(bench):
 
 
 def test_a_faulty_gpu_that_nobody_has_described_is_only_named():
-    bench = Bench()
+    bench = KeepingBench()
     bench.scan(a_gpu(index=0), faults=(GpuFault("index 1", "Unknown Error"), LOST))
 
     assert [(0, True, True)] == bench.shown
@@ -161,7 +161,7 @@ def test_a_faulty_gpu_that_nobody_has_described_is_only_named():
     ],
 )
 def test_a_filtered_gpu_is_out_without_a_word_but_stays_while_it_is_held(settings):
-    bench = Bench(settings)
+    bench = KeepingBench(settings)
     bench.scan(a_gpu(index=0), a_gpu(index=1))
 
     assert ([(0, True, True)], ()) == (bench.shown, bench.keeper.left_out.value)
@@ -180,7 +180,7 @@ def test_a_filtered_gpu_is_out_without_a_word_but_stays_while_it_is_held(setting
 
 
 def test_a_gpu_in_mig_mode_is_left_out_and_said():
-    bench = Bench()
+    bench = KeepingBench()
     bench.scan(a_gpu(index=0), a_gpu(index=1, mig_enabled=True))
 
     assert [(0, True, True)] == bench.shown
@@ -189,7 +189,7 @@ def test_a_gpu_in_mig_mode_is_left_out_and_said():
 
 @pytest.mark.parametrize("fault", [LOST, SILENT])
 def test_a_gpu_in_mig_mode_stays_out_when_it_cannot_be_described_any_more(fault):
-    bench = Bench()
+    bench = KeepingBench()
     bench.scan(a_gpu(index=0), a_gpu(index=1, mig_enabled=True))
     before = bench.generation
 
@@ -201,7 +201,7 @@ def test_a_gpu_in_mig_mode_stays_out_when_it_cannot_be_described_any_more(fault)
 
 
 def test_a_gpu_without_a_name_is_left_out_of_the_list_as_of_the_annotation():
-    bench = Bench()
+    bench = KeepingBench()
     bench.scan(a_gpu(index=0), a_gpu(index=1, name=""))
 
     assert [(0, True, True)] == bench.shown
@@ -210,9 +210,9 @@ def test_a_gpu_without_a_name_is_left_out_of_the_list_as_of_the_annotation():
 
 @pytest.mark.parametrize("fault", [LOST, SILENT])
 def test_a_filtered_gpu_that_fails_is_nobodys_news(fault):
-    by_uuid = Bench(SharingSettings(filter_uuids=frozenset({a_uuid(1)})))
+    by_uuid = KeepingBench(SharingSettings(filter_uuids=frozenset({a_uuid(1)})))
     by_uuid.scan(a_gpu(index=0), faults=(fault,))
-    by_index = Bench(SharingSettings(filter_indexes=frozenset({1})))
+    by_index = KeepingBench(SharingSettings(filter_indexes=frozenset({1})))
     by_index.scan(a_gpu(index=0), a_gpu(index=1))
     by_index.scan(a_gpu(index=0), faults=(fault,))
 
@@ -220,7 +220,7 @@ def test_a_filtered_gpu_that_fails_is_nobodys_news(fault):
 
 
 def test_a_node_whose_settings_name_mig_shares_nothing_and_says_that_they_do():
-    bench = Bench(SharingSettings(mode="mig"))
+    bench = KeepingBench(SharingSettings(mode="mig"))
     bench.scan(a_gpu(index=0))
 
     (why,) = bench.keeper.left_out.value
@@ -230,9 +230,9 @@ def test_a_node_whose_settings_name_mig_shares_nothing_and_says_that_they_do():
 
 
 def test_a_gpu_of_unknown_memory_is_left_out_unless_the_settings_know_it():
-    bench = Bench()
+    bench = KeepingBench()
     bench.scan(a_gpu(index=0, memory_mib=None))
-    known = Bench(SharingSettings(preconfigured_mib=1000))
+    known = KeepingBench(SharingSettings(preconfigured_mib=1000))
     known.scan(a_gpu(index=0, memory_mib=None))
 
     assert "sharing.preconfiguredMemoryMiB" in bench.keeper.left_out.value[0].text

@@ -22,7 +22,7 @@ NAMELESS = GpuFault("index 1", "GPU is lost", Trouble.LOST)
 OTHER = GpuFault("index 2", "Unknown Error")
 
 
-class Bench:
+class UnseenBench:
     """A keeper that remembers GPU 1 as bad, with its lists."""
 
     def __init__(self, settings: SharingSettings | None = None, recalled=None) -> None:
@@ -52,7 +52,7 @@ class Bench:
 
 @pytest.mark.parametrize("fault", [REFUSED, LOST])
 def test_it_is_in_view_with_its_health_and_has_no_slice_and_no_place_in_the_annotation(fault):
-    bench = Bench()
+    bench = UnseenBench()
     bench.scan(fault)
     kept = bench.inventory.value.gpus[1]
 
@@ -64,7 +64,7 @@ def test_it_is_in_view_with_its_health_and_has_no_slice_and_no_place_in_the_anno
 
 
 def test_one_that_is_only_watched_since_a_boot_is_in_view_as_well():
-    bench = Bench(recalled={G1: a_health(condition=Condition.WATCH)})
+    bench = UnseenBench(recalled={G1: a_health(condition=Condition.WATCH)})
     bench.scan(LOST)
 
     assert {G1: NO_INDEX} == bench.kept
@@ -72,7 +72,7 @@ def test_one_that_is_only_watched_since_a_boot_is_in_view_as_well():
 
 
 def test_it_stays_in_view_while_a_fault_names_it_whatever_its_health_says_by_then():
-    bench = Bench()
+    bench = UnseenBench()
     bench.scan(REFUSED)
     bench.keeper.judged({G1: a_health()})
 
@@ -82,7 +82,7 @@ def test_it_stays_in_view_while_a_fault_names_it_whatever_its_health_says_by_the
 
 
 def test_it_is_out_of_view_when_the_driver_lists_it_no_more_and_describes_all_others():
-    bench = Bench()
+    bench = UnseenBench()
     bench.scan(REFUSED)
     bench.scan()
 
@@ -91,7 +91,7 @@ def test_it_is_out_of_view_when_the_driver_lists_it_no_more_and_describes_all_ot
 
 @pytest.mark.parametrize("recalled", [{}, {G1: a_health()}, {G1: switched_off(NOON)}])
 def test_one_of_which_nothing_bad_is_remembered_is_only_named(recalled):
-    bench = Bench(recalled=recalled)
+    bench = UnseenBench(recalled=recalled)
     bench.scan(REFUSED)
 
     assert {} == bench.kept
@@ -99,28 +99,28 @@ def test_one_of_which_nothing_bad_is_remembered_is_only_named(recalled):
 
 
 def test_one_that_is_filtered_out_is_nobodys_news():
-    bench = Bench(SharingSettings(filter_uuids=frozenset({G1})))
+    bench = UnseenBench(SharingSettings(filter_uuids=frozenset({G1})))
     bench.scan(REFUSED)
-    by_index = Bench(SharingSettings(filter_indexes=frozenset({1})))
+    by_index = UnseenBench(SharingSettings(filter_indexes=frozenset({1})))
     by_index.scan(NAMELESS)
 
     assert {} == bench.kept == by_index.kept
 
 
 def test_the_one_fault_without_a_name_is_the_one_that_is_missing_and_tells_its_index():
-    bench = Bench()
+    bench = UnseenBench()
     bench.scan(NAMELESS)
 
     assert {G1: 1} == bench.kept
     assert [G1] == [fault.gpu for fault in bench.keeper.left_out.value]
-    held = Bench(recalled={})
+    held = UnseenBench(recalled={})
     held.hold(G1)
     held.scan(NAMELESS)
     assert {G1: 1} == held.kept
 
 
 def test_of_several_that_are_missing_each_may_be_any_and_has_no_index():
-    bench = Bench(recalled={G1: BAD, G2: BAD})
+    bench = UnseenBench(recalled={G1: BAD, G2: BAD})
     bench.scan(NAMELESS, OTHER)
     text = "it may be index 1: GPU is lost; it may be index 2: Unknown Error"
 
@@ -131,7 +131,7 @@ def test_of_several_that_are_missing_each_may_be_any_and_has_no_index():
 
 
 def test_a_gpu_that_was_described_and_left_is_not_taken_for_one_without_a_name():
-    bench = Bench(recalled={})
+    bench = UnseenBench(recalled={})
     bench.hold(G1)
     bench.scan(gpus=(a_gpu(index=0), a_gpu(index=1)))
     bench.scan()
@@ -143,7 +143,7 @@ def test_a_gpu_that_was_described_and_left_is_not_taken_for_one_without_a_name()
 
 
 def test_those_that_left_are_known_for_a_while_the_last_one_first():
-    bench = Bench()
+    bench = UnseenBench()
     bench.scan(gpus=(a_gpu(index=0), a_gpu(index=1)))
     bench.scan()
     bench.scan(gpus=())

@@ -11,7 +11,7 @@ from agent.services.inventory.listing import Listing
 from tests.builders import RESOURCE, a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
 
 
-class Bench:
+class ListingBench:
     def __init__(self, inventory: Inventory) -> None:
         self.inventory = Cell(inventory)
         self.served = Cell(Served(RESOURCE))
@@ -26,7 +26,7 @@ class Bench:
 
 @asynccontextmanager
 async def running(inventory: Inventory):
-    bench = Bench(inventory)
+    bench = ListingBench(inventory)
     async with asyncio.TaskGroup() as tasks:
         begun = [tasks.create_task(work) for work in (bench.listing.run(), bench.collect())]
         await asyncio.sleep(0.1)
@@ -113,7 +113,7 @@ async def test_a_list_can_be_had_at_once_and_comes_only_once():
 
 
 async def test_it_ends_when_its_cells_close():
-    bench = Bench(an_inventory())
+    bench = ListingBench(an_inventory())
     bench.inventory.close()
     bench.served.close()
     await bench.listing.run()

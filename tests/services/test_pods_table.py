@@ -21,7 +21,7 @@ TWO = a_pod(uid=a_pod_uid(2), name="two")
 
 
 @dataclasses.dataclass
-class Room:
+class PodsRoom:
     pods: PodWatch
     table: Cell[PodTable]
     clock: LoopClock
@@ -36,13 +36,13 @@ class Room:
 
 
 @contextlib.asynccontextmanager
-async def following(api: FakeApi, *, settle: float = 0.1) -> AsyncIterator[Room]:
+async def following(api: FakeApi, *, settle: float = 0.1) -> AsyncIterator[PodsRoom]:
     table, clock = Cell(PodTable()), LoopClock()
     pods = PodWatch(api, table, clock, NoChance())
     async with asyncio.TaskGroup() as group:
         task = group.create_task(pods.run())
         await asyncio.sleep(settle)
-        yield Room(pods, table, clock)
+        yield PodsRoom(pods, table, clock)
         task.cancel()
 
 

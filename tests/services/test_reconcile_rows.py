@@ -30,7 +30,7 @@ SLICE = slice_id(G1, 0)
 ROW = a_row(epoch=EPOCH, slice_ids=(SLICE,))
 
 
-class Scene:
+class RowsScene:
     """What a test of reconcile holds in its hands."""
 
     def __init__(self, *rows) -> None:
@@ -91,7 +91,7 @@ class Scene:
 
 @contextlib.asynccontextmanager
 async def a_scene(*rows):
-    scene = Scene(*rows)
+    scene = RowsScene(*rows)
     async with at_work(scene.state.run, scene.reconcile.run):
         await asyncio.sleep(0)
         yield scene

@@ -23,13 +23,13 @@ from agent.services.registration.kubelet import KubeletWatch
 from agent.services.registration.service import Registration
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
-from tests.fakes.door import RESOURCE, Door, a_group, a_list
+from tests.fakes.door import RESOURCE, FakeDoor, a_group, a_list
 from tests.fakes.kubelet_rig import a_container_object, a_pod_object
 
 pytestmark = pytest.mark.looptime(False)
 
 
-class Node:
+class ModelledNode:
     """A kubelet and an agent's side of the plugin API, in directories below `root`."""
 
     def __init__(self, root: Path, fence: Fence | None = None) -> None:
@@ -42,7 +42,7 @@ class Node:
             Seeded(),
             timings=Timings(socket=0.0, first_admission=(0.0, 0.0), container_retry=(0.1, 0.1)),
         )
-        self.door = Door(self.plugins, a_list(1, a_group(0), a_group(1)), seed=1, fence=fence)
+        self.door = FakeDoor(self.plugins, a_list(1, a_group(0), a_group(1)), seed=1, fence=fence)
         server = self.door.server
         watch = DirectoryWatch(self.plugins, lambda: {"kubelet.sock", server.endpoint} - {""})
         self.registration = Registration(
@@ -70,9 +70,9 @@ class Node:
 @contextlib.asynccontextmanager
 async def a_node(
     root: Path, *, kubelet: bool = True, fence: Fence | None = None
-) -> AsyncIterator[Node]:
+) -> AsyncIterator[ModelledNode]:
     """A node whose agent runs, and its kubelet unless told otherwise."""
-    node = Node(root, fence)
+    node = ModelledNode(root, fence)
     if kubelet:
         await node.kubelet.start()
     try:

@@ -34,7 +34,7 @@ from tests.services.reporting import SCORED, Chance
 HOUR = 3600.0
 
 
-class Agent:
+class IdleAgent:
     """All that stands between the driver and the annotation."""
 
     def __init__(self, gpus: int, api: FakeApi, settings: ReportSettings | None = None) -> None:
@@ -73,7 +73,7 @@ class Agent:
 
 
 @contextlib.asynccontextmanager
-async def running(agent: Agent) -> AsyncIterator[Agent]:
+async def running(agent: IdleAgent) -> AsyncIterator[IdleAgent]:
     """The agent, once it has reported."""
     async with asyncio.TaskGroup() as group:
         task = group.create_task(agent.run())
@@ -84,11 +84,11 @@ async def running(agent: Agent) -> AsyncIterator[Agent]:
 
 
 @contextlib.asynccontextmanager
-async def settled(gpus: int, settings: ReportSettings | None = None) -> AsyncIterator[Agent]:
+async def settled(gpus: int, settings: ReportSettings | None = None) -> AsyncIterator[IdleAgent]:
     """An agent that has made its one write."""
     api = FakeApi()
     api.create_node({"other": "kept"})
-    async with running(Agent(gpus, api, settings)) as agent:
+    async with running(IdleAgent(gpus, api, settings)) as agent:
         assert 1 == api.writes
         yield agent
 
@@ -105,20 +105,20 @@ async def test_an_idle_hour_costs_no_write_and_no_list(gpus: int, settings: Repo
         assert agent.driver.scans >= 60
 
 
-async def heartbeats(agent: Agent) -> None:
+async def heartbeats(agent: IdleAgent) -> None:
     """The kubelet touches the Node: a new version, nothing that we read."""
     for _ in range(10):
         agent.api.touch_node()
         await asyncio.sleep(300)
 
 
-async def foreign_labels(agent: Agent) -> None:
+async def foreign_labels(agent: IdleAgent) -> None:
     agent.api.label_node({"zone": "a"})
     await asyncio.sleep(60)
     agent.api.label_node({"zone": "b", "gpu": "on"})
 
 
-async def foreign_annotations(agent: Agent) -> None:
+async def foreign_annotations(agent: IdleAgent) -> None:
     for key, text in (
         *(("other", "changed"), ("hami.io/node-register-other", "x"), (CORDON, a_uuid(0))),
         (MUTEX_LOCK, "2026-08-21T06:20:50Z,team-a,train-0"),
@@ -128,35 +128,35 @@ async def foreign_annotations(agent: Agent) -> None:
         agent.api.edit_node({key: None})
 
 
-async def a_schedulers_handshake(agent: Agent) -> None:
+async def a_schedulers_handshake(agent: IdleAgent) -> None:
     for text in ("Requesting_2026-08-21 06:20:50", None, "Deleted_2026-08-21 06:20:50", "x"):
         agent.api.edit_node({HANDSHAKE: text})
         await asyncio.sleep(60)
 
 
-async def ended_watches(agent: Agent) -> None:
+async def ended_watches(agent: IdleAgent) -> None:
     for _ in range(5):
         agent.api.end_watches()
         await asyncio.sleep(60)
 
 
-async def a_lost_place(agent: Agent) -> None:
+async def a_lost_place(agent: IdleAgent) -> None:
     agent.api.fail(ApiGone("too old", status=410), count=3, call="watch_node")
     agent.api.forget_history()
 
 
-async def an_outage(agent: Agent) -> None:
+async def an_outage(agent: IdleAgent) -> None:
     agent.api.begin_outage()
     await asyncio.sleep(600)
     agent.api.end_outage()
 
 
-async def a_refused_watch(agent: Agent) -> None:
+async def a_refused_watch(agent: IdleAgent) -> None:
     agent.api.fail(ApiError("forbidden", status=403), count=5, call="watch_node")
     agent.api.end_watches()
 
 
-async def equal_scans(agent: Agent) -> None:
+async def equal_scans(agent: IdleAgent) -> None:
     for _ in range(10):
         agent.driver.report(DriverEvent(EventKind.CHANGED))
         await asyncio.sleep(5)
@@ -164,41 +164,41 @@ async def equal_scans(agent: Agent) -> None:
     agent.discovery.rescan()
 
 
-async def turned_scans(agent: Agent) -> None:
+async def turned_scans(agent: IdleAgent) -> None:
     agent.driver.gpus.reverse()
     agent.discovery.rescan()
 
 
-async def a_silent_moment_of_the_driver(agent: Agent) -> None:
+async def a_silent_moment_of_the_driver(agent: IdleAgent) -> None:
     agent.driver.failure = DriverError("the driver is being updated")
     await asyncio.sleep(20)
     agent.driver.failure = None
 
 
-async def a_harmless_xid(agent: Agent) -> None:
+async def a_harmless_xid(agent: IdleAgent) -> None:
     """13 and 31 are the application's fault."""
     agent.driver.xid(a_uuid(0), 13)
     agent.driver.xid(a_uuid(0), 31)
 
 
-async def equal_settings(agent: Agent) -> None:
+async def equal_settings(agent: IdleAgent) -> None:
     agent.sharing.set(SharingSettings())
     agent.report.set(ReportSettings())
 
 
-async def a_setting_of_lists_alone(agent: Agent) -> None:
+async def a_setting_of_lists_alone(agent: IdleAgent) -> None:
     """What only the kubelet is told is no matter of the scheduler's."""
     agent.sharing.set(SharingSettings(filter_uuids=frozenset({"GPU-of-another-node"})))
 
 
-async def slices_that_are_taken_and_given_back(agent: Agent) -> None:
+async def slices_that_are_taken_and_given_back(agent: IdleAgent) -> None:
     ids = agent.slices.value.groups[0].ids[:3]
     agent.keeper.hold({"nvidia.com/gpu": {a_uuid(0): ids}})
     await asyncio.sleep(60)
     agent.keeper.hold({})
 
 
-Happening = Callable[[Agent], Coroutine[object, object, None]]
+Happening = Callable[[IdleAgent], Coroutine[object, object, None]]
 NOTHINGS: tuple[Happening, ...] = (
     heartbeats,
     foreign_labels,
@@ -241,7 +241,7 @@ async def test_all_of_it_in_a_row_writes_nothing():
 async def test_an_agent_that_starts_again_finds_all_said():
     async with settled(8) as agent:
         api = agent.api
-    async with running(Agent(8, api)):
+    async with running(IdleAgent(8, api)):
         await asyncio.sleep(HOUR)
 
     assert 1 == api.writes

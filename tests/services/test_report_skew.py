@@ -43,7 +43,7 @@ OFFSETS = (0.1, 14.9)
 """Seconds from the last look of the scheduler to the change."""
 
 
-class Scheduler:
+class SkewedScheduler:
     """The model of one version; it looks at the Node every 15 s."""
 
     def __init__(self, room: Reporting, version: Version, kubelet: float) -> None:
@@ -110,14 +110,14 @@ class Scheduler:
 @contextlib.asynccontextmanager
 async def scheduled(
     version: Version, *, kubelet: float = KUBELET, chance: float = 0.0
-) -> AsyncIterator[Scheduler]:
+) -> AsyncIterator[SkewedScheduler]:
     """A node that the scheduler knows, just after one of its looks."""
     api = FakeApi()
     api.create_node()
     settings = ReportSettings(PROFILES[version])
     async with reporting(api, settings=settings, chance=chance) as room:
         await room.settled()
-        scheduler = Scheduler(room, version, kubelet)
+        scheduler = SkewedScheduler(room, version, kubelet)
         async with asyncio.TaskGroup() as group:
             task = group.create_task(scheduler.run())
             await asyncio.sleep(10 * INTERVAL + 0.01)

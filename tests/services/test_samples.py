@@ -37,7 +37,7 @@ class CountingDriver(ScriptedDriver):
         return self.samples.get(uuid, GpuSample(uuid, 10, 5, self.asked[uuid]))
 
 
-class Bench:
+class SamplesBench:
     """Samples of two GPUs."""
 
     def __init__(self) -> None:
@@ -55,8 +55,8 @@ class Bench:
 
 
 @contextlib.asynccontextmanager
-async def running() -> AsyncIterator[Bench]:
-    bench = Bench()
+async def running() -> AsyncIterator[SamplesBench]:
+    bench = SamplesBench()
     async with asyncio.TaskGroup() as group:
         task = group.create_task(bench.samples.run())
         await asyncio.sleep(0.001)

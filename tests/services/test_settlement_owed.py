@@ -22,7 +22,7 @@ REJECTED = dataclasses.replace(
 )
 
 
-class Scene:
+class OwedScene:
     """What a test of the settlement holds in its hands."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Scene:
 
 @contextlib.asynccontextmanager
 async def a_scene():
-    scene = Scene()
+    scene = OwedScene()
     async with at_work(scene.settlement.run):
         await asyncio.sleep(0.01)
         yield scene

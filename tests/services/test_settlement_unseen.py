@@ -17,7 +17,7 @@ from tests.services.at_work import at_work
 PATIENCE = UNCLAIMED.total_seconds()
 
 
-class Scene:
+class UnseenScene:
     """A lock, no pods, and what is owed."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Scene:
 
 @contextlib.asynccontextmanager
 async def a_scene():
-    scene = Scene()
+    scene = UnseenScene()
     async with at_work(scene.settlement.run):
         yield scene
 

@@ -11,7 +11,7 @@ from agent.services.inventory.withholding import PATIENCE, PERIOD, NodeCheck, Wi
 SOON = PERIOD + 0.01
 
 
-class Place:
+class FullPlace:
     """Something that is looked at: well, wrong, or hanging."""
 
     def __init__(self) -> None:
@@ -27,9 +27,9 @@ class Place:
             raise self.error
 
 
-class Room:
+class WithheldRoom:
     def __init__(self) -> None:
-        self.disk, self.library = Place(), Place()
+        self.disk, self.library = FullPlace(), FullPlace()
         self.told = []
         self.changes = []
         looks = (
@@ -52,7 +52,7 @@ class Room:
 
 @contextlib.asynccontextmanager
 async def a_room():
-    room = Room()
+    room = WithheldRoom()
     async with asyncio.TaskGroup() as group:
         task = group.create_task(room.withholder.run())
         await asyncio.sleep(0)

@@ -15,7 +15,7 @@ from agent.core.cluster.changes import NodeEvent as Said
 from agent.core.cluster.pods import NodeView, PodUid, PodView
 from agent.core.errors import ApiInvalid, ApiNotFound
 from agent.core.ports import NodeApi, PodApi
-from tests.traces.trace import RESOURCE, Json, NodeEvent, Notes, PodEvent
+from tests.traces.trace import RESOURCE, Json, Notes, PodEvent, TracedNodeEvent
 
 TRIP = 0.003
 """Seconds from the agent to the server, and as many back.
@@ -36,7 +36,7 @@ class Frame:
 
 
 @dataclasses.dataclass(slots=True)
-class Held:
+class TracedHolding:
     """A lock that stood on the Node. `by`: who ended it, empty while it stands."""
 
     text: str
@@ -66,7 +66,7 @@ class Removal:
     done: bool
 
 
-class Cluster:
+class TracedCluster:
     """The objects, and what the agent asked for."""
 
     def __init__(self, node: Json) -> None:
@@ -74,7 +74,7 @@ class Cluster:
         self.pods: dict[tuple[str, str], Json] = {}
         self.gone: dict[str, float] = {}
         """When each pod was deleted, by UID."""
-        self.locks: list[Held] = []
+        self.locks: list[TracedHolding] = []
         self.patches: list[Patch] = []
         self.removals: list[Removal] = []
         self.others: list[str] = []
@@ -90,7 +90,7 @@ class Cluster:
         return self._version
 
     @property
-    def lock(self) -> Held | None:
+    def lock(self) -> TracedHolding | None:
         """The lock that stands."""
         return self.locks[-1] if self.locks and not self.locks[-1].by else None
 
@@ -118,7 +118,7 @@ class Cluster:
             self.pods[key] = pod
         self._tell("pods", pod, deleted=event.kind == "DELETED")
 
-    def take_node(self, event: NodeEvent) -> None:
+    def take_node(self, event: TracedNodeEvent) -> None:
         """Somebody else's write of the Node."""
         self.note_node(event.notes, "scheduler")
 
@@ -128,7 +128,7 @@ class Cluster:
             if self.lock is not None:
                 self.lock.until, self.lock.by = _now(), by if notes[MUTEX_LOCK] is None else "next"
             if text := notes[MUTEX_LOCK]:
-                self.locks.append(Held(text, _now()))
+                self.locks.append(TracedHolding(text, _now()))
         node = copy.deepcopy(self.node)
         node["metadata"]["annotations"] = _noted(node, notes)
         self.node = self._tell("node", node)
@@ -161,10 +161,10 @@ class Cluster:
         return obj
 
 
-class Api:
+class TracedApi:
     """NodeApi and PodApi over the cluster."""
 
-    def __init__(self, cluster: Cluster, *, pods_lag: float, node_lag: float) -> None:
+    def __init__(self, cluster: TracedCluster, *, pods_lag: float, node_lag: float) -> None:
         self._cluster = cluster
         self._pods_lag = pods_lag
         self._node_lag = node_lag
@@ -239,7 +239,7 @@ class Api:
 class _Request:
     """One request: it takes its time to get there, and its answer to come back."""
 
-    def __init__(self, cluster: Cluster, read: str = "") -> None:
+    def __init__(self, cluster: TracedCluster, read: str = "") -> None:
         self._cluster = cluster
         self._read = read
 
@@ -252,7 +252,7 @@ class _Request:
         await asyncio.sleep(TRIP)
 
 
-def conforms(api: Api) -> tuple[NodeApi, PodApi]:
+def conforms(api: TracedApi) -> tuple[NodeApi, PodApi]:
     """Only a type checker reads this: the fake has the shapes of the ports."""
     return api, api
 

@@ -6,9 +6,9 @@ from typing import Final
 
 from agent.core.cluster.annotations import BIND_PHASE, MUTEX_LOCK, PHASE_SUCCESS
 from agent.core.containers.edits import ContainerEdits
-from tests.traces.cluster import Held, Patch, Removal
-from tests.traces.replay import Answer, Story
-from tests.traces.trace import Call
+from tests.traces.cluster import Patch, Removal, TracedHolding
+from tests.traces.replay import ReplayedAnswer, ReplayedStory
+from tests.traces.trace import TracedCall
 
 BUDGET: Final = 1.0
 """Seconds for a preference and an Allocate: meanwhile the kubelet starts and stops nothing."""
@@ -21,7 +21,7 @@ READS: Final = frozenset({"get_pod", "get_node", "list_pods"})
 """What an Allocate may ask the API server, each once."""
 
 
-def wrong(story: Story) -> list[str]:
+def wrong(story: ReplayedStory) -> list[str]:
     """All breaches."""
     return [
         *(text for answer in story.answers for text in _answer(answer, story)),
@@ -34,20 +34,20 @@ def wrong(story: Story) -> list[str]:
     ]
 
 
-def reads(answer: Answer, story: Story) -> Counter[str]:
+def reads(answer: ReplayedAnswer, story: ReplayedStory) -> Counter[str]:
     """What the API server was asked for during the call."""
     asked = (what for at, what in story.cluster.reads if answer.began <= at <= answer.ended)
     return Counter(asked)
 
 
-def written(story: Story) -> Counter[tuple[str, str]]:
+def written(story: ReplayedStory) -> Counter[tuple[str, str]]:
     """How often each pod that lived on was patched and its lock removed, in vain or not."""
     patched = ((patch.uid, "patch") for patch in story.cluster.patches)
     freed = ((story.trace.owners[one.text], "lock") for one in story.cluster.removals)
     return Counter(one for one in (*patched, *freed) if one[0] in story.trace.settled)
 
 
-def _answer(answer: Answer, story: Story) -> Iterator[str]:
+def _answer(answer: ReplayedAnswer, story: ReplayedStory) -> Iterator[str]:
     call = answer.call
     who = f"{call.pod['metadata']['name']} {call.uid} at {call.t}"
     if answer.ended - answer.began > BUDGET:
@@ -65,7 +65,7 @@ def _answer(answer: Answer, story: Story) -> Iterator[str]:
         yield f"{who}: refused: {answer.refusal}"
 
 
-def _share(call: Call, edits: ContainerEdits, story: Story) -> Iterator[str]:
+def _share(call: TracedCall, edits: ContainerEdits, story: ReplayedStory) -> Iterator[str]:
     numbers = {one["id"]: one.get("index", 0) for one in story.trace.gpus}
     slots = sorted(call.slots, key=lambda slot: numbers[slot.gpu])
     expected = {
@@ -81,7 +81,7 @@ def _share(call: Call, edits: ContainerEdits, story: Story) -> Iterator[str]:
         yield f"got another one's directory: {own}"
 
 
-def _lock(held: Held, story: Story) -> Iterator[str]:
+def _lock(held: TracedHolding, story: ReplayedStory) -> Iterator[str]:
     """An owner that was answered is in nobody's way; of one that is gone, HAMi takes the lock."""
     uid = story.trace.owners[held.text]
     answered = _answered(uid, story)
@@ -99,7 +99,7 @@ def _lock(held: Held, story: Story) -> Iterator[str]:
         yield f"lock {held.text} stood {held.until - story.cluster.gone[uid]:.3f} s too long"
 
 
-def _patch(patch: Patch, story: Story) -> Iterator[str]:
+def _patch(patch: Patch, story: ReplayedStory) -> Iterator[str]:
     who = f"patch of {patch.name} {patch.uid}"
     answered = _answered(patch.uid, story)
     if not answered or patch.name != answered[0].call.pod["metadata"]["name"]:
@@ -112,7 +112,7 @@ def _patch(patch: Patch, story: Story) -> Iterator[str]:
         yield f"{who}: {patch.notes}"
 
 
-def _removal(removal: Removal, story: Story) -> Iterator[str]:
+def _removal(removal: Removal, story: ReplayedStory) -> Iterator[str]:
     who = f"removal of {removal.text}"
     uid = story.trace.owners.get(removal.text, "")
     stood = [removal.at - one.since for one in story.cluster.locks if one.text == removal.text]
@@ -125,7 +125,7 @@ def _removal(removal: Removal, story: Story) -> Iterator[str]:
         yield f"{who}: nobody was answered under it, and it stood for {stood[0]:.3f} s"
 
 
-def _written(story: Story) -> Iterator[str]:
+def _written(story: ReplayedStory) -> Iterator[str]:
     """Each pod whose last container was answered is patched once, as the trace says."""
     done = Counter(patch.uid for patch in story.cluster.patches if patch.done)
     for uid in {answer.uid for answer in story.answers if answer.edits is not None}:
@@ -136,6 +136,6 @@ def _written(story: Story) -> Iterator[str]:
             yield f"removal of {removal} was tried {count} times"
 
 
-def _answered(uid: str, story: Story) -> list[Answer]:
+def _answered(uid: str, story: ReplayedStory) -> list[ReplayedAnswer]:
     """What the pod's containers were answered, in order."""
     return [one for one in story.answers if one.uid == uid and one.edits is not None]

@@ -17,7 +17,7 @@ from agent.core.inventory.slices import SliceId
 from agent.core.ports import Containers, KubeletRecords, Witness
 from agent.core.state.holdings import ContainerHolding, Holding
 from agent.core.state.ledger import ContainerKey
-from tests.traces.trace import RESOURCE, Call, Json
+from tests.traces.trace import RESOURCE, Json, TracedCall
 
 ANSWER = 0.0006
 """Seconds for one Get."""
@@ -52,7 +52,7 @@ class _Booked:
         )
 
 
-class Kubelet:
+class TracedKubelet:
     """Witness, KubeletRecords and Containers. `can_get`: it is 1.34 or later."""
 
     def __init__(self, all_ids: Iterable[str], *, can_get: bool = True) -> None:
@@ -75,7 +75,7 @@ class Kubelet:
         active = {booked.uid for booked in self._books.values()}
         self._records = {one for one in self._records if one.pod_uid in active}
 
-    def reused(self, call: Call) -> tuple[SliceId, ...]:
+    def reused(self, call: TracedCall) -> tuple[SliceId, ...]:
         """The ids for it of init containers that are over; none where they are too few."""
         booked = self._books[_key(call.pod)]
         spec = call.pod["spec"]
@@ -156,6 +156,6 @@ def _key(pod: Json) -> tuple[str, str]:
     return pod["metadata"]["namespace"], pod["metadata"]["name"]
 
 
-def conforms(kubelet: Kubelet) -> tuple[Witness, KubeletRecords, Containers]:
+def conforms(kubelet: TracedKubelet) -> tuple[Witness, KubeletRecords, Containers]:
     """Only a type checker reads this: the fake has the shapes of the ports."""
     return kubelet, kubelet, kubelet

@@ -26,10 +26,10 @@ from agent.services.state import StateService
 from tests.builders import a_gpu, a_shared_gpu, an_inventory
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
-from tests.fakes.disk import Faults, MemoryDisk, MemoryFiles
+from tests.fakes.disk import DiskFaults, MemoryDisk, MemoryFiles
 from tests.fakes.kubelet_side import FakeHookDirs
-from tests.traces.cluster import Api
-from tests.traces.kubelet import Kubelet
+from tests.traces.cluster import TracedApi
+from tests.traces.kubelet import TracedKubelet
 from tests.traces.trace import RESOURCE, Trace
 
 FSYNC = 0.002
@@ -42,17 +42,17 @@ class _Disk(MemoryDisk):
     def __init__(self) -> None:
         super().__init__()
         self.files = MemoryFiles(chunk=1 << 20)
-        self.faults = Faults(self.files)
+        self.faults = DiskFaults(self.files)
 
     async def replace(self, name: str, data: bytes, *, keep: str | None = None) -> None:
         await asyncio.sleep(FSYNC)
         await super().replace(name, data, keep=keep)
 
 
-class Agent:
+class TracedAgent:
     """One agent on the trace's Node, with the GPUs that it had registered."""
 
-    def __init__(self, trace: Trace, api: Api, kubelet: Kubelet) -> None:
+    def __init__(self, trace: Trace, api: TracedApi, kubelet: TracedKubelet) -> None:
         clock = LoopClock(dt.datetime.fromtimestamp(trace.begin, dt.UTC))
         chance, hooks = Seeded(), FakeHookDirs()
         epoch = KubeletEpoch(inode=7, ctime_ns=int(trace.begin * 1e9))

@@ -15,7 +15,7 @@ from agent.core.state.ledger import Effect, EffectKind, Ledger
 from agent.services.allocation import inquiry
 from agent.services.outbox import settlement
 from tests.machine.mutants import replaced, uid_ignored
-from tests.traces.cluster import Api
+from tests.traces.cluster import TracedApi
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,12 +87,12 @@ def row_of_a_namesake() -> Plant:
 
 def pod_not_looked_at() -> Plant:
     """A pod is served as the watch showed it, though it is gone by now."""
-    return Plant(replaced(Api, "get_pod", _silent), "deleted-early", "deleted before", 0.005)
+    return Plant(replaced(TracedApi, "get_pod", _silent), "deleted-early", "deleted before", 0.005)
 
 
 def node_not_looked_at() -> Plant:
     """What the Node's watch does not show is not there."""
-    return Plant(replaced(Api, "get_node", _silent), "serial", "refused: ", 0.5)
+    return Plant(replaced(TracedApi, "get_node", _silent), "serial", "refused: ", 0.5)
 
 
 async def _silent(*_: object) -> NoReturn:

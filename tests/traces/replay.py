@@ -12,20 +12,20 @@ from agent.core.errors import Refusal
 from agent.core.inventory.slices import SliceId
 from agent.core.state.ledger import Ledger
 from tests.services.at_work import at_work
-from tests.traces.cluster import Api, Cluster
-from tests.traces.kubelet import Kubelet
-from tests.traces.node import Agent
-from tests.traces.trace import Call, CallEnd, NodeEvent, PodEvent, Trace
+from tests.traces.cluster import TracedApi, TracedCluster
+from tests.traces.kubelet import TracedKubelet
+from tests.traces.node import TracedAgent
+from tests.traces.trace import CallEnd, PodEvent, Trace, TracedCall, TracedNodeEvent
 
 AFTERWARDS = 40.0
 """Seconds after the trace's last event: a lock may stand for 35."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Answer:
+class ReplayedAnswer:
     """What a call of the trace was answered, on the loop's clock. `ids`: named by the kubelet."""
 
-    call: Call
+    call: TracedCall
     ids: tuple[SliceId, ...]
     began: float
     ended: float
@@ -38,23 +38,25 @@ class Answer:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Story:
+class ReplayedStory:
     """How a replay went."""
 
     trace: Trace
-    cluster: Cluster
-    answers: tuple[Answer, ...]
+    cluster: TracedCluster
+    answers: tuple[ReplayedAnswer, ...]
     ledger: Ledger
 
 
-async def replay(trace: Trace, *, pods_lag: float, node_lag: float, can_get: bool = True) -> Story:
+async def replay(
+    trace: Trace, *, pods_lag: float, node_lag: float, can_get: bool = True
+) -> ReplayedStory:
     """The whole trace, with watches that lag by so many seconds, maybe on an old kubelet."""
-    cluster, kubelet = Cluster(trace.node), Kubelet(trace.ids, can_get=can_get)
-    agent = Agent(trace, Api(cluster, pods_lag=pods_lag, node_lag=node_lag), kubelet)
+    cluster, kubelet = TracedCluster(trace.node), TracedKubelet(trace.ids, can_get=can_get)
+    agent = TracedAgent(trace, TracedApi(cluster, pods_lag=pods_lag, node_lag=node_lag), kubelet)
     loop = asyncio.get_running_loop()
     begin = loop.time()
-    answers: list[Answer] = []
-    call: asyncio.Task[Answer] | None = None
+    answers: list[ReplayedAnswer] = []
+    call: asyncio.Task[ReplayedAnswer] | None = None
     async with at_work(*agent.runs):
         for event in trace.events:
             await asyncio.sleep(begin + event.t - loop.time())
@@ -62,9 +64,9 @@ async def replay(trace: Trace, *, pods_lag: float, node_lag: float, can_get: boo
                 case PodEvent():
                     cluster.take_pod(event)
                     kubelet.see(event.pod, deleted=event.kind == "DELETED")
-                case NodeEvent():
+                case TracedNodeEvent():
                     cluster.take_node(event)
-                case Call():
+                case TracedCall():
                     began = loop.time()
                     ids = await _ids(event, agent, kubelet)
                     # What happened during the call happens during the call.
@@ -76,10 +78,10 @@ async def replay(trace: Trace, *, pods_lag: float, node_lag: float, can_get: boo
                     begin = max(begin, loop.time() - event.t)
         await asyncio.sleep(AFTERWARDS)
         ledger = agent.state.ledger.value
-    return Story(trace, cluster, tuple(answers), ledger)
+    return ReplayedStory(trace, cluster, tuple(answers), ledger)
 
 
-async def _ids(call: Call, agent: Agent, kubelet: Kubelet) -> tuple[SliceId, ...]:
+async def _ids(call: TracedCall, agent: TracedAgent, kubelet: TracedKubelet) -> tuple[SliceId, ...]:
     """The ids that the kubelet takes: those that the agent prefers, if it asks."""
     kubelet.begin(call.pod)
     reused = kubelet.reused(call)
@@ -87,8 +89,11 @@ async def _ids(call: Call, agent: Agent, kubelet: Kubelet) -> tuple[SliceId, ...
 
 
 async def _ask(
-    call: Call, ids: tuple[SliceId, ...], began: float, node: tuple[Agent, Kubelet]
-) -> Answer:
+    call: TracedCall,
+    ids: tuple[SliceId, ...],
+    began: float,
+    node: tuple[TracedAgent, TracedKubelet],
+) -> ReplayedAnswer:
     """The kubelet's Allocate, and what it makes of the answer."""
     agent, kubelet = node
     edits, refusal = None, ""
@@ -97,4 +102,4 @@ async def _ask(
     except Refusal as error:
         refusal = str(error)
     kubelet.end(call.pod, call.container if edits else "", ids)
-    return Answer(call, ids, began, asyncio.get_running_loop().time(), edits, refusal)
+    return ReplayedAnswer(call, ids, began, asyncio.get_running_loop().time(), edits, refusal)

@@ -5,7 +5,7 @@ import datetime as dt
 import pytest
 
 from agent.core.cluster.annotations import BIND_PHASE, BIND_TIME, MUTEX_LOCK, PHASE_SUCCESS
-from tests.traces.trace import NAMES, CallEnd, NodeEvent, PodEvent, Trace, load
+from tests.traces.trace import NAMES, CallEnd, PodEvent, Trace, TracedNodeEvent, load
 
 GAPS = {
     "burst": [0, 0, 0, 0, 3, 3, 5, 6, 8, 9, 9, 11],
@@ -76,11 +76,11 @@ def test_a_history_can_end_with_a_refusal():
     assert [call.pod["metadata"]["name"] for call in cut.calls] == ["d0", "d1", "d2", "d3", "d4"]
 
 
-def _of_locks(trace: Trace) -> list[NodeEvent]:
+def _of_locks(trace: Trace) -> list[TracedNodeEvent]:
     return [
         event
         for event in trace.events
-        if isinstance(event, NodeEvent) and MUTEX_LOCK in event.notes
+        if isinstance(event, TracedNodeEvent) and MUTEX_LOCK in event.notes
     ]
 
 

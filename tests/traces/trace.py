@@ -52,7 +52,7 @@ class PodEvent:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class NodeEvent:
+class TracedNodeEvent:
     """Somebody but the agent wrote annotations of the Node."""
 
     t: float
@@ -60,7 +60,7 @@ class NodeEvent:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Call:
+class TracedCall:
     """An Allocate. `container` is empty where it was refused; `pod` is the pod at its begin.
 
     Of `ids` only the number counts: in a replay the kubelet takes those that are preferred there.
@@ -85,7 +85,7 @@ class CallEnd:
     t: float
 
 
-Event = PodEvent | NodeEvent | Call | CallEnd
+Event = PodEvent | TracedNodeEvent | TracedCall | CallEnd
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,8 +111,8 @@ class Trace:
         return tuple(f"{one['id']}-{n}" for one in self.gpus for n in range(one["count"]))
 
     @property
-    def calls(self) -> tuple[Call, ...]:
-        return tuple(event for event in self.events if isinstance(event, Call))
+    def calls(self) -> tuple[TracedCall, ...]:
+        return tuple(event for event in self.events if isinstance(event, TracedCall))
 
     def until_refused(self, number: int) -> "Trace":
         """The history up to the refusal of that number, from 0: nobody does anything after it."""
@@ -182,7 +182,7 @@ class _Reading:
         else:
             yield PodEvent(line["t"], line["type"], pod, notes)
 
-    def _node(self, line: Json) -> Iterator[NodeEvent]:
+    def _node(self, line: Json) -> Iterator[TracedNodeEvent]:
         metadata = line["object"]["metadata"]
         notes = dict(_difference({"annotations": self._node_notes}, metadata))
         self._node_notes = metadata["annotations"]
@@ -195,9 +195,9 @@ class _Reading:
             elif self._owners[before] in self._answered:
                 del notes[MUTEX_LOCK]
         if notes:
-            yield NodeEvent(line["t"], notes)
+            yield TracedNodeEvent(line["t"], notes)
 
-    def _call(self, line: Json, behind: list[Json]) -> Call:
+    def _call(self, line: Json, behind: list[Json]) -> TracedCall:
         said = next(one for one in behind if one["kind"].startswith("agent-"))
         ids = tuple(line["ids"])
         if said["kind"] == "agent-refused":
@@ -208,14 +208,14 @@ class _Reading:
             ]
             assert len(waiting) == 1
             self._asked.add(waiting[0]["metadata"]["uid"])
-            return Call(line["t"], ids, waiting[0], "", ())
+            return TracedCall(line["t"], ids, waiting[0], "", ())
         pod = self._newest[said["ns"], said["pod"]]
         uid = pod["metadata"]["uid"]
         self._asked.add(uid)
         self._answered.add(uid)
         slots = _slots(pod, said["ctr"])
         assert sorted(said["gpus"]) == sorted(slot.gpu for slot in slots)
-        return Call(line["t"], ids, pod, said["ctr"], slots)
+        return TracedCall(line["t"], ids, pod, said["ctr"], slots)
 
 
 def _difference(before: Json, after: Json) -> Notes:

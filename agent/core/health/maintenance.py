@@ -16,7 +16,7 @@ UNASKED = f"it is taken back, and served when it answers [{RUNBOOK}]"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Release:
+class GpuRelease:
     """What came of it. `held_by`: containers that have slices of these GPUs, as namespace/pod.
 
     `obstacle`: why the agent holds them open yet; empty: it does not.

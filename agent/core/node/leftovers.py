@@ -185,7 +185,7 @@ class Agents:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Outcome:
+class LeftoverOutcome:
     """Of all Nodes. `occupied`: those not touched, each with the agent's pod that does not end.
 
     `unreached`: those that were not come to, for the API server has fallen silent.

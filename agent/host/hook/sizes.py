@@ -19,9 +19,9 @@ from agent.core.reconcile.measuring import (
     DiskRoom,
 )
 from agent.host.hook.path import SLICE_ENTRIES, SLICE_SECONDS, open_containers, told
-from agent.kit.measure import Bounds, Measure
+from agent.kit.measure import Measure, MeasureBounds
 
-BOUNDS: Final = Bounds(size=LARGE_MIB * MIB, entries=LARGE_ENTRIES, depth=DEEPEST)
+BOUNDS: Final = MeasureBounds(size=LARGE_MIB * MIB, entries=LARGE_ENTRIES, depth=DEEPEST)
 
 
 class Sizes:

@@ -46,7 +46,7 @@ class Version(enum.Enum):
 
 
 @dataclass(slots=True)
-class Sighting:
+class NodeSighting:
     """What was last seen of a node; the refresh rule compares with it."""
 
     allocatable: int = 0
@@ -63,7 +63,7 @@ class Checkup:
 
 
 def check_node(
-    seen: Sighting, node: Json, now: dt.datetime, version: Version = Version.V2_10
+    seen: NodeSighting, node: Json, now: dt.datetime, version: Version = Version.V2_10
 ) -> Checkup:
     """Apply the version's refresh rule to one node; `seen` is brought up to date."""
     noted = node["metadata"].get("annotations") or {}
@@ -124,7 +124,7 @@ def _check_shared(text: str, allocatable: int, now: dt.datetime, version: Versio
 
 
 def _check_count(
-    seen: Sighting, allocatable: int, text: str, shared: Checkup, version: Version
+    seen: NodeSighting, allocatable: int, text: str, shared: Checkup, version: Version
 ) -> Checkup:
     """From 2.8 on: how many slices the kubelet offers; from 2.10 on: the text itself, too."""
     before = seen.allocatable

@@ -15,7 +15,7 @@ from agent.core.inventory.gpu import GpuUuid
 from agent.sandbox.api_errors import Json
 from agent.sandbox.scheduler.model import GpuView, Links, Load, RegisteredNode
 from agent.sandbox.scheduler.refresh import (
-    Sighting,
+    NodeSighting,
     Version,
     check_node,
     decode,
@@ -47,7 +47,7 @@ class Registry:
     def __init__(self, version: Version = Version.V2_10) -> None:
         self.changes = 0
         self._version = version
-        self._seen: dict[str, Sighting] = {}
+        self._seen: dict[str, NodeSighting] = {}
         self._nodes: dict[str, Offer] = {}
 
     def ingest(self, node: Json, now: dt.datetime) -> Mapping[str, str | None]:
@@ -60,7 +60,7 @@ class Registry:
         offer = read_offer(noted, self._version)
         if offer is None and self._version.marks_deleted:
             return {}
-        checkup = check_node(self._seen.setdefault(name, Sighting()), node, now, self._version)
+        checkup = check_node(self._seen.setdefault(name, NodeSighting()), node, now, self._version)
         writes: dict[str, str | None] = {}
         if checkup.asks:
             writes[annotations.HANDSHAKE] = requesting(now)

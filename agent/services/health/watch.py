@@ -10,7 +10,7 @@ from typing import Final
 import structlog
 
 from agent.core.health.judge import aged, judge, missing, switched_off
-from agent.core.health.maintenance import ALL, Recheck, Release, released, taken_back
+from agent.core.health.maintenance import ALL, GpuRelease, Recheck, released, taken_back
 from agent.core.health.memory import remembered
 from agent.core.health.reports import DriverEvent, EventKind, Probe, ProbeOutcome
 from agent.core.health.settings import HealthSettings
@@ -132,7 +132,7 @@ class HealthWatch:
         lacks = (*missing(after, self._now(), self._settings), *inventory.obstacles(shared))
         return Recheck(shared.gpu, probe, before, after, inventory.offers(shared), lacks)
 
-    async def release(self, name: str) -> Release | None:
+    async def release(self, name: str) -> GpuRelease | None:
         """Let go of the GPU with that index or UUID, or of `all`, shared or not; None: none such.
 
         Nothing new is placed on it from then on; it is asked nothing until it is rechecked.
@@ -144,7 +144,7 @@ class HealthWatch:
             return None
         self._publish({uuid: released(self._of(uuid), self._now()) for uuid in uuids})
         obstacle = await self._asking.release(uuids, everything=name == ALL)
-        return Release(uuids, obstacle=obstacle)
+        return GpuRelease(uuids, obstacle=obstacle)
 
     def scanned(self, scan: Scan) -> None:
         """The driver was asked: one that waits for a reset and is not listed is lost.

@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Image:
+class ImageArchive:
     """`layers` from the bottom up, each the members by their names without a leading `./`."""
 
     digest: str
@@ -18,7 +18,7 @@ class Image:
     layers: Sequence[Mapping[str, tarfile.TarInfo]]
 
 
-def opened(archive: Path) -> Image:
+def opened(archive: Path) -> ImageArchive:
     """Read the archive, whose one manifest is meant."""
     with tarfile.open(archive) as files:
 
@@ -34,7 +34,7 @@ def opened(archive: Path) -> Image:
         described = blob(manifest["config"]["digest"])
         layers = [_members(files, layer["digest"]) for layer in manifest["layers"]]
     platform = f"{described['os']}/{described['architecture']}"
-    return Image(entry["digest"], platform, described["config"], layers)
+    return ImageArchive(entry["digest"], platform, described["config"], layers)
 
 
 def _members(files: tarfile.TarFile, digest: str) -> Mapping[str, tarfile.TarInfo]:

@@ -33,7 +33,7 @@ class Bundle:
     @contextlib.contextmanager
     def started(
         self, *command: str, writable: Sequence[str] = (), uid: int | None = None
-    ) -> Iterator["Container"]:
+    ) -> Iterator["BundledContainer"]:
         """A container whose first process is the entry point with these arguments.
 
         Its root is read-only but for `writable`, each a file system in memory; there are no
@@ -60,7 +60,7 @@ class Bundle:
             text=True,
         ) as running:
             try:
-                yield Container(name, running, runc)
+                yield BundledContainer(name, running, runc)
             finally:
                 subprocess.run(  # noqa: S603 -- our own arguments
                     [*runc, "delete", "--force", name], capture_output=True, check=False
@@ -68,7 +68,7 @@ class Bundle:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Container:
+class BundledContainer:
     """A running one; `process` is runc's, which has its output and ends with it."""
 
     name: str

@@ -12,7 +12,7 @@ from agent.core.inventory.gpu import NO_INDEX, Scan
 from agent.core.inventory.inventory import WITHHELD
 from agent.core.node.withholding import Withholding
 from tests.builders import a_gpu, a_health, a_shared_gpu, an_inventory
-from tests.services.health.watching import G0, G1, Bench, running
+from tests.services.health.watching import G0, G1, HealthBench, running
 
 OFF = HealthSettings(switches=read_switches("all", ""))
 ILL = dataclasses.replace(
@@ -178,7 +178,7 @@ async def test_gpus_whose_health_nobody_wants_to_know_are_served_and_shown_as_su
 
 
 async def test_what_a_boot_has_mended_is_remembered_as_mended():
-    bench = Bench(recalled={G0: ILL}, boot_changed=True)
+    bench = HealthBench(recalled={G0: ILL}, boot_changed=True)
 
     assert Condition.OK is bench.memory[G0].condition
-    assert {} == Bench(recalled={G0: ILL}).memory
+    assert {} == HealthBench(recalled={G0: ILL}).memory

@@ -11,14 +11,14 @@ from agent.core.inventory.gpu import GpuFault, Scan, Trouble
 from agent.services.health.hearing import OPENING, SETTLED
 from agent.services.health.watch import SECOND_LOOK
 from tests.builders import a_gpu
-from tests.services.health.watching import G0, G1, G2, Bench, running
+from tests.services.health.watching import G0, G1, G2, HealthBench, running
 
 CHANGED = DriverEvent(EventKind.CHANGED)
 ROUND = 10.0
 SLACK = 0.2
 
 
-def conditions_of(bench: Bench, uuid) -> list[Condition]:
+def conditions_of(bench: HealthBench, uuid) -> list[Condition]:
     """What was published of that GPU, in its order."""
     return [verdict[uuid].condition for verdict in bench.verdicts if uuid in verdict]
 
@@ -127,7 +127,7 @@ async def test_a_stream_that_takes_long_to_open_hears_nothing_until_it_is_open()
 
 
 async def test_a_first_stream_that_never_opens_is_noticed():
-    bench = Bench()
+    bench = HealthBench()
     bench.driver.opening = 3600.0
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(bench.watch.run())

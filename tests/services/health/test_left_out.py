@@ -22,7 +22,7 @@ BROKEN = GpuFault("index 1", "Unknown Error")
 TAIL = "; if that lasts, reset it or reboot the node [GpuLeftOut]"
 
 
-class Bench:
+class LeftOutBench:
     """A driver, the inventory, and what is said of it."""
 
     def __init__(self) -> None:
@@ -43,8 +43,8 @@ class Bench:
 
 
 @asynccontextmanager
-async def running(*faults: GpuFault) -> AsyncIterator[Bench]:
-    bench = Bench()
+async def running(*faults: GpuFault) -> AsyncIterator[LeftOutBench]:
+    bench = LeftOutBench()
     bench.driver.faults = list(faults)
     async with asyncio.TaskGroup() as group:
         tasks = [

@@ -7,7 +7,7 @@ import pytest
 from agent.core.health.reports import DriverEvent, EventKind, GpuSigns, ProbeOutcome
 from agent.core.inventory.gpu import GpuFault, Scan
 from tests.builders import a_gpu
-from tests.services.health.watching import G0, G1, G2, Bench, running
+from tests.services.health.watching import G0, G1, G2, HealthBench, running
 
 GPUS = tuple(a_gpu(index=n) for n in range(3))
 WITHOUT_G2 = Scan("560.1", GPUS[:2])
@@ -16,12 +16,12 @@ LONG = 10_000.0
 """Seconds, longer than any rest."""
 
 
-def scanned(bench: Bench, scan: Scan) -> None:
+def scanned(bench: HealthBench, scan: Scan) -> None:
     bench.keeper.found(scan)
     bench.watch.scanned(scan)
 
 
-def counting(bench: Bench, *counts: int) -> None:
+def counting(bench: HealthBench, *counts: int) -> None:
     for uuid, count in zip((G0, G1, G2), counts, strict=True):
         bench.driver.signs[uuid] = GpuSigns(ecc_uncorrected=count)
 

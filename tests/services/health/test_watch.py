@@ -12,7 +12,7 @@ from agent.core.inventory.condition import Condition
 from agent.services.health.gathering import MOST_STRANGE
 from tests.builders import a_health, a_uuid
 from tests.fakes.clock import START
-from tests.services.health.watching import G0, G1, G2, Bench, running
+from tests.services.health.watching import G0, G1, G2, HealthBench, running
 
 XID = DriverEvent(EventKind.XID, G1, 48)
 
@@ -206,7 +206,7 @@ async def test_a_lost_gpu_that_came_back_serves_after_its_quiet_time():
 @pytest.mark.parametrize(("booted", "condition"), [(False, "bad"), (True, "ok")])
 async def test_what_was_recalled_is_known_before_the_first_scan(booted, condition):
     ill = a_health(condition=Condition.BAD, cause="xid", xid=48)
-    bench = Bench(recalled={G1: ill}, boot_changed=booted)
+    bench = HealthBench(recalled={G1: ill}, boot_changed=booted)
 
     assert ["ok", condition, "ok"] == bench.conditions
     assert [{G1}] == [verdict.keys() for verdict in bench.verdicts]

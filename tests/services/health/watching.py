@@ -19,7 +19,7 @@ from tests.fakes.driver import ScriptedDriver
 G0, G1, G2 = (a_uuid(n) for n in range(3))
 
 
-class Bench:
+class HealthBench:
     """A health watch over three GPUs and an inventory that follows it."""
 
     def __init__(self, settings: HealthSettings | None = None, recalled=None, **kwargs) -> None:
@@ -67,7 +67,7 @@ class Bench:
 
 @asynccontextmanager
 async def running(*args, **kwargs):
-    bench = Bench(*args, **kwargs)
+    bench = HealthBench(*args, **kwargs)
     async with asyncio.TaskGroup() as tasks:
         running_tasks = [
             tasks.create_task(bench.watch.run()),

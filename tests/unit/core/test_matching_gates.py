@@ -45,7 +45,7 @@ AGAIN = "it again"
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class RefusalCase:
     """A scene, the gate that it closes, and words that its sentence must have."""
 
     gate: RefusalReason
@@ -91,14 +91,14 @@ def both_admitted() -> Evidence:
 
 ONE = f"{G1},NVIDIA,3000,30:"
 TABLE = {
-    "nobody is admitted": Row(
+    "nobody is admitted": RefusalCase(
         RefusalReason.NO_POD_ADMITTED,
         changed(knowing(a_scene(POD, lock=POD), absent=(POD,)), listed=True),
         "no pod of this node",
         "create the pod through the API server",
         pod="",
     ),
-    "nobody asks for as many": Row(
+    "nobody asks for as many": RefusalCase(
         RefusalReason.NO_POD_ADMITTED,
         admitting(POD),
         "7 slice(s)",
@@ -106,26 +106,26 @@ TABLE = {
         pod="",
         count=7,
     ),
-    "two are admitted": Row(
+    "two are admitted": RefusalCase(
         RefusalReason.MANY_PODS_ADMITTED,
         both_admitted(),
         "several pods at once",
         "create this pod again",
     ),
-    "the other of two is named too": Row(
+    "the other of two is named too": RefusalCase(
         RefusalReason.MANY_PODS_ADMITTED,
         both_admitted(),
         "none is guessed",
         "again",
         pod="team-a/train-2",
     ),
-    "it was deleted": Row(
+    "it was deleted": RefusalCase(
         RefusalReason.POD_DELETED,
         changed(knowing(a_scene(gone=(POD,), lock=POD), holding(POD)), listed=True),
         "was deleted",
         "controller starts a new one",
     ),
-    "the lock is another's": Row(
+    "the lock is another's": RefusalCase(
         RefusalReason.NO_RIGHT,
         changed(
             knowing(a_scene(POD, OTHER, lock=OTHER), holding(POD), absent=(OTHER,)),
@@ -135,31 +135,31 @@ TABLE = {
         "is placing team-a/train-2",
         "Create it again with schedulerName",
     ),
-    "there is no lock": Row(
+    "there is no lock": RefusalCase(
         RefusalReason.NO_LOCK,
         unlocked(admitting(POD)),
         "holds no node lock",
         "allocation.unlockedPods",
     ),
-    "the lock names nobody": Row(
+    "the lock names nobody": RefusalCase(
         RefusalReason.NO_LOCK,
         changed(admitting(POD), lock=a_lock(name="")),
         "holds no node lock",
         "create it again with schedulerName",
     ),
-    "it asks in an init container alone": Row(
+    "it asks in an init container alone": RefusalCase(
         RefusalReason.NO_LOCK,
         unlocked(admitting(INIT_ONLY)),
         "holds no node lock",
         "in an app container too",
     ),
-    "it is static": Row(
+    "it is static": RefusalCase(
         RefusalReason.STATIC_POD,
         admitting(named_pod(1, static=True)),
         "is a static pod",
         "create it through the API server",
     ),
-    "an old kubelet, and two may ask": Row(
+    "an old kubelet, and two may ask": RefusalCase(
         RefusalReason.WITNESS_SILENT,
         unlocked(
             changed(without_witness(a_scene(POD, OTHER)), listed=True, waited=True, node_read=True)
@@ -168,94 +168,94 @@ TABLE = {
         "upgrade the kubelet",
         pod="",
     ),
-    "the API server is away": Row(
+    "the API server is away": RefusalCase(
         RefusalReason.PODS_UNKNOWN,
         changed(a_scene(), table=PodTable(), listed=True, list_failed=True),
         "API server cannot be asked",
         "controller starts it again",
         pod="",
     ),
-    "it asks by a former name": Row(
+    "it asks by a former name": RefusalCase(
         RefusalReason.RESOURCE_RENAMED,
         admitting(POD),
         "asks for nvidia.com/gpu, and this node now shares its GPUs as example.com/vgpu",
         "create the pod again with example.com/vgpu",
         settings=MatchSettings(NODE, renamed="example.com/vgpu"),
     ),
-    "nothing was written": Row(
+    "nothing was written": RefusalCase(
         RefusalReason.NO_ANNOTATION,
         admitting(a_pod(name="train-1", annotations={})),
         "annotation hami.io/vgpu-devices-allocated is missing",
         "schedulerName",
     ),
-    "the request was dropped": Row(
+    "the request was dropped": RefusalCase(
         RefusalReason.DROPPED_REQUEST,
         admitting(a_pod(name="train-1", containers=(a_container(dropped_memory="3Gi"),))),
         "gpumem 3Gi",
         "without a unit",
     ),
-    "the text cannot be read": Row(
+    "the text cannot be read": RefusalCase(
         RefusalReason.MALFORMED_ANNOTATION,
         admitting(named_pod(1, groups=None, groups_error="group 0: memory 'x' is no decimal")),
         "memory 'x' is no decimal",
         "create the pod again",
     ),
-    "it is for another node": Row(
+    "it is for another node": RefusalCase(
         RefusalReason.WRONG_NODE,
         admitting(a_pod(name="train-1", annotations=annotated(node="node-9"))),
         "node-9",
         AGAIN,
     ),
-    "groups and containers differ": Row(
+    "groups and containers differ": RefusalCase(
         RefusalReason.COUNT_MISMATCH, given(f"{ONE};{ONE};"), "for 2 containers, but 1", AGAIN
     ),
-    "GPUs and request differ": Row(
+    "GPUs and request differ": RefusalCase(
         RefusalReason.COUNT_MISMATCH,
         given(f"{ONE};", containers=(a_container(count=2),)),
         "main asks for 2 GPUs, but the scheduler wrote 1",
         AGAIN,
         count=2,
     ),
-    "there is no group for the container": Row(
+    "there is no group for the container": RefusalCase(
         RefusalReason.NO_CONTAINER_LEFT,
         given(f"{ONE};", containers=(a_container(name="warm-up", role=Role.INIT), a_container())),
         "no GPUs for container warm-up",
         AGAIN,
     ),
-    "the GPU is not of this node": Row(
+    "the GPU is not of this node": RefusalCase(
         RefusalReason.UNKNOWN_GPU, given("GPU-elsewhere,NVIDIA,1,1:;"), "GPU-elsewhere", AGAIN
     ),
-    "the GPU is shared no longer": Row(
+    "the GPU is shared no longer": RefusalCase(
         RefusalReason.UNKNOWN_GPU, on_gpu(given(f"{ONE};"), present=False), f"GPU {G1}", AGAIN
     ),
-    "the GPU is bad": Row(
+    "the GPU is bad": RefusalCase(
         RefusalReason.BAD_GPU, with_bad_gpu(given(f"{ONE};")), "is bad: XID 79", "on another GPU"
     ),
-    "the GPU is lost": Row(
+    "the GPU is lost": RefusalCase(
         RefusalReason.BAD_GPU,
         on_gpu(given(f"{ONE};"), present=False, condition=Condition.LOST, cause="H-LOST"),
         "is lost: H-LOST",
         "on another GPU",
     ),
-    "the GPU of a replay is lost": Row(
+    "the GPU of a replay is lost": RefusalCase(
         RefusalReason.BAD_GPU,
         on_gpu(replaying(), condition=Condition.LOST),
         "no longer there",
         "delete the pod",
     ),
-    "the driver says nothing": Row(
+    "the driver says nothing": RefusalCase(
         RefusalReason.DRIVER_UNRESPONSIVE,
         on_gpu(given(f"{ONE};"), condition=Condition.UNMONITORED, serving=False),
         "driver has not answered",
         "ask the operator",
     ),
-    "memory is short": Row(
+    "memory is short": RefusalCase(
         RefusalReason.MEMORY_EXCEEDED,
         given(f"{G1},NVIDIA,90000,1:;"),
         "90000 MiB of memory promised, and it has 81559 MiB",
         "create the pod again",
     ),
-    "compute is short": Row(
+    "compute is short": RefusalCase(
         RefusalReason.CORES_EXCEEDED,
         given(f"{G1},NVIDIA,1,101:;"),
         "101 % of compute promised, and it has 100 %",
@@ -266,7 +266,7 @@ DECIDED = frozenset(row.gate for row in TABLE.values())
 
 
 @pytest.mark.parametrize("row", TABLE.values(), ids=TABLE)
-def test_the_gate_closes_and_says_what_is_wrong_and_what_to_do(row: Row) -> None:
+def test_the_gate_closes_and_says_what_is_wrong_and_what_to_do(row: RefusalCase) -> None:
     with pytest.raises(Refusal) as caught:
         ask(row.scene, row.count, row.settings)
 

@@ -41,7 +41,7 @@ Held = frozenset[SliceId]
 
 
 @dataclasses.dataclass
-class Container:
+class PlainContainer:
     """A pod of one container that runs by one answer."""
 
     row: PodUid
@@ -49,7 +49,7 @@ class Container:
     init: bool
 
 
-class Histories(RuleBasedStateMachine):
+class PlainHistories(RuleBasedStateMachine):
     """A kubelet with its books, its file and its containers, and the agent's ledger."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Histories(RuleBasedStateMachine):
         self.now = NOON
         self.numbers = itertools.count(1)
         self.epoch = KubeletEpoch(7, 0)
-        self.running: dict[str, Container] = {}
+        self.running: dict[str, PlainContainer] = {}
         self.booked: dict[str, Held] = {}
         self.file: dict[str, Held] | None = {}
         self.knows_pods = True
@@ -82,7 +82,7 @@ class Histories(RuleBasedStateMachine):
     def start(self, name: str, wanted: tuple[SliceId, ...], *, init: bool) -> None:
         """The kubelet asks, books the answer, writes its file and starts the container."""
         row = self.answer(wanted)
-        self.running[name] = Container(row.uid, frozenset(wanted), init)
+        self.running[name] = PlainContainer(row.uid, frozenset(wanted), init)
         self.booked[name] = frozenset(wanted)
         self.file = dict(self.booked)
 
@@ -208,7 +208,7 @@ class Histories(RuleBasedStateMachine):
         total = sum(share.memory_mib for row in rows for share in row.shares)
         assert total <= GPU.registered_mib
 
-    def distinct(self, one: Container) -> bool:
+    def distinct(self, one: PlainContainer) -> bool:
         others = (other for other in self.running.values() if other is not one)
         return all(one.ids.isdisjoint(other.ids) for other in others)
 
@@ -222,7 +222,7 @@ class Histories(RuleBasedStateMachine):
         assert () == self.ledger.plain
 
 
-TestHistories = Histories.TestCase
+TestHistories = PlainHistories.TestCase
 TestHistories.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
 
 
@@ -243,7 +243,7 @@ def _finds(monkeypatch: pytest.MonkeyPatch, name: str, wrong: object) -> bool:
     here = sys.modules[__name__]
     monkeypatch.setattr(here if hasattr(here, name) else plain_reconcile, name, wrong)
     try:
-        run_state_machine_as_test(Histories, settings=SEARCH)
+        run_state_machine_as_test(PlainHistories, settings=SEARCH)
     except AssertionError:
         return True
     return False

@@ -6,7 +6,7 @@ import pytest
 
 from agent.kit.durable import GROWTH, STEP, replace, unpadded
 from tests.fakes.chance import Seeded
-from tests.fakes.disk import Faults, Killed, MemoryFiles
+from tests.fakes.disk import DiskFaults, Killed, MemoryFiles
 
 OLD, NEW, NEWER = b"generation 1 of it", b"generation 2", b"generation 3 which is a long one"
 SPARE = ".state.new"
@@ -18,7 +18,7 @@ SEEDS = range(10)
 
 def with_generations(seed, keep, before):
     files = MemoryFiles(Seeded(seed))
-    faults = Faults(files)
+    faults = DiskFaults(files)
     for data in (*before, OLD, NEW):
         replace(faults, "state", data, keep)
     assert (SPARE in files.names) == bool(before)
@@ -120,11 +120,11 @@ def test_an_error_at_any_step_leaves_the_old_content(keep, before, code):
 
 def test_a_first_replace_whose_directory_cannot_be_synced_leaves_nothing():
     files = MemoryFiles()
-    faults = Faults(files)
+    faults = DiskFaults(files)
     replace(faults, "state", OLD)
     steps = faults.steps
     files = MemoryFiles()
-    faults = Faults(files)
+    faults = DiskFaults(files)
     faults.fail_at(steps - 2, errno.EIO)
 
     with pytest.raises(OSError, match="EIO"):

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.kit.measure import Bounds, Measure
+from agent.kit.measure import Measure, MeasureBounds
 
 TIB = 2**40
-WIDE = Bounds(size=TIB, entries=1_000_000, depth=16)
+WIDE = MeasureBounds(size=TIB, entries=1_000_000, depth=16)
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def leaf(tmp_path: Path) -> Path:
 
 
 def measured(
-    leaf: Path, bounds: Bounds = WIDE, meanwhile: Callable[[int], None] = lambda _: None
+    leaf: Path, bounds: MeasureBounds = WIDE, meanwhile: Callable[[int], None] = lambda _: None
 ) -> tuple[Measure, int]:
     """What was found, and in how many steps; `meanwhile` is called after each."""
     measure, steps = Measure(bounds), 0
@@ -104,7 +104,7 @@ def test_counting_ends_with_the_first_entry_beyond_the_bound(leaf):
     for number in range(10_050):
         (leaf / f"{number}").touch()
 
-    found, steps = measured(leaf, Bounds(size=TIB, entries=10_000, depth=16))
+    found, steps = measured(leaf, MeasureBounds(size=TIB, entries=10_000, depth=16))
 
     assert (10_001, 10_001, True) == (found.entries, steps, found.is_beyond)
 
@@ -115,7 +115,7 @@ def test_entries_of_all_directories_count_together(leaf):
         for one in range(20):
             (leaf / f"{number}" / f"{one}").touch()
 
-    found, _ = measured(leaf, Bounds(size=TIB, entries=50, depth=16))
+    found, _ = measured(leaf, MeasureBounds(size=TIB, entries=50, depth=16))
 
     assert (51, True) == (found.entries, found.is_beyond)
 
@@ -124,7 +124,7 @@ def test_counting_ends_with_the_bytes_beyond_the_bound(leaf):
     for number in range(10):
         (leaf / f"{number}").write_bytes(bytes(100_000))
 
-    found, steps = measured(leaf, Bounds(size=250_000, entries=1000, depth=16))
+    found, steps = measured(leaf, MeasureBounds(size=250_000, entries=1000, depth=16))
 
     assert found.is_beyond
     assert steps < 10
@@ -143,7 +143,7 @@ def test_counting_ends_with_the_depth_and_uses_a_bounded_number_of_descriptors(l
         nonlocal most
         most = max(most, handles())
 
-    found, _ = measured(leaf, Bounds(size=TIB, entries=1000, depth=16), count)
+    found, _ = measured(leaf, MeasureBounds(size=TIB, entries=1000, depth=16), count)
 
     assert (True, 16) == (found.is_deep, found.entries)
     assert most - before <= 2 * 16 + 1

@@ -8,7 +8,7 @@ import structlog
 from agent.kit.tiers import Task, TaskEnded, run_tiers
 
 
-class Stage:
+class TierStage:
     """Tasks that write down what happens to them, with the time."""
 
     def __init__(self):
@@ -52,7 +52,7 @@ async def run(tiers, *, stop_after=None, deadline=10.0):
 
 
 async def test_the_outer_tier_starts_first_and_stops_last():
-    stage = Stage()
+    stage = TierStage()
     tiers = [[stage.task("state")], [stage.task("facts")], [stage.task("door", clean_up=2)]]
 
     await run(tiers, stop_after=5)
@@ -71,7 +71,7 @@ async def test_the_outer_tier_starts_first_and_stops_last():
 
 
 async def test_tasks_of_one_tier_stop_together():
-    stage = Stage()
+    stage = TierStage()
 
     await run([[stage.task("a", clean_up=2), stage.task("b", clean_up=1)]], stop_after=5)
 
@@ -81,7 +81,7 @@ async def test_tasks_of_one_tier_stop_together():
 
 
 async def test_a_failure_in_the_inner_tier_unwinds_all_and_surfaces():
-    stage = Stage()
+    stage = TierStage()
     tiers = [[stage.task("state", clean_up=1)], [stage.task("door", clean_up=1)]]
     tiers[1].append(stage.task("bad", fail_after=3))
 
@@ -98,7 +98,7 @@ async def test_a_failure_in_the_inner_tier_unwinds_all_and_surfaces():
 
 
 async def test_a_failure_in_the_outer_tier_cancels_everybody_once():
-    stage = Stage()
+    stage = TierStage()
     tiers = [[stage.task("bad", fail_after=3)], [stage.task("door", clean_up=2)]]
 
     with pytest.raises(ExceptionGroup) as caught:
@@ -142,7 +142,7 @@ async def test_a_failing_clean_up_surfaces():
 
 
 async def test_a_task_that_outlives_its_share_is_cut_short_and_named():
-    stage = Stage()
+    stage = TierStage()
     tiers = [[stage.task("state", clean_up=7)], [stage.task("door", clean_up=100, stubborn=True)]]
 
     with structlog.testing.capture_logs() as logs:
@@ -160,7 +160,7 @@ async def test_a_task_that_outlives_its_share_is_cut_short_and_named():
 
 
 async def test_time_that_a_quick_tier_leaves_is_the_next_ones():
-    stage = Stage()
+    stage = TierStage()
     tiers = [[stage.task("state", clean_up=9)], [stage.task("door")]]
 
     await run(tiers, stop_after=5, deadline=10)
@@ -169,7 +169,7 @@ async def test_time_that_a_quick_tier_leaves_is_the_next_ones():
 
 
 async def test_a_cancelled_caller_cancels_every_tier_from_the_inside_out():
-    stage = Stage()
+    stage = TierStage()
     tiers = [[stage.task("state")], [stage.task("door", clean_up=1)]]
 
     async with asyncio.TaskGroup() as group:
@@ -182,7 +182,7 @@ async def test_a_cancelled_caller_cancels_every_tier_from_the_inside_out():
 
 
 async def test_an_empty_tier_is_no_obstacle():
-    stage = Stage()
+    stage = TierStage()
 
     await run([[], [stage.task("door")], []], stop_after=5)
 
