@@ -16,8 +16,7 @@ from agent.sandbox.kubelet.seen import KubeletEvent
 from agent.wire.v1beta1 import ContainerAllocateResponse
 from tests.builders import NODE, a_gpu, a_health, a_shared_gpu, a_uuid
 from tests.fakes.chance import Seeded
-from tests.fakes.disk import DiskFaults
-from tests.fakes.disk import MemoryDisk, MemoryFiles
+from tests.fakes.disk import DiskFaults, MemoryDisk, MemoryFiles
 from tests.machine.agent_life import AgentLife
 from tests.machine.api import ApiFaults, ApiGate, Store
 from tests.machine.audit import Audit, AuditedHooks
