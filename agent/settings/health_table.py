@@ -7,7 +7,7 @@ from agent.core.health.xids import XidClass
 from agent.settings.fields import Field
 from agent.settings.kinds import HOW, ValueType, WrongValue, duration, shown, text, texts
 
-CLASSES = tuple(kind.value for kind in XidClass)
+CLASSES = {kind.value: kind for kind in XidClass}
 MOST_XID = 65535
 
 
@@ -17,7 +17,7 @@ def _class_of(item: str) -> tuple[int, XidClass]:
     if not is_xid or name not in CLASSES:
         words = ", ".join(CLASSES)
         raise WrongValue(f"expected XID=CLASS with one of {words}", shown(item))
-    return int(xid), XidClass(name)
+    return int(xid), CLASSES[name]
 
 
 def _xid_classes(value: object) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ HEALTH: tuple[Field, ...] = (
         (),
         xid_classes,
         "Classes of XIDs that differ from the agent's table, as 94=fatal: "
-        f"{', '.join(CLASSES[:-1])} or {CLASSES[-1]}.",
+        f"{', '.join([*CLASSES][:-1])} or {[*CLASSES][-1]}.",
         section="health.xids",
         part=classes_of,
     ),

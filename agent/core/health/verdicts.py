@@ -3,7 +3,7 @@
 import dataclasses
 import datetime as dt
 import enum
-from typing import Final, assert_never
+from typing import Final
 
 from agent.core.health.reports import FabricState, GpuSigns, RecoveryAction
 from agent.core.health.xids import XidClass, xid_name
@@ -179,19 +179,15 @@ def told_of(xid: int) -> str:
 def of_xid(xid: int, kind: XidClass, now: dt.datetime) -> Health | None:
     """What an XID of that class says of the GPU; None: nothing."""
     told, runbook = told_of(xid), f"H-{xid:03d}"
-    match kind:
-        case XidClass.APPLICATION:
-            return None
-        case XidClass.CONTAINED:
-            return watched(now, Cause.XID, told, runbook)
-        case XidClass.FATAL:
-            return bad(now, Cause.XID, told, runbook)
-        case XidClass.NEEDS_RESET:
-            return needing(bad(now, Cause.XID, told, runbook, NextStep.RESET), reboot=False)
-        case XidClass.NEEDS_REBOOT:
-            return needing(bad(now, Cause.XID, told, runbook, NextStep.REBOOT), reboot=True)
-        case _:
-            assert_never(kind)
+    if kind.condition is Condition.OK:
+        return None
+    if kind.condition is Condition.WATCH:
+        return watched(now, Cause.XID, told, runbook)
+    if kind.action is Action.WAIT:
+        return bad(now, Cause.XID, told, runbook)
+    reboot = kind.action is Action.REBOOT
+    then = NextStep.REBOOT if reboot else NextStep.RESET
+    return needing(bad(now, Cause.XID, told, runbook, then), reboot=reboot)
 
 
 def suspected(health: Health, doubt: Health) -> Health:

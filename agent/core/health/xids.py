@@ -7,24 +7,41 @@ import dataclasses
 import enum
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Self
+
+from agent.core.inventory.condition import Action, Condition
 
 FELL_OFF_THE_BUS: Final = 79
 
 
 class XidClass(enum.StrEnum):
-    """What an XID says about the GPU, not about the program that ran on it."""
+    """What an XID says about the GPU, not about the program that ran on it.
 
-    APPLICATION = "application"
-    """A program's fault, the echo of another error, or mere news: nothing about the GPU."""
-    CONTAINED = "contained"
-    """An error that the hardware dealt with, or on which the driver decides: watched."""
-    FATAL = "fatal"
-    """Bad; a quiet time and passed probes show that it is over."""
-    NEEDS_RESET = "needs-reset"
-    """Bad until the GPU was reset, the driver wants no reset any more, or the node booted."""
-    NEEDS_REBOOT = "needs-reboot"
-    """Bad until the node booted."""
+    A class has its name in settings, the condition of the GPU after such an XID, and what makes the
+    GPU ok again.
+    """
+
+    condition: Condition
+    action: Action
+
+    def __new__(cls, name: str, condition: Condition, action: Action) -> Self:
+        """A row of the table of classes."""
+        member = str.__new__(cls, name)
+        member._value_ = name
+        member.condition = condition
+        member.action = action
+        return member
+
+    APPLICATION = "application", Condition.OK, Action.NONE
+    """A fault of a program, the echo of another error, or a notice: nothing about the GPU."""
+    CONTAINED = "contained", Condition.WATCH, Action.WAIT
+    """The hardware handled the error, or the driver decides about it. The GPU stays in service."""
+    FATAL = "fatal", Condition.BAD, Action.WAIT
+    """A quiet period and passed probes show that the error is over."""
+    NEEDS_RESET = "needs-reset", Condition.BAD, Action.RESET
+    """Until a reset of the GPU or a boot, or until the driver wants no reset any more."""
+    NEEDS_REBOOT = "needs-reboot", Condition.BAD, Action.REBOOT
+    """Until the node boots."""
 
 
 class XidAction(enum.StrEnum):

@@ -7,7 +7,6 @@ import pytest
 from agent.core.health.judge import aged, judge
 from agent.core.health.reports import DriverEvent, EventKind, Probe, ProbeOutcome
 from agent.core.health.settings import HealthSettings, xid_class
-from agent.core.health.verdicts import of_xid
 from agent.core.health.xids import XIDS, XidClass
 from agent.core.inventory.condition import Condition, Health
 from tests.builders import G1, NOON, a_health
@@ -42,29 +41,6 @@ def after(health: Health, *reports, at: float = 10.0) -> Health:
 @pytest.mark.parametrize("number", [13, 31, 43, 45, 68, 32])
 def test_an_xid_of_an_application_says_nothing_about_the_gpu(number):
     assert OK is after(OK, xid(number))
-
-
-OF_A_CLASS = {
-    XidClass.APPLICATION: (Condition.OK, False, False),
-    XidClass.CONTAINED: (Condition.WATCH, False, False),
-    XidClass.FATAL: (Condition.BAD, False, False),
-    XidClass.NEEDS_RESET: (Condition.BAD, True, False),
-    XidClass.NEEDS_REBOOT: (Condition.BAD, True, True),
-}
-
-
-@pytest.mark.parametrize("kind", XidClass)
-def test_each_class_of_xids_has_its_own_meaning(kind):
-    settings = HealthSettings(xids={54321: kind})
-
-    health = judge(OK, xid(54321), later(10), settings)
-
-    assert OF_A_CLASS[kind] == (health.condition, health.needs_reset, health.needs_reboot)
-
-
-def test_a_class_of_which_nobody_has_said_what_it_means_is_no_verdict():
-    with pytest.raises(AssertionError):
-        of_xid(54321, "new", NOON)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("number", [63, 92, 94])

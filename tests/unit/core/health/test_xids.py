@@ -2,6 +2,8 @@
 
 import pytest
 
+from agent.core.health.judge import judge
+from agent.core.health.reports import DriverEvent, EventKind
 from agent.core.health.settings import (
     PLUGINS_SKIP,
     HealthSettings,
@@ -10,6 +12,8 @@ from agent.core.health.settings import (
     xid_class,
 )
 from agent.core.health.xids import XIDS, XidClass, xid_name
+from agent.core.inventory.condition import Condition, Health
+from tests.builders import G1, NOON
 from tests.hami_vectors import Vector, cases
 
 APPLICATION = (13, 31, 43, 45, 68, 109)
@@ -98,14 +102,24 @@ CATALOG = {
 }
 """NVIDIA's XID catalog (docs.nvidia.com/deploy/xid-errors, R590): numbers by immediate action."""
 
-CLASSES = {
-    XidClass.APPLICATION: "8 11 13 14 25 31 32 37-41 43-45 60 66-72 75-77 80 82-86 88 89 93 96-108 "
-    "121 126-135 137 139 141 147 148 152 153 157 160-165",
-    XidClass.CONTAINED: "63 92 94 144-146 149 154",
-    XidClass.NEEDS_RESET: "46 48 62 64 74 79 95 109 110 119 120 136 140 143 150 155 156 158 169",
-    XidClass.NEEDS_REBOOT: "151",
+CLASSES: dict[XidClass, tuple[tuple[Condition, bool, bool], str]] = {
+    XidClass.APPLICATION: (
+        (Condition.OK, False, False),
+        (
+            "8 11 13 14 25 31 32 37-41 43-45 60 66-72 75-77 80 82-86 88 89 93 96-108 "
+            "121 126-135 137 139 141 147 148 152 153 157 160-165"
+        ),
+    ),
+    XidClass.CONTAINED: ((Condition.WATCH, False, False), "63 92 94 144-146 149 154"),
+    XidClass.FATAL: ((Condition.BAD, False, False), ""),
+    XidClass.NEEDS_RESET: (
+        (Condition.BAD, True, False),
+        "46 48 62 64 74 79 95 109 110 119 120 136 140 143 150 155 156 158 169",
+    ),
+    XidClass.NEEDS_REBOOT: ((Condition.BAD, True, True), "151"),
 }
-"""What they are here; all others are fatal."""
+"""The condition after an XID of that class, whether a reset and a reboot are needed, and its
+numbers in the catalog. Numbers of no other class are fatal."""
 
 
 def numbers(text: str) -> set[int]:
@@ -123,8 +137,19 @@ def test_no_number_of_the_catalog_is_missing_and_each_has_the_catalogs_action():
     }
 
 
+@pytest.mark.parametrize("kind", XidClass)
+def test_each_class_of_xids_has_its_own_meaning(kind):
+    report = DriverEvent(EventKind.XID, G1, 54321)
+
+    health = judge(
+        Health(Condition.OK, since=NOON), report, NOON, HealthSettings(xids={54321: kind})
+    )
+
+    assert CLASSES[kind][0] == (health.condition, health.needs_reset, health.needs_reboot)
+
+
 def test_what_leaves_the_hardware_as_it_was_costs_no_gpu():
-    known = {kind: numbers(text) for kind, text in CLASSES.items()}
+    known = {kind: numbers(text) for kind, (_, text) in CLASSES.items()}
     others = XIDS.keys() - set().union(*known.values())
 
     assert known | {XidClass.FATAL: others} == {
