@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import select
+import socket
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -138,6 +140,17 @@ async def test_events_reach_every_listener(driver, path):
     assert [(EventKind.XID, 94)] * 2 == [(t.result().kind, t.result().xid) for t in heard]
     for stream in streams:
         await stream.aclose()
+
+
+async def test_a_listener_that_dies_with_news_unread_ends_nobody_elses_simulation(path):
+    """As an agent that is killed, or ends at once for its settings."""
+    async with open_simulation("t4", socket_path=path):
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.connect(str(path))
+            listener.sendall(b'{"verb":"events"}\n')
+            await asyncio.to_thread(select.select, [listener], [], [])
+        for _ in range(20):
+            assert isinstance(await ask(path, talk.ListRequest()), talk.DoneReply)
 
 
 async def test_a_hung_driver_answers_the_driver_nothing_and_people_everything(driver, path):
