@@ -100,21 +100,20 @@ async def test_a_library_that_takes_5_s_to_begin_is_served(built, tmp_path):
     assert (0, 0, 0) == (stub.sessions, stub.sets, stub.undefined)
 
 
-async def test_a_gpu_that_hangs_leaves_the_others_served(built, tmp_path):
+async def test_one_gpu_of_eight_that_hangs_leaves_the_others_served(built, tmp_path):
     library = Path(shutil.copy(built, tmp_path / "libnvidia-ml.so.1"))
-    async with a_node(library) as node:
+    async with a_node(library, gpus=8) as node:
         threads = node.threads
-        node.stub.hang(slot=1)
+        node.stub.hang(slot=3)
 
-        assert await offers(node.cluster, 10 * (GPUS - 1)), node.cluster.log.last(20)
-        assert "" == await node.allocate("GPU-5708-0-0")
-        assert "HA-4005" in await node.allocate("GPU-5708-1-0")
-        assert "" == await node.allocate("GPU-5708-2-0")
+        assert await offers(node.cluster, 70), node.cluster.log.last(20)
+        for gpu in range(8):
+            assert ("HA-4005" if gpu == 3 else "") in await node.allocate(f"GPU-5708-{gpu}-0")
         assert node.threads <= threads + 2
 
-        node.stub.hang(slot=1, hung=False)
-        assert await offers(node.cluster, 10 * GPUS), node.cluster.log.last(20)
-        assert "" == await node.allocate("GPU-5708-1-0")
+        node.stub.hang(slot=3, hung=False)
+        assert await offers(node.cluster, 80), node.cluster.log.last(20)
+        assert "" == await node.allocate("GPU-5708-3-0")
 
 
 async def test_an_xid_of_the_library_takes_the_slices_of_its_gpu_away(built, tmp_path):

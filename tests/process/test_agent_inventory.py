@@ -141,17 +141,6 @@ async def test_a_gpu_that_is_switched_to_mig_mode_is_not_shared_until_it_is_swit
         assert "" == await node.allocate("GPU-5708-1-1")
 
 
-async def test_one_gpu_of_eight_that_hangs_leaves_seven(library):
-    async with a_node(library, gpus=8) as node:
-        node.stub.hang(slot=3)
-
-        assert await offers(node.cluster, 70), node.cluster.log.last(20)
-        for gpu in range(8):
-            assert ("HA-4005" if gpu == 3 else "") in await node.allocate(f"GPU-5708-{gpu}-0")
-        node.stub.hang(slot=3, hung=False)
-        assert await offers(node.cluster, 80), node.cluster.log.last(20)
-
-
 async def test_how_much_a_gpu_is_used_is_shown(library):
     async with a_node(library) as node:
         node.stub.set(1, gpu_percent=93, used=7 << 30)
