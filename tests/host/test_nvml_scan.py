@@ -124,16 +124,6 @@ async def test_a_gpu_that_was_never_described_is_named_by_its_index(driver, libr
     assert (GpuFault("index 2", "error 999"),) == (await driver.scan()).faults
 
 
-async def test_a_name_that_is_no_text_is_a_fault_of_that_gpu_alone(driver, library):
-    library.gpus[1].name = b"NVIDIA \xff\xfe"
-    scan = await driver.scan()
-
-    assert ["GPU-0", "GPU-2"] == [gpu.uuid for gpu in scan.gpus]
-    (fault,) = scan.faults
-    assert ("index 1", False) == (fault.gpu, fault.lost)
-    assert "can't decode byte 0xff" in fault.text
-
-
 async def test_a_gpu_whose_call_hangs_is_skipped_until_it_comes_back(driver, library):
     await driver.scan()
     library.hanging.add(("*", 1))

@@ -152,7 +152,9 @@ async def test_a_name_that_is_no_text_is_a_fault_of_that_gpu_alone(driver, stub)
     scan = await driver.scan()
 
     assert [UUIDS[0], UUIDS[2]] == [gpu.uuid for gpu in scan.gpus]
-    assert ["index 1"] == [fault.gpu for fault in scan.faults]
+    (fault,) = scan.faults
+    assert ("index 1", False) == (fault.gpu, fault.lost)
+    assert "can't decode byte 0xff" in fault.text
 
 
 async def test_an_event_of_any_wanted_kind_arrives_with_its_gpu(driver, stub):
