@@ -100,22 +100,6 @@ async def test_more_connections_than_allowed_are_told_so(driver, path):
     assert "busy" == reply["reason"]
 
 
-async def test_an_unknown_gpu_is_named_and_nothing_happens(driver, path):
-    reply = await ask(path, talk.LoseRequest(gpu="7"))
-
-    assert isinstance(reply, talk.FailedReply)
-    assert "unknown-gpu" == reply.reason
-    assert "there is no GPU `7`; there are 0 (GPU-" in reply.text
-    assert () == (await driver.scan()).faults
-
-
-async def test_what_the_hardware_cannot_do_is_refused(driver, path):
-    reply = await ask(path, talk.AddRequest(profile="voodoo"))
-
-    assert isinstance(reply, talk.FailedReply)
-    assert "refused" == reply.reason
-
-
 async def test_the_driver_sees_what_people_do(driver, path):
     scan = await driver.scan()
     uuid = scan.gpus[1].uuid
