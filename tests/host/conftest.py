@@ -3,6 +3,7 @@
 A module with other GPUs overrides `library`; one of the stub takes `stub_driver` for its `driver`.
 """
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from agent.host.nvml.driver import NvmlDriver
 from tests.fakes.nvml import FakeGpu, FakeNvml
 from tests.fakes.nvml_fixtures import built, forgetful, stub, stub_driver, stub_path
 from tests.fakes.offload import Inline
-from tests.host.hook_space import NAME, said
+from tests.host.hook_space import NAME
 
 __all__ = ["built", "forgetful", "stub", "stub_driver", "stub_path"]
 
@@ -44,7 +45,7 @@ def dirs(hook: Path, tmp_path: Path) -> HostHookDirs:
 
 
 @pytest.fixture
-def leaf(hook: Path) -> Path:
+def leaf(hook: Path, dirs: HostHookDirs) -> Path:
     """The directory of a container that runs, as the agent made it."""
-    assert ["prepared"] == said(hook, "prepare()\n")
+    asyncio.run(dirs.prepare(NAME, wipe=True))
     return hook / "vgpu" / "containers" / NAME
