@@ -227,7 +227,10 @@ class _Conversation:
                 raise _GoneError
 
     async def _stream(self) -> None:
-        """Events for as long as the peer listens; what it still sends is thrown away."""
+        """Events for as long as the peer listens; what it still sends is thrown away.
+
+        A peer that dies without a word, or reads no more, has ended the stream, too.
+        """
         cursor = self._hardware.subscribe()
         await self._send(talk.EventReply())
 
@@ -236,11 +239,14 @@ class _Conversation:
                 for event in await cursor.next():
                     await self._send(talk.EventReply(event))
 
-        async with asyncio.TaskGroup() as tasks:
-            task = tasks.create_task(pump())
-            while await self._reader.read(talk.REQUEST_LIMIT):
-                pass
-            task.cancel()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                task = tasks.create_task(pump())
+                while await self._reader.read(talk.REQUEST_LIMIT):
+                    pass
+                task.cancel()
+        except* (ConnectionError, TimeoutError):
+            log.debug("simulation.peer_gone")
 
     async def _send(self, reply: talk.Reply) -> None:
         self._writer.write(talk.encode(reply))

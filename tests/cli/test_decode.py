@@ -171,6 +171,11 @@ def test_an_input_that_cannot_be_read_says_why(
     assert refused(capsys).endswith("standard input cannot be read: Input/output error")
 
 
+def test_decode_of_nothing_is_a_usage_error(capsys: Out) -> None:
+    assert dispatch(["decode", ""], {}) == 2
+    assert "nothing to decode" in capsys.readouterr().err
+
+
 def test_a_dash_is_stdin(capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(";\n"))
 
@@ -217,7 +222,7 @@ def test_a_malformed_value_is_refused_with_its_mistake(
 ) -> None:
     sentence = refused(capsys, "--kind", kind, text)
 
-    assert f"not a valid {kind} value" in sentence
+    assert sentence.startswith(f"hami-agent: not a valid {kind} value: ")
     assert says in sentence
 
 

@@ -80,37 +80,6 @@ async def test_a_gpu_that_is_served_is_no_problem(tmp_path, capsys):
     ) == capsys.readouterr().out
 
 
-async def test_json_says_where_it_is_from(tmp_path, capsys):
-    path = tmp_path / "s.sock"
-    async with an_agent(path):
-        assert 1 == await run("3", "--socket", path, "-o", "json")
-
-    document = json.loads(capsys.readouterr().out)
-    assert ("hami-agent/v1", "Recheck", str(path), DATA) == (
-        document["apiVersion"],
-        document["kind"],
-        document["source"],
-        document["data"],
-    )
-
-
-@pytest.mark.parametrize(
-    ("status", "raw", "code"),
-    [(404, "There is no GPU 9 here.", 4), (403, "Only root may do this.", 1), (200, "{}", 3)],
-)
-async def test_what_went_wrong_is_said_and_has_its_exit_code(tmp_path, capsys, status, raw, code):
-    path = tmp_path / "s.sock"
-    async with an_agent(path, status, raw=raw):
-        assert code == await run("9", "--socket", path)
-
-    assert "hami-agent recheck: " in capsys.readouterr().err
-
-
-async def test_nobody_at_the_socket_is_unreachable(tmp_path, capsys):
-    assert 3 == await run("0", "--socket", tmp_path / "none.sock")
-    assert "is the agent running" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("words", "action", "second", "code"),
     [

@@ -1,7 +1,5 @@
 """`hami-agent release`: what is asked, what is shown, exit codes."""
 
-import json
-
 import pytest
 
 from agent.cli import release
@@ -46,32 +44,6 @@ async def test_what_holds_it_open_is_said(tmp_path, capsys):
     told = capsys.readouterr().out
     assert 1 == code
     assert "holds it open: a call has not come back\nrelease it again" in told
-
-
-async def test_json_says_where_it_is_from(tmp_path, capsys):
-    path = tmp_path / "s.sock"
-    async with an_agent(path):
-        assert 0 == await run("3", "--socket", path, "-o", "json")
-
-    document = json.loads(capsys.readouterr().out)
-    assert (str(path), DATA) == (document["source"], document["data"])
-
-
-@pytest.mark.parametrize(
-    ("status", "raw", "code"),
-    [(404, "There is no GPU 9 here.", 4), (403, "Only root may do this.", 1), (200, "{}", 3)],
-)
-async def test_what_went_wrong_is_said_and_has_its_exit_code(tmp_path, capsys, status, raw, code):
-    path = tmp_path / "s.sock"
-    async with an_agent(path, status, raw=raw):
-        assert code == await run("9", "--socket", path)
-
-    assert "hami-agent release: " in capsys.readouterr().err
-
-
-async def test_nobody_at_the_socket_is_unreachable(tmp_path, capsys):
-    assert 3 == await run("0", "--socket", tmp_path / "none.sock")
-    assert "is the agent running" in capsys.readouterr().err
 
 
 async def test_several_are_taken_back_with_one_word(tmp_path, capsys):

@@ -86,6 +86,7 @@ async def test_an_unknown_gpu_is_exit_4_and_one_sentence(hardware, path, capsys)
 
     assert (4, "") == (code, captured.out)
     assert captured.err.startswith("hami-agent simulate: there is no GPU `9`; there are 0 (GPU-")
+    assert () == (await hardware.scan()).faults
     assert 1 == captured.err.count("\n")
 
 

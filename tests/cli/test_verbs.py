@@ -9,8 +9,6 @@ import pytest
 
 from agent.cli.main import VERBS, dispatch
 
-REGISTER = '[{"id":"GPU-1","count":10,"devmem":81559,"devcore":100,"type":"NVIDIA H100"}]'
-
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,45 +180,6 @@ def test_run_with_a_bad_setting_exits_with_78_before_anything_starts(
 ) -> None:
     assert dispatch(["run", "--split-count", "none"], {}) == 78
     assert "--split-count: sharing.splitCount: expected" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("value", "kind"),
-    [
-        (REGISTER, "register"),
-        ("GPU-1,NVIDIA,3000,30:;", "devices"),
-        ("2026-11-21T08:42:36Z,default,g1", "lock"),
-    ],
-)
-def test_decode_finds_out_what_a_value_is(
-    value: str, kind: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert dispatch(["decode", value], {}) == 0
-    assert json.loads(capsys.readouterr().out)["kind"] == kind
-
-
-def test_decode_says_in_one_sentence_what_is_malformed(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert dispatch(["decode", "GPU-1,NVIDIA:;"], {}) == 1
-    assert capsys.readouterr().err.startswith("hami-agent: not a valid devices value: ")
-
-
-def test_decode_reads_stdin(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    file = tmp_path / "value"
-    file.write_text(REGISTER + "\n")
-    with file.open() as stream:
-        monkeypatch.setattr("sys.stdin", stream)
-
-        assert dispatch(["decode"], {}) == 0
-    assert json.loads(capsys.readouterr().out)["data"][0]["registered_mib"] == 81559
-
-
-def test_decode_of_nothing_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert dispatch(["decode", ""], {}) == 2
-    assert "nothing to decode" in capsys.readouterr().err
 
 
 def test_an_unknown_variable_stops_the_run_with_78(

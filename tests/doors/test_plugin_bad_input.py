@@ -277,33 +277,3 @@ async def test_a_refusal_leaves_the_lock_owner_who_waits_as_it_was(tmp_path: Pat
         desk.witness.admit(placed(2))
         (answer,) = await kubelet.allocate(ids(7))
         assert "3000m" == answer.envs["CUDA_DEVICE_MEMORY_LIMIT_0"]
-
-
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [(b"\x0a\x05\x0a\x09abc", "cut short"), (b"\x08\x01", "wrong kind")],
-    ids=["cut short", "of the wrong kind"],
-)
-async def test_bytes_that_are_no_request_are_invalid_and_nothing_is_written(
-    tmp_path: Path, body: bytes, words: str
-):
-    class Raw:
-        """A message that is these bytes."""
-
-        def SerializeToString(self) -> bytes:  # noqa: N802 -- protobuf's name
-            return body
-
-    async with a_kubelet(tmp_path) as kubelet:
-        before = await kubelet.stored()
-
-        with pytest.raises(GRPCError) as caught:
-            await kubelet.plugin._unary_unary(
-                "/v1beta1.DevicePlugin/Allocate",
-                Raw(),  # type: ignore[arg-type]
-                ContainerAllocateResponse,
-            )
-
-        assert Status.INVALID_ARGUMENT is caught.value.status
-        assert words in (caught.value.message or "")
-        assert (caught.value.message or "").endswith(" [HA-1002]")
-        assert before == await kubelet.stored()

@@ -6,7 +6,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from agent.core.errors import DriverError, Refusal, RefusalReason, StateError
+from agent.core.errors import Refusal, RefusalReason, StateError
 from tests.fakes.door import FakeDoor, a_door
 from tests.fakes.grpc_messages import GrpcPlugin
 
@@ -80,27 +80,11 @@ async def test_several_containers_are_answered_in_order(tmp_path: Path):
         plugin.close()
 
 
-@pytest.mark.parametrize("containers", [[], [[]], [["a"], []]])
-async def test_an_allocate_that_asks_for_nothing_is_invalid(tmp_path: Path, containers):
-    async with a_door(tmp_path) as door:
-        plugin = GrpcPlugin(door.path)
-
-        code, text = await refused(plugin.allocate, *containers)
-
-        assert "INVALID_ARGUMENT" == code
-        assert text.endswith("[HA-1001]")
-        assert [] == door.allocator.asked
-        plugin.close()
-
-
 @pytest.mark.parametrize(
     ("failure", "code", "text"),
     [
-        (Refusal(RefusalReason.NO_LOCK, "no lock"), "FAILED_PRECONDITION", "no lock [HA-2005]"),
         (Refusal(RefusalReason.OVERLAP, "busy", transient=True), "UNAVAILABLE", "busy [HA-2009]"),
-        (Refusal(RefusalReason.MALFORMED_REQUEST, "odd"), "INVALID_ARGUMENT", "odd [HA-1002]"),
         (StateError("the disk is full"), "UNAVAILABLE", "the disk is full"),
-        (DriverError("the driver is silent"), "INTERNAL", "the driver is silent"),
         (
             Refusal(RefusalReason.NO_LOCK, "zu groß → 100 %"),
             "FAILED_PRECONDITION",

@@ -27,6 +27,8 @@ from tests.fakes.raw_h2 import a_raw_call, prefixed
 
 ALLOCATE = "/v1beta1.DevicePlugin/Allocate"
 
+WORDS = {"a text that is cut short": "cut short", "a number where a message is due": "wrong kind"}
+"""What is said of some."""
 MALFORMED = {
     "a text that is cut short": b"\x0a\x05\x0a\x09abc",
     "a message that is cut short": b"\x0a\xff\x01\x0a\x03abc",
@@ -44,15 +46,16 @@ MALFORMED = {
 
 
 @pytest.mark.looptime(False)
-@pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
-async def test_malformed_bytes_are_refused_as_such(tmp_path: Path, body: bytes):
+@pytest.mark.parametrize("name", MALFORMED)
+async def test_malformed_bytes_are_refused_as_such(tmp_path: Path, name: str):
     async with a_door(tmp_path) as door:
         plugin = GrpcPlugin(door.path)
 
         with pytest.raises(grpc.RpcError) as caught:
-            await asyncio.to_thread(plugin.raw, "Allocate", body, "AllocateResponse")
+            await asyncio.to_thread(plugin.raw, "Allocate", MALFORMED[name], "AllocateResponse")
 
         assert grpc.StatusCode.INVALID_ARGUMENT == caught.value.code()
+        assert WORDS.get(name, "") in caught.value.details()
         assert caught.value.details().endswith("[HA-1002]")
         assert [] == door.allocator.asked
         assert 2 == len(

@@ -27,5 +27,5 @@ async def listening(driver: Driver):
 
 
 async def hear(heard, count: int) -> list:
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(30):
         return [await heard.get() for _ in range(count)]

@@ -8,6 +8,7 @@ from agent.codec.register import RegisteredGpu, encode_register
 from agent.core.inventory.gpu import GpuUuid
 from agent.sandbox.api_errors import Json
 from agent.sandbox.patching import merge_patch
+from agent.sandbox.scheduler.cluster import StoreCluster
 from agent.sandbox.scheduler.loop import SchedulerModel
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.webhook import admit_pod
@@ -107,6 +108,47 @@ class FakeCluster:
     def condition(self, name: str) -> str:
         conditions = self.pod(name)["status"].get("conditions", [])
         return next((entry.get("message", "") for entry in conditions), "")
+
+
+class RecordedCluster(StoreCluster):
+    """The port over a store; `calls` are the requests that were made."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        super().__init__(store)
+        self.store = store
+        self.calls: list[str] = []
+
+    def before(self, call: str) -> None:
+        """What others do just before a request."""
+
+    async def get(self, resource: str, namespace: str, name: str) -> Json:
+        self._note(f"get {resource}")
+        return await super().get(resource, namespace, name)
+
+    async def patch(
+        self,
+        resource: str,
+        namespace: str,
+        name: str,
+        changes: Json,
+        *,
+        uid: str | None = None,
+        version: str | None = None,
+    ) -> Json:
+        self._note(f"patch {resource}")
+        return await super().patch(resource, namespace, name, changes, uid=uid, version=version)
+
+    async def create(self, resource: str, namespace: str, obj: Json) -> None:
+        self._note(f"create {resource}")
+        await super().create(resource, namespace, obj)
+
+    async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
+        self._note("bind")
+        await super().bind(namespace, name, uid, node_name)
+
+    def _note(self, call: str) -> None:
+        self.calls.append(call)
+        self.before(call)
 
 
 @asynccontextmanager

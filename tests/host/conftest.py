@@ -1,15 +1,19 @@
-"""A driver over the library in memory, and one over the C stub.
+"""A driver over the library in memory, one over the C stub, and HAMi-core's directories.
 
 A module with other GPUs overrides `library`; one of the stub takes `stub_driver` for its `driver`.
 """
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from agent.host.hook.directories import HostHookDirs
 from agent.host.nvml.driver import NvmlDriver
 from tests.fakes.nvml import FakeGpu, FakeNvml
 from tests.fakes.nvml_fixtures import built, forgetful, stub, stub_driver, stub_path
+from tests.fakes.offload import Inline
+from tests.host.hook_space import NAME
 
 __all__ = ["built", "forgetful", "stub", "stub_driver", "stub_path"]
 
@@ -26,3 +30,22 @@ async def driver(library: FakeNvml, tmp_path: Path):
     library.release()
     await driver.close()
     assert 0 == library.undefined
+
+
+@pytest.fixture
+def hook(tmp_path: Path) -> Path:
+    """The hook path: a directory of root's."""
+    (tmp_path / "hook").mkdir()
+    return tmp_path / "hook"
+
+
+@pytest.fixture
+def dirs(hook: Path, tmp_path: Path) -> HostHookDirs:
+    return HostHookDirs(hook, tmp_path / "dev", "2.10.0", Inline(), Inline())
+
+
+@pytest.fixture
+def leaf(hook: Path, dirs: HostHookDirs) -> Path:
+    """The directory of a container that runs, as the agent made it."""
+    asyncio.run(dirs.prepare(NAME, wipe=True))
+    return hook / "vgpu" / "containers" / NAME

@@ -3,9 +3,11 @@
 Without is as the manifests and the unit run the agent.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,40 @@ def said(hook: Path, lines: str, *under: str) -> list[str]:
     )
     assert (0, "") == (done.returncode, done.stderr)
     return done.stdout.splitlines()
+
+
+TENANT = """
+import os, sys
+at = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECTORY)
+os.fchdir(at)
+print("at work", flush=True)
+number = 0
+while True:
+    number += 1
+    try:
+        for name in os.listdir(at):
+            os.rename(name, f"x{number}-{len(name)}", src_dir_fd=at, dst_dir_fd=at)
+        os.makedirs(f"n{number % 7}/m/o", exist_ok=True)
+        os.rename(f"n{number % 7}/m", f"m{number % 5}")
+        MORE
+    except OSError:
+        pass
+"""
+
+
+@contextlib.contextmanager
+def renaming(leaf: Path, *more: str) -> Iterator[None]:
+    """Beside the block a tenant renames all that is in the directory, and does `more`."""
+    program = TENANT.replace("MORE", "; ".join(more))
+    tenant = [sys.executable, "-c", program, str(leaf)]
+    with subprocess.Popen(tenant, stdout=subprocess.PIPE) as running:  # noqa: S603 -- our own
+        assert running.stdout is not None
+        running.stdout.readline()
+        try:
+            yield
+        finally:
+            assert running.poll() is None
+            running.kill()
 
 
 async def cleared(dirs: HostHookDirs) -> Cleared:

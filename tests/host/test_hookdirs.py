@@ -15,17 +15,6 @@ from tests.host.hook_space import cleared
 NAME = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d0001_main"
 
 
-@pytest.fixture
-def hook(tmp_path):
-    (tmp_path / "hook").mkdir()
-    return tmp_path / "hook"
-
-
-@pytest.fixture
-def dirs(hook, tmp_path):
-    return HostHookDirs(hook, tmp_path / "dev", "2.10.0", Inline(), Inline())
-
-
 @contextlib.contextmanager
 def umask(value):
     before = os.umask(value)
@@ -169,11 +158,16 @@ async def test_a_name_that_is_no_pod_and_container_makes_nothing(dirs, hook, nam
 
 
 async def test_a_missing_hook_directory_is_said(tmp_path):
-    dirs = HostHookDirs(tmp_path / "missing", tmp_path, "", Inline(), Inline())
+    missing = tmp_path / "missing"
+    dirs = HostHookDirs(missing, tmp_path, "", Inline(), Inline())
 
-    with pytest.raises(StateError, match=r"missing cannot be used: .*No such file"):
+    with pytest.raises(StateError) as refused:
         await dirs.prepare(NAME, wipe=True)
     await dirs.remove(NAME)
+
+    assert f"{missing} cannot be used: " in str(refused.value)
+    mend = f"No such file or directory; make {missing}, a directory of root's."
+    assert mend in str(refused.value)
 
 
 def installed(hook, *names):

@@ -13,17 +13,6 @@ from tests.fakes.offload import Inline, R, Ts
 from tests.host.hook_space import NAME, cleared
 
 
-@pytest.fixture
-def hook(tmp_path):
-    (tmp_path / "hook").mkdir()
-    return tmp_path / "hook"
-
-
-@pytest.fixture
-def dirs(hook, tmp_path):
-    return HostHookDirs(hook, tmp_path / "dev", "2.10.0", Inline(), Inline())
-
-
 async def test_content_stays_unless_it_is_to_be_wiped(dirs, hook):
     await dirs.prepare(NAME, wipe=True)
     cache = hook / "vgpu" / "containers" / NAME / "a.cache"

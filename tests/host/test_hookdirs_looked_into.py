@@ -1,27 +1,12 @@
 """What root in a container keeps in its directory is counted without capabilities."""
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from tests.host.hook_space import HERE, IDENTITIES, NAME, NO_PRIVILEGES, OTHER, said
+from tests.host.hook_space import HERE, IDENTITIES, NO_PRIVILEGES, OTHER, renaming, said
 
 pytestmark = HERE
-
-
-@pytest.fixture
-def hook(tmp_path: Path) -> Path:
-    (tmp_path / "hook").mkdir()
-    assert ["prepared"] == said(tmp_path / "hook", "prepare()\n")
-    return tmp_path / "hook"
-
-
-@pytest.fixture
-def leaf(hook: Path) -> Path:
-    return hook / "vgpu" / "containers" / NAME
 
 
 @IDENTITIES
@@ -87,38 +72,16 @@ def test_a_directory_with_a_file_system_of_its_own_harms_nobody_and_is_not_told(
     assert ["0 0 False"] == said(hook, f"{mounting}{filling}measure()\n")
 
 
-TENANT = """
-import os, sys
-at = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECTORY)
-os.fchdir(at)
-print("at work", flush=True)
-number = 0
-while True:
-    number += 1
-    try:
-        for name in os.listdir(at):
-            os.rename(name, f"x{number}-{len(name)}", src_dir_fd=at, dst_dir_fd=at)
-        os.makedirs(f"n{number % 7}/m/o", exist_ok=True)
-        os.rename(f"n{number % 7}/m", f"m{number % 5}")
-        os.symlink("/usr", f"m{number % 5}/link")
-        os.rename(f"m{number % 5}/o", "o")
-        os.symlink("/usr", f"m{number % 5}/o")
-    except OSError:
-        pass
-"""
-
-
 def test_a_tenant_that_renames_meanwhile_leads_the_look_nowhere(hook, leaf):
     """However names change, no look ends in an error, or outside: /usr has more entries."""
     looks = "for _ in range(30):\n    measure()\n"
-    tenant = [sys.executable, "-c", TENANT, str(leaf)]
-    with subprocess.Popen(tenant, stdout=subprocess.PIPE) as running:  # noqa: S603 -- our own
-        assert running.stdout is not None
-        running.stdout.readline()
-        try:
-            lines = said(hook, looks, *NO_PRIVILEGES)
-        finally:
-            running.kill()
+    links = (
+        'os.symlink("/usr", f"m{number % 5}/link")',
+        'os.rename(f"m{number % 5}/o", "o")',
+        'os.symlink("/usr", f"m{number % 5}/o")',
+    )
+    with renaming(leaf, *links):
+        lines = said(hook, looks, *NO_PRIVILEGES)
 
     assert 30 == len(lines)
     assert [] == [line for line in lines if not line.endswith(" 0 False")]

@@ -9,17 +9,6 @@ from tests.fakes.offload import Inline
 NAME = "6f1c1f0e-8f5a-4a52-9d2e-6b8b8a1d0001_main"
 
 
-@pytest.fixture
-def hook(tmp_path):
-    (tmp_path / "hook").mkdir()
-    return tmp_path / "hook"
-
-
-@pytest.fixture
-def dirs(hook, tmp_path):
-    return HostHookDirs(hook, tmp_path / "dev", "2.10.0", Inline(), Inline())
-
-
 async def refused(dirs):
     """What a look without a write finds wrong; nothing: all that is needed can be made."""
     try:

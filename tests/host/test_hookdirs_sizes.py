@@ -12,21 +12,9 @@ from agent.core.errors import StateError
 from agent.core.reconcile.measuring import DirectorySize
 from agent.host.hook.directories import HostHookDirs
 from agent.host.worker import Worker
-from tests.fakes.offload import Inline
 from tests.host.hook_space import NAME
 
 OTHER = NAME.replace("main", "other")
-
-
-@pytest.fixture
-def hook(tmp_path: Path) -> Path:
-    (tmp_path / "hook").mkdir()
-    return tmp_path / "hook"
-
-
-@pytest.fixture
-def dirs(hook: Path, tmp_path: Path) -> HostHookDirs:
-    return HostHookDirs(hook, tmp_path / "dev", "2.10.0", Inline(), Inline())
 
 
 async def leaf_of(dirs: HostHookDirs, hook: Path, name: str = NAME) -> Path:

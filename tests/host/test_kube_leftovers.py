@@ -8,7 +8,7 @@ import pytest
 
 from agent.codec.objects import decode_pod
 from agent.core.cluster.pods import PodView
-from agent.core.errors import ApiConflict, ApiError, ApiGone, ApiNotFound, MalformedText
+from agent.core.errors import ApiConflict, ApiNotFound, MalformedText
 from agent.core.node.leftovers import Agents, NodeLeftovers
 from agent.host.kube.leftovers import KubeLeftovers
 from agent.host.kube.lists import LIMITS
@@ -107,40 +107,20 @@ async def test_the_agents_pods_are_told_and_on_demand_with_their_nodes(tmp_path:
     assert {"one": "a", "two": ""} == found
 
 
-class Pages:
-    """A session that answers a list page by page; an error is raised."""
+class OnePod:
+    """A session whose every list is of the same pod."""
 
-    def __init__(self, *pages: ApiError | tuple[str, str]) -> None:
+    def __init__(self) -> None:
         self.asked: list[ApiRequest] = []
-        self._pages = list(pages)
 
     async def call(self, request: ApiRequest, _: int | None = None) -> bytearray:
         self.asked.append(request)
-        page = self._pages.pop(0)
-        if isinstance(page, ApiError):
-            raise page
-        name, more = page
-        metadata = {"name": name, "resourceVersion": "1"}
-        listed = {"resourceVersion": "1", "continue": more}
-        return bytearray(
-            json.dumps({"metadata": listed, "items": [{"metadata": metadata}]}).encode()
-        )
-
-
-async def test_a_list_that_the_server_forgot_in_the_middle_begins_anew_once():
-    gone = ApiGone("too old", status=410)
-    session = Pages(("a", "more"), gone, ("a", "more"), ("b", ""))
-
-    found = await KubeLeftovers(cast("KubeSession", session)).nodes()
-
-    assert ["a", "b"] == [one.name for one in found]
-    assert [False, True, False, True] == ["continue" in dict(one.query) for one in session.asked]
-    with pytest.raises(ApiGone):
-        await KubeLeftovers(cast("KubeSession", Pages(gone, gone))).nodes()
+        pods = [{"metadata": {"name": "a", "resourceVersion": "1"}}]
+        return bytearray(json.dumps({"metadata": {"resourceVersion": "1"}, "items": pods}).encode())
 
 
 async def test_where_only_names_are_needed_no_whole_pod_is_asked_for():
-    session = Pages(("a", ""), ("a", ""))
+    session = OnePod()
     api = KubeLeftovers(cast("KubeSession", session))
 
     await api.agents(Agents("gpus", "app=agent"))

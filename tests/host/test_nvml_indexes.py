@@ -24,38 +24,6 @@ def named(indexes: Indexes, *troubled: int, lost: bool = False) -> list[tuple[st
     return [(fault.gpu, fault.lost) for fault in indexes.named(faults)]
 
 
-def test_an_index_is_named_by_whom_it_was_seen_to_be(indexes):
-    assert indexes.counted(3)
-    assert indexes.seen({0: A, 2: C})
-
-    assert [(B, True)] == named(indexes, 1, lost=True)
-    assert ([A, B, C], "index 3") == ([indexes.name(n) for n in range(3)], indexes.name(3))
-    assert (1, None) == (indexes.find(B), indexes.find(D))
-
-
-def test_an_index_that_nobody_was_seen_at_stays_a_number():
-    indexes = Indexes()
-    indexes.counted(2)
-    indexes.seen({0: A})
-
-    assert [("index 1", False)] == named(indexes, 1)
-    assert 1 == indexes.find("index 1")
-
-
-def test_once_the_number_differs_a_fault_may_be_of_anybody_who_was_not_seen(indexes):
-    assert not indexes.counted(2)
-    indexes.seen({0: A})
-
-    assert [(B, False), (C, False)] == named(indexes, 1)
-
-
-def test_of_those_who_may_be_lost_none_is_said_to_be(indexes):
-    indexes.counted(2)
-    indexes.seen({0: A})
-
-    assert [("index 1", True), (B, False), (C, False)] == named(indexes, 1, lost=True)
-
-
 def test_more_faults_than_those_who_may_be_behind_them_are_said_too(indexes):
     indexes.counted(4)
     indexes.seen({0: A, 1: B})

@@ -49,57 +49,6 @@ async def test_a_driver_that_hangs_as_a_whole_answers_again_when_it_is_back(driv
     assert (0, 1) == (stub.inside, stub.sessions)
 
 
-async def test_no_session_is_ended_around_a_call_that_is_inside(stub_path, stub, tmp_path):
-    driver = NvmlDriver(the_library(), path=stub_path, sys_root=tmp_path, deadline=30)
-    await driver.scan()
-    stub.hang(slot=0)
-
-    async def inside() -> None:
-        with pytest.raises(DriverError, match="session"):
-            await driver.probe(UUIDS[0])
-
-    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
-        tasks.create_task(inside())
-        await until(lambda: stub.inside == 1)
-        stub.end()
-        with pytest.raises(DriverError, match="session"):
-            await driver.probe(UUIDS[1])
-        scan = tasks.create_task(driver.scan())
-        await asyncio.wait([scan], timeout=0.3)
-        assert (0, False) == (stub.calls("nvmlShutdown"), scan.done())
-        stub.hang(slot=0, hung=False)
-        assert 3 == len((await scan).gpus)
-    await driver.close()
-
-    assert (2, 0, 0) == (stub.calls("nvmlShutdown"), stub.undefined, stub.sessions)
-
-
-async def test_a_library_that_begins_in_5_s_is_open_although_all_give_up_after_2_s(
-    stub_path, stub, tmp_path
-):
-    driver = NvmlDriver(the_library(), path=stub_path, sys_root=tmp_path)
-    stub.hang("nvmlInitWithFlags")
-    given_up = 0
-    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
-        tasks.create_task(let_go_after(stub, 5))
-        while True:
-            try:
-                async with asyncio.timeout(2):
-                    scan = await driver.scan()
-                break
-            except TimeoutError:
-                given_up += 1
-    assert (3, 1) == (len(scan.gpus), stub.calls("nvmlInitWithFlags"))
-    assert given_up >= 2
-    await driver.close()
-    assert 0 == stub.sessions
-
-
-async def let_go_after(stub: NvmlStub, seconds: float) -> None:
-    await asyncio.sleep(seconds)
-    stub.hang("nvmlInitWithFlags", hung=False)
-
-
 async def test_another_library_is_not_taken_while_a_call_may_come_back_from_the_first(
     built, tmp_path
 ):

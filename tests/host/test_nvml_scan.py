@@ -124,16 +124,6 @@ async def test_a_gpu_that_was_never_described_is_named_by_its_index(driver, libr
     assert (GpuFault("index 2", "error 999"),) == (await driver.scan()).faults
 
 
-async def test_a_name_that_is_no_text_is_a_fault_of_that_gpu_alone(driver, library):
-    library.gpus[1].name = b"NVIDIA \xff\xfe"
-    scan = await driver.scan()
-
-    assert ["GPU-0", "GPU-2"] == [gpu.uuid for gpu in scan.gpus]
-    (fault,) = scan.faults
-    assert ("index 1", False) == (fault.gpu, fault.lost)
-    assert "can't decode byte 0xff" in fault.text
-
-
 async def test_a_gpu_whose_call_hangs_is_skipped_until_it_comes_back(driver, library):
     await driver.scan()
     library.hanging.add(("*", 1))
@@ -274,14 +264,17 @@ async def test_a_gpu_that_is_slow_as_another_goes_stays_shared(driver, library):
     assert [f"GPU-{n}" for n in range(3)] == [gpu.uuid for gpu in inventory.value.gpus]
 
 
-async def test_gpus_whose_links_hang_hold_up_the_scan_by_one_deadline_in_all(driver, library):
+async def test_gpus_whose_links_hang_hold_up_the_scan_by_one_deadline_in_all(library, tmp_path):
+    driver = NvmlDriver(library, sys_root=tmp_path, deadline=1.5)
     library.hanging.add(("nvmlDeviceGetNvLinkState", None))
     loop = asyncio.get_running_loop()
     begun = loop.time()
     scan = await driver.scan()
 
     assert 3 == len(scan.gpus)
-    assert loop.time() - begun < 2 * 0.3
+    assert loop.time() - begun < 2 * 1.5
+    library.release()
+    await driver.close()
 
 
 async def test_a_gpu_that_may_not_be_opened_is_a_fault_of_that_gpu_alone(driver, library):

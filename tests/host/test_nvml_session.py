@@ -60,13 +60,6 @@ async def test_an_error_of_the_whole_driver_names_it(driver, library):
         await driver.scan()
 
 
-async def test_a_driver_that_hangs_as_a_whole_is_no_answer_in_time(driver, library):
-    await driver.scan()
-    library.hanging.add(("nvmlDeviceGetCount", None))
-    with pytest.raises(DriverError, match="does not answer"):
-        await driver.scan()
-
-
 async def test_close_ends_the_session_once_and_for_all(driver, library):
     await driver.scan()
     await driver.close()
@@ -282,10 +275,3 @@ async def test_no_order_of_questions_and_ends_makes_a_call_meet_a_shutdown(libra
     await driver.close()
 
     assert (0, 0) == (library.undefined, library.open)
-
-
-async def test_a_library_file_that_cannot_be_loaded_is_named(library, tmp_path):
-    driver = NvmlDriver(library, path=tmp_path / "libnone.so")
-    with pytest.raises(DriverMissing, match=r"libnone\.so cannot be loaded"):
-        await driver.scan()
-    await driver.close()

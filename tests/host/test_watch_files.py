@@ -82,19 +82,19 @@ async def test_a_renewed_config_map_is_told(tmp_path):
             assert f"a: {turn}" == (tmp_path / "etc" / "config.yaml").read_text()
 
 
-async def test_a_key_that_comes_to_a_config_map_is_told(tmp_path):
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"other": "b: 1"}, {"other": "b: 1", "config": "a: 1"}),
+        ({"other": "b: 1", "config": "a: 1"}, {"other": "b: 1"}),
+    ],
+    ids=["comes", "goes"],
+)
+async def test_a_key_that_comes_to_a_config_map_or_goes_is_told(tmp_path, before, after):
     mounted = MountedMap(tmp_path / "etc")
-    mounted.write(other="b: 1")
+    mounted.write(**before)
     async with following(tmp_path / "etc" / "config.yaml") as told:
-        mounted.write(other="b: 1", config="a: 1")
-        await told.next()
-
-
-async def test_a_key_that_goes_from_a_config_map_is_told(tmp_path):
-    mounted = MountedMap(tmp_path / "etc")
-    mounted.write(other="b: 1", config="a: 1")
-    async with following(tmp_path / "etc" / "config.yaml") as told:
-        mounted.write(other="b: 1")
+        mounted.write(**after)
         await told.next()
 
 

@@ -42,7 +42,7 @@ async def test_work_is_done_in_order():
 async def test_callers_wait_when_too_much_waits():
     gate = threading.Event()
     async with Worker("disk", 2) as worker, asyncio.TaskGroup() as group:
-        calls = [group.create_task(worker.call(gate.wait, 5)) for _ in range(3)]
+        calls = [group.create_task(worker.call(gate.wait, 30)) for _ in range(3)]
         await asyncio.sleep(0)
         assert worker._slots.locked()
         gate.set()
@@ -57,7 +57,7 @@ async def test_work_whose_caller_left_is_not_begun():
 
     def block():
         loop.call_soon_threadsafe(begun.set)
-        gate.wait(5)
+        gate.wait(30)
 
     async with Worker("disk", 4) as worker, asyncio.TaskGroup() as group:
         group.create_task(worker.call(block))
@@ -77,7 +77,7 @@ async def test_work_whose_caller_left_while_it_ran_goes_on_and_bothers_nobody():
 
     def fail():
         loop.call_soon_threadsafe(begun.set)
-        ended.append(gate.wait(5))
+        ended.append(gate.wait(30))
         raise ValueError("nobody is there to hear it")
 
     async with Worker("disk", 1) as worker, asyncio.TaskGroup() as group:
@@ -96,7 +96,7 @@ async def test_leaving_finishes_what_waits():
     done: list[object] = []
     gate = threading.Event()
     async with asyncio.TaskGroup() as group, Worker("disk", 4) as worker:
-        group.create_task(worker.call(gate.wait, 5))
+        group.create_task(worker.call(gate.wait, 30))
         group.create_task(worker.call(done.append, "last"))
         await asyncio.sleep(0)
         gate.set()
@@ -118,7 +118,7 @@ async def test_a_thread_that_hangs_is_abandoned_and_what_waits_is_dropped():
     with structlog.testing.capture_logs() as logs:
         async with asyncio.TaskGroup() as group:
             async with Worker("disk", 4, patience=0.05) as worker:
-                group.create_task(ask(worker, gate.wait, 5))
+                group.create_task(ask(worker, gate.wait, 30))
                 group.create_task(ask(worker, done.append, "never"))
                 await asyncio.sleep(0)
             gate.set()
@@ -139,25 +139,24 @@ async def test_a_worker_that_does_not_run_says_so():
 
 
 def test_a_hanging_thread_does_not_need_the_loop_any_more():
-    gate = threading.Event()
+    begun, gate = threading.Event(), threading.Event()
     threads = []
 
     def block():
         threads.append(threading.current_thread())
-        gate.wait(5)
+        begun.set()
+        gate.wait(30)
 
     async def leave():
-        async with Worker("disk", 4, patience=0.01) as worker:
-            try:
-                async with asyncio.timeout(0.01):
-                    await worker.call(block)
-            except TimeoutError:
-                return
+        async with Worker("disk", 4, patience=0.01) as worker, asyncio.TaskGroup() as group:
+            waiting = group.create_task(worker.call(block))
+            await asyncio.to_thread(begun.wait)
+            waiting.cancel()
 
     with structlog.testing.capture_logs() as logs:
         asyncio.run(leave())
         gate.set()
-        threads[0].join(timeout=5)
+        threads[0].join(timeout=30)
 
     assert not threads[0].is_alive()
     assert "worker.loop_gone" in [line["event"] for line in logs]

@@ -38,10 +38,10 @@ def play(machine: type[RuleBasedStateMachine], histories: int, *, same_ones: boo
     )
 
 
-def play_chunk(machine: type[RuleBasedStateMachine], number: int) -> None:
-    """The histories of that seed: always the same."""
+def play_chunk(machine: type[RuleBasedStateMachine], number: int, histories: int = CHUNK) -> None:
+    """So many histories of that seed: always the same."""
     drawn = type(machine.__name__, (machine,), {})
-    play(seed(number)(drawn), CHUNK, same_ones=False)
+    play(seed(number)(drawn), histories, same_ones=False)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,8 @@ from tests.machine.histories import Histories
 from tests.machine.mutants import MUTANTS, Mutant
 from tests.machine.playing import CHUNK, Many, play, play_chunk, side_by_side, silence
 
-HISTORIES = 250
+PARTS, HISTORIES = 5, 50
+"""Histories that every run of the tests plays, and of how many seeds."""
 ENOUGH = 1500
 """Histories within which each planted bug is found."""
 
@@ -31,8 +32,9 @@ def chunk_of(number: int) -> str:
 
 
 @pytest.mark.timeout(300)
-def test_no_history_breaks_an_invariant() -> None:
-    play(Histories, HISTORIES, same_ones=True)
+@pytest.mark.parametrize("number", range(PARTS))
+def test_no_history_breaks_an_invariant(number: int) -> None:
+    play_chunk(Histories, number, HISTORIES)
 
 
 @pytest.mark.histories

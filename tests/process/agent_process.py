@@ -22,7 +22,9 @@ def options(*arguments: str, gpus: int = 8) -> LabOptions:
 
 
 async def started(cluster: SandboxCluster, slices: int = 80) -> SandboxCluster:
-    """The cluster once its agent offers so many slices."""
+    """The cluster once its agent offers so many slices, and none that was there before."""
+    if cluster.children and cluster.agent.code is not None:
+        assert await offers(cluster, 0)  # the kubelet has noticed
     await cluster.start_agent()
     assert await offers(cluster, slices), cluster.log.last(20)
     return cluster

@@ -67,8 +67,11 @@ async def test_what_a_container_does_to_its_directory_stops_no_other_pod_and_no_
         await run_one(cluster, "after")
 
         held = {f"{pod_facts(cluster, name).uid}_main" for name in ("hostile", "beside", "after")}
-        assert held == {path.name for path in containers.iterdir()}
-        assert {0o777} == {path.stat().st_mode & 0o7777 for path in containers.iterdir()}
+
+        def found() -> dict[str, int]:
+            return {path.name: path.stat().st_mode & 0o7777 for path in containers.iterdir()}
+
+        assert await comes(lambda: dict.fromkeys(held, 0o777) == found()), found()
         assert [] == cluster.log.of("hooks.not_prepared")
 
 

@@ -115,31 +115,35 @@ async def test_however_many_calls_are_taken_back_the_agent_needs_no_more_memory(
         (path,) = set(cluster.places.plugins.glob("hami-gpu-*.sock"))
         before = resident(cluster.agent.pid)
 
+        flood = await asyncio.to_thread(taken_back, calls=20_000)
         for _ in range(5):
-            assert await asyncio.to_thread(take_back, path, calls=20_000)
+            assert await asyncio.to_thread(is_hung_up_on, path, flood)
 
         assert resident(cluster.agent.pid) < before + 32
         assert cluster.log.of("plugin.peer_resets")
         assert cluster.kubelet.capacity(RESOURCE) == 80
 
 
-def take_back(path: Path, calls: int) -> bool:
-    """Begin so many calls and take each back at once; whether the agent hung up."""
+def taken_back(calls: int) -> bytes:
+    """A connection on which so many calls are begun and taken back at once."""
     connection = H2Connection(H2Configuration())
     connection.initiate_connection()
     for number in range(calls):
         connection.send_headers(2 * number + 1, CALL)
         connection.reset_stream(2 * number + 1)
+    return connection.data_to_send()
+
+
+def is_hung_up_on(path: Path, said: bytes) -> bool:
+    """Whether the agent ends the connection of who says that."""
     with socket.socket(socket.AF_UNIX) as caller:
         caller.settimeout(PATIENCE)
         caller.connect(str(path))
-        try:
-            caller.sendall(connection.data_to_send())
+        with contextlib.suppress(ConnectionError):
+            caller.sendall(said)
             while caller.recv(65_536):
                 pass
-        except ConnectionError:
-            return True
-        return True
+    return True
 
 
 def resident(pid: int) -> int:

@@ -1,13 +1,11 @@
 """A whole agent on the real pynvml and a library of ours that hangs: the agent never does."""
 
 import asyncio
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from tests.fakes import nvml_stub
 from tests.fakes.nvml_stub import NvmlStub
 from tests.process.agent_process import comes, offers, run
 from tests.process.driver_node import GPUS, LIMIT, SLICES, DriverNode, a_cluster, a_node, start
@@ -17,11 +15,6 @@ pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.time
 HANG = 20.0
 SLOW = 5.0
 """Longer than anything waits for a driver that is there."""
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory) -> Path:
-    return nvml_stub.build(tmp_path_factory.mktemp("nvml"))
 
 
 @dataclass
@@ -53,10 +46,7 @@ async def watch(node: DriverNode, seconds: float) -> WatchedAgent:
 
 
 @pytest.mark.slow
-async def test_a_library_that_hangs_for_20_s_holds_up_no_page_and_refuses_with_the_reason(
-    built, tmp_path
-):
-    library = Path(shutil.copy(built, tmp_path / "libnvidia-ml.so.1"))
+async def test_a_library_that_hangs_for_20_s_holds_up_no_page_and_refuses_with_the_reason(library):
     async with a_node(library) as node:
         assert "" == await node.allocate(SLICES[0])
         assert await comes(lambda: node.stub.inside == 0)
@@ -82,8 +72,7 @@ async def test_a_library_that_hangs_for_20_s_holds_up_no_page_and_refuses_with_t
 
 
 @pytest.mark.slow
-async def test_a_library_that_takes_5_s_to_begin_is_served(built, tmp_path):
-    library = Path(shutil.copy(built, tmp_path / "libnvidia-ml.so.1"))
+async def test_a_library_that_takes_5_s_to_begin_is_served(library):
     stub = NvmlStub(library)
     stub.set(2, memory=16 << 30)
     stub.hang("nvmlInitWithFlags")
@@ -100,25 +89,22 @@ async def test_a_library_that_takes_5_s_to_begin_is_served(built, tmp_path):
     assert (0, 0, 0) == (stub.sessions, stub.sets, stub.undefined)
 
 
-async def test_a_gpu_that_hangs_leaves_the_others_served(built, tmp_path):
-    library = Path(shutil.copy(built, tmp_path / "libnvidia-ml.so.1"))
-    async with a_node(library) as node:
+async def test_one_gpu_of_eight_that_hangs_leaves_the_others_served(library):
+    async with a_node(library, gpus=8) as node:
         threads = node.threads
-        node.stub.hang(slot=1)
+        node.stub.hang(slot=3)
 
-        assert await offers(node.cluster, 10 * (GPUS - 1)), node.cluster.log.last(20)
-        assert "" == await node.allocate("GPU-5708-0-0")
-        assert "HA-4005" in await node.allocate("GPU-5708-1-0")
-        assert "" == await node.allocate("GPU-5708-2-0")
+        assert await offers(node.cluster, 70), node.cluster.log.last(20)
+        for gpu in range(8):
+            assert ("HA-4005" if gpu == 3 else "") in await node.allocate(f"GPU-5708-{gpu}-0")
         assert node.threads <= threads + 2
 
-        node.stub.hang(slot=1, hung=False)
-        assert await offers(node.cluster, 10 * GPUS), node.cluster.log.last(20)
-        assert "" == await node.allocate("GPU-5708-1-0")
+        node.stub.hang(slot=3, hung=False)
+        assert await offers(node.cluster, 80), node.cluster.log.last(20)
+        assert "" == await node.allocate("GPU-5708-3-0")
 
 
-async def test_an_xid_of_the_library_takes_the_slices_of_its_gpu_away(built, tmp_path):
-    library = Path(shutil.copy(built, tmp_path / "libnvidia-ml.so.1"))
+async def test_an_xid_of_the_library_takes_the_slices_of_its_gpu_away(library):
     async with a_node(library) as node:
         node.stub.xid(2, 48)
 
@@ -127,8 +113,7 @@ async def test_an_xid_of_the_library_takes_the_slices_of_its_gpu_away(built, tmp
         assert "" == await node.allocate("GPU-5708-0-0")
 
 
-async def test_release_all_lets_go_of_a_gpu_that_is_not_shared_too(built, tmp_path):
-    library = Path(shutil.copy(built, tmp_path / "libnvidia-ml.so.1"))
+async def test_release_all_lets_go_of_a_gpu_that_is_not_shared_too(library):
     stub = NvmlStub(library)
     stub.set(1, mig=1)
     stub.set(2, memory=16 << 30)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,6 @@ from agent.codec.checkpoint import decode_state, encode_state
 from agent.codec.register import decode_register
 from agent.sandbox.lab.cluster import SandboxCluster, open_cluster
 from agent.services.state import CURRENT
-from tests.fakes import nvml_stub
 from tests.fakes.nvml_stub import NvmlStub
 from tests.process.agent_process import PATIENCE, offers, options, run, started
 from tests.process.driver_node import GPUS, DriverNode, a_cluster, a_node, start
@@ -20,16 +18,6 @@ pytestmark = [pytest.mark.process, pytest.mark.looptime(False), pytest.mark.time
 NOT_LOADED = 9
 MIG_CHANGED = 0x100
 HELD = "GPU-5708-1-0"
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory) -> Path:
-    return nvml_stub.build(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture
-def library(built: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copy(built, tmp_path / "libnvidia-ml.so.1"))
 
 
 async def says(cluster: SandboxCluster, words: str) -> bool:
@@ -139,17 +127,6 @@ async def test_a_gpu_that_is_switched_to_mig_mode_is_not_shared_until_it_is_swit
         node.stub.event(1, MIG_CHANGED)
         assert await offers(node.cluster, 10 * GPUS), node.cluster.log.last(20)
         assert "" == await node.allocate("GPU-5708-1-1")
-
-
-async def test_one_gpu_of_eight_that_hangs_leaves_seven(library):
-    async with a_node(library, gpus=8) as node:
-        node.stub.hang(slot=3)
-
-        assert await offers(node.cluster, 70), node.cluster.log.last(20)
-        for gpu in range(8):
-            assert ("HA-4005" if gpu == 3 else "") in await node.allocate(f"GPU-5708-{gpu}-0")
-        node.stub.hang(slot=3, hung=False)
-        assert await offers(node.cluster, 80), node.cluster.log.last(20)
 
 
 async def test_how_much_a_gpu_is_used_is_shown(library):

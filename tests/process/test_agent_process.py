@@ -35,34 +35,6 @@ async def test_sigterm_ends_it_with_0_and_takes_its_socket_away():
         assert ["agent.stopped"] == [line.event for line in cluster.log if line.event][-1:]
 
 
-async def test_sighup_takes_over_a_changed_split_count_without_a_restart():
-    async with open_cluster(options()) as opened:
-        opened.places.config.write_text("sharing:\n  splitCount: 10\n")
-        cluster = await started(opened)
-
-        cluster.places.config.write_text("sharing:\n  splitCount: 5\n")
-        cluster.reload_agent()
-
-        assert await offers(cluster, 40), cluster.log.last(20)
-        assert cluster.agent.code is None
-        assert 1 == len(cluster.kubelet.history.of("registered"))
-
-
-async def test_refused_settings_at_sighup_change_nothing():
-    async with open_cluster(options()) as opened:
-        opened.places.config.write_text("sharing:\n  splitCount: 10\n")
-        cluster = await started(opened)
-
-        cluster.places.config.write_text("sharing:\n  splitCount: many\n")
-        cluster.reload_agent()
-
-        assert await cluster.until(lambda: bool(cluster.log.of("config.rejected")), PATIENCE)
-        (line,) = cluster.log.of("config.rejected")
-        assert f"{cluster.places.config}:2:" in str(line.fields["err"])
-        assert 80 == cluster.allocatable()
-        assert cluster.agent.code is None
-
-
 async def test_after_sigkill_the_next_agent_serves_on():
     async with open_cluster(options()) as opened:
         cluster = await started(opened)

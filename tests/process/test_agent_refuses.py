@@ -51,69 +51,44 @@ def refused(flags: dict[str, str]) -> tuple[int, str]:
     return ended.returncode, line
 
 
-def test_an_unknown_setting_is_78_with_file_and_line(flags, tmp_path):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("splitCount: 4\n  splitCuont: 5", "{}:3:3: unknown setting sharing.splitCuont"),
+        ("splitCount: many", "{}:2:15: sharing.splitCount"),
+    ],
+)
+def test_a_wrong_setting_is_78_with_file_and_line(flags, tmp_path, text: str, said: str):
     config = tmp_path / "config.yaml"
-    config.write_text("sharing:\n  splitCount: 4\n  splitCuont: 5\n")
+    config.write_text(f"sharing:\n  {text}\n")
 
     code, line = refused(flags | {"--config": str(config)})
 
     assert 78 == code
-    assert f"{config}:3:" in line
-    assert "sharing.splitCuont" in line
+    assert said.format(config) in line
 
 
-def test_a_wrong_type_is_78_with_file_and_line(flags, tmp_path):
-    config = tmp_path / "config.yaml"
-    config.write_text("sharing:\n  splitCount: many\n")
+@pytest.mark.parametrize(
+    ("changed", "code", "said"),
+    [
+        ({"--kubeconfig": "{}/absent"}, 78, "{}/absent"),
+        ({"--simulate": "h1000:8"}, 78, "--simulate h1000:8: there is no profile `h1000`"),
+        ({"--state-dir": "{}/occupied"}, 77, "{}/occupied"),
+        ({"--run-dir": "{}/occupied"}, 77, "{}/occupied"),
+        (
+            {"--simulate": "", "--nvml-library": "{}/absent.so", "--on-no-driver": "exit"},
+            69,
+            "{}/absent.so",
+        ),
+    ],
+    ids=["no kubeconfig", "unknown profile", "no state directory", "no run directory", "no driver"],
+)
+def test_what_cannot_be_used_has_its_exit_code_and_is_named(
+    flags, tmp_path, changed: dict[str, str], code: int, said: str
+):
+    (tmp_path / "occupied").write_text("a file")
 
-    code, line = refused(flags | {"--config": str(config)})
+    found, line = refused(flags | {key: text.format(tmp_path) for key, text in changed.items()})
 
-    assert 78 == code
-    assert f"{config}:2:15: sharing.splitCount" in line
-
-
-def test_a_missing_kubeconfig_is_78_with_its_path(flags, tmp_path):
-    absent = str(tmp_path / "absent")
-
-    code, line = refused(flags | {"--kubeconfig": absent})
-
-    assert 78 == code
-    assert absent in line
-
-
-def test_an_unknown_profile_is_78(flags):
-    code, line = refused(flags | {"--simulate": "h1000:8"})
-
-    assert 78 == code
-    assert "--simulate h1000:8: there is no profile `h1000`" in line
-
-
-def test_a_state_directory_that_cannot_be_one_is_77_with_its_path(flags, tmp_path):
-    occupied = tmp_path / "occupied"
-    occupied.write_text("a file")
-
-    code, line = refused(flags | {"--state-dir": str(occupied)})
-
-    assert 77 == code
-    assert str(occupied) in line
-
-
-def test_a_run_directory_that_cannot_be_one_is_77_with_its_path(flags, tmp_path):
-    occupied = tmp_path / "occupied"
-    occupied.write_text("a file")
-
-    code, line = refused(flags | {"--run-dir": str(occupied)})
-
-    assert 77 == code
-    assert str(occupied) in line
-
-
-def test_a_missing_driver_is_69_where_it_is_to_exit(flags, tmp_path):
-    absent = str(tmp_path / "libnvidia-ml.so.1")
-
-    code, line = refused(
-        flags | {"--simulate": "", "--nvml-library": absent, "--on-no-driver": "exit"}
-    )
-
-    assert 69 == code
-    assert absent in line
+    assert code == found
+    assert said.format(tmp_path) in line

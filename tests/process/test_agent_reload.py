@@ -162,6 +162,9 @@ async def test_bad_files_leave_the_last_good_settings_until_they_are_good(tmp_pa
         assert (1, 1) == node.counts()
         assert 3 == len(set(node.events()))
         assert 4 == node.said("config.rejected")  # who asks is answered
+        first = node.cluster.log.of("config.rejected")[0]
+        assert f"{node.mounted.root}/config.yaml:1:" in str(first.fields["err"])
+        assert (16, None) == (node.cluster.allocatable(), node.cluster.agent.code)
         assert b"sharing: {splitCount: 4}" == node.copied()
 
         node.mounted.write(config="sharing: {splitCount: 3}")
@@ -184,6 +187,8 @@ async def test_a_hangup_reads_what_no_event_told_of(tmp_path):
         target.write_text("sharing: {splitCount: 5}")
         cluster.reload_agent()
         assert await cluster.until(lambda: cluster.allocatable() == 5, PATIENCE)
+        assert cluster.agent.code is None
+        assert 1 == len(cluster.kubelet.history.of("registered"))
 
 
 async def test_flags_stay_on_top_of_a_changed_file(tmp_path):
@@ -231,7 +236,8 @@ async def test_a_first_start_with_a_list_too_large_is_78_with_one_error_and_one_
         errors = [line for line in node.cluster.log if line.fields.get("level") == "error"]
         assert ["agent.failed"] == [line.event for line in errors]
         assert [errors[0].fields["err"]] == node.events()
-        assert "8 GPUs x 10000 slices" in node.events()[0]
+        assert "8 GPUs x 10000 slices x 66 bytes are a list of 5.0 MiB" in node.events()[0]
+        assert 0 == node.cluster.allocatable()
 
 
 POOL = "profiles: [{name: p, match: {labels: pool=big}, sharing: {splitCount: 20}}]"

@@ -1,6 +1,5 @@
 """The real process with the files of a HAMi release, and with profiles that follow the node."""
 
-import asyncio
 import json
 
 import pytest
@@ -55,17 +54,6 @@ async def test_a_profile_follows_the_labels_of_the_node():
         assert await offers(cluster, 40), cluster.log.last(20)
         assert cluster.agent.code is None
         assert 1 == len(cluster.kubelet.history.of("registered"))
-
-
-async def test_a_list_that_the_kubelet_would_not_take_ends_the_process_with_78():
-    async with open_cluster(options("--split-count", "9000")) as cluster:
-        await cluster.start_agent()
-
-        async with asyncio.timeout(PATIENCE):
-            assert 78 == await cluster.agent.wait()
-        (line,) = cluster.log.of("agent.failed")
-        assert "8 GPUs x 9000 slices x 66 bytes are a list of 4.5 MiB" in str(line.fields["err"])
-        assert 0 == cluster.allocatable()
 
 
 def test_a_mebibyte_of_junk_is_78_with_its_file(tmp_path):

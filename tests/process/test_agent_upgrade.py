@@ -1,4 +1,8 @@
-"""SIGTERM in the middle of an admission: the kubelet is answered, and the share is durable."""
+"""SIGTERM in the middle of an admission: the kubelet is answered, and the share is durable.
+
+Of one container: the next one of a pod is given a tenth of a second, which no busy machine promises
+between two processes. tests/doors/test_plugin_server.py has the row of them.
+"""
 
 import asyncio
 import signal
@@ -36,7 +40,7 @@ class HeldSlices:
 
 def submit(cluster: SandboxCluster, name: str) -> None:
     limits = {RESOURCE: "1", "nvidia.com/gpumem": "1000"}
-    containers = [{"name": one, "resources": {"limits": limits}} for one in ("one", "two")]
+    containers = [{"name": "one", "resources": {"limits": limits}}]
     metadata = {"name": name, "namespace": NAMESPACE}
     cluster.submit({"metadata": metadata, "spec": {"containers": containers}})
 
@@ -63,8 +67,8 @@ async def test_a_pod_whose_preference_is_in_flight_gets_its_gpus_and_keeps_them(
         told = cluster.pod("train")["status"]
         answers = [line.fields["ctr"] for line in cluster.log.of("alloc.answered", agent.pid)]
         rows = decode_state((cluster.places.state / CURRENT).read_bytes()).ledger.rows
-        assert ["one", "two"] == answers, (told, cluster.log.last(20))
-        assert {"one", "two"} == {row.key.container for row in rows}
+        assert ["one"] == answers, (told, cluster.log.last(20))
+        assert {"one"} == {row.key.container for row in rows}
 
         await started(cluster, slices=20)
 

@@ -1,6 +1,7 @@
 """A store and the pods that its tests put into it."""
 
 from agent.sandbox.api_errors import Json
+from agent.sandbox.history import Change
 from agent.sandbox.store import ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import ManualClock
@@ -9,6 +10,13 @@ from tests.fakes.clock import ManualClock
 def a_store(history: int = 100) -> ObjectStore:
     """An empty one, which remembers so many changes."""
     return ObjectStore(ManualClock(), Seeded(), history)
+
+
+async def taken(store: ObjectStore, count: int, since: int | None, **fields: str) -> list[Change]:
+    """So many changes of pods since that version, for this selection."""
+    selector = {key.replace("_", "."): value for key, value in fields.items()}
+    subscription = store.subscribe("pods", since, fields=selector)
+    return [await anext(subscription) for _ in range(count)]
 
 
 def a_pod(name: str = "p", node: str = "", grace: int | None = None) -> Json:

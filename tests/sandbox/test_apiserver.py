@@ -111,6 +111,7 @@ async def test_the_spec_of_a_pod_cannot_be_patched() -> None:
 @pytest.mark.parametrize(
     ("held", "failure"),
     [({"uid": "other"}, (422, "Invalid")), ({"resourceVersion": "1"}, (409, "Conflict"))],
+    ids=["uid", "version"],
 )
 async def test_a_precondition_in_a_patch_that_does_not_hold_is_refused(
     held: dict[str, str], failure: tuple[int, str]
@@ -162,17 +163,29 @@ async def test_a_pod_is_created_bound_and_deleted() -> None:
         pod = {"metadata": {"name": "new"}, "spec": {"containers": []}}
         created = await client.call("POST", pods, pod)
         assert (201, "Pending") == (created.code, created.body["status"]["phase"])
-        assert (409, "AlreadyExists") == (await client.call("POST", pods, pod)).failure
+        second = await client.call("POST", pods, pod)
+        assert (409, "AlreadyExists") == second.failure
+        assert 'pods "new" already exists' == second.body["message"]
 
-        binding = {"metadata": {"name": "new"}, "target": {"name": "node-a"}}
+        notes = {"annotations": {"a": "b"}}
+        binding = {"metadata": {"name": "new"} | notes, "target": {"name": "node-a"}}
         assert 201 == (await client.call("POST", pods + "/new/binding", binding)).code
+        bound = (await client.get(pods + "/new")).body
+        assert ("node-a", {"a": "b"}) == (
+            bound["spec"]["nodeName"],
+            bound["metadata"]["annotations"],
+        )
+        assert ["True"] == [one["status"] for one in bound["status"]["conditions"]]
         again = await client.call("POST", pods + "/new/binding", binding)
         assert (409, "Conflict") == again.failure
+        assert again.body["message"].endswith('pod new is already assigned to node "node-a"')
 
         marked = await client.call("DELETE", pods + "/new", {"gracePeriodSeconds": 5})
         assert 5 == marked.body["metadata"]["deletionGracePeriodSeconds"]
         server.store.finalize("default", "new")
-        assert 404 == (await client.get(pods + "/new")).code
+        for verb, body in (("GET", None), ("DELETE", None), ("PUT", created.body)):
+            assert 404 == (await client.call(verb, pods + "/new", body)).code
+        assert 404 == (await client.patch(pods + "/new", {})).code
 
 
 async def test_a_deletion_with_the_wrong_uid_is_a_conflict() -> None:

@@ -149,6 +149,8 @@ async def test_a_list_in_chunks_is_the_list_as_it_was() -> None:
     async with connected() as (server, client):
         whole = (await client.get(PODS)).body
         first = (await client.get(PODS + "?limit=2")).body
+        server.store.create("pods", a_pod("zz"))
+        await client.patch(PODS + "/free", {"metadata": {"labels": {"l": "1"}}})
         server.store.delete("pods", "default", "pb")
         token = first["metadata"]["continue"]
 

@@ -82,19 +82,6 @@ async def test_a_verb_is_worked_off_although_its_caller_has_hung_up(tmp_path: Pa
         assert rig.node()[LOCK].endswith(",default,p")
 
 
-async def test_a_bind_that_is_repeated_fails_and_gives_the_lock_away(tmp_path: Path) -> None:
-    async with slowly(tmp_path) as (rig, _):
-        rig.create_pod("p")
-        await rig.filter("p")
-        assert "" == await rig.bind("p")
-
-        assert "is already assigned to node" in await rig.bind("p")
-
-        assert LOCK not in rig.node()
-        assert "allocating" == rig.marks("p")["hami.io/bind-phase"]
-        await rig.until_told("p", "FilteringSucceed", "BindingSucceed", "BindingFailed")
-
-
 async def test_a_bind_for_another_node_fails_and_marks_the_pod_again(tmp_path: Path) -> None:
     async with slowly(tmp_path) as (rig, _):
         rig.create_pod("p")

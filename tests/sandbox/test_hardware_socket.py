@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import select
+import socket
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -98,22 +100,6 @@ async def test_more_connections_than_allowed_are_told_so(driver, path):
     assert "busy" == reply["reason"]
 
 
-async def test_an_unknown_gpu_is_named_and_nothing_happens(driver, path):
-    reply = await ask(path, talk.LoseRequest(gpu="7"))
-
-    assert isinstance(reply, talk.FailedReply)
-    assert "unknown-gpu" == reply.reason
-    assert "there is no GPU `7`; there are 0 (GPU-" in reply.text
-    assert () == (await driver.scan()).faults
-
-
-async def test_what_the_hardware_cannot_do_is_refused(driver, path):
-    reply = await ask(path, talk.AddRequest(profile="voodoo"))
-
-    assert isinstance(reply, talk.FailedReply)
-    assert "refused" == reply.reason
-
-
 async def test_the_driver_sees_what_people_do(driver, path):
     scan = await driver.scan()
     uuid = scan.gpus[1].uuid
@@ -138,6 +124,17 @@ async def test_events_reach_every_listener(driver, path):
     assert [(EventKind.XID, 94)] * 2 == [(t.result().kind, t.result().xid) for t in heard]
     for stream in streams:
         await stream.aclose()
+
+
+async def test_a_listener_that_dies_with_news_unread_ends_nobody_elses_simulation(path):
+    """As an agent that is killed, or ends at once for its settings."""
+    async with open_simulation("t4", socket_path=path):
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.connect(str(path))
+            listener.sendall(b'{"verb":"events"}\n')
+            await asyncio.to_thread(select.select, [listener], [], [])
+        for _ in range(20):
+            assert isinstance(await ask(path, talk.ListRequest()), talk.DoneReply)
 
 
 async def test_a_hung_driver_answers_the_driver_nothing_and_people_everything(driver, path):

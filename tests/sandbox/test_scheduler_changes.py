@@ -1,9 +1,13 @@
 """What the scheduler makes of things that come and go while pods wait."""
 
 import asyncio
+from collections.abc import Callable
+
+import pytest
 
 from agent.sandbox.api_errors import Json
 from agent.sandbox.patching import merge_patch
+from agent.sandbox.store import ObjectStore
 from tests.fakes.scheduler_cluster import FakeCluster, scheduling
 
 
@@ -67,11 +71,20 @@ async def test_weights_that_cannot_be_read_keep_a_pod_pending_with_that_reason()
         assert cluster.condition("p1").startswith("calcScore failed invalid")
 
 
-async def test_a_finished_pod_makes_room() -> None:
-    def finish(pod: Json) -> Json:
+def finish(store: ObjectStore) -> None:
+    def finished(pod: Json) -> Json:
         pod["status"]["phase"] = "Succeeded"
         return pod
 
+    store.update("pods", "default", "p1", finished)
+
+
+def delete(store: ObjectStore) -> None:
+    store.delete("pods", "default", "p1", grace=0)
+
+
+@pytest.mark.parametrize("end", [finish, delete])
+async def test_a_pod_that_ends_makes_room(end: Callable[[ObjectStore], None]) -> None:
     async with scheduling(FakeCluster("GPU-a", eager=True)) as cluster:
         cluster.submit("p1", memory_mib=12000)
         await cluster.until(lambda: cluster.is_bound("p1"))
@@ -79,7 +92,7 @@ async def test_a_finished_pod_makes_room() -> None:
         cluster.submit("p2", memory_mib=12000)
         await cluster.until(lambda: cluster.condition("p2") != "")
 
-        cluster.store.update("pods", "default", "p1", finish)
+        end(cluster.store)
         await cluster.until(lambda: cluster.is_bound("p2"))
 
         assert cluster.node()["hami.io/mutex.lock"].endswith(",default,p2")

@@ -101,20 +101,6 @@ async def test_a_pod_that_cannot_fit_is_not_tried_again_while_nothing_changes() 
         assert version + 10 > cluster.store.version
 
 
-async def test_room_that_becomes_free_is_used() -> None:
-    async with scheduling(FakeCluster("GPU-a", eager=True)) as cluster:
-        cluster.submit("p1", memory_mib=12000)
-        await cluster.until(lambda: cluster.is_bound("p1"))
-        cluster.unlock()
-        cluster.submit("p2", memory_mib=12000)
-        await cluster.until(lambda: cluster.condition("p2") != "")
-
-        cluster.store.delete("pods", "default", "p1", grace=0)
-        await cluster.until(lambda: cluster.is_bound("p2"))
-
-        assert cluster.is_bound("p2")
-
-
 async def test_a_changed_annotation_is_seen_within_fifteen_seconds() -> None:
     async with scheduling(FakeCluster("GPU-a")) as cluster:
         await asyncio.sleep(1)
@@ -138,17 +124,6 @@ async def test_an_eager_scheduler_sees_a_changed_annotation_at_once() -> None:
         await cluster.until(lambda: cluster.condition("p1") != "")
 
         assert "0/1 nodes are available: 1 1/1 CardNotHealth." == cluster.condition("p1")
-
-
-async def test_the_scheduler_goes_on_after_the_history_was_lost() -> None:
-    cluster = FakeCluster("GPU-a")
-    async with scheduling(cluster):
-        await asyncio.sleep(1)
-        cluster.submit("p1")
-        cluster.store.forget_history()
-        await cluster.until(lambda: cluster.is_bound("p1"))
-
-        assert cluster.is_bound("p1")
 
 
 async def test_a_pod_whose_request_hami_drops_is_bound_without_an_allocation() -> None:

@@ -14,48 +14,27 @@ from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.store import ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import ManualClock
-from tests.fakes.scheduler_cluster import LOCK
+from tests.fakes.scheduler_cluster import LOCK, RecordedCluster
 from tests.fakes.scheduler_vectors import build_pod
 
 GPU = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1000"}
 Others = Callable[["Interrupted"], None]
 
 
-class Interrupted(StoreCluster):
-    """Others act before each patch of a node; `calls` are the requests that were made."""
+class Interrupted(RecordedCluster):
+    """Others act before each patch of a node."""
 
     def __init__(self, others: Others | None = None) -> None:
-        self.store = filled()
-        super().__init__(self.store)
+        super().__init__(filled())
         self.others = others
-        self.calls: list[str] = []
 
     @property
     def patches(self) -> int:
         return self.calls.count("patch nodes")
 
-    async def get(self, resource: str, namespace: str, name: str) -> Json:
-        self.calls.append(f"get {resource}")
-        return await super().get(resource, namespace, name)
-
-    async def patch(
-        self,
-        resource: str,
-        namespace: str,
-        name: str,
-        changes: Json,
-        *,
-        uid: str | None = None,
-        version: str | None = None,
-    ) -> Json:
-        self.calls.append(f"patch {resource}")
-        if resource == "nodes" and self.others is not None:
+    def before(self, call: str) -> None:
+        if call == "patch nodes" and self.others is not None:
             self.others(self)
-        return await super().patch(resource, namespace, name, changes, uid=uid, version=version)
-
-    async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
-        self.calls.append("bind")
-        await super().bind(namespace, name, uid, node_name)
 
     def annotate(self, **marks: str) -> None:
         patch = {"metadata": {"annotations": marks}}

@@ -88,23 +88,6 @@ def test_the_steps_of_one_node_lead_where_hami_leads() -> None:
         assert expected == offered(registry), step["step"]
 
 
-def test_a_node_without_a_handshake_is_asked_for_one() -> None:
-    writes = Registry().ingest(a_node("", HEALTHY, "10"), START)
-
-    assert {"hami.io/node-handshake": RECENT} == writes
-
-
-def test_a_node_that_lost_its_gpus_is_forgotten_with_its_handshake() -> None:
-    registry = Registry()
-    registry.ingest(a_node(RECENT, HEALTHY, "10"), START)
-
-    writes = registry.ingest(a_node(RECENT, HEALTHY, "0"), START)
-
-    assert {"hami.io/node-handshake": None} == writes
-    assert 2 == registry.changes
-    assert "node unregistered" == offered(registry)
-
-
 def test_an_equal_annotation_is_no_change() -> None:
     registry = Registry()
     registry.ingest(a_node("Reported_x", HEALTHY, "10"), START)

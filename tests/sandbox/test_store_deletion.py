@@ -3,17 +3,10 @@
 import pytest
 
 from agent.sandbox.api_errors import ConflictError
-from agent.sandbox.history import Change
 from agent.sandbox.store import ObjectStore
 from tests.fakes.chance import Seeded
 from tests.fakes.clock import ManualClock
-from tests.sandbox.stored import a_pod, a_store
-
-
-async def take(store: ObjectStore, count: int, since: int | None, **fields: str) -> list[Change]:
-    selector = {key.replace("_", "."): value for key, value in fields.items()}
-    subscription = store.subscribe("pods", since, fields=selector)
-    return [await anext(subscription) for _ in range(count)]
+from tests.sandbox.stored import a_pod, a_store, taken
 
 
 def test_a_pod_on_a_node_is_deleted_when_the_kubelet_says_so() -> None:
@@ -55,22 +48,20 @@ def test_a_second_deletion_may_shorten_the_deadline() -> None:
     assert 1 == least["deletionGracePeriodSeconds"]
 
 
-def test_a_pod_without_a_grace_period_goes_at_once() -> None:
-    store = a_store()
-    store.create("pods", a_pod("p", "n1", grace=0))
-
-    store.delete("pods", "default", "p")
-
-    assert [] == store.select("pods")
-
-
 @pytest.mark.parametrize(
-    ("node", "phase", "grace"),
-    [("", "Pending", None), ("n1", "Failed", None), ("n1", "Running", 0)],
+    ("node", "phase", "own", "grace"),
+    [
+        ("", "Pending", None, None),
+        ("n1", "Failed", None, None),
+        ("n1", "Running", None, 0),
+        ("n1", "Running", 0, None),
+    ],
 )
-def test_a_pod_that_nobody_runs_goes_at_once(node: str, phase: str, grace: int | None) -> None:
+def test_a_pod_that_nobody_runs_or_waits_for_goes_at_once(
+    node: str, phase: str, own: int | None, grace: int | None
+) -> None:
     store = a_store()
-    store.create("pods", a_pod("p", node) | {"status": {"phase": phase}})
+    store.create("pods", a_pod("p", node, own) | {"status": {"phase": phase}})
 
     store.delete("pods", "default", "p", grace=grace)
 
@@ -96,7 +87,7 @@ async def test_a_pod_that_goes_is_told_as_being_deleted_and_then_as_deleted() ->
 
     gone = store.delete("pods", "default", "a", grace=0)
 
-    changes = await take(store, 2, since)
+    changes = await taken(store, 2, since)
     assert ["MODIFIED", "DELETED"] == [change.type for change in changes]
     assert {0} == {change.object["metadata"]["deletionGracePeriodSeconds"] for change in changes}
     assert gone == changes[1].object

@@ -167,8 +167,8 @@ RUN: Runs = (
         ("hami-agent config schema",),
     ),
     (
-        "tests/process/test_agent_process.py",
-        "test_sighup_takes_over_a_changed_split_count_without_a_restart",
+        "tests/process/test_agent_reload.py",
+        "test_a_hangup_reads_what_no_event_told_of",
         ("kill -HUP",),
     ),
     (

@@ -19,7 +19,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from hpack import Encoder
 
-from tests.hostile.lab.working import Bounds, work
+from tests.hostile.lab.working import attack
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 ALLOCATE = [
@@ -219,20 +219,5 @@ def _field(content: bytes) -> bytes:
     return b"\x0a" + size + bytes((length,)) + content
 
 
-ATTACKS = {
-    one.__name__: one
-    for one in (*(knocks, trespasses, reads, resets, noise), *(bombs, idles, ids, pings))
-}
-
-
-def main() -> None:
-    uid, name, most, seconds, rate = sys.argv[1:6]
-    bounds = Bounds(int(most), float(seconds), float(rate))
-    os.setgroups([])
-    os.setresgid(*3 * [int(uid)])
-    os.setresuid(*3 * [int(uid)])
-    work(ATTACKS[name](), bounds, FACTS)
-
-
 if __name__ == "__main__":
-    main()
+    attack(globals(), FACTS, sys.argv[1:])

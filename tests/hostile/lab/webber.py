@@ -6,14 +6,13 @@ tries it was.
 
 import contextlib
 import itertools
-import os
 import random
 import socket
 import struct
 import sys
 from collections.abc import Iterator
 
-from tests.hostile.lab.working import Bounds, work
+from tests.hostile.lab.working import attack
 
 PORT = int(sys.argv[6])
 SOCKET = sys.argv[7] if len(sys.argv) > 7 else ""
@@ -172,20 +171,5 @@ def _told(said: bytes, where: int | str = PORT) -> bytes:
     return answer
 
 
-ATTACKS = {
-    one.__name__: one
-    for one in (*(slow, addresses, garbage, resets, deaf), *(scrapes, actions, crowds, squats))
-}
-
-
-def main() -> None:
-    uid, name, most, seconds, rate = sys.argv[1:6]
-    bounds = Bounds(int(most), float(seconds), float(rate))
-    os.setgroups([])
-    os.setresgid(*3 * [int(uid)])
-    os.setresuid(*3 * [int(uid)])
-    work(ATTACKS[name](), bounds, FACTS)
-
-
 if __name__ == "__main__":
-    main()
+    attack(globals(), FACTS, sys.argv[1:])

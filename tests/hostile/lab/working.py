@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 NOBODY = 65534
@@ -31,6 +31,16 @@ class Bounds:
         if early > 0:
             self._over.wait(early)
         return self._over.is_set() or tries >= self._most or now > self._end
+
+
+def attack(program: Mapping[str, Any], facts: dict[str, int], arguments: Sequence[str]) -> None:
+    """`UID ATTACK MOST SECONDS RATE …`: as that user, make the attack of that name."""
+    uid, name, most, seconds, rate = arguments[:5]
+    bounds = Bounds(int(most), float(seconds), float(rate))
+    os.setgroups([])
+    os.setresgid(*3 * [int(uid)])
+    os.setresuid(*3 * [int(uid)])
+    work(program[name](), bounds, facts)
 
 
 def work(steps: Iterator[int], bounds: Bounds, facts: dict[str, int]) -> None:
