@@ -1,4 +1,8 @@
-"""One cluster for all tests beside the real peers, and a fresh agent for each that asks for one."""
+"""One cluster for each worker of the tests beside the real peers, and a fresh agent for each test
+that asks for one.
+
+The workers (`-n`) run side by side, each with a cluster of its own: most of a test is waiting.
+"""
 
 import asyncio
 import contextlib
@@ -6,7 +10,7 @@ import functools
 import os
 from collections.abc import AsyncIterator, Generator
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import pytest
 import pytest_asyncio
@@ -21,8 +25,9 @@ from tests.peers.lab.part import Part
 from tests.peers.lab.programs import Programs
 from tests.peers.lab.real_node import RealNode
 from tests.peers.lab.releases import MODEL, Release, impossible, release_of
+from tests.peers.lab.rights import asked_beyond_rights
 from tests.peers.lab.servers import Server, model_server, real_server
-from tests.peers.lab.site import Site, built
+from tests.peers.lab.site import Site, built, open_site
 from tests.peers.lab.switch import open_hami_plugin
 from tests.peers.lab.table import Table
 from tests.peers.lab.tidy import remove_pods
@@ -35,8 +40,16 @@ STARTED: Final = 45.0
 """Seconds that a cluster may take until its Node is ready."""
 FAILED: Final = 3 * STARTED
 """Seconds after which that is no matter of a busy machine any more."""
+SHARED: Final = ("site_of_session", "bare", "confined", "guarded", "conditioned", "server")
+"""Fixtures that are costly to open: one worker gets all their tests. The longest come first."""
 
 
+def pytest_sessionstart() -> None:
+    """A scheduler that cannot be used is told before there are workers."""
+    release_of_scheduler()
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Real time, and one event loop for all: the cluster outlives a test.
 
@@ -48,9 +61,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         test = f"{item.path.name}::{getattr(item, 'originalname', item.name)}"
         if item.path.parent == HERE and (reason := impossible(release, test)):
             item.add_marker(pytest.mark.skip(f"HAMi {release}: {reason}"))
+        if fixture := shared_by(item):
+            item.add_marker(pytest.mark.xdist_group(fixture))
     on_real_time(items, HERE, 120, one_loop=True)
-    # It looks back at all the others.
-    items.sort(key=lambda item: item.path == HERE / "test_rights.py")
+    items.sort(key=lambda item: [*SHARED, None].index(shared_by(item)))
+
+
+def shared_by(item: pytest.Item) -> str | None:
+    """The costly fixture that a test uses."""
+    used = getattr(item, "fixturenames", ())
+    return next((name for name in SHARED if name in used), None)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -129,6 +149,19 @@ def archive() -> Path:
     return Path(named or ARCHIVE).absolute()
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker hands over what it measured."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["measured"] = session.config.stash.get(MEASURED, Table()).told()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """What a worker measured joins what the others did."""
+    output = getattr(node, "workeroutput", {})
+    node.config.stash.setdefault(MEASURED, Table()).take(output.get("measured", ()))
+
+
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
@@ -150,7 +183,11 @@ def table(pytestconfig: pytest.Config) -> Table:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def cluster_of_session(programs: Programs, table: Table) -> AsyncIterator[Cluster]:
-    """The cluster that tests share; how long its start took is noted."""
+    """The cluster that tests share; how long its start took is noted.
+
+    Over all that they made the agent do: it asked for nothing but what is granted. Most of them run
+    it as the node's own user, so a right that the account lacks would not show in them.
+    """
     loop = asyncio.get_running_loop()
     began = loop.time()
     async with kept(open_cluster(programs)) as opened:
@@ -159,6 +196,7 @@ async def cluster_of_session(programs: Programs, table: Table) -> AsyncIterator[
         if took > FAILED:
             pytest.fail(f"the cluster took {took:.0f} s to start, which is more than {FAILED:g} s")
         yield opened
+        assert set() == asked_beyond_rights(opened.plane.audit)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -187,6 +225,13 @@ async def theirs(cluster: Cluster) -> AsyncIterator[Part]:
     """A stand-in for HAMi's plugin, which serves the node with 80 slices."""
     async with open_hami_plugin(cluster) as plugin:
         yield plugin
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def site_of_session(programs: Programs, tools: Path, archive: Path) -> AsyncIterator[Site]:
+    """A cluster for the chart's installation; its tests go on from each other's release."""
+    async with kept(open_site(programs, tools, archive)) as made:
+        yield made
 
 
 @pytest.fixture(params=["model", "real"])
