@@ -26,6 +26,7 @@ from tests.peers.lab.cluster import ACCOUNT
 from tests.peers.lab.faults import processes
 from tests.peers.lab.grants import expected_inside, seen_inside
 from tests.peers.lab.identities import NODE
+from tests.peers.lab.keeper import kept
 from tests.peers.lab.node_state import notes_of, until_allocatable
 from tests.peers.lab.pods import (
     PODS,
@@ -38,7 +39,7 @@ from tests.peers.lab.pods import (
     until_settled,
 )
 from tests.peers.lab.proc import status_of, writable
-from tests.peers.lab.site import LIBRARY, NEXT, SERVING
+from tests.peers.lab.site import LIBRARY, NEXT, SERVING, open_site
 from tests.peers.lab.tidy import NODE_PATH
 from tests.peers.lab.waiting import until, until_answer
 
@@ -63,10 +64,16 @@ LEFT = {"/run/hami-agent", "/usr/local/vgpu", "/var/lib/hami-agent"}
 """As deploy/README.md says."""
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def site_of_module(programs, tools, archive):
+    async with kept(open_site(programs, tools, archive)) as made:
+        yield made
+
+
 @pytest_asyncio.fixture(loop_scope="session")
-async def site(site_of_session):
+async def site(site_of_module):
     """The release serves; the pods of a test are gone after it."""
-    site = site_of_session
+    site = site_of_module
     await site.have_installed()
     await site.until_serving()
     yield site
@@ -111,8 +118,8 @@ async def held_by(cluster, names):
     return lives_of(cluster, names), {one: (written[one], held[one]) for one in keys}
 
 
-async def test_the_chart_brings_an_agent_that_serves(site_of_session, table):
-    site, cluster = site_of_session, site_of_session.cluster
+async def test_the_chart_brings_an_agent_that_serves(site_of_module, table):
+    site, cluster = site_of_module, site_of_module.cluster
     mark, began = cluster.plane.audit.mark(), now()
 
     await site.install()
@@ -322,9 +329,9 @@ def condition(cluster):
 
 
 async def test_what_is_uninstalled_leaves_what_the_documents_say_and_nothing_else(
-    site_of_session, table
+    site_of_module, table
 ):
-    site, cluster = site_of_session, site_of_session.cluster
+    site, cluster = site_of_module, site_of_module.cluster
     await site.have_installed()
     names = await residents(site, "last")
     before = lives_of(cluster, names)

@@ -180,7 +180,7 @@ RUN: Runs = (
         ),
     ),
     (
-        "tests/peers/test_installed_beside_hami.py",
+        "tests/peers/test_beside_hamis_plugin.py",
         "test_the_commands_of_the_document_switch_from_hamis_plugin_to_the_agent",
         (
             OBSERVERS,
@@ -208,7 +208,7 @@ RUN: Runs = (
         ("helm uninstall",),
     ),
     (
-        "tests/peers/test_installed_beside_hami.py",
+        "tests/peers/test_beside_hamis_plugin.py",
         "test_of_both_plugins_the_first_keeps_the_node",
         ("kubectl -n kube-system delete pods -l app.kubernetes.io/name=hami-agent",),
     ),

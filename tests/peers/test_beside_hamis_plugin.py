@@ -15,10 +15,11 @@ from agent.core import annotations
 from tests.peers.lab.agents import RESOURCE, SOURCE
 from tests.peers.lab.cluster import Cluster
 from tests.peers.lab.hami_chart import write_hami_chart
+from tests.peers.lab.keeper import kept
 from tests.peers.lab.node_state import notes_of, until_allocatable
 from tests.peers.lab.pods import a_telling_pod, phase_of, run, until_settled
 from tests.peers.lab.probe import ProbePlugin
-from tests.peers.lab.site import CHART, NAMESPACE, RELEASE, SERVING, extra_args, values
+from tests.peers.lab.site import CHART, NAMESPACE, RELEASE, SERVING, extra_args, open_site, values
 from tests.peers.lab.tidy import NODE_PATH
 from tests.peers.lab.workloads import a_container
 
@@ -28,11 +29,9 @@ LABEL = {"app.kubernetes.io/component": "hami-device-plugin"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def site(site_of_session):
-    """Nothing is installed, whatever the tests before have left."""
-    if await site_of_session.is_installed():
-        await site_of_session.uninstall()
-    return site_of_session
+async def site(programs, tools, archive):
+    async with kept(open_site(programs, tools, archive)) as made:
+        yield made
 
 
 def daemon_sets(namespace):
