@@ -1,7 +1,8 @@
 """One cluster for each worker of the tests beside the real peers, and a fresh agent for each test
 that asks for one.
 
-The workers (`-n`) run side by side, each with a cluster of its own: most of a test is waiting.
+The workers (`-n`) run side by side, each with modules and a cluster of its own: most of a test is
+waiting.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from tests.peers.lab.real_node import RealNode
 from tests.peers.lab.releases import MODEL, Release, impossible, release_of
 from tests.peers.lab.rights import asked_beyond_rights
 from tests.peers.lab.servers import Server, model_server, real_server
-from tests.peers.lab.site import Site, built, open_site
+from tests.peers.lab.site import Site, built
 from tests.peers.lab.switch import open_hami_plugin
 from tests.peers.lab.table import Table
 from tests.peers.lab.tidy import remove_pods
@@ -40,8 +41,6 @@ STARTED: Final = 45.0
 """Seconds that a cluster may take until its Node is ready."""
 FAILED: Final = 3 * STARTED
 """Seconds after which that is no matter of a busy machine any more."""
-SHARED: Final = ("site_of_session", "bare", "confined", "guarded", "conditioned", "server")
-"""Fixtures that are costly to open: one worker gets all their tests. The longest come first."""
 
 
 def pytest_sessionstart() -> None:
@@ -49,7 +48,6 @@ def pytest_sessionstart() -> None:
     release_of_scheduler()
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Real time, and one event loop for all: the cluster outlives a test.
 
@@ -61,16 +59,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         test = f"{item.path.name}::{getattr(item, 'originalname', item.name)}"
         if item.path.parent == HERE and (reason := impossible(release, test)):
             item.add_marker(pytest.mark.skip(f"HAMi {release}: {reason}"))
-        if fixture := shared_by(item):
-            item.add_marker(pytest.mark.xdist_group(fixture))
     on_real_time(items, HERE, 120, one_loop=True)
-    items.sort(key=lambda item: [*SHARED, None].index(shared_by(item)))
-
-
-def shared_by(item: pytest.Item) -> str | None:
-    """The costly fixture that a test uses."""
-    used = getattr(item, "fixturenames", ())
-    return next((name for name in SHARED if name in used), None)
+    # A worker that began a long module last would be at it when all others are done.
+    longest: dict[Path, float] = {}
+    for item in items:
+        if item.path.parent == HERE:
+            (seconds,) = next(item.iter_markers("timeout")).args
+            longest[item.path] = max(seconds, longest.get(item.path, 0))
+    items.sort(key=lambda item: -longest.get(item.path, 0))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -227,13 +223,6 @@ async def theirs(cluster: Cluster) -> AsyncIterator[Part]:
         yield plugin
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def site_of_session(programs: Programs, tools: Path, archive: Path) -> AsyncIterator[Site]:
-    """A cluster for the chart's installation; its tests go on from each other's release."""
-    async with kept(open_site(programs, tools, archive)) as made:
-        yield made
-
-
 @pytest.fixture(params=["model", "real"])
 def place(request: pytest.FixtureRequest) -> Cluster | None:
     """Where a kubelet is asked: the model stands alone, the real one in the cluster."""
@@ -250,7 +239,7 @@ async def node(place: Cluster | None, tmp_path: Path) -> AsyncIterator[NodeUnder
         yield made
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session", params=["model", "real"])
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=["model", "real"])
 async def server(request: pytest.FixtureRequest) -> AsyncIterator[Server]:
     """An API server without a cluster: the model, and every test again the real one."""
     opened = model_server()

@@ -72,11 +72,10 @@ async def test_the_lock_of_a_pod_that_the_kubelet_rejected_unasked_is_released(
     await run_next(cluster)
 
 
-@pytest.mark.parametrize("age", [-3600.0, 0.0, 3600.0], ids=["from ahead", "fresh", "an hour old"])
 async def test_the_lock_of_an_owner_that_nobody_saw_goes_when_it_stood_for_long_whatever_its_stamp(
-    cluster, agent, table, age
+    cluster, agent, table
 ):
-    await lock(cluster, "gone", age=age)
+    await lock(cluster, "gone", age=-3600.0)
     began = asyncio.get_running_loop().time()
 
     await until_unlocked(cluster, 90.0)

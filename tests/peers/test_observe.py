@@ -81,17 +81,6 @@ async def untouched(cluster):
     assert notes == without_handshake(notes_of(await cluster.api.get(NODE_PATH)))
 
 
-async def test_an_observer_with_the_same_settings_finds_nothing_to_write(cluster, agent):
-    kept = on_disk(cluster)
-    async with untouched(cluster):
-        second = await observer(cluster)
-        await until_it_says(second, WRITES_NOTHING, "[+]report ok")
-
-    assert [] == second.events(WOULD_WRITE)
-    assert kept == on_disk(cluster)
-    assert 80 == len(await cluster.kubelet.allocatable(RESOURCE))
-
-
 async def test_an_observer_tells_what_it_would_write_and_writes_nothing(cluster, agent):
     await until_settled(cluster, *await run(cluster, a_telling_pod(cluster, "resident")))
     kept = on_disk(cluster)

@@ -6,7 +6,6 @@ import pytest_asyncio
 
 from tests.peers.lab.clockwork import REGISTERED, kubelet_said, wall
 from tests.peers.lab.config_files import open_files
-from tests.peers.lab.node_state import until_allocatable
 from tests.peers.lab.report import Told, node_writes, until_node_writes, until_told
 from tests.peers.lab.requests import mark_of_rest
 from tests.peers.lab.settings import ALL, QUIET, until_everywhere
@@ -70,20 +69,3 @@ async def test_a_node_that_is_labelled_already_is_told_of_its_profile_alone(clus
     await asyncio.sleep(QUIET)  # what is claimed is about this time
 
     assert 1 == node_writes(cluster, mark)
-
-
-async def test_an_agent_that_starts_again_knows_its_profile_before_it_sees_the_node(
-    cluster, own_file
-):
-    await label(cluster, pool="small")
-    agent = await cluster.start_registered_agent("--config", str(own_file), slices=24)
-    mark = await mark_of_rest(cluster)
-    assert 0 == await agent.part.stop()
-    said = len(agent.events("list.changed"))
-
-    await agent.part.start()
-    await until_allocatable(cluster, 24)
-    await asyncio.sleep(QUIET)  # what is claimed is about this time
-
-    assert [24] == [line["slices"] for line in agent.events("list.changed")[said:]]
-    assert 0 == node_writes(cluster, mark)

@@ -149,6 +149,7 @@ async def test_hamis_plugin_that_follows_keeps_its_node(cluster, theirs, cleanin
     assert left[annotations.REGISTER]
 
 
+@pytest.mark.timeout(240)
 async def test_a_living_agent_that_no_selector_names_is_left_alone(cluster, cleaning, tmp_path):
     agent = await cluster.start_registered_agent()
     before = await cluster.api.get(NODE_PATH)
