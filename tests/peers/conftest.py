@@ -48,13 +48,20 @@ def pytest_sessionstart() -> None:
     release_of_scheduler()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Real time, and one event loop for all: the cluster outlives a test.
 
+    What is claimed of a model and of the real program is tried on the real one with --peers, and on
+    the model with all other tests; there the clock of tests/sandbox does what takes long.
     What cannot hold beside the scheduler that was named is left out, with its reason; beside our
     model of it nothing is.
     """
     release = release_of_scheduler()
+    kept, left_out = list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        (kept if is_tried(item, real=config.getoption("--peers")) else left_out).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
     for item in items:
         test = f"{item.path.name}::{getattr(item, 'originalname', item.name)}"
         if item.path.parent == HERE and (reason := impossible(release, test)):
@@ -67,6 +74,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             (seconds,) = next(item.iter_markers("timeout")).args
             longest[item.path] = max(seconds, longest.get(item.path, 0))
     items.sort(key=lambda item: -longest.get(item.path, 0))
+
+
+def is_tried(item: pytest.Item, *, real: bool) -> bool:
+    """Whether a test is one of the real programs, or none of theirs and not long."""
+    if item.path.parent != HERE or not (given := getattr(item, "callspec", None)):
+        return True
+    if "model" in (given.params.get("place"), given.params.get("server")):
+        return not real and item.get_closest_marker("long") is None
+    return real
 
 
 @pytest.hookimpl(wrapper=True)
@@ -163,7 +179,7 @@ def pytest_terminal_summary(
 ) -> None:
     """The table is shown and written at the end, also of a run without failures."""
     table = config.stash.get(MEASURED, Table())
-    if table.rows:
+    if table.rows and config.getoption("--peers"):
         long = config.getoption("markexpr") == "long"
         path = TABLE.with_stem("peers-long") if long else TABLE
         table.write(path)
