@@ -9,6 +9,8 @@ from hypothesis import HealthCheck, settings
 TESTS = Path(__file__).parent
 OPTIONS = {folder: f"--{folder}" for folder in ("chart", "hostile", "image", "peers", "systemd")}
 """Folders whose tests run only for those who ask, with the option that asks for them."""
+MODELS = ("test_apiserver_*.py", "test_kubelet_*.py", "test_witness.py")
+"""Modules of tests/peers whose tests are tried on a model, too: that always runs."""
 
 # On Python 3.11 pytest-asyncio asks for "the current loop" before its first test; asyncio then
 # makes one that nobody closes, and its ResourceWarning fails whatever test runs later.
@@ -48,5 +50,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Tests of real peers, systemd or image are for those who ask; all others run always."""
     option = OPTIONS.get(collection_path.parent.name)
     if collection_path.parent.parent == TESTS and option and collection_path.match("test_*.py"):
-        return not config.getoption(option) or None
+        of_model = option == "--peers" and any(map(collection_path.match, MODELS))
+        return not (of_model or config.getoption(option)) or None
     return None

@@ -34,6 +34,7 @@ GOOD = "sharing: {splitCount: 8}\n"
         ("sharing: {splitCount: 4, memoryScaling: 2, filterIndexes: [1]}", 1, 1),
         ("sharing: {splitCount: 4}\nreport: {topologyScore: true}", 1, 1),
         ("# nothing", 0, 0),
+        ("sharing: {splitCount: 10, memoryScaling: 1, operatingMode: hami-core}", 0, 0),
     ],
 )
 async def test_a_change_is_one_list_and_one_write_at_most(tmp_path, change, lists, writes):
@@ -124,6 +125,7 @@ BAD = {
     "slices": '{"nodeconfig": [{"name": "a", "devicesplitcount": 1000000000}]}',
     "junk": "\x00" * (1024 * 1024),
     "larger": "x" * (1024 * 1024 + 1),
+    "empty": "",
     "removed": None,
 }
 OWN_BAD = {

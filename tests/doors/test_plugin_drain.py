@@ -47,7 +47,7 @@ async def test_the_allocate_behind_a_preference_ends_the_long_wait(before: float
     calls = AdmissionCalls()
     await calls.watched(asyncio.sleep, PREFERENCE_FOLLOWED)(0.0)  # type: ignore[arg-type]
     async with asyncio.TaskGroup() as group:
-        allocate = calls.watched(asyncio.sleep, ALLOCATE_FOLLOWED)
+        allocate = calls.watched(asyncio.sleep, ALLOCATE_FOLLOWED)  # type: ignore[arg-type]
         if before:
             group.create_task(allocate(before))  # type: ignore[arg-type]
             await asyncio.sleep(0)

@@ -1,4 +1,9 @@
-"""One cluster for all tests beside the real peers, and a fresh agent for each that asks for one."""
+"""One cluster for each worker of the tests beside the real peers, and a fresh agent for each test
+that asks for one.
+
+The workers (`-n`) run side by side, each with modules and a cluster of its own: most of a test is
+waiting.
+"""
 
 import asyncio
 import contextlib
@@ -6,7 +11,7 @@ import functools
 import os
 from collections.abc import AsyncIterator, Generator
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import pytest
 import pytest_asyncio
@@ -21,6 +26,7 @@ from tests.peers.lab.part import Part
 from tests.peers.lab.programs import Programs
 from tests.peers.lab.real_node import RealNode
 from tests.peers.lab.releases import MODEL, Release, impossible, release_of
+from tests.peers.lab.rights import asked_beyond_rights
 from tests.peers.lab.servers import Server, model_server, real_server
 from tests.peers.lab.site import Site, built
 from tests.peers.lab.switch import open_hami_plugin
@@ -37,20 +43,46 @@ FAILED: Final = 3 * STARTED
 """Seconds after which that is no matter of a busy machine any more."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_sessionstart() -> None:
+    """A scheduler that cannot be used is told before there are workers."""
+    release_of_scheduler()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Real time, and one event loop for all: the cluster outlives a test.
 
+    What is claimed of a model and of the real program is tried on the real one with --peers, and on
+    the model with all other tests; there the clock of tests/sandbox does what takes long.
     What cannot hold beside the scheduler that was named is left out, with its reason; beside our
     model of it nothing is.
     """
     release = release_of_scheduler()
+    kept, left_out = list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        (kept if is_tried(item, real=config.getoption("--peers")) else left_out).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
     for item in items:
         test = f"{item.path.name}::{getattr(item, 'originalname', item.name)}"
         if item.path.parent == HERE and (reason := impossible(release, test)):
             item.add_marker(pytest.mark.skip(f"HAMi {release}: {reason}"))
     on_real_time(items, HERE, 120, one_loop=True)
-    # It looks back at all the others.
-    items.sort(key=lambda item: item.path == HERE / "test_rights.py")
+    # A worker that began a long module last would be at it when all others are done.
+    longest: dict[Path, float] = {}
+    for item in items:
+        if item.path.parent == HERE:
+            (seconds,) = next(item.iter_markers("timeout")).args
+            longest[item.path] = max(seconds, longest.get(item.path, 0))
+    items.sort(key=lambda item: -longest.get(item.path, 0))
+
+
+def is_tried(item: pytest.Item, *, real: bool) -> bool:
+    """Whether a test is one of the real programs, or none of theirs and not long."""
+    if item.path.parent != HERE or not (given := getattr(item, "callspec", None)):
+        return True
+    if "model" in (given.params.get("place"), given.params.get("server")):
+        return not real and item.get_closest_marker("long") is None
+    return real
 
 
 @pytest.hookimpl(wrapper=True)
@@ -129,12 +161,25 @@ def archive() -> Path:
     return Path(named or ARCHIVE).absolute()
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker hands over what it measured."""
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["measured"] = session.config.stash.get(MEASURED, Table()).told()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """What a worker measured joins what the others did."""
+    output = getattr(node, "workeroutput", {})
+    node.config.stash.setdefault(MEASURED, Table()).take(output.get("measured", ()))
+
+
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """The table is shown and written at the end, also of a run without failures."""
     table = config.stash.get(MEASURED, Table())
-    if table.rows:
+    if table.rows and config.getoption("--peers"):
         long = config.getoption("markexpr") == "long"
         path = TABLE.with_stem("peers-long") if long else TABLE
         table.write(path)
@@ -150,7 +195,11 @@ def table(pytestconfig: pytest.Config) -> Table:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def cluster_of_session(programs: Programs, table: Table) -> AsyncIterator[Cluster]:
-    """The cluster that tests share; how long its start took is noted."""
+    """The cluster that tests share; how long its start took is noted.
+
+    Over all that they made the agent do: it asked for nothing but what is granted. Most of them run
+    it as the node's own user, so a right that the account lacks would not show in them.
+    """
     loop = asyncio.get_running_loop()
     began = loop.time()
     async with kept(open_cluster(programs)) as opened:
@@ -159,6 +208,7 @@ async def cluster_of_session(programs: Programs, table: Table) -> AsyncIterator[
         if took > FAILED:
             pytest.fail(f"the cluster took {took:.0f} s to start, which is more than {FAILED:g} s")
         yield opened
+        assert set() == asked_beyond_rights(opened.plane.audit)
 
 
 @pytest_asyncio.fixture(loop_scope="session")
@@ -205,7 +255,7 @@ async def node(place: Cluster | None, tmp_path: Path) -> AsyncIterator[NodeUnder
         yield made
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session", params=["model", "real"])
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=["model", "real"])
 async def server(request: pytest.FixtureRequest) -> AsyncIterator[Server]:
     """An API server without a cluster: the model, and every test again the real one."""
     opened = model_server()

@@ -19,7 +19,7 @@ from tests.peers.lab.pods import PODS, delete, key, telling, until_deleted
 from tests.peers.lab.workloads import a_container, a_pod
 
 TRIES = [
-    pytest.param(20, marks=pytest.mark.timeout(300)),
+    pytest.param(12, marks=pytest.mark.timeout(300)),
     pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(1800)]),
 ]
 BUSY = 20

@@ -1,6 +1,4 @@
-"""20 GPU pods, one after another and at once: the right shares for each, by few requests."""
-
-import statistics
+"""GPU pods, one after another and 20 at once: the right shares for each, by few requests."""
 
 import pytest
 
@@ -29,35 +27,22 @@ CORES = 30
 """Three pods fill a GPU, and 20 nearly the node: a share given twice shows in the sums."""
 
 
-@pytest.mark.timeout(240)
-async def test_20_pods_one_after_another_cost_two_writes_and_two_looks_each(cluster, agent, table):
+@pytest.mark.parametrize("looks", [2, 0], ids=["names of their own", "generated names"])
+async def test_pods_one_after_another_cost_two_writes_each_and_looks_where_a_name_can_return(
+    cluster, agent, looks
+):
     mark = await mark_of_rest(cluster)
-    pods, times = some_pods(cluster, "row"), []
-    for pod in pods:
-        begun = await create(cluster, pod)
-        await until_running(cluster, name_of(pod), within=60.0)
-        times.append(up_at(cluster, name_of(pod), begun) - begun)
-    await until_settled(cluster, *map(name_of, pods))
-
-    table.add("20 pods in a row: create → Ready, median", statistics.median(times))
-    await check_shares(cluster, pods)
-    requests = await asked_since(cluster, mark, NODE_USER, of_pods(COUNT))
-    assert of_pods(COUNT) == writes(requests) + reads(requests)
-
-
-@pytest.mark.timeout(120)
-async def test_pods_whose_names_are_generated_cost_two_writes_and_no_read(cluster, agent):
-    mark = await mark_of_rest(cluster)
-    made = [generated(pod) for pod in some_pods(cluster, "made")[:5]]
+    pods, names = some_pods(cluster, "row")[:5], []
     await cluster.reading.until_current()
-    names = []
-    for pod in made:
-        names.append(name_of(await cluster.api.create(PODS, pod)))
+    for pod in pods:
+        made = await cluster.api.create(PODS, pod if looks else generated(pod))
+        names.append(name_of(made))
         await until_running(cluster, names[-1], within=60.0)
 
     await until_settled(cluster, *names)
-    requests = await asked_since(cluster, mark, NODE_USER, of_pods(5, looks=0))
-    assert of_pods(5, looks=0) == writes(requests) + reads(requests)
+    wanted = of_pods(len(pods), looks=looks)
+    requests = await asked_since(cluster, mark, NODE_USER, wanted)
+    assert wanted == writes(requests) + reads(requests)
 
 
 def generated(pod: Object) -> Object:
@@ -67,9 +52,8 @@ def generated(pod: Object) -> Object:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("user", [NODE_USER, ACCOUNT])
-async def test_20_pods_at_once_all_run_with_their_own_shares(cluster, table, user):
-    await cluster.start_registered_agent(user=user)
+async def test_20_pods_at_once_all_run_with_their_own_shares(cluster, table):
+    agent = await cluster.start_registered_agent(user=ACCOUNT)
     mark = await mark_of_rest(cluster)
     pods = some_pods(cluster, "burst")
     names = [*map(name_of, pods)]
@@ -81,7 +65,8 @@ async def test_20_pods_at_once_all_run_with_their_own_shares(cluster, table, use
     print(f"20 pods at once were Ready after {seconds:.1f} s")  # noqa: T201 -- for whoever looks
     table.hold("20 pods at once: all Ready (HAMi's plugin: 81 s)", seconds, 40.0)
     await check_shares(cluster, pods)
-    requests = await asked_since(cluster, mark, user, of_pods(COUNT))
+    assert [] == agent.events("alloc.refused")
+    requests = await asked_since(cluster, mark, ACCOUNT, of_pods(COUNT))
     assert [] == refused(requests)
     assert of_pods(COUNT, looks=0) == writes(requests)
     more = reads(requests) - of_pods(COUNT)

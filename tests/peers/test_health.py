@@ -3,11 +3,8 @@
 import asyncio
 from functools import partial
 
-import pytest
-
-from agent.sandbox.hardware_talk import LoseRequest, RestoreRequest, XidRequest
+from agent.sandbox.hardware_talk import XidRequest
 from tests.peers.lab.agents import RESOURCE
-from tests.peers.lab.faces import readings
 from tests.peers.lab.identities import NODE
 from tests.peers.lab.node_state import (
     gpu_uuids,
@@ -31,7 +28,6 @@ from tests.peers.lab.pods import (
     until_failed,
     until_running,
 )
-from tests.peers.lab.waiting import until, until_answer
 from tests.peers.lab.workloads import a_container, a_pod
 
 LIST_BOUND = 1.0
@@ -151,57 +147,3 @@ async def test_the_scheduler_places_nothing_on_an_ill_gpu(cluster, agent):
 
     await placed(cluster, "finds-none", 1, turned_away)
     assert "nodeName" not in as_seen(cluster, "finds-none")["spec"]
-
-
-async def test_a_gpu_that_was_reset_comes_back_but_is_not_trusted_at_once(cluster, agent):
-    ill = gpu_uuids(cluster)[0]
-    await agent.simulate(FELL_OFF)
-    await until_allocatable(cluster, 70)
-
-    await agent.simulate(RestoreRequest(gpu="0"))
-
-    def back():
-        last = [one for one in agent.events("gpu.health") if one["gpu"] == ill][-1]
-        return last["condition"] == "bad" and "it was lost and is back" in last["text"]
-
-    await until(back, 30.0, agent.part.tail)
-    assert not agent.events("gpu.health")[-1]["serving"]
-    await place_on(cluster, "too-early", 0)
-    status = await until_failed(cluster, "too-early")
-    assert f"GPU 0 ({ill}) is bad: it was lost and is back" in status["message"]
-    assert 70 == len(await cluster.kubelet.allocatable(RESOURCE))
-    assert not registered_health(node_of(cluster))[ill]
-
-
-async def test_a_gpu_that_falls_silent_without_a_report_is_found_by_probes(cluster, agent, table):
-    loop = asyncio.get_running_loop()
-    await place_on(cluster, "holder", 3)
-    await until_running(cluster, "holder")
-    await until_unlocked(cluster)
-    before = lives_of(cluster, ["holder"])
-    began = loop.time()
-
-    await agent.simulate(LoseRequest(gpu="3"))
-
-    await until_allocatable(cluster, 70, 60.0)
-    table.hold("GPU lost without an XID: allocatable without its slices", loop.time() - began, 12.0)
-    assert before == lives_of(cluster, ["holder"])
-    await place_on(cluster, "elsewhere", 4)
-    await until_running(cluster, "elsewhere", "holder")
-
-
-@pytest.mark.parametrize("xid", [31, 94])
-async def test_an_error_of_a_program_and_a_contained_one_take_nothing_away(cluster, agent, xid):
-    async def is_heard():
-        found = await readings(agent, gpu="2", xid=str(xid))
-        return 1 == found.get("hami_agent_xid_events_total")
-
-    await agent.simulate(XidRequest(gpu="2", xid=xid))
-    await until_answer(is_heard, 20.0, agent.part.tail)
-
-    await place_on(cluster, f"after-{xid}", 2)
-
-    await until_running(cluster, f"after-{xid}")
-    assert 80 == len(await cluster.kubelet.allocatable(RESOURCE))
-    assert {31: [], 94: ["watch"]}[xid] == [one["condition"] for one in agent.events("gpu.health")]
-    assert dict.fromkeys(gpu_uuids(cluster), True) == registered_health(node_of(cluster))

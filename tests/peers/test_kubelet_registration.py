@@ -64,6 +64,7 @@ async def test_the_endpoint_is_joined_below_the_directory(node, name, endpoint):
         await node.until_listed(2)
 
 
+@pytest.mark.parametrize("place", ["real"], indirect=True)
 async def test_the_dial_is_tried_again_after_about_a_second(node):
     loop = asyncio.get_running_loop()
     plugin = a_plugin(node)

@@ -57,13 +57,10 @@ def state_directory(cluster):
     return cluster.space.view / "var/lib/hami-agent"
 
 
-def lose_state(cluster, manner="removed"):
+def lose_state(cluster):
     """Both generations of it."""
     for path in state_directory(cluster).glob("state*.json"):
-        if manner == "removed":
-            path.unlink()
-        else:
-            path.write_bytes(b"\0" * path.stat().st_size)
+        path.unlink()
 
 
 def listed(cluster):
@@ -97,15 +94,13 @@ def inside_of(cluster, name):
     return environment_bytes(cluster, name), seen_mounts(cluster, name)
 
 
-@pytest.mark.parametrize("manner", ["removed", "zeroed"])
-async def test_rows_of_running_pods_come_back_and_the_pods_notice_nothing(
-    cluster, agent, table, manner
-):
+async def test_rows_of_running_pods_come_back_and_the_pods_notice_nothing(cluster, agent, table):
     names = await run_shapes(cluster)
     before, wanted = lives_of(cluster, names), await listed_and_confirmed(cluster)
 
     await agent.part.kill()
-    lose_state(cluster, manner)
+    for path in state_directory(cluster).glob("state*.json"):
+        path.write_bytes(b"\0" * path.stat().st_size)
     began = wall()
     await agent.part.start()
     await until_rows(cluster, wanted)
@@ -119,8 +114,7 @@ async def test_rows_of_running_pods_come_back_and_the_pods_notice_nothing(
     assert before == lives_of(cluster, names)
     assert wanted.items() < listed(cluster).items()
     assert {} == oversold(cluster)
-    if manner == "zeroed":
-        await until_answer(lambda: is_told(cluster), 20.0, agent.part.tail)
+    await until_answer(lambda: is_told(cluster), 20.0, agent.part.tail)
 
 
 async def is_told(cluster):

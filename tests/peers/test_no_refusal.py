@@ -65,22 +65,6 @@ async def test_30_pods_one_after_the_other(cluster, agent, table):
     table.add("30 pods one after the other: create → Ready, median", statistics.median(times))
 
 
-async def test_20_pods_at_once(cluster, agent, table):
-    pods = [
-        telling(cluster, a_pod(f"once-{number}", a_container(memory=2000 + number, cores=0)))
-        for number in range(20)
-    ]
-    begun = await create(cluster, *pods)
-    names = [*map(name_of, pods)]
-    await until_running(cluster, *names, within=300.0)
-
-    await until_settled(cluster, *names)
-    await check_inside(cluster, pods)
-    assert ([], []) == (failed(cluster), refusals(agent))
-    took = max(up_at(cluster, name, begun) for name in names) - begun
-    table.add("20 pods at once: all Ready", took)
-
-
 async def test_a_stateful_set_of_3_restarted_five_times(cluster, agent, table):
     began = asyncio.get_running_loop().time()
     told = told_count(cluster)

@@ -14,7 +14,6 @@ from tests.peers.lab.faces import answers, page
 from tests.peers.lab.grants import expected_inside, seen_inside
 from tests.peers.lab.node_state import gpus_of, notes_of
 from tests.peers.lab.pods import a_telling_pod, run, until_settled
-from tests.peers.lab.report import register_text
 from tests.peers.lab.settings import QUIET, ask_to_reload
 from tests.peers.lab.tidy import NODE_PATH
 from tests.peers.lab.waiting import until, until_answer
@@ -81,17 +80,6 @@ async def untouched(cluster):
     assert notes == without_handshake(notes_of(await cluster.api.get(NODE_PATH)))
 
 
-async def test_an_observer_with_the_same_settings_finds_nothing_to_write(cluster, agent):
-    kept = on_disk(cluster)
-    async with untouched(cluster):
-        second = await observer(cluster)
-        await until_it_says(second, WRITES_NOTHING, "[+]report ok")
-
-    assert [] == second.events(WOULD_WRITE)
-    assert kept == on_disk(cluster)
-    assert 80 == len(await cluster.kubelet.allocatable(RESOURCE))
-
-
 async def test_an_observer_tells_what_it_would_write_and_writes_nothing(cluster, agent):
     await until_settled(cluster, *await run(cluster, a_telling_pod(cluster, "resident")))
     kept = on_disk(cluster)
@@ -130,15 +118,3 @@ async def test_beside_an_observer_pods_are_served_as_ever(cluster, agent):
     assert {"watch nodes"} == counted(cluster.plane.audit.since(mark, ACCOUNT)).keys()
     assert {("beside", "main"): 1} == answers(agent)
     assert 80 == len(await cluster.kubelet.allocatable(RESOURCE))
-
-
-async def test_an_observer_on_a_node_without_a_plugin_registers_nothing(cluster):
-    async with untouched(cluster):
-        second = await observer(cluster)
-        await until_it_says(second, WRITES)
-        await second.part.kill()
-        second = await observer(cluster)
-        await until_it_says(second, WRITES)
-
-    assert register_text(cluster) is None
-    assert not (cluster.space.view / "var/lib/hami-agent").exists()

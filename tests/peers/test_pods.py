@@ -7,7 +7,6 @@ from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.audit import counted
 from tests.peers.lab.cluster import ACCOUNT, Cluster
 from tests.peers.lab.grants import WHOLE, expected_inside, grants, seen_inside
-from tests.peers.lab.identities import NODE_USER
 from tests.peers.lab.pods import (
     as_seen,
     create,
@@ -54,9 +53,8 @@ INIT_ONLY = a_pod(
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("user", [NODE_USER, ACCOUNT])
-async def test_each_container_finds_inside_what_the_scheduler_wrote_for_it(cluster, user):
-    await cluster.start_registered_agent(user=user)
+async def test_each_container_finds_inside_what_the_scheduler_wrote_for_it(cluster):
+    await cluster.start_registered_agent(user=ACCOUNT)
     mark = await mark_of_rest(cluster)
     served = PODS + (WITH_INITS if cluster.release.serves_inits else ())
     pods = [telling(cluster, pod) for pod in (*served, WITHOUT_GPU)]
@@ -71,7 +69,7 @@ async def test_each_container_finds_inside_what_the_scheduler_wrote_for_it(clust
     (whole,) = grants(as_seen(cluster, "whole"))["main"]
     assert WHOLE[:2] == (whole.mib, whole.percent)
     assert _annotated(cluster, names) == await _held(cluster)
-    requests = await asked_since(cluster, mark, user, of_pods(len(served)))
+    requests = await asked_since(cluster, mark, ACCOUNT, of_pods(len(served)))
     assert [] == refused(requests)
     assert of_pods(len(served)) == counted(requests)
 

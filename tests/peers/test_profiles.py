@@ -6,9 +6,7 @@ import pytest_asyncio
 
 from tests.peers.lab.clockwork import REGISTERED, kubelet_said, wall
 from tests.peers.lab.config_files import open_files
-from tests.peers.lab.node_state import until_allocatable
 from tests.peers.lab.report import Told, node_writes, until_node_writes, until_told
-from tests.peers.lab.requests import mark_of_rest
 from tests.peers.lab.settings import ALL, QUIET, until_everywhere
 from tests.peers.lab.tidy import NODE_PATH
 
@@ -37,18 +35,22 @@ async def own_file(cluster):
     await label(cluster, pool=None, big=None, unrelated=None)
 
 
-async def test_labels_of_the_node_choose_profiles_while_the_agent_runs(cluster, table, own_file):
-    await cluster.start_registered_agent("--config", str(own_file))
-    loop = asyncio.get_running_loop()
-    mark, since = await mark_of_rest(cluster), wall()
+async def test_labels_of_the_node_choose_profiles_from_the_first_report_on(
+    cluster, table, own_file
+):
+    await label(cluster, pool="small")
+    mark = cluster.plane.audit.mark()
+    await cluster.start_registered_agent("--config", str(own_file), slices=24)
+    await until_told(cluster, Told(8, 3), 0.0, 10.0)
+    await until_node_writes(cluster, mark, 1)
+    loop, since = asyncio.get_running_loop(), wall()
     steps: list[tuple[Told, dict[str, str | None]]] = [
-        (Told(8, 3), {"pool": "small"}),
         (Told(8, 3, 163118), {"pool": "tiny"}),
         (Told(8, 3), {"big": ""}),
         (ALL, {"pool": None, "big": None}),
     ]
 
-    for count, (wanted, labels) in enumerate(steps, start=1):
+    for count, (wanted, labels) in enumerate(steps, start=2):
         began = loop.time()
         await label(cluster, **labels)
         await until_everywhere(cluster, table, wanted, began, "Node labelled")
@@ -56,34 +58,5 @@ async def test_labels_of_the_node_choose_profiles_while_the_agent_runs(cluster, 
     await label(cluster, unrelated="x")
     await asyncio.sleep(QUIET)  # what is claimed is about this time
 
-    assert len(steps) == node_writes(cluster, mark)
+    assert 1 + len(steps) == node_writes(cluster, mark)
     assert [] == kubelet_said(cluster, REGISTERED, since=since)
-
-
-async def test_a_node_that_is_labelled_already_is_told_of_its_profile_alone(cluster, own_file):
-    await label(cluster, pool="small")
-    mark = cluster.plane.audit.mark()
-
-    await cluster.start_registered_agent("--config", str(own_file), slices=24)
-    await until_told(cluster, Told(8, 3), 0.0, 10.0)
-    await until_node_writes(cluster, mark, 1)
-    await asyncio.sleep(QUIET)  # what is claimed is about this time
-
-    assert 1 == node_writes(cluster, mark)
-
-
-async def test_an_agent_that_starts_again_knows_its_profile_before_it_sees_the_node(
-    cluster, own_file
-):
-    await label(cluster, pool="small")
-    agent = await cluster.start_registered_agent("--config", str(own_file), slices=24)
-    mark = await mark_of_rest(cluster)
-    assert 0 == await agent.part.stop()
-    said = len(agent.events("list.changed"))
-
-    await agent.part.start()
-    await until_allocatable(cluster, 24)
-    await asyncio.sleep(QUIET)  # what is claimed is about this time
-
-    assert [24] == [line["slices"] for line in agent.events("list.changed")[said:]]
-    assert 0 == node_writes(cluster, mark)

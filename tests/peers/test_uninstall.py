@@ -20,6 +20,7 @@ from agent.host.kube.session import KubeSession
 from agent.services.leftovers import clean_all
 from tests.peers.lab.agents import RESOURCE, SOURCE
 from tests.peers.lab.identities import ADMIN, NODE, NODE_USER
+from tests.peers.lab.keeper import kept
 from tests.peers.lab.node_state import notes_of
 from tests.peers.lab.servers import (
     NODE_PATH,
@@ -148,6 +149,7 @@ async def test_hamis_plugin_that_follows_keeps_its_node(cluster, theirs, cleanin
     assert left[annotations.REGISTER]
 
 
+@pytest.mark.timeout(240)
 async def test_a_living_agent_that_no_selector_names_is_left_alone(cluster, cleaning, tmp_path):
     agent = await cluster.start_registered_agent()
     before = await cluster.api.get(NODE_PATH)
@@ -165,9 +167,9 @@ async def test_a_living_agent_that_no_selector_names_is_left_alone(cluster, clea
     assert report == kept
 
 
-@pytest_asyncio.fixture(loop_scope="session")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def server(binaries):
-    async with real_server(binaries) as made:
+    async with kept(real_server(binaries)) as made:
         yield made
 
 
@@ -222,6 +224,7 @@ async def test_pods_with_gpus_hold_it_up_until_it_is_forced(server, tmp_path):
     assert notes.items() <= held.items()
     assert 0 == forced
     assert not notes.keys() & notes_of(await server.admin.have("GET", NODE_PATH)).keys()
+    await server.admin.have("DELETE", f"{PODS}/with-a-gpu", {"gracePeriodSeconds": 0})
 
 
 async def test_a_pod_that_does_not_end_keeps_its_node_only_where_a_kubelet_is(server):

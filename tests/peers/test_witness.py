@@ -102,6 +102,7 @@ async def test_a_pod_that_a_later_handler_rejects_was_asked_for_and_is_not_found
         assert [{"p": {"main": NONE}}, {"p": None}] == [call.found for call in plugin.calls]
 
 
+@real_only
 async def test_ten_questions_at_once_are_answered_and_the_refusal_names_no_pod(node):
     async with node.plugin():
         await node.create("p")

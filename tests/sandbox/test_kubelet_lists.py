@@ -43,15 +43,6 @@ def test_an_id_listed_as_healthy_and_unhealthy_is_in_both_sets():
     assert {"g0"} == table.healthy == table.unhealthy == table.ill
 
 
-async def test_an_empty_list_leaves_the_resource_present_with_nothing(tmp_path):
-    async with a_rig_with_plugin(tmp_path, count=1) as (rig, plugin):
-        plugin.publish([])
-        await rig.until_listed(0)
-
-        expected = NodeResources({RESOURCE: 0}, {RESOURCE: 0})
-        assert expected == rig.kubelet.tick()
-
-
 async def test_the_end_of_the_stream_makes_everything_unhealthy_and_nobody_dials_again(tmp_path):
     async with a_rig_with_plugin(tmp_path, count=3) as (rig, plugin):
         plugin.end_streams()
@@ -106,20 +97,6 @@ async def test_a_list_of_just_4_mib_is_taken(tmp_path):
         plugin.publish([a_device("x" * 4_194_271), a_device("y")])
 
         await rig.until_listed(2)
-
-
-async def test_the_death_of_the_plugin_in_an_allocate_reaches_the_pod(tmp_path):
-    async with a_rig_with_plugin(tmp_path) as (rig, plugin):
-        plugin.script.gate = asyncio.Event()
-        async with asyncio.TaskGroup() as group:
-            verdict = group.create_task(rig.admit(a_pod_object()))
-            await plugin.allocating.wait()
-            await plugin.die()
-
-        assert (
-            "Pod was rejected: Allocate failed due to rpc error: code = Unavailable "
-            "desc = error reading from server: EOF, which is unexpected"
-        ) == verdict.result().message
 
 
 async def test_the_plugins_own_word_on_health_outlives_its_stream(tmp_path):

@@ -2,20 +2,16 @@
 
 import asyncio
 
-import pytest
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from agent.wire.v1 import (
     AllocatableResourcesRequest,
-    ContainerDevices,
     GetPodResourcesRequest,
     ListPodResourcesRequest,
-    NumaNode,
-    TopologyInfo,
 )
 from tests.fakes.kubelet_rig import KubeletRig, a_container_object, a_pod_object, a_rig_with_plugin
-from tests.fakes.plugin import RESOURCE, a_device
+from tests.fakes.plugin import a_device
 
 
 async def get(rig: KubeletRig, name: str) -> dict[str, int] | str | None:
@@ -84,31 +80,6 @@ async def test_sidecars_are_listed_first_and_init_containers_never(tmp_path):
         assert ["side", "main"] == list(known)
 
 
-async def test_there_is_one_entry_for_each_id_and_numa_node(tmp_path):
-    async with a_rig_with_plugin(tmp_path, count=1) as (rig, plugin):
-        plugin.publish(
-            [a_device("two", nodes=[0, 1]), a_device("none"), a_device("empty", nodes=())]
-        )
-        await rig.until_listed(3)
-        await rig.admit(a_pod_object(count=3))
-
-        async with rig.witness() as witness:
-            listed = await witness.list(ListPodResourcesRequest())
-            allocatable = await witness.get_allocatable_resources(AllocatableResourcesRequest())
-
-    def entry(device_id: str, node: int | None) -> ContainerDevices:
-        topology = None if node is None else TopologyInfo([NumaNode(node)])
-        return ContainerDevices(RESOURCE, [device_id], topology)
-
-    def order(entries):
-        return sorted(entries, key=str)
-
-    held = listed.pod_resources[0].containers[0].devices
-    both = [entry("two", 0), entry("two", 1), entry("none", None)]
-    assert order([*both, entry("empty", None)]) == order(held)
-    assert order(both) == order(allocatable.devices), "empty topology: no entry at all"
-
-
 async def test_the_order_of_entries_differs_from_call_to_call(tmp_path):
     async with a_rig_with_plugin(tmp_path, count=8) as (rig, _), rig.witness() as witness:
         await rig.admit(a_pod_object(count=8))
@@ -152,14 +123,6 @@ async def test_the_rate_limit_is_a_burst_of_ten_then_a_hundred_a_second(tmp_path
         await asyncio.sleep(10)
         assert 10 == await ask(30)
         assert [refused] * 20 == answers[10:]
-
-
-async def test_an_unknown_pod_is_answered_with_code_unknown(tmp_path):
-    async with a_rig_with_plugin(tmp_path) as (rig, _), rig.witness() as witness:
-        with pytest.raises(GRPCError) as caught:
-            await witness.get(GetPodResourcesRequest("never", "default"))
-
-        assert (Status.UNKNOWN, not_found("never")) == (caught.value.status, caught.value.message)
 
 
 async def test_a_list_after_a_pods_end_un_marks_the_ids_in_flight(tmp_path):

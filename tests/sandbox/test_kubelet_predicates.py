@@ -4,19 +4,6 @@ from tests.fakes.kubelet_rig import a_container_object, a_pod_object, a_rig_with
 from tests.fakes.plugin import RESOURCE
 
 
-async def test_a_node_selector_that_does_not_match_rejects_after_allocate(tmp_path):
-    async with a_rig_with_plugin(tmp_path, count=1) as (rig, plugin):
-        rig.kubelet.node.labels["zone"] = "a"
-        rig.kubelet.node.published[RESOURCE] = 1
-
-        verdict = await rig.admit(a_pod_object("u1", nodeSelector={"zone": "b"}))
-
-        assert (False, "NodeAffinity") == (verdict.admitted, verdict.reason)
-        assert 1 == len(plugin.allocated)
-        assert (await rig.admit(a_pod_object("u2", nodeSelector={"zone": "a"}))).admitted
-        assert {("u2", "main")} == rig.ids().keys(), "the id was free again at once"
-
-
 async def test_the_room_is_raised_to_what_is_held_where_the_pod_itself_holds_ids(tmp_path):
     async with a_rig_with_plugin(tmp_path, count=4) as (rig, plugin):
         rig.kubelet.node.published[RESOURCE] = 0

@@ -8,29 +8,14 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
 from agent.sandbox.kubelet.devices import is_extended_resource
-from agent.wire.v1beta1 import DevicePluginOptions
-from tests.fakes.kubelet_rig import KubeletRig, a_pod_object, a_rig, a_rig_with_plugin
+from tests.fakes.kubelet_rig import a_pod_object, a_rig, a_rig_with_plugin
 from tests.fakes.plugin import RESOURCE, ScriptedPlugin, devices
-
-
-def a_rival(rig: KubeletRig) -> ScriptedPlugin:
-    return ScriptedPlugin(rig.plugins, name="new.sock", count=3)
 
 
 async def refusal(plugin: ScriptedPlugin, **other: str) -> tuple[Status, str | None]:
     with pytest.raises(GRPCError) as caught:
         await plugin.register(**other)
     return caught.value.status, caught.value.message
-
-
-async def test_another_version_is_refused_with_the_exact_text(tmp_path):
-    async with a_rig(tmp_path) as rig, ScriptedPlugin(rig.plugins) as plugin:
-        text = (
-            'requested API version "v1" is not supported by kubelet. '
-            'Supported version is ["v1beta1"]'
-        )
-
-        assert (Status.UNKNOWN, text) == await refusal(plugin, version="v1")
 
 
 async def test_an_invalid_resource_name_is_refused_with_the_exact_text(tmp_path):
@@ -59,14 +44,6 @@ def test_names_that_no_plugin_may_register(name):
 )
 def test_names_that_a_plugin_may_register(name):
     assert is_extended_resource(name)
-
-
-async def test_the_endpoint_is_joined_below_the_directory(tmp_path):
-    async with a_rig(tmp_path) as rig:
-        (rig.plugins / "sub").mkdir()
-        async with ScriptedPlugin(rig.plugins, name="sub/p.sock") as plugin:
-            await plugin.register(endpoint="/sub/../sub/./p.sock")
-            await rig.until_listed(4)
 
 
 async def test_the_dial_is_tried_again_after_about_a_second(tmp_path):
@@ -109,29 +86,6 @@ async def test_a_listener_that_never_speaks_counts_as_not_connected(tmp_path):
     assert (Status.UNKNOWN, "failed to dial device plugin: context deadline exceeded") == found
 
 
-async def test_options_are_asked_before_the_reply_and_their_failure_fails_register(tmp_path):
-    async with a_rig(tmp_path) as rig, ScriptedPlugin(rig.plugins) as plugin:
-        plugin.script.options_error = GRPCError(Status.INTERNAL, "broken")
-
-        found = await refusal(plugin)
-
-        text = "failed to get device plugin options: rpc error: code = Internal desc = broken"
-        assert (Status.UNKNOWN, text) == found
-        assert 0 == plugin.streams
-
-
-async def test_options_come_from_the_call_and_not_from_the_register_request(tmp_path):
-    async with a_rig(tmp_path) as rig, ScriptedPlugin(rig.plugins) as plugin:
-        plugin.script.options = DevicePluginOptions(get_preferred_allocation_available=False)
-        await plugin.register(options=DevicePluginOptions(get_preferred_allocation_available=True))
-        await rig.until_listed(4)
-
-        await rig.admit(a_pod_object())
-
-        assert not plugin.preferred
-        assert 1 == len(plugin.allocated)
-
-
 async def test_the_list_comes_over_the_connection_that_register_opened(tmp_path):
     async with a_rig_with_plugin(tmp_path) as (rig, plugin):
         plugin.remove_socket()
@@ -139,39 +93,6 @@ async def test_the_list_comes_over_the_connection_that_register_opened(tmp_path)
 
         await rig.until_listed(2)
         assert 1 == plugin.connections
-
-
-async def test_calls_say_localhost_as_authority_and_have_no_deadline(tmp_path):
-    async with a_rig_with_plugin(tmp_path) as (rig, plugin):
-        await rig.admit(a_pod_object())
-
-        calls = {headers[":path"].rpartition("/")[2] for headers in plugin.headers}
-        assert {"GetDevicePluginOptions", "ListAndWatch", "Allocate"} == calls
-        assert {"localhost"} == {headers[":authority"] for headers in plugin.headers}
-        assert {"grpc-go/1.79.3"} == {headers["user-agent"] for headers in plugin.headers}
-        assert not [headers for headers in plugin.headers if "grpc-timeout" in headers]
-
-
-async def test_a_second_register_replaces_the_endpoint_and_leaves_the_old_stream_open(tmp_path):
-    async with a_rig_with_plugin(tmp_path, count=2) as (rig, old), a_rival(rig) as new:
-        await new.register()
-        await rig.until_listed(3)
-
-        assert [1, 1] == [old.streams, new.streams]
-        old.publish(devices(1))
-        await rig.until_listed(1)  # both streams feed one table: the last list counts
-
-
-async def test_the_end_of_the_old_stream_disconnects_the_new_client(tmp_path):
-    async with a_rig_with_plugin(tmp_path, count=2) as (rig, old), a_rival(rig) as new:
-        await new.register()
-        await rig.until_listed(3)
-
-        old.end_streams()
-
-        await rig.until_listed(0)
-        await rig.soon(new.streams_ended.wait())
-        assert 3 == rig.kubelet.capacity(RESOURCE)
 
 
 async def test_after_a_failed_register_again_the_end_of_the_stream_goes_unnoticed(tmp_path):

@@ -1,8 +1,6 @@
 """What a kubelet does to its directories when it starts, and leaves when it goes."""
 
 import asyncio
-import socket
-from pathlib import Path
 
 import pytest
 from grpclib.client import Channel
@@ -14,37 +12,10 @@ from tests.fakes.kubelet_rig import a_pod_object, a_rig, a_rig_with_plugin
 from tests.fakes.plugin import RESOURCE
 
 
-def leave_a_dead_socket(path: Path) -> Path:
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(path))
-    return path
-
-
 async def test_a_first_start_makes_both_directories(tmp_path):
     async with a_rig(tmp_path / "fresh") as rig:
         assert (rig.plugins / "kubelet.sock").is_socket()
         assert (rig.pod_resources / "kubelet.sock").is_socket()
-
-
-async def test_only_sockets_are_swept(tmp_path):
-    async with a_rig(tmp_path) as rig:
-        await rig.kubelet.stop()
-        swept = leave_a_dead_socket(rig.plugins / "dead.sock")
-        target = leave_a_dead_socket(tmp_path / "elsewhere.sock")
-        link, dangling = rig.plugins / "link", rig.plugins / "dangling"
-        link.symlink_to(target)
-        dangling.symlink_to(tmp_path / "nothing")
-        (rig.plugins / "folder").mkdir()
-        (rig.plugins / "file").touch()
-        (rig.plugins / "kubelet_internal_checkpoint").touch()
-
-        await rig.kubelet.start()
-
-        left = {path.name for path in rig.plugins.iterdir()}
-        assert not swept.exists()
-        assert target.exists()
-        kept = {"dangling", "folder", "file", "kubelet_internal_checkpoint", "kubelet.sock"}
-        assert kept == left
 
 
 async def test_an_exit_leaves_a_dead_socket_file(tmp_path):

@@ -5,8 +5,7 @@ import asyncio
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 
-from agent.wire.v1beta1 import DevicePluginOptions
-from tests.fakes.kubelet_rig import KubeletRig, a_container_object, a_pod_object, a_rig_with_plugin
+from tests.fakes.kubelet_rig import KubeletRig, a_pod_object, a_rig_with_plugin
 from tests.fakes.plugin import RESOURCE, ScriptedPlugin
 
 REFUSED = GRPCError(Status.FAILED_PRECONDITION, "not now")
@@ -49,17 +48,6 @@ async def test_a_container_that_dies_is_started_again_without_a_call(tmp_path):
         assert 1 == len(plugin.allocated)
         died, started = rig.seen("disconnected")[0], rig.seen("container_started")[1]
         assert 0.2 <= started.elapsed - died.elapsed <= 1.0
-
-
-async def test_after_a_lost_checkpoint_a_dead_container_is_allocated_by_its_worker(tmp_path):
-    async with a_rig_with_plugin(tmp_path) as (rig, plugin):
-        await lose_the_checkpoint(rig, plugin, ["u1"])
-
-        await rig.kubelet.container_died("u1", "main")
-        await rig.soon(rig.kubelet.until_running("u1", "main"))
-
-        assert 1 == len(plugin.allocated)
-        assert {("u1", "main"): frozenset(plugin.allocated[0])} == rig.ids()
 
 
 async def test_refused_there_the_pod_lives_and_is_asked_again_after_8_to_10_seconds(tmp_path):
@@ -152,35 +140,6 @@ async def test_the_end_of_a_pod_waits_for_the_admission_that_is_going_on(tmp_pat
             plugin.script.gate.set()
 
         assert rig.kubelet.pod("u1") is None
-
-
-async def test_pre_start_is_called_at_every_start_of_a_container(tmp_path):
-    async with a_rig_with_plugin(tmp_path) as (rig, plugin):
-        plugin.script.options = DevicePluginOptions(pre_start_required=True)
-        await plugin.register()
-        await rig.admit(a_pod_object(inits=[a_container_object("init")]))
-        await rig.until_seen("container_started", 2)
-        await rig.kubelet.container_died("u1", "main")
-        await rig.until_seen("container_started", 3)
-
-        (given,) = {frozenset(ids) for ids in plugin.allocated}
-        assert [given] * 3 == [frozenset(ids) for ids in plugin.pre_started]
-        deadlines = [h["grpc-timeout"] for h in plugin.headers if "PreStart" in h[":path"]]
-        assert 3 == len(deadlines)
-
-
-async def test_a_failed_pre_start_keeps_the_container_waiting_and_the_pod_alive(tmp_path):
-    async with a_rig_with_plugin(tmp_path) as (rig, plugin):
-        plugin.script.options = DevicePluginOptions(pre_start_required=True)
-        plugin.script.pre_start_errors.append(GRPCError(Status.INTERNAL, "cold"))
-        await plugin.register()
-
-        assert (await rig.admit(a_pod_object())).admitted
-
-        waiting = await rig.until_seen("container_waiting")
-        text = "device plugin PreStartContainer rpc failed with err: rpc error: code = Internal"
-        assert waiting.text.startswith(text)
-        await rig.soon(rig.kubelet.until_running("u1", "main"))
 
 
 async def test_a_removed_endpoint_has_its_own_text(tmp_path):

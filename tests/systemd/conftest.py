@@ -1,7 +1,5 @@
 """One machine with systemd for all tests here, and a service that nobody has touched for each."""
 
-import dataclasses
-import json
 import os
 import shutil
 import tempfile
@@ -37,8 +35,6 @@ def pytest_terminal_summary(
     table = config.stash.get(MEASURED, Table())
     if table.rows:
         table.write(TABLE)
-        rows = [dataclasses.asdict(row) for row in table.rows]
-        TABLE.with_suffix(".json").write_text(json.dumps(rows, indent=1, ensure_ascii=False))
         terminalreporter.section(f"measured, and in {TABLE}")
         terminalreporter.write(table.text())
 

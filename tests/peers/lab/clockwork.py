@@ -34,9 +34,7 @@ def agent_said(agent: Agent, event: str, since: float) -> list[float]:
     return [stamp for stamp in lines if stamp >= since]
 
 
-async def until_kubelet_says(
-    cluster: Cluster, *words: str, since: float, within: float = 30.0
-) -> float:
+async def until_kubelet_says(cluster: Cluster, *words: str, since: float) -> float:
     """When the kubelet logs those words for the first time after a moment, in Unix seconds.
 
     Raises:
@@ -46,7 +44,7 @@ async def until_kubelet_says(
     async def is_said() -> bool:
         return bool(kubelet_said(cluster, *words, since=since))
 
-    await until_answer(is_said, within, lambda: f"the kubelet has not said {words}")
+    await until_answer(is_said, 30.0, lambda: f"the kubelet has not said {words}")
     return kubelet_said(cluster, *words, since=since)[0]
 
 

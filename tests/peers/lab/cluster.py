@@ -201,19 +201,16 @@ def _account_manifests() -> Iterator[dict[str, dict[str, str]]]:
 
 
 @contextlib.asynccontextmanager
-async def open_cluster(
-    programs: Programs, *, keep: bool = False, **kubelet: object
-) -> AsyncIterator[Cluster]:
+async def open_cluster(programs: Programs) -> AsyncIterator[Cluster]:
     """Everything up and the Node ready, no agent yet; all ended and removed afterwards.
 
-    `kubelet` are members of KubeletConfiguration. The end of every log goes to standard error
-    if the cluster itself does not come up.
+    The end of every log goes to standard error if the cluster itself does not come up.
 
     Raises:
         TimeoutError, OSError: a part does not start.
     """
     async with contextlib.AsyncExitStack() as stack:
-        root = stack.enter_context(open_root(keep=keep))
+        root = stack.enter_context(open_root())
         space = NodeSpace(root)
         stack.push_async_callback(space.close)
         await space.open()
@@ -224,7 +221,7 @@ async def open_cluster(
             plane = await _control_plane(stack, root, programs.folder, space, group, runtime)
         kubelet_part = Kubelet(root, programs.folder, space, plane.certificates.ca)
         stack.push_async_callback(kubelet_part.part.kill)
-        kubelet_part.configure(runtime.socket, **kubelet)
+        kubelet_part.configure(runtime.socket)
         ports = free_ports(3)
         lay_out_placing(plane, ports)
         placing = placing_parts(plane, programs, space, ports)

@@ -66,22 +66,12 @@ class MountedFiles:
         return self.directory / "..data"
 
 
-class PlainFiles:
-    """A directory of files that somebody edits: the same file gets other bytes."""
+class RenamedFiles:
+    """A directory of files that somebody edits: an editor writes another file and renames it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory: Final = directory
         directory.mkdir(parents=True)
-
-    def write(self, name: str, text: str) -> Path:
-        """Write one file in place. Its path."""
-        path = self.directory / name
-        path.write_text(text)
-        return path
-
-
-class RenamedFiles(PlainFiles):
-    """The same with an editor that writes another file and renames it."""
 
     def write(self, name: str, text: str) -> Path:
         """Put a new file in the place of the old one. Its path."""
@@ -91,7 +81,7 @@ class RenamedFiles(PlainFiles):
         return path
 
 
-Files = MountedFiles | PlainFiles
+Files = MountedFiles | RenamedFiles
 
 
 def open_files(cluster: Cluster, kind: type[Files] = MountedFiles) -> Files:

@@ -30,6 +30,7 @@ APPLETS = (
 )
 DIRECTORIES = {"dev": 0o755, "etc": 0o755, "proc": 0o555, "sys": 0o555, "tmp": 0o1777}
 """Stand in every image, with these modes."""
+BUSYBOX = Path("/bin/busybox")
 PASSWD = b"root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"
 FOREVER = "trap 'exit 0' TERM INT; sleep 2147483647 & wait"
 """`wait` takes in every orphan that process 1 inherits, and lets the trap through at once."""
@@ -101,26 +102,26 @@ def write_image(
     )
 
 
-def write_busybox(path: Path, name: str, busybox: Path = Path("/bin/busybox")) -> None:
+def write_busybox(path: Path, name: str) -> None:
     """Write an image of a static busybox with the programs that tests run; alone it is a shell.
 
     Raises:
         OSError: There is no busybox, or the tar cannot be written.
     """
-    _write_busybox(path, name, busybox, ["/bin/sh"])
+    _write_busybox(path, name, ["/bin/sh"])
 
 
-def write_pause(path: Path, name: str, busybox: Path = Path("/bin/busybox")) -> None:
+def write_pause(path: Path, name: str) -> None:
     """Write the image of a pod's sandbox: sleeps until it is told to end, and reaps orphans.
 
     Raises:
         OSError: There is no busybox, or the tar cannot be written.
     """
-    _write_busybox(path, name, busybox, ["/bin/sh", "-c", FOREVER])
+    _write_busybox(path, name, ["/bin/sh", "-c", FOREVER])
 
 
-def _write_busybox(path: Path, name: str, busybox: Path, command: Sequence[str]) -> None:
-    files: dict[str, Path | bytes] = {"bin/busybox": busybox, "etc/passwd": PASSWD}
+def _write_busybox(path: Path, name: str, command: Sequence[str]) -> None:
+    files: dict[str, Path | bytes] = {"bin/busybox": BUSYBOX, "etc/passwd": PASSWD}
     write_image(path, name, files, {f"bin/{applet}": "busybox" for applet in APPLETS}, command)
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,8 +18,6 @@ from tests.peers.lab.waiting import until_answer
 CHECKPOINT: Final = "kubelet_internal_checkpoint"
 _TICK: Final = "1s"
 _READY: Final = 30.0
-
-Settings = Mapping[str, Any]
 
 
 class Kubelet:

@@ -177,10 +177,8 @@ async def until_failed(cluster: Cluster, name: str) -> Object:
     return await until_phase(cluster, name, "Failed")
 
 
-async def until_restarted(
-    cluster: Cluster, name: str, times: int = 1, within: float = PATIENCE
-) -> None:
-    """Return once a pod's containers run and each was started again so often.
+async def until_restarted(cluster: Cluster, name: str, within: float = PATIENCE) -> None:
+    """Return once a pod's containers run and each was started again once.
 
     Raises:
         TimeoutError: they were not.
@@ -189,11 +187,11 @@ async def until_restarted(
     def is_back() -> bool:
         pod = as_seen(cluster, name)
         found = lives(pod)
-        return len(found) == len(pod["spec"]["containers"]) and {times} == {
+        return len(found) == len(pod["spec"]["containers"]) and {1} == {
             one.restarts for one in found.values()
         }
 
-    await cluster.pods.until(is_back, within, f"{name} was not started again {times} times")
+    await cluster.pods.until(is_back, within, f"{name} was not started again")
 
 
 async def until_bind_phase(

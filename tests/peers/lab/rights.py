@@ -5,10 +5,13 @@ from typing import Final
 import yaml
 
 from tests.peers.lab.agents import SOURCE
+from tests.peers.lab.audit import AuditLog, counted
+from tests.peers.lab.cluster import ACCOUNT
+from tests.peers.lab.identities import NODE_USER
 
-OPTIONAL: Final = frozenset({"patch nodes/status"})
+_OPTIONAL: Final = frozenset({"patch nodes/status"})
 """The chart grants it with `report.nodeCondition` alone."""
-EVERYBODYS: Final = frozenset({"create selfsubjectaccessreviews"})
+_EVERYBODYS: Final = frozenset({"create selfsubjectaccessreviews"})
 """Kubernetes grants it to whoever has a token (ClusterRole system:basic-user)."""
 
 
@@ -22,3 +25,9 @@ def granted() -> frozenset[str]:
         for resource in rule["resources"]
         for verb in rule["verbs"]
     )
+
+
+def asked_beyond_rights(audit: AuditLog) -> set[str]:
+    """What any agent has ever asked for and the account may not. Raises OSError."""
+    asked = [one for user in (NODE_USER, ACCOUNT) for one in audit.since(0, user)]
+    return counted(asked).keys() - granted() - _OPTIONAL - _EVERYBODYS

@@ -13,7 +13,7 @@ from tests.peers.lab.space import hierarchies, is_removed
 
 _PREFIX: Final = "hp-"
 _HELD: Final = "held"
-"""The file that a living run has locked. A directory without it is kept, or not complete yet."""
+"""The file that a living run has locked. A directory without it is not complete yet."""
 
 
 def place() -> Path:
@@ -23,23 +23,20 @@ def place() -> Path:
 
 
 @contextlib.contextmanager
-def open_root(*, keep: bool = False) -> Iterator[Path]:
-    """A directory for one cluster, short enough for unix sockets; removed, or kept.
+def open_root() -> Iterator[Path]:
+    """A directory for one cluster, short enough for unix sockets; removed afterwards.
 
     What runs that were killed have left beside it is removed first.
     """
     where = place()
     remove_leftovers(where, hierarchies())
     root = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=where))
-    with _holding(root) as held:
+    with _holding(root):
         try:
             (root / "logs").mkdir()
             yield root
         finally:
-            if keep:
-                held.unlink()
-            else:
-                shutil.rmtree(root)
+            shutil.rmtree(root)
 
 
 def remove_leftovers(where: Path, trees: Sequence[Path]) -> None:
@@ -58,10 +55,10 @@ def remove_leftovers(where: Path, trees: Sequence[Path]) -> None:
 
 
 @contextlib.contextmanager
-def _holding(root: Path) -> Iterator[Path]:
+def _holding(root: Path) -> Iterator[None]:
     """Hold a directory; the kernel lets go of it when this process ends, however it does."""
     held, early = root / _HELD, root / f".{_HELD}"
     with early.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         early.rename(held)  # nobody sees it without its lock
-        yield held
+        yield

@@ -6,7 +6,7 @@ from typing import Final
 
 from tests.peers.lab.agents import Agent
 from tests.peers.lab.cluster import Cluster
-from tests.peers.lab.config_files import NODE_CONFIG, Files, MountedFiles, node_config, open_files
+from tests.peers.lab.config_files import NODE_CONFIG, Files, node_config, open_files
 from tests.peers.lab.node_state import until_allocatable
 from tests.peers.lab.report import Told, until_told
 from tests.peers.lab.table import FAR, Table
@@ -26,11 +26,9 @@ def ask_to_reload(agent: Agent) -> None:
     agent.part.send(signal.SIGHUP)
 
 
-async def with_node_config(
-    cluster: Cluster, count: int, kind: type[Files] = MountedFiles
-) -> tuple[Agent, Files]:
+async def with_node_config(cluster: Cluster, count: int) -> tuple[Agent, Files]:
     """A registered agent to which HAMi's config.json says a split count; and where that lies."""
-    files = open_files(cluster, kind)
+    files = open_files(cluster)
     path = files.write(NODE_CONFIG, node_config(devicesplitcount=count))
     agent = await cluster.start_registered_agent("--nodeconfig", str(path), slices=8 * count)
     return agent, files

@@ -13,7 +13,7 @@ from tests.peers.lab.agents import SOURCE
 from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import Cluster, open_cluster
 from tests.peers.lab.commands import Commands, Ended, succeeded
-from tests.peers.lab.image import PASSWD, write_image
+from tests.peers.lab.image import BUSYBOX, PASSWD, write_image
 from tests.peers.lab.node_state import until_allocatable
 from tests.peers.lab.part import Part
 from tests.peers.lab.pod_network import open_pod_network
@@ -202,7 +202,7 @@ def _entries(cluster: Cluster) -> frozenset[str]:
 def _write_hami(path: Path) -> None:
     """What HAMi's image has of its own for this chart: a shell, and the library."""
     files: dict[str, Path | bytes] = {
-        "bin/busybox": Path("/bin/busybox"),
+        "bin/busybox": BUSYBOX,
         "etc/passwd": PASSWD,
         "k8s-vgpu/lib/nvidia/libvgpu.so": LIBRARY,
     }

@@ -33,14 +33,14 @@ Manner = Literal["stopped", "killed", "beside"]
 
 
 @contextlib.asynccontextmanager
-async def open_hami_plugin(cluster: Cluster, gpus: str = "h100:8") -> AsyncIterator[Part]:
+async def open_hami_plugin(cluster: Cluster) -> AsyncIterator[Part]:
     """HAMi's plugin, which serves the node with 80 slices; ended afterwards.
 
     Raises:
         OSError, TimeoutError: it does not start.
     """
     command = (
-        *(sys.executable, "-m", "tests.peers.lab.hami_plugin", "--node", NODE, "--gpus", gpus),
+        *(sys.executable, "-m", "tests.peers.lab.hami_plugin", "--node", NODE, "--gpus", "h100:8"),
         *("--kubeconfig", str(cluster.plane.kubeconfig(ADMIN))),
         *("--lock", lock_directory(cluster), "--manager", MANAGER),
         *(("--old",) if cluster.release.is_old else ()),

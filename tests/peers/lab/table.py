@@ -1,10 +1,10 @@
 """What was measured, beside what was promised: a table for people, and the same for programs."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 FAR: Final = 5.0
 """A figure so many times beyond its bound is wrong on any machine."""
@@ -51,6 +51,15 @@ class Table:
         most = FAR * bound
         assert measured <= most, f"{what}: {_number(measured, unit)}, not {_number(most, unit)}"
 
+    def told(self) -> list[dict[str, Any]]:
+        """All figures, for another process or a file."""
+        return [asdict(row) for row in self.rows]
+
+    def take(self, told: Iterable[Mapping[str, Any]]) -> None:
+        """Add the figures of another process."""
+        for row in told:
+            self.add(**row)
+
     def text(self) -> str:
         """A Markdown table whose columns are in line."""
         cells = [_HEAD, *(row.cells() for row in self.rows)]
@@ -62,8 +71,8 @@ class Table:
         """Write it to a file, and as JSON beside that. Raises OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self.text())
-        rows = [asdict(row) for row in self.rows]
-        path.with_suffix(".json").write_text(json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
+        text = json.dumps(self.told(), indent=2, ensure_ascii=False)
+        path.with_suffix(".json").write_text(text + "\n")
 
 
 def _line(cells: Iterable[str], widths: list[int]) -> str:

@@ -41,13 +41,6 @@ def test_one_that_is_held_is_left_alone(where, tree):
         assert (root / "logs").is_dir()
 
 
-def test_one_that_a_person_keeps_is_left_alone(where, tree):
-    with open_root(keep=True) as root:
-        pass
-    remove_leftovers(where, [tree])
-    assert (root / "logs").is_dir()
-
-
 def test_opening_one_removes_what_nobody_holds(where):
     left = a_leftover(where)
     with open_root():
