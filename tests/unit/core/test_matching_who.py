@@ -217,6 +217,13 @@ def test_a_running_container_is_replayed_only_when_its_cgroup_is_gone() -> None:
     refused_by(alive, RefusalReason.NO_POD_ADMITTED)
 
 
+def test_an_init_container_sends_to_the_file_for_it_is_listed_nowhere_else() -> None:
+    containers = (a_container(name="init", role=Role.INIT), a_container())
+    pod = named_pod(1, containers=containers)
+
+    assert ask(knowing(a_scene(pod, lock=pod), holding(pod))) == ReadRecords()
+
+
 def test_a_row_of_an_init_container_sends_to_the_file_before_the_api_server_is_asked() -> None:
     row = a_row(pod_uid=POD.uid, pod=POD.name, role=Role.INIT, epoch=NOW_KUBELET)
     scene = a_scene(rows=(row,))
