@@ -171,27 +171,3 @@ async def test_a_tenant_that_makes_little_of_a_running_pods_share_frees_nothing(
         await story.failed("next", "HA-4003")
         assert story.is_running("liar")
         assert story.is_running("beside")
-
-
-@told
-async def test_a_pod_whose_only_gpu_is_an_init_containers_is_refused_with_the_setting():
-    async with a_story() as story:
-        await story.bound("warm-up", Shape((Box("init"), Box(count=0))))
-
-        await story.failed("warm-up", "HA-2005")
-
-        assert "allocation.unlockedPods" in story.message("warm-up")
-        assert "" == story.lock
-
-
-@told
-async def test_a_static_pod_is_refused_and_the_owner_of_the_lock_is_served():
-    async with a_story() as story:
-        await story.bound("owner", SMALL)
-        story.world.create_static("file", SMALL)
-
-        await story.running("owner")
-        await asyncio.sleep(5)
-
-        assert 1 == len(story.world.audit.answers)
-        assert {("ok", ""), ("refused", "no_pod_admitted")} == set(story.results)

@@ -131,16 +131,6 @@ async def test_a_pod_that_another_handler_rejects_after_our_answer_gives_its_sha
 
 
 @told
-async def test_a_finished_job_on_a_full_gpu_is_in_nobodys_way():
-    async with a_story() as story:
-        await story.runs("beside", BIG)
-        await story.bound("job", Shape((Box(mib=12000),), seconds=2))
-        await story.until(lambda: story.phase("job") == "Succeeded")
-
-        await story.runs("next", BIG)
-
-
-@told
 async def test_an_init_container_may_take_more_than_the_app_after_it():
     async with a_story() as story:
         await story.runs("beside", BIG)

@@ -59,17 +59,6 @@ async def test_gpus_that_come_and_go_without_a_report_are_noticed_within_a_minut
         assert [G1, G2] == node.served == list(node.registered)
 
 
-async def test_a_gpu_that_is_unplugged_leaves_list_and_annotation():
-    driver = ScriptedDriver(gpus(2))
-    async with running(joined(driver)) as node:
-        driver.gpus.pop()
-        driver.report(CHANGED)
-        await asyncio.sleep(AT_ONCE)
-
-        assert [G0] == list(node.groups) == list(node.registered)
-        assert [f"no longer shared: GPU 1 ({G1})"] == [event.text for event in node.told]
-
-
 async def test_a_gpu_that_answers_as_lost_is_looked_for_at_once_and_leaves_if_it_is_gone():
     driver = ScriptedDriver(gpus(2))
     async with running(joined(driver)) as node:

@@ -75,6 +75,15 @@ def settings(cluster: SandboxCluster, **more: str) -> Settings:
     return make_plan(Sources(flags=flags, host="host")).settings(NodeFacts())
 
 
+async def examined(
+    server: PreflightServer, path: Path, *, reader: bool = False, takeover: bool = False
+) -> list[Finding]:
+    """What is found on a node of that API server."""
+    async with a_node() as cluster, a_session(server, path):
+        flags = {"--kubeconfig": str(path / "kubeconfig"), "--takeover": str(takeover).lower()}
+        return list(await examine(settings(cluster, **flags), {}, reader=reader))
+
+
 def of(findings: Iterable[Finding], point: str) -> list[str]:
     return [one.verdict.value for one in findings if one.point.value == point]
 
@@ -85,9 +94,7 @@ def wrong(findings: Iterable[Finding]) -> set[str]:
 
 async def test_a_node_without_a_fault_has_nothing_wrong(tmp_path: Path):
     server = PreflightServer()
-    async with a_node() as cluster, a_session(server, tmp_path):
-        kubeconfig = str(tmp_path / "kubeconfig")
-        found = await examine(settings(cluster, **{"--kubeconfig": kubeconfig}), {})
+    found = await examined(server, tmp_path)
 
     assert set() == wrong(found)
     assert ["ok"] == of(found, "P-DRIVER") == of(found, "P-WITNESS") == of(found, "P-PLUGIN")
@@ -97,9 +104,7 @@ async def test_a_node_without_a_fault_has_nothing_wrong(tmp_path: Path):
 async def test_every_right_is_asked_for_and_one_that_is_missing_told(tmp_path: Path):
     server = PreflightServer()
     server.denied = {("patch", "nodes")}
-    async with a_node() as cluster, a_session(server, tmp_path):
-        kubeconfig = str(tmp_path / "kubeconfig")
-        found = await examine(settings(cluster, **{"--kubeconfig": kubeconfig}), {})
+    found = await examined(server, tmp_path)
 
     assert {"P-RIGHTS"} == wrong(found)
     assert 8 == len(server.asked)
@@ -123,9 +128,7 @@ async def test_with_a_condition_its_right_is_asked_for_too(tmp_path: Path):
 async def test_an_account_that_only_reads_is_not_asked_for_more(tmp_path: Path):
     server = PreflightServer()
     server.denied = {("patch", "nodes"), ("patch", "pods"), ("create", "events")}
-    async with a_node() as cluster, a_session(server, tmp_path):
-        kubeconfig = str(tmp_path / "kubeconfig")
-        found = await examine(settings(cluster, **{"--kubeconfig": kubeconfig}), {}, reader=True)
+    found = await examined(server, tmp_path, reader=True)
 
     assert set() == wrong(found)
     assert {"get", "list", "watch"} == {one["verb"] for one in server.asked}
@@ -139,9 +142,7 @@ async def test_an_account_that_only_reads_is_not_asked_for_more(tmp_path: Path):
 async def test_a_right_to_read_that_is_missing_is_wrong_for_a_reader_too(tmp_path: Path):
     server = PreflightServer()
     server.denied = {("list", "pods")}
-    async with a_node() as cluster, a_session(server, tmp_path):
-        kubeconfig = str(tmp_path / "kubeconfig")
-        found = await examine(settings(cluster, **{"--kubeconfig": kubeconfig}), {}, reader=True)
+    found = await examined(server, tmp_path, reader=True)
 
     assert {"P-RIGHTS"} == wrong(found)
 
@@ -150,9 +151,7 @@ async def test_the_right_to_get_a_pod_is_asked_for_by_the_name_of_one(tmp_path: 
     server = PreflightServer()
     server.pods = [{"metadata": {"namespace": "team-a", "name": "one"}}]
     server.denied = {("get", "pods")}
-    async with a_node() as cluster, a_session(server, tmp_path):
-        kubeconfig = str(tmp_path / "kubeconfig")
-        found = await examine(settings(cluster, **{"--kubeconfig": kubeconfig}), {})
+    found = await examined(server, tmp_path)
 
     assert {"P-RIGHTS"} == wrong(found)
     (told,) = [one.said for one in found if one.point is PreflightCheck.RIGHTS]
@@ -165,9 +164,7 @@ async def test_the_right_to_get_a_pod_is_asked_for_by_the_name_of_one(tmp_path: 
 async def test_a_node_of_another_name_is_told(tmp_path: Path):
     server = PreflightServer()
     server.node = None
-    async with a_node() as cluster, a_session(server, tmp_path):
-        kubeconfig = str(tmp_path / "kubeconfig")
-        found = await examine(settings(cluster, **{"--kubeconfig": kubeconfig}), {})
+    found = await examined(server, tmp_path)
 
     assert {"P-NODE"} == wrong(found)
 
@@ -197,9 +194,7 @@ async def test_hamis_plugin_is_found_by_its_pod_and_by_its_socket(tmp_path: Path
 async def test_with_takeover_another_plugin_is_a_note(tmp_path: Path):
     server = PreflightServer()
     server.pods = [{"metadata": {"namespace": "hami", "name": "hami-device-plugin-x"}}]
-    async with a_node() as cluster, a_session(server, tmp_path):
-        flags = {"--kubeconfig": str(tmp_path / "kubeconfig"), "--takeover": "true"}
-        found = await examine(settings(cluster, **flags), {})
+    found = await examined(server, tmp_path, takeover=True)
 
     assert set() == wrong(found)
     assert ["note"] == of(found, "P-PLUGIN") == of(found, "P-MONITOR")

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable
+from typing import Self
 
 from agent.core.errors import KubeletError
 from agent.core.state.holdings import KubeletEpoch
@@ -34,6 +35,13 @@ class KubeletSide:
         self.heard: Callable[[str], None] = lambda _: None
         self._names: asyncio.Queue[str] = asyncio.Queue()
         self._endpoint = ""
+
+    @classmethod
+    def started(cls) -> Self:
+        """One whose kubelet is there."""
+        side = cls()
+        side.start_kubelet()
+        return side
 
     # The world
 

@@ -3,41 +3,15 @@
 import pytest
 
 from agent.core.inventory.condition import Condition
-from agent.core.inventory.gpu import NO_INDEX, GpuFault, Scan, Trouble
+from agent.core.inventory.gpu import NO_INDEX, GpuFault, Trouble
 from agent.core.inventory.inventory import Inventory
-from agent.core.inventory.slices import SharingSettings, slice_id
-from agent.kit.cell import Cell
-from agent.services.inventory.service import InventoryKeeper
+from agent.core.inventory.slices import SharingSettings
 from tests.builders import a_gpu, a_health, a_uuid
-from tests.fakes.clock import START, ManualClock
+from tests.fakes.clock import START
+from tests.services.keeping import KeepingBench
 
 LOST = GpuFault(a_uuid(1), "GPU is lost", Trouble.LOST)
 SILENT = GpuFault(a_uuid(1), "does not answer in time")
-
-
-class KeepingBench:
-    """A keeper with its cells."""
-
-    def __init__(self, settings: SharingSettings | None = None, recalled=None) -> None:
-        self.inventory = Cell(Inventory())
-        self.settings = Cell(settings or SharingSettings())
-        self.keeper = InventoryKeeper(self.inventory, self.settings, ManualClock(), recalled)
-
-    def scan(self, *gpus, faults=()) -> None:
-        self.keeper.found(Scan("570.1", gpus, faults))
-
-    def hold(self, *numbers: int) -> None:
-        held = {a_uuid(n): (slice_id(a_uuid(n), 3),) for n in numbers}
-        self.keeper.hold({"nvidia.com/gpu": held})
-
-    @property
-    def shown(self) -> list[tuple[int, bool, bool]]:
-        """Index, present and serving of every GPU."""
-        return [(g.gpu.index, g.present, g.serving) for g in self.inventory.value.gpus]
-
-    @property
-    def generation(self) -> int:
-        return self.inventory.value.generation
 
 
 @pytest.fixture
@@ -179,14 +153,6 @@ def test_a_filtered_gpu_is_out_without_a_word_but_stays_while_it_is_held(setting
     assert [(0, True, True)] == bench.shown
 
 
-def test_a_gpu_in_mig_mode_is_left_out_and_said():
-    bench = KeepingBench()
-    bench.scan(a_gpu(index=0), a_gpu(index=1, mig_enabled=True))
-
-    assert [(0, True, True)] == bench.shown
-    assert "MIG" in bench.keeper.left_out.value[0].text
-
-
 @pytest.mark.parametrize("fault", [LOST, SILENT])
 def test_a_gpu_in_mig_mode_stays_out_when_it_cannot_be_described_any_more(fault):
     bench = KeepingBench()
@@ -198,14 +164,6 @@ def test_a_gpu_in_mig_mode_stays_out_when_it_cannot_be_described_any_more(fault)
 
     assert ([(0, True, True)], before) == (bench.shown, bench.generation)
     assert a_uuid(1) == bench.keeper.left_out.value[0].gpu
-
-
-def test_a_gpu_without_a_name_is_left_out_of_the_list_as_of_the_annotation():
-    bench = KeepingBench()
-    bench.scan(a_gpu(index=0), a_gpu(index=1, name=""))
-
-    assert [(0, True, True)] == bench.shown
-    assert "name" in bench.keeper.left_out.value[0].text
 
 
 @pytest.mark.parametrize("fault", [LOST, SILENT])

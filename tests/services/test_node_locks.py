@@ -20,7 +20,7 @@ async def test_locks_that_went_are_remembered_for_a_minute_the_last_one_first():
     api = FakeApi()
     api.create_node()
 
-    async with following(api) as (_, view):
+    async with following(api) as (_, _, view):
         for name in ("a", "b"):
             api.edit_node({LOCK: f"2026-09-01T12:00:00Z,team-a,{name}"})
             await asyncio.sleep(1)
@@ -39,7 +39,7 @@ async def test_a_get_shows_the_node_before_its_watch_does():
     api = FakeApi()
     api.create_node()
 
-    async with following(api) as (node, view):
+    async with following(api) as (_, node, view):
         api.lag = 60.0
         changed = api.edit_node({LOCK: "2026-09-01T12:00:00Z,team-a,a"})
         await node.refresh()

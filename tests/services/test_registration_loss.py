@@ -15,8 +15,7 @@ def now() -> float:
 
 
 async def test_it_registers_at_once_and_says_so():
-    side = KubeletSide()
-    side.start_kubelet()
+    side = KubeletSide.started()
     began = now()
 
     async with a_registration(side) as registration:
@@ -44,8 +43,7 @@ async def test_an_absent_kubelet_is_waited_for_without_a_busy_loop():
 
 
 async def test_a_stream_that_ends_is_back_within_a_second():
-    side = KubeletSide()
-    side.start_kubelet()
+    side = KubeletSide.started()
     async with a_registration(side) as registration:
         await asyncio.sleep(60)
         lost = now()
@@ -59,8 +57,7 @@ async def test_a_stream_that_ends_is_back_within_a_second():
 
 
 async def test_a_stream_that_ends_with_the_kubelet_is_waited_for():
-    side = KubeletSide()
-    side.start_kubelet()
+    side = KubeletSide.started()
     async with a_registration(side) as registration:
         await asyncio.sleep(60)
         side.stop_kubelet()
@@ -73,8 +70,7 @@ async def test_a_stream_that_ends_with_the_kubelet_is_waited_for():
 
 
 async def test_a_kubelet_that_starts_again_is_registered_with_at_once_on_a_new_socket():
-    side = KubeletSide()
-    side.start_kubelet()
+    side = KubeletSide.started()
     async with a_registration(side) as registration:
         for restart in range(1, 21):
             await asyncio.sleep(60)
@@ -89,8 +85,7 @@ async def test_a_kubelet_that_starts_again_is_registered_with_at_once_on_a_new_s
 
 
 async def test_a_socket_of_ours_that_vanishes_is_made_anew():
-    side = KubeletSide()
-    side.start_kubelet()
+    side = KubeletSide.started()
     async with a_registration(side) as registration:
         await asyncio.sleep(60)
         began = now()
@@ -104,8 +99,7 @@ async def test_a_socket_of_ours_that_vanishes_is_made_anew():
 
 
 async def test_a_loss_that_was_not_reported_is_seen_by_looking_again():
-    side = KubeletSide()
-    side.start_kubelet()
+    side = KubeletSide.started()
     async with a_registration(side):
         await asyncio.sleep(60)
         side.files.clear()
@@ -115,8 +109,7 @@ async def test_a_loss_that_was_not_reported_is_seen_by_looking_again():
 
 
 async def test_a_kubelet_socket_made_anew_under_an_open_stream_is_no_reason_to_register():
-    side = KubeletSide()
-    side.start_kubelet()
+    side = KubeletSide.started()
     async with a_registration(side) as registration:
         await asyncio.sleep(60)
         side.touch_kubelet()
@@ -127,8 +120,7 @@ async def test_a_kubelet_socket_made_anew_under_an_open_stream_is_no_reason_to_r
 
 
 async def test_other_names_in_the_directory_cause_no_look():
-    side = KubeletSide()
-    side.start_kubelet()
+    side = KubeletSide.started()
     async with a_registration(side):
         await asyncio.sleep(1)
         looked = side.looks
@@ -140,8 +132,7 @@ async def test_other_names_in_the_directory_cause_no_look():
 
 
 async def test_after_an_overflow_everything_is_looked_at():
-    side = KubeletSide()
-    side.start_kubelet()
+    side = KubeletSide.started()
     async with a_registration(side):
         await asyncio.sleep(1)
         side.files.clear()
@@ -166,8 +157,7 @@ async def test_two_resources_fail_and_recover_apart():
 
 async def test_a_socket_swept_while_the_kubelet_dials_it_is_not_waited_for():
     """A Register that reaches a starting kubelet names a socket that the sweep has just removed."""
-    side = KubeletSide()
-    side.start_kubelet()
+    side = KubeletSide.started()
     async with a_registration(side) as registration:
         await registration.state.until(lambda state: state == SERVING)
         side.stop_kubelet()
@@ -185,8 +175,7 @@ async def test_a_socket_swept_while_the_kubelet_dials_it_is_not_waited_for():
 
 
 async def test_a_renewal_registers_a_new_socket_under_an_open_stream():
-    side = KubeletSide()
-    side.start_kubelet()
+    side = KubeletSide.started()
     async with a_registration(side) as registration:
         await asyncio.sleep(60)
         old, spell = side.endpoint, registration.spell

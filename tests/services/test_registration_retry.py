@@ -19,8 +19,7 @@ def backed_off(found: list[float], reply: float = 0.0) -> bool:
 
 
 async def test_a_fresh_socket_that_refuses_is_tried_quickly_for_a_second():
-    side = KubeletSide()
-    side.start_kubelet()
+    side = KubeletSide.started()
     side.answer = raising(KubeletError("kubelet.sock refuses connections"))
     async with a_registration(side):
         await asyncio.sleep(120)
@@ -36,8 +35,7 @@ async def test_a_fresh_socket_that_refuses_is_tried_quickly_for_a_second():
 
 
 async def test_a_kubelet_that_begins_to_listen_late_is_registered_with_at_once():
-    side = KubeletSide()
-    side.start_kubelet()
+    side = KubeletSide.started()
     side.answer = raising(KubeletError("kubelet.sock refuses connections"))
     async with a_registration(side) as registration:
         await asyncio.sleep(0.3)
@@ -48,8 +46,7 @@ async def test_a_kubelet_that_begins_to_listen_late_is_registered_with_at_once()
 
 
 async def test_a_refusal_that_no_repetition_mends_is_repeated_once_a_minute():
-    side = KubeletSide()
-    side.start_kubelet()
+    side = KubeletSide.started()
     side.answer = raising(RegistrationRefused('the ResourceName "x" is invalid'))
     async with a_registration(side) as registration:
         await asyncio.sleep(179)
@@ -62,8 +59,7 @@ async def test_a_refusal_that_no_repetition_mends_is_repeated_once_a_minute():
 
 
 async def test_already_connected_without_a_stream_needs_a_new_name():
-    side = KubeletSide()
-    side.start_kubelet()
+    side = KubeletSide.started()
     refusal = raising(RegistrationRefused("device plugin already connected: /x/a.sock"))
     side.answer = refusal
     async with a_registration(side):
@@ -76,8 +72,7 @@ async def test_already_connected_without_a_stream_needs_a_new_name():
 
 
 async def test_already_connected_with_an_open_stream_is_success():
-    side = KubeletSide()
-    side.start_kubelet()
+    side = KubeletSide.started()
 
     def answer() -> None:
         side.open_stream()
@@ -92,8 +87,7 @@ async def test_already_connected_with_an_open_stream_is_success():
 
 
 async def test_a_register_that_hangs_is_given_up_after_15_seconds_and_tried_again():
-    side = KubeletSide()
-    side.start_kubelet()
+    side = KubeletSide.started()
     side.delay = 1000
     async with a_registration(side) as registration:
         await asyncio.sleep(100)
@@ -104,8 +98,7 @@ async def test_a_register_that_hangs_is_given_up_after_15_seconds_and_tried_agai
 
 
 async def test_a_kubelet_that_takes_nine_seconds_is_waited_for():
-    side = KubeletSide()
-    side.start_kubelet()
+    side = KubeletSide.started()
     side.delay = 9
     async with a_registration(side) as registration:
         await asyncio.sleep(30)
@@ -115,8 +108,7 @@ async def test_a_kubelet_that_takes_nine_seconds_is_waited_for():
 
 
 async def test_a_stream_that_opens_before_the_answer_counts():
-    side = KubeletSide()
-    side.start_kubelet()
+    side = KubeletSide.started()
     side.delay = 3
     side.answer = lambda: None
     async with a_registration(side) as registration:
@@ -131,8 +123,7 @@ async def test_a_stream_that_opens_before_the_answer_counts():
 
 
 async def test_an_accepted_register_without_a_stream_is_repeated_after_5_seconds():
-    side = KubeletSide()
-    side.start_kubelet()
+    side = KubeletSide.started()
     side.answer = lambda: None
     async with a_registration(side) as registration:
         await asyncio.sleep(60)
@@ -145,8 +136,7 @@ async def test_an_accepted_register_without_a_stream_is_repeated_after_5_seconds
 
 @pytest.mark.parametrize("delay", [0.0, 0.5])
 async def test_a_stream_that_came_and_went_is_not_waited_for(delay: float):
-    side = KubeletSide()
-    side.start_kubelet()
+    side = KubeletSide.started()
     side.delay = delay
 
     def come_and_go() -> None:
@@ -162,8 +152,7 @@ async def test_a_stream_that_came_and_went_is_not_waited_for(delay: float):
 
 
 async def test_delays_grow_while_streams_are_short_and_start_over_after_a_stable_one():
-    side = KubeletSide()
-    side.start_kubelet()
+    side = KubeletSide.started()
     waits = []
     async with a_registration(side) as registration:
         for life in (1, 1, 1, 1, 11, 1):
@@ -180,8 +169,7 @@ async def test_delays_grow_while_streams_are_short_and_start_over_after_a_stable
 
 
 async def test_a_server_that_cannot_be_bound_is_tried_again_and_never_registered():
-    side = KubeletSide()
-    side.start_kubelet()
+    side = KubeletSide.started()
     side.bind_failure = PermissionFault("the directory may not be written")
     async with a_registration(side) as registration:
         await asyncio.sleep(30)
@@ -194,8 +182,7 @@ async def test_a_server_that_cannot_be_bound_is_tried_again_and_never_registered
 
 
 async def test_one_line_is_logged_for_each_change(capsys: pytest.CaptureFixture[str]):
-    side = KubeletSide()
-    side.start_kubelet()
+    side = KubeletSide.started()
     side.answer = raising(KubeletError("kubelet.sock refuses connections"))
     async with a_registration(side):
         await asyncio.sleep(600)

@@ -105,18 +105,6 @@ async def test_the_kubelet_can_allocate_what_is_listed(tmp_path: Path):
         assert (1, 0) == (node.seen("registered"), node.seen("register_refused"))
 
 
-async def test_a_kubelet_that_starts_after_the_agent_is_registered_with(tmp_path: Path):
-    async with a_node(tmp_path, kubelet=False) as node:
-        waiting = node.registration.state.until(lambda state: state.text.startswith("waiting"))
-        await within(waiting)
-        assert not node.plugins.exists()
-
-        await node.kubelet.start()
-
-        await node.allocatable(20)
-        assert 1 == node.seen("registered")
-
-
 async def test_every_restart_of_the_kubelet_is_followed(tmp_path: Path):
     async with a_node(tmp_path) as node:
         await node.allocatable(20)
@@ -133,18 +121,6 @@ async def test_every_restart_of_the_kubelet_is_followed(tmp_path: Path):
         assert {"kubelet.sock", node.door.server.endpoint} == sockets
 
 
-async def test_health_from_before_a_restart_is_still_true_after_it(tmp_path: Path):
-    async with a_node(tmp_path) as node:
-        await node.allocatable(20)
-        node.door.lists.set(a_list(2, a_group(0), a_group(1, healthy=False)))
-        await node.allocatable(10)
-
-        await node.kubelet.restart()
-
-        await node.allocatable(10)
-        assert 20 == node.kubelet.capacity(RESOURCE)
-
-
 async def test_a_connection_that_breaks_is_made_anew(tmp_path: Path):
     async with a_node(tmp_path) as node:
         for times in range(1, 6):
@@ -157,18 +133,6 @@ async def test_a_connection_that_breaks_is_made_anew(tmp_path: Path):
 
         await node.allocatable(20)
         assert 6 == node.seen("registered")
-
-
-async def test_a_socket_of_ours_that_somebody_deletes_is_made_anew(tmp_path: Path):
-    async with a_node(tmp_path) as node:
-        await node.allocatable(20)
-        old = node.door.path
-        old.unlink()
-        await within(node.until_seen("registered", 2))
-
-        await node.allocatable(20)
-        assert old != node.door.path
-        assert node.door.path.is_socket()
 
 
 async def test_a_directory_that_is_removed_and_made_anew_is_recovered_from(tmp_path: Path):

@@ -52,38 +52,10 @@ async def test_an_annotation_of_the_same_meaning_is_left_alone():
     assert 0 == api.writes
 
 
-async def test_an_idle_hour_costs_no_write():
-    api = FakeApi()
-    api.create_node()
-
-    async with reporting(api) as room:
-        await room.settled()
-        before = api.writes
-        await asyncio.sleep(3600)
-
-    assert before == api.writes
-    assert 1 == api.calls["watch_node"]
-
-
-async def test_a_changed_handshake_alone_is_no_reason_to_write():
-    api = FakeApi()
-    api.create_node()
-
-    async with reporting(api) as room:
-        await room.settled()
-        api.edit_node({HANDSHAKE: "Requesting_2026-09-01 12:00:15"})
-        await asyncio.sleep(60)
-
-    assert 1 == api.writes
-
-
 async def test_a_bad_gpu_is_told_without_delay():
-    api = FakeApi()
-    api.create_node()
     loop = asyncio.get_running_loop()
 
-    async with reporting(api) as room:
-        await room.settled()
+    async with reported() as room:
         began = loop.time()
         room.inventory.set(ill(an_inventory()))
         await room.settled()
@@ -126,28 +98,12 @@ async def test_changes_within_the_jitter_become_one_write():
     assert room.told(an_inventory(count=5))
 
 
-async def test_a_failed_patch_is_tried_again():
-    api = FakeApi()
-    api.create_node()
-    api.fail(OUTAGE, count=3, call="annotate_node")
-
-    async with reporting(api) as room:
-        await room.settled()
-
-    assert 4 == api.writes
-    assert room.told(an_inventory())
-    assert ((("none",), 3),) == room.reporter.failures.items()
-
-
 async def test_retry_after_is_respected_by_health_too():
-    api = FakeApi()
-    api.create_node()
     loop = asyncio.get_running_loop()
 
-    async with reporting(api) as room:
-        await room.settled()
+    async with reported() as room:
         began = loop.time()
-        api.fail(ApiThrottled("busy", status=429, retry_after=20), call="annotate_node")
+        room.api.fail(ApiThrottled("busy", status=429, retry_after=20), call="annotate_node")
         room.inventory.set(ill(an_inventory()))
         await asyncio.sleep(5)
         room.inventory.set(ill(ill(an_inventory()), index=1))
@@ -157,12 +113,10 @@ async def test_retry_after_is_respected_by_health_too():
 
 
 async def test_a_new_difference_does_not_wait_for_the_retry_of_the_old_one():
-    api = FakeApi()
-    api.create_node()
     loop = asyncio.get_running_loop()
 
-    async with reporting(api) as room:
-        await room.settled()
+    async with reported() as room:
+        api = room.api
         api.fail(OUTAGE, count=4, call="annotate_node")
         room.inventory.set(ill(an_inventory()))
         await asyncio.sleep(9)
@@ -214,11 +168,8 @@ async def test_before_the_first_scan_nothing_is_written():
 
 
 async def test_without_any_gpu_left_the_known_ones_are_told_unhealthy_and_never_an_empty_list():
-    api = FakeApi()
-    api.create_node()
-
-    async with reporting(api) as room:
-        await room.settled()
+    async with reported() as room:
+        api = room.api
         room.inventory.set(Inventory(generation=2))
         await room.settled()
 
@@ -239,12 +190,10 @@ async def test_a_node_that_never_had_gpus_gets_no_annotation():
 
 @pytest.mark.timeout(60)
 async def test_after_a_day_without_an_api_server_the_newest_inventory_arrives():
-    api = FakeApi()
-    api.create_node()
     newest = an_inventory(gpus=[a_shared_gpu(gpu=a_gpu(index=7))], generation=9)
 
-    async with reporting(api) as room:
-        await room.settled()
+    async with reported() as room:
+        api = room.api
         api.begin_outage()
         room.inventory.set(an_inventory(count=1, generation=2))
         await asyncio.sleep(86_400)

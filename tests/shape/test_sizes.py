@@ -34,3 +34,7 @@ def test_the_version_is_all_that_the_top_package_holds():
 
 def test_a_module_says_its_duty_first():
     assert [] == [p for p in tree.modules("agent") if not ast.get_docstring(tree.parsed(p))]
+
+
+def test_every_folder_of_the_agent_is_a_package():
+    assert set(tree.packages()) == {path.parent for path in tree.modules("agent")}

@@ -85,6 +85,8 @@ async def test_a_gpu_in_mig_mode_and_one_of_unknown_memory_are_told_apart():
         bench.driver.gpus.append(a_gpu(index=3, name=""))
         await bench.rescan()
         assert [a_uuid(3) in event.text for event in bench.events] == [False, False, True]
+        assert "name" in bench.events[2].text
+        assert [0] == bench.indexes
 
 
 async def test_it_is_told_again_when_it_comes_back_to_that_or_the_reason_is_another():

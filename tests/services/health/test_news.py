@@ -103,32 +103,6 @@ async def test_an_ill_gpu_that_is_gone_for_good_is_said_to_be_gone_once_and_late
     assert [f"no longer shared: GPU 0 ({a_uuid(0)})"] == said
 
 
-async def test_a_held_gpu_that_is_gone_is_told_by_its_health_when_a_probe_finds_it():
-    said: list[str] = []
-    gone = [a_shared_gpu(present=False, there=False, health=one) for one in (WELL, LOST)]
-    inventory = Cell(holding(WELL))
-    events = GpuEvents(inventory, Cell(Ledger()), Cell(()), lambda event: said.append(event.reason))
-    async with running(events):
-        inventory.set(an_inventory(gpus=gone[:1], generation=2))
-        await asyncio.sleep(1)
-        inventory.set(an_inventory(gpus=gone[1:], generation=3))
-        await asyncio.sleep(10 * CALM)
-
-    assert ["GpuUnhealthy"] == said
-
-
-async def test_a_held_gpu_that_is_gone_and_answers_is_said_to_be_shared_no_longer():
-    said: list[str] = []
-    inventory = Cell(holding(WELL))
-    events = GpuEvents(inventory, Cell(Ledger()), Cell(()), lambda event: said.append(event.reason))
-    async with running(events):
-        gone = a_shared_gpu(present=False, there=False)
-        inventory.set(an_inventory(gpus=(gone,), generation=2))
-        await asyncio.sleep(10 * CALM)
-
-    assert ["GpuInventoryChanged"] == said
-
-
 async def test_telling_ends_with_the_inventory():
     inventory = Cell(holding(WELL))
     inventory.close()

@@ -34,6 +34,7 @@ async def test_a_storm_of_one_gpu_is_one_list_and_every_xid_is_counted():
 
         assert before + 1 == bench.slices.value.generation
         assert (((G0, "48"), 3 * STORM),) == bench.watch.xid_events.items()
+        assert (((G0, "ok", "bad"), 1),) == bench.watch.transitions.items()
         assert ["bad", "ok", "ok"] == bench.conditions
         assert len(bench.verdicts) <= 8
 

@@ -78,10 +78,6 @@ def test_a_file_of_version_1_reads_for_ever_and_is_written_like_this():
     assert GOLDEN.read_bytes() == encode_state(a_full_state())
 
 
-def test_a_file_from_before_locks_were_kept_reads_without_them():
-    assert unlocked(a_full_state()) == decode_state(UNLOCKED.read_bytes())
-
-
 def test_a_file_from_before_offers_were_kept_reads_without_them():
     state = a_full_state()
     (row,) = state.ledger.rows
@@ -122,22 +118,27 @@ def test_a_file_from_before_bouts_were_counted_reads_without_them():
     )
 
 
-def test_a_file_from_before_failed_probes_were_kept_reads_without_them():
-    state = unlocked(a_full_state())
+def unbooted(state: State) -> State:
+    """The state as it was read before the moment of the boot was kept."""
+    return dataclasses.replace(unlocked(state), booted_at=None)
+
+
+def unfailed(state: State) -> State:
+    """The state as it was read before failed probes were kept."""
     health = {
         uuid: dataclasses.replace(one, failures=(), failed_in_row=0)
         for uuid, one in state.health.items()
     }
-
-    assert dataclasses.replace(state, health=health, booted_at=None) == decode_state(
-        UNFAILED.read_bytes()
-    )
+    return dataclasses.replace(unbooted(state), health=health)
 
 
-def test_a_file_from_before_the_moment_of_the_boot_was_kept_reads_without_it():
-    earlier = dataclasses.replace(unlocked(a_full_state()), booted_at=None)
-
-    assert earlier == decode_state(UNBOOTED.read_bytes())
+@pytest.mark.parametrize(
+    ("file", "earlier"),
+    [(UNLOCKED, unlocked), (UNBOOTED, unbooted), (UNFAILED, unfailed)],
+    ids=["locks", "the moment of the boot", "failed probes"],
+)
+def test_a_file_from_before_they_were_kept_reads_without(file, earlier):
+    assert earlier(a_full_state()) == decode_state(file.read_bytes())
 
 
 def test_every_cut_is_noticed():

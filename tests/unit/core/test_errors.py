@@ -6,9 +6,6 @@ from hypothesis import strategies as st
 
 from agent.core.errors import (
     FOREIGN_TEXT_LIMIT,
-    ApiThrottled,
-    GpuError,
-    Refusal,
     RefusalReason,
     cap,
 )
@@ -36,22 +33,6 @@ def test_no_foreign_text_is_longer_than_the_limit_or_two_lines(text: str):
     assert cap(text).isprintable()
 
 
-def test_a_refusal_says_its_sentence_and_the_id_of_its_gate():
-    refusal = Refusal(RefusalReason.NO_LOCK, "Nobody holds the lock.", transient=True)
-    assert "Nobody holds the lock. [HA-2005]" == str(refusal)
-    assert ("Nobody holds the lock.", True) == (refusal.sentence, refusal.transient)
-
-
 def test_ids_of_gates_are_unique():
     """An enum makes equal values one member, under two names."""
     assert list(RefusalReason.__members__) == [gate.name for gate in RefusalReason]
-
-
-def test_an_error_names_its_gpu():
-    error = GpuError("GPU-1", "fell off the bus", lost=True)
-    assert ("GPU GPU-1: fell off the bus", "GPU-1", True) == (str(error), error.gpu, error.lost)
-
-
-def test_an_error_of_the_api_carries_status_and_patience():
-    error = ApiThrottled("too many requests", status=429, retry_after=1.5)
-    assert (429, 1.5, "too many requests") == (error.status, error.retry_after, str(error))

@@ -4,18 +4,11 @@ import dataclasses
 
 import pytest
 
-from agent.core.cluster.pods import Phase, PodTable
 from agent.core.inventory.condition import Condition
 from agent.core.inventory.inventory import InventoryDiff, diff
-from agent.core.inventory.slices import SliceId
-from agent.core.state.holdings import ContainerHolding, Holding
 from tests.builders import (
-    G1,
-    a_container,
     a_gpu,
     a_health,
-    a_lock,
-    a_pod,
     a_shared_gpu,
     an_inventory,
 )
@@ -34,12 +27,6 @@ def test_a_difference_names_added_removed_and_changed_gpus_in_order():
     assert not found.empty
 
 
-def test_a_gpu_is_found_by_its_uuid():
-    inventory = an_inventory(gpus=[a_shared_gpu(gpu=a_gpu(uuid=G1))])
-    assert inventory.gpus[0] == inventory.find(G1)
-    assert an_inventory(count=0).find(G1) is None
-
-
 @pytest.mark.parametrize(
     ("present", "condition", "serving"),
     [
@@ -52,29 +39,6 @@ def test_a_gpu_is_found_by_its_uuid():
 def test_a_gpu_serves_while_it_is_there_and_well(present, condition, serving):
     shared = a_shared_gpu(present=present, health=a_health(condition=condition))
     assert serving is shared.serving
-
-
-def test_what_the_kubelet_holds_is_asked_by_container_and_resource():
-    ids = frozenset({SliceId(f"{G1}-0")})
-    holding = Holding("a", "p", (ContainerHolding("side"), ContainerHolding("main", {"gpu": ids})))
-    assert ids == holding.ids_of("main", "gpu")
-    assert frozenset() == holding.ids_of("main", "other")
-    assert frozenset() == holding.ids_of("side", "gpu") == holding.ids_of("none", "gpu")
-
-
-def test_a_pod_is_found_by_name_and_terminal_once_it_ended():
-    pod = a_pod(containers=[a_container(name="idle", count=0), a_container()])
-    table = PodTable(pods={pod.uid: pod})
-    assert pod == table.named("team-a", "train-0")
-    assert table.named("team-b", "train-0") is None
-    assert ("main",) == tuple(container.name for container in pod.gpu_containers)
-    ended = [phase for phase in Phase if a_pod(phase=phase).terminal]
-    assert [Phase.SUCCEEDED, Phase.FAILED] == ended
-
-
-def test_a_lock_has_an_owner_unless_it_is_legacy():
-    assert ("team-a", "train-0") == a_lock().owner
-    assert a_lock(name="").owner is None
 
 
 @pytest.mark.parametrize(

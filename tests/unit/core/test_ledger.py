@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from agent.core.cluster.pods import PodUid
 from agent.core.inventory.slices import SliceId
-from agent.core.state.ledger import ContainerKey, Effect, EffectKind, Ledger
+from agent.core.state.ledger import Effect, EffectKind, Ledger
 from tests.builders import G1, G2, NOON, POD_UID, a_gpu, a_pod_uid, a_row
 from tests.unit.core.plain_scene import a_plain_row, ids
 
@@ -77,15 +77,6 @@ def test_an_effect_keeps_its_place_when_it_is_replaced():
     assert (an_effect(phase="success"), other) == ledger.outbox
 
 
-def test_rows_are_found_by_container_and_by_pod():
-    rows = [a_row(container="a"), a_row(container="b"), a_row(pod_uid=a_pod_uid(1))]
-    ledger = Ledger(tuple(rows))
-
-    assert rows[1] == ledger.find(ContainerKey(POD_UID, "b"))
-    assert None is ledger.find(ContainerKey(a_pod_uid(9), "b"))
-    assert (rows[0], rows[1]) == ledger.rows_of(POD_UID)
-
-
 @given(st.lists(st.tuples(st.booleans(), ROWS), max_size=12))
 def test_what_is_found_follows_every_change_and_asking_makes_no_difference(steps):
     ledger = Ledger()
@@ -114,15 +105,6 @@ def test_a_thousand_graves_cost_no_look_at_all_rows_each():
 
     assert 160 == sum(map(len, found))
     assert [160] == looks
-
-
-def test_rows_are_dropped_and_the_old_ledger_keeps_them():
-    ledger = Ledger((a_row(container="a"), a_row(container="b")))
-
-    left = ledger.drop([ContainerKey(POD_UID, "a"), ContainerKey(POD_UID, "never there")])
-
-    assert (a_row(container="b"),) == left.rows
-    assert 2 == len(ledger.rows)
 
 
 def test_ids_in_use_are_told_by_gpu_and_foreign_ones_are_left_out():

@@ -40,6 +40,7 @@ from tests.unit.core.refusals import check_refusal
 POD = named_pod(1)
 OTHER = named_pod(2)
 INIT_ONLY = named_pod(1, containers=(a_container(role=Role.INIT),))
+DROPPED = a_pod(name="train-1", containers=(a_container(dropped_memory="3Gi"),))
 NAME = "team-a/train-1"
 AGAIN = "it again"
 
@@ -147,6 +148,12 @@ TABLE = {
         "holds no node lock",
         "create it again with schedulerName",
     ),
+    "the lock is of another namespace": RefusalCase(
+        RefusalReason.NO_RIGHT,
+        changed(admitting(POD), lock=a_lock(namespace="team-b", name=POD.name)),
+        "is placing team-b/train-1",
+        "Create it again with schedulerName",
+    ),
     "it asks in an init container alone": RefusalCase(
         RefusalReason.NO_LOCK,
         unlocked(admitting(INIT_ONLY)),
@@ -190,7 +197,13 @@ TABLE = {
     ),
     "the request was dropped": RefusalCase(
         RefusalReason.DROPPED_REQUEST,
-        admitting(a_pod(name="train-1", containers=(a_container(dropped_memory="3Gi"),))),
+        admitting(DROPPED),
+        "gpumem 3Gi",
+        "without a unit",
+    ),
+    "the request was dropped, and HAMi took no lock": RefusalCase(
+        RefusalReason.DROPPED_REQUEST,
+        knowing(a_scene(DROPPED), holding(DROPPED)),
         "gpumem 3Gi",
         "without a unit",
     ),

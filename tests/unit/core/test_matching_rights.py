@@ -152,24 +152,3 @@ def test_a_replay_of_a_pod_whose_name_can_return_is_looked_at_too() -> None:
     scene = knowing(a_scene(RETURNING, rows=(row,)), holding(RETURNING))
 
     assert ask(scene) == LookAtPod(*RETURNING.key)
-
-
-FORGED = {
-    "as placed": annotated(),
-    "as answered": annotated() | {"hami.io/bind-phase": "success"},
-    "as bound later": annotated() | {"hami.io/bind-time": "9999999999"},
-    "for more": annotated(f"{G1},NVIDIA,81559,100:;"),
-}
-
-
-@pytest.mark.parametrize("notes", FORGED.values(), ids=FORGED)
-def test_annotations_that_a_tenant_wrote_give_no_right(notes) -> None:
-    forger = a_pod(name="train-1", annotations=notes)
-    owner = named_pod(2)
-    scene = knowing(a_scene(forger, owner), holding(forger), absent=(owner,))
-    scene = changed(scene, waited=True, node_read=True)
-
-    refused_by(scene, RefusalReason.NO_LOCK)
-    refused_by(changed(scene, lock=a_lock(name="train-2")), RefusalReason.NO_RIGHT)
-    refused_by(changed(scene, lock=a_lock(name="")), RefusalReason.NO_LOCK)
-    refused_by(changed(scene, lock=a_lock(namespace="team-b")), RefusalReason.NO_RIGHT)

@@ -9,15 +9,16 @@ from agent.core.allocation.evidence import (
     AskKubelet,
     AwaitLock,
     CheckRunning,
+    Evidence,
     ListPods,
     LookAtNode,
     ReadRecords,
 )
 from agent.core.allocation.exactly_one import in_vain
-from agent.core.cluster.pods import Phase, Role
-from agent.core.errors import RefusalReason
-from agent.core.state.ledger import ContainerKey
-from tests.builders import NOON, a_container, a_row, a_share
+from agent.core.cluster.pods import Phase, PodTable, Role
+from agent.core.errors import Refusal, RefusalReason
+from agent.core.state.ledger import Row
+from tests.builders import NOON, a_container, a_lock, a_row, a_share
 from tests.unit.core.matching_scene import (
     G1,
     G2,
@@ -34,6 +35,7 @@ from tests.unit.core.matching_scene import (
     knowing,
     named_pod,
     refused_by,
+    without_witness,
 )
 
 POD = named_pod(1)
@@ -94,14 +96,6 @@ def test_a_stray_pod_of_another_count_does_not_take_part() -> None:
     scene = knowing(a_scene(stray, POD, lock=POD), holding(POD))
 
     assert granted(scene).candidate.pod == POD
-
-
-def test_two_pods_being_admitted_are_never_guessed_between() -> None:
-    other = named_pod(3)
-    row = a_row(pod_uid=other.uid, pod=other.name, epoch=OLD_KUBELET)
-    scene = knowing(a_scene(other, POD, rows=(row,), lock=POD), holding(POD), holding(other))
-
-    refused_by(changed(scene, listed=True, node_read=True), RefusalReason.MANY_PODS_ADMITTED)
 
 
 def test_of_two_that_wait_for_their_old_answers_the_owner_is_told_to_delete_one() -> None:
@@ -194,54 +188,14 @@ def test_a_refused_request_that_may_have_been_anothers_uses_up_nobody() -> None:
     assert None is in_vain(1, knowing(scene, absent=(POD, other)), SETTINGS)
 
 
-def test_a_tombstone_that_was_answered_asks_for_nothing_any_more() -> None:
-    settled = named_pod(1, annotations={**POD.annotations, "hami.io/bind-phase": "success"})
-
-    assert ask(a_scene(gone=(settled,))) == ListPods()
-
-
 def test_a_terminal_pod_is_no_candidate() -> None:
     assert ask(a_scene(named_pod(1, phase=Phase.FAILED))) == ListPods()
-
-
-def test_a_static_pod_is_refused_with_that_reason() -> None:
-    static = named_pod(1, static=True)
-
-    refused_by(knowing(a_scene(static, lock=static), holding(static)), RefusalReason.STATIC_POD)
-
-
-def test_a_pod_without_any_lock_is_refused_with_the_name_of_the_setting() -> None:
-    scene = changed(knowing(a_scene(POD), holding(POD)), waited=True, node_read=True)
-
-    assert "unlockedPods" in refused_by(scene, RefusalReason.NO_LOCK).sentence
 
 
 def test_unique_serves_the_pod_without_a_lock_that_the_kubelet_confirms() -> None:
     scene = changed(knowing(a_scene(POD), holding(POD)), waited=True, node_read=True)
 
     assert granted(scene, settings=UNIQUE).candidate.pod == POD
-
-
-def test_a_container_whose_ids_the_kubelet_holds_is_not_the_one_being_admitted() -> None:
-    pod = named_pod(
-        1,
-        containers=(a_container(name="c1"), a_container(name="c2")),
-        groups=POD.groups * 2 if POD.groups else None,
-    )
-    row = a_row(pod_uid=pod.uid, pod=pod.name, container="c1", epoch=NOW_KUBELET)
-    scene = knowing(a_scene(pod, rows=(row,), lock=pod), holding(pod, c1=f"{G1}-4"))
-
-    assert granted(scene).candidate.container.name == "c2"
-
-
-def test_a_row_that_the_kubelet_lost_is_replayed_without_any_lock() -> None:
-    row = a_row(pod_uid=POD.uid, pod=POD.name, epoch=OLD_KUBELET, confirmed=True)
-    row = a_row(
-        pod_uid=POD.uid, pod=POD.name, epoch=OLD_KUBELET, shares=POD.groups[0] if POD.groups else ()
-    )
-    scene = knowing(a_scene(POD, rows=(row,)), holding(POD))
-
-    assert granted(scene).replay == row
 
 
 def test_a_running_container_is_replayed_only_when_its_cgroup_is_gone() -> None:
@@ -263,30 +217,11 @@ def test_a_running_container_is_replayed_only_when_its_cgroup_is_gone() -> None:
     refused_by(alive, RefusalReason.NO_POD_ADMITTED)
 
 
-def test_an_init_containers_row_sends_to_the_kubelets_own_file() -> None:
-    pod = named_pod(
-        1,
-        containers=(a_container(name="init", role=Role.INIT), a_container()),
-        groups=POD.groups * 2 if POD.groups else None,
-    )
-    row = a_row(
-        pod_uid=pod.uid,
-        pod=pod.name,
-        container="init",
-        role=Role.INIT,
-        epoch=OLD_KUBELET,
-        shares=POD.groups[0] if POD.groups else (),
-    )
-    scene = knowing(a_scene(pod, rows=(row,), lock=pod), holding(pod))
-    assert ask(scene) == ReadRecords()
-    key = ContainerKey(pod.uid, "init")
-    recorded = changed(
-        scene, records_read=True, books=type(scene.books)(NOW_KUBELET, frozenset({key}))
-    )
-    lost = changed(scene, records_read=True, books=type(scene.books)(NOW_KUBELET, frozenset()))
+def test_an_init_container_sends_to_the_file_for_it_is_listed_nowhere_else() -> None:
+    containers = (a_container(name="init", role=Role.INIT), a_container())
+    pod = named_pod(1, containers=containers)
 
-    assert granted(recorded).candidate.container.name == "main"
-    assert granted(lost).replay == row
+    assert ask(knowing(a_scene(pod, lock=pod), holding(pod))) == ReadRecords()
 
 
 def test_a_row_of_an_init_container_sends_to_the_file_before_the_api_server_is_asked() -> None:
@@ -297,10 +232,108 @@ def test_a_row_of_an_init_container_sends_to_the_file_before_the_api_server_is_a
     assert ask(changed(scene, records_read=True)) == ListPods()
 
 
-def test_a_container_that_the_scheduler_wrote_nothing_for_is_refused() -> None:
-    pod = named_pod(
-        1, containers=(a_container(name="init", role=Role.INIT), a_container(name="app"))
-    )
-    scene = changed(knowing(a_scene(pod, lock=pod), holding(pod)), records_read=True)
+ROW = a_row(pod_uid=POD.uid, pod=POD.name, shares=(a_share(uuid=G1),), epoch=OLD_KUBELET)
 
-    refused_by(scene, RefusalReason.NO_CONTAINER_LEFT)
+
+def blind(*rows: Row) -> Evidence:
+    """An agent that was restarted while the API server was away."""
+    return changed(a_scene(rows=rows), table=PodTable(), listed=True, list_failed=True)
+
+
+def gate(scene: Evidence) -> tuple[RefusalReason, bool]:
+    with pytest.raises(Refusal) as caught:
+        ask(changed(scene, records_read=True))
+    return caught.value.gate, caught.value.transient
+
+
+UNKNOWN = (RefusalReason.PODS_UNKNOWN, True)
+
+
+def test_nobody_is_called_static_or_deleted_when_the_list_failed():
+    for table in (PodTable(), PodTable(synced=True), PodTable(synced=True, stale=True)):
+        assert UNKNOWN == gate(changed(blind(), table=table))
+
+
+def test_a_list_that_answered_is_believed():
+    scene = changed(a_scene(), listed=True)
+
+    assert (RefusalReason.NO_POD_ADMITTED, False) == gate(scene)
+
+
+def test_without_a_witness_the_failed_list_is_named_too():
+    assert UNKNOWN == gate(without_witness(blind()))
+
+
+def test_a_pod_that_only_the_ledger_knows_is_no_pod_until_the_pods_were_listed():
+    scene = knowing(blind(ROW), holding(POD))
+    unlisted = changed(scene, listed=False, list_failed=False, records_read=True)
+
+    assert ListPods() == ask(unlisted)
+    assert UNKNOWN == gate(scene)
+    known = changed(unlisted, table=a_scene(POD).table, listed=True)
+    assert ROW == granted(known).replay
+
+
+def test_an_old_kubelet_serves_only_a_lock_owner_without_company() -> None:
+    alone = without_witness(a_scene(POD, lock=POD))
+    accompanied = without_witness(a_scene(POD, named_pod(3), lock=POD))
+
+    assert granted(alone).candidate.pod == POD
+    assert ask(accompanied) == ListPods()
+    assert ask(changed(accompanied, listed=True)) == AwaitLock()
+    assert ask(changed(accompanied, listed=True, waited=True)) == LookAtNode()
+    known = changed(accompanied, listed=True, waited=True, node_read=True)
+    for settings in (SETTINGS, UNIQUE):
+        refused_by(known, RefusalReason.WITNESS_SILENT, settings=settings)
+
+
+def test_an_old_kubelets_lone_candidate_waits_for_its_lock_before_it_is_refused() -> None:
+    scene = changed(without_witness(a_scene(POD)), listed=True)
+
+    assert ask(scene) == AwaitLock(*POD.key)
+    assert ask(changed(scene, waited=True)) == LookAtNode()
+    refused_by(changed(scene, waited=True, node_read=True), RefusalReason.NO_LOCK)
+    refused_by(
+        changed(scene, waited=True, node_read=True, lock=a_lock(name="other")),
+        RefusalReason.NO_RIGHT,
+    )
+
+
+def test_an_old_kubelet_asks_for_a_deleted_pod_for_ten_seconds_and_not_again_after_a_refusal() -> (
+    None
+):
+    other = named_pod(3)
+    asked = changed(
+        without_witness(a_scene(POD, gone=(other,), lock=POD)),
+        listed=True,
+        waited=True,
+        node_read=True,
+    )
+
+    refused_by(asked, RefusalReason.WITNESS_SILENT)
+    assert other.uid == in_vain(1, asked, SETTINGS)
+    assert granted(changed(asked, claimed=frozenset({other.uid}))).candidate.pod == POD
+    late = changed(asked, now=NOON + dt.timedelta(seconds=11))
+    assert granted(late).candidate.pod == POD
+
+
+def test_an_old_kubelets_file_is_read_before_its_pod_is_served() -> None:
+    row = a_row(pod_uid=POD.uid, pod=POD.name, container="c1", epoch=NOW_KUBELET)
+    pod = named_pod(
+        1,
+        containers=(a_container(name="c1"), a_container(name="c2")),
+        groups=POD.groups * 2 if POD.groups else None,
+    )
+    scene = a_scene(pod, rows=(row,), lock=pod)
+    assert ask(without_witness(scene, read=False)) == ReadRecords()
+
+    served = granted(without_witness(scene, recorded=frozenset({row.key})))
+
+    assert served.candidate.container.name == "c2"
+
+
+def test_an_old_kubelets_pod_that_nobody_has_seen_is_listed_for_once() -> None:
+    scene = without_witness(a_scene(lock=POD))
+
+    assert ask(scene) == ListPods()
+    refused_by(changed(scene, listed=True), RefusalReason.NO_POD_ADMITTED)

@@ -1,12 +1,13 @@
 """Room on a GPU: HAMi's arithmetic, and never more than is registered."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.allocation.room import GpuUse, RoomClaim, claim_of, gpu_use, pod_use, shortage
+from agent.core.allocation.room import GpuUse, RoomClaim, gpu_use, pod_use, shortage
 from agent.core.cluster.pods import PodUid, Role
 from agent.core.inventory.share import Share
-from tests.builders import G1, G2, a_gpu, a_pod_uid, a_row, a_share, a_shared_gpu
+from tests.builders import G1, G2, a_gpu, a_pod_uid, a_share, a_shared_gpu
 
 GPU = a_shared_gpu(gpu=a_gpu(uuid=G1), registered_mib=1000, core_percent=100)
 OTHER = a_shared_gpu(gpu=a_gpu(uuid=G2), registered_mib=1000, core_percent=100)
@@ -26,28 +27,32 @@ def claim(pod: int = 1, role: Role = Role.APP, mib: int = 100, percent: int = 10
     return RoomClaim(a_pod_uid(pod), role, (share,))
 
 
-def test_the_app_containers_of_a_pod_add_up():
-    assert GpuUse(300, 30) == pod_use([claim(mib=100), claim(mib=200, percent=20)], GPU)
-
-
-def test_init_containers_count_by_their_peak():
-    init = [claim(role=Role.INIT, mib=500, percent=1), claim(role=Role.INIT, mib=1, percent=50)]
-
-    assert GpuUse(500, 50) == pod_use([*init, claim(mib=100)], GPU)
-
-
-def test_the_greater_of_init_and_apps_counts():
-    assert GpuUse(600, 60) == pod_use(
-        [claim(role=Role.INIT, mib=500, percent=50), claim(mib=600, percent=60)], GPU
-    )
-
-
-def test_a_sidecar_counts_as_the_scheduler_counts_it():
-    assert GpuUse(500, 10) == pod_use([claim(role=Role.SIDECAR, mib=500), claim(mib=100)], GPU)
-
-
-def test_no_memory_means_all_of_it():
-    assert GpuUse(1000, 10) == pod_use([claim(mib=0)], GPU)
+@pytest.mark.parametrize(
+    ("claims", "use"),
+    [
+        ([claim(mib=100), claim(mib=200, percent=20)], GpuUse(300, 30)),
+        (
+            [
+                claim(role=Role.INIT, mib=500, percent=1),
+                claim(role=Role.INIT, mib=1, percent=50),
+                claim(mib=100),
+            ],
+            GpuUse(500, 50),
+        ),
+        ([claim(role=Role.INIT, mib=500, percent=50), claim(mib=600, percent=60)], GpuUse(600, 60)),
+        ([claim(role=Role.SIDECAR, mib=500), claim(mib=100)], GpuUse(500, 10)),
+        ([claim(mib=0)], GpuUse(1000, 10)),
+    ],
+    ids=[
+        "the app containers add up",
+        "init containers count by their peak",
+        "the greater of init and apps counts",
+        "a sidecar counts as the scheduler counts it",
+        "no memory means all of it",
+    ],
+)
+def test_the_containers_of_a_pod_take_what_hami_counts(claims, use):
+    assert use == pod_use(claims, GPU)
 
 
 def test_two_shares_of_one_gpu_in_a_container_add_up():
@@ -71,12 +76,6 @@ def test_what_just_fits_fits_and_one_more_does_not():
     assert cores is not None
     assert (True, 1001) == (memory.memory, memory.total.memory_mib)
     assert (False, 101) == (cores.memory, cores.total.core_percent)
-
-
-def test_a_row_claims_what_it_was_given():
-    row = a_row(role=Role.INIT)
-
-    assert RoomClaim(row.key.pod_uid, Role.INIT, row.shares) == claim_of(row)
 
 
 @given(st.lists(CLAIMS, max_size=8))

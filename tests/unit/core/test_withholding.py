@@ -9,22 +9,6 @@ REASON = ("HAMi-core is not installed on this node. [HA-5005]",)
 FULL = ("The agent cannot keep its state. [HA-5001]",)
 
 
-def test_without_a_reason_nothing_is_withheld():
-    assert Withholding() == withheld(Withholding(), (), 7.0)
-    assert not Withholding().holds
-
-
-def test_the_first_reason_withholds_at_once():
-    assert withheld(Withholding(), REASON, 7.0).holds
-
-
-def test_what_is_withheld_is_offered_again_after_the_hold_off_and_not_before():
-    state = withheld(Withholding(REASON), (), 10.0)
-
-    assert withheld(state, (), 10.0 + HOLD_OFF - 0.1).holds
-    assert not withheld(state, (), 10.0 + HOLD_OFF).holds
-
-
 def test_while_it_waits_it_says_what_was_wrong():
     assert REASON == withheld(Withholding(REASON), (), 10.0).reasons
 

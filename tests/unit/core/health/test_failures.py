@@ -1,28 +1,14 @@
 """Failed probes: a hiccup takes no GPU away, and one that keeps failing is taken, however it is."""
 
-import dataclasses
-import datetime as dt
-
 import pytest
 
 from agent.core.health.judge import LATELY, MOST_LATELY, SAME_HICCUP, judge
 from agent.core.health.memory import remembered
-from agent.core.health.reports import DriverEvent, EventKind, Probe, ProbeOutcome
-from agent.core.health.settings import HealthSettings
+from agent.core.health.reports import DriverEvent, Probe
 from agent.core.inventory.condition import Condition, Health
-from tests.builders import G1, NOON
+from tests.unit.core.health.judging import DEAF, FAILED, OK, PASSED, SETTINGS, SILENT, later, xid
 
-SETTINGS = HealthSettings()
-OK = Health(Condition.OK, since=NOON)
-PASSED = Probe(G1, ProbeOutcome.PASSED)
-FAILED = Probe(G1, ProbeOutcome.FAILED, "Unknown Error")
-SILENT = Probe(G1, ProbeOutcome.SILENT, "2 s")
-UNHEARD = dataclasses.replace(PASSED, unmonitored="not supported")
-CONTAINED = DriverEvent(EventKind.XID, G1, 94)
-
-
-def later(seconds: float) -> dt.datetime:
-    return NOON + dt.timedelta(seconds=seconds)
+CONTAINED = xid(94)
 
 
 def after(health: Health, *steps: tuple[float, Probe | DriverEvent]) -> Health:
@@ -37,12 +23,12 @@ def alternating(*probes: Probe, every: float, count: int) -> list[tuple[float, P
     return [(every * n, probes[n % len(probes)]) for n in range(count)]
 
 
-DEAF = after(OK, (0, UNHEARD))
+UNHEARD = after(OK, (0, DEAF))
 SILENCED = after(OK, (0, SILENT))
 WATCHED = after(OK, (0, CONTAINED))
 
 
-@pytest.mark.parametrize("before", [OK, DEAF, SILENCED, WATCHED])
+@pytest.mark.parametrize("before", [OK, UNHEARD, SILENCED, WATCHED])
 def test_the_first_failed_probe_is_a_doubt_and_the_second_in_a_row_is_bad(before):
     once = after(before, (1, FAILED))
     twice = after(once, (6, FAILED))
@@ -57,7 +43,7 @@ def test_the_first_failed_probe_is_a_doubt_and_the_second_in_a_row_is_bad(before
     )
 
 
-@pytest.mark.parametrize("before", [OK, DEAF, SILENCED, WATCHED])
+@pytest.mark.parametrize("before", [OK, UNHEARD, SILENCED, WATCHED])
 def test_all_failures_of_one_hiccup_are_one(before):
     shaken = after(before, *((1 + n * SAME_HICCUP / 50, FAILED) for n in range(50)))
 
@@ -72,7 +58,7 @@ def test_a_passed_probe_between_two_failures_ends_the_row():
     assert Condition.BAD is after(between, (30, FAILED)).condition
 
 
-@pytest.mark.parametrize("passed", [PASSED, UNHEARD])
+@pytest.mark.parametrize("passed", [PASSED, DEAF])
 def test_a_gpu_that_fails_and_passes_in_turn_is_bad_before_long(passed):
     steps = alternating(FAILED, passed, every=10, count=2 * MOST_LATELY - 1)
 

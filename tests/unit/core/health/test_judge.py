@@ -10,32 +10,17 @@ from agent.core.health.settings import HealthSettings, xid_class
 from agent.core.health.xids import XIDS, XidClass
 from agent.core.inventory.condition import Condition, Health
 from tests.builders import G1, NOON, a_health
-
-SETTINGS = HealthSettings()
-OK = Health(Condition.OK, since=NOON)
-
-
-def later(seconds: float) -> dt.datetime:
-    return NOON + dt.timedelta(seconds=seconds)
-
-
-def xid(number: int, uuid=G1) -> DriverEvent:
-    return DriverEvent(EventKind.XID, uuid, number)
-
-
-def probe(outcome: ProbeOutcome, text: str = "") -> Probe:
-    return Probe(G1, outcome, text)
-
-
-PASSED, FAILED = probe(ProbeOutcome.PASSED), probe(ProbeOutcome.FAILED, "Unknown Error")
-LOST, SILENT = probe(ProbeOutcome.LOST, "GPU is lost"), probe(ProbeOutcome.SILENT, "2 s")
-
-
-def after(health: Health, *reports, at: float = 10.0) -> Health:
-    """The health after these reports, all at one moment."""
-    for report in reports:
-        health = judge(health, report, later(at), SETTINGS)
-    return health
+from tests.unit.core.health.judging import (
+    FAILED,
+    LOST,
+    OK,
+    PASSED,
+    SETTINGS,
+    SILENT,
+    after,
+    later,
+    xid,
+)
 
 
 @pytest.mark.parametrize("number", [13, 31, 43, 45, 68, 32])
@@ -181,7 +166,7 @@ def test_a_lost_gpu_is_not_served_and_stays_lost_whatever_is_reported():
     assert Condition.LOST is after(lost, xid(79), at=20).condition
     assert 79 == after(lost, xid(79), at=20).xid
     assert "XID 79" in after(OK, xid(79), LOST).text
-    assert "no reason" in after(OK, probe(ProbeOutcome.LOST)).text
+    assert "no reason" in after(OK, Probe(G1, ProbeOutcome.LOST)).text
 
 
 def test_lost_then_present_takes_the_need_for_a_reset_away_but_not_the_rest():
@@ -238,7 +223,7 @@ def test_a_silent_gpu_is_served_until_the_driver_has_hung_too_long():
     assert silent is after(silent, SILENT, at=59.9)
     assert not aged(silent, later(60), SETTINGS).serving
     assert not after(silent, SILENT, at=60).serving
-    assert "nothing comes" in after(OK, probe(ProbeOutcome.SILENT)).text
+    assert "nothing comes" in after(OK, Probe(G1, ProbeOutcome.SILENT)).text
 
 
 def test_reports_of_a_silent_gpu_do_not_stretch_the_time_for_which_it_is_served():

@@ -1,22 +1,16 @@
 """A memory error that names no GPU is the one's whose count rose at about that time."""
 
-import datetime as dt
-
 import pytest
 
 from agent.core.health.reports import DriverEvent, EventKind, GpuSigns, Probe, ProbeOutcome
 from agent.core.health.whose import NOT_COUNTED, ErrorCount, compared
 from agent.core.inventory.condition import Condition, Health
 from tests.builders import G1, NOON, a_health
+from tests.unit.core.health.judging import OK, later
 
 NEAR = 20.0
-OK = Health(Condition.OK, since=NOON)
 SUSPECTED = a_health(condition=Condition.WATCH, cause="ecc")
 HERS = DriverEvent(EventKind.ECC_DOUBLE, G1)
-
-
-def later(seconds: float) -> dt.datetime:
-    return NOON + dt.timedelta(seconds=seconds)
 
 
 def counting(count: int | None) -> Probe:

@@ -14,12 +14,12 @@ from agent.core.health.reports import (
     ProbeOutcome,
     RecoveryAction,
 )
-from agent.core.health.settings import HealthSettings, xid_class
+from agent.core.health.settings import xid_class
 from agent.core.health.xids import XIDS, XidClass
 from agent.core.inventory.condition import Condition, Health
 from tests.builders import G1, NOON
+from tests.unit.core.health.judging import OK, SETTINGS
 
-SETTINGS = HealthSettings()
 ANSWERS = {ProbeOutcome.PASSED, ProbeOutcome.FAILED}
 
 xids = st.builds(
@@ -48,7 +48,7 @@ steps = st.lists(st.tuples(st.floats(0, 900), st.one_of(xids, others, probes)), 
 
 def history(moves) -> list[tuple[Health, object, Health]]:
     """Before, report and after of each step."""
-    health, now, seen = Health(Condition.OK, since=NOON), NOON, []
+    health, now, seen = OK, NOON, []
     for wait, report in moves:
         now += dt.timedelta(seconds=wait)
         fresh = judge(health, report, now, SETTINGS)

@@ -1,11 +1,11 @@
 """A GPU for which the driver answers only after a reset, on drivers that advise nothing, too."""
 
 import dataclasses
-import datetime as dt
+import functools
 
 import pytest
 
-from agent.core.health.judge import judge, missing
+from agent.core.health.judge import missing
 from agent.core.health.memory import remembered
 from agent.core.health.reports import (
     DriverEvent,
@@ -15,38 +15,29 @@ from agent.core.health.reports import (
     ProbeOutcome,
     RecoveryAction,
 )
-from agent.core.health.settings import HealthSettings
-from agent.core.inventory.condition import Condition, Health
+from agent.core.inventory.condition import Condition
 from tests.builders import G1, NOON, a_health
+from tests.unit.core.health import judging
+from tests.unit.core.health.judging import (
+    DEAF,
+    FAILED,
+    LOST,
+    OK,
+    PASSED,
+    REFUSED,
+    SETTINGS,
+    SILENT,
+    later,
+    xid,
+)
 
-SETTINGS = HealthSettings()
 QUIET = SETTINGS.quiet
-OK = Health(Condition.OK, since=NOON)
-PASSED = Probe(G1, ProbeOutcome.PASSED)
-REFUSED = Probe(G1, ProbeOutcome.REFUSED, "GPU requires restart")
-FAILED = Probe(G1, ProbeOutcome.FAILED, "Unknown Error")
-LOST = Probe(G1, ProbeOutcome.LOST, "GPU is lost")
-SILENT = Probe(G1, ProbeOutcome.SILENT, "2 s")
-DEAF = dataclasses.replace(PASSED, unmonitored="not supported")
 PASSES = [PASSED] * 3
-
-
-def later(seconds: float) -> dt.datetime:
-    return NOON + dt.timedelta(seconds=seconds)
-
-
-def xid(number: int) -> DriverEvent:
-    return DriverEvent(EventKind.XID, G1, number)
+after = functools.partial(judging.after, at=0.0)
 
 
 def advised(action: RecoveryAction) -> Probe:
     return dataclasses.replace(PASSED, signs=GpuSigns(recovery=action))
-
-
-def after(health: Health, *reports, at: float = 0.0) -> Health:
-    for report in reports:
-        health = judge(health, report, later(at), SETTINGS)
-    return health
 
 
 @pytest.mark.parametrize("before", [(), (xid(94),), (SILENT,), (DEAF,), (FAILED,), (LOST,)])

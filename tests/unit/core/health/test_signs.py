@@ -1,12 +1,11 @@
 """What a GPU says of itself, what the driver advises, and whether its events reach us."""
 
 import dataclasses
-import datetime as dt
 from typing import Any
 
 import pytest
 
-from agent.core.health.judge import aged, judge, missing, switched_off
+from agent.core.health.judge import aged, missing, switched_off
 from agent.core.health.memory import remembered
 from agent.core.health.reports import (
     DriverEvent,
@@ -17,35 +16,24 @@ from agent.core.health.reports import (
     ProbeOutcome,
     RecoveryAction,
 )
-from agent.core.health.settings import HealthSettings
 from agent.core.health.verdicts import past
 from agent.core.inventory.condition import Condition, Health
 from tests.builders import G1, NOON
-
-SETTINGS = HealthSettings()
-OK = Health(Condition.OK, since=NOON)
-PASSED = Probe(G1, ProbeOutcome.PASSED)
-SILENT = Probe(G1, ProbeOutcome.SILENT, "2 s")
-LOST = Probe(G1, ProbeOutcome.LOST, "GPU is lost")
-DEAF = dataclasses.replace(PASSED, unmonitored="the event set was refused")
-
-
-def later(seconds: float) -> dt.datetime:
-    return NOON + dt.timedelta(seconds=seconds)
-
-
-def xid(number: int) -> DriverEvent:
-    return DriverEvent(EventKind.XID, G1, number)
+from tests.unit.core.health.judging import (
+    DEAF,
+    LOST,
+    OK,
+    PASSED,
+    SETTINGS,
+    SILENT,
+    after,
+    later,
+    xid,
+)
 
 
 def saying(recovery: RecoveryAction | None = None, **signs: Any) -> Probe:
     return dataclasses.replace(PASSED, signs=GpuSigns(recovery=recovery, **signs))
-
-
-def after(health: Health, *reports, at: float = 10.0) -> Health:
-    for report in reports:
-        health = judge(health, report, later(at), SETTINGS)
-    return health
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Settlement says what the pods and the lock call for, as long as they do."""
+"""Settlement says what the pods and the lock call for, as long and as soon as they do."""
 
 import asyncio
 import contextlib
@@ -10,11 +10,12 @@ from agent.core.reconcile.settlement import UNCLAIMED
 from agent.core.state.ledger import Effect, EffectKind, Ledger
 from agent.kit.cell import Cell
 from agent.services.outbox.settlement import Settlement
-from tests.builders import NODE, NOON, a_lock, a_pod, a_pod_uid, a_row
+from tests.builders import NODE, NOON, a_lock, a_pod, a_row
 from tests.fakes.clock import LoopClock
 from tests.services.at_work import at_work
 
 BOUND = {"hami.io/vgpu-node": NODE, "hami.io/bind-phase": "allocating"}
+PATIENCE = UNCLAIMED.total_seconds()
 MESSAGE = "Allocate failed due to rpc error: desc = No. [HA-2004], which is unexpected"
 POD = a_pod(annotations=BOUND)
 REJECTED = dataclasses.replace(
@@ -41,12 +42,21 @@ class OwedScene:
     def see(self, *pods):
         self.pods.set(PodTable({pod.uid: pod for pod in pods}, synced=True))
 
+    def follow(self, **changes: object) -> None:
+        self.pods.set(dataclasses.replace(self.pods.value, **changes))  # type: ignore[arg-type]
+
     def lock(self, stamp=NOON):
-        annotations = {"hami.io/mutex.lock": a_lock(stamp=stamp).value}
-        self.node.set(NodeView(NODE, "uid", "2", annotations))
+        value = a_lock(stamp=stamp).value
+        self.node.set(NodeView(NODE, "uid", "2", {"hami.io/mutex.lock": value}))
+        return value
 
     def unlock(self):
         self.node.set(NodeView(NODE, "uid", "3"))
+
+    @property
+    def released(self):
+        owed = self.effects.value
+        return [effect.value for effect in owed if effect.kind is EffectKind.RELEASE_LOCK]
 
     @property
     def owed(self):
@@ -59,18 +69,6 @@ async def a_scene():
     async with at_work(scene.settlement.run):
         await asyncio.sleep(0.01)
         yield scene
-
-
-async def test_a_rejected_pod_is_owed_its_settlement_its_event_and_its_lock():
-    async with a_scene() as scene:
-        scene.lock()
-        scene.see(REJECTED, a_pod(uid=a_pod_uid(5), name="other", annotations=BOUND))
-        await asyncio.sleep(0.1)
-
-        settle, event, release = scene.effects.value
-        assert {REJECTED.uid} == {effect.pod_uid for effect in (settle, event, release)}
-        assert [True, False] == [release.frees_lock, settle.frees_lock]
-        assert EffectKind.POST_EVENT is event.kind
 
 
 async def test_it_is_owed_until_the_views_show_it_and_due_since_it_was_first_seen():
@@ -94,7 +92,7 @@ async def test_it_is_owed_until_the_views_show_it_and_due_since_it_was_first_see
 async def test_a_lock_that_was_taken_again_with_the_same_text_is_given_its_time_again():
     async with a_scene() as scene:
         scene.lock()
-        await asyncio.sleep(UNCLAIMED.total_seconds() + 2)
+        await asyncio.sleep(PATIENCE + 2)
         assert 1 == len(scene.owed)
         scene.unlock()
         await asyncio.sleep(0.1)
@@ -133,3 +131,54 @@ async def test_the_lock_of_a_pod_answered_in_full_is_released_after_two_seconds_
         await asyncio.sleep(2)
 
         assert [(EffectKind.RELEASE_LOCK, POD.uid)] == scene.owed
+
+
+async def test_the_lock_is_released_when_it_stood_longer_than_a_bind():
+    async with a_scene() as scene:
+        value = scene.lock()
+        await asyncio.sleep(PATIENCE - 2)
+        assert [] == scene.released
+
+        await asyncio.sleep(4)
+
+        assert [value] == scene.released
+
+
+async def test_each_new_lock_is_given_the_whole_time():
+    async with a_scene() as scene:
+        for step in range(6):
+            scene.lock(NOON + step * UNCLAIMED / 2)
+            await asyncio.sleep(PATIENCE / 2)
+
+        assert [] == scene.released
+
+
+async def test_a_gap_in_the_watch_of_the_pods_starts_the_time_again():
+    async with a_scene() as scene:
+        scene.lock()
+        await asyncio.sleep(PATIENCE - 10)
+        scene.follow(stale=True)
+        await asyncio.sleep(100)
+        scene.follow(stale=False)
+        await asyncio.sleep(1)
+        assert [] == scene.released
+
+        owner = a_pod()
+        scene.follow(pods={owner.uid: owner})
+        await asyncio.sleep(2 * PATIENCE)
+
+        assert [] == scene.released
+
+
+async def test_nothing_is_counted_before_the_pods_are_known():
+    async with a_scene() as scene:
+        scene.follow(synced=False)
+        scene.lock()
+        await asyncio.sleep(100)
+        scene.follow(synced=True)
+        await asyncio.sleep(2)
+        assert [] == scene.released
+
+        await asyncio.sleep(PATIENCE)
+
+        assert 1 == len(scene.released)
