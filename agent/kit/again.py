@@ -1,4 +1,4 @@
-"""Asking again whoever says: not now."""
+"""Repeats a call for as long as it is refused."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,10 +8,10 @@ T = TypeVar("T")
 
 
 async def again(ask: Callable[[], Awaitable[T]], refused: type[Exception], pause: float) -> T:
-    """The first answer that is no `refused`, every `pause` seconds; the deadline is the caller's.
+    """Call `ask` every `pause` seconds until it does not raise `refused`; return its answer.
 
-    Another client that asks in bursts at fixed times would else meet all tries of one who comes
-    again after whole seconds.
+    The caller sets the deadline. A `pause` of whole seconds can collide every time with another
+    client that calls in bursts at fixed times.
     """
     while True:
         try:

@@ -1,11 +1,14 @@
-"""How many of something there may be: some at once, and then one now and then."""
+"""A rate limit: a burst first, then one per period."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(slots=True)
 class Allowance:
-    """`burst` at once, then one every `refill` seconds; `spent` at `since`, in loop time."""
+    """A token bucket: `burst` at once, then one every `refill` seconds.
+
+    `spent` tokens were missing at `since` (loop time).
+    """
 
     burst: int
     refill: float
@@ -13,15 +16,15 @@ class Allowance:
     since: float = 0.0
 
     def allows(self, now: float) -> bool:
-        """Whether one more may be."""
+        """Whether one more is allowed now."""
         return self.wait(now) == 0
 
     def wait(self, now: float) -> float:
-        """Seconds until one more may be."""
+        """Seconds until one more is allowed."""
         return max(0.0, (self._at(now) + 1 - self.burst) * self.refill)
 
     def spend(self, now: float) -> None:
-        """There was one more."""
+        """Take one."""
         self.spent, self.since = self._at(now) + 1, now
 
     def _at(self, now: float) -> float:

@@ -1,17 +1,17 @@
-"""Delays between attempts: a row of seconds whose last entry repeats, and chance on top."""
+"""Delays between attempts: a list of seconds whose last entry repeats, plus random jitter."""
 
 import random
 
 
 class Backoff:
-    """The next delay of a row, until reset.
+    """Gives the delays one after the other, from the first again after reset().
 
-    `jitter` is the largest fraction that chance adds to a delay: 0.5 makes 2 s become 2 to 3 s.
+    `jitter` is the largest fraction added at random: 0.5 turns 2 s into 2 to 3 s.
     """
 
     def __init__(self, delays: tuple[float, ...], jitter: float, random: random.Random) -> None:
         if not delays or min(delays) < 0 or jitter < 0:
-            raise ValueError("delays are one or more seconds, none negative, and so is jitter")
+            raise ValueError("needed: at least one delay; no delay and no jitter below 0")
         self._delays = delays
         self._jitter = jitter
         self._random = random
@@ -24,5 +24,5 @@ class Backoff:
         return delay * (1 + self._jitter * self._random.random())
 
     def reset(self) -> None:
-        """Start over: an attempt went well."""
+        """Start again with the first delay: an attempt succeeded."""
         self._given = 0

@@ -1,8 +1,7 @@
-"""An observable value: state is published, not events.
+"""An observable value: it publishes its state, not events.
 
-Followers see the newest value, each at its own pace; what changed twice while one was busy, it
-sees once. A cell has one writer by convention, any number of readers, and no lock: everything
-happens on one loop.
+Each follower sees the newest value at its own pace. A busy follower sees two changes as one. A cell
+has one writer by convention, any number of readers and no lock: everything runs on one loop.
 """
 
 import asyncio
@@ -13,7 +12,7 @@ T = TypeVar("T")
 
 
 class CellClosed(Exception):  # noqa: N818 -- names what happened
-    """The cell was closed before the awaited value came."""
+    """The cell was closed before it had the awaited value."""
 
 
 class Cell(Generic[T]):
@@ -33,13 +32,13 @@ class Cell(Generic[T]):
 
     @property
     def closed(self) -> bool:
-        """True once followers have been told to end."""
+        """True after close()."""
         return self._closed
 
     def set(self, value: T) -> bool:
         """Publish `value` if it differs from the present one; return whether it did.
 
-        After close() the value is still stored, but nobody is told.
+        After close() the value is stored, but followers are not told.
         """
         if value == self._value:
             return False
@@ -53,27 +52,27 @@ class Cell(Generic[T]):
         return True
 
     def close(self) -> None:
-        """End every follower once it has seen the newest value; a second call does nothing."""
+        """End every follower after it has seen the newest value; a second call does nothing."""
         self._closed = True
         self._tell()
 
     def branch(self) -> "Cell[T]":
-        """A cell that takes each new value at once, until it is closed; this one may go on.
+        """A second cell that takes each new value of this one until the second is closed.
 
-        Its followers are woken ahead of this cell's own.
+        Its followers wake before this cell's own.
         """
         branch = Cell(self._value)
         self._branches.append(branch)
         return branch
 
     def follow(self) -> AsyncIterator[T]:
-        """The present value first, then the newest one after each change; ends on close()."""
+        """Yield the present value, then the newest one after each change; end on close()."""
         return _Follower(self)
 
     async def until(self, predicate: Callable[[T], bool]) -> T:
-        """The first value for which `predicate` holds, the present one included.
+        """Wait for the first value for which `predicate` holds; the present one counts.
 
-        Raises CellClosed when the cell closes before.
+        Raises CellClosed.
         """
         async for value in self.follow():
             if predicate(value):
@@ -94,7 +93,7 @@ class Cell(Generic[T]):
 
 
 class _Follower(Generic[T]):
-    """One reader's cursor. Not a generator, so that a reader may leave without closing it."""
+    """One reader's cursor. It is no generator, so a reader need not close it."""
 
     def __init__(self, cell: Cell[T]) -> None:
         self._cell = cell

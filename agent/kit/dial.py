@@ -6,14 +6,14 @@ from typing_extensions import override
 
 
 class UnixChannel(Channel):
-    """A Channel that says so when its connection was lost before its first word.
+    """A Channel that raises an OSError when its connection is lost while it opens.
 
-    grpclib would go on with what is left of the connection, and raise AttributeError.
+    grpclib would use the lost connection and raise AttributeError.
     """
 
     @override
     async def __connect__(self) -> H2Protocol:
-        """The connection, opened if there is none. Raises OSError: there can be none."""
+        """Return the open connection, or open one. Raises OSError."""
         protocol = await super().__connect__()
         if not self._connected:
             raise ConnectionResetError("the connection was lost while it was opened")

@@ -1,6 +1,6 @@
-"""Removes a directory whatever is in it: step by step, through no link and across no mount.
+"""Removes a directory with all its content in small steps. It follows no link and crosses no mount.
 
-Whoever filled it may be at work in it still. No capability is needed where what it opens is ours.
+Another process may still write into the directory. A directory of our own user needs no capability.
 """
 
 import contextlib
@@ -16,19 +16,19 @@ PLACE: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FULL: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 FAILURES: Final = 1000
-"""Entries that stay, after which a look through a directory is given up."""
+"""After so many entries that cannot be removed, a pass over the directory is given up."""
 PENDING: Final = 1000
-"""Names that are remembered at a time; others are found again."""
+"""Names remembered at a time; the next pass finds the others."""
 
 
 def dissolve(name: str, above: int) -> Iterator[None]:
     """Remove `name` from the open directory `above`. Each step takes a few system calls.
 
-    Nested directories are moved up and emptied there, so that no depth takes more than two
-    descriptors or any recursion. A mount point can be neither moved nor removed, and is not entered
-    before it was moved: it stays, with all that is in it.
+    Nested directories are moved up and emptied there. So any depth needs only two descriptors and
+    no recursion. A mount point cannot be moved, and only moved directories are entered: a mount
+    point stays with all its content.
 
-    Raises OSError, at the end: why the first of what stays does so.
+    Raises OSError at the end: why the first remaining entry could not be removed.
     """
     if _is_gone(name, above):
         return
@@ -41,10 +41,7 @@ def dissolve(name: str, above: int) -> Iterator[None]:
 
 
 def open_own(name: str, above: int) -> int:
-    """The directory `name`, open; one of ours is made ours to read and write before.
-
-    Raises OSError.
-    """
+    """Open the directory `name`; one of our user's first gets the mode 0700. Raises OSError."""
     place = os.open(name, PLACE, dir_fd=above)
     try:
         set_mode(place, 0o700, at_least=True)
@@ -54,20 +51,20 @@ def open_own(name: str, above: int) -> int:
 
 
 def set_mode(place: int, mode: int, *, at_least: bool = False) -> None:
-    """Give a directory that is open as a PLACE this mode, which its present mode cannot prevent.
+    """Set the mode of a directory that is open as a PLACE; its present mode cannot prevent that.
 
-    `at_least`: only what is missing, and only where it is ours. Raises OSError.
+    With `at_least`, only a directory of our user's that lacks bits of it. Raises OSError.
     """
     found = os.fstat(place)
     if at_least and (found.st_uid != os.geteuid() or found.st_mode & mode == mode):
         return
     if found.st_mode & 0o7777 != mode:
-        # Of such a descriptor the mode can be changed by this name alone; it names that very inode.
+        # fchmod() refuses an O_PATH descriptor. This path names the same inode.
         Path(f"/proc/self/fd/{place}").chmod(mode)
 
 
 class _Emptying:
-    """What is known while the open directory `top` is emptied."""
+    """Empties the open directory `top`."""
 
     def __init__(self, top: int) -> None:
         self._top = top
@@ -76,21 +73,21 @@ class _Emptying:
         self._pending: list[str] = []
 
     def steps(self) -> Iterator[None]:
-        """Look through it until nothing is left or nothing more can be done. Raises OSError."""
+        """Make passes until nothing is left, or a pass changes nothing. Raises OSError."""
         changed = True
         while changed:
-            changed, stays = False, list[OSError]()
+            changed, errors = False, list[OSError]()
             for error in self._once():
                 changed = changed or error is None
-                stays += [error] if error else []
-                if len(stays) >= FAILURES:
-                    raise stays[0]
+                errors += [error] if error else []
+                if len(errors) >= FAILURES:
+                    raise errors[0]
                 yield
-            if stays and not changed:
-                raise stays[0]
+            if errors and not changed:
+                raise errors[0]
 
     def _once(self) -> Iterator[OSError | None]:
-        """None for each entry that went or moved up, and why, for each that stays."""
+        """One pass: None for each entry removed or moved up, the error for each other one."""
         with os.scandir(self._top) as entries:
             for entry in entries:
                 self._pending = [entry.name]
@@ -138,7 +135,7 @@ class _Emptying:
         try:
             os.rename(name, moved, src_dir_fd=above, dst_dir_fd=self._top)
         except PermissionError:
-            # It must be writable to get another parent, and one of ours can be made so.
+            # A directory must be writable to get another parent. Our own can be made writable.
             if os.stat(name, dir_fd=above, follow_symlinks=False).st_uid != os.geteuid():
                 raise
             # A rename in the same parent shows that nothing is mounted there.
@@ -159,7 +156,7 @@ def _error_of(name: str, above: int) -> OSError | None:
 
 
 def _is_gone(name: str, above: int) -> bool:
-    """Remove a file, a link or an empty directory; False: a directory with something in it.
+    """Remove a file, a link or an empty directory; False for a directory with content.
 
     Raises OSError.
     """

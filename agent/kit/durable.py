@@ -1,43 +1,43 @@
-"""Replacing a file so that a crash at any step leaves a whole generation of it.
+"""Replaces a file so that a crash at any step leaves one complete generation of it.
 
-The order is the point: write and sync the new content beside the old, give the old one its second
-name, sync the directory, put the new one in its place, sync the directory again.
+The order makes it safe: write and sync the new content beside the old, give the old one a second
+name, sync the directory, rename the new one into place, sync the directory again.
 
-Where the content before is kept, three files take turns: the newest, the one before, and a spare
-that is written over next. They are padded with spaces beyond their content, so that the next
-generations need no new block and no inode: a disk that somebody else filled takes them still.
+If the previous content is kept, three files take turns: the newest, the one before, and a spare
+that is overwritten next. Spaces pad them beyond their content. So the next generations need no
+new block and no inode, and are written even on a full disk.
 """
 
 import contextlib
 from typing import Final, Protocol
 
 STEP: Final = 128 * 1024
-"""Bytes: files that take turns have a size of so many, or a multiple of it."""
+"""Bytes: the size of the files that take turns is a multiple of this."""
 
 GROWTH: Final = STEP // 2
-"""Bytes at least by which the content can grow with no new block."""
+"""Bytes by which the content can grow at least before it needs a new block."""
 
 
 class Files(Protocol):
-    """The steps that a replace is made of, in one directory. They raise OSError."""
+    """The file operations of a replace, in one directory. All raise OSError."""
 
     def create(self, name: str) -> int:
-        """Open a new, empty file; one of that name is emptied."""
+        """Open an empty file; truncate one of that name."""
         ...
 
     def reopen(self, name: str) -> tuple[int, int]:
-        """Open a file to write over it from its start; its handle and size.
+        """Open a file to overwrite it from its start; return its handle and size.
 
-        Raises FileNotFoundError: there is none, or it has another name, too.
+        Raises FileNotFoundError: there is none, or it has a second name.
         """
         ...
 
     def write(self, handle: int, data: memoryview) -> int:
-        """Write as much of `data` as goes; return how much that was."""
+        """Write the start of `data`; return how many bytes were written."""
         ...
 
     def cut(self, handle: int, size: int) -> None:
-        """Take away what the file has beyond `size`."""
+        """Truncate the file to `size` bytes."""
         ...
 
     def sync(self, handle: int) -> None:
@@ -45,15 +45,15 @@ class Files(Protocol):
         ...
 
     def close(self, handle: int) -> None:
-        """Let go of the handle."""
+        """Close the handle."""
         ...
 
     def link(self, name: str, second: str) -> None:
-        """Give a file a second name, which is free."""
+        """Give a file a second name, which no file has."""
         ...
 
     def rename(self, name: str, target: str) -> None:
-        """Give the file `name` the name `target`, which loses what it named before."""
+        """Rename the file `name` to `target`; a file named `target` loses that name."""
         ...
 
     def unlink(self, name: str) -> None:
@@ -66,16 +66,16 @@ class Files(Protocol):
 
 
 def replace(files: Files, name: str, data: bytes, keep: str | None = None) -> None:
-    """Replace the content of `name`; `keep` receives what it was. Raises OSError.
+    """Replace the content of `name`; the old content gets the name `keep`. Raises OSError.
 
-    With `keep`, spaces follow `data`: see unpadded(). After an error `name` has its old content,
-    and what was begun is removed. The spare stays.
+    With `keep`, spaces follow `data`: see unpadded(). After an error `name` has its old content
+    and the unfinished file is removed. The spare stays.
     """
     fresh, backup = f".{name}.new", keep or f".{name}.old"
     spent = f".{name}.spent"
     if keep:
         _write_over(files, _spare(files, fresh, spent), fresh, data)
-        # Without it the next spare is a new file. One that a crash left there is as good.
+        # If this fails, the next spare is a new file, or the one that a crash left there.
         with contextlib.suppress(OSError):
             files.link(keep, spent)
     else:
@@ -102,13 +102,13 @@ def replace(files: Files, name: str, data: bytes, keep: str | None = None) -> No
 
 
 def unpadded(content: bytes) -> bytes:
-    """What replace() was given, of what it wrote. Content of ours ends in no space."""
+    """The data given to replace(), from the file's content. Such data never ends in a space."""
     return content.rstrip(b" ")
 
 
 def _write(files: Files, name: str, data: bytes) -> None:
-    """A new file with `data`, on disk."""
-    _drop(files, name)  # a new inode: pages of one that could not be synced may be lost unseen
+    """Write and sync a new file with `data`."""
+    _drop(files, name)  # a new inode: after a failed sync, pages of the old one may be lost
     handle = files.create(name)
     try:
         try:
@@ -122,7 +122,7 @@ def _write(files: Files, name: str, data: bytes) -> None:
 
 
 def _spare(files: Files, name: str, spent: str) -> tuple[int, int]:
-    """The file to write over, open, and its size: the spare; else what a crash left; else new."""
+    """Open the file to overwrite: the spare, else one left by a crash, else a new one; its size."""
     for _ in range(2):
         with contextlib.suppress(FileNotFoundError):
             return files.reopen(name)
@@ -133,21 +133,21 @@ def _spare(files: Files, name: str, spent: str) -> tuple[int, int]:
 
 
 def _write_over(files: Files, spare: tuple[int, int], name: str, data: bytes) -> None:
-    """`data` in the spare, padded and on disk."""
+    """Write `data` into the spare with its padding, and sync it."""
     handle, had = spare
     wanted = -(-(len(data) + GROWTH) // STEP) * STEP
     least = max(len(data), min(had, wanted))
     try:
         _write_all(files, handle, data.ljust(least))
         if least < wanted:
-            with contextlib.suppress(OSError):  # room for later, where there is any now
+            with contextlib.suppress(OSError):  # padding is needed later, not for this generation
                 _write_all(files, handle, b" " * (wanted - least))
         if had > wanted:
             files.cut(handle, wanted)
         try:
             files.sync(handle)
         except OSError:
-            _drop(files, name)  # its pages may be lost unseen
+            _drop(files, name)  # after a failed sync its pages may be lost
             raise
     finally:
         files.close(handle)
@@ -160,7 +160,7 @@ def _write_all(files: Files, handle: int, data: bytes) -> None:
 
 
 def _keep(files: Files, name: str, backup: str) -> bool:
-    """Let `backup` name the present content of `name`; False when there is none."""
+    """Give the present content of `name` the name `backup`; False when there is none."""
     second = f".{backup.lstrip('.')}.link"
     _drop(files, second)
     try:
@@ -173,7 +173,7 @@ def _keep(files: Files, name: str, backup: str) -> bool:
 
 
 def _take_back(files: Files, name: str, backup: str | None) -> None:
-    """Undo the last rename: `name` has again what `backup` names, or nothing."""
+    """Undo the last rename: `name` gets the content of `backup` again, or is removed."""
     if backup is None:
         files.unlink(name)
         return
@@ -184,6 +184,6 @@ def _take_back(files: Files, name: str, backup: str | None) -> None:
 
 
 def _drop(files: Files, name: str) -> None:
-    """Remove a name if it is there. Where that is refused, the step that follows says why."""
+    """Remove a name if it exists. If this fails, the next step raises the reason."""
     with contextlib.suppress(OSError):
         files.unlink(name)

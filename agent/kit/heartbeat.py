@@ -1,18 +1,18 @@
-"""A sign of life of the loop: whoever looks can tell how long it has been stuck."""
+"""Measures for how long the event loop has been blocked."""
 
 import asyncio
 from typing import NoReturn
 
 
 class Heartbeat:
-    """Beats every `interval` seconds while run() runs and the loop turns."""
+    """Notes the time every `interval` seconds while run() runs and the loop is not blocked."""
 
     def __init__(self, interval: float = 1.0) -> None:
         self._interval = interval
         self._last: float | None = None
 
     async def run(self) -> NoReturn:
-        """Beat for ever."""
+        """Beat until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             self._last = loop.time()

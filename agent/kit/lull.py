@@ -1,4 +1,4 @@
-"""Whether something is going on, and since when nothing is: for work that keeps out of the way."""
+"""Lets background work wait until no other work has run for a while."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 
 class Lull:
-    """Counts what is under way. Whoever wants quiet waits for it, and holds nobody up."""
+    """Counts the work in progress. A waiter delays no work."""
 
     def __init__(self) -> None:
         self._active = 0
@@ -17,7 +17,7 @@ class Lull:
 
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
-        """Something is going on while the block runs."""
+        """Count as work in progress while the block runs."""
         self._active += 1
         self._idle.clear()
         try:
@@ -29,7 +29,7 @@ class Lull:
                 self._idle.set()
 
     async def come(self, seconds: float) -> None:
-        """Return once nothing has been going on for `seconds`, at once if so before."""
+        """Return once no work has been in progress for `seconds`."""
         loop = asyncio.get_running_loop()
         while self._active or (left := self._ended + seconds - loop.time()) > 0:
             if self._active:

@@ -1,6 +1,6 @@
-"""Counts what lies below a directory: step by step, through no link, across no mount.
+"""Counts the content of a directory in small steps. It follows no link and crosses no mount.
 
-Nothing is changed, and no file is opened. Whoever fills the directory may be at work in it still.
+It changes nothing and opens no file. Another process may still write into the directory.
 """
 
 import dataclasses
@@ -13,12 +13,12 @@ from typing import Final
 from agent.kit.dissolve import DIRECTORY
 
 OTHER_NOW: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
-"""What the opening of a directory answers that went, or made room for something else, meanwhile."""
+"""The errors of opening a directory that was meanwhile removed or replaced."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MeasureBounds:
-    """Counting ends as soon as one of them is passed."""
+    """Where counting ends: bytes, entries, or nested directories beyond these."""
 
     size: int
     entries: int
@@ -26,11 +26,11 @@ class MeasureBounds:
 
 
 class Measure:
-    """What was found so far of one directory.
+    """The count of one directory so far.
 
-    `size` is what is allocated, in bytes: a sparse file is as large as its blocks, and a file of
-    several names is one. `closed` counts directories that we may not look into, and those that
-    another file system begins with. `is_deep`: the bound of depth was passed.
+    `size` is in allocated bytes: a sparse file counts its blocks, a file with several names counts
+    once. `closed` counts directories that may not be read and mount points. `is_deep`: the bound of
+    depth was passed.
     """
 
     def __init__(self, bounds: MeasureBounds) -> None:
@@ -44,24 +44,24 @@ class Measure:
 
     @property
     def is_beyond(self) -> bool:
-        """Whether a bound was passed: there may be more than was counted."""
+        """Whether a bound was passed: there may be more than the count says."""
         bounds = self._bounds
         return self.is_deep or self.size > bounds.size or self.entries > bounds.entries
 
     def steps(self, name: str, above: int) -> Iterator[None]:
-        """Look at `name` in the open directory `above`, one entry a step.
+        """Count `name` in the open directory `above`, one entry a step.
 
-        One that is missing, is none or is a file system of its own has nothing in it. At most two
-        descriptors are open for each directory on the way. Raises OSError.
+        A missing one, a file and a mount point count as empty. At most two descriptors are open for
+        each level of depth. Raises OSError.
         """
         self._system = os.fstat(above).st_dev
         top = self._open(name, above)
         if top is None:
             return
         try:
-            found = os.fstat(top)
-            if found.st_dev == self._system:
-                self._add(found)
+            status = os.fstat(top)
+            if status.st_dev == self._system:
+                self._add(status)
                 yield from self._within(top, 1)
         finally:
             os.close(top)
@@ -72,18 +72,18 @@ class Measure:
             for entry in entries:
                 self.entries += 1
                 yield
-                found = None
+                status = None
                 try:
-                    found = entry.stat(follow_symlinks=False)
+                    status = entry.stat(follow_symlinks=False)
                 except PermissionError:
                     is_hidden = True
                 except FileNotFoundError:
                     pass
-                if found is not None and found.st_dev != self._system:
+                if status is not None and status.st_dev != self._system:
                     self.closed += 1
-                elif found is not None:
-                    self._add(found)
-                    if stat.S_ISDIR(found.st_mode) and not self.is_beyond:
+                elif status is not None:
+                    self._add(status)
+                    if stat.S_ISDIR(status.st_mode) and not self.is_beyond:
                         yield from self._nested(entry.name, opened, depth)
                 if self.is_beyond:
                     break
@@ -102,7 +102,7 @@ class Measure:
             os.close(opened)
 
     def _open(self, name: str, above: int) -> int | None:
-        """The directory, or None: it is closed, or no longer what it was. Raises OSError."""
+        """Open the directory; None when it may not be read, or is gone. Raises OSError."""
         try:
             return os.open(name, DIRECTORY, dir_fd=above)
         except PermissionError:
@@ -112,9 +112,9 @@ class Measure:
                 raise
         return None
 
-    def _add(self, found: os.stat_result) -> None:
-        if found.st_nlink > 1 and not stat.S_ISDIR(found.st_mode):
-            if found.st_ino in self._linked:
+    def _add(self, status: os.stat_result) -> None:
+        if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode):
+            if status.st_ino in self._linked:
                 return
-            self._linked.add(found.st_ino)
-        self.size += found.st_blocks * 512
+            self._linked.add(status.st_ino)
+        self.size += status.st_blocks * 512

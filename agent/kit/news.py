@@ -1,4 +1,4 @@
-"""Waiting for whichever of several cells changes first."""
+"""Waits until any of several cells changes."""
 
 import asyncio
 from typing import Any
@@ -7,16 +7,16 @@ from agent.kit.cell import Cell, CellClosed
 
 
 class News:
-    """A cursor over several cells: a change between two waits is not missed."""
+    """A cursor over several cells. It misses no change between two waits."""
 
     def __init__(self, *cells: Cell[Any]) -> None:
         self._cells = cells
         self._seen = [cell.value for cell in cells]
 
     async def wait(self, within: float | None = None) -> bool:
-        """Wait until a cell has another value than when the last wait, or the cursor, began.
+        """Wait until a cell differs from its value at the end of the last wait, or at the start.
 
-        True when one has; False when `within` seconds passed before. A closed cell brings no news.
+        False: none did within `within` seconds. A closed cell never ends the wait.
         """
         try:
             async with asyncio.timeout(within):
@@ -38,9 +38,9 @@ class News:
 
 
 async def news(*cells: Cell[Any], within: float | None = None) -> bool:
-    """Wait until one of `cells` gets another value than it has now; True when one did.
+    """Wait until one of `cells` differs from its value now; False: none did in `within` seconds.
 
-    False: `within` seconds passed. Who does work between two waits needs News.
+    A caller that works between two waits needs News.
     """
     return await News(*cells).wait(within)
 

@@ -1,4 +1,4 @@
-"""Blocking work that must not run on the loop."""
+"""Runs blocking work outside the event loop."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeVar, TypeVarTuple
@@ -8,11 +8,11 @@ Ts = TypeVarTuple("Ts")
 
 
 class Offload(Protocol):
-    """Somewhere else to run blocking work, one piece after the other."""
+    """Runs blocking calls elsewhere, one after the other."""
 
     async def call(self, work: Callable[[*Ts], R], *args: *Ts) -> R:
-        """Run `work(*args)` there and return its result, or raise its error.
+        """Run `work(*args)`; return its result or raise its error.
 
-        A cancelled caller does not stop work that has begun.
+        Cancelling the caller does not stop work that has begun.
         """
         ...

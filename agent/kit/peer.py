@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection, as the kernel says."""
+"""Asks the kernel which user opened a connection."""
 
 import asyncio
 import socket
@@ -9,7 +9,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def peer_uid(transport: asyncio.BaseTransport | None) -> int | None:
-    """The user that opened a connection on a unix socket; None for any other, or none."""
+    """The user id that opened a unix socket connection; None for another kind, or no transport."""
     opened = None if transport is None else transport.get_extra_info("socket")
     if opened is None or opened.family != socket.AF_UNIX:
         return None

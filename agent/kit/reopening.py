@@ -1,4 +1,4 @@
-"""When to open a stream again that ended, broke, or lost its place."""
+"""Delays before a stream is opened again after it ended, broke or lost its place."""
 
 import asyncio
 import random
@@ -9,23 +9,23 @@ from agent.kit.tally import Tally
 DELAYS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 JITTER = 0.5
 SPREAD = (1.0, 30.0)
-"""A lost place is looked up within 1 s; lost again, within 30 s of each."""
+"""Seconds: the longest delay after the first lost place, and after each further one."""
 SHORTEST = 1.0
-"""A stream that ended sooner is no good one: the next waits its turn."""
+"""Seconds: after a stream that ended sooner, the next one waits."""
 HEALTHY_AFTER = 30.0
-"""A stream that lasted so long clears the memory of earlier failures."""
+"""Seconds: a stream that lasted so long resets the delays."""
 
 
 class Reopening:
-    """Delays between the openings of one stream; `restarts` (one label) counts why it was over.
+    """Delays between the openings of one stream; `restarts` (one label) counts why each was over.
 
-    Call `opening` before each try, and one of the others when it is over: each gives the seconds
-    to wait until the next one.
+    Call opening() before each try. Call one of the other methods after it: each returns the seconds
+    until the next try.
     """
 
     def __init__(self, restarts: Tally, random: random.Random) -> None:
         self.failures = 0
-        """Streams that broke since the last healthy one."""
+        """How many streams broke since the last healthy one."""
         self._restarts = restarts
         self._random = random
         self._backoff = Backoff(DELAYS, JITTER, random)
@@ -33,29 +33,29 @@ class Reopening:
         self._began = 0.0
 
     def opening(self) -> None:
-        """A try begins now."""
+        """Note that a try begins."""
         self._began = asyncio.get_running_loop().time()
 
     def ended(self) -> float:
-        """It ended as agreed: the next one may begin at once, unless this one was too short."""
+        """After a normal end: the next one begins at once, unless this one was too short."""
         lasted = self._over("ended")
         return 0.0 if lasted >= SHORTEST else self._backoff.next()
 
     def broke(self, at_least: float = 0.0) -> float:
-        """No answer, or a bad one; `at_least` so many seconds were asked for."""
+        """After no answer or a bad one; the server asked for `at_least` so many seconds."""
         self._over("error")
         self.failures += 1
         return max(self._backoff.next(), at_least)
 
     def gone(self) -> float:
-        """The other side forgot our place; everybody's place, so the return is spread by chance."""
+        """After the server forgot our place. It forgot every client's, so the delay is random."""
         self._over("gone")
         longest = SPREAD[min(self._losses, len(SPREAD) - 1)]
         self._losses += 1
         return self._random.uniform(0.0, longest)
 
     def _over(self, why: str) -> float:
-        """Count it, and forget earlier failures after a healthy one: seconds that it lasted."""
+        """Count the end, reset after a healthy stream, and return how many seconds it lasted."""
         self._restarts.add(why)
         lasted = asyncio.get_running_loop().time() - self._began
         if lasted >= HEALTHY_AFTER:

@@ -1,11 +1,11 @@
-"""The newest rows of numbers in a fixed piece of memory: the oldest row goes when another comes."""
+"""Keeps the newest rows of numbers in memory of a fixed size."""
 
 import array
 from collections.abc import Iterator
 
 
 class Ring:
-    """At most `size` rows of `width` numbers, 8 bytes each, taken at once. A gap is NaN."""
+    """At most `size` rows of `width` numbers (8 bytes each, allocated at once). A gap is NaN."""
 
     def __init__(self, size: int, width: int) -> None:
         self._size = size
@@ -18,11 +18,11 @@ class Ring:
 
     @property
     def bytes(self) -> int:
-        """What the rows take, whether they are there yet or not."""
+        """The memory of all rows, empty ones included."""
         return len(self._cells) * self._cells.itemsize
 
     def add(self, *row: float) -> None:
-        """The newest row."""
+        """Add the newest row; a full ring drops its oldest."""
         if len(row) != self._width:
             raise ValueError(f"a row has {self._width} numbers, not {len(row)}")
         start = self._written % self._size * self._width
@@ -30,7 +30,7 @@ class Ring:
         self._written += 1
 
     def rows(self) -> Iterator[tuple[float, ...]]:
-        """The rows, the oldest first."""
+        """Yield the rows, the oldest first."""
         for number in range(self._written - len(self), self._written):
             yield self._row(number)
 

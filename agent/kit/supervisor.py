@@ -1,4 +1,4 @@
-"""Keep one activity alive: run it, and when it ends, run it again after a delay."""
+"""Runs one activity, and runs it again after a delay whenever it ends."""
 
 import asyncio
 import collections
@@ -20,9 +20,9 @@ TEXT_LIMIT = 256
 class RestartPolicy:
     """How often an activity may fail, and how long to wait before it runs again.
 
-    `delays`: seconds, the last one repeats; `jitter`: see Backoff. `budget` restarts are allowed
-    within `window` seconds (None: any number), `bug_budget` of them for failures that nobody
-    expected. After `healthy_after` seconds of life delays and counters start over.
+    `delays` (seconds; the last one repeats) and `jitter`: see Backoff. At most `budget` restarts
+    are allowed within `window` seconds (None: any number), and at most `bug_budget` of them after
+    unexpected failures. A run of `healthy_after` seconds resets delays and counts.
     """
 
     delays: tuple[float, ...]
@@ -42,10 +42,10 @@ class BudgetSpent(Exception):  # noqa: N818 -- names what happened
 
 
 class RunReturned(Exception):  # noqa: N818 -- names what happened
-    """An activity that must go on for ever came to an end without an error."""
+    """An activity that must never end returned without an error."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"{name} returned although it must go on")
+        super().__init__(f"{name} returned although it must never end")
 
 
 async def supervise(
@@ -55,7 +55,7 @@ async def supervise(
     random: random.Random,
     expected: tuple[type[Exception], ...] = (),
 ) -> NoReturn:
-    """Run `run` again whenever it fails or returns; cancellation passes through untouched.
+    """Run `run`, and again whenever it fails or returns. Cancellation ends it.
 
     Failures of the types `expected` (alone or in groups) are logged as one line, all others with
     their traceback.
@@ -70,8 +70,8 @@ async def supervise(
         started = loop.time()
         try:
             await run()
-            raise RunReturned(name)  # noqa: TRY301 -- a return is one more way to fail
-        except Exception as error:  # noqa: BLE001 -- the one place that decides for all of them
+            raise RunReturned(name)  # noqa: TRY301 -- a return is a failure
+        except Exception as error:  # noqa: BLE001 -- every failure leads to a restart
             failure = error
         now = loop.time()
         if now - started >= policy.healthy_after:
@@ -90,12 +90,12 @@ async def supervise(
             again_in=round(delay, 3),
             exc_info=failure if is_bug else None,
         )
-        del failure  # it holds the frames of the run that is over
+        del failure  # it holds the frames of the ended run
         await asyncio.sleep(delay)
 
 
 class _Failures:
-    """When it failed, within the window."""
+    """The failures within the window: loop time, and whether each was unexpected."""
 
     def __init__(self, policy: RestartPolicy) -> None:
         self._policy = policy

@@ -1,4 +1,4 @@
-"""Counts and durations as plain data; whoever counts owns them, the metrics page renders them."""
+"""Counters and histograms as plain data. The code that counts owns them; a page renders them."""
 
 import bisect
 import dataclasses
@@ -6,7 +6,7 @@ import itertools
 
 
 class Tally:
-    """A counter with labels. `name` and `help` are as on the metrics page, without prefix."""
+    """A counter with labels. `name` (without prefix) and `help` stand on the metrics page."""
 
     def __init__(self, name: str, help: str, labels: tuple[str, ...] = ()) -> None:  # noqa: A002 -- Prometheus' word
         self.name = name
@@ -15,7 +15,7 @@ class Tally:
         self._counts: dict[tuple[str, ...], int] = {}
 
     def add(self, *label_values: str, amount: int = 1) -> None:
-        """Count `amount` more for these label values, one per label."""
+        """Count `amount` more for these label values (one per label). Raises ValueError."""
         _match(self.name, self.labels, label_values)
         if amount < 0:
             raise ValueError(f"{self.name} counts upwards only, not {amount}")
@@ -28,9 +28,9 @@ class Tally:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DurationRow:
-    """What was observed for one set of label values.
+    """The observations of one set of label values; `total` is their sum in seconds.
 
-    `cumulative[i]` observations took at most `buckets[i]` seconds; its last entry is all of them.
+    `cumulative[i]` observations took at most `buckets[i]` seconds; the last entry counts all.
     """
 
     labels: tuple[str, ...]
@@ -58,7 +58,7 @@ class Durations:
         self._totals: dict[tuple[str, ...], float] = {}
 
     def observe(self, seconds: float, *label_values: str) -> None:
-        """Take in one duration for these label values, one per label."""
+        """Add one duration for these label values (one per label). Raises ValueError."""
         _match(self.name, self.labels, label_values)
         counts = self._counts.setdefault(label_values, [0] * (len(self.buckets) + 1))
         counts[bisect.bisect_left(self.buckets, seconds)] += 1

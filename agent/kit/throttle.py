@@ -1,10 +1,10 @@
-"""How often the same thing is said: at most once in a period, with how many were left out."""
+"""Limits repeated log lines to one per period, and counts the ones left out."""
 
 import asyncio
 
 
 class Throttle:
-    """Lets one through, then none for `period` seconds."""
+    """Admits one, then none for `period` seconds."""
 
     def __init__(self, period: float) -> None:
         self._period = period
@@ -12,7 +12,7 @@ class Throttle:
         self._left_out = 0
 
     def admit(self) -> int | None:
-        """How many were left out since the last one, or None: leave this one out, too."""
+        """How many were left out since the last admitted one; None: leave this one out."""
         now = asyncio.get_running_loop().time()
         if now < self._next:
             self._left_out += 1

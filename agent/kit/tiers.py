@@ -1,4 +1,4 @@
-"""Standing tasks in nested tiers: the outer one starts first and stops last."""
+"""Runs standing tasks in nested tiers: the outer tier starts first and stops last."""
 
 import asyncio
 import dataclasses
@@ -11,29 +11,29 @@ log = structlog.get_logger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Task:
-    """A standing task: `run` goes on until it is cancelled."""
+    """A standing task: `run` ends only when it is cancelled."""
 
     name: str
     run: Callable[[], Awaitable[None]]
 
 
 class TaskEnded(Exception):  # noqa: N818 -- names what happened
-    """A standing task came to an end although nobody had asked it to."""
+    """A standing task ended without being stopped."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"{name} ended although nobody had stopped it")
+        super().__init__(f"{name} ended although it was not stopped")
         self.name = name
 
 
 async def run_tiers(tiers: Sequence[Sequence[Task]], stop: asyncio.Event, deadline: float) -> None:
-    """Run all tasks until `stop` is set; then stop tier by tier, the last one given first.
+    """Run all tasks until `stop` is set; then stop tier by tier, the last one first.
 
-    Each tier is cancelled once and awaited before the next. All of them together have `deadline`
-    seconds: each gets an equal share of what is left, and one that outlives its share is
-    cancelled a second time, which cuts its clean-up short.
+    Each tier is cancelled and awaited before the next. All tiers together have `deadline` seconds:
+    each gets an equal share of the time left. A task that exceeds its share is cancelled a second
+    time, which interrupts its clean-up.
 
     Raises:
-        ExceptionGroup: a task failed or ended (TaskEnded). All tiers were unwound.
+        ExceptionGroup: a task failed or ended (TaskEnded). All tiers are stopped.
     """
     await _run_from(0, tiers, stop, deadline)
 
@@ -41,7 +41,7 @@ async def run_tiers(tiers: Sequence[Sequence[Task]], stop: asyncio.Event, deadli
 async def _run_from(
     depth: int, tiers: Sequence[Sequence[Task]], stop: asyncio.Event, deadline: float
 ) -> float:
-    """Run the tiers from `depth` inwards; return the loop time at which all must be over."""
+    """Run the tiers from `depth` inwards; return the loop time at which all must have ended."""
     loop = asyncio.get_running_loop()
     if depth == len(tiers):
         await stop.wait()
@@ -49,14 +49,14 @@ async def _run_from(
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_stand(task), name=task.name) for task in tiers[depth]]
         over_at = await _run_from(depth + 1, tiers, stop, deadline)
-        # Only here, on the normal way out: after a failure the group has cancelled them already,
-        # and a second cancel would cut their clean-up short.
+        # Not after a failure: the group has cancelled them already, and a second cancel would
+        # interrupt their clean-up.
         await _end(tasks, max(0.0, over_at - loop.time()) / (depth + 1))
     return over_at
 
 
 async def _stand(task: Task) -> None:
-    """Run a task; an end that nobody asked for is a failure, a stray cancellation included."""
+    """Run a task; any end but a requested cancellation is a failure."""
     try:
         await task.run()
     except asyncio.CancelledError as error:

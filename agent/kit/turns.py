@@ -1,7 +1,7 @@
-"""The turns of a client that begins with several things at once and bears only its last one.
+"""Orders the turns of a client that starts several at once and can use only the last one granted.
 
-It begins with a question and asks for what it heard then. A grant to any turn but the last that it
-began with would break it. Which question belongs to which request is told by what was heard.
+A turn is a question and then a request for the ids in its answer. A grant to an earlier turn breaks
+the client. The ids tell which question a request belongs to.
 """
 
 import asyncio
@@ -11,26 +11,25 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 BOOKING = 0.1
-"""Seconds that the client is given after an answer to put it into its books."""
+"""Seconds that the client has after an answer to record it."""
 
 CLOSE = 0.01
-"""Seconds within which two that were begun can arrive in the other order."""
+"""Seconds: two turns that begin within this time can arrive in the other order."""
 
 BEGUN = 5.0
-"""Seconds after which a question is no beginning any more: its request follows at once."""
+"""Seconds after which a question is forgotten: a client requests at once."""
 
 MOST = 64
-"""Questions that are remembered: more than the client has under way at once."""
+"""Questions remembered: more than the client has open at once."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Turn:
-    """One thing that `client` has begun with, on the loop's clock.
+    """One turn of `client`; `at` is the loop time of its beginning.
 
-    `ids` is what it heard or asks for. `overtaken`: it began with another one since, and must not
-    be granted this. `doubted`: it came so close behind another one that this may be overtaken, too.
-    `yields`: this is refused if it is not alone. `over` is set when the answer is
-    on its way.
+    `ids` are those it heard or requests. `overtaken`: a later turn began, so this one must not be
+    granted. `doubted`: it began so soon after another that it may be overtaken too. `yields`: it is
+    refused unless it is alone. `over` is set when its answer is being sent.
     """
 
     at: float
@@ -43,9 +42,9 @@ class Turn:
 
 
 class Turns:
-    """The turns that are under way: questions whose request has not come, and requests.
+    """The open turns: questions without a request yet, and requests.
 
-    `client` names the one that is there now: what its predecessor asked, nobody goes on with.
+    `client` names the present client: no request follows a question of its predecessor.
     """
 
     def __init__(self, client: Callable[[], object]) -> None:
@@ -54,18 +53,18 @@ class Turns:
         self._requests: list[Turn] = []
 
     def begin(self) -> Turn:
-        """The client begins with a question; what it hears is to be set as `ids`."""
+        """Begin a turn with a question; the caller sets `ids` to those in its answer."""
         turn = self._begin()
         self._questions.append(turn)
         return turn
 
     def offered(self) -> frozenset[str]:
-        """What was heard in turns whose request is still to come."""
-        return frozenset(text for one in self._recent() for text in one.ids)
+        """The ids in the answers of turns whose request has not come."""
+        return frozenset(text for question in self._recent() for text in question.ids)
 
     @contextmanager
     def asked(self, ids: Collection[str]) -> Iterator[Turn]:
-        """A request for these, from its arrival to its answer."""
+        """The turn of a request for these ids, open while the block runs."""
         turn = self._begun_with(frozenset(ids))
         self._requests.append(turn)
         try:
@@ -75,20 +74,21 @@ class Turns:
             turn.over.set()
 
     async def until_alone(self, turn: Turn) -> None:
-        """Return once no other request is under way that may be granted, and all are booked."""
+        """Return once no other request that may be granted is open and all are recorded."""
         others = self._others(turn)
         while True:
-            for one in others:
-                await one.over.wait()
+            for other in others:
+                await other.over.wait()
             await asyncio.sleep(BOOKING)
             others = self._others(turn)
             if not others:
                 return
 
     def _others(self, turn: Turn) -> list[Turn]:
-        """The other requests under way that may be granted."""
         return [
-            one for one in self._requests if one is not turn and not (one.yields or one.overtaken)
+            other
+            for other in self._requests
+            if other is not turn and not (other.yields or other.overtaken)
         ]
 
     def _begin(self) -> Turn:
@@ -99,21 +99,21 @@ class Turns:
         return turn
 
     def _begun_with(self, ids: frozenset[str]) -> Turn:
-        """The turn in which these are asked for.
+        """The turn of a request for these ids; it begins now if no question has them.
 
-        Without a question it begins now. Of several that heard the same, nobody knows which it is.
+        If several questions have them, it cannot be known which one it belongs to.
         """
-        same = [one for one in self._recent() if one.ids == ids]
+        same = [question for question in self._recent() if question.ids == ids]
         if not same:
             turn = self._begin()
             turn.ids = ids
             return turn
-        for one in same[:-1]:
-            one.overtaken = same[-1].overtaken = True
+        for earlier in same[:-1]:
+            earlier.overtaken = same[-1].overtaken = True
         self._questions.remove(same[-1])
         return same[-1]
 
     def _recent(self) -> list[Turn]:
         """The questions whose request may still come, in their order."""
         since, client = asyncio.get_running_loop().time() - BEGUN, self._client()
-        return [one for one in self._questions if one.at > since and one.client == client]
+        return [turn for turn in self._questions if turn.at > since and turn.client == client]

@@ -54,7 +54,7 @@ async def test_a_return_counts_as_a_failure():
     logs = await watch(flaky, RestartPolicy((1.0, 2.0)), 100)
 
     assert [0, 1, 3] == flaky.starts
-    assert "demo returned although it must go on" == logs[0]["err"]
+    assert "demo returned although it must never end" == logs[0]["err"]
 
 
 async def test_a_long_life_resets_the_delays():
