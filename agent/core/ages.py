@@ -1,4 +1,4 @@
-"""How long ago something was, by a clock that can be set."""
+"""Compares times of a clock that can be set back."""
 
 import datetime as dt
 
@@ -6,7 +6,7 @@ import datetime as dt
 def has_passed(span: dt.timedelta, since: dt.datetime, now: dt.datetime) -> bool:
     """Whether `since` is at least `span` ago, or in the future.
 
-    A moment of the future is from before the clock was set back: nobody knows how old it is, and
-    whoever waited for it would wait for as long as the clock was set back by.
+    A time in the future was taken before the clock was set back, so its age is not known. Waiting
+    for it could take as long as the clock was set back by.
     """
     return not dt.timedelta(0) <= now - since < span

@@ -1,17 +1,17 @@
-"""The tree of errors. A class exists only where a caller does something different.
+"""The errors of the agent. A class exists only if callers react to it in a way of its own.
 
 AgentError
 ├── SettingsError        a file, variable or flag cannot be used: exit 78
 ├── PermissionFault      a directory or socket may not be used: exit 77
-├── DirectoryLost        the kubelet's directory can be written by a new process only: exit 75
+├── DirectoryLost        only a new process can write to the kubelet's directory: exit 75
 ├── DriverError          the driver as a whole does not answer: wait, or exit 69 at the start
 │   └── DriverMissing    there is no driver library, or it refuses to start
-├── GpuError             one GPU does not answer; the others go on
+├── GpuError             one GPU does not answer; the others do
 ├── StateError           the state directory cannot be written: answers become UNAVAILABLE
 │   └── StateCorrupt     a generation is unreadable: fall back to the one before
 ├── MalformedText        an annotation, a lock or a message does not follow its grammar
 ├── KubeletError         the kubelet cannot be reached or answered with an error
-│   ├── RegistrationRefused   it answered, and said no
+│   ├── RegistrationRefused   the kubelet answered Register with an error
 │   ├── WitnessThrottled      PodResources is over its rate limit: ask again after 20 ms
 │   └── WitnessUnsupported    this kubelet has no Get (before 1.34)
 ├── ApiError             the API server answered with an error status, or not at all
@@ -25,27 +25,27 @@ import enum
 FOREIGN_TEXT_LIMIT = 256
 
 READ_LIMIT = 64 * 1024
-"""Characters of a foreign text that are looked at: nobody waits for a longer one to be read."""
+"""How many characters of a foreign text `cap` looks at."""
 
 
 def cut(text: str, limit: int) -> str:
-    """At most `limit` characters of the text, the cut marked by an ellipsis."""
+    """Shorten the text to `limit` characters; an ellipsis marks the cut."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def cap(text: str, limit: int = FOREIGN_TEXT_LIMIT) -> str:
-    """One line of foreign text, at most `limit` characters, the cut marked by an ellipsis.
+    """Make foreign text safe to show: one line of at most `limit` printable characters.
 
-    What a terminal would not print is replaced: the line ends on people's screens.
+    An ellipsis marks a cut. U+FFFD replaces each character that is not printable.
     """
     line = cut(" ".join(cut(text, READ_LIMIT).split()), limit)
-    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in line)
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
 
 
 class AgentError(Exception):
     """Root of every error that the agent raises on purpose. str() is one sentence for people.
 
-    `remedy`: what to do, where the sentence ends with that behind a colon; `said`: what is before.
+    `said`: what is wrong. `remedy`: what to do; str() appends it after a colon.
     """
 
     def __init__(self, text: str, *, remedy: str = "") -> None:
@@ -55,9 +55,9 @@ class AgentError(Exception):
 
 
 class SettingsError(AgentError):
-    """A setting cannot be used. The text names file:line, field and the mend.
+    """A setting cannot be used. The text names file:line, the field and what to do.
 
-    `every`: what else is wrong, too, one sentence each; the text is the first of them.
+    `every`: all errors that were found, one sentence each; the text is the first of them.
     """
 
     def __init__(self, text: str, *, every: tuple[str, ...] = (), remedy: str = "") -> None:
@@ -70,7 +70,7 @@ class PermissionFault(AgentError):  # noqa: N818 -- PermissionError is a builtin
 
 
 class DirectoryLost(AgentError):  # noqa: N818 -- names what happened
-    """The kubelet's directory was made anew, and this process sees the new one read-only."""
+    """The kubelet's directory was replaced, and this process sees the new one read-only."""
 
 
 class DriverError(AgentError):
@@ -140,7 +140,7 @@ class ApiGone(ApiError):  # noqa: N818 -- the API's word
 
 
 class ApiInvalid(ApiError):  # noqa: N818 -- the API's word
-    """422: the patch cannot be applied, for one because its `test` failed."""
+    """422: the patch cannot be applied, for example because its `test` failed."""
 
 
 class ApiForbidden(ApiError):  # noqa: N818 -- the API's word
@@ -191,9 +191,9 @@ class RefusalReason(enum.Enum):
 class Refusal(AgentError):  # noqa: N818 -- an answer, not a fault
     """An Allocate is answered with an error on purpose.
 
-    `sentence` is for the pod's owner: what is wrong and what to do. str() adds the id, as it
-    appears in the pod's status. `transient` refusals become UNAVAILABLE, the others
-    FAILED_PRECONDITION (INVALID_ARGUMENT for a malformed request).
+    `sentence` tells the pod's owner what is wrong and what to do. str() adds the id and appears in
+    the pod's status. `transient` refusals become UNAVAILABLE, the others FAILED_PRECONDITION
+    (INVALID_ARGUMENT for a malformed request).
     """
 
     def __init__(self, gate: RefusalReason, sentence: str, *, transient: bool = False) -> None:

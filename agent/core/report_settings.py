@@ -1,4 +1,4 @@
-"""How the inventory is told to the scheduler."""
+"""Settings of the report to the scheduler."""
 
 import dataclasses
 import enum
@@ -10,19 +10,19 @@ class ReportProfile(enum.StrEnum):
     JSON = "json"
     """HAMi 2.8 and later."""
     COLON = "colon"
-    """HAMi 2.5 to 2.7.1; with a stamp in the handshake every 30 s."""
+    """HAMi 2.5 up to and including 2.7.1, with a stamp in the handshake every 30 s."""
     COLON_7 = "colon-7"
-    """HAMi 2.4, which reads records of seven fields alone."""
+    """HAMi 2.4, which reads only records of seven fields."""
 
     @property
     def stamps(self) -> bool:
-        """True where a scheduler drops a node that does not write the handshake for a minute."""
+        """True if the scheduler drops a node whose handshake is older than 60 s."""
         return self is not ReportProfile.JSON
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReportSettings:
-    """`topology_score`: write the score annotation, too; without it there shall be none."""
+    """`topology_score`: write the score annotation; otherwise the reporter removes it."""
 
     profile: ReportProfile = ReportProfile.JSON
     topology_score: bool = False

@@ -151,11 +151,9 @@ async def test_what_a_hung_driver_had_to_report_is_heard_when_it_is_back():
         await node.allocate()
 
 
-LOST = "the driver reaches it no longer (GPU is lost) [H-LOST]"
-REFUSED = (
-    "the driver refuses to answer for it until it is reset; reset it or reboot the node [H-RESET]"
-)
-FELL = "the driver reaches it no longer (after XID 79) [H-LOST]"
+LOST = "the driver no longer reaches it (GPU is lost) [H-LOST]"
+REFUSED = "the driver refuses calls for it until it is reset; reset it or reboot the node [H-RESET]"
+FELL = "the driver no longer reaches it (after XID 79) [H-LOST]"
 
 
 @pytest.mark.parametrize(

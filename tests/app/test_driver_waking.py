@@ -45,7 +45,7 @@ async def test_a_gpu_is_served_as_soon_as_it_is_awake(stub_driver, stub, count, 
             await until(lambda: len(node.served) == count, within=4.0)
             await until(lambda: "gpus_answering" not in said(front), within=4.0)
 
-    assert 1 == waking["gpus_answering"].count("it may be waking")
+    assert 1 == waking["gpus_answering"].count("it may still be initialising")
     silent, _, _ = waking["gpus_answering"].partition(": no answer")
     assert count - 1 <= silent.count("index ")  # where one wakes after the other, any is the first
     told = [line["err"] for line in lines if line["event"] == "inventory.gpu_left_out"]
@@ -61,7 +61,9 @@ async def test_readiness_tells_a_waking_gpu_from_a_missing_driver(stub_driver, s
         await until(lambda: bool(front.knowing.keeper.left_out.value))
         waking = said(front)["inventory"]
 
-    assert waking.startswith("the driver answers; GPU index 0: no answer in time; it may be waking")
+    assert waking.startswith(
+        "the driver answers; GPU index 0: no answer in time; it may still be initialising"
+    )
 
 
 async def test_a_look_before_the_start_waits_for_gpus_that_wake(stub_driver, stub):
@@ -89,7 +91,7 @@ async def test_a_gpu_that_never_wakes_is_named_and_the_driver_is_not_said_to_be_
     stub.hang(slot=2)
     first, *others = judge_driver("NVML", await stub_driver.scan(), "")
 
-    assert "driver 999.1 answers, and has no GPU that can be described" == first.said
+    assert "driver 999.1 answers but describes no GPU" == first.said
     assert "install" not in first.advice
     assert [f"GPU index {n}: no answer in time" for n in range(3)] == [one.said for one in others]
-    assert all("it may be waking" in one.advice for one in others)
+    assert all("it may still be initialising" in one.advice for one in others)

@@ -208,7 +208,7 @@ async def test_a_gpu_that_a_scan_finds_lost_is_one_event():
 
         assert [G0] == node.served
         assert ["GpuUnhealthy"] == node.reasons
-        told = f"GPU 1 ({G1}): the driver reaches it no longer (as scripted) [H-LOST]"
+        told = f"GPU 1 ({G1}): the driver no longer reaches it (as scripted) [H-LOST]"
         assert told == node.told[-1].text
 
 

@@ -40,7 +40,7 @@ def test_each_line_says_what_was_looked_at_and_where_to_read_on(flags, capsys):
         for line in lines
         if not line.startswith("ok")
     )
-    assert any("P-KUBELET" in line and "plugins: is not there; " in line for line in lines)
+    assert any("P-KUBELET" in line and "plugins: does not exist; " in line for line in lines)
     assert f"{sum('WRONG' in line for line in lines)} wrong" == total.split(",")[0]
 
 

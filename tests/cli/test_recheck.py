@@ -21,7 +21,7 @@ DATA = {
     "action": "reset",
     "runbook": "H-048",
     "text": "XID 48: double-bit ECC error [H-048]",
-    "missing": ["a reset of the GPU", "2 passed probes more"],
+    "missing": ["a reset of the GPU", "2 more passed probes"],
 }
 
 
@@ -44,7 +44,7 @@ async def test_a_gpu_that_is_not_served_is_a_problem_and_what_is_missing_is_said
         "bad since 2026-09-01T12:00:00+00:00, not served\n"
         "XID 48: double-bit ECC error [H-048]\n"
         "missing: a reset of the GPU\n"
-        "missing: 2 passed probes more\n"
+        "missing: 2 more passed probes\n"
     ) == capsys.readouterr().out
 
 

@@ -65,7 +65,7 @@ async def test_a_gpu_of_the_library_that_is_gone_leaves_the_list(library):
         node.stub.order([0, 2])
 
         assert await offers(node.cluster, 10 * (GPUS - 1)), node.cluster.log.last(20)
-        assert await says(node.cluster, "the driver reaches it no longer")
+        assert await says(node.cluster, "the driver no longer reaches it")
         assert "" == await node.allocate("GPU-5708-2-0")
 
 

@@ -1,4 +1,4 @@
-"""Pods, the Node and the annotations on them, as far as they decide something here.
+"""Pods, the Node and their annotations, reduced to the fields that the agent uses.
 
-It may never hold more of an object than is used.
+It may never hold a field that nothing uses.
 """

@@ -1,4 +1,4 @@
-"""Names of HAMi's annotations and the words they carry. External: none may be renamed.
+"""Keys and values of HAMi's annotations. They are HAMi's contract: none may be renamed.
 
 Source: HAMi pkg/util/types.go, pkg/device/nvidia/device.go (equal from v2.4.0 to v2.10.0).
 """
@@ -6,24 +6,24 @@ Source: HAMi pkg/util/types.go, pkg/device/nvidia/device.go (equal from v2.4.0 t
 PREFIX = "hami.io/"
 
 REGISTER = "hami.io/node-nvidia-register"
-"""On the Node: the inventory, written by the node's agent, read by the scheduler."""
+"""On the Node: the inventory. The agent writes it, the scheduler reads it."""
 SCORE = "hami.io/node-nvidia-score"
-"""On the Node: how well each pair of GPUs is joined, for schedulers that place by topology."""
+"""On the Node: the points of each pair of GPUs, for schedulers that place by topology."""
 HANDSHAKE = "hami.io/node-handshake"
-"""On the Node: a stamp that makes the scheduler read the register annotation again."""
+"""On the Node: a time stamp that makes the scheduler read the register annotation again."""
 MUTEX_LOCK = "hami.io/mutex.lock"
 """On the Node: the scheduler's lock, held from Bind until the pod's last answer."""
 CORDON = "hami.io/device-cordon"
-"""On the Node: GPUs that an operator keeps from the scheduler. Never ours to write."""
+"""On the Node: GPUs that an operator excludes from scheduling. The agent never writes it."""
 
 TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
-"""On the pod: the groups that are not served yet."""
+"""On the pod: the groups that no device plugin has served yet."""
 ALLOCATED = "hami.io/vgpu-devices-allocated"
-"""On the pod: all groups, consumed by nobody."""
+"""On the pod: all groups. No device plugin removes any."""
 BIND_PHASE = "hami.io/bind-phase"
 """On the pod: allocating, success or failed."""
 BIND_TIME = "hami.io/bind-time"
-"""On the pod: when it was bound, in Unix seconds by the scheduler's clock."""
+"""On the pod: when the scheduler bound it, in Unix seconds of the scheduler's clock."""
 VGPU_NODE = "hami.io/vgpu-node"
 """On the pod: the node that the scheduler chose."""
 VGPU_TIME = "hami.io/vgpu-time"
@@ -34,10 +34,10 @@ PHASE_SUCCESS = "success"
 PHASE_FAILED = "failed"
 
 TEXT_LIMIT = 256 * 1024
-"""All annotations of an object together may have 256 KiB: a longer text is no annotation."""
+"""Bytes. Kubernetes allows 256 KiB for all annotations of an object together."""
 
 MIRROR = "kubernetes.io/config.mirror"
-"""On the pod: it mirrors a static pod, one that the kubelet reads from a file."""
+"""On the pod: it is the mirror of a static pod, which the kubelet reads from a file."""
 
 REPORTS = "hami-agent/reports"
-"""On the Node: the agent found the register annotation of another writer true, and left it so."""
+"""On the Node: the agent took over a register annotation that another writer wrote correctly."""

@@ -1,4 +1,4 @@
-"""What watches deliver and what Events say."""
+"""What the watches of pods and Node deliver, and the Events that the agent writes."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ class PodList:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PodChange:
-    """One frame of the pod watch. `pod` None: a bookmark. `deleted`: it left this node."""
+    """One frame of the pod watch. `pod` is None for a bookmark. `deleted`: it left this node."""
 
     resource_version: str
     pod: PodView | None = None
@@ -26,9 +26,9 @@ class PodChange:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeChange:
-    """One frame of the Node watch. `node` None: it was deleted. A bookmark sends nothing.
+    """One frame of the Node watch. `node` is None if the Node was deleted.
 
-    `opened` is of the first frame: the watch is open, and nothing is said of the Node yet.
+    `opened` marks the first frame: the watch is open, and the frame does not describe the Node.
     """
 
     node: NodeView | None = None
@@ -48,5 +48,5 @@ class NodeEvent:
 
 
 def version_number(version: str) -> int:
-    """A resource version as a number; 0 where it is none, which is older than all."""
+    """A resource version as a number; 0, which is older than all others, if it is no number."""
     return int(version) if version.isascii() and version.isdigit() else 0

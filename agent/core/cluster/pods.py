@@ -1,4 +1,4 @@
-"""Pods and the Node as the agent sees them: only the fields that decide something here."""
+"""Pods and the Node, reduced to the fields that the agent uses."""
 
 import dataclasses
 import datetime as dt
@@ -22,7 +22,7 @@ class Phase(enum.StrEnum):
 
 
 class Role(enum.StrEnum):
-    """What a container is in its pod."""
+    """The kind of a container in its pod."""
 
     INIT = "init"
     SIDECAR = "sidecar"
@@ -32,16 +32,18 @@ class Role(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ContainerView:
-    """One container: `count` slices of our resource (0: none asked).
+    """One container that requests `count` slices (0: none).
 
-    `resource` is the name that it asks for them by, and `others` are its other extended resources
-    with their amounts: our resource may have several names, and may get another one.
-    `control_disabled`: a literal env CUDA_DISABLE_CONTROL that Go's ParseBool reads as true.
-    `running_id`: the runtime's id while status says running, else None. `has_run`: it was made.
-    `started_at`: when it was started last, None: it was not. `stopped_at`: when it ended last,
-    whatever comes then. `ended_at`: the same, if it is never started again, else None.
-    `succeeded`: it ended with exit code 0 once, whatever it does now.
-    `dropped_memory`: the text of a `gpumem` limit that HAMi drops, empty for all others.
+    - `resource`: the resource name of the request. `others`: its other extended resources with
+      their amounts, because the agent's resource may have several names or get a new one.
+    - `control_disabled`: it has a literal env CUDA_DISABLE_CONTROL that Go's ParseBool reads as
+      true.
+    - `running_id`: the runtime's id while its status is running, else None.
+    - `has_run`: the runtime has created it.
+    - `started_at`, `stopped_at`: when it last started and last ended; None: never.
+    - `ended_at`: `stopped_at` if the kubelet never starts it again, else None.
+    - `succeeded`: it ended with exit code 0 at least once.
+    - `dropped_memory`: the text of a `gpumem` limit that HAMi drops; empty if there is none.
     """
 
     name: str
@@ -59,7 +61,7 @@ class ContainerView:
     others: tuple[tuple[str, int], ...] = ()
 
     def asking_by(self, names: Sequence[str]) -> "ContainerView":
-        """The same container, counted by the first of `names` that it asks for."""
+        """The same container with the count of the first of `names` that it requests."""
         if self.count and self.resource == names[0]:
             return self
         asked = dict(self.others)
@@ -74,12 +76,14 @@ class ContainerView:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PodView:
-    """One pod bound to this node. `containers`: init and sidecars first, then apps, spec order.
+    """One pod bound to this node.
 
-    `annotations` holds only the keys of hami.io/. `static`: a mirror pod of the kubelet's files.
-    `reusable_name`: the name was not generated, so that another pod can come under it. `groups` is
-    the decoded `…-devices-allocated`, None when it is absent; `groups_error` says why
-    it could not be decoded.
+    - `containers`: init containers and sidecars first, then apps, each in the order of the spec.
+    - `annotations`: only the keys of hami.io/.
+    - `static`: it is the mirror of a static pod.
+    - `reusable_name`: its name was not generated, so a later pod can have the same name.
+    - `groups`: the decoded `…-devices-allocated`; None if it is absent. `groups_error`: why it
+      could not be decoded.
     """
 
     uid: PodUid
@@ -93,7 +97,7 @@ class PodView:
     static: bool = False
     reusable_name: bool = False
     reason: str = ""
-    """status.reason, `UnexpectedAdmissionError` for one."""
+    """status.reason, for example `UnexpectedAdmissionError`."""
     message: str = ""
     resource_version: str = ""
     groups: tuple[tuple[Share, ...], ...] | None = None
@@ -106,25 +110,25 @@ class PodView:
 
     @property
     def terminal(self) -> bool:
-        """True once no container of it will ever run again."""
+        """True once none of its containers will run again."""
         return self.phase in {Phase.SUCCEEDED, Phase.FAILED}
 
     @property
     def has_run(self) -> bool:
-        """True once a container of it was started."""
-        return any(one.has_run or one.running_id is not None for one in self.containers)
+        """True once one of its containers was started."""
+        return any(each.has_run or each.running_id is not None for each in self.containers)
 
     @property
     def gpu_containers(self) -> tuple[ContainerView, ...]:
-        """The containers that ask for our resource by any name, in admission order."""
+        """The containers that request slices by any resource name, in admission order."""
         return tuple(c for c in self.containers if c.count > 0)
 
     def asking(self, resource: str) -> tuple[ContainerView, ...]:
-        """The containers that ask for `resource`, in admission order."""
+        """The containers that request `resource`, in admission order."""
         return tuple(c for c in self.gpu_containers if c.resource == resource)
 
     def asking_by(self, names: Sequence[str]) -> "PodView":
-        """The same pod, its containers counted by these names of our resource."""
+        """The same pod, its containers counted by these names of the agent's resource."""
         containers = tuple(container.asking_by(names) for container in self.containers)
         same = containers == self.containers
         return self if same else dataclasses.replace(self, containers=containers)
@@ -132,7 +136,7 @@ class PodView:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tombstone:
-    """A pod that was deleted: the kubelet may still ask for it for a while."""
+    """A deleted pod. For up to 60 s the kubelet may still send an Allocate for it."""
 
     pod: PodView
     deleted_at: dt.datetime
@@ -140,9 +144,9 @@ class Tombstone:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PodTable:
-    """All pods of this node by UID, and the ones deleted in the last minutes.
+    """All pods of this node by UID, and those deleted in the last minutes.
 
-    `synced` is False until the first LIST; `stale` while the watch is down.
+    `synced` is False until the first LIST. `stale` is True while the watch is down.
     """
 
     pods: Mapping[PodUid, PodView] = dataclasses.field(default_factory=dict)
@@ -151,17 +155,18 @@ class PodTable:
     stale: bool = False
 
     def named(self, namespace: str, name: str) -> PodView | None:
-        """The present pod of that name, or None."""
+        """The pod of that name that is not deleted, or None."""
         return next((p for p in self.pods.values() if p.key == (namespace, name)), None)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeView:
-    """This Node: `annotations` holds all of them (the reporter compares what the server holds).
+    """This Node with all its annotations.
 
-    `reported_by`: who but an agent wrote the register annotation last, and when; empty where it was
-    an agent, or is not known. `former_locks`: the texts of the locks that were seen to go, the last
-    one first, each with the moment, on the loop's clock, until which it still proves a right.
+    - `reported_by`: the writer other than an agent that last wrote the register annotation, and
+      when. Empty if an agent wrote it last, or if the writer is not known.
+    - `former_locks`: the texts of removed locks, the latest first. Each has the time, in seconds of
+      the loop's clock, until which it still proves a right.
     """
 
     name: str
@@ -175,7 +180,7 @@ class NodeView:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeLock:
-    """HAMi's mutex on the Node: `value` is its exact text. A legacy lock names no owner."""
+    """HAMi's lock on the Node. `value` is its exact text. A legacy lock names no owner."""
 
     value: str
     stamp: dt.datetime

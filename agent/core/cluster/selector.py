@@ -1,4 +1,4 @@
-"""Label selectors, by the grammar that kubectl takes: `gpu=h100,zone in (a, b),!spot`."""
+"""Label selectors in kubectl's grammar: `gpu=h100,zone in (a, b),!spot`."""
 
 import dataclasses
 import re
@@ -17,34 +17,34 @@ _SIGNS: Final = re.compile("([,()])")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Requirement:
-    """`key` has one of `values`; without values: is there at all. `wanted` False: the opposite."""
+    """`key` has one of `values`; without values: `key` exists. `wanted` False negates it."""
 
     key: str
     values: tuple[str, ...] = ()
     wanted: bool = True
 
     def holds(self, labels: Mapping[str, str]) -> bool:
-        """True when the labels keep it; a label that is absent has none of the values."""
-        found = self.key in labels and (not self.values or labels[self.key] in self.values)
-        return found is self.wanted
+        """True when the labels meet it. An absent label has none of the values."""
+        has_value = self.key in labels and (not self.values or labels[self.key] in self.values)
+        return has_value is self.wanted
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Selector:
-    """All requirements hold; none selects everything."""
+    """A conjunction of requirements. Without requirements it selects everything."""
 
     requirements: tuple[Requirement, ...] = ()
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         """True for an object with these labels."""
-        return all(one.holds(labels) for one in self.requirements)
+        return all(requirement.holds(labels) for requirement in self.requirements)
 
 
 def parse_selector(text: str) -> Selector:
-    """The selector that `text` says.
+    """Parse a label selector.
 
     Raises:
-        MalformedText: a part of it follows none of the forms.
+        MalformedText: a part of it has none of the forms.
 
     Source: kubernetes apimachinery pkg/labels/selector.go.
     """
@@ -52,10 +52,7 @@ def parse_selector(text: str) -> Selector:
 
 
 def _parts(text: str) -> list[str]:
-    """What stands between commas, of which those of a list of values are none.
-
-    Each character is looked at once, however long the text is.
-    """
+    """Split at the commas outside parentheses. Takes time linear in the length of the text."""
     parts: list[list[str]] = [[]]
     inside = False
     for piece in _SIGNS.split(text):
@@ -72,13 +69,13 @@ def _requirement(part: str) -> Requirement:
         values = tuple(value.strip() for value in match[3].split(","))
         for value in values:
             if not re.fullmatch(_VALUE, value):
-                raise MalformedText(f"{cap(value, 64)!r} is no value of a label")
+                raise MalformedText(f"{cap(value, 64)!r} is not a valid label value")
         return Requirement(match[1], values, match[2] == "in")
     if match := _EQUAL.fullmatch(part):
         return Requirement(match[1], (match[3],), match[2] != "!=")
     if match := _THERE.fullmatch(part):
         return Requirement(match[2], (), not match[1])
     raise MalformedText(
-        f"{cap(part, 64)!r} is no part of a label selector; write key=value, key!=value, "
+        f"{cap(part, 64)!r} is not a valid label selector; write key=value, key!=value, "
         "key in (a, b), key notin (a, b), key or !key"
     )

@@ -1,13 +1,16 @@
-"""What one container receives: HAMi's environment and mounts for its shares of GPUs.
+"""Builds the Allocate answer of one container: HAMi's environment and mounts for its shares.
 
-Equal inputs make equal bytes: a container that is asked for again gets what it got before, down
-to the name of its cache file. Source: HAMi v2.10 pkg/device-plugin/nvidiadevice/nvinternal/plugin
-/server.go, Allocate and getAllocateResponse; read by HAMi-core from the environment.
+Equal inputs give equal bytes, so a repeated Allocate gets the same answer, down to the name of the
+cache file. Source: HAMi v2.10 pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go, Allocate
+and getAllocateResponse. HAMi-core reads the environment.
 
-Three things differ from HAMi on purpose. The shares are ordered by PCI bus id, because HAMi-core
-takes the i of CUDA_DEVICE_MEMORY_LIMIT_i for the container's own CUDA index. No memory means all
-that is registered of the GPU, because HAMi-core takes `0m` for no limit and then reports a size of
-0. Names of files follow from pod UID and container instead of from chance.
+The answer differs from HAMi's in three points:
+
+- The shares are ordered by PCI bus id, because HAMi-core takes the i of CUDA_DEVICE_MEMORY_LIMIT_i
+  for the container's own CUDA index.
+- 0 MiB becomes all registered memory of the GPU, because HAMi-core takes `0m` for no limit and then
+  reports a size of 0.
+- File names are derived from pod UID and container; HAMi's are random.
 """
 
 import dataclasses
@@ -37,12 +40,12 @@ from agent.core.errors import Refusal, RefusalReason, SettingsError, cap
 from agent.core.inventory.gpu import GpuUuid
 
 MODES = frozenset({"hami-core", "mps", ""})
-"""The operating modes that get HAMi-core's environment; empty is a node without one."""
+"""The operating modes that get HAMi-core's environment; empty means that none is set."""
 
 LOCK_DIRECTORY = "/tmp/vgpulock"  # noqa: S108 -- where libvgpu.so looks in the container
 PRELOAD_FILE = "/etc/ld.so.preload"
 CACHE_NAMES = uuid.UUID("8f1f6f0e-6e0e-5d0c-9a65-0c2f8b6d3a41")
-"""The namespace of cache file names. Never to change: running containers map those files."""
+"""The namespace of cache file names. It must never change: running containers map the files."""
 
 _POD_UID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}")
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
@@ -50,7 +53,7 @@ _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EditRequest:
-    """One container to answer for. `control_disabled`: it asked to run without HAMi-core."""
+    """One container and its shares. `control_disabled`: it requests to run without HAMi-core."""
 
     pod_uid: PodUid
     container: str
@@ -64,7 +67,7 @@ def container_edits(
     """The whole answer for one container.
 
     Raises:
-        SettingsError: no answer can be made for the mode or a device list strategy.
+        SettingsError: the mode or a device list strategy is not supported.
         Refusal: pod UID or container cannot name a directory.
     """
     check_edit_settings(settings)
@@ -81,12 +84,13 @@ def container_edits(
 def gpu_edits(
     answer: str, shares: Sequence[GrantedShare], settings: EditSettings, facts: HookFacts
 ) -> ContainerEdits:
-    """Which GPUs a container sees, by the configured strategies, and nothing of HAMi-core.
+    """The part of the answer that makes GPUs visible, by the configured strategies.
 
-    `answer` tells this answer from all others on the node; `shares` are in CUDA's order.
+    It has nothing for HAMi-core. `answer` is unique among the answers on this node. `shares` are in
+    CUDA's order.
 
     Raises:
-        SettingsError: no answer can be made for the mode or a device list strategy.
+        SettingsError: the mode or a device list strategy is not supported.
     """
     check_edit_settings(settings)
     uuids = tuple(dict.fromkeys(granted.share.uuid for granted in shares))
@@ -101,58 +105,66 @@ def gpu_edits(
 
 
 def check_edit_settings(settings: EditSettings) -> None:
-    """Nothing, when answers can be made with these settings.
+    """Check that answers can be made with these settings.
 
     Raises:
-        SettingsError: they ask for a mode or a device list that is not served.
+        SettingsError: the mode or a device list strategy is not supported.
     """
     if settings.mode not in MODES:
-        raise SettingsError(f"operating mode {cap(settings.mode)!r} is not served; use hami-core")
+        raise SettingsError(
+            f"operating mode {cap(settings.mode)!r} is not supported; use hami-core"
+        )
     check_device_list(settings)
 
 
 def check_library(facts: HookFacts, container: ContainerView | None = None) -> None:
-    """Nothing, when what the container mounts of HAMi-core is installed.
+    """Check that the HAMi-core files that the container mounts are installed.
 
-    A container runtime makes a directory of a mount's source that is missing, and starts the
-    container: it would have no limit, and HAMi-core could not be installed any more.
+    If the source of a mount is missing, a container runtime creates a directory there and starts
+    the container. The container would run without limits, and the directory would block the
+    installation of HAMi-core.
 
     Raises:
         Refusal: a file of HAMi-core is missing.
     """
-    spared = container is not None and container.control_disabled
-    missing = [file for file in facts.missing if not (spared and file.endswith("/ld.so.preload"))]
+    no_preload = container is not None and container.control_disabled
+    missing = [
+        file for file in facts.missing if not (no_preload and file.endswith("/ld.so.preload"))
+    ]
     if missing:
         raise Refusal(
             RefusalReason.NO_LIBRARY,
             f"HAMi-core is not installed on this node ({' and '.join(missing)} missing or "
-            "not a file), so no limit would be kept; ask the operator to install it.",
+            "not a file), so no limit would be enforced; ask the operator to install it.",
             transient=True,
         )
 
 
 def container_directory(pod_uid: str, container: str) -> str:
-    """The name of the container's own directory, `<pod UID>_<container>`: one path component.
+    """The name of the container's own directory: `<pod UID>_<container>`, one path component.
 
     Raises:
-        Refusal: the UID is no UID or the container no DNS label: either could leave the directory.
+        Refusal: the pod UID is no UID, or the container name is no DNS label. Such a name could
+            lead out of the parent directory.
     """
     if not _POD_UID.fullmatch(pod_uid):
-        raise Refusal(RefusalReason.HOST_DIRECTORY, f"{cap(pod_uid)!r} is no UID of a pod")
+        raise Refusal(RefusalReason.HOST_DIRECTORY, f"{cap(pod_uid)!r} is not a pod UID")
     if not _LABEL.fullmatch(container):
-        raise Refusal(RefusalReason.HOST_DIRECTORY, f"{cap(container)!r} is no name of a container")
+        raise Refusal(
+            RefusalReason.HOST_DIRECTORY, f"{cap(container)!r} is not a valid container name"
+        )
     return f"{pod_uid}_{container}"
 
 
 def cache_file(pod_uid: str, container: str) -> str:
-    """The name of the container's cache file, a function of both, free of chance."""
+    """The name of the container's cache file, derived from pod UID and container name."""
     return f"{uuid.uuid5(CACHE_NAMES, f'{pod_uid}/{container}')}.cache"
 
 
 def cuda_order(shares: Iterable[GrantedShare]) -> tuple[GrantedShare, ...]:
-    """The shares as CUDA numbers their GPUs: by PCI bus id.
+    """Sort the shares by PCI bus id, as CUDA numbers the GPUs.
 
-    A second share of one GPU has no CUDA index of its own: it goes behind all first ones.
+    A second share of one GPU has no CUDA index of its own, so it follows all first shares.
     """
     seen: dict[GpuUuid, int] = {}
     keyed: list[tuple[int, tuple[int, ...], GrantedShare]] = []
@@ -164,12 +176,12 @@ def cuda_order(shares: Iterable[GrantedShare]) -> tuple[GrantedShare, ...]:
 
 
 def pci_key(pci: str) -> tuple[int, ...]:
-    """A PCI bus id as numbers, so that `0000:0A:00.0` and `00000000:0a:00.0` are the same place."""
+    """A PCI bus id as numbers, so that `0000:0A:00.0` and `00000000:0a:00.0` are equal."""
     return tuple(int(part, 16) for part in re.findall(r"[0-9A-Fa-f]+", pci))
 
 
 def _visible(uuids: Sequence[GpuUuid], settings: EditSettings) -> Iterable[tuple[str, str]]:
-    """The variables that the runtime reads."""
+    """The variables that the container runtime reads."""
     visible = visible_devices(uuids, settings)
     if visible is not None:
         yield "NVIDIA_VISIBLE_DEVICES", visible
@@ -212,7 +224,7 @@ def _hook_mounts(request: EditRequest, facts: HookFacts) -> Iterable[MountEdit]:
     own = container_directory(request.pod_uid, request.container)
     yield MountEdit(f"{hook}/libvgpu.so", facts.library, read_only=True)
     yield MountEdit(hook, f"{hook}/containers/{own}", read_only=False)
-    # The container's own, too: shared, one tenant could hold up or shut out all others.
+    # Each container gets its own lock directory. Through a shared one, a tenant could block others.
     yield MountEdit(LOCK_DIRECTORY, f"{hook}/containers/{own}", read_only=False)
     if not request.control_disabled:
         yield MountEdit(PRELOAD_FILE, f"{hook}/ld.so.preload", read_only=True)
@@ -224,7 +236,7 @@ def _hook_mounts(request: EditRequest, facts: HookFacts) -> Iterable[MountEdit]:
 def _nodes(
     shares: Sequence[GrantedShare], settings: EditSettings, facts: HookFacts
 ) -> Iterable[NodeEdit]:
-    """Control nodes that exist, then one node per GPU, found on the host below the dev root."""
+    """The existing control nodes, then one node per GPU; on the host below the dev root."""
     minors = (granted.minor for granted in shares if granted.minor is not None)
     gpus = (f"/dev/nvidia{minor}" for minor in minors)
     for path in dict.fromkeys((*facts.device_nodes, *gpus)):

@@ -1,7 +1,7 @@
-"""How a container is told its GPUs: NVIDIA's device list strategies, alone or together.
+"""NVIDIA's device list strategies: how an answer names the GPUs of a container.
 
 Source: NVIDIA k8s-device-plugin v0.19 internal/plugin/server.go, getAllocateResponse, in HAMi
-v2.10's copy. The agent writes no CDI specification: the names are those of one that is there.
+v2.10's copy. The agent writes no CDI specification; it uses the names of an existing one.
 """
 
 import re
@@ -26,21 +26,21 @@ CDI_KIND = re.compile(
 )
 """vendor/class."""
 CDI_PREFIX = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?/")
-"""What an annotation's name begins with."""
+"""The prefix of an annotation key."""
 
 
 def check_device_list(settings: EditSettings) -> None:
-    """Nothing, when GPUs can be told with these settings.
+    """Check that the settings name GPUs in a supported way.
 
     Raises:
-        SettingsError: an unknown strategy, none at all, or names that are none.
+        SettingsError: a strategy is unknown, there is none, or a CDI name is malformed.
     """
-    wanted = settings.device_list_strategies
-    refused = [name for name in wanted if name not in STRATEGIES]
-    if refused or not wanted:
-        named = ", ".join(cap(name) for name in refused) or "none"
+    strategies = settings.device_list_strategies
+    unknown = [name for name in strategies if name not in STRATEGIES]
+    if unknown or not strategies:
+        names = ", ".join(cap(name) for name in unknown) or "none"
         raise SettingsError(
-            f"device list strategy {named} is not served; use {', '.join(STRATEGIES)}"
+            f"device list strategy {names} is not supported; use {', '.join(STRATEGIES)}"
         )
     if not CDI_KIND.fullmatch(settings.cdi_kind):
         raise SettingsError(
@@ -48,40 +48,42 @@ def check_device_list(settings: EditSettings) -> None:
         )
     if not CDI_PREFIX.fullmatch(settings.cdi_annotation_prefix):
         prefix = cap(settings.cdi_annotation_prefix)
-        raise SettingsError(f"CDI annotation prefix {prefix!r} is not one such as cdi.k8s.io/")
+        raise SettingsError(
+            f"CDI annotation prefix {prefix!r} is not a DNS name with a slash, such as cdi.k8s.io/"
+        )
 
 
 def is_cdi_only(settings: EditSettings) -> bool:
-    """Whether the runtime learns everything through CDI: no variable and no device node then."""
+    """Whether only CDI names the GPUs. Then the answer has no variable and no device node."""
     return not {ENVVAR, VOLUME_MOUNTS} & set(settings.device_list_strategies)
 
 
 def visible_devices(uuids: Sequence[GpuUuid], settings: EditSettings) -> str | None:
-    """NVIDIA_VISIBLE_DEVICES; None: it is not set."""
+    """The value of NVIDIA_VISIBLE_DEVICES; None: the answer does not set it."""
     if VOLUME_MOUNTS in settings.device_list_strategies:
         return LIST_DIRECTORY
     return ",".join(uuids) if ENVVAR in settings.device_list_strategies else None
 
 
 def list_mounts(uuids: Sequence[GpuUuid], settings: EditSettings) -> Iterable[MountEdit]:
-    """The GPUs as file names, which a tenant, other than an environment, cannot set."""
+    """The GPUs as names of mounted files. A tenant cannot set these, unlike variables."""
     if VOLUME_MOUNTS in settings.device_list_strategies:
         for gpu in uuids:
             yield MountEdit(f"{LIST_DIRECTORY}/{gpu}", "/dev/null", read_only=False)
 
 
 def cdi_names(uuids: Sequence[GpuUuid], settings: EditSettings) -> tuple[str, ...]:
-    """The GPUs by their CDI names, then what the modes add; empty without `cdi-cri`."""
+    """The CDI names of the GPUs and of the enabled features; empty without `cdi-cri`."""
     return _names(uuids, settings) if CDI_CRI in settings.device_list_strategies else ()
 
 
 def cdi_annotations(
     answer: str, uuids: Sequence[GpuUuid], settings: EditSettings
 ) -> tuple[tuple[str, str], ...]:
-    """The same names as an annotation for the runtime; empty without `cdi-annotations`.
+    """The CDI names as an annotation for the runtime; empty without `cdi-annotations`.
 
-    `answer` tells this answer from all others on the node. HAMi takes a random UUID for it; here
-    equal answers are equal bytes.
+    `answer` is unique among the answers on this node. HAMi's key has a random UUID instead; here
+    equal answers give equal bytes.
     """
     if CDI_ANNOTATIONS not in settings.device_list_strategies:
         return ()

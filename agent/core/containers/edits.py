@@ -1,4 +1,4 @@
-"""What a container receives: environment, mounts, device nodes, CDI names."""
+"""The values of an Allocate answer, and the settings and facts that it is made from."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ class NodeEdit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ContainerEdits:
-    """The whole answer to one container request. Maps are sorted pairs: equal means equal bytes."""
+    """The whole answer for one container. Maps are sorted pairs, to give equal bytes."""
 
     envs: tuple[tuple[str, str], ...] = ()
     mounts: tuple[MountEdit, ...] = ()
@@ -38,9 +38,9 @@ class ContainerEdits:
 class EditSettings:
     """How answers are made. Strategies are NVIDIA's names.
 
-    `cdi_kind` is `vendor/class` of the GPUs in the CDI specification on this host; `core_policy`
-    says when HAMi-core's compute limits act, unless they are disabled. `mps_root` is the host
-    directory of an MPS control daemon for `resource`, empty where there is none.
+    - `cdi_kind`: `vendor/class` of the GPUs in this host's CDI specification.
+    - `core_policy`: when HAMi-core enforces compute limits, unless they are disabled.
+    - `mps_root`: the host directory of the MPS control daemon of `resource`; empty: no daemon.
     """
 
     memory_scaling: float = 1.0
@@ -62,12 +62,12 @@ class EditSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HookFacts:
-    """What lies in the hook directory of this host: decides mounts.
+    """What this host has in its hook directory and in /dev. It decides the mounts.
 
-    `library` is the host path of libvgpu.so to mount (the versioned one if present), `hook_path`
-    is HAMi's HOOK_PATH, the directory above vgpu/.
-    `missing`: which of the files that every answer mounts are not there. `device_nodes` are the
-    control nodes of the driver that exist.
+    - `library`: the host path of libvgpu.so to mount, the versioned one if present.
+    - `missing`: the files that every answer mounts and that do not exist.
+    - `device_nodes`: the driver's control nodes that exist.
+    - `hook_path`: HAMi's HOOK_PATH, the directory above vgpu/.
     """
 
     library: str
@@ -79,7 +79,7 @@ class HookFacts:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GrantedShare:
-    """A share and the facts of its GPU that an answer needs, in PCI bus id order."""
+    """A share and the facts of its GPU that an answer needs."""
 
     share: Share
     pci: str

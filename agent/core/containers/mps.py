@@ -1,8 +1,8 @@
-"""Mode `mps`: how a container finds the MPS control daemon that the operator runs on the host.
+"""Mode `mps`: connects containers to the MPS control daemon that the operator runs on the host.
 
-HAMi's plugin knows the mode as a word of the register annotation, by which pods choose GPUs, and
-answers in it as in `hami-core`. So does the agent, and, where it is told the daemon's root, it adds
-what a client of the daemon needs, as NVIDIA's plugin does. It starts no daemon and looks for none.
+In HAMi the mode is only a word of the register annotation, by which pods choose GPUs; its plugin
+answers as in `hami-core`. The agent does the same. If the settings name the daemon's root, the
+agent adds what a client of the daemon needs, as NVIDIA's plugin does. It does not start a daemon.
 Source: NVIDIA k8s-device-plugin v0.19 internal/plugin/mps.go, cmd/mps-control-daemon/mps/root.go;
 HAMi v2.10 pkg/device-plugin/nvidiadevice/nvinternal/plugin/mps.go (empty).
 """
@@ -15,12 +15,12 @@ SHARED_MEMORY = "/dev/shm"  # noqa: S108 -- where CUDA looks for it
 
 
 def mps_envs(settings: EditSettings) -> tuple[tuple[str, str], ...]:
-    """Where CUDA finds the daemon's pipes; nothing in other modes or without a root."""
+    """The variable that names the daemon's pipes; empty in other modes or without a root."""
     return (("CUDA_MPS_PIPE_DIRECTORY", _pipes(CONTAINER_ROOT, settings)),) if _on(settings) else ()
 
 
 def mps_mounts(settings: EditSettings) -> tuple[MountEdit, ...]:
-    """The daemon's pipes, and the shared memory that it and its clients have in common."""
+    """The mounts of the daemon's pipes and of the memory that it shares with its clients."""
     if not _on(settings):
         return ()
     root = settings.mps_root.rstrip("/")

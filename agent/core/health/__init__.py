@@ -1,4 +1,4 @@
-"""How GPUs are: what the driver and probes report of one becomes a verdict, and what is left of it.
+"""The health of GPUs: from driver events and probes to verdicts, Events and the Node condition.
 
-It may never look at the world itself, and never take silence for good news.
+It may never do input or output, and never take a missing answer for a good one.
 """

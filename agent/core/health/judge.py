@@ -1,8 +1,8 @@
-"""What a driver event or a probe means for a GPU: judge().
+"""Judges one GPU: from its health and a driver event or a probe to its next health.
 
-Conclusions only rise by reports and fall by rest: a quiet time and passed probes make a watched or
-bad GPU ok again; one that needs a reset stays bad until there was one. A GPU that falls ill again
-soon after is given twice the quiet time, up to a bound.
+Reports make a condition worse. A cool-down with passed probes makes a watched or bad GPU ok again.
+A GPU that needs a reset stays bad until it was reset. If a GPU becomes bad again soon after it
+recovered, its cool-down doubles, up to a bound.
 """
 
 import dataclasses
@@ -34,58 +34,59 @@ from agent.core.health.verdicts import (
 from agent.core.inventory.condition import Action, Cause, Condition, Health
 
 SAME_HICCUP: Final = 4.0
-"""Seconds: probes that fail so soon after one that counted are the same mishap."""
+"""Seconds. A probe that fails within this time after a counted failure is the same failure."""
 
 LATELY: Final = 600.0
 """Seconds for which a failed probe counts."""
 
 IN_A_ROW: Final = 2
-"""So many, with none between them that passed, are no hiccup."""
+"""This many failures without a passed probe between them make the GPU bad."""
 
 MOST_LATELY: Final = 5
-"""Nor are so many, whatever passed between them."""
+"""This many failures within LATELY make the GPU bad, even with passed probes between them."""
 
 MOST_DOUBLINGS: Final = 32
 _BY_CAUSE: Final[Mapping[str, str]] = {
     Cause.RELEASED: "`hami-agent recheck` has to take it back",
-    Cause.FABRIC: "it has to join the fabric of its NVSwitches: see that nvidia-fabricmanager runs",
+    Cause.FABRIC: "it has to join the fabric of its NVSwitches: check that nvidia-fabricmanager "
+    "runs",
 }
 _BY_CONDITION: Final[Mapping[str, str]] = {
-    Condition.LOST: "it has to be there again: reset it, or reboot the node",
-    Condition.UNMONITORED: "it has to answer, and its events have to reach the agent",
+    Condition.LOST: "the driver has to reach it again: reset it, or reboot the node",
+    Condition.UNMONITORED: "it has to answer, and the agent has to receive its events",
 }
-"""What ends a condition that no rest ends."""
+"""What ends a condition that no cool-down ends."""
 UNNAMED: Final = " on a GPU that the driver cannot name"
 
 
 def judge(
     health: Health, report: DriverEvent | Probe, now: dt.datetime, settings: HealthSettings
 ) -> Health:
-    """The health of one GPU after `report`, which concerns it. The same object: nothing new.
+    """The health of one GPU after a report about it. Returns `health` itself if nothing changes.
 
     `now` must not go backwards between calls.
     """
     if health.cause == Cause.RELEASED:
-        return health  # whoever works on it makes it report anything
+        return health  # work on the GPU can cause any report
     known = _counted(health, report, now) if isinstance(report, Probe) else health
     return _carried(known, _judged(known, report, now, settings), now, settings)
 
 
 def aged(health: Health, now: dt.datetime, settings: HealthSettings) -> Health:
-    """The health after time alone: a GPU that answers nothing is served only for `driver_hang`."""
+    """The health after time alone: a silent GPU is served only for `driver_hang` seconds."""
     if health.silent and health.serving and seconds(health, now) >= settings.driver_hang:
         return dataclasses.replace(health, serving=False)
     return health
 
 
 def switched_off(now: dt.datetime) -> Health:
-    """The health of every GPU where the operator wants no health checks."""
+    """The health of every GPU when health checks are switched off."""
     text = "health checks are switched off in the settings [H-OFF]"
     return Health(Condition.UNMONITORED, now, Cause.OFF, text, runbook="H-OFF")
 
 
 def quiet_time(health: Health, settings: HealthSettings) -> float:
-    """Seconds without a bad report that this GPU needs."""
+    """The cool-down of this GPU: seconds without a bad report."""
     if not health.ill:
         return settings.quiet
     doublings = min(max(health.bouts, 1) - 1, MOST_DOUBLINGS)
@@ -93,7 +94,7 @@ def quiet_time(health: Health, settings: HealthSettings) -> float:
 
 
 def missing(health: Health, now: dt.datetime, settings: HealthSettings) -> tuple[str, ...]:
-    """What has to happen until a GPU that is not ok is ok again, for people."""
+    """What still has to happen until the GPU is ok, in words. Empty if it is ok."""
     if health.condition is Condition.OK or health.cause == Cause.OFF:
         return ()
     end = _BY_CAUSE.get(health.cause) or _BY_CONDITION.get(health.condition)
@@ -104,7 +105,7 @@ def missing(health: Health, now: dt.datetime, settings: HealthSettings) -> tuple
     if rest > 0:
         needs.append(f"{rest:.0f} s more without a bad report")
     if (probes := settings.passes - health.passed_probes) > 0:
-        needs.append(f"{probes} passed probe{'s' if probes > 1 else ''} more")
+        needs.append(f"{probes} more passed probe{'s' if probes > 1 else ''}")
     return tuple(needs)
 
 
@@ -116,16 +117,16 @@ def _judged(
     if report.kind is EventKind.XID:
         return _struck(health, report, now, settings)
     if report.kind is EventKind.ECC_DOUBLE:
-        told = "uncorrectable memory error"
+        text = "uncorrectable memory error"
         if report.uuid is None:
-            return suspected(health, watched(now, Cause.ECC, told + UNNAMED, "H-ECC"))
-        verdict = bad(now, Cause.ECC, told, "H-ECC", NextStep.RESET_NOW)
+            return suspected(health, watched(now, Cause.ECC, text + UNNAMED, "H-ECC"))
+        verdict = bad(now, Cause.ECC, text, "H-ECC", NextStep.RESET_NOW)
         return worse(health, needing(verdict, reboot=False))
-    return health  # corrected errors, the power supply, and changes of the layout
+    return health  # corrected errors, power supply, changes of the GPUs that are there
 
 
 def _carried(health: Health, fresh: Health, now: dt.datetime, settings: HealthSettings) -> Health:
-    """`fresh` with the counts of bouts and failed probes, which conclusions do not know of."""
+    """`fresh` with the counts of bouts and failed probes, which single verdicts do not carry."""
     if fresh is health:
         return health
     bouts, recovered_at = health.bouts, health.recovered_at
@@ -171,25 +172,25 @@ def _probed(health: Health, probe: Probe, now: dt.datetime, settings: HealthSett
 
 
 def _answered(health: Health, probe: Probe, now: dt.datetime, settings: HealthSettings) -> Health:
-    """It is there: then what it says of itself counts, and whether its events reach us."""
+    """The GPU answers. Its signs count, and whether the agent receives its events."""
     deaf = health.condition is Condition.UNMONITORED and health.cause == Cause.MONITOR
     fresh = health if deaf and probe.unmonitored else _passed(health, now, settings, probe.signs)
     fresh = signed(fresh, probe.signs, now)
     if probe.unmonitored and fresh.condition in {Condition.OK, Condition.WATCH}:
-        text = f"its events do not reach the agent: {cap(probe.unmonitored)}"
+        text = f"the agent does not receive its events: {cap(probe.unmonitored)}"
         return silenced(fresh, now, Cause.MONITOR, text, "H-DEAF")
     return fresh
 
 
 def _passed(health: Health, now: dt.datetime, settings: HealthSettings, signs: GpuSigns) -> Health:
-    is_joining = health.cause == Cause.FABRIC  # nothing was wrong with it: it needs no rest
+    is_joining = health.cause == Cause.FABRIC  # it has no fault, so it needs no cool-down
     if health.condition is Condition.OK or (is_joining and not has_joined(signs)):
         return health
     is_unheard = health.condition is Condition.UNMONITORED
     if is_joining or (is_unheard and health.xid is None):
         return _cleared(health, now)
     if is_unheard:
-        text = f"XID {health.xid} before it fell silent"
+        text = f"XID {health.xid} before it stopped answering"
         runbook = f"H-{health.xid:03d}"
         return dataclasses.replace(watched(now, Cause.XID, text, runbook), xid=health.xid)
     if health.condition is Condition.LOST:
@@ -199,7 +200,7 @@ def _passed(health: Health, now: dt.datetime, settings: HealthSettings, signs: G
 
 
 def _back(health: Health, now: dt.datetime) -> Health:
-    """It was lost and answers. It comes back reset, unless it has reported something since."""
+    """The GPU was lost and answers. That implies a reset, unless it reported an error since."""
     needs = health.needs_reset or health.needs_reboot
     then = NextStep.RESET_AGAIN if needs else NextStep.REST
     then = NextStep.BOOT if health.needs_reboot else then
@@ -219,14 +220,14 @@ def _rested(health: Health, now: dt.datetime, settings: HealthSettings) -> Healt
 
 
 def _cleared(health: Health, now: dt.datetime) -> Health:
-    """It answers, and is heard, again: a silence wipes out no failed probe."""
+    """The GPU answers and its events arrive again. Failed probes before the silence still count."""
     if not _lately(health, now):
         return Health(Condition.OK, since=now)
-    return watched(now, Cause.PROBE, "a probe failed lately", "H-PROBE")
+    return watched(now, Cause.PROBE, "a probe failed in the last 10 minutes", "H-PROBE")
 
 
 def _reached(health: Health, probe: Probe, now: dt.datetime) -> Health:
-    """A probe failed that the GPU may have answered: then it is neither lost nor refused."""
+    """A probe failed. If it carries signs of the GPU, the GPU is neither lost nor refused."""
     if not probe.signs.rows_failed:
         return _failed(health, probe, now)
     is_lost = health.condition is Condition.LOST
@@ -235,20 +236,20 @@ def _reached(health: Health, probe: Probe, now: dt.datetime) -> Health:
 
 
 def _refused(health: Health, now: dt.datetime) -> Health:
-    """One that a boot alone mends, and that was lost, is there as soon as the driver refuses it."""
+    """The driver refuses calls. A lost GPU that needs a reboot is then no longer lost."""
     is_back = health.condition is Condition.LOST and health.needs_reboot
     return again(_back(health, now), now) if is_back else refused(health, now)
 
 
 def _failed(health: Health, probe: Probe, now: dt.datetime) -> Health:
-    """A failure is a doubt, in whatever condition; when they are too many it is bad."""
+    """A single failure makes a GPU watched; too many make it bad."""
     if health.ill:
         return again(health, now)
-    words = cap(probe.text) or "an error"
+    error = cap(probe.text) or "an error"
     if is_failing(health, now):
-        verdict = bad(now, Cause.PROBE, f"probes fail: {words}", "H-PROBE")
+        verdict = bad(now, Cause.PROBE, f"probes fail: {error}", "H-PROBE")
         return dataclasses.replace(verdict, xid=health.xid, action=Action.INSPECT)
-    doubt = watched(now, Cause.PROBE, f"a probe failed: {words}", "H-PROBE")
+    doubt = watched(now, Cause.PROBE, f"a probe failed: {error}", "H-PROBE")
     return worse(health, dataclasses.replace(doubt, xid=health.xid))
 
 
@@ -256,8 +257,8 @@ def _lost(health: Health, probe: Probe, now: dt.datetime) -> Health:
     if health.condition is Condition.LOST:
         is_echo = health.needs_reset and not health.needs_reboot
         return dataclasses.replace(health, needs_reset=False) if is_echo else health
-    struck = f"after XID {health.xid}" if health.xid is not None else cap(probe.text)
-    text = f"the driver reaches it no longer ({struck or 'no reason given'})"
+    reason = f"after XID {health.xid}" if health.xid is not None else cap(probe.text)
+    text = f"the driver no longer reaches it ({reason or 'no reason given'})"
     verdict = dataclasses.replace(
         bad(now, Cause.LOST, text, "H-LOST"), condition=Condition.LOST, xid=health.xid
     )
@@ -271,15 +272,15 @@ def _silent(health: Health, probe: Probe, now: dt.datetime, settings: HealthSett
         return aged(health, now, settings)
     if health.ill:
         return health if not health.passed_probes else dataclasses.replace(health, passed_probes=0)
-    text = f"it does not answer ({cap(probe.text) or 'nothing comes'})"
+    text = f"it does not answer ({cap(probe.text) or 'no reply'})"
     return silenced(health, now, Cause.DRIVER, text, "H-SILENT")
 
 
-# Probes that fail: which of them count, and when they are too many. A driver may hiccup.
+# Failed probes: which of them count, and how many make a GPU bad.
 
 
 def _counted(health: Health, probe: Probe, now: dt.datetime) -> Health:
-    """`health` with what `probe` adds to its failures. The same object: nothing."""
+    """`health` with the failure that `probe` adds. Returns `health` itself if it adds none."""
     if probe.outcome is ProbeOutcome.PASSED and health.failed_in_row:
         return dataclasses.replace(health, failed_in_row=0)
     if probe.outcome is not ProbeOutcome.FAILED or health.ill or _is_echo(health, now):
@@ -292,12 +293,12 @@ def _counted(health: Health, probe: Probe, now: dt.datetime) -> Health:
 
 
 def _lately(health: Health, now: dt.datetime) -> tuple[dt.datetime, ...]:
-    """The failed probes that still count."""
-    return tuple(one for one in health.failures if (now - one).total_seconds() < LATELY)
+    """The times of the failed probes that still count."""
+    return tuple(at for at in health.failures if (now - at).total_seconds() < LATELY)
 
 
 def is_failing(health: Health, now: dt.datetime) -> bool:
-    """Whether its failed probes are too many to serve it."""
+    """Whether too many probes failed to serve the GPU."""
     return health.failed_in_row >= IN_A_ROW or len(_lately(health, now)) >= MOST_LATELY
 
 

@@ -1,4 +1,4 @@
-"""What an operator does about a GPU: release it for work, take it back, have it asked now."""
+"""An operator's actions on a GPU: release it for work, take it back, probe it now."""
 
 import dataclasses
 import datetime as dt
@@ -9,17 +9,17 @@ from agent.core.inventory.condition import Action, Cause, Condition, Health
 from agent.core.inventory.gpu import Gpu, GpuUuid
 
 ALL = "all"
-"""The name of all GPUs of the node, where one can be named."""
+"""Stands for all GPUs of the node, in place of one GPU's name."""
 RUNBOOK = "H-RELEASED"
 TEXT = f"it is released; `hami-agent recheck` takes it back [{RUNBOOK}]"
-UNASKED = f"it is taken back, and served when it answers [{RUNBOOK}]"
+UNASKED = f"it is taken back; it is served when it answers [{RUNBOOK}]"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GpuRelease:
-    """What came of it. `held_by`: containers that have slices of these GPUs, as namespace/pod.
+    """The result of a release. `held_by`: pods with slices of these GPUs, as namespace/name.
 
-    `obstacle`: why the agent holds them open yet; empty: it does not.
+    `obstacle`: why the agent still holds the GPUs open; empty if it does not.
     """
 
     gpus: tuple[GpuUuid, ...]
@@ -28,7 +28,7 @@ class GpuRelease:
 
 
 def released(health: Health, now: dt.datetime) -> Health:
-    """Not served, whatever it was; what it needs is kept."""
+    """The health of a released GPU: not served. The need for a reset or reboot is kept."""
     if health.cause == Cause.RELEASED:
         return health
     return dataclasses.replace(
@@ -47,30 +47,31 @@ def released(health: Health, now: dt.datetime) -> Health:
 
 
 def taken_back(health: Health, now: dt.datetime) -> Health:
-    """As it was before: in a rest that begins anew, or in need of a reset, or well if it answers.
+    """The health of a GPU that is taken back after a release.
 
-    Nobody knows what the work has left of it, so none is served on its word of before.
+    A GPU that was bad or lost before starts a new cool-down, or still needs its reset. Any other
+    GPU is ok as soon as it answers. It is not served before that: the work may have broken it.
     """
     if health.cause != Cause.RELEASED:
         return health
     was_ill = health.bouts > 0 and health.recovered_at is None
     if not was_ill:
         return dataclasses.replace(health, since=now, cause=Cause.DRIVER, text=UNASKED, xid=None)
-    told = "it was not well before it was released"
+    text = "it was unhealthy before it was released"
     needs = health.needs_reset or health.needs_reboot
     then = (NextStep.REBOOT if health.needs_reboot else NextStep.RESET) if needs else NextStep.REST
     cause = Cause.XID if health.xid is not None else Cause.PROBE
     runbook = f"H-{health.xid:03d}" if health.xid is not None else RUNBOOK
-    ill = dataclasses.replace(bad(now, cause, told, runbook, then), xid=health.xid)
-    ill = needing(ill, reboot=health.needs_reboot) if needs else ill
-    return dataclasses.replace(ill, bouts=health.bouts)
+    verdict = dataclasses.replace(bad(now, cause, text, runbook, then), xid=health.xid)
+    verdict = needing(verdict, reboot=health.needs_reboot) if needs else verdict
+    return dataclasses.replace(verdict, bouts=health.bouts)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recheck:
-    """One GPU, asked now: its health before and after, and what is `missing` until it is served.
+    """The result of probing one GPU now: its health before and after the probe.
 
-    `serving`: new containers may be given it.
+    `serving`: new containers may get it. `missing`: what still has to happen until it is ok.
     """
 
     gpu: Gpu

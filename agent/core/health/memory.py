@@ -1,4 +1,4 @@
-"""What a remembered health is worth: after a restart, a boot, a clock that was set."""
+"""Carries the health of GPUs over a restart of the agent, a boot, and a step of the clock."""
 
 import dataclasses
 import datetime as dt
@@ -10,17 +10,18 @@ from agent.core.health.xids import XidClass
 from agent.core.inventory.condition import Action, Cause, Condition, Health
 
 HARDWARE: Final = frozenset({Cause.ECC, Cause.LOST, Cause.MEMORY, Cause.PROBE, Cause.REFUSED})
-"""What a boot alone does not mend for certain."""
+"""Causes that a boot does not certainly remove."""
 BEFORE: Final = "before the boot: "
 
 STEP: Final = dt.timedelta(seconds=1)
-"""What is less is no step: the clock is never exactly what it was."""
+"""Smaller differences are not a step: two readings of a clock differ a little."""
 
 
 def stepped(health: Health, before: dt.datetime | None, now: dt.datetime | None) -> Health:
-    """`health` by the clock of `now`. Both are what a clock gives for the moment of the boot.
+    """Shift the times in `health` by the step of the clock, so that the cool-down keeps its length.
 
-    So its rest is as long as it was, wherever the clock went. None: not known, nothing is changed.
+    `before` and `now` are the time of the same boot by the clock before and after the step. If one
+    of them is None, nothing changes.
     """
     if before is None or now is None or abs(now - before) < STEP:
         return health
@@ -29,18 +30,19 @@ def stepped(health: Health, before: dt.datetime | None, now: dt.datetime | None)
         health,
         since=health.since + by,
         recovered_at=health.recovered_at and health.recovered_at + by,
-        failures=tuple(one + by for one in health.failures),
+        failures=tuple(at + by for at in health.failures),
     )
 
 
 def remembered(
     health: Health, now: dt.datetime, settings: HealthSettings = DEFAULTS, *, boot_changed: bool
 ) -> Health:
-    """What a remembered health is worth now. `boot_changed`: the node has booted since.
+    """The health with which a GPU starts, from its health in the checkpoint.
 
-    A boot resets every GPU. What only needed that is over; a fault of the hardware itself is
-    watched for a quiet time. What the operator has declared harmless since is over as well. The
-    time for which a silent GPU is served begins with this process: none of it was asked before.
+    - After a boot (`boot_changed`), which resets every GPU: a GPU with a hardware fault is watched
+      for one cool-down, any other is ok.
+    - A GPU whose XID the operator has since declared harmless is ok.
+    - The time for which a silent GPU is served begins again: this process has not probed it yet.
     """
     harmless = health.cause == Cause.XID and health.xid is not None
     if harmless and xid_class(health.xid or 0, settings) is XidClass.APPLICATION:
@@ -62,12 +64,12 @@ def remembered(
 
 
 def _restarted(health: Health, now: dt.datetime) -> Health:
-    """What it was, with no moment in the future."""
+    """The same health without passed probes and with no time in the future."""
     recovered_at = health.recovered_at
     return dataclasses.replace(
         health,
         since=now if health.silent and health.serving else min(health.since, now),
         passed_probes=0,
         recovered_at=recovered_at and min(recovered_at, now),
-        failures=tuple(min(one, now) for one in health.failures),
+        failures=tuple(min(at, now) for at in health.failures),
     )

@@ -1,4 +1,4 @@
-"""Which GPU is behind a fault that has no name: one that never told its UUID to this process."""
+"""Finds the GPU behind a fault for which the driver gives only an index and no UUID."""
 
 import dataclasses
 from collections.abc import Collection, Iterable
@@ -7,13 +7,15 @@ from typing import Final
 from agent.core.inventory.gpu import GpuFault, GpuUuid, Scan, Trouble
 
 NAMELESS: Final = "index "
-"""Begins what a driver calls a GPU of which it knows nothing else."""
+"""The prefix of GpuFault.gpu if only the index is known."""
 
 
 def named(scan: Scan, missing: Collection[GpuUuid]) -> Scan:
-    """`scan` with the names of those `missing`, which were known before and are not described.
+    """`scan` with UUIDs for its nameless faults.
 
-    One GPU is missing and one fault is nameless: they are the same. Else each of them may be any.
+    `missing` are GPUs that were known before and that `scan` does not describe. If one GPU is
+    missing and one fault is nameless, they are the same GPU. Otherwise each missing GPU may be
+    behind any of the faults.
     """
     nameless = [fault for fault in scan.faults if fault.gpu.startswith(NAMELESS)]
     if not nameless or not missing:
@@ -22,7 +24,7 @@ def named(scan: Scan, missing: Collection[GpuUuid]) -> Scan:
         (fault,), (uuid,) = nameless, missing
         index = int(fault.gpu.removeprefix(NAMELESS))
         known = dataclasses.replace(fault, gpu=uuid, index=index)
-        faults = tuple(known if one is fault else one for one in scan.faults)
+        faults = tuple(known if each is fault else each for each in scan.faults)
     else:
         text = "; ".join(f"it may be {fault.gpu}: {fault.text}" for fault in nameless)
         trouble = doubtful(nameless)
@@ -31,6 +33,6 @@ def named(scan: Scan, missing: Collection[GpuUuid]) -> Scan:
 
 
 def doubtful(nameless: Iterable[GpuFault]) -> Trouble:
-    """The trouble of a GPU that may be any of these: none of them is lost for certain."""
+    """The trouble of a GPU that may be behind any of these faults. It is never LOST."""
     is_silent = all(fault.trouble is Trouble.SILENT for fault in nameless)
     return Trouble.SILENT if is_silent else Trouble.FAILED

@@ -1,6 +1,6 @@
-"""What people are told of GPUs: Events from one inventory to the next, the Node's condition.
+"""Makes the Events about GPUs from two inventories, and the Node condition GpuDegraded.
 
-One turn of fate is one Event: what may turn again in a moment is not news yet.
+A change that may reverse within seconds (`turning`) is not reported yet.
 """
 
 import dataclasses
@@ -21,14 +21,14 @@ from agent.core.state.plain_row import PlainRow
 _Pod = tuple[str, str, PodUid]
 """Namespace, name and UID."""
 
-WELL: Final = "answers again, and its events reach the agent"
+WELL: Final = "answers again, and the agent receives its events"
 GPU_DEGRADED: Final = "GpuDegraded"
 TEXT_LIMIT: Final = 1024
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _GpuNews:
-    """What is to be said of one GPU."""
+    """Reason and text of an Event about one GPU."""
 
     reason: str
     text: str
@@ -38,12 +38,14 @@ class _GpuNews:
 def gpu_events(
     old: Inventory, new: Inventory, ledger: Ledger, left_out: Collection[str] = ()
 ) -> tuple[NodeEvent, ...]:
-    """The Events that `new` gives rise to after `old`; equal words of several GPUs are one Event.
+    """The Events for the differences between `old` and `new`.
 
-    On the Node: GpuUnhealthy, GpuRecovered, GpuUnmonitored, GpuDriverUnresponsive,
-    GpuReleased and GpuInventoryChanged. On each pod that holds a GPU which has come to harm, or on
-    the Node for a pod of which only the name is known: GpuDegradedForPod. Why a GPU of `left_out`
-    is shared no longer, another Event says.
+    - On the Node: GpuUnhealthy, GpuRecovered, GpuUnmonitored, GpuDriverUnresponsive, GpuReleased
+      and GpuInventoryChanged. Several GPUs with the same text share one Event.
+    - On each pod that holds a GPU which became unusable: GpuDegradedForPod. If only the pod's name
+      is known, the Event is on the Node.
+
+    `left_out`: GPUs for which another Event says why they are no longer shared.
     """
     return (
         *_of_health(old, new),
@@ -53,19 +55,21 @@ def gpu_events(
 
 
 def turning(said: Inventory, new: Inventory) -> frozenset[GpuUuid]:
-    """The GPUs of which the news may turn again in a moment, and that nothing else is new of.
+    """The GPUs whose only change may reverse within seconds, so that its Event should wait.
 
-    A return from silence, and the coming and going of a GPU that is ill or silent: the steps of a
-    reset, or of a driver that stutters. And that a well one is gone, but not from our view: a probe
-    finds that in a moment, and its health tells it. And that one is taken back and has not answered
-    yet. What gets worse is no such news.
+    - A silent GPU answers again; or an unhealthy or silent GPU comes or goes. Resets and a driver
+      that answers irregularly look like this.
+    - A healthy GPU is gone, but still in the inventory: the next probe makes it unhealthy.
+    - A GPU was taken back and has not answered yet.
+
+    A change for the worse is never among them.
     """
     pairs = ((before, new.find(before.uuid)) for before in said.gpus)
     return frozenset(before.uuid for before, gpu in pairs if _may_turn(before, gpu))
 
 
 def believed(said: Inventory, new: Inventory, doubted: Collection[GpuUuid]) -> Inventory:
-    """`new`, but the `doubted` GPUs are as they were `said` to be."""
+    """`new`, with the `doubted` GPUs as they are in `said`, the inventory reported last."""
     kept = (gpu for gpu in said.gpus if gpu.uuid in doubted)
     fresh = (gpu for gpu in new.gpus if gpu.uuid not in doubted)
     return dataclasses.replace(new, gpus=(*fresh, *kept))
@@ -89,17 +93,18 @@ def _is_unwell(health: Health) -> bool:
 
 
 def named(gpus: Iterable[SharedGpu]) -> str:
-    """These GPUs for people, by index."""
-    found = sorted(gpus, key=lambda gpu: (gpu.gpu.index, gpu.uuid))
-    if len(found) == 1:
-        return found[0].gpu.title
-    return f"GPUs {', '.join(gpu.gpu.label for gpu in found)}"
+    """The GPUs in words, sorted by index."""
+    in_order = sorted(gpus, key=lambda gpu: (gpu.gpu.index, gpu.uuid))
+    if len(in_order) == 1:
+        return in_order[0].gpu.title
+    return f"GPUs {', '.join(gpu.gpu.label for gpu in in_order)}"
 
 
 def holders(ledger: Ledger, gpus: Collection[GpuUuid], table: PodTable) -> tuple[str, ...]:
-    """The pods that have slices of these GPUs, as namespace/name; those of which one is known.
+    """The pods that have slices of these GPUs, as namespace/name.
 
-    A row outlives its pod by a minute: a pod that the table knows to be over is none of them.
+    A row without a known pod is left out. So is a pod that has ended by the pod table, because its
+    row stays for up to one minute more.
     """
     rows: tuple[Row | PlainRow, ...] = (*ledger.rows, *ledger.plain)
     pods = {_pod_of(row) for row in rows if not set(gpus).isdisjoint(_gpus_of(row))}
@@ -108,7 +113,7 @@ def holders(ledger: Ledger, gpus: Collection[GpuUuid], table: PodTable) -> tuple
 
 
 def _is_over(table: PodTable, uid: PodUid) -> bool:
-    """Whether the pod is gone or has ended; of a table that is not up to date nobody knows."""
+    """Whether the pod is gone or has ended; False if the pod table is not up to date."""
     if uid == NO_POD or not table.synced or table.stale:
         return False
     pod = table.pods.get(uid)
@@ -116,18 +121,18 @@ def _is_over(table: PodTable, uid: PodUid) -> bool:
 
 
 def _of_health(old: Inventory, new: Inventory) -> Iterator[NodeEvent]:
-    told: dict[_GpuNews, list[SharedGpu]] = {}
+    by_news: dict[_GpuNews, list[SharedGpu]] = {}
     for gpu in new.gpus:
         before = old.find(gpu.uuid)
-        one = _change(before.health, gpu.health) if before else _first(gpu.health)
-        if one is not None:
-            told.setdefault(one, []).append(gpu)
-    for one, gpus in told.items():
-        yield NodeEvent(one.reason, f"{named(gpus)}: {one.text}", one.warning)
+        news = _change(before.health, gpu.health) if before else _first(gpu.health)
+        if news is not None:
+            by_news.setdefault(news, []).append(gpu)
+    for news, gpus in by_news.items():
+        yield NodeEvent(news.reason, f"{named(gpus)}: {news.text}", news.warning)
 
 
 def _first(health: Health) -> _GpuNews | None:
-    """Of a GPU that was not there before: only what is wrong with it."""
+    """The news of a GPU that was not in the old inventory: only that it is not healthy."""
     return _worse(health) if health.condition not in {Condition.OK, Condition.WATCH} else None
 
 
@@ -139,9 +144,9 @@ def _change(before: Health, health: Health) -> _GpuNews | None:
     if before.cause == Cause.OFF:
         return None
     if before.cause == Cause.RELEASED:
-        return _GpuNews("GpuRecovered", "taken back, and well", warning=False)
+        return _GpuNews("GpuRecovered", "taken back, and healthy", warning=False)
     was_unheard = before.condition is Condition.UNMONITORED
-    text = WELL if was_unheard else f"well again, after: {past(before)}"
+    text = WELL if was_unheard else f"healthy again, after: {past(before)}"
     return _GpuNews("GpuRecovered", text, warning=False)
 
 
@@ -162,7 +167,7 @@ def _is_well(health: Health) -> bool:
 
 
 def _state(health: Health) -> tuple[object, ...]:
-    """What an Event is worth: bad and lost are one, and so are ok and watched."""
+    """The part of health that an Event reports. Bad equals lost, and ok equals watched."""
     if health.ill or _is_well(health):
         return (health.ill,)
     return (health.cause, health.serving)
@@ -172,32 +177,32 @@ def _of_inventory(old: Inventory, new: Inventory, left_out: Collection[str]) -> 
     present = {gpu.uuid: gpu for gpu in old.gpus if gpu.present}
     still = {gpu.uuid: gpu for gpu in new.gpus if gpu.present}
     lost = {gpu.uuid for gpu in new.gpus if gpu.health.condition is Condition.LOST}
-    told = {*still, *lost, *left_out}
-    words = (
-        ("no longer shared", [g for u, g in present.items() if u not in told]),
+    explained = {*still, *lost, *left_out}
+    changes = (
+        ("no longer shared", [g for u, g in present.items() if u not in explained]),
         ("shared now", [g for u, g in still.items() if u not in present and g.serving]),
     )
-    text = "; ".join(f"{word}: {named(gpus)}" for word, gpus in words if gpus)
+    text = "; ".join(f"{change}: {named(gpus)}" for change, gpus in changes if gpus)
     if text:
         yield NodeEvent("GpuInventoryChanged", text, warning=False)
 
 
 def _of_pods(old: Inventory, new: Inventory, ledger: Ledger) -> Iterator[NodeEvent]:
-    """One Event for each pod, with the first of its GPUs that has come to harm."""
+    """One Event for each pod, about the first of its GPUs that became unusable."""
     well = {gpu.uuid for gpu in old.gpus if not _harm(gpu)}
     fallen = {gpu.uuid: gpu for gpu in new.gpus if gpu.uuid in well and _harm(gpu)}
-    told: set[_Pod] = set()
+    reported: set[_Pod] = set()
     rows: tuple[Row | PlainRow, ...] = (*ledger.rows, *ledger.plain)
     for row in rows if fallen else ():
         gpu = next((fallen[uuid] for uuid in _gpus_of(row) if uuid in fallen), None)
         pod = _pod_of(row)
-        if gpu is not None and pod is not None and pod not in told:
-            told.add(pod)
+        if gpu is not None and pod is not None and pod not in reported:
+            reported.add(pod)
             yield _degraded(gpu, *pod)
 
 
 def _harm(gpu: SharedGpu) -> str:
-    """What is wrong for those who have the GPU; one that is only filtered out serves them well."""
+    """What is wrong with the GPU for containers that hold it; empty if it is only filtered out."""
     if not gpu.health.serving:
         return gpu.health.text
     if not gpu.there:
@@ -212,16 +217,16 @@ def _gpus_of(row: Row | PlainRow) -> tuple[GpuUuid, ...]:
 
 
 def _pod_of(row: Row | PlainRow) -> _Pod | None:
-    """Who holds the row. In plain mode the kubelet tells it later, and never a UID."""
+    """The pod that holds the row. In plain mode it is known later, and without a UID."""
     if isinstance(row, Row):
         return row.namespace, row.pod, row.key.pod_uid
     return (row.holder.namespace, row.holder.pod, NO_POD) if row.holder else None
 
 
 def _degraded(gpu: SharedGpu, namespace: str, pod: str, uid: PodUid) -> NodeEvent:
-    """On the pod; on the Node where its UID is not known."""
+    """The Event on the pod, or on the Node if the pod's UID is not known."""
     who = "the pod" if uid else f"pod {namespace}/{pod}"
-    text = f"{named([gpu])}, which {who} holds: {_harm(gpu)}. The agent leaves the pod alone."
+    text = f"{named([gpu])}, which {who} holds: {_harm(gpu)}. The agent does not stop the pod."
     event = NodeEvent("GpuDegradedForPod", text, warning=True)
     if not uid:
         return event
@@ -230,7 +235,7 @@ def _degraded(gpu: SharedGpu, namespace: str, pod: str, uid: PodUid) -> NodeEven
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeCondition:
-    """A condition of the Node, in the sense of node-problem-detector: true is bad."""
+    """A condition of the Node. As in node-problem-detector, true means a problem."""
 
     kind: str
     status: bool
@@ -240,12 +245,12 @@ class NodeCondition:
 
 
 def gpu_degraded(inventory: Inventory, now: dt.datetime) -> NodeCondition:
-    """Whether GPUs of this node are not served, and which.
+    """The Node condition GpuDegraded: whether GPUs of this node are not served, and which.
 
-    While some are ill, `since` outlives a restart, as their health does. Of one that is only not
-    there health says nothing: it is so from now on.
+    `since` is the earliest `since` of the unhealthy GPUs, so it survives a restart. If none is
+    unhealthy and some are only absent, it is `now`.
     """
-    # One that is only kept because a slice of it is held is nobody's loss.
+    # A GPU that is kept only because a container holds a slice of it does not count.
     gpus = [gpu for gpu in inventory.gpus if gpu.present or gpu.wanted]
     ill = [gpu for gpu in gpus if not gpu.serving]
     if not ill:

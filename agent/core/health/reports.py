@@ -1,7 +1,4 @@
-"""What the driver and a probe can report of a GPU: facts, not yet judged.
-
-In signs None means that this GPU or this driver does not tell, never that all is well.
-"""
+"""What the driver and probes report about a GPU, before any verdict."""
 
 import dataclasses
 import enum
@@ -10,7 +7,7 @@ from agent.core.inventory.gpu import GpuUuid
 
 
 class RecoveryAction(enum.StrEnum):
-    """What the driver says that this GPU needs (nvmlDeviceGpuRecoveryAction_t; driver 570 on)."""
+    """The action that the GPU needs (nvmlDeviceGpuRecoveryAction_t, from driver 570 on)."""
 
     NONE = "none"
     GPU_RESET = "gpu-reset"
@@ -21,7 +18,7 @@ class RecoveryAction(enum.StrEnum):
     BUS_RESET = "bus-reset"
     SYSTEM_REBOOT = "system-reboot"
     OTHER = "other"
-    """A newer driver's action, which we do not know: something, and not nothing."""
+    """An action of a newer driver that the agent does not know."""
 
 
 class FabricState(enum.StrEnum):
@@ -31,30 +28,33 @@ class FabricState(enum.StrEnum):
     IN_PROGRESS = "in-progress"
     COMPLETED = "completed"
     FAILED = "failed"
-    """It has tried, and the status is an error."""
+    """The GPU tried to join and got an error."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GpuSigns:
-    """The state of one GPU's memory, and what the driver advises."""
+    """The state of one GPU's memory, its recovery action and its fabric.
+
+    None means that this GPU or driver does not report the value. It never means that all is well.
+    """
 
     rows_pending: bool | None = None
     """Memory rows wait for a reset to be remapped."""
     rows_failed: bool | None = None
-    """A memory row could not be remapped: no spare one is left."""
+    """A memory row could not be remapped, because no spare row is left."""
     rows_remapped: int | None = None
-    """Rows that were remapped so far, after corrected and uncorrected errors."""
+    """Rows remapped so far, after corrected and uncorrected errors."""
     pages_pending: bool | None = None
     """Memory pages wait for a reset to be retired (GPUs before Ampere)."""
     pages_retired: int | None = None
-    """Memory pages that were retired so far (GPUs before Ampere)."""
+    """Memory pages retired so far (GPUs before Ampere)."""
     ecc_corrected: int | None = None
     """Corrected memory errors since the driver was loaded."""
     ecc_uncorrected: int | None = None
     """Uncorrected memory errors since the driver was loaded."""
     recovery: RecoveryAction | None = None
     fabric: FabricState | None = None
-    """None as well for a GPU without NVSwitches."""
+    """Also None for a GPU without NVSwitches."""
 
 
 NO_SIGNS = GpuSigns()
@@ -67,14 +67,14 @@ class EventKind(enum.StrEnum):
     ECC_SINGLE = "ecc-single"
     ECC_DOUBLE = "ecc-double"
     POWER_SOURCE = "power-source"
-    """The GPU's power supply changed, as from external power to the bus."""
+    """The GPU's power supply changed, for example from external power to the bus."""
     CHANGED = "changed"
-    """GPUs came, went or were re-arranged: scan again."""
+    """GPUs came, went or changed their order: scan again."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DriverEvent:
-    """One report of the driver. `uuid` None: it concerns all GPUs, or the driver cannot tell."""
+    """One report of the driver. `uuid` None: about all GPUs, or about one that is not known."""
 
     kind: EventKind
     uuid: GpuUuid | None = None
@@ -82,12 +82,12 @@ class DriverEvent:
 
 
 class ProbeOutcome(enum.StrEnum):
-    """What an active question to a GPU found."""
+    """The outcome of a probe of a GPU."""
 
     PASSED = "passed"
     FAILED = "failed"
     REFUSED = "refused"
-    """A question was refused until the GPU is reset (NVML_ERROR_RESET_REQUIRED, of any driver)."""
+    """The driver refuses calls until the GPU is reset (NVML_ERROR_RESET_REQUIRED)."""
     LOST = "lost"
     SILENT = "silent"
     """No answer within the deadline."""
@@ -95,10 +95,10 @@ class ProbeOutcome(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Probe:
-    """The result of one active question to the GPU `uuid`; `text` is the driver's words.
+    """The result of probing the GPU `uuid`. `text` is the driver's error text.
 
-    `unmonitored` says why the driver's reports of this GPU do not reach us; empty: they do, or
-    nobody listens to any.
+    `unmonitored`: why the agent does not receive the events of this GPU. Empty if it does, or if
+    the agent does not listen for events.
     """
 
     uuid: GpuUuid

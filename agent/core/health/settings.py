@@ -1,4 +1,4 @@
-"""How GPUs are judged: what the operator chose, also by the variables of other plugins."""
+"""Settings for health: the agent's own, and the XID variables of HAMi's and NVIDIA's plugin."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -11,39 +11,39 @@ _EVERY_XID: Final = 0
 _LARGEST: Final = 2**64 - 1
 
 PLUGINS_SKIP: Final = (13, 31, 43, 45, 68, 109)
-"""What both plugins skip unasked. Source: k8s-device-plugin internal/rm/health.go, and HAMi."""
+"""The XIDs that both plugins ignore by default. Source: k8s-device-plugin internal/rm/health.go."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class XidSwitches:
-    """Which XIDs count, as NVIDIA's plugin (from 0.18) and HAMi (from 2.8) are told by variables.
+    """Which XIDs count, by the variables of NVIDIA's plugin (from 0.18) and HAMi's (from 2.8).
 
-    `disabled` maps an XID to whether it is ignored, and 0 to whether all are. Source: both
-    plugins' getDisabledHealthCheckXids.
+    `disabled` maps an XID to whether it is ignored, and 0 to whether all are. Source:
+    getDisabledHealthCheckXids of both plugins.
     """
 
     disabled: Mapping[int, bool] = dataclasses.field(default_factory=dict)
 
     @property
     def off(self) -> bool:
-        """No health checks at all. Single XIDs that are enabled beside `all` change nothing."""
+        """Whether all health checks are off. With `all`, enabling single XIDs changes nothing."""
         return self.disabled.get(_EVERY_XID, False)
 
     def ignores(self, number: int) -> bool:
-        """Whether this XID changes nothing."""
+        """Whether this XID is ignored."""
         if self.disabled.get(_EVERY_XID) is False:
             return False
         return self.disabled.get(number, self.off)
 
     def sets(self, number: int) -> bool:
-        """Whether somebody said anything of this XID, or of all."""
+        """Whether a variable names this XID or all XIDs."""
         return _EVERY_XID in self.disabled or number in self.disabled
 
 
 def read_switches(disable: str, enable: str) -> XidSwitches:
-    """What DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS say; the second one wins.
+    """Parse DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS; the second one wins.
 
-    Items that are neither a number nor `all` or `xids` are passed over, see `malformed`.
+    Items other than a number, `all` or `xids` are ignored; `malformed` returns them.
     """
     if not disable.strip() and not enable.strip():
         return XidSwitches()
@@ -54,13 +54,13 @@ def read_switches(disable: str, enable: str) -> XidSwitches:
 
 
 def malformed(text: str) -> tuple[str, ...]:
-    """The items of such a variable that say nothing."""
+    """The items of such a variable that are neither a number nor `all` or `xids`."""
     items = [item.strip().lower() for item in text.split(",")]
-    return tuple(one for one in items if one and one not in _ALL and _number(one) is None)
+    return tuple(item for item in items if item and item not in _ALL and _number(item) is None)
 
 
 def _items(text: str) -> Iterable[int]:
-    """The XIDs that are named. `all` makes the others meaningless."""
+    """The XIDs in the list. `all` or `xids` overrides the others."""
     items = [item.strip() for item in text.lower().split(",")]
     if _ALL & set(items):
         return (_EVERY_XID,)
@@ -78,30 +78,30 @@ class HealthSettings:
     """How GPUs are judged. Durations are seconds."""
 
     driver_hang: float = 60.0
-    """A GPU that does not answer is served for so long."""
+    """How long a GPU that does not answer is served."""
     quiet: float = 600.0
-    """Time without a bad report before a watched or bad GPU can be ok again."""
+    """The cool-down: time without a bad report before a watched or bad GPU can be ok again."""
     longest_quiet: float = 7200.0
-    """The same at most, for one that keeps falling ill; also what `soon after` means."""
+    """The longest cool-down. A bout within this time after the last one doubles the cool-down."""
     passes: int = 3
-    """Probes that must pass since the last bad report, also."""
+    """How many probes must pass since the last bad report."""
     probe_interval: float = 10.0
     probe_deadline: float = 2.0
     gather: float = 0.005
-    """Events wait so long for others of the same mishap."""
+    """How long an event waits for other events of the same failure."""
     coalesce: float = 0.05
-    """Probes wait so long for others; what follows a new list within that time is one list."""
+    """How long a probe waits for others. Changes within this time after a list are one list."""
     xids: Mapping[int, XidClass] = dataclasses.field(default_factory=dict)
     """Classes that differ from the table's."""
     switches: XidSwitches = dataclasses.field(default_factory=XidSwitches)
-    """What the variables of HAMi's and NVIDIA's plugin say; `xids` wins."""
+    """From the variables of HAMi's and NVIDIA's plugin; `xids` wins."""
 
 
 DEFAULTS: Final = HealthSettings()
 
 
 def xid_class(number: int, settings: HealthSettings = DEFAULTS) -> XidClass:
-    """The class of an XID; one that the table does not know is fatal, as for NVIDIA's plugin."""
+    """The class of an XID. As in NVIDIA's plugin, an XID outside the table is fatal."""
     if number in settings.xids:
         return settings.xids[number]
     known = XIDS[number].kind if number in XIDS else XidClass.FATAL

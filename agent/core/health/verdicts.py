@@ -1,4 +1,4 @@
-"""Single conclusions about a GPU: how grave each is, and what follows from one after another."""
+"""Single verdicts about a GPU, their severity, and how a new verdict combines with the old one."""
 
 import dataclasses
 import datetime as dt
@@ -28,35 +28,35 @@ _ORDER: Final = (
 
 
 class NextStep(enum.StrEnum):
-    """What is to be done about what happened, or what comes next: how a text ends for people.
+    """The end of a health text: what to do, or what happens next.
 
-    Whatever else a text holds may be the driver's words; only these are told apart from it.
+    `past` removes these ends. The rest of a text may contain the driver's words.
     """
 
     NOTHING = ""
     RESET = "reset it or reboot the node"
     RESET_NOW = "reset the GPU"
     RESET_FREE = "reset it when it is free"
-    RESET_AGAIN = "it reported an error since, so that it needs another reset"
+    RESET_AGAIN = "it has reported an error since, so it needs another reset"
     REBOOT = "reboot the node"
     BOOT = "it needs a reboot of the node"
     REPLACE = "replace the GPU"
-    REST = "it is served again when it stays quiet"
+    REST = "it is served again after the cool-down"
     RELIEVED = "the driver says that no reset is needed"
     WITHDRAWN = "now it says that none is needed"
-    FABRIC = "see that nvidia-fabricmanager runs"
-    SAID = "it was reset, as an operator says"
+    FABRIC = "check that nvidia-fabricmanager runs"
+    SAID = "an operator reported that it was reset"
 
 
 def bad(
-    now: dt.datetime, cause: Cause, told: str, runbook: str, then: NextStep = NextStep.NOTHING
+    now: dt.datetime, cause: Cause, reason: str, runbook: str, then: NextStep = NextStep.NOTHING
 ) -> Health:
-    """Not served until it rests."""
+    """The verdict bad: not served until the cool-down has passed."""
     return Health(
         Condition.BAD,
         now,
         cause,
-        _sentence(told, then, runbook),
+        _sentence(reason, then, runbook),
         serving=False,
         action=Action.WAIT,
         runbook=runbook,
@@ -64,26 +64,26 @@ def bad(
 
 
 def needing(verdict: Health, *, reboot: bool) -> Health:
-    """The same, and rest is not enough."""
+    """The same verdict for a GPU that also needs a reset, or a reboot of the node."""
     action = Action.REBOOT if reboot else Action.RESET
     return dataclasses.replace(verdict, needs_reset=True, needs_reboot=reboot, action=action)
 
 
 def watched(
-    now: dt.datetime, cause: str, told: str, runbook: str, then: NextStep = NextStep.NOTHING
+    now: dt.datetime, cause: str, reason: str, runbook: str, then: NextStep = NextStep.NOTHING
 ) -> Health:
-    """Served, with a reason to look at it."""
-    text = _sentence(told, then, runbook)
+    """The verdict watch: served, with a reason to look at the GPU."""
+    text = _sentence(reason, then, runbook)
     return Health(Condition.WATCH, now, cause, text, action=Action.WAIT, runbook=runbook)
 
 
-def silenced(health: Health, now: dt.datetime, cause: Cause, told: str, runbook: str) -> Health:
-    """Nothing, or not everything, is heard of it. The XID of `health` is kept."""
+def silenced(health: Health, now: dt.datetime, cause: Cause, reason: str, runbook: str) -> Health:
+    """The verdict unmonitored: it does not answer, or its events are missing. Keeps the XID."""
     return Health(
         Condition.UNMONITORED,
         now,
         cause,
-        _sentence(told, NextStep.NOTHING, runbook),
+        _sentence(reason, NextStep.NOTHING, runbook),
         health.xid,
         action=Action.INSPECT,
         runbook=runbook,
@@ -91,7 +91,10 @@ def silenced(health: Health, now: dt.datetime, cause: Cause, told: str, runbook:
 
 
 def relieved(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
-    """The driver may say that a GPU needs no reset (any more). A boot it cannot talk away."""
+    """End the need for a reset if the driver reports that no action is needed.
+
+    The need for a reboot stays.
+    """
     if signs.recovery is not RecoveryAction.NONE or not health.needs_reset or health.needs_reboot:
         return health
     happened = _happened(health)
@@ -103,67 +106,68 @@ def relieved(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
 
 
 def answered_again(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
-    """It refused what it was asked until a reset, and answers: there was one.
+    """End the need for a reset of a refused GPU that answers: the answer proves a reset.
 
-    Not where the driver says besides that it needs another.
+    The need stays if the driver reports that the GPU needs another reset.
     """
     is_owed = health.cause == Cause.REFUSED and health.needs_reset
     if not is_owed or signs.recovery in REBOOTS | RESETS:
         return health
-    told = "it was reset, for the driver answers for it again"
-    return _freed(health, now, told, NextStep.REST)
+    return _freed(health, now, "it was reset: the driver answers for it again", NextStep.REST)
 
 
 def reset_by_word(health: Health, now: dt.datetime) -> Health:
-    """An operator says that it was reset, as drivers before 570 do not: then it rests.
+    """End the need for a reset because an operator reports one. The cool-down begins.
 
-    Nobody's word stands for a boot, and what the next probe shows goes against it.
+    Drivers before 570 do not report that a reset is no longer needed. The need for a reboot stays.
+    The next probe can show that the GPU was not reset.
     """
     if not health.needs_reset or health.needs_reboot:
         return health
-    if health.condition is Condition.LOST:  # it comes back reset
+    if health.condition is Condition.LOST:  # a lost GPU that answers again has been reset
         return dataclasses.replace(health, needs_reset=False)
     return _freed(health, now, _happened(health), NextStep.SAID)
 
 
 def refused(health: Health, now: dt.datetime) -> Health:
-    """The driver answers for it only after a reset: that it does so later is the proof of one.
+    """The verdict when the driver refuses calls until the GPU is reset.
 
-    So this takes the place of what needed a reset before. A reboot it cannot stand for.
+    It replaces an earlier need for a reset, because a later answer proves the reset. It does not
+    replace the need for a reboot.
     """
     if health.needs_reboot or (health.cause == Cause.REFUSED and health.needs_reset):
         return again(health, now)
-    struck = "" if health.xid is None else f" (after XID {health.xid})"
-    told = f"the driver refuses to answer for it until it is reset{struck}"
-    verdict = bad(now, Cause.REFUSED, told, "H-RESET", NextStep.RESET)
+    after = "" if health.xid is None else f" (after XID {health.xid})"
+    text = f"the driver refuses calls for it until it is reset{after}"
+    verdict = bad(now, Cause.REFUSED, text, "H-RESET", NextStep.RESET)
     return needing(dataclasses.replace(verdict, xid=health.xid), reboot=False)
 
 
 def signed(health: Health, signs: GpuSigns, now: dt.datetime) -> Health:
-    """What a GPU says of its memory, and the driver of its need, holds as long as they say it.
+    """The health after the signs of a probe. A verdict of signs holds while the signs last.
 
-    It is more than that it was lost, or refused, and answers.
+    A fault in the signs outweighs that the GPU was lost or refused and answers again.
     """
-    found = _sign(signs, now)
-    if found is None:
+    verdict = _sign(signs, now)
+    if verdict is None:
         return health
-    has_come = health.condition is Condition.BAD and health.cause in {Cause.LOST, Cause.REFUSED}
-    if gravity(found) > gravity(health) - has_come:
-        return dataclasses.replace(found, xid=health.xid)
-    if health.passed_probes and health.cause == found.cause:
+    is_back = health.condition is Condition.BAD and health.cause in {Cause.LOST, Cause.REFUSED}
+    if gravity(verdict) > gravity(health) - is_back:
+        return dataclasses.replace(verdict, xid=health.xid)
+    if health.passed_probes and health.cause == verdict.cause:
         return dataclasses.replace(health, passed_probes=0)
     return health
 
 
 def worse(health: Health, verdict: Health) -> Health:
-    """`verdict` if it is graver than what is known, else what is known with its rest begun anew.
+    """`verdict` if it is more severe than `health`, else `health` with its cool-down restarted.
 
-    The first cause of a grave state stays: what follows in a storm is mostly its echo. A silent
-    GPU stays silent, so that reports do not stretch the time for which it is served. One that
-    refused to answer may have been reset meanwhile: a report that needs a reset needs another.
+    The first cause of a severe condition stays, because later reports mostly follow from it. A
+    silent GPU stays silent, so that reports do not extend the time for which it is served. A
+    refused GPU may have been reset meanwhile, so a report that needs a reset replaces its verdict.
     """
-    is_anew = health.cause == Cause.REFUSED and verdict.needs_reset
-    if gravity(verdict) > gravity(health) or is_anew:
+    is_new_need = health.cause == Cause.REFUSED and verdict.needs_reset
+    if gravity(verdict) > gravity(health) or is_new_need:
         return verdict
     known = health if health.xid is not None else dataclasses.replace(health, xid=verdict.xid)
     if health.condition is Condition.LOST and verdict.needs_reset:
@@ -172,7 +176,7 @@ def worse(health: Health, verdict: Health) -> Health:
 
 
 def told_of(xid: int) -> str:
-    """What is said of an XID."""
+    """The number and name of an XID."""
     return f"XID {xid}: {xid_name(xid)}"
 
 
@@ -191,17 +195,19 @@ def of_xid(xid: int, kind: XidClass, now: dt.datetime) -> Health | None:
 
 
 def suspected(health: Health, doubt: Health) -> Health:
-    """`doubt` of a report that names no GPU: all are under suspicion, and the probes decide.
+    """The health after a report that names no GPU. All GPUs are watched, and the probes decide.
 
-    One that is ill already rests on: others' mishaps would keep it out for ever.
+    The cool-down of a bad or lost GPU goes on: otherwise reports about others would keep restarting
+    it.
     """
     return health if health.ill else worse(health, doubt)
 
 
 def struck_while_lost(health: Health, verdict: Health) -> Health:
-    """A lost GPU reported something: an echo, or it was back already and needs another reset.
+    """The health of a lost GPU after a report that needs a reset.
 
-    The next probe tells: one that still finds it lost says that it was an echo.
+    Either the report is a late echo, or the GPU was back already and needs another reset. If the
+    next probe still finds the GPU lost, it was an echo.
     """
     reboot = health.needs_reboot or verdict.needs_reboot
     if health.needs_reset and health.needs_reboot == reboot:
@@ -210,7 +216,7 @@ def struck_while_lost(health: Health, verdict: Health) -> Health:
 
 
 def again(health: Health, now: dt.datetime) -> Health:
-    """The same state, its quiet time begun anew; within one second it counts as one report."""
+    """The same health with its cool-down restarted. Reports within 1 s count as one."""
     if health.condition is Condition.LOST:
         return health
     if seconds(health, now) < 1.0 and health.passed_probes == 0:
@@ -219,17 +225,17 @@ def again(health: Health, now: dt.datetime) -> Health:
 
 
 def gravity(health: Health) -> int:
-    """How grave it is: the condition, then what it needs."""
+    """The severity of a health: by condition, then by the need for a reset or reboot."""
     return 3 * _ORDER.index(health.condition) + health.needs_reset + health.needs_reboot
 
 
 def seconds(health: Health, now: dt.datetime) -> float:
-    """For how long it is so."""
+    """Seconds since the condition, or its cool-down, began."""
     return (now - health.since).total_seconds()
 
 
 def past(health: Health) -> str:
-    """What its text says, without what is to be done about it."""
+    """The text of a health without its end (NextStep)."""
     return _sentence(_happened(health), NextStep.NOTHING, health.runbook)
 
 
@@ -239,21 +245,21 @@ def _happened(health: Health) -> str:
     return text.removesuffix(next(filter(text.endswith, ends), ""))
 
 
-def _freed(health: Health, now: dt.datetime, told: str, then: NextStep) -> Health:
-    """It needs no reset any more: its rest begins, whenever the last bad report was."""
+def _freed(health: Health, now: dt.datetime, reason: str, then: NextStep) -> Health:
+    """The health after the need for a reset has ended: its cool-down begins now."""
     return dataclasses.replace(
         health,
         since=now,
         needs_reset=False,
         passed_probes=0,
         action=Action.WAIT,
-        text=_sentence(told, then, health.runbook),
+        text=_sentence(reason, then, health.runbook),
     )
 
 
-def _sentence(told: str, then: NextStep, runbook: str) -> str:
-    """The one place where what happened, what comes of it and where to read on are joined."""
-    text = f"{told}; {then}" if then else told
+def _sentence(reason: str, then: NextStep, runbook: str) -> str:
+    """Join what happened, the next step and the runbook id."""
+    text = f"{reason}; {then}" if then else reason
     return f"{text} [{runbook}]" if runbook else text
 
 
@@ -261,30 +267,30 @@ def _sign(signs: GpuSigns, now: dt.datetime) -> Health | None:
     if signs.recovery in REBOOTS | RESETS:
         reboot = signs.recovery in REBOOTS
         need = "a reboot of the node" if reboot else "a reset"
-        told = f"the driver says that it needs {need} ({signs.recovery})"
-        return needing(bad(now, Cause.ADVICE, told, "H-ADVICE"), reboot=reboot)
+        text = f"the driver says that it needs {need} ({signs.recovery})"
+        return needing(bad(now, Cause.ADVICE, text, "H-ADVICE"), reboot=reboot)
     if not has_joined(signs):
-        told = f"it has not joined the fabric of its NVSwitches ({signs.fabric}), without which no "
-        told += "program runs on it"
-        verdict = bad(now, Cause.FABRIC, told, "H-FABRIC", NextStep.FABRIC)
+        text = f"it has not joined the fabric of its NVSwitches ({signs.fabric}), so no program "
+        text += "runs on it"
+        verdict = bad(now, Cause.FABRIC, text, "H-FABRIC", NextStep.FABRIC)
         return dataclasses.replace(verdict, action=Action.INSPECT)
     if signs.rows_failed:
-        told = "memory rows could not be remapped, for no spare ones are left"
-        verdict = bad(now, Cause.MEMORY, told, "H-ROWS", NextStep.REPLACE)
+        text = "memory rows could not be remapped: no spare rows are left"
+        verdict = bad(now, Cause.MEMORY, text, "H-ROWS", NextStep.REPLACE)
         return dataclasses.replace(verdict, action=Action.REPLACE)
     if signs.rows_pending or signs.pages_pending:
-        told = "memory rows or pages wait for a reset to be replaced"
-        verdict = watched(now, Cause.MEMORY, told, "H-ROWS", NextStep.RESET_FREE)
+        text = "memory rows or pages wait for a reset to be replaced"
+        verdict = watched(now, Cause.MEMORY, text, "H-ROWS", NextStep.RESET_FREE)
         return dataclasses.replace(verdict, action=Action.RESET)
     return None
 
 
 def has_joined(signs: GpuSigns) -> bool:
-    """Whether no NVSwitch keeps it from running programs, as far as the driver tells."""
+    """Whether the GPU has joined its fabric, or has none, as far as the driver reports."""
     return signs.fabric in {None, FabricState.COMPLETED}
 
 
 def as_told(health: Health) -> tuple[Condition, bool, bool]:
-    """What people are told of; whether a lost GPU was struck again shows when it is back."""
+    """The part of health that is logged. A lost GPU's need for a reset shows when it is back."""
     needs_reset = health.needs_reset and health.condition is not Condition.LOST
     return health.condition, health.serving, needs_reset

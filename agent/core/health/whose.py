@@ -1,7 +1,8 @@
-"""Whose trouble it is, where the driver does not say: its own, or which GPU's.
+"""Attributes a fault that the driver does not attribute: to the driver itself, or to one GPU.
 
-What it says of all GPUs alike is its own. It may report a memory error and name no GPU: then
-all are watched for it, and the one whose count of uncorrected errors rose at about that time is it.
+- If all GPUs fail with the same text, the fault is the driver's.
+- If the driver reports a memory error without a GPU, all GPUs are watched. The error belongs to the
+  GPU whose count of uncorrected errors rose at about that time.
 """
 
 import dataclasses
@@ -15,44 +16,44 @@ from agent.core.inventory.condition import Cause, Condition, Health
 from agent.core.inventory.gpu import GpuFault, GpuUuid, Scan, Trouble
 
 MANY: Final = 2
-"""Of one GPU alone nobody can tell whether it is the driver's trouble."""
+"""The fewest GPUs for which equal failures are the driver's."""
 
-OF_ALL: Final = "the driver says the same of all GPUs: "
+OF_ALL: Final = "the driver reports the same for all GPUs: "
 
 MAY_PASS: Final = frozenset({Trouble.LOST, Trouble.FAILED})
-"""What a driver that is in trouble itself says of its GPUs, too."""
+"""Troubles that the driver also reports for a GPU when the driver itself has a fault."""
 
 Ill = Callable[[GpuUuid], bool]
-"""Whether a GPU is known to be bad or lost: it may fail as others do, for a reason of its own."""
+"""Whether a GPU is known to be bad or lost. Such a GPU can fail for a reason of its own."""
 
 
 def has_failed(probe: Probe) -> bool:
-    """True where the driver answered with an error, and the GPU itself told nothing."""
+    """True if the driver answered the probe with an error and without signs of the GPU."""
     return probe.outcome in {ProbeOutcome.FAILED, ProbeOutcome.LOST} and probe.signs == NO_SIGNS
 
 
 def fail_alike(probes: Iterable[Probe], ill: Ill) -> bool:
-    """Whether all GPUs that were well fail in the same words, be it only one."""
-    words = {probe.text if has_failed(probe) else None for probe in probes if not ill(probe.uuid)}
-    return len(words) == 1 and None not in words
+    """Whether all GPUs that were healthy, at least one, fail with the same text."""
+    texts = {probe.text if has_failed(probe) else None for probe in probes if not ill(probe.uuid)}
+    return len(texts) == 1 and None not in texts
 
 
 def of_the_driver(probes: Iterable[Probe], ill: Ill) -> tuple[Probe, ...]:
-    """The same probes; where several GPUs fail alike, none of them has answered."""
-    asked = tuple(probes)
-    well = [probe for probe in asked if not ill(probe.uuid)]
+    """The same probes. If all healthy GPUs fail alike, their probes become silent instead."""
+    probes = tuple(probes)
+    well = [probe for probe in probes if not ill(probe.uuid)]
     if len(well) < MANY or not fail_alike(well, ill):
-        return asked
-    (words,) = {probe.text for probe in well}
-    told = OF_ALL + (cap(words) or "an error")
+        return probes
+    (failure,) = {probe.text for probe in well}
+    text = OF_ALL + (cap(failure) or "an error")
     return tuple(
-        Probe(probe.uuid, ProbeOutcome.SILENT, told) if probe.text == words else probe
-        for probe in asked
+        Probe(probe.uuid, ProbeOutcome.SILENT, text) if probe.text == failure else probe
+        for probe in probes
     )
 
 
 def same_fault(scan: Scan, ill: Ill) -> GpuFault | None:
-    """One fault that stands for all: no GPU is described, and those that were well fail alike."""
+    """The common fault if the scan describes no GPU and all healthy GPUs fail alike, else None."""
     faults = [
         fault
         for fault in scan.faults
@@ -66,7 +67,7 @@ def same_fault(scan: Scan, ill: Ill) -> GpuFault | None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ErrorCount:
-    """What one GPU has counted so far. `rose_at`: when the count last rose, if nobody was told."""
+    """The uncorrected errors of one GPU. `rose_at`: when they rose, if no event was made of it."""
 
     count: int | None = None
     rose_at: dt.datetime | None = None
@@ -78,10 +79,11 @@ NOT_COUNTED: Final = ErrorCount()
 def compared(
     known: ErrorCount, probe: Probe, health: Health, now: dt.datetime, near: float
 ) -> tuple[ErrorCount, DriverEvent | None]:
-    """What is known after `probe`, and the error as if the driver had named this GPU.
+    """The error count after `probe`, and a memory error event if it belongs to this GPU.
 
-    None: nothing says that it was this one. `health` is its health without `probe`; the count must
-    have risen within `near` seconds of the suspicion, before or after. A first count has not risen.
+    The event is None if nothing attributes the error to this GPU. `health` is the health before
+    `probe`. The count must have risen at most `near` seconds before or after the GPU came under
+    suspicion. A first count does not count as a rise.
     """
     count = probe.signs.ecc_uncorrected
     if count is None:

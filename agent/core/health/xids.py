@@ -1,4 +1,4 @@
-"""The XID table: NVIDIA's catalog, complete. Data first, and nothing of any GPU.
+"""The XID table: NVIDIA's catalog, complete.
 
 Source: the XID catalog at docs.nvidia.com/deploy/xid-errors (1 to 172, of R590).
 """
@@ -45,7 +45,7 @@ class XidClass(enum.StrEnum):
 
 
 class XidAction(enum.StrEnum):
-    """The catalog's immediate action, in the catalog's words."""
+    """The immediate action of the catalog, under the catalog's name."""
 
     NONE = ""
     """The catalog gives none."""
@@ -72,45 +72,45 @@ _CLASSES: Final[Mapping[XidAction, XidClass]] = MappingProxyType(
         XidAction.RESTART_APP: XidClass.APPLICATION,
         XidAction.RESET_GPU: XidClass.NEEDS_RESET,
         XidAction.RESTART_VM: XidClass.NEEDS_REBOOT,
-        # It restarts the machine to get the GPU back on the bus: one that is back has been reset.
+        # The restart brings the GPU back on the bus. A GPU that is back has been reset.
         XidAction.RESTART_BM: XidClass.NEEDS_RESET,
         XidAction.CONTACT_SUPPORT: XidClass.FATAL,
         XidAction.CHECK_MECHANICALS: XidClass.FATAL,
         XidAction.CHECK_UVM: XidClass.FATAL,
         XidAction.UPDATE_SWFW: XidClass.FATAL,
-        # The driver's recovery action has changed: the probe that follows at once reads it.
+        # The driver's recovery action has changed. The probe that follows at once reads it.
         XidAction.RECOVERY_ACTION: XidClass.CONTAINED,
         XidAction.WORKFLOW_45: XidClass.APPLICATION,
         XidAction.WORKFLOW_48: XidClass.NEEDS_RESET,
         XidAction.WORKFLOW_NVLINK: XidClass.NEEDS_RESET,
-        # Subcodes decide, which NVML does not tell. Every driver of these GPUs tells its recovery
-        # action, in which they are weighed: the probe that follows at once reads it.
+        # The subcode decides, but NVML does not report it. Every driver of these GPUs reports a
+        # recovery action that includes it. The probe that follows at once reads that action.
         XidAction.WORKFLOW_NVLINK5: XidClass.CONTAINED,
     }
 )
-"""What follows from the catalog's action alone."""
+"""The class of each catalog action."""
 
 _OTHERWISE: Final[Mapping[int, XidClass]] = MappingProxyType(
     {
-        # Ignored by the catalog, and signs of wear: watched.
+        # The catalog ignores them, but they are signs of wear: watched.
         63: XidClass.CONTAINED,
         92: XidClass.CONTAINED,
-        # The application restarts, and the GPU is to be reset when that is convenient: watched.
+        # The application restarts, and the GPU needs a reset at a convenient time: watched.
         94: XidClass.CONTAINED,
-        # Of its subcodes the catalog ignores all (147, 148), or resets the GPU for all (150).
+        # The catalog ignores all subcodes of 147 and 148, and resets the GPU for all of 150.
         147: XidClass.APPLICATION,
         148: XidClass.APPLICATION,
         150: XidClass.NEEDS_RESET,
-        # News of the power smoothing: the GPU computes as before.
+        # Information about power smoothing. It does not affect computing.
         162: XidClass.APPLICATION,
         163: XidClass.APPLICATION,
         164: XidClass.APPLICATION,
         165: XidClass.APPLICATION,
-        # As 62, for which the catalog has an action.
+        # Like 62, for which the catalog has an action.
         169: XidClass.NEEDS_RESET,
     }
 )
-"""Where the class is another, and why."""
+"""XIDs whose class differs from the class of their action."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ _NAMES: Final[Mapping[XidAction, Mapping[str, tuple[int, ...]]]] = MappingProxyT
         },
     }
 )
-"""By the catalog's action, in our words: the numbers of each name."""
+"""By catalog action: the agent's name of each error, and its XIDs."""
 
 
 def _table() -> Iterator[Xid]:
@@ -229,14 +229,14 @@ def _table() -> Iterator[Xid]:
 XIDS: Final[Mapping[int, Xid]] = MappingProxyType({row.number: row for row in _table()})
 UNKNOWN: Final = "a driver error"
 _MOST_NUMBER: Final = 255
-"""The catalog ends below 200; a driver that invents numbers makes no series for each."""
+"""The catalog ends below 200. Higher numbers share one metric series."""
 
 
 def xid_name(number: int) -> str:
-    """What the XID is, in words."""
+    """The name of the XID."""
     return XIDS[number].name if number in XIDS else UNKNOWN
 
 
 def xid_label(number: int) -> str:
-    """The XID as a metric's label: its number, or `other` for one beyond all that NVIDIA uses."""
+    """The XID as a metric label: its number, or `other` outside 1 to 255."""
     return str(number) if 0 < number <= _MOST_NUMBER else "other"

@@ -1,4 +1,4 @@
-"""How a GPU is: the conclusion that doors show and answers obey."""
+"""The health of one GPU: its condition, the cause, and what a person should do."""
 
 import dataclasses
 import datetime as dt
@@ -10,45 +10,45 @@ class Condition(enum.StrEnum):
 
     OK = "ok"
     WATCH = "watch"
-    """Served; something happened that clears after a quiet time."""
+    """Served. Something happened; the GPU is ok again after the quiet period."""
     BAD = "bad"
     LOST = "lost"
     UNMONITORED = "unmonitored"
-    """Its events do not reach us, or it does not answer: see Cause."""
+    """The agent does not receive its events, or it does not answer. The cause says which."""
 
 
 class Cause(enum.StrEnum):
-    """Why a GPU is as it is."""
+    """Why a GPU has its condition."""
 
     NONE = "none"
     XID = "xid"
     ECC = "ecc"
     MEMORY = "memory"
-    """The driver says that memory rows or pages wait for a reset, or can be replaced no more."""
+    """Memory rows or pages wait for a reset, or no spare ones are left."""
     ADVICE = "advice"
-    """The driver says that the GPU needs something (its recovery action)."""
+    """The driver reports a recovery action, such as a reset."""
     REFUSED = "refused"
-    """The driver refuses what it is asked about the GPU until that is reset."""
+    """The driver refuses calls for the GPU until the GPU is reset."""
     FABRIC = "fabric"
-    """It has not joined the fabric of its NVSwitches."""
+    """The GPU has not joined the fabric of its NVSwitches."""
     PROBE = "probe"
     LOST = "lost"
     DRIVER = "driver"
-    """It does not answer: served until health.driverHang has passed."""
+    """The GPU does not answer. It is served until health.driverHang has passed."""
     MONITOR = "monitor"
-    """It answers, but the driver's reports of it do not reach us: served."""
+    """The GPU answers, but the agent does not receive its events. It is served."""
     RELEASED = "released"
-    """An operator has had it released for work on it: not served, and not asked."""
+    """An operator released the GPU for work on it. It is neither served nor probed."""
     OFF = "off"
     """The operator switched the health checks off."""
 
 
 class Action(enum.StrEnum):
-    """What a person should do about it."""
+    """What a person should do about a GPU."""
 
     NONE = "none"
     WAIT = "wait"
-    """Nothing: it clears by itself."""
+    """Nothing: the condition clears by itself."""
     INSPECT = "inspect"
     """Look at the kernel's log."""
     RESET = "reset"
@@ -60,17 +60,18 @@ class Action(enum.StrEnum):
 class Health:
     """The condition of one GPU, since when, and why.
 
-    `since`: when it became so, or when its rest began anew: with the last bad report, or with the
-    news that it needs its reset no more.
-    `serving` is what the kubelet list, the annotation and Allocate go by. `cause` is a Cause,
-    `action` an Action, as text so that an older agent reads a newer one's memory; `text` is a
-    sentence for people, which ends with the id `runbook` in brackets.
-    `needs_reset`: only a boot, lost-then-present, refused-then-answered, or the driver's word that
-    nothing is needed clears it; with `needs_reboot`, only a boot. `passed_probes` count since the
-    last bad report.
-    `bouts`: times that it was bad or lost, each soon after the one before was over, which was at
-    `recovered_at`. `failures`: when probes failed while it was neither, those of the last minutes;
-    `failed_in_row` of them with none that passed since.
+    - `since`: when the condition began, or when the cool-down last began again (a bad report, or
+      the end of the need for a reset).
+    - `serving`: whether the kubelet list, the register annotation and Allocate offer the GPU.
+    - `cause` and `action`: values of Cause and Action. They are text so that an older agent can
+      read the checkpoint of a newer one.
+    - `text`: a sentence for people. It ends with the id `runbook` in brackets.
+    - `needs_reset`: cleared by a boot, by lost-then-present, by refused-then-answered, or when the
+      driver reports that no action is needed. With `needs_reboot`, only a boot clears it.
+    - `passed_probes`: passed probes since the last bad report.
+    - `bouts`: consecutive bouts, each soon after the end of the one before (`recovered_at`).
+    - `failures`: times of failed probes of the last 10 minutes while the GPU was neither bad nor
+      lost. The last `failed_in_row` of them had no passed probe between them.
     """
 
     condition: Condition
@@ -91,10 +92,10 @@ class Health:
 
     @property
     def ill(self) -> bool:
-        """True while it is bad or lost."""
+        """True while the GPU is bad or lost."""
         return self.condition in {Condition.BAD, Condition.LOST}
 
     @property
     def silent(self) -> bool:
-        """True while it does not answer."""
+        """True while the GPU does not answer."""
         return self.condition is Condition.UNMONITORED and self.cause == Cause.DRIVER

@@ -1,4 +1,4 @@
-"""A GPU as the driver describes it: facts only, no judgement, no sharing."""
+"""A GPU as the driver describes it, without its health and without how it is shared."""
 
 import dataclasses
 import datetime as dt
@@ -8,13 +8,12 @@ from typing import Final, NewType
 GpuUuid = NewType("GpuUuid", str)
 """`GPU-…` as NVML prints it: the identity of a GPU. The index is for display and ordering."""
 
-
 NO_INDEX: Final = -1
-"""The index of a GPU that the driver does not list and that nobody has described."""
+"""The index of a GPU whose index is not known, because the driver never described it."""
 
 
 class PciPath(enum.IntEnum):
-    """How two GPUs reach each other over PCI; HAMi's points for the pair (§1.4 of its contract).
+    """The PCI path between two GPUs; the value is HAMi's points for the pair.
 
     Source: HAMi pkg/device/nvidia/calculate_score.go.
     """
@@ -29,9 +28,9 @@ class PciPath(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Link:
-    """What connects a GPU to the GPU `peer`: its PCI path, if known, and its number of NVLinks.
+    """The connection to the GPU `peer`: PCI path (None: not known) and number of NVLinks.
 
-    `peer_to_peer`: the driver lets them read each other's memory; None where it does not tell.
+    `peer_to_peer`: whether the driver lets the two read each other's memory; None: not known.
     """
 
     peer: GpuUuid
@@ -44,9 +43,9 @@ class Link:
 class Gpu:
     """One physical GPU.
 
-    `index` is NO_INDEX for one of which only the identity is known. `memory_mib` is total bytes //
-    2**20, None where the driver cannot tell (coherent memory). `numa` is None when unknown; `minor`
-    is the N of /dev/nvidiaN.
+    `index` is NO_INDEX if only the UUID is known. `memory_mib` is total bytes // 2**20, or None if
+    the driver does not report it (coherent memory). `numa` is None if it is not known. `minor` is
+    the N of /dev/nvidiaN.
     """
 
     uuid: GpuUuid
@@ -61,12 +60,12 @@ class Gpu:
 
     @property
     def label(self) -> str:
-        """What people call it, in short: its index, where that is known."""
+        """The index, or the UUID if the index is not known."""
         return str(self.uuid) if self.index == NO_INDEX else str(self.index)
 
     @property
     def title(self) -> str:
-        """The same with its identity."""
+        """The index and the UUID, for people."""
         known = "of unknown index" if self.index == NO_INDEX else str(self.index)
         return f"GPU {known} ({self.uuid})"
 
@@ -76,25 +75,25 @@ class Trouble(enum.StrEnum):
 
     LOST = "lost"
     SILENT = "silent"
-    """It has not answered in time: it may be waking."""
+    """It has not answered in time. It may still be initialising."""
     RESET = "reset"
-    """The driver answers for it only when it was reset."""
+    """The driver refuses calls for it until it is reset."""
     DENIED = "denied"
-    """The agent may not ask."""
+    """The driver refuses the agent access to it."""
     RELEASED = "released"
-    """An operator has had it released for work on it."""
+    """An operator released it for work on it."""
     UNPLACED = "unplaced"
-    """It is taken back, and the driver has never described it: that takes a look at all GPUs."""
+    """It was taken back, but the driver never described it. Only a scan of all GPUs finds it."""
     UNSUPPORTED = "unsupported"
-    """The driver does not know the question for this GPU."""
+    """The driver does not support the call for this GPU."""
     FAILED = "failed"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GpuFault:
-    """A GPU that the driver lists but could not describe: left out of the inventory, and said.
+    """A GPU that the driver lists but does not describe. The inventory leaves it out.
 
-    `gpu` is its UUID, or `index N` where only that is known; `index` beside a UUID: if it is told.
+    `gpu` is the UUID, or `index N` if only the index is known. `index` is NO_INDEX if not known.
     """
 
     gpu: str
@@ -104,7 +103,7 @@ class GpuFault:
 
     @property
     def lost(self) -> bool:
-        """True when it has fallen off the bus."""
+        """True when the GPU has fallen off the bus."""
         return self.trouble is Trouble.LOST
 
     @property
@@ -115,7 +114,7 @@ class GpuFault:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Scan:
-    """One look at all GPUs of the node, sorted by index. `library_version` None: not told."""
+    """All GPUs of the node, sorted by index. `library_version` is None if it is not known."""
 
     driver_version: str
     gpus: tuple[Gpu, ...]
@@ -137,7 +136,7 @@ class GpuSample:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sampled:
-    """A sample, and when it was taken."""
+    """A sample with the time at which it was taken."""
 
     at: dt.datetime
     sample: GpuSample

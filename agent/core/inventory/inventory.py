@@ -1,4 +1,4 @@
-"""The inventory: which GPUs are shared here, how, and how they are. One immutable snapshot."""
+"""The inventory: an immutable snapshot of the shared GPUs, their shares and their health."""
 
 import dataclasses
 from typing import Final
@@ -11,16 +11,18 @@ WITHHELD: Final = "no slice of this node is on offer: `/readyz?verbose` says why
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SharedGpu:
-    """A GPU as it is offered.
+    """One GPU and how it is shared.
 
-    `registered_mib` and `core_percent` are after scaling; `type_name` is the name with the
-    `NVIDIA` prefix that the scheduler matches; `mode` is HAMi's operating mode text.
-    `present` is False for one that is kept in view and not offered: it vanished, or is shared no
-    more, while a slice of it is held; or it is not well, and the driver lists it but does not
-    describe it. Of the latter nothing may be known but its UUID: it has no slices. `there`: the
-    driver still lists it. `obstacle`: why it is not present, if more is known than that. `wanted`
-    is False for one that the settings or its mode keep out. `numa_hint`: the kubelet is told its
-    NUMA node.
+    - `registered_mib` and `core_percent`: MiB and percent after scaling.
+    - `type_name`: the model name with the prefix `NVIDIA`, by which the scheduler matches.
+    - `mode`: HAMi's operating mode.
+    - `present`: False if the GPU is shown but not offered. Either it vanished or is no longer
+      shared while a container holds a slice of it; or it is unhealthy and the driver lists it
+      without describing it. In the second case only its UUID may be known, and it has no slices.
+    - `there`: the driver still lists it.
+    - `obstacle`: why it is not present; empty if nothing more is known.
+    - `wanted`: False if the settings or MIG mode exclude it.
+    - `numa_hint`: whether the list tells the kubelet its NUMA node.
     """
 
     gpu: Gpu
@@ -38,7 +40,7 @@ class SharedGpu:
 
     @property
     def uuid(self) -> GpuUuid:
-        """The identity of the GPU."""
+        """The UUID of the GPU."""
         return self.gpu.uuid
 
     @property
@@ -48,7 +50,7 @@ class SharedGpu:
 
     @property
     def plight(self) -> str:
-        """Why no new container may be given it, to be read behind its name. Empty: one may."""
+        """Why no new container may get the GPU, as a predicate of its name. Empty: one may."""
         if not self.health.serving:
             return f"is {self.health.condition.value}: {self.health.text or self.health.cause}"
         if self.present:
@@ -60,10 +62,9 @@ class SharedGpu:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Inventory:
-    """All shared GPUs, sorted by index then UUID, those without an index last.
+    """All shared GPUs, sorted by index, then UUID. GPUs without an index come last.
 
-    `generation` rises with every change. `withheld`: no slice of any GPU is on offer, whatever the
-    GPUs are like.
+    `generation` rises with every change. `withheld`: no slice is on offer, whatever the health.
     """
 
     generation: int = 0
@@ -72,15 +73,15 @@ class Inventory:
     withheld: bool = False
 
     def find(self, uuid: GpuUuid) -> SharedGpu | None:
-        """The GPU of that identity, or None."""
+        """The GPU with that UUID, or None."""
         return next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)
 
     def offers(self, gpu: SharedGpu) -> bool:
-        """True when kubelet and scheduler are told that this GPU takes new containers."""
+        """True when the list and the register annotation offer this GPU to new containers."""
         return gpu.serving and not self.withheld
 
     def obstacles(self, gpu: SharedGpu) -> tuple[str, ...]:
-        """What keeps a GPU that is served by its health from new containers all the same."""
+        """Reasons other than health for which new containers do not get the GPU."""
         if gpu.serving:
             return (WITHHELD,) if self.withheld else ()
         return (f"it {gpu.plight}",) if gpu.health.serving else ()
@@ -101,7 +102,7 @@ class InventoryDiff:
 
 
 def diff(old: Inventory, new: Inventory) -> InventoryDiff:
-    """What `new` adds to, removes from and changes in `old`, each in the order of its snapshot."""
+    """The UUIDs that `new` adds, removes and changes, each in the order of its snapshot."""
     before = {gpu.uuid: gpu for gpu in old.gpus}
     after = {gpu.uuid: gpu for gpu in new.gpus}
     return InventoryDiff(

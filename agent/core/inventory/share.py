@@ -1,4 +1,4 @@
-"""A share: what the scheduler gave one container of one GPU."""
+"""A share: the part of one GPU that the scheduler gave one container."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from agent.core.inventory.gpu import GpuUuid
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Share:
-    """`memory_mib` MiB and `core_percent` percent of the GPU `uuid`. 0 MiB: all of its memory."""
+    """`memory_mib` MiB and `core_percent` percent of the GPU `uuid`. 0 MiB means all memory."""
 
     uuid: GpuUuid
     memory_mib: int

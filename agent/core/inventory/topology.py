@@ -1,8 +1,10 @@
-"""How well two GPUs are joined, in HAMi's points: the one rule for the scheduler and for ourselves.
+"""Scores how closely two GPUs are connected, in HAMi's points.
 
+The score annotation and the agent's preference use the same points.
 Source: HAMi v2.10 pkg/device/nvidia/calculate_score.go.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -10,50 +12,48 @@ from agent.core.inventory.gpu import Gpu, GpuUuid, Link
 
 NVLINK_POINTS: Final = 100
 MOST_NVLINKS: Final = 18
-"""More of them between two GPUs bring no more points."""
+"""NVLinks beyond this number between two GPUs bring no points."""
 
 Scores = Mapping[GpuUuid, Mapping[GpuUuid, int]]
-"""Points by GPU and by the other GPU of the pair."""
+"""Points by the two GPUs of a pair."""
 
 
 def pair_scores(gpus: Iterable[Gpu]) -> Scores:
-    """The points of every pair, in the order of the GPUs; each has an entry, even alone."""
+    """The points of every pair, in the order of the GPUs. A single GPU has an empty entry."""
     known = tuple(gpus)
     return {
-        one.uuid: {other.uuid: pair_points(one, other) for other in known if other.uuid != one.uuid}
-        for one in known
+        gpu.uuid: {peer.uuid: pair_points(gpu, peer) for peer in known if peer.uuid != gpu.uuid}
+        for gpu in known
     }
 
 
-def pair_points(one: Gpu, other: Gpu) -> int:
-    """The points of one pair; none where its two sides tell of different kinds of links."""
-    there = _link(one, other)
-    if there is None or _kinds(there) != _kinds(_link(other, one)):
+def pair_points(gpu: Gpu, peer: Gpu) -> int:
+    """The points of one pair; 0 if the two GPUs report different kinds of links."""
+    link = _link(gpu, peer)
+    if link is None or _kinds(link) != _kinds(_link(peer, gpu)):
         return 0
-    return (there.path or 0) + NVLINK_POINTS * min(there.nvlinks, MOST_NVLINKS)
+    return (link.path or 0) + NVLINK_POINTS * min(link.nvlinks, MOST_NVLINKS)
 
 
-def closeness(one: Gpu, other: Gpu) -> int:
-    """How near two GPUs are, for whoever chooses among them: their points, then one NUMA node."""
-    same_node = one.numa is not None and one.numa == other.numa
-    return 2 * pair_points(one, other) + same_node
+def closeness(gpu: Gpu, peer: Gpu) -> int:
+    """A rank for choosing GPUs: by points, and for equal points by a common NUMA node."""
+    same_node = gpu.numa is not None and gpu.numa == peer.numa
+    return 2 * pair_points(gpu, peer) + same_node
 
 
 def lopsided(gpus: Iterable[Gpu]) -> tuple[tuple[GpuUuid, GpuUuid], ...]:
-    """The pairs whose two sides tell of different kinds of links: a sign of a broken one."""
-    known = tuple(gpus)
+    """The pairs whose two GPUs report different kinds of links: a sign of a broken link."""
     return tuple(
-        (one.uuid, other.uuid)
-        for place, one in enumerate(known)
-        for other in known[place + 1 :]
-        if _kinds(_link(one, other)) != _kinds(_link(other, one))
+        (gpu.uuid, peer.uuid)
+        for gpu, peer in itertools.combinations(gpus, 2)
+        if _kinds(_link(gpu, peer)) != _kinds(_link(peer, gpu))
     )
 
 
-def _link(one: Gpu, other: Gpu) -> Link | None:
-    return next((link for link in one.links if link.peer == other.uuid), None)
+def _link(gpu: Gpu, peer: Gpu) -> Link | None:
+    return next((link for link in gpu.links if link.peer == peer.uuid), None)
 
 
 def _kinds(link: Link | None) -> int:
-    """How many kinds of links there are: over PCI, and by NVLink."""
+    """The number of kinds of links: PCI and NVLink."""
     return 0 if link is None else (link.path is not None) + (link.nvlinks > 0)

@@ -1,4 +1,4 @@
-"""Whether a node is fit to serve, before, during and after the agent runs on it.
+"""Judgements about the node before, during and after a run of the agent.
 
 It may never change the node.
 """

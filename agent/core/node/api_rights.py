@@ -1,35 +1,34 @@
-"""What the agent asks of the API server, right by right."""
+"""The permissions that the agent needs at the API server."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Right:
-    """One thing that the agent asks of the API server. `name`: of one object, or of any."""
+    """One permission: a verb on a resource. `name`: the object; empty: any object."""
 
     verb: str
     resource: str
     name: str = ""
     namespace: str = ""
     selector: str = ""
-    """The field selector that goes with it."""
+    """The field selector of the request."""
 
     @property
     def words(self) -> str:
-        """As a ClusterRole says it: verb and resource."""
+        """Verb and resource, as in a ClusterRole."""
         return f"{self.verb} {self.resource}"
 
     @property
     def reads(self) -> bool:
-        """Whether it changes nothing."""
+        """Whether the verb only reads."""
         return self.verb in {"get", "list", "watch"}
 
 
 def rights(node: str, *, node_condition: bool = False) -> tuple[Right, ...]:
-    """All that the agent asks of the API server, on the node `node`, but for the GET of a pod.
+    """The permissions that the agent on `node` needs, except the GET of a pod (`right_to_get`).
 
-    That one a node's own identity may do for the pods of its node alone, so it needs a pod's name.
-    `node_condition`: it keeps the Node's condition GpuDegraded.
+    `node_condition`: the agent writes the Node condition GpuDegraded.
     """
     condition = (Right("patch", "nodes/status", name=node),) if node_condition else ()
     return (
@@ -46,5 +45,8 @@ def rights(node: str, *, node_condition: bool = False) -> tuple[Right, ...]:
 
 
 def right_to_get(pod: tuple[str, str]) -> Right:
-    """The GET of a pod of this node, by namespace and name."""
+    """The permission to GET a pod (namespace, name) of this node.
+
+    It needs the name, because a node's own identity may read only the pods of its node.
+    """
     return Right("get", "pods", namespace=pod[0], name=pod[1])

@@ -1,12 +1,16 @@
-"""What an agent leaves on its Node when it is gone, and what of it may be taken away.
+"""Decides what an uninstallation removes from a Node.
 
-On one Node, where no plugin serves, every report is untrue, whoever wrote it, and may go. Of all
-Nodes HAMi's plugin may just be starting again, so `metadata.managedFields` decide as well: an agent
-must have written the report last, or have taken it over (`mark_of`; no clocks are compared).
+If no plugin serves on a Node, every report on it is wrong and may be removed. When all Nodes are
+cleaned, HAMi's plugin may just be restarting on some. There `metadata.managedFields` decide as
+well: an agent must have written the report last, or have taken it over (`mark_of`). No clocks are
+compared.
 
-Three cases stay hidden. A plugin whose GPUs are all unhealthy reports 0 like one that is gone. So
-does one whose resource has another name than the caller was told. A Node that was created without
-any metadata has no managedFields, so its annotations stay; kubelets create no such Node.
+Three cases cannot be detected:
+
+- A plugin whose GPUs are all unhealthy reports 0, like a plugin that is gone.
+- A plugin whose resource has another name than the caller passed also reports 0.
+- A Node that was created without any metadata has no managedFields, so its annotations stay.
+  Kubelets do not create such a Node.
 """
 
 import dataclasses
@@ -17,33 +21,35 @@ from agent.core.cluster.annotations import CORDON, HANDSHAKE, MUTEX_LOCK, REGIST
 from agent.core.health.news import GPU_DEGRADED
 
 OWN: Final = "hami-agent/"
-"""Keys below it are the agent's alone."""
+"""The prefix of the annotations that only agents write."""
 REPORT: Final = (REGISTER, SCORE, HANDSHAKE)
 OTHERS: Final = {
     MUTEX_LOCK: "it is the lock of HAMi's scheduler",
     CORDON: "an operator wrote it",
 }
 RESOURCE: Final = "nvidia.com/gpu"
-"""What agents serve where nothing else is said."""
+"""The resource that agents serve by default."""
 CONDITION: Final = f"condition {GPU_DEGRADED}"
 
 
 def mark_of(reported_by: str) -> str:
-    """What the annotation REPORTS says where an agent stands by the report of that writer.
+    """The value of the annotation REPORTS when an agent takes over the report of another writer.
 
-    It names the other one's last write: one that follows it makes the mark untrue.
+    It names that writer's last write, so a later write of another makes the mark invalid.
     """
     return f"after {reported_by}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeTraces:
-    """A Node at one version. `written`: the annotations that an agent was the last to change.
+    """A Node at one version.
 
-    `condition`: an agent has written the condition GpuDegraded. `last_written`: when an agent last
-    changed what is still as it was, in UTC. `reported_by`: who but an agent wrote the register
-    annotation last, and when (`codec.managed.other_writer`). `is_kept`: the API server has kept who
-    wrote it.
+    - `written`: the annotations that an agent changed last.
+    - `condition`: an agent has written the condition GpuDegraded.
+    - `last_written`: when an agent last wrote a value that is still there, in UTC.
+    - `reported_by`: the writer other than an agent that last wrote the register annotation, and
+      when (`codec.managed.other_writer`).
+    - `is_kept`: the API server knows the writer of the register annotation.
     """
 
     name: str
@@ -57,7 +63,7 @@ class NodeTraces:
 
     @property
     def own(self) -> tuple[str, ...]:
-        """The annotations that nobody but an agent writes."""
+        """The annotations that only agents write."""
         return tuple(key for key in self.annotations if key.startswith(OWN))
 
     @property
@@ -67,39 +73,40 @@ class NodeTraces:
 
     @property
     def is_marked(self) -> bool:
-        """True where an agent found another's report true, and nobody has written one since."""
+        """True if an agent took over another writer's report and none was written since."""
         marked = self.annotations.get(REPORTS)
         return bool(self.reported_by) and marked == mark_of(self.reported_by)
 
     @property
     def is_answered(self) -> bool:
-        """True where another device plugin has written the handshake since."""
-        # A plugin reports; what the scheduler answers to that says nothing of who reported.
+        """True if another device plugin has written the handshake since."""
+        # Plugins write "Reported". Other values are the scheduler's and do not name the reporter.
         reported = self.annotations.get(HANDSHAKE, "").startswith("Reported")
         return reported and HANDSHAKE not in self.written
 
     @property
     def is_ours(self) -> bool:
-        """True where the report is an agent's, and nobody followed."""
+        """True if the report is an agent's and no other plugin reported since."""
         return (REGISTER in self.written or self.is_marked) and not self.is_answered
 
     @property
     def is_followed(self) -> bool:
-        """True where another plugin has reported after all that an agent wrote."""
+        """True if another plugin reported after the last write of an agent."""
         return self.reported_by.rpartition(" ")[2] > self.last_written
 
     @property
     def is_touched(self) -> bool:
-        """True where something may be an agent's."""
+        """True if something on the Node may be an agent's."""
         return bool(self.own or self.report or self.condition)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeLeftovers:
-    """What a Node says of itself.
+    """The status of a Node.
 
-    `kubelet`: one reports from it. `served`: how much of the resource its kubelet can give away; it
-    is 0 soon after the end of a device plugin. `degraded`: it has the condition GpuDegraded.
+    - `kubelet`: its kubelet reports.
+    - `served`: the allocatable amount of the resource. It is 0 soon after a device plugin ends.
+    - `degraded`: it has the condition GpuDegraded.
     """
 
     kubelet: bool = False
@@ -109,7 +116,7 @@ class NodeLeftovers:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RemovalPlan:
-    """What is to be taken off a Node, and what stays, with the reason."""
+    """What to remove from a Node, and what stays, with the reason."""
 
     keys: tuple[str, ...] = ()
     condition: bool = False
@@ -117,16 +124,16 @@ class RemovalPlan:
 
 
 def due(node: NodeTraces, state: NodeLeftovers, *, here: bool) -> RemovalPlan:
-    """What is to be taken off the Node.
+    """Decide what to remove from the Node.
 
-    Who serves is the judge: beside one who does, nothing is taken of what may be his. `here`: it is
-    certain that an agent was on this Node; then what is reported while nobody serves is untrue,
-    whoever wrote it. Elsewhere a plugin may just be starting again, and who wrote it decides.
+    While a plugin serves, nothing that may be its own is removed. `here`: an agent certainly was on
+    this Node, so a report is wrong when no plugin serves. Otherwise a plugin may just be
+    restarting, and the writer of the report decides.
     """
     condition = node.condition or (here and state.degraded)
     if state.served and not node.is_followed:
         found = (*node.own, *node.report, *((CONDITION,) if condition or state.degraded else ()))
-        reason = "a device plugin serves the GPUs of this Node, and it may be its own"
+        reason = "a device plugin serves the GPUs of this Node and may have written it"
         return RemovalPlan(left=dict.fromkeys(found, reason) | _others(node))
     keys = node.own
     if not state.served and (here or node.is_ours):
@@ -142,22 +149,22 @@ def _others(node: NodeTraces) -> dict[str, str]:
 
 
 def _reason(node: NodeTraces) -> str:
-    """Why a report is left while nobody serves here."""
+    """Why a report stays although no plugin serves."""
     if REGISTER in node.annotations and not node.is_kept:
-        return "the API server has not kept who wrote it"
+        return "the API server does not know who wrote it"
     if node.reported_by:
         writer, _, when = node.reported_by.rpartition(" ")
-        return f"{writer} was the last to report, at {when}"
+        return f"{writer} wrote the last report, at {when}"
     if node.is_answered:
         return f"another device plugin has written {HANDSHAKE} after the agent"
-    return "there is no report of an agent's with it"
+    return "the Node has no report of an agent"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cleaned:
-    """What became of one Node. `left`: what stays, with the reason.
+    """The result for one Node. `left`: what stays, with the reason.
 
-    `failure`: why something of an agent's is left; `silent`: because the API server is.
+    `failure`: why something of an agent's is left. `silent`: the API server did not answer.
     """
 
     node: str
@@ -168,16 +175,13 @@ class Cleaned:
 
     @property
     def is_bare(self) -> bool:
-        """True where nothing was found that an agent may have written."""
+        """True if the Node had nothing that an agent may have written."""
         return not self.removed and not self.failure and not self.left.keys() - OTHERS.keys()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Agents:
-    """The pods of the agents: those of a namespace with these labels, as Kubernetes writes them.
-
-    `resource` is what they serve.
-    """
+    """The agents' pods, by namespace and label selector. `resource`: the resource they serve."""
 
     namespace: str
     selector: str
@@ -186,9 +190,10 @@ class Agents:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LeftoverOutcome:
-    """Of all Nodes. `occupied`: those not touched, each with the agent's pod that does not end.
+    """The result for all Nodes.
 
-    `unreached`: those that were not come to, for the API server has fallen silent.
+    `occupied`: the Nodes left alone, each with the agent's pod that does not end. `unreached`: the
+    Nodes left alone because the API server stopped answering.
     """
 
     nodes: tuple[Cleaned, ...] = ()
@@ -198,9 +203,9 @@ class LeftoverOutcome:
     @property
     def complete(self) -> bool:
         """Nothing of an agent's is left on any Node."""
-        return not self.occupied and not any(one.failure for one in self.nodes)
+        return not self.occupied and not any(node.failure for node in self.nodes)
 
     @property
     def is_silent(self) -> bool:
-        """The API server has fallen silent on the way."""
-        return any(one.silent for one in self.nodes)
+        """The API server stopped answering."""
+        return any(node.silent for node in self.nodes)

@@ -1,4 +1,4 @@
-"""What `doctor --pre` looks at before the agent starts on a node, and what it makes of it."""
+"""Judges what `doctor --pre` finds on a node before the agent starts there."""
 
 import dataclasses
 import enum
@@ -11,7 +11,7 @@ from agent.core.node.api_rights import Right
 from agent.core.node.troubles import remedy as remedy_of
 
 HAMI_LABEL: Final = ("gpu", "on")
-"""The label by which HAMi's DaemonSet, and ours, choose nodes."""
+"""The label by which HAMi's and the agent's DaemonSet select nodes."""
 
 MONITOR: Final = (
     "when HAMi's DaemonSet is switched off (devicePlugin.enabled=false), its vGPUmonitor goes with "
@@ -20,20 +20,20 @@ MONITOR: Final = (
 )
 
 _TAKE_OFF: Final = (
-    "take it off this node first: two plugins for one resource take it from each other"
+    "remove it from this node first: two plugins for one resource take it from each other"
 )
 _TAKE_OVER: Final = (
-    "with takeover the agent takes the resource from it; take it off this node right after"
+    "with takeover the agent takes the resource from it; remove it from this node right after"
 )
 
-_MEND_DRIVER: Final = (
-    "the driver is there and fails: look with nvidia-smi and for NVRM in the kernel's log (dmesg); "
-    "then load it anew or reboot"
+_REPAIR_DRIVER: Final = (
+    "the driver is there but fails: look with nvidia-smi and for NVRM in the kernel's log "
+    "(dmesg); then reload the driver or reboot"
 )
 
 
 class PreflightCheck(enum.Enum):
-    """What is looked at. The value is the id that the runbook explains."""
+    """A check of `doctor --pre`. The value is the id that the runbook explains."""
 
     SETTINGS = "P-SETTINGS"
     HAMI_FILES = "P-HAMI"
@@ -51,7 +51,7 @@ class PreflightCheck(enum.Enum):
 
 
 class PreflightVerdict(enum.Enum):
-    """How it is. A note is worth knowing and keeps nobody from starting."""
+    """The result of a check. A note does not keep the agent from starting."""
 
     OK = "ok"
     NOTE = "note"
@@ -60,7 +60,7 @@ class PreflightVerdict(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-    """One line: what was looked at, how it is, and what to do where that is not well."""
+    """One line of the result: what was checked, what was found, and what to do about it."""
 
     point: PreflightCheck
     verdict: PreflightVerdict
@@ -70,12 +70,12 @@ class Finding:
 
     @classmethod
     def ok(cls, point: PreflightCheck, subject: str, said: str) -> "Finding":
-        """All is well."""
+        """The check passed."""
         return cls(point, PreflightVerdict.OK, subject, said)
 
     @classmethod
     def note(cls, point: PreflightCheck, subject: str, said: str, advice: str = "") -> "Finding":
-        """The agent would start, but this should be known."""
+        """The agent would start, but the operator should know this."""
         return cls(point, PreflightVerdict.NOTE, subject, said, advice)
 
     @classmethod
@@ -86,40 +86,40 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PathFacts:
-    """A path as it was found. `kind`: directory, socket, file, what it is else; empty: nothing."""
+    """The state of a path. `kind`: directory, socket, file or another; empty: does not exist."""
 
     path: str
     kind: str
     owner: int = 0
     mode: int = 0
     writable: bool = False
-    """Of what is missing: it could be made."""
+    """If the path does not exist: the agent could create it."""
     ours: bool = True
-    """It is root's, or belongs to the agent's own user."""
+    """Its owner is root or the agent's user."""
     full: bool = False
-    """Of a directory: nothing new finds room there."""
+    """The file system of the directory has no space or no inodes left."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PluginSocket:
-    """A socket in the kubelet's directory that is not the kubelet's. `alive`: it answers."""
+    """A socket of a plugin in the kubelet's directory. `alive`: a process listens on it."""
 
     path: str
     alive: bool
 
     @property
     def theirs(self) -> bool:
-        """True for the names that HAMi's plugin and NVIDIA's give theirs."""
+        """True if the socket has a name of HAMi's or NVIDIA's plugin."""
         return self.path.rpartition("/")[2].startswith("nvidia-")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ClusterAnswer:
-    """What the API server said of this node.
+    """The API server's answers about this node.
 
-    `failure`: why it said nothing more; `remedy`: what to do, where the failure knows that.
-    `found` None: it was not asked for the Node, because rights are missing. `plugins` are pods of
-    other device plugins for NVIDIA GPUs on this node.
+    - `found`: whether the Node exists; None: not asked, because permissions are missing.
+    - `plugins`: pods of other device plugins for NVIDIA GPUs on this node.
+    - `failure`: why there are no further answers. `remedy`: what to do about it, if known.
     """
 
     server: str
@@ -128,52 +128,53 @@ class ClusterAnswer:
     annotations: Mapping[str, str] = dataclasses.field(default_factory=dict)
     denied: tuple[Right, ...] = ()
     unasked: tuple[Right, ...] = ()
-    """Rights of the agent that this account is not meant to have."""
+    """Permissions that the agent's account has and this account need not have."""
     plugins: tuple[str, ...] = ()
     failure: str = ""
     remedy: str | None = None
 
 
 def judge_path(place: PathFacts, *, made: bool) -> Finding:
-    """A directory that the agent writes to; `made`: the agent makes it where it is missing."""
+    """Judge a directory that the agent writes to. `made`: the agent creates it if missing."""
     if not place.kind and made:
         if place.writable:
-            return Finding.ok(PreflightCheck.PATHS, place.path, "is not there: the agent makes it")
-        said, advice = "is not there, and cannot be made", "make it, or mount it read-write"
+            said = "does not exist: the agent creates it"
+            return Finding.ok(PreflightCheck.PATHS, place.path, said)
+        said, advice = "does not exist and cannot be created", "create it, or mount it read-write"
         return Finding.wrong(PreflightCheck.PATHS, place.path, said, advice)
     return _directory(PreflightCheck.PATHS, place)
 
 
 def judge_kubelet(directory: PathFacts, socket: PathFacts) -> Finding:
-    """The kubelet's device plugin directory and its socket."""
-    found = _directory(PreflightCheck.KUBELET, directory)
-    if found.verdict is not PreflightVerdict.OK:
-        return found
+    """Judge the kubelet's device plugin directory and its socket."""
+    finding = _directory(PreflightCheck.KUBELET, directory)
+    if finding.verdict is not PreflightVerdict.OK:
+        return finding
     if not directory.ours:
         return Finding.wrong(
             PreflightCheck.KUBELET,
             directory.path,
             f"belongs to uid {directory.owner}",
-            "give it to root, or its owner can put other sockets there",
+            "make root its owner, otherwise its owner can put other sockets there",
         )
     if socket.kind != "socket":
         return Finding.wrong(
             PreflightCheck.KUBELET,
             socket.path,
             "no socket of a kubelet is there",
-            "start the kubelet, or name its directory with paths.kubeletSocket",
+            "start the kubelet, or set paths.kubeletSocket to its socket",
         )
     return Finding.ok(PreflightCheck.KUBELET, socket.path, "the kubelet's socket is there")
 
 
 def judge_witness(path: str, held: int | None, failure: str, *, asks: bool) -> Finding:
-    """PodResources. `held`: containers with slices of ours; `asks`: it knows Get."""
+    """Judge PodResources. `held`: number of containers with slices; `asks`: it has Get."""
     if held is None:
         return Finding.wrong(
             PreflightCheck.WITNESS,
             path,
             failure,
-            "see that the kubelet runs and that paths.podResourcesSocket names its socket",
+            "check that the kubelet runs and that paths.podResourcesSocket names its socket",
         )
     hold = "holds" if held == 1 else "hold"
     known = f"the kubelet answers, and {counted(held, 'container')} {hold} slices"
@@ -183,8 +184,8 @@ def judge_witness(path: str, held: int | None, failure: str, *, asks: bool) -> F
         return Finding.note(
             PreflightCheck.WITNESS,
             path,
-            f"{known}; it cannot say whom it is admitting",
-            "kubelets before 1.34: pods are served one after the other (HA-2007)",
+            f"{known}; it cannot say which pod it is admitting",
+            "this kubelet is older than 1.34: start GPU pods one at a time (HA-2007)",
         )
     return Finding.ok(PreflightCheck.WITNESS, path, known)
 
@@ -192,17 +193,17 @@ def judge_witness(path: str, held: int | None, failure: str, *, asks: bool) -> F
 def judge_driver(
     library: str, scan: Scan | None, failure: str, remedy: str | None = None
 ) -> Iterator[Finding]:
-    """NVIDIA's library, and each GPU that will not be shared.
+    """Judge NVIDIA's library, and name each GPU that will not be shared.
 
-    `failure`: why there is no scan; `remedy`: what to do, where the failure knows that.
+    `failure`: why there is no scan. `remedy`: what to do about it, if known.
     """
     if scan is None:
-        advice = _MEND_DRIVER if remedy is None else remedy
+        advice = _REPAIR_DRIVER if remedy is None else remedy
         yield Finding.wrong(PreflightCheck.DRIVER, library, failure, advice)
         return
     if not scan.gpus:
-        said = f"driver {scan.driver_version} answers, and has no GPU that can be described"
-        advice = "see below what is said of each" if scan.faults else "look with nvidia-smi -L"
+        said = f"driver {scan.driver_version} answers but describes no GPU"
+        advice = "see the notes on each GPU below" if scan.faults else "look with nvidia-smi -L"
         yield Finding.wrong(PreflightCheck.DRIVER, library, said, advice)
     else:
         yield _models(library, scan)
@@ -211,12 +212,12 @@ def judge_driver(
             said = f"GPU {gpu.uuid} is in MIG mode"
             yield Finding.note(PreflightCheck.DRIVER, library, said, "it will not be shared")
     for fault in scan.faults:
-        advice = f"it is not shared as it is; {remedy_of(fault.trouble)}"
+        advice = f"it is not shared; {remedy_of(fault.trouble)}"
         yield Finding.note(PreflightCheck.DRIVER, library, fault.sentence, advice)
 
 
 def counted(number: int, thing: str) -> str:
-    """So many of it, in words."""
+    """A number with its noun, for example `2 GPUs`."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
@@ -227,7 +228,7 @@ def _models(library: str, scan: Scan) -> Finding:
 
 
 def judge_library(home: str, missing: Sequence[str], *, needed: bool) -> Finding:
-    """HAMi-core's files in `home`; `missing` names those that are not there."""
+    """Judge HAMi-core's files in `home`. `missing`: the names of those that do not exist."""
     if not missing:
         return Finding.ok(PreflightCheck.LIBRARY, home, "libvgpu.so and ld.so.preload are there")
     said = f"not there: {', '.join(missing)}"
@@ -242,11 +243,11 @@ def judge_library(home: str, missing: Sequence[str], *, needed: bool) -> Finding
 
 
 def judge_cluster(node: str, cluster: ClusterAnswer) -> Iterator[Finding]:
-    """The Node, its label and our rights."""
+    """Judge the Node, its label and the permissions."""
     if cluster.failure:
         advice = cluster.remedy
         if advice is None:
-            advice = "mend the connection or the rights, and look again"
+            advice = "repair the connection or the permissions, and run this check again"
         yield Finding.wrong(PreflightCheck.NODE, cluster.server, cluster.failure, advice)
     elif cluster.found is False:
         yield Finding.wrong(
@@ -257,7 +258,7 @@ def judge_cluster(node: str, cluster: ClusterAnswer) -> Iterator[Finding]:
         )
     elif cluster.found:
         registered = REGISTER in cluster.annotations
-        said = "is there, " + ("registered already" if registered else "not registered yet")
+        said = "exists, " + ("already registered" if registered else "not registered yet")
         yield Finding.ok(PreflightCheck.NODE, f"Node {node}", said)
         yield _label(node, cluster.labels)
     if cluster.denied:
@@ -265,7 +266,7 @@ def judge_cluster(node: str, cluster: ClusterAnswer) -> Iterator[Finding]:
             PreflightCheck.RIGHTS,
             cluster.server,
             f"these are denied: {', '.join(right.words for right in cluster.denied)}",
-            "grant them to this account: they stand in the chart's ClusterRole",
+            "grant them to this account: the chart's ClusterRole lists them",
         )
     elif not cluster.failure:
         yield _granted(cluster)
@@ -278,64 +279,64 @@ def judge_plugins(
     *,
     takeover: bool,
 ) -> Iterator[Finding]:
-    """Other plugins for these GPUs: at work, or what they left; and what goes with HAMi's.
+    """Judge other plugins for these GPUs: running ones, sockets they left, HAMi's vGPUmonitor.
 
-    `takeover`: the agent is told to serve beside them.
+    `takeover`: the agent is set to serve beside them.
     """
     pods = cluster.plugins if cluster is not None else ()
-    at_work = [one for one in sockets if one.theirs and one.alive]
+    running = [socket for socket in sockets if socket.theirs and socket.alive]
     verdict = PreflightVerdict.NOTE if takeover else PreflightVerdict.WRONG
     advice = _TAKE_OVER if takeover else _TAKE_OFF
     for pod in pods:
         said = "another device plugin runs on this node"
         yield Finding(PreflightCheck.PLUGIN, verdict, f"pod {pod}", said, advice)
-    for one in at_work:
+    for socket in running:
         said = "another device plugin answers here"
-        yield Finding(PreflightCheck.PLUGIN, verdict, one.path, said, advice)
-    for one in sockets:
-        if one.theirs and not one.alive:
+        yield Finding(PreflightCheck.PLUGIN, verdict, socket.path, said, advice)
+    for socket in sockets:
+        if socket.theirs and not socket.alive:
             yield Finding.note(
                 PreflightCheck.PLUGIN,
-                one.path,
+                socket.path,
                 "left behind by another device plugin",
-                "nobody listens there; remove it when that plugin will not come back",
+                "no process listens there; remove it if that plugin will not come back",
             )
-    if not pods and not at_work and directory.kind == "directory":
+    if not pods and not running and directory.kind == "directory":
         said = "no other plugin for these GPUs answers"
         yield Finding.ok(PreflightCheck.PLUGIN, directory.path, said)
-    if pods or at_work or (cluster is not None and REGISTER in cluster.annotations):
+    if pods or running or (cluster is not None and REGISTER in cluster.annotations):
         yield Finding.note(
             PreflightCheck.MONITOR,
             "HAMi's vGPUmonitor",
             MONITOR,
-            "let it run beside the agent where these are used (see deploy/README.md)",
+            "if you use these, let it run beside the agent (see deploy/README.md)",
         )
 
 
 def judge_report(node: str, differences: Sequence[str]) -> Finding:
-    """What the Node's register annotation says, and the agent would say otherwise."""
+    """Judge the differences between the Node's register annotation and the agent's."""
     subject = f"{REGISTER} of Node {node}"
     if not differences:
-        return Finding.ok(PreflightCheck.REPORT, subject, "says what the agent would say")
+        return Finding.ok(PreflightCheck.REPORT, subject, "says what the agent would write")
     more = f", and {len(differences) - 1} more" if len(differences) > 1 else ""
     return Finding.note(
         PreflightCheck.REPORT,
         subject,
         differences[0] + more,
-        "give the agent the settings of the plugin before it (HAMi's ConfigMaps, report.profile), "
-        "unless that is meant to change",
+        "unless you want this change, give the agent the settings of the plugin before it (HAMi's "
+        "ConfigMaps, report.profile)",
     )
 
 
 def judge_hami_files(files: Mapping[str, bool], node: str, names: Sequence[str]) -> Finding:
-    """HAMi's two files by path, and whether they are there; `names`: the nodes that they name."""
-    there = [path for path, found in files.items() if found]
+    """Judge HAMi's two files: whether each path exists, and the nodes (`names`) that they name."""
+    there = [path for path, exists in files.items() if exists]
     if not there:
         return Finding.note(
             PreflightCheck.HAMI_FILES,
             ", ".join(files) or "HAMi's ConfigMaps",
-            "not there: the agent's own settings and defaults hold",
-            "mount the ConfigMaps of HAMi's release where its settings shall go on",
+            "not there: the agent's own settings and defaults apply",
+            "to keep the settings of HAMi's release, mount its ConfigMaps",
         )
     said = "read"
     if names:
@@ -344,13 +345,13 @@ def judge_hami_files(files: Mapping[str, bool], node: str, names: Sequence[str])
 
 
 def _directory(point: PreflightCheck, place: PathFacts) -> Finding:
-    """A directory of root's or ours that nobody else may write, and that we may."""
+    """Judge a directory that the agent writes to, and that other users must not write to."""
     said = advice = ""
     if place.kind != "directory":
-        said = f"is a {place.kind}" if place.kind else "is not there"
-        advice = "mount or make the directory there"
+        said = f"is a {place.kind}" if place.kind else "does not exist"
+        advice = "mount or create the directory there"
     elif place.mode & 0o002:
-        said, advice = f"everybody may write there (mode {place.mode:04o})", "make it 0755 or less"
+        said, advice = f"every user may write there (mode {place.mode:04o})", "make it 0755 or less"
     elif not place.writable:
         said = f"cannot be written (owner {place.owner}, mode {place.mode:04o})"
         advice = "run as its owner, and mount it read-write"
@@ -358,19 +359,19 @@ def _directory(point: PreflightCheck, place: PathFacts) -> Finding:
         said, advice = "no space or no inodes are left", "free some space there"
     if said:
         return Finding.wrong(point, place.path, said, advice)
-    return Finding.ok(point, place.path, "can be written, by its owner alone or a group")
+    return Finding.ok(point, place.path, "can be written, only by its owner or a group")
 
 
 def _granted(cluster: ClusterAnswer) -> Finding:
     if not cluster.unasked:
-        said = "all that the agent asks is granted"
+        said = "all permissions of the agent are granted"
         return Finding.ok(PreflightCheck.RIGHTS, cluster.server, said)
     return Finding.note(
         PreflightCheck.RIGHTS,
         cluster.server,
-        "this account reads what the agent reads, and is not asked for more: "
+        "this account can read what the agent reads; these were not checked: "
         + ", ".join(right.words for right in cluster.unasked),
-        "these come with the agent's account: look again as the agent, once it is there",
+        "the agent's account has them: run this check again as the agent once it is installed",
     )
 
 
@@ -378,10 +379,10 @@ def _label(node: str, labels: Mapping[str, str]) -> Finding:
     key, value = HAMI_LABEL
     subject = f"label {key}={value} of Node {node}"
     if labels.get(key) == value:
-        return Finding.ok(PreflightCheck.LABEL, subject, "is there")
+        return Finding.ok(PreflightCheck.LABEL, subject, "is set")
     return Finding.note(
         PreflightCheck.LABEL,
         subject,
-        "is not there",
-        "HAMi's DaemonSet and the agent's choose nodes by it, unless their values say otherwise",
+        "is not set",
+        "by default, HAMi's DaemonSet and the agent's select nodes by it",
     )

@@ -1,4 +1,4 @@
-"""What the agent says of itself: single checks, and what they add up to."""
+"""The agent's own checks, and whether they make it ready or degraded."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Check:
-    """One claim about the agent. `text` is a sentence for people: what is wrong and what to do.
+    """One check of the agent. `text` says what is wrong and what to do.
 
-    A check that is not `required` can degrade the agent; it never makes it unready.
+    A failed check that is not `required` degrades the agent but never makes it unready.
     """
 
     name: str
@@ -18,7 +18,7 @@ class Check:
 
 
 def is_ready(checks: Iterable[Check]) -> bool:
-    """True when every required check holds."""
+    """True when no required check fails."""
     return all(check.ok for check in checks if check.required)
 
 

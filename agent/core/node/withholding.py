@@ -1,21 +1,21 @@
-"""Whether new pods are let in at all: withheld().
+"""Decides whether the node offers slices at all.
 
-A node that would refuse every new pod and still offers slices is a black hole: whatever fails there
-is made again and sent there again.
+If a node refuses every new pod but still offers slices, controllers keep creating pods and the
+scheduler keeps sending them there.
 """
 
 import dataclasses
 from typing import Final
 
 HOLD_OFF: Final = 5.0
-"""Seconds for which nothing must be wrong before slices are offered again."""
+"""Seconds without a reason to withhold before slices are offered again."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Withholding:
-    """`reasons`: what every new pod would be told, one sentence each. None: nothing is withheld.
+    """`reasons`: why every new pod would be refused, one sentence each; empty: none would be.
 
-    `until`: nothing is wrong any more, and at that loop time slices are offered again.
+    `until`: the reasons are over, and slices are offered again at this time of the loop's clock.
     """
 
     reasons: tuple[str, ...] = ()
@@ -28,7 +28,7 @@ class Withholding:
 
 
 def withheld(before: Withholding, reasons: tuple[str, ...], now: float) -> Withholding:
-    """What is withheld at the loop time `now`, when `reasons` are what was found last."""
+    """The withholding at the loop time `now` (seconds), given the present `reasons`."""
     if reasons:
         return Withholding(reasons)
     if not before.holds:

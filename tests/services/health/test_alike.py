@@ -109,7 +109,7 @@ async def test_a_recheck_of_one_gpu_condemns_it_for_nothing_that_all_say():
 
         assert found
         assert ("unmonitored", True) == (found.after.condition.value, found.serving)
-        assert "the driver says the same of all GPUs" in found.after.text
+        assert "the driver reports the same for all GPUs" in found.after.text
 
 
 def faults(*uuids, trouble=Trouble.FAILED) -> list[GpuFault]:
@@ -132,7 +132,7 @@ async def test_a_scan_in_which_all_fail_alike_is_the_drivers_failure():
     discovery, found = await looked_at(driver, 5)
 
     assert [] == found
-    assert "the driver says the same of all GPUs: Unknown Error" == discovery.problem.value
+    assert "the driver reports the same for all GPUs: Unknown Error" == discovery.problem.value
 
 
 async def test_a_scan_is_repeated_in_another_session_before_it_counts():

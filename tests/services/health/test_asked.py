@@ -67,7 +67,7 @@ async def test_an_operators_word_that_it_was_reset_lets_it_rest_as_any_other():
             found.after.needs_reset,
             found.serving,
         )
-        assert "XID 48: double-bit ECC error; it was reset, as an operator says [H-048]" == (
+        assert "XID 48: double-bit ECC error; an operator reported that it was reset [H-048]" == (
             found.after.text
         )
         await asyncio.sleep(590)

@@ -19,7 +19,7 @@ from tests.fakes.clock import ManualClock
 from tests.fakes.driver import ScriptedDriver
 
 BROKEN = GpuFault("index 1", "Unknown Error")
-TAIL = "; if that lasts, reset it or reboot the node [GpuLeftOut]"
+TAIL = "; if this lasts, reset it or reboot the node [GpuLeftOut]"
 
 
 class LeftOutBench:
@@ -65,7 +65,7 @@ async def test_a_gpu_that_cannot_be_described_is_left_out_with_one_event():
         (event,) = bench.events
         assert ("GpuLeftOut", True) == (event.reason, event.warning)
         assert (
-            "GPU index 1 is not shared: Unknown Error; if that lasts, reset it or reboot the node "
+            "GPU index 1 is not shared: Unknown Error; if this lasts, reset it or reboot the node "
             "[GpuLeftOut]"
         ) == event.text
         assert bench.driver.scans > 50

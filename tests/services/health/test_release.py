@@ -89,7 +89,7 @@ async def test_one_that_was_not_well_is_as_it_was(number, needs):
         after = found.after
         assert ("bad", number, f"H-{number:03d}") == (after.condition, after.xid, after.runbook)
         assert (needs != "rest", needs == "reboot") == (after.needs_reset, after.needs_reboot)
-        assert "not well before it was released" in after.text
+        assert "it was unhealthy before it was released" in after.text
 
 
 async def test_one_that_needed_a_reset_and_was_reset_rests():

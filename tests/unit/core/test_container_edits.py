@@ -190,9 +190,9 @@ def test_device_nodes_lie_below_the_dev_root_of_the_host():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (EditSettings(mode="mig"), "operating mode 'mig' is not served"),
+        (EditSettings(mode="mig"), "operating mode 'mig' is not supported"),
         (EditSettings(device_list_strategies=("envvar", "cdi")), "strategy cdi is not"),
-        (EditSettings(device_list_strategies=()), "strategy none is not served"),
+        (EditSettings(device_list_strategies=()), "strategy none is not supported"),
     ],
 )
 def test_settings_that_no_answer_can_be_made_for_are_refused(settings: EditSettings, words: str):

@@ -95,8 +95,8 @@ def test_the_annotation_is_the_containers_own_and_always_the_same():
     [
         ({"cdi_kind": "gpu"}, "CDI kind 'gpu' is not vendor/class"),
         ({"cdi_kind": "nvidia.com/gpu=0"}, "is not vendor/class"),
-        ({"cdi_annotation_prefix": "cdi.k8s.io"}, "is not one such as cdi.k8s.io/"),
-        ({"cdi_annotation_prefix": "a/b/"}, "is not one such as"),
+        ({"cdi_annotation_prefix": "cdi.k8s.io"}, "is not a DNS name with a slash"),
+        ({"cdi_annotation_prefix": "a/b/"}, "is not a DNS name"),
     ],
 )
 def test_a_name_that_no_runtime_reads_is_refused(changed: dict[str, Any], words: str):

@@ -91,7 +91,7 @@ def test_what_is_well_again_is_told_what_it_had_and_not_what_to_do():
     bad = dataclasses.replace(bad, runbook="H-048")
     ((_, text, _),) = told(holding(bad), holding(OK))
 
-    assert f"{GPU_0}: well again, after: XID 48: ECC [H-048]" == text
+    assert f"{GPU_0}: healthy again, after: XID 48: ECC [H-048]" == text
 
 
 @pytest.mark.parametrize(

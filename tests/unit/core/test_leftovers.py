@@ -116,7 +116,7 @@ def test_beside_a_plugin_that_reported_after_the_agent_goes_what_is_an_agents_al
 
     assert ((OWN,), ()) == tuple(due(one, SERVED, here=False).keys for one in (followed, taken))
     assert (
-        f"nvidia-device-plugin was the last to report, at {LATE}"
+        f"nvidia-device-plugin wrote the last report, at {LATE}"
         == (due(followed, SERVED, here=False).left[REGISTER])
     )
 
@@ -136,13 +136,13 @@ def test_the_condition_goes_where_an_agent_wrote_it_and_here_in_any_case():
 
 
 REASONS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
-    "nvidia-device-plugin was the last": ({REGISTER: "[]"}, {"other": REGISTER}),
-    "has not kept": ({REGISTER: "[]"}, {}),
+    "nvidia-device-plugin wrote the last": ({REGISTER: "[]"}, {"other": REGISTER}),
+    "does not know who": ({REGISTER: "[]"}, {}),
     "another device plugin has written": (
         {REGISTER: "[]", HANDSHAKE: "Reported_b"},
         {"agent": REGISTER, "other": HANDSHAKE},
     ),
-    "there is no report": ({SCORE: "[]"}, {}),
+    "has no report of an agent": ({SCORE: "[]"}, {}),
 }
 
 

@@ -79,7 +79,7 @@ def test_the_kubelet_must_be_there(directory, socket, verdict):
         (0, True, "ok", "0 containers hold"),
         (1, True, "ok", "1 container holds slices"),
         (3, True, "ok", "takes them over"),
-        (0, False, "note", "cannot say whom"),
+        (0, False, "note", "cannot say which pod"),
         (None, True, "WRONG", "no answer"),
     ],
 )
@@ -224,7 +224,7 @@ def test_another_plugin_is_no_obstacle_where_the_agent_is_to_take_over():
 @pytest.mark.parametrize(
     ("differences", "verdict", "said"),
     [
-        ([], "ok", "says what the agent would say"),
+        ([], "ok", "says what the agent would write"),
         (["A: slices 5"], "note", "A: slices 5"),
         (["A: slices 5", "B: slices 5"], "note", "A: slices 5, and 1 more"),
     ],

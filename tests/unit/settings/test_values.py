@@ -100,7 +100,7 @@ def test_a_profile_is_for_nodes_that_keep_all_it_asks(match: str, facts: NodeFac
         ("{name: p, match: {node: [a]}}", "unknown key `node`; known keys are gpus, labels, nodes"),
         ("{name: p, match: {nodes: a}}", "match.nodes: a list is expected here, not `a`"),
         ("{name: p, match: {gpus: []}}", "match.gpus: an empty list selects nothing"),
-        ("{name: p, match: {labels: 'a b'}}", "match.labels: 'a b' is no part of a label selector"),
+        ("{name: p, match: {labels: 'a b'}}", "match.labels: 'a b' is not a valid label selector"),
         ("{name: p, match: {nodes: [a]}, web: {port: 1}}", "a profile cannot set web, which"),
         (
             "{name: p, match: {nodes: [a]}, sharing: {resourceName: a.b/c}}",

@@ -223,7 +223,7 @@ def test_a_silent_gpu_is_served_until_the_driver_has_hung_too_long():
     assert silent is after(silent, SILENT, at=59.9)
     assert not aged(silent, later(60), SETTINGS).serving
     assert not after(silent, SILENT, at=60).serving
-    assert "nothing comes" in after(OK, Probe(G1, ProbeOutcome.SILENT)).text
+    assert "no reply" in after(OK, Probe(G1, ProbeOutcome.SILENT)).text
 
 
 def test_reports_of_a_silent_gpu_do_not_stretch_the_time_for_which_it_is_served():

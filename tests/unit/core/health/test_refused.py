@@ -56,7 +56,7 @@ def test_the_first_refusal_is_enough_whatever_was_before(before):
 
 
 def test_it_says_what_is_the_matter_and_what_to_do():
-    words = "the driver refuses to answer for it until it is reset"
+    words = "the driver refuses calls for it until it is reset"
 
     assert f"{words}; reset it or reboot the node [H-RESET]" == after(OK, REFUSED).text
     assert f"{words} (after XID 79); reset it or reboot the node [H-RESET]" == (
@@ -84,8 +84,8 @@ def test_an_answer_after_the_refusal_is_the_proof_of_a_reset_and_it_rests(before
         answers.needs_reset,
         answers.passed_probes,
     )
-    assert answers.text.startswith("it was reset, for the driver answers for it again; ")
-    assert answers.text.endswith("; it is served again when it stays quiet [H-RESET]")
+    assert answers.text.startswith("it was reset: the driver answers for it again; ")
+    assert answers.text.endswith("; it is served again after the cool-down [H-RESET]")
     assert ("wait", later(60)) == (answers.action, answers.since)
     assert after(answers, *PASSES, at=60 + QUIET - 1).ill
     assert after(answers, PASSED, at=60 + QUIET).ill
@@ -205,7 +205,7 @@ def test_the_proof_counts_over_a_restart_of_the_agent_and_a_boot_resets_it():
 
 
 def test_what_was_before_a_boot_is_told_without_what_was_to_be_done_then():
-    words = "before the boot: the driver refuses to answer for it until it is reset [H-RESET]"
+    words = "before the boot: the driver refuses calls for it until it is reset [H-RESET]"
     booted = remembered(after(OK, REFUSED), NOON, boot_changed=True)
     twice = remembered(booted, NOON, boot_changed=True)
     reset = remembered(after(OK, REFUSED, PASSED), NOON, boot_changed=True)

@@ -115,7 +115,7 @@ def test_a_verdict_that_an_older_agent_remembered_is_relieved_too():
         ),
         (
             after(OK, saying(rows_failed=True)),
-            "memory rows could not be remapped, for no spare ones are left [H-ROWS]",
+            "memory rows could not be remapped: no spare rows are left [H-ROWS]",
         ),
     ],
 )
@@ -221,18 +221,18 @@ def test_what_is_only_watched_or_silent_is_no_bout():
     [
         (OK, ()),
         (switched_off(NOON), ()),
-        (after(OK, LOST), ("it has to be there again: reset it, or reboot the node",)),
-        (after(OK, SILENT), ("it has to answer, and its events have to reach the agent",)),
+        (after(OK, LOST), ("the driver has to reach it again: reset it, or reboot the node",)),
+        (after(OK, SILENT), ("it has to answer, and the agent has to receive its events",)),
         (after(OK, xid(151)), ("a reboot of the node",)),
         (
             after(OK, xid(48), at=0),
             (
                 "a reset of the GPU, or a reboot of the node",
                 "590 s more without a bad report",
-                "3 passed probes more",
+                "3 more passed probes",
             ),
         ),
-        (after(OK, xid(54), *[PASSED] * 2, at=-590), ("1 passed probe more",)),
+        (after(OK, xid(54), *[PASSED] * 2, at=-590), ("1 more passed probe",)),
         (after(OK, xid(54), *[PASSED] * 3, at=0), ("590 s more without a bad report",)),
     ],
 )
