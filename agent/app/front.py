@@ -121,6 +121,8 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
         refresh=keeper.refresh,
         say=notices.say,
         stop=host.stop,
+        ledger=state.ledger,
+        calls=allocator.calls,
     )
     service = SettingsService(host.start, settings, facts, outside)
     service.recall(host.stored)

@@ -18,7 +18,9 @@ from agent.core.cluster.changes import NodeEvent
 from agent.core.inventory.gpu import GpuUuid, Scan
 from agent.core.inventory.slices import SliceId, SliceList
 from agent.core.state.last_good import LastGood
+from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
+from agent.kit.lull import Lull
 from agent.services.cluster.node import NodeWatch
 from agent.services.inventory.listing import Listing
 from agent.services.inventory.service import InventoryKeeper
@@ -117,6 +119,8 @@ async def _joined(root: Path, api: FakeApi, stored: LastGood | None) -> Settings
         refresh=keeper.refresh,
         say=events.append,
         stop=asyncio.Event(),
+        ledger=Cell(Ledger()),
+        calls=Lull(),
     )
     service = SettingsService(start, settings, facts, outside)
     service.recall(stored)

@@ -79,7 +79,7 @@ async def an_agent(
     directory: Path, driver: ScriptedDriver, disk: MemoryDisk
 ) -> AsyncIterator[ClaimingAgent]:
     """An agent that serves; it knows what the disk knows."""
-    found = await recover(disk, boot_id="boot", machine_id="machine", resource=RESOURCE)
+    found = await recover(disk, boot_id="boot", machine_id="machine")
     agent = ClaimingAgent(directory, driver, found.state, disk)
     async with asyncio.TaskGroup() as group:
         tasks = [

@@ -183,7 +183,7 @@ class AgentLife:
 
 async def start_agent(host: MachineHost, kill: Callable[[], None], boot: str) -> AgentLife:
     """A new process, with what the disk kept of the one before."""
-    found = await recover(host.disk, boot_id=boot, machine_id=MACHINE, resource=RESOURCE)
+    found = await recover(host.disk, boot_id=boot, machine_id=MACHINE)
     step = Steps(kill)
     state = StateService(disk=LifeDisk(host, step), recovered=found.state, boot_id=boot)
     return AgentLife(host, state, step)

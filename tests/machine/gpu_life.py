@@ -69,7 +69,7 @@ class GpuLife:
         self.plugin = DevicePlugin(self.slices, FakeAllocator(), Traffic())
 
     async def run(self, boot: str) -> None:
-        found = await recover(self.disk, boot_id=boot, machine_id="m", resource="nvidia.com/gpu")
+        found = await recover(self.disk, boot_id=boot, machine_id="m")
         before = found.state
         state = StateService(disk=self.disk, recovered=before, boot_id=boot)
         inventory = Cell(Inventory())
