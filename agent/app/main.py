@@ -47,6 +47,7 @@ from agent.host.kube.connection import Connection, check
 from agent.host.lockfile import LockFile
 from agent.host.mounts import WrittenDirectory
 from agent.host.systemd import service_notifier
+from agent.kit.cell import Cell
 from agent.kit.heartbeat import Heartbeat
 from agent.kit.offload import Offload
 from agent.kit.supervisor import BudgetSpent
@@ -211,7 +212,7 @@ async def _alone(
     if settings.observe or settings.takeover:
         return
     resource = settings.sharing.resource
-    rival = Rival(settings.paths.plugins, resource)
+    rival = Rival(settings.paths.plugins, Cell(resource))
     if not await adapters.worker.call(rival.answers):
         return
     text = (

@@ -322,6 +322,7 @@ class SettingsService:
     def _publish(self, settings: Settings) -> bool:
         """Into the cells; True when that changed something."""
         cells = self._cells
+        cells.resource.set(settings.sharing.resource)
         changed = cells.sharing.set(settings.sharing)
         changed = cells.report.set(settings.report) or changed
         changed = cells.edits.set(settings.edits) or changed

@@ -80,7 +80,7 @@ class SettingsNode:
         held: dict[GpuUuid, tuple[SliceId, ...]] = {}
         for uuid, number in slices:
             held[uuid] = (*held.get(uuid, ()), SliceId(f"{uuid}-{number}"))
-        self.keeper.hold({self.facts.sharing.value.resource: held})
+        self.keeper.hold(held)
         await asyncio.sleep(SETTLED)
 
     def count(self) -> tuple[int, int]:
@@ -145,7 +145,7 @@ def _runs(room: SettingsNode) -> tuple[Runs, Runs]:
     state = Cell(ReportState())
     cells = ReportCells(facts.inventory, facts.node, node.returns, facts.report, state)
     reporter = Reporter(room.api, cells, node.saw, room.events.append, LoopClock(), Seeded())
-    listing = Listing(facts.inventory, room.keeper.served, facts.slices)
+    listing = Listing(facts.inventory, room.keeper.held, facts.slices)
 
     host = (room.keeper.run, room.service.run, listing.run, room.take_lists)
     return host, (node.run, reporter.run)

@@ -93,7 +93,7 @@ class GpuLife:
             recalled=before.health,
             boot_changed=bool(before.boot_id) and before.boot_id != boot,
         )
-        listing = Listing(inventory, self.keeper.served, self.slices)
+        listing = Listing(inventory, self.keeper.held, self.slices)
         async with asyncio.TaskGroup() as group:
             for run in (state.run, discovery.run, watch.run, listing.run):
                 group.create_task(run())

@@ -34,14 +34,14 @@ class UnseenBench:
             {G1: BAD} if recalled is None else recalled,
         )
         self.slices = Cell(SliceList())
-        self.listing = Listing(self.inventory, self.keeper.served, self.slices)
+        self.listing = Listing(self.inventory, self.keeper.held, self.slices)
 
     def scan(self, *faults: GpuFault, gpus: tuple[Gpu, ...] = (a_gpu(index=0),)) -> None:
         self.keeper.found(Scan("570.1", gpus, faults))
         self.listing.refresh()
 
     def hold(self, *uuids) -> None:
-        self.keeper.hold({"nvidia.com/gpu": {uuid: (slice_id(uuid, 3),) for uuid in uuids}})
+        self.keeper.hold({uuid: (slice_id(uuid, 3),) for uuid in uuids})
 
     @property
     def kept(self) -> dict[str, int]:

@@ -3,7 +3,7 @@
 import dataclasses
 import datetime as dt
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NewType
 
 from agent.core.inventory.share import Share
@@ -35,7 +35,7 @@ class ContainerView:
     """One container: `count` slices of our resource (0: none asked).
 
     `resource` is the name that it asks for them by, and `others` are its other extended resources
-    with their amounts: our resource may have several names, and may get another one.
+    with their amounts: our resource may get another one.
     `control_disabled`: a literal env CUDA_DISABLE_CONTROL that Go's ParseBool reads as true.
     `running_id`: the runtime's id while status says running, else None. `has_run`: it was made.
     `started_at`: when it was started last, None: it was not. `stopped_at`: when it ended last,
@@ -58,17 +58,16 @@ class ContainerView:
     resource: str = "nvidia.com/gpu"
     others: tuple[tuple[str, int], ...] = ()
 
-    def asking_by(self, names: Sequence[str]) -> "ContainerView":
-        """The same container, counted by the first of `names` that it asks for."""
-        if self.count and self.resource == names[0]:
+    def asking_by(self, resource: str) -> "ContainerView":
+        """The same container, counted by that name of our resource."""
+        if self.resource == resource:
             return self
         asked = dict(self.others)
         if self.count:
             asked[self.resource] = self.count
-        name = next((name for name in names if asked.get(name)), names[0])
-        count = asked.pop(name, 0)
+        count = asked.pop(resource, 0)
         return dataclasses.replace(
-            self, count=count, resource=name, others=tuple(sorted(asked.items()))
+            self, count=count, resource=resource, others=tuple(sorted(asked.items()))
         )
 
 
@@ -116,16 +115,16 @@ class PodView:
 
     @property
     def gpu_containers(self) -> tuple[ContainerView, ...]:
-        """The containers that ask for our resource by any name, in admission order."""
+        """The containers that ask for our resource, in admission order."""
         return tuple(c for c in self.containers if c.count > 0)
 
     def asking(self, resource: str) -> tuple[ContainerView, ...]:
         """The containers that ask for `resource`, in admission order."""
         return tuple(c for c in self.gpu_containers if c.resource == resource)
 
-    def asking_by(self, names: Sequence[str]) -> "PodView":
-        """The same pod, its containers counted by these names of our resource."""
-        containers = tuple(container.asking_by(names) for container in self.containers)
+    def asking_by(self, resource: str) -> "PodView":
+        """The same pod, its containers counted by that name of our resource."""
+        containers = tuple(container.asking_by(resource) for container in self.containers)
         same = containers == self.containers
         return self if same else dataclasses.replace(self, containers=containers)
 
