@@ -47,19 +47,25 @@ class Adapters:
 
 
 @contextlib.asynccontextmanager
-async def open_adapters(settings: Settings) -> AsyncIterator[Adapters]:
-    """Open them, and close them in reverse.
+async def open_disk(settings: Settings) -> AsyncIterator[HostDisk]:
+    """The state's disk, with its own thread. Raises StateError, PermissionFault."""
+    async with Worker("state", DISK_QUEUE) as state:
+        disk = await HostDisk.open(settings.paths.state, state)
+        with contextlib.closing(disk):
+            yield disk
 
-    Raises SettingsError, StateError, PermissionFault: something that must be there is not.
+
+@contextlib.asynccontextmanager
+async def open_adapters(settings: Settings, disk: HostDisk) -> AsyncIterator[Adapters]:
+    """Open the others, and close them in reverse.
+
+    Raises SettingsError, PermissionFault: something that must be there is not.
     """
     async with contextlib.AsyncExitStack() as stack:
         worker = await stack.enter_async_context(Worker("disk", DISK_QUEUE))
         loader = await stack.enter_async_context(Worker("loader", DISK_QUEUE))
         reader = await stack.enter_async_context(Worker("settings", READER_QUEUE))
-        state = await stack.enter_async_context(Worker("state", DISK_QUEUE))
         clearing = await stack.enter_async_context(Worker("clearing", CLEARING_QUEUE))
-        disk = await HostDisk.open(settings.paths.state, state)
-        stack.callback(disk.close)
         driver = await stack.enter_async_context(open_driver(settings))
         paths = settings.paths
         version = settings.library_version

@@ -128,8 +128,7 @@ async def open_back(
 def _join(settings: Settings, adapters: Adapters, front: Front, api: ApiServer) -> Back:
     facts, state, clock = front.facts, front.state, adapters.clock
     node = NodeWatch(api.node, facts.node, adapters.random)
-    served = front.knowing.keeper.served
-    pods = PodWatch(api.pods, facts.pods, clock, adapters.random, served)
+    pods = PodWatch(api.pods, facts.pods, clock, adapters.random, facts.resource)
     allocation = _allocation(settings, adapters, front, api, (pods, node))
     report_state = Cell(ReportState())
     owed: Cell[tuple[Effect, ...]] = Cell(())
@@ -216,8 +215,8 @@ def _reconcile(
             facts.pods,
             state.ledger,
             front.knowing.kubelet.epoch,
-            front.knowing.keeper.served,
-            front.endpoints.present.rivals.gone,
+            facts.resource,
+            front.endpoint.rivals.gone,
         ),
         peers=ReconcilePeers(
             witness=api.witness,

@@ -15,13 +15,14 @@ from agent.kit.cell import Cell
 class SharedCells:
     """Cells that more than one room reads.
 
-    Each cell has one writer: `app.settings` for sharing, report and edits; in `agent.services`
-    `inventory.service` for the inventory, `inventory.listing` for slices, `cluster.pods`,
-    `cluster.node`, and `outbox` for outlived; `state`, `registration.service` and `report.service`
-    for their own.
+    Each cell has one writer: `app.settings` for sharing, resource, report and edits; in
+    `agent.services` `inventory.service` for the inventory, `inventory.listing` for slices,
+    `cluster.pods`, `cluster.node`, and `outbox` for outlived; `state`, `registration.service` and
+    `report.service` for their own.
     """
 
     sharing: Cell[SharingSettings]
+    resource: Cell[str]
     report: Cell[ReportSettings]
     edits: Cell[EditSettings]
     inventory: Cell[Inventory]
@@ -35,6 +36,7 @@ def new_facts(sharing: SharingSettings, report: ReportSettings, edits: EditSetti
     """Cells with nothing known yet."""
     return SharedCells(
         sharing=Cell(sharing),
+        resource=Cell(sharing.resource),
         report=Cell(report),
         edits=Cell(edits),
         inventory=Cell(Inventory()),

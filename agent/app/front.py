@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
 
 from agent.app.adapters import Adapters
-from agent.app.endpoints import EndpointFacts, Endpoints
+from agent.app.endpoint import Endpoint, EndpointFacts, join_endpoint
 from agent.app.facts import SharedCells, new_facts
 from agent.app.late import LateAllocator
 from agent.app.settings import SettingsPorts, SettingsService
@@ -84,24 +84,24 @@ class Front:
     state: StateService
     knowing: KnowledgeServices
     allocator: LateAllocator
-    endpoints: Endpoints
+    endpoint: Endpoint
     notices: NodeEventQueue
     settings: SettingsService
 
     async def follow_held(self) -> None:
         """Ids in use reach the inventory, so that they stay listed."""
         async for ledger in self.state.ledger.follow():
-            self.knowing.keeper.hold(ledger.held_by_name())
+            self.knowing.keeper.hold(ledger.held_ids())
 
     @property
     def server(self) -> PluginServer:
-        """What serves the present name of our resource."""
-        return self.endpoints.present.server
+        """What serves our resource."""
+        return self.endpoint.server
 
     @property
     def registration(self) -> Registration:
-        """The registration of the present name of our resource."""
-        return self.endpoints.present.registration
+        """The registration of our resource."""
+        return self.endpoint.registration
 
 
 def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front:
@@ -111,7 +111,7 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
     allocator = LateAllocator()
     notices = NodeEventQueue()
     keeper = InventoryKeeper(facts.inventory, facts.sharing, adapters.clock, state.health)
-    keeper.hold(state.ledger.value.held_by_name())
+    keeper.hold(state.ledger.value.held_ids())
     outside = SettingsPorts(
         look=host.look,
         files=adapters.files,
@@ -121,28 +121,30 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
         refresh=keeper.refresh,
         say=notices.say,
         stop=host.stop,
+        ledger=state.ledger,
+        calls=allocator.calls,
     )
     service = SettingsService(host.start, settings, facts, outside)
     service.recall(host.stored)
 
     def sockets() -> tuple[str, ...]:
         """What is watched in the kubelet's directory; names come and go."""
-        return (settings.paths.kubelet_socket.name, *endpoints.sockets)
+        return (settings.paths.kubelet_socket.name, *endpoint.sockets)
 
     def heard(name: str) -> None:
-        endpoints.heard(name)
+        endpoint.heard(name)
 
     directory = DirectoryWatch(settings.paths.plugins, sockets, settings.paths.kubelet_socket.name)
     shared = (facts, service, notices, KubeletWatch(directory, heard))
     knowing = _knowing(settings, adapters, host, (keeper, state), shared)
-    served = EndpointFacts(directory, keeper.served, knowing.listing, state.ledger, notices.say)
-    endpoints = Endpoints(settings, adapters, served, allocator)
+    served = EndpointFacts(directory, facts.resource, facts.slices, state.ledger, notices.say)
+    endpoint = join_endpoint(settings, adapters, served, allocator)
     return Front(
         facts=facts,
         state=state,
         knowing=knowing,
         allocator=allocator,
-        endpoints=endpoints,
+        endpoint=endpoint,
         notices=notices,
         settings=service,
     )
@@ -166,7 +168,7 @@ def _knowing(
             keeper.found(listed)
         health.scanned(scan)
 
-    listing = Listing(facts.inventory, keeper.served, facts.slices)
+    listing = Listing(facts.inventory, keeper.held, facts.slices)
 
     def judged(verdicts: Mapping[GpuUuid, Health]) -> None:
         """The list waits for nobody else who follows the inventory."""

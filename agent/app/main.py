@@ -12,7 +12,7 @@ from pathlib import Path
 import structlog
 
 from agent import __version__
-from agent.app.adapters import Adapters, open_adapters
+from agent.app.adapters import Adapters, open_adapters, open_disk
 from agent.app.codes import (
     BAD_SETTINGS,
     BUG,
@@ -25,6 +25,7 @@ from agent.app.codes import (
 from agent.app.front import Front, HostFacts, join_front
 from agent.app.loading import load_back, post_last, serve_web, web_door
 from agent.app.running import AgentParts, ProcessTasks, alive, lost, tell_systemd, tiers
+from agent.app.settings import fitting
 from agent.app.watching import WebDoor, WebSubjects
 from agent.codec.last_good import decode_last_good
 from agent.core.allocation.plain import CONTAINER
@@ -38,21 +39,23 @@ from agent.core.errors import (
     SettingsError,
     StateError,
 )
-from agent.core.ports import ServiceNotifier
+from agent.core.ports import Disk, ServiceNotifier
 from agent.core.state.last_good import LastGood
 from agent.core.state.ledger import Ledger
-from agent.host.clock import boot_id, machine_id
+from agent.host.clock import SystemClock, boot_id, machine_id
 from agent.host.kube.connection import Connection, check
 from agent.host.lockfile import LockFile
 from agent.host.mounts import WrittenDirectory
 from agent.host.systemd import service_notifier
+from agent.kit.cell import Cell
 from agent.kit.heartbeat import Heartbeat
 from agent.kit.offload import Offload
 from agent.kit.supervisor import BudgetSpent
 from agent.kit.tiers import Task, run_tiers
 from agent.plugin.sockets import Rival
 from agent.services.report.announce import NodeEventQueue
-from agent.services.state import recover
+from agent.services.state import Recovered, recover
+from agent.settings.profiles import NodeFacts
 from agent.settings.reading import COPY, SourcesRead
 from agent.settings.sections import Settings
 from agent.settings.sources import Sources
@@ -87,6 +90,17 @@ class Process:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class _Memory:
+    """What is known from before: the state, and the settings that its rows allow."""
+
+    boot_id: str
+    recovered: Recovered
+    stored: LastGood | None
+    start: SourcesRead
+    settings: Settings
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Signals:
     """What was asked for from outside."""
 
@@ -116,17 +130,20 @@ async def run_agent(process: Process) -> int:
 
 async def _run(process: Process, notifier: ServiceNotifier, signals: _Signals) -> None:
     settings = process.settings
-    connection = _connection(settings, process)
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(alive(notifier))
         lock = LockFile(settings.paths.run / "lock")
         if not await _ours(lock, settings, notifier, signals.stop):
             return
         stack.callback(lock.release)
-        adapters = await stack.enter_async_context(open_adapters(settings))
+        disk = await stack.enter_async_context(open_disk(settings))
+        memory = await _remembered(process, disk)
+        settings = memory.settings
+        connection = _connection(settings, process)
+        adapters = await stack.enter_async_context(open_adapters(settings, disk))
         if settings.driver.exit_without:
             await adapters.driver.scan()
-        front = await _joined(process, adapters, notifier, signals)
+        front = await _joined(process, memory, adapters, notifier, signals)
         await _alone(settings, connection, adapters, front.notices)
         written = stack.enter_context(WrittenDirectory(settings.paths.plugins))
         whole = AgentParts(front, plain=settings.plain is not None, observe=settings.observe)
@@ -195,7 +212,7 @@ async def _alone(
     if settings.observe or settings.takeover:
         return
     resource = settings.sharing.resource
-    rival = Rival(settings.paths.plugins, resource)
+    rival = Rival(settings.paths.plugins, Cell(resource))
     if not await adapters.worker.call(rival.answers):
         return
     text = (
@@ -207,32 +224,41 @@ async def _alone(
     raise SettingsError(text)
 
 
-async def _joined(
-    process: Process, adapters: Adapters, notifier: ServiceNotifier, signals: _Signals
-) -> Front:
-    """Read the state, build the first half, and make the directories of what is held."""
+async def _remembered(process: Process, disk: Disk) -> _Memory:
+    """Read the state, and settle on the settings. Raises SettingsError: the rows allow none."""
     boot = boot_id()
-    start, settings = process.start, process.settings
-    resource = settings.sharing.resource
     running = dt.timedelta(seconds=asyncio.get_running_loop().time())  # since the boot
-    recovered = await recover(
-        adapters.disk,
-        boot_id=boot,
-        machine_id=machine_id(),
-        resource=resource,
-        booted_at=adapters.clock.now() - running,
-    )
+    booted_at = SystemClock().now() - running
+    found = await recover(disk, boot_id=boot, machine_id=machine_id(), booted_at=booted_at)
+    stored = await _stored(disk)
+    ledger = found.state.ledger
+    start, settings = fitting(process.start, stored, ledger), process.settings
+    if start is not process.start:
+        settings = start.taken().settings(NodeFacts())
+    state = dataclasses.replace(found.state, ledger=ledger.named(settings.sharing.resource))
+    return _Memory(boot, dataclasses.replace(found, state=state), stored, start, settings)
+
+
+async def _joined(
+    process: Process,
+    memory: _Memory,
+    adapters: Adapters,
+    notifier: ServiceNotifier,
+    signals: _Signals,
+) -> Front:
+    """Build the first half, and make the directories of what is held."""
+    start, recovered = memory.start, memory.recovered
     host = HostFacts(
-        boot_id=boot,
+        boot_id=memory.boot_id,
         recovered=recovered,
         start=start,
         look=lambda good: process.look(good, adapters.reader),
         asked=signals.reload,
         stop=signals.stop,
         notifier=notifier,
-        stored=await _stored(adapters),
+        stored=memory.stored,
     )
-    front = join_front(settings, adapters, host)
+    front = join_front(memory.settings, adapters, host)
     if start.refusal is not None:
         front.settings.reject(start.refusal)
     if recovered.notice:
@@ -242,10 +268,10 @@ async def _joined(
     return front
 
 
-async def _stored(adapters: Adapters) -> LastGood | None:
+async def _stored(disk: Disk) -> LastGood | None:
     """The last good settings on disk; none where they cannot be read, for the files are there."""
     try:
-        content = await adapters.disk.read(COPY)
+        content = await disk.read(COPY)
         return None if content is None else decode_last_good(content)
     except StateError as error:
         log.warning("config.copy_unreadable", file=COPY, err=str(error))

@@ -87,7 +87,7 @@ def plain_reconcile(
         books=PlainBooks(
             ledger=front.state.ledger,
             epoch=front.knowing.kubelet.epoch,
-            served=front.knowing.keeper.served,
+            resource=front.facts.resource,
             alone=settings.plain is not None,
         ),
         peers=PlainPeers(

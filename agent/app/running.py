@@ -27,7 +27,7 @@ Run = Callable[[], Awaitable[None]]
 SCHEDULED = (
     *("node", "pods", "reconcile", "settlement", "outbox", "plain", "announcer", "condition"),
 )
-"""Tasks of the back half in hami mode; `plain` looks after what plain mode has left."""
+"""Tasks of the back half in hami mode; `plain` looks after what somebody else answered."""
 
 PLAIN = ("plain", "announcer")
 """Tasks of the back half in plain mode."""
@@ -136,7 +136,7 @@ def tiers(
             *map(late, _behind(whole)),
         ),
         (
-            *(() if whole.observe else (Task("endpoints", front.endpoints.run), extra.mounts)),
+            *(() if whole.observe else (Task("endpoint", front.endpoint.run), extra.mounts)),
             *(() if whole.plain else (task("report", report),)),
             task("notify", extra.notify),
             task("web", extra.web),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def series_of(front: Front, back: "Back | PlainBack") -> MetricSources:
     """What every service counts."""
-    knowing, traffic = front.knowing, front.endpoints.traffic
+    knowing, traffic = front.knowing, front.server.traffic
     if isinstance(back, PlainBack):
         tallies, readings = _plain_tallies(back), _plain_readings(back)
     else:
@@ -23,7 +23,7 @@ def series_of(front: Front, back: "Back | PlainBack") -> MetricSources:
         tallies=(
             *tallies,
             front.state.errors,
-            front.endpoints.registrations,
+            front.registration.registrations,
             knowing.health.xid_events,
             knowing.health.transitions,
             front.notices.unposted,

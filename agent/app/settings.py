@@ -18,9 +18,12 @@ from agent.codec.last_good import encode_last_good
 from agent.core.cluster.changes import NodeEvent
 from agent.core.errors import SettingsError, StateError
 from agent.core.inventory.gpu import GpuFault, GpuUuid, Scan
+from agent.core.node.drained import SCHEDULER
 from agent.core.ports import Disk, FileWatch, ServiceNotifier
 from agent.core.state.last_good import LastGood
+from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
+from agent.kit.lull import Lull
 from agent.settings.profiles import NodeFacts
 from agent.settings.reading import COPY, SourcesRead, last_good, recalled
 from agent.settings.sections import Settings
@@ -46,7 +49,7 @@ class SettingsPorts:
     """What the service reads from and acts on. `look` looks at all sources again.
 
     `asked` is set by who wants it now. A change has the inventory `refresh`; `say` tells an Event;
-    `stop` ends the process.
+    `stop` ends the process. `ledger` says who holds slices, `calls` which answers are under way.
     """
 
     look: Callable[[Sources], Awaitable[SourcesRead]]
@@ -57,6 +60,25 @@ class SettingsPorts:
     refresh: Callable[[], None]
     say: Callable[[NodeEvent], None]
     stop: asyncio.Event
+    ledger: Cell[Ledger]
+    calls: Lull
+
+
+def fitting(start: SourcesRead, stored: LastGood | None, ledger: Ledger) -> SourcesRead:
+    """The start with settings that the rows allow: those that were read, else the last good ones.
+
+    Raises SettingsError: neither are.
+    """
+    refusal = start.taken().undrained(ledger)
+    if refusal is None:
+        return start
+    last = None if stored is None else recalled(stored, start.sources)
+    if last is None or last.undrained(ledger) is not None:
+        raise SettingsError(
+            f"{refusal}. Without an agent no slice is given back, and there are no last good "
+            "settings to run with: set it back first"
+        )
+    return dataclasses.replace(start, plan=last, refusal=start.refusal or refusal)
 
 
 class SettingsService:
@@ -81,6 +103,7 @@ class SettingsService:
         self._outside = outside
         self._facts = NodeFacts(settings.node)
         self._refused: NodeFacts | None = None
+        self._undrained: NodeValues | None = None
         self._fitted: frozenset[GpuUuid] = frozenset()
         self._stored: LastGood | None = None
         self._told: deque[str] = deque(maxlen=TOLD)
@@ -95,9 +118,10 @@ class SettingsService:
             self._learn(dataclasses.replace(self._facts, labels=stored.labels))
 
     async def run(self) -> None:
-        """Follow the Node's labels and the files, and keep the copy, for ever."""
+        """Follow the Node's labels, the rows and the files, and keep the copy, for ever."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_labels())
+            group.create_task(self._follow_rows())
             group.create_task(self._follow_files())
             group.create_task(self._keep_copy())
 
@@ -130,6 +154,8 @@ class SettingsService:
             elif found.plan is None:
                 self._keep(asked=asked)
             else:
+                if found.plan.lasting() != self._plan.lasting():
+                    await self._outside.calls.come(0)  # the row of one under way counts as well
                 self.take(found.plan, asked=asked)
 
     def take(self, plan: NodeValues, *, asked: bool = False) -> None:
@@ -142,7 +168,12 @@ class SettingsService:
         except SettingsError as error:
             self.reject(error, asked=asked)
             return
-        self._plan, self._refused = plan, None
+        refusal = plan.undrained(self._outside.ledger.value)
+        if refusal is not None:
+            self._undrained = plan
+            self.reject(refusal, asked=asked)
+            return
+        self._plan, self._refused, self._undrained = plan, None, None
         self._told.clear()
         for warning in plan.warnings:
             log.warning("config.ignored", what=warning)
@@ -167,6 +198,7 @@ class SettingsService:
         if self._told or asked:
             log.info("config.unchanged")
         self._told.clear()
+        self._undrained = None
 
     async def _follow_labels(self) -> None:
         """While the Node is not seen, its last labels hold."""
@@ -174,6 +206,13 @@ class SettingsService:
             if node is not None:
                 self._learn(dataclasses.replace(self._facts, labels=node.labels))
                 self.labelled.set()
+
+    async def _follow_rows(self) -> None:
+        """Look at the sources again once nobody holds slices under other settings any more."""
+        async for ledger in self._outside.ledger.follow():
+            if self._undrained is not None and self._undrained.undrained(ledger) is None:
+                self._undrained = None
+                self._news.set()
 
     async def _follow_files(self) -> NoReturn:
         """Read them as soon as they are watched, and when they changed and lie still."""
@@ -263,7 +302,7 @@ class SettingsService:
         """Take the last good settings for GPUs that the present ones do not fit."""
         now = self._plan.sources
         then = None if self._stored is None else recalled(self._stored, now)
-        if then is None or then.sources == now:
+        if then is None or then.sources == now or then.undrained(self._outside.ledger.value):
             return False
         try:
             settings = then.settings(facts)
@@ -283,14 +322,23 @@ class SettingsService:
     def _publish(self, settings: Settings) -> bool:
         """Into the cells; True when that changed something."""
         cells = self._cells
+        cells.resource.set(settings.sharing.resource)
         changed = cells.sharing.set(settings.sharing)
         changed = cells.report.set(settings.report) or changed
         changed = cells.edits.set(settings.edits) or changed
         if changed:
             self._outside.refresh()
-        if self._facts.gpus is not None:
+        if self._facts.gpus is not None and not self._waits_to_switch:
             self.copy.set(last_good(self._plan.sources, self._facts))
         return changed
+
+    @property
+    def _waits_to_switch(self) -> bool:
+        """Whether the next start has another scheduler: what is answered until then is of this one.
+
+        Should pods hold slices at that start, the last good settings have to fit them.
+        """
+        return self._plan.fixed()[SCHEDULER] != self._running[SCHEDULER]
 
     def _tell_waiting(self, plan: NodeValues) -> None:
         """Name the settings that differ and act only at the next start, once."""

@@ -68,15 +68,7 @@ def _kubelet(front: Front) -> tuple[Check, ...]:
         Check("server", bool(front.server.endpoint), "the plugin's socket does not serve yet"),
         Check("registered", registration.registered, registration.text),
         Check("stream", registration.stream, registration.text or "the kubelet takes no lists"),
-        _former(front),
     )
-
-
-def _former(front: Front) -> Check:
-    """Without them, containers that asked by a former name of our resource cannot start again."""
-    states = [one.registration.state.value for one in front.endpoints.former]
-    text = "; ".join(state.text for state in states if not state.stream)
-    return Check("former_names", not text, text, required=False)
 
 
 def _api(whole: AgentParts) -> tuple[Check, ...]:

@@ -6,7 +6,6 @@ so a new one is asked for by rebind(), by whoever watches the directory.
 
 import asyncio
 import contextlib
-import dataclasses
 import random
 from pathlib import Path
 
@@ -99,36 +98,32 @@ async def _zero(count: Cell[int], deadline: float, overdue: str) -> None:
         log.warning(overdue, deadline=deadline, left=count.value)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ServerTerms:
-    """What a server works under: its fence, and whose calls are counted with its own."""
-
-    fence: Fence | None = None
-    traffic: Traffic | None = None
-
-
 class PluginServer:
-    """Serves one resource in the kubelet's directory, on a new socket after each rebind()."""
+    """Serves our resource in the kubelet's directory, on a new socket after each rebind().
+
+    `resource` is its name, which names the next socket. With a `fence` the kubelet asks before each
+    start of a container.
+    """
 
     def __init__(
         self,
         directory: Path,
-        resource: str,
+        resource: Cell[str],
         lists: Cell[SliceList],
         allocator: SliceAllocator,
         chance: random.Random,
-        terms: ServerTerms | None = None,
+        fence: Fence | None = None,
     ) -> None:
         self._directory = directory
         self._resource = resource
         self._lists = lists
         self._allocator = allocator
         self._chance = chance
-        self._terms = terms or ServerTerms()
+        self._fence = fence
         self._turn = asyncio.Lock()
         self._current: Incarnation | None = None
         self._stopped = False
-        self.traffic = Traffic(self._terms.traffic)
+        self.traffic = Traffic()
 
     @property
     def endpoint(self) -> str:
@@ -159,19 +154,20 @@ class PluginServer:
             if self._stopped:
                 raise KubeletError("the plugin server is stopping")
             await self._retire()
-            for name in sweep(self._directory, self._resource):
+            resource = self._resource.value
+            for name in sweep(self._directory, resource):
                 log.info("plugin.stale_socket_removed", name=name)
-            bound = bind(self._directory, self._resource, self._chance)
+            bound = bind(self._directory, resource, self._chance)
             # A cell of its own: closing it ends the streams of this server and of no other.
             lists = self._lists.branch()
-            plugin = DevicePlugin(lists, self._allocator, self.traffic, self._terms.fence)
+            plugin = DevicePlugin(lists, self._allocator, self.traffic, self._fence)
             server = Incarnation(bound, lists, plugin)
             async with contextlib.AsyncExitStack() as undo:
                 undo.push_async_callback(server.stop)
                 await server.serve()
                 undo.pop_all()
             self._current = server
-            log.info("plugin.serving", endpoint=server.endpoint, resource=self._resource)
+            log.info("plugin.serving", endpoint=server.endpoint, resource=resource)
 
     async def _retire(self) -> None:
         server, self._current = self._current, None

@@ -14,6 +14,7 @@ import stat
 from pathlib import Path
 
 from agent.core.errors import KubeletError, PermissionFault, SettingsError
+from agent.kit.cell import Cell
 
 PATH_LIMIT = 107
 """Bytes of a unix socket's path, without the closing zero."""
@@ -152,17 +153,17 @@ class Rival:
     """
 
     directory: Path
-    resource: str
+    resource: Cell[str]
 
     @property
     def names(self) -> tuple[str, ...]:
         """The base names whose coming and going tells of it; none where none does."""
-        return (self.name,) if self.resource.startswith(f"{NVIDIA}/") else ()
+        return (self.name,) if self.resource.value.startswith(f"{NVIDIA}/") else ()
 
     @property
     def name(self) -> str:
         """Its base name."""
-        return f"nvidia-{self.resource.partition('/')[2] or self.resource}.sock"
+        return f"nvidia-{self.resource.value.partition('/')[2]}.sock"
 
     @property
     def path(self) -> str:

@@ -1,4 +1,4 @@
-"""What goes through the door, counted across all servers of one resource, or of several."""
+"""What goes through the door, counted across all servers."""
 
 import asyncio
 import contextlib
@@ -10,28 +10,19 @@ from agent.kit.tally import Durations, Tally
 BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
-def _calls() -> Tally:
-    return Tally(
-        "rpc_calls_total", "Calls of the kubelet, by what they were answered.", ("method", "code")
-    )
-
-
-def _durations() -> Durations:
-    return Durations(
-        "rpc_duration_seconds", "Time from request to answer.", ("method", "code"), BUCKETS
-    )
-
-
 class Traffic:
-    """Open list streams, calls, and how long the ones took that come to an end by themselves.
+    """Open list streams, calls, and how long the ones took that come to an end by themselves."""
 
-    With `whole` the calls are counted there; the streams are always those of one resource.
-    """
-
-    def __init__(self, whole: "Traffic | None" = None) -> None:
+    def __init__(self) -> None:
         self.streams: Cell[int] = Cell(0)
-        self.calls: Tally = whole.calls if whole else _calls()
-        self.durations: Durations = whole.durations if whole else _durations()
+        self.calls = Tally(
+            "rpc_calls_total",
+            "Calls of the kubelet, by what they were answered.",
+            ("method", "code"),
+        )
+        self.durations = Durations(
+            "rpc_duration_seconds", "Time from request to answer.", ("method", "code"), BUCKETS
+        )
 
     def ended(self, method: str, code: str, started: float, *, timed: bool) -> None:
         """A call that began at loop time `started` is over."""

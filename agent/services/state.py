@@ -68,16 +68,15 @@ async def recover(
     *,
     boot_id: str,
     machine_id: str,
-    resource: str,
     booted_at: dt.datetime | None = None,
 ) -> Recovered:
     """The newest readable generation of this host, or an empty one.
 
-    Rows that do not say by which name they were asked for are of `resource`. An unreadable
-    generation is said, and the one before it is used. Where none is left, what was found is kept
-    aside: it may be another version's, whose rows a new write would end. `booted_at` is the moment
-    of the boot by the present clock: within one boot the health memory follows a clock that was
-    set meanwhile. A container has no machine id: it takes what it finds, and keeps the id in it.
+    An unreadable generation is said, and the one before it is used. Where none is left, what was
+    found is kept aside: it may be another version's, whose rows a new write would end. `booted_at`
+    is the moment of the boot by the present clock: within one boot the health memory follows a
+    clock that was set meanwhile. A container has no machine id: it takes what it finds, and keeps
+    the id in it.
 
     Raises:
         StateError: nothing could be read because of the disk, not because of what is on it.
@@ -91,7 +90,6 @@ async def recover(
             before = state.booted_at if state.boot_id == boot_id else None
             state = dataclasses.replace(
                 state,
-                ledger=state.ledger.named(resource),
                 health={u: stepped(one, before, booted_at) for u, one in state.health.items()},
                 booted_at=booted_at,
             )

@@ -37,7 +37,8 @@ SHARING: tuple[Field, ...] = (
         "hami",
         choice("hami", "none"),
         "Who says what a container gets: HAMi's scheduler, or nobody. With none each slice that "
-        "the kubelet names is given as it is, and no API server is needed.",
+        "the kubelet names is given as it is, and no API server is needed. Another one is refused "
+        "while a pod holds slices.",
         flag="--scheduler",
     ),
     Field(
@@ -52,8 +53,8 @@ SHARING: tuple[Field, ...] = (
         "sharing.resourceName",
         "nvidia.com/gpu",
         resource_name,
-        "Resource name that pods request and the kubelet advertises. After a change, containers "
-        "that hold slices keep the former name until they are gone.",
+        "Resource name that pods request and the kubelet advertises. Another one is refused while "
+        "a pod holds slices.",
         flag="--resource-name",
         live=True,
         profiled=False,

@@ -12,8 +12,10 @@ from typing import Final
 
 from agent.codec.faults import Faults
 from agent.codec.known_keys import IgnoredKeys, KnownKey
-from agent.core.errors import cap
+from agent.core.errors import SettingsError, cap
+from agent.core.node.drained import RESOURCE, SCHEDULER, LastingSetting, undrained
 from agent.core.state.last_good import SourceFile
+from agent.core.state.ledger import Ledger
 from agent.settings.fields import DEFAULT, Setting, Values
 from agent.settings.hami_files import NODE_CONFIG, read_device_layer, read_node_layer
 from agent.settings.kinds import Value, shown
@@ -82,6 +84,16 @@ class NodeValues:
         found = self.resolve(NodeFacts())
         values = {key: one.value for key, one in found.items() if not one.field.live}
         return values | {NODE_NAME: self.name}
+
+    def lasting(self) -> tuple[LastingSetting, ...]:
+        """The settings that need a drained node to change. No profile sets them."""
+        found = self.resolve(NodeFacts())
+        settings = (found[key] for key in (SCHEDULER, RESOURCE))
+        return tuple(LastingSetting(s.field.key, str(s.value), s.origin) for s in settings)
+
+    def undrained(self, ledger: Ledger) -> SettingsError | None:
+        """Why these settings are refused while `ledger` has its rows; None: they are not."""
+        return undrained(self.lasting(), ledger, self.name)
 
     def names(self) -> tuple[str, ...]:
         """The nodes that the files name, each once, in the order of the files."""

@@ -18,7 +18,9 @@ from agent.core.cluster.changes import NodeEvent
 from agent.core.inventory.gpu import GpuUuid, Scan
 from agent.core.inventory.slices import SliceId, SliceList
 from agent.core.state.last_good import LastGood
+from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
+from agent.kit.lull import Lull
 from agent.services.cluster.node import NodeWatch
 from agent.services.inventory.listing import Listing
 from agent.services.inventory.service import InventoryKeeper
@@ -78,7 +80,7 @@ class SettingsNode:
         held: dict[GpuUuid, tuple[SliceId, ...]] = {}
         for uuid, number in slices:
             held[uuid] = (*held.get(uuid, ()), SliceId(f"{uuid}-{number}"))
-        self.keeper.hold({self.facts.sharing.value.resource: held})
+        self.keeper.hold(held)
         await asyncio.sleep(SETTLED)
 
     def count(self) -> tuple[int, int]:
@@ -117,6 +119,8 @@ async def _joined(root: Path, api: FakeApi, stored: LastGood | None) -> Settings
         refresh=keeper.refresh,
         say=events.append,
         stop=asyncio.Event(),
+        ledger=Cell(Ledger()),
+        calls=Lull(),
     )
     service = SettingsService(start, settings, facts, outside)
     service.recall(stored)
@@ -141,7 +145,7 @@ def _runs(room: SettingsNode) -> tuple[Runs, Runs]:
     state = Cell(ReportState())
     cells = ReportCells(facts.inventory, facts.node, node.returns, facts.report, state)
     reporter = Reporter(room.api, cells, node.saw, room.events.append, LoopClock(), Seeded())
-    listing = Listing(facts.inventory, room.keeper.served, facts.slices)
+    listing = Listing(facts.inventory, room.keeper.held, facts.slices)
 
     host = (room.keeper.run, room.service.run, listing.run, room.take_lists)
     return host, (node.run, reporter.run)

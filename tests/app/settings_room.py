@@ -11,6 +11,9 @@ from agent.app.settings import SettingsPorts, SettingsService
 from agent.core.cluster.changes import NodeEvent
 from agent.core.ports import Disk
 from agent.core.state.last_good import SourceFile
+from agent.core.state.ledger import Ledger
+from agent.kit.cell import Cell
+from agent.kit.lull import Lull
 from agent.settings.profiles import NodeFacts
 from agent.settings.reading import SourcesRead
 from agent.settings.sources import Sources
@@ -90,6 +93,8 @@ class SettingsRoom:
     stop: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     told: list[NodeEvent] = dataclasses.field(default_factory=list)
     refreshed: list[int] = dataclasses.field(default_factory=list)
+    ledger: Cell[Ledger] = dataclasses.field(default_factory=lambda: Cell(Ledger()))
+    calls: Lull = dataclasses.field(default_factory=Lull)
 
     def __post_init__(self) -> None:
         self.cells = cells_of(self.start)
@@ -102,6 +107,8 @@ class SettingsRoom:
             refresh=lambda: self.refreshed.append(self.split_count),
             say=self.told.append,
             stop=self.stop,
+            ledger=self.ledger,
+            calls=self.calls,
         )
         settings = self.start.taken().settings(NodeFacts())
         self.service = SettingsService(self.start, settings, self.cells, outside)

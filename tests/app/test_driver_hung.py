@@ -50,7 +50,7 @@ class HungNode:
         pod = self.desk.bind(placed(self.pods, f"{G1},NVIDIA,100,1:;"))
         (asked,) = ids(self.pods)
         try:
-            await self.desk.service.allocate((asked,), "nvidia.com/gpu")
+            await self.desk.service.allocate((asked,))
         except Refusal:
             self.desk.witness.forget(pod)
             self.desk.bury(pod)
@@ -188,7 +188,7 @@ async def test_what_is_said_of_an_ill_gpu_is_a_sentence_everywhere(strike, condi
 async def test_a_gpu_that_is_shared_no_more_while_it_is_held_is_said_to_be_just_that(changed, why):
     async with a_node() as node:
         keeper, sharing = node.front.knowing.keeper, node.front.facts.sharing
-        keeper.hold({"nvidia.com/gpu": {G1: (slice_id(G1, 0),)}})
+        keeper.hold({G1: (slice_id(G1, 0),)})
         sharing.set(dataclasses.replace(sharing.value, **changed))
         keeper.refresh()
 
@@ -198,7 +198,7 @@ async def test_a_gpu_that_is_shared_no_more_while_it_is_held_is_said_to_be_just_
 async def test_a_held_gpu_that_is_gone_is_said_to_be_gone():
     async with a_node() as node:
         keeper = node.front.knowing.keeper
-        keeper.hold({"nvidia.com/gpu": {G1: (slice_id(G1, 0),)}})
+        keeper.hold({G1: (slice_id(G1, 0),)})
         keeper.found(Scan("570.1", ()))
 
         assert "gpu_health degraded: GPU 0 is not on the node any more" in node.probed()[1]
@@ -207,7 +207,7 @@ async def test_a_held_gpu_that_is_gone_is_said_to_be_gone():
 async def test_a_lost_gpu_that_nobody_looks_after_is_called_the_same_everywhere():
     async with a_node() as node:
         keeper = node.front.knowing.keeper
-        keeper.hold({"nvidia.com/gpu": {G1: (slice_id(G1, 0),)}})
+        keeper.hold({G1: (slice_id(G1, 0),)})
         keeper.judged({G1: switched_off(NOON)})
         keeper.found(Scan("570.1", (), (GpuFault(G1, "GPU is lost", Trouble.LOST),)))
 

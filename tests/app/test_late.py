@@ -9,7 +9,6 @@ from agent.core.containers.edits import ContainerEdits
 from agent.core.inventory.slices import SliceId
 from agent.host.systemd import NoSystemd
 
-RESOURCE = "example.com/vgpu"
 IDS = (SliceId("GPU-1-0"),)
 EDITS = ContainerEdits(envs=(("A", "b"),))
 
@@ -17,8 +16,8 @@ EDITS = ContainerEdits(envs=(("A", "b"),))
 class Answers:
     """An allocator that has one answer."""
 
-    async def allocate(self, ids: tuple[SliceId, ...], resource: str) -> ContainerEdits:
-        assert (ids, resource) == (IDS, RESOURCE)
+    async def allocate(self, ids: tuple[SliceId, ...]) -> ContainerEdits:
+        assert ids == IDS
         return EDITS
 
     async def prefer(
@@ -26,9 +25,8 @@ class Answers:
         available: tuple[SliceId, ...],
         must_include: tuple[SliceId, ...],
         size: int,
-        resource: str,
     ) -> tuple[SliceId, ...]:
-        assert (must_include, resource) == ((), RESOURCE)
+        assert must_include == ()
         return available[:size]
 
 
@@ -46,7 +44,7 @@ class Watchdog(NoSystemd):
 async def test_a_call_that_comes_early_is_answered_once_the_rest_is_loaded() -> None:
     late = LateAllocator()
     async with asyncio.TaskGroup() as group:
-        call = group.create_task(late.under(RESOURCE).allocate(IDS))
+        call = group.create_task(late.allocate(IDS))
         await asyncio.sleep(1)
         assert not call.done()
         late.ready.set(Answers())
@@ -58,7 +56,7 @@ async def test_a_preference_is_passed_on() -> None:
     late = LateAllocator()
     late.ready.set(Answers())
 
-    assert await late.under(RESOURCE).prefer((*IDS, SliceId("GPU-1-1")), (), 1) == IDS
+    assert await late.prefer((*IDS, SliceId("GPU-1-1")), (), 1) == IDS
 
 
 async def test_the_watchdog_hears_from_whoever_waits() -> None:
@@ -80,8 +78,8 @@ async def test_it_tells_when_the_kubelet_is_in_the_middle_of_a_call() -> None:
     late = LateAllocator()
     began = asyncio.get_running_loop().time()
     async with asyncio.TaskGroup() as group:
-        group.create_task(late.under(RESOURCE).allocate(IDS))
-        group.create_task(late.under(RESOURCE).prefer(IDS, (), 1))
+        group.create_task(late.allocate(IDS))
+        group.create_task(late.prefer(IDS, (), 1))
         quiet = group.create_task(late.calls.come(0.5))
         await asyncio.sleep(10)
         assert not quiet.done()

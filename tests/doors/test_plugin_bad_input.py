@@ -97,7 +97,7 @@ async def a_kubelet(directory: Path) -> AsyncIterator[RudeKubelet]:
     """A node on which one pod was served and another, its neighbour, waits."""
     async with a_desk() as desk, asyncio.TaskGroup() as group:
         lists = Cell(a_list())
-        server = PluginServer(directory, RESOURCE, lists, desk.service, Seeded(0))
+        server = PluginServer(directory, Cell(RESOURCE), lists, desk.service, Seeded(0))
         running = group.create_task(server.run())
         await server.rebind()
         async with Channel(path=str(directory / server.endpoint)) as channel:

@@ -20,7 +20,7 @@ from agent.core.inventory.inventory import Inventory
 from agent.core.inventory.slices import SharingSettings, SliceList
 from agent.core.state.state import State
 from agent.kit.cell import Cell
-from agent.plugin.server import PluginServer, ServerTerms
+from agent.plugin.server import PluginServer
 from agent.services.health.watch import HealthWatch
 from agent.services.inventory.listing import Listing
 from agent.services.inventory.service import InventoryKeeper
@@ -62,9 +62,9 @@ class ClaimingAgent:
             recalled=recovered.health,
             boot_changed=False,
         )
-        self.listing = Listing(inventory, keeper.served, self.slices)
+        self.listing = Listing(inventory, keeper.held, self.slices)
         self.server = PluginServer(
-            directory, RESOURCE, self.slices, FakeAllocator(), Seeded(0), ServerTerms()
+            directory, Cell(RESOURCE), self.slices, FakeAllocator(), Seeded(0)
         )
         self.directory = directory
         keeper.found(Scan("570.1", tuple(a_gpu(index=n) for n in range(GPUS))))
@@ -79,7 +79,7 @@ async def an_agent(
     directory: Path, driver: ScriptedDriver, disk: MemoryDisk
 ) -> AsyncIterator[ClaimingAgent]:
     """An agent that serves; it knows what the disk knows."""
-    found = await recover(disk, boot_id="boot", machine_id="machine", resource=RESOURCE)
+    found = await recover(disk, boot_id="boot", machine_id="machine")
     agent = ClaimingAgent(directory, driver, found.state, disk)
     async with asyncio.TaskGroup() as group:
         tasks = [

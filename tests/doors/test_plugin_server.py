@@ -219,7 +219,7 @@ async def test_dead_sockets_of_ours_are_cleared_away_and_no_others(tmp_path: Pat
 
 async def test_without_a_directory_nothing_serves_until_there_is_one(tmp_path: Path):
     directory = tmp_path / "device-plugins"
-    server = PluginServer(directory, RESOURCE, Cell(a_list()), FakeAllocator(), Seeded())
+    server = PluginServer(directory, Cell(RESOURCE), Cell(a_list()), FakeAllocator(), Seeded())
 
     with pytest.raises(KubeletError, match="is not there"):
         await server.rebind()
@@ -240,7 +240,7 @@ async def test_the_path_of_a_long_resource_fits_into_a_socket_address(tmp_path: 
     directory = tmp_path / ("d" * (107 - len(f"{tmp_path}//hami-g-01234567.sock")))
     directory.mkdir()
     server = PluginServer(
-        directory, "vendor.com/" + "g" * 63, Cell(a_list()), FakeAllocator(), Seeded()
+        directory, Cell("vendor.com/" + "g" * 63), Cell(a_list()), FakeAllocator(), Seeded()
     )
     async with asyncio.TaskGroup() as group:
         running = group.create_task(server.run())
@@ -252,7 +252,7 @@ async def test_the_path_of_a_long_resource_fits_into_a_socket_address(tmp_path: 
 async def test_a_directory_with_too_long_a_path_is_named(tmp_path: Path):
     directory = tmp_path / ("d" * 107)
     directory.mkdir()
-    server = PluginServer(directory, RESOURCE, Cell(a_list()), FakeAllocator(), Seeded())
+    server = PluginServer(directory, Cell(RESOURCE), Cell(a_list()), FakeAllocator(), Seeded())
 
     with pytest.raises(SettingsError, match="too long for a socket path of 107 bytes"):
         await server.rebind()

@@ -192,7 +192,7 @@ async def test_a_server_that_does_not_answer_itself_does_not_serve(
         def getrandbits(self, k: int) -> int:
             return 7
 
-    server = PluginServer(tmp_path, RESOURCE, Cell(a_list()), FakeAllocator(), Unreachable())
+    server = PluginServer(tmp_path, Cell(RESOURCE), Cell(a_list()), FakeAllocator(), Unreachable())
 
     def swap(path: Path) -> None:
         """Somebody deletes the file between bind and the first connection."""
@@ -216,7 +216,7 @@ async def test_servers_of_two_resources_of_one_tail_are_born_at_once_and_sweep_o
     tmp_path: Path,
 ):
     servers = [
-        PluginServer(tmp_path, resource, Cell(a_list()), FakeAllocator(), Seeded(seed))
+        PluginServer(tmp_path, Cell(resource), Cell(a_list()), FakeAllocator(), Seeded(seed))
         for seed, resource in enumerate(("a.example/gpu", "b.example/gpu"))
     ]
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as dead:
@@ -242,7 +242,7 @@ async def test_servers_of_two_resources_of_one_tail_are_born_at_once_and_sweep_o
 def test_a_socket_without_a_domain_in_its_name_tells_of_nvidias_resources_alone(
     tmp_path: Path, domain: str, named: tuple[str, ...], answers: object
 ):
-    rival = Rival(tmp_path, f"{domain}/gpu")
+    rival = Rival(tmp_path, Cell(f"{domain}/gpu"))
     assert named == rival.names
     assert rival.answers() is None
 

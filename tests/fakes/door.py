@@ -8,7 +8,7 @@ from pathlib import Path
 from agent.core.inventory.slices import SliceGroup, SliceList
 from agent.kit.cell import Cell
 from agent.plugin.handlers import Fence
-from agent.plugin.server import PluginServer, ServerTerms
+from agent.plugin.server import PluginServer
 from tests.builders import a_uuid
 from tests.fakes.allocator import FakeAllocator
 from tests.fakes.chance import Seeded
@@ -38,7 +38,7 @@ class FakeDoor:
         self.allocator = FakeAllocator()
         self.running: asyncio.Task[None]
         self.server = PluginServer(
-            directory, RESOURCE, self.lists, self.allocator, Seeded(seed), ServerTerms(fence)
+            directory, Cell(RESOURCE), self.lists, self.allocator, Seeded(seed), fence
         )
 
     async def end(self) -> None:

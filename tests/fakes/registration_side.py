@@ -23,10 +23,12 @@ class KubeletSide:
     """
 
     def __init__(self) -> None:
+        self.resource = Cell(RESOURCE)
         self.files: set[str] = set()
         self.present: KubeletEpoch | None = None
         self.streams: Cell[int] = Cell(0)
         self.calls: list[tuple[float, str]] = []
+        self.registered = ""
         self.looks = 0
         self.binds = 0
         self.bind_failure: Exception | None = None
@@ -91,9 +93,10 @@ class KubeletSide:
     # Registrar
 
     async def register(self, endpoint: str, resource: str, *, preferred: bool) -> None:
-        assert (RESOURCE, True, True) == (resource, preferred, endpoint in self.files)
+        assert (True, True) == (preferred, endpoint in self.files)
         assert 0 == self.streams.value, "Register while a stream is open"
         self.calls.append((asyncio.get_running_loop().time(), endpoint))
+        self.registered = resource
         if self.present is None:
             raise KubeletError("kubelet.sock is not there")
         await asyncio.sleep(self.delay)
@@ -128,7 +131,7 @@ def raising(error: Exception) -> Callable[[], None]:
 @contextlib.asynccontextmanager
 async def a_registration(side: KubeletSide) -> AsyncIterator[Registration]:
     """A registration that runs, until the block is left."""
-    registration = Registration(RESOURCE, side, side, side, side.streams, Seeded(3))
+    registration = Registration(side.resource, side, side, side, side.streams, Seeded(3))
     side.heard = registration.heard
     async with asyncio.TaskGroup() as group:
         running = group.create_task(registration.run())

@@ -12,7 +12,7 @@ from agent.core.allocation.settings import MatchSettings
 from agent.core.cluster.pods import NodeView, PodTable, PodUid
 from agent.core.containers.edits import EditSettings
 from agent.core.errors import AgentError
-from agent.core.inventory.slices import Served, SliceId, SliceList
+from agent.core.inventory.slices import Held, SliceId, SliceList
 from agent.core.report_settings import ReportSettings
 from agent.core.state.ledger import Effect, Ledger
 from agent.kit.cell import Cell
@@ -60,11 +60,12 @@ class AgentLife:
         self.is_dead = False
         self._host = host
         self._group = asyncio.TaskGroup()
-        self._served = Cell(Served(RESOURCE))
+        self._resource = Cell(RESOURCE)
+        self._held: Cell[Held] = Cell({})
         api = AgentApi(host.store, host.faults, host.chance, step)
         self.api = api
         self._node = NodeWatch(api, self.node, host.chance)
-        self._pods = PodWatch(api, self.pods, host.clock, host.chance, self._served)
+        self._pods = PodWatch(api, self.pods, host.clock, host.chance, self._resource)
         witness = LifeWitness(MachineBooks(host, step))
         records = MachineRecords(host, step)
         hooks = LifeHooks(host, step)
@@ -103,11 +104,11 @@ class AgentLife:
             clock=host.clock,
         )
         self._reconcile = Reconcile(
-            views=ReconcileViews(self.pods, state.ledger, host.epoch, self._served),
+            views=ReconcileViews(self.pods, state.ledger, host.epoch, self._resource),
             peers=ReconcilePeers(witness, records, hooks, host.clock, self.allocation.adopt),
             commit=state.commit,
         )
-        self._listing = Listing(host.inventory, self._served, self.slices)
+        self._listing = Listing(host.inventory, self._held, self.slices)
         settings, said = Cell(ReportSettings()), Cell(ReportState())
         cells = ReportCells(host.inventory, self.node, self._node.returns, settings, said)
         self._reporter = Reporter(
@@ -153,7 +154,7 @@ class AgentLife:
 
     async def _follow_held(self) -> NoReturn:
         async for ledger in self.state.ledger.follow():
-            self._served.set(Served(RESOURCE, ledger.held_by_name()))
+            self._held.set(ledger.held_ids())
         raise AssertionError("the ledger is never closed")
 
     async def _call(self, answer: Awaitable[T]) -> T:
@@ -183,7 +184,7 @@ class AgentLife:
 
 async def start_agent(host: MachineHost, kill: Callable[[], None], boot: str) -> AgentLife:
     """A new process, with what the disk kept of the one before."""
-    found = await recover(host.disk, boot_id=boot, machine_id=MACHINE, resource=RESOURCE)
+    found = await recover(host.disk, boot_id=boot, machine_id=MACHINE)
     step = Steps(kill)
     state = StateService(disk=LifeDisk(host, step), recovered=found.state, boot_id=boot)
     return AgentLife(host, state, step)

@@ -69,7 +69,7 @@ class GpuLife:
         self.plugin = DevicePlugin(self.slices, FakeAllocator(), Traffic())
 
     async def run(self, boot: str) -> None:
-        found = await recover(self.disk, boot_id=boot, machine_id="m", resource="nvidia.com/gpu")
+        found = await recover(self.disk, boot_id=boot, machine_id="m")
         before = found.state
         state = StateService(disk=self.disk, recovered=before, boot_id=boot)
         inventory = Cell(Inventory())
@@ -93,7 +93,7 @@ class GpuLife:
             recalled=before.health,
             boot_changed=bool(before.boot_id) and before.boot_id != boot,
         )
-        listing = Listing(inventory, self.keeper.served, self.slices)
+        listing = Listing(inventory, self.keeper.held, self.slices)
         async with asyncio.TaskGroup() as group:
             for run in (state.run, discovery.run, watch.run, listing.run):
                 group.create_task(run())

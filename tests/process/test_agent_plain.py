@@ -204,25 +204,6 @@ async def test_a_bad_gpu_leaves_the_list_and_its_slices_are_refused():
         assert {well} == {one.envs["NVIDIA_VISIBLE_DEVICES"] for one in answers}
 
 
-async def test_two_modes_take_turns_on_one_node_and_lose_nobodys_ids():
-    async with open_cluster(options(gpus=2)) as cluster:
-        cluster.places.config.write_text("scheduler: none\nplain: {memoryLimits: true}\n")
-        await started(cluster, slices=20)
-        mine = directory(await runs(cluster, "one", 1))
-        assert await comes(lambda: {"one"} == holders(cluster))
-
-        cluster.places.config.write_text("scheduler: hami\nsharing: {splitCount: 1}\n")
-        await cluster.stop_agent()
-        await cluster.start_agent()
-
-        assert await cluster.until(lambda: bool(cluster.node_annotations()), PATIENCE)
-        assert await offers(cluster, 2), cluster.log.last(20)
-        assert {"one"} == holders(cluster)
-        assert mine.is_dir()
-        held = ledger(cluster).plain[0].slice_ids
-        assert frozenset(held) == cluster.kubelet.held(RESOURCE)[uid_of("one"), "c0"]
-
-
 async def test_a_second_instance_stands_by():
     async with a_node() as cluster:
         first = cluster.agent

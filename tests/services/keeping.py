@@ -25,7 +25,7 @@ class KeepingBench:
         self.settings = Cell(settings or SharingSettings())
         self.keeper = InventoryKeeper(self.inventory, self.settings, ManualClock(), recalled)
         self.slices = Cell(SliceList())
-        self.listing = Listing(self.inventory, self.keeper.served, self.slices)
+        self.listing = Listing(self.inventory, self.keeper.held, self.slices)
 
     def scan(self, *gpus: Gpu, faults: tuple[GpuFault, ...] = ()) -> None:
         self.keeper.found(Scan("570.1", gpus, faults))
@@ -33,7 +33,7 @@ class KeepingBench:
 
     def hold(self, *numbers: int) -> None:
         held = {a_uuid(n): (slice_id(a_uuid(n), 3),) for n in numbers}
-        self.keeper.hold({"nvidia.com/gpu": held})
+        self.keeper.hold(held)
 
     @property
     def shown(self) -> list[tuple[int, bool, bool]]:

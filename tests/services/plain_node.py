@@ -9,7 +9,7 @@ from agent.core.allocation.plain import PlainSettings, directory_of
 from agent.core.cluster.pods import PodUid
 from agent.core.containers.edits import EditSettings
 from agent.core.inventory.inventory import Inventory
-from agent.core.inventory.slices import Served, SliceId
+from agent.core.inventory.slices import SliceId
 from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import Ledger
 from agent.core.state.plain_row import Holder, PlainRow
@@ -60,7 +60,7 @@ class PlainNode:
         self.hooks = FakeHookDirs()
         self.calls = Lull()
         self.epoch: Cell[KubeletEpoch | None] = Cell(EPOCH)
-        self.served = Cell(Served(RESOURCE))
+        self.resource = Cell(RESOURCE)
         self.edits = Cell(EditSettings())
         taken: set[PodUid] = set()
         chance = random.Random(7)  # noqa: S311 -- a seed makes a test repeatable
@@ -79,7 +79,7 @@ class PlainNode:
             chance=chance,
         )
         self.reconcile = PlainReconcile(
-            books=PlainBooks(self.state.ledger, self.epoch, self.served, alone),
+            books=PlainBooks(self.state.ledger, self.epoch, self.resource, alone),
             peers=PlainPeers(self.witness, self.holds, self.hooks, self.clock, self.calls, chance),
             commit=self.state.commit,
             taken=taken,

@@ -5,19 +5,19 @@ from contextlib import asynccontextmanager
 
 from agent.core.inventory.condition import Condition
 from agent.core.inventory.inventory import Inventory
-from agent.core.inventory.slices import Served, SliceList, slice_id
+from agent.core.inventory.slices import Held, SliceList, slice_id
 from agent.kit.cell import Cell
 from agent.services.inventory.listing import Listing
-from tests.builders import RESOURCE, a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
+from tests.builders import a_gpu, a_health, a_shared_gpu, a_uuid, an_inventory
 
 
 class ListingBench:
     def __init__(self, inventory: Inventory) -> None:
         self.inventory = Cell(inventory)
-        self.served = Cell(Served(RESOURCE))
+        self.held: Cell[Held] = Cell({})
         self.slices = Cell(SliceList())
         self.lists: list[SliceList] = []
-        self.listing = Listing(self.inventory, self.served, self.slices)
+        self.listing = Listing(self.inventory, self.held, self.slices)
 
     async def collect(self) -> None:
         async for slices in self.slices.follow():
@@ -93,10 +93,10 @@ async def test_a_vanished_gpu_is_listed_as_unhealthy():
 async def test_held_ids_stay_listed_when_the_split_count_falls():
     few = an_inventory(gpus=[a_shared_gpu(split_count=2)])
     async with running(few) as bench:
-        bench.served.set(Served(RESOURCE, {RESOURCE: {a_uuid(0): (slice_id(a_uuid(0), 7),)}}))
+        bench.held.set({a_uuid(0): (slice_id(a_uuid(0), 7),)})
         await asyncio.sleep(0.1)
         with_held = bench.slices.value.groups[0].ids
-        bench.served.set(Served(RESOURCE))
+        bench.held.set({})
         await asyncio.sleep(0.1)
 
     assert [0, 7] == [int(text[-1]) for text in with_held]
@@ -115,7 +115,7 @@ async def test_a_list_can_be_had_at_once_and_comes_only_once():
 async def test_it_ends_when_its_cells_close():
     bench = ListingBench(an_inventory())
     bench.inventory.close()
-    bench.served.close()
+    bench.held.close()
     await bench.listing.run()
 
     assert 1 == bench.slices.value.generation

@@ -47,7 +47,7 @@ async def test_one_gpu_becomes_the_devices_that_hami_lists(vector: Vector):
     keeper.found(Scan("570.1", (gpu,)))
 
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(Listing(inventory, keeper.served, slices).run())
+        task = group.create_task(Listing(inventory, keeper.held, slices).run())
         await slices.until(lambda listed: listed.generation > 0)
         task.cancel()
 

@@ -11,7 +11,7 @@ from agent.core.cluster.pods import Phase, PodTable
 from agent.core.errors import ApiError
 from agent.kit.cell import Cell
 from agent.services.cluster.pods import PodWatch
-from tests.builders import a_pod, a_pod_uid
+from tests.builders import a_container, a_pod, a_pod_uid
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import NoChance, Seeded
 from tests.fakes.clock import LoopClock
@@ -53,6 +53,34 @@ async def following_one() -> AsyncIterator[tuple[FakeApi, PodsRoom]]:
     api.put_pod(ONE)
     async with following(api) as room:
         yield api, room
+
+
+async def test_pods_are_counted_by_another_name_without_asking_the_api_server():
+    old, new = "nvidia.com/gpu", "example.com/vgpu"
+    api, resource = FakeApi(), Cell(old)
+    api.put_pod(dataclasses.replace(ONE, containers=(a_container(resource=old),)))
+    api.put_pod(dataclasses.replace(TWO, containers=(a_container(resource=new),)))
+    table: Cell[PodTable] = Cell(PodTable())
+    pods = PodWatch(api, table, LoopClock(), NoChance(), resource)
+
+    def counted() -> list[str]:
+        return [pod.name for pod in table.value.pods.values() if pod.gpu_containers]
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(pods.run())
+        await asyncio.sleep(0.1)
+        assert ["one"] == counted()
+        resource.set(new)
+        await asyncio.sleep(0.1)
+        assert ["two"] == counted()
+        api.put_pod(a_pod(uid=a_pod_uid(3), name="three", containers=(a_container(resource=new),)))
+        api.delete_pod(TWO.namespace, "two")
+        await asyncio.sleep(0.1)
+        task.cancel()
+
+    assert ["three"] == counted()
+    assert [new] == [one.resource for one in table.value.tombstones[0].pod.gpu_containers]
+    assert 1 == api.calls["list_pods"]
 
 
 async def test_the_first_list_syncs_the_table():

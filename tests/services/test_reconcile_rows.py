@@ -9,7 +9,7 @@ import pytest
 
 from agent.core.cluster.pods import Phase, PodTable, Role
 from agent.core.errors import KubeletError, StateError, WitnessThrottled
-from agent.core.inventory.slices import Served, slice_id
+from agent.core.inventory.slices import slice_id
 from agent.core.reconcile.pace import PERIOD
 from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import Ledger
@@ -44,7 +44,7 @@ class RowsScene:
         self.witness = FakeWitness()
         self.records = FakeRecords()
         self.hooks = FakeHookDirs()
-        self.served = Cell(Served(RESOURCE))
+        self.resource = Cell(RESOURCE)
         self.rivals: Cell[int] = Cell(0)
         self.adoptable = True
         self.reconcile = self.a_reconcile()
@@ -53,7 +53,7 @@ class RowsScene:
         """A new one on what is there, as after a start."""
         return Reconcile(
             views=ReconcileViews(
-                self.pods, self.state.ledger, self.epoch, self.served, self.rivals
+                self.pods, self.state.ledger, self.epoch, self.resource, self.rivals
             ),
             peers=ReconcilePeers(self.witness, self.records, self.hooks, self.clock, self._adopt),
             commit=self.state.commit,

@@ -198,3 +198,31 @@ async def test_a_renewal_without_a_stream_changes_nothing():
         await registration.state.until(lambda state: state == SERVING)
 
         assert 1 == side.binds == len(side.calls)
+
+
+async def test_another_name_is_registered_by_a_new_socket_at_once():
+    side = KubeletSide()
+    side.start_kubelet()
+    async with a_registration(side) as registration:
+        await asyncio.sleep(60)
+        old, began = side.endpoint, now()
+        side.resource.set("example.com/vgpu")
+        await registration.state.until(lambda state: not state.registered)
+        await registration.state.until(lambda state: state == SERVING)
+
+        assert ("example.com/vgpu", 2) == (side.registered, len(side.calls))
+        assert old != side.endpoint
+        assert now() - began < 0.3
+        assert (("renamed",), 1) in registration.registrations.items()
+
+
+async def test_a_name_that_comes_while_the_kubelet_is_away_is_the_one_that_is_registered():
+    side = KubeletSide()
+    async with a_registration(side) as registration:
+        await asyncio.sleep(60)
+        side.resource.set("example.com/vgpu")
+        await asyncio.sleep(60)
+        side.start_kubelet()
+        await registration.state.until(lambda state: state == SERVING)
+
+        assert ("example.com/vgpu", 1) == (side.registered, len(side.calls))

@@ -16,6 +16,7 @@ from agent.core.inventory.slices import SliceId
 from agent.host.kubelet import KubeletRegistrar
 from agent.host.podresources import PodResourcesWitness
 from agent.host.watch import DirectoryWatch
+from agent.kit.cell import Cell
 from agent.plugin.handlers import Fence
 from agent.sandbox.kubelet.model import KubeletModel
 from agent.sandbox.kubelet.workers import Timings
@@ -46,7 +47,7 @@ class ModelledNode:
         server = self.door.server
         watch = DirectoryWatch(self.plugins, lambda: {"kubelet.sock", server.endpoint} - {""})
         self.registration = Registration(
-            RESOURCE,
+            Cell(RESOURCE),
             server,
             watch,
             KubeletRegistrar(self.plugins / "kubelet.sock", fenced=fence is not None),

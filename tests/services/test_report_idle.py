@@ -58,7 +58,7 @@ class IdleAgent:
             recalled={},
             boot_changed=False,
         )
-        self.listing = Listing(inventory, self.keeper.served, self.slices)
+        self.listing = Listing(inventory, self.keeper.held, self.slices)
         self.node = NodeWatch(api, view, Chance(0.5))
         cells = ReportCells(inventory, view, self.node.returns, self.report, self.state)
         self.reporter = Reporter(api, cells, self.node.saw, lambda _: None, clock, Chance(0.5))
@@ -193,7 +193,7 @@ async def a_setting_of_lists_alone(agent: IdleAgent) -> None:
 
 async def slices_that_are_taken_and_given_back(agent: IdleAgent) -> None:
     ids = agent.slices.value.groups[0].ids[:3]
-    agent.keeper.hold({"nvidia.com/gpu": {a_uuid(0): ids}})
+    agent.keeper.hold({a_uuid(0): ids})
     await asyncio.sleep(60)
     agent.keeper.hold({})
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from agent.kit.cell import Cell
 from agent.services.registration.rival import LOOK_AGAIN, SETTLE, Rivals
 
-RESOURCE = "nvidia.com/gpu"
 SOON = 2 * SETTLE
 LATER = LOOK_AGAIN + SOON
 
@@ -44,7 +44,8 @@ class Side:
 
 @contextlib.asynccontextmanager
 async def watched(side: Side):
-    rivals = Rivals(RESOURCE, side, side, lambda event: side.said.append(event.reason))
+    name = Cell("nvidia.com/gpu")
+    rivals = Rivals(name, side, side, lambda event: side.said.append(event.reason))
     side.heard = rivals.heard
     async with asyncio.TaskGroup() as group:
         running = group.create_task(rivals.run())

@@ -13,7 +13,6 @@ from agent.services.state import (
     StateService,
     recover,
 )
-from tests.builders import RESOURCE
 from tests.fakes.disk import MemoryDisk
 from tests.services.test_state_recovery import MACHINE, a_disk, putting, recovered
 
@@ -74,6 +73,6 @@ async def test_a_disk_that_keeps_nothing_aside_is_said():
 async def test_a_new_node_keeps_nothing():
     disk = MemoryDisk()
 
-    await recover(disk, boot_id="b", machine_id=MACHINE, resource=RESOURCE)
+    await recover(disk, boot_id="b", machine_id=MACHINE)
 
     assert {} == disk.files.names

@@ -12,7 +12,7 @@ from agent.core.inventory.condition import Condition
 from agent.core.state.ledger import Ledger
 from agent.core.state.state import State
 from agent.services.state import CURRENT, PREVIOUS, UNREADABLE, StateService, recover
-from tests.builders import G1, NOON, RESOURCE, a_health, a_pod_uid, a_row
+from tests.builders import G1, NOON, a_health, a_pod_uid, a_row
 from tests.fakes.chance import Seeded
 from tests.fakes.disk import Killed, MemoryDisk
 
@@ -34,7 +34,7 @@ async def a_disk(current, previous=None):
 
 
 async def recovered(disk):
-    return await recover(disk, boot_id="boot-2", machine_id=MACHINE, resource=RESOURCE)
+    return await recover(disk, boot_id="boot-2", machine_id=MACHINE)
 
 
 async def test_the_newest_generation_is_read_without_a_word():
@@ -91,7 +91,7 @@ async def test_the_state_of_another_machine_is_not_ours():
 async def test_where_one_of_the_machines_has_no_name_the_state_is_taken(written, now, kept):
     disk = await a_disk(encode_state(a_state(2, machine=written)))
 
-    found = await recover(disk, boot_id="boot-2", machine_id=now, resource=RESOURCE)
+    found = await recover(disk, boot_id="boot-2", machine_id=now)
 
     assert (a_state(2, machine=kept), "") == (found.state, found.notice)
 
@@ -222,9 +222,7 @@ async def test_a_clock_that_was_set_ends_no_rest_within_one_boot(boot):
     state = dataclasses.replace(a_state(1), health={G1: health}, booted_at=NOON)
     disk = await a_disk(encode_state(state))
 
-    found = await recover(
-        disk, boot_id=boot, machine_id=MACHINE, resource=RESOURCE, booted_at=NOON + step
-    )
+    found = await recover(disk, boot_id=boot, machine_id=MACHINE, booted_at=NOON + step)
 
     by = step if boot == "boot-1" else dt.timedelta()
     read = found.state.health[G1]
@@ -245,7 +243,6 @@ async def test_a_clock_that_was_not_set_moves_nothing(before):
         await a_disk(encode_state(state)),
         boot_id="boot-1",
         machine_id=MACHINE,
-        resource=RESOURCE,
         booted_at=NOON,
     )
 

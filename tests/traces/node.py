@@ -9,7 +9,6 @@ from agent.core.cluster.changes import NodeEvent
 from agent.core.cluster.pods import NodeView, PodTable, PodUid
 from agent.core.containers.edits import EditSettings
 from agent.core.inventory.inventory import Inventory
-from agent.core.inventory.slices import Served
 from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import Effect
 from agent.core.state.state import State
@@ -58,12 +57,12 @@ class TracedAgent:
         epoch = KubeletEpoch(inode=7, ctime_ns=int(trace.begin * 1e9))
         node: Cell[NodeView | None] = Cell(None)
         pods: Cell[PodTable] = Cell(PodTable())
-        served = Cell(Served(RESOURCE))
+        resource = Cell(RESOURCE)
         self.said: list[NodeEvent] = []
         self.state = StateService(disk=_Disk(), recovered=State(), boot_id="boot")
         ledger = self.state.ledger
         self._node = NodeWatch(api, node, chance)
-        self._pods = PodWatch(api, pods, clock, chance, served)
+        self._pods = PodWatch(api, pods, clock, chance, resource)
         outlived: Cell[Mapping[str, PodUid]] = Cell({})
         self.allocation = Allocation(
             views=AllocationViews(pods, node, Cell(_inventory(trace)), ledger, outlived),
@@ -94,7 +93,7 @@ class TracedAgent:
         )
         self._settlement = Settlement(pods=pods, node=node, ledger=ledger, owed=owed, clock=clock)
         self._reconcile = Reconcile(
-            views=ReconcileViews(pods, ledger, Cell[KubeletEpoch | None](epoch), served),
+            views=ReconcileViews(pods, ledger, Cell[KubeletEpoch | None](epoch), resource),
             peers=ReconcilePeers(kubelet, kubelet, hooks, clock, self.allocation.adopt),
             commit=self.state.commit,
         )

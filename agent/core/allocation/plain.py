@@ -157,18 +157,6 @@ def directory_of(row: PlainRow) -> str:
     return container_directory(row.uid, CONTAINER)
 
 
-def may_restart(
-    ids: Iterable[SliceId], rows: Iterable[PlainRow], epoch: KubeletEpoch | None
-) -> bool:
-    """Whether a request by a former name can be a container's that was answered before.
-
-    The kubelet offers no more there than what is held. While it knows the holders, whoever else
-    asks is a new one; one that lost its records asks again for who starts again.
-    """
-    lost = {text for row in rows if row.epoch != epoch for text in row.slice_ids}
-    return lost.issuperset(ids)
-
-
 def asked_again(
     ids: Iterable[SliceId], rows: Iterable[PlainRow], epoch: KubeletEpoch
 ) -> PlainRow | None:

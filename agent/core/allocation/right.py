@@ -6,15 +6,6 @@ from agent.core.cluster.pods import NodeLock, PodView, Role
 from agent.core.errors import Refusal, RefusalReason, cap
 
 
-def renamed(who: str, former: str, present: str) -> Refusal:
-    """Why nobody gets a first answer by a former name of our resource."""
-    return Refusal(
-        RefusalReason.RESOURCE_RENAMED,
-        f"{who} asks for {former}, and this node now shares its GPUs as {present}: only containers "
-        f"that already had slices keep {former}; create the pod again with {present}.",
-    )
-
-
 def right(found: Candidate, evidence: Evidence, settings: MatchSettings) -> Question | None:
     """What must be known of the pod's right; None: it has one, for the lock names it.
 
@@ -26,8 +17,6 @@ def right(found: Candidate, evidence: Evidence, settings: MatchSettings) -> Ques
     that its rows note is let go of at once.
     """
     pod = found.pod
-    if settings.renamed:
-        raise renamed(f"Pod {'/'.join(pod.key)}", settings.resource, settings.renamed)
     hopeless = _hopeless(found)
     if hopeless is not None:
         raise hopeless

@@ -13,13 +13,8 @@ class UnlockedPods(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MatchSettings:
-    """`resource` is the kubelet's name; `unlocked_pods` the policy for pods without a lock.
-
-    `renamed` is the name that pods request now, where `resource` is a former one: by that only what
-    was answered before is answered again. Empty otherwise.
-    """
+    """`resource` is the kubelet's name; `unlocked_pods` the policy for pods without a lock."""
 
     node: str
     resource: str = "nvidia.com/gpu"
     unlocked_pods: UnlockedPods = UnlockedPods.STRICT
-    renamed: str = ""

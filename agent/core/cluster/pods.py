@@ -3,7 +3,7 @@
 import dataclasses
 import datetime as dt
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NewType
 
 from agent.core.inventory.share import Share
@@ -35,7 +35,7 @@ class ContainerView:
     """One container that requests `count` slices (0: none).
 
     - `resource`: the resource name of the request. `others`: its other extended resources with
-      their amounts, because the agent's resource may have several names or get a new one.
+      their amounts, because the agent's resource may get another name.
     - `control_disabled`: it has a literal env CUDA_DISABLE_CONTROL that Go's ParseBool reads as
       true.
     - `running_id`: the runtime's id while its status is running, else None.
@@ -60,17 +60,16 @@ class ContainerView:
     resource: str = "nvidia.com/gpu"
     others: tuple[tuple[str, int], ...] = ()
 
-    def asking_by(self, names: Sequence[str]) -> "ContainerView":
-        """The same container with the count of the first of `names` that it requests."""
-        if self.count and self.resource == names[0]:
+    def asking_by(self, resource: str) -> "ContainerView":
+        """The same container, counted by that name of the agent's resource."""
+        if self.resource == resource:
             return self
         asked = dict(self.others)
         if self.count:
             asked[self.resource] = self.count
-        name = next((name for name in names if asked.get(name)), names[0])
-        count = asked.pop(name, 0)
+        count = asked.pop(resource, 0)
         return dataclasses.replace(
-            self, count=count, resource=name, others=tuple(sorted(asked.items()))
+            self, count=count, resource=resource, others=tuple(sorted(asked.items()))
         )
 
 
@@ -120,16 +119,16 @@ class PodView:
 
     @property
     def gpu_containers(self) -> tuple[ContainerView, ...]:
-        """The containers that request slices by any resource name, in admission order."""
+        """The containers that request slices of the agent's resource, in admission order."""
         return tuple(c for c in self.containers if c.count > 0)
 
     def asking(self, resource: str) -> tuple[ContainerView, ...]:
         """The containers that request `resource`, in admission order."""
         return tuple(c for c in self.gpu_containers if c.resource == resource)
 
-    def asking_by(self, names: Sequence[str]) -> "PodView":
-        """The same pod, its containers counted by these names of the agent's resource."""
-        containers = tuple(container.asking_by(names) for container in self.containers)
+    def asking_by(self, resource: str) -> "PodView":
+        """The same pod, its containers counted by that name of the agent's resource."""
+        containers = tuple(container.asking_by(resource) for container in self.containers)
         same = containers == self.containers
         return self if same else dataclasses.replace(self, containers=containers)
 

@@ -81,59 +81,16 @@ def split_slice_id(text: str) -> tuple[GpuUuid, int] | None:
     return (GpuUuid(match[1]), int(match[2])) if match else None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Served:
-    """The names of our resource: the `present` one, and former ones by which slices are held yet.
-
-    `held` are the slices in use by the name they were asked by.
-    """
-
-    present: str
-    held: Mapping[str, Held] = dataclasses.field(default_factory=dict)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The present name, then the former ones."""
-        return (self.present, *sorted(name for name in self.held if name != self.present))
-
-    @property
-    def gpus(self) -> frozenset[GpuUuid]:
-        """The GPUs of which a slice is held, by whatever name."""
-        return frozenset(uuid for held in self.held.values() for uuid, ids in held.items() if ids)
-
-    def ids_of(self, uuid: GpuUuid, resource: str) -> tuple[SliceId, ...]:
-        """The slices of the GPU that are held by that name."""
-        return self.held.get(resource, {}).get(uuid, ())
-
-    def listed(self, uuid: GpuUuid, split_count: int, resource: str) -> tuple[SliceId, ...]:
-        """The ids to list for the GPU under that name: a former one has none that are free."""
-        own = self.ids_of(uuid, resource)
-        if resource != self.present:
-            return listed_ids(uuid, 0, own)
-        others = [text for name in self.names[1:] for text in self.ids_of(uuid, name)]
-        return listed_ids(uuid, split_count, own, others)
-
-
-def listed_ids(
-    uuid: GpuUuid, split_count: int, held: Iterable[SliceId], elsewhere: Iterable[SliceId] = ()
-) -> tuple[SliceId, ...]:
+def listed_ids(uuid: GpuUuid, split_count: int, held: Iterable[SliceId]) -> tuple[SliceId, ...]:
     """The ids to list for a GPU: all held ones, then the lowest free up to the split count.
 
-    Those that are in use `elsewhere`, by other names, count as well, and are not offered: no two
-    containers have the same id. A split count lowered under running pods never takes a held id out
-    of the list.
+    A split count lowered under running pods never takes a held id out of the list.
     """
-    numbers = _numbers(uuid, held)
-    others = [number for text in elsewhere for number in _numbers(uuid, (text,))]
-    free = max(0, split_count - len(numbers) - len(others))
-    taken = numbers.union(others)
-    unused = (number for number in range(split_count) if number not in taken)
-    numbers.update(itertools.islice(unused, free))
+    pairs = map(split_slice_id, held)
+    numbers = {pair[1] for pair in pairs if pair is not None and pair[0] == uuid}
+    unused = (number for number in range(split_count) if number not in numbers)
+    numbers.update(itertools.islice(unused, max(0, split_count - len(numbers))))
     return tuple(slice_id(uuid, n) for n in sorted(numbers))
-
-
-def _numbers(uuid: GpuUuid, ids: Iterable[SliceId]) -> set[int]:
-    return {pair[1] for text in ids if (pair := split_slice_id(text)) and pair[0] == uuid}
 
 
 def slice_bytes(split_count: int) -> int:

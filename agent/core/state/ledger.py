@@ -7,7 +7,7 @@ it is on disk (`committed`); effects are rows too, so that a crash after the ans
 import dataclasses
 import datetime as dt
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from agent.core.cluster.pods import PodUid, Role
 from agent.core.containers.edits import ContainerEdits
@@ -35,7 +35,7 @@ class Row:
     `…-allocated`. `epoch` is the kubelet that was answered; `confirmed` once PodResources named
     ids of `resource` for it under that kubelet. `offered`: before its last answer the kubelet was
     offered free ids of the answer's GPUs; `told`: that it took other GPUs all the same has been
-    said once. `resource` is the name that was asked by, a former one of ours by now perhaps; empty
+    said once. `resource` is the name that was asked by; empty
     in files from before it was kept. `lock`: the exact text of the node lock under which the first
     answer was given, the only one that is ever removed for it; empty where there was none.
     """
@@ -207,18 +207,6 @@ class Ledger:
                 for row in self.plain
             ),
         )
-
-    def under(self, resource: str) -> "Ledger":
-        """The rows of one name of our resource, and no outbox."""
-        return Ledger(
-            rows=tuple(row for row in self.rows if row.resource == resource),
-            plain=tuple(row for row in self.plain if row.resource == resource),
-        )
-
-    def held_by_name(self) -> Mapping[str, Held]:
-        """The same as held_ids() for each name of our resource that has a row."""
-        names = {*(row.resource for row in self.rows), *(row.resource for row in self.plain)}
-        return {name: self.under(name).held_ids() for name in sorted(names)}
 
     def held_ids(self) -> Held:
         """Slice ids in use by GPU, as the kubelet named them; what is no slice id is left out."""

@@ -149,8 +149,7 @@ class Inquiry:
         It does so beside its other work, and dies when the earlier of two requests is granted: a
         preference that is waited for would let a whole other request pass.
         """
-        rows = evidence.ledger.under(self._settings.resource).rows
-        return any(row.epoch != evidence.books.epoch for row in rows)
+        return any(row.epoch != evidence.books.epoch for row in evidence.ledger.rows)
 
     def in_vain(self, count: int, underway: Underway) -> PodUid | None:
         """The pod that will not ask again, now that its request was refused, or None."""

@@ -17,10 +17,8 @@ from agent.core.allocation.plain import (
     directory_of,
     edits_of,
     grant,
-    may_restart,
 )
 from agent.core.allocation.preference import nearest
-from agent.core.allocation.right import renamed
 from agent.core.allocation.steps import ALLOCATE_BUDGET, AllocateStep, disk_refusal
 from agent.core.cluster.pods import PodUid
 from agent.core.containers.container_edits import check_library
@@ -43,9 +41,8 @@ RECORDS_BUDGET = 0.2
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Call:
-    """One Allocate under way, by one name of our resource."""
+    """One Allocate under way."""
 
-    resource: str
     turn: Turn
     step: AllocateStep = AllocateStep.CHECK
 
@@ -90,16 +87,11 @@ class PlainAllocation:
         self._outcomes = Outcomes()
         self.results = self._outcomes.results
 
-    async def allocate(
-        self, ids: tuple[SliceId, ...], resource: str | None = None
-    ) -> ContainerEdits:
-        """What the container with these ids receives. Raises Refusal.
-
-        `resource` is the name that is asked by, None: the present one.
-        """
+    async def allocate(self, ids: tuple[SliceId, ...]) -> ContainerEdits:
+        """What the container with these ids receives. Raises Refusal."""
         with self._turns.asked(ids) as turn:
             turn.yields = turn.doubted
-            call = _Call(resource or self._views.edits.value.resource, turn)
+            call = _Call(turn)
             try:
                 async with asyncio.timeout(ALLOCATE_BUDGET):
                     row, is_replay = await self._serve(ids, call)
@@ -119,7 +111,6 @@ class PlainAllocation:
         available: tuple[SliceId, ...],
         must_include: tuple[SliceId, ...],
         size: int,
-        _: str | None = None,
     ) -> tuple[SliceId, ...]:
         """`size` of the offered ids, on GPUs near to each other; none where that cannot be.
 
@@ -160,8 +151,8 @@ class PlainAllocation:
         """The row that is answered, on disk and with its directory, and whether it is a replay."""
         granted, facts = made_of
         with contextlib.ExitStack() as claims:
-            again = await self._asked_again(ids, call.resource, claims)
-            row = again or self._first(ids, granted, (facts, call.resource))
+            again = await self._asked_again(ids, claims)
+            row = again or self._first(ids, granted, facts)
             self._pending[row.uid] = row
             claims.callback(self._pending.pop, row.uid)
             call.step = AllocateStep.WRITE
@@ -172,18 +163,11 @@ class PlainAllocation:
         return row, again is not None
 
     async def _asked_again(
-        self, ids: tuple[SliceId, ...], resource: str, claims: contextlib.ExitStack
+        self, ids: tuple[SliceId, ...], claims: contextlib.ExitStack
     ) -> PlainRow | None:
-        """The row to answer again, as it will stand, or None. It stays claimed by `claims`.
-
-        Raises:
-            Refusal: by a former name, a new container asks.
-        """
+        """The row to answer again, as it will stand, or None. It stays claimed by `claims`."""
         epoch, taken = self._views.epoch(), self._views.taken
-        rows = self._views.ledger.value.under(resource).plain
-        present = self._views.edits.value.resource
-        if resource != present and not may_restart(ids, rows, epoch):
-            raise renamed("This pod", resource, present)
+        rows = self._views.ledger.value.plain
         free = (row for row in rows if row.uid not in taken and row.uid not in self._pending)
         row = asked_again(ids, free, epoch) if epoch else None
         if epoch is None or row is None:
@@ -192,7 +176,7 @@ class PlainAllocation:
         claims.callback(taken.discard, row.uid)
         try:
             async with asyncio.timeout(RECORDS_BUDGET):
-                recorded = await self._views.recorded(resource)
+                recorded = await self._views.recorded(self._views.edits.value.resource)
         except TimeoutError:
             return None
         if recorded is None or frozenset(ids) in recorded:
@@ -203,13 +187,12 @@ class PlainAllocation:
         self,
         ids: tuple[SliceId, ...],
         granted: tuple[GrantedShare, ...],
-        made: tuple[HookFacts, str],
+        facts: HookFacts,
     ) -> PlainRow:
         """A row of its own, with its answer."""
         # Without dashes it is no UID of the API server's: hami mode, which sweeps directories of
         # pods that are gone, leaves this one alone.
         uid = PodUid(f"{self._chance.getrandbits(128):032x}")
-        facts, resource = made
         settings = self._settings, self._views.edits.value
         if self._settings.memory_limits:
             check_library(facts)
@@ -220,7 +203,7 @@ class PlainAllocation:
             edits=edits_of(uid, granted, settings, facts),
             answered_at=self._clock.now(),
             epoch=self._views.epoch() or KubeletEpoch(),
-            resource=resource,
+            resource=self._views.edits.value.resource,
         )
 
     def _held(self, counts: Callable[[PlainRow], bool]) -> frozenset[SliceId]:

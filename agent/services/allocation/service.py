@@ -78,21 +78,18 @@ class Allocation:
         self._say = say
         self.results = self._outcomes.results
 
-    async def allocate(
-        self, ids: tuple[SliceId, ...], resource: str | None = None
-    ) -> ContainerEdits:
+    async def allocate(self, ids: tuple[SliceId, ...]) -> ContainerEdits:
         """What the container that the kubelet is admitting receives. Raises Refusal.
 
-        `resource` is the name that is asked by, None: the present one. In hami mode only the number
-        of `ids` counts: which ids the kubelet names is normal to differ after restarts and never a
-        reason to refuse.
+        In hami mode only the number of `ids` counts: which ids the kubelet names is normal to
+        differ after restarts and never a reason to refuse.
         """
         if not ids:
             raise Refusal(RefusalReason.EMPTY_REQUEST, "The kubelet asked for no slice at all.")
         with self._calls.entered(ids) as call:
             try:
                 async with asyncio.timeout(self._budget()):
-                    row = await self._serve(ids, self._match(resource), call)
+                    row = await self._serve(ids, self._match(), call)
             except Refusal as refusal:
                 self._refused(refusal, call, len(ids))
                 raise
@@ -111,25 +108,22 @@ class Allocation:
         available: tuple[SliceId, ...],
         must_include: tuple[SliceId, ...],
         size: int,
-        resource: str | None = None,
     ) -> tuple[SliceId, ...]:
         """`size` of the offered ids: of the annotated GPUs if they can be had, else near ones.
 
         Never refuses: an error here would fail the pod's admission and leak ids in the kubelet.
         """
-        return await self._preferring.prefer(available, must_include, size, self._match(resource))
+        return await self._preferring.prefer(available, must_include, size, self._match())
 
     def _budget(self) -> float:
         """Seconds for one Allocate."""
         is_young = is_taking_up(self._epoch(), self._peers.clock.now())
         return TAKING_UP_BUDGET if is_young else ALLOCATE_BUDGET
 
-    def _match(self, resource: str | None) -> MatchSettings:
-        """How a request by that name is matched."""
-        present = self._settings.edits.value.resource
-        renamed = "" if resource in {None, present} else present
+    def _match(self) -> MatchSettings:
+        """How a request is matched now."""
         return dataclasses.replace(
-            self._settings.match, resource=resource or present, renamed=renamed
+            self._settings.match, resource=self._settings.edits.value.resource
         )
 
     async def _serve(

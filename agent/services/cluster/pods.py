@@ -14,7 +14,6 @@ from agent.core.cluster.annotations import BIND_PHASE
 from agent.core.cluster.changes import PodChange, PodList, version_number
 from agent.core.cluster.pods import PodTable, PodUid, PodView, Tombstone
 from agent.core.errors import ApiError, ApiForbidden, ApiGone
-from agent.core.inventory.slices import Served
 from agent.core.ports import Clock, PodApi
 from agent.kit.allowance import Allowance
 from agent.kit.cell import Cell
@@ -47,8 +46,7 @@ GRAVES = 1024
 class PodWatch:
     """Sole writer of the pod table. `restarts` counts watches that ended, by reason.
 
-    Containers are counted by the names of our resource that are served, None: as the API port
-    counts them.
+    Containers are counted by the name of our resource, None: as the API port counts them.
     """
 
     def __init__(
@@ -57,7 +55,7 @@ class PodWatch:
         table: Cell[PodTable],
         clock: Clock,
         random: random.Random,
-        served: Cell[Served] | None = None,
+        resource: Cell[str] | None = None,
     ) -> None:
         self.restarts = Tally(
             "pod_watch_restarts_total", "Watches of this node's pods that ended.", ("reason",)
@@ -65,7 +63,7 @@ class PodWatch:
         self._api = api
         self._table = table
         self._clock = clock
-        self._served = served
+        self._resource = resource
         self._watch = Reopening(self.restarts, random)
         self._version = ""
         """How far the table goes; empty: all must be listed."""
@@ -81,8 +79,8 @@ class PodWatch:
             group.create_task(self._keep())
             group.create_task(self._answer())
             group.create_task(self._bury())
-            if self._served is not None:
-                group.create_task(self._recount(self._served))
+            if self._resource is not None:
+                group.create_task(self._recount(self._resource))
 
     async def refresh(self) -> PodTable:
         """The table after one LIST that began after this call; the deadline is the caller's.
@@ -241,9 +239,9 @@ class PodWatch:
             await asyncio.sleep(min(max(left, 1.0), KEEP.total_seconds()))
             self._publish()
 
-    async def _recount(self, served: Cell[Served]) -> None:
-        """Count all again by other names, so that no pod has to be asked for."""
-        async for _ in served.follow():
+    async def _recount(self, resource: Cell[str]) -> None:
+        """Count all again by another name, so that no pod has to be asked for."""
+        async for _ in resource.follow():
             table = self._table.value
             pods = {uid: self._counted(pod) for uid, pod in table.pods.items()}
             graves = tuple(
@@ -253,7 +251,7 @@ class PodWatch:
             self._table.set(dataclasses.replace(table, pods=pods, tombstones=graves))
 
     def _counted(self, pod: PodView) -> PodView:
-        return pod if self._served is None else pod.asking_by(self._served.value.names)
+        return pod if self._resource is None else pod.asking_by(self._resource.value)
 
     def _publish(
         self, pods: Mapping[PodUid, PodView] | None = None, dead: Iterable[PodView] = ()

@@ -13,7 +13,6 @@ from agent.core.inventory.inventory import Inventory, SharedGpu, diff
 from agent.core.inventory.slices import (
     MIG_MODE,
     Held,
-    Served,
     SharingSettings,
     registered_core_percent,
     registered_mib,
@@ -39,7 +38,7 @@ log = structlog.get_logger(__name__)
 class InventoryKeeper:
     """Keeps Cell[Inventory] true. Every method is synchronous: one change, one publication.
 
-    `served` is published too, for whoever lists ids: what is held, by the names of our resource.
+    `held` is published too, for whoever lists ids: the slices in use.
     `left_out` says which GPUs are not shared and why. A GPU stays as it was known while the driver
     lists it but cannot describe it; a GPU that is gone, filtered out or no longer shareable stays,
     as not present, while a slice of it is held. So does one that is remembered as not well, and
@@ -53,7 +52,7 @@ class InventoryKeeper:
         clock: Clock,
         recalled: Mapping[GpuUuid, Health] | None = None,
     ) -> None:
-        self.served: Cell[Served] = Cell(Served(settings.value.resource))
+        self.held: Cell[Held] = Cell({})
         self.left_out: Cell[tuple[GpuFault, ...]] = Cell(())
         self._inventory = inventory
         self._settings = settings
@@ -94,18 +93,17 @@ class InventoryKeeper:
         self._withheld = state.holds
         self._publish()
 
-    def hold(self, held: Mapping[str, Held]) -> None:
-        """These slices are in use, by the names that they were asked by, and no others."""
-        self.served.set(Served(self._settings.value.resource, held))
+    def hold(self, held: Held) -> None:
+        """These slices are in use, and no others."""
+        self.held.set(held)
         self._publish()
 
     def _publish(self) -> None:
         """Compute everything anew; publish only what differs."""
         settings = self._settings.value
-        self.served.set(dataclasses.replace(self.served.value, present=settings.resource))
         if self._scan is None:
             return
-        held, unwell = self.served.value.gpus, self._unwell()
+        held, unwell = frozenset(self.held.value), self._unwell()
         scan = named(self._scan, self._missing(self._scan, held | unwell))
         offer = _SharedGpus(scan, settings, self._facts)
         shared = {gpu.uuid: self._share(gpu, settings) for gpu in offer.shared()}
@@ -159,7 +157,7 @@ class InventoryKeeper:
     def _keep(self, gpu: Gpu, settings: SharingSettings, offer: "_SharedGpus") -> SharedGpu:
         """One that is kept in view, as not present."""
         shared = self._share(gpu, settings)
-        unknown = not gpu.name and gpu.uuid not in self.served.value.gpus
+        unknown = not gpu.name and gpu.uuid not in self.held.value
         return dataclasses.replace(
             shared,
             split_count=0 if unknown else shared.split_count,

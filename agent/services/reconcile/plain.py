@@ -19,7 +19,7 @@ from agent.core.allocation.plain import directory_of
 from agent.core.cluster.pods import PodUid
 from agent.core.containers.container_edits import container_directory
 from agent.core.errors import AgentError, StateError, WitnessThrottled
-from agent.core.inventory.slices import Served, SliceId
+from agent.core.inventory.slices import SliceId
 from agent.core.ports import Clock, HookDirs, KubeletHolds, Witness
 from agent.core.reconcile.pace import (
     DEADLINE,
@@ -53,14 +53,14 @@ _Answers = frozenset[tuple[PodUid, dt.datetime]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlainBooks:
-    """What is compared. `served` are the names of our resource.
+    """What is compared. `resource` is our resource's name.
 
     `alone`: the node is in plain mode, nobody else reconciles.
     """
 
     ledger: Cell[Ledger]
     epoch: Cell[KubeletEpoch | None]
-    served: Cell[Served]
+    resource: Cell[str]
     alone: bool
 
 
@@ -169,17 +169,15 @@ class PlainReconcile:
             return False
         seen = PlainSeen(holdings, recorded, epoch, self._peers.clock.now(), self._idle)
         books = self._books
-        names = books.served.value.names
+        names = (books.resource.value,)
         findings = observe(books.ledger.value, seen, names, alone=books.alone)
         self._idle, self._due = findings.idle, findings.due
         self.unconfirmed.set(findings.unconfirmed)
         return await self._apply(books.ledger.value, findings)
 
     async def _recorded(self) -> Sequence[frozenset[SliceId]] | None:
-        """The ids in the kubelet's checkpoint file, by all names; None where it cannot be read."""
-        found = [await self._peers.holds.held(name) for name in self._books.served.value.names]
-        read = [ids for each in found if each is not None for ids in each]
-        return None if None in found else read
+        """The ids in the kubelet's checkpoint file; None where it cannot be read."""
+        return await self._peers.holds.held(self._books.resource.value)
 
     async def _apply(self, base: Ledger, findings: PlainFindings) -> bool:
         adopted = [self._adopted(one) for one in findings.strangers]

@@ -18,7 +18,6 @@ import structlog
 
 from agent.core.cluster.pods import Phase, PodTable, PodUid, Role
 from agent.core.errors import AgentError, StateError, WitnessThrottled
-from agent.core.inventory.slices import Served
 from agent.core.ports import Clock, HookDirs, KubeletRecords, Witness
 from agent.core.reconcile.pace import (
     DEADLINE,
@@ -62,7 +61,7 @@ QUIET_WITHIN = 10.0
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReconcileViews:
-    """What is compared. `epoch` names the kubelet that is there now, `served` our resource.
+    """What is compared. `epoch` names the kubelet that is there now, `resource` is ours.
 
     `rivals` counts the other plugins that are gone: what they answered is not known yet.
     """
@@ -70,7 +69,7 @@ class ReconcileViews:
     pods: Cell[PodTable]
     ledger: Cell[Ledger]
     epoch: Cell[KubeletEpoch | None]
-    served: Cell[Served]
+    resource: Cell[str]
     rivals: Cell[int] = dataclasses.field(default_factory=lambda: Cell(0))
 
 
@@ -264,7 +263,7 @@ class Reconcile:
             since=self._since,
             failed=self._failed,
         )
-        findings = compare(ledger, seen, self._views.served.value.names)
+        findings = compare(ledger, seen, (self._views.resource.value,))
         if heard.complete:
             self.unconfirmed.set(findings.unconfirmed)
             self.drifted.set(findings.drifted)
@@ -288,10 +287,7 @@ class Reconcile:
     async def _recorded(self) -> frozenset[ContainerKey] | None:
         try:
             async with asyncio.timeout(DEADLINE):
-                names = self._views.served.value.names
-                found = [await self._peers.records.read(name) for name in names]
-                read = [keys for keys in found if keys is not None]
-                return frozenset().union(*read) if len(read) == len(names) else None
+                return await self._peers.records.read(self._views.resource.value)
         except TimeoutError:
             log.warning("reconcile.records_unread", after=DEADLINE)
             return None

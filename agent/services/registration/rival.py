@@ -60,11 +60,11 @@ class RegistrationSpell(Protocol):
 
 
 class Rivals:
-    """Looks out for the other plugin of `resource`. `say` posts an Event about the Node."""
+    """Looks out for the other plugin of our resource. `say` posts an Event about the Node."""
 
     def __init__(
         self,
-        resource: str,
+        resource: Cell[str],
         socket: RivalSocket,
         registered: RegistrationSpell,
         say: Callable[[NodeEvent], None],
@@ -90,7 +90,7 @@ class Rivals:
             if now and not before:
                 self._tell()
             elif not now and was_here and spell is not None and spell == self._registered.spell:
-                log.info("registration.rival_gone", resource=self._resource)
+                log.info("registration.rival_gone", resource=self._resource.value)
                 self._registered.renew()
                 self.gone.set(self.gone.value + 1)
             spell = self._registered.spell
@@ -110,10 +110,10 @@ class Rivals:
 
     def _tell(self) -> None:
         path = self._socket.path
-        log.warning("registration.rival", resource=self._resource, path=path)
+        log.warning("registration.rival", resource=self._resource.value, path=path)
         text = (
-            f"Another device plugin began to serve {self._resource} at {path} beside this agent, "
-            "and the kubelet may ask it: take it off the node (HAMi's: the DaemonSet "
+            f"Another device plugin began to serve {self._resource.value} at {path} beside this "
+            "agent, and the kubelet may ask it: take it off the node (HAMi's: the DaemonSet "
             "hami-device-plugin); when it is gone, the agent registers again."
         )
         self._say(NodeEvent("PluginConflict", text, warning=True))

@@ -54,6 +54,7 @@ _LOST = {
     "stream_lost": "the kubelet's stream ended",
     "socket_lost": "our socket is gone",
     "rival_gone": "another plugin took the resource and is gone",
+    "renamed": "the resource has another name",
 }
 _ALREADY = "already connected"
 _FOR_GOOD = ("is not supported by kubelet", "is invalid")
@@ -82,14 +83,11 @@ class RegistrationState:
 
 
 class Registration:
-    """The registration of one resource. `streams` counts the open list streams.
-
-    `registrations` may be another one's, so that those of several resources are counted as one.
-    """
+    """The registration of our resource by its present name. `streams` counts open list streams."""
 
     def __init__(
         self,
-        resource: str,
+        resource: Cell[str],
         serving: Serving,
         watch: SocketWatch,
         registrar: Registrar,
@@ -120,6 +118,7 @@ class Registration:
         """Keep the resource registered, for as long as it is not cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_streams())
+            group.create_task(self._follow_name())
             while True:
                 await self._step()
 
@@ -137,14 +136,24 @@ class Registration:
         Nothing happens while none is: it is being seen to then.
         """
         if self._streams.value > 0:
-            self._trigger = "rival_gone"
-            self._name_is_spent = True
-            self._news.set(self._news.value + 1)
+            self._begin_anew("rival_gone")
 
     def heard(self, name: str) -> None:
         """A name came or went in the kubelet's directory; under the empty one any may have."""
         if name in {"", KUBELET_SOCKET, self._serving.endpoint}:
             self._news.set(self._news.value + 1)
+
+    def _begin_anew(self, trigger: str) -> None:
+        self._trigger = trigger
+        self._name_is_spent = True
+        self._news.set(self._news.value + 1)
+
+    async def _follow_name(self) -> None:
+        """Another name is registered by a new socket: with the old one the former name goes."""
+        names = self._resource.follow()
+        await anext(names)
+        async for _ in names:
+            self._begin_anew("renamed")
 
     async def _follow_streams(self) -> None:
         counts = self._streams.follow()
@@ -262,7 +271,7 @@ class Registration:
         async def attempt() -> AgentError | TimeoutError | None:
             try:
                 async with asyncio.timeout(REGISTER_DEADLINE):
-                    await self._registrar.register(endpoint, self._resource, preferred=True)
+                    await self._registrar.register(endpoint, self._resource.value, preferred=True)
             except (AgentError, TimeoutError) as error:
                 return error
             return None
@@ -309,7 +318,7 @@ class Registration:
         """Publish the state; log it if it is news."""
         if self.state.set(RegistrationState(registered, self._streams.value > 0, text)):
             tell = log.warning if problem else log.info
-            tell(event, resource=self._resource, endpoint=self._serving.endpoint, text=text)
+            tell(event, resource=self._resource.value, endpoint=self._serving.endpoint, text=text)
 
     async def _is_due(self, seen: int, at: float) -> bool:
         """True when the time has come; else wait for it or for news, then False."""

@@ -28,7 +28,7 @@ class HealthBench:
         clock = LoopClock()
         self.keeper = InventoryKeeper(self.inventory, Cell(SharingSettings()), clock)
         self.slices = Cell(SliceList())
-        self.listing = Listing(self.inventory, self.keeper.served, self.slices)
+        self.listing = Listing(self.inventory, self.keeper.held, self.slices)
         self.verdicts: list[dict] = []
         self.memory: dict = {}
         self.scans_wanted = 0

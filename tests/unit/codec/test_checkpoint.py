@@ -97,7 +97,8 @@ def test_a_file_from_before_names_were_kept_is_of_the_name_that_there_is():
     read = decode_state(UNNAMED.read_bytes())
 
     assert "" == read.ledger.rows[0].resource == read.ledger.plain[0].resource
-    assert {"nvidia.com/gpu"} == set(read.ledger.named("nvidia.com/gpu").held_by_name())
+    named = read.ledger.named("nvidia.com/gpu")
+    assert "nvidia.com/gpu" == named.rows[0].resource == named.plain[0].resource
     assert state.ledger.rows == tuple(
         dataclasses.replace(row, resource="example.com/vgpu", lock=state.ledger.rows[0].lock)
         for row in read.ledger.rows

@@ -340,6 +340,6 @@ def test_other_extended_resources_are_kept_because_ours_may_get_another_name():
 
     assert (("example.com/vgpu", 2), ("nvidia.com/gpumem", 3000)) == found.others
     assert (1, GPU) == (found.count, found.resource)
-    renamed = found.asking_by(("example.com/vgpu", "example.com/more"))
+    renamed = found.asking_by("example.com/vgpu")
     assert (2, "example.com/vgpu") == (renamed.count, renamed.resource)
-    assert found == renamed.asking_by((GPU,))
+    assert found == renamed.asking_by(GPU)

@@ -10,7 +10,6 @@ from agent.core.cluster.pods import PodTable, PodView, Role
 from agent.core.errors import Refusal, RefusalReason
 from agent.core.inventory.condition import Condition
 from tests.builders import (
-    NODE,
     a_container,
     a_gpu,
     a_health,
@@ -181,13 +180,6 @@ TABLE = {
         "API server cannot be asked",
         "controller starts it again",
         pod="",
-    ),
-    "it asks by a former name": RefusalCase(
-        RefusalReason.RESOURCE_RENAMED,
-        admitting(POD),
-        "asks for nvidia.com/gpu, and this node now shares its GPUs as example.com/vgpu",
-        "create the pod again with example.com/vgpu",
-        settings=MatchSettings(NODE, renamed="example.com/vgpu"),
     ),
     "nothing was written": RefusalCase(
         RefusalReason.NO_ANNOTATION,

@@ -9,7 +9,6 @@ from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.slices import (
     INT32_MAX,
     MIB,
-    Served,
     SharingSettings,
     SliceGroup,
     SliceId,
@@ -155,35 +154,3 @@ def test_a_list_just_below_the_bound_is_taken_and_one_above_it_is_not():
     check_list_size(8, 6950, "here")
     with pytest.raises(SettingsError, match=r"^here: sharing\.splitCount: 8 GPUs x 6951 slices"):
         check_list_size(8, 6951, "here")
-
-
-def test_a_former_name_lists_what_is_held_by_it_and_the_present_one_offers_the_rest():
-    held = {"new": (slice_id(G1, 5),), "old": (slice_id(G1, 0), slice_id(G1, 7))}
-    served = Served("new", {name: {G1: ids} for name, ids in held.items()})
-
-    assert ("new", "old") == served.names
-    assert frozenset({G1}) == served.gpus
-    assert held["old"] == served.listed(G1, 5, "old")
-    assert [1, 2, 5] == numbers(served.listed(G1, 5, "new"))
-    assert [5] == numbers(served.listed(G1, 2, "new"))
-    assert () == served.listed(G2, 5, "old")
-    assert 5 == len(served.listed(G2, 5, "new"))
-
-
-def numbers(ids: tuple[SliceId, ...]) -> list[int]:
-    return [int(text.rpartition("-")[2]) for text in ids]
-
-
-@given(st.integers(0, 30), st.sets(st.integers(0, 40)), st.sets(st.integers(0, 40)))
-def test_names_together_never_list_an_id_twice_or_offer_more_than_the_split_count(
-    split_count: int, own: set[int], others: set[int]
-):
-    own -= others
-    held = [tuple(slice_id(G1, n) for n in sorted(found)) for found in (own, others)]
-    served = Served("new", {"new": {G1: held[0]}, "old": {G1: held[1]}})
-    listed = numbers(served.listed(G1, split_count, "new"))
-
-    assert own <= set(listed)
-    assert not others & set(listed)
-    assert max(len(own), split_count - len(others)) == len(listed)
-    assert held[1] == served.listed(G1, split_count, "old")

@@ -1,0 +1,91 @@
+"""The plugin server of our resource, its registration, and who looks out for a rival. Joined."""
+
+import asyncio
+import dataclasses
+import random
+from collections.abc import Callable
+
+from agent.app.adapters import Adapters
+from agent.app.late import LateAllocator
+from agent.app.policies import EXPECTED, POLICIES
+from agent.core.cluster.changes import NodeEvent
+from agent.core.inventory.slices import SliceId, SliceList
+from agent.core.ports import SocketWatch
+from agent.core.reconcile.reconcile import check_start
+from agent.core.state.ledger import Ledger
+from agent.kit.cell import Cell
+from agent.kit.supervisor import supervise
+from agent.plugin.server import PluginServer
+from agent.plugin.sockets import Rival
+from agent.services.registration.rival import Rivals
+from agent.services.registration.service import Registration
+from agent.settings.sections import Settings
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What serves our resource, with the list under it."""
+
+    lists: Cell[SliceList]
+    server: PluginServer
+    registration: Registration
+    rival: Rival
+    rivals: Rivals
+    chance: random.Random
+
+    @property
+    def sockets(self) -> tuple[str, ...]:
+        """The names in the kubelet's directory that are of interest."""
+        return tuple(filter(None, (self.server.endpoint, *self.rival.names)))
+
+    def heard(self, name: str) -> None:
+        """One of them came or went; under the empty name any may have."""
+        self.registration.heard(name)
+        self.rivals.heard(name)
+
+    async def run(self) -> None:
+        """Serve and keep registered until cancelled."""
+
+        async def register() -> None:
+            """No registration before the first list: an empty one would take every slice away."""
+            await self.lists.until(lambda listed: listed.generation > 0)
+            await self.registration.run()
+
+        runs = {"plugin": self.server.run, "registration": register, "rival": self.rivals.run}
+        async with asyncio.TaskGroup() as group:
+            for name, run in runs.items():
+                group.create_task(supervise(name, run, POLICIES[name], self.chance, EXPECTED))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EndpointFacts:
+    """What the endpoint follows: our resource's name, its list, and the ledger for the fence.
+
+    `directory` is the kubelet's. `say` posts an Event about the Node.
+    """
+
+    directory: SocketWatch
+    resource: Cell[str]
+    lists: Cell[SliceList]
+    ledger: Cell[Ledger]
+    say: Callable[[NodeEvent], None]
+
+
+def join_endpoint(
+    settings: Settings, adapters: Adapters, facts: EndpointFacts, allocator: LateAllocator
+) -> Endpoint:
+    """Build it; what is asked goes to `allocator`."""
+
+    def check(ids: tuple[SliceId, ...]) -> None:
+        """Whether the container that holds these slices may start. Raises Refusal."""
+        check_start(facts.ledger.value, ids)
+
+    plugins, resource, chance = settings.paths.plugins, facts.resource, adapters.random
+    fence = check if settings.fenced else None
+    server = PluginServer(plugins, resource, facts.lists, allocator, chance, fence)
+    registration = Registration(
+        resource, server, facts.directory, adapters.registrar, server.traffic.streams, chance
+    )
+    rival = Rival(plugins, resource)
+    rivals = Rivals(resource, rival, registration, facts.say)
+    return Endpoint(facts.lists, server, registration, rival, rivals, chance)
