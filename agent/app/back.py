@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 from agent.app.adapters import Adapters
 from agent.app.front import Front
-from agent.app.plain import plain_reconcile
 from agent.core.node.readiness import Check
 from agent.core.ports import NodeApi, PodApi, Witness
+from agent.core.reconcile.reconcile import judge_by_scheduler
 from agent.core.state.ledger import Effect
 from agent.host.cgroups import CgroupContainers
 from agent.host.kube.api import KubeNode, KubePods
@@ -28,8 +28,12 @@ from agent.services.cluster.pods import PodWatch
 from agent.services.health.news import GpuCondition
 from agent.services.outbox.service import Outbox, OutboxViews
 from agent.services.outbox.settlement import Settlement
-from agent.services.reconcile.plain import PlainReconcile
-from agent.services.reconcile.service import Reconcile, ReconcilePeers, ReconcileViews
+from agent.services.reconcile.service import (
+    Reconcile,
+    ReconcilePeers,
+    ReconcileRule,
+    ReconcileViews,
+)
 from agent.services.report.announce import Announcer
 from agent.services.report.service import ReportCells, Reporter, ReportState
 from agent.settings.sections import Settings
@@ -60,7 +64,6 @@ class Back:
     outbox: Outbox
     settlement: Settlement
     reconcile: Reconcile
-    plain: PlainReconcile
     announcer: Announcer
     condition: GpuCondition
 
@@ -78,7 +81,6 @@ class Back:
             "reconcile": self.reconcile.run,
             "settlement": self.settlement.run,
             "outbox": self.outbox.run,
-            "plain": self.plain.run,
             "announcer": self.announcer.run,
             "condition": self.condition.run,
             "report": self.report.run,
@@ -162,7 +164,6 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: ApiServer) 
             clock=clock,
         ),
         reconcile=_reconcile(adapters, front, api, allocation),
-        plain=plain_reconcile(settings, adapters, front, (api.witness, api.records), set()),
         announcer=Announcer(api.pods, front.notices),
         condition=GpuCondition(
             KubeNodeStatus(api.session, settings.node) if settings.node_condition else None,
@@ -216,7 +217,7 @@ def _reconcile(
             facts.pods,
             state.ledger,
             front.knowing.kubelet.epoch,
-            front.knowing.keeper.served,
+            allocation.taken,
             front.endpoints.present.rivals.gone,
         ),
         peers=ReconcilePeers(
@@ -224,8 +225,10 @@ def _reconcile(
             records=api.records,
             hooks=adapters.hooks,
             clock=adapters.clock,
-            adopt=allocation.adopt,
             calls=front.allocator.calls,
+        ),
+        rule=ReconcileRule(
+            judge_by_scheduler, lambda: facts.edits.value.resource, allocation.adopt
         ),
         commit=state.commit,
     )

@@ -7,14 +7,22 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from agent.app.adapters import Adapters
 from agent.app.front import Front
 from agent.core.allocation.plain import PlainSettings
-from agent.core.cluster.pods import PodUid
+from agent.core.cluster.pods import PodTable
 from agent.core.node.readiness import Check
-from agent.core.ports import KubeletHolds, Witness
+from agent.core.reconcile.by_kubelet import judge_by_kubelet
+from agent.core.state.ledger import ContainerKey
 from agent.host.kubelet_records import KubeletRecordsFile
 from agent.host.podresources import PodResourcesWitness
+from agent.kit.cell import Cell
 from agent.services.allocation.plain import PlainAllocation, PlainViews
 from agent.services.allocation.storage import Storage
-from agent.services.reconcile.plain import PlainBooks, PlainPeers, PlainReconcile
+from agent.services.reconcile.changes import unread
+from agent.services.reconcile.service import (
+    Reconcile,
+    ReconcilePeers,
+    ReconcileRule,
+    ReconcileViews,
+)
 from agent.services.report.announce import NoticeLog
 from agent.settings.sections import Settings
 
@@ -24,13 +32,13 @@ class PlainBack:
     """Answers, and the ledger's agreement with the kubelet."""
 
     allocation: PlainAllocation
-    reconcile: PlainReconcile
+    reconcile: Reconcile
     announcer: NoticeLog
 
     @property
     def runs(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         """Its standing activities by the names of their tasks."""
-        return {"plain": self.reconcile.run, "announcer": self.announcer.run}
+        return {"reconcile": self.reconcile.run, "announcer": self.announcer.run}
 
     @property
     def clients(self) -> tuple[()]:
@@ -49,7 +57,7 @@ async def open_plain(
     """Open its adapters and join its services; close them at the end."""
     witness = PodResourcesWitness(settings.paths.pod_resources_socket)
     records = KubeletRecordsFile(settings.paths.plugins, adapters.worker)
-    taken: set[PodUid] = set()
+    taken: set[ContainerKey] = set()
     facts = front.facts
     views = PlainViews(
         inventory=facts.inventory,
@@ -57,7 +65,7 @@ async def open_plain(
         edits=facts.edits,
         taken=taken,
         epoch=front.knowing.kubelet.now,
-        recorded=records.held,
+        records=records,
     )
     allocation = PlainAllocation(
         views=views,
@@ -66,38 +74,25 @@ async def open_plain(
         clock=adapters.clock,
         chance=adapters.random,
     )
-    with contextlib.closing(witness):
-        yield PlainBack(
-            allocation=allocation,
-            reconcile=plain_reconcile(settings, adapters, front, (witness, records), taken),
-            announcer=NoticeLog(front.notices),
-        )
-
-
-def plain_reconcile(
-    settings: Settings,
-    adapters: Adapters,
-    front: Front,
-    kubelet: tuple[Witness, KubeletHolds],
-    taken: set[PodUid],
-) -> PlainReconcile:
-    """The reconcile of plain mode; in hami mode it looks after what plain mode has left."""
-    witness, holds = kubelet
-    return PlainReconcile(
-        books=PlainBooks(
-            ledger=front.state.ledger,
-            epoch=front.knowing.kubelet.epoch,
-            served=front.knowing.keeper.served,
-            alone=settings.plain is not None,
+    reconcile = Reconcile(
+        views=ReconcileViews(
+            Cell(PodTable(synced=True)),
+            front.state.ledger,
+            front.knowing.kubelet.epoch,
+            taken,
+            front.endpoints.present.rivals.gone,
         ),
-        peers=PlainPeers(
-            witness=witness,
-            holds=holds,
-            hooks=adapters.hooks,
-            clock=adapters.clock,
-            calls=front.allocator.calls,
-            chance=adapters.random,
+        peers=ReconcilePeers(
+            witness, records, adapters.hooks, adapters.clock, front.allocator.calls
+        ),
+        rule=ReconcileRule(
+            judge_by_kubelet,
+            resource=lambda: facts.edits.value.resource,
+            adopt=unread,
+            within=None,
+            sweeps=False,
         ),
         commit=front.state.commit,
-        taken=taken,
     )
+    with contextlib.closing(witness):
+        yield PlainBack(allocation, reconcile, NoticeLog(front.notices))

@@ -13,6 +13,7 @@ from agent.core.cluster.pods import NodeView, PodTable, PodUid
 from agent.core.containers.edits import EditSettings
 from agent.core.errors import AgentError
 from agent.core.inventory.slices import Served, SliceId, SliceList
+from agent.core.reconcile.reconcile import judge_by_scheduler
 from agent.core.report_settings import ReportSettings
 from agent.core.state.ledger import Effect, Ledger
 from agent.kit.cell import Cell
@@ -26,7 +27,12 @@ from agent.services.cluster.pods import PodWatch
 from agent.services.inventory.listing import Listing
 from agent.services.outbox.service import Outbox, OutboxViews
 from agent.services.outbox.settlement import Settlement
-from agent.services.reconcile.service import Reconcile, ReconcilePeers, ReconcileViews
+from agent.services.reconcile.service import (
+    Reconcile,
+    ReconcilePeers,
+    ReconcileRule,
+    ReconcileViews,
+)
 from agent.services.report.service import ReportCells, Reporter, ReportState
 from agent.services.state import StateService, recover
 from agent.wire.v1beta1 import ContainerAllocateResponse
@@ -103,8 +109,9 @@ class AgentLife:
             clock=host.clock,
         )
         self._reconcile = Reconcile(
-            views=ReconcileViews(self.pods, state.ledger, host.epoch, self._served),
-            peers=ReconcilePeers(witness, records, hooks, host.clock, self.allocation.adopt),
+            views=ReconcileViews(self.pods, state.ledger, host.epoch, self.allocation.taken),
+            peers=ReconcilePeers(witness, records, hooks, host.clock),
+            rule=ReconcileRule(judge_by_scheduler, lambda: RESOURCE, self.allocation.adopt),
             commit=state.commit,
         )
         self._listing = Listing(host.inventory, self._served, self.slices)

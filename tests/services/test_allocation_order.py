@@ -9,7 +9,7 @@ import pytest
 from agent.codec.checkpoint import decode_state
 from agent.core.cluster.pods import Phase, Role
 from agent.core.errors import Refusal, RefusalReason
-from agent.core.reconcile.reconcile import Adoption
+from agent.core.reconcile.findings import Adoption
 from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import EffectKind
 from agent.kit.turns import BEGUN, BOOKING

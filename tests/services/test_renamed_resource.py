@@ -16,9 +16,7 @@ from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import NoChance
 from tests.fakes.clock import LoopClock
 from tests.services.allocating import NEXT_EPOCH, Desk, a_desk, ids, placed
-from tests.services.plain_node import PlainNode, a_node
-from tests.services.test_reconcile_rows import POD, SLICE, a_scene
-from tests.unit.core.plain_scene import HOLDER, NEXT
+from tests.services.plain_node import PlainNode
 
 OLD, NEW = "nvidia.com/gpu", "example.com/vgpu"
 
@@ -56,32 +54,6 @@ async def test_a_new_pod_is_served_by_the_present_name_and_refused_by_the_former
         assert RefusalReason.RESOURCE_RENAMED is caught.value.gate
         assert [NEW] == [row.resource for row in desk.ledger.rows]
         assert {a_pod_uid(1)} == {effect.pod_uid for effect in desk.ledger.outbox}
-
-
-async def test_in_plain_mode_a_former_name_serves_who_starts_again_and_nobody_new():
-    async with a_node() as node:
-        first = await node.service.allocate(ids(0))
-        node.book(HOLDER, ids(0))
-        await asyncio.sleep(2)
-        rename(node)
-
-        with pytest.raises(Refusal, match="HA-2011"):
-            await node.service.allocate(ids(0), OLD)
-        await node.service.allocate(ids(1), NEW)
-        node.lose_checkpoint(NEXT)
-        again = await node.service.allocate(ids(0), OLD)
-
-        assert first != again
-        assert [OLD, NEW, OLD] == [row.resource for row in node.rows]
-
-
-async def test_in_plain_mode_what_was_never_booked_is_answered_to_the_byte():
-    async with a_node() as node:
-        first = await node.service.allocate(ids(0))
-        rename(node)
-        node.epoch.set(NEXT)
-
-        assert first == await node.service.allocate(ids(0), OLD)
 
 
 async def test_the_pods_are_counted_by_other_names_without_asking_the_api_server():
@@ -149,17 +121,3 @@ async def test_each_name_has_one_list_and_one_more_when_a_drain_ends():
     assert (4, ["1"]) == shown(old)
     listing.forget(OLD)
     assert (0, []) == shown(listing.of(OLD))
-
-
-async def test_reconcile_adopts_by_the_name_that_the_container_asks_by():
-    async with a_scene() as scene:
-        scene.served.set(Served(NEW, {OLD: {}}))
-        scene.witness.admit(POD, main=SLICE)
-        stranger = placed(9)
-        scene.witness.admit(stranger, main=f"{a_uuid(0)}-7")
-        scene.see(POD)
-        await asyncio.sleep(1)
-
-        assert [OLD] == [row.resource for row in scene.rows]
-        (kept,) = scene.state.ledger.value.plain
-        assert (OLD, "train-9") == (kept.resource, kept.holder.pod)

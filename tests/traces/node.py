@@ -10,6 +10,7 @@ from agent.core.cluster.pods import NodeView, PodTable, PodUid
 from agent.core.containers.edits import EditSettings
 from agent.core.inventory.inventory import Inventory
 from agent.core.inventory.slices import Served
+from agent.core.reconcile.reconcile import judge_by_scheduler
 from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import Effect
 from agent.core.state.state import State
@@ -21,7 +22,12 @@ from agent.services.cluster.node import NodeWatch
 from agent.services.cluster.pods import PodWatch
 from agent.services.outbox.service import Outbox, OutboxViews
 from agent.services.outbox.settlement import Settlement
-from agent.services.reconcile.service import Reconcile, ReconcilePeers, ReconcileViews
+from agent.services.reconcile.service import (
+    Reconcile,
+    ReconcilePeers,
+    ReconcileRule,
+    ReconcileViews,
+)
 from agent.services.state import StateService
 from tests.builders import a_gpu, a_shared_gpu, an_inventory
 from tests.fakes.chance import Seeded
@@ -94,8 +100,11 @@ class TracedAgent:
         )
         self._settlement = Settlement(pods=pods, node=node, ledger=ledger, owed=owed, clock=clock)
         self._reconcile = Reconcile(
-            views=ReconcileViews(pods, ledger, Cell[KubeletEpoch | None](epoch), served),
-            peers=ReconcilePeers(kubelet, kubelet, hooks, clock, self.allocation.adopt),
+            views=ReconcileViews(
+                pods, ledger, Cell[KubeletEpoch | None](epoch), self.allocation.taken
+            ),
+            peers=ReconcilePeers(kubelet, kubelet, hooks, clock),
+            rule=ReconcileRule(judge_by_scheduler, lambda: RESOURCE, self.allocation.adopt),
             commit=self.state.commit,
         )
 

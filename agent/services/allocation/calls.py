@@ -42,8 +42,10 @@ class AllocateCall:
 class AllocateCalls:
     """The calls in flight, and the rows that are on their way to disk.
 
-    `used_up`: pods that the kubelet `used_up_by` was refused at their admission; it never asks for
-    them again, and a later one may. `spent`: which pod was answered under which of the last locks.
+    `taken` are rows in somebody's hands: being answered here, or being closed by the reconcile,
+    which shares it. `used_up`: pods that the kubelet `used_up_by` was refused at their admission;
+    it never asks for them again, and a later one may. `spent`: which pod was answered under which
+    of the last locks.
     `offers`: containers for which the kubelet was offered ids of the GPUs that they get. `turns`:
     whom the kubelet began with after whom; it begins with a preference, and drops what it noted of
     all others under way.
@@ -53,6 +55,7 @@ class AllocateCalls:
     turns: Turns
     active: list[AllocateCall] = dataclasses.field(default_factory=list)
     pending: dict[ContainerKey, Row] = dataclasses.field(default_factory=dict)
+    taken: set[ContainerKey] = dataclasses.field(default_factory=set)
     used_up: frozenset[PodUid] = frozenset()
     used_up_by: KubeletEpoch | None = None
     spent: dict[str, PodUid] = dataclasses.field(default_factory=dict)
@@ -76,15 +79,17 @@ class AllocateCalls:
     def claiming(self, row: Row) -> Iterator[None]:
         """No other call may take this pod while the row is on its way to disk."""
         self.pending[row.key] = row
+        self.taken.add(row.key)
         try:
             yield
         finally:
             self.pending.pop(row.key, None)
+            self.taken.discard(row.key)
 
     def claimed(self, epoch: KubeletEpoch) -> frozenset[PodUid]:
         """The pods that cannot be asking: those of these rows, and those that asked in vain."""
         used_up = self.used_up if self.used_up_by == epoch else frozenset[PodUid]()
-        return used_up | {key.pod_uid for key in self.pending}
+        return used_up | {key.pod_uid for key in self.taken}
 
     def spend(self, row: Row) -> None:
         """The lock under which the row was answered proves nothing for another pod."""

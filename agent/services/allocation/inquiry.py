@@ -42,7 +42,7 @@ from agent.core.errors import (
 )
 from agent.core.reconcile.pace import THROTTLED_PAUSE
 from agent.core.state.holdings import Holding, KubeletEpoch
-from agent.core.state.ledger import ContainerKey
+from agent.core.state.ledger import ContainerKey, ShareOrigin
 from agent.kit.again import again
 from agent.kit.allowance import Allowance
 from agent.services.allocation.views import AllocationPeers, AllocationViews, Underway
@@ -149,7 +149,7 @@ class Inquiry:
         It does so beside its other work, and dies when the earlier of two requests is granted: a
         preference that is waited for would let a whole other request pass.
         """
-        rows = evidence.ledger.under(self._settings.resource).rows
+        rows = evidence.ledger.decided_by(ShareOrigin.SCHEDULER)
         return any(row.epoch != evidence.books.epoch for row in rows)
 
     def in_vain(self, count: int, underway: Underway) -> PodUid | None:
@@ -190,7 +190,8 @@ class Inquiry:
             case AskKubelet():
                 await self._ask_in_turn(question)
             case ReadRecords():
-                recorded = await self._peers.records.read(self._settings.resource)
+                read = await self._peers.records.read(self._settings.resource)
+                recorded = None if read is None else frozenset(read)
                 self._state = dataclasses.replace(self._state, recorded=recorded, records_read=True)
             case CheckRunning():
                 alive = await self._peers.containers.running(question.ids)

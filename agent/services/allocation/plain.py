@@ -9,12 +9,11 @@ import asyncio
 import contextlib
 import dataclasses
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 
 from agent.core.allocation.plain import (
     PlainSettings,
     asked_again,
-    directory_of,
     edits_of,
     grant,
     may_restart,
@@ -23,15 +22,14 @@ from agent.core.allocation.preference import nearest
 from agent.core.allocation.right import renamed
 from agent.core.allocation.steps import ALLOCATE_BUDGET, AllocateStep, disk_refusal
 from agent.core.cluster.pods import PodUid
-from agent.core.containers.container_edits import check_library
+from agent.core.containers.container_edits import check_library, container_directory
 from agent.core.containers.edits import ContainerEdits, EditSettings, GrantedShare, HookFacts
 from agent.core.errors import Refusal, RefusalReason, StateError
 from agent.core.inventory.inventory import Inventory
 from agent.core.inventory.slices import SliceId, split_slice_id
-from agent.core.ports import Clock
+from agent.core.ports import Clock, KubeletRecords
 from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.ledger import Ledger
-from agent.core.state.plain_row import PlainRow
+from agent.core.state.ledger import PLAIN, ContainerKey, Ledger, Row, ShareOrigin
 from agent.kit.cell import Cell
 from agent.kit.turns import Turn, Turns
 from agent.services.allocation.outcomes import Outcomes
@@ -56,16 +54,15 @@ class PlainViews:
 
     `taken` are rows in somebody's hands: being answered again here, or being closed by the
     reconcile. `edits` also has the resource's present name. `epoch` names the kubelet that is there
-    now; `recorded` are the ids by a name of each container in its checkpoint file, None where that
-    cannot be read.
+    now.
     """
 
     inventory: Cell[Inventory]
     ledger: Cell[Ledger]
     edits: Cell[EditSettings]
-    taken: set[PodUid]
+    taken: set[ContainerKey]
     epoch: Callable[[], KubeletEpoch | None]
-    recorded: Callable[[str], Awaitable[Sequence[frozenset[SliceId]] | None]]
+    records: KubeletRecords
 
 
 class PlainAllocation:
@@ -85,7 +82,7 @@ class PlainAllocation:
         self._settings = settings
         self._clock = clock
         self._chance = chance
-        self._pending: dict[PodUid, PlainRow] = {}
+        self._pending: dict[ContainerKey, Row] = {}
         self._turns = Turns(views.epoch)
         self._outcomes = Outcomes()
         self.results = self._outcomes.results
@@ -111,7 +108,7 @@ class PlainAllocation:
                 self._outcomes.refused(translated, call.step, len(ids))
                 raise translated from error
         gpus = list(dict.fromkeys(pair[0] for text in ids if (pair := split_slice_id(text))))
-        self._outcomes.answered(is_replay=is_replay, uid=row.uid, count=len(ids), gpus=gpus)
+        self._outcomes.answered(is_replay=is_replay, uid=row.key.pod_uid, count=len(ids), gpus=gpus)
         return row.edits
 
     async def prefer(
@@ -138,7 +135,7 @@ class PlainAllocation:
         turn.ids = frozenset(chosen)
         return chosen
 
-    async def _serve(self, ids: tuple[SliceId, ...], call: _Call) -> tuple[PlainRow, bool]:
+    async def _serve(self, ids: tuple[SliceId, ...], call: _Call) -> tuple[Row, bool]:
         facts = await self._storage.hooks.facts()
         granted = grant(ids, self._views.inventory.value, self._held(lambda _: True))
         answer = None
@@ -156,46 +153,48 @@ class PlainAllocation:
         ids: tuple[SliceId, ...],
         call: _Call,
         made_of: tuple[tuple[GrantedShare, ...], HookFacts],
-    ) -> tuple[PlainRow, bool]:
+    ) -> tuple[Row, bool]:
         """The row that is answered, on disk and with its directory, and whether it is a replay."""
         granted, facts = made_of
         with contextlib.ExitStack() as claims:
             again = await self._asked_again(ids, call.resource, claims)
             row = again or self._first(ids, granted, (facts, call.resource))
-            self._pending[row.uid] = row
-            claims.callback(self._pending.pop, row.uid)
+            self._pending[row.key] = row
+            claims.callback(self._pending.pop, row.key)
             call.step = AllocateStep.WRITE
-            await self._storage.commit(lambda ledger: ledger.put_plain(row))
+            await self._storage.commit(lambda ledger: ledger.put(row))
             if row.has_directory:
                 call.step = AllocateStep.DIRECTORY
-                await self._storage.hooks.prepare(directory_of(row), wipe=False)
+                await self._storage.hooks.prepare(
+                    container_directory(row.key.pod_uid, row.key.container), wipe=False
+                )
         return row, again is not None
 
     async def _asked_again(
         self, ids: tuple[SliceId, ...], resource: str, claims: contextlib.ExitStack
-    ) -> PlainRow | None:
+    ) -> Row | None:
         """The row to answer again, as it will stand, or None. It stays claimed by `claims`.
 
         Raises:
             Refusal: by a former name, a new container asks.
         """
         epoch, taken = self._views.epoch(), self._views.taken
-        rows = self._views.ledger.value.under(resource).plain
+        rows = self._views.ledger.value.under(resource).rows
         present = self._views.edits.value.resource
         if resource != present and not may_restart(ids, rows, epoch):
             raise renamed("This pod", resource, present)
-        free = (row for row in rows if row.uid not in taken and row.uid not in self._pending)
+        free = (row for row in rows if row.key not in taken and row.key not in self._pending)
         row = asked_again(ids, free, epoch) if epoch else None
         if epoch is None or row is None:
             return None
-        taken.add(row.uid)
-        claims.callback(taken.discard, row.uid)
+        taken.add(row.key)
+        claims.callback(taken.discard, row.key)
         try:
             async with asyncio.timeout(RECORDS_BUDGET):
-                recorded = await self._views.recorded(resource)
+                recorded = await self._views.records.read(resource)
         except TimeoutError:
             return None
-        if recorded is None or frozenset(ids) in recorded:
+        if recorded is None or frozenset(ids) in recorded.values():
             return None
         return dataclasses.replace(row, answered_at=self._clock.now(), epoch=epoch)
 
@@ -204,7 +203,7 @@ class PlainAllocation:
         ids: tuple[SliceId, ...],
         granted: tuple[GrantedShare, ...],
         made: tuple[HookFacts, str],
-    ) -> PlainRow:
+    ) -> Row:
         """A row of its own, with its answer."""
         # Without dashes it is no UID of the API server's: hami mode, which sweeps directories of
         # pods that are gone, leaves this one alone.
@@ -213,23 +212,24 @@ class PlainAllocation:
         settings = self._settings, self._views.edits.value
         if self._settings.memory_limits:
             check_library(facts)
-        return PlainRow(
-            uid=uid,
+        return Row(
+            key=ContainerKey(uid, PLAIN),
+            holder=None,
             slice_ids=tuple(sorted(ids)),
             shares=tuple(one.share for one in granted) if self._settings.memory_limits else (),
             edits=edits_of(uid, granted, settings, facts),
             answered_at=self._clock.now(),
             epoch=self._views.epoch() or KubeletEpoch(),
+            origin=ShareOrigin.KUBELET,
             resource=resource,
         )
 
-    def _held(self, counts: Callable[[PlainRow], bool]) -> frozenset[SliceId]:
+    def _held(self, counts: Callable[[Row], bool]) -> frozenset[SliceId]:
         """The ids of all rows that count, those included that are being written."""
         ledger = self._views.ledger.value
         for row in self._pending.values():
-            ledger = ledger.put_plain(row)
-        ledger = dataclasses.replace(ledger, plain=tuple(filter(counts, ledger.plain)))
-        return frozenset(text for ids in ledger.held_ids().values() for text in ids)
+            ledger = ledger.put(row)
+        return frozenset(text for row in filter(counts, ledger.rows) for text in row.slice_ids)
 
 
 def _overlap() -> Refusal:

@@ -72,6 +72,7 @@ class Allocation:
             clock=peers.clock,
         )
         self.adopt = self._rows.adopted
+        self.taken = self._calls.taken
         self._vain = Allowance(VAIN, VAIN_REFILL)
         self._preferring = Preferring(views, peers, self._calls, self._underway, self._vain)
         self._outcomes = Outcomes()
