@@ -20,7 +20,8 @@ from agent.host.kube.session import KubeSession
 from agent.host.kubelet_records import KubeletRecordsFile
 from agent.host.podresources import PodResourcesWitness
 from agent.kit.cell import Cell
-from agent.services.allocation.service import Allocation, AllocationSettings
+from agent.services.allocation.by_scheduler import AllocationSettings, SchedulerShares
+from agent.services.allocation.service import Allocation
 from agent.services.allocation.storage import Storage
 from agent.services.allocation.views import AllocationPeers, AllocationViews
 from agent.services.cluster.node import NodeWatch
@@ -132,14 +133,15 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: ApiServer) 
     node = NodeWatch(api.node, facts.node, adapters.random)
     served = front.knowing.keeper.served
     pods = PodWatch(api.pods, facts.pods, clock, adapters.random, served)
-    allocation = _allocation(settings, adapters, front, api, (pods, node))
+    source = _source(settings, adapters, front, api, (pods, node))
+    storage = Storage(commit=state.commit, hooks=adapters.hooks)
     report_state = Cell(ReportState())
     owed: Cell[tuple[Effect, ...]] = Cell(())
     return Back(
         api=api,
         node=node,
         pods=pods,
-        allocation=allocation,
+        allocation=Allocation(source, storage, front.notices.say),
         report=Reporter(
             api.node,
             ReportCells(facts.inventory, facts.node, node.returns, facts.report, report_state),
@@ -163,7 +165,7 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: ApiServer) 
             owed=owed,
             clock=clock,
         ),
-        reconcile=_reconcile(adapters, front, api, allocation),
+        reconcile=_reconcile(adapters, front, api, source),
         announcer=Announcer(api.pods, front.notices),
         condition=GpuCondition(
             KubeNodeStatus(api.session, settings.node) if settings.node_condition else None,
@@ -173,17 +175,17 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: ApiServer) 
     )
 
 
-def _allocation(
+def _source(
     settings: Settings,
     adapters: Adapters,
     front: Front,
     api: ApiServer,
     watched: tuple[PodWatch, NodeWatch],
-) -> Allocation:
+) -> SchedulerShares:
     facts, knowing = front.facts, front.knowing
     pods, node = watched
-    return Allocation(
-        views=AllocationViews(
+    return SchedulerShares(
+        AllocationViews(
             facts.pods,
             facts.node,
             facts.inventory,
@@ -191,7 +193,7 @@ def _allocation(
             facts.outlived,
             knowing.recent.greatest,
         ),
-        peers=AllocationPeers(
+        AllocationPeers(
             witness=api.witness,
             records=api.records,
             containers=CgroupContainers(settings.paths.cgroup, adapters.worker),
@@ -202,14 +204,13 @@ def _allocation(
             clock=adapters.clock,
             look=node.look,
         ),
-        storage=Storage(commit=front.state.commit, hooks=adapters.hooks),
-        settings=AllocationSettings(match=settings.match, edits=facts.edits),
-        say=front.notices.say,
+        adapters.hooks,
+        AllocationSettings(match=settings.match, edits=facts.edits),
     )
 
 
 def _reconcile(
-    adapters: Adapters, front: Front, api: ApiServer, allocation: Allocation
+    adapters: Adapters, front: Front, api: ApiServer, source: SchedulerShares
 ) -> Reconcile:
     facts, state = front.facts, front.state
     return Reconcile(
@@ -217,7 +218,7 @@ def _reconcile(
             facts.pods,
             state.ledger,
             front.knowing.kubelet.epoch,
-            allocation.taken,
+            source.calls.taken,
             front.endpoints.present.rivals.gone,
         ),
         peers=ReconcilePeers(
@@ -227,8 +228,6 @@ def _reconcile(
             clock=adapters.clock,
             calls=front.allocator.calls,
         ),
-        rule=ReconcileRule(
-            judge_by_scheduler, lambda: facts.edits.value.resource, allocation.adopt
-        ),
+        rule=ReconcileRule(judge_by_scheduler, lambda: facts.edits.value.resource, source.adopt),
         commit=state.commit,
     )

@@ -8,10 +8,10 @@ from agent.kit.cell import Cell
 from agent.kit.lull import Lull
 
 
-class NamedAllocator(Protocol):
-    """What decides an allocation, by whichever name of our resource it is asked for."""
+class LoadedAllocator(Protocol):
+    """What decides an allocation."""
 
-    async def allocate(self, ids: tuple[SliceId, ...], resource: str, /) -> ContainerEdits:
+    async def allocate(self, ids: tuple[SliceId, ...], /) -> ContainerEdits:
         """Give these slices to the container being admitted. Raises AgentError."""
         ...
 
@@ -20,7 +20,6 @@ class NamedAllocator(Protocol):
         available: tuple[SliceId, ...],
         must_include: tuple[SliceId, ...],
         size: int,
-        resource: str,
         /,
     ) -> tuple[SliceId, ...]:
         """The `size` ids of `available` that suit it best. Raises AgentError."""
@@ -28,20 +27,20 @@ class NamedAllocator(Protocol):
 
 
 class LateAllocator:
-    """A NamedAllocator that waits for the real one, which `ready` gets; the door's deadline holds.
+    """A LoadedAllocator that waits for the real one, which `ready` gets; the door's deadline holds.
 
     `calls` tells whoever would disturb the kubelet whether it is just giving ids out.
     """
 
     def __init__(self) -> None:
         self.calls = Lull()
-        self.ready: Cell[NamedAllocator | None] = Cell(None)
+        self.ready: Cell[LoadedAllocator | None] = Cell(None)
 
     def under(self, resource: str) -> "NameDoor":
         """What is asked by one name."""
         return NameDoor(self, resource)
 
-    async def loaded(self) -> NamedAllocator:
+    async def loaded(self) -> LoadedAllocator:
         """The real one, once it is there."""
         while (allocator := self.ready.value) is None:
             await self.ready.until(lambda one: one is not None)
@@ -58,7 +57,7 @@ class NameDoor:
     async def allocate(self, ids: tuple[SliceId, ...]) -> ContainerEdits:
         """Give these slices to the container being admitted. Raises AgentError."""
         with self._late.calls.busy():
-            return await (await self._late.loaded()).allocate(ids, self._resource)
+            return await (await self._late.loaded()).allocate(ids)
 
     async def prefer(
         self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
@@ -66,4 +65,4 @@ class NameDoor:
         """The `size` ids of `available` that suit it best. Raises AgentError."""
         with self._late.calls.busy():
             allocator = await self._late.loaded()
-            return await allocator.prefer(available, must_include, size, self._resource)
+            return await allocator.prefer(available, must_include, size)

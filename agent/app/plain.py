@@ -10,11 +10,11 @@ from agent.core.allocation.plain import PlainSettings
 from agent.core.cluster.pods import PodTable
 from agent.core.node.readiness import Check
 from agent.core.reconcile.by_kubelet import judge_by_kubelet
-from agent.core.state.ledger import ContainerKey
 from agent.host.kubelet_records import KubeletRecordsFile
 from agent.host.podresources import PodResourcesWitness
 from agent.kit.cell import Cell
-from agent.services.allocation.plain import PlainAllocation, PlainViews
+from agent.services.allocation.by_kubelet import KubeletPeers, KubeletShares, KubeletViews
+from agent.services.allocation.service import Allocation
 from agent.services.allocation.storage import Storage
 from agent.services.reconcile.changes import unread
 from agent.services.reconcile.service import (
@@ -31,7 +31,7 @@ from agent.settings.sections import Settings
 class PlainBack:
     """Answers, and the ledger's agreement with the kubelet."""
 
-    allocation: PlainAllocation
+    allocation: Allocation
     reconcile: Reconcile
     announcer: NoticeLog
 
@@ -57,29 +57,19 @@ async def open_plain(
     """Open its adapters and join its services; close them at the end."""
     witness = PodResourcesWitness(settings.paths.pod_resources_socket)
     records = KubeletRecordsFile(settings.paths.plugins, adapters.worker)
-    taken: set[ContainerKey] = set()
     facts = front.facts
-    views = PlainViews(
-        inventory=facts.inventory,
-        ledger=front.state.ledger,
-        edits=facts.edits,
-        taken=taken,
-        epoch=front.knowing.kubelet.now,
-        records=records,
+    source = KubeletShares(
+        KubeletViews(facts.inventory, front.state.ledger, facts.edits, front.knowing.kubelet.now),
+        KubeletPeers(records, adapters.hooks, adapters.clock, adapters.random),
+        plain,
     )
-    allocation = PlainAllocation(
-        views=views,
-        storage=Storage(front.state.commit, adapters.hooks),
-        settings=plain,
-        clock=adapters.clock,
-        chance=adapters.random,
-    )
+    storage = Storage(front.state.commit, adapters.hooks)
     reconcile = Reconcile(
         views=ReconcileViews(
             Cell(PodTable(synced=True)),
             front.state.ledger,
             front.knowing.kubelet.epoch,
-            taken,
+            source.calls.taken,
             front.endpoints.present.rivals.gone,
         ),
         peers=ReconcilePeers(
@@ -95,4 +85,6 @@ async def open_plain(
         commit=front.state.commit,
     )
     with contextlib.closing(witness):
-        yield PlainBack(allocation, reconcile, NoticeLog(front.notices))
+        yield PlainBack(
+            Allocation(source, storage, front.notices.say), reconcile, NoticeLog(front.notices)
+        )

@@ -50,7 +50,7 @@ class HungNode:
         pod = self.desk.bind(placed(self.pods, f"{G1},NVIDIA,100,1:;"))
         (asked,) = ids(self.pods)
         try:
-            await self.desk.service.allocate((asked,), "nvidia.com/gpu")
+            await self.desk.service.allocate((asked,))
         except Refusal:
             self.desk.witness.forget(pod)
             self.desk.bury(pod)

@@ -17,8 +17,8 @@ EDITS = ContainerEdits(envs=(("A", "b"),))
 class Answers:
     """An allocator that has one answer."""
 
-    async def allocate(self, ids: tuple[SliceId, ...], resource: str) -> ContainerEdits:
-        assert (ids, resource) == (IDS, RESOURCE)
+    async def allocate(self, ids: tuple[SliceId, ...]) -> ContainerEdits:
+        assert ids == IDS
         return EDITS
 
     async def prefer(
@@ -26,9 +26,8 @@ class Answers:
         available: tuple[SliceId, ...],
         must_include: tuple[SliceId, ...],
         size: int,
-        resource: str,
     ) -> tuple[SliceId, ...]:
-        assert (must_include, resource) == ((), RESOURCE)
+        assert must_include == ()
         return available[:size]
 
 

@@ -19,7 +19,8 @@ from agent.core.state.ledger import Effect, Ledger
 from agent.kit.cell import Cell
 from agent.plugin.handlers import container_response
 from agent.plugin.status import grpc_error
-from agent.services.allocation.service import Allocation, AllocationSettings
+from agent.services.allocation.by_scheduler import AllocationSettings, SchedulerShares
+from agent.services.allocation.service import Allocation
 from agent.services.allocation.storage import Storage
 from agent.services.allocation.views import AllocationPeers, AllocationViews
 from agent.services.cluster.node import NodeWatch
@@ -76,9 +77,9 @@ class AgentLife:
         hooks = LifeHooks(host, step)
         match = MatchSettings(NODE, unlocked_pods=host.unlocked)
         outlived: Cell[Mapping[str, PodUid]] = Cell({})
-        self.allocation = Allocation(
-            views=AllocationViews(self.pods, self.node, host.inventory, state.ledger, outlived),
-            peers=AllocationPeers(
+        self.shares = SchedulerShares(
+            AllocationViews(self.pods, self.node, host.inventory, state.ledger, outlived),
+            AllocationPeers(
                 witness=witness,
                 records=records,
                 containers=MachineRuntime(host, step),
@@ -89,10 +90,10 @@ class AgentLife:
                 clock=host.clock,
                 look=self._node.look,
             ),
-            storage=Storage(self.commit, hooks),
-            settings=AllocationSettings(match, Cell(EditSettings())),
-            say=lambda _: None,
+            hooks,
+            AllocationSettings(match, Cell(EditSettings())),
         )
+        self.allocation = Allocation(self.shares, Storage(self.commit, hooks), lambda _: None)
         owed: Cell[tuple[Effect, ...]] = Cell(())
         self._outbox = Outbox(
             views=OutboxViews(state.ledger, self.pods, owed, outlived),
@@ -109,9 +110,9 @@ class AgentLife:
             clock=host.clock,
         )
         self._reconcile = Reconcile(
-            views=ReconcileViews(self.pods, state.ledger, host.epoch, self.allocation.taken),
+            views=ReconcileViews(self.pods, state.ledger, host.epoch, self.shares.calls.taken),
             peers=ReconcilePeers(witness, records, hooks, host.clock),
-            rule=ReconcileRule(judge_by_scheduler, lambda: RESOURCE, self.allocation.adopt),
+            rule=ReconcileRule(judge_by_scheduler, lambda: RESOURCE, self.shares.adopt),
             commit=state.commit,
         )
         self._listing = Listing(host.inventory, self._served, self.slices)

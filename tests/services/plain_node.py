@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Sequence
 
 from agent.core.allocation.plain import PlainSettings
+from agent.core.cluster.changes import NodeEvent
 from agent.core.cluster.pods import PodTable
 from agent.core.containers.container_edits import container_directory
 from agent.core.containers.edits import EditSettings
@@ -18,7 +19,8 @@ from agent.core.state.ledger import ContainerKey, Holder, Ledger, Row
 from agent.core.state.state import State
 from agent.kit.cell import Cell
 from agent.kit.lull import Lull
-from agent.services.allocation.plain import PlainAllocation, PlainViews
+from agent.services.allocation.by_kubelet import KubeletPeers, KubeletShares, KubeletViews
+from agent.services.allocation.service import Allocation
 from agent.services.allocation.storage import Storage
 from agent.services.reconcile.changes import unread
 from agent.services.reconcile.service import (
@@ -69,24 +71,19 @@ class PlainNode:
         self.calls = Lull()
         self.epoch: Cell[KubeletEpoch | None] = Cell(EPOCH)
         self.edits = Cell(EditSettings())
-        taken: set[ContainerKey] = set()
         chance = random.Random(7)  # noqa: S311 -- a seed makes a test repeatable
-        self.service = PlainAllocation(
-            views=PlainViews(
-                inventory=self.inventory,
-                ledger=self.state.ledger,
-                edits=self.edits,
-                taken=taken,
-                epoch=lambda: self.epoch.value,
-                records=self.holds,
-            ),
-            storage=Storage(self.state.commit, self.hooks),
-            settings=PlainSettings(memory_limits=limits),
-            clock=self.clock,
-            chance=chance,
+        self.shares = KubeletShares(
+            KubeletViews(self.inventory, self.state.ledger, self.edits, lambda: self.epoch.value),
+            KubeletPeers(self.holds, self.hooks, self.clock, chance),
+            PlainSettings(memory_limits=limits),
         )
+        self.said: list[NodeEvent] = []
+        storage = Storage(self.state.commit, self.hooks)
+        self.service = Allocation(self.shares, storage, self.said.append)
         self.reconcile = Reconcile(
-            views=ReconcileViews(Cell(PodTable(synced=True)), self.state.ledger, self.epoch, taken),
+            views=ReconcileViews(
+                Cell(PodTable(synced=True)), self.state.ledger, self.epoch, self.shares.calls.taken
+            ),
             peers=ReconcilePeers(self.witness, self.holds, self.hooks, self.clock, self.calls),
             rule=ReconcileRule(
                 judge_by_kubelet,

@@ -3,57 +3,18 @@
 import asyncio
 import dataclasses
 
-import pytest
-
 from agent.core.cluster.pods import Phase, PodTable
-from agent.core.errors import Refusal, RefusalReason
 from agent.core.inventory.slices import Served, SliceList, slice_id
 from agent.kit.cell import Cell
 from agent.services.cluster.pods import PodWatch
 from agent.services.inventory.listing import Listing
-from tests.builders import a_container, a_pod_uid, a_shared_gpu, a_uuid, an_inventory
+from tests.builders import a_container, a_shared_gpu, a_uuid, an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.chance import NoChance
 from tests.fakes.clock import LoopClock
-from tests.services.allocating import NEXT_EPOCH, Desk, a_desk, ids, placed
-from tests.services.plain_node import PlainNode
+from tests.services.allocating import placed
 
 OLD, NEW = "nvidia.com/gpu", "example.com/vgpu"
-
-
-def rename(node: Desk | PlainNode) -> None:
-    node.edits.set(dataclasses.replace(node.edits.value, resource=NEW))
-
-
-async def test_after_a_rename_a_container_gets_the_same_bytes_by_its_former_name():
-    async with a_desk() as desk:
-        pod = desk.bind(placed(1))
-        first = await desk.service.allocate(ids(4), OLD)
-        desk.lock(None)
-        desk.epoch = NEXT_EPOCH
-        rename(desk)
-
-        assert first == await desk.service.allocate(ids(9), OLD)
-
-        (row,) = desk.ledger.rows
-        assert (OLD, ids(9)) == (row.resource, row.slice_ids)
-        assert 1 == desk.hooks.wiped[f"{pod.uid}_main"]
-
-
-async def test_a_new_pod_is_served_by_the_present_name_and_refused_by_the_former():
-    async with a_desk() as desk:
-        rename(desk)
-        young = placed(1, containers=(a_container(resource=NEW),))
-        desk.bind(young)
-        await desk.service.allocate(ids(4), NEW)
-        desk.bind(placed(2))
-
-        with pytest.raises(Refusal) as caught:
-            await desk.service.allocate(ids(5), OLD)
-
-        assert RefusalReason.RESOURCE_RENAMED is caught.value.gate
-        assert [NEW] == [row.resource for row in desk.ledger.rows]
-        assert {a_pod_uid(1)} == {effect.pod_uid for effect in desk.ledger.outbox}
 
 
 async def test_the_pods_are_counted_by_other_names_without_asking_the_api_server():

@@ -15,7 +15,8 @@ from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import Effect
 from agent.core.state.state import State
 from agent.kit.cell import Cell
-from agent.services.allocation.service import Allocation, AllocationSettings
+from agent.services.allocation.by_scheduler import AllocationSettings, SchedulerShares
+from agent.services.allocation.service import Allocation
 from agent.services.allocation.storage import Storage
 from agent.services.allocation.views import AllocationPeers, AllocationViews
 from agent.services.cluster.node import NodeWatch
@@ -71,9 +72,9 @@ class TracedAgent:
         self._node = NodeWatch(api, node, chance)
         self._pods = PodWatch(api, pods, clock, chance, served)
         outlived: Cell[Mapping[str, PodUid]] = Cell({})
-        self.allocation = Allocation(
-            views=AllocationViews(pods, node, Cell(_inventory(trace)), ledger, outlived),
-            peers=AllocationPeers(
+        self.shares = SchedulerShares(
+            AllocationViews(pods, node, Cell(_inventory(trace)), ledger, outlived),
+            AllocationPeers(
                 witness=kubelet,
                 records=kubelet,
                 containers=kubelet,
@@ -84,11 +85,11 @@ class TracedAgent:
                 clock=clock,
                 look=self._node.look,
             ),
-            storage=Storage(self.state.commit, hooks),
-            settings=AllocationSettings(
-                MatchSettings(trace.node["metadata"]["name"]), Cell(EditSettings())
-            ),
-            say=self.said.append,
+            hooks,
+            AllocationSettings(MatchSettings(trace.node["metadata"]["name"]), Cell(EditSettings())),
+        )
+        self.allocation = Allocation(
+            self.shares, Storage(self.state.commit, hooks), self.said.append
         )
         owed: Cell[tuple[Effect, ...]] = Cell(())
         self._outbox = Outbox(
@@ -101,10 +102,10 @@ class TracedAgent:
         self._settlement = Settlement(pods=pods, node=node, ledger=ledger, owed=owed, clock=clock)
         self._reconcile = Reconcile(
             views=ReconcileViews(
-                pods, ledger, Cell[KubeletEpoch | None](epoch), self.allocation.taken
+                pods, ledger, Cell[KubeletEpoch | None](epoch), self.shares.calls.taken
             ),
             peers=ReconcilePeers(kubelet, kubelet, hooks, clock),
-            rule=ReconcileRule(judge_by_scheduler, lambda: RESOURCE, self.allocation.adopt),
+            rule=ReconcileRule(judge_by_scheduler, lambda: RESOURCE, self.shares.adopt),
             commit=self.state.commit,
         )
 

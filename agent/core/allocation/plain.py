@@ -56,8 +56,6 @@ def grant(
 
 def _counted(ids: Sequence[SliceId]) -> Counter[GpuUuid]:
     """How many slices of each GPU are asked for."""
-    if not ids:
-        raise Refusal(RefusalReason.EMPTY_REQUEST, "The kubelet asked for no slice at all.")
     if len(ids) > MOST_IDS:
         raise Refusal(
             RefusalReason.TOO_MANY_SLICES,
@@ -148,16 +146,6 @@ def edits_of(
     return gpu_edits(f"{uid}/{PLAIN}", granted, edits, facts)
 
 
-def may_restart(ids: Iterable[SliceId], rows: Iterable[Row], epoch: KubeletEpoch | None) -> bool:
-    """Whether a request by a former name can be a container's that was answered before.
-
-    The kubelet offers no more there than what is held. While it knows the holders, whoever else
-    asks is a new one; one that lost its records asks again for who starts again.
-    """
-    lost = {text for row in rows if row.epoch != epoch for text in row.slice_ids}
-    return lost.issuperset(ids)
-
-
 def asked_again(ids: Iterable[SliceId], rows: Iterable[Row], epoch: KubeletEpoch) -> Row | None:
     """The row to answer again if no container is on record with these ids, or None.
 
@@ -173,8 +161,6 @@ def asked_again(ids: Iterable[SliceId], rows: Iterable[Row], epoch: KubeletEpoch
     fitting = [
         row
         for row in rows
-        if not (row.confirmed or row.adopted)
-        and row.epoch != epoch
-        and frozenset(row.slice_ids) == wanted
+        if not row.confirmed and row.epoch != epoch and frozenset(row.slice_ids) == wanted
     ]
     return max(fitting, key=lambda row: row.answered_at, default=None)

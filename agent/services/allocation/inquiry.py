@@ -69,12 +69,6 @@ GET_PAUSE = 0.15
 API_BUDGET = 0.6
 """Seconds that the API server is given in all."""
 
-VAIN = 16
-VAIN_REFILL = 5.0
-"""Waits that nothing came of, for the node: so many at once, and then one every five seconds. While
-a call waits the kubelet admits nobody, and a tenant can make pods without end that wait for a lock
-in vain. Without such a wait the Node is read at once, which tells as much."""
-
 MAX_QUESTIONS = 256
 """More than the pods of any node: a decision that asks more is a defect, and is refused."""
 

@@ -64,10 +64,6 @@ def test_a_slice_is_never_of_0_mib_which_would_mean_all():
     assert 1 == slice_mib(a_shared_gpu(registered_mib=9, split_count=10))
 
 
-def test_nothing_asked_for_is_refused():
-    assert RefusalReason.EMPTY_REQUEST is refused(()).gate
-
-
 def test_more_than_10000_ids_are_refused_whatever_they_are():
     assert RefusalReason.TOO_MANY_SLICES is refused((SliceId("x"),) * (MOST_IDS + 1)).gate
 
