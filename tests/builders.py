@@ -13,7 +13,7 @@ from agent.core.inventory.inventory import Inventory, SharedGpu
 from agent.core.inventory.share import Share
 from agent.core.inventory.slices import SliceId, slice_id, type_name
 from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.ledger import ContainerKey, Row
+from agent.core.state.ledger import ContainerKey, Holder, Row
 
 NOON = dt.datetime(2026, 9, 1, 12, 0, 0, tzinfo=dt.UTC)
 """The moment at which tests begin."""
@@ -215,8 +215,7 @@ def a_row(  # noqa: PLR0913 -- keyword-only, all have defaults
     )
     return Row(
         key=ContainerKey(PodUid(pod_uid), container),
-        namespace=namespace,
-        pod=pod,
+        holder=Holder(namespace, pod, container),
         role=role,
         group=group,
         shares=held,

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 from agent.app.adapters import Adapters
 from agent.app.front import Front
-from agent.app.plain import plain_reconcile
 from agent.core.node.readiness import Check
 from agent.core.ports import NodeApi, PodApi, Witness
+from agent.core.reconcile.reconcile import judge_by_scheduler
 from agent.core.state.ledger import Effect
 from agent.host.cgroups import CgroupContainers
 from agent.host.kube.api import KubeNode, KubePods
@@ -20,7 +20,8 @@ from agent.host.kube.session import KubeSession
 from agent.host.kubelet_records import KubeletRecordsFile
 from agent.host.podresources import PodResourcesWitness
 from agent.kit.cell import Cell
-from agent.services.allocation.service import Allocation, AllocationSettings
+from agent.services.allocation.by_scheduler import AllocationSettings, SchedulerShares
+from agent.services.allocation.service import Allocation
 from agent.services.allocation.storage import Storage
 from agent.services.allocation.views import AllocationPeers, AllocationViews
 from agent.services.cluster.node import NodeWatch
@@ -28,8 +29,12 @@ from agent.services.cluster.pods import PodWatch
 from agent.services.health.news import GpuCondition
 from agent.services.outbox.service import Outbox, OutboxViews
 from agent.services.outbox.settlement import Settlement
-from agent.services.reconcile.plain import PlainReconcile
-from agent.services.reconcile.service import Reconcile, ReconcilePeers, ReconcileViews
+from agent.services.reconcile.service import (
+    Reconcile,
+    ReconcilePeers,
+    ReconcileRule,
+    ReconcileViews,
+)
 from agent.services.report.announce import Announcer
 from agent.services.report.service import ReportCells, Reporter, ReportState
 from agent.settings.sections import Settings
@@ -60,7 +65,6 @@ class Back:
     outbox: Outbox
     settlement: Settlement
     reconcile: Reconcile
-    plain: PlainReconcile
     announcer: Announcer
     condition: GpuCondition
 
@@ -78,7 +82,6 @@ class Back:
             "reconcile": self.reconcile.run,
             "settlement": self.settlement.run,
             "outbox": self.outbox.run,
-            "plain": self.plain.run,
             "announcer": self.announcer.run,
             "condition": self.condition.run,
             "report": self.report.run,
@@ -129,14 +132,15 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: ApiServer) 
     facts, state, clock = front.facts, front.state, adapters.clock
     node = NodeWatch(api.node, facts.node, adapters.random)
     pods = PodWatch(api.pods, facts.pods, clock, adapters.random, facts.resource)
-    allocation = _allocation(settings, adapters, front, api, (pods, node))
+    source = _source(settings, adapters, front, api, (pods, node))
+    storage = Storage(commit=state.commit, hooks=adapters.hooks)
     report_state = Cell(ReportState())
     owed: Cell[tuple[Effect, ...]] = Cell(())
     return Back(
         api=api,
         node=node,
         pods=pods,
-        allocation=allocation,
+        allocation=Allocation(source, storage, front.notices.say),
         report=Reporter(
             api.node,
             ReportCells(facts.inventory, facts.node, node.returns, facts.report, report_state),
@@ -160,8 +164,7 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: ApiServer) 
             owed=owed,
             clock=clock,
         ),
-        reconcile=_reconcile(adapters, front, api, allocation),
-        plain=plain_reconcile(settings, adapters, front, (api.witness, api.records), set()),
+        reconcile=_reconcile(adapters, front, api, source),
         announcer=Announcer(api.pods, front.notices),
         condition=GpuCondition(
             KubeNodeStatus(api.session, settings.node) if settings.node_condition else None,
@@ -171,17 +174,17 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: ApiServer) 
     )
 
 
-def _allocation(
+def _source(
     settings: Settings,
     adapters: Adapters,
     front: Front,
     api: ApiServer,
     watched: tuple[PodWatch, NodeWatch],
-) -> Allocation:
+) -> SchedulerShares:
     facts, knowing = front.facts, front.knowing
     pods, node = watched
-    return Allocation(
-        views=AllocationViews(
+    return SchedulerShares(
+        AllocationViews(
             facts.pods,
             facts.node,
             facts.inventory,
@@ -189,7 +192,7 @@ def _allocation(
             facts.outlived,
             knowing.recent.greatest,
         ),
-        peers=AllocationPeers(
+        AllocationPeers(
             witness=api.witness,
             records=api.records,
             containers=CgroupContainers(settings.paths.cgroup, adapters.worker),
@@ -200,14 +203,13 @@ def _allocation(
             clock=adapters.clock,
             look=node.look,
         ),
-        storage=Storage(commit=front.state.commit, hooks=adapters.hooks),
-        settings=AllocationSettings(match=settings.match, edits=facts.edits),
-        say=front.notices.say,
+        adapters.hooks,
+        AllocationSettings(match=settings.match, edits=facts.edits),
     )
 
 
 def _reconcile(
-    adapters: Adapters, front: Front, api: ApiServer, allocation: Allocation
+    adapters: Adapters, front: Front, api: ApiServer, source: SchedulerShares
 ) -> Reconcile:
     facts, state = front.facts, front.state
     return Reconcile(
@@ -215,7 +217,7 @@ def _reconcile(
             facts.pods,
             state.ledger,
             front.knowing.kubelet.epoch,
-            facts.resource,
+            source.calls.taken,
             front.endpoint.rivals.gone,
         ),
         peers=ReconcilePeers(
@@ -223,8 +225,8 @@ def _reconcile(
             records=api.records,
             hooks=adapters.hooks,
             clock=adapters.clock,
-            adopt=allocation.adopt,
             calls=front.allocator.calls,
         ),
+        rule=ReconcileRule(judge_by_scheduler, lambda: facts.resource.value, source.adopt),
         commit=state.commit,
     )

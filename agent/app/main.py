@@ -28,7 +28,6 @@ from agent.app.running import AgentParts, ProcessTasks, alive, lost, tell_system
 from agent.app.settings import fitting
 from agent.app.watching import WebDoor, WebSubjects
 from agent.codec.last_good import decode_last_good
-from agent.core.allocation.plain import CONTAINER
 from agent.core.cluster.changes import NodeEvent
 from agent.core.containers.container_edits import container_directory
 from agent.core.errors import (
@@ -283,15 +282,15 @@ async def _prepare(ledger: Ledger, adapters: Adapters) -> None:
 
     One bad directory is one container's trouble, not the node's.
     """
-    held = [(row.namespace, row.pod, row.key.pod_uid, row.key.container) for row in ledger.rows]
-    held += [("", "", row.uid, CONTAINER) for row in ledger.plain if row.has_directory]
-    for namespace, pod, uid, container in held:
+    for row in (row for row in ledger.rows if row.has_directory):
         try:
-            name = container_directory(uid, container)
+            name = container_directory(row.key.pod_uid, row.key.container)
             async with asyncio.timeout(HOOK_DEADLINE):
                 await adapters.hooks.prepare(name, wipe=False)
         except (AgentError, TimeoutError) as error:
-            log.warning("hooks.not_prepared", ns=namespace, pod=pod, err=str(error) or "no answer")
+            log.warning(
+                "hooks.not_prepared", ns=row.namespace, pod=row.pod, err=str(error) or "no answer"
+            )
 
 
 @contextlib.contextmanager

@@ -7,14 +7,22 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from agent.app.adapters import Adapters
 from agent.app.front import Front
 from agent.core.allocation.plain import PlainSettings
-from agent.core.cluster.pods import PodUid
+from agent.core.cluster.pods import PodTable
 from agent.core.node.readiness import Check
-from agent.core.ports import KubeletHolds, Witness
+from agent.core.reconcile.by_kubelet import judge_by_kubelet
 from agent.host.kubelet_records import KubeletRecordsFile
 from agent.host.podresources import PodResourcesWitness
-from agent.services.allocation.plain import PlainAllocation, PlainViews
+from agent.kit.cell import Cell
+from agent.services.allocation.by_kubelet import KubeletPeers, KubeletShares, KubeletViews
+from agent.services.allocation.service import Allocation
 from agent.services.allocation.storage import Storage
-from agent.services.reconcile.plain import PlainBooks, PlainPeers, PlainReconcile
+from agent.services.reconcile.changes import unread
+from agent.services.reconcile.service import (
+    Reconcile,
+    ReconcilePeers,
+    ReconcileRule,
+    ReconcileViews,
+)
 from agent.services.report.announce import NoticeLog
 from agent.settings.sections import Settings
 
@@ -23,14 +31,14 @@ from agent.settings.sections import Settings
 class PlainBack:
     """Answers, and the ledger's agreement with the kubelet."""
 
-    allocation: PlainAllocation
-    reconcile: PlainReconcile
+    allocation: Allocation
+    reconcile: Reconcile
     announcer: NoticeLog
 
     @property
     def runs(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         """Its standing activities by the names of their tasks."""
-        return {"plain": self.reconcile.run, "announcer": self.announcer.run}
+        return {"reconcile": self.reconcile.run, "announcer": self.announcer.run}
 
     @property
     def clients(self) -> tuple[()]:
@@ -49,55 +57,34 @@ async def open_plain(
     """Open its adapters and join its services; close them at the end."""
     witness = PodResourcesWitness(settings.paths.pod_resources_socket)
     records = KubeletRecordsFile(settings.paths.plugins, adapters.worker)
-    taken: set[PodUid] = set()
     facts = front.facts
-    views = PlainViews(
-        inventory=facts.inventory,
-        ledger=front.state.ledger,
-        edits=facts.edits,
-        taken=taken,
-        epoch=front.knowing.kubelet.now,
-        recorded=records.held,
+    source = KubeletShares(
+        KubeletViews(facts.inventory, front.state.ledger, facts.edits, front.knowing.kubelet.now),
+        KubeletPeers(records, adapters.hooks, adapters.clock, adapters.random),
+        plain,
     )
-    allocation = PlainAllocation(
-        views=views,
-        storage=Storage(front.state.commit, adapters.hooks),
-        settings=plain,
-        clock=adapters.clock,
-        chance=adapters.random,
+    storage = Storage(front.state.commit, adapters.hooks)
+    reconcile = Reconcile(
+        views=ReconcileViews(
+            Cell(PodTable(synced=True)),
+            front.state.ledger,
+            front.knowing.kubelet.epoch,
+            source.calls.taken,
+            front.endpoint.rivals.gone,
+        ),
+        peers=ReconcilePeers(
+            witness, records, adapters.hooks, adapters.clock, front.allocator.calls
+        ),
+        rule=ReconcileRule(
+            judge_by_kubelet,
+            resource=lambda: facts.resource.value,
+            adopt=unread,
+            within=None,
+            sweeps=False,
+        ),
+        commit=front.state.commit,
     )
     with contextlib.closing(witness):
         yield PlainBack(
-            allocation=allocation,
-            reconcile=plain_reconcile(settings, adapters, front, (witness, records), taken),
-            announcer=NoticeLog(front.notices),
+            Allocation(source, storage, front.notices.say), reconcile, NoticeLog(front.notices)
         )
-
-
-def plain_reconcile(
-    settings: Settings,
-    adapters: Adapters,
-    front: Front,
-    kubelet: tuple[Witness, KubeletHolds],
-    taken: set[PodUid],
-) -> PlainReconcile:
-    """The reconcile of plain mode; in hami mode it looks after what plain mode has left."""
-    witness, holds = kubelet
-    return PlainReconcile(
-        books=PlainBooks(
-            ledger=front.state.ledger,
-            epoch=front.knowing.kubelet.epoch,
-            resource=front.facts.resource,
-            alone=settings.plain is not None,
-        ),
-        peers=PlainPeers(
-            witness=witness,
-            holds=holds,
-            hooks=adapters.hooks,
-            clock=adapters.clock,
-            calls=front.allocator.calls,
-            chance=adapters.random,
-        ),
-        commit=front.state.commit,
-        taken=taken,
-    )

@@ -24,12 +24,10 @@ if TYPE_CHECKING:
 
 Run = Callable[[], Awaitable[None]]
 
-SCHEDULED = (
-    *("node", "pods", "reconcile", "settlement", "outbox", "plain", "announcer", "condition"),
-)
-"""Tasks of the back half in hami mode; `plain` looks after what somebody else answered."""
+SCHEDULED = (*("node", "pods", "reconcile", "settlement", "outbox", "announcer", "condition"),)
+"""Tasks of the back half in hami mode."""
 
-PLAIN = ("plain", "announcer")
+PLAIN = ("reconcile", "announcer")
 """Tasks of the back half in plain mode."""
 
 OBSERVING = ("node", "announcer")

@@ -10,14 +10,85 @@ from collections.abc import Iterable
 import msgspec
 
 from agent.codec.envelope import seal, unseal
+from agent.core.cluster.pods import PodUid, Role
+from agent.core.containers.edits import ContainerEdits
 from agent.core.inventory.condition import Health
 from agent.core.inventory.gpu import GpuUuid
-from agent.core.state.ledger import Ledger, Row
-from agent.core.state.plain_row import PlainRow
+from agent.core.inventory.share import Share
+from agent.core.inventory.slices import SliceId
+from agent.core.state.holdings import KubeletEpoch
+from agent.core.state.ledger import PLAIN, ContainerKey, Effect, Holder, Ledger, Row, ShareOrigin
 from agent.core.state.state import State
 
 KIND = "hami-agent-state"
 VERSION = 1
+
+
+class _ScheduledRow(msgspec.Struct, frozen=True):
+    """A row that the scheduler decided, in the order of its keys."""
+
+    key: ContainerKey
+    namespace: str
+    pod: str
+    role: Role
+    group: int
+    shares: tuple[Share, ...]
+    slice_ids: tuple[SliceId, ...]
+    edits: ContainerEdits
+    answered_at: dt.datetime
+    epoch: KubeletEpoch
+    confirmed: bool = False
+    offered: bool = False
+    told: bool = False
+    resource: str = ""
+    lock: str = ""
+
+    def row(self) -> Row:
+        """What it says."""
+        values = msgspec.structs.asdict(self)
+        where = values.pop("namespace"), values.pop("pod"), self.key.container
+        return Row(holder=Holder(*where), **values)
+
+
+class _PlainRow(msgspec.Struct, frozen=True):
+    """A row that the kubelet decided. `uid` is its drawn UID; `recorded`: it was ever confirmed."""
+
+    uid: PodUid
+    slice_ids: tuple[SliceId, ...]
+    shares: tuple[Share, ...]
+    edits: ContainerEdits
+    answered_at: dt.datetime
+    epoch: KubeletEpoch
+    holder: Holder | None = None
+    recorded: bool = False
+    adopted: bool = False
+    resource: str = ""
+
+    def row(self) -> Row:
+        """What it says."""
+        values = msgspec.structs.asdict(self)
+        confirmed = values.pop("recorded") or self.holder is not None
+        key = ContainerKey(values.pop("uid"), PLAIN)
+        return Row(key=key, origin=ShareOrigin.KUBELET, confirmed=confirmed, **values)
+
+
+def _written(row: Row) -> dict[str, object]:
+    """The row as the file has it."""
+    if row.origin is ShareOrigin.SCHEDULER:
+        return {name: getattr(row, name) for name in _ScheduledRow.__struct_fields__}
+    others = {"uid": row.key.pod_uid, "recorded": row.confirmed}
+    return {
+        name: others[name] if name in others else getattr(row, name)
+        for name in _PlainRow.__struct_fields__
+    }
+
+
+class _LedgerData(msgspec.Struct, frozen=True):
+    """The rows by who decided them, and the outbox."""
+
+    rows: tuple[_ScheduledRow, ...] = ()
+    outbox: tuple[Effect, ...] = ()
+    plain: tuple[_PlainRow, ...] = ()
 
 
 class _StateData(msgspec.Struct, frozen=True):
@@ -26,7 +97,7 @@ class _StateData(msgspec.Struct, frozen=True):
     generation: int
     boot_id: str
     machine_id: str
-    ledger: Ledger
+    ledger: _LedgerData
     health: dict[str, Health]
     booted_at: dt.datetime | None = None
 
@@ -35,17 +106,16 @@ class StateEncoder:
     """Encodes one state after another. A row that was in the last one is not encoded again."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Row | PlainRow, msgspec.Raw]] = {}
+        self._known: dict[int, tuple[Row, msgspec.Raw]] = {}
 
     def encode(self, state: State) -> bytes:
         """The file's bytes; equal states give equal bytes."""
         ledger, health = state.ledger, state.health
         before = self._known
-        rows: tuple[Row | PlainRow, ...] = (*ledger.rows, *ledger.plain)
         # By identity: to hash a row takes longer than to encode it. Who is in it stays alive.
         self._known = {
-            id(row): before.get(id(row)) or (row, msgspec.Raw(msgspec.json.encode(row)))
-            for row in rows
+            id(row): before.get(id(row)) or (row, msgspec.Raw(msgspec.json.encode(_written(row))))
+            for row in ledger.rows
         }
         data = msgspec.json.encode(
             {
@@ -53,9 +123,9 @@ class StateEncoder:
                 "boot_id": state.boot_id,
                 "machine_id": state.machine_id,
                 "ledger": {
-                    "rows": self._encoded(ledger.rows),
+                    "rows": self._encoded(ledger.decided_by(ShareOrigin.SCHEDULER)),
                     "outbox": ledger.outbox,
-                    "plain": self._encoded(ledger.plain),
+                    "plain": self._encoded(ledger.decided_by(ShareOrigin.KUBELET)),
                 },
                 "health": {str(uuid): health[uuid] for uuid in sorted(health)},
                 "booted_at": state.booted_at,
@@ -63,23 +133,21 @@ class StateEncoder:
         )
         return seal(KIND, VERSION, data)
 
-    def _encoded(self, rows: Iterable[Row | PlainRow]) -> list[msgspec.Raw]:
+    def _encoded(self, rows: Iterable[Row]) -> list[msgspec.Raw]:
         return [self._known[id(row)][1] for row in rows]
-
-
-def encode_state(state: State) -> bytes:
-    """The bytes of one state that no other follows."""
-    return StateEncoder().encode(state)
 
 
 def decode_state(content: bytes) -> State:
     """The state in `content`. Raises StateCorrupt, which says what is wrong with it."""
     data = unseal(content, KIND, VERSION, _StateData)
+    found = data.ledger
     return State(
         generation=data.generation,
         boot_id=data.boot_id,
         machine_id=data.machine_id,
-        ledger=data.ledger,
+        ledger=Ledger(
+            (*(one.row() for one in found.rows), *(one.row() for one in found.plain)), found.outbox
+        ),
         health={GpuUuid(uuid): health for uuid, health in data.health.items()},
         booted_at=data.booted_at,
     )

@@ -5,7 +5,7 @@ the time it asks for anything the file is its own. Source: kubelet pkg/kubelet/c
 (checkpoint); AllocResp is of no use here.
 """
 
-from typing import TypeVar
+from collections.abc import Mapping
 
 import msgspec
 
@@ -16,14 +16,11 @@ from agent.core.state.ledger import ContainerKey
 
 
 class _Entry(msgspec.Struct, frozen=True):
+    """DeviceIDs are grouped by NUMA node, -1 for none."""
+
     pod_uid: str = msgspec.field(name="PodUID")
     container: str = msgspec.field(name="ContainerName")
     resource: str = msgspec.field(name="ResourceName")
-
-
-class _HeldEntry(_Entry, frozen=True):
-    """DeviceIDs are grouped by NUMA node, -1 for none."""
-
     ids: dict[str, list[str] | None] | None = msgspec.field(name="DeviceIDs", default=None)
 
 
@@ -35,45 +32,21 @@ class _File(msgspec.Struct, frozen=True):
     data: _Data = msgspec.field(name="Data")
 
 
-class _HeldData(msgspec.Struct, frozen=True):
-    entries: list[_HeldEntry] | None = msgspec.field(name="PodDeviceEntries", default=None)
-
-
-class _HeldFile(msgspec.Struct, frozen=True):
-    data: _HeldData = msgspec.field(name="Data")
-
-
-_Shape = TypeVar("_Shape", _File, _HeldFile)
-
-
-def decode_records(content: bytes, resource: str) -> frozenset[ContainerKey]:
-    """The containers that hold ids of `resource`. Raises MalformedText."""
-    return frozenset(
-        ContainerKey(PodUid(entry.pod_uid), entry.container)
-        for entry in _decode(content, _File).data.entries or ()
-        if entry.resource == resource
-    )
-
-
-def decode_held(content: bytes, resource: str) -> tuple[frozenset[SliceId], ...]:
+def decode_records(content: bytes, resource: str) -> Mapping[ContainerKey, frozenset[SliceId]]:
     """The ids of `resource` of each container that holds some. Raises MalformedText.
 
-    Init containers are among them until their pod ends; equal ids of one pod are there once.
+    Init containers are among them until their pod ends.
     """
-    found = {
-        (entry.pod_uid, _ids(entry)): None
-        for entry in _decode(content, _HeldFile).data.entries or ()
-        if entry.resource == resource
-    }
-    return tuple(ids for _, ids in found)
-
-
-def _ids(entry: _HeldEntry) -> frozenset[SliceId]:
-    return frozenset(SliceId(text) for ids in (entry.ids or {}).values() for text in ids or ())
-
-
-def _decode(content: bytes, shape: type[_Shape]) -> _Shape:
     try:
-        return msgspec.json.decode(content, type=shape)
+        entries = msgspec.json.decode(content, type=_File).data.entries or ()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedText(f"the kubelet's checkpoint: {cap(str(error), 120)}") from error
+    return {
+        ContainerKey(PodUid(entry.pod_uid), entry.container): _ids(entry)
+        for entry in entries
+        if entry.resource == resource
+    }
+
+
+def _ids(entry: _Entry) -> frozenset[SliceId]:
+    return frozenset(SliceId(text) for ids in (entry.ids or {}).values() for text in ids or ())

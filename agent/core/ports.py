@@ -100,19 +100,8 @@ class Witness(Protocol):
 class KubeletRecords(Protocol):
     """The kubelet's checkpoint file, read-only."""
 
-    async def read(self, resource: str) -> frozenset[ContainerKey] | None:
-        """The containers it records with ids of `resource`; None when absent or unreadable."""
-        ...
-
-
-class KubeletHolds(Protocol):
-    """The ids in the kubelet's checkpoint file, read-only."""
-
-    async def held(self, resource: str) -> tuple[frozenset[SliceId], ...] | None:
-        """The ids of each container that it records, equal ones once for each pod.
-
-        None when absent or unreadable.
-        """
+    async def read(self, resource: str) -> Mapping[ContainerKey, frozenset[SliceId]] | None:
+        """The ids of `resource` of each container it records; None when absent or unreadable."""
         ...
 
 

@@ -1,18 +1,15 @@
 """The kubelet's checkpoint file, read-only, on the worker thread."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import structlog
 
-from agent.codec.kubelet_records import decode_held, decode_records
+from agent.codec.kubelet_records import decode_records
 from agent.core.errors import MalformedText
 from agent.core.inventory.slices import SliceId
 from agent.core.state.ledger import ContainerKey
 from agent.kit.offload import Offload
-
-T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -20,23 +17,19 @@ FILE_NAME = "kubelet_internal_checkpoint"
 
 
 class KubeletRecordsFile:
-    """KubeletRecords and KubeletHolds over the file in the kubelet's device plugin directory."""
+    """KubeletRecords over the file in the kubelet's device plugin directory."""
 
     def __init__(self, directory: Path, offload: Offload) -> None:
         self._path = directory / FILE_NAME
         self._offload = offload
 
-    async def read(self, resource: str) -> frozenset[ContainerKey] | None:
-        """The containers it records with ids of `resource`; None when absent or unreadable."""
-        return await self._offload.call(self._read, decode_records, resource)
+    async def read(self, resource: str) -> Mapping[ContainerKey, frozenset[SliceId]] | None:
+        """The ids of `resource` of each container it records; None when absent or unreadable."""
+        return await self._offload.call(self._read, resource)
 
-    async def held(self, resource: str) -> tuple[frozenset[SliceId], ...] | None:
-        """The ids of `resource` of each container that it records; None as above."""
-        return await self._offload.call(self._read, decode_held, resource)
-
-    def _read(self, decode: Callable[[bytes, str], T], resource: str) -> T | None:
+    def _read(self, resource: str) -> Mapping[ContainerKey, frozenset[SliceId]] | None:
         try:
-            return decode(self._path.read_bytes(), resource)
+            return decode_records(self._path.read_bytes(), resource)
         except FileNotFoundError:
             return None
         except (OSError, MalformedText) as error:

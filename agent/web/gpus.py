@@ -6,8 +6,7 @@ from typing import Final
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
-from agent.core.allocation.room import RoomClaim, claim_of, gpu_use
-from agent.core.cluster.pods import Role
+from agent.core.allocation.room import claim_of, gpu_use
 from agent.core.inventory.condition import Condition
 from agent.core.inventory.gpu import GpuSample, GpuUuid, Sampled
 from agent.core.inventory.inventory import Inventory, SharedGpu
@@ -23,10 +22,7 @@ def gpu_families(
     yield from _health(prefix, names)
     yield _listed(prefix, names, slices)
     held = ledger.held_ids()
-    claims = [
-        *(claim_of(row) for row in ledger.rows),
-        *(RoomClaim(row.uid, Role.APP, row.shares) for row in ledger.plain),
-    ]
+    claims = list(map(claim_of, ledger.rows))
     yield _per_gpu(
         prefix + "slices_allocated",
         "Slices of each GPU that containers hold.",

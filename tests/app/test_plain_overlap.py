@@ -15,7 +15,7 @@ import pytest
 from agent.core.errors import Refusal
 from agent.core.inventory.slices import SliceId
 from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.plain_row import Holder
+from agent.core.state.ledger import Holder
 from agent.plugin.handlers import container_response
 from agent.plugin.status import grpc_error
 from agent.sandbox.kubelet.devices import HEALTHY, ListedDevice

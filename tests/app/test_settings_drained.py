@@ -134,7 +134,7 @@ async def test_an_answer_that_is_under_way_counts_before_its_row_does():
     ("before", "after", "ledger"),
     [
         ("scheduler: hami", "scheduler: none", HELD),
-        ("scheduler: none", "scheduler: hami", Ledger(plain=(a_plain_row(),))),
+        ("scheduler: none", "scheduler: hami", Ledger((a_plain_row(),))),
     ],
 )
 async def test_another_scheduler_is_refused_and_then_waits_for_the_restart(before, after, ledger):

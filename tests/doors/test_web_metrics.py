@@ -204,7 +204,7 @@ async def test_limits_of_plain_mode_are_promised_and_its_slices_are_held():
     limited = a_plain_row(slice_ids=ids(0))
     free = a_plain_row(uid=PodUid("b" * 32), slice_ids=ids(1, 2), limited=False)
     cells = MetricCells(
-        Cell(an_inventory(gpus=[gpu])), Cell(SliceList(1)), Cell(Ledger(plain=(limited, free)))
+        Cell(an_inventory(gpus=[gpu])), Cell(SliceList(1)), Cell(Ledger((limited, free)))
     )
 
     assert {("0",): 8155 * 2**20} == await samples("memory_promised_bytes", cells=cells)

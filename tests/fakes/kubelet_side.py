@@ -82,9 +82,9 @@ class FakeRecords:
         self.keys: frozenset[ContainerKey] | None = frozenset()
         self.reads = 0
 
-    async def read(self, resource: str) -> frozenset[ContainerKey] | None:
+    async def read(self, resource: str) -> dict[ContainerKey, frozenset[SliceId]] | None:
         self.reads += 1
-        return self.keys
+        return None if self.keys is None else dict.fromkeys(self.keys, frozenset[SliceId]())
 
 
 class FakeContainers:

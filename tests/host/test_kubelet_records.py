@@ -17,7 +17,7 @@ async def test_the_containers_in_the_file_are_found(tmp_path):
 
     found = await KubeletRecordsFile(tmp_path, Inline()).read(RESOURCE)
 
-    assert frozenset({ContainerKey(POD_UID, "init")}) == found
+    assert {ContainerKey(POD_UID, "init"): frozenset()} == found
 
 
 async def test_the_ids_in_the_file_are_found(tmp_path):
@@ -30,9 +30,9 @@ async def test_the_ids_in_the_file_are_found(tmp_path):
     text = json.dumps({"Data": {"PodDeviceEntries": [entry]}, "Checksum": 1})
     (tmp_path / FILE_NAME).write_text(text, encoding="utf-8")
 
-    found = await KubeletRecordsFile(tmp_path, Inline()).held(RESOURCE)
+    found = await KubeletRecordsFile(tmp_path, Inline()).read(RESOURCE)
 
-    assert (frozenset({"GPU-1-0"}),) == found
+    assert {ContainerKey(POD_UID, "init"): frozenset({"GPU-1-0"})} == found
 
 
 async def test_without_a_file_nothing_is_known(tmp_path):

@@ -13,12 +13,14 @@ from agent.core.cluster.pods import NodeView, PodTable, PodUid
 from agent.core.containers.edits import EditSettings
 from agent.core.errors import AgentError
 from agent.core.inventory.slices import Held, SliceId, SliceList
+from agent.core.reconcile.reconcile import judge_by_scheduler
 from agent.core.report_settings import ReportSettings
 from agent.core.state.ledger import Effect, Ledger
 from agent.kit.cell import Cell
 from agent.plugin.handlers import container_response
 from agent.plugin.status import grpc_error
-from agent.services.allocation.service import Allocation, AllocationSettings
+from agent.services.allocation.by_scheduler import AllocationSettings, SchedulerShares
+from agent.services.allocation.service import Allocation
 from agent.services.allocation.storage import Storage
 from agent.services.allocation.views import AllocationPeers, AllocationViews
 from agent.services.cluster.node import NodeWatch
@@ -26,7 +28,12 @@ from agent.services.cluster.pods import PodWatch
 from agent.services.inventory.listing import Listing
 from agent.services.outbox.service import Outbox, OutboxViews
 from agent.services.outbox.settlement import Settlement
-from agent.services.reconcile.service import Reconcile, ReconcilePeers, ReconcileViews
+from agent.services.reconcile.service import (
+    Reconcile,
+    ReconcilePeers,
+    ReconcileRule,
+    ReconcileViews,
+)
 from agent.services.report.service import ReportCells, Reporter, ReportState
 from agent.services.state import StateService, recover
 from agent.wire.v1beta1 import ContainerAllocateResponse
@@ -71,9 +78,9 @@ class AgentLife:
         hooks = LifeHooks(host, step)
         match = MatchSettings(NODE, unlocked_pods=host.unlocked)
         outlived: Cell[Mapping[str, PodUid]] = Cell({})
-        self.allocation = Allocation(
-            views=AllocationViews(self.pods, self.node, host.inventory, state.ledger, outlived),
-            peers=AllocationPeers(
+        self.shares = SchedulerShares(
+            AllocationViews(self.pods, self.node, host.inventory, state.ledger, outlived),
+            AllocationPeers(
                 witness=witness,
                 records=records,
                 containers=MachineRuntime(host, step),
@@ -84,10 +91,10 @@ class AgentLife:
                 clock=host.clock,
                 look=self._node.look,
             ),
-            storage=Storage(self.commit, hooks),
-            settings=AllocationSettings(match, Cell(EditSettings())),
-            say=lambda _: None,
+            hooks,
+            AllocationSettings(match, Cell(EditSettings())),
         )
+        self.allocation = Allocation(self.shares, Storage(self.commit, hooks), lambda _: None)
         owed: Cell[tuple[Effect, ...]] = Cell(())
         self._outbox = Outbox(
             views=OutboxViews(state.ledger, self.pods, owed, outlived),
@@ -104,8 +111,9 @@ class AgentLife:
             clock=host.clock,
         )
         self._reconcile = Reconcile(
-            views=ReconcileViews(self.pods, state.ledger, host.epoch, self._resource),
-            peers=ReconcilePeers(witness, records, hooks, host.clock, self.allocation.adopt),
+            views=ReconcileViews(self.pods, state.ledger, host.epoch, self.shares.calls.taken),
+            peers=ReconcilePeers(witness, records, hooks, host.clock),
+            rule=ReconcileRule(judge_by_scheduler, lambda: RESOURCE, self.shares.adopt),
             commit=state.commit,
         )
         self._listing = Listing(host.inventory, self._held, self.slices)

@@ -15,6 +15,7 @@ from agent.core.allocation.settings import UnlockedPods
 from agent.core.cluster.pods import PodUid
 from agent.core.errors import StateError
 from agent.core.inventory.inventory import Inventory
+from agent.core.inventory.slices import SliceId
 from agent.core.ports import Clock
 from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import ContainerKey
@@ -171,16 +172,18 @@ class MachineRecords:
         self._host = host
         self._step = step
 
-    async def read(self, resource: str) -> frozenset[ContainerKey] | None:
+    async def read(self, resource: str) -> dict[ContainerKey, frozenset[SliceId]] | None:
         await self._step()
         found = self._host.kubelet.drive.checkpoint
         if found is None:
             return None
-        return frozenset(
-            ContainerKey(PodUid(entry.pod_uid), entry.container)
+        return {
+            ContainerKey(PodUid(entry.pod_uid), entry.container): frozenset(
+                SliceId(text) for ids in entry.numa.values() for text in ids
+            )
             for entry in found.entries
             if entry.resource == resource
-        )
+        }
 
 
 class MachineRuntime:

@@ -6,7 +6,7 @@ import datetime as dt
 
 import pytest
 
-from agent.codec.checkpoint import decode_state, encode_state
+from agent.codec.checkpoint import StateEncoder, decode_state
 from agent.core.cluster import annotations
 from agent.core.cluster.pods import Role
 from agent.core.errors import StateCorrupt
@@ -240,7 +240,7 @@ def age(cluster):
             dataclasses.replace(row, answered_at=row.answered_at - DAY) for row in found.ledger.rows
         )
         ledger = dataclasses.replace(found.ledger, rows=aged)
-        path.write_bytes(encode_state(dataclasses.replace(found, ledger=ledger)))
+        path.write_bytes(StateEncoder().encode(dataclasses.replace(found, ledger=ledger)))
 
 
 def directories(cluster):

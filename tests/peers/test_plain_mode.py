@@ -176,7 +176,7 @@ async def test_pods_run_on_without_the_agent_and_the_next_one_knows_them(cluster
     await run(cluster, plain_pod(cluster, "new"))
     await until_agrees(cluster)
 
-    assert {row.uid for row in rows} < {row.uid for row in plain_rows(cluster)}
+    assert {row.key for row in rows} < {row.key for row in plain_rows(cluster)}
     assert inside == {
         name: (limits_told(cluster, name), directory_in(cluster, name)) for name in names
     }
@@ -198,7 +198,7 @@ async def test_a_restarted_kubelet_asks_for_nobody_again(cluster):
 
     assert before == lives_of(cluster, names)
     assert 4 == len(agent.events("alloc.answered"))
-    assert {row.uid for row in rows} < {row.uid for row in plain_rows(cluster)}
+    assert {row.key for row in rows} < {row.key for row in plain_rows(cluster)}
 
 
 async def test_a_container_that_dies_after_a_lost_checkpoint_gets_its_limits_again(cluster, table):

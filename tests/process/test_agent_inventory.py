@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from agent.codec.checkpoint import decode_state, encode_state
+from agent.codec.checkpoint import StateEncoder, decode_state
 from agent.codec.register import decode_register
 from agent.sandbox.lab.cluster import SandboxCluster, open_cluster
 from agent.services.state import CURRENT
@@ -159,7 +159,9 @@ async def booted(cluster: SandboxCluster) -> None:
     assert 0 == await cluster.stop_agent()
     path = cluster.places.state / CURRENT
     state = decode_state(path.read_bytes())
-    path.write_bytes(encode_state(dataclasses.replace(state, boot_id="of the boot before")))
+    path.write_bytes(
+        StateEncoder().encode(dataclasses.replace(state, boot_id="of the boot before"))
+    )
 
 
 async def test_a_boot_ends_what_a_reset_would_and_a_restart_of_the_agent_does_not(library):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.codec.checkpoint import decode_state, encode_state
+from agent.codec.checkpoint import StateEncoder, decode_state
 from agent.core.state.ledger import Ledger
 from agent.sandbox.api_errors import Json
 from agent.sandbox.kubelet.node import KubeletAdmission
@@ -68,7 +68,7 @@ def ledger(cluster: SandboxCluster) -> Ledger:
 
 def holders(cluster: SandboxCluster) -> set[str]:
     """The pods that the ledger knows as holders."""
-    return {row.holder.pod for row in ledger(cluster).plain if row.holder is not None}
+    return {row.holder.pod for row in ledger(cluster).rows if row.holder is not None}
 
 
 async def test_pods_get_their_slices_without_any_api_server():
@@ -124,12 +124,12 @@ async def test_a_restarted_kubelet_finds_everything_and_asks_for_nothing_again()
     async with a_node() as cluster:
         mine = directory(await runs(cluster, "one", 1))
         assert await comes(lambda: {"one"} == holders(cluster))
-        before = ledger(cluster).plain[0].epoch
+        before = ledger(cluster).rows[0].epoch
 
         await cluster.kubelet.restart()
 
         assert await offers(cluster, 20)
-        assert await comes(lambda: ledger(cluster).plain[0].epoch != before), cluster.log.last(20)
+        assert await comes(lambda: ledger(cluster).rows[0].epoch != before), cluster.log.last(20)
         assert 1 == len(cluster.kubelet.history.of("allocated"))
         assert mine.is_dir()
 
@@ -170,14 +170,14 @@ async def test_an_answer_that_a_kubelet_died_over_is_given_again_to_the_byte():
     async with a_node() as cluster:
         await runs(cluster, "one", 1)
         assert await comes(lambda: {"one"} == holders(cluster))
-        (row,) = ledger(cluster).plain
+        (row,) = ledger(cluster).rows
         await cluster.kill_agent()
         await cluster.kubelet.kill()
         # the kubelet's books never had it, its pod is asked for again under the next kubelet
-        unbooked = dataclasses.replace(row, holder=None)
+        unbooked = dataclasses.replace(row, holder=None, confirmed=False)
         state = decode_state((cluster.places.state / "state.json").read_bytes())
-        state = dataclasses.replace(state, ledger=Ledger(plain=(unbooked,)))
-        (cluster.places.state / "state.json").write_bytes(encode_state(state))
+        state = dataclasses.replace(state, ledger=Ledger((unbooked,)))
+        (cluster.places.state / "state.json").write_bytes(StateEncoder().encode(state))
         (cluster.places.plugins / "kubelet_internal_checkpoint").unlink()
         cluster.kubelet.node.remove(uid_of("one"))
         await cluster.kubelet.start()
@@ -185,7 +185,7 @@ async def test_an_answer_that_a_kubelet_died_over_is_given_again_to_the_byte():
 
         again = await runs(cluster, "one", 1)
 
-        assert row.slice_ids == ledger(cluster).plain[-1].slice_ids
+        assert row.slice_ids == ledger(cluster).rows[-1].slice_ids
         assert dict(row.edits.envs) == again.envs
         assert directory(again) == Path(
             next(one.host_path for one in row.edits.mounts if "/containers/" in one.host_path)

@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import pytest
 
-from agent.codec.checkpoint import encode_state
+from agent.codec.checkpoint import StateEncoder
 from agent.core.containers.container_edits import container_directory
 from agent.core.state.ledger import Ledger
 from agent.core.state.state import State
@@ -110,7 +110,7 @@ async def test_a_broken_directory_is_one_containers_trouble_and_not_the_nodes():
         leaf = containers / container_directory(good.key.pod_uid, good.key.container)
         leaf.write_text("")
         opened.places.state.mkdir(exist_ok=True)
-        (opened.places.state / "state.json").write_bytes(encode_state(state))
+        (opened.places.state / "state.json").write_bytes(StateEncoder().encode(state))
 
         cluster = await started(opened)
 
@@ -125,7 +125,7 @@ async def test_with_a_fence_the_kubelet_asks_before_a_start_and_is_answered_from
     async with open_cluster(options("--fence", "prestart")) as opened:
         state = State(machine_id=machine_id(), ledger=Ledger((row,)))
         opened.places.state.mkdir(parents=True, exist_ok=True)
-        (opened.places.state / "state.json").write_bytes(encode_state(state))
+        (opened.places.state / "state.json").write_bytes(StateEncoder().encode(state))
         cluster = await started(opened)
         (endpoint,) = sockets(cluster) - {"kubelet.sock"}
         plugin = GrpcPlugin(cluster.places.plugins / endpoint)

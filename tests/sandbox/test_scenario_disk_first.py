@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from agent.codec.checkpoint import encode_state
+from agent.codec.checkpoint import StateEncoder
 from agent.core.state.ledger import Ledger
 from agent.core.state.state import State
 from agent.sandbox.kubelet.seen import KubeletEvent
@@ -18,7 +18,7 @@ def answered(kind="allocated", ids=ROW.slice_ids):
 
 
 def watching(tmp_path, *rows):
-    (tmp_path / "state.json").write_bytes(encode_state(State(ledger=Ledger(rows=rows))))
+    (tmp_path / "state.json").write_bytes(StateEncoder().encode(State(ledger=Ledger(rows=rows))))
     cluster: Any = SimpleNamespace(places=SimpleNamespace(state=tmp_path))
     return DiskWatch(cluster)
 

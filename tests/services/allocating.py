@@ -17,7 +17,8 @@ from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import Effect, EffectKind, Ledger
 from agent.core.state.state import State
 from agent.kit.cell import Cell
-from agent.services.allocation.service import Allocation, AllocationSettings
+from agent.services.allocation.by_scheduler import AllocationSettings, SchedulerShares
+from agent.services.allocation.service import Allocation
 from agent.services.allocation.storage import Storage
 from agent.services.allocation.views import AllocationPeers, AllocationViews
 from agent.services.state import StateService
@@ -86,11 +87,9 @@ class Desk:
         self.unseen_node: NodeView | None = None
         self.node_gets = 0
         self.said: list[NodeEvent] = []
-        self.service = Allocation(
-            views=AllocationViews(
-                self.pods, self.node, self.inventory, self.state.ledger, self.outlived
-            ),
-            peers=AllocationPeers(
+        self.shares = SchedulerShares(
+            AllocationViews(self.pods, self.node, self.inventory, self.state.ledger, self.outlived),
+            AllocationPeers(
                 self.witness,
                 self.records,
                 self.containers,
@@ -101,9 +100,11 @@ class Desk:
                 self.clock,
                 self._look,
             ),
-            storage=Storage(self.state.commit, self.hooks),
-            settings=AllocationSettings(MatchSettings(NODE, unlocked_pods=unlocked), self.edits),
-            say=self.said.append,
+            self.hooks,
+            AllocationSettings(MatchSettings(NODE, unlocked_pods=unlocked), self.edits),
+        )
+        self.service = Allocation(
+            self.shares, Storage(self.state.commit, self.hooks), self.said.append
         )
 
     @property

@@ -2,25 +2,35 @@
 
 import asyncio
 import contextlib
+import itertools
 import random
 from collections.abc import AsyncIterator, Sequence
 
-from agent.core.allocation.plain import PlainSettings, directory_of
-from agent.core.cluster.pods import PodUid
+from agent.core.allocation.plain import PlainSettings
+from agent.core.cluster.changes import NodeEvent
+from agent.core.cluster.pods import PodTable
+from agent.core.containers.container_edits import container_directory
 from agent.core.containers.edits import EditSettings
 from agent.core.inventory.inventory import Inventory
 from agent.core.inventory.slices import SliceId
+from agent.core.reconcile.by_kubelet import judge_by_kubelet
 from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.ledger import Ledger
-from agent.core.state.plain_row import Holder, PlainRow
+from agent.core.state.ledger import ContainerKey, Holder, Ledger, Row
 from agent.core.state.state import State
 from agent.kit.cell import Cell
 from agent.kit.lull import Lull
-from agent.services.allocation.plain import PlainAllocation, PlainViews
+from agent.services.allocation.by_kubelet import KubeletPeers, KubeletShares, KubeletViews
+from agent.services.allocation.service import Allocation
 from agent.services.allocation.storage import Storage
-from agent.services.reconcile.plain import PlainBooks, PlainPeers, PlainReconcile
+from agent.services.reconcile.changes import unread
+from agent.services.reconcile.service import (
+    Reconcile,
+    ReconcilePeers,
+    ReconcileRule,
+    ReconcileViews,
+)
 from agent.services.state import StateService
-from tests.builders import NOON, an_inventory
+from tests.builders import NOON, a_pod_uid, an_inventory
 from tests.fakes.clock import LoopClock
 from tests.fakes.gated_disk import GatedDisk
 from tests.fakes.kubelet_side import RESOURCE, FakeHookDirs, FakeWitness
@@ -38,18 +48,18 @@ class FakeHolds:
         self.ids: list[frozenset[SliceId]] | None = []
         self.hung = False
 
-    async def held(self, resource: str) -> tuple[frozenset[SliceId], ...] | None:
-        if resource != RESOURCE:
-            return ()
+    async def read(self, resource: str) -> dict[ContainerKey, frozenset[SliceId]] | None:
+        assert RESOURCE == resource
         if self.hung:
             await asyncio.Event().wait()
-        return None if self.ids is None else tuple(self.ids)
+        keys = (ContainerKey(a_pod_uid(number), "main") for number in itertools.count())
+        return None if self.ids is None else dict(zip(keys, self.ids, strict=False))
 
 
 class PlainNode:
     """What a test of plain mode holds in its hands."""
 
-    def __init__(self, ledger: Ledger, *, alone: bool, limits: bool) -> None:
+    def __init__(self, ledger: Ledger, *, limits: bool) -> None:
         self.clock = LoopClock(NOON)
         self.disk = GatedDisk()
         self.state = StateService(disk=self.disk, recovered=State(ledger=ledger), boot_id="b")
@@ -60,34 +70,34 @@ class PlainNode:
         self.hooks = FakeHookDirs()
         self.calls = Lull()
         self.epoch: Cell[KubeletEpoch | None] = Cell(EPOCH)
-        self.resource = Cell(RESOURCE)
         self.edits = Cell(EditSettings())
-        taken: set[PodUid] = set()
         chance = random.Random(7)  # noqa: S311 -- a seed makes a test repeatable
-        self.service = PlainAllocation(
-            views=PlainViews(
-                inventory=self.inventory,
-                ledger=self.state.ledger,
-                edits=self.edits,
-                taken=taken,
-                epoch=lambda: self.epoch.value,
-                recorded=self.holds.held,
-            ),
-            storage=Storage(self.state.commit, self.hooks),
-            settings=PlainSettings(memory_limits=limits),
-            clock=self.clock,
-            chance=chance,
+        self.shares = KubeletShares(
+            KubeletViews(self.inventory, self.state.ledger, self.edits, lambda: self.epoch.value),
+            KubeletPeers(self.holds, self.hooks, self.clock, chance),
+            PlainSettings(memory_limits=limits),
         )
-        self.reconcile = PlainReconcile(
-            books=PlainBooks(self.state.ledger, self.epoch, self.resource, alone),
-            peers=PlainPeers(self.witness, self.holds, self.hooks, self.clock, self.calls, chance),
+        self.said: list[NodeEvent] = []
+        storage = Storage(self.state.commit, self.hooks)
+        self.service = Allocation(self.shares, storage, self.said.append)
+        self.reconcile = Reconcile(
+            views=ReconcileViews(
+                Cell(PodTable(synced=True)), self.state.ledger, self.epoch, self.shares.calls.taken
+            ),
+            peers=ReconcilePeers(self.witness, self.holds, self.hooks, self.clock, self.calls),
+            rule=ReconcileRule(
+                judge_by_kubelet,
+                resource=lambda: self.edits.value.resource,
+                adopt=unread,
+                within=None,
+                sweeps=False,
+            ),
             commit=self.state.commit,
-            taken=taken,
         )
 
     @property
-    def rows(self) -> tuple[PlainRow, ...]:
-        return self.state.ledger.value.plain
+    def rows(self) -> tuple[Row, ...]:
+        return self.state.ledger.value.rows
 
     @property
     def results(self) -> dict[tuple[str, ...], int]:
@@ -95,7 +105,11 @@ class PlainNode:
 
     def directories(self) -> set[str]:
         """The directories that the rows have."""
-        return {directory_of(row) for row in self.rows if row.has_directory}
+        return {
+            container_directory(row.key.pod_uid, row.key.container)
+            for row in self.rows
+            if row.has_directory
+        }
 
     def book(self, holder: Holder, ids: Sequence[SliceId]) -> None:
         """The kubelet takes the answer into its books and its checkpoint."""
@@ -119,10 +133,8 @@ class PlainNode:
 
 
 @contextlib.asynccontextmanager
-async def a_node(
-    *rows: PlainRow, ledger: Ledger | None = None, alone: bool = True, limits: bool = True
-) -> AsyncIterator[PlainNode]:
+async def a_node(*rows: Row, limits: bool = True) -> AsyncIterator[PlainNode]:
     """A node whose ledger is being written and reconciled."""
-    node = PlainNode(ledger or Ledger(plain=rows), alone=alone, limits=limits)
+    node = PlainNode(Ledger(rows), limits=limits)
     async with at_work(node.state.run, node.reconcile.run):
         yield node

@@ -51,6 +51,6 @@ async def test_a_list_that_comes_in_time_is_what_decides():
             desk.pods.set(PodTable({pod.uid: pod}, synced=True))
             return desk.pods.value
 
-        object.__setattr__(desk.service._peers, "refresh", refresh)
+        object.__setattr__(desk.shares._peers, "refresh", refresh)
 
         assert first == await desk.service.allocate(ids(9))

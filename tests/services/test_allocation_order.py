@@ -9,7 +9,7 @@ import pytest
 from agent.codec.checkpoint import decode_state
 from agent.core.cluster.pods import Phase, Role
 from agent.core.errors import Refusal, RefusalReason
-from agent.core.reconcile.reconcile import Adoption
+from agent.core.reconcile.findings import Adoption
 from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import EffectKind
 from agent.kit.turns import BEGUN, BOOKING
@@ -146,7 +146,7 @@ async def test_an_adopted_row_says_what_the_scheduler_wrote():
     async with a_desk() as desk:
         pod = placed(1, phase=Phase.RUNNING)
 
-        row = await desk.service.adopt(Adoption(pod, pod.containers[0], ids(3)))
+        row = await desk.shares.adopt(Adoption(pod, pod.containers[0], ids(3)))
 
         assert row is not None
         assert (ids(3), EPOCH, True) == (row.slice_ids, row.epoch, row.confirmed)
@@ -156,7 +156,7 @@ async def test_an_adopted_row_says_what_the_scheduler_wrote():
 async def test_an_adopted_row_without_ids_is_answered_with_when_the_kubelet_asks():
     async with a_desk() as desk:
         pod = placed(1, phase=Phase.RUNNING)
-        row = await desk.service.adopt(Adoption(pod, pod.containers[0], ()))
+        row = await desk.shares.adopt(Adoption(pod, pod.containers[0], ()))
         assert row is not None
         await desk.state.commit(lambda ledger: ledger.put(row))
         desk.see(pod)
@@ -181,7 +181,7 @@ async def test_a_holder_that_cannot_be_understood_is_not_adopted(text, container
     async with a_desk() as desk:
         pod = placed(1, text, containers=containers)
 
-        assert None is await desk.service.adopt(Adoption(pod, pod.containers[0], ids(3)))
+        assert None is await desk.shares.adopt(Adoption(pod, pod.containers[0], ids(3)))
 
 
 async def test_a_hook_path_that_hangs_keeps_nobody_from_looking_at_the_other_holders():
@@ -190,14 +190,14 @@ async def test_a_hook_path_that_hangs_keeps_nobody_from_looking_at_the_other_hol
         pod = placed(1)
 
         async with asyncio.timeout(60):
-            assert None is await desk.service.adopt(Adoption(pod, pod.containers[0], ids(3)))
+            assert None is await desk.shares.adopt(Adoption(pod, pod.containers[0], ids(3)))
 
 
 async def test_a_container_that_the_scheduler_wrote_nothing_for_is_not_adopted():
     async with a_desk() as desk:
         pod = placed(1)
 
-        assert None is await desk.service.adopt(Adoption(pod, a_container(name="other"), ids(3)))
+        assert None is await desk.shares.adopt(Adoption(pod, a_container(name="other"), ids(3)))
 
 
 async def test_a_container_that_ran_without_being_asked_for_is_not_waited_for():

@@ -6,8 +6,8 @@ import pytest
 
 from agent.core.allocation.settings import UnlockedPods
 from agent.core.errors import KubeletError
+from agent.services.allocation.by_scheduler import PREFER_BUDGET
 from agent.services.allocation.inquiry import WATCH_PAUSE
-from agent.services.allocation.preferring import PREFER_BUDGET
 from tests.builders import a_container
 from tests.services.allocating import G1, G2, a_desk, ids, placed
 

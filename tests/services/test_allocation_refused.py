@@ -7,14 +7,14 @@ import errno
 import pytest
 
 from agent.core.allocation.evidence import ReadRecords
-from agent.core.allocation.steps import ALLOCATE_BUDGET, TAKING_UP_BUDGET
+from agent.core.allocation.steps import ALLOCATE_BUDGET, TAKING_UP_BUDGET, VAIN, VAIN_REFILL
 from agent.core.cluster.pods import NodeView, Phase
 from agent.core.errors import ApiError, KubeletError, Refusal, RefusalReason, StateError
 from agent.core.inventory.condition import Condition
 from agent.core.reconcile.pace import THROTTLED_PAUSE
 from agent.services.allocation import inquiry
-from agent.services.allocation.inquiry import LIST_PAUSE, LOCK_PAUSE, VAIN, VAIN_REFILL
-from agent.services.allocation.preferring import PREFER_BUDGET
+from agent.services.allocation.by_scheduler import PREFER_BUDGET
+from agent.services.allocation.inquiry import LIST_PAUSE, LOCK_PAUSE
 from agent.services.state import CURRENT
 from tests.builders import NODE, a_gpu, a_health, a_lock, a_row, a_shared_gpu, an_inventory
 from tests.services.allocating import G2, a_desk, ids, placed
@@ -161,7 +161,7 @@ async def test_a_list_that_hangs_leaves_time_for_a_reason():
         async def hang():
             await asyncio.Event().wait()
 
-        object.__setattr__(desk.service._peers, "refresh", hang)
+        object.__setattr__(desk.shares._peers, "refresh", hang)
         began = elapsed()
 
         await refused(desk, RefusalReason.PODS_UNKNOWN)

@@ -62,6 +62,18 @@ async def test_a_replay_survives_a_restart_of_the_agent():
         assert first == await later.service.allocate(ids(9))
 
 
+async def test_a_row_that_is_being_closed_answers_nobody():
+    async with a_desk() as desk:
+        first = await answered(desk, placed(1))
+        (row,) = desk.ledger.rows
+        desk.shares.calls.taken.add(row.key)
+        with pytest.raises(Refusal):
+            await desk.service.allocate(ids(9))
+
+        desk.shares.calls.taken.discard(row.key)
+        assert first == await desk.service.allocate(ids(9))
+
+
 async def test_a_bad_gpu_is_no_hindrance_but_a_lost_one_is():
     async with a_desk() as desk:
         first = await answered(desk, placed(1))

@@ -10,7 +10,7 @@ from agent.core.allocation.steps import ALLOCATE_BUDGET
 from agent.core.containers.edits import ContainerEdits
 from agent.core.errors import Refusal, RefusalReason, StateError
 from agent.core.inventory.inventory import Inventory
-from agent.core.state.plain_row import Holder
+from agent.core.state.ledger import Holder
 from agent.host.hook.directories import LEFT_BEHIND, NAME
 from agent.kit.turns import BEGUN, BOOKING, CLOSE
 from tests.services.plain_node import a_node

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import errno
 
 import pytest
@@ -10,14 +9,13 @@ import pytest
 from agent.core.cluster.pods import PodUid
 from agent.core.errors import KubeletError, StateError
 from agent.core.reconcile.pace import DEADLINE, PERIOD, QUIET
-from agent.core.state.ledger import Ledger
-from agent.core.state.plain_row import Holder
-from tests.builders import a_row
+from agent.core.state.ledger import PLAIN, Holder
 from tests.services.plain_node import a_node
 from tests.unit.core.plain_scene import EPOCH, HOLDER, NEXT, a_plain_row, holds, ids
 
 OTHER = Holder("team-b", "eval-0", "main")
-HELD = dataclasses.replace(a_plain_row(), holder=HOLDER)
+HELD = a_plain_row(holder=HOLDER)
+HELD_NAME = f"{HELD.key.pod_uid}_{PLAIN}"
 
 
 @contextlib.contextmanager
@@ -107,10 +105,10 @@ async def test_a_pod_that_ends_takes_its_row_and_its_directory_with_it():
 
 async def test_a_directory_goes_before_its_row():
     async with a_node(HELD) as node:
-        node.hooks.names.add(f"{HELD.uid}_plain")
+        node.hooks.names.add(HELD_NAME)
         node.hooks.failure = StateError("the hook path is read-only")
         await asyncio.sleep(2 * PERIOD)
-        assert (HELD.uid,) == tuple(row.uid for row in node.rows)
+        assert (HELD.key,) == tuple(row.key for row in node.rows)
 
         node.hooks.failure = None
         await asyncio.sleep(2 * PERIOD)
@@ -137,7 +135,7 @@ async def test_a_row_that_is_being_closed_answers_nobody():
         edits = await node.service.allocate(ids(0))
 
         assert edits != row.edits
-        assert row.uid not in {one.uid for one in node.rows if one.answered_at > row.answered_at}
+        assert row.key not in {one.key for one in node.rows if one.answered_at > row.answered_at}
 
 
 async def test_a_row_that_is_being_answered_with_is_not_closed():
@@ -265,40 +263,6 @@ async def test_what_nobody_ever_booked_is_counted():
         assert 1 == node.reconcile.unconfirmed.value
 
 
-async def test_in_hami_mode_it_looks_after_what_plain_mode_left_and_then_asks_nothing():
-    async with a_node(HELD, alone=False) as node:
-        node.witness.pods[HOLDER.namespace, HOLDER.pod] = holds(HOLDER, *ids(0))
-        node.book(OTHER, ids(1))
-        await asyncio.sleep(10 * PERIOD)
-        assert (HELD.uid,) == tuple(row.uid for row in node.rows)
-
-        node.end(HOLDER)
-        await asyncio.sleep(2 * PERIOD)
-        assert not node.rows
-        asked = node.witness.lists
-        await asyncio.sleep(10 * PERIOD)
-        assert asked == node.witness.lists
-
-
-async def test_in_plain_mode_the_rows_of_hami_mode_are_kept_until_their_pods_are_gone():
-    row = a_row(epoch=EPOCH, slice_ids=ids(0))
-    named = Holder(row.namespace, row.pod, row.key.container)
-    name = f"{row.key.pod_uid}_{row.key.container}"
-    async with a_node(ledger=Ledger(rows=(row,))) as node:
-        node.hooks.names.add(name)
-        node.book(named, ids(0))
-        await asyncio.sleep(10 * PERIOD)
-        (kept,) = node.state.ledger.value.rows
-        assert kept.confirmed
-        assert not node.rows
-        assert {name} == node.hooks.names
-
-        node.end(named)
-        await asyncio.sleep(2 * PERIOD)
-        assert Ledger() == node.state.ledger.value
-        assert set() == node.hooks.names
-
-
 @pytest.mark.parametrize("count", [3])
 async def test_a_kill_at_any_moment_leaves_no_directory_without_a_row(count):
     """Directories follow rows, and rows follow the kubelet: the next agent finds all of them."""
@@ -316,11 +280,11 @@ async def test_a_kill_at_any_moment_leaves_no_directory_without_a_row(count):
 
 
 async def test_two_rows_of_one_name_are_no_trouble():
-    twin = dataclasses.replace(HELD, uid=PodUid("b" * 32), slice_ids=ids(0))
+    twin = a_plain_row(uid=PodUid("b" * 32), holder=HOLDER)
     async with a_node(HELD, twin) as node:
         node.book(HOLDER, ids(0))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(5 * PERIOD):
-                await node.state.ledger.until(lambda ledger: len(ledger.plain) != 2)
+                await node.state.ledger.until(lambda ledger: len(ledger.rows) != 2)
 
-        assert {HELD.uid, twin.uid} == {row.uid for row in node.rows}
+        assert {HELD.key, twin.key} == {row.key for row in node.rows}

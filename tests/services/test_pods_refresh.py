@@ -5,8 +5,9 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
+from agent.core.allocation.steps import VAIN, VAIN_REFILL
 from agent.core.errors import ApiError
-from agent.services.cluster.pods import LISTS, LISTS_REFILL, PAUSES, PAUSES_REFILL, WATCH_PAUSE
+from agent.services.cluster.pods import LISTS, LISTS_REFILL, WATCH_PAUSE
 from tests.builders import a_pod, a_pod_uid
 from tests.fakes.apiserver import FakeApi
 from tests.services.test_pods_table import ONE, TWO, following
@@ -208,9 +209,9 @@ async def test_the_watch_is_waited_for_in_vain_so_often_only():
             await room.pods.refresh()
         held = [await refused() for _ in range(60)]
 
-        assert [WATCH_PAUSE] * PAUSES == pytest.approx(held[:PAUSES])
-        assert 0 == pytest.approx(sum(held[PAUSES:]))
-        for _ in range(int(PAUSES_REFILL / LISTS_REFILL) + 1):
+        assert [WATCH_PAUSE] * VAIN == pytest.approx(held[:VAIN])
+        assert 0 == pytest.approx(sum(held[VAIN:]))
+        for _ in range(int(VAIN_REFILL / LISTS_REFILL) + 1):
             await asyncio.sleep(LISTS_REFILL)
             await room.pods.refresh()
         assert WATCH_PAUSE == pytest.approx(await refused())

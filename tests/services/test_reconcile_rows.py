@@ -11,11 +11,17 @@ from agent.core.cluster.pods import Phase, PodTable, Role
 from agent.core.errors import KubeletError, StateError, WitnessThrottled
 from agent.core.inventory.slices import slice_id
 from agent.core.reconcile.pace import PERIOD
+from agent.core.reconcile.reconcile import judge_by_scheduler
 from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.ledger import Ledger
+from agent.core.state.ledger import ContainerKey, Ledger, ShareOrigin
 from agent.core.state.state import State
 from agent.kit.cell import Cell
-from agent.services.reconcile.service import Reconcile, ReconcilePeers, ReconcileViews
+from agent.services.reconcile.service import (
+    Reconcile,
+    ReconcilePeers,
+    ReconcileRule,
+    ReconcileViews,
+)
 from agent.services.state import StateService
 from tests.builders import G1, G2, NOON, a_container, a_pod, a_pod_uid, a_row
 from tests.fakes.clock import LoopClock
@@ -44,18 +50,17 @@ class RowsScene:
         self.witness = FakeWitness()
         self.records = FakeRecords()
         self.hooks = FakeHookDirs()
-        self.resource = Cell(RESOURCE)
         self.rivals: Cell[int] = Cell(0)
+        self.taken: set[ContainerKey] = set()
         self.adoptable = True
         self.reconcile = self.a_reconcile()
 
     def a_reconcile(self) -> Reconcile:
         """A new one on what is there, as after a start."""
         return Reconcile(
-            views=ReconcileViews(
-                self.pods, self.state.ledger, self.epoch, self.resource, self.rivals
-            ),
-            peers=ReconcilePeers(self.witness, self.records, self.hooks, self.clock, self._adopt),
+            views=ReconcileViews(self.pods, self.state.ledger, self.epoch, self.taken, self.rivals),
+            peers=ReconcilePeers(self.witness, self.records, self.hooks, self.clock),
+            rule=ReconcileRule(judge_by_scheduler, lambda: RESOURCE, self._adopt),
             commit=self.state.commit,
         )
 
@@ -81,7 +86,12 @@ class RowsScene:
 
     @property
     def rows(self):
-        return self.state.ledger.value.rows
+        return self.state.ledger.value.decided_by(ShareOrigin.SCHEDULER)
+
+    @property
+    def kept(self):
+        """Rows that only keep the ids of a stranger listed."""
+        return self.state.ledger.value.decided_by(ShareOrigin.KUBELET)
 
     async def answer(self, row=ROW):
         await self.state.commit(
@@ -268,14 +278,45 @@ async def test_the_row_of_a_vanished_pod_stays_for_a_minute():
         assert () == scene.rows
 
 
-async def test_a_directory_that_cannot_be_removed_keeps_nothing_else_from_happening():
-    async with a_scene(ROW) as scene:
+async def test_a_directory_that_cannot_be_removed_keeps_its_row_and_nothing_else():
+    other = a_pod(uid=a_pod_uid(5), name="other", annotations=GROUPS, phase=Phase.RUNNING)
+    held = a_row(pod_uid=other.uid, pod=other.name, epoch=EPOCH, slice_ids=(slice_id(G1, 5),))
+    async with a_scene(ROW, held) as scene:
         scene.hooks.failure = StateError("read-only")
-        scene.see(dataclasses.replace(POD, phase=Phase.SUCCEEDED))
+        scene.witness.admit(other, main=slice_id(G1, 5))
+        scene.see(dataclasses.replace(POD, phase=Phase.SUCCEEDED), other)
         await asyncio.sleep(2.5 * PERIOD)
+        assert [ROW.key, held.key] == [row.key for row in scene.rows]
+        assert [False, True] == [row.confirmed for row in scene.rows]
 
-        assert () == scene.rows
-        assert 3 == scene.witness.lists
+        scene.hooks.failure = None
+        await asyncio.sleep(PERIOD)
+
+        assert [held.key] == [row.key for row in scene.rows]
+
+
+async def test_a_row_that_is_being_answered_with_keeps_its_directory_and_stays():
+    async with a_scene(ROW) as scene:
+        scene.hooks.names = {f"{POD.uid}_main"}
+        scene.taken.add(ROW.key)
+        scene.see(dataclasses.replace(POD, phase=Phase.SUCCEEDED))
+        await asyncio.sleep(2 * PERIOD)
+        assert ({f"{POD.uid}_main"}, (ROW,)) == (scene.hooks.names, scene.rows)
+
+        scene.taken.discard(ROW.key)
+        await asyncio.sleep(PERIOD)
+
+        assert (set(), ()) == (scene.hooks.names, scene.rows)
+        assert set() == scene.taken
+
+
+async def test_a_row_that_cannot_be_closed_on_disk_is_nobodys_to_answer_with():
+    async with a_scene(ROW) as scene:
+        scene.disk.faults.fail_at(0, errno.ENOSPC, times=10_000)
+        scene.see(dataclasses.replace(POD, phase=Phase.SUCCEEDED))
+        await asyncio.sleep(PERIOD)
+
+        assert {ROW.key} == scene.taken
 
 
 async def test_an_init_container_is_confirmed_by_the_file_of_a_kubelet_that_knows_its_pod():
@@ -303,7 +344,7 @@ async def test_what_a_kubelet_said_before_the_next_one_came_confirms_nothing_of_
         scene.epoch.set(NEXT)
         await asyncio.sleep(0.5)
 
-        assert [(True, EPOCH)] == [(row.confirmed, row.epoch) for row in scene.rows]
+        assert [(False, EPOCH)] == [(row.confirmed, row.epoch) for row in scene.rows]
 
 
 async def test_a_disk_that_took_nothing_is_tried_again_at_the_next_look():

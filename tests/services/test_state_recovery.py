@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from agent.codec.checkpoint import encode_state
+from agent.codec.checkpoint import StateEncoder
 from agent.core.errors import StateError
 from agent.core.inventory.condition import Condition
 from agent.core.state.ledger import Ledger
@@ -38,7 +38,7 @@ async def recovered(disk):
 
 
 async def test_the_newest_generation_is_read_without_a_word():
-    disk = await a_disk(encode_state(a_state(2)), encode_state(a_state(1)))
+    disk = await a_disk(StateEncoder().encode(a_state(2)), StateEncoder().encode(a_state(1)))
 
     found = await recovered(disk)
 
@@ -52,9 +52,11 @@ async def test_a_new_node_begins_empty_without_a_word():
     assert "" == found.notice
 
 
-@pytest.mark.parametrize("current", [b"", b"\0" * 40, encode_state(a_state(2))[:-20], None])
+@pytest.mark.parametrize(
+    "current", [b"", b"\0" * 40, StateEncoder().encode(a_state(2))[:-20], None]
+)
 async def test_an_unusable_generation_is_said_and_the_one_before_is_used(current):
-    disk = await a_disk(current, encode_state(a_state(1)))
+    disk = await a_disk(current, StateEncoder().encode(a_state(1)))
 
     found = await recovered(disk)
 
@@ -64,17 +66,17 @@ async def test_an_unusable_generation_is_said_and_the_one_before_is_used(current
 
 
 async def test_the_unusable_content_is_kept_aside():
-    disk = await a_disk(b"rubbish", encode_state(a_state(1)))
+    disk = await a_disk(b"rubbish", StateEncoder().encode(a_state(1)))
 
     await recovered(disk)
 
     assert b"rubbish" == await disk.read(UNREADABLE)
-    assert encode_state(a_state(1)) == await disk.read(CURRENT)
+    assert StateEncoder().encode(a_state(1)) == await disk.read(CURRENT)
     assert a_state(1) == (await recovered(disk)).state
 
 
 async def test_the_state_of_another_machine_is_not_ours():
-    foreign = encode_state(a_state(2, machine="machine-9"))
+    foreign = StateEncoder().encode(a_state(2, machine="machine-9"))
     disk = await a_disk(foreign, foreign)
 
     found = await recovered(disk)
@@ -89,7 +91,7 @@ async def test_the_state_of_another_machine_is_not_ours():
     ids=["from a container to the host", "from the host to a container", "in containers"],
 )
 async def test_where_one_of_the_machines_has_no_name_the_state_is_taken(written, now, kept):
-    disk = await a_disk(encode_state(a_state(2, machine=written)))
+    disk = await a_disk(StateEncoder().encode(a_state(2, machine=written)))
 
     found = await recover(disk, boot_id="boot-2", machine_id=now)
 
@@ -106,7 +108,7 @@ async def test_two_unusable_generations_make_a_fresh_state_with_a_notice():
 
 
 async def test_a_disk_that_takes_no_write_does_not_hinder_the_fall_back():
-    disk = await a_disk(b"x", encode_state(a_state(1)))
+    disk = await a_disk(b"x", StateEncoder().encode(a_state(1)))
     disk.faults.fail_at(0, errno.EROFS, times=50)
 
     found = await recovered(disk)
@@ -128,7 +130,7 @@ class Unreadable(MemoryDisk):
 
 async def test_a_bad_sector_under_the_newest_generation_costs_only_that():
     disk = Unreadable()
-    await disk.replace(PREVIOUS, encode_state(a_state(1)))
+    await disk.replace(PREVIOUS, StateEncoder().encode(a_state(1)))
 
     assert a_state(1) == (await recovered(disk)).state
 
@@ -186,7 +188,7 @@ async def test_at_whatever_step_the_power_fails_what_was_acknowledged_is_there(s
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_the_only_good_generation_outlives_a_power_failure_while_it_is_put_back(seed):
-    good = encode_state(a_state(2))
+    good = StateEncoder().encode(a_state(2))
     whole = await a_disk(b"rubbish", good)
     await recovered(whole)
     for step in range(whole.faults.steps):
@@ -202,7 +204,7 @@ async def test_the_only_good_generation_outlives_a_power_failure_while_it_is_put
 
 
 async def test_the_write_after_a_fall_back_keeps_a_good_generation_beside_it():
-    disk = await a_disk(b"rubbish", encode_state(a_state(1)))
+    disk = await a_disk(b"rubbish", StateEncoder().encode(a_state(1)))
     found = await recovered(disk)
     service = StateService(disk=disk, recovered=found.state, boot_id="boot-2")
     waiting = service.commit(lambda ledger: ledger.drop(row.key for row in ledger.rows))
@@ -220,7 +222,7 @@ async def test_a_clock_that_was_set_ends_no_rest_within_one_boot(boot):
     health = dataclasses.replace(ill, failures=(NOON,))
     step = dt.timedelta(hours=2)
     state = dataclasses.replace(a_state(1), health={G1: health}, booted_at=NOON)
-    disk = await a_disk(encode_state(state))
+    disk = await a_disk(StateEncoder().encode(state))
 
     found = await recover(disk, boot_id=boot, machine_id=MACHINE, booted_at=NOON + step)
 
@@ -240,7 +242,7 @@ async def test_a_clock_that_was_not_set_moves_nothing(before):
     state = dataclasses.replace(a_state(1), health={G1: health}, booted_at=before)
 
     found = await recover(
-        await a_disk(encode_state(state)),
+        await a_disk(StateEncoder().encode(state)),
         boot_id="boot-1",
         machine_id=MACHINE,
         booted_at=NOON,

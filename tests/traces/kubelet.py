@@ -131,9 +131,9 @@ class TracedKubelet:
         self._spend()
         return tuple(booked.holding for booked in self._books.values())
 
-    async def read(self, resource: str) -> frozenset[ContainerKey] | None:
+    async def read(self, resource: str) -> dict[ContainerKey, frozenset[SliceId]] | None:
         assert resource == RESOURCE
-        return frozenset(self._records)
+        return dict.fromkeys(self._records, frozenset[SliceId]())
 
     async def running(self, ids: frozenset[str]) -> frozenset[str]:
         return ids & {one for alive in self._running.values() for one in alive}

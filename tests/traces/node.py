@@ -9,18 +9,25 @@ from agent.core.cluster.changes import NodeEvent
 from agent.core.cluster.pods import NodeView, PodTable, PodUid
 from agent.core.containers.edits import EditSettings
 from agent.core.inventory.inventory import Inventory
+from agent.core.reconcile.reconcile import judge_by_scheduler
 from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import Effect
 from agent.core.state.state import State
 from agent.kit.cell import Cell
-from agent.services.allocation.service import Allocation, AllocationSettings
+from agent.services.allocation.by_scheduler import AllocationSettings, SchedulerShares
+from agent.services.allocation.service import Allocation
 from agent.services.allocation.storage import Storage
 from agent.services.allocation.views import AllocationPeers, AllocationViews
 from agent.services.cluster.node import NodeWatch
 from agent.services.cluster.pods import PodWatch
 from agent.services.outbox.service import Outbox, OutboxViews
 from agent.services.outbox.settlement import Settlement
-from agent.services.reconcile.service import Reconcile, ReconcilePeers, ReconcileViews
+from agent.services.reconcile.service import (
+    Reconcile,
+    ReconcilePeers,
+    ReconcileRule,
+    ReconcileViews,
+)
 from agent.services.state import StateService
 from tests.builders import a_gpu, a_shared_gpu, an_inventory
 from tests.fakes.chance import Seeded
@@ -64,9 +71,9 @@ class TracedAgent:
         self._node = NodeWatch(api, node, chance)
         self._pods = PodWatch(api, pods, clock, chance, resource)
         outlived: Cell[Mapping[str, PodUid]] = Cell({})
-        self.allocation = Allocation(
-            views=AllocationViews(pods, node, Cell(_inventory(trace)), ledger, outlived),
-            peers=AllocationPeers(
+        self.shares = SchedulerShares(
+            AllocationViews(pods, node, Cell(_inventory(trace)), ledger, outlived),
+            AllocationPeers(
                 witness=kubelet,
                 records=kubelet,
                 containers=kubelet,
@@ -77,11 +84,11 @@ class TracedAgent:
                 clock=clock,
                 look=self._node.look,
             ),
-            storage=Storage(self.state.commit, hooks),
-            settings=AllocationSettings(
-                MatchSettings(trace.node["metadata"]["name"]), Cell(EditSettings())
-            ),
-            say=self.said.append,
+            hooks,
+            AllocationSettings(MatchSettings(trace.node["metadata"]["name"]), Cell(EditSettings())),
+        )
+        self.allocation = Allocation(
+            self.shares, Storage(self.state.commit, hooks), self.said.append
         )
         owed: Cell[tuple[Effect, ...]] = Cell(())
         self._outbox = Outbox(
@@ -93,8 +100,11 @@ class TracedAgent:
         )
         self._settlement = Settlement(pods=pods, node=node, ledger=ledger, owed=owed, clock=clock)
         self._reconcile = Reconcile(
-            views=ReconcileViews(pods, ledger, Cell[KubeletEpoch | None](epoch), resource),
-            peers=ReconcilePeers(kubelet, kubelet, hooks, clock, self.allocation.adopt),
+            views=ReconcileViews(
+                pods, ledger, Cell[KubeletEpoch | None](epoch), self.shares.calls.taken
+            ),
+            peers=ReconcilePeers(kubelet, kubelet, hooks, clock),
+            rule=ReconcileRule(judge_by_scheduler, lambda: RESOURCE, self.shares.adopt),
             commit=self.state.commit,
         )
 

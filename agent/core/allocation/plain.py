@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Sequence
 from agent.core.cluster.pods import PodUid
 from agent.core.containers.container_edits import (
     EditRequest,
-    container_directory,
     container_edits,
     cuda_order,
     gpu_edits,
@@ -25,13 +24,10 @@ from agent.core.inventory.inventory import Inventory, SharedGpu
 from agent.core.inventory.share import Share
 from agent.core.inventory.slices import SliceId, split_slice_id
 from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.plain_row import PlainRow
+from agent.core.state.ledger import PLAIN, Row
 
 MOST_IDS = 10_000
 """More slices than any container asks for; a longer request is refused unread."""
-
-CONTAINER = "plain"
-"""Stands where a container's name stands in names of files."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,8 +56,6 @@ def grant(
 
 def _counted(ids: Sequence[SliceId]) -> Counter[GpuUuid]:
     """How many slices of each GPU are asked for."""
-    if not ids:
-        raise Refusal(RefusalReason.EMPTY_REQUEST, "The kubelet asked for no slice at all.")
     if len(ids) > MOST_IDS:
         raise Refusal(
             RefusalReason.TOO_MANY_SLICES,
@@ -147,19 +141,12 @@ def edits_of(
     """
     plain, edits = settings
     if plain.memory_limits:
-        request = EditRequest(uid, CONTAINER, control_disabled=False, shares=granted)
+        request = EditRequest(uid, PLAIN, control_disabled=False, shares=granted)
         return container_edits(request, edits, facts)
-    return gpu_edits(f"{uid}/{CONTAINER}", granted, edits, facts)
+    return gpu_edits(f"{uid}/{PLAIN}", granted, edits, facts)
 
 
-def directory_of(row: PlainRow) -> str:
-    """The name of the directory that the row's answer mounts."""
-    return container_directory(row.uid, CONTAINER)
-
-
-def asked_again(
-    ids: Iterable[SliceId], rows: Iterable[PlainRow], epoch: KubeletEpoch
-) -> PlainRow | None:
+def asked_again(ids: Iterable[SliceId], rows: Iterable[Row], epoch: KubeletEpoch) -> Row | None:
     """The row to answer again if no container is on record with these ids, or None.
 
     It holds exactly these ids, was answered to an earlier kubelet, and nobody was ever seen to have
@@ -174,8 +161,6 @@ def asked_again(
     fitting = [
         row
         for row in rows
-        if not (row.confirmed or row.adopted)
-        and row.epoch != epoch
-        and frozenset(row.slice_ids) == wanted
+        if not row.confirmed and row.epoch != epoch and frozenset(row.slice_ids) == wanted
     ]
     return max(fitting, key=lambda row: row.answered_at, default=None)

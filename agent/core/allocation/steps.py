@@ -11,6 +11,12 @@ TAKING_UP_BUDGET = 1.6
 """The same for a kubelet that takes up its pods again, which starts nothing else yet: without its
 checkpoint it is asked about up to 110 pods, and answers 100 questions a second."""
 
+VAIN = 16
+VAIN_REFILL = 5.0
+"""Waits of calls that nothing came of, for the node: so many at once, and then one every five
+seconds. While a call waits the kubelet admits nobody, and a tenant can make pods without end that
+are waited for in vain."""
+
 _SILENT = "the disk has not answered in time"
 
 

@@ -14,9 +14,7 @@ from agent.core.health.verdicts import past
 from agent.core.inventory.condition import Cause, Condition, Health
 from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.inventory import Inventory, SharedGpu
-from agent.core.inventory.slices import split_slice_id
-from agent.core.state.ledger import Ledger, Row
-from agent.core.state.plain_row import PlainRow
+from agent.core.state.ledger import Ledger
 
 _Pod = tuple[str, str, PodUid]
 """Namespace, name and UID."""
@@ -106,10 +104,9 @@ def holders(ledger: Ledger, gpus: Collection[GpuUuid], table: PodTable) -> tuple
     A row without a known pod is left out. So is a pod that has ended by the pod table, because its
     row stays for up to one minute more.
     """
-    rows: tuple[Row | PlainRow, ...] = (*ledger.rows, *ledger.plain)
-    pods = {_pod_of(row) for row in rows if not set(gpus).isdisjoint(_gpus_of(row))}
-    known = (pod for pod in pods if pod is not None and not _is_over(table, pod[2]))
-    return tuple(sorted(f"{namespace}/{name}" for namespace, name, _ in known))
+    rows = (row for row in ledger.rows if row.holder and not set(gpus).isdisjoint(row.gpus))
+    known = {(row.namespace, row.pod) for row in rows if not _is_over(table, row.pod_uid)}
+    return tuple(sorted("/".join(pod) for pod in known))
 
 
 def _is_over(table: PodTable, uid: PodUid) -> bool:
@@ -191,13 +188,12 @@ def _of_pods(old: Inventory, new: Inventory, ledger: Ledger) -> Iterator[NodeEve
     """One Event for each pod, about the first of its GPUs that became unusable."""
     well = {gpu.uuid for gpu in old.gpus if not _harm(gpu)}
     fallen = {gpu.uuid: gpu for gpu in new.gpus if gpu.uuid in well and _harm(gpu)}
-    reported: set[_Pod] = set()
-    rows: tuple[Row | PlainRow, ...] = (*ledger.rows, *ledger.plain)
-    for row in rows if fallen else ():
-        gpu = next((fallen[uuid] for uuid in _gpus_of(row) if uuid in fallen), None)
-        pod = _pod_of(row)
-        if gpu is not None and pod is not None and pod not in reported:
-            reported.add(pod)
+    told: set[_Pod] = set()
+    for row in ledger.rows if fallen else ():
+        gpu = next((fallen[uuid] for uuid in row.gpus if uuid in fallen), None)
+        pod = row.namespace, row.pod, row.pod_uid
+        if gpu is not None and row.holder and pod not in told:
+            told.add(pod)
             yield _degraded(gpu, *pod)
 
 
@@ -208,19 +204,6 @@ def _harm(gpu: SharedGpu) -> str:
     if not gpu.there:
         return gpu.obstacle or "it is not on the node any more"
     return "it was switched to MIG mode, which is not shared" if gpu.gpu.mig_enabled else ""
-
-
-def _gpus_of(row: Row | PlainRow) -> tuple[GpuUuid, ...]:
-    if isinstance(row, Row):
-        return tuple(share.uuid for share in row.shares)
-    return tuple(pair[0] for text in row.slice_ids if (pair := split_slice_id(text)))
-
-
-def _pod_of(row: Row | PlainRow) -> _Pod | None:
-    """The pod that holds the row. In plain mode it is known later, and without a UID."""
-    if isinstance(row, Row):
-        return row.namespace, row.pod, row.key.pod_uid
-    return (row.holder.namespace, row.holder.pod, NO_POD) if row.holder else None
 
 
 def _degraded(gpu: SharedGpu, namespace: str, pod: str, uid: PodUid) -> NodeEvent:

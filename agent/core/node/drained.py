@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from agent.core.errors import SettingsError
-from agent.core.state.ledger import Ledger
+from agent.core.state.ledger import Ledger, ShareOrigin
 
 SCHEDULER: Final = "scheduler"
 RESOURCE: Final = "sharing.resourceName"
+
+_SCHEDULERS: Final = {ShareOrigin.SCHEDULER: "hami", ShareOrigin.KUBELET: "none"}
 
 MOST_NAMED = 3
 """Pods that a refusal names; the others are counted."""
@@ -55,11 +57,9 @@ def undrained(wanted: Sequence[LastingSetting], ledger: Ledger, node: str) -> Se
 
 def _holds(ledger: Ledger) -> Iterator[_Hold]:
     for row in ledger.rows:
-        yield _Hold(f"{row.namespace}/{row.pod}", len(row.slice_ids), "hami", row.resource)
-    for plain in ledger.plain:
-        pod = f"{plain.holder.namespace}/{plain.holder.pod}" if plain.holder else ""
-        scheduler = "" if plain.adopted else "none"
-        yield _Hold(pod, len(plain.slice_ids), scheduler, plain.resource)
+        pod = f"{row.namespace}/{row.pod}" if row.holder else ""
+        scheduler = "" if row.adopted else _SCHEDULERS[row.origin]
+        yield _Hold(pod, len(row.slice_ids), scheduler, row.resource)
 
 
 def _sentence(one: LastingSetting, now: str, holds: Sequence[_Hold], node: str) -> str:

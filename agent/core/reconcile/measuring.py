@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
-from agent.core.allocation.plain import directory_of
 from agent.core.cluster.changes import NO_POD, NodeEvent
 from agent.core.cluster.pods import PodUid
 from agent.core.containers.container_edits import container_directory
@@ -73,18 +72,10 @@ class OwnedDirectory:
 
 def owned_directories(ledger: Ledger) -> Iterator[OwnedDirectory]:
     """The directory of each row, whether it is there or not."""
-    for row in ledger.rows:
-        uid, container = row.key.pod_uid, row.key.container
-        name = container_directory(uid, container)
-        yield OwnedDirectory(name, container, row.namespace, row.pod, uid)
-    for plain in ledger.plain:
-        if plain.has_directory:
-            name, who = directory_of(plain), plain.holder
-            yield (
-                OwnedDirectory(name, who.container, who.namespace, who.pod)
-                if who
-                else OwnedDirectory(name)
-            )
+    for row in (row for row in ledger.rows if row.has_directory):
+        name = container_directory(row.key.pod_uid, row.key.container)
+        container = row.holder.container if row.holder else ""
+        yield OwnedDirectory(name, container, row.namespace, row.pod, row.pod_uid)
 
 
 def large_event(owned: OwnedDirectory, size: DirectorySize) -> NodeEvent:

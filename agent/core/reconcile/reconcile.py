@@ -2,20 +2,28 @@
 
 import dataclasses
 import datetime as dt
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from agent.core.ages import has_passed
 from agent.core.allocation.evidence import PodKey
-from agent.core.allocation.plain import CONTAINER as PLAIN
-from agent.core.cluster.pods import ContainerView, Phase, PodTable, PodUid, PodView, Role
+from agent.core.cluster.pods import ContainerView, Phase, PodUid, PodView, Role
 from agent.core.containers.container_edits import container_directory
 from agent.core.errors import Refusal, RefusalReason
 from agent.core.inventory.slices import SliceId, split_slice_id
+from agent.core.reconcile.by_kubelet import judge_by_kubelet
+from agent.core.reconcile.findings import EVER, Adoption, Findings, ReconcileFacts, Stranger
 from agent.core.reconcile.pace import SETTLING, UNCONFIRMED_AFTER
-from agent.core.state.holdings import Holding, KubeletEpoch
-from agent.core.state.ledger import ContainerKey, Effect, EffectKind, Ledger, Row
-from agent.core.state.plain_row import Holder, Stranger
+from agent.core.state.holdings import Holding
+from agent.core.state.ledger import (
+    PLAIN,
+    ContainerKey,
+    Effect,
+    EffectKind,
+    Holder,
+    Ledger,
+    Row,
+    ShareOrigin,
+)
 
 VANISHED_GRACE = dt.timedelta(seconds=60)
 """How long a row outlives its pod in the watch and at the kubelet."""
@@ -23,85 +31,31 @@ VANISHED_GRACE = dt.timedelta(seconds=60)
 LEAKED_AFTER = dt.timedelta(minutes=10)
 """How long a container directory that belongs to nobody is left alone, by its last change."""
 
-EVER = dt.datetime.min.replace(tzinfo=dt.UTC)
-
 MISMATCH_EVENT = "SliceMismatch"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ReconcileFacts:
-    """What reconcile looks at.
-
-    `holdings` are the kubelet's answers; `complete`: they are all pods it knows (a List).
-    `recorded`: containers in the kubelet's checkpoint file, None where it was not read.
-    `directories`: the names of container directories, where they were looked for. `since`: when
-    this process began to see all pods. `failed`: since when rows' pods were seen as failed.
-    """
-
-    table: PodTable
-    holdings: Sequence[Holding]
-    epoch: KubeletEpoch
-    now: dt.datetime
-    complete: bool
-    recorded: frozenset[ContainerKey] | None = None
-    directories: frozenset[str] = frozenset()
-    since: dt.datetime = EVER
-    failed: Mapping[PodUid, dt.datetime] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Adoption:
-    """A container that was answered and that the ledger does not know.
-
-    `ids` are the kubelet's; none: it has lost its records as well.
-    """
-
-    pod: PodView
-    container: ContainerView
-    ids: tuple[SliceId, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Findings:
-    """What differs.
-
-    `confirmed`: rows with the kubelet's ids and epoch; those in `mismatched`, too, are of other
-    GPUs than was answered and offered, which was not said yet. `vanished`: rows whose pod is gone
-    from the API and the kubelet. `adopt`: containers to take over. `strangers`: holders whose ids
-    are only to be kept, as are those of `adopt` that cannot be read. `drifted`: rows of other GPUs
-    which nobody could prevent, and rows that cannot be compared. `unconfirmed`: rows that the
-    kubelet should have confirmed by now.
-    """
-
-    confirmed: tuple[Row, ...] = ()
-    mismatched: tuple[ContainerKey, ...] = ()
-    vanished: tuple[ContainerKey, ...] = ()
-    adopt: tuple[Adoption, ...] = ()
-    strangers: tuple[Stranger, ...] = ()
-    drifted: int = 0
-    unconfirmed: int = 0
-
-
-def compare(ledger: Ledger, seen: ReconcileFacts, names: Sequence[str]) -> Findings:
-    """Hold every row against the kubelet's answers, and every answer against the rows.
-
-    `names` are those of our resource, former ones as well.
-    """
+def judge_by_scheduler(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Findings:
+    """Hold every row against the kubelet's answers, and every answer against the rows."""
     by_key: dict[PodKey, Holding] = {(one.namespace, one.pod): one for one in seen.holdings}
-    looks = [(row, _confirm(row, by_key, seen)) for row in ledger.rows]
+    rows = ledger.decided_by(ShareOrigin.SCHEDULER)
+    looks = [(row, _confirm(row, by_key, seen)) for row in rows]
     unseen = [row for row, update in looks if update is None]
-    gone = tuple(row.key for row in unseen if _vanished(row, by_key, seen))
-    closed = frozenset(gone)
-    overdue = [row for row in unseen if row.key not in closed and _overdue(row, seen.now)]
+    over = [row for row in unseen if _vanished(row, by_key, seen)]
+    gone = {row.key for row in over}
+    overdue = [row for row in unseen if row.key not in gone and _overdue(row, seen.now)]
+    kept = judge_by_kubelet(ledger, seen, resource)
+    ends = (*_ends(rows, seen), *([kept.due] if kept.due else []))
     return Findings(
-        confirmed=tuple(update for row, update in looks if update and update != row),
+        confirmed=(*(new for old, new in looks if new and new != old), *kept.confirmed),
         mismatched=tuple(row.key for row, update in looks if update and update.told != row.told),
-        vanished=gone,
+        over=(*over, *kept.over),
         adopt=tuple(_adoptions(ledger, seen, by_key)),
-        strangers=tuple(_strangers(ledger, seen, names)),
+        strangers=tuple(_strangers(ledger, seen, resource)),
+        idle=kept.idle,
+        due=min((end for end in ends if end > seen.now), default=None),
         drifted=sum(update is not None and _drifts(update) for _, update in looks)
         + sum(row.role is Role.INIT for row in overdue),
-        unconfirmed=sum(row.role is not Role.INIT for row in overdue),
+        unconfirmed=sum(row.role is not Role.INIT for row in overdue) + kept.unconfirmed,
     )
 
 
@@ -196,7 +150,6 @@ def leaked(
     owners = {
         *(pod.uid for pod in pods),
         *(row.key.pod_uid for row in ledger.rows),
-        *(row.uid for row in ledger.plain),
     }
     return tuple(
         name
@@ -236,6 +189,16 @@ def _has_ended(pod: PodView, seen: ReconcileFacts) -> bool:
     return has_passed(VANISHED_GRACE, seen.failed.get(pod.uid, seen.now), seen.now)
 
 
+def _ends(rows: Iterable[Row], seen: ReconcileFacts) -> Iterator[dt.datetime]:
+    """When the rows of deleted pods may be over.
+
+    No grace is shorter than the time between looks, so no pod can be deleted and due between two.
+    """
+    for row in rows if seen.complete else ():
+        if row.key.pod_uid not in seen.table.pods:
+            yield _gone_since(row, seen) + VANISHED_GRACE
+
+
 def _gone_since(row: Row, seen: ReconcileFacts) -> dt.datetime:
     """When the pod was deleted; where nobody looked, it may have been just before we did."""
     for stone in seen.table.tombstones:
@@ -270,19 +233,18 @@ def _adoptions(
                 yield Adoption(pod, container, tuple(sorted(ids)))
 
 
-def _strangers(ledger: Ledger, seen: ReconcileFacts, names: Sequence[str]) -> Iterator[Stranger]:
+def _strangers(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Iterator[Stranger]:
     """Holders of slices that no row explains and that no annotation tells anything of."""
-    explained = {Holder(row.namespace, row.pod, row.key.container) for row in ledger.rows}
-    explained |= {row.holder for row in ledger.plain if row.holder is not None}
+    explained = {row.holder for row in ledger.rows}
     for holding in seen.holdings if seen.complete and seen.table.synced else ():
         pod = seen.table.named(holding.namespace, holding.pod)
         if pod is not None and (pod.groups or _may_hold_for_another(pod, ledger, seen)):
             continue
-        for container, name in itertools.product(holding.containers, names):
+        for container in holding.containers:
             holder = Holder(holding.namespace, holding.pod, container.name)
-            ids = holding.ids_of(container.name, name)
+            ids = container.ids.get(resource, frozenset())
             if holder not in explained and any(map(split_slice_id, ids)):
-                yield Stranger(holder, tuple(sorted(ids)), name)
+                yield Stranger(holder, tuple(sorted(ids)), resource)
 
 
 def _is_anothers(pod: PodView, container: ContainerView, seen: ReconcileFacts) -> bool:
@@ -304,5 +266,6 @@ def _may_hold_for_another(pod: PodView, ledger: Ledger, seen: ReconcileFacts) ->
     if pod.phase is not Phase.PENDING:
         return False
     return any(stone.pod.key == pod.key for stone in seen.table.tombstones) or any(
-        (row.namespace, row.pod) == pod.key and row.key.pod_uid != pod.uid for row in ledger.rows
+        (row.namespace, row.pod) == pod.key and row.key.pod_uid != pod.uid
+        for row in ledger.decided_by(ShareOrigin.SCHEDULER)
     )

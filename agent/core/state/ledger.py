@@ -15,7 +15,9 @@ from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.share import Share
 from agent.core.inventory.slices import Held, SliceId, split_slice_id
 from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.plain_row import PlainRow
+
+PLAIN = "plain"
+"""Stands where a container's name stands in the identity of a row of which no pod is known."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -26,35 +28,84 @@ class ContainerKey:
     container: str
 
 
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class Holder:
+    """A container as PodResources names it; it has no UID there."""
+
+    namespace: str
+    pod: str
+    container: str
+
+
+class ShareOrigin(enum.StrEnum):
+    """Who decides what a container gets: HAMi's scheduler, or the kubelet by the ids it names."""
+
+    SCHEDULER = "scheduler"
+    KUBELET = "kubelet"
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
     """One container's hold.
 
-    `shares` in the order of the answer; `slice_ids` the kubelet's ids of the last answer (drift is
-    allowed: only their number counts in hami mode). `group` is the container's position in
-    `…-allocated`. `epoch` is the kubelet that was answered; `confirmed` once PodResources named
-    ids of `resource` for it under that kubelet. `offered`: before its last answer the kubelet was
-    offered free ids of the answer's GPUs; `told`: that it took other GPUs all the same has been
-    said once. `resource` is the name that was asked by; empty
-    in files from before it was kept. `lock`: the exact text of the node lock under which the first
-    answer was given, the only one that is ever removed for it; empty where there was none.
+    `key` names its directory. Where the kubelet decides, nobody says which pod asks: the UID is
+    drawn for each answer, and `holder` is None until PodResources names one. `shares` in the order
+    of the answer, none where it sets no limits; `slice_ids` the kubelet's ids of the last answer
+    (drift is allowed: only their number counts in hami mode). `epoch` is the kubelet that was
+    answered, or that was seen to have booked the answer since; `confirmed` says that one was.
+    `adopted`: somebody else answered, and the row only keeps the ids listed. `resource` is the name
+    that was asked by; empty in files from before it was kept.
+
+    Where the scheduler decides, `group` is the container's position in `…-allocated`; `offered`:
+    before its last answer the kubelet was offered free ids of the answer's GPUs; `told`: that it
+    took other GPUs all the same has been said once; `lock`: the exact text of the node lock under
+    which the first answer was given, the only one that is ever removed for it; empty where there
+    was none.
     """
 
     key: ContainerKey
-    namespace: str
-    pod: str
-    role: Role
-    group: int
+    holder: Holder | None
     shares: tuple[Share, ...]
     slice_ids: tuple[SliceId, ...]
     edits: ContainerEdits
     answered_at: dt.datetime
     epoch: KubeletEpoch
+    origin: ShareOrigin = ShareOrigin.SCHEDULER
+    role: Role = Role.APP
+    group: int = 0
     confirmed: bool = False
+    adopted: bool = False
     offered: bool = False
     told: bool = False
     resource: str = ""
     lock: str = ""
+
+    @property
+    def namespace(self) -> str:
+        """The holder's; empty while it is not known."""
+        return self.holder.namespace if self.holder else ""
+
+    @property
+    def pod(self) -> str:
+        """The name of the holder's pod; empty while it is not known."""
+        return self.holder.pod if self.holder else ""
+
+    @property
+    def pod_uid(self) -> PodUid:
+        """The UID of the holder's pod; empty where only its name can be known."""
+        return self.key.pod_uid if self.origin is ShareOrigin.SCHEDULER else PodUid("")
+
+    @property
+    def has_directory(self) -> bool:
+        """Whether the answer mounts a directory of its own: only limits need one."""
+        return self.origin is ShareOrigin.SCHEDULER or bool(self.shares)
+
+    @property
+    def gpus(self) -> tuple[GpuUuid, ...]:
+        """The GPUs that the container was given."""
+        if self.origin is ShareOrigin.SCHEDULER:
+            return tuple(share.uuid for share in self.shares)
+        return tuple(pair[0] for text in self.slice_ids if (pair := split_slice_id(text)))
 
     def is_booked_by(self, epoch: KubeletEpoch) -> bool:
         """Whether this kubelet was seen to have booked the answer."""
@@ -116,15 +167,10 @@ class Effect:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ledger:
-    """Rows by container, in order of answering, and the outbox in order of arrival.
-
-    `plain` are the rows of plain mode: a node that changes its mode keeps those of the other one
-    until their holders are gone.
-    """
+    """Rows by container, in order of answering, and the outbox in order of arrival."""
 
     rows: tuple[Row, ...] = ()
     outbox: tuple[Effect, ...] = ()
-    plain: tuple[PlainRow, ...] = ()
     _by_pod: dict[PodUid, tuple[Row, ...]] | None = dataclasses.field(
         default=None, init=False, repr=False, compare=False
     )
@@ -143,6 +189,10 @@ class Ledger:
             object.__setattr__(self, "_by_pod", found)
             return found.get(uid, ())
         return self._by_pod.get(uid, ())
+
+    def decided_by(self, origin: ShareOrigin) -> tuple[Row, ...]:
+        """The rows of one origin. In hami mode the other one keeps ids of strangers listed."""
+        return tuple(row for row in self.rows if row.origin is origin)
 
     def put(self, row: Row) -> "Ledger":
         """With `row` in the place of the one of the same container, or at the end."""
@@ -177,45 +227,18 @@ class Ledger:
         old = [one for one in self.outbox if one.kind is settle and one.pod_uid == uid]
         return self.done(*old)
 
-    def find_plain(self, uid: PodUid) -> PlainRow | None:
-        """The row of that answer, or None."""
-        return next((row for row in self.plain if row.uid == uid), None)
-
-    def put_plain(self, row: PlainRow) -> "Ledger":
-        """With `row` in the place of the one of the same answer, or at the end."""
-        if self.find_plain(row.uid) is None:
-            return dataclasses.replace(self, plain=(*self.plain, row))
-        plain = tuple(row if old.uid == row.uid else old for old in self.plain)
-        return dataclasses.replace(self, plain=plain)
-
-    def drop_plain(self, uids: Iterable[PodUid]) -> "Ledger":
-        """Without the rows of those answers."""
-        gone = frozenset(uids)
-        plain = tuple(row for row in self.plain if row.uid not in gone)
-        return dataclasses.replace(self, plain=plain)
-
     def named(self, resource: str) -> "Ledger":
         """With `resource` for rows that say none: they were written when there was one name."""
-        return dataclasses.replace(
-            self,
-            rows=tuple(
-                row if row.resource else dataclasses.replace(row, resource=resource)
-                for row in self.rows
-            ),
-            plain=tuple(
-                row if row.resource else dataclasses.replace(row, resource=resource)
-                for row in self.plain
-            ),
+        rows = tuple(
+            row if row.resource else dataclasses.replace(row, resource=resource)
+            for row in self.rows
         )
+        return dataclasses.replace(self, rows=rows)
 
     def held_ids(self) -> Held:
         """Slice ids in use by GPU, as the kubelet named them; what is no slice id is left out."""
         held: dict[GpuUuid, set[SliceId]] = {}
-        texts = (
-            *(text for row in self.rows for text in row.slice_ids),
-            *(text for row in self.plain for text in row.slice_ids),
-        )
-        for text in texts:
+        for text in (text for row in self.rows for text in row.slice_ids):
             pair = split_slice_id(text)
             if pair is not None:
                 held.setdefault(pair[0], set()).add(text)

@@ -11,7 +11,7 @@ from agent.core.cluster.pods import PodTable, PodUid
 from agent.core.errors import Refusal, RefusalReason, StateError
 from agent.core.inventory.slices import SliceId
 from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.ledger import ContainerKey, Row
+from agent.core.state.ledger import ContainerKey, Ledger, Row
 from agent.kit.turns import Turn, Turns
 
 SPENT = 256
@@ -32,18 +32,30 @@ class AllocateCall:
 
     turn: Turn
     overlapped: bool = False
-    step: AllocateStep = AllocateStep.MATCH
+    step: AllocateStep = AllocateStep.HOOK
     row: Row | None = None
     is_replay: bool = False
     oversold: Shortage | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it must not be granted: the kubelet has gone on, or it is not alone."""
+        return self.turn.overtaken or (self.turn.yields and self.overlapped)
+
+    @property
+    def may_come_again(self) -> bool:
+        """Whether the kubelet asks again if it is refused: not for a pod at its admission."""
+        return self.is_replay or self.row is None or self.row.holder is None
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class AllocateCalls:
     """The calls in flight, and the rows that are on their way to disk.
 
-    `used_up`: pods that the kubelet `used_up_by` was refused at their admission; it never asks for
-    them again, and a later one may. `spent`: which pod was answered under which of the last locks.
+    `taken` are rows in somebody's hands: being answered here, or being closed by the reconcile,
+    which shares it. `used_up`: pods that the kubelet `used_up_by` was refused at their admission;
+    it never asks for them again, and a later one may. `spent`: which pod was answered under which
+    of the last locks.
     `offers`: containers for which the kubelet was offered ids of the GPUs that they get. `turns`:
     whom the kubelet began with after whom; it begins with a preference, and drops what it noted of
     all others under way.
@@ -53,6 +65,7 @@ class AllocateCalls:
     turns: Turns
     active: list[AllocateCall] = dataclasses.field(default_factory=list)
     pending: dict[ContainerKey, Row] = dataclasses.field(default_factory=dict)
+    taken: set[ContainerKey] = dataclasses.field(default_factory=set)
     used_up: frozenset[PodUid] = frozenset()
     used_up_by: KubeletEpoch | None = None
     spent: dict[str, PodUid] = dataclasses.field(default_factory=dict)
@@ -76,15 +89,23 @@ class AllocateCalls:
     def claiming(self, row: Row) -> Iterator[None]:
         """No other call may take this pod while the row is on its way to disk."""
         self.pending[row.key] = row
+        self.taken.add(row.key)
         try:
             yield
         finally:
             self.pending.pop(row.key, None)
+            self.taken.discard(row.key)
+
+    def on_their_way(self, ledger: Ledger) -> Ledger:
+        """The ledger with the rows that are being written."""
+        for row in self.pending.values():
+            ledger = ledger.put(row)
+        return ledger
 
     def claimed(self, epoch: KubeletEpoch) -> frozenset[PodUid]:
         """The pods that cannot be asking: those of these rows, and those that asked in vain."""
         used_up = self.used_up if self.used_up_by == epoch else frozenset[PodUid]()
-        return used_up | {key.pod_uid for key in self.pending}
+        return used_up | {key.pod_uid for key in self.taken}
 
     def spend(self, row: Row) -> None:
         """The lock under which the row was answered proves nothing for another pod."""
@@ -112,28 +133,33 @@ class AllocateCalls:
         self.used_up_by = epoch
 
 
-def overlap(row: Row, *, is_replay: bool) -> Refusal:
+def overlap(call: AllocateCall) -> Refusal:
     """What a call says that must not be granted beside another one."""
-    if not is_replay:
-        return Refusal(
-            RefusalReason.OVERLAP,
+    row = call.row
+    if row is None or row.holder is None:
+        text = (
+            "The kubelet asks for several containers at once after it lost its records, and would "
+            "die of this answer; it asks again for a container that ran in a few seconds, and a "
+            "new pod is started again by its controller."
+        )
+    elif call.is_replay:
+        text = (
+            "The kubelet asks for several containers at once after it lost its records; it asks "
+            f"again for {row.key.container} of pod {row.namespace}/{row.pod} in a few seconds."
+        )
+    else:
+        text = (
             f"While {row.key.container} of pod {row.namespace}/{row.pod} was being answered, the "
             "kubelet began to start another container whose records it had lost, and would die of "
-            "this answer; the pod's controller starts it again.",
-            transient=True,
+            "this answer; the pod's controller starts it again."
         )
-    return Refusal(
-        RefusalReason.OVERLAP,
-        "The kubelet asks for several containers at once after it lost its records; it asks again "
-        f"for {row.key.container} of pod {row.namespace}/{row.pod} in a few seconds.",
-        transient=True,
-    )
+    return Refusal(RefusalReason.OVERLAP, text, transient=True)
 
 
 def refusal_of(error: TimeoutError | StateError, call: AllocateCall) -> Refusal:
     """What the pod's owner reads when a step failed, or was still going on at the end."""
-    if call.step is AllocateStep.ALONE and call.row is not None:
-        return overlap(call.row, is_replay=call.is_replay)
+    if call.step is AllocateStep.ALONE:
+        return overlap(call)
     if call.step is not AllocateStep.MATCH or isinstance(error, StateError):
         return disk_refusal(error, call.step)
     return Refusal(

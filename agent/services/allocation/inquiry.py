@@ -42,7 +42,7 @@ from agent.core.errors import (
 )
 from agent.core.reconcile.pace import THROTTLED_PAUSE
 from agent.core.state.holdings import Holding, KubeletEpoch
-from agent.core.state.ledger import ContainerKey
+from agent.core.state.ledger import ContainerKey, ShareOrigin
 from agent.kit.again import again
 from agent.kit.allowance import Allowance
 from agent.services.allocation.views import AllocationPeers, AllocationViews, Underway
@@ -68,12 +68,6 @@ GET_PAUSE = 0.15
 
 API_BUDGET = 0.6
 """Seconds that the API server is given in all."""
-
-VAIN = 16
-VAIN_REFILL = 5.0
-"""Waits that nothing came of, for the node: so many at once, and then one every five seconds. While
-a call waits the kubelet admits nobody, and a tenant can make pods without end that wait for a lock
-in vain. Without such a wait the Node is read at once, which tells as much."""
 
 MAX_QUESTIONS = 256
 """More than the pods of any node: a decision that asks more is a defect, and is refused."""
@@ -149,7 +143,8 @@ class Inquiry:
         It does so beside its other work, and dies when the earlier of two requests is granted: a
         preference that is waited for would let a whole other request pass.
         """
-        return any(row.epoch != evidence.books.epoch for row in evidence.ledger.rows)
+        rows = evidence.ledger.decided_by(ShareOrigin.SCHEDULER)
+        return any(row.epoch != evidence.books.epoch for row in rows)
 
     def in_vain(self, count: int, underway: Underway) -> PodUid | None:
         """The pod that will not ask again, now that its request was refused, or None."""
@@ -189,7 +184,8 @@ class Inquiry:
             case AskKubelet():
                 await self._ask_in_turn(question)
             case ReadRecords():
-                recorded = await self._peers.records.read(self._settings.resource)
+                read = await self._peers.records.read(self._settings.resource)
+                recorded = None if read is None else frozenset(read)
                 self._state = dataclasses.replace(self._state, recorded=recorded, records_read=True)
             case CheckRunning():
                 alive = await self._peers.containers.running(question.ids)

@@ -34,11 +34,12 @@ class Outcomes:
             "allocations_total", "Answers to Allocate by result and reason.", ("result", "reason")
         )
 
-    def answered(self, *, is_replay: bool, **told: object) -> None:
-        """The kubelet gets an answer; `told` is whose and what, for the log."""
+    def answered(self, row: Row, *, is_replay: bool) -> None:
+        """The kubelet gets this answer."""
         result = "replay" if is_replay else "ok"
         self.results.add(result, "")
-        log.info("alloc.answered", result=result, **told)
+        gpus, count = list(dict.fromkeys(row.gpus)), len(row.slice_ids)
+        log.info("alloc.answered", result=result, **whose(row), count=count, gpus=gpus)
 
     def refused(
         self, refusal: Refusal, step: AllocateStep, count: int, row: Row | None = None
@@ -56,5 +57,7 @@ class Outcomes:
 
 
 def whose(row: Row) -> dict[str, str]:
-    """The container of a row, as the log names it."""
-    return {"ns": row.namespace, "pod": row.pod, "ctr": row.key.container}
+    """The container of a row, as the log names it; its drawn UID while nobody is known."""
+    if row.holder is None:
+        return {"uid": row.key.pod_uid}
+    return {"ns": row.namespace, "pod": row.pod, "ctr": row.holder.container}

@@ -15,10 +15,10 @@ from agent.core.inventory.inventory import Inventory
 from agent.core.inventory.share import Share
 from agent.core.inventory.slices import SliceId
 from agent.core.ports import Clock, HookDirs
+from agent.core.reconcile.findings import Adoption
 from agent.core.reconcile.pace import DEADLINE
-from agent.core.reconcile.reconcile import Adoption
 from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.ledger import ContainerKey, Row
+from agent.core.state.ledger import ContainerKey, Holder, Row
 from agent.kit.cell import Cell
 
 log = structlog.get_logger(__name__)
@@ -99,8 +99,7 @@ class Rows:
         )
         return Row(
             key=ContainerKey(pod.uid, container.name),
-            namespace=pod.namespace,
-            pod=pod.name,
+            holder=Holder(pod.namespace, pod.name, container.name),
             role=container.role,
             group=number,
             shares=tuple(one.share for one in granted),

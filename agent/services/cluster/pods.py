@@ -10,6 +10,7 @@ from typing import NoReturn
 import structlog
 
 from agent.core.allocation.evidence import NOT_HERE
+from agent.core.allocation.steps import VAIN, VAIN_REFILL
 from agent.core.cluster.annotations import BIND_PHASE
 from agent.core.cluster.changes import PodChange, PodList, version_number
 from agent.core.cluster.pods import PodTable, PodUid, PodView, Tombstone
@@ -34,10 +35,6 @@ LISTS_REFILL = 2.0
 tenant can make pods that need one without end, and each goes through all pods of the cluster."""
 WATCH_PAUSE = 0.1
 """Seconds that the watch is given instead."""
-PAUSES = 16
-PAUSES_REFILL = 5.0
-"""How often it is given them in vain: so often at once, then every five seconds. While a call waits
-the kubelet admits nobody."""
 WARN_PERIOD = 60.0
 KEEP = dt.timedelta(minutes=10)
 GRAVES = 1024
@@ -70,7 +67,7 @@ class PodWatch:
         self._asked = asyncio.Event()
         self._answers: list[asyncio.Future[PodTable]] = []
         self._lists = Allowance(LISTS, LISTS_REFILL)
-        self._pauses = Allowance(PAUSES, PAUSES_REFILL)
+        self._pauses = Allowance(VAIN, VAIN_REFILL)
         self._warnings = Throttle(WARN_PERIOD)
 
     async def run(self) -> None:

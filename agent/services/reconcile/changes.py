@@ -2,20 +2,13 @@
 
 import dataclasses
 import datetime as dt
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable
 
 import structlog
 
-from agent.core.cluster.pods import PodTable
-from agent.core.reconcile.reconcile import (
-    VANISHED_GRACE,
-    Adoption,
-    Findings,
-    ReconcileFacts,
-    mismatch_event,
-)
-from agent.core.state.ledger import Ledger, Row
-from agent.core.state.plain_row import Holder, PlainRow, Stranger, adopted_uid
+from agent.core.reconcile.findings import Adoption, Findings, ReconcileFacts, Stranger
+from agent.core.reconcile.reconcile import mismatch_event
+from agent.core.state.ledger import Holder, Ledger, Row
 
 log = structlog.get_logger(__name__)
 
@@ -24,23 +17,30 @@ log = structlog.get_logger(__name__)
 class AdoptedRows:
     """Rows of containers that the ledger did not know.
 
-    `kept` only keep the ids of a container listed, because nothing says what it was answered.
+    Some only keep the ids of a container listed, because nothing says what it was answered.
     `unread`: how many of them could be taken over later, when more is known.
     """
 
     rows: tuple[Row, ...] = ()
-    kept: tuple[PlainRow, ...] = ()
     unread: int = 0
 
     def tell(self) -> None:
         """One line each."""
         for row in self.rows:
-            log.info("ledger.adopted", ns=row.namespace, pod=row.pod, ctr=row.key.container)
-        for one in self.kept:
-            if holder := one.holder:
-                log.warning(
-                    "ledger.kept_unread", ns=holder.namespace, pod=holder.pod, ctr=holder.container
-                )
+            named = {
+                "ns": row.namespace,
+                "pod": row.pod,
+                "ctr": row.holder and row.holder.container,
+            }
+            if row.adopted:
+                log.warning("ledger.kept_unread", **named)
+            else:
+                log.info("ledger.adopted", **named)
+
+
+async def unread(_: Adoption) -> Row | None:
+    """Nothing says what a container was answered."""
+    return None
 
 
 async def take_over(
@@ -53,27 +53,26 @@ async def take_over(
     rows: list[Row] = []
     strangers = list(findings.strangers)
     unread = 0
+    known = {row.holder for row in ledger.rows}
     for one in findings.adopt:
         row = await adopt(one)
         if row is not None:
             rows.append(row)
             continue
         unread += 1
-        if one.ids:
-            holder = Holder(one.pod.namespace, one.pod.name, one.container.name)
+        holder = Holder(one.pod.namespace, one.pod.name, one.container.name)
+        if one.ids and holder not in known:
             strangers.append(Stranger(holder, one.ids, one.container.resource))
-    known = {row.holder for row in ledger.plain}
-    # Plain mode's reconcile closes these rows.
-    kept = tuple(
-        one.row(adopted_uid(one.holder), seen.now, seen.epoch)
-        for one in strangers
-        if one.holder not in known
-    )
-    return AdoptedRows(tuple(rows), kept, unread)
+    kept = (one.row(seen.now, seen.epoch) for one in strangers)
+    return AdoptedRows((*rows, *kept), unread)
 
 
 def applied(
-    base: Ledger, ledger: Ledger, findings: Findings, taken: AdoptedRows, now: dt.datetime
+    base: Ledger,
+    ledger: Ledger,
+    findings: Findings,
+    adopted: Iterable[Row],
+    now: dt.datetime,
 ) -> Ledger:
     """The findings about `base` on the newest ledger: rows that changed meanwhile stay."""
     for row in findings.confirmed:
@@ -82,17 +81,7 @@ def applied(
             ledger = ledger.put(row)
             if row.key in findings.mismatched:
                 ledger = ledger.owe(mismatch_event(row, now))
-    for row in taken.rows:
+    for row in adopted:
         if ledger.find(row.key) is None:
             ledger = ledger.put(row)
-    for kept in taken.kept:
-        ledger = ledger.put_plain(kept)
-    return ledger.drop(key for key in findings.vanished if ledger.find(key) == base.find(key))
-
-
-def graces(ledger: Ledger, table: PodTable, since: dt.datetime) -> Iterator[dt.datetime]:
-    """When the rows of deleted pods may be closed. `since` is as in Seen."""
-    deleted = {stone.pod.uid: stone.deleted_at for stone in table.tombstones}
-    for row in ledger.rows:
-        if row.key.pod_uid not in table.pods:
-            yield deleted.get(row.key.pod_uid, max(row.answered_at, since)) + VANISHED_GRACE
+    return ledger

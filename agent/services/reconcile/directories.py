@@ -1,7 +1,7 @@
 """Container directories that no container can hold any more: of closed rows, and leaked ones.
 
-A leaked one belongs to no row and to no pod of this node: its removal failed, or the ledger or an
-agent before this one forgot it.
+A leaked one belongs to no row and to no pod of this node: the ledger or an agent before this one
+forgot it.
 """
 
 import asyncio
@@ -9,12 +9,12 @@ import math
 
 import structlog
 
-from agent.core.containers.container_edits import container_directory
 from agent.core.errors import AgentError
 from agent.core.ports import Clock, HookDirs
+from agent.core.reconcile.findings import ReconcileFacts
 from agent.core.reconcile.pace import DEADLINE
-from agent.core.reconcile.reconcile import ReconcileFacts, leaked
-from agent.core.state.ledger import ContainerKey, Ledger
+from agent.core.reconcile.reconcile import leaked
+from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
 
 log = structlog.get_logger(__name__)
@@ -30,24 +30,7 @@ class Directories:
         self._hooks = hooks
         self._ledger = ledger
         self._clock = clock
-        self._closing: set[ContainerKey] = set()
         self._swept_at = -math.inf
-
-    def closing(self, keys: tuple[ContainerKey, ...]) -> None:
-        """These rows are being closed; their directories go when the ledger shows it.
-
-        A write that was given up may have closed a row all the same, so they are remembered.
-        """
-        self._closing.update(keys)
-
-    async def clean_up(self) -> None:
-        """Remove the directories of closed rows: no container can hold them any more."""
-        for key in sorted(self._closing):
-            if any(row.key == key for row in self._ledger.value.rows):
-                continue  # not closed yet, or answered again meanwhile
-            if not await self._removed(key.pod_uid, key.container):
-                return
-            self._closing.discard(key)
 
     async def names(self) -> frozenset[str] | None:
         """All container directories that are there; None: that cannot be seen now."""
@@ -74,17 +57,15 @@ class Directories:
         ages = {name: now - changed for name, changed in found.items()}
         for name in leaked(ages, self._ledger.value, seen):
             log.info("hooks.leaked", directory=name)
-            if not await self._removed(*name.split("_", 1)):
+            if not await self.remove(name):
                 return
 
-    async def _removed(self, pod_uid: str, container: str) -> bool:
-        """Whether to go on: False when the disk does not answer."""
+    async def remove(self, name: str) -> bool:
+        """Whether the directory is gone."""
         try:
             async with asyncio.timeout(DEADLINE):
-                await self._hooks.remove(container_directory(pod_uid, container))
-        except AgentError as error:
-            log.warning("hooks.not_removed", pod_uid=pod_uid, ctr=container, err=str(error))
-        except TimeoutError:
-            log.warning("hooks.not_removed", pod_uid=pod_uid, ctr=container, err="out of time")
+                await self._hooks.remove(name)
+        except (AgentError, TimeoutError) as error:
+            log.warning("hooks.not_removed", directory=name, err=str(error) or "out of time")
             return False
         return True

@@ -9,7 +9,7 @@ from grpclib.client import Channel
 from grpclib.exceptions import GRPCError
 
 from agent.codec.checkpoint import decode_state
-from agent.core.state.plain_row import PlainRow
+from agent.core.state.ledger import Row
 from agent.wire.v1beta1 import AllocateRequest, ContainerAllocateRequest, DevicePluginStub
 from tests.peers.lab.agents import RESOURCE, Agent
 from tests.peers.lab.agreement import Container
@@ -81,13 +81,13 @@ def plain_pod(
     return telling(cluster, pod)
 
 
-def plain_rows(cluster: Cluster) -> tuple[PlainRow, ...]:
+def plain_rows(cluster: Cluster) -> tuple[Row, ...]:
     """Plain mode's rows as they are on disk; none where nothing was written yet."""
     path = cluster.space.view / "var/lib/hami-agent/state.json"
-    return decode_state(path.read_bytes()).ledger.plain if path.exists() else ()
+    return decode_state(path.read_bytes()).ledger.rows if path.exists() else ()
 
 
-def row_of(cluster: Cluster, pod: str, container: str = "c0") -> PlainRow:
+def row_of(cluster: Cluster, pod: str, container: str = "c0") -> Row:
     """The row of which a container is the holder. Raises ValueError: it has none, or several."""
     holders = ((one.holder, one) for one in plain_rows(cluster))
     (row,) = (row for who, row in holders if who and (who.pod, who.container) == (pod, container))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime as dt
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -12,8 +13,16 @@ from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.share import Share
 from agent.core.inventory.slices import SliceId
 from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.ledger import ContainerKey, Effect, EffectKind, Ledger, Row
-from agent.core.state.plain_row import Holder, PlainRow
+from agent.core.state.ledger import (
+    PLAIN,
+    ContainerKey,
+    Effect,
+    EffectKind,
+    Holder,
+    Ledger,
+    Row,
+    ShareOrigin,
+)
 from agent.core.state.state import State
 from tests.builders import G1, G2, NOON, POD_UID, a_health
 
@@ -34,15 +43,30 @@ EDITS = st.builds(
     annotations=PAIRS,
     cdi_names=st.lists(TEXT, max_size=2).map(tuple),
 )
+SHARES = st.lists(st.builds(Share, TEXT.map(GpuUuid), NUMBERS, NUMBERS), max_size=2).map(tuple)
+IDS = st.lists(TEXT.map(SliceId), max_size=2).map(tuple)
+HOLDERS = st.builds(Holder, TEXT, TEXT, TEXT)
+
+
+def scheduled(holder: Holder, uid: PodUid, **others: Any) -> Row:
+    """A row of hami mode: its holder is known from the first."""
+    return Row(ContainerKey(uid, holder.container), holder, **others)
+
+
+def plain(holder: Holder | None, uid: PodUid, *, confirmed: bool, **others: Any) -> Row:
+    """A row of plain mode: whoever is known to hold it is on the kubelet's books."""
+    key, is_known = ContainerKey(uid, PLAIN), confirmed or holder is not None
+    return Row(key, holder, origin=ShareOrigin.KUBELET, confirmed=is_known, **others)
+
+
 ROWS = st.builds(
-    Row,
-    key=st.builds(ContainerKey, TEXT.map(PodUid), TEXT),
-    namespace=TEXT,
-    pod=TEXT,
+    scheduled,
+    HOLDERS,
+    TEXT.map(PodUid),
     role=st.sampled_from(Role),
     group=st.integers(0, 99),
-    shares=st.lists(st.builds(Share, TEXT.map(GpuUuid), NUMBERS, NUMBERS), max_size=2).map(tuple),
-    slice_ids=st.lists(TEXT.map(SliceId), max_size=2).map(tuple),
+    shares=SHARES,
+    slice_ids=IDS,
     edits=EDITS,
     answered_at=MOMENTS,
     epoch=EPOCHS,
@@ -51,15 +75,15 @@ ROWS = st.builds(
     told=st.booleans(),
 )
 PLAIN_ROWS = st.builds(
-    PlainRow,
-    uid=TEXT.map(PodUid),
-    slice_ids=st.lists(TEXT.map(SliceId), max_size=2).map(tuple),
-    shares=st.lists(st.builds(Share, TEXT.map(GpuUuid), NUMBERS, NUMBERS), max_size=2).map(tuple),
+    plain,
+    st.none() | HOLDERS,
+    TEXT.map(PodUid),
+    slice_ids=IDS,
+    shares=SHARES,
     edits=EDITS,
     answered_at=MOMENTS,
     epoch=EPOCHS,
-    holder=st.none() | st.builds(Holder, TEXT, TEXT, TEXT),
-    recorded=st.booleans(),
+    confirmed=st.booleans(),
     adopted=st.booleans(),
 )
 EFFECTS = st.builds(
@@ -99,9 +123,10 @@ STATES = st.builds(
     machine_id=TEXT,
     ledger=st.builds(
         Ledger,
-        rows=st.lists(ROWS, max_size=2).map(tuple),
+        rows=st.tuples(st.lists(ROWS, max_size=2), st.lists(PLAIN_ROWS, max_size=2)).map(
+            lambda lists: (*lists[0], *lists[1])
+        ),
         outbox=st.lists(EFFECTS, max_size=2).map(tuple),
-        plain=st.lists(PLAIN_ROWS, max_size=2).map(tuple),
     ),
     health=st.dictionaries(TEXT.map(GpuUuid), HEALTHS, max_size=2),
     booted_at=st.none() | MOMENTS,
@@ -109,11 +134,10 @@ STATES = st.builds(
 
 
 def a_full_state() -> State:
-    """A state in which no field has its default."""
+    """A state in which no field of a row's kind has its default."""
     row = Row(
         key=ContainerKey(POD_UID, "main"),
-        namespace="team-a",
-        pod="train-0",
+        holder=Holder("team-a", "train-0", "main"),
         role=Role.SIDECAR,
         group=2,
         shares=(Share(G1, 3000, 30), Share(G2, 0, 0)),
@@ -146,19 +170,20 @@ def a_full_state() -> State:
         value="v",
         reason="r",
     )
-    plain = PlainRow(
-        uid=PodUid("0123456789abcdef" * 2),
+    by_ids = Row(
+        key=ContainerKey(PodUid("0123456789abcdef" * 2), PLAIN),
+        origin=ShareOrigin.KUBELET,
         slice_ids=(SliceId(f"{G2}-3"),),
         shares=(Share(G2, 8155, 0),),
         edits=ContainerEdits(envs=(("NVIDIA_VISIBLE_DEVICES", G2),)),
         answered_at=NOON,
         epoch=KubeletEpoch(7, 1788264000123456789),
         holder=Holder("team-b", "eval-0", "main"),
-        recorded=True,
+        confirmed=True,
         adopted=True,
         resource="example.com/former",
     )
-    ledger = Ledger((row,), (effect,), (plain,))
+    ledger = Ledger((row, by_ids), (effect,))
     health = dataclasses.replace(
         a_health(condition=Condition.BAD, cause="xid", text="XID 79", xid=79),
         action="reset",

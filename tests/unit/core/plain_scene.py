@@ -7,7 +7,7 @@ from agent.core.containers.edits import ContainerEdits
 from agent.core.inventory.share import Share
 from agent.core.inventory.slices import SliceId, slice_id
 from agent.core.state.holdings import ContainerHolding, Holding, KubeletEpoch
-from agent.core.state.plain_row import Holder, PlainRow
+from agent.core.state.ledger import PLAIN, ContainerKey, Holder, Row, ShareOrigin
 from tests.builders import NOON, a_gpu
 
 RESOURCE = "nvidia.com/gpu"
@@ -29,20 +29,21 @@ def a_plain_row(  # noqa: PLR0913 -- keyword-only, all have defaults
     minute: int = 0,
     epoch: KubeletEpoch = EPOCH,
     holder: Holder | None = None,
-    recorded: bool = False,
+    confirmed: bool = False,
     adopted: bool = False,
     resource: str = RESOURCE,
-) -> PlainRow:
+) -> Row:
     """A row of plain mode, answered `minute` minutes after noon."""
-    return PlainRow(
-        uid=uid,
+    return Row(
+        key=ContainerKey(uid, PLAIN),
         slice_ids=slice_ids,
         shares=(Share(a_gpu(index=0).uuid, 8155, 0),) if limited else (),
         edits=ContainerEdits(),
         answered_at=NOON + dt.timedelta(minutes=minute),
         epoch=epoch,
         holder=holder,
-        recorded=recorded,
+        origin=ShareOrigin.KUBELET,
+        confirmed=confirmed or adopted or holder is not None,
         adopted=adopted,
         resource=resource,
     )

@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 
 from agent.core.node.drained import RESOURCE, SCHEDULER, LastingSetting, undrained
-from agent.core.state.ledger import Ledger
-from agent.core.state.plain_row import Holder
+from agent.core.state.ledger import Holder, Ledger
 from tests.builders import NODE, a_pod_uid, a_row
 from tests.unit.core.plain_scene import a_plain_row, ids
 
@@ -43,7 +42,7 @@ def test_on_a_drained_node_every_setting_can_change(settings):
 
 def test_the_settings_that_the_rows_were_answered_under_stay_as_they_are():
     assert "" == said(rows("p"))
-    assert "" == said(Ledger(plain=(a_plain_row(),)), scheduler="none")
+    assert "" == said(Ledger((a_plain_row(),)), scheduler="none")
 
 
 def test_another_name_is_refused_with_its_place_the_pods_and_what_to_do():
@@ -71,21 +70,21 @@ def test_another_scheduler_is_refused_and_needs_a_restart_besides():
 
     assert told.startswith("c.yaml:1:12: scheduler: none cannot replace hami while ")
     assert ", then restart the agent, or set it back to hami" in told
-    assert "hami cannot replace none" in said(Ledger(plain=(a_plain_row(),)))
+    assert "hami cannot replace none" in said(Ledger((a_plain_row(),)))
 
 
 def test_slices_of_pods_that_nobody_has_named_are_counted():
     unnamed = a_plain_row(slice_ids=ids(1, 2))
     named = a_plain_row(slice_ids=ids(3), holder=Holder("a", "p", "c"))
 
-    alone = said(Ledger(plain=(unnamed,)))
+    alone = said(Ledger((unnamed,)))
     assert "while 2 slices of pods that the kubelet has not named are held;" in alone
-    both = said(Ledger(plain=(unnamed, named)))
+    both = said(Ledger((unnamed, named)))
     assert "held by 1 pod (a/p), and 2 slices of pods that the kubelet has not named;" in both
 
 
 def test_what_was_only_adopted_fits_every_scheduler_but_not_every_name():
-    ledger = Ledger(plain=(a_plain_row(adopted=True, holder=Holder("a", "p", "c")),))
+    ledger = Ledger((a_plain_row(adopted=True, holder=Holder("a", "p", "c")),))
 
     assert "" == said(ledger) == said(ledger, scheduler="none")
     assert "held by 1 pod (a/p)" in said(ledger, resource=NEW)

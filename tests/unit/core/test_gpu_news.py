@@ -10,8 +10,7 @@ from agent.core.health.news import believed, gpu_events, holders, named, turning
 from agent.core.inventory.condition import Condition
 from agent.core.inventory.gpu import NO_INDEX
 from agent.core.inventory.inventory import Inventory
-from agent.core.state.ledger import Ledger
-from agent.core.state.plain_row import Holder
+from agent.core.state.ledger import Holder, Ledger
 from tests.builders import (
     NOON,
     a_gpu,
@@ -244,7 +243,7 @@ def test_a_pod_of_plain_mode_is_named_on_the_node_once_its_name_is_known():
         a_plain_row(holder=Holder("team-a", "train-1", "one"), slice_ids=ids(0, gpu=1)),
         a_plain_row(slice_ids=ids(2)),
     )
-    events = gpu_events(holding(OK, OK), holding(BAD, OK), Ledger(plain=rows))
+    events = gpu_events(holding(OK, OK), holding(BAD, OK), Ledger(rows))
 
     (event,) = [one for one in events if one.reason == "GpuDegradedForPod"]
     assert ("", "", "") == (event.namespace, event.pod, event.pod_uid)
@@ -256,7 +255,7 @@ def test_a_pod_that_is_over_holds_no_gpu_although_its_row_stays_for_a_minute():
     rows = [a_row(pod_uid=a_pod_uid(n), pod=f"p{n}", shares=(share,)) for n in range(3)]
     here = (a_pod(uid=a_pod_uid(0), name="p0"), a_pod(uid=a_pod_uid(1), phase=Phase.SUCCEEDED))
     table = PodTable({pod.uid: pod for pod in here}, synced=True)
-    ledger = Ledger(tuple(rows), plain=(a_plain_row(holder=Holder("team-a", "p9", "one")),))
+    ledger = Ledger((*rows, a_plain_row(holder=Holder("team-a", "p9", "one"))))
 
     assert ("team-a/p0", "team-a/p9") == holders(ledger, [a_uuid(0)], table)
     assert () == holders(ledger, [a_uuid(1)], table)

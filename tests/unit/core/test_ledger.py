@@ -5,11 +5,8 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.core.cluster.pods import PodUid
-from agent.core.inventory.slices import SliceId
 from agent.core.state.ledger import Effect, EffectKind, Ledger
-from tests.builders import G1, G2, NOON, POD_UID, a_gpu, a_pod_uid, a_row
-from tests.unit.core.plain_scene import a_plain_row, ids
+from tests.builders import G1, G2, NOON, POD_UID, a_pod_uid, a_row
 
 
 def an_effect(**changes: object) -> Effect:
@@ -116,28 +113,3 @@ def test_ids_in_use_are_told_by_gpu_and_foreign_ones_are_left_out():
     )
 
     assert {G1: (f"{G1}-1", f"{G1}-3"), G2: (f"{G2}-0",)} == ledger.held_ids()
-
-
-def test_rows_of_plain_mode_are_kept_beside_the_others():
-    first, second = a_plain_row(), a_plain_row(uid=PodUid("b" * 32), slice_ids=ids(4))
-    ledger = Ledger(rows=(a_row(),)).put_plain(first).put_plain(second)
-
-    assert (first, second) == ledger.plain
-    assert second == ledger.find_plain(second.uid)
-    assert (second,) == ledger.drop_plain((first.uid,)).plain
-    assert ledger.rows == ledger.drop_plain((first.uid,)).rows
-
-
-def test_a_row_of_plain_mode_is_replaced_in_its_place():
-    first, second = a_plain_row(), a_plain_row(uid=PodUid("b" * 32))
-    changed = a_plain_row(recorded=True)
-
-    ledger = Ledger().put_plain(first).put_plain(second).put_plain(changed)
-
-    assert (changed, second) == ledger.plain
-
-
-def test_ids_of_plain_mode_are_held_too():
-    ledger = Ledger(plain=(a_plain_row(slice_ids=(*ids(4, 2), SliceId("foreign"))),))
-
-    assert {a_gpu(index=0).uuid: ids(2, 4)} == ledger.held_ids()

@@ -5,17 +5,15 @@ import dataclasses
 import pytest
 
 from agent.core.cluster.pods import PodUid
-from agent.core.containers.edits import ContainerEdits
 from agent.core.reconcile.measuring import (
     DirectorySize,
     OwnedDirectory,
     large_event,
     owned_directories,
 )
-from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.ledger import Ledger
-from agent.core.state.plain_row import Holder, PlainRow
-from tests.builders import NOON, POD_UID, a_row, a_share
+from agent.core.state.ledger import Holder, Ledger
+from tests.builders import POD_UID, a_row
+from tests.unit.core.plain_scene import a_plain_row
 
 MIB = 2**20
 OWNED = OwnedDirectory(f"{POD_UID}_main", "main", "team-a", "train-0", PodUid(POD_UID))
@@ -75,28 +73,16 @@ def test_of_a_pod_whose_uid_is_not_known_it_is_said_on_the_node():
     assert unnamed.text.startswith("A container that the kubelet has not named (uid_container) ")
 
 
-def a_plain_row(number: int, *, holder: Holder | None = None, limits: bool = True) -> PlainRow:
-    return PlainRow(
-        uid=PodUid(f"{number:08x}-0000-4000-9000-{number:012x}"),
-        slice_ids=(),
-        shares=(a_share(),) if limits else (),
-        edits=ContainerEdits(),
-        answered_at=NOON,
-        epoch=KubeletEpoch(7, 1),
-        holder=holder,
-    )
-
-
 def test_each_row_with_a_directory_has_an_owner_as_far_as_one_is_known():
     holder = Holder("team-b", "infer", "app")
     plain = (
-        a_plain_row(1, holder=holder),
-        a_plain_row(2),
-        a_plain_row(3, holder=holder, limits=False),
+        a_plain_row(holder=holder),
+        a_plain_row(uid=PodUid("b" * 32)),
+        a_plain_row(uid=PodUid("c" * 32), holder=holder, limited=False),
     )
     row = a_row()
 
-    found = tuple(owned_directories(Ledger(rows=(row,), plain=plain)))
+    found = tuple(owned_directories(Ledger((row, *plain))))
 
     assert (
         OwnedDirectory(
@@ -109,4 +95,6 @@ def test_each_row_with_a_directory_has_an_owner_as_far_as_one_is_known():
         OwnedDirectory(found[1].name, "app", "team-b", "infer"),
         OwnedDirectory(found[2].name),
     ) == found
-    assert {plain[0].uid, plain[1].uid} == {one.name.partition("_")[0] for one in found[1:]}
+    assert {plain[0].key.pod_uid, plain[1].key.pod_uid} == {
+        one.name.partition("_")[0] for one in found[1:]
+    }

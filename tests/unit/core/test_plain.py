@@ -7,11 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.core.allocation.plain import (
-    CONTAINER,
     MOST_IDS,
     PlainSettings,
     asked_again,
-    directory_of,
     edits_of,
     grant,
     slice_mib,
@@ -22,7 +20,7 @@ from agent.core.containers.edits import EditSettings, HookFacts
 from agent.core.errors import Refusal, RefusalReason, SettingsError
 from agent.core.inventory.condition import Condition
 from agent.core.inventory.slices import SliceId, slice_id
-from agent.core.state.plain_row import Holder
+from agent.core.state.ledger import PLAIN, Holder
 from tests.builders import a_gpu, a_health, a_shared_gpu, an_inventory
 from tests.unit.core.plain_scene import EPOCH, NEXT, UID, a_plain_row, ids
 
@@ -64,10 +62,6 @@ def test_the_gpus_are_in_the_order_of_their_pci_bus_ids_whatever_the_kubelets_or
 
 def test_a_slice_is_never_of_0_mib_which_would_mean_all():
     assert 1 == slice_mib(a_shared_gpu(registered_mib=9, split_count=10))
-
-
-def test_nothing_asked_for_is_refused():
-    assert RefusalReason.EMPTY_REQUEST is refused(()).gate
 
 
 def test_more_than_10000_ids_are_refused_whatever_they_are():
@@ -173,7 +167,7 @@ def test_with_limits_the_answer_is_hami_cores():
         envs["CUDA_DEVICE_MEMORY_LIMIT_1"],
     )
     assert "0" == envs["CUDA_DEVICE_SM_LIMIT"]
-    cache = cache_file(UID, CONTAINER)
+    cache = cache_file(UID, PLAIN)
     assert f"/usr/local/vgpu/{cache}" == envs["CUDA_DEVICE_MEMORY_SHARED_CACHE"]
     assert f"/usr/local/vgpu/containers/{UID}_plain" == mounts["/usr/local/vgpu"]
     assert {"/tmp/vgpulock", "/etc/ld.so.preload", "/usr/local/vgpu/libvgpu.so"} < set(mounts)  # noqa: S108 -- in the container
@@ -215,10 +209,6 @@ def test_settings_that_no_answer_can_be_made_with_are_said_so():
             edits_of(UID, granted, (plain, EditSettings(device_list_strategies=("smoke",))), FACTS)
 
 
-def test_the_directory_has_the_answers_own_name():
-    assert f"{UID}_plain" == directory_of(a_plain_row())
-
-
 def test_an_unbooked_answer_to_an_earlier_kubelet_is_given_again():
     row = a_plain_row(slice_ids=ids(1, 2))
 
@@ -230,7 +220,7 @@ def test_an_unbooked_answer_to_an_earlier_kubelet_is_given_again():
     [
         a_plain_row(slice_ids=ids(1), epoch=NEXT),
         a_plain_row(slice_ids=ids(1), holder=Holder("a", "p", "c")),
-        a_plain_row(slice_ids=ids(1), recorded=True),
+        a_plain_row(slice_ids=ids(1), confirmed=True),
         a_plain_row(slice_ids=ids(1), adopted=True),
         a_plain_row(slice_ids=ids(1, 2)),
         a_plain_row(slice_ids=ids(2)),

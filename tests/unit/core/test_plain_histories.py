@@ -21,14 +21,14 @@ from hypothesis.stateful import (
 )
 
 from agent.core.allocation.plain import asked_again, grant
-from agent.core.cluster.pods import PodUid
+from agent.core.cluster.pods import PodTable, PodUid
 from agent.core.containers.edits import ContainerEdits
 from agent.core.inventory.slices import SliceId
-from agent.core.reconcile import plain as plain_reconcile
-from agent.core.reconcile.plain import PlainSeen, observe
+from agent.core.reconcile import by_kubelet
+from agent.core.reconcile.by_kubelet import judge_by_kubelet
+from agent.core.reconcile.findings import ReconcileFacts
 from agent.core.state.holdings import ContainerHolding, Holding, KubeletEpoch
-from agent.core.state.ledger import Ledger
-from agent.core.state.plain_row import PlainRow
+from agent.core.state.ledger import PLAIN, ContainerKey, Ledger, Row, ShareOrigin
 from tests.builders import NOON, a_gpu, a_shared_gpu, an_inventory
 from tests.unit.core.plain_scene import RESOURCE, ids
 
@@ -44,7 +44,7 @@ Held = frozenset[SliceId]
 class PlainContainer:
     """A pod of one container that runs by one answer."""
 
-    row: PodUid
+    row: ContainerKey
     ids: Held
     init: bool
 
@@ -65,24 +65,34 @@ class PlainHistories(RuleBasedStateMachine):
         self.knows_pods = True
         self.is_seen = True
 
-    def answer(self, wanted: tuple[SliceId, ...]) -> PlainRow:
+    def answer(self, wanted: tuple[SliceId, ...]) -> Row:
         """What the agent answers, as its service does."""
         held = {text for found in self.ledger.held_ids().values() for text in found}
         shares = tuple(one.share for one in grant(wanted, INVENTORY, held))
-        row = asked_again(wanted, self.ledger.plain, self.epoch)
+        row = asked_again(wanted, self.ledger.rows, self.epoch)
         if row is None or self.file is None or frozenset(wanted) in self.file.values():
             uid = PodUid(f"{next(self.numbers):032x}")
             edits = ContainerEdits()
-            row = PlainRow(uid, wanted, shares, edits, self.now, self.epoch, resource=RESOURCE)
+            row = Row(
+                ContainerKey(uid, PLAIN),
+                None,
+                shares,
+                wanted,
+                edits,
+                self.now,
+                self.epoch,
+                origin=ShareOrigin.KUBELET,
+                resource=RESOURCE,
+            )
         row = dataclasses.replace(row, answered_at=self.now, epoch=self.epoch)
-        self.ledger = self.ledger.put_plain(row)
+        self.ledger = self.ledger.put(row)
         self.is_seen = False
         return row
 
     def start(self, name: str, wanted: tuple[SliceId, ...], *, init: bool) -> None:
         """The kubelet asks, books the answer, writes its file and starts the container."""
         row = self.answer(wanted)
-        self.running[name] = PlainContainer(row.uid, frozenset(wanted), init)
+        self.running[name] = PlainContainer(row.key, frozenset(wanted), init)
         self.booked[name] = frozenset(wanted)
         self.file = dict(self.booked)
 
@@ -157,14 +167,27 @@ class PlainHistories(RuleBasedStateMachine):
     @rule(minutes=st.sampled_from([0.0, 0.2, 1.0, 3.0, 20.0]))
     def look(self, minutes: float) -> None:
         self.now += dt.timedelta(minutes=minutes)
-        recorded = None if self.file is None else tuple(self.file.values())
-        seen = PlainSeen(self.listed(), recorded, self.epoch, self.now, self.idle)
-        found = observe(self.ledger, seen, (RESOURCE,), alone=True)
+        seen = ReconcileFacts(
+            PodTable(synced=True),
+            self.listed(),
+            self.epoch,
+            self.now,
+            complete=True,
+            recorded=self.recorded(),
+            idle=self.idle,
+        )
+        found = judge_by_kubelet(self.ledger, seen, RESOURCE)
         assert () == found.strangers  # every holder has a row
         for row in found.confirmed:
-            self.ledger = self.ledger.put_plain(row)
-        self.ledger = self.ledger.drop_plain(row.uid for row in found.closed)
+            self.ledger = self.ledger.put(row)
+        self.ledger = self.ledger.drop(row.key for row in found.over)
         self.idle, self.is_seen = dict(found.idle), True
+
+    def recorded(self) -> dict[ContainerKey, Held] | None:
+        """The kubelet's file, by container."""
+        if self.file is None:
+            return None
+        return {ContainerKey(PodUid(name), "c"): held for name, held in self.file.items()}
 
     def listed(self) -> tuple[Holding, ...]:
         """PodResources: no init container, and ids only where they are booked.
@@ -197,14 +220,14 @@ class PlainHistories(RuleBasedStateMachine):
     @invariant()
     def every_container_has_its_row(self) -> None:
         for name, one in self.running.items():
-            row = self.ledger.find_plain(one.row)
+            row = self.ledger.find(one.row)
             assert row is not None, name
             assert one.ids == frozenset(row.slice_ids)
 
     @invariant()
     def limits_of_distinct_ids_fit(self) -> None:
         mine = [one for one in self.running.values() if self.distinct(one)]
-        rows = [row for one in mine if (row := self.ledger.find_plain(one.row)) is not None]
+        rows = [row for one in mine if (row := self.ledger.find(one.row)) is not None]
         total = sum(share.memory_mib for row in rows for share in row.shares)
         assert total <= GPU.registered_mib
 
@@ -219,7 +242,7 @@ class PlainHistories(RuleBasedStateMachine):
             self.look(0.0)
             self.now += dt.timedelta(days=1)
             self.look(0.0)
-        assert () == self.ledger.plain
+        assert () == self.ledger.rows
 
 
 TestHistories = PlainHistories.TestCase
@@ -241,7 +264,7 @@ SEARCH = settings(
 def _finds(monkeypatch: pytest.MonkeyPatch, name: str, wrong: object) -> bool:
     """Whether the histories notice that a decision was replaced by a wrong one."""
     here = sys.modules[__name__]
-    monkeypatch.setattr(here if hasattr(here, name) else plain_reconcile, name, wrong)
+    monkeypatch.setattr(here if hasattr(here, name) else by_kubelet, name, wrong)
     try:
         run_state_machine_as_test(PlainHistories, settings=SEARCH)
     except AssertionError:
@@ -253,15 +276,22 @@ def _equal_ids(wanted, rows, _epoch):
     return next((row for row in rows if frozenset(row.slice_ids) == frozenset(wanted)), None)
 
 
+def _any_kubelet(row, books):
+    """Who was seen under any kubelet is gone when this one does not name him."""
+    if row.epoch == books.seen.epoch or books.pods:
+        return by_kubelet.GONE_GRACE
+    return None
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
-        ("_lives", lambda row, books: row.uid in books.owners),
-        ("_plain_grace", lambda row, _: plain_reconcile.GONE_GRACE),
-        ("_plain_grace", lambda row, books: plain_reconcile._grace(row, True, books)),
-        ("LOST_GRACE", plain_reconcile.UNSEEN_GRACE),
+        ("_lives", lambda row, books: row.key in books.owners),
+        ("_grace", lambda row, _: by_kubelet.GONE_GRACE),
+        ("_grace", _any_kubelet),
+        ("LOST_GRACE", by_kubelet.UNSEEN_GRACE),
         ("asked_again", _equal_ids),
     ],
     ids=["silence", "no grace", "any kubelet", "a lost init container", "equal ids"],

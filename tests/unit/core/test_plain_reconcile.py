@@ -2,23 +2,23 @@
 
 import dataclasses
 import datetime as dt
+import itertools
 
 import pytest
 
-from agent.core.cluster.pods import PodUid, Role
+from agent.core.cluster.pods import PodTable, PodUid
 from agent.core.inventory.slices import SliceId
-from agent.core.reconcile.pace import UNCONFIRMED_AFTER
-from agent.core.reconcile.plain import (
+from agent.core.reconcile.by_kubelet import (
     GONE_GRACE,
     LOST_GRACE,
     UNREAD_GRACE,
     UNSEEN_GRACE,
-    PlainSeen,
-    observe,
+    judge_by_kubelet,
 )
-from agent.core.state.ledger import Ledger
-from agent.core.state.plain_row import Holder, Stranger
-from tests.builders import G1, NOON, a_row
+from agent.core.reconcile.findings import ReconcileFacts, Stranger
+from agent.core.reconcile.pace import UNCONFIRMED_AFTER
+from agent.core.state.ledger import ContainerKey, Holder, Ledger
+from tests.builders import G1, NOON, a_pod_uid
 from tests.unit.core.plain_scene import (
     EPOCH,
     HOLDER,
@@ -30,15 +30,13 @@ from tests.unit.core.plain_scene import (
 )
 
 ROW = a_plain_row()
-CONFIRMED = dataclasses.replace(ROW, holder=HOLDER)
+CONFIRMED = a_plain_row(holder=HOLDER)
 OTHER = Holder("team-b", "eval-0", "main")
 SECOND = PodUid("b" * 32)
-SCHEDULED = a_row(epoch=EPOCH, confirmed=True, slice_ids=ids(0))
 BYSTANDER = holds(Holder("kube-system", "proxy", "main"))
-NAMED = Holder(SCHEDULED.namespace, SCHEDULED.pod, SCHEDULED.key.container)
 
 
-def look(*rows, at=dt.timedelta(), idle=None, scheduled=(), alone=True, **seen):
+def look(*rows, at=dt.timedelta(), idle=None, **seen):
     """What one look finds; the checkpoint file names what is held, unless told otherwise."""
     holdings = seen.get("holdings", ())
     named = tuple(
@@ -47,26 +45,30 @@ def look(*rows, at=dt.timedelta(), idle=None, scheduled=(), alone=True, **seen):
         for container in one.containers
         if RESOURCE in container.ids
     )
-    found = PlainSeen(
+    recorded = seen.get("recorded", named)
+    keys = (ContainerKey(a_pod_uid(number), "main") for number in itertools.count())
+    found = ReconcileFacts(
+        table=PodTable(synced=True),
         holdings=holdings,
-        recorded=seen.get("recorded", named),
+        complete=True,
+        recorded=None if recorded is None else dict(zip(keys, recorded, strict=False)),
         epoch=seen.get("epoch", EPOCH),
         now=NOON + at,
         idle=idle or {},
     )
-    return observe(Ledger(rows=tuple(scheduled), plain=rows), found, (RESOURCE,), alone=alone)
+    return judge_by_kubelet(Ledger(rows), found, RESOURCE)
 
 
 def closes_after(*rows, **seen):
     """How long the first row is seen without a holder until it is over; None: for ever."""
     first = look(*rows, **seen)
-    if rows[0].uid not in first.idle:
+    if rows[0].key not in first.idle:
         return None
     for grace in (GONE_GRACE, UNSEEN_GRACE, UNREAD_GRACE, LOST_GRACE):
         later = look(*rows, idle=first.idle, **(seen | {"at": grace}))
-        if rows[0] in later.closed:
+        if rows[0] in later.over:
             early = look(*rows, idle=first.idle, **(seen | {"at": grace - dt.timedelta(seconds=1)}))
-            assert rows[0] not in early.closed
+            assert rows[0] not in early.over
             assert NOON + grace == early.due
             return grace
     return None
@@ -102,7 +104,7 @@ def test_a_holder_that_comes_back_in_time_keeps_its_row():
     first = look(CONFIRMED)
     back = look(CONFIRMED, holdings=[holds(HOLDER, *ids(0))], idle=first.idle, at=GONE_GRACE)
 
-    assert () == back.closed
+    assert () == back.over
     assert {} == back.idle
 
 
@@ -136,7 +138,7 @@ def test_an_unreadable_checkpoint_makes_it_wait_longer():
 
 
 def test_ids_that_went_to_the_next_holder_keep_nobody_elses_row():
-    mine = dataclasses.replace(CONFIRMED, uid=SECOND, holder=OTHER)
+    mine = a_plain_row(uid=SECOND, holder=OTHER)
 
     assert UNSEEN_GRACE == closes_after(
         CONFIRMED, mine, holdings=[holds(OTHER, *ids(0))], epoch=NEXT
@@ -150,13 +152,13 @@ def test_an_answer_that_nobody_booked_is_over_after_a_minute():
 def test_an_init_container_is_confirmed_by_the_checkpoint_alone():
     (row,) = look(ROW, recorded=[frozenset(ids(0))]).confirmed
 
-    assert (True, None) == (row.recorded, row.holder)
+    assert (True, None) == (row.confirmed, row.holder)
     assert None is closes_after(row, recorded=[frozenset(ids(0))])
     assert UNSEEN_GRACE == closes_after(row)
 
 
 def test_an_init_container_that_a_lost_checkpoint_forgot_keeps_its_row_for_a_day():
-    row = a_plain_row(recorded=True)
+    row = a_plain_row(confirmed=True)
 
     for recorded in (None, ()):
         assert LOST_GRACE == closes_after(row, epoch=NEXT, recorded=recorded)
@@ -168,7 +170,7 @@ def test_the_grace_begins_anew_with_an_answer():
 
     again = look(asked, idle=first.idle, at=2 * UNSEEN_GRACE - dt.timedelta(seconds=1))
 
-    assert () == again.closed
+    assert () == again.over
 
 
 MINUTE, HOUR = dt.timedelta(minutes=1), dt.timedelta(hours=1)
@@ -180,17 +182,17 @@ def test_a_clock_that_is_set_keeps_no_row_for_longer_than_its_grace(by):
 
     told = look(CONFIRMED, idle=idle, at=by)
 
-    assert (CONFIRMED,) == (told.closed or look(CONFIRMED, idle=told.idle, at=by + MINUTE).closed)
+    assert (CONFIRMED,) == (told.over or look(CONFIRMED, idle=told.idle, at=by + MINUTE).over)
 
 
 @pytest.mark.parametrize("before", [NOON, NOON + 2 * HOUR], ids=["before", "after"])
 def test_an_answer_of_the_future_is_an_old_one(before):
     asked = dataclasses.replace(CONFIRMED, answered_at=NOON + HOUR)
 
-    first = look(asked, idle={asked.uid: before})
+    first = look(asked, idle={asked.key: before})
 
-    assert (asked,) == look(asked, idle=first.idle, at=MINUTE).closed
-    assert 1 == look(dataclasses.replace(asked, holder=None)).unconfirmed
+    assert (asked,) == look(asked, idle=first.idle, at=MINUTE).over
+    assert 1 == look(dataclasses.replace(asked, holder=None, confirmed=False)).unconfirmed
 
 
 def test_of_two_containers_with_the_same_ids_nobody_says_which_row_is_whose():
@@ -226,7 +228,7 @@ def test_the_second_holder_of_the_same_ids_takes_the_row_that_is_left():
 
     (row,) = look(*rows, holdings=[holds(HOLDER, *ids(0)), holds(OTHER, *ids(0))]).confirmed
 
-    assert (SECOND, OTHER) == (row.uid, row.holder)
+    assert (SECOND, OTHER) == (row.key.pod_uid, row.holder)
 
 
 def test_two_answers_of_which_one_is_lived_by_both_stay():
@@ -235,7 +237,7 @@ def test_two_answers_of_which_one_is_lived_by_both_stay():
 
     (row,) = look(*rows, holdings=held).confirmed
 
-    assert (SECOND, HOLDER) == (row.uid, row.holder)
+    assert (SECOND, HOLDER) == (row.key.pod_uid, row.holder)
     for one in ((*rows,), (*reversed(rows),)):
         assert None is closes_after(*one, holdings=held)
 
@@ -258,49 +260,10 @@ def test_a_holder_that_is_explained_is_not_adopted():
     held = [holds(HOLDER, *ids(0))]
 
     assert () == look(CONFIRMED, holdings=held).strangers
-    assert () == look(holdings=held, scheduled=[SCHEDULED]).strangers
 
 
 def test_ids_that_are_no_slices_are_not_adopted():
     assert () == look(holdings=[holds(HOLDER, SliceId(G1))]).strangers
-
-
-def test_in_hami_mode_only_what_plain_mode_left_is_looked_after():
-    found = look(CONFIRMED, holdings=[holds(OTHER, *ids(7))], scheduled=[SCHEDULED], alone=False)
-
-    assert () == found.strangers
-    assert () == found.scheduled
-    assert {CONFIRMED.uid} == set(found.idle)
-
-
-def test_a_row_of_hami_mode_stays_while_its_pod_is_there():
-    for held in (holds(NAMED, *ids(0)), holds(NAMED)):
-        found = look(holdings=[held], scheduled=[SCHEDULED])
-        assert {} == found.idle
-
-    init = dataclasses.replace(SCHEDULED, role=Role.INIT)
-    assert {} == look(holdings=[holds(dataclasses.replace(NAMED))], scheduled=[init]).idle
-
-
-def test_a_row_of_hami_mode_is_confirmed_by_the_next_kubelet():
-    (row,) = look(holdings=[holds(NAMED, *ids(0))], scheduled=[SCHEDULED], epoch=NEXT).scheduled
-
-    assert NEXT == row.epoch
-
-
-def test_a_row_of_hami_mode_is_over_when_its_pod_is_gone():
-    first = look(scheduled=[SCHEDULED])
-
-    later = look(scheduled=[SCHEDULED], idle=first.idle, at=GONE_GRACE)
-
-    assert (SCHEDULED,) == later.closed_scheduled
-
-
-def test_a_row_of_hami_mode_is_over_when_its_container_was_answered_anew():
-    new = dataclasses.replace(CONFIRMED, holder=NAMED, slice_ids=ids(5))
-    first = look(new, holdings=[holds(NAMED, *ids(5))], scheduled=[SCHEDULED])
-
-    assert {SCHEDULED.key} == set(first.idle)
 
 
 @pytest.mark.parametrize(("late", "count"), [(False, 0), (True, 1)])

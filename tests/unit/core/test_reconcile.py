@@ -7,7 +7,8 @@ import pytest
 
 from agent.core.cluster.pods import Phase, PodTable, PodView, Role, Tombstone
 from agent.core.inventory.slices import SliceId
-from agent.core.reconcile.reconcile import Findings, ReconcileFacts, compare
+from agent.core.reconcile.findings import Findings, ReconcileFacts
+from agent.core.reconcile.reconcile import judge_by_scheduler
 from agent.core.state.holdings import ContainerHolding, Holding, KubeletEpoch
 from agent.core.state.ledger import ContainerKey, Ledger, Row
 from tests.builders import G1, NOON, a_container, a_pod, a_pod_uid, a_row
@@ -35,7 +36,7 @@ def found(
         {pod.uid: pod for pod in pods}, tuple(Tombstone(p, NOON) for p in gone), synced=True
     )
     seen = ReconcileFacts(table, holdings, NOW_KUBELET, NOON, complete=True)
-    return compare(Ledger(rows), dataclasses.replace(seen, **changes), (RESOURCE,))  # type: ignore[arg-type]
+    return judge_by_scheduler(Ledger(rows), dataclasses.replace(seen, **changes), RESOURCE)  # type: ignore[arg-type]
 
 
 def test_a_row_is_confirmed_under_the_kubelet_that_names_its_ids():
@@ -68,10 +69,10 @@ def test_a_kubelet_that_names_no_ids_confirms_nothing(holding):
 
 def test_an_init_container_is_confirmed_by_the_file_of_a_kubelet_that_knows_its_pod():
     row = a_row(role=Role.INIT, epoch=OLD_KUBELET)
-    known, recorded = (held(POD),), frozenset({row.key})
+    known, recorded = (held(POD),), {row.key: frozenset(IDS)}
 
     assert () == found(row, holdings=(held(POD, *IDS),)).confirmed
-    assert () == found(row, holdings=known, recorded=frozenset()).confirmed
+    assert () == found(row, holdings=known, recorded={}).confirmed
     (confirmed,) = found(row, holdings=known, recorded=recorded).confirmed
     assert (True, NOW_KUBELET) == (confirmed.confirmed, confirmed.epoch)
 
@@ -79,7 +80,7 @@ def test_an_init_container_is_confirmed_by_the_file_of_a_kubelet_that_knows_its_
 def test_an_init_container_of_a_pod_that_a_new_kubelet_has_not_taken_up_is_not_confirmed():
     row = a_row(role=Role.INIT, epoch=OLD_KUBELET)
 
-    assert () == found(row, recorded=frozenset({row.key})).confirmed
+    assert () == found(row, recorded=dict.fromkeys({row.key}, frozenset(IDS))).confirmed
 
 
 def test_a_row_that_stays_unconfirmed_is_counted_after_a_minute():
@@ -95,30 +96,30 @@ def test_a_clock_that_was_set_keeps_no_row_of_a_deleted_pod(hours):
     now = NOON + dt.timedelta(hours=hours)
     young = KubeletEpoch(7, int(NOON.timestamp() * 1e9))
 
-    assert (a_row().key,) == found(a_row(), pods=(), gone=(POD,), now=now, epoch=young).vanished
-    assert (a_row().key,) == found(a_row(), pods=(), now=now, epoch=young).vanished
+    assert (a_row(),) == found(a_row(), pods=(), gone=(POD,), now=now, epoch=young).over
+    assert (a_row(),) == found(a_row(), pods=(), now=now, epoch=young).over
     assert 1 == found(a_row(), now=now).unconfirmed
 
 
 def test_an_answer_of_the_future_hides_no_row_and_its_pod_has_a_minute_since_we_look():
     row = a_row(answered_at=NOON + dt.timedelta(hours=9))
 
-    assert () == found(row, pods=(), since=NOON, now=NOON + MINUTE / 2).vanished
-    assert (row.key,) == found(row, pods=(), since=NOON, now=NOON + MINUTE).vanished
+    assert () == found(row, pods=(), since=NOON, now=NOON + MINUTE / 2).over
+    assert (row,) == found(row, pods=(), since=NOON, now=NOON + MINUTE).over
 
 
 def test_a_row_that_is_closed_is_not_counted_as_unconfirmed():
     findings = found(a_row(), pods=(), now=NOON + 9 * MINUTE)
 
-    assert (1, 0) == (len(findings.vanished), findings.unconfirmed)
+    assert (1, 0) == (len(findings.over), findings.unconfirmed)
 
 
 def test_the_row_of_a_terminal_pod_is_closed_once_the_kubelet_has_let_go():
     ended = dataclasses.replace(POD, phase=Phase.SUCCEEDED)
     row = a_row(confirmed=True)
 
-    assert () == found(row, pods=(ended,), holdings=(held(ended, *IDS),)).vanished
-    assert (row.key,) == found(row, pods=(ended,)).vanished
+    assert () == found(row, pods=(ended,), holdings=(held(ended, *IDS),)).over
+    assert (row,) == found(row, pods=(ended,)).over
 
 
 @pytest.mark.parametrize(("seconds", "vanished"), [(59, 0), (60, 1)])
@@ -126,14 +127,14 @@ def test_the_row_of_a_deleted_pod_outlives_it_by_a_minute(seconds, vanished):
     row = a_row(answered_at=NOON - 9 * MINUTE)
     now = NOON + dt.timedelta(seconds=seconds)
 
-    assert vanished == len(found(row, pods=(), gone=(POD,), now=now).vanished)
+    assert vanished == len(found(row, pods=(), gone=(POD,), now=now).over)
 
 
 def test_a_pod_that_was_deleted_while_nobody_looked_may_have_been_just_before():
     row = a_row(answered_at=NOON - 9 * MINUTE)
 
-    assert () == found(row, pods=(), since=NOON, now=NOON + MINUTE / 2).vanished
-    assert (row.key,) == found(row, pods=(), since=NOON, now=NOON + MINUTE).vanished
+    assert () == found(row, pods=(), since=NOON, now=NOON + MINUTE / 2).over
+    assert (row,) == found(row, pods=(), since=NOON, now=NOON + MINUTE).over
 
 
 def test_a_kubelet_that_just_started_does_not_say_that_a_pod_is_gone():
@@ -141,24 +142,24 @@ def test_a_kubelet_that_just_started_does_not_say_that_a_pod_is_gone():
     born = later - dt.timedelta(seconds=29)
     young = KubeletEpoch(7, int(born.timestamp() * 1e9))
 
-    assert () == found(row, pods=(), gone=(POD,), now=later, epoch=young).vanished
-    assert (row.key,) == found(
+    assert () == found(row, pods=(), gone=(POD,), now=later, epoch=young).over
+    assert (row,) == found(
         row, pods=(), gone=(POD,), now=later + dt.timedelta(seconds=1), epoch=young
-    ).vanished
+    ).over
 
 
 def test_a_pod_deleted_before_we_looked_is_gone_since_its_answer():
     other = dataclasses.replace(POD, uid=a_pod_uid(9), name="other")
 
-    assert () == found(a_row(), pods=(), gone=(other,)).vanished
-    assert 1 == len(found(a_row(), pods=(), gone=(other,), now=NOON + MINUTE).vanished)
+    assert () == found(a_row(), pods=(), gone=(other,)).over
+    assert 1 == len(found(a_row(), pods=(), gone=(other,), now=NOON + MINUTE).over)
 
 
 def test_a_deleted_pod_that_the_kubelet_still_has_keeps_its_row():
     row = a_row()
     later = NOON + 9 * MINUTE
 
-    assert () == found(row, pods=(), holdings=(held(POD, *IDS),), now=later).vanished
+    assert () == found(row, pods=(), holdings=(held(POD, *IDS),), now=later).over
 
 
 def test_a_successor_of_the_same_name_does_not_keep_the_row():
@@ -169,7 +170,7 @@ def test_a_successor_of_the_same_name_does_not_keep_the_row():
         a_row(), pods=(successor,), gone=(POD,), holdings=(held(POD, *IDS),), now=later
     )
 
-    assert (a_row().key,) == findings.vanished
+    assert (a_row(),) == findings.over
 
 
 @pytest.mark.parametrize(
@@ -182,7 +183,7 @@ def test_a_successor_of_the_same_name_does_not_keep_the_row():
     ids=["a partial look", "pods are not listed yet", "the watch is down"],
 )
 def test_nothing_vanishes_on_half_a_view(changes):
-    assert () == found(a_row(), now=NOON + 9 * MINUTE, **changes).vanished
+    assert () == found(a_row(), now=NOON + 9 * MINUTE, **changes).over
 
 
 def test_a_holder_that_the_ledger_does_not_know_is_taken_over():
@@ -228,18 +229,18 @@ def test_the_ids_of_a_pod_that_went_while_nobody_looked_are_not_taken_for_its_su
 
     findings = found(orphan, pods=(successor,), holdings=(held(POD, *IDS),))
 
-    assert ((orphan.key,), ()) == (findings.vanished, findings.adopt)
+    assert ((orphan,), ()) == (findings.over, findings.adopt)
     assert 1 == len(found(orphan, pods=(running,), holdings=(held(POD, *IDS),)).adopt)
     assert 1 == len(found(other, pods=(successor,), holdings=(held(POD, *IDS),)).adopt)
 
 
 def test_ids_that_the_kubelets_file_has_under_another_uid_are_no_holders_whose_name_can_return():
     pod = dataclasses.replace(POD, phase=Phase.PENDING, reusable_name=True)
-    another = frozenset({ContainerKey(a_pod_uid(9), "main")})
+    another = {ContainerKey(a_pod_uid(9), "main"): frozenset(IDS)}
     holdings = (held(POD, *IDS),)
 
     assert () == found(pods=(pod,), holdings=holdings, recorded=another).adopt
-    own = frozenset({ContainerKey(pod.uid, "main")})
+    own = {ContainerKey(pod.uid, "main"): frozenset(IDS)}
     assert 1 == len(found(pods=(pod,), holdings=holdings, recorded=own).adopt)
     running = dataclasses.replace(pod, phase=Phase.RUNNING)
     generated = dataclasses.replace(pod, reusable_name=False)

@@ -6,12 +6,12 @@ import datetime as dt
 import pytest
 
 from agent.core.cluster.pods import PodTable, Tombstone
-from agent.core.containers.edits import ContainerEdits
-from agent.core.reconcile.reconcile import LEAKED_AFTER, ReconcileFacts, leaked
+from agent.core.reconcile.findings import ReconcileFacts
+from agent.core.reconcile.reconcile import LEAKED_AFTER, leaked
 from agent.core.state.ledger import Ledger, Row
-from agent.core.state.plain_row import PlainRow
 from tests.builders import NOON, a_pod_uid, a_row
 from tests.unit.core.matching_scene import NOW_KUBELET
+from tests.unit.core.plain_scene import a_plain_row
 from tests.unit.core.test_reconcile import IDS, POD, held
 
 STRANGER = f"{a_pod_uid(7)}_main"
@@ -37,11 +37,11 @@ def test_a_directory_of_any_container_of_a_pod_with_a_row_is_not_leaked():
 
 def test_a_directory_of_plain_mode_is_left_to_plain_mode():
     uid = a_pod_uid(7)
-    answer = PlainRow(uid, (), (), ContainerEdits(), NOON, NOW_KUBELET)
+    answer = a_plain_row(uid=uid)
     names = {STRANGER: LEAKED_AFTER, f"{uid}_plain": LEAKED_AFTER}
 
     assert (STRANGER,) == leaked(names, Ledger(), A_VIEW)
-    assert () == leaked(names, Ledger(plain=(answer,)), A_VIEW)
+    assert () == leaked(names, Ledger((answer,)), A_VIEW)
 
 
 def test_a_directory_of_a_deleted_pod_is_not_leaked_while_it_is_remembered():

@@ -8,9 +8,9 @@ import pytest
 from agent.core.cluster.pods import Role
 from agent.core.errors import Refusal, RefusalReason
 from agent.core.inventory.slices import SliceId
+from agent.core.reconcile.findings import Findings
 from agent.core.reconcile.reconcile import (
     MISMATCH_EVENT,
-    Findings,
     check_start,
     mismatch,
     mismatch_event,
@@ -71,7 +71,10 @@ def test_ids_of_an_init_container_that_are_used_again_are_drift_of_the_second_on
     second = a_row(shares=(a_share(uuid=G2),), slice_ids=IDS, epoch=NOW_KUBELET)
 
     findings = found(
-        first, second, holdings=(held(POD, *IDS),), recorded=frozenset({first.key, second.key})
+        first,
+        second,
+        holdings=(held(POD, *IDS),),
+        recorded=dict.fromkeys({first.key, second.key}, frozenset(IDS)),
     )
 
     assert ((), 1) == (findings.mismatched, findings.drifted)
@@ -82,8 +85,8 @@ def test_an_init_containers_mismatch_is_known_from_what_the_kubelet_asked_for():
 
     known = (held(POD),)
 
-    assert () == found(row, holdings=known, recorded=frozenset()).mismatched
-    assert (row.key,) == found(row, holdings=known, recorded=frozenset({row.key})).mismatched
+    assert () == found(row, holdings=known, recorded={}).mismatched
+    assert (row.key,) == found(row, holdings=known, recorded={row.key: frozenset(IDS)}).mismatched
 
 
 def test_a_mismatch_is_said_with_both_gpus_and_an_id():
@@ -129,7 +132,7 @@ def test_of_rows_with_the_same_ids_the_last_answer_decides_whether_it_may_start(
         )
 
 
-@pytest.mark.parametrize("recorded", [None, frozenset()])
+@pytest.mark.parametrize("recorded", [None, {}])
 def test_an_init_container_that_the_kubelet_shows_nowhere_is_drift_and_not_unconfirmed(recorded):
     row = a_row(role=Role.INIT)
     early = NOON + MINUTE - dt.timedelta(microseconds=1)

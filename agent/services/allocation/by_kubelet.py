@@ -1,0 +1,154 @@
+"""The kubelet's ids decide what a container gets, and nobody says which pod asks.
+
+The kubelet is not asked either, so that overlapping calls are over within a write. It does not tell
+a new pod from an old one, and would die of any grant but that of the last call it began with.
+"""
+
+import asyncio
+import dataclasses
+import random
+from collections.abc import Callable, Iterable
+
+from agent.core.allocation.plain import PlainSettings, asked_again, edits_of, grant
+from agent.core.allocation.preference import nearest
+from agent.core.allocation.steps import ALLOCATE_BUDGET, AllocateStep
+from agent.core.cluster.pods import PodUid
+from agent.core.containers.container_edits import check_library
+from agent.core.containers.edits import EditSettings, GrantedShare, HookFacts
+from agent.core.errors import Refusal
+from agent.core.inventory.inventory import Inventory
+from agent.core.inventory.slices import SliceId
+from agent.core.ports import Clock, HookDirs, KubeletRecords
+from agent.core.state.holdings import KubeletEpoch
+from agent.core.state.ledger import PLAIN, ContainerKey, Ledger, Row, ShareOrigin
+from agent.kit.cell import Cell
+from agent.kit.turns import Turns
+from agent.services.allocation.calls import AllocateCall, AllocateCalls
+
+RECORDS_BUDGET = 0.2
+"""Seconds for the kubelet's checkpoint file; after that the answer is a first one."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KubeletViews:
+    """The facts that an answer is made of. `edits` also has the resource's name.
+
+    `epoch` names the kubelet that is there now.
+    """
+
+    inventory: Cell[Inventory]
+    ledger: Cell[Ledger]
+    edits: Cell[EditSettings]
+    epoch: Callable[[], KubeletEpoch | None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KubeletPeers:
+    """Whom it asks."""
+
+    records: KubeletRecords
+    hooks: HookDirs
+    clock: Clock
+    chance: random.Random
+
+
+class KubeletShares:
+    """A ShareSource: each slice that the kubelet names is a part of its GPU."""
+
+    def __init__(self, views: KubeletViews, peers: KubeletPeers, settings: PlainSettings) -> None:
+        self._views = views
+        self._peers = peers
+        self._settings = settings
+        self.calls = AllocateCalls(Turns(views.epoch))
+
+    @property
+    def budget(self) -> float:
+        """Seconds for one Allocate."""
+        return ALLOCATE_BUDGET
+
+    async def decide(
+        self, ids: tuple[SliceId, ...], call: AllocateCall
+    ) -> Callable[[Ledger], Ledger] | None:
+        """Set the row of the call. None: it was overtaken before. Raises Refusal."""
+        # One that may be overtaken by another that is under way is refused like one that is.
+        call.turn.yields = call.turn.doubted
+        call.overlapped |= call.turn.doubted
+        facts = await self._peers.hooks.facts()
+        call.step = AllocateStep.CHECK
+        held = _ids_of(self.calls.on_their_way(self._views.ledger.value).rows)
+        granted = grant(ids, self._views.inventory.value, held)
+        if call.is_lost:
+            return None
+        again = await self._asked_again(ids)
+        call.is_replay = again is not None
+        call.row = row = again or self._first(ids, granted, facts)
+        return lambda ledger: ledger.put(row)
+
+    def refused(self, refusal: Refusal, call: AllocateCall) -> None:
+        """Whoever was refused is not known, and may ask again."""
+
+    async def prefer(
+        self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
+    ) -> tuple[SliceId, ...]:
+        """`size` of the offered ids, on GPUs near to each other; none where that cannot be.
+
+        Ids of answers that an earlier kubelet never booked are as good as free: whoever asks again
+        is best answered as before. What was just offered to another container is offered last, for
+        the kubelet marks it only when it asks for it.
+        """
+        turn = self.calls.turns.begin()
+        epoch = self._views.epoch()
+        rows = self.calls.on_their_way(self._views.ledger.value).rows
+        held = _ids_of(row for row in rows if row.confirmed or row.epoch == epoch)
+        gpus = {one.uuid: one.gpu for one in self._views.inventory.value.gpus}
+        offered = self.calls.turns.offered()
+        left = tuple(text for text in available if text not in offered)
+        chosen = nearest(left, must_include, size, gpus, held)
+        chosen = chosen or nearest(available, must_include, size, gpus, held)
+        turn.ids = frozenset(chosen)
+        return chosen
+
+    async def _asked_again(self, ids: tuple[SliceId, ...]) -> Row | None:
+        """The row to answer again, as it will stand, or None. It is nobody else's meanwhile."""
+        epoch, taken = self._views.epoch(), self.calls.taken
+        free = (row for row in self._views.ledger.value.rows if row.key not in taken)
+        row = asked_again(ids, free, epoch) if epoch else None
+        if epoch is None or row is None:
+            return None
+        taken.add(row.key)
+        try:
+            async with asyncio.timeout(RECORDS_BUDGET):
+                recorded = await self._peers.records.read(self._views.edits.value.resource)
+        except TimeoutError:
+            return None
+        finally:
+            taken.discard(row.key)
+        if recorded is None or frozenset(ids) in recorded.values():
+            return None
+        return dataclasses.replace(row, answered_at=self._peers.clock.now(), epoch=epoch)
+
+    def _first(
+        self, ids: tuple[SliceId, ...], granted: tuple[GrantedShare, ...], facts: HookFacts
+    ) -> Row:
+        """A row of its own, with its answer."""
+        # Without dashes it is no UID of the API server's: hami mode, which sweeps directories of
+        # pods that are gone, leaves this one alone.
+        uid = PodUid(f"{self._peers.chance.getrandbits(128):032x}")
+        edits, has_limits = self._views.edits.value, self._settings.memory_limits
+        if has_limits:
+            check_library(facts)
+        return Row(
+            key=ContainerKey(uid, PLAIN),
+            holder=None,
+            shares=tuple(one.share for one in granted) if has_limits else (),
+            slice_ids=tuple(sorted(ids)),
+            edits=edits_of(uid, granted, (self._settings, edits), facts),
+            answered_at=self._peers.clock.now(),
+            epoch=self._views.epoch() or KubeletEpoch(),
+            origin=ShareOrigin.KUBELET,
+            resource=edits.resource,
+        )
+
+
+def _ids_of(rows: Iterable[Row]) -> frozenset[SliceId]:
+    return frozenset(text for row in rows for text in row.slice_ids)

@@ -1,0 +1,164 @@
+"""HAMi's scheduler wrote what a container gets; which container asks is found out by questions."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+
+import structlog
+
+from agent.core.allocation.answered import answered
+from agent.core.allocation.at_admission import is_taking_up
+from agent.core.allocation.evidence import Grant
+from agent.core.allocation.preference import nearest, steer
+from agent.core.allocation.settings import MatchSettings
+from agent.core.allocation.steps import (
+    ALLOCATE_BUDGET,
+    TAKING_UP_BUDGET,
+    VAIN,
+    VAIN_REFILL,
+    AllocateStep,
+)
+from agent.core.containers.container_edits import check_library
+from agent.core.containers.edits import EditSettings, HookFacts
+from agent.core.errors import AgentError, Refusal, RefusalReason, StateError
+from agent.core.inventory.slices import SliceId
+from agent.core.ports import HookDirs
+from agent.core.state.holdings import KubeletEpoch
+from agent.core.state.ledger import Ledger
+from agent.kit.allowance import Allowance
+from agent.kit.cell import Cell
+from agent.kit.turns import Turns
+from agent.services.allocation.calls import AllocateCall, AllocateCalls
+from agent.services.allocation.inquiry import Inquiry
+from agent.services.allocation.rows import Rows
+from agent.services.allocation.views import AllocationPeers, AllocationViews, Underway
+
+log = structlog.get_logger(__name__)
+
+PREFER_BUDGET = 0.2
+"""Seconds for GetPreferredAllocation, which the kubelet asks just before: 1 s for both."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AllocationSettings:
+    """How pods are matched and how answers are made. `edits` has our resource's name."""
+
+    match: MatchSettings
+    edits: Cell[EditSettings]
+
+
+class SchedulerShares:
+    """A ShareSource: the pod's annotation says what each container gets.
+
+    Only the number of the kubelet's ids counts: which ids it names is normal to differ after
+    restarts and never a reason to refuse.
+    """
+
+    def __init__(
+        self,
+        views: AllocationViews,
+        peers: AllocationPeers,
+        hooks: HookDirs,
+        settings: AllocationSettings,
+    ) -> None:
+        self._views = views
+        self._peers = peers
+        self._hooks = hooks
+        self._settings = settings
+        self._vain = Allowance(VAIN, VAIN_REFILL)
+        self._rows = Rows(
+            inventory=views.inventory,
+            edits=settings.edits,
+            hooks=hooks,
+            epoch=self._epoch,
+            clock=peers.clock,
+        )
+        self.adopt = self._rows.adopted
+        self.calls = AllocateCalls(Turns(peers.epoch))
+
+    @property
+    def budget(self) -> float:
+        """Seconds for one Allocate."""
+        is_young = is_taking_up(self._epoch(), self._peers.clock.now())
+        return TAKING_UP_BUDGET if is_young else ALLOCATE_BUDGET
+
+    async def decide(
+        self, ids: tuple[SliceId, ...], call: AllocateCall
+    ) -> Callable[[Ledger], Ledger]:
+        """Set the row of the call. What may follow the answer is owed by the same write."""
+        grant, facts = await self._granted(len(ids), call)
+        call.is_replay = call.turn.yields = grant.replay is not None
+        call.oversold = grant.oversold
+        offered = self.calls.take_offer(grant.key)
+        call.row = row = self._rows.granted(grant, ids, facts, offered=offered)
+        if call.is_replay:
+            return lambda ledger: ledger.put(row)
+        check_library(facts, grant.candidate.container)
+        return lambda ledger: answered(ledger, grant.candidate.pod, row)
+
+    def refused(self, refusal: Refusal, call: AllocateCall) -> None:
+        """A pod that is refused at its admission does not ask again."""
+        row, pods = call.row, self._views.pods.value
+        if row is None or call.is_replay or refusal.gate is RefusalReason.OVERLAP:
+            return
+        pod = pods.pods.get(row.key.pod_uid)
+        if pod is None or not pod.has_run:
+            self.calls.use_up(row.key.pod_uid, pods, self._epoch())
+
+    async def prefer(
+        self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
+    ) -> tuple[SliceId, ...]:
+        """`size` of the offered ids: of the annotated GPUs if they can be had, else near ones."""
+        turn = self.calls.turns.begin()
+        grant = await self._preferred(size)
+        ledger = self._underway().ledger
+        held = frozenset(text for ids in ledger.held_ids().values() for text in ids)
+        chosen = None
+        if grant is not None:
+            wanted = tuple(share.uuid for share in grant.shares)
+            chosen = steer(available, must_include, wanted, held)
+            self.calls.take_offer(grant.key)
+            if chosen is not None:
+                self.calls.offer(grant.key)
+        if chosen is None:
+            gpus = {one.uuid: one.gpu for one in self._views.inventory.value.gpus}
+            chosen = nearest(available, must_include, size, gpus, held)
+        turn.ids = frozenset(chosen)
+        return chosen
+
+    async def _granted(self, count: int, call: AllocateCall) -> tuple[Grant, HookFacts]:
+        """Which container it is for, and what it gets and mounts."""
+        inquiry = self._inquiry(patient=True)
+        try:
+            facts = await self._hooks.facts()
+            call.step = AllocateStep.MATCH
+            grant = await inquiry.grant(count, self._underway)
+        except (Refusal, StateError, asyncio.CancelledError):
+            refused = inquiry.in_vain(count, self._underway())
+            if refused is not None:
+                self.calls.use_up(refused, self._views.pods.value, self._epoch())
+            raise
+        if grant is None:  # pragma: no cover -- a patient inquiry decides or raises
+            raise Refusal(RefusalReason.OUT_OF_TIME, "The agent could not decide; report this.")
+        return grant, facts
+
+    async def _preferred(self, size: int) -> Grant | None:
+        """What the container that is being admitted would get, or None: that is not known."""
+        try:
+            async with asyncio.timeout(PREFER_BUDGET):
+                return await self._inquiry(patient=False).grant(size, self._underway)
+        except (AgentError, TimeoutError) as error:
+            log.debug("prefer.unsteered", reason=str(error) or "out of time")
+            return None
+
+    def _inquiry(self, *, patient: bool) -> Inquiry:
+        resource = self._settings.edits.value.resource
+        match = dataclasses.replace(self._settings.match, resource=resource)
+        return Inquiry(self._views, self._peers, match, patient=patient, vain=self._vain)
+
+    def _underway(self) -> Underway:
+        ledger = self.calls.on_their_way(self._views.ledger.value)
+        return Underway(ledger, self.calls.claimed(self._epoch()), self.calls.spent)
+
+    def _epoch(self) -> KubeletEpoch:
+        return self._peers.epoch() or KubeletEpoch()
