@@ -7,12 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.core.errors import SettingsError
-from agent.core.state.last_good import SourceFile
 from agent.settings.profiles import NodeFacts
 from agent.settings.sections import build
-from agent.settings.sources import Sources
 from agent.settings.table import FIELDS
-from agent.settings.values import NodeValues, make_plan
+from tests.unit.settings.plans import plan_of
 
 GREAT = "1" + 309 * "0"
 HUGE = "0x" + 5000 * "f"
@@ -20,22 +18,6 @@ CLOCK = ":".join(200 * ["1"]) + ".5"
 """YAML 1.1's sixties: a whole number that no float holds, and a half."""
 
 FACTS = NodeFacts("a", {"x": "a"}, {"0": "NVIDIA H100"})
-
-
-def plan_of(
-    *, own: str = "", devices: str = "", nodes: str = "", environ=None, flags=None
-) -> NodeValues:
-    def text(name: str, content: str) -> SourceFile | None:
-        return SourceFile(name, content.encode(errors="replace")) if content else None
-
-    sources = Sources(
-        environ=environ or {},
-        flags=flags or {},
-        device_config=text("d.yaml", devices),
-        own=text("c.yaml", own),
-        node_config=text("n.json", nodes),
-    )
-    return make_plan(sources)
 
 
 def refusal(**sources: object) -> SettingsError:

@@ -5,23 +5,9 @@ import json
 import pytest
 
 from agent.core.errors import SettingsError
-from agent.core.state.last_good import SourceFile
 from agent.settings.profiles import NodeFacts
-from agent.settings.sources import Sources
-from agent.settings.values import NodeValues, make_plan
-
-
-def plan_of(*, own: str = "", devices: str = "", nodes: str = "", environ=None) -> NodeValues:
-    def text(name: str, content: str) -> SourceFile | None:
-        return SourceFile(name, content.encode()) if content else None
-
-    sources = Sources(
-        environ=environ or {},
-        device_config=text("d.yaml", devices),
-        own=text("c.yaml", own),
-        node_config=text("n.json", nodes),
-    )
-    return make_plan(sources)
+from agent.settings.values import NodeValues
+from tests.unit.settings.plans import plan_of
 
 
 def value_of(plan: NodeValues, key: str) -> object:
