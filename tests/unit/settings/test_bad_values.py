@@ -17,6 +17,7 @@ HUGE = "0x" + 5000 * "f"
 CLOCK = ":".join(200 * ["1"]) + ".5"
 """YAML 1.1's sixties: a whole number that no float holds, and a half."""
 
+PLACES = ("c.yaml:", "d.yaml:", "n.json:", "env ", "--")
 FACTS = NodeFacts("a", {"x": "a"}, {"0": "NVIDIA H100"})
 
 
@@ -27,12 +28,13 @@ def refusal(**sources: object) -> SettingsError:
 
 
 def taken_or_refused(**sources: object) -> None:
-    """Anything but a SettingsError is let through."""
+    """Anything but a SettingsError with its place is let through."""
     try:
         plan = plan_of(**sources)  # type: ignore[arg-type]
         build(plan.resolve(FACTS), host_name="a")
     except SettingsError as error:
         str(error).encode()
+        assert str(error).startswith(PLACES)  # noqa: PT017 -- many are taken
 
 
 @pytest.mark.parametrize("sign", ["", "-"])
