@@ -62,20 +62,25 @@ async def test_the_first_content_keeps_nothing(disk_and_faults):
     assert None is await disk.read("state.json.1")
 
 
-@pytest.mark.parametrize("keep", [None, "state.json.1"])
-async def test_an_error_at_any_step_is_said_and_the_old_content_stands(disk_and_faults, keep):
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize(("keep", "before"), [(None, 1), ("state.json.1", 1), ("state.json.1", 3)])
+async def test_an_error_at_any_step_is_said_and_the_old_content_stands(
+    disk_and_faults, keep, before, code
+):
     disk, faults = disk_and_faults
-    await disk.replace("state.json", b"old", keep=keep)
-    before = faults.steps
+    for _ in range(before):
+        await disk.replace("state.json", b"old", keep=keep)
+    begun = faults.steps
     await disk.replace("state.json", b"old", keep=keep)
     refused = 0
-    for step in range(faults.steps - before):
-        faults.fail_at(step, errno.ENOSPC)
+    for step in range(faults.steps - begun):
+        faults.fail_at(step, code)
         try:
             await disk.replace("state.json", b"new", keep=keep)
         except StateError as error:
             refused += 1
             assert "state.json cannot be written" in str(error)  # noqa: PT017 -- some steps may fail
+            assert errno.errorcode[code] in str(error)  # noqa: PT017
             assert b"old" == await disk.read("state.json")
         else:
             assert b"new" == await disk.read("state.json")

@@ -6,13 +6,14 @@ from tests.fakes.disk import MemoryDisk
 
 
 class GatedDisk(MemoryDisk):
-    """Counts writes; none goes on while `gate` is closed (it is open at first)."""
+    """Counts writes; none goes on while `gate` is closed, as it is at first where it is `shut`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shut: bool = False) -> None:
         super().__init__()
         self.writes = 0
         self.gate = asyncio.Event()
-        self.gate.set()
+        if not shut:
+            self.gate.set()
 
     async def replace(self, name: str, data: bytes, *, keep: str | None = None) -> None:
         self.writes += 1

@@ -75,13 +75,14 @@ async def test_the_lock_of_an_owner_that_is_not_here_goes_by_its_text():
         assert not desk.locked
 
 
-async def test_the_lock_of_an_answered_pod_goes_where_nobody_has_its_name_any_more():
+async def test_the_lock_of_an_answered_pod_goes_where_nobody_has_its_name_and_outlives_nobody():
     async with owing() as desk:
         await desk.owe(settling(POD, value=LOCK))
         await asyncio.sleep(1)
 
         assert not desk.locked
         assert () == desk.owed
+        assert {} == desk.outlived.value
 
 
 @pytest.mark.parametrize(
@@ -138,15 +139,6 @@ async def test_a_pod_that_the_node_may_not_read_is_gone_and_one_that_nobody_tell
             assert not desk.locked
             assert outlived == desk.outlived.value
             assert {("settle-pod", "done"): 1} == desk.results
-
-
-async def test_a_lock_whose_pod_was_gone_before_the_patch_outlives_nobody():
-    async with owing() as desk:
-        await desk.owe(settling(POD, value=LOCK))
-        await asyncio.sleep(1)
-
-        assert not desk.locked
-        assert {} == desk.outlived.value
 
 
 async def test_no_more_locks_are_remembered_than_the_last():

@@ -14,9 +14,7 @@ from tests.services.test_pods_table import ONE, TWO, following
 
 
 async def test_a_refresh_shows_what_the_watch_has_not_delivered_yet():
-    api = FakeApi()
-
-    async with following(api) as room:
+    async with following(api := FakeApi()) as room:
         api.lag = 30
         api.put_pod(ONE)
         await asyncio.sleep(0.1)
@@ -66,9 +64,7 @@ async def test_a_list_that_the_watch_has_overtaken_is_not_taken():
 
 
 async def test_those_who_ask_together_share_one_list():
-    api = FakeApi()
-
-    async with following(api) as room:
+    async with following(api := FakeApi()) as room:
         async with asyncio.TaskGroup() as group:
             for _ in range(10):
                 group.create_task(room.pods.refresh())
@@ -77,9 +73,7 @@ async def test_those_who_ask_together_share_one_list():
 
 
 async def test_who_asks_during_a_list_waits_for_the_next_one():
-    api = FakeApi()
-
-    async with following(api) as room:
+    async with following(api := FakeApi()) as room:
         api.delay = 0.8
         async with asyncio.TaskGroup() as group:
             group.create_task(room.pods.refresh())
@@ -92,9 +86,7 @@ async def test_who_asks_during_a_list_waits_for_the_next_one():
 
 
 async def test_a_caller_that_gives_up_takes_nobody_with_it():
-    api = FakeApi()
-
-    async with following(api) as room:
+    async with following(api := FakeApi()) as room:
         api.delay = 0.8
         async with asyncio.TaskGroup() as group:
             patient = group.create_task(room.pods.refresh())
@@ -106,9 +98,7 @@ async def test_a_caller_that_gives_up_takes_nobody_with_it():
 
 
 async def test_a_list_that_hangs_holds_up_no_later_one():
-    api = FakeApi()
-
-    async with following(api) as room:
+    async with following(api := FakeApi()) as room:
         api.delay = 60
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.6):
@@ -121,18 +111,14 @@ async def test_a_list_that_hangs_holds_up_no_later_one():
 
 
 async def test_a_list_that_takes_too_long_is_told_as_out_of_time():
-    api = FakeApi()
-
-    async with following(api) as room:
+    async with following(api := FakeApi()) as room:
         api.delay = 60
         with pytest.raises(ApiError, match="out of time"):
             await room.pods.refresh()
 
 
 async def test_a_list_that_fails_is_told_to_who_asked():
-    api = FakeApi()
-
-    async with following(api) as room:
+    async with following(api := FakeApi()) as room:
         api.fail(ApiError("refused"), call="list_pods")
         with pytest.raises(ApiError, match="refused"):
             await room.pods.refresh()
@@ -142,9 +128,7 @@ async def test_a_list_that_fails_is_told_to_who_asked():
 
 
 async def test_a_refresh_during_an_outage_of_the_watch_leaves_the_table_stale():
-    api = FakeApi()
-
-    async with following(api) as room:
+    async with following(api := FakeApi()) as room:
         await asyncio.sleep(60)
         api.begin_outage()
         await asyncio.sleep(4)
@@ -179,9 +163,7 @@ async def test_however_many_ask_the_lists_of_a_minute_are_bounded_and_it_is_told
 
 
 async def test_who_is_not_listed_is_shown_by_the_watch_meanwhile():
-    api = FakeApi()
-
-    async with following(api) as room:
+    async with following(api := FakeApi()) as room:
         for _ in range(LISTS):
             await room.pods.refresh()
         api.lag = WATCH_PAUSE / 2

@@ -49,11 +49,6 @@ async def test_older_schedulers_get_the_same_score():
         assert 2 == len(json.loads(room.says(SCORE) or ""))
 
 
-async def test_a_gpu_alone_has_an_empty_score():
-    async with reported(inventory=linked(0), settings=SCORED) as room:
-        assert f'[{{"uuid":"{a_uuid(0)}","score":{{}}}}]' == room.says(SCORE)
-
-
 async def test_changed_links_alone_are_told_and_the_scheduler_made_to_read_them():
     async with reported(inventory=linked(2, 2), settings=SCORED) as room:
         room.api.edit_node({HANDSHAKE: "Requesting_2026-08-21 06:20:50"})

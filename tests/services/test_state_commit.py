@@ -69,8 +69,7 @@ async def test_an_author_goes_on_before_those_who_follow_the_ledger():
 
 
 async def test_ten_changes_at_once_need_two_writes():
-    disk = GatedDisk()
-    disk.gate.clear()
+    disk = GatedDisk(shut=True)
     async with a_service(disk) as service, asyncio.TaskGroup() as group:
         group.create_task(service.commit(putting(0)))
         await asyncio.sleep(0.01)
@@ -96,8 +95,7 @@ async def test_a_change_that_changes_nothing_is_not_written():
 
 
 async def test_nothing_is_published_before_it_is_on_disk():
-    disk = GatedDisk()
-    disk.gate.clear()
+    disk = GatedDisk(shut=True)
     async with a_service(disk) as service, asyncio.TaskGroup() as group:
         group.create_task(service.commit(putting(1)))
         await asyncio.sleep(1)
@@ -140,8 +138,7 @@ async def test_the_error_goes_away_with_its_cause_although_nobody_writes():
 
 
 async def test_health_is_written_soon_and_what_comes_meanwhile_after_it():
-    disk = GatedDisk()
-    disk.gate.clear()
+    disk = GatedDisk(shut=True)
     async with a_service(disk) as service:
         service.remember({GpuUuid(G1): a_health(condition=Condition.WATCH)})
         await asyncio.sleep(0.01)
@@ -154,8 +151,7 @@ async def test_health_is_written_soon_and_what_comes_meanwhile_after_it():
 
 
 async def test_the_change_of_an_author_who_gave_up_waiting_is_not_written():
-    disk = GatedDisk()
-    disk.gate.clear()
+    disk = GatedDisk(shut=True)
     async with a_service(disk) as service, asyncio.TaskGroup() as group:
         group.create_task(service.commit(putting(1)))
         await asyncio.sleep(0.01)
@@ -168,8 +164,7 @@ async def test_the_change_of_an_author_who_gave_up_waiting_is_not_written():
 
 
 async def test_an_author_who_gave_up_during_the_write_disturbs_nobody():
-    disk = GatedDisk()
-    disk.gate.clear()
+    disk = GatedDisk(shut=True)
     async with a_service(disk) as service, asyncio.TaskGroup() as group:
         group.create_task(service.commit(putting(1)))
         with pytest.raises(TimeoutError):
@@ -181,8 +176,7 @@ async def test_an_author_who_gave_up_during_the_write_disturbs_nobody():
 
 
 async def test_more_changes_than_the_limit_are_refused_at_once():
-    disk = GatedDisk()
-    disk.gate.clear()
+    disk = GatedDisk(shut=True)
     async with a_service(disk, limit=2) as service, asyncio.TaskGroup() as group:
         group.create_task(service.commit(putting(0)))
         await asyncio.sleep(0.01)
@@ -197,8 +191,7 @@ async def test_more_changes_than_the_limit_are_refused_at_once():
 
 
 async def test_a_stop_in_the_middle_of_a_write_tells_the_authors():
-    disk = GatedDisk()
-    disk.gate.clear()
+    disk = GatedDisk(shut=True)
     async with asyncio.TaskGroup() as group, a_service(disk) as service:
         waiting = group.create_task(_failing(service))
         await asyncio.sleep(0.01)
@@ -213,8 +206,7 @@ async def _failing(service):
 
 
 async def test_a_flush_writes_what_waits_and_never_beside_another_write():
-    disk = GatedDisk()
-    disk.gate.clear()
+    disk = GatedDisk(shut=True)
     async with a_service(disk) as service, asyncio.TaskGroup() as group:
         for number in (1, 2):
             group.create_task(service.commit(putting(number)))

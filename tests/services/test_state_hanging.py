@@ -24,8 +24,7 @@ def putting(row=ROW):
 
 
 async def test_a_write_that_hangs_is_an_error_while_it_does():
-    disk = GatedDisk()
-    disk.gate.clear()
+    disk = GatedDisk(shut=True)
     async with a_service(disk) as service, asyncio.TaskGroup() as group:
         group.create_task(service.commit(putting()))
         await asyncio.sleep(0.9)
@@ -44,8 +43,7 @@ async def test_a_write_that_hangs_is_an_error_while_it_does():
 
 
 async def test_a_write_that_hung_and_failed_is_one_error_with_the_later_reason():
-    disk = GatedDisk()
-    disk.gate.clear()
+    disk = GatedDisk(shut=True)
     async with a_service(disk) as service:
         service.remember(ILL)
         await asyncio.sleep(3.5)
@@ -58,8 +56,7 @@ async def test_a_write_that_hung_and_failed_is_one_error_with_the_later_reason()
 
 
 async def test_an_author_waits_for_a_hanging_disk_no_longer_than_the_deadline():
-    disk = GatedDisk()
-    disk.gate.clear()
+    disk = GatedDisk(shut=True)
     async with a_service(disk) as service:
         began = asyncio.get_running_loop().time()
         with pytest.raises(StateError, match="has not answered for 10 s"):
@@ -69,8 +66,7 @@ async def test_an_author_waits_for_a_hanging_disk_no_longer_than_the_deadline():
 
 
 async def test_changes_that_were_given_up_take_no_place_and_are_written_once_at_most():
-    disk = GatedDisk()
-    disk.gate.clear()
+    disk = GatedDisk(shut=True)
     async with a_service(disk, limit=2) as service:
         for _ in range(6):
             with pytest.raises(StateError, match="has not answered"):
@@ -94,8 +90,7 @@ async def test_health_noted_in_the_last_moment_is_written():
 
 
 async def test_health_whose_write_was_cut_by_the_stop_is_written():
-    disk = GatedDisk()
-    disk.gate.clear()
+    disk = GatedDisk(shut=True)
     async with a_service(disk) as service:
         service.remember(ILL)
         await asyncio.sleep(0.01)
@@ -122,8 +117,7 @@ async def test_a_second_cancellation_does_not_cut_the_last_write():
 
 
 async def test_a_hanging_disk_holds_up_the_stop_for_a_moment_only():
-    disk = GatedDisk()
-    disk.gate.clear()
+    disk = GatedDisk(shut=True)
     async with a_service(disk) as service:
         service.remember(ILL)
         await asyncio.sleep(0.01)

@@ -1,9 +1,6 @@
 """Every command that a document tells to type is run by a test, or it stands here why not."""
 
-import ast
-import functools
 import re
-from pathlib import Path
 
 import pytest
 
@@ -213,16 +210,6 @@ def entry(command: str) -> str | None:
     return max((one for one in BEGINNINGS if command.startswith(one)), key=len, default=None)
 
 
-@functools.cache
-def claims_in(path: str) -> frozenset[str]:
-    """The names of its tests."""
-    return frozenset(
-        node.name
-        for node in ast.walk(tree.parsed(Path(path)))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    )
-
-
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_a_command_is_run_or_it_is_said_why_not(document: str):
     assert [] == sorted(one for one in told(document) if entry(one) is None)
@@ -241,5 +228,5 @@ def test_what_runs_it_is_there(where: str, commands: tuple[str, ...]):
         targets = {command.removeprefix("make ") for command in commands}
         assert targets <= set(tree.text(path).split())
     else:
-        assert not name or name in claims_in(path)
+        assert not name or name in tree.claims_of(path)
         assert (tree.ROOT / path).is_file()

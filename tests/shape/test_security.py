@@ -4,11 +4,8 @@ A test that is named there exists. What is locked is held to its hash, and to th
 without a known weakness where there was one.
 """
 
-import ast
-import functools
 import re
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,15 +28,6 @@ def rows() -> list[tuple[str, ...]]:
 
 def promises() -> list[tuple[str, ...]]:
     return [match.groups() for match in PROMISE.finditer(tree.text("SECURITY.md"))]
-
-
-@functools.cache
-def claims_of(path: str) -> frozenset[str]:
-    return frozenset(
-        node.name
-        for node in ast.walk(tree.parsed(Path(path)))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    )
 
 
 def test_the_threats_are_numbered():
@@ -65,7 +53,7 @@ def test_a_threat_has_a_test_or_a_reason(threat: str, cell: str):
     sorted({found for row in (*rows(), *promises()) for found in TEST.findall(row[-1])}),
 )
 def test_a_test_that_is_named_exists(path: str, name: str):
-    assert name in claims_of(path)
+    assert name in tree.claims_of(path)
 
 
 @pytest.mark.parametrize("document", ["README.md", "deploy/README.md", "systemd/README.md"])

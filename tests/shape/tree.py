@@ -50,6 +50,13 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(text(path), filename=str(path))
 
 
+@functools.cache
+def claims_of(path: str) -> frozenset[str]:
+    """The names of its tests."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return frozenset(one.name for one in ast.walk(parsed(Path(path))) if isinstance(one, functions))
+
+
 def defined(tree: ast.Module) -> Iterator[tuple[str, int]]:
     """Each name that the module gives to something of its own, with its line.
 

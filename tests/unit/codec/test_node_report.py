@@ -98,11 +98,6 @@ def test_a_score_that_nobody_asked_for_is_removed():
     assert {REGISTER: TEXT, SCORE: None} == report.changes
 
 
-def test_pairs_of_different_sides_are_named():
-    assert () == the_report(linked(), {}, SCORED).lopsided
-    assert ((a_uuid(0), a_uuid(1)),) == the_report(linked(lopsided=True), {}, SCORED).lopsided
-
-
 def test_a_change_of_health_is_told_from_other_changes():
     ill = dataclasses.replace(
         an_inventory(),

@@ -20,6 +20,7 @@ from agent.core.errors import MalformedText
 from agent.core.inventory.gpu import GpuUuid
 from tests.builders import G1, G2, a_gpu, a_shared_gpu, an_inventory
 from tests.hami_vectors import Vector, cases, vectors
+from tests.unit.codec.test_register_vectors import gpu_of
 
 EMPTY = "register_decode_colon-017"
 int32 = st.integers(*gojson.INT32)
@@ -37,20 +38,6 @@ gpus = st.builds(
     healthy=st.booleans(),
 )
 RECORD = f"{G1},10,1,100,T,0,true,0,hami-core:"
-
-
-def gpu_of(device: dict) -> RegisteredGpu:
-    return RegisteredGpu(
-        uuid=GpuUuid(device["id"]),
-        index=device.get("index", 0),
-        split_count=device["count"],
-        registered_mib=device["devmem"],
-        core_percent=device["devcore"],
-        type_name=device["type"],
-        numa=device.get("numa", 0),
-        mode=device.get("mode", ""),
-        healthy=device.get("health", False),
-    )
 
 
 @pytest.mark.parametrize(
@@ -108,9 +95,7 @@ def test_any_text_is_read_or_refused_and_nothing_else(text: str):
 
 @pytest.mark.parametrize("vector", cases("register_encode_colon"), ids=str)
 def test_the_text_is_byte_for_byte_what_hami_writes(vector: Vector):
-    assert vector.expected == encode_register_colon(
-        gpu_of({"devmem": 0, **device}) for device in vector.given
-    )
+    assert vector.expected == encode_register_colon(map(gpu_of, vector.given))
 
 
 @pytest.mark.parametrize("number", ["203", "213", "223"])

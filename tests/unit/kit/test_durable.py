@@ -96,28 +96,6 @@ def test_after_a_death_at_any_step_the_next_replace_goes_well(keep, before):
         assert keep or {"state"} == set(files.names)
 
 
-@pytest.mark.parametrize(("keep", "before"), WAYS)
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_an_error_at_any_step_leaves_the_old_content(keep, before, code):
-    failures = []
-    for step in range(steps_of_a_replace(keep, before)):
-        files, faults = with_generations(step, keep, before)
-        faults.fail_at(step, code)
-        try:
-            replace(faults, "state", NEWER, keep)
-        except OSError as error:
-            failures.append(error.errno)
-            expected = NEW
-        else:
-            expected = NEWER
-
-        assert expected == content(files, "state")
-        assert keep or SPARE not in files.names
-
-    assert len(failures) >= 6
-    assert {code} == set(failures)
-
-
 def test_a_first_replace_whose_directory_cannot_be_synced_leaves_nothing():
     files = MemoryFiles()
     faults = DiskFaults(files)

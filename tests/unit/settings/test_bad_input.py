@@ -73,22 +73,6 @@ def test_a_file_with_a_damaged_byte_is_taken_or_refused_with_its_place(kind: str
     assert not sentence or sentence.startswith("file:")
 
 
-@given(VALUES, st.sampled_from(["deviceSplitCount", "libCudaLogLevel", "knownMigGeometries", "x"]))
-@settings(deadline=None)
-def test_any_value_of_a_key_of_hamis_yaml_is_taken_or_refused(value: object, key: str):
-    text = json.dumps({"nvidia": {key: value}})
-    sentence = settings_or_sentence("device_config", text.encode(errors="replace"))
-    assert not sentence or sentence.startswith("file:")
-
-
-@given(VALUES, st.sampled_from(["name", "devicesplitcount", "filterdevices", "operatingmode", "x"]))
-@settings(deadline=None)
-def test_any_value_of_a_key_of_hamis_json_is_taken_or_refused(value: object, key: str):
-    text = json.dumps({"nodeconfig": [{key: value}]})
-    sentence = settings_or_sentence("node_config", text.encode(errors="replace"))
-    assert not sentence or sentence.startswith("file:")
-
-
 @given(VALUES, st.sampled_from(["sharing", "profiles", "library", "web", "x"]))
 @settings(deadline=None)
 def test_any_value_of_a_section_of_our_own_file_is_taken_or_refused(value: object, key: str):

@@ -7,35 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.core.errors import SettingsError
-from agent.core.state.last_good import SourceFile
 from agent.settings.profiles import NodeFacts
 from agent.settings.sections import build
-from agent.settings.sources import Sources
 from agent.settings.table import FIELDS
-from agent.settings.values import NodeValues, make_plan
+from tests.unit.settings.plans import plan_of
 
 GREAT = "1" + 309 * "0"
 HUGE = "0x" + 5000 * "f"
 CLOCK = ":".join(200 * ["1"]) + ".5"
 """YAML 1.1's sixties: a whole number that no float holds, and a half."""
 
+PLACES = ("c.yaml:", "d.yaml:", "n.json:", "env ", "--")
 FACTS = NodeFacts("a", {"x": "a"}, {"0": "NVIDIA H100"})
-
-
-def plan_of(
-    *, own: str = "", devices: str = "", nodes: str = "", environ=None, flags=None
-) -> NodeValues:
-    def text(name: str, content: str) -> SourceFile | None:
-        return SourceFile(name, content.encode(errors="replace")) if content else None
-
-    sources = Sources(
-        environ=environ or {},
-        flags=flags or {},
-        device_config=text("d.yaml", devices),
-        own=text("c.yaml", own),
-        node_config=text("n.json", nodes),
-    )
-    return make_plan(sources)
 
 
 def refusal(**sources: object) -> SettingsError:
@@ -45,12 +28,13 @@ def refusal(**sources: object) -> SettingsError:
 
 
 def taken_or_refused(**sources: object) -> None:
-    """Anything but a SettingsError is let through."""
+    """Anything but a SettingsError with its place is let through."""
     try:
         plan = plan_of(**sources)  # type: ignore[arg-type]
         build(plan.resolve(FACTS), host_name="a")
     except SettingsError as error:
         str(error).encode()
+        assert str(error).startswith(PLACES)  # noqa: PT017 -- many are taken
 
 
 @pytest.mark.parametrize("sign", ["", "-"])

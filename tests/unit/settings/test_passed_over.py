@@ -5,23 +5,9 @@ import json
 import pytest
 
 from agent.core.errors import SettingsError
-from agent.core.state.last_good import SourceFile
 from agent.settings.profiles import NodeFacts
-from agent.settings.sources import Sources
-from agent.settings.values import NodeValues, make_plan
-
-
-def plan_of(*, own: str = "", devices: str = "", nodes: str = "", environ=None) -> NodeValues:
-    def text(name: str, content: str) -> SourceFile | None:
-        return SourceFile(name, content.encode()) if content else None
-
-    sources = Sources(
-        environ=environ or {},
-        device_config=text("d.yaml", devices),
-        own=text("c.yaml", own),
-        node_config=text("n.json", nodes),
-    )
-    return make_plan(sources)
+from agent.settings.values import NodeValues
+from tests.unit.settings.plans import plan_of
 
 
 def value_of(plan: NodeValues, key: str) -> object:
@@ -32,27 +18,28 @@ def keys(count: int) -> dict[str, int]:
     return {f"key{number:06}": 1 for number in range(count)}
 
 
-def test_unknown_keys_are_told_of_twenty_times_and_then_by_their_number():
-    plan = plan_of(nodes=json.dumps({"nodeconfig": [], **keys(70_000)}))
+PROFILES = [{"name": str(one), "match": {"labels": "x=y"}} for one in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("sources", "first", "last"),
+    [
+        (
+            {"nodes": {"nodeconfig": [], **keys(70_000)}},
+            "n.json:1:20: unknown key `key000000`",
+            "n.json: and 69980 more are passed over",
+        ),
+        ({"devices": {"nvidia": keys(25)}}, "key000000", "d.yaml: and 5 more are passed over"),
+        ({"own": {"scheduler": "none", "profiles": PROFILES}}, "", "and 10 more are passed over"),
+    ],
+    ids=["unknown keys of HAMi's JSON", "of HAMi's YAML", "profiles that never apply"],
+)
+def test_what_is_passed_over_is_told_of_twenty_times_and_then_by_its_number(sources, first, last):
+    plan = plan_of(**{name: json.dumps(one) for name, one in sources.items()})  # type: ignore[arg-type]
 
     assert 21 == len(plan.warnings)
-    assert "n.json:1:20: unknown key `key000000`" in plan.warnings[0]
-    assert "n.json: and 69980 more are passed over" == plan.warnings[-1]
-
-
-def test_unknown_keys_of_hamis_yaml_are_told_of_twenty_times():
-    plan = plan_of(devices=json.dumps({"nvidia": keys(25)}))
-
-    assert 21 == len(plan.warnings)
-    assert "d.yaml: and 5 more are passed over" == plan.warnings[-1]
-
-
-def test_profiles_that_never_apply_are_told_of_twenty_times():
-    profiles = [{"name": str(one), "match": {"labels": "x=y"}} for one in range(30)]
-    plan = plan_of(own=json.dumps({"scheduler": "none", "profiles": profiles}))
-
-    assert 21 == len(plan.warnings)
-    assert "and 10 more are passed over" in plan.warnings[-1]
+    assert first in plan.warnings[0]
+    assert plan.warnings[-1].endswith(last)
 
 
 def test_much_of_something_else_is_no_node_config():

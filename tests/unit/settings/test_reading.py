@@ -41,36 +41,10 @@ def refused(file: Path, *parts: str) -> None:
         assert part in str(caught.value)
 
 
-def test_a_missing_key_is_its_default_and_says_so() -> None:
-    setting = loaded()["sharing.splitCount"]
-
-    assert (setting.value, setting.origin) == (10, "default")
-
-
-def test_a_value_of_the_file_names_its_line(write) -> None:
-    path = write("sharing:\n  splitCount: 4\n")
-
-    assert loaded(path)["sharing.splitCount"].origin == f"{path}:2:15"
-    assert loaded(path)["sharing.splitCount"].value == 4
-
-
-def test_the_environment_wins_over_the_file_and_a_flag_over_both(write) -> None:
-    path = write("node:\n  name: from-file\n")
-    environ = {"NODE_NAME": "from-env"}
-
-    assert loaded(path, environ)["node.name"].value == "from-env"
-    assert loaded(path, environ)["node.name"].origin == "env NODE_NAME"
-    assert loaded(path, environ, {"--node-name": "x"})["node.name"].origin == "--node-name"
-
-
 def test_the_agents_own_variable_wins_over_the_one_kept_from_hami() -> None:
     environ = {"NODE_NAME": "hami", "HAMI_AGENT_NODE_NAME": "own"}
 
     assert loaded(None, environ)["node.name"].value == "own"
-
-
-def test_a_camel_case_key_has_a_variable_with_underscores() -> None:
-    assert loaded(None, {"HAMI_AGENT_SHARING_SPLIT_COUNT": "7"})["sharing.splitCount"].value == 7
 
 
 def test_an_unknown_key_is_refused_with_its_place_and_the_nearest_one(write) -> None:

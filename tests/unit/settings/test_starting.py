@@ -78,11 +78,13 @@ def test_flags_and_environment_stay_on_top_of_the_copy(sources, keep):
     assert (6, 2.0, 3.0) == (sharing.split_count, sharing.memory_scaling, sharing.core_scaling)
 
 
-def test_without_a_copy_the_start_is_refused(sources):
+def test_without_a_copy_the_start_is_refused_and_none_is_spoken_of(sources):
     sources.file.write_text(BAD)
 
-    with pytest.raises(SettingsError, match=r"own.yaml:1:23"):
+    with pytest.raises(SettingsError, match=r"own.yaml:1:23") as caught:
         begin(sources)
+
+    assert "last good" not in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", encode_last_good(a_copy())[:-9]])
@@ -115,14 +117,6 @@ def test_a_copy_that_is_refused_itself_is_told_too(sources, keep):
 
     with pytest.raises(SettingsError, match=r"own.yaml:1:23.*/then/own.yaml:1:23: .* 1 to 10000"):
         begin(sources)
-
-
-def test_a_copy_that_was_never_kept_is_no_news(sources):
-    sources.file.write_text(BAD)
-
-    with pytest.raises(SettingsError) as caught:
-        begin(sources)
-    assert "last good" not in str(caught.value)
 
 
 def test_a_wrong_variable_is_refused_for_no_copy_can_mend_it(sources, keep):

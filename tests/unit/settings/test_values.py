@@ -5,10 +5,8 @@ import json
 import pytest
 
 from agent.core.errors import SettingsError
-from agent.core.state.last_good import SourceFile
 from agent.settings.profiles import NodeFacts, ProfileMatch
-from agent.settings.sources import Sources
-from agent.settings.values import NodeValues, make_plan
+from tests.unit.settings.plans import plan_of
 
 DEVICES = "nvidia: {deviceSplitCount: 2}"
 OWN = """
@@ -24,22 +22,6 @@ profiles:
 NODES = '{"nodeconfig":[{"name":"node-a","devicesplitcount":6}]}'
 HERE = NodeFacts("node-a")
 COUNT = "sharing.splitCount"
-
-
-def plan_of(
-    devices: str = "", own: str = "", nodes: str = "", environ=None, flags=None
-) -> NodeValues:
-    def text(name: str, content: str) -> SourceFile | None:
-        return SourceFile(name, content.encode()) if content else None
-
-    sources = Sources(
-        environ=environ or {},
-        flags=flags or {},
-        device_config=text("d.yaml", devices),
-        own=text("c.yaml", own),
-        node_config=text("n.json", nodes),
-    )
-    return make_plan(sources)
 
 
 def count_of(

@@ -1,0 +1,29 @@
+"""What the sources say, without files."""
+
+from collections.abc import Mapping
+
+from agent.core.state.last_good import SourceFile
+from agent.settings.sources import Sources
+from agent.settings.values import NodeValues, make_plan
+
+
+def plan_of(
+    devices: str = "",
+    own: str = "",
+    nodes: str = "",
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, str] | None = None,
+) -> NodeValues:
+    """The plan of these contents of HAMi's YAML, our own file and HAMi's JSON."""
+
+    def text(name: str, content: str) -> SourceFile | None:
+        return SourceFile(name, content.encode(errors="replace")) if content else None
+
+    sources = Sources(
+        environ=environ or {},
+        flags=flags or {},
+        device_config=text("d.yaml", devices),
+        own=text("c.yaml", own),
+        node_config=text("n.json", nodes),
+    )
+    return make_plan(sources)
