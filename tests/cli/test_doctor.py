@@ -11,12 +11,6 @@ from agent.cli.main import dispatch
 pytestmark = pytest.mark.looptime(False)
 
 
-@pytest.fixture(autouse=True)
-def _log_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loggers keep the stream of who configured them first: here it ends with the test."""
-    monkeypatch.setattr("agent.cli.doctor.configure", lambda *_: None)
-
-
 @pytest.fixture
 def flags(tmp_path: Path) -> list[str]:
     """A host with simulated GPUs and no kubelet, in plain mode."""

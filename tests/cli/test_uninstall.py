@@ -4,13 +4,12 @@ import asyncio
 import functools
 import json
 import random
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
-import structlog
 
 from agent.cli.main import dispatch
 from agent.codec.managed import WRITER
@@ -27,14 +26,6 @@ from tests.fakes.kubeworld import ModelWorld, model_world
 pytestmark = pytest.mark.looptime(False)
 OWN = "hami-agent/gpus"
 NOTES = {REGISTER: "[]", OWN: "1", MUTEX_LOCK: "a", "seen": "1"}
-
-
-@pytest.fixture(autouse=True)
-def _log_of_this_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Loggers keep the stream of who configured them first: here it ends with the test."""
-    monkeypatch.setattr("agent.cli.uninstall.configure", lambda *_: None)
-    with structlog.testing.capture_logs():
-        yield
 
 
 @pytest_asyncio.fixture

@@ -4,12 +4,11 @@ import asyncio
 import functools
 import io
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-import structlog
 
 from agent.cli.main import dispatch
 from agent.core.errors import ApiError, ApiForbidden
@@ -21,14 +20,6 @@ from tests.fakes.kubeworld import ModelWorld, model_world
 pytestmark = pytest.mark.looptime(False)
 OWN = "hami-agent/gpus"
 EVERYWHERE = ("--all-nodes", "--namespace", "gpus", "--selector", "app=agent")
-
-
-@pytest.fixture(autouse=True)
-def _log_of_this_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Loggers keep the stream of who configured them first: here it ends with the test."""
-    monkeypatch.setattr("agent.cli.uninstall.configure", lambda *_: None)
-    with structlog.testing.capture_logs():
-        yield
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,11 @@ import pytest
 from agent.plugin.calls import ALLOCATE_FOLLOWED, PREFERENCE_FOLLOWED, AdmissionCalls
 
 
+async def answer(seconds: Any) -> None:
+    """A call that is answered after so long."""
+    await asyncio.sleep(seconds)
+
+
 async def waited(calls: AdmissionCalls) -> float:
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -21,12 +26,12 @@ async def waited(calls: AdmissionCalls) -> float:
 async def test_behind_a_call_it_waits_for_the_next_one(followed: float, *, fails: bool):
     calls = AdmissionCalls()
 
-    async def answer(_: Any) -> None:
+    async def answer_or_fail(_: Any) -> None:
         if fails:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError) if fails else contextlib.nullcontext():
-        await calls.watched(answer, followed)(None)  # type: ignore[arg-type]
+        await calls.watched(answer_or_fail, followed)(None)  # type: ignore[arg-type]
 
     assert followed == pytest.approx(await waited(calls))
 
@@ -34,7 +39,7 @@ async def test_behind_a_call_it_waits_for_the_next_one(followed: float, *, fails
 async def test_without_a_call_or_long_behind_one_it_does_not_wait():
     calls = AdmissionCalls()
     assert 0 == await waited(calls)
-    await calls.watched(asyncio.sleep, PREFERENCE_FOLLOWED)(0.0)  # type: ignore[arg-type]
+    await calls.watched(answer, PREFERENCE_FOLLOWED)(0.0)  # type: ignore[arg-type]
     await asyncio.sleep(1)
 
     assert 0 == await waited(calls)
@@ -45,9 +50,9 @@ async def test_without_a_call_or_long_behind_one_it_does_not_wait():
 )
 async def test_the_allocate_behind_a_preference_ends_the_long_wait(before: float, after: float):
     calls = AdmissionCalls()
-    await calls.watched(asyncio.sleep, PREFERENCE_FOLLOWED)(0.0)  # type: ignore[arg-type]
+    await calls.watched(answer, PREFERENCE_FOLLOWED)(0.0)  # type: ignore[arg-type]
     async with asyncio.TaskGroup() as group:
-        allocate = calls.watched(asyncio.sleep, ALLOCATE_FOLLOWED)  # type: ignore[arg-type]
+        allocate = calls.watched(answer, ALLOCATE_FOLLOWED)
         if before:
             group.create_task(allocate(before))  # type: ignore[arg-type]
             await asyncio.sleep(0)

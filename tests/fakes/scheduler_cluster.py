@@ -118,11 +118,11 @@ class RecordedCluster(StoreCluster):
         self.store = store
         self.calls: list[str] = []
 
-    def before(self, call: str) -> None:
-        """What others do just before a request."""
+    async def before(self, call: str) -> None:
+        """What happens just before a request."""
 
     async def get(self, resource: str, namespace: str, name: str) -> Json:
-        self._note(f"get {resource}")
+        await self._note(f"get {resource}")
         return await super().get(resource, namespace, name)
 
     async def patch(
@@ -135,20 +135,20 @@ class RecordedCluster(StoreCluster):
         uid: str | None = None,
         version: str | None = None,
     ) -> Json:
-        self._note(f"patch {resource}")
+        await self._note(f"patch {resource}")
         return await super().patch(resource, namespace, name, changes, uid=uid, version=version)
 
     async def create(self, resource: str, namespace: str, obj: Json) -> None:
-        self._note(f"create {resource}")
+        await self._note(f"create {resource}")
         await super().create(resource, namespace, obj)
 
     async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
-        self._note("bind")
+        await self._note("bind")
         await super().bind(namespace, name, uid, node_name)
 
-    def _note(self, call: str) -> None:
+    async def _note(self, call: str) -> None:
         self.calls.append(call)
-        self.before(call)
+        await self.before(call)
 
 
 @asynccontextmanager

@@ -267,16 +267,6 @@ async def test_a_gpu_whose_registration_hangs_does_not_hold_up_the_others(driver
         assert [DriverEvent(EventKind.XID, G1, 31)] == await hear(heard, 1)
 
 
-async def test_a_gpu_that_a_later_scan_finds_reports_too(driver, library):
-    async with listening(driver) as heard:
-        library.xid(0, 13)
-        await hear(heard, 1)
-        library.gpus.append(FakeGpu("GPU-2"))
-        await driver.scan()
-
-    assert {0, 1, 2} == library.registered.keys()
-
-
 async def test_a_wait_that_fails_asks_to_look_at_everything_and_goes_on_with_another_set(
     driver, library
 ):

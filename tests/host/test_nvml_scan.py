@@ -156,14 +156,6 @@ async def test_many_hanging_gpus_leave_threads_for_the_others(library, tmp_path)
     assert ["GPU-10", "GPU-11"] == [gpu.uuid for gpu in scan.gpus]
 
 
-async def test_gpus_on_switches_share_as_many_links_as_both_have(library, driver):
-    library.gpus = gpus(2, links=[(SWITCH, b"")] * 18)
-    library.gpus[1].links = [(SWITCH, b"")] * 17
-    scan = await driver.scan()
-
-    assert [[17], [17]] == [[link.nvlinks for link in gpu.links] for gpu in scan.gpus]
-
-
 async def test_gpus_on_a_bridge_are_linked_to_their_neighbour_only(library, driver):
     library.gpus[0].links = [(DIRECT, library.gpus[1].bus)] * 4
     library.gpus[1].links = [(DIRECT, library.gpus[0].bus)] * 4
@@ -180,16 +172,6 @@ async def test_the_path_between_two_gpus_is_the_librarys_level(library, driver, 
     library.level = level
 
     assert [path, path] == [link.path for link in (await driver.scan()).gpus[0].links]
-
-
-@pytest.mark.parametrize(("status", "allowed"), [(0, True), (4, False)])
-async def test_the_driver_says_whether_two_gpus_read_each_others_memory(
-    driver, library, status, allowed
-):
-    for gpu in library.gpus:
-        gpu.peer_to_peer = status
-
-    assert [allowed] * 2 == [link.peer_to_peer for link in (await driver.scan()).gpus[0].links]
 
 
 async def test_a_driver_that_does_not_say_leaves_it_open(driver, library):

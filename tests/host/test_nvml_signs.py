@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.core.errors import DriverError, GpuError
+from agent.core.errors import GpuError
 from agent.core.health.reports import ProbeOutcome, RecoveryAction
 from agent.core.inventory.gpu import GpuSample, GpuUuid
 
@@ -110,16 +110,3 @@ async def test_an_error_of_one_gpu_is_ours_and_names_it(driver, library, code, l
         await driver.sample(G0)
 
     assert ("GPU-0", lost) == (caught.value.gpu, caught.value.lost)
-
-
-async def test_an_error_of_the_driver_ends_the_session_and_the_next_question_begins_one(
-    driver, library
-):
-    await driver.sample(G0)
-    library.failures["nvmlDeviceGetHandleByUUID", None] = 1
-    with pytest.raises(DriverError, match="session"):
-        await driver.sample(G0)
-    library.failures.clear()
-
-    assert GpuSample(G0, 0, 0, 0) == await driver.sample(G0)
-    assert (2, 1) == (library.calls["nvmlInit"], library.open)

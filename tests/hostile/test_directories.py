@@ -32,8 +32,11 @@ def by_a_tenant(siege: Siege, attack: Attack, program: str, *words: str | Path) 
     return begin
 
 
-def left_behind(siege: Siege, attack: Attack, program: str) -> Begin:
-    """A container has done it, and is gone: the attack is what the agent has to remove."""
+def left_behind(siege: Siege, attack: Attack, program: str, *, kept: bool = False) -> Begin:
+    """A container has done it, and is gone: the attack is what the agent has to remove.
+
+    `kept`: no agent can remove it; it is counted and told, and root removes it.
+    """
 
     @contextlib.asynccontextmanager
     async def begin(tally: Tally) -> AsyncIterator[None]:
@@ -41,22 +44,9 @@ def left_behind(siege: Siege, attack: Attack, program: str) -> Begin:
             await finished(tally, "tenant", tenant.directory, program, *attack.bounds)
         tally.goes_on = tenant.aside
         yield
-        await siege.until_removed(tenant)
-
-    return begin
-
-
-def for_root(siege: Siege, attack: Attack, program: str) -> Begin:
-    """The same, and no agent can remove it: it is counted and told, and root removes it."""
-
-    @contextlib.asynccontextmanager
-    async def begin(tally: Tally) -> AsyncIterator[None]:
-        async with siege.a_tenant() as tenant:
-            await finished(tally, "tenant", tenant.directory, program, *attack.bounds)
-        tally.goes_on = tenant.aside
-        yield
-        await siege.until_kept()
-        remove_as_root(tenant)
+        if kept:
+            await siege.until_kept()
+            remove_as_root(tenant)
         await siege.until_removed(tenant)
 
     return begin
@@ -108,7 +98,7 @@ async def test_what_the_agent_cannot_remove_holds_up_nobody_and_is_told(
 ):
     attack = Attack(what, "10", most, 60.0)
 
-    await siege.withstand(attack, for_root(siege, attack, program))
+    await siege.withstand(attack, left_behind(siege, attack, program, kept=True))
 
 
 async def test_a_tenant_that_renames_while_its_directory_is_removed_gains_nothing(siege: Siege):

@@ -15,11 +15,11 @@ from agent.core.ports import Clock
 from agent.sandbox.api_errors import Json, StatusError
 from agent.sandbox.patching import merge_patch
 from agent.sandbox.scheduler.bind import BindError
-from agent.sandbox.scheduler.cluster import StoreCluster
 from agent.sandbox.scheduler.model import SchedulerSettings
 from agent.sandbox.scheduler.verbs import HamiVerbs
 from agent.sandbox.scheduler.webhook import admit_pod
 from tests.builders import NODE
+from tests.fakes.scheduler_cluster import RecordedCluster
 from tests.machine.api import Store
 from tests.machine.shifted import ShiftedClock
 
@@ -27,36 +27,16 @@ _TRIP = (0.002, 0.03)
 Placement = tuple[tuple[Share, ...], ...]
 
 
-class TimedCluster(StoreCluster):
-    """Each request takes a moment, so that others act in between."""
+class TimedCluster(RecordedCluster):
+    """Each request but that of an Event takes a moment, so that others act in between."""
 
     def __init__(self, store: Store, chance: random.Random) -> None:
         super().__init__(store)
         self._chance = chance
 
-    async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
-        await self._trip()
-        await super().bind(namespace, name, uid, node_name)
-
-    async def get(self, resource: str, namespace: str, name: str) -> Json:
-        await self._trip()
-        return await super().get(resource, namespace, name)
-
-    async def patch(
-        self,
-        resource: str,
-        namespace: str,
-        name: str,
-        changes: Json,
-        *,
-        uid: str | None = None,
-        version: str | None = None,
-    ) -> Json:
-        await self._trip()
-        return await super().patch(resource, namespace, name, changes, uid=uid, version=version)
-
-    async def _trip(self) -> None:
-        await asyncio.sleep(self._chance.uniform(*_TRIP))
+    async def before(self, call: str) -> None:
+        if not call.startswith("create"):
+            await asyncio.sleep(self._chance.uniform(*_TRIP))
 
 
 class Scheduler:

@@ -30,8 +30,17 @@ def shell(line: str, **environ: str) -> tuple[int, str, str]:
     return ended.returncode, ended.stdout, ended.stderr
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("words", ["version", "config show", "config check", "--help"])
+@pytest.mark.parametrize(
+    ("words", "unbuffered"),
+    [
+        ("version", ""),
+        ("version", "1"),
+        ("config show", ""),
+        ("config check", "1"),
+        ("--help", ""),
+        ("--help", "1"),
+    ],
+)
 @pytest.mark.parametrize(
     ("where", "why"), [(">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")]
 )

@@ -32,7 +32,7 @@ class Interrupted(RecordedCluster):
     def patches(self) -> int:
         return self.calls.count("patch nodes")
 
-    def before(self, call: str) -> None:
+    async def before(self, call: str) -> None:
         if call == "patch nodes" and self.others is not None:
             self.others(self)
 
