@@ -1,4 +1,4 @@
-"""What the kubelet makes of a checkpoint that it finds; tests/peers/test_kubelet_restart.py has more."""
+"""What the kubelet makes of an empty checkpoint. Of others: tests/peers/test_kubelet_restart.py."""
 
 from agent.sandbox.kubelet import checkpoint
 from tests.fakes.kubelet_rig import a_pod_object, a_rig_with_plugin
