@@ -30,34 +30,6 @@ def not_found(name: str) -> str:
     return f"pod {name} in namespace default not found"
 
 
-async def test_a_pod_in_admission_is_known_with_what_it_was_given_so_far(tmp_path):
-    pods = [
-        a_pod_object("pa", containers=[a_container_object("c1"), a_container_object("c2")]),
-        a_pod_object("pb", inits=[a_container_object("init")], count=2),
-    ]
-    told = []
-    async with a_rig_with_plugin(tmp_path, count=6) as (rig, plugin):
-        async with asyncio.TaskGroup() as group:
-            plugin.script.gate = asyncio.Event()
-            for pod in pods:
-                group.create_task(rig.admit(pod))
-            for _ in range(4):
-                await plugin.allocating.wait()
-                plugin.allocating.clear()
-                told.append((await get(rig, "pa"), await get(rig, "pb")))
-                gate, plugin.script.gate = plugin.script.gate, asyncio.Event()
-                gate.set()
-        told.append((await get(rig, "pa"), await get(rig, "pb")))
-
-    assert [
-        ({"c1": 0, "c2": 0}, not_found("pb")),
-        ({"c1": 1, "c2": 0}, not_found("pb")),
-        ({"c1": 1, "c2": 1}, {"main": 0}),  # the init container is not listed
-        ({"c1": 1, "c2": 1}, {"main": 0}),
-        ({"c1": 1, "c2": 1}, {"main": 2}),
-    ] == told
-
-
 async def test_a_rejected_or_ended_pod_is_not_found(tmp_path):
     async with a_rig_with_plugin(tmp_path) as (rig, plugin):
         plugin.script.refusals.append(GRPCError(Status.FAILED_PRECONDITION, "no"))
@@ -80,18 +52,6 @@ async def test_sidecars_are_listed_first_and_init_containers_never(tmp_path):
         known = await get(rig, "u1")
         assert {"side": 1, "main": 1} == known
         assert ["side", "main"] == list(known)
-
-
-async def test_the_order_of_entries_differs_from_call_to_call(tmp_path):
-    async with a_rig_with_plugin(tmp_path, count=8) as (rig, _), rig.witness() as witness:
-        await rig.admit(a_pod_object(count=8))
-
-        answers = set()
-        for _ in range(5):
-            listed = await witness.list(ListPodResourcesRequest())
-            held = listed.pod_resources[0].containers[0].devices
-            answers.add(tuple(entry.device_ids[0] for entry in held))
-        assert 1 < len(answers)
 
 
 async def test_allocatable_lists_healthy_ids_held_or_not(tmp_path):

@@ -9,20 +9,13 @@ from grpclib.exceptions import GRPCError
 
 from agent.sandbox.kubelet.devices import is_extended_resource
 from tests.fakes.kubelet_rig import a_pod_object, a_rig, a_rig_with_plugin
-from tests.fakes.plugin import RESOURCE, ScriptedPlugin, devices
+from tests.fakes.plugin import RESOURCE, ScriptedPlugin
 
 
 async def refusal(plugin: ScriptedPlugin, **other: str) -> tuple[Status, str | None]:
     with pytest.raises(GRPCError) as caught:
         await plugin.register(**other)
     return caught.value.status, caught.value.message
-
-
-async def test_an_invalid_resource_name_is_refused_with_the_exact_text(tmp_path):
-    async with a_rig(tmp_path) as rig, ScriptedPlugin(rig.plugins) as plugin:
-        text = 'the ResourceName "gpu" is invalid'
-
-        assert (Status.UNKNOWN, text) == await refusal(plugin, resource_name="gpu")
 
 
 @pytest.mark.parametrize(
@@ -84,15 +77,6 @@ async def test_a_listener_that_never_speaks_counts_as_not_connected(tmp_path):
             found = await refusal(ScriptedPlugin(rig.plugins), endpoint="mute.sock")
 
     assert (Status.UNKNOWN, "failed to dial device plugin: context deadline exceeded") == found
-
-
-async def test_the_list_comes_over_the_connection_that_register_opened(tmp_path):
-    async with a_rig_with_plugin(tmp_path) as (rig, plugin):
-        plugin.remove_socket()
-        plugin.publish(devices(2))
-
-        await rig.until_listed(2)
-        assert 1 == plugin.connections
 
 
 async def test_after_a_failed_register_again_the_end_of_the_stream_goes_unnoticed(tmp_path):
