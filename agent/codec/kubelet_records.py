@@ -1,8 +1,7 @@
-"""The kubelet's own checkpoint file, read only for which containers it records, and their ids.
+"""Reads the kubelet's checkpoint file: which containers it records, and their ids.
 
-Its checksum is not verified here: a kubelet rewrites the file with each list of a plugin, so by
-the time it asks for anything the file is its own. Source: kubelet pkg/kubelet/cm/devicemanager
-(checkpoint); AllocResp is of no use here.
+It does not verify the checksum: the kubelet rewrites the file with each list of a plugin, so it is
+valid before the kubelet's first call. Source: kubelet pkg/kubelet/cm/devicemanager (checkpoint).
 """
 
 from typing import TypeVar
@@ -22,7 +21,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 class _HeldEntry(_Entry, frozen=True):
-    """DeviceIDs are grouped by NUMA node, -1 for none."""
+    """One container's ids, grouped by NUMA node (-1: none)."""
 
     ids: dict[str, list[str] | None] | None = msgspec.field(name="DeviceIDs", default=None)
 
@@ -47,7 +46,7 @@ _Shape = TypeVar("_Shape", _File, _HeldFile)
 
 
 def decode_records(content: bytes, resource: str) -> frozenset[ContainerKey]:
-    """The containers that hold ids of `resource`. Raises MalformedText."""
+    """Decode which containers hold ids of `resource`. Raises MalformedText."""
     return frozenset(
         ContainerKey(PodUid(entry.pod_uid), entry.container)
         for entry in _decode(content, _File).data.entries or ()
@@ -56,16 +55,16 @@ def decode_records(content: bytes, resource: str) -> frozenset[ContainerKey]:
 
 
 def decode_held(content: bytes, resource: str) -> tuple[frozenset[SliceId], ...]:
-    """The ids of `resource` of each container that holds some. Raises MalformedText.
+    """Decode the ids of `resource` of each container that holds some. Raises MalformedText.
 
-    Init containers are among them until their pod ends; equal ids of one pod are there once.
+    Init containers are included until their pod ends; equal ids of one pod are returned once.
     """
-    found = {
+    held = {
         (entry.pod_uid, _ids(entry)): None
         for entry in _decode(content, _HeldFile).data.entries or ()
         if entry.resource == resource
     }
-    return tuple(ids for _, ids in found)
+    return tuple(ids for _, ids in held)
 
 
 def _ids(entry: _HeldEntry) -> frozenset[SliceId]:

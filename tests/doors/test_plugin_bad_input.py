@@ -162,7 +162,7 @@ BAD = {
         RefusalReason.MALFORMED_ANNOTATION, f"at most {LENGTH_LIMIT}", ONE + ":" * LENGTH_LIMIT
     ),
     "escapes and line feeds": Bad(
-        RefusalReason.MALFORMED_ANNOTATION, "is no decimal", f"{G1},NVIDIA,\n\x1b[2J\x00 % ü,1:;"
+        RefusalReason.MALFORMED_ANNOTATION, "is not a decimal", f"{G1},NVIDIA,\n\x1b[2J\x00 % ü,1:;"
     ),
     "another node's": Bad(RefusalReason.WRONG_NODE, "node-9", node="node-9"),
     "none": Bad(RefusalReason.NO_ANNOTATION, "is missing", None),

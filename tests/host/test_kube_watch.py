@@ -98,8 +98,8 @@ async def test_a_watch_that_is_cut_is_an_error(tmp_path: Path):
 @pytest.mark.parametrize(
     ("frame", "text"),
     [
-        (b"nonsense\n", "no JSON object"),
-        (b"[]\n", "no JSON object"),
+        (b"nonsense\n", "not a JSON object"),
+        (b"[]\n", "not a JSON object"),
         (b'{"type":"ADDED"}\n', "no type or no object"),
         (b'{"type":7,"object":{}}\n', "no type or no object"),
         (b'{"type":"ADDED","object":{}}\n', "no resourceVersion"),
