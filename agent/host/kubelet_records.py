@@ -1,4 +1,4 @@
-"""The kubelet's checkpoint file, read-only, on the worker thread."""
+"""Reads the kubelet's checkpoint file on the worker thread."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,18 +20,18 @@ FILE_NAME = "kubelet_internal_checkpoint"
 
 
 class KubeletRecordsFile:
-    """KubeletRecords and KubeletHolds over the file in the kubelet's device plugin directory."""
+    """The ports KubeletRecords and KubeletHolds over the kubelet's checkpoint in `directory`."""
 
     def __init__(self, directory: Path, offload: Offload) -> None:
         self._path = directory / FILE_NAME
         self._offload = offload
 
     async def read(self, resource: str) -> frozenset[ContainerKey] | None:
-        """The containers it records with ids of `resource`; None when absent or unreadable."""
+        """Return the containers with ids of `resource`; None if absent or unreadable."""
         return await self._offload.call(self._read, decode_records, resource)
 
     async def held(self, resource: str) -> tuple[frozenset[SliceId], ...] | None:
-        """The ids of `resource` of each container that it records; None as above."""
+        """Return each container's ids of `resource`; None if absent or unreadable."""
         return await self._offload.call(self._read, decode_held, resource)
 
     def _read(self, decode: Callable[[bytes, str], T], resource: str) -> T | None:

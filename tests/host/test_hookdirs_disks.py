@@ -54,7 +54,9 @@ def test_a_read_only_disk_is_said_and_what_is_there_already_is_used(hook):
 def test_a_missing_hook_path_is_said(hook):
     (line,) = said(hook / "missing", "prepare()\n")
 
-    assert f"No such file or directory; make {hook / 'missing'}, a directory of root's." in line
+    assert (
+        f"No such file or directory; make the directory {hook / 'missing'}, owned by root." in line
+    )
     assert line.endswith("[HA-5003]")
 
 

@@ -238,7 +238,7 @@ async def test_an_answer_that_is_no_object_is_refused(tmp_path: Path, body: byte
         return web.Response(body=body)
 
     async with a_session(answer, tmp_path) as session:
-        with pytest.raises(ApiError, match="no JSON object"):
+        with pytest.raises(ApiError, match="not a JSON object"):
             await session.fetch(ASK)
 
 

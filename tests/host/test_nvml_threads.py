@@ -107,7 +107,7 @@ async def test_a_gpu_holds_one_thread_whatever_is_asked_about_it(threads, stuck,
     await hang(threads, stuck, *["a"] * 10)
 
     assert (1, 1, {"a"}) == (alive(), stuck.entered, threads.stuck)
-    with pytest.raises(TimeoutError, match="an earlier call about a has not come back"):
+    with pytest.raises(TimeoutError, match="an earlier call about a has not returned"):
         await threads.call("a", lambda: 1)
     assert 1 == await threads.call("b", lambda: 1)
 
@@ -128,7 +128,7 @@ async def test_what_is_launched_waits_in_line_and_is_refused_behind_a_stuck_call
 
     other = Stuck()
     await hang(threads, other, "b")
-    with pytest.raises(TimeoutError, match="has not come back"):
+    with pytest.raises(TimeoutError, match="has not returned"):
         threads.launch("b", str)
     other.let_go()
 

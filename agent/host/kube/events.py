@@ -1,4 +1,4 @@
-"""Events of the core API, about this Node or a pod of it."""
+"""Posts Events of the core API about this Node or one of its pods."""
 
 import asyncio
 import datetime as dt
@@ -16,12 +16,12 @@ NODE_NAMESPACE = "default"
 
 
 class EventPoster:
-    """Creates Events and updates their series. `posted` counts events by reason and outcome."""
+    """Creates Events and updates their series; `posted` counts them by reason and outcome."""
 
     def __init__(self, session: KubeSession, node: str, clock: Clock) -> None:
         self.posted = Tally(
             "events_total",
-            "Events for the API server: create and update were written, count and drop were not.",
+            "Events by outcome; only create and update were written to the API server.",
             ("reason", "outcome"),
         )
         self._session = session
@@ -30,7 +30,7 @@ class EventPoster:
         self._book = EventBook()
 
     async def post(self, event: NodeEvent) -> None:
-        """Create or update the Event, or count it where it comes too often. Raises ApiError."""
+        """Create or update the Event; only count a too frequent one. Raises ApiError."""
         loop = asyncio.get_running_loop()
         step, series = self._book.plan(event, event.pod or self._node, loop.time())
         if step in {SeriesStep.CREATE, SeriesStep.UPDATE}:
@@ -46,12 +46,12 @@ class EventPoster:
         if step is SeriesStep.UPDATE:
             try:
                 await self._update(event, series)
-            except ApiNotFound:  # the server keeps Events for an hour
+            except ApiNotFound:  # the server deletes Events after an hour
                 await self._create(event, series)
             return SeriesStep.UPDATE
         try:
             await self._create(event, series)
-        except ApiConflict:  # an earlier life of this process wrote it: this is its second time
+        except ApiConflict:  # the agent wrote it before it was restarted
             series.count += 1
             await self._update(event, series)
             return SeriesStep.UPDATE
@@ -76,10 +76,10 @@ class EventPoster:
 def event_object(
     event: NodeEvent, series: EventSeries, node: str, now: dt.datetime
 ) -> dict[str, object]:
-    """The Event as the API server takes it.
+    """The Event as a JSON object of the API.
 
-    The uid of a Node's Events is its name, as the kubelet does it: `kubectl describe node` looks
-    for that (kubernetes pkg/kubelet/kubelet.go, nodeRef).
+    Like the kubelet, it uses the Node's name as uid of the Node: `kubectl describe node` selects by
+    it (kubernetes pkg/kubelet/kubelet.go, nodeRef).
     """
     if event.pod:
         kind, name, namespace, uid = "Pod", event.pod, event.namespace, str(event.pod_uid)
@@ -106,5 +106,5 @@ def event_object(
 
 
 def stamp(now: dt.datetime) -> str:
-    """RFC 3339 in UTC, to the second, as metav1.Time is written."""
+    """Format a time as metav1.Time: RFC 3339 in UTC, in whole seconds."""
     return now.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,4 +1,4 @@
-"""The conditions of this Node at the API server."""
+"""Writes conditions of this Node at the API server."""
 
 from agent.core.health.news import NodeCondition
 from agent.host.kube.session import ApiRequest, KubeSession, path_of
@@ -15,9 +15,9 @@ class KubeNodeStatus:
         self._node = node
 
     async def set_condition(self, condition: NodeCondition) -> None:
-        """One strategic merge patch: conditions are merged by their type."""
+        """Send one strategic merge patch, which merges conditions by their type."""
         since = condition.since.strftime(TIME)
-        told = {
+        entry = {
             "type": condition.kind,
             "status": str(condition.status),
             "reason": condition.reason,
@@ -32,7 +32,7 @@ class KubeNodeStatus:
                 "patch",
                 "nodes/status",
                 path,
-                body={"status": {"conditions": [told]}},
+                body={"status": {"conditions": [entry]}},
                 content_type=STRATEGIC_PATCH,
             )
         )
