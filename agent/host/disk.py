@@ -194,7 +194,7 @@ def _open_directory(path: Path) -> int:
 def _state_errors(
     path: Path, what: str, advice_by_code: Mapping[int, str] = ADVICE
 ) -> Iterator[None]:
-    """Turn an OSError into a StateError that says what to do; `advice_by_code` come before ADVICE."""
+    """Turn an OSError into a StateError that says what to do, by `advice_by_code`, then ADVICE."""
     try:
         yield
     except OSError as error:
