@@ -227,7 +227,6 @@ def _kind_by(keys: Collection[str], otherwise: str) -> str:
 def _facts(
     args: argparse.Namespace, plan: NodeValues, labels: Mapping[str, str] | None
 ) -> Iterator[tuple[str, NodeFacts]]:
-    """The nodes to print, by title."""
     models = None if args.gpu is None else {str(n): model for n, model in enumerate(args.gpu)}
     for name in args.node or plan.names():
         yield name, NodeFacts(name, labels, models)

@@ -144,7 +144,6 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 async def _stay(stage: Stage, screen: "_Screen") -> None:
-    """Show what happens until the user ends it."""
     cluster = stage.cluster
     with cluster.log.copied(cluster.places.log):
         screen.say(view.invitation(await _addresses(cluster)))

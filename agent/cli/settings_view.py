@@ -59,7 +59,6 @@ def _listed(value: object) -> object:
 
 
 def _text(setting: Setting) -> str:
-    """The value as files write it."""
     value = setting.field.read.write(setting.value)
     if value is None:
         return "-"

@@ -223,7 +223,6 @@ def _requested(item: Mapping[str, object], resource: str) -> str:
 
 
 def _statuses(status: Mapping[str, object], key: str) -> Mapping[str, Mapping[str, object]]:
-    """The status of each container, by name."""
     return {_text(item, "name"): item for item in objects_in(status, key)}
 
 

@@ -46,7 +46,8 @@ def decode_pod_devices(text: str, *, type_word: str | None = None) -> Groups:
             f"at most {LENGTH_LIMIT} and {GROUP_LIMIT} are read"
         )
     return tuple(
-        _decode_group(part, place, type_word) for place, part in enumerate(text.split(";"))
+        tuple(_decode_share(piece, place, type_word) for piece in _pieces(part))
+        for place, part in enumerate(text.split(";"))
     )
 
 
@@ -91,11 +92,6 @@ def validate(groups: Groups) -> Groups:
     return groups
 
 
-def _decode_group(text: str, place: int, type_word: str | None) -> tuple[Share, ...]:
-    """The shares of one group."""
-    return tuple(_decode_share(piece, place, type_word) for piece in _pieces(text))
-
-
 def _pieces(text: str) -> Iterator[str]:
     """The devices of a group; as in HAMi, pieces without a comma are skipped."""
     pieces = (piece for piece in text.split(":") if "," in piece)
@@ -124,7 +120,6 @@ def _decode_share(text: str, place: int, type_word: str | None) -> Share:
 
 
 def _number(text: str, place: int, what: str) -> int:
-    """Decode a signed 32-bit decimal."""
     match = _NUMBER.fullmatch(text)
     value = int(match[1] + match[2]) if match else None
     if value is None or not INT32_MIN <= value <= INT32_MAX:

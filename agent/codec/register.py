@@ -93,7 +93,6 @@ def encode_register(gpus: Iterable[RegisteredGpu]) -> str:
 
 
 def _wire_fields(gpu: RegisteredGpu) -> dict[str, object]:
-    """Keys and values in the order of HAMi's struct."""
     return {
         "id": gpu.uuid,
         "index": gpu.index,

@@ -119,7 +119,6 @@ def _held(data: yaml.Node) -> Iterator[str]:
 
 
 def _keys(node: yaml.Node) -> Iterator[tuple[str, yaml.Node]]:
-    """The keys and values of a mapping; none for another node."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag == STR:

@@ -82,7 +82,6 @@ class SetAside:
             yield from dissolve(name, open_containers(self._hook, open_directories))
 
     def _step(self) -> None:
-        """Do one step in the chosen directory."""
         if self._visit is None:
             return
         try:
