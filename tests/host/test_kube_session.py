@@ -22,7 +22,7 @@ from tests.fakes.kubeworld import KUBECONFIG, NAMESPACE, model_world
 
 pytestmark = pytest.mark.looptime(False)
 
-ASK = ApiRequest("GET", "get", "nodes", path_of("nodes", NODE))
+ASK = ApiRequest("get", "nodes", path_of("nodes", NODE))
 CERTIFICATE = '{server: "https://127.0.0.1:1", certificate-authority-data: bm8gY2VydGlmaWNhdGU=}'
 
 

@@ -20,7 +20,7 @@ from tests.fakes.clock import ManualClock
 from tests.fakes.http import a_session, stream
 from tests.fakes.kubeworld import RESOURCE
 
-WATCH = ApiRequest("GET", "watch", "pods", "/api/v1/pods")
+WATCH = ApiRequest("watch", "pods", "/api/v1/pods")
 BOOKMARK = b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"7"}}}\n'
 GONE = b'{"type":"ERROR","object":{"code":410,"message":"too old"}}\n'
 REAL = pytest.mark.looptime(False)

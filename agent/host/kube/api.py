@@ -1,4 +1,4 @@
-"""The ports NodeApi and PodApi over the API server."""
+"""The ports NodeApi, NodeStatusApi and PodApi over the API server."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
@@ -10,17 +10,23 @@ from agent.codec.objects import MEMORY_RESOURCE, decode_node, decode_pod
 from agent.core.cluster.changes import NodeChange, NodeEvent, PodChange, PodList
 from agent.core.cluster.pods import NodeView, PodUid, PodView
 from agent.core.errors import ApiError, ApiNotFound, MalformedText
-from agent.host.kube.events import EventPoster
+from agent.core.health.news import NodeCondition
+from agent.host.kube.events import EventPoster, stamp
 from agent.host.kube.lists import Lists
-from agent.host.kube.session import ApiRequest, KubeSession, aside, path_of
+from agent.host.kube.session import (
+    MERGE_PATCH,
+    METADATA_ONLY,
+    STRATEGIC_PATCH,
+    ApiRequest,
+    KubeSession,
+    aside,
+    path_of,
+)
 from agent.host.kube.watch import OPENED, WatchTimes, frames
 
 log = structlog.get_logger(__name__)
 
-MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
-METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
-"""Half the bytes of a Node, little of a pod; a server without support sends all."""
 DEFAULT_PACE = WatchTimes()
 
 
@@ -39,9 +45,7 @@ class KubeNode:
             ("fieldSelector", f"metadata.name={self._node}"),
             ("allowWatchBookmarks", "true"),
         )
-        request = ApiRequest(
-            "GET", "watch", "nodes", path_of("nodes"), query=query, accept=METADATA_ONLY
-        )
+        request = ApiRequest("watch", "nodes", path_of("nodes"), query=query, accept=METADATA_ONLY)
         async for frame in frames(self._session, request, self._pace, _shown):
             if frame.kind == OPENED:
                 yield NodeChange(opened=True)
@@ -50,9 +54,7 @@ class KubeNode:
 
     async def get_node(self) -> NodeView | None:
         """Send one GET; without a version the server answers from its storage, not from a cache."""
-        request = ApiRequest(
-            "GET", "get", "nodes", path_of("nodes", self._node), accept=METADATA_ONLY
-        )
+        request = ApiRequest("get", "nodes", path_of("nodes", self._node), accept=METADATA_ONLY)
         try:
             return _node(request, await self._session.fetch(request))
         except ApiNotFound:
@@ -77,7 +79,6 @@ class KubeNode:
         self, body: Mapping[str, object] | Sequence[object], content_type: str
     ) -> ApiRequest:
         return ApiRequest(
-            "PATCH",
             "patch",
             "nodes",
             path_of("nodes", self._node),
@@ -85,6 +86,30 @@ class KubeNode:
             content_type=content_type,
             accept=METADATA_ONLY,
         )
+
+
+class KubeNodeStatus:
+    """The status of this Node (port NodeStatusApi)."""
+
+    def __init__(self, session: KubeSession, node: str) -> None:
+        self._session = session
+        self._node = node
+
+    async def set_condition(self, condition: NodeCondition) -> None:
+        """Send one strategic merge patch, which merges conditions by their type."""
+        since = stamp(condition.since)
+        entry = {
+            "type": condition.kind,
+            "status": str(condition.status),
+            "reason": condition.reason,
+            "message": condition.message,
+            "lastHeartbeatTime": since,
+            "lastTransitionTime": since,
+        }
+        path = path_of("nodes", self._node, "status")
+        body = {"status": {"conditions": [entry]}}
+        request = ApiRequest("patch", "nodes/status", path, (), body, STRATEGIC_PATCH)
+        await self._session.call(request)
 
 
 class KubePods:
@@ -111,14 +136,14 @@ class KubePods:
 
     async def list_pods(self) -> PodList:
         """Send one LIST, answered from the server's storage, in as many pages as needed."""
-        request = ApiRequest("GET", "list", "pods", path_of("pods"), query=(self._selector,))
+        request = ApiRequest("list", "pods", path_of("pods"), query=(self._selector,))
         listed = await self._lists.fetch(request, lambda item: self._view(read_pod(item)))
         return PodList(tuple(pod for pod in listed.items if pod is not None), listed.version)
 
     async def get_pod(self, namespace: str, name: str) -> PodView | None:
         """Send one GET; without a version the server answers from its storage, not from a cache."""
         path = path_of("namespaces", namespace, "pods", name)
-        request = ApiRequest("GET", "get", "pods", path)
+        request = ApiRequest("get", "pods", path)
         try:
             body = await self._session.call(request)
             return await aside(body, lambda raw: decode_pod(read_pod(raw), *self._resources))
@@ -135,7 +160,7 @@ class KubePods:
             ("resourceVersion", resource_version),
             ("allowWatchBookmarks", "true"),
         )
-        request = ApiRequest("GET", "watch", "pods", path_of("pods"), query=query)
+        request = ApiRequest("watch", "pods", path_of("pods"), query=query)
         async for frame in frames(self._session, request, self._pace, self._change):
             yield frame.obj or PodChange(resource_version)
 
@@ -146,7 +171,6 @@ class KubePods:
         body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
         path = path_of("namespaces", namespace, "pods", name, "status")
         request = ApiRequest(
-            "PATCH",
             "patch",
             "pods/status",
             path,

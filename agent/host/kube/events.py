@@ -7,7 +7,7 @@ from agent.core.cluster.changes import NodeEvent
 from agent.core.errors import ApiConflict, ApiError, ApiNotFound, cap
 from agent.core.ports import Clock
 from agent.host.kube.series import EventBook, EventSeries, SeriesStep
-from agent.host.kube.session import ApiRequest, KubeSession, path_of
+from agent.host.kube.session import MERGE_PATCH, ApiRequest, KubeSession, path_of
 from agent.kit.tally import Tally
 
 COMPONENT = "hami-agent"
@@ -61,15 +61,14 @@ class EventPoster:
         body = event_object(event, series, self._node, self._clock.now())
         namespace = event.namespace or NODE_NAMESPACE
         path = path_of("namespaces", namespace, "events")
-        await self._session.call(ApiRequest("POST", "create", "events", path, body=body))
+        await self._session.call(ApiRequest("create", "events", path, body=body))
 
     async def _update(self, event: NodeEvent, series: EventSeries) -> None:
         body = {"count": series.count, "lastTimestamp": stamp(self._clock.now())}
         namespace = event.namespace or NODE_NAMESPACE
         path = path_of("namespaces", namespace, "events", series.name)
-        merge = "application/merge-patch+json"
         await self._session.call(
-            ApiRequest("PATCH", "patch", "events", path, body=body, content_type=merge)
+            ApiRequest("patch", "events", path, body=body, content_type=MERGE_PATCH)
         )
 
 

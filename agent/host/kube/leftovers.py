@@ -11,12 +11,16 @@ from agent.core.errors import ApiError, ApiNotFound, MalformedText
 from agent.core.health.news import GPU_DEGRADED
 from agent.core.node.leftovers import Agents, NodeLeftovers, NodeTraces
 from agent.host.kube.lists import Lists
-from agent.host.kube.session import ApiRequest, KubeSession, path_of
+from agent.host.kube.session import (
+    MERGE_PATCH,
+    METADATA_ONLY,
+    STRATEGIC_PATCH,
+    ApiRequest,
+    KubeSession,
+    path_of,
+)
 
-ONE: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 LIST: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
-MERGE_PATCH: Final = "application/merge-patch+json"
-STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
 
 T = TypeVar("T")
 Read = Callable[[Mapping[str, Any]], T]
@@ -31,12 +35,12 @@ class KubeLeftovers:
 
     async def nodes(self) -> tuple[NodeTraces, ...]:
         """List all Nodes. Raises ApiError."""
-        request = ApiRequest("GET", "list", "nodes", path_of("nodes"), accept=LIST)
+        request = ApiRequest("list", "nodes", path_of("nodes"), accept=LIST)
         return await self._items(request, _traces)
 
     async def node(self, name: str) -> NodeTraces:
         """Get one Node. Raises ApiNotFound, ApiError."""
-        return _traces(await self._session.fetch(_get(name, ONE)))
+        return _traces(await self._session.fetch(_get(name, METADATA_ONLY)))
 
     async def remove(self, node: NodeTraces, keys: Sequence[str]) -> None:
         """Remove annotations if the Node is as `node` shows it. Raises ApiConflict, ApiError."""
@@ -44,7 +48,7 @@ class KubeLeftovers:
         body = {"metadata": {"resourceVersion": node.version, "annotations": annotations}}
         path = path_of("nodes", node.name)
         request = ApiRequest(
-            "PATCH", "patch", "nodes", path, body=body, content_type=MERGE_PATCH, accept=ONE
+            "patch", "nodes", path, body=body, content_type=MERGE_PATCH, accept=METADATA_ONLY
         )
         await self._session.call(request)
 
@@ -52,13 +56,12 @@ class KubeLeftovers:
         """Remove the condition GpuDegraded from the Node. Raises ApiError."""
         deletion = {"type": GPU_DEGRADED, "$patch": "delete"}
         request = ApiRequest(
-            "PATCH",
             "patch",
             "nodes/status",
             path_of("nodes", name, "status"),
             body={"status": {"conditions": [deletion]}},
             content_type=STRATEGIC_PATCH,
-            accept=ONE,
+            accept=METADATA_ONLY,
         )
         await self._session.call(request)
 
@@ -77,7 +80,7 @@ class KubeLeftovers:
         Raises ApiError.
         """
         query = (("fieldSelector", f"spec.nodeName={node}"),)
-        request = ApiRequest("GET", "list", "pods", path_of("pods"), query=query)
+        request = ApiRequest("list", "pods", path_of("pods"), query=query)
 
         def gpu_pod(item: Mapping[str, Any]) -> str:
             try:
@@ -112,11 +115,11 @@ def _place(pod: Mapping[str, Any]) -> tuple[str, str]:
 
 def _pods(agents: Agents) -> ApiRequest:
     path = path_of("namespaces", agents.namespace, "pods")
-    return ApiRequest("GET", "list", "pods", path, query=(("labelSelector", agents.selector),))
+    return ApiRequest("list", "pods", path, query=(("labelSelector", agents.selector),))
 
 
 def _get(name: str, accept: str) -> ApiRequest:
-    return ApiRequest("GET", "get", "nodes", path_of("nodes", name), accept=accept)
+    return ApiRequest("get", "nodes", path_of("nodes", name), accept=accept)
 
 
 def _traces(obj: Mapping[str, Any]) -> NodeTraces:

@@ -45,14 +45,14 @@ class KubeReview:
             "kind": "SelfSubjectAccessReview",
             "spec": {"resourceAttributes": attributes},
         }
-        request = ApiRequest("POST", "create", "selfsubjectaccessreviews", REVIEWS, body=body)
+        request = ApiRequest("create", "selfsubjectaccessreviews", REVIEWS, body=body)
         status = (await self._session.fetch(request)).get("status")
         return isinstance(status, Mapping) and status.get("allowed") is True
 
     async def neighbours(self) -> Neighbours:
         """List the pods of this node."""
         query = (("fieldSelector", f"spec.nodeName={self._node}"),)
-        request = ApiRequest("GET", "list", "pods", path_of("pods"), query=query)
+        request = ApiRequest("list", "pods", path_of("pods"), query=query)
         listed = await Lists(self._session).fetch(request, read_object)
         metas = [item.get("metadata") or {} for item in listed.items]
         names = tuple((meta.get("namespace", ""), meta.get("name", "")) for meta in metas)

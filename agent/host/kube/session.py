@@ -41,6 +41,11 @@ OFF_LOOP = 1024 * 1024
 """Bytes: longer bodies are decoded on a thread."""
 UNAUTHORIZED = 401
 
+MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
+"""Half the bytes of a Node, little of a pod; a server without support sends all."""
+METHODS: Mapping[str, str] = {"create": "POST", "patch": "PATCH"}
 
 T = TypeVar("T")
 
@@ -77,7 +82,6 @@ class ApiAnswer(Protocol):
 class ApiRequest:
     """One request. `verb` and `resource` are Kubernetes' terms (list, pods/status)."""
 
-    method: str
     verb: str
     resource: str
     path: str
@@ -85,6 +89,11 @@ class ApiRequest:
     body: Mapping[str, object] | Sequence[object] | None = None
     content_type: str = "application/json"
     accept: str = "application/json"
+
+    @property
+    def method(self) -> str:
+        """The HTTP method."""
+        return METHODS.get(self.verb, "GET")
 
     @property
     def what(self) -> str:
