@@ -11,10 +11,9 @@ from agent.core.ports import NodeApi, PodApi, Witness
 from agent.core.reconcile.reconcile import judge_by_scheduler
 from agent.core.state.ledger import Effect
 from agent.host.cgroups import CgroupContainers
-from agent.host.kube.api import KubeNode, KubePods
+from agent.host.kube.api import KubeNode, KubeNodeStatus, KubePods
 from agent.host.kube.connection import Connection
 from agent.host.kube.events import EventPoster
-from agent.host.kube.node_status import KubeNodeStatus
 from agent.host.kube.observed import ObservedNode, ObservedPods
 from agent.host.kube.session import KubeSession
 from agent.host.kubelet_records import KubeletRecordsFile

@@ -1,4 +1,4 @@
-"""The command line: one file per verb; fetching apart from rendering.
+"""The command line, one file per verb.
 
-It may never hold logic of the agent: a verb parses, calls, prints and returns an exit code.
+It never holds logic of the agent: a verb parses, calls, prints and returns an exit code.
 """

@@ -1,4 +1,4 @@
-"""The running agent's own unix socket, asked by a verb."""
+"""Calls the running agent by its unix socket."""
 
 import http.client
 import socket
@@ -14,7 +14,7 @@ ANSWER_LIMIT: Final = 8 * 1024 * 1024
 
 
 class Unreachable(AgentError):  # noqa: N818 -- the state, not the call, is the error
-    """Nobody answers there."""
+    """The agent does not answer at the socket."""
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -32,16 +32,16 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def call(path: Path, method: str, target: str, timeout: float) -> tuple[int, str]:
-    """Status and text of the answer. Raises Unreachable."""
+    """Send a request; return the status and text of the answer. Raises Unreachable."""
     connection = _UnixConnection(path, timeout)
     try:
         connection.request(method, target)
         answer = connection.getresponse()
         return answer.status, answer.read(ANSWER_LIMIT).decode(errors="replace")
     except (OSError, http.client.HTTPException) as error:
-        told = str(error) or type(error).__name__
+        reason = str(error) or type(error).__name__
         raise Unreachable(
-            f"{path} does not answer ({told}); is the agent running, and may you use its socket?"
+            f"{path} does not answer ({reason}); is the agent running, and may you use its socket?"
         ) from error
     finally:
         connection.close()

@@ -1,4 +1,4 @@
-"""How a command line is read: one sentence for a mistake, of the verb in which it was made."""
+"""Parses command lines; a mistake gets one sentence that names the verb."""
 
 import argparse
 import difflib
@@ -11,21 +11,21 @@ from agent.core.errors import cap
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's, without the usage before each error: `run` has sixty options."""
+    """argparse's parser without the usage before each error: `run` has sixty options."""
 
     @override
     def parse_known_args(  # type: ignore[override]  # it has overloads for its namespace
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """As there, but a word that is left over is refused by the verb that it was given to."""
-        found, rest = super().parse_known_args(args, namespace)
+        """Parse as argparse, but let the verb itself refuse unknown arguments."""
+        parsed, rest = super().parse_known_args(args, namespace)
         if rest:
             self.error(self._left_over(rest))
-        return found, rest
+        return parsed, rest
 
     @override
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """As there, with the nearest word behind the refusal."""
+        """Check as argparse, and add the nearest choice to the error."""
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; see `{self.prog} --help`\n")
 
     def _left_over(self, words: Sequence[str]) -> str:
-        """The words that mean nothing here, and what may have been meant by the first."""
+        """Describe unknown arguments, with the nearest option for the first one."""
         option = words[0].partition("=")[0]
         if not option.startswith("-"):
             return f"unexpected argument {cap(' '.join(words))}"
@@ -50,7 +50,7 @@ def add_output(
     default: str = "text",
     forms: Sequence[str] = ("text", "json"),
 ) -> None:
-    """`-o text|json`, and `--json` for it. `forms`: those that the verb has."""
+    """Add `-o text|json` and `--json`. `forms`: those of the verb."""
     parser.add_argument("-o", "--output", choices=forms, default=default)
     parser.add_argument(
         "--json",
@@ -63,7 +63,7 @@ def add_output(
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The hint behind an unknown word, in any case; empty when nothing is alike."""
-    words = {one.lower(): one for one in known}
+    """A hint for an unknown word, in any case; empty if no known one is similar."""
+    words = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), words, n=1, cutoff=0.65)
     return f"; did you mean {words[close[0]]}?" if close else ""

@@ -1,11 +1,11 @@
-"""Exit codes of the verbs: how good the answer is. The daemon's are agent.app.codes."""
+"""Exit codes of the verbs. Those of the daemon are in agent.app.codes."""
 
 OK = 0
 PROBLEM = 1
-"""The answer is: something is wrong."""
+"""The command ran, and its answer is that something is wrong."""
 USAGE = 2
 UNREACHABLE = 3
 NOT_FOUND = 4
 UNWRITTEN = 74
-"""The answer could not be written, whatever it is."""
+"""The answer could not be written."""
 INTERRUPTED = 130

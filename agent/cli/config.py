@@ -1,4 +1,4 @@
-"""`hami-agent config show|check|schema`: what the settings are, and where each came from."""
+"""`hami-agent config show|check|schema`: shows and checks settings and their origins."""
 
 import argparse
 import asyncio
@@ -20,7 +20,7 @@ from agent.settings.profiles import NodeFacts
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """The verbs `config show`, `config check` and `config schema`."""
+    """Add the verbs `config show`, `config check` and `config schema`."""
     parser = subparsers.add_parser(
         "config",
         help="show or check settings",
@@ -30,12 +30,12 @@ def add_parser(subparsers: Subparsers) -> None:
     show = verbs.add_parser(
         "show",
         help="print the effective settings",
-        description="Prints the settings of this node. Profiles that ask for labels or GPUs do not "
-        "apply here: `config check` takes both as arguments.",
+        description="Prints the settings of this node. Profiles that need labels or GPUs are left "
+        "out: `config check` takes both as arguments.",
         epilog="example: hami-agent config show --origin --config /etc/hami-agent/config.yaml",
     )
-    show.add_argument("--origin", action="store_true", help="say where each value came from")
-    show.add_argument("--diff", action="store_true", help="only what was set")
+    show.add_argument("--origin", action="store_true", help="print where each value came from")
+    show.add_argument("--diff", action="store_true", help="print only what was set")
     add_output(show)
     add_settings(show)
     add_check(verbs)
@@ -48,7 +48,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Print what was asked for, or the one sentence that says what is wrong."""
+    """Run the verb; return the exit code."""
     if args.action == "schema":
         sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")
         return OK
@@ -67,7 +67,9 @@ def _show(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     for warning in plan.warnings:
         sys.stderr.write(f"hami-agent: warning: {warning}\n")
     values = plan.resolve(NodeFacts(name))
-    settings = [one for one in values.values() if not args.diff or one.origin != DEFAULT]
+    settings = [
+        setting for setting in values.values() if not args.diff or setting.origin != DEFAULT
+    ]
     if args.output == "json":
         sys.stdout.write(json.dumps(_document(settings), indent=2) + "\n")
     else:
@@ -77,4 +79,4 @@ def _show(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _document(settings: Iterable[Setting]) -> dict[str, object]:
-    return {"apiVersion": API_VERSION, "kind": "Config", "data": [plain(one) for one in settings]}
+    return {"apiVersion": API_VERSION, "kind": "Config", "data": [plain(s) for s in settings]}

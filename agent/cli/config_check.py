@@ -1,4 +1,4 @@
-"""`hami-agent config check`: what the files say of each node, without starting anything."""
+"""`hami-agent config check`: checks settings files and prints what each node would get."""
 
 import argparse
 import asyncio
@@ -43,7 +43,7 @@ OWN: Final = "the agent's own file"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _NodeSettings:
-    """What one node gets that somebody set."""
+    """The settings of one node that differ from their defaults."""
 
     title: str
     profiles: tuple[str, ...]
@@ -52,12 +52,12 @@ class _NodeSettings:
 
 
 def add_check(verbs: Subparsers) -> None:
-    """The verb `config check`."""
+    """Add the verb `config check`."""
     parser = verbs.add_parser(
         "check",
         help="check settings files and print what each node would get",
         description="Checks files without starting anything: the agent's own config.yaml and "
-        "HAMi's device-config.yaml and config.json, told apart by what is in them. Without FILE: "
+        "HAMi's device-config.yaml and config.json, recognised by their content. Without FILE: "
         "the files and variables that `run` would use here.",
         epilog="example: hami-agent config check config.yaml device-config.yaml config.json "
         "--node gpu-1 --label zone=a --gpu 'NVIDIA H100 80GB HBM3'",
@@ -70,7 +70,7 @@ def add_check(verbs: Subparsers) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="a node to print; may be given again; without it: all that the files name",
+        help="a node to print, may be repeated; without it: all nodes that the files name",
     )
     parser.add_argument(
         "--label",
@@ -81,14 +81,14 @@ def add_check(verbs: Subparsers) -> None:
         help="a label of the nodes",
     )
     parser.add_argument(
-        "--gpu", action="append", metavar="MODEL", help="a GPU of the nodes, once for each"
+        "--gpu", action="append", metavar="MODEL", help="a GPU of the nodes; repeat for each GPU"
     )
     add_output(parser)
     add_settings(parser, "[FILE ...]")
 
 
 def check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Print what each node gets, or all that is wrong, each in a sentence."""
+    """Print what each node gets, or every fault in one sentence; return the exit code."""
     try:
         plan = _plan(args, environ)
         nodes = _nodes(args, plan)
@@ -116,7 +116,7 @@ def check(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _plan(args: argparse.Namespace, environ: Mapping[str, str]) -> NodeValues:
-    """What the sources say. Raises SettingsError with all that is wrong in all of them."""
+    """Read the sources. Raises one SettingsError with the faults of all of them."""
     if not args.files:
         return asyncio.run(looked(sources(args, environ))).taken()
     faults = Faults()
@@ -125,32 +125,32 @@ def _plan(args: argparse.Namespace, environ: Mapping[str, str]) -> NodeValues:
         plan = make_plan(given)
     faults.refuse()
     texts = (given.device_config, given.own, given.node_config)
-    empty = [one.name for one in texts if one is not None and not one.content.strip()]
-    told = [f"{name}: is empty; nothing is taken" for name in empty]
-    return dataclasses.replace(plan, warnings=(*told, *plan.warnings))
+    empty = [text.name for text in texts if text is not None and not text.content.strip()]
+    warnings = [f"{name}: is empty; nothing is taken" for name in empty]
+    return dataclasses.replace(plan, warnings=(*warnings, *plan.warnings))
 
 
 def _nodes(args: argparse.Namespace, plan: NodeValues) -> Sequence[_NodeSettings]:
-    """What each node gets. Raises SettingsError."""
+    """The settings of each node. Raises SettingsError."""
     faults = Faults()
-    found: list[_NodeSettings] = []
+    nodes: list[_NodeSettings] = []
     for title, facts in _facts(args, plan, _labels(args)):
         with faults.kept():
-            found.append(_node(plan, title, facts))
+            nodes.append(_node(plan, title, facts))
     faults.refuse()
-    return found
+    return nodes
 
 
 def _notes(args: argparse.Namespace, plan: NodeValues) -> Iterator[str]:
-    """The profiles that are left out here because nobody said what they ask for."""
+    """Name the profiles that are left out because the command line lacks what they need."""
     for profile in plan.own.profiles:
         match = profile.match
-        for asked, given, option in (
+        for needed, given, option in (
             (match.labels is not None and plan.labelled, args.label, "labels: --label KEY=VALUE"),
             (bool(match.gpus), args.gpu, "GPUs: --gpu MODEL"),
         ):
-            if asked and not given:
-                yield f"the profile {cap(profile.name, 64)} is left out: it asks for {option}"
+            if needed and not given:
+                yield f"the profile {cap(profile.name, 64)} is left out: it needs {option}"
 
 
 def _write(data: dict[str, object]) -> None:
@@ -167,7 +167,7 @@ def _plain(node: _NodeSettings) -> dict[str, object]:
 
 
 def _labels(args: argparse.Namespace) -> Mapping[str, str] | None:
-    """The labels of the nodes; None where nobody said what they are."""
+    """The labels of the nodes; None when the command line gives none."""
     return dict(args.label) if args.label else None
 
 
@@ -179,22 +179,22 @@ def _label(text: str) -> tuple[str, str]:
 
 
 async def _given(args: argparse.Namespace, faults: Faults) -> Sources:
-    """The named files, each for what it is; the environment of whoever checks is not theirs."""
-    found: dict[str, SourceFile] = {}
+    """Read the named files by their kind, without the variables of this environment."""
+    files: dict[str, SourceFile] = {}
     async with Worker("settings", 1) as worker:
         for path in (*args.files, *([args.config] if args.config else [])):
             with faults.kept():
                 text = await read_text(STDIN if path == Path("-") else path, worker)
                 kind = _kind(text)
-                if kind in found:
-                    told = f"is {kind}, and so is {found[kind].name}; name one"
-                    raise SettingsError(f"{path}: {told}")
-                found[kind] = text
+                if kind in files:
+                    fault = f"is {kind}, and so is {files[kind].name}; name only one"
+                    raise SettingsError(f"{path}: {fault}")
+                files[kind] = text
     return Sources(
         flags=flags(args),
-        device_config=found.get(DEVICE_CONFIG),
-        own=found.get(OWN),
-        node_config=found.get(NODE_CONFIG),
+        device_config=files.get(DEVICE_CONFIG),
+        own=files.get(OWN),
+        node_config=files.get(NODE_CONFIG),
     )
 
 
@@ -203,7 +203,7 @@ def _kind(text: SourceFile) -> str:
     if is_json(text):
         try:
             keys = [key for key, _, _ in read_json(text.content, text.name).pairs()]
-        except SettingsError:  # told when it is read as what it is
+        except SettingsError:  # raised again when the file is read by its kind
             if text.name.endswith(".json") or NODES.encode() in text.content.lower():
                 return NODE_CONFIG
         else:
@@ -227,8 +227,7 @@ def _kind_by(keys: Collection[str], otherwise: str) -> str:
 def _facts(
     args: argparse.Namespace, plan: NodeValues, labels: Mapping[str, str] | None
 ) -> Iterator[tuple[str, NodeFacts]]:
-    """The nodes to print, by title."""
-    models = None if args.gpu is None else {str(n): one for n, one in enumerate(args.gpu)}
+    models = None if args.gpu is None else {str(n): model for n, model in enumerate(args.gpu)}
     for name in args.node or plan.names():
         yield name, NodeFacts(name, labels, models)
     if not args.node:
@@ -240,11 +239,11 @@ def _node(plan: NodeValues, title: str, facts: NodeFacts) -> _NodeSettings:
     gpus = max(1, len(facts.gpus or ()))
     build(values, host_name=facts.name or host_name(), gpus=gpus)
     check_shares(values)
-    changed = [one for one in values.values() if one.origin != DEFAULT]
+    changed = [setting for setting in values.values() if setting.origin != DEFAULT]
     heads: Sequence[str] = (title, *(f"profile {name}" for name in values.profiles))
     lines = [", ".join(heads) + ("\n" if changed else ": all defaults\n")]
     if changed:
         columns = terminal_columns()
         rows = table(changed, origin=True, columns=columns and columns - len(INDENT))
         lines += [f"{INDENT}{row}" for row in list(rows)[1:]]
-    return _NodeSettings(title, values.profiles, tuple(plain(one) for one in changed), tuple(lines))
+    return _NodeSettings(title, values.profiles, tuple(map(plain, changed)), tuple(lines))

@@ -1,4 +1,4 @@
-"""`hami-agent decode`: any HAMi annotation value, from an argument or stdin, as JSON."""
+"""`hami-agent decode`: prints any HAMi annotation value as JSON."""
 
 import argparse
 import dataclasses
@@ -34,12 +34,12 @@ FORMS = (
 )
 
 _CONSUMED: Final = re.compile("(?:(?:,,0,0:)*;)+")
-"""What is left of a served pod's text, and what a scheduler writes for containers without GPUs."""
+"""Consumed groups, and what a scheduler writes for containers without GPUs."""
 _OBJECT: Final = re.compile(r'\s*(\{.*"apiVersion"|apiVersion:|---|items:)', re.DOTALL)
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """The verb `decode`."""
+    """Add the verb `decode`."""
     parser = subparsers.add_parser(
         "decode",
         help="decode a HAMi annotation to JSON",
@@ -51,13 +51,13 @@ def add_parser(subparsers: Subparsers) -> None:
         "value", nargs="?", help="the annotation's value; read from stdin if absent or -"
     )
     parser.add_argument(
-        "--kind", choices=tuple(DECODERS), help="what it is; found out by its form if absent"
+        "--kind", choices=tuple(DECODERS), help="the value's kind; recognised by its form if absent"
     )
     add_output(parser, "json", ("json",))
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Print the decoded value, or one sentence that says where it is malformed."""
+    """Print the decoded value, or where it is malformed; return the exit code."""
     del environ
     try:
         text = bare(_value(args.value))
@@ -76,7 +76,7 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def _value(given: str | None) -> str:
-    """The value; empty where there is none. Nobody types one: a terminal is not waited for."""
+    """The value; empty if there is none. It does not wait for input from a terminal."""
     if given not in {None, STDIN}:
         return str(given)
     if given is None and sys.stdin.isatty():
@@ -90,9 +90,9 @@ def _fail(text: str, code: int) -> int:
 
 
 def _kind(text: str) -> str:
-    """What it is, by its form. Raises MalformedText: what it may be, and what to give instead."""
+    """The kind of a value by its form. Raises MalformedText, which says what to give instead."""
     if len(text) > MAX_CHARS:
-        raise MalformedText(f"longer than {MAX_CHARS} characters, which no annotation is")
+        raise MalformedText(f"the value has more than {MAX_CHARS} characters; no annotation does")
     kind = kind_of(text)
     if kind is not None:
         return kind
@@ -103,7 +103,7 @@ def _kind(text: str) -> str:
         )
     if _is_file(text):
         raise MalformedText(f"{cap(text)} is a file: hami-agent decode < {cap(text)}")
-    raise MalformedText(f"this is no value of HAMi's: expected {FORMS}")
+    raise MalformedText(f"this is not a value of HAMi's: expected {FORMS}")
 
 
 def _decoded(kind: str, text: str) -> object:
@@ -123,7 +123,7 @@ def _is_file(text: str) -> bool:
 def _register(text: str) -> object:
     is_json = text.startswith("[") or text == "null"
     if is_json and MIG_KEY in keys_of_first(text):
-        raise MalformedText("this is hami.io/vgpu-mig-allocations, which is JSON already")
+        raise MalformedText("this is hami.io/vgpu-mig-allocations, which is JSON: read it as it is")
     gpus = decode_register(text) if is_json else decode_register_colon(text)
     for place, gpu in enumerate(gpus):
         if not gpu.uuid:
@@ -132,18 +132,18 @@ def _register(text: str) -> object:
 
 
 def _devices(text: str) -> object:
-    """The groups; one is empty that is consumed, or of a container without GPUs."""
+    """The groups; a consumed one, and one of a container without GPUs, is empty."""
     groups, words = decode_pod_devices(text), vendor_words(text)
     if not any(groups) and not _CONSUMED.fullmatch(text):
         raise MalformedText("devices text names no GPU")
-    if text.endswith(";"):  # nothing stands behind the last one
+    if text.endswith(";"):  # the last group is only the end of the text
         groups = groups[:-1]
     return [
         [
             {"uuid": share.uuid, "type": word, **dataclasses.asdict(share)}
-            for share, word in zip(group, its, strict=True)
+            for share, word in zip(group, types, strict=True)
         ]
-        for group, its in zip(groups, words, strict=False)
+        for group, types in zip(groups, words, strict=False)
     ]
 
 
@@ -153,8 +153,8 @@ def _lock(text: str) -> object:
 
 
 def _handshake(text: str) -> object:
-    found = decode_handshake(text)
-    return {"word": found.word.value, "time": found.stamp}
+    handshake = decode_handshake(text)
+    return {"word": handshake.word.value, "time": handshake.stamp}
 
 
 def _score(text: str) -> object:
@@ -165,7 +165,7 @@ def _time(text: str) -> object:
     try:
         return dt.datetime.fromtimestamp(int(text), dt.UTC)
     except (ValueError, OverflowError) as error:
-        raise MalformedText(f"{cap(text)!r} is no time in Unix seconds") from error
+        raise MalformedText(f"{cap(text)!r} is not a time in Unix seconds") from error
 
 
 def _phase(text: str) -> object:
@@ -175,7 +175,7 @@ def _phase(text: str) -> object:
 
 
 def _cordon(text: str) -> object:
-    """As HAMi reads it: trimmed, without the empty ones."""
+    """Read UUIDs as HAMi does: trimmed, without empty ones."""
     return [uuid.strip() for uuid in text.split(",") if uuid.strip()]
 
 

@@ -1,4 +1,4 @@
-"""`hami-agent doctor --pre`: does the agent find all it needs on this node, and whom else?"""
+"""`hami-agent doctor --pre`: checks whether the agent could serve on this node."""
 
 import argparse
 import asyncio
@@ -29,60 +29,63 @@ from agent.settings.values import NodeValues
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """The verb `doctor`."""
+    """Add the verb `doctor`."""
     parser = subparsers.add_parser(
         "doctor",
-        help="look at this node before the agent starts on it",
-        description="Looks at all that the agent needs on this node, with the settings that `run` "
-        "would have here, and changes nothing: settings, paths, HAMi-core, driver, kubelet, Node, "
-        "rights, and other device plugins. Exits 1 if something keeps the agent from serving.",
+        help="check this node before the agent starts on it",
+        description="Checks what the agent needs on this node, with the settings of `run`: "
+        "settings, paths, HAMi-core, driver, kubelet, Node, rights, and other device plugins. It "
+        "changes nothing. Exits 1 if something keeps the agent from serving.",
         epilog="example: hami-agent doctor --pre --config /etc/hami-agent/config.yaml -o json",
     )
     parser.add_argument(
-        "--pre", action="store_true", required=True, help="before the first start, or a switch"
+        "--pre",
+        action="store_true",
+        required=True,
+        help="check before the first start, or before a switch from another plugin",
     )
     parser.add_argument(
         "--read-only",
         action="store_true",
-        help="as an account that may only read: the agent's rights to write are passed over",
+        help="do not check the rights to write, for an account that may only read",
     )
     add_output(parser)
     add_settings(parser)
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Print a line for everything that was looked at."""
+    """Print a line for every check; return the exit code."""
     configure("error", "auto", environ)
-    found = asyncio.run(looked(sources(args, environ)))
-    findings = tuple(_findings(found, environ, reader=args.read_only))
-    wrong = any(one.verdict is PreflightVerdict.WRONG for one in findings)
+    read = asyncio.run(looked(sources(args, environ)))
+    findings = tuple(_findings(read, environ, reader=args.read_only))
+    wrong = any(finding.verdict is PreflightVerdict.WRONG for finding in findings)
     if args.output == "json":
         _write_json(findings, ok=not wrong)
     else:
-        sys.stdout.writelines(_line(one) for one in findings)
+        sys.stdout.writelines(map(_line, findings))
         sys.stdout.write(_sum(findings))
     return PROBLEM if wrong else OK
 
 
-def _findings(found: SourcesRead, environ: Mapping[str, str], *, reader: bool) -> Sequence[Finding]:
+def _findings(read: SourcesRead, environ: Mapping[str, str], *, reader: bool) -> Sequence[Finding]:
     try:
-        plan = found.taken()
+        plan = read.taken()
         settings = plan.settings(NodeFacts())
     except SettingsError as error:
-        advice = "mend it; `hami-agent config check` says what each node would get"
+        advice = "correct it; `hami-agent config check` prints what each node would get"
         return [Finding.wrong(PreflightCheck.SETTINGS, "settings", str(error), advice)]
     values = plan.resolve(NodeFacts(settings.node))
-    read = Finding.ok(PreflightCheck.SETTINGS, "settings", f"accepted, for Node {settings.node}")
+    main = Finding.ok(PreflightCheck.SETTINGS, "settings", f"accepted, for Node {settings.node}")
     try:
         check_shares(values)
     except SettingsError as error:
-        read = Finding.wrong(PreflightCheck.SETTINGS, "settings", str(error))
+        main = Finding.wrong(PreflightCheck.SETTINGS, "settings", str(error))
     notes = [
         Finding.note(PreflightCheck.SETTINGS, "settings", text, "it changes nothing here")
         for text in plan.warnings
     ]
     hami = _hami_files(plan, values, settings.node)
-    return [read, *notes, hami, *asyncio.run(examine(settings, environ, reader=reader))]
+    return [main, *notes, hami, *asyncio.run(examine(settings, environ, reader=reader))]
 
 
 def _hami_files(plan: NodeValues, values: Values, node: str) -> Finding:
@@ -95,22 +98,22 @@ def _hami_files(plan: NodeValues, values: Values, node: str) -> Finding:
         )
         if values[key].value
     }
-    names = [name for one in plan.node_config.profiles for name in one.match.nodes]
+    names = [name for profile in plan.node_config.profiles for name in profile.match.nodes]
     return judge_hami_files(files, node, names)
 
 
-def _line(one: Finding) -> str:
-    line = f"{one.verdict.value:<6} {one.point.value:<11} {one.subject}: {one.said}"
-    if one.advice:
-        line += f"; {one.advice}"
-    return line + (
-        f" [RUNBOOK {one.point.value}]\n" if one.verdict is not PreflightVerdict.OK else "\n"
-    )
+def _line(finding: Finding) -> str:
+    verdict, point = finding.verdict, finding.point.value
+    line = f"{verdict.value:<6} {point:<11} {finding.subject}: {finding.said}"
+    if finding.advice:
+        line += f"; {finding.advice}"
+    return line + ("\n" if verdict is PreflightVerdict.OK else f" [RUNBOOK {point}]\n")
 
 
 def _sum(findings: Sequence[Finding]) -> str:
     counts = {
-        verdict: sum(one.verdict is verdict for one in findings) for verdict in PreflightVerdict
+        verdict: sum(finding.verdict is verdict for finding in findings)
+        for verdict in PreflightVerdict
     }
     notes = counted(counts[PreflightVerdict.NOTE], "note")
     return f"{counts[PreflightVerdict.WRONG]} wrong, {notes}, {counts[PreflightVerdict.OK]} ok\n"
@@ -123,13 +126,13 @@ def _write_json(findings: Sequence[Finding], *, ok: bool) -> None:
         "ok": ok,
         "findings": [
             {
-                "id": one.point.value,
-                "verdict": one.verdict.value.lower(),
-                "subject": one.subject,
-                "said": one.said,
-                "advice": one.advice,
+                "id": finding.point.value,
+                "verdict": finding.verdict.value.lower(),
+                "subject": finding.subject,
+                "said": finding.said,
+                "advice": finding.advice,
             }
-            for one in findings
+            for finding in findings
         ],
     }
     sys.stdout.write(json.dumps(document, indent=2) + "\n")

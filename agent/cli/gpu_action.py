@@ -1,4 +1,4 @@
-"""What the verbs share that have the running agent do something to a GPU."""
+"""The shared part of the verbs that make the running agent act on a GPU."""
 
 import argparse
 import json
@@ -17,17 +17,17 @@ FOUND: Final = 200
 NONE_SUCH: Final = 404
 
 NAME: Final = re.compile(r"[^/:]{1,64}")
-"""What the agent's door takes for the name of a GPU."""
+"""A name of a GPU that the agent's HTTP server accepts."""
 
-CODES: Final = "3 without an agent that answers, and 4 without such a GPU."
+CODES: Final = "3 if no agent answers, and 4 if there is no such GPU."
 """The end of the sentence on exit codes."""
 
 Tell = Callable[[Mapping[str, Any]], tuple[str, bool]]
-"""Of the answer's data: what people are told, and whether all is well."""
+"""Renders the answer's data for people, and returns whether the exit code is 0."""
 
 
 def add_gpu(parser: argparse.ArgumentParser, names: str) -> None:
-    """The GPU, the agent's socket and `-o`. `names` says how a GPU can be named."""
+    """Add the arguments GPU, `--socket` and `-o`. `names` says how a GPU can be named."""
     parser.add_argument("gpu", metavar="GPU", type=_name, help=names)
     parser.add_argument(
         "--socket",
@@ -41,14 +41,14 @@ def add_gpu(parser: argparse.ArgumentParser, names: str) -> None:
 
 def _name(text: str) -> str:
     if NAME.fullmatch(text) is None:
-        raise argparse.ArgumentTypeError(f"{text[:64]!r} is no index, no UUID and not `all`")
+        raise argparse.ArgumentTypeError(f"{text[:64]!r} is not an index, a UUID or `all`")
     return text
 
 
 def act(args: argparse.Namespace, action: str, deadline: float, tell: Tell) -> int:
-    """Ask for the action, print the answer, and return the exit code.
+    """Request the action, print the answer, and return the exit code.
 
-    That is 0 where all is well and 1 where not, 3 without an agent, 4 without such a GPU.
+    It is 0 or 1 by `tell`, 3 if no agent answers, 4 if there is no such GPU.
     """
     target = f"/api/v1/gpus/{quote(args.gpu, safe='')}:{action}"
     try:
@@ -59,13 +59,13 @@ def act(args: argparse.Namespace, action: str, deadline: float, tell: Tell) -> i
         return _fail(args.verb, text.strip(), NOT_FOUND if status == NONE_SUCH else PROBLEM)
     try:
         document = json.loads(text)
-        told, is_well = tell(document["data"])
+        answer, is_good = tell(document["data"])
     except (ValueError, LookupError, TypeError):
-        return _fail(args.verb, f"{args.socket} answered something else", UNREACHABLE)
+        return _fail(args.verb, f"{args.socket} did not answer as an agent", UNREACHABLE)
     if args.output == "json":
-        told = json.dumps({**document, "source": str(args.socket)}, indent=2) + "\n"
-    sys.stdout.write(told)
-    return OK if is_well else PROBLEM
+        answer = json.dumps({**document, "source": str(args.socket)}, indent=2) + "\n"
+    sys.stdout.write(answer)
+    return OK if is_good else PROBLEM
 
 
 def _fail(verb: str, text: str, code: int) -> int:

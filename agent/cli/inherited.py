@@ -1,4 +1,4 @@
-"""What a process is born with and cannot count on: its three streams, and what signals do."""
+"""Repairs what a process inherits: its three standard streams and the action of SIGINT."""
 
 import contextlib
 import io
@@ -15,9 +15,9 @@ class Unwritten(OSError):  # noqa: N818 -- names what happened
 
 
 class _Answers(io.TextIOWrapper):
-    """Standard output. Its failure is told from that of any other file, and by `flush` once more.
+    """Standard output. A failed write raises Unwritten, and flush() raises it again.
 
-    argparse passes over a failed write of its help.
+    argparse ignores a failed write of its help, so flush() must repeat it.
     """
 
     failure: Unwritten | None = None
@@ -44,7 +44,7 @@ class _Answers(io.TextIOWrapper):
 
 
 class _Messages(io.TextIOWrapper):
-    """Standard error: what cannot be written is dropped. No log line is worth the process."""
+    """Standard error. A failed write is dropped: the process does not end because of a log line."""
 
     @override
     def write(self, text: str, /) -> int:
@@ -59,11 +59,10 @@ class _Messages(io.TextIOWrapper):
 
 
 def own_streams() -> None:
-    """Take over the standard streams, and open those that were closed by the parent.
+    """Replace the standard streams, and open those that the parent closed.
 
-    A number that is free would go to the next file or socket, and what is printed into it. From a
-    stream that was closed nothing is read. A write to standard output fails then, because an answer
-    that nobody gets is no success.
+    The next file or socket would get a free number, and prints would go into it. A closed stdin
+    reads as empty. A closed stdout fails every write: an answer that is lost is no success.
     """
     for number, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
@@ -73,13 +72,13 @@ def own_streams() -> None:
     if sys.stdin is None:
         sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8")
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")  # other bytes are refused by what reads the text
+        sys.stdin.reconfigure(errors="replace")  # the readers of the text refuse other bytes
     sys.stdout = _own(sys.stdout, 1, _Answers)
     sys.stderr = _own(sys.stderr, 2, _Messages)
 
 
 def drop_output() -> None:
-    """Nobody gets the rest of the answer: what is still buffered must not fail at the exit."""
+    """Discard the rest of the answer, so that the buffer does not fail at exit."""
     if isinstance(sys.stdout, _Answers):
         sys.stdout.failure = None
     null = os.open(os.devnull, os.O_WRONLY)
@@ -88,17 +87,17 @@ def drop_output() -> None:
 
 
 def own_signals() -> None:
-    """Let SIGINT interrupt, whatever was inherited.
+    """Let SIGINT interrupt, even if the parent ignored it.
 
-    A shell without job control starts `command &` with SIGINT ignored, and Python then leaves it
-    so: neither Ctrl-C nor `kill -INT` would end the process.
+    A shell without job control starts `command &` with SIGINT ignored, and Python keeps that:
+    neither Ctrl-C nor `kill -INT` would end the process.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _own(stream: TextIO, number: int, kind: type[io.TextIOWrapper]) -> io.TextIOWrapper:
-    """The stream as one of `kind`. A character that its encoding lacks is written as an escape."""
-    if not isinstance(stream, io.TextIOWrapper):  # None: it was closed
+    """The stream as a `kind`; it writes characters that its encoding lacks as escapes."""
+    if not isinstance(stream, io.TextIOWrapper):  # None: the parent closed it
         raw = io.FileIO(number, "w", closefd=False)
         return kind(io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace")
     return kind(

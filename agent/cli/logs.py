@@ -1,7 +1,7 @@
-"""Log lines: JSON for machines, text on a terminal, journald's priorities where it reads.
+"""Formats log lines: JSON for machines, text on a terminal, with priorities for journald.
 
-Names and messages of strangers come in as values. No value is longer than VALUE_LIMIT, and in text
-none has a line break, or what a terminal obeys: one event is one line, and a traceback is indented.
+Values may contain foreign names and messages. No value is longer than VALUE_LIMIT. In text, none
+contains a line break or a control character: one event is one line, and a traceback is indented.
 """
 
 import logging
@@ -24,17 +24,17 @@ _PRIORITY = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 
 MAX_LINE = 32 * 1024
 VALUE_LIMIT = 16 * 1024
-"""Characters of one value, which the entries of a list or table share: the register annotation of
-16 GPUs fits beside others."""
+"""Characters of one value; the entries of a list or table share them. The register annotation of 16
+GPUs fits beside others."""
 ITEMS_LIMIT = 64
-"""Entries of a list or table that are told."""
+"""Entries logged of a list or table."""
 LEAST = 16
-"""Characters that an entry has in any case."""
+"""Characters that every entry has at least."""
 TRACE_LINES = 100
-"""Lines of a traceback, its last ones: what failed stands at the end."""
+"""Last lines logged of a traceback: the error is at the end."""
 
 Clean = Callable[[str, int], str]
-"""Makes a text fit to be shown, in so many characters."""
+"""Makes a text safe to print, in at most so many characters."""
 
 
 def configure(level: str, form: str, environ: Mapping[str, str]) -> None:
@@ -44,13 +44,13 @@ def configure(level: str, form: str, environ: Mapping[str, str]) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
         structlog.processors.format_exc_info,
-        _Cleaner(cap if as_text else cut),  # JSON itself escapes what a terminal would obey
+        _Cleaner(cap if as_text else cut),  # JSON escapes control characters
     ]
     processors.append(_text if as_text else structlog.processors.JSONRenderer(default=str))
     if "JOURNAL_STREAM" in environ and not as_text:
         processors.insert(-1, _keep_level)
         processors.append(_journal)
-    # grpclib tells of every cancelled call: the end of a stream is no news.
+    # grpclib logs every cancelled call, such as the normal end of a stream.
     logging.getLogger("grpclib").setLevel(logging.WARNING)
     structlog.configure(
         processors=processors,
@@ -62,21 +62,21 @@ def configure(level: str, form: str, environ: Mapping[str, str]) -> None:
 
 
 class _Libraries(logging.Handler):
-    """What libraries tell becomes a line as all others are."""
+    """Turns log records of libraries into log lines."""
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
         try:
             log = structlog.get_logger(record.name)
-            told = log.error if record.levelno >= logging.ERROR else log.warning
+            write = log.error if record.levelno >= logging.ERROR else log.warning
             text = record.getMessage()
-            told("library.said", library=record.name, text=text, exc_info=record.exc_info)
-        except Exception:  # noqa: BLE001 -- as every handler: whoever logs must not fail of it
+            write("library.said", library=record.name, text=text, exc_info=record.exc_info)
+        except Exception:  # noqa: BLE001 -- a handler must not raise into the code that logs
             self.handleError(record)
 
 
 class _Cleaner:
-    """Every value fit to be shown; what we know no form of becomes text first."""
+    """Makes every value safe to print; values of unknown types become text."""
 
     def __init__(self, clean: Clean) -> None:
         self._clean = clean
@@ -95,11 +95,11 @@ class _Cleaner:
             case Mapping():
                 items = list(value.items())[:ITEMS_LIMIT]
                 each = max(limit // max(2 * len(items), 1), LEAST)
-                return {self._clean(str(key), each): self._fit(one, each) for key, one in items}
+                return {self._clean(str(key), each): self._fit(item, each) for key, item in items}
             case list() | tuple() | set() | frozenset():
                 entries = list(value)[:ITEMS_LIMIT]
                 each = max(limit // max(len(entries), 1), LEAST)
-                return [self._fit(one, each) for one in entries]
+                return [self._fit(entry, each) for entry in entries]
             case _:
                 return self._clean(str(value), limit)
 
@@ -113,20 +113,20 @@ class _Cleaner:
 
 
 def _keep_level(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    """The level goes into journald's prefix as well."""
+    """Also write the level as a field, for journald."""
     del logger
     event["priority"] = _PRIORITY.get(method, 6)
     return event
 
 
 def _journal(logger: WrappedLogger, method: str, line: EventDict | str) -> str:
-    """Journald reads `<N>` at the start of a line as its priority."""
+    """Put `<N>` before the line, which journald reads as its priority."""
     del logger
     return f"<{_PRIORITY.get(method, 6)}>{str(line)[:MAX_LINE]}"
 
 
 def _text(logger: WrappedLogger, method: str, event: EventDict) -> str:
-    """`12:00:00 info  event  key=value …`."""
+    """Format as `12:00:00 info  event  key=value …`."""
     del logger
     stamp = str(event.pop("ts"))[11:19]
     name = event.pop("event")

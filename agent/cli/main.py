@@ -1,4 +1,4 @@
-"""The verbs. Only the module of the one in use is imported, for `run` must start fast."""
+"""Runs the verb of a command line. Only that verb's module is imported: `run` must start fast."""
 
 import argparse
 import errno
@@ -21,11 +21,11 @@ VERBS: Mapping[str, tuple[str, str]] = {
         "agent.cli.simulate",
         "act on simulated GPUs: xid, lose, refuse, restore, hang, add, remove",
     ),
-    "recheck": ("agent.cli.recheck", "ask a GPU now how it is"),
-    "release": ("agent.cli.release", "let go of a GPU, for work on it"),
+    "recheck": ("agent.cli.recheck", "probe a GPU now and print its health"),
+    "release": ("agent.cli.release", "release a GPU for work on it"),
     "config": ("agent.cli.config", "show or check settings"),
-    "doctor": ("agent.cli.doctor", "look at this node before the agent starts on it"),
-    "uninstall": ("agent.cli.uninstall", "take what the agent wrote off the Node"),
+    "doctor": ("agent.cli.doctor", "check this node before the agent starts on it"),
+    "uninstall": ("agent.cli.uninstall", "remove what the agent wrote on the Node"),
     "decode": ("agent.cli.decode", "decode a HAMi annotation to JSON"),
     "version": ("agent.cli.version", "print the version"),
 }
@@ -34,14 +34,14 @@ Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  #
 
 
 class Verb(Protocol):
-    """What a verb's module offers."""
+    """The module of a verb."""
 
     def add_parser(self, subparsers: Subparsers) -> None:
-        """Add the verb's own parser, `--help` with an example included."""
+        """Add the verb's parser; its `--help` has an example."""
         ...
 
     def main(self, args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-        """Do it and return the exit code."""
+        """Run the verb and return the exit code."""
         ...
 
 
@@ -53,13 +53,13 @@ def dispatch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         sys.stdout.flush()
     except* KeyboardInterrupt:
         code = INTERRUPTED
-    except* Unwritten as group:  # of a task, where the verb has tasks
+    except* Unwritten as group:  # a group, because a verb may have tasks
         code = _unwritten(group)
     return code
 
 
 def _unwritten(group: BaseExceptionGroup[Unwritten]) -> int:
-    """Say why the answer cannot be written; nothing where its reader, as `head`, has enough."""
+    """Print why the answer cannot be written; nothing if its reader, such as `head`, ended."""
     drop_output()
     while isinstance(error := group.exceptions[0], BaseExceptionGroup):
         group = error
@@ -83,7 +83,7 @@ def _dispatch(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             module = importlib.import_module(path)
             module.add_parser(subparsers)
             if not gc.isenabled():
-                gc.freeze()  # what was loaded stays: to go through it takes 30 ms, for nothing
+                gc.freeze()  # loaded modules stay: collecting them would take 30 ms
                 gc.enable()
         else:
             subparsers.add_parser(name, help=text)

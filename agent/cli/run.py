@@ -1,4 +1,4 @@
-"""`hami-agent run`: the agent on this node."""
+"""`hami-agent run`: runs the agent on this node."""
 
 import argparse
 import asyncio
@@ -16,7 +16,7 @@ from agent.settings.reading import look
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """The verb `run`."""
+    """Add the verb `run`."""
     parser = subparsers.add_parser(
         "run",
         help="run the agent on this node",

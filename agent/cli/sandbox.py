@@ -1,4 +1,4 @@
-"""`hami-agent sandbox`: the agent against simulated peers, every claim checked."""
+"""`hami-agent sandbox`: runs the agent against simulated peers and checks every claim."""
 
 import argparse
 import asyncio
@@ -41,7 +41,7 @@ _TICK: Final = 0.25
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """The verb `sandbox`."""
+    """Add the verb `sandbox`."""
     parser = subparsers.add_parser(
         "sandbox",
         help="run the agent against simulated peers, on any machine",
@@ -72,7 +72,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Run the scenario and return the exit code: 0, 1 a claim is not true, 2 wrong usage."""
+    """Run the scenario; return the exit code: 0, 1 a claim is not true, 2 wrong usage."""
     if args.peer is not None:
         return sandbox_scheduler.main(args, environ)
     problem = _problem(args)
@@ -136,15 +136,14 @@ async def _run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
             await _stay(stage, screen)
         log = [] if record.ok else cluster.log.last(view.LOG_LINES)
     if args.output == "json":
-        found = view.document(record.claims, record.moments, record.measured, log)
-        sys.stdout.write(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+        document = view.document(record.claims, record.moments, record.measured, log)
+        sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     else:
         screen.end(record, log)
     return OK if record.ok else PROBLEM
 
 
 async def _stay(stage: Stage, screen: "_Screen") -> None:
-    """Show what happens until somebody ends it."""
     cluster = stage.cluster
     with cluster.log.copied(cluster.places.log):
         screen.say(view.invitation(await _addresses(cluster)))
@@ -173,20 +172,20 @@ async def _addresses(cluster: SandboxCluster) -> view.Addresses:
 
 
 async def _quiet_period(cluster: SandboxCluster) -> str:
-    """What the agent of the sandbox was told, by the sources that it reads itself.
+    """The agent's health.quietPeriod, from the sources that it reads.
 
-    Raises SettingsError: they have changed for the worse since it was started.
+    Raises SettingsError: a source became invalid since the agent started.
     """
     parser = argparse.ArgumentParser()
     add_settings(parser)
     args = parser.parse_args(cluster.command()[1:])
-    found = await looked(sources(args, cluster.environment()))
-    quiet = found.taken().resolve(NodeFacts())["health.quietPeriod"]
+    read = await looked(sources(args, cluster.environment()))
+    quiet = read.taken().resolve(NodeFacts())["health.quietPeriod"]
     return str(quiet.field.read.write(quiet.value))
 
 
 class _Screen:
-    """Standard output as it grows; the timeline goes to a terminal's standard error under JSON."""
+    """Prints the timeline to standard output; with JSON, to a terminal's standard error."""
 
     def __init__(self, environ: Mapping[str, str], *, quiet: bool) -> None:
         self._out = sys.stderr if quiet else sys.stdout
@@ -196,7 +195,7 @@ class _Screen:
         self._style = view.Style(max(width, 40), self._live and not environ.get("NO_COLOR"))
 
     def say(self, text: str) -> None:
-        """Print one text."""
+        """Print a text."""
         if not self._silent:
             erase = "\r\x1b[K" if self._live else ""
             self._out.write(f"{erase}{text}\n")
@@ -209,7 +208,7 @@ class _Screen:
 
     @contextlib.asynccontextmanager
     async def waiting(self, record: ScenarioRecord) -> AsyncIterator[None]:
-        """Show on a terminal what is waited for, while the block lasts."""
+        """Show on a terminal what the scenario waits for, while the block runs."""
         async with asyncio.TaskGroup() as group:
             ticking = group.create_task(self._tick(record))
             try:
@@ -218,7 +217,7 @@ class _Screen:
                 ticking.cancel()
 
     def end(self, record: ScenarioRecord, log: list[str]) -> None:
-        """Print the summary, and the agent's last words where something failed."""
+        """Print the agent's last log lines, if any, and the summary."""
         if log:
             for line in view.log_lines(log):
                 self.say(line)

@@ -1,4 +1,4 @@
-"""`hami-agent sandbox scheduler`: the scheduler model beside a real kube-scheduler."""
+"""`hami-agent sandbox scheduler`: serves the scheduler model to a real kube-scheduler."""
 
 import argparse
 import asyncio
@@ -27,7 +27,7 @@ GPU_POLICIES: Final = ("binpack", "spread", "mutex", "numa", "topology-aware")
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """The verb `sandbox scheduler`."""
+    """Add the verb `sandbox scheduler`."""
     parser = subparsers.add_parser(
         "scheduler",
         help="serve the scheduler model as extender and webhook of a real kube-scheduler",
@@ -82,7 +82,7 @@ def add_parser(subparsers: Subparsers) -> None:
         type=_rate,
         default=DEFAULTS.kube_qps,
         metavar="N",
-        help="requests a second of the scheduler's client, Events included, as HAMi limits them "
+        help="requests per second of the scheduler's client with its Events, as HAMi limits them "
         f"(default {DEFAULTS.kube_qps:g})",
     )
     parser.add_argument(
@@ -90,12 +90,12 @@ def add_parser(subparsers: Subparsers) -> None:
         type=_count,
         default=DEFAULTS.kube_burst,
         metavar="N",
-        help=f"requests that need not wait, after a rest (default {DEFAULTS.kube_burst})",
+        help=f"requests in a burst that do not wait (default {DEFAULTS.kube_burst})",
     )
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Serve until SIGTERM and return the exit code: 0, 1 it cannot be served, 2 wrong usage."""
+    """Serve until SIGTERM; return the exit code: 0, 1 it cannot serve, 2 wrong usage."""
     if (args.tls_cert is None) != (args.tls_key is None):
         sys.stderr.write("hami-agent sandbox scheduler: --tls-cert and --tls-key go together\n")
         return USAGE
@@ -130,7 +130,7 @@ async def _serve(args: argparse.Namespace, connection: Connection, listen: Liste
 
 
 async def _start(stack: contextlib.AsyncExitStack, extender: Extender, listen: Listen) -> str:
-    """The address where it serves until the stack ends. Raises SettingsError: it is taken."""
+    """Serve until the stack ends; return the address. Raises SettingsError: it cannot be bound."""
     try:
         return await stack.enter_async_context(serving(extender, listen))
     except OSError as error:

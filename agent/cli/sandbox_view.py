@@ -1,4 +1,4 @@
-"""What `hami-agent sandbox` shows: values in, text out, nothing fetched."""
+"""Renders the output of `hami-agent sandbox`. Pure."""
 
 import dataclasses
 import textwrap
@@ -12,7 +12,7 @@ API_VERSION: Final = "hami-agent/v1"
 WIDTH: Final = 80
 LOG_LINES: Final = 30
 TIME_WIDTH: Final = 9
-"""Characters of the longest time that is told: 9999.99 s."""
+"""Characters of the longest time, 9999.99 s."""
 ID_WIDTH: Final = 20
 """Characters of a claim's id."""
 MEASURES: Final[Mapping[str, str]] = {
@@ -30,7 +30,7 @@ _PLAIN: Final = "\x1b[0m"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Style:
-    """How wide a line may be, and whether colour supports the words."""
+    """The width of a line, and whether it is coloured."""
 
     width: int = WIDTH
     colour: bool = False
@@ -38,9 +38,9 @@ class Style:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where things of a sandbox that stays up are. `quiet`: its agent's health.quietPeriod.
+    """The paths and addresses of an interactive sandbox.
 
-    `gpu`: the index of one to try things on.
+    `quiet`: the agent's health.quietPeriod. `gpu`: the index of a GPU for the examples.
     """
 
     directory: Path
@@ -56,37 +56,37 @@ class Addresses:
 
 
 def cut(text: str, width: int) -> str:
-    """One line of at most `width` characters."""
+    """Cut a line to `width` characters."""
     return text if len(text) <= width else text[: max(0, width - 1)] + "…"
 
 
 def moment_lines(moment: Moment, style: Style) -> Iterator[str]:
-    """One entry of the timeline; what was found follows on the line if it fits, else below it."""
+    """Render an entry of the timeline; its detail follows on the line if it fits, else below."""
     head = f"t+{moment.elapsed:6.2f}s  {_WORDS[moment.ok]:<6}  "
     text, detail = moment.text, " ".join(moment.detail.split())
-    whole = f"{text}: {detail}" if detail else text
-    fits = len(head) + len(whole) <= style.width
+    line = f"{text}: {detail}" if detail else text
+    fits = len(head) + len(line) <= style.width
     room = style.width - len(head)
-    first, *rest = [whole] if fits else [*textwrap.wrap(text, room), *textwrap.wrap(detail, room)]
+    first, *rest = [line] if fits else [*textwrap.wrap(text, room), *textwrap.wrap(detail, room)]
     yield _coloured(head, moment.ok, style) + first
     yield from (f"{' ' * len(head)}{line}" for line in rest)
 
 
 def waiting_line(elapsed: float, awaited: str, style: Style) -> str:
-    """What is being waited for; replaced by the next line."""
+    """Render what the scenario waits for; the next line replaces it."""
     return cut(f"t+{elapsed:6.2f}s  ...     {awaited}", style.width - 1)
 
 
 def summary_lines(
     claims: Sequence[ScenarioClaim], measured: Mapping[str, float], style: Style
 ) -> Iterator[str]:
-    """Times, then how many claims were true, then those that were not."""
+    """Render the measured times, the claims that failed, and how many were true."""
     yield ""
-    told = {label: measured[name] for name, label in MEASURES.items() if name in measured}
-    if told:
-        width = min(max(map(len, told)), style.width - TIME_WIDTH - 2)
+    times = {label: measured[name] for name, label in MEASURES.items() if name in measured}
+    if times:
+        width = min(max(map(len, times)), style.width - TIME_WIDTH - 2)
         yield f"{'MEASURED':<{width}}  TIME"
-        for label, seconds in told.items():
+        for label, seconds in times.items():
             yield f"{cut(label, width):<{width}}  {duration(seconds)}"
         yield ""
     failed = [claim for claim in claims if not claim.ok]
@@ -94,21 +94,21 @@ def summary_lines(
         yield f"{'CLAIM':<{ID_WIDTH}}  FOUND"
     for claim in failed:
         name = cut(claim.id, ID_WIDTH)
-        found = textwrap.wrap(claim.measured, style.width - ID_WIDTH - 2) or [""]
-        yield f"{name:<{ID_WIDTH}}  {found[0]}".rstrip()
-        yield from (f"{'':<{ID_WIDTH}}  {line}" for line in found[1:])
+        lines = textwrap.wrap(claim.measured, style.width - ID_WIDTH - 2) or [""]
+        yield f"{name:<{ID_WIDTH}}  {lines[0]}".rstrip()
+        yield from (f"{'':<{ID_WIDTH}}  {line}" for line in lines[1:])
     yield f"{len(claims) - len(failed)} of {len(claims)} claims checked and true" + (
         f", {len(failed)} not" if failed else ""
     )
 
 
 def duration(seconds: float) -> str:
-    """A time for people."""
+    """Format a duration in ms or s."""
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
 def log_lines(lines: Sequence[str]) -> Iterator[str]:
-    """The agent's last words, as it said them."""
+    """Render the agent's last log lines, unchanged."""
     yield ""
     yield f"the agent's last {len(lines)} log lines:"
     yield from lines
@@ -120,7 +120,7 @@ def document(
     measured: Mapping[str, float],
     log: Sequence[str],
 ) -> dict[str, object]:
-    """The same as one JSON document; `log` is empty where all went well."""
+    """The result as a JSON document; `log` is empty if all claims were true."""
     return {
         "apiVersion": API_VERSION,
         "kind": "Sandbox",
@@ -135,7 +135,7 @@ def document(
 
 
 def invitation(at: Addresses) -> str:
-    """What to type in another terminal. Commands are whole, however wide the terminal is."""
+    """Render what to type in another terminal. Commands are never wrapped."""
     return textwrap.dedent(f"""
         The sandbox stays up until ctrl-c, which removes everything.
           web        {at.web}

@@ -1,4 +1,4 @@
-"""Flags of the settings, shared by `run` and `config`."""
+"""The flags of the settings, which several verbs share."""
 
 import argparse
 from collections.abc import Collection, Mapping
@@ -17,10 +17,10 @@ from agent.settings.table import FIELDS
 def add_settings(
     parser: argparse.ArgumentParser, usage: str = "", only: Collection[str] | None = None
 ) -> None:
-    """`--config`, one option for each setting that has a flag, and those of HAMi's plugin.
+    """Add `--config`, an option for each setting with a flag, and the options of HAMi's plugin.
 
-    `usage`: what the line of usage says behind the options. `only`: the settings that the help
-    shows; the others are taken as well, so that one command line fits all verbs.
+    `usage`: the usage after the options. `only`: the settings that the help shows; the others are
+    accepted too, so that one command line fits all verbs.
     """
     parser.usage = f"%(prog)s [OPTION ...] {usage}".rstrip()
     parser.add_argument(
@@ -41,7 +41,7 @@ def add_settings(
                 help=_help(field, only),
             )
     others = parser.add_argument_group(
-        *("of HAMi's plugin", "taken so that its command lines fit, and without effect")
+        *("of HAMi's plugin", "accepted so that its command lines work; they have no effect")
         if only is None
         else ()
     )
@@ -63,7 +63,7 @@ def _help(field: Field, only: Collection[str] | None) -> str:
 
 
 def _shown(field: Field) -> str:
-    """The default as it would be written behind the flag."""
+    """The default as it would be written after the flag."""
     default = field.read.write(field.default)
     if default is None:
         return ""
@@ -71,7 +71,7 @@ def _shown(field: Field) -> str:
 
 
 def flags(args: argparse.Namespace) -> Mapping[str, str]:
-    """The options of settings that were given, by their names."""
+    """The given options of settings, by their names."""
     given = vars(args)
     names = {field.flag: field.key for field in FIELDS if field.flag}
     names |= {foreign.flags[0]: foreign.flags[0] for foreign in FOREIGN if foreign.flags}
@@ -79,17 +79,17 @@ def flags(args: argparse.Namespace) -> Mapping[str, str]:
 
 
 def sources(args: argparse.Namespace, environ: Mapping[str, str]) -> Sources:
-    """Where the settings of this call come from."""
+    """The sources of the settings of this call."""
     return Sources(args.config, environ, flags(args), host_name())
 
 
 async def looked(origin: Sources) -> SourcesRead:
-    """What a look at the sources finds. Files are waited for on a thread that holds up no exit."""
+    """Read the sources once, on a thread that does not delay the exit."""
     async with Worker("settings", 1) as files:
         return await look(origin, files)
 
 
 async def started(origin: Sources) -> SourcesRead:
-    """What to start with. Raises SettingsError: nothing."""
+    """Read the settings to start with. Raises SettingsError."""
     async with Worker("settings", 1) as files, Worker("state", 1) as state:
         return await begin(origin, files, state)

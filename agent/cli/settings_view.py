@@ -1,4 +1,4 @@
-"""Settings for people, as a table, and for programs, as JSON."""
+"""Renders settings as a table for people and as JSON for programs."""
 
 import json
 import shutil
@@ -10,12 +10,12 @@ from agent.settings.fields import Setting
 
 API_VERSION: Final = "hami-agent/v1"
 _WIDEST: Final = 48
-"""Columns that are kept free for a value: a longer one moves what is behind it."""
+"""Columns reserved for a value; a longer one moves the next column."""
 _GAP: Final = "  "
 
 
 def plain(setting: Setting) -> dict[str, object]:
-    """A setting for JSON. A duration is a number of seconds there."""
+    """A setting for JSON; a duration is a number of seconds."""
     return {
         "key": setting.field.key,
         "value": _listed(setting.value),
@@ -24,17 +24,17 @@ def plain(setting: Setting) -> dict[str, object]:
 
 
 def terminal_columns() -> int | None:
-    """How wide the terminal is; None where there is none, and lines may have any length."""
+    """The width of the terminal; None without a terminal: lines may have any length."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def table(settings: Sequence[Setting], *, origin: bool, columns: int | None) -> Iterable[str]:
-    """A line for each setting, below a line of heads. Nothing is cut.
+    """Yield a line of headings and a line for each setting. Nothing is cut.
 
-    What would go beyond `columns` begins a line of its own.
+    A cell that would go beyond `columns` begins a new line.
     """
     rows = [("KEY", "VALUE", "FROM")]
-    rows += [(one.field.key, _text(one), one.origin) for one in settings]
+    rows += [(setting.field.key, _text(setting), setting.origin) for setting in settings]
     keys = max(len(row[0]) for row in rows)
     values = min(max(len(row[1]) for row in rows), _WIDEST)
     for key, value, place in rows:
@@ -43,7 +43,7 @@ def table(settings: Sequence[Setting], *, origin: bool, columns: int | None) -> 
 
 
 def _folded(cells: Sequence[str], columns: int | None) -> Iterable[str]:
-    """The cells in a line, or in several."""
+    """Join the cells to one line or several."""
     line = cells[0]
     for cell in cells[1:]:
         longer = f"{line}{_GAP}{cell}"
@@ -59,7 +59,6 @@ def _listed(value: object) -> object:
 
 
 def _text(setting: Setting) -> str:
-    """The value as the files say it."""
     value = setting.field.read.write(setting.value)
     if value is None:
         return "-"

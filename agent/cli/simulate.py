@@ -1,4 +1,4 @@
-"""`hami-agent simulate`: make things happen to simulated GPUs, through their control socket."""
+"""`hami-agent simulate`: acts on simulated GPUs through their control socket."""
 
 import argparse
 import asyncio
@@ -25,7 +25,7 @@ _FAILURES: Final = {"unknown-gpu": NOT_FOUND, "malformed": USAGE, "busy": UNREAC
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """The verb `simulate`."""
+    """Add the verb `simulate`."""
     parser = subparsers.add_parser(
         "simulate",
         help="act on simulated GPUs: xid, lose, refuse, restore, hang, add, remove",
@@ -39,16 +39,16 @@ def add_parser(subparsers: Subparsers) -> None:
     xid.add_argument("number", type=_xid, help="the XID, 1 to 65535")
     xid.add_argument("--gpu", required=True, metavar="GPU", help="index or UUID")
     for name, text in (
-        ("lose", "a GPU answers no more, without a report"),
-        ("refuse", "the driver answers nothing for a GPU until it is reset, without a report"),
-        ("restore", "a GPU is reset, or its slot is: it comes back sound"),
+        ("lose", "a GPU stops answering, without an event"),
+        ("refuse", "the driver refuses calls about a GPU until it is reset, without an event"),
+        ("restore", "a GPU or its slot is reset: it is healthy again"),
         ("remove", "a GPU is unplugged"),
     ):
         action = _action(actions, name, text, "--gpu 1")
         action.add_argument("--gpu", required=True, metavar="GPU", help="index or UUID")
     hang = _action(actions, "hang", "the driver answers nothing for a while", "30s")
     hang.add_argument(
-        "seconds", type=_seconds, metavar="DURATION", help="up to 24h; a number alone is seconds"
+        "seconds", type=_seconds, metavar="DURATION", help="at most 24h; a number alone is seconds"
     )
     add = _action(actions, "add", "a GPU is plugged in", "--profile a100")
     add.add_argument("--profile", help="h100, a100, t4 or rtx3090; like GPU 0 if absent")
@@ -62,9 +62,9 @@ def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 async def run(args: argparse.Namespace) -> int:
-    """Ask, print the answer, and return the exit code.
+    """Send the request, print the answer, and return the exit code.
 
-    0 done, 1 refused, 2 wrong usage, 3 nobody answers at the socket, 4 no such GPU.
+    0 done, 1 refused, 2 wrong usage, 3 no answer at the socket, 4 no such GPU.
     """
     try:
         async with asyncio.timeout(DEADLINE):
@@ -81,7 +81,7 @@ async def run(args: argparse.Namespace) -> int:
         case talk.FailedReply(reason=reason, text=text):
             return _fail(AgentError(text), _FAILURES.get(reason, PROBLEM))
         case _:
-            text = f"{args.socket} answered another question"
+            text = f"{args.socket} did not answer as a simulation"
             return _fail(AgentError(text), UNREACHABLE)
 
 
@@ -153,7 +153,7 @@ def _add_globals(parser: argparse.ArgumentParser, socket: object, output: str) -
 
 
 def _action(actions: Subparsers, name: str, text: str, words: str) -> argparse.ArgumentParser:
-    """An action that takes the global options too, on either side of its name."""
+    """Add an action, which accepts the global options before and after its name."""
     example = f"example: hami-agent simulate {name} {words}"
     action = actions.add_parser(name, help=text, description=text, epilog=example)
     _add_globals(action, argparse.SUPPRESS, argparse.SUPPRESS)
@@ -173,5 +173,5 @@ def _seconds(text: str) -> float:
     if 0 < seconds <= 86400:
         return seconds
     raise argparse.ArgumentTypeError(
-        f"{text} is not a duration such as 500ms, 2s, 10m or 1h (more than 0, to 24h)"
+        f"{text} is not a duration such as 500ms, 2s, 10m or 1h (more than 0, at most 24h)"
     )

@@ -1,4 +1,4 @@
-"""`hami-agent uninstall`: take what the agent wrote off its Node, once it is stopped."""
+"""`hami-agent uninstall`: removes what the agent wrote on its Node, after the agent stopped."""
 
 import argparse
 import asyncio
@@ -30,46 +30,49 @@ OF_USE = (
     "paths.run",
     "library.hookPath",
 )
-"""The settings by which the Node and what is on this host are found."""
+"""The settings that uninstall uses."""
 
 EVERYWHERE = ("--kubeconfig", "--resource-name")
-"""Flags of settings that count with --all-nodes."""
+"""The flags of settings that --all-nodes uses."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """The verb `uninstall`."""
+    """Add the verb `uninstall`."""
     parser = subparsers.add_parser(
         "uninstall",
-        help="take what the agent wrote off the Node",
-        description="Takes the agent's annotations and its condition off the Node of this host, "
-        "once no device plugin serves there, for which it waits 30 s, and says what stays and why. "
-        "Nothing of the host and no pod is touched; a second call finds nothing to do. Exits 1 if "
-        "it refused or something of an agent's is left, 3 without the API server, 4 without the "
-        "Node.",
+        help="remove what the agent wrote on the Node",
+        description="Removes the agent's annotations and its condition from the Node of this "
+        "host, and prints what stays and why. It first waits up to 30 s until no device plugin "
+        "serves there. It changes nothing on the host and no pod; a second call does nothing. "
+        "Exits 1 if it refused or something of an agent is left, 3 without the API server, 4 "
+        "without the Node.",
         epilog="example: hami-agent uninstall --node-name gpu-1 -o json",
     )
     parser.add_argument("--force", action="store_true", help="even if pods with GPUs run here")
     everywhere = parser.add_argument_group(
         "all Nodes",
-        "of a cluster, with an account that may; a Node on which another plugin serves or was the "
-        "last to report is left. Of the settings, only --kubeconfig and --resource-name count",
+        "of a cluster, with an account that may change them. A Node on which another plugin "
+        "serves, or reported last, is left. Only the settings --kubeconfig and --resource-name are "
+        "used",
     )
     everywhere.add_argument(
         "--all-nodes",
         action="store_true",
-        help="when the agents' pods have ended, for which it waits 90 s",
+        help="clean all Nodes; it first waits up to 90 s until the agents' pods have ended",
     )
-    everywhere.add_argument("--namespace", metavar="NAME", help="of the agents' pods")
-    everywhere.add_argument("--selector", metavar="LABELS", help="of the agents' pods, as k=v,k=v")
+    everywhere.add_argument("--namespace", metavar="NAME", help="namespace of the agents' pods")
+    everywhere.add_argument(
+        "--selector", metavar="LABELS", help="labels of the agents' pods, as k=v,k=v"
+    )
     add_output(parser)
     add_settings(parser, only=OF_USE)
 
 
 def main(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Do it, tell of each Node, and return the exit code."""
+    """Run the verb, print a line for each change, and return the exit code."""
     configure("error", "auto", environ)
-    if said := _misused(args, environ):
-        _say(said)
+    if mistake := _misused(args, environ):
+        _say(mistake)
         return USAGE
     as_text = args.output == "text"
     try:
@@ -94,7 +97,7 @@ def _say(text: str) -> None:
 
 
 def _misused(args: argparse.Namespace, environ: Mapping[str, str]) -> str:
-    """What is wrong with the command line; empty: nothing."""
+    """What is wrong with the command line; empty if nothing is."""
     if {args.all_nodes} != {bool(args.namespace), bool(args.selector)}:
         return "--all-nodes, --namespace and --selector go together"
     if not args.all_nodes:
@@ -104,12 +107,12 @@ def _misused(args: argparse.Namespace, environ: Mapping[str, str]) -> str:
     if given:
         return f"{', '.join(sorted(given))} would have no effect with --all-nodes: leave it out"
     if not _kubeconfig(args, environ) and IN_CLUSTER not in environ:
-        return "no kubeconfig, and this is no pod: give --kubeconfig, or set KUBECONFIG"
+        return "no kubeconfig, and this is not a pod: give --kubeconfig, or set KUBECONFIG"
     return ""
 
 
 def _kubeconfig(args: argparse.Namespace, environ: Mapping[str, str]) -> str | None:
-    """For all Nodes; in a pod its service account comes before KUBECONFIG."""
+    """The kubeconfig for --all-nodes; in a pod its service account comes before KUBECONFIG."""
     named = flags(args).get("--kubeconfig")
     return named or (None if IN_CLUSTER in environ else environ.get("KUBECONFIG"))
 
@@ -117,25 +120,26 @@ def _kubeconfig(args: argparse.Namespace, environ: Mapping[str, str]) -> str | N
 async def _done(
     args: argparse.Namespace, environ: Mapping[str, str], *, as_text: bool
 ) -> Uninstalled:
-    def told(one: Cleaned) -> None:
+    def show(node: Cleaned) -> None:
         if as_text:
-            sys.stdout.writelines(_lines(one))
+            sys.stdout.writelines(_lines(node))
             sys.stdout.flush()
 
     if not args.all_nodes:
         start = await started(sources(args, environ))
         settings = start.taken().settings(NodeFacts())
-        return await uninstall_here(settings, environ, told, _say, force=args.force)
-    # A release whose settings are refused must be uninstalled, too; its Job has its variables.
+        return await uninstall_here(settings, environ, show, _say, force=args.force)
+    # No settings are read: a release with invalid settings must be uninstallable. Its Job has the
+    # variables of the release.
     named = _kubeconfig(args, environ)
     connection = Connection(Path(named) if named else None, environment=environ)
     resource = flags(args).get("--resource-name") or RESOURCE
     agents = Agents(args.namespace, args.selector, resource)
-    return await uninstall_everywhere(connection, agents, told, _say)
+    return await uninstall_everywhere(connection, agents, show, _say)
 
 
 def _code(error: AgentError, *, everywhere: bool) -> int:
-    """With --all-nodes no settings are read but how to reach the API server."""
+    """The exit code; with --all-nodes, a SettingsError is about the way to the API server."""
     if everywhere and isinstance(error, SettingsError):
         return UNREACHABLE
     if isinstance(error, ApiNotFound):
@@ -145,23 +149,23 @@ def _code(error: AgentError, *, everywhere: bool) -> int:
     return PROBLEM if error.status else UNREACHABLE
 
 
-def _lines(one: Cleaned) -> list[str]:
-    lines = [f"{one.node}: removed {', '.join(one.removed)}\n"] if one.removed else []
-    lines += [f"{one.node}: left {key}: {why}\n" for key, why in one.left.items()]
-    lines += [f"{one.node}: something is left: {one.failure}\n"] if one.failure else []
+def _lines(node: Cleaned) -> list[str]:
+    lines = [f"{node.node}: removed {', '.join(node.removed)}\n"] if node.removed else []
+    lines += [f"{node.node}: left {key}: {why}\n" for key, why in node.left.items()]
+    lines += [f"{node.node}: something is left: {node.failure}\n"] if node.failure else []
     return lines
 
 
 def _write_rest(done: Uninstalled) -> None:
     outcome = done.outcome
-    if all(one.is_bare for one in outcome.nodes) and not outcome.occupied:
+    if all(node.is_bare for node in outcome.nodes) and not outcome.occupied:
         sys.stdout.write("nothing of the agent's was found\n")
-    for node, pod in sorted(outcome.occupied.items()):
-        said = f"{node}: not touched, for an agent that does not end would write again (pod {pod})"
-        sys.stdout.write(f"{said}; {BY_HAND}\n")
+    for name, pod in sorted(outcome.occupied.items()):
+        text = f"{name}: not touched: its agent has not ended and would write again (pod {pod})"
+        sys.stdout.write(f"{text}; {BY_HAND}\n")
     if outcome.unreached:
         names = ", ".join(outcome.unreached)
-        sys.stdout.write(f"not looked at, for the API server does not answer: {names}\n")
+        sys.stdout.write(f"not checked, because the API server does not answer: {names}\n")
     sys.stdout.writelines(f"this host: left {path}: {why}\n" for path, why in done.host.items())
 
 
@@ -173,15 +177,15 @@ def _write_json(done: Uninstalled, refusal: str) -> None:
         "refusal": refusal,
         "nodes": [
             {
-                "node": one.node,
-                "removed": list(one.removed),
-                "left": dict(one.left),
-                "failure": one.failure,
+                "node": node.node,
+                "removed": list(node.removed),
+                "left": dict(node.left),
+                "failure": node.failure,
             }
-            for one in done.outcome.nodes
+            for node in done.outcome.nodes
         ],
         "notTouched": [
-            {"node": node, "pod": pod} for node, pod in sorted(done.outcome.occupied.items())
+            {"node": name, "pod": pod} for name, pod in sorted(done.outcome.occupied.items())
         ],
         "notReached": list(done.outcome.unreached),
         "leftOnHost": dict(done.host),

@@ -1,4 +1,4 @@
-"""`hami-agent version`."""
+"""`hami-agent version`: prints the versions of the agent and Python."""
 
 import argparse
 import json

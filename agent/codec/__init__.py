@@ -1,4 +1,4 @@
-"""Text and bytes to values and back: annotations, node lock, checkpoint, API objects.
+"""Decodes and encodes annotations, the node lock, the checkpoint, API objects and settings files.
 
-It may never do I/O, and never guess: malformed input raises MalformedText, which says where.
+It does no I/O and never guesses: malformed input raises MalformedText, which says where.
 """

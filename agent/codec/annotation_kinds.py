@@ -1,7 +1,6 @@
-"""Which of HAMi's values a text is, by its form alone: whoever asks has often only the value.
+"""Recognises by its form alone which of HAMi's annotations a value belongs to.
 
-The forms are told apart as HAMi writes them. A text may have a form and be malformed all the same:
-the decoder of that form then says where.
+A text may have a form and still be malformed: the decoder of that form then says where.
 """
 
 import json
@@ -15,7 +14,7 @@ from agent.core.cluster.annotations import PHASE_ALLOCATING, PHASE_FAILED, PHASE
 
 PHASES: Final = (PHASE_ALLOCATING, PHASE_SUCCESS, PHASE_FAILED)
 MIG_KEY: Final = "containerindex"
-"""Of `hami.io/vgpu-mig-allocations`, which is JSON already."""
+"""A key of `hami.io/vgpu-mig-allocations`, which is JSON."""
 
 _KEYED: Final = re.compile(r"[\"']?hami\.io/[A-Za-z0-9._-]+[\"']?\s*[:=]\s*(.*?),?", re.DOTALL)
 _LOCK: Final = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}T")
@@ -25,35 +24,35 @@ _UUID: Final = re.compile(r"\s*(GPU|MIG)-[^,:;\s]+\s*")
 
 
 def bare(text: str) -> str:
-    """The value alone of what was copied with its key or in quotes, as kubectl shows it.
+    """Strip the key and the quotes from a value that was copied from kubectl's output.
 
-    No value of HAMi's begins with a quote or with a key of its own.
+    No value of HAMi's begins with a quote or a key.
     """
     match = _KEYED.fullmatch(text.strip())
-    found = (match[1] if match else text).strip()
-    if len(found) > 1 and found[0] == found[-1] == "'":
-        return found[1:-1].strip()
-    if len(found) > 1 and found[0] == found[-1] == '"':
+    value = (match[1] if match else text).strip()
+    if len(value) > 1 and value[0] == value[-1] == "'":
+        return value[1:-1].strip()
+    if len(value) > 1 and value[0] == value[-1] == '"':
         try:
-            said = json.loads(found)
+            unquoted = json.loads(value)
         except ValueError:
-            return found[1:-1].strip()
-        return str(said).strip()
-    return found
+            return value[1:-1].strip()
+        return str(unquoted).strip()
+    return value
 
 
 def kind_of(text: str) -> str | None:
-    """What a value is by its form, well-formed or not; None: it has no form of HAMi's."""
+    """The kind of a value by its form, well-formed or not; None: it has no form of HAMi's."""
     return next((kind for kind, has_form in _FORMS.items() if has_form(text)), None)
 
 
 def keys_of_first(text: str) -> frozenset[str]:
-    """The keys of the first object of a JSON array, in lower case; none of any other text."""
+    """The keys of the first object of a JSON array, in lower case; none for any other text."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return frozenset()
-    first = found[0] if isinstance(found, list) and found else None
+    first = value[0] if isinstance(value, list) and value else None
     return frozenset(map(fold, first)) if isinstance(first, dict) else frozenset()
 
 
@@ -70,7 +69,7 @@ def _is_score(text: str) -> bool:
 
 
 def _is_register(text: str) -> bool:
-    """A JSON array, or a first record with more fields than a share and a number for its second."""
+    """A JSON array, or a first record with more than four fields and a number as its second."""
     if text.startswith("[") or text == "null":
         return True
     fields = text.lstrip(":").split(":")[0].split(",")
@@ -83,7 +82,7 @@ def _is_cordon(text: str) -> bool:
 
 
 def _is_devices(text: str) -> bool:
-    """A share, whole or with `;` behind it, or the separators that are left of consumed groups."""
+    """A share of four fields, a shorter one before `;`, or only separators (consumed groups)."""
     pieces = [piece for piece in re.split("[:;]", text) if piece]
     fields = max((piece.count(",") for piece in pieces), default=0) + 1
     return fields >= 4 or (";" in text and (fields > 1 or not pieces))

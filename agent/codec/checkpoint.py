@@ -1,6 +1,6 @@
-"""The state file: the ledger, its outbox and the health memory, in the envelope with a checksum.
+"""The checkpoint: the ledger, its outbox and the health memory, in an envelope with a checksum.
 
-Unknown keys are ignored and missing ones are their defaults, so a downgrade by one version keeps
+Unknown keys are ignored and missing ones get their defaults, so a downgrade by one version keeps
 every row.
 """
 
@@ -92,7 +92,7 @@ class _LedgerData(msgspec.Struct, frozen=True):
 
 
 class _StateData(msgspec.Struct, frozen=True):
-    """The payload, as it is read."""
+    """The payload, as decoded."""
 
     generation: int
     boot_id: str
@@ -103,16 +103,16 @@ class _StateData(msgspec.Struct, frozen=True):
 
 
 class StateEncoder:
-    """Encodes one state after another. A row that was in the last one is not encoded again."""
+    """Encodes successive states. A row of the last one is not encoded again."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Row, msgspec.Raw]] = {}
 
     def encode(self, state: State) -> bytes:
-        """The file's bytes; equal states give equal bytes."""
+        """Encode a state; equal states give equal bytes."""
         ledger, health = state.ledger, state.health
         before = self._known
-        # By identity: to hash a row takes longer than to encode it. Who is in it stays alive.
+        # By identity: hashing a row takes longer than encoding it. The entry keeps the row alive.
         self._known = {
             id(row): before.get(id(row)) or (row, msgspec.Raw(msgspec.json.encode(_written(row))))
             for row in ledger.rows
@@ -138,7 +138,7 @@ class StateEncoder:
 
 
 def decode_state(content: bytes) -> State:
-    """The state in `content`. Raises StateCorrupt, which says what is wrong with it."""
+    """Decode the state in `content`. Raises StateCorrupt, which says what is wrong."""
     data = unseal(content, KIND, VERSION, _StateData)
     found = data.ledger
     return State(

@@ -1,10 +1,10 @@
-"""HAMi's device-config.yaml, section `nvidia`: the values of all nodes.
+"""Reads the section `nvidia` of HAMi's device-config.yaml: the values of all nodes.
 
-Read by the rules of Go's yaml.v2: keys in this spelling, any scalar is a text, null is absent, and
-one value of the wrong type refuses the file. Stricter than there: a key twice, an alias, a second
-document, a fraction where a whole number belongs and an infinite number refuse it, too. Sections of
-other vendors are not looked at.
-Source: HAMi v2.10, the ConfigMap `<release>-scheduler-device`, which the scheduler reads, too.
+It follows Go's yaml.v2: keys in this spelling; any scalar is a text; null is absent; one value of
+the wrong type refuses the file. It also refuses what yaml.v2 accepts: a repeated key, an alias, a
+second document, a fraction in place of a whole number, an infinite number. It ignores the sections
+of other vendors.
+Source: HAMi v2.10, the ConfigMap `<release>-scheduler-device`, which the scheduler also reads.
 """
 
 import dataclasses
@@ -21,9 +21,9 @@ SECTION = "nvidia"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeviceConfig:
-    """The known keys of the section, and what was passed over.
+    """The known keys of the section, and warnings about ignored ones.
 
-    `others`: where the other sections stand, by name.
+    `others`: the places of the other sections, by name.
     """
 
     found: tuple[KnownKey, ...] = ()
@@ -32,10 +32,10 @@ class DeviceConfig:
 
 
 def read_device_config(content: bytes, name: str, faults: Faults | None = None) -> DeviceConfig:
-    """The section of the file; `name` is what messages call it. Wrong values go to `faults`.
+    """Read the section; messages call the file `name`. Wrong values go to `faults`.
 
     Raises:
-        SettingsError: no YAML, a key twice, or a value of the wrong type, with its place.
+        SettingsError: not YAML, a repeated key, or a value of the wrong type, with its place.
     """
     document = read_go_yaml(content, name)
     if document is not None:

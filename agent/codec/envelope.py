@@ -1,9 +1,8 @@
-"""The form of every file in the state directory: JSON with a checksum over its data's exact bytes.
+"""The form of every file in the state directory: JSON with a checksum of its data's exact bytes.
 
     {"kind":"hami-agent-state","version":1,"checksum":"<sha256>","data":{…}}
 
-A file of the version before and of the version after is read too: whoever reads the data ignores
-unknown keys and takes defaults for missing ones.
+A file of the next version is read too: unknown keys are ignored, missing ones get their defaults.
 """
 
 import hashlib
@@ -27,23 +26,23 @@ _Shape = TypeVar("_Shape")
 
 
 def seal(kind: str, version: int, data: bytes) -> bytes:
-    """The file's bytes around `data`, which is JSON."""
+    """Put `data`, which is JSON, into the envelope."""
     checksum = hashlib.sha256(data).hexdigest()
     head = f'{{"kind":"{kind}","version":{version},"checksum":"{checksum}","data":'
     return b"".join((head.encode(), data, b"}\n"))
 
 
 def unseal(content: bytes, kind: str, version: int, shape: type[_Shape]) -> _Shape:
-    """The data in a file of that kind; `version` is ours.
+    """Decode the data of a file of that kind; `version` is the one that this agent writes.
 
-    Raises StateCorrupt, which says what is wrong with it.
+    Raises StateCorrupt, which says what is wrong.
     """
     file = _decode(content, _Envelope)
     if file.kind != kind:
         raise StateCorrupt(f"it is not a file of kind {kind}: its kind is {cap(file.kind, 40)}")
     if file.version not in (version, version + 1):
         raise StateCorrupt(
-            f"it has version {file.version}, and this agent reads up to {version + 1}"
+            f"it has version {file.version}; this agent reads versions {version} and {version + 1}"
         )
     raw = bytes(file.data)
     if hashlib.sha256(raw).hexdigest() != file.checksum:

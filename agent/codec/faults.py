@@ -1,4 +1,4 @@
-"""What is wrong with settings, collected so that whoever mends them hears of all of it at once."""
+"""Collects all faults of settings, so that one message names them all."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,25 +7,25 @@ from agent.core.errors import SettingsError
 
 
 class Faults:
-    """The refusals of one reading, in their order, each once."""
+    """The errors of one reading in their order, each once."""
 
     def __init__(self) -> None:
-        self._found: dict[str, SettingsError] = {}
+        self._errors: dict[str, SettingsError] = {}
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Keep what the block refuses, and go on behind it."""
+        """Keep a SettingsError that the block raises, and continue after it."""
         try:
             yield
         except SettingsError as error:
             for text in error.every:
-                self._found.setdefault(text, error)
+                self._errors.setdefault(text, error)
 
     def refuse(self) -> None:
-        """Nothing, where nothing was refused. Raises SettingsError with all that was."""
-        if not self._found:
+        """Raise one SettingsError with all errors, if there are any."""
+        if not self._errors:
             return
-        first, *more = self._found
+        first, *more = self._errors
         if not more:
-            raise self._found[first]
-        raise SettingsError(f"{first} (and {len(more)} more)", every=tuple(self._found))
+            raise self._errors[first]
+        raise SettingsError(f"{first} (and {len(more)} more)", every=tuple(self._errors))

@@ -1,7 +1,7 @@
-"""YAML by the rules of Go's yaml.v2, which HAMi reads its device-config.yaml with.
+"""YAML by the rules of Go's yaml.v2, with which HAMi reads its device-config.yaml.
 
-They are neither YAML 1.1, as everywhere else here, nor 1.2: `1e+06` and `08` are numbers, `1:30` is
-text, `0o17` and `0x1F` are whole, and `y` and `n` are truth values.
+They differ from YAML 1.1 (used for all other files) and from 1.2: `1e+06` and `08` are numbers,
+`1:30` is text, `0o17` and `0x1F` are whole numbers, and `y` and `n` are booleans.
 Source: gopkg.in/yaml.v2 v2.4.0 resolve.go and decode.go.
 """
 
@@ -32,21 +32,21 @@ _WORDS: Final[dict[str, tuple[str, object]]] = {
     "<<": (f"{TAG}merge", "<<"),
 }
 _WHOLE: Final = re.compile("([-+]?)(?:0[xX]([0-9a-fA-F]+)|0[bB]([01]+)|0[oO]?([0-7]+)|([0-9]+))")
-"""Go's ParseInt of base 0, underscores apart; octal digits may follow a bare 0."""
+"""Go's ParseInt of base 0, without underscores; octal digits may follow a bare 0."""
 _DECIMAL: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _BETWEEN: Final = re.compile("(?<=[0-9])_(?=[0-9])")
 _BASES: Final = (16, 2, 8, 10)
 
 
 def resolve(written: str) -> tuple[str, object]:
-    """Tag and value of a scalar without quotes; what is none of Go's values is text."""
+    """Tag and value of a scalar without quotes; one that Go reads as no other value is text."""
     if written in _WORDS:
         return _WORDS[written]
     if written[:1] in set("+-0123456789"):
         plain = written.replace("_", "")
         whole_number = _integer(plain)
         return (INT, whole_number) if whole_number is not None else _decimal(plain, written)
-    if written[:1] == ".":  # there, an underscore must stand between digits
+    if written[:1] == ".":  # here an underscore must stand between digits
         return _decimal(_BETWEEN.sub("", written), written)
     return STR, written
 
@@ -54,7 +54,7 @@ def resolve(written: str) -> tuple[str, object]:
 def _integer(plain: str) -> int | None:
     match = _WHOLE.fullmatch(plain)
     if match is None or (match[5] and match[5][0] == "0" and match[5] != "0"):
-        return None  # `08`: Go knows no such octal number, and takes it for a float
+        return None  # `08` is no octal number: Go reads it as a float
     digits, base = next((d, b) for d, b in zip(match.groups()[1:], _BASES, strict=True) if d)
     if len(digits) > 64:
         return None
@@ -63,13 +63,13 @@ def _integer(plain: str) -> int | None:
 
 
 def _decimal(plain: str, written: str) -> tuple[str, object]:
-    """A float, or text: what no float64 holds is none, either."""
+    """A float, or text if no float64 holds it."""
     value = float(plain) if _DECIMAL.fullmatch(plain) else math.inf
     return (FLOAT, value) if math.isfinite(value) else (STR, written)
 
 
 def _resolve(_: yaml.SafeLoader, kind: type[yaml.Node], value: str | None, implicit: object) -> str:
-    """The tag of a node that has none; of `implicit` the first tells that it has no quotes."""
+    """The tag of a node without one; `implicit[0]` is True for a scalar without quotes."""
     if kind is yaml.ScalarNode:
         is_plain = isinstance(implicit, tuple) and implicit[0]
         return resolve(value or "")[0] if is_plain else STR
@@ -80,9 +80,9 @@ _Loader: Final = type("_Loader", (LOADER,), {"resolve": _resolve})
 
 
 def read_go_yaml(content: bytes, name: str) -> Place | None:
-    """The document as yaml.v2 sees it; see agent.codec.yaml_places.read_yaml.
+    """Read the document as yaml.v2 does, with the limits of agent.codec.yaml_places.read_yaml.
 
-    Its limits hold here, too: no alias, no second document. Raises SettingsError.
+    Raises SettingsError.
     """
     document = read_yaml(content, name, _Loader)
     if document is not None:
@@ -91,7 +91,7 @@ def read_go_yaml(content: bytes, name: str) -> Place | None:
 
 
 def _name_keys(node: yaml.Node) -> None:
-    """A key is its text, whatever it would be as a value."""
+    """Make every key a text, even if it would be another value."""
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
             _name_keys(item)
@@ -102,14 +102,14 @@ def _name_keys(node: yaml.Node) -> None:
 
 
 def text(place: Place) -> str:
-    """Any scalar as it is written; null is empty."""
+    """Read any scalar as it is written; null is empty."""
     if not isinstance(place.node, yaml.ScalarNode):
         raise place.fault(f"text is expected, not {place.shown()}")
     return "" if _value(place) is None else str(place.node.value)
 
 
 def flag(place: Place) -> bool:
-    """True or false, in any of YAML 1.1's words."""
+    """Read a boolean, in any of YAML 1.1's words."""
     value = _value(place)
     if not isinstance(value, bool):
         raise place.fault(f"true or false is expected, not {place.shown()}")
@@ -117,7 +117,7 @@ def flag(place: Place) -> bool:
 
 
 def number(place: Place) -> float:
-    """A number; HAMi takes an infinite one, too, which nothing can be scaled with."""
+    """Read a finite number. HAMi also accepts an infinite one, which can scale nothing."""
     value = _value(place)
     if not _is_number(value) or not math.isfinite(value):
         raise place.fault(f"a number is expected, not {place.shown()}")
@@ -125,7 +125,7 @@ def number(place: Place) -> float:
 
 
 def whole(low: int, high: int) -> Callable[[Place], int]:
-    """A reader of whole numbers; `1e+06` is one. HAMi would cut a fraction off without a word."""
+    """A reader of whole numbers; `1e+06` is one. HAMi silently drops a fraction."""
 
     def read(place: Place) -> int:
         value = _value(place)
@@ -143,7 +143,7 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 
 def _value(place: Place) -> object:
-    """What a scalar says; a tag of its own must say the same. None for null and what is none."""
+    """The value of a scalar, which an explicit tag must fit; None for null and no scalar."""
     node = place.node
     if not isinstance(node, yaml.ScalarNode):
         return None
@@ -153,5 +153,5 @@ def _value(place: Place) -> object:
     if isinstance(value, int) and node.tag == FLOAT:
         return float(value)
     if tag != node.tag:
-        raise place.fault(f"{place.shown()} is no {cap(node.tag.rpartition(':')[2], 60)}")
+        raise place.fault(f"{place.shown()} is not of type {cap(node.tag.rpartition(':')[2], 60)}")
     return value

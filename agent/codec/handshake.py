@@ -1,7 +1,7 @@
-"""The handshake annotation: a word, and when it was written.
+"""The handshake annotation: a word and the time when it was written.
 
 Source: HAMi v2.10 pkg/scheduler/scheduler.go, register. The times of v2.4 have dots in the date. A
-scheduler writes its local time and does not say which zone.
+scheduler writes its local time without its zone.
 """
 
 import dataclasses
@@ -13,19 +13,19 @@ from agent.core.errors import MalformedText, cap
 
 
 class HandshakeWord(enum.Enum):
-    """Who wrote it, and why."""
+    """The word of a handshake; it tells who wrote it and why."""
 
     REPORTED = "Reported"
-    """The node's agent: the register annotation is new."""
+    """Written by the node's agent: the register annotation is new."""
     REQUESTING = "Requesting"
-    """The scheduler: it has read the annotation and asks for a sign of life."""
+    """Written by the scheduler: it read the register annotation and waits for the agent."""
     DELETED = "Deleted"
-    """The scheduler: the node was silent and its GPUs are dropped."""
+    """Written by the scheduler: the agent did not answer; the node's GPUs are dropped."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Handshake:
-    """`stamp` is naive where the text names no zone, and None where it holds no time."""
+    """A decoded handshake. `stamp` is naive if the text names no zone, None if it has no time."""
 
     word: HandshakeWord
     stamp: dt.datetime | None
@@ -39,9 +39,9 @@ _STAMP = re.compile(
 
 
 def decode_handshake(text: str) -> Handshake:
-    """The word at the beginning of the text, and the time behind it.
+    """Decode the word at the beginning of the text, and the time after it.
 
-    Schedulers act on the word alone where the time is none, so such a text is not malformed.
+    Schedulers act on the word even without a valid time, so such a text is not malformed.
 
     Raises:
         MalformedText: the text begins with none of the words.
@@ -56,9 +56,9 @@ def decode_handshake(text: str) -> Handshake:
 
 
 def encode_reported(now: dt.datetime) -> str:
-    """The stamp of a node's agent, for schedulers up to 2.7.1; `now` is aware.
+    """Encode the agent's stamp, for schedulers up to and including 2.7.1; `now` is aware.
 
-    They act on the word; the time is Go's form of one, as HAMi's plugin wrote it.
+    They act on the word; the time has Go's form, as HAMi's plugin wrote it.
     """
     return f"{HandshakeWord.REPORTED.value} {now.astimezone(dt.UTC):%Y-%m-%d %H:%M:%S.%f} +0000 UTC"
 

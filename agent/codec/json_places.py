@@ -1,7 +1,7 @@
-"""JSON, read into the same tree as YAML, so that an error names line and column.
+"""Reads JSON into the same tree as YAML, so that an error names line and column.
 
-Keys match without regard to case, as Go's encoding/json has it, and are given in lower case; NaN,
-Infinity and more than 20 levels are refused.
+Keys match in any case, as in Go's encoding/json, and are returned in lower case. NaN, Infinity and
+more than 20 levels are refused.
 """
 
 import bisect
@@ -25,7 +25,7 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 def read_json(content: bytes, name: str) -> Place:
-    """The document; `name` is what messages call the file.
+    """Read the document; messages call the file `name`.
 
     Raises:
         SettingsError: not UTF-8, not JSON, or nested too deep.
@@ -34,7 +34,7 @@ def read_json(content: bytes, name: str) -> Place:
     if not text.strip():
         raise SettingsError(f"{name}: is empty; {{}} is JSON that says nothing")
     try:
-        json.loads(text, parse_int=str)  # a number of thousands of digits is refused at its place
+        json.loads(text, parse_int=str)  # a too long number is refused later, with its place
     except json.JSONDecodeError as error:
         where = f"{name}:{error.lineno}:{error.colno}"
         raise SettingsError(f"{where}: not valid JSON: {of_json(error.msg)}") from error
@@ -53,7 +53,7 @@ def _too_deep(where: str) -> SettingsError:
 
 
 def _beyond(text: str) -> int:
-    """Where the first bracket beyond the limit is."""
+    """The offset of the first bracket beyond the limit."""
     depth = 0
     for match in _TOKEN.finditer(text):
         depth += (match[0] in "{[") - (match[0] in "}]")
@@ -63,7 +63,7 @@ def _beyond(text: str) -> int:
 
 
 class _Spot:
-    """A place in a text; line and column are counted only when somebody asks."""
+    """A place in a text; line and column are computed only when read."""
 
     __slots__ = ("_lines", "_start")
 
@@ -73,12 +73,12 @@ class _Spot:
 
     @property
     def line(self) -> int:
-        """From 0."""
+        """The line, from 0."""
         return bisect.bisect_right(self._lines, self._start) - 1
 
     @property
     def column(self) -> int:
-        """From 0."""
+        """The column, from 0."""
         return self._start - self._lines[self.line]
 
 
@@ -86,7 +86,7 @@ _Token = tuple[str, int]
 
 
 class _Tree:
-    """Builds the nodes of a text that is known to be JSON: no grammar is left to check."""
+    """Builds the nodes of a text that is known to be valid JSON."""
 
     def __init__(self, text: str, name: str) -> None:
         self._name = name
@@ -95,7 +95,7 @@ class _Tree:
         self._next = next(self._tokens)
 
     def value(self, depth: int) -> yaml.Node:
-        """The next value. Raises SettingsError."""
+        """Read the next value. Raises SettingsError."""
         token = self._take()
         if depth >= MAX_DEPTH:
             raise _too_deep(self._where(token))
@@ -129,12 +129,12 @@ class _Tree:
         text = token[0]
         spot = self._spot(token)
         if text[0] == '"':
-            said = _SURROGATE.sub("\ufffd", json.loads(text)) if "\\" in text else text[1:-1]
-            return yaml.ScalarNode(STR, said, start_mark=spot)
+            value = _SURROGATE.sub("\ufffd", json.loads(text)) if "\\" in text else text[1:-1]
+            return yaml.ScalarNode(STR, value, start_mark=spot)
         tag = _LITERALS.get(text)
         if tag is None:
             if text.lstrip("-")[0] not in "0123456789":
-                raise SettingsError(f"{self._where(token)}: {text} is no JSON value")
+                raise SettingsError(f"{self._where(token)}: {text} is not a JSON value")
             tag = INT if text.lstrip("-").isdigit() else FLOAT
         return yaml.ScalarNode(tag, text, start_mark=spot)
 
@@ -144,7 +144,7 @@ class _Tree:
         return token
 
     def _spot(self, token: _Token) -> yaml.Mark:
-        """The token's place, as yaml names it; nobody asks it for more than line and column."""
+        """The token's place as a Mark, of which only line and column are read."""
         return cast("yaml.Mark", _Spot(self._lines, token[1]))
 
     def _where(self, token: _Token) -> str:

@@ -1,4 +1,4 @@
-"""HAMi's files, key by key: what is known is checked, what is not is told and passed over."""
+"""Reads HAMi's files key by key: known keys are checked; a warning names each unknown one."""
 
 import dataclasses
 import difflib
@@ -10,7 +10,7 @@ from agent.codec.places import Place
 from agent.core.errors import cap
 
 TOLD: Final = 20
-"""Sentences about what was passed over in one file: the log is not for its content."""
+"""Warnings about ignored keys of one file; further ones are only counted."""
 
 Reader = Callable[[Place], object]
 """Checks one value and returns it. Raises SettingsError with its place."""
@@ -18,7 +18,7 @@ Reader = Callable[[Place], object]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KnownKey:
-    """A known key that the file has, its value, and where it stands (`file:line:column`)."""
+    """A known key in the file, its value and its place (`file:line:column`)."""
 
     key: str
     value: object
@@ -26,53 +26,50 @@ class KnownKey:
 
 
 class IgnoredKeys:
-    """What was passed over: the first of it by sentences, the others by their number.
-
-    `name` is what messages call the file.
-    """
+    """The ignored parts of a file, which messages call `name`: warnings, then a count."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._said: list[str] = []
+        self._warnings: list[str] = []
         self._more = 0
 
-    def over(self, say: Callable[[], str]) -> None:
-        """One more; `say` makes its sentence, where that is still wanted."""
-        if len(self._said) < TOLD:
-            self._said.append(say())
+    def over(self, warning: Callable[[], str]) -> None:
+        """Add one; `warning` is called only for the first TOLD."""
+        if len(self._warnings) < TOLD:
+            self._warnings.append(warning())
         else:
             self._more += 1
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """At most TOLD sentences, and one for the others."""
+        """At most TOLD warnings, and one with the number of the others."""
         more = (f"{self._name}: and {self._more} more are passed over",) if self._more else ()
-        return (*self._said, *more)
+        return (*self._warnings, *more)
 
 
 def read_known(
     place: Place, table: Mapping[str, Reader], passed: IgnoredKeys, faults: Faults | None = None
 ) -> tuple[KnownKey, ...]:
-    """The known keys of a mapping in their order; null is as good as absent.
+    """Read the known keys of a mapping in their order; null counts as absent.
 
-    With `faults` what is wrong goes there, and what is right is returned.
+    With `faults`, errors go there and the valid keys are returned.
 
     Raises:
-        SettingsError: no mapping, a key twice, or a value of another type.
+        SettingsError: not a mapping, a repeated key, or a value of another type.
     """
-    found: list[KnownKey] = []
+    keys: list[KnownKey] = []
     wrong = Faults() if faults is None else faults
     with wrong.kept():
         for key, here, value in place.pairs():
             read = table.get(key)
             if read is None:
-                passed.over(lambda: _unknown(key, here, table))  # noqa: B023 -- said at once
+                passed.over(lambda: _unknown(key, here, table))  # noqa: B023 -- called at once
             elif not value.null:
                 with wrong.kept():
-                    found.append(KnownKey(key, read(value), value.where))
+                    keys.append(KnownKey(key, read(value), value.where))
     if faults is None:
         wrong.refuse()
-    return tuple(found)
+    return tuple(keys)
 
 
 def _unknown(key: str, here: Place, known: Iterable[str]) -> str:
@@ -80,36 +77,36 @@ def _unknown(key: str, here: Place, known: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str], likeness: float = 0.75) -> str:
-    """The hint behind an unknown name; empty when none is so alike (1: the same)."""
+    """A hint for an unknown name; empty if no known one is that similar (1: equal)."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=likeness)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def strict_whole(low: int, high: int) -> Reader:
-    """A whole number by the rule of Go's JSON: no fraction, no exponent."""
+    """A reader of whole numbers by the rule of Go's JSON: no fraction, no exponent."""
     return lambda place: place.integer(low, high)
 
 
 def many(read: Reader) -> Reader:
-    """A list of such values; null, which stands where Go leaves a value at its zero, is none."""
+    """A reader of lists of such values; null is an empty list, as in Go."""
 
     def read_all(place: Place) -> tuple[object, ...]:
-        found: list[object] = []
+        values: list[object] = []
         faults = Faults()
         for item in () if place.null else place.items():
             with faults.kept():
-                found.append(read(item))
+                values.append(read(item))
         faults.refuse()
-        return tuple(found)
+        return tuple(values)
 
     return read_all
 
 
 def nested(table: Mapping[str, Reader], passed: IgnoredKeys) -> Reader:
-    """A mapping with these keys, as a dict; null has none."""
+    """A reader of mappings with these keys, as a dict; null has none."""
 
     def read(place: Place) -> dict[str, object]:
-        found = () if place.null else read_known(place, table, passed)
-        return {one.key: one.value for one in found}
+        keys = () if place.null else read_known(place, table, passed)
+        return {known.key: known.value for known in keys}
 
     return read

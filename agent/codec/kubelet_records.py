@@ -1,8 +1,7 @@
-"""The kubelet's own checkpoint file, read only for which containers it records, and their ids.
+"""Reads the kubelet's checkpoint file: which containers it records, and their ids.
 
-Its checksum is not verified here: a kubelet rewrites the file with each list of a plugin, so by
-the time it asks for anything the file is its own. Source: kubelet pkg/kubelet/cm/devicemanager
-(checkpoint); AllocResp is of no use here.
+It does not verify the checksum: the kubelet rewrites the file with each list of a plugin, so it is
+valid before the kubelet's first call. Source: kubelet pkg/kubelet/cm/devicemanager (checkpoint).
 """
 
 from collections.abc import Mapping

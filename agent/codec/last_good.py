@@ -1,4 +1,4 @@
-"""The last good settings on disk: the files' raw bytes, in the state directory's envelope."""
+"""The last good copy of the settings: the files' raw bytes, in the state directory's envelope."""
 
 import msgspec
 
@@ -10,10 +10,10 @@ VERSION = 1
 
 
 def encode_last_good(copy: LastGood) -> bytes:
-    """The file's bytes; the files' are base64 in its JSON."""
+    """Encode the copy; the files' bytes are base64."""
     return seal(KIND, VERSION, msgspec.json.encode(copy))
 
 
 def decode_last_good(content: bytes) -> LastGood:
-    """What the file holds. Raises StateCorrupt, which says what is wrong with it."""
+    """Decode the copy. Raises StateCorrupt, which says what is wrong."""
     return unseal(content, KIND, VERSION, LastGood)

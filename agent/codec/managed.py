@@ -1,18 +1,18 @@
-"""Who wrote what of an object: the API server keeps it in metadata.managedFields."""
+"""Reads metadata.managedFields: which client last changed which field of an object."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from agent.codec.parts import inside, objects_in
+from agent.codec.narrow import inside, objects_in
 
 WRITER: Final = "hami-agent"
-"""The agent's name there: its User-Agent up to the slash."""
+"""The agent's field manager: its User-Agent up to the slash."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ManagedFields:
-    """What one writer was the last to change; `time` is that of its last change, as RFC 3339."""
+    """The fields that one writer changed last; `time` (RFC 3339) is that of its last change."""
 
     writer: str
     time: str
@@ -20,26 +20,26 @@ class ManagedFields:
 
     @property
     def annotations(self) -> frozenset[str]:
-        """The annotations among it."""
-        found = inside(inside(self.fields, "f:metadata"), "f:annotations")
-        return frozenset(key.removeprefix("f:") for key in found)
+        """The keys of the annotations among the fields."""
+        keys = inside(inside(self.fields, "f:metadata"), "f:annotations")
+        return frozenset(key.removeprefix("f:") for key in keys)
 
 
 def entries(metadata: Mapping[str, object]) -> tuple[ManagedFields, ...]:
-    """All writers. What has another shape counts as nothing."""
+    """Read the entries of all writers; malformed parts count as absent."""
     return tuple(
-        ManagedFields(str(one.get("manager")), str(one.get("time", "")), inside(one, "fieldsV1"))
-        for one in objects_in(metadata, "managedFields")
+        ManagedFields(str(item.get("manager")), str(item.get("time", "")), inside(item, "fieldsV1"))
+        for item in objects_in(metadata, "managedFields")
     )
 
 
 def other_writer(managed: Iterable[ManagedFields], key: str) -> str:
-    """Who but an agent was the last to change this annotation, and when, as `writer time`.
+    """The writer other than an agent that last changed this annotation, as `writer time`.
 
-    Empty: it was an agent, or it is not known.
+    Empty: an agent did, or the writer is unknown.
     """
-    owners = [one for one in managed if key in one.annotations]
-    if not owners or any(one.writer == WRITER for one in owners):
+    owners = [entry for entry in managed if key in entry.annotations]
+    if not owners or any(entry.writer == WRITER for entry in owners):
         return ""
-    last = max(owners, key=lambda one: one.time)
+    last = max(owners, key=lambda entry: entry.time)
     return f"{last.writer} {last.time}"

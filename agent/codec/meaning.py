@@ -1,4 +1,4 @@
-"""Whether two texts of one annotation say the same, by what a scheduler reads from them."""
+"""Compares two texts of an annotation by the value that a scheduler reads from them."""
 
 from collections.abc import Callable
 
@@ -6,9 +6,9 @@ from agent.core.errors import MalformedText
 
 
 def same(one: str | None, other: str | None, read: Callable[[str], object]) -> bool:
-    """True when `read` gives equal values for both, or both are absent.
+    """True when `read` returns equal values for both, or both are absent.
 
-    A text that cannot be decoded (`read` raises MalformedText) means the same as itself only.
+    A text that cannot be decoded (`read` raises MalformedText) equals only itself.
     """
     if one == other:
         return True

@@ -1,11 +1,12 @@
-"""JSON of the API server, read field by field: what nobody here uses is passed over, never kept.
+"""Reads JSON of the API server, and keeps only the fields that the agent uses.
 
-A pod may have a megabyte and a half in annotations, arguments and variables that mean nothing to
-the agent. Only what `agent.codec.objects` looks at is decoded; one object at a time.
+A pod may have 1.5 MiB of annotations, arguments and variables that the agent does not need. Only
+the fields that `agent.codec.objects` reads are decoded, one object at a time.
 """
 
 import dataclasses
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final, TypedDict
 
 import msgspec
@@ -13,7 +14,7 @@ import msgspec
 from agent.core.errors import MalformedText
 
 Raw = bytes | bytearray | msgspec.Raw
-"""JSON that stands for one value."""
+"""The JSON of one value."""
 
 
 class _Metadata(TypedDict, total=False):
@@ -92,7 +93,7 @@ _BROKEN: Final = (msgspec.DecodeError, UnicodeDecodeError)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ListPage:
-    """A list, or a part of one. `rest`: the token that asks for the next part, empty for none."""
+    """A page of a list. `rest`: the token for the next page, empty for none."""
 
     version: str
     rest: str
@@ -100,57 +101,73 @@ class ListPage:
 
 
 def read_object(body: Raw) -> Mapping[str, Any]:
-    """The whole object. Raises MalformedText."""
+    """Read a whole object. Raises MalformedText."""
     try:
         return _OBJECT.decode(body)
     except _BROKEN as error:
-        raise MalformedText("it is no JSON object") from error
+        raise MalformedText("it is not a JSON object") from error
 
 
 def read_pod(body: Raw) -> Mapping[str, Any]:
-    """What `decode_pod` looks at; the whole object where a part has a shape that no pod has.
+    """Read the fields that decode_pod() uses; the whole object if a field has another shape.
 
     Raises:
-        MalformedText: it is no object.
+        MalformedText: it is not an object.
     """
     try:
-        found: Mapping[str, Any] = _POD.decode(body)
+        fields: Mapping[str, Any] = _POD.decode(body)
     except _BROKEN:
         return read_object(body)
-    return found
+    return fields
 
 
 def read_page(body: Raw) -> ListPage:
-    """The list, its items unread. Raises MalformedText."""
+    """Read a page of a list without decoding its items. Raises MalformedText."""
     try:
-        found = _LIST.decode(body)
+        page = _LIST.decode(body)
     except _BROKEN as error:
-        raise MalformedText("it is no list of objects") from error
-    version = found.metadata.get("resourceVersion", "")
+        raise MalformedText("it is not a list of objects") from error
+    version = page.metadata.get("resourceVersion", "")
     if not version:
         raise MalformedText("the list has no resourceVersion")
-    return ListPage(version, found.metadata.get("continue", ""), tuple(found.items or ()))
+    return ListPage(version, page.metadata.get("continue", ""), tuple(page.items or ()))
 
 
 def read_page_head(beginning: Raw) -> ListPage:
-    """The list whose items were cut off, without them: the API server writes its metadata first.
+    """Read the metadata of a truncated list; the API server writes them before the items.
 
     Raises:
-        MalformedText: that much does not hold the metadata.
+        MalformedText: the beginning does not contain the metadata.
     """
-    head, found, _ = bytes(beginning).partition(_ITEMS)
-    if not found:
+    head, items, _ = bytes(beginning).partition(_ITEMS)
+    if not items:
         raise MalformedText("the list does not begin with its metadata")
     return read_page(head + _ITEMS + b"]}")
 
 
 def read_frame(line: Raw) -> tuple[str, msgspec.Raw]:
-    """Type and object of a frame of a watch. Raises MalformedText."""
+    """Read the type and the object of a watch frame. Raises MalformedText."""
     try:
-        found = _FRAME.decode(line)
+        frame = _FRAME.decode(line)
     except _BROKEN as error:
-        read_object(line)  # says so where it is none
+        read_object(line)  # raises another error if the line is no object
         raise MalformedText("a frame of the watch has no type or no object") from error
-    if not bytes(found.object).startswith(b"{"):
+    if not bytes(frame.object).startswith(b"{"):
         raise MalformedText("a frame of the watch has no type or no object")
-    return found.type, found.object
+    return frame.type, frame.object
+
+
+NOTHING: Final[Mapping[str, object]] = MappingProxyType({})
+
+
+def inside(parent: Mapping[str, object], key: str) -> Mapping[str, object]:
+    """The object below `key`; an empty one if there is none."""
+    value = parent.get(key)
+    return value if isinstance(value, Mapping) else NOTHING
+
+
+def objects_in(parent: Mapping[str, object], key: str) -> tuple[Mapping[str, object], ...]:
+    """The objects of the list below `key`; none if there is no list."""
+    value = parent.get(key)
+    items = value if isinstance(value, list | tuple) else ()
+    return tuple(item for item in items if isinstance(item, Mapping))

@@ -1,8 +1,7 @@
-"""What the Node's annotations must say of the inventory, and whether they do.
+"""Computes the register and score annotations of the Node, and compares them with the present ones.
 
-One place for all forms: the register annotation by the scheduler's version, and the score
-annotation beside it. An annotation that means the same is the same: order, spaces and keys that
-nobody reads are free.
+The register annotation's form depends on the scheduler's version. Annotations are compared by their
+meaning: order, spaces and keys that no scheduler reads do not count.
 """
 
 import dataclasses
@@ -37,10 +36,10 @@ Annotations = Mapping[str, str]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeReport:
-    """The texts as they must be, and whether the Node's say otherwise; `score` None: none may be.
+    """The wanted texts, and whether the Node's differ; `score` None: there must be none.
 
-    `held` is what the register annotation says now, empty when it is absent or cannot be read;
-    `lopsided` are the pairs of GPUs that tell of different links to each other.
+    `held` are the GPUs in the present register annotation, empty when it is absent or unreadable;
+    `lopsided` are the pairs of GPUs that report different links to each other.
     """
 
     gpus: tuple[RegisteredGpu, ...]
@@ -53,28 +52,28 @@ class NodeReport:
 
     @property
     def is_said(self) -> bool:
-        """True when the Node's annotations say all of it."""
+        """True when the Node's annotations mean the same."""
         return not (self.register_differs or self.score_differs)
 
     @property
     def changes(self) -> dict[str, str | None]:
-        """What to write, None to remove: the register annotation always, the score if it differs.
+        """What to write (None: remove): always the register annotation, the score if it differs.
 
-        A scheduler takes a new score only with a text that makes it read again.
+        A scheduler reads a new score only together with a register annotation.
         """
-        found: dict[str, str | None] = {REGISTER: self.register}
+        changes: dict[str, str | None] = {REGISTER: self.register}
         if self.score_differs:
-            found[SCORE] = self.score
-        return found
+            changes[SCORE] = self.score
+        return changes
 
     @property
     def is_health_alone(self) -> bool:
-        """True when all that differs is how GPUs are."""
-        return _well(self.gpus) == _well(self.held)
+        """True when only the health of GPUs differs."""
+        return _as_healthy(self.gpus) == _as_healthy(self.held)
 
     @property
     def changes_health(self) -> bool:
-        """True when a GPU that the annotation names is healthy in one and not in the other."""
+        """True when the health of a GPU in the present annotation differs."""
         before = {gpu.uuid: gpu.healthy for gpu in self.held}
         return any(before.get(gpu.uuid, gpu.healthy) != gpu.healthy for gpu in self.gpus)
 
@@ -82,11 +81,11 @@ class NodeReport:
 def report_of(
     inventory: Inventory, annotations: Annotations, settings: ReportSettings
 ) -> NodeReport | None:
-    """What the annotations must say; None while there is nothing to say.
+    """Compute the report of the inventory; None before the first scan and without any GPU.
 
-    Nothing is said before the first scan. Without any GPU the ones that are known there stay,
-    unhealthy, and so do their scores: a scheduler takes an empty list for an error and keeps what
-    it had (HAMi pkg/device/devices.go, UnMarshalNodeDevices).
+    If the inventory has no GPU, the GPUs of the present annotation stay, unhealthy, with their
+    scores: a scheduler treats an empty list as an error and keeps what it had (HAMi
+    pkg/device/devices.go, UnMarshalNodeDevices).
     """
     if inventory.generation == 0:
         return None
@@ -116,7 +115,7 @@ def report_of(
 
 
 def read_register(text: str | None) -> tuple[RegisteredGpu, ...]:
-    """The GPUs of the annotation in either form; none when it is absent or in none of them."""
+    """Decode the register annotation in either form; empty if it is absent or unreadable."""
     if text is None:
         return ()
     for decode in (decode_register, decode_register_colon):
@@ -128,10 +127,10 @@ def read_register(text: str | None) -> tuple[RegisteredGpu, ...]:
 
 
 def register_differences(report: NodeReport, text: str) -> tuple[str, ...]:
-    """Where the register annotation, which is `text`, says something else: for people.
+    """Describe how the present register annotation (`text`) differs, for people.
 
-    Its form, or that it cannot be read; else GPU by GPU the first thing that differs. How a GPU is
-    only the agent that serves knows: who looks before a start has judged none.
+    It names an unreadable text or another form, else the first difference of each GPU. Health is
+    not compared: only a serving agent knows it.
     """
     if not report.register_differs:
         return ()
@@ -142,13 +141,13 @@ def register_differences(report: NodeReport, text: str) -> tuple[str, ...]:
         return (f"is written {_READERS[was_old]}, and the agent would write {_READERS[is_old]}",)
     held = {gpu.uuid: gpu for gpu in report.held}
     wanted = {gpu.uuid: gpu for gpu in report.gpus}
-    found = (_difference(uuid, held.get(uuid), wanted.get(uuid)) for uuid in sorted(held | wanted))
+    texts = (_difference(uuid, held.get(uuid), wanted.get(uuid)) for uuid in sorted(held | wanted))
     twice = ("names a GPU more than once",) if len(held) < len(report.held) else ()
-    return tuple(one for one in found if one) or twice
+    return tuple(text for text in texts if text) or twice
 
 
 _READERS = {False: "for schedulers from 2.8 on", True: "for schedulers up to 2.7.1"}
-_SAID = {
+_WORDS = {
     "split_count": "slices",
     "registered_mib": "MiB",
     "core_percent": "percent of the cores",
@@ -164,7 +163,7 @@ def _difference(uuid: GpuUuid, held: RegisteredGpu | None, wanted: RegisteredGpu
         return (
             f"GPU {uuid} is {'not ' if held is None else ''}named, unlike what the agent would say"
         )
-    for field, word in _SAID.items():
+    for field, word in _WORDS.items():
         before, after = getattr(held, field), getattr(wanted, field)
         if before != after:
             return f"GPU {uuid}: {word} {before}, and the agent would say {after}"
@@ -177,5 +176,5 @@ def _encode(gpus: tuple[RegisteredGpu, ...], profile: ReportProfile) -> str:
     return encode_register_colon(gpus, SHORT if profile is ReportProfile.COLON_7 else LONG)
 
 
-def _well(gpus: tuple[RegisteredGpu, ...]) -> frozenset[RegisteredGpu]:
+def _as_healthy(gpus: tuple[RegisteredGpu, ...]) -> frozenset[RegisteredGpu]:
     return frozenset(dataclasses.replace(gpu, healthy=True) for gpu in gpus)

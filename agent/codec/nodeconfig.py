@@ -1,8 +1,7 @@
-"""HAMi's node config, `config.json`: overrides for nodes by their names.
+"""Reads HAMi's `config.json`: overrides for nodes by their names.
 
-Read by the rules of Go's encoding/json: keys in any case, unknown keys passed over, and one value
-of the wrong type refuses the whole text. Unlike there, a key that stands twice in one object is
-refused, too.
+It follows Go's encoding/json: keys match in any case, unknown keys are ignored, and one value of
+the wrong type refuses the whole file. Unlike Go, it also refuses a repeated key.
 Source: HAMi v2.10, the device plugin's /config/config.json, key `nodeconfig`.
 """
 
@@ -37,7 +36,7 @@ _EXACT: Final = "names are compared as they are; patterns work in the profiles o
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeEntry:
-    """Overrides for one node: the known keys, in lower case, that the entry has."""
+    """The overrides for one node; the keys are in lower case."""
 
     name: str
     where: str
@@ -46,42 +45,42 @@ class NodeEntry:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """The entries in their order, and what was passed over."""
+    """The entries in their order, and warnings about ignored parts."""
 
     entries: tuple[NodeEntry, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
 def read_nodeconfig(content: bytes, name: str, faults: Faults | None = None) -> NodeConfig:
-    """The whole file; `name` is what messages call it. Wrong values go to `faults`.
+    """Read the file; messages call it `name`. Wrong values go to `faults`.
 
     Raises:
-        SettingsError: no JSON object, or a value of another type or range, with its place.
+        SettingsError: not a JSON object, or a value of another type or range, with its place.
     """
     passed = IgnoredKeys(name)
     table = _table(passed)
 
     def read_entry(place: Place) -> NodeEntry:
         found = () if place.null else read_known(place, table, passed, faults)
-        named = next((str(one.value) for one in found if one.key == "name"), "")
+        named = next((str(known.value) for known in found if known.key == "name"), "")
         if not named:
             passed.over(lambda: str(place.fault("an entry without a name is of no node")))
         elif not _NAME.fullmatch(named):
             passed.over(lambda: str(place.fault(f"no Node is called {cap(named)}: {_EXACT}")))
-        return NodeEntry(named, place.where, tuple(one for one in found if one.key != "name"))
+        return NodeEntry(named, place.where, tuple(k for k in found if k.key != "name"))
 
     document = read_json(content, name)
     refuse_stranger(document)
     _look_for_nodes(document, passed)
     found = read_known(document, {WHAT: many(read_entry)}, passed, faults)
-    entries = next((one.value for one in found), ())
+    entries = next((known.value for known in found), ())
     return NodeConfig(entries if isinstance(entries, tuple) else (), passed.warnings)
 
 
 def _look_for_nodes(document: Place, passed: IgnoredKeys) -> None:
-    """Without the one key that HAMi reads, the file says nothing there, either: it is told.
+    """Warn if the key `nodeconfig`, the only one that HAMi reads, is missing.
 
-    Much of something else is another file. Raises SettingsError.
+    Raises SettingsError if there are many other keys: it is another file.
     """
     keys = [key for key, _, _ in document.pairs()]
     if WHAT in keys:
@@ -94,17 +93,17 @@ def _look_for_nodes(document: Place, passed: IgnoredKeys) -> None:
 
 
 def decode_nodeconfig(text: str) -> tuple[Mapping[str, object], ...]:
-    """The entries in their order, each with the known keys that it has, in lower case.
+    """Decode the entries in their order, each with its known keys in lower case.
 
     Raises:
-        MalformedText: no JSON object, or a value of another type or range.
+        MalformedText: not a JSON object, or a value of another type or range.
     """
     try:
         config = read_nodeconfig(text.encode(errors="replace"), WHAT)
     except SettingsError as error:
         raise MalformedText(str(error)) from error
     return tuple(
-        ({"name": entry.name} if entry.name else {}) | {one.key: one.value for one in entry.found}
+        ({"name": entry.name} if entry.name else {}) | {k.key: k.value for k in entry.found}
         for entry in config.entries
     )
 

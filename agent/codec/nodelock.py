@@ -1,4 +1,4 @@
-"""The node lock: HAMi's mutex on the Node, `<RFC 3339>,<namespace>,<pod>`.
+"""The node lock annotation of HAMi's scheduler: `<RFC 3339>,<namespace>,<pod>`.
 
 Source: HAMi v2.10 pkg/util/nodelock/nodelock.go, ParseNodeLock and SetNodeLock.
 """
@@ -17,12 +17,12 @@ _STAMP = re.compile(
 
 
 def decode_node_lock(text: str) -> NodeLock:
-    """The lock that `text` says; its `value` is `text` itself.
+    """Decode a lock; its `value` is `text` itself.
 
-    The legacy form, a bare stamp or one with `,,` behind it, names no owner.
+    The legacy form, a stamp alone or with `,,` after it, names no owner.
 
     Raises:
-        MalformedText: the stamp is no RFC 3339 time, or there are not exactly 1 or 3 parts.
+        MalformedText: the stamp is not an RFC 3339 time, or there are not exactly 1 or 3 parts.
     """
     parts = text.split(",")
     if len(parts) not in {1, 3}:
@@ -35,46 +35,46 @@ def decode_node_lock(text: str) -> NodeLock:
 
 
 def encode_node_lock(stamp: dt.datetime, namespace: str, name: str) -> str:
-    """The text of a lock, in whole seconds of UTC as the scheduler writes it."""
+    """Encode a lock as the scheduler does, in whole seconds of UTC."""
     return f"{encode_stamp(stamp)},{namespace},{name}"
 
 
 def encode_stamp(stamp: dt.datetime) -> str:
-    """An aware time in RFC 3339, whole seconds of UTC."""
+    """Format an aware time as RFC 3339, in whole seconds of UTC."""
     whole = stamp.astimezone(dt.UTC).replace(microsecond=0, tzinfo=None)
     return f"{whole.isoformat()}Z"
 
 
 def decode_stamp(text: str) -> dt.datetime:
-    """An RFC 3339 time, aware, in UTC; what is finer than 1 µs is cut.
+    """Parse an RFC 3339 time into an aware one in UTC, truncated to 1 µs.
 
     Raises:
-        MalformedText: `text` is no such time.
+        MalformedText: `text` is not such a time.
     """
     match = _STAMP.fullmatch(text)
     if match is None:
-        raise MalformedText(f"{cap(text)!r} is no RFC 3339 time such as 2026-08-21T10:00:00Z")
+        raise MalformedText(f"{cap(text)!r} is not an RFC 3339 time such as 2026-08-21T10:00:00Z")
     micros = int((match["fraction"] or "")[:6].ljust(6, "0"))
     offset = dt.timedelta(hours=int(match["hours"] or 0), minutes=int(match["minutes"] or 0))
     try:
         local = dt.datetime.fromisoformat(match["seconds"])
         utc = local + offset if match["sign"] == "-" else local - offset
     except (ValueError, OverflowError) as error:
-        raise MalformedText(f"{cap(text)!r} is no RFC 3339 time: {error}") from error
+        raise MalformedText(f"{cap(text)!r} is not an RFC 3339 time: {error}") from error
     return utc.replace(microsecond=micros, tzinfo=dt.UTC)
 
 
 def held_lock(node: NodeView | None) -> NodeLock | None:
-    """The lock on the Node, or None: there is none, or its text is unreadable.
+    """The lock on the Node; None when it is absent or unreadable.
 
-    An unreadable lock proves nobody's right, so it counts as none here; HAMi's scheduler itself
-    binds nothing on the node until somebody removes it.
+    An unreadable lock proves no pod's right. HAMi's scheduler binds no pod to the node until it is
+    removed.
     """
     return _lock(node.annotations.get(MUTEX_LOCK)) if node else None
 
 
 def former_locks(node: NodeView | None, elapsed: float) -> tuple[NodeLock, ...]:
-    """The locks that went and still prove a right, last first. `elapsed` is the loop's clock."""
+    """The former locks that still prove a right, the last first. `elapsed` is the loop time."""
     texts = (text for text, until in (node.former_locks if node else ()) if until > elapsed)
     return tuple(lock for text in texts if (lock := _lock(text)) is not None)
 

@@ -1,7 +1,7 @@
-"""Pods and Nodes as the API server sends them, to views: only what decides something here.
+"""Decodes Pods and Nodes of the API server to views, with only the fields that decide something.
 
-An object without uid or name is refused. All else that is missing or of another type counts as
-absent: the API server has checked it, and one odd pod must not blind the agent for the others.
+An object without uid or name is refused. Other fields that are missing or of another type count as
+absent: the API server checked them, and one malformed pod must not hide the others.
 """
 
 import dataclasses
@@ -9,8 +9,8 @@ import datetime as dt
 from collections.abc import Iterator, Mapping
 
 from agent.codec.managed import entries, other_writer
+from agent.codec.narrow import inside, objects_in
 from agent.codec.nodelock import decode_stamp
-from agent.codec.parts import inside, objects_in
 from agent.codec.pod import INT32_MAX, LENGTH_LIMIT, TYPE_WORD, Groups, decode_pod_devices, validate
 from agent.codec.quantity import decode_quantity, decode_whole
 from agent.core.cluster.annotations import (
@@ -26,19 +26,19 @@ from agent.core.cluster.pods import ContainerView, NodeView, Phase, PodUid, PodV
 from agent.core.errors import MalformedText, cap
 
 MEMORY_RESOURCE = "nvidia.com/gpumem"
-"""The name under which pods request memory, where nothing else is configured."""
+"""The default resource name under which pods request memory."""
 
 WORDS_KEPT = (BIND_PHASE, BIND_TIME, VGPU_NODE)
 TEXT_KEPT = 1024
-"""Characters of a text that has a few when it is HAMi's or the kubelet's.
+"""Characters kept of a text, which is short if HAMi or the kubelet wrote it.
 
-Tenants write annotations, and the views of a thousand pods are held in memory. What is cut there
-still is no name of this node, no phase and no time that HAMi writes.
+Tenants can write annotations, and the views of 1,000 pods are in memory. A truncated text equals no
+node's name, phase or time that HAMi writes.
 """
 
 CONTROL_ENV = "CUDA_DISABLE_CONTROL"
 GO_TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
-"""What Go's strconv.ParseBool reads as true."""
+"""The texts that Go's strconv.ParseBool reads as true."""
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
@@ -46,12 +46,12 @@ EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 def decode_pod(
     obj: Mapping[str, object], resource: str, memory_resource: str = MEMORY_RESOURCE
 ) -> PodView:
-    """The pod `obj`, its containers counted by their request of `resource`.
+    """Decode a pod, with each container's request of `resource`.
 
-    What else they ask for of extended resources is kept: `resource` may get another name.
+    The requests of other extended resources are kept: `resource` may get another name.
 
     Raises:
-        MalformedText: metadata.uid or metadata.name is missing or no text.
+        MalformedText: metadata.uid or metadata.name is missing or not a text.
     """
     metadata, spec, status = (inside(obj, key) for key in ("metadata", "spec", "status"))
     annotations = _texts(metadata, "annotations")
@@ -77,10 +77,10 @@ def decode_pod(
 
 
 def decode_node(obj: Mapping[str, object]) -> NodeView:
-    """The Node `obj` with all of its annotations and labels.
+    """Decode a Node with all its annotations and labels.
 
     Raises:
-        MalformedText: metadata.uid or metadata.name is missing or no text.
+        MalformedText: metadata.uid or metadata.name is missing or not a text.
     """
     metadata = inside(obj, "metadata")
     uid, name = _identity(metadata, "node")
@@ -103,7 +103,7 @@ def _identity(metadata: Mapping[str, object], kind: str) -> tuple[str, str]:
 
 
 def _groups(text: str | None) -> tuple[Groups | None, str]:
-    """What the scheduler gave the pod; a text that cannot be read is a reason, not a failure."""
+    """The shares that the scheduler gave the pod, or why they cannot be read."""
     if text is None:
         return None, ""
     try:
@@ -113,7 +113,7 @@ def _groups(text: str | None) -> tuple[Groups | None, str]:
 
 
 def _kept(annotations: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """What is asked for later; a devices text beyond what is decoded is nobody's."""
+    """The annotations that are used later; too long devices texts are omitted."""
     for key in WORDS_KEPT:
         if key in annotations:
             yield key, annotations[key][:TEXT_KEPT]
@@ -125,22 +125,22 @@ def _kept(annotations: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 def _containers(
     spec: Mapping[str, object], status: Mapping[str, object], resources: tuple[str, str]
 ) -> Iterator[ContainerView]:
-    """Init containers and sidecars first, then apps: the order of the kubelet's admission."""
-    seen = _statuses(status, "initContainerStatuses")
+    """Init containers and sidecars first, then app containers, as the kubelet admits them."""
+    statuses = _statuses(status, "initContainerStatuses")
     for item in objects_in(spec, "initContainers"):
-        sidecar = item.get("restartPolicy") == "Always"
-        found = seen.get(_text(item, "name"), {})
-        container = _container(item, Role.SIDECAR if sidecar else Role.INIT, found, resources)
-        ended = None if sidecar else _ended_at(found, "OnFailure")
+        is_sidecar = item.get("restartPolicy") == "Always"
+        own = statuses.get(_text(item, "name"), {})
+        container = _container(item, Role.SIDECAR if is_sidecar else Role.INIT, own, resources)
+        ended = None if is_sidecar else _ended_at(own, "OnFailure")
         yield dataclasses.replace(container, ended_at=ended)
-    seen = _statuses(status, "containerStatuses")
+    statuses = _statuses(status, "containerStatuses")
     restarts = _text(spec, "restartPolicy")
     for item in objects_in(spec, "containers"):
-        found = seen.get(_text(item, "name"), {})
-        container = _container(item, Role.APP, found, resources)
+        own = statuses.get(_text(item, "name"), {})
+        container = _container(item, Role.APP, own, resources)
         # A container's own policy wins, and its rules may start it again after any exit.
         policy = "Always" if item.get("restartPolicyRules") else _text(item, "restartPolicy")
-        yield dataclasses.replace(container, ended_at=_ended_at(found, policy or restarts))
+        yield dataclasses.replace(container, ended_at=_ended_at(own, policy or restarts))
 
 
 def _container(
@@ -156,7 +156,7 @@ def _container(
     return ContainerView(
         name=_text(item, "name"),
         role=role,
-        count=max(0, decode_quantity(_asked(item, resource)) or 0),
+        count=max(0, decode_quantity(_requested(item, resource)) or 0),
         control_disabled=any(
             _text(env, "name") == CONTROL_ENV and _text(env, "value") in GO_TRUE
             for env in objects_in(item, "env")
@@ -165,8 +165,8 @@ def _container(
         has_run=bool(container_id) or "terminated" in state or "terminated" in last,
         started_at=_last(state, last, "startedAt"),
         stopped_at=_last(state, last, "finishedAt"),
-        succeeded=any(inside(one, "terminated").get("exitCode") == 0 for one in (state, last)),
-        dropped_memory=_dropped(_asked(item, memory_resource)),
+        succeeded=any(inside(s, "terminated").get("exitCode") == 0 for s in (state, last)),
+        dropped_memory=_dropped(_requested(item, memory_resource)),
         resource=resource,
         others=tuple(_others(item, resource)),
     )
@@ -175,34 +175,34 @@ def _container(
 def _last(
     state: Mapping[str, object], before: Mapping[str, object], what: str
 ) -> dt.datetime | None:
-    """The last start or end that these two states of a container tell of."""
-    told = (
-        _text(inside(one, kind), what)
-        for one in (state, before)
+    """The last start or end (`what`) in two states of a container."""
+    texts = (
+        _text(inside(parent, kind), what)
+        for parent in (state, before)
         for kind in ("running", "terminated")
     )
-    return max((_stamp(text) for text in told if text), default=None)
+    return max((_stamp(text) for text in texts if text), default=None)
 
 
 def _ended_at(status: Mapping[str, object], restarts: str) -> dt.datetime | None:
-    """When a container ended that this restart policy never starts again."""
+    """When the container ended; None if it runs or the restart policy may start it again."""
     terminated = inside(inside(status, "state"), "terminated")
     is_over = restarts == "Never" or (restarts == "OnFailure" and terminated.get("exitCode") == 0)
     return _stamp(_text(terminated, "finishedAt")) if terminated and is_over else None
 
 
 def _others(item: Mapping[str, object], resource: str) -> Iterator[tuple[str, int]]:
-    """What the container asks for of other extended resources, by name."""
+    """The container's requests of other extended resources, by name."""
     resources = inside(item, "resources")
     names = {*inside(resources, "limits"), *inside(resources, "requests")}
     for name in sorted(names - {resource}):
-        count = decode_quantity(_asked(item, name)) if "/" in name else 0
+        count = decode_quantity(_requested(item, name)) if "/" in name else 0
         if count and count > 0:
             yield name, count
 
 
 def _dropped(memory: str) -> str:
-    """The text of a memory request that HAMi cannot hold and drops; empty for all others.
+    """The text of a memory request that HAMi drops as too large; empty for all others.
 
     Source: HAMi v2.10 pkg/device/nvidia/device.go, GenerateResourceRequests.
     """
@@ -210,7 +210,7 @@ def _dropped(memory: str) -> str:
     return memory if mib is None or not 0 <= mib <= INT32_MAX else ""
 
 
-def _asked(item: Mapping[str, object], resource: str) -> str:
+def _requested(item: Mapping[str, object], resource: str) -> str:
     """The quantity in limits, else in requests, as text; empty when there is none."""
     resources = inside(item, "resources")
     for part in ("limits", "requests"):
@@ -223,12 +223,11 @@ def _asked(item: Mapping[str, object], resource: str) -> str:
 
 
 def _statuses(status: Mapping[str, object], key: str) -> Mapping[str, Mapping[str, object]]:
-    """What status says of each container, by name."""
     return {_text(item, "name"): item for item in objects_in(status, key)}
 
 
 def _phase(text: str) -> Phase:
-    """A pod that has no phase yet is pending; a phase that we do not know is unknown."""
+    """The phase; Pending for a pod without one, Unknown for an unknown one."""
     if not text:
         return Phase.PENDING
     return next((phase for phase in Phase if phase == text), Phase.UNKNOWN)

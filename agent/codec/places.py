@@ -1,6 +1,6 @@
-"""Values of a file that know where they stand, so that an error can name file, line and column.
+"""Values of a file with their places, so that an error names file, line and column.
 
-YAML and JSON are read into the same tree: one set of strict readers serves every file.
+YAML and JSON are read into the same tree, so the same strict readers serve both.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ MAP: Final = f"{TAG}map"
 SEQ: Final = f"{TAG}seq"
 
 PLAIN: Final = re.compile("-?(0|[1-9][0-9]{0,99})")
-"""Whole numbers that YAML, JSON and Python write alike."""
+"""Whole numbers that mean the same in YAML, JSON and Python."""
 
 
 class TextMark(Protocol):
@@ -42,12 +42,12 @@ class TextMark(Protocol):
 
 
 def at(name: str, mark: TextMark | None) -> str:
-    """`file:line:column`, from 1."""
+    """Format a mark as `file:line:column`, from 1."""
     return f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
 
 
 def decoded(content: bytes, name: str) -> str:
-    """The text of a file that messages call `name`. Raises SettingsError: it is no UTF-8."""
+    """Decode a file that messages call `name`. Raises SettingsError: it is not UTF-8."""
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -58,14 +58,14 @@ def decoded(content: bytes, name: str) -> str:
 
 
 def place_of(text: str, offset: int, name: str) -> str:
-    """`file:line:column` of a character, from 1."""
+    """Format the place of a character as `file:line:column`, from 1."""
     start = text.rfind("\n", 0, offset) + 1
     return f"{name}:{text.count(chr(10), 0, offset) + 1}:{offset - start + 1}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """A value in a file. `file` is what messages call it, `field` the path to the value in it.
+    """A value in a file. Messages call the file `file`; `field` is the path to the value.
 
     Every reader raises SettingsError with the place.
     """
@@ -80,7 +80,7 @@ class Place:
         return at(self.file, self.node.start_mark)
 
     def fault(self, text: str) -> SettingsError:
-        """The error `text` at this place."""
+        """Make a SettingsError with `text` at this place."""
         field = f"{self.field}: " if self.field else ""
         return SettingsError(f"{self.where}: {field}{text}")
 
@@ -90,7 +90,7 @@ class Place:
         return bool(self.node.tag == NULL)
 
     def pairs(self) -> Iterator[tuple[str, "Place", "Place"]]:
-        """Key, the key's place and the value, in the order of the file; a key stands there once."""
+        """Yield each key, its place and its value in the file's order; refuses a repeated key."""
         if not isinstance(self.node, yaml.MappingNode):
             raise self.fault(f"keys and values are expected here, not {self.shown()}")
         if self.node.tag != MAP:
@@ -107,17 +107,17 @@ class Place:
             yield name, here, Place(self.file, value, f"{self.field}.{name}".lstrip("."))
 
     def mapping(self, known: frozenset[str]) -> Mapping[str, "Place"]:
-        """The values by key; refuses an unknown or repeated key."""
-        found: dict[str, Place] = {}
+        """Read the values by key; refuses an unknown or repeated key."""
+        values: dict[str, Place] = {}
         for name, here, value in self.pairs():
             if name not in known:
                 names = ", ".join(sorted(known))
                 raise here.fault(f"unknown key `{cap(name, 64)}`; known keys are {names}")
-            found[name] = value
-        return found
+            values[name] = value
+        return values
 
     def items(self) -> tuple["Place", ...]:
-        """The entries of a list."""
+        """Read the entries of a list."""
         if not isinstance(self.node, yaml.SequenceNode):
             raise self.fault(f"a list is expected here, not {self.shown()}")
         return tuple(
@@ -126,7 +126,7 @@ class Place:
         )
 
     def integer(self, low: int, high: int) -> int:
-        """A whole number from `low` to `high`."""
+        """Read a whole number from `low` to `high`."""
         if self.node.tag != INT:
             raise self.fault(f"a whole number is expected, not {self.shown()}")
         value = self.value()
@@ -135,53 +135,50 @@ class Place:
         return value
 
     def number(self) -> float:
-        """A finite number; a whole one stays whole."""
+        """Read a finite number; a whole one stays an int."""
         value = self.value() if self.node.tag in {INT, FLOAT} else None
         if not isinstance(value, int | float) or not is_float64(value):
             raise self.fault(f"a number is expected, not {self.shown()}")
         return value
 
     def boolean(self) -> bool:
-        """True or false."""
+        """Read a boolean."""
         value = self.value() if self.node.tag == BOOL else None
         if not isinstance(value, bool):
             raise self.fault(f"true or false is expected, not {self.shown()}")
         return value
 
     def text(self) -> str:
-        """Text that is not empty."""
+        """Read a text that is not empty."""
         is_text = isinstance(self.node, yaml.ScalarNode) and self.node.tag == STR
         if not is_text or not self.node.value.strip():
             raise self.fault(f"text is expected, not {self.shown()}")
         return str(self.node.value)
 
     def raw(self) -> str:
-        """The scalar as it is written, whatever YAML would make of it.
-
-        `0000:18:00.0` is a number to YAML 1.1, and so is `570.148`.
-        """
+        """Read a scalar as it is written: `0000:18:00.0` and `570.148` are numbers in YAML 1.1."""
         if not isinstance(self.node, yaml.ScalarNode) or not self.node.value.strip():
             raise self.fault(f"text is expected, not {self.shown()}")
         return str(self.node.value)
 
     def value(self) -> object:
-        """Whatever stands here, as plain values; a scalar that its type cannot hold is refused."""
+        """Read any value as plain Python values; refuses a scalar that does not fit its tag."""
         text, tag = self.node.value, self.node.tag
         if tag == STR and isinstance(text, str):
             return text
         if tag == INT and isinstance(text, str) and PLAIN.fullmatch(text):
-            return int(text)  # most of a great file; the constructor takes a hundred times as long
+            return int(text)  # the constructor takes a hundred times as long
         try:
-            # A fresh one: it remembers every node that it was ever given.
+            # A new one each time: it keeps every node that it was ever given.
             return yaml.constructor.SafeConstructor().construct_object(self.node, deep=True)
         except yaml.MarkedYAMLError as error:
             problem = of_yaml(error.problem or str(error), "")
             raise self.fault(f"not valid YAML: {cap(problem)}") from error
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
-            # What the constructors raise at an explicit tag (`!!bool maybe`) over another value,
-            # and at a number of more digits than fit.
+            # The constructors raise these for a value that does not fit its explicit tag
+            # (`!!bool maybe`) and for a number with too many digits.
             raise self.fault(
-                f"not valid YAML: {self.shown()} is no {tag.rpartition(':')[2]}"
+                f"not valid YAML: {self.shown()} is not of type {tag.rpartition(':')[2]}"
             ) from error
 
     def shown(self) -> str:
@@ -193,7 +190,7 @@ class Place:
 
 
 def _is_quoted(node: yaml.ScalarNode) -> bool:
-    """True for text that looks like something else, as it would be without its quotes."""
+    """True for a text that would be another value without its quotes."""
     resolver = yaml.resolver.Resolver()
     plain = resolver.resolve(yaml.ScalarNode, node.value, (True, False))  # type: ignore[no-untyped-call]
     return bool(node.tag == STR and node.value and plain != STR)

@@ -1,4 +1,4 @@
-"""The devices text of a pod: groups of shares, one group a container.
+"""The devices annotation of a pod: groups of shares, one group for each container.
 
     pod = { group ";" }    group = { device ":" }    device = UUID "," type "," MiB "," percent
 
@@ -14,10 +14,10 @@ from agent.core.inventory.share import Share
 
 TYPE_WORD = "NVIDIA"
 LENGTH_LIMIT = 64 * 1024
-"""Characters: a thousand shares. Whoever may write a pod may write four times as many, and every
-news of the pod has them read again."""
+"""Characters: 1,000 shares. A tenant may write four times as many, and every change of the pod
+decodes them again."""
 GROUP_LIMIT = 256
-"""The kubelet asks for the containers of a pod one by one, and admits no other pod meanwhile."""
+"""Groups: the kubelet allocates a pod's containers one by one and admits no other pod meanwhile."""
 INT32_MAX = 2**31 - 1
 INT32_MIN = -(2**31)
 
@@ -29,17 +29,16 @@ _NUMBER = re.compile(r"([+-]?)0*([0-9]{1,10})")
 
 
 def decode_pod_devices(text: str, *, type_word: str | None = None) -> Groups:
-    """Groups of shares in the order of the text; an empty group is a container without GPUs.
+    """Decode groups of shares in the order of the text; an empty group: a container without GPUs.
 
-    The numbers of a share may be negative here, as in HAMi: `validate` refuses them. A text that
-    ends in `;`, as written, has an empty group behind it. The placeholder `,,0,0`, which
-    schedulers 2.4 and 2.5 write for a container without GPUs, is absent; any other device without
-    a UUID is one that no node has. HAMi takes any type;
-    `type_word` is the only one that is taken here, None: any.
+    Numbers may be negative, as in HAMi: `validate` refuses them. A text that ends in `;`, as HAMi
+    writes it, has an empty last group. The placeholder `,,0,0`, which schedulers 2.4 and 2.5 write
+    for a container without GPUs, is skipped; other devices without a UUID stay. HAMi accepts any
+    type; this accepts only `type_word` (None: any).
 
     Raises:
-        MalformedText: fewer than four fields, a number outside int32, another type, a text that is
-            longer, or of more groups, than any pod needs.
+        MalformedText: fewer than four fields, a number outside int32, another type, or more than
+            LENGTH_LIMIT characters or GROUP_LIMIT groups.
     """
     if len(text) > LENGTH_LIMIT or text.count(";") > GROUP_LIMIT:
         raise MalformedText(
@@ -47,17 +46,18 @@ def decode_pod_devices(text: str, *, type_word: str | None = None) -> Groups:
             f"at most {LENGTH_LIMIT} and {GROUP_LIMIT} are read"
         )
     return tuple(
-        _decode_group(part, place, type_word) for place, part in enumerate(text.split(";"))
+        tuple(_decode_share(piece, place, type_word) for piece in _pieces(part))
+        for place, part in enumerate(text.split(";"))
     )
 
 
 def vendor_words(text: str) -> tuple[tuple[str, ...], ...]:
-    """The type word of each share of a text that `decode_pod_devices` takes, in the same shape."""
+    """The type of each share of a text that `decode_pod_devices` accepts, in the same shape."""
     return tuple(tuple(piece.split(",")[1] for piece in _pieces(part)) for part in text.split(";"))
 
 
 def encode_pod_devices(groups: Sequence[Sequence[Share]]) -> str:
-    """The text of the groups, every device followed by `:` and every group by `;`."""
+    """Encode groups: every device ends with `:`, every group with `;`."""
     return "".join(
         "".join(
             f"{share.uuid},{TYPE_WORD},{share.memory_mib},{share.core_percent}:" for share in group
@@ -68,19 +68,18 @@ def encode_pod_devices(groups: Sequence[Sequence[Share]]) -> str:
 
 
 def consume(text: str, groups: Collection[int]) -> str:
-    """`text` with the groups at those positions emptied; separators and all else stay.
+    """Empty the groups at those positions of `text`; the rest, with all separators, stays.
 
-    A position beyond the text changes nothing, so consuming twice is consuming once.
+    Repeating it changes nothing more, and neither does a position beyond the text.
     """
     return ";".join("" if place in groups else part for place, part in enumerate(text.split(";")))
 
 
 def validate(groups: Groups) -> Groups:
-    """`groups`, unchanged.
+    """Check and return `groups`.
 
     Raises:
-        MalformedText: a share has negative memory or cores: HAMi reads such a text, but no
-            container can be given it.
+        MalformedText: a share has negative memory or cores, which HAMi's decoder accepts.
     """
     for place, group in enumerate(groups):
         for share in group:
@@ -93,29 +92,24 @@ def validate(groups: Groups) -> Groups:
     return groups
 
 
-def _decode_group(text: str, place: int, type_word: str | None) -> tuple[Share, ...]:
-    """The shares of one group."""
-    return tuple(_decode_share(piece, place, type_word) for piece in _pieces(text))
-
-
 def _pieces(text: str) -> Iterator[str]:
-    """The devices of a group; pieces without a comma are skipped, as HAMi does."""
+    """The devices of a group; as in HAMi, pieces without a comma are skipped."""
     pieces = (piece for piece in text.split(":") if "," in piece)
     return (piece for piece in pieces if piece.split(",")[:4] != _PLACEHOLDER)
 
 
 def _decode_share(text: str, place: int, type_word: str | None) -> Share:
-    """One device; fields after the fourth are ignored."""
+    """Decode one device; fields after the fourth are ignored."""
     fields = text.split(",")
     if len(fields) < 4:
         raise MalformedText(
             f"devices text, group {place}: {cap(text)!r} has {len(fields)} of 4 fields "
             "(UUID, type, MiB, percent)"
         )
-    uuid, found, memory, cores = fields[:4]
-    if type_word is not None and found != type_word:
+    uuid, kind, memory, cores = fields[:4]
+    if type_word is not None and kind != type_word:
         raise MalformedText(
-            f"devices text, group {place}: {cap(uuid, 64)} is of type {cap(found, 64)!r}, and only "
+            f"devices text, group {place}: {cap(uuid, 64)} is of type {cap(kind, 64)!r}; only type "
             f"{type_word} is served here"
         )
     return Share(
@@ -126,11 +120,10 @@ def _decode_share(text: str, place: int, type_word: str | None) -> Share:
 
 
 def _number(text: str, place: int, what: str) -> int:
-    """A signed 32-bit decimal."""
     match = _NUMBER.fullmatch(text)
     value = int(match[1] + match[2]) if match else None
     if value is None or not INT32_MIN <= value <= INT32_MAX:
         raise MalformedText(
-            f"devices text, group {place}: {what} {cap(text)!r} is no decimal of 32 bits"
+            f"devices text, group {place}: {what} {cap(text)!r} is not a decimal of 32 bits"
         )
     return value

@@ -1,4 +1,4 @@
-"""Kubernetes quantities (`2`, `1k`, `1.5Gi`) to whole numbers.
+"""Decodes Kubernetes quantities (`2`, `1k`, `1.5Gi`) to whole numbers.
 
 Source: k8s.io/apimachinery pkg/api/resource, ParseQuantity and Quantity.Value.
 """
@@ -21,15 +21,15 @@ _SUFFIXES = {
 
 
 def decode_quantity(text: str) -> int | None:
-    """The number that `text` says, rounded up as Kubernetes does; None when it is no quantity."""
+    """Decode a quantity, rounded up as Kubernetes does; None when it is not a quantity."""
     exact = _exact(text)
     return None if exact is None else math.ceil(exact)
 
 
 def decode_whole(text: str) -> int | None:
-    """The number that `text` says; None when it is no quantity, or a fraction.
+    """Decode a whole quantity; None when it is not a quantity, or a fraction.
 
-    An API server writes quantities anew: 3000 comes back as `3k`.
+    An API server rewrites quantities: 3000 becomes `3k`.
     """
     exact = _exact(text)
     return int(exact) if exact is not None and exact.denominator == 1 else None

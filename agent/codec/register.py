@@ -1,4 +1,4 @@
-"""The register annotation: the Node's inventory, as schedulers from 2.8 on read it.
+"""The register annotation of the Node's GPUs in the form for schedulers from 2.8 on.
 
 A JSON array of GPUs: fixed key order, zero values absent.
 Source: HAMi v2.10 pkg/device/devices.go, MarshalNodeDevices and UnMarshalNodeDevices.
@@ -20,7 +20,7 @@ NO_GPU = GpuUuid("")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a MIG instance may lie: first memory slice and their number."""
+    """Where a MIG instance may be placed: its first memory slice and their number."""
 
     start: int = 0
     size: int = 0
@@ -28,7 +28,7 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MigProfile:
-    """A kind of MIG instance that the GPU offers."""
+    """A MIG profile of the GPU."""
 
     name: str = ""
     memory_mib: int = 0
@@ -39,7 +39,7 @@ class MigProfile:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RegisteredGpu:
-    """One element of the annotation. Absent in the text is the default here."""
+    """One element of the annotation. Fields absent in the text have their default."""
 
     uuid: GpuUuid = NO_GPU
     index: int = 0
@@ -54,26 +54,24 @@ class RegisteredGpu:
 
 
 def told(inventory: Inventory) -> tuple[SharedGpu, ...]:
-    """The GPUs that schedulers are told of, sorted by index.
+    """The GPUs that are reported to schedulers, sorted by index.
 
-    One that was never described since the agent started is left out: nothing true can be said of
-    it.
+    A GPU that was not described since the agent started is omitted: its properties are unknown.
     """
     known = (shared for shared in inventory.gpus if shared.gpu.name)
     return tuple(sorted(known, key=lambda shared: (shared.gpu.index, shared.uuid)))
 
 
 def registered(inventory: Inventory) -> tuple[RegisteredGpu, ...]:
-    """What the inventory makes known, sorted by index.
+    """The elements for the inventory, sorted by index.
 
-    A GPU that serves no new container, absent ones included, stays with its health absent: a
-    scheduler keeps GPUs that vanish from the text. An unknown NUMA node is 0, as in HAMi.
+    A GPU that serves no new container, also an absent one, stays, not healthy: a scheduler would
+    keep a GPU that vanishes from the text. An unknown NUMA node is 0, as in HAMi.
     """
     return tuple(_registered(shared, inventory) for shared in told(inventory))
 
 
 def _registered(shared: SharedGpu, inventory: Inventory) -> RegisteredGpu:
-    """One GPU of the inventory, as the scheduler shall know it."""
     return RegisteredGpu(
         uuid=shared.uuid,
         index=shared.gpu.index,
@@ -88,14 +86,13 @@ def _registered(shared: SharedGpu, inventory: Inventory) -> RegisteredGpu:
 
 
 def encode_register(gpus: Iterable[RegisteredGpu]) -> str:
-    """The text of the GPUs in the given order, byte for byte what HAMi v2.10 would write."""
+    """Encode the GPUs in the given order, byte for byte as HAMi v2.10."""
     return gojson.encode(
         [{key: value for key, value in _wire_fields(gpu).items() if value} for gpu in gpus]
     )
 
 
 def _wire_fields(gpu: RegisteredGpu) -> dict[str, object]:
-    """Keys and values in the order of HAMi's struct."""
     return {
         "id": gpu.uuid,
         "index": gpu.index,
@@ -120,19 +117,19 @@ def _wire_fields(gpu: RegisteredGpu) -> dict[str, object]:
 
 
 def decode_register(text: str) -> tuple[RegisteredGpu, ...]:
-    """The GPUs of the text, in its order; keys that are in no version's struct are ignored.
+    """Decode the GPUs in the text's order; keys that no version of HAMi has are ignored.
 
-    What no scheduler reads, but its decoder does, is checked: one wrong type loses the whole node.
-    HAMi hands out what it read before an error; here an error hands out nothing.
+    Fields that a scheduler's decoder checks but does not use are checked too: one wrong type loses
+    the whole node. Unlike HAMi, an error returns no GPU at all.
 
     Raises:
-        MalformedText: no JSON array of objects, a value of another type or range, or no GPU.
+        MalformedText: not a JSON array of objects, a value of another type or range, or no GPU.
     """
     if len(text) > TEXT_LIMIT:
         raise MalformedText(f"register annotation is over {TEXT_LIMIT} characters")
     value = gojson.decode(text, "register annotation")
     if not isinstance(value, list) and value is not None:
-        raise MalformedText("register annotation is JSON, but no array")
+        raise MalformedText("register annotation is JSON, but not an array")
     if not value:
         raise MalformedText("register annotation names no GPU")
     return tuple(
@@ -146,10 +143,7 @@ def _read(element: object, where: str) -> RegisteredGpu:
 
 
 def same_meaning(one: str | None, other: str | None) -> bool:
-    """True when a scheduler reads the same inventory from both, or both are absent.
-
-    A text that cannot be decoded means the same as itself only.
-    """
+    """True when a scheduler reads the same GPUs from both texts; see agent.codec.meaning.same."""
     return same(one, other, lambda text: collections.Counter(decode_register(text)))
 
 
@@ -195,4 +189,4 @@ _UNREAD: gojson.Table = {
     "custominfo": ("custominfo", gojson.mapping(gojson.anything)),
     "devicepairscore": ("devicepairscore", gojson.record(dict, _PAIRS)),
 }
-"""Fields of HAMi's struct that say nothing here; from 2.10 on, the last one is not decoded."""
+"""Fields of HAMi's struct that the agent does not use; 2.10 does not decode the last one."""

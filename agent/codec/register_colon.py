@@ -1,4 +1,4 @@
-"""The register annotation as schedulers up to 2.7.1 read it: records of fields, no JSON.
+"""The register annotation in the form for schedulers up to and including 2.7.1: records, no JSON.
 
     text = { record ":" }    record = UUID "," slices "," MiB "," percent "," type "," NUMA ","
                                       health [ "," index "," mode ]
@@ -23,19 +23,18 @@ WHAT = "register annotation"
 LENGTHS = (7, 9)
 SHORT, LONG = LENGTHS
 DEFAULT_MODE = "hami-core"
-"""What a record of 7 fields means."""
+"""The mode of a record with 7 fields."""
 
 _NUMBER = re.compile(r"([+-]?)0*([0-9]{1,19})")
 """Go's ParseInt in base 10: a sign and digits, no space, no underscore; leading zeros apart."""
 _TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 _FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 
-
 _SEPARATORS = re.compile("[,:]")
 
 
 def registered_colon(inventory: Inventory) -> tuple[RegisteredGpu, ...]:
-    """What the inventory makes known to schedulers of this age: `NVIDIA-` before every name.
+    """The elements for the inventory; these schedulers expect `NVIDIA-` before every name.
 
     Source: HAMi v2.7.1 pkg/device-plugin/nvidiadevice/nvinternal/plugin/register.go.
     """
@@ -46,9 +45,9 @@ def registered_colon(inventory: Inventory) -> tuple[RegisteredGpu, ...]:
 
 
 def encode_register_colon(gpus: Iterable[RegisteredGpu], fields: int = LONG) -> str:
-    """The text of the GPUs in the given order, in records of 9 or 7 fields.
+    """Encode the GPUs in the given order, in records of 9 or 7 fields.
 
-    A separator inside a name, which would spoil the whole text, becomes a space.
+    A separator inside a name, which would break the text, becomes a space.
     Source: HAMi v2.10 pkg/device/devices.go, EncodeNodeDevices.
     """
     return "".join(",".join(_record(gpu)[:fields]) + ":" for gpu in gpus)
@@ -70,11 +69,11 @@ def _record(gpu: RegisteredGpu) -> tuple[str, ...]:
 
 
 def decode_register_colon(text: str) -> tuple[RegisteredGpu, ...]:
-    """The GPUs of the text, in its order; empty records are skipped.
+    """Decode the GPUs in the text's order; empty records are skipped.
 
     Raises:
-        MalformedText: no `:`, a record of other than 7 or 9 fields, a number or a truth value
-            that Go does not read, a negative index, or no GPU.
+        MalformedText: no `:`, a record without 7 or 9 fields, a number or boolean that Go does not
+            read, a negative index, or no GPU.
     """
     if len(text) > TEXT_LIMIT:
         raise MalformedText(f"{WHAT} is over {TEXT_LIMIT} characters")
@@ -87,10 +86,9 @@ def decode_register_colon(text: str) -> tuple[RegisteredGpu, ...]:
 
 
 def same_meaning_colon(one: str | None, other: str | None) -> bool:
-    """True when such a scheduler reads the same inventory from both, or both are absent.
+    """True when such a scheduler reads the same GPUs from both; see agent.codec.meaning.same.
 
-    Records of 7 and of 9 fields differ: one of the versions reads no more than 7. A text that
-    cannot be decoded means the same as itself only.
+    Records of 7 and of 9 fields differ: v2.4 reads only 7.
     """
     return same(one, other, _meaning)
 
@@ -124,7 +122,7 @@ def _number(text: str, bounds: tuple[int, int], where: str) -> int:
     value = int(match[1] + match[2]) if match else None
     low, high = bounds
     if value is None or not low <= value <= high:
-        raise MalformedText(f"{where} is {cap(text)!r}, no integer from {low} to {high}")
+        raise MalformedText(f"{where} is {cap(text)!r}, not an integer from {low} to {high}")
     return value
 
 

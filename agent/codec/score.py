@@ -1,4 +1,4 @@
-"""The score annotation: how well each pair of GPUs is joined, for schedulers from 2.7 on.
+"""The score annotation: how well each pair of GPUs is linked, for schedulers from 2.7 on.
 
 A JSON array of `{"uuid": ..., "score": {"other uuid": points}}`, others sorted by UUID.
 Source: HAMi v2.10 pkg/device/nvidia/calculate_score.go, pkg/device/devices.go DecodePairScores.
@@ -15,32 +15,29 @@ WHAT = "score annotation"
 
 
 def encode_scores(scores: Scores) -> str:
-    """The text, GPUs in the given order, byte for byte what HAMi would write."""
+    """Encode the scores in the given order, byte for byte as HAMi."""
     return gojson.encode(
         [{"uuid": uuid, "score": dict(sorted(pairs.items()))} for uuid, pairs in scores.items()]
     )
 
 
 def decode_scores(text: str) -> Scores:
-    """The points that the text says; unknown keys are ignored.
+    """Decode the scores; unknown keys are ignored.
 
     Raises:
-        MalformedText: it is no JSON array of GPUs with whole points. A scheduler then rejects the
+        MalformedText: not a JSON array of GPUs with whole points. A scheduler then rejects the
             whole node.
     """
     if len(text) > TEXT_LIMIT:
         raise MalformedText(f"{WHAT} is over {TEXT_LIMIT} characters")
     value = gojson.decode(text, WHAT)
     if not isinstance(value, list):
-        raise MalformedText(f"{WHAT} is JSON, but no array")
+        raise MalformedText(f"{WHAT} is JSON, but not an array")
     return dict(_gpu(element, f"{WHAT}, GPU {place}") for place, element in enumerate(value))
 
 
 def same_scores(one: str | None, other: str | None) -> bool:
-    """True when a scheduler reads the same points from both, or both are absent.
-
-    A text that cannot be decoded means the same as itself only.
-    """
+    """True when a scheduler reads the same scores from both texts; see agent.codec.meaning.same."""
     return same(one, other, decode_scores)
 
 
@@ -51,5 +48,5 @@ _GPU: gojson.Table = {
 
 
 def _gpu(element: object, where: str) -> tuple[GpuUuid, dict[GpuUuid, int]]:
-    found = gojson.fields(element, _GPU, where)
-    return GpuUuid(found.get("uuid", "")), found.get("points", {})
+    values = gojson.fields(element, _GPU, where)
+    return GpuUuid(values.get("uuid", "")), values.get("points", {})

@@ -1,6 +1,6 @@
-"""Files that are taken for one of ours or HAMi's and are another one: told by what they are.
+"""Recognises files that are neither the agent's nor HAMi's settings, and says what they are.
 
-To list their keys as unknown, one by one, would hide the one thing that is wrong.
+A list of unknown keys would hide that it is the wrong file.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,10 +18,10 @@ EXPECTED: Final = (
 )
 
 _FILES: Final = ("device-config.yaml", "config.json", "config.yaml")
-"""What a ConfigMap of HAMi's or the agent's may hold under these names."""
+"""The names of settings files in a ConfigMap of HAMi or the agent."""
 
 _ANOTHERS: Final = ("KubeSchedulerConfiguration", '"Policy"')
-"""Marks of kube-scheduler's own configuration, which HAMi keeps under the same names."""
+"""Texts that only kube-scheduler's configuration contains; HAMi stores it under the same names."""
 
 _CHART: Final = frozenset({"devicePlugin", "nameOverride", "resourceMem", "image"})
 _VENDORS: Final = frozenset(
@@ -46,21 +46,18 @@ _NVIDIA: Final = frozenset({"flags", "resources"})
 
 
 def refuse_stranger(document: Place) -> None:
-    """Nothing, where the file may be what it was taken for.
-
-    Raises SettingsError: it is another file; the text says which, and what to give instead.
-    """
+    """Raise SettingsError for another kind of file; it says which one, and what to give instead."""
     if not isinstance(document.node, yaml.MappingNode) and not document.null:
-        found = document.shown()
-        raise document.fault(f"keys and values are expected here, not {found}; {EXPECTED}")
+        shown = document.shown()
+        raise document.fault(f"keys and values are expected here, not {shown}; {EXPECTED}")
     keys = dict(_keys(document.node))
     kind = keys.get("kind")
     if kind is not None and ("apiVersion" in keys or "apiversion" in keys):
         raise _object(document, keys, str(kind.value))
     if _CHART & keys.keys():
         raise document.fault(
-            "these are values of a Helm chart; give the file that the chart renders, as it is in "
-            "the cluster's ConfigMap, or in a values file of the agent's, what stands below config"
+            "these are values of a Helm chart; give the file in the ConfigMap that the chart "
+            "renders; of a values file of the agent's chart, give the part below config"
         )
     if "version" in keys and _NVIDIA & keys.keys():
         raise document.fault(
@@ -70,7 +67,7 @@ def refuse_stranger(document: Place) -> None:
 
 
 def refuse_files_of_hami(document: Place) -> None:
-    """Raise SettingsError where one of HAMi's files is in the place of the agent's own."""
+    """Raise SettingsError if the file is one of HAMi's instead of the agent's own."""
     keys = dict(_keys(document.node))
     folded = set(map(fold, keys))
     if "nodeconfig" in folded:
@@ -94,17 +91,16 @@ def refuse_files_of_hami(document: Place) -> None:
 
 def _object(document: Place, keys: Mapping[str, yaml.Node], kind: str) -> SettingsError:
     if kind != "ConfigMap":
-        said = f"this is a Kubernetes object of kind {cap(kind, 64)}, and no settings file"
-        wanted = "give the file that one ConfigMap in it holds" if kind == "List" else EXPECTED
-        return document.fault(f"{said}; {wanted}")
+        fault = f"this is a Kubernetes object of kind {cap(kind, 64)}, not a settings file"
+        remedy = "give the file in one of its ConfigMaps" if kind == "List" else EXPECTED
+        return document.fault(f"{fault}; {remedy}")
     metadata = dict(_keys(keys["metadata"])) if "metadata" in keys else {}
     names = {key: str(metadata[key].value) for key in ("name", "namespace") if key in metadata}
     name = cap(names.get("name", "NAME"), 64)
     held = list(_held(keys["data"])) if "data" in keys else []
     if not held:
         return document.fault(
-            f"this is the whole ConfigMap {name}, and none of its keys holds a settings file; "
-            f"{EXPECTED}"
+            f"this is the whole ConfigMap {name}, which contains no settings file; {EXPECTED}"
         )
     key = held[0].replace(".", "\\.")
     return document.fault(
@@ -115,7 +111,7 @@ def _object(document: Place, keys: Mapping[str, yaml.Node], kind: str) -> Settin
 
 
 def _held(data: yaml.Node) -> Iterator[str]:
-    """The settings files in the data of a ConfigMap, by name; the case of JSON's keys is lost."""
+    """The names of the settings files in the data of a ConfigMap."""
     for key, value in _keys(data):
         text = value.value if isinstance(value, yaml.ScalarNode) else ""
         if key in _FILES and not any(mark in text for mark in _ANOTHERS):
@@ -123,7 +119,6 @@ def _held(data: yaml.Node) -> Iterator[str]:
 
 
 def _keys(node: yaml.Node) -> Iterator[tuple[str, yaml.Node]]:
-    """Keys and values of a mapping; nothing of anything else."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag == STR:

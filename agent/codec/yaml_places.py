@@ -1,7 +1,7 @@
-"""YAML, read strictly: the tree with the place of each value.
+"""Reads YAML strictly into a tree with the place of each value.
 
-Aliases, several documents and more than 20 levels are refused: a file of settings needs none of
-them, and each has been used to harm a reader.
+Aliases, several documents and more than 20 levels are refused: no settings file needs them, and
+attacks use them.
 """
 
 from typing import Final
@@ -14,17 +14,17 @@ from agent.core.errors import SettingsError, cap
 
 MAX_DEPTH: Final = 20
 
-# libyaml's reader takes a tenth of the time, which a start is made of; both know the same YAML.
+# libyaml takes a tenth of the time, which shortens every start; both read the same YAML.
 LOADER: Final[type[yaml.SafeLoader]] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_yaml(content: bytes, name: str, loader: type[yaml.SafeLoader] = LOADER) -> Place | None:
-    """The document, None when there is none; `name` is what messages call the file.
+    """Read the document, None for an empty file; messages call the file `name`.
 
-    `loader` says which value a scalar without a tag and quotes is; by default, YAML 1.1's.
+    `loader` decides the type of a scalar without tag and quotes; by default as YAML 1.1.
 
     Raises:
-        SettingsError: not UTF-8, not YAML, or more than a file of settings needs.
+        SettingsError: not UTF-8, not YAML, or one of the refused features.
     """
     text = decoded(content, name)
     try:
@@ -33,16 +33,16 @@ def read_yaml(content: bytes, name: str, loader: type[yaml.SafeLoader] = LOADER)
     except yaml.MarkedYAMLError as error:
         raise _in_words(error, text, name) from error
     except (yaml.YAMLError, RecursionError) as error:
-        found = unprintable(text)
-        if found is None:
+        forbidden = unprintable(text)
+        if forbidden is None:
             raise SettingsError(f"{name}: not valid YAML: {cap(str(error))}") from error
-        where = place_of(text, found[0], name)
-        raise SettingsError(f"{where}: not valid YAML: {found[1]}") from error
+        where = place_of(text, forbidden[0], name)
+        raise SettingsError(f"{where}: not valid YAML: {forbidden[1]}") from error
     return None if node is None else Place(name, node)
 
 
 def _in_words(error: yaml.MarkedYAMLError, text: str, name: str) -> SettingsError:
-    """The parser's error; of a quote that is never closed, the place where it was opened."""
+    """The parser's error; for a quote that is never closed, at the place where it was opened."""
     mark, problem = error.problem_mark, error.problem or str(error)
     if problem == UNCLOSED and error.context_mark:
         mark = error.context_mark
@@ -58,7 +58,7 @@ def _refuse_harm(content: bytes, name: str) -> None:
     for event in yaml.parse(content, Loader=LOADER):
         mark = event.start_mark
         if isinstance(event, yaml.MappingStartEvent) and event.flow_style and mark is not None:
-            if mark.index == braces:  # `{{`, which is no setting's value and no key
+            if mark.index == braces:  # `{{` begins no value or key of a setting
                 raise SettingsError(f"{at(name, mark)}: {TEMPLATE}")
             braces = mark.index + 1
         if isinstance(event, yaml.AliasEvent):

@@ -1,4 +1,4 @@
-"""The one reader of wall time, and of the names of this boot and this machine."""
+"""Reads the wall clock and the ids of this boot and this machine."""
 
 import datetime as dt
 from pathlib import Path
@@ -8,20 +8,20 @@ MACHINE_ID = Path("/etc/machine-id")
 
 
 class SystemClock:
-    """The Clock port on the machine's own clock."""
+    """The Clock port over the system clock."""
 
     def now(self) -> dt.datetime:
-        """The present, aware, in UTC."""
+        """The current time, aware, in UTC."""
         return dt.datetime.now(dt.UTC)
 
 
 def boot_id(path: Path = BOOT_ID) -> str:
-    """What names the present boot; empty where the kernel does not tell."""
+    """The id of the present boot; empty if the kernel gives none."""
     return _word(path)
 
 
 def machine_id(path: Path = MACHINE_ID) -> str:
-    """What names this machine across boots; empty where it has no name."""
+    """The id of this machine, the same across boots; empty if it has none."""
     return _word(path)
 
 

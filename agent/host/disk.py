@@ -1,6 +1,6 @@
-"""The state directory: files that are replaced whole or not at all, and stay so through a crash.
+"""The state directory: each file is replaced completely or not at all, also across a crash.
 
-One replace is one piece of work on a thread: a hop per step would cost more than the steps.
+One replace is one call on the worker thread: a call for each step would cost more than the steps.
 """
 
 import contextlib
@@ -29,29 +29,29 @@ ADVICE = {
     errno.EROFS: "mount it read-write",
     errno.EACCES: "let the agent's user own it",
     errno.EPERM: "let the agent's user own it",
-    errno.ENOENT: "restart the agent, the directory was removed under it",
+    errno.ENOENT: "the directory was removed while the agent ran: restart the agent",
     errno.EIO: "look for disk errors in the kernel's log",
 }
 
 
 class DirectoryFiles:
-    """Files in the real directory `directory`, an open descriptor."""
+    """The file operations of agent.kit.durable in `directory`, an open descriptor."""
 
     def __init__(self, directory: int) -> None:
         self._directory = directory
 
     def create(self, name: str) -> int:
-        """Readable by the owner only, never through a link."""
+        """See agent.kit.durable.Files; only the owner may read it, and no link is followed."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(name, flags, 0o600, dir_fd=self._directory)
 
     def reopen(self, name: str) -> tuple[int, int]:
-        """See agent.kit.durable.Files; what is no file of ours is as good as absent."""
+        """See agent.kit.durable.Files; what is no regular file counts as absent."""
         flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        found = os.stat(name, dir_fd=self._directory, follow_symlinks=False)
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+        status = os.stat(name, dir_fd=self._directory, follow_symlinks=False)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
-        return os.open(name, flags, dir_fd=self._directory), found.st_size
+        return os.open(name, flags, dir_fd=self._directory), status.st_size
 
     def cut(self, handle: int, size: int) -> None:
         """See agent.kit.durable.Files."""
@@ -93,7 +93,7 @@ class DirectoryFiles:
 
 
 class HostDisk:
-    """The Disk port on the directory `path`, opened once; all work is done through `offload`."""
+    """The Disk port over the directory `path`, which is opened once; `offload` runs all calls."""
 
     def __init__(self, path: Path, directory: int, files: Files, offload: Offload) -> None:
         self._path = path
@@ -105,7 +105,7 @@ class HostDisk:
     async def open(
         cls, path: Path, offload: Offload, files: Callable[[int], Files] = DirectoryFiles
     ) -> Self:
-        """Open the directory, which is made (0750) if its parent is there, and close it to others.
+        """Open the directory; make it (0750) if its parent exists. Take write from others.
 
         Raises StateError.
         """
@@ -118,35 +118,32 @@ class HostDisk:
         return str(self._path)
 
     async def read(self, name: str) -> bytes | None:
-        """The content, or None when absent. Raises StateError."""
+        """Return the content, or None when the file is absent. Raises StateError."""
         return await self._offload.call(self._read, _checked(name))
 
     async def replace(self, name: str, data: bytes, *, keep: str | None = None) -> None:
-        """Durably replace; `keep` names the file that receives the content before.
+        """Replace the content durably; the file `keep` receives the old content.
 
-        Raises StateError; then the old content stands.
+        Raises StateError: the file has its old content.
         """
         if keep is not None:
             _checked(keep)
         await self._offload.call(self._replace, _checked(name), data, keep)
 
     async def check(self) -> None:
-        """Nothing, when files can be replaced, as far as that is seen without a write.
-
-        Raises StateError.
-        """
+        """Check without writing that files can be replaced. Raises StateError."""
         await self._offload.call(self._check)
 
     def close(self) -> None:
-        """Let go of the directory; no call may follow."""
+        """Close the directory; no call may follow."""
         os.close(self._directory)
 
     def _check(self) -> None:
-        with _told(self._path, "written"):
+        with _state_errors(self._path, "written"):
             check_writable(self._directory, str(self._path))
 
     def _read(self, name: str) -> bytes | None:
-        with _told(self._path / name, "read"):
+        with _state_errors(self._path / name, "read"):
             try:
                 handle = os.open(name, READ, dir_fd=self._directory)
             except FileNotFoundError:
@@ -157,33 +154,33 @@ class HostDisk:
                 os.close(handle)
 
     def _replace(self, name: str, data: bytes, keep: str | None) -> None:
-        with _told(self._path / name, "written"):
+        with _state_errors(self._path / name, "written"):
             replace(self._files, name, data, keep)
 
 
 def _checked(name: str) -> str:
     if not name or name.startswith(".") or "/" in name:
-        raise ValueError(f"{name!r} is no name of a state file")
+        raise ValueError(f"{name!r} is not the name of a state file")
     return name
 
 
 def _content(handle: int, path: Path) -> bytes:
-    found = os.fstat(handle)
-    if not stat.S_ISREG(found.st_mode) or found.st_size > SIZE_LIMIT:
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode) or status.st_size > SIZE_LIMIT:
         raise StateError(f"{path} is not a file of at most {SIZE_LIMIT} bytes: remove it.")
     content = bytearray()
-    while more := os.read(handle, found.st_size + 1):
+    while more := os.read(handle, status.st_size + 1):
         content += more
     return bytes(content)
 
 
 def _open_directory(path: Path) -> int:
-    with _told(path, "opened", {errno.ENOENT: f"make its parent directory {path.parent}"}):
+    with _state_errors(path, "opened", {errno.ENOENT: f"make its parent directory {path.parent}"}):
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=0o750)
         directory = os.open(path, DIRECTORY)
     mode = stat.S_IMODE(os.fstat(directory).st_mode)
-    if mode & stat.S_IWOTH:  # whoever can write there can put another state in the place of ours
+    if mode & stat.S_IWOTH:  # a user who can write there can replace the state
         try:
             os.fchmod(directory, mode & ~stat.S_IWOTH)
         except PermissionError:
@@ -194,13 +191,15 @@ def _open_directory(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def _told(path: Path, what: str, mends: Mapping[int, str] = ADVICE) -> Iterator[None]:
-    """Errors of the system as one sentence: what, where, what to do (`mends` before ADVICE)."""
+def _state_errors(
+    path: Path, what: str, advice_by_code: Mapping[int, str] = ADVICE
+) -> Iterator[None]:
+    """Turn an OSError into a StateError that says what to do, by `advice_by_code`, then ADVICE."""
     try:
         yield
     except OSError as error:
         code = error.errno or 0
         usual = ADVICE.get(code, "look at the directory and its file system")
-        advice = mends.get(code, usual)
+        advice = advice_by_code.get(code, usual)
         reason = error.strerror or type(error).__name__
         raise StateError(f"{path} cannot be {what}: {reason}; {advice}.") from error

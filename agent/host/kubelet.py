@@ -1,4 +1,4 @@
-"""The client of the kubelet's Registration service: one short-lived connection for each call."""
+"""The client of the kubelet's Registration service: each call opens one short connection."""
 
 import asyncio
 from pathlib import Path
@@ -13,11 +13,14 @@ from agent.wire.v1beta1 import DevicePluginOptions, RegisterRequest, Registratio
 API_VERSION = "v1beta1"
 
 REGISTER_DEADLINE = 15.0
-"""Seconds: inside the call the kubelet dials back, for which it gives itself 10."""
+"""Seconds: during the call the kubelet connects to the plugin, for which it allows 10 s."""
 
 
 class KubeletRegistrar:
-    """The Registrar port over the kubelet's unix socket. `fenced`: it asks before each start."""
+    """The Registrar port over the kubelet's unix socket.
+
+    `fenced`: the kubelet shall call PreStartContainer before each container start.
+    """
 
     def __init__(
         self, socket: Path, *, fenced: bool = False, deadline: float = REGISTER_DEADLINE
@@ -27,11 +30,11 @@ class KubeletRegistrar:
         self._deadline = deadline
 
     async def register(self, endpoint: str, resource: str, *, preferred: bool) -> None:
-        """Register the socket named `endpoint`; the options equal what the RPC answers.
+        """Register the socket named `endpoint`, with the options of GetDevicePluginOptions.
 
         Raises:
-            RegistrationRefused: the kubelet answered no; the text is its own.
-            KubeletError: it is not there, or did not answer in time.
+            RegistrationRefused: the kubelet refused; the text is the kubelet's.
+            KubeletError: the kubelet is not there, or did not answer in time.
         """
         request = RegisterRequest(
             version=API_VERSION,

@@ -1,4 +1,4 @@
-"""The kubelet's checkpoint file, read-only, on the worker thread."""
+"""Reads the kubelet's checkpoint file on the worker thread."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +17,7 @@ FILE_NAME = "kubelet_internal_checkpoint"
 
 
 class KubeletRecordsFile:
-    """KubeletRecords over the file in the kubelet's device plugin directory."""
+    """The port KubeletRecords over the kubelet's checkpoint in `directory`."""
 
     def __init__(self, directory: Path, offload: Offload) -> None:
         self._path = directory / FILE_NAME

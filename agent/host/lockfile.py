@@ -1,4 +1,4 @@
-"""One agent per host: an exclusive lock that the kernel lets go when its holder dies."""
+"""Allows one agent per host, by an exclusive lock that the kernel releases when its holder dies."""
 
 import asyncio
 import contextlib
@@ -17,15 +17,15 @@ log = structlog.get_logger(__name__)
 MODE = 0o600
 
 POLL = 0.2
-"""Seconds between two tries of a standby: soon enough to take over within one second."""
+"""Seconds between two tries of a standby agent: it takes over within one second."""
 
 
 class LockFile:
-    """The lock at `path`, whose directory is made (0750) if it is missing.
+    """The lock at `path`; a missing directory is made (0750).
 
-    The file names its holder for people; only the kernel's lock counts, so a file that a dead
-    process left behind is no obstacle. Whoever may read it could lock it and keep the agent out,
-    so it is its owner's alone (0600), one that was left by an older agent, too.
+    The file names its holder for people. Only the kernel's lock counts, so a file that a dead
+    process left is no obstacle. A user who can open the file could lock it and keep the agent out:
+    only its owner may (0600), also if an older agent left the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -38,7 +38,7 @@ class LockFile:
         return self._handle is not None
 
     def try_take(self) -> bool:
-        """Take the lock if it is free; True when it is ours. Raises PermissionFault."""
+        """Take the lock if it is free; True if this process holds it. Raises PermissionFault."""
         if self._handle is not None:
             return True
         try:
@@ -51,16 +51,16 @@ class LockFile:
         return self._handle is not None
 
     async def take(self) -> None:
-        """Wait in standby until the lock is ours. Raises PermissionFault."""
+        """Wait in standby until this process holds the lock. Raises PermissionFault."""
         if self.try_take():
             return
         log.info("lock.standby", path=str(self._path), holder=self.holder())
-        while not self.try_take():  # noqa: ASYNC110 -- flock tells nobody when it comes free
+        while not self.try_take():  # noqa: ASYNC110 -- flock gives no notice of a release
             await asyncio.sleep(POLL)
         log.info("lock.taken", path=str(self._path))
 
     def holder(self) -> str:
-        """What the file says of its holder, for people; empty when it says nothing."""
+        """What the file says about its holder, for people; empty when it says nothing."""
         try:
             handle = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
@@ -73,7 +73,7 @@ class LockFile:
             os.close(handle)
 
     def release(self) -> None:
-        """Let go; a second call does nothing. The file stays: to remove it would race."""
+        """Release the lock; a second call does nothing. The file stays: removing it would race."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
@@ -92,19 +92,20 @@ class LockFile:
                     return None
                 raise
             if not self._is_at_path(handle):
-                return None  # removed or replaced meanwhile: what we locked is nobody's lock
+                return None  # the file was removed or replaced meanwhile
             os.ftruncate(handle, 0)
             os.write(handle, f"pid {os.getpid()}\n".encode())
             undo.pop_all()
         return handle
 
-    def _keep_to_ourselves(self, found: os.stat_result, handle: int) -> None:
-        """Take everybody else's rights to the file away. Raises PermissionFault: it is not ours."""
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+    def _keep_to_ourselves(self, status: os.stat_result, handle: int) -> None:
+        """Remove the rights of other users. Raises PermissionFault: it is not our user's file."""
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             raise PermissionFault(
-                f"{self._path} is no file of user {os.geteuid()}, whose agent this is: remove it."
+                f"{self._path} is not a file of user {os.geteuid()}, as whom the agent runs: "
+                "remove it."
             )
-        if stat.S_IMODE(found.st_mode) != MODE:
+        if stat.S_IMODE(status.st_mode) != MODE:
             os.fchmod(handle, MODE)
 
     def _is_at_path(self, handle: int) -> bool:

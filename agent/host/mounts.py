@@ -1,4 +1,4 @@
-"""What the mounts of this process allow; a service sees the host through mounts of its own."""
+"""Tells whether the mounts of this process, which a service has of its own, allow writes."""
 
 import os
 from collections.abc import Callable
@@ -8,18 +8,19 @@ from typing import Self
 
 
 def is_read_only(directory: Path) -> bool:
-    """Whether the mount that the directory is seen through refuses writes. Raises OSError."""
+    """Whether the mount that holds the directory refuses writes. Raises OSError."""
     return bool(os.statvfs(directory).f_flag & os.ST_RDONLY)
 
 
 class WrittenDirectory:
-    """The directory at `path`, remembered as it was when it could be written.
+    """Detects that the directory at `path` was removed and can never be written again.
 
-    A sandbox that mounts a directory for writing loses that mount when the directory is removed,
-    and one that is made anew in its place is read-only to this process for ever. A file system that
-    turned read-only looks the same but for this: what was remembered is not removed.
+    A sandbox that mounts a directory for writing loses the mount when the directory is removed. A
+    new directory in its place is read-only to this process for ever. A file system that turned
+    read-only looks the same, except that the directory was not removed. So an open descriptor keeps
+    the directory of the last time when it could be written.
 
-    The directory is the kubelet's, on a local disk, so to look at it does not block.
+    The directory is the kubelet's, on a local disk: calls do not block.
     """
 
     def __init__(self, path: Path, read_only: Callable[[Path], bool] = is_read_only) -> None:
@@ -28,7 +29,7 @@ class WrittenDirectory:
         self._handle: int | None = None
 
     def is_lost(self) -> bool:
-        """True when it was removed, and what is there now is read-only to this process."""
+        """True when it was removed and its successor is read-only to this process."""
         try:
             read_only = self._read_only(self.path)
             if not read_only:
@@ -49,9 +50,9 @@ class WrittenDirectory:
         self._forget()
 
     def _remember(self) -> None:
-        found = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        handle = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._forget()
-        self._handle = found
+        self._handle = handle
 
     def _forget(self) -> None:
         if self._handle is not None:

@@ -1,6 +1,6 @@
-"""The client of PodResources: what the kubelet has on its books.
+"""The PodResources client: it asks the kubelet which devices it recorded for which pod.
 
-One connection is kept and opened again after a loss. A call that fails is not repeated here: the
+It keeps one connection and opens it again after a loss. It does not repeat a failed call: the
 caller knows how much time is left.
 """
 
@@ -29,11 +29,11 @@ from agent.wire.v1 import (
 CALL_DEADLINE = 1.0
 
 WINDOW = 16 * 1024 * 1024
-"""Bytes in flight: the list of a big node is longer than grpclib's window of 4 MiB."""
+"""Bytes: the list of a big node is longer than grpclib's window of 4 MiB."""
 
 
 class PodResourcesWitness:
-    """The Witness port over the kubelet's unix socket. Made inside the loop that it is used on."""
+    """The Witness port over the kubelet's unix socket. Create it on the loop that uses it."""
 
     def __init__(self, socket: Path, *, deadline: float = CALL_DEADLINE) -> None:
         self._socket = socket
@@ -47,7 +47,7 @@ class PodResourcesWitness:
         self._stub = PodResourcesListerStub(self._channel)
 
     async def get(self, namespace: str, pod: str) -> Holding | None:
-        """The pod as the kubelet knows it, or None.
+        """Return the pod as the kubelet knows it, or None.
 
         Raises:
             WitnessThrottled, WitnessUnsupported, KubeletError: there was no answer.
@@ -61,7 +61,7 @@ class PodResourcesWitness:
         return None if answer.pod_resources is None else _holding(answer.pod_resources)
 
     async def list(self) -> tuple[Holding, ...]:
-        """All active pods.
+        """Return all active pods.
 
         Raises:
             WitnessThrottled, KubeletError: there was no answer.
@@ -71,12 +71,12 @@ class PodResourcesWitness:
         return tuple(map(_holding, answer.pod_resources))
 
     def close(self) -> None:
-        """Close the connection; the next call would open it again."""
+        """Close the connection; a further call would open it again."""
         self._channel.close()
 
     @contextlib.asynccontextmanager
     async def _asking(self, method: str) -> AsyncIterator[None]:
-        """Translates what can go wrong with one call; it has the deadline, connecting included."""
+        """Limit one call, connecting included, to the deadline, and translate its errors."""
         try:
             async with asyncio.timeout(self._deadline):
                 yield
@@ -89,17 +89,17 @@ class PodResourcesWitness:
             text = f"PodResources at {self._socket} cannot be asked: {cap(str(error))}"
             raise KubeletError(text) from error
         except (EOFError, KeyError, ValueError) as error:
-            # What the generated parser raises on bytes that are no message.
+            # The generated parser raises these on bytes that are no message.
             raise KubeletError(f"the answer of PodResources {method} is malformed") from error
 
 
 class _PodUnknown(KubeletError):  # noqa: N818 -- names what happened
-    """The kubelet does not know the pod that was asked for: an answer, not a failure."""
+    """The kubelet answered that it does not know the pod."""
 
 
 def _translated(method: str, error: GRPCError) -> KubeletError:
-    whole = error.message or error.status.name
-    text = cap(whole)
+    message = error.message or error.status.name
+    text = cap(message)
     match error.status:
         case Status.RESOURCE_EXHAUSTED:
             return WitnessThrottled(f"PodResources {method} is over its rate limit: {text}")
@@ -107,7 +107,7 @@ def _translated(method: str, error: GRPCError) -> KubeletError:
             return WitnessUnsupported(f"this kubelet has no PodResources {method}: {text}")
         case Status.UNKNOWN if "method disabled" in text:  # before 1.34, behind a feature gate
             return WitnessUnsupported(f"this kubelet has no PodResources {method}: {text}")
-        case Status.UNKNOWN | Status.NOT_FOUND if whole.endswith("not found"):
+        case Status.UNKNOWN | Status.NOT_FOUND if message.endswith("not found"):
             return _PodUnknown(text)
         case _:
             return KubeletError(f"PodResources {method} failed: {error.status.name}: {text}")
@@ -120,7 +120,7 @@ def _holding(pod: PodResources) -> Holding:
 
 def _merged(entries: Iterable[ContainerDevices]) -> Mapping[str, frozenset[SliceId]]:
     """Ids by resource. The kubelet sends one entry for each id and NUMA node."""
-    found: dict[str, set[SliceId]] = {}
+    merged: dict[str, set[SliceId]] = {}
     for entry in entries:
-        found.setdefault(entry.resource_name, set()).update(map(SliceId, entry.device_ids))
-    return MappingProxyType({resource: frozenset(ids) for resource, ids in found.items()})
+        merged.setdefault(entry.resource_name, set()).update(map(SliceId, entry.device_ids))
+    return MappingProxyType({resource: frozenset(ids) for resource, ids in merged.items()})

@@ -1,4 +1,4 @@
-"""A look at paths and sockets of this host, without changing any."""
+"""Inspects paths and sockets of this host; it changes none."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ CONNECT_SECONDS: Final = 0.5
 
 
 def host_name() -> str:
-    """This host's name, as the kubelet makes the name of its Node of it.
+    """This host's name, in the form in which the kubelet names its Node.
 
     Source: kubernetes pkg/util/node/node.go GetHostname.
     """
@@ -24,21 +24,21 @@ def host_name() -> str:
 
 
 def look_at(path: Path) -> PathFacts:
-    """The path as it is; links are followed. Of what is missing: could it be made?"""
+    """Inspect the path, links followed; for a missing one, whether it could be created."""
     try:
-        found = path.stat()
+        status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        return PathFacts(str(path), "", writable=_makable(path))
+        return PathFacts(str(path), "", writable=_can_be_made(path))
     except OSError as error:
         return PathFacts(str(path), f"path that cannot be looked at ({error.strerror or error})")
-    kind = next((name for holds, name in KINDS if holds(found.st_mode)), "special file")
-    mode, ours = stat.S_IMODE(found.st_mode), found.st_uid in {0, os.geteuid()}
+    kind = next((name for is_kind, name in KINDS if is_kind(status.st_mode)), "special file")
+    mode, ours = stat.S_IMODE(status.st_mode), status.st_uid in {0, os.geteuid()}
     writable, full = os.access(path, os.W_OK), kind == "directory" and _is_full(path)
-    return PathFacts(str(path), kind, found.st_uid, mode, writable, ours, full)
+    return PathFacts(str(path), kind, status.st_uid, mode, writable, ours, full)
 
 
 def _is_full(path: Path) -> bool:
-    """Whether nothing new finds room in the directory, as the agent sees it while it serves."""
+    """Whether the directory has no room for a new file, by the rule of the running agent."""
     try:
         directory = os.open(path, os.O_PATH | os.O_DIRECTORY)
     except OSError:
@@ -52,14 +52,14 @@ def _is_full(path: Path) -> bool:
     return False
 
 
-def _makable(path: Path) -> bool:
-    """Whether the nearest folder above that exists lets something be made in it."""
+def _can_be_made(path: Path) -> bool:
+    """Whether the agent may create entries in the nearest existing directory above `path`."""
     above = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
     return above.is_dir() and os.access(above, os.W_OK | os.X_OK)
 
 
 def plugin_sockets(directory: Path, kubelet: str) -> tuple[PluginSocket, ...]:
-    """The sockets in the kubelet's directory but its own, which is named `kubelet`."""
+    """The sockets in the kubelet's directory except its own, which is named `kubelet`."""
     return tuple(
         PluginSocket(str(path), alive=_answers(path)) for path in _sockets(directory, kubelet)
     )
@@ -76,7 +76,7 @@ def _sockets(directory: Path, kubelet: str) -> Iterator[Path]:
 
 
 def _answers(path: Path) -> bool:
-    """False where nobody listens any more."""
+    """False when no process listens."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(CONNECT_SECONDS)
         return probe.connect_ex(os.fspath(path)) not in {errno.ECONNREFUSED, errno.ENOENT}

@@ -1,4 +1,4 @@
-"""The service manager: sd_notify datagrams, or nobody."""
+"""Notifies the service manager by sd_notify datagrams, if there is one."""
 
 import datetime as dt
 import socket
@@ -13,31 +13,30 @@ log = structlog.get_logger(__name__)
 
 
 class NoSystemd:
-    """The ServiceNotifier port where nobody listens."""
+    """The ServiceNotifier port without a service manager: every method does nothing."""
 
     watchdog: dt.timedelta | None = None
 
     def ready(self) -> None:
-        """Nobody to tell."""
+        """Do nothing."""
 
     def status(self, text: str) -> None:
-        """Nobody to tell."""
+        """Do nothing."""
 
     def stopping(self) -> None:
-        """Nobody to tell."""
+        """Do nothing."""
 
     def reloading(self) -> None:
-        """Nobody to tell."""
+        """Do nothing."""
 
     def alive(self) -> None:
-        """Nobody to tell."""
+        """Do nothing."""
 
 
 class Systemd:
-    """The ServiceNotifier port on the datagram socket `address` (`@…`: an abstract one).
+    """The ServiceNotifier port over the datagram socket `address` (`@…`: an abstract one).
 
-    A message that cannot be sent is logged and lost: no service fails for want of a listener.
-    Source: sd_notify(3).
+    A message that cannot be sent is logged and lost. Source: sd_notify(3).
     """
 
     def __init__(self, address: str, watchdog: dt.timedelta | None = None) -> None:
@@ -46,28 +45,28 @@ class Systemd:
 
     @property
     def watchdog(self) -> dt.timedelta | None:
-        """How often alive() is expected at the latest, or None."""
+        """The longest time allowed between two calls of alive(), or None."""
         return self._watchdog
 
     def ready(self) -> None:
-        """The service serves, or serves again after a reload."""
+        """Report that the service serves, at first or again after a reload."""
         self._send("READY=1")
 
     def status(self, text: str) -> None:
-        """One line for `systemctl status`."""
+        """Set the line in `systemctl status`."""
         self._send(f"STATUS={' '.join(text.split())}")
 
     def stopping(self) -> None:
-        """The service is about to end."""
+        """Report that the service is about to end."""
         self._send("STOPPING=1")
 
     def reloading(self) -> None:
-        """A reload has begun; systemd takes the stamp for CLOCK_MONOTONIC (Type=notify-reload)."""
+        """Report that a reload began, with its time of CLOCK_MONOTONIC (Type=notify-reload)."""
         stamp = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._send(f"RELOADING=1\nMONOTONIC_USEC={stamp}")
 
     def alive(self) -> None:
-        """The watchdog's sign of life."""
+        """Send the watchdog's keep-alive."""
         self._send("WATCHDOG=1")
 
     def _send(self, message: str) -> None:
@@ -81,7 +80,7 @@ class Systemd:
 
 
 def service_notifier(environment: Mapping[str, str], pid: int) -> ServiceNotifier:
-    """The notifier for the service manager that started this process, `pid`, or for nobody."""
+    """The notifier for the service manager that started this process (`pid`), or NoSystemd."""
     address = environment.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         if address:
@@ -91,7 +90,7 @@ def service_notifier(environment: Mapping[str, str], pid: int) -> ServiceNotifie
 
 
 def _watchdog(environment: Mapping[str, str], pid: int) -> dt.timedelta | None:
-    """The interval, if it is meant for this process. Source: sd_watchdog_enabled(3)."""
+    """The watchdog interval, if it applies to this process. Source: sd_watchdog_enabled(3)."""
     if environment.get("WATCHDOG_PID", str(pid)) != str(pid):
         return None
     text = environment.get("WATCHDOG_USEC", "")

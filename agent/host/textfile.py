@@ -1,7 +1,6 @@
-"""Small files that people write, read whole and never beyond a bound.
+"""Reads small files that people write, up to a size limit.
 
-Those of settings may lie on a file system that hangs: `TextFiles` waits elsewhere, and no longer
-than its caller does.
+Settings files may lie on a file system that hangs: TextFiles blocks only a thread of its own.
 """
 
 import errno
@@ -19,28 +18,28 @@ from agent.kit.offload import Offload
 R = TypeVar("R")
 
 MISSING: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP})
-"""What a look at a path says where nothing is; the same as of pathlib's."""
+"""The errors of stat() for a missing file; pathlib uses the same."""
 
 
 class TextFiles:
-    """Reads with aiofiles, each step by `offload`, whose thread holds up no exit."""
+    """Reads with aiofiles; `offload` runs each step on a thread that does not delay an exit."""
 
     def __init__(self, offload: Offload) -> None:
         self.offload = offload
         self._steps = _Steps(offload)
 
     async def is_there(self, path: Path) -> bool:
-        """False for a file that is missing; one that cannot be looked at is there, and refused."""
+        """False for a missing file. One that cannot be inspected exists; reading it fails."""
         try:
             return stat.S_ISREG((await aiofiles.os.stat(path, loop=self._steps)).st_mode)
         except OSError as error:
             return error.errno not in MISSING
 
     async def read(self, path: Path, limit: int) -> bytes:
-        """The content of a file of at most `limit` bytes. Raises SettingsError with what to do."""
+        """Return the content of a file of at most `limit` bytes. Raises SettingsError."""
         try:
-            found = await aiofiles.os.stat(path, loop=self._steps)
-            _refuse_pipe(path, found.st_mode)
+            status = await aiofiles.os.stat(path, loop=self._steps)
+            _refuse_pipe(path, status.st_mode)
             content = await self._content(path, limit + 1)
         except OSError as error:
             raise _unreadable(path, error) from error
@@ -48,8 +47,8 @@ class TextFiles:
         return content
 
     async def _content(self, path: Path, limit: int) -> bytes:
-        # Not `async with`: aiofiles closes on the loop's own pool then, whose threads are joined at
-        # the end. And nobody who was cancelled waits here: the thread that hangs has the file.
+        # Not `async with`: aiofiles would close on the loop's own pool, whose threads are joined at
+        # exit. A cancelled caller does not close: the thread that hangs still uses the file.
         file = await aiofiles.open(path, "rb", loop=self._steps)
         try:
             content: bytes = await file.read(limit)
@@ -61,7 +60,7 @@ class TextFiles:
 
 
 class _Steps:
-    """What aiofiles takes for its loop: runs each step of a file's by the offload."""
+    """Stands in for the loop that aiofiles uses: runs each step by the offload."""
 
     def __init__(self, offload: Offload) -> None:
         self._offload = offload
@@ -71,7 +70,7 @@ class _Steps:
 
 
 def read_bounded(path: Path, limit: int) -> bytes:
-    """The same as TextFiles.read, here and now: for what a person names on a command line."""
+    """Do the same as TextFiles.read, but block: for files that a command line names."""
     try:
         _refuse_pipe(path, path.stat().st_mode)
         with path.open("rb") as file:
@@ -83,14 +82,14 @@ def read_bounded(path: Path, limit: int) -> bytes:
 
 
 def check_size(path: Path, content: bytes, limit: int) -> None:
-    """Nothing, for at most `limit` bytes. Raises SettingsError."""
+    """Raise SettingsError for more than `limit` bytes."""
     if len(content) > limit:
         raise SettingsError(f"{path}: is larger than {limit // 1024} KiB; is it the right file?")
 
 
 def _refuse_pipe(path: Path, mode: int) -> None:
-    if stat.S_ISFIFO(mode) and path.parent != Path("/dev"):  # /dev/stdin is a person's
-        raise SettingsError(f"{path}: is a pipe, which is waited for; name a regular file")
+    if stat.S_ISFIFO(mode) and path.parent != Path("/dev"):  # /dev/stdin may be a pipe
+        raise SettingsError(f"{path}: is a pipe, which may block for ever; name a regular file")
 
 
 def _unreadable(path: Path, error: OSError) -> SettingsError:

@@ -1,8 +1,8 @@
-"""Directories: which of their files appear, go, or are made anew, and where it counts, written.
+"""Watches directories for files that are created, removed, replaced or written.
 
-The kubelet's device plugin directory with its sockets, and the directories of settings files.
-Settings may lie on a file system that hangs: they are looked at on another thread. The kubelet's
-directory is on the node's own disk, and an Allocate needs to know of it at once: on the loop.
+They are the kubelet's device plugin directory with its sockets, and the directories of settings
+files. Settings may lie on a file system that hangs, so another thread inspects them. The kubelet's
+directory is on the node's disk, and an Allocate needs its state at once: the loop inspects it.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ from agent.kit.offload import Offload
 log = structlog.get_logger(__name__)
 
 POLL = 5.0
-"""Seconds between two looks at the files themselves: what inotify missed is seen then."""
+"""Seconds between two inspections of the files: they find what inotify missed."""
 ANSWER = 5.0
-"""Seconds for one look at settings files; a file system that is slower is asked again later."""
+"""Seconds for one inspection of settings files; after this it is tried again later."""
 COMES_OR_GOES = Mask.CREATE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO
 ENDS = Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.UNMOUNT | Mask.IGNORED
 EVERYTHING = ""
 SWAPPED = "..data"
-"""What the kubelet puts another link in the place of when it renews a mounted ConfigMap."""
+"""The link that the kubelet replaces when it renews a mounted ConfigMap."""
 Look = dict[str, KubeletEpoch | None]
 
 R = TypeVar("R")
@@ -40,10 +40,10 @@ Ts = TypeVarTuple("Ts")
 
 
 class DirectoryWatch:
-    """The SocketWatch port on `directory`.
+    """The SocketWatch port over `directory`.
 
-    Only `names` are reported, exactly as written; they are asked for at every event, so that they
-    may change. `kubelet` is the name of the kubelet's own socket.
+    It reports only `names`, which it reads at every event, so they may change. `kubelet` is the
+    name of the kubelet's own socket.
     """
 
     _mask = COMES_OR_GOES
@@ -57,17 +57,18 @@ class DirectoryWatch:
         self._polled = ""
 
     def epoch(self) -> KubeletEpoch | None:
-        """The kubelet's socket as it is now, or None when there is none. Raises KubeletError."""
+        """The kubelet's present socket, or None. Raises KubeletError."""
         return self._seen(self._kubelet)
 
     def exists(self, name: str) -> bool:
-        """True when `name` is there. Raises KubeletError."""
+        """True when `name` exists. Raises KubeletError."""
         return self._seen(name) is not None
 
     async def changes(self) -> AsyncGenerator[str, None]:
-        """Names that appeared or went; an empty one, which also comes first, means: look anew.
+        """Yield names that were created, removed or replaced. Never ends. Raises KubeletError.
 
-        The directory may be missing, come and be replaced. Never ends. Raises KubeletError.
+        The empty name, which also comes first, means: any may have changed. The directory may be
+        missing, created and replaced.
         """
         while True:
             async with self._watching() as sight:
@@ -79,17 +80,17 @@ class DirectoryWatch:
                         yield name
 
     async def _ask(self, work: Callable[[*Ts], R], *args: *Ts) -> R | None:
-        """What `work(*args)`, which looks at files, returns. None: they do not answer."""
+        """Return the result of `work(*args)`, which inspects files. None: no answer in time."""
         return work(*args)
 
     @contextlib.asynccontextmanager
     async def _watching(self) -> AsyncIterator["_Sight"]:
-        """Watch the directory and, to see it come and go, its parent; or only look now and then."""
+        """Watch the directory, and its parent to see it come and go; without inotify, only poll."""
         loop = asyncio.get_running_loop()
         with contextlib.closing(_Opening(self._directory, self._mask)) as opening:
             opened = await self._ask(opening.open)
             if not isinstance(opened, _Opened):
-                opening.close()  # this spell is not for events that come late
+                opening.close()  # if it opens late, nothing uses it
                 yield _Sight(obstacle=opened or "no answer")
                 return
             sight = _Sight(opened.inotify, opened.parent)
@@ -100,13 +101,13 @@ class DirectoryWatch:
                 loop.remove_reader(opened.inotify.fd)
 
     def _tell_polling(self, obstacle: str) -> None:
-        """Say why the files are only looked at now and then, once for each reason."""
+        """Log why the files are only polled, once for each reason."""
         if obstacle and obstacle != self._polled:
             log.info("watch.polling", directory=str(self._directory), err=obstacle)
         self._polled = obstacle
 
     async def _news(self, events: list[Event], sight: "_Sight", seen: Look) -> list[str]:
-        """What the events say, or where there are none, a look at the files; `seen` follows."""
+        """The names that changed, by the events or else by an inspection; updates `seen`."""
         if not events:
             return await self._differences(sight, seen)
         news = []
@@ -124,19 +125,19 @@ class DirectoryWatch:
                 and event.mask & self._mask
             ):
                 named.append((name, event.mask))
-        # Without an answer the next look compares with what was seen before.
-        found = (await self._ask(self._look_at, named) if named else None) or ()
-        seen.update(found)
-        return [*news, *(name for name, _ in found)]
+        # Without an answer the next inspection compares with the last one that had an answer.
+        states = (await self._ask(self._look_at, named) if named else None) or ()
+        seen.update(states)
+        return [*news, *(name for name, _ in states)]
 
     def _look_at(
         self, named: Iterable[tuple[str, Mask]]
     ) -> Sequence[tuple[str, KubeletEpoch | None]]:
-        """The files of which these events are news, as they are now."""
+        """The present state of the files that these events changed."""
         return [(name, self._seen(name)) for name, mask in named if self._tells(name, mask)]
 
     def _tells(self, name: str, mask: Mask) -> bool:
-        """Whether such an event is news of the file that it names."""
+        """Whether such an event changed the file that it names."""
         del name, mask
         return True
 
@@ -155,17 +156,17 @@ class DirectoryWatch:
         return name == self._directory.name
 
     def _look(self, names: Collection[str]) -> Look:
-        """These names as they are now, and under the empty name the directory itself."""
-        found = {name: self._seen(name) for name in names}
+        """The present state of these names, and of the directory under the empty name."""
+        states = {name: self._seen(name) for name in names}
         directory = self._seen(".")
         # The time of a directory changes with every name in it.
-        found[EVERYTHING] = directory and KubeletEpoch(inode=directory.inode)
-        return found
+        states[EVERYTHING] = directory and KubeletEpoch(inode=directory.inode)
+        return states
 
     def _seen(self, name: str) -> KubeletEpoch | None:
         path = self._directory / name
         try:
-            found = path.stat()
+            status = path.stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -173,13 +174,13 @@ class DirectoryWatch:
                 f"{path} cannot be looked at: {error.strerror}; let the agent read the kubelet's "
                 "device plugin directory."
             ) from error
-        return KubeletEpoch(inode=found.st_ino, ctime_ns=found.st_ctime_ns)
+        return KubeletEpoch(inode=status.st_ino, ctime_ns=status.st_ctime_ns)
 
 
 class FileDirectory(DirectoryWatch):
-    """Files that people write, in one directory: a file counts once its writer has closed it.
+    """Watches files that people write: a file changed once its writer has closed it.
 
-    What cannot be looked at counts as missing: reading it says what is wrong.
+    A file that cannot be inspected counts as missing: reading it raises the reason.
     """
 
     _mask = COMES_OR_GOES | Mask.CLOSE_WRITE
@@ -193,18 +194,18 @@ class FileDirectory(DirectoryWatch):
     async def _ask(self, work: Callable[[*Ts], R], *args: *Ts) -> R | None:
         try:
             async with asyncio.timeout(ANSWER):
-                found = await self._offload.call(work, *args)
+                result = await self._offload.call(work, *args)
         except TimeoutError:
             if not self._is_silent:
                 log.warning("watch.silent", directory=str(self._directory), after=ANSWER)
             self._is_silent = True
             return None
         self._is_silent = False
-        return found
+        return result
 
     @override
     def _tells(self, name: str, mask: Mask) -> bool:
-        """A new file is empty until it is closed; a new link is what it points to at once."""
+        """A new file changed only when it is closed; a new link at once."""
         return Mask.CREATE not in mask or (self._directory / name).is_symlink()
 
     @override
@@ -215,9 +216,9 @@ class FileDirectory(DirectoryWatch):
 
 
 class HostFileWatch:
-    """The FileWatch port: their directories, each with all links in it that may be swapped.
+    """The FileWatch port: watches the directories of files, and the ConfigMap link in each.
 
-    They are looked at by `offload`.
+    `offload` runs the inspections.
     """
 
     def __init__(self, offload: Offload) -> None:
@@ -232,7 +233,7 @@ class HostFileWatch:
             for directory, those in names.items():
                 group.create_task(_follow(FileDirectory(directory, those, self._offload), changed))
         await asyncio.Event().wait()
-        raise AssertionError("nobody sets it")
+        raise AssertionError("unreachable: the event is never set")
 
 
 async def _follow(directory: FileDirectory, changed: Callable[[], None]) -> None:
@@ -242,7 +243,7 @@ async def _follow(directory: FileDirectory, changed: Callable[[], None]) -> None
 
 
 class _Sight:
-    """One spell of watching: over when the directory is not the one that is watched any more."""
+    """One period of watching; it ends when the watched directory is replaced or removed."""
 
     def __init__(
         self, inotify: Inotify | None = None, parent: Watch | None = None, obstacle: str = ""
@@ -255,16 +256,16 @@ class _Sight:
         self._due = asyncio.get_running_loop().time() + POLL
 
     def wake(self) -> None:
-        """Events can be read."""
+        """Note that events can be read."""
         self._ready.set()
 
     def looked(self) -> None:
-        """The files themselves were looked at; without events, by another spell the next time."""
+        """Note an inspection of the files; without inotify it ends the period."""
         self._due = asyncio.get_running_loop().time() + POLL
         self.is_over = self.is_over or self.inotify is None
 
     async def events(self) -> list[Event]:
-        """The next events, at least one; none when it is time for a look, however many came."""
+        """Wait for the next events; return none when an inspection is due."""
         if asyncio.get_running_loop().time() >= self._due:
             return []
         with contextlib.suppress(TimeoutError):
@@ -272,23 +273,23 @@ class _Sight:
                 while True:
                     await self._ready.wait()
                     self._ready.clear()
-                    # Not Inotify.get(): what it has read when its caller is cancelled is lost.
-                    found = list(iter(self.inotify.sync_get, None)) if self.inotify else []
-                    if found:  # the loop may have told twice of the same ones
-                        return found
+                    # Not Inotify.get(): it loses events when its caller is cancelled.
+                    events = list(iter(self.inotify.sync_get, None)) if self.inotify else []
+                    if events:  # wake() may come twice for the same ones
+                        return events
         return []
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Opened:
-    """Events of a directory's parent, and of itself where it is there."""
+    """An inotify instance that watches a directory, if it exists, and its parent."""
 
     inotify: Inotify
     parent: Watch
 
 
 class _Opening:
-    """Opens on another thread, perhaps when nobody waits any more; what came of it is closed."""
+    """Opens an inotify instance on another thread, and closes it even if it opens late."""
 
     def __init__(self, directory: Path, mask: Mask) -> None:
         self._directory = directory
@@ -298,7 +299,7 @@ class _Opening:
         self._over = False
 
     def open(self) -> "_Opened | str":
-        """See `_open`."""
+        """See _open()."""
         opened = _open(self._directory, self._mask)
         if isinstance(opened, _Opened):
             with self._lock:
@@ -309,7 +310,7 @@ class _Opening:
         return opened
 
     def close(self) -> None:
-        """Close what is open, now or as soon as it is."""
+        """Close the instance, now or as soon as it is open."""
         with self._lock:
             self._over = True
             opened, self._opened = self._opened, None
@@ -318,14 +319,14 @@ class _Opening:
 
 
 def _open(directory: Path, mask: Mask) -> "_Opened | str":
-    """Begin to watch, or say why that cannot be."""
+    """Begin to watch, or return why that is impossible."""
     with contextlib.ExitStack() as stack:
         try:
             inotify = stack.enter_context(Inotify(sync_timeout=0))
             parent = inotify.add_watch(directory.parent, COMES_OR_GOES | Mask.ONLYDIR)
         except OSError as error:
             return error.strerror or str(error)
-        with contextlib.suppress(OSError):  # it is missing: the parent tells when it comes
+        with contextlib.suppress(OSError):  # if it is missing, the parent reports its creation
             inotify.add_watch(directory, mask | ENDS | Mask.ONLYDIR)
         stack.pop_all()
         return _Opened(inotify, parent)

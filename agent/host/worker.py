@@ -1,7 +1,7 @@
-"""One daemon thread for blocking work, in order, with a bounded queue.
+"""Runs blocking work in order on one daemon thread, with a bounded queue.
 
-The loop's own executor is no place for it: its threads are joined at exit, so that one disk that
-does not answer would hold up the end of the process for ever.
+The loop's own executor joins its threads at exit: one disk that does not answer would keep the
+process from ever ending.
 """
 
 import asyncio
@@ -23,10 +23,10 @@ Ts = TypeVarTuple("Ts")
 
 
 class Worker:
-    """An Offload (agent.kit.offload). At most `limit` pieces of work wait; further callers wait.
+    """An Offload (agent.kit.offload) with a queue of at most `limit`; further callers wait.
 
-    Used as an async context manager. Leaving it finishes what waits, for `patience` seconds at
-    most; after that the thread is abandoned, which cannot hold up the end of the process.
+    Use it as an async context manager. Leaving it finishes the queued work, for at most `patience`
+    seconds. Then the thread is abandoned, which does not keep the process from ending.
     """
 
     def __init__(self, name: str, limit: int, patience: float = 2.0) -> None:
@@ -64,8 +64,8 @@ class Worker:
     async def call(self, work: Callable[[*Ts], R], *args: *Ts) -> R:
         """Run `work(*args)` on the thread and return its result, or raise its error.
 
-        Work that waits is dropped when its caller is cancelled; work that has begun goes on. Either
-        keeps its place until the thread is done with it.
+        If the caller is cancelled, queued work is dropped and begun work goes on. Both keep their
+        place in the queue until the thread has passed them.
 
         Raises:
             StateError: the worker is not running.
@@ -88,12 +88,12 @@ class Worker:
         self._tell(self._ended.set)
 
     def _finish(self, task: "_Work") -> None:
-        """On the loop, all at once: each wake-up of it costs more than a small piece of work."""
+        # One call on the loop: each wake-up costs more than a small piece of work.
         self._slots.release()
         task.tell()
 
     def _tell(self, callback: Callable[[], object]) -> None:
-        """Call back on the loop; a loop that is gone needs no news."""
+        """Call back on the loop; a closed loop is ignored."""
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
@@ -101,23 +101,23 @@ class Worker:
 
 
 class _Work(Protocol):
-    """A task of any result."""
+    """A _Task of any result type."""
 
     def run(self) -> None:
-        """On the thread: do it."""
+        """Do the work, on the thread."""
         ...
 
     def drop(self) -> None:
-        """On the thread: do it no more."""
+        """Fail without doing the work, on the thread."""
         ...
 
     def tell(self) -> None:
-        """On the loop: tell the caller how it went."""
+        """Give the caller the result, on the loop."""
         ...
 
 
 class _Task(Generic[R]):
-    """One piece of work and where its result goes."""
+    """One piece of work and the future for its result."""
 
     def __init__(self, future: asyncio.Future[R], work: Callable[[], R]) -> None:
         self._future = future
@@ -129,7 +129,7 @@ class _Task(Generic[R]):
             return
         try:
             result = self._work()
-        except BaseException as error:  # noqa: BLE001 -- handed on to the caller, whatever it is
+        except BaseException as error:  # noqa: BLE001 -- raised in the caller
             self._answer = functools.partial(self._future.set_exception, error)
         else:
             self._answer = functools.partial(self._future.set_result, result)

@@ -11,7 +11,7 @@ class Backoff:
 
     def __init__(self, delays: tuple[float, ...], jitter: float, random: random.Random) -> None:
         if not delays or min(delays) < 0 or jitter < 0:
-            raise ValueError("needed: at least one delay; no delay and no jitter below 0")
+            raise ValueError("delays must not be empty; neither they nor jitter may be negative")
         self._delays = delays
         self._jitter = jitter
         self._random = random

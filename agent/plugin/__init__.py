@@ -1,5 +1,5 @@
-"""The door to the kubelet: the device plugin's gRPC server.
+"""The device plugin server, which the kubelet calls by gRPC.
 
-It translates messages to values and values to messages. It may never decide, store or wait for
-anything but the services it is given.
+It translates messages to values and values to messages. It never decides or stores anything, and
+waits for nothing but its services.
 """

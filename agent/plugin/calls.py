@@ -1,4 +1,4 @@
-"""The calls of an admission: which are being answered, and which are still to come."""
+"""Tracks the calls of pod admissions, so that a server does not end between two of them."""
 
 import asyncio
 import contextlib
@@ -11,17 +11,17 @@ from agent.plugin.guard import Serve
 from agent.plugin.traffic import counted
 
 PREFERENCE_FOLLOWED: Final = 0.5
-"""Seconds in which the Allocate comes that a preference was asked for: a millisecond, usually."""
+"""Seconds after a GetPreferredAllocation in which its Allocate comes; usually 1 ms."""
 
 ALLOCATE_FOLLOWED: Final = 0.1
-"""Seconds in which a pod's next container comes, or the next of several pods: 8 to 20 ms."""
+"""Seconds after an Allocate in which a next container's or pod's comes; usually 8 to 20 ms."""
 
 
 class AdmissionCalls:
     """The admission calls of one server.
 
-    The kubelet asks for a preference, then for the allocation, container by container. A server
-    that ends between two of them fails the pod.
+    For each container the kubelet calls GetPreferredAllocation, then Allocate. If the server ends
+    between two of these calls, the pod fails.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class AdmissionCalls:
         self._expected_until = 0.0
 
     def watched(self, serve: Serve, followed: float) -> Serve:
-        """`serve`, counted; another call may follow its end within `followed` seconds."""
+        """Return `serve`, counted; another call may follow within `followed` seconds of its end."""
 
         async def watched(stream: Stream[Any, Any]) -> None:
             self._begun.set(self._begun.value + 1)
@@ -43,18 +43,18 @@ class AdmissionCalls:
         return watched
 
     async def over(self) -> None:
-        """Return once no call is being answered and none is to come."""
+        """Return once no call is open and none is expected."""
         while True:
             await self.open.until(lambda count: count == 0)
             left = self._expected_until - _now()
-            if left < 0.001:  # a clock may not resolve less
+            if left < 0.001:  # the clock's resolution
                 return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._next()
 
     async def _next(self) -> None:
-        """Return once one more call has begun; it may be over already."""
+        """Return once one more call has begun, even if it has ended."""
         known = self._begun.value
         await self._begun.until(lambda count: count != known)
 

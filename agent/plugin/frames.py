@@ -1,7 +1,7 @@
-"""ListAndWatch messages as ready bytes: what did not change is not encoded again.
+"""Encodes ListAndWatch messages; unchanged groups of slices are not encoded again.
 
-The generated encoder takes 17 µs a slice, on the loop; here a list is a join of the bytes of its
-groups, which are kept. A property test holds the bytes equal to the generated encoder's.
+The generated encoder takes 17 µs a slice, on the loop. Here a list joins the kept bytes of its
+groups. A property test proves the bytes equal to the generated encoder's.
 """
 
 import dataclasses
@@ -18,13 +18,13 @@ HEALTHY = "Healthy"
 UNHEALTHY = "Unhealthy"
 
 LIST_LIMIT = LIST_BYTES
-"""Bytes of the largest list that is sent, ids that are still held included."""
+"""Bytes of the largest list that is sent, with ids that are still held."""
 
 _FIELD_1 = b"\x0a"  # number 1, length-delimited: Device.ID, and an entry of the list
 
 
 class ListFrame(ListAndWatchResponse):
-    """A list that is already bytes. Only its bytes are true; its `devices` stay empty."""
+    """A list that is already encoded. Only its bytes are valid; its `devices` stay empty."""
 
     def __init__(self, wire: bytes) -> None:
         super().__init__()
@@ -36,30 +36,30 @@ class ListFrame(ListAndWatchResponse):
 
     @override
     def SerializeToString(self) -> bytes:
-        """The list as it goes over the wire."""
+        """The encoded list."""
         return self._wire
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EncodedGroup:
-    """The entries of one GPU's slices as bytes, and their number of bytes when unhealthy."""
+    """The encoded entries of one GPU's slices; `worst_size` is their bytes when unhealthy."""
 
     wire: bytes
     worst_size: int
 
 
 class ListFrames:
-    """Makes frames; keeps the bytes of the newest list and of its groups, and no others."""
+    """Encodes lists; keeps the bytes of the newest list and its groups."""
 
     def __init__(self) -> None:
         self._groups: dict[SliceGroup, EncodedGroup] = {}
         self._newest: tuple[SliceList, ListFrame] | None = None
 
     def encode(self, listed: SliceList) -> ListFrame:
-        """The frame of a list.
+        """Encode a list.
 
         Raises:
-            SettingsError: the kubelet would drop a list of this size; see check_size().
+            SettingsError: the kubelet would reject a list of this size; see check_size().
         """
         if self._newest is not None and self._newest[0] is listed:
             return self._newest[1]
@@ -73,12 +73,12 @@ class ListFrames:
 
 
 def encode_group(group: SliceGroup) -> EncodedGroup:
-    """The entries of one GPU's slices, as bytes(ListAndWatchResponse) would write them."""
+    """Encode the entries of one GPU's slices, as bytes(ListAndWatchResponse) would."""
     tail = _tail(group.numa, HEALTHY if group.healthy else UNHEALTHY)
     worst_tail = len(_tail(group.numa, UNHEALTHY))
     parts: list[bytes] = []
     worst_size = 0
-    # Neighbours of one size differ in their names alone: what is between them is the same.
+    # Neighbours with ids of one length differ only in the ids: the bytes between them are equal.
     for size, names in itertools.groupby((text.encode() for text in group.ids), len):
         alike, head = list(names), _head(size, len(tail))
         parts += (head, (tail + head).join(alike), tail)
@@ -87,10 +87,10 @@ def encode_group(group: SliceGroup) -> EncodedGroup:
 
 
 def check_size(groups: tuple[SliceGroup, ...]) -> None:
-    """Make sure that the kubelet takes the list of these groups, whatever their health.
+    """Check that the kubelet accepts the list of these groups with any health.
 
     Raises:
-        SettingsError: it is longer than LIST_LIMIT; the text holds the arithmetic.
+        SettingsError: it is longer than LIST_LIMIT bytes; the text says how many slices fit.
     """
     _judge(groups, sum(encode_group(group).worst_size for group in groups))
 
@@ -108,13 +108,13 @@ def _judge(groups: tuple[SliceGroup, ...], size: int) -> None:
 
 
 def _tail(numa: int | None, health: str) -> bytes:
-    """What follows the id. An unknown NUMA node is left out: as -1 it would never be placed."""
+    """The bytes after the id. An unknown NUMA node is omitted: the kubelet never places -1."""
     if numa is None or numa < 0:
         return bytes(Device(health=health))
     return bytes(Device(health=health, topology=TopologyInfo(nodes=[NumaNode(id=numa)])))
 
 
 def _head(id_size: int, tail_size: int) -> bytes:
-    """What precedes an id of that size."""
+    """The bytes before an id of that size."""
     name = _FIELD_1 + encode_varint(id_size)
     return _FIELD_1 + encode_varint(len(name) + id_size + tail_size) + name

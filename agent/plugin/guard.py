@@ -1,4 +1,4 @@
-"""The outermost handler: every call ends in an answer, or in a status with a sentence."""
+"""The outermost handler: every call ends in an answer, or in a status with a message."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -17,19 +17,19 @@ from agent.plugin.traffic import Traffic
 log = structlog.get_logger(__name__)
 
 RECEIVE_DEADLINE = 10.0
-"""Seconds that a peer has to send the whole of its request."""
+"""Seconds that a peer has to send its complete request."""
 
 Serve: TypeAlias = Callable[[Stream[Any, Any]], Awaitable[None]]
 
 
 class Guard:
-    """Turns a handler of messages into one of grpclib's streams."""
+    """Turns handlers of messages into handlers of grpclib's streams."""
 
     def __init__(self, traffic: Traffic) -> None:
         self._traffic = traffic
 
     def unary(self, method: str, answer: Callable[[Any], Awaitable[Any]]) -> Serve:
-        """One request, one answer."""
+        """The handler of one request with one answer."""
 
         async def serve(stream: Stream[Any, Any]) -> None:
             async def work() -> None:
@@ -41,7 +41,7 @@ class Guard:
         return serve
 
     def stream(self, method: str, answers: Callable[[Any], AsyncGenerator[Any, None]]) -> Serve:
-        """One request, any number of answers; what makes them is closed when the peer leaves."""
+        """The handler of one request with many answers; the generator is closed at its end."""
 
         async def serve(stream: Stream[Any, Any]) -> None:
             async def work() -> None:
@@ -68,7 +68,7 @@ class Guard:
             answer = grpc_error(error)
             status = answer.status
             raise answer from error
-        except Exception as error:  # the outermost handler of this door
+        except Exception as error:  # the outermost handler
             status = Status.INTERNAL
             log.exception("plugin.call_failed", method=method)
             text = f"{method} failed in the agent ({type(error).__name__}); its log has the trace"
@@ -78,16 +78,16 @@ class Guard:
 
 
 async def _received(stream: Stream[Any, Any]) -> Any:  # noqa: ANN401 -- any request
-    """The one request of a call; the codec has refused it already if it is malformed."""
+    """Receive the request of a call, which the codec refuses if it is malformed."""
     try:
         async with asyncio.timeout(RECEIVE_DEADLINE):
             message = await stream.recv_message()
     except TimeoutError as error:
-        raise GRPCError(Status.DEADLINE_EXCEEDED, "the request did not come whole") from error
+        raise GRPCError(Status.DEADLINE_EXCEEDED, "the request is incomplete") from error
     except NotImplementedError as error:
-        text = "compressed messages are not understood, send them plain"
+        text = "compressed messages are not supported: send them uncompressed"
         raise GRPCError(Status.UNIMPLEMENTED, text) from error
-    except AssertionError as error:  # grpclib's word for a body shorter than its prefix says
+    except AssertionError as error:  # grpclib: the body is shorter than its prefix says
         sentence = "The call ends before the length that it states."
         raise Refusal(RefusalReason.MALFORMED_REQUEST, sentence) from error
     if message is None:

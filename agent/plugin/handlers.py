@@ -1,4 +1,4 @@
-"""The five calls of the kubelet: message to value, ask, value to message."""
+"""The handlers of the kubelet's five calls; they translate between messages and services."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -39,18 +39,18 @@ from agent.wire.v1beta1 import (
 log = structlog.get_logger(__name__)
 
 ALLOCATE_DEADLINE = 2.0
-"""Seconds for one Allocate: while it is held, the kubelet starts nothing on the whole node."""
+"""Seconds for one Allocate: until its answer the kubelet admits no other pod of the node."""
 
 PREFER_DEADLINE = 0.5
-"""Seconds for one GetPreferredAllocation; then the first ids that fit are the answer."""
+"""Seconds for one GetPreferredAllocation; after this the answer is the first ids that fit."""
 
 
 Fence = Callable[[tuple[SliceId, ...]], None]
-"""Raises a Refusal when the container that holds these slices must not start. At once."""
+"""Raises a Refusal if the container that holds these slices must not start. Does not wait."""
 
 
 class SliceAllocator(Protocol):
-    """What decides an allocation."""
+    """The service that decides allocations."""
 
     async def allocate(self, ids: tuple[SliceId, ...]) -> ContainerEdits:
         """Give these slices to the container being admitted. Raises AgentError."""
@@ -59,14 +59,14 @@ class SliceAllocator(Protocol):
     async def prefer(
         self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
     ) -> tuple[SliceId, ...]:
-        """The `size` ids of `available` that suit it best. Raises AgentError."""
+        """Choose the best `size` ids of `available`. Raises AgentError."""
         ...
 
 
 class DevicePlugin(DevicePluginBase):
-    """The handlers of one server. Its list streams end when the cell `lists` is closed.
+    """The handlers of one device plugin server. Closing the cell `lists` ends its list streams.
 
-    With a `fence` the kubelet is told to ask before each start of a container.
+    With a `fence` the kubelet calls PreStartContainer before each start of a container.
     """
 
     def __init__(
@@ -86,19 +86,19 @@ class DevicePlugin(DevicePluginBase):
         self.streams: Cell[int] = Cell(0)
 
     def drain(self) -> None:
-        """Refuse every Allocate from now on; the calls in flight go on."""
+        """Refuse every new Allocate; open calls go on."""
         self._draining = True
 
     @override
     async def get_device_plugin_options(self, message: Empty) -> DevicePluginOptions:
-        """The same for the life of the process: preferences, and starts where there is a fence."""
+        """Return the options, which never change: preferences, and starts if there is a fence."""
         return DevicePluginOptions(
             pre_start_required=self._fence is not None, get_preferred_allocation_available=True
         )
 
     @override
     async def list_and_watch(self, message: Empty) -> AsyncGenerator[ListAndWatchResponse, None]:
-        """The list at once and after every change; what changes while one is sent is skipped."""
+        """Yield the list at once and after every change; changes during a send are combined."""
         sent: ListFrame | None = None
         with counted(self._traffic.streams), counted(self.streams):
             log.info("plugin.stream_opened", streams=self._traffic.streams.value)
@@ -109,7 +109,7 @@ class DevicePlugin(DevicePluginBase):
                     yield frame
 
     def _frame(self, listed: SliceList) -> ListFrame | None:
-        """The frame, or None when the kubelet would answer it by dropping the stream."""
+        """The encoded list, or None when the kubelet would close the stream because of its size."""
         try:
             return self._frames.encode(listed)
         except SettingsError as error:
@@ -120,7 +120,7 @@ class DevicePlugin(DevicePluginBase):
     async def get_preferred_allocation(
         self, message: PreferredAllocationRequest
     ) -> PreferredAllocationResponse:
-        """A choice for each container, in order. Never an error: it would fail the admission."""
+        """Return a choice for each container, in order. No error is raised: it would fail a pod."""
         answers = [await self._preferred(request) for request in message.container_requests]
         return PreferredAllocationResponse(container_responses=answers)
 
@@ -140,15 +140,15 @@ class DevicePlugin(DevicePluginBase):
 
     @override
     async def allocate(self, message: AllocateRequest) -> AllocateResponse:
-        """One answer for each container request, in order.
+        """Return one answer for each container request, in order.
 
         Raises:
-            AgentError: the allocator's, or a Refusal: nothing was asked for, the server is
-                stopping, or the answer took too long.
+            AgentError: the allocator's.
+            Refusal: the request is empty, the server is stopping, or 2 s have passed.
         """
         requests = message.container_requests
         if not requests or not all(request.devices_ids for request in requests):
-            raise Refusal(RefusalReason.EMPTY_REQUEST, "The kubelet asked for no slice at all.")
+            raise Refusal(RefusalReason.EMPTY_REQUEST, "The kubelet requested no slice.")
         if self._draining:
             sentence = "The GPU agent of this node is stopping; create the pod again."
             raise Refusal(RefusalReason.STOPPING, sentence, transient=True)
@@ -167,10 +167,10 @@ class DevicePlugin(DevicePluginBase):
     async def pre_start_container(
         self, message: PreStartContainerRequest
     ) -> PreStartContainerResponse:
-        """Nothing is done before a start: it may go on, however often it is asked for.
+        """Let the container start unless the fence refuses.
 
         Raises:
-            Refusal: the fence's; the kubelet keeps the container waiting and asks again.
+            Refusal: the fence's; the kubelet keeps the container waiting and calls again.
         """
         if self._fence is not None:
             try:
@@ -182,7 +182,7 @@ class DevicePlugin(DevicePluginBase):
 
     @override
     def __mapping__(self) -> dict[str, Handler]:
-        """The handlers by path, each behind the guard."""
+        """The handlers by path, each in a Guard."""
         guard, watched = Guard(self._traffic), self.calls.watched
         prefer = guard.unary("prefer", self.get_preferred_allocation)
         allocate = guard.unary("allocate", self.allocate)
@@ -206,14 +206,14 @@ def _ids(texts: Sequence[str]) -> tuple[SliceId, ...]:
 def first_fit(
     available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
 ) -> tuple[SliceId, ...]:
-    """What must be included, then the first of the sorted rest: up to `size` ids that exist."""
+    """The ids to include and the first of the sorted rest: at most `size` available ids."""
     held = frozenset(must_include)
     must = tuple(sorted(held & frozenset(available)))
     return (*must, *sorted(frozenset(available) - held))[: max(size, 0)]
 
 
 def container_response(edits: ContainerEdits) -> ContainerAllocateResponse:
-    """The message that says what a container receives."""
+    """Encode what a container receives."""
     return ContainerAllocateResponse(
         envs=dict(edits.envs),
         mounts=[Mount(m.container_path, m.host_path, m.read_only) for m in edits.mounts],

@@ -1,4 +1,4 @@
-"""grpclib's server on one socket, which can also hang up on peers that do not leave."""
+"""grpclib's server on one socket, which also closes connections of abusive or lingering peers."""
 
 import asyncio
 import contextlib
@@ -33,18 +33,17 @@ from agent.plugin.messages import StrictCodec
 log = structlog.get_logger(__name__)
 
 PEER_DEADLINE = 0.5
-"""Seconds that peers have to close their connections once all their calls are over."""
+"""Seconds that peers have to close their connections after their last call ended."""
 
 CLOSE_DEADLINE = 1.0
-"""Seconds for the handlers that are still to be unwound after that."""
-
+"""Seconds for the remaining handlers to end after that."""
 
 RESETS = 100
-"""Calls that a peer may take back in PERIOD. The kubelet takes none back."""
+"""Calls that a peer may cancel in PERIOD. The kubelet cancels none."""
 
 ASIDES = 3000
-"""Frames in PERIOD that are part of no call. The kubelet sends two or three for each 16 KiB of our
-lists: a PING and windows. 16 GPUs of 1,000 slices that fail one by one in that time are 2,200."""
+"""Frames in PERIOD that belong to no call. The kubelet sends two or three (PING, WINDOW_UPDATE) for
+each 16 KiB of a list: 2,200 when 16 GPUs of 1,000 slices fail one by one in that time."""
 
 PERIOD = 10.0
 """Seconds."""
@@ -57,41 +56,40 @@ KINDS_OF_ASIDES: tuple[type[Event], ...] = (
 )
 
 SLICE = 8 * 1024
-"""Bytes that are looked at in one go: a call fits into 20, and costs 7 KiB, taken back or not."""
+"""Bytes parsed at a time: a call needs only 20 bytes, and costs 7 KiB even if it is cancelled."""
 
 TELL_PERIOD = 60.0
-"""Seconds between two log lines of one kind: what callers cause can be a flood."""
-
+"""Seconds between two log lines of one kind: callers could cause a flood."""
 
 FORGET_DELAY = 0.1
-"""Seconds after the end of a connection, in which its calls are unwound."""
+"""Seconds after the end of a connection in which its calls end."""
 
 
 class PeerConnections:
-    """The connections of one listener, and what is told of them. `forget` follows their ends."""
+    """The connections of one listener, and its log lines. `forget` is called after each ends."""
 
     def __init__(self, forget: Callable[[], None]) -> None:
         self.open: Cell[frozenset[Peer]] = Cell(frozenset())
         self.forget = forget
-        self._told: dict[str, Throttle] = {}
+        self._throttles: dict[str, Throttle] = {}
 
-    def tell(self, event: str, **said: float | None) -> None:
-        """One line of that kind a minute, with how many were left out."""
-        left_out = self._told.setdefault(event, Throttle(TELL_PERIOD)).admit()
+    def tell(self, event: str, **fields: float | None) -> None:
+        """Log at most one line of that event every 60 s, with how many were left out."""
+        left_out = self._throttles.setdefault(event, Throttle(TELL_PERIOD)).admit()
         if left_out is not None:
-            log.warning(event, **said, more=left_out)
+            log.warning(event, **fields, more=left_out)
 
 
 @dataclasses.dataclass(slots=True)
 class RateBound:
-    """So many of something, `most`, in PERIOD."""
+    """Allows `most` of something in PERIOD."""
 
     most: int
     seen: int = 0
     since: float = 0.0
 
     def is_over(self, now: float) -> bool:
-        """There was one more: whether that is too many."""
+        """Count one more; True when that is too many."""
         if now - self.since > PERIOD:
             self.seen, self.since = 0, now
         self.seen += 1
@@ -99,13 +97,14 @@ class RateBound:
 
 
 class Peer(H2Protocol):
-    """One connection: it is counted among `peers`, and it can be cut.
+    """One connection. It is counted in `peers` and can be closed at once by cut().
 
-    The kubelet is root, and the server checks itself. Anybody else is hung up on before a byte of
-    his is read and before he is told one; the socket's mode keeps him out already. Who begins calls
-    only to take them back is hung up on, too: the library remembers each until the connection is
-    over, and for a while after. So is who talks on without a call: each frame takes time from the
-    others, and what HTTP/2 answers by itself waits for no reader.
+    Only root (the kubelet) and the agent's user (its self-check) may connect. The socket's mode
+    keeps others out; if one connects, the connection is closed before any byte is read or sent.
+
+    Two more kinds of peers are cut. One begins calls and cancels them: the library keeps each until
+    the connection ends, and for a while after. One sends frames without a call: each frame takes
+    time, and HTTP/2's automatic answers queue without a bound.
     """
 
     def __init__(self, plain: H2Protocol, peers: PeerConnections) -> None:
@@ -141,7 +140,7 @@ class Peer(H2Protocol):
     @override
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._transport is None:
-            self.handler.close()  # a stranger's
+            self.handler.close()  # of a refused peer
             self._peers.forget()
             return
         super().connection_lost(exc)
@@ -149,43 +148,42 @@ class Peer(H2Protocol):
         asyncio.get_running_loop().call_later(FORGET_DELAY, self._forget)
 
     def _forget(self) -> None:
-        """Let go of calls that were taken back before they began; those that began let go first."""
+        """Drop the calls that were cancelled before they began; the others have ended by now."""
         self.processor.streams.clear()
         self._peers.forget()
 
     def _was_reset(self, event: StreamReset) -> None:
-        """A call was taken back, or ended for what is no HTTP/2 in it."""
+        """Count a call that was cancelled, or ended by a violation of HTTP/2."""
         self.processor.process_stream_reset(event)
         if self._resets.is_over(asyncio.get_running_loop().time()):
             self._peers.tell("plugin.peer_resets", resets=RESETS, within=PERIOD)
             self._hang_up()
 
     def _was_aside(self, process: Process, event: Event) -> None:
-        """A frame came that is part of no call."""
+        """Count a frame that belongs to no call."""
         process(event)
         if self._asides.is_over(asyncio.get_running_loop().time()):
             self._peers.tell("plugin.peer_calls_nothing", frames=ASIDES, within=PERIOD)
             self._hang_up()
 
     def _hang_up(self) -> None:
-        """Cut the connection; what came besides is not looked at."""
+        """Cut the connection; received bytes are not processed further."""
         del self.processor.processors
         self.cut()
 
     def cut(self) -> None:
-        """Close the connection now; what is still to be sent is dropped."""
+        """Close the connection now and drop unsent bytes."""
         if self._transport is not None:
             self._transport.abort()
 
 
 class Listener(Server):
-    """Serves one DevicePlugin. Made inside the loop that it serves on."""
+    """Serves one DevicePlugin. Create it on the loop on which it serves."""
 
     def __init__(self, handlers: DevicePlugin) -> None:
         super().__init__([handlers], codec=StrictCodec())
-        self._peers = PeerConnections(
-            self.__gc_collect__
-        )  # else it does so with every tenth connection
+        # grpclib itself collects only with every tenth connection.
+        self._peers = PeerConnections(self.__gc_collect__)
 
     @override
     def _protocol_factory(self) -> H2Protocol:
@@ -193,13 +191,13 @@ class Listener(Server):
 
     async def serve(self, sock: socket.socket) -> None:
         """Listen on a bound unix socket."""
-        # Not by path: asyncio would unlink what lies there, and on 3.13 delete it afterwards.
+        # Not by path: asyncio would unlink an existing file, and on 3.13 delete it at the end.
         await self.start(sock=sock)
 
     async def stop(self) -> None:
-        """Take no more connections, wait for the peers to leave, cut those that stay.
+        """Accept no more connections, wait 0.5 s for the peers to leave, cut the others.
 
-        Every handler must be over: close() cancels what runs, and a cancelled call sends nothing.
+        Call it after every handler has ended: close() cancels handlers, which then send no answer.
         """
         if self._server is None:
             return
@@ -211,7 +209,7 @@ class Listener(Server):
         finally:
             for peer in self._peers.open.value:
                 peer.cut()
-        # From 3.12 on, wait_closed waits for the connections too: they are all closed by now.
+        # From 3.12 on, wait_closed also waits for connections; all are closed by now.
         try:
             async with asyncio.timeout(CLOSE_DEADLINE):
                 await self.wait_closed()

@@ -1,8 +1,8 @@
-"""The codec of the door: what is not a whole message of the API is refused, not guessed at.
+"""Decodes the kubelet's requests and refuses every malformed or incomplete message.
 
-The generated parser takes a truncated text for a shorter one, fails in several ways on a field of
-the wrong kind, and takes 40 ms for 16,000 ids, on the loop. So requests are read here, by the
-shapes below, and each text is looked at once.
+The generated parser accepts a truncated text as a shorter one, raises various errors for a field of
+the wrong type, and takes 40 ms for 16,000 ids, on the loop. So requests are decoded here, by the
+shapes below.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from agent.wire.v1beta1 import (
 
 
 class FieldKind(enum.Enum):
-    """What a field holds that is not a message."""
+    """The type of a field that holds no message."""
 
     TEXTS = "texts"
     """A repeated string."""
@@ -36,7 +36,7 @@ class FieldKind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MessageShape:
-    """A message: name and kind of its fields by number. A field of a shape is repeated."""
+    """A message type: its fields' names and kinds by number. A field with a shape is repeated."""
 
     message: type
     fields: "Mapping[int, tuple[str, FieldKind | MessageShape]]"
@@ -68,7 +68,7 @@ _INT32 = 1 << 32
 
 
 class WireType(enum.IntEnum):
-    """How a field says where it ends. Groups (3, 4) are not of this API."""
+    """The encoding of a field. This API uses no groups (3, 4)."""
 
     VARINT = 0
     FIXED_64 = 1
@@ -77,23 +77,23 @@ class WireType(enum.IntEnum):
 
 
 class StrictCodec(CodecBase):
-    """Encodes what the handlers answer; decodes only what is well-formed."""
+    """Encodes answers; decodes only well-formed requests."""
 
     __content_subtype__ = "proto"
 
     @override
     def encode(self, message: Any, message_type: Any) -> bytes:
-        """The message as bytes; a Frame has them already."""
+        """Encode a message. Raises TypeError for one of another type."""
         if not isinstance(message, message_type):
-            raise TypeError(f"a {message_type.__name__} was due, not a {type(message).__name__}")
+            raise TypeError(f"expected a {message_type.__name__}, not a {type(message).__name__}")
         return bytes(message)
 
     @override
     def decode(self, data: bytes, message_type: Any) -> Any:
-        """The message in `data`.
+        """Decode the message in `data`.
 
         Raises:
-            GRPCError: INVALID_ARGUMENT, with what is wrong.
+            GRPCError: INVALID_ARGUMENT; its text says what is wrong.
         """
         try:
             return read(data, SHAPES[message_type])
@@ -103,17 +103,17 @@ class StrictCodec(CodecBase):
 
 
 def read(data: bytes, shape: MessageShape) -> Any:  # noqa: ANN401 -- a message of that shape
-    """The message of that shape in `data`; unknown fields are allowed.
+    """Decode the message of that shape in `data`; unknown fields are ignored.
 
     Raises:
-        MalformedText: it is cut short, or a field is not of its kind.
-        UnicodeDecodeError: a text is no UTF-8.
+        MalformedText: the message is incomplete, or a field has the wrong type.
+        UnicodeDecodeError: a text is not UTF-8.
     """
     return _message(data, 0, len(data), shape)
 
 
 def _message(data: bytes, start: int, end: int, shape: MessageShape) -> Any:  # noqa: ANN401 -- see read()
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     texts: dict[str, list[bytes]] = {}
     at = start
     while at < end:
@@ -131,18 +131,18 @@ def _message(data: bytes, start: int, end: int, shape: MessageShape) -> Any:  # 
             stop = _short_texts(data, stop, end, tag, known)
         elif kind is FieldKind.NUMBER:
             number = _varint(data, at, end)[0] % _INT32
-            found[name] = number - _INT32 if number >= _INT32 // 2 else number
+            values[name] = number - _INT32 if number >= _INT32 // 2 else number
         elif kind is not None:
-            found.setdefault(name, []).append(_message(data, at, stop, kind))
+            values.setdefault(name, []).append(_message(data, at, stop, kind))
         at = stop
-    found.update((name, _decoded(known)) for name, known in texts.items())
-    return shape.message(**found)
+    values.update((name, _decoded(known)) for name, known in texts.items())
+    return shape.message(**values)
 
 
 def _short_texts(data: bytes, at: int, end: int, tag: int, known: list[bytes]) -> int:
-    """Take the texts at `at` into `known` that have this tag and a length of one byte; their end.
+    """Append the texts at `at` with this tag and a one-byte length to `known`; return their end.
 
-    Nearly all are such, and they are thousands.
+    This is the fast path for the thousands of ids.
     """
     while at + 1 < end and data[at] == tag and (size := data[at + 1]) < 0x80:
         stop = at + 2 + size
@@ -154,7 +154,7 @@ def _short_texts(data: bytes, at: int, end: int, tag: int, known: list[bytes]) -
 
 
 def _decoded(texts: list[bytes]) -> list[str]:
-    """All at once, unless one has the character between them."""
+    # All at once, unless a text holds the separator.
     decoded = b"\0".join(texts).decode().split("\0")
     return decoded if len(decoded) == len(texts) else [text.decode() for text in texts]
 
@@ -164,7 +164,7 @@ def _expected(kind: FieldKind | MessageShape) -> int:
 
 
 def _extent(data: bytes, at: int, end: int, wire_type: int) -> tuple[int, int]:
-    """Where the value of a field begins and where it ends, by its own account."""
+    """Where the value of a field begins and ends; the end may lie outside the message."""
     match wire_type:
         case WireType.SIZED:
             size, at = _varint(data, at, end)
@@ -180,7 +180,7 @@ def _extent(data: bytes, at: int, end: int, wire_type: int) -> tuple[int, int]:
 
 
 def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """A number and the place after it."""
+    """A number and the position after it."""
     value = 0
     for place in range(at, min(end, at + _VARINT_LIMIT)):
         byte = data[place]

@@ -1,7 +1,7 @@
-"""The gRPC server of one resource: bind, serve, prove it, drain, unlink.
+"""The device plugin server of one resource: it binds, serves, checks itself, drains and unlinks.
 
-A server lives from one socket name to the next. The kubelet deletes every socket when it starts,
-so a new one is asked for by rebind(), by whoever watches the directory.
+The kubelet deletes every socket when it starts. Then the watcher of the directory calls rebind(),
+which starts a new server on a new socket.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ from agent.wire.v1beta1 import DevicePluginStub, Empty
 log = structlog.get_logger(__name__)
 
 LAST_CALLS = 1.0
-"""Seconds in which admissions that are under way are served to their end."""
+"""Seconds in which admissions in progress are served to their end."""
 
 DRAIN_DEADLINE = 2.0
-"""Seconds that calls in flight have to finish: an Allocate has no more by itself."""
+"""Seconds that open calls have to finish; the deadline of an Allocate is as long."""
 
 STREAM_DEADLINE = 1.0
-"""Seconds for the list streams to say goodbye; a kubelet that reads nothing is cut off."""
+"""Seconds for the list streams to end; a kubelet that does not read is cut off."""
 
 SELF_CHECK_DEADLINE = 2.0
 
@@ -52,10 +52,10 @@ class Incarnation:
         return self._bound.path.name
 
     async def serve(self) -> None:
-        """Listen, and make sure that calls are answered.
+        """Listen, and check by a call that the server answers.
 
         Raises:
-            KubeletError: the server's own call was not answered.
+            KubeletError: the call was not answered.
         """
         await self._listener.serve(self._bound.sock)
         try:
@@ -70,12 +70,12 @@ class Incarnation:
             ) from error
 
     async def stop(self) -> None:
-        """See admissions to their end, end the list streams, close, and delete the socket file.
+        """Finish admissions, end the list streams, close, and delete the socket file.
 
-        In that order: the kubelet drops its connection, and what is asked on it, with the stream.
+        In that order: the kubelet closes its connection, with all open calls, after the stream.
         """
         try:
-            if self._plugin.streams.value > 0:  # else there is no kubelet that could go on
+            if self._plugin.streams.value > 0:  # without a stream no kubelet is connected
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(LAST_CALLS):
                         await self._plugin.calls.over()
@@ -131,7 +131,7 @@ class PluginServer:
         return "" if self._current is None else self._current.endpoint
 
     async def run(self) -> None:
-        """Let it serve for as long as this is not cancelled; then stop serving."""
+        """Allow serving until cancelled; then stop the server."""
         self._stopped = False
         try:
             await asyncio.Event().wait()
@@ -141,14 +141,14 @@ class PluginServer:
                 await self._retire()
 
     async def rebind(self) -> None:
-        """Stop the server there is, if any, and serve on a new socket; proven when it returns.
+        """Stop the present server, if any, and serve on a new socket, which answers on return.
 
-        Stopped first, wholly: up to kubelet 1.36 the end of an old stream takes the newest
-        registration of its resource with it.
+        The old server stops completely first: up to and including kubelet 1.36, the end of an old
+        stream removes the newest registration of its resource.
 
         Raises:
-            PermissionFault, SettingsError, KubeletError: it could not be bound, or is not
-                answered; nothing serves then.
+            PermissionFault, SettingsError, KubeletError: the socket cannot be bound, or does not
+                answer. Then no server runs.
         """
         async with self._turn:
             if self._stopped:
@@ -158,7 +158,7 @@ class PluginServer:
             for name in sweep(self._directory, resource):
                 log.info("plugin.stale_socket_removed", name=name)
             bound = bind(self._directory, resource, self._chance)
-            # A cell of its own: closing it ends the streams of this server and of no other.
+            # A cell of its own: closing it ends only the streams of this server.
             lists = self._lists.branch()
             plugin = DevicePlugin(lists, self._allocator, self.traffic, self._fence)
             server = Incarnation(bound, lists, plugin)

@@ -1,7 +1,7 @@
-"""Our socket files in the kubelet's directory: names, binding, and clearing away dead ones.
+"""The agent's socket files in the kubelet's directory: naming, binding, removing dead ones.
 
-A name is never used twice: a kubelet may still hold a record of the one before, and a server that
-stops late would delete the file of its successor.
+No name is used twice: the kubelet may still have a record of an earlier one, and a server that
+stops late would delete its successor's file.
 """
 
 import dataclasses
@@ -28,15 +28,15 @@ _TRIES = 5
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BoundSocket:
-    """A socket of ours, bound and private (0600), not yet listening."""
+    """A socket of the agent, bound and private (0600), not yet listening."""
 
     path: Path
     sock: socket.socket
     identity: tuple[int, int]
-    """Device and inode of the file: what is ours to delete."""
+    """Device and inode of the file: only this file may be deleted."""
 
     def unlink(self) -> None:
-        """Delete the file, unless it is gone or somebody else's by now."""
+        """Delete the file, unless it is gone or was replaced."""
         if _identity(self.path) == self.identity:
             self.path.unlink(missing_ok=True)
 
@@ -46,18 +46,18 @@ def bind(directory: Path, resource: str, chance: random.Random) -> BoundSocket:
 
     Raises:
         SettingsError: the path of the directory is too long for any socket in it.
-        PermissionFault: the directory may not be written, or others may write it.
-        KubeletError: the directory is not there, or binding failed in another way.
+        PermissionFault: the agent may not write the directory, or others may.
+        KubeletError: the directory is missing, or binding failed otherwise.
     """
     check_directory(directory)
     for _ in range(_TRIES):
         path = directory / socket_name(directory, resource, chance)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            # The file is born with its mode: a chmod afterwards could be led astray by a link.
+            # The file is created with its mode: a later chmod could follow a link.
             os.fchmod(sock.fileno(), MODE)
             sock.bind(os.fspath(path))
-            identity = _born(path)
+            identity = _bound_identity(path)
         except OSError as error:
             sock.close()
             if error.errno == errno.EADDRINUSE:
@@ -70,41 +70,41 @@ def bind(directory: Path, resource: str, chance: random.Random) -> BoundSocket:
 
 
 def check_directory(directory: Path) -> None:
-    """Nothing, where nobody else can put sockets in the place of the kubelet's.
+    """Check that no other user can replace sockets in the kubelet's directory.
 
-    The kubelet makes the directory as root's, with mode 0750. One that is not there is safe.
+    The kubelet creates it with owner root and mode 0750. A missing directory passes.
 
     Raises:
         PermissionFault: others may write there.
     """
     try:
-        found = directory.stat()
+        status = directory.stat()
     except OSError:
-        return  # binding says what is the matter
-    if found.st_uid not in {0, os.geteuid()}:
+        return  # binding raises the reason
+    if status.st_uid not in {0, os.geteuid()}:
         raise PermissionFault(
-            f"{directory} belongs to uid {found.st_uid}, who could put other sockets there:"
+            f"{directory} belongs to uid {status.st_uid}, who could put other sockets there:"
             " give it to root [P-KUBELET]"
         )
-    if found.st_mode & stat.S_IWOTH:
+    if status.st_mode & stat.S_IWOTH:
         raise PermissionFault(
             f"{directory} is writable by everybody, who could put other sockets there: make it"
             " 0750 [P-KUBELET]"
         )
 
 
-def _born(path: Path) -> tuple[int, int] | None:
-    """The identity of a socket that was just bound; None if something else lies there."""
-    found = path.lstat()
-    if not stat.S_ISSOCK(found.st_mode) or stat.S_IMODE(found.st_mode) != MODE:
+def _bound_identity(path: Path) -> tuple[int, int] | None:
+    """The identity of a socket that was just bound; None if it was replaced."""
+    status = path.lstat()
+    if not stat.S_ISSOCK(status.st_mode) or stat.S_IMODE(status.st_mode) != MODE:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _bind_error(path: Path, error: OSError) -> KubeletError | PermissionFault:
     match error:
         case FileNotFoundError():
-            return KubeletError(f"{path.parent} is not there: it comes with the kubelet's start")
+            return KubeletError(f"{path.parent} is not there: the kubelet makes it at its start")
         case PermissionError():
             return PermissionFault(f"{path.parent} may not be written: run the agent as root")
         case _:
@@ -115,7 +115,7 @@ def socket_name(directory: Path, resource: str, chance: random.Random) -> str:
     """A new name: `hami-<tail of the resource>-<8 hex digits>.sock`, the tail cut to fit.
 
     Raises:
-        SettingsError: not even a tail of one character fits.
+        SettingsError: the directory is too long for any name.
     """
     ending = f"-{chance.getrandbits(32):08x}.sock"
     room = PATH_LIMIT - len(os.fsencode(directory)) - len(f"/hami-{ending}")
@@ -132,9 +132,9 @@ def _tail(resource: str) -> str:
 
 
 def sweep(directory: Path, resource: str) -> tuple[str, ...]:
-    """Delete the sockets of our earlier servers that nobody listens on; return their names.
+    """Delete the dead sockets of the agent's earlier servers; return their names.
 
-    Sockets of others and live ones are left alone, whatever they are called.
+    Live sockets and those of other plugins stay.
     """
     names = [name for name in _names(directory) if _is_ours(name, resource)]
     dead = sorted(name for name in names if _is_dead(directory / name))
@@ -145,10 +145,10 @@ def sweep(directory: Path, resource: str) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rival:
-    """The socket of HAMi's or NVIDIA's plugin for a resource, by the name that both give it.
+    """The socket of HAMi's or NVIDIA's plugin for a resource; both give it the same name.
 
-    The name leaves out the resource's domain. Only NVIDIA's is taken for what it says: in another
-    domain the socket is as likely that of the GPU Operator for nvidia.com, and tells nothing.
+    The name omits the resource's domain. So it counts only for resources in NVIDIA's domain: for
+    others, the socket may as well be the GPU Operator's for nvidia.com.
     Source: nvinternal/plugin/server.go of both, NewNvidiaDevicePlugin.
     """
 
@@ -157,21 +157,21 @@ class Rival:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The base names whose coming and going tells of it; none where none does."""
+        """The base names to watch; none if the name does not identify the resource."""
         return (self.name,) if self.resource.value.startswith(f"{NVIDIA}/") else ()
 
     @property
     def name(self) -> str:
-        """Its base name."""
+        """The socket's base name."""
         return f"nvidia-{self.resource.value.partition('/')[2]}.sock"
 
     @property
     def path(self) -> str:
-        """The whole path."""
+        """The socket's path."""
         return os.fspath(self.directory / self.name)
 
     def answers(self) -> bool | None:
-        """Whether somebody listens there; None: there is no such socket that tells of it."""
+        """Whether a process listens on the socket; None: there is no such socket."""
         path = self.directory / self.name
         return not _is_dead(path) if self.names and _is_socket(path) else None
 
@@ -184,12 +184,12 @@ def _names(directory: Path) -> list[str]:
 
 
 def _is_ours(name: str, resource: str) -> bool:
-    found = re.fullmatch(r"hami-(.+)-[0-9a-f]{8}\.sock", name)
-    return found is not None and _tail(resource).startswith(found[1])
+    match = re.fullmatch(r"hami-(.+)-[0-9a-f]{8}\.sock", name)
+    return match is not None and _tail(resource).startswith(match[1])
 
 
 def _is_dead(path: Path) -> bool:
-    """True for a socket on which a connection is refused: its server is gone for good."""
+    """True for a socket that refuses connections: its server has ended."""
     if not _is_socket(path):
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
@@ -205,7 +205,7 @@ def _is_socket(path: Path) -> bool:
 
 def _identity(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino

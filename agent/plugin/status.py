@@ -1,6 +1,6 @@
-"""Which gRPC status an error of ours becomes: one table.
+"""Turns the agent's errors into gRPC statuses.
 
-Code and text of a refusal surface in the pod's status, so both are stable.
+The pod's status shows the code and text of a refusal, so both are stable.
 """
 
 from grpclib import GRPCError
@@ -9,13 +9,13 @@ from grpclib.const import Status
 from agent.core.errors import AgentError, Refusal, RefusalReason, StateError, cap
 
 TEXT_LIMIT = 4096
-"""Characters of an answer's sentence, which the kubelet copies into the pod's status."""
+"""Characters of an error's text, which the kubelet copies into the pod's status."""
 
 _MALFORMED = frozenset({RefusalReason.EMPTY_REQUEST, RefusalReason.MALFORMED_REQUEST})
 
 
 def status_of(error: AgentError) -> Status:
-    """The code that tells the kubelet what kind of error it is."""
+    """The gRPC code for an error."""
     match error:
         case Refusal() if error.gate in _MALFORMED:
             return Status.INVALID_ARGUMENT
@@ -30,5 +30,5 @@ def status_of(error: AgentError) -> Status:
 
 
 def grpc_error(error: AgentError) -> GRPCError:
-    """The answer that the kubelet gets instead of a message; its text is one line of it."""
+    """The gRPC error for an error; its text is one line."""
     return GRPCError(status_of(error), cap(str(error), TEXT_LIMIT))

@@ -1,4 +1,4 @@
-"""What goes through the door, counted across all servers."""
+"""Counts the kubelet's calls over all servers."""
 
 import asyncio
 import contextlib
@@ -11,21 +11,21 @@ BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 
 
 class Traffic:
-    """Open list streams, calls, and how long the ones took that come to an end by themselves."""
+    """Open list streams, calls by code, and the durations of unary calls."""
 
     def __init__(self) -> None:
         self.streams: Cell[int] = Cell(0)
         self.calls = Tally(
             "rpc_calls_total",
-            "Calls of the kubelet, by what they were answered.",
+            "Calls of the kubelet by gRPC code of the answer.",
             ("method", "code"),
         )
         self.durations = Durations(
-            "rpc_duration_seconds", "Time from request to answer.", ("method", "code"), BUCKETS
+            "rpc_duration_seconds", "Seconds from request to answer.", ("method", "code"), BUCKETS
         )
 
     def ended(self, method: str, code: str, started: float, *, timed: bool) -> None:
-        """A call that began at loop time `started` is over."""
+        """Count a call that began at loop time `started` and ended now."""
         self.calls.add(method, code)
         if timed:
             self.durations.observe(asyncio.get_running_loop().time() - started, method, code)
@@ -33,7 +33,7 @@ class Traffic:
 
 @contextlib.contextmanager
 def counted(cell: Cell[int]) -> Iterator[None]:
-    """One more in `cell`, until the block is left."""
+    """Add one to `cell` while the block runs."""
     cell.set(cell.value + 1)
     try:
         yield

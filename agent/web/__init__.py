@@ -1,4 +1,4 @@
-"""The door to people and Prometheus: probes, metrics, version.
+"""The HTTP server for people and Prometheus: probes, metrics, version.
 
-It reads cells and renders. It may never change a fact and never call the driver or the API server.
+It renders the values of cells. It never changes a fact or calls the driver or the API server.
 """

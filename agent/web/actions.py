@@ -1,4 +1,4 @@
-"""What may be asked for through the unix socket, and by whom: `POST /api/v1/gpus/GPU:ACTION`."""
+"""Answers the actions on the unix socket: `POST /api/v1/gpus/GPU:ACTION`."""
 
 import asyncio
 import json
@@ -25,24 +25,24 @@ PATH = re.compile(r"/api/v1/gpus/([^/:]{1,64}):([a-z-]{1,32})")
 _STOP = "stop the agent for work on it"
 
 Act = Callable[[str], Awaitable[web.Response]]
-"""Does one action to the GPU of that index or UUID."""
+"""Does one action with the GPU of that index or UUID."""
 
 LeftOut = Callable[[str], str]
-"""Why the GPU of that index or UUID is here and not shared; empty: it is not known to be so."""
+"""Why the GPU of that index or UUID is not shared; empty: it is shared or unknown."""
 
 
 class Actions:
-    """Answers POST for root and for the agent's own user, who can do all that the agent can."""
+    """Answers POST for root and the agent's own user; others are refused."""
 
     def __init__(self, acts: Mapping[str, Act]) -> None:
         self._acts = acts
         self._refused = Throttle(TELL_PERIOD)
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
-        """The action, done; or why not."""
-        found = PATH.fullmatch(request.path)
-        act = self._acts.get(found[2]) if found else None
-        if found is None or act is None:
+        """Do the action, or answer why not."""
+        match = PATH.fullmatch(request.path)
+        act = self._acts.get(match[2]) if match else None
+        if match is None or act is None:
             paths = " ".join(f"/api/v1/gpus/GPU:{name}" for name in self._acts)
             return _text(404, f"No such action. There is: {paths}")
         uid = peer_uid(request.transport)
@@ -52,7 +52,7 @@ class Actions:
                 log.warning("web.action_refused", path=request.path, uid=uid, more=left_out)
             return _text(403, "Only root may do this.")
         log.info("web.action", path=request.path, uid=uid)
-        return await act(found[1])
+        return await act(match[1])
 
 
 def recheck_act(
@@ -61,28 +61,28 @@ def recheck_act(
     uuids: Callable[[], Sequence[str]],
     left_out: LeftOut = lambda _: "",
 ) -> Act:
-    """`:recheck`: ask the GPU now, or `all` GPUs at once.
+    """The action `:recheck`: probe the GPU now, or `all` GPUs at once.
 
-    `known`: the GPUs that are shared, for who names another one. `uuids`: who `all` are.
+    `known`: the indexes of shared GPUs, for an answer about another one. `uuids`: those of `all`.
     """
 
     async def act(name: str) -> web.Response:
         kind = "Recheck"
         data: dict[str, object]
         if name == ALL:
-            kind, data = "RecheckAll", {"gpus": [_told(one) for one in await every()]}
+            kind, data = "RecheckAll", {"gpus": [_data(result) for result in await every()]}
         else:
-            found = await recheck(name)
-            if found is None:
+            result = await recheck(name)
+            if result is None:
                 return _unknown(name, known(), left_out(name))
-            data = _told(found)
+            data = _data(result)
         document = {"apiVersion": API_VERSION, "kind": kind, "data": data}
         return web.Response(text=json.dumps(document) + "\n", content_type="application/json")
 
     async def every() -> list[Recheck]:
         async with asyncio.TaskGroup() as tasks:
-            asked = [tasks.create_task(recheck(uuid)) for uuid in uuids()]
-        return [found for task in asked if (found := task.result()) is not None]
+            rechecks = [tasks.create_task(recheck(uuid)) for uuid in uuids()]
+        return [result for task in rechecks if (result := task.result()) is not None]
 
     return act
 
@@ -92,21 +92,21 @@ def release_act(
     known: Callable[[], Sequence[str]],
     left_out: LeftOut = lambda _: "",
 ) -> Act:
-    """`:release`: let go of the GPU, or of `all`. `known`: as above."""
+    """The action `:release`: release the GPU, or `all`. `known`: as of recheck_act()."""
 
     async def act(name: str) -> web.Response:
-        found = await release(name)
-        if found is None and name == ALL:
+        result = await release(name)
+        if result is None and name == ALL:
             return _text(409, "No GPU of this node is shared: stop the agent for work on one.")
-        if found is None:
+        if result is None:
             reason = left_out(name)
-            way = "`hami-agent release all` lets go of it, too" if known() else _STOP
+            way = "`hami-agent release all` releases it too" if known() else _STOP
             return _unknown(name, known(), f"{reason}; {way}" if reason else "")
         data = {
-            "gpus": list(found.gpus),
-            "heldBy": list(found.held_by),
-            "released": not found.obstacle,
-            "obstacle": found.obstacle,
+            "gpus": list(result.gpus),
+            "heldBy": list(result.held_by),
+            "released": not result.obstacle,
+            "obstacle": result.obstacle,
         }
         document = {"apiVersion": API_VERSION, "kind": "Release", "data": data}
         return web.Response(text=json.dumps(document) + "\n", content_type="application/json")
@@ -114,29 +114,29 @@ def release_act(
     return act
 
 
-def _told(found: Recheck) -> dict[str, object]:
-    health = found.after
+def _data(result: Recheck) -> dict[str, object]:
+    health = result.after
     return {
-        "gpu": None if found.gpu.index == NO_INDEX else found.gpu.index,
-        "uuid": found.gpu.uuid,
-        "probe": {"outcome": found.probe.outcome.value, "text": found.probe.text},
-        "was": found.before.condition.value,
+        "gpu": None if result.gpu.index == NO_INDEX else result.gpu.index,
+        "uuid": result.gpu.uuid,
+        "probe": {"outcome": result.probe.outcome.value, "text": result.probe.text},
+        "was": result.before.condition.value,
         "condition": health.condition.value,
         "since": health.since.isoformat(timespec="seconds"),
-        "serving": found.serving,
+        "serving": result.serving,
         "cause": health.cause,
         "action": health.action,
         "runbook": health.runbook,
         "text": health.text,
-        "missing": list(found.missing),
+        "missing": list(result.missing),
     }
 
 
 def _unknown(name: str, known: Sequence[str], left_out: str) -> web.Response:
     if left_out:
         return _text(409, f"GPU {cap(name)} is not shared: {left_out}.")
-    there = ", ".join([*known, f"or {ALL}"]) if known else "none"
-    return _text(404, f"There is no GPU {cap(name)} that is shared here; there are: {there}.")
+    shared = ", ".join([*known, f"or {ALL}"]) if known else "none"
+    return _text(404, f"No shared GPU is named {cap(name)}; shared GPUs: {shared}.")
 
 
 def _text(status: int, text: str) -> web.Response:

@@ -1,4 +1,4 @@
-"""One connection of the web door: what aiohttp would answer by itself, in our form."""
+"""One connection of the HTTP server: aiohttp's protocol with the agent's own error answers."""
 
 import asyncio
 from http import HTTPStatus
@@ -13,23 +13,23 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-"""On every answer."""
+"""The headers of every answer."""
 
 RECEIVE_LIMIT = 64 * 1024
-"""Bytes after which nothing more is read: one request, whose head may have 16 KiB."""
+"""Bytes after which reading stops: a connection has one request, whose head may have 16 KiB."""
 
 
 def ours(response: web.Response) -> web.Response:
-    """The answer with our headers; the connection ends with it."""
+    """Add the headers to an answer, which ends the connection."""
     response.headers.update(HEADERS)
     response.force_close()
     return response
 
 
 class Caller(web.RequestHandler):
-    """aiohttp's protocol, which never repeats what it was sent, and reads no more than a request.
+    """aiohttp's protocol; its errors repeat nothing of the request, and it reads at most 64 KiB.
 
-    aiohttp bounds a field and their number, and so a head to 2 MB.
+    aiohttp's own limits of a head allow 2 MB.
     """
 
     _received = 0
@@ -51,23 +51,23 @@ class Caller(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """What cannot be read, or failed in aiohttp: the status and its name, nothing else."""
+        """Answer an error of aiohttp, such as an unreadable request, with only its status."""
         del exc, message  # they hold what the caller sent
         if request.writer.output_size > 0:
-            raise ConnectionError("the answer has begun already")
+            raise ConnectionError("the answer has begun")
         return ours(web.Response(status=status, text=f"{HTTPStatus(status).phrase}\n"))
 
 
 class WebRequest(web.BaseRequest):
-    """aiohttp's request, answered in a version that we speak and not in whatever it names."""
+    """aiohttp's request; the answer is in HTTP/1.0 if the request has an unsupported version."""
 
     @property
     def is_spoken(self) -> bool:
-        """Whether it came in HTTP/1.0 or 1.1, and not in 0.9 or 2.0."""
+        """Whether the request is in HTTP/1.0 or 1.1."""
         return super().version in {HttpVersion10, HttpVersion11}
 
     @property
     @override
     def version(self) -> HttpVersion:
-        """The version of the answer."""
+        """The HTTP version of the answer."""
         return super().version if self.is_spoken else HttpVersion10

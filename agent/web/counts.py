@@ -1,4 +1,4 @@
-"""Tallies and durations as families of series."""
+"""Renders tallies and durations as metric families."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
@@ -18,19 +18,19 @@ _NOBODY: Final[Mapping[str, str]] = MappingProxyType({})
 def counters(
     prefix: str, tallies: Iterable[Tally], gpus: Mapping[str, str] = _NOBODY
 ) -> Iterator[Metric]:
-    """One counter per name; several tallies of one name (one per server, say) are added up.
+    """Render one counter per name; tallies of equal name are added up.
 
-    Who counts knows a GPU by its UUID; `gpus` says what the label `gpu` is for that.
+    Tallies name a GPU by its UUID; `gpus` maps it to the value of the label `gpu`.
     """
     for name, group in _by_name(tallies).items():
         labels = group[0].labels
         family = CounterMetricFamily(prefix + name, group[0].help, labels=labels)
         counts: dict[tuple[str, ...], int] = {}
         for tally in group:
-            for found, count in tally.items():
+            for raw, count in tally.items():
                 values = tuple(
                     gpus.get(value, value) if label == GPU else value
-                    for label, value in zip(labels, found, strict=True)
+                    for label, value in zip(labels, raw, strict=True)
                 )
                 counts[values] = counts.get(values, 0) + count
         if not labels:
@@ -41,7 +41,7 @@ def counters(
 
 
 def counted_gpus(tallies: Iterable[Tally]) -> frozenset[str]:
-    """The UUIDs of the GPUs of which something was counted."""
+    """The UUIDs of the GPUs with a count."""
     return frozenset(
         values[tally.labels.index(GPU)]
         for tally in tallies
@@ -51,12 +51,12 @@ def counted_gpus(tallies: Iterable[Tally]) -> frozenset[str]:
 
 
 def histograms(prefix: str, durations: Iterable[Durations]) -> Iterator[Metric]:
-    """One histogram per name; several of one name, with equal buckets, are added up."""
+    """Render one histogram per name; those of equal name, with equal buckets, are added up."""
     for name, group in _by_name(durations).items():
         first = group[0]
         family = HistogramMetricFamily(prefix + name, first.help, labels=first.labels)
         rows: dict[tuple[str, ...], DurationRow] = {}
-        for row in (row for one in group for row in one.rows()):
+        for row in (row for item in group for row in item.rows()):
             rows[row.labels] = _sum(rows[row.labels], row) if row.labels in rows else row
         bounds = [*map(str, first.buckets), "+Inf"]
         for labels, row in sorted(rows.items()):

@@ -1,4 +1,4 @@
-"""How many connections there may be, who gives way, and how long each may take."""
+"""Limits the number of connections and the time of each."""
 
 import asyncio
 import collections
@@ -19,53 +19,53 @@ log = structlog.get_logger(__name__)
 
 CONNECTIONS = 256
 SHARE = 32
-"""Connections of one address that are let be while there is no room; the kubelet has two."""
+"""Connections of one address that are safe from another's when full; the kubelet has two."""
 HEAD_TIMEOUT = 3.0
 """Seconds for a client to send its request: longer than the kubelet waits for a whole probe."""
 ANSWER_TIMEOUT = 30.0
-"""Seconds for a client to take the answer."""
+"""Seconds for a client to read the answer."""
 LINE_LIMIT = 4096
 FIELD_LIMIT = 8190
 TELL_PERIOD = 60.0
-"""Seconds between two log lines of one kind: what callers cause is anybody's flood."""
+"""Seconds between two log lines of one kind: callers could cause a flood."""
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 @dataclasses.dataclass(slots=True)
 class _Guest:
-    """A connection that is let in. `source`: the caller's address, empty on a unix socket."""
+    """An open connection. `source`: the caller's address, empty on a unix socket."""
 
     transport: asyncio.Transport
     source: str
     timer: asyncio.TimerHandle
     is_heard: bool = False
-    """Its request is in; from now on it takes the answer."""
+    """Its request was received; now it reads the answer."""
 
 
 class ConnectionGate(web.Server):
-    """aiohttp's server with a bound on connections and on their time.
+    """aiohttp's server with limits on the number and time of connections.
 
-    When it is full, a newcomer takes the place of the oldest that has asked nothing yet, else of
-    the oldest: among those of the address that holds the most, if that is more than its share. So
-    no stranger keeps out the kubelet, which asks as soon as it is connected, and nobody is refused
-    for an address that he shares with others. Each listener has a gate of its own, so that a flood
-    on one costs the other nothing.
+    When it is full, a new connection replaces the oldest one without a request, else the oldest
+    one. If an address has more than SHARE, only connections of the address with the most are
+    candidates. So no client can keep out the kubelet, which sends its request as soon as it is
+    connected, and no client is refused because of its address. Each listener has a gate of its own:
+    a flood on one does not affect the other.
     """
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
         super().__init__(self._answer, request_factory=self._asked)
-        # What aiohttp would log with a traceback is a client's malformed request: anybody's flood.
+        # aiohttp would log each malformed request with a traceback: a client could flood the log.
         self._quiet = logging.getLogger(f"{__name__}.clients")
         self._quiet.setLevel(logging.CRITICAL)
-        self._guests: dict[web.RequestHandler, _Guest] = {}  # the oldest first
+        self._guests: dict[web.RequestHandler, _Guest] = {}  # oldest first
         self._full = Throttle(TELL_PERIOD)
         self._slow = Throttle(TELL_PERIOD)
 
     @override
     def __call__(self) -> Caller:
-        """The protocol of a connection that comes in."""
+        """Make the protocol of a new connection."""
         return Caller(
             self,
             loop=asyncio.get_running_loop(),
@@ -96,7 +96,7 @@ class ConnectionGate(web.Server):
         super().connection_lost(handler, exc)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """The request is in; from now on the time for the answer runs."""
+        """Answer a request, and start the deadline for reading the answer."""
         guest = self._guests.get(request.protocol)
         if guest is not None:
             guest.is_heard = True
@@ -104,7 +104,7 @@ class ConnectionGate(web.Server):
             loop = asyncio.get_running_loop()
             guest.timer = loop.call_later(ANSWER_TIMEOUT, self._too_slow, request.protocol)
         if isinstance(request, WebRequest) and not request.is_spoken:
-            return ours(web.Response(status=505, text="HTTP/1.0 and HTTP/1.1 are spoken here.\n"))
+            return ours(web.Response(status=505, text="Use HTTP/1.0 or HTTP/1.1.\n"))
         return await self._handler(request)
 
     def _asked(
@@ -118,7 +118,7 @@ class ConnectionGate(web.Server):
         return WebRequest(message, payload, caller, writer, task, asyncio.get_running_loop())
 
     def _make_room(self, newcomer: str) -> None:
-        """Close one connection for the sake of one from `newcomer`, which counts already."""
+        """Close one connection to admit one from the address `newcomer`."""
         held = collections.Counter(guest.source for guest in self._guests.values())
         held[newcomer] += 1
         greediest, most = held.most_common(1)[0]
@@ -127,7 +127,7 @@ class ConnectionGate(web.Server):
             for handler, guest in self._guests.items()
             if most <= SHARE or guest.source == greediest
         ]
-        idle = (one for one in candidates if not self._guests[one].is_heard)
+        idle = (handler for handler in candidates if not self._guests[handler].is_heard)
         guest = self._close(next(idle, candidates[0]))
         left_out = self._full.admit()
         if left_out is not None:

@@ -1,4 +1,4 @@
-"""GPUs, slices and what is promised of them, as families of series."""
+"""Renders GPUs, slices and promised memory as metric families."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Final
@@ -17,7 +17,7 @@ from agent.core.state.ledger import Ledger
 def gpu_families(
     prefix: str, inventory: Inventory, slices: SliceList, ledger: Ledger
 ) -> Iterator[Metric]:
-    """What is told of the GPUs of the inventory, and the slices by state."""
+    """Render the GPUs of the inventory, their health, slices and memory."""
     names = labelled(inventory)
     yield from _health(prefix, names)
     yield _listed(prefix, names, slices)
@@ -30,12 +30,12 @@ def gpu_families(
     )
     yield _per_gpu(
         prefix + "memory_promised_bytes",
-        "Memory promised to pods, the greater of init and app containers of each.",
+        "Bytes of each GPU promised to pods: the larger of the init and app containers of each.",
         ((name, gpu_use(claims, gpu).memory_mib * MIB) for name, gpu in names),
     )
     yield _per_gpu(
         prefix + "memory_sellable_bytes",
-        "Memory that is registered of each GPU, after scaling.",
+        "Bytes of each GPU that are registered, after scaling.",
         ((name, gpu.registered_mib * MIB) for name, gpu in names),
     )
 
@@ -43,11 +43,11 @@ def gpu_families(
 def use_families(
     prefix: str, inventory: Inventory, newest: Callable[[GpuUuid], Sampled | None]
 ) -> Iterator[Metric]:
-    """How much each GPU is used; no series for one that does not tell just now."""
-    found = [(name, newest(gpu.uuid)) for name, gpu in labelled(inventory)]
-    samples = [(name, one.sample) for name, one in found if one is not None]
+    """Render how much each GPU is used; a GPU without a present value has no series."""
+    newest_samples = [(name, newest(gpu.uuid)) for name, gpu in labelled(inventory)]
+    samples = [(name, sampled.sample) for name, sampled in newest_samples if sampled is not None]
 
-    def told(read: Callable[[GpuSample], float | None]) -> Iterator[tuple[str, float]]:
+    def known(read: Callable[[GpuSample], float | None]) -> Iterator[tuple[str, float]]:
         for name, sample in samples:
             value = read(sample)
             if value is not None:
@@ -56,30 +56,32 @@ def use_families(
     yield _per_gpu(
         prefix + "gpu_utilization_ratio",
         "Share of the time in which a kernel ran, 0 to 1.",
-        told(lambda one: None if one.gpu_percent is None else one.gpu_percent / 100),
+        known(lambda sample: None if sample.gpu_percent is None else sample.gpu_percent / 100),
     )
     yield _per_gpu(
         prefix + "gpu_memory_utilization_ratio",
         "Share of the time in which memory was read or written, 0 to 1.",
-        told(lambda one: None if one.memory_percent is None else one.memory_percent / 100),
+        known(
+            lambda sample: None if sample.memory_percent is None else sample.memory_percent / 100
+        ),
     )
     yield _per_gpu(
         prefix + "gpu_memory_used_bytes",
-        "Memory of each GPU that is in use, by whomever.",
-        told(lambda one: None if one.used_mib is None else one.used_mib * MIB),
+        "Bytes of each GPU's memory in use by any process.",
+        known(lambda sample: None if sample.used_mib is None else sample.used_mib * MIB),
     )
 
 
 Named = list[tuple[str, SharedGpu]]
 
 UNKNOWN: Final = "unknown"
-"""Stands for a GPU that the driver does not name in what it reports."""
+"""The label of a GPU that the driver's event does not name."""
 
 
 def gpu_labels(inventory: Inventory, gone: Iterable[SharedGpu] = ()) -> Mapping[GpuUuid, str]:
-    """What the label `gpu` says of each, in all series, also of those that are `gone` by now.
+    """The value of the label `gpu` for each GPU, also for those that are `gone`.
 
-    Its index, which it keeps when it is gone; its UUID where it has none, or another has it now.
+    It is the index, also after the GPU is gone; the UUID if it has none or another GPU has it now.
     """
     taken: set[int] = set()
     named: dict[GpuUuid, str] = {}
@@ -90,7 +92,7 @@ def gpu_labels(inventory: Inventory, gone: Iterable[SharedGpu] = ()) -> Mapping[
 
 
 def labelled(inventory: Inventory) -> Named:
-    """The GPUs in their order, each behind its label."""
+    """The GPUs in their order, each with its label."""
     labels = gpu_labels(inventory)
     return [(labels[gpu.uuid], gpu) for gpu in inventory.gpus]
 
@@ -98,13 +100,13 @@ def labelled(inventory: Inventory) -> Named:
 def info_family(
     prefix: str, inventory: Inventory, gone: Iterable[SharedGpu], counted: Collection[str]
 ) -> Metric:
-    """Whom the label `gpu` means: all of the inventory, and those of `gone` that are `counted`.
+    """Render which GPU each label means: the inventory, and the `gone` GPUs that are `counted`.
 
-    So a series is found here for as long as it is told.
+    So every label of another series has its series here.
     """
     family = GaugeMetricFamily(
         prefix + "gpu_info",
-        "One series per GPU; the label gpu is its index here and everywhere.",
+        "One series per GPU; the label gpu is its index in all series.",
         labels=("gpu", "uuid", "model", "pci", "numa", "mode"),
     )
     labels = gpu_labels(inventory, gone)
@@ -112,16 +114,16 @@ def info_family(
         gpu, name = shared.gpu, labels[shared.uuid]
         numa = "" if gpu.numa is None else str(gpu.numa)
         family.add_metric([name, gpu.uuid, gpu.name, gpu.pci, numa, shared.mode], 1)
-    for uuid in sorted(one for one in counted if one not in labels and one != UNKNOWN):
+    for uuid in sorted(uuid for uuid in counted if uuid not in labels and uuid != UNKNOWN):
         family.add_metric([uuid, uuid, "", "", "", ""], 1)
     return family
 
 
 def _health(prefix: str, names: Named) -> Iterator[Metric]:
-    """One series per condition, 1 for the present one: a state is found without a regex."""
+    """Render one series per condition, 1 for the present one."""
     state = GaugeMetricFamily(
         prefix + "gpu_health",
-        "1 for the condition of each GPU that holds now.",
+        "1 for the present condition of each GPU, else 0.",
         labels=("gpu", "state"),
     )
     for name, gpu in names:
@@ -130,7 +132,7 @@ def _health(prefix: str, names: Named) -> Iterator[Metric]:
     yield state
     yield _per_gpu(
         prefix + "gpu_health_since_timestamp_seconds",
-        "Unix time since when the condition of each GPU holds.",
+        "Unix time at which the present condition of each GPU began.",
         ((name, gpu.health.since.timestamp()) for name, gpu in names),
     )
 
@@ -138,7 +140,7 @@ def _health(prefix: str, names: Named) -> Iterator[Metric]:
 def _listed(prefix: str, names: Named, slices: SliceList) -> Metric:
     family = GaugeMetricFamily(
         prefix + "slices",
-        "Slices of each GPU in the kubelet's list, by what the kubelet is told of them.",
+        "Slices of each GPU in the kubelet's list by reported health.",
         labels=("gpu", "state"),
     )
     groups = {group.uuid: group for group in slices.groups}

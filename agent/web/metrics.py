@@ -1,4 +1,4 @@
-"""The metrics page: what is in memory, rendered when asked for."""
+"""The metrics page, which renders values in memory on request."""
 
 import asyncio
 import dataclasses
@@ -35,7 +35,7 @@ OPENMETRICS = "application/openmetrics-text"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Gauge:
-    """A number that somebody can tell when asked. `name` is without the agent's prefix."""
+    """A number that `read` returns. `name` is without the agent's prefix."""
 
     name: str
     help: str
@@ -44,9 +44,9 @@ class Gauge:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MetricCells:
-    """The cells that the page reads, how much a GPU is used now, and those that left the inventory.
+    """The values that the page reads.
 
-    The last one that left comes first.
+    `newest` returns a GPU's last sample; `gone` the GPUs that left the inventory, the last first.
     """
 
     inventory: Cell[Inventory]
@@ -58,7 +58,7 @@ class MetricCells:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MetricSources:
-    """What services count, and numbers that they tell. Equal names are added up."""
+    """The counts and numbers of services; tallies and durations of equal name are added up."""
 
     tallies: Sequence[Tally] = ()
     durations: Sequence[Durations] = ()
@@ -66,7 +66,7 @@ class MetricSources:
 
 
 class AgentCollector(Collector):
-    """The agent's own series, made anew for every scrape."""
+    """The agent's own series, made for every scrape."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class AgentCollector(Collector):
 
     @override
     def collect(self) -> Iterator[Metric]:
-        """All families, each once."""
+        """Yield all families, each once."""
         yield self._build_info()
         yield _driver_info(self._facts.inventory.value)
         yield from _readiness(self._checks())
@@ -100,7 +100,7 @@ class AgentCollector(Collector):
         labels = ("version", "revision", "python", "profile")
         family = GaugeMetricFamily(
             PREFIX + "build_info",
-            "What runs here: its version and what it was made of.",
+            "Version and build of this agent; the value is 1.",
             labels=labels,
         )
         family.add_metric([getattr(self._build, label) for label in labels], 1)
@@ -109,7 +109,7 @@ class AgentCollector(Collector):
 
 def _driver_info(inventory: Inventory) -> Metric:
     family = GaugeMetricFamily(
-        PREFIX + "driver_info", "The NVIDIA driver that answers here.", labels=("version",)
+        PREFIX + "driver_info", "Version of the NVIDIA driver; the value is 1.", labels=("version",)
     )
     if inventory.driver_version:
         family.add_metric([inventory.driver_version], 1)
@@ -121,7 +121,7 @@ def _readiness(checks: Iterable[Check]) -> Iterator[Metric]:
         PREFIX + "ready", "1 for each condition of readiness that holds.", labels=("condition",)
     )
     degraded = GaugeMetricFamily(
-        PREFIX + "degraded", "1 for what does not work but does no harm yet.", labels=("reason",)
+        PREFIX + "degraded", "1 for each failing check that pods do not notice.", labels=("reason",)
     )
     for check in checks:
         if check.required:
@@ -133,12 +133,12 @@ def _readiness(checks: Iterable[Check]) -> Iterator[Metric]:
 
 
 KEPT = 0.25
-"""Seconds for which a page is given again: to render one takes the loop 2 ms with 8 GPUs, and who
-asks for many at once is not to keep the kubelet waiting."""
+"""Seconds for which a rendered page is reused. Rendering takes the loop 2 ms with 8 GPUs, so many
+requests at once would delay the kubelet."""
 
 
 class MetricsPage:
-    """`/metrics`: text 0.0.4, or OpenMetrics for who accepts it. Its registry is its own."""
+    """`/metrics`: text 0.0.4, or OpenMetrics for a client that accepts it."""
 
     def __init__(self, collector: Collector) -> None:
         self._rendered: dict[str, tuple[float, bytes]] = {}
@@ -148,7 +148,7 @@ class MetricsPage:
         PlatformCollector(registry=self._registry)
 
     def page(self, request: web.BaseRequest) -> web.Response:
-        """What is so now, or was a moment ago."""
+        """Render the page, or reuse one of at most 0.25 s."""
         is_open = _accepts_openmetrics(request.headers.get("Accept", ""))
         form = openmetrics.CONTENT_TYPE_LATEST if is_open else TEXT
         now = asyncio.get_running_loop().time()

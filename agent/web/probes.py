@@ -1,4 +1,4 @@
-"""Liveness and readiness, in the form that people know from the API server."""
+"""Liveness and readiness pages, in the form of the API server's."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -12,36 +12,36 @@ TEXT_LIMIT = 4096
 """Characters of one line's reason."""
 
 FRESH = 10.0
-"""Seconds after which a loop that has not turned counts as stuck."""
+"""Seconds after which a blocked loop counts as stuck."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Probes:
-    """Where the answers come from.
+    """Answers the probes.
 
-    `heartbeat_age`: seconds since the loop's last sign of life. `checks`: what readiness is made
-    of. A standing task that ends takes the process with it, so none is looked at here.
+    `heartbeat_age`: seconds since the loop's last heartbeat. `checks`: the checks of readiness.
+    Standing tasks are not checked: if one ends, the process ends.
     """
 
     heartbeat_age: Callable[[], float]
     checks: Callable[[], tuple[Check, ...]]
 
     def alive(self) -> tuple[Check, ...]:
-        """Only what a restart can cure: neither the driver nor the API server is among it."""
+        """The checks of liveness: only what a restart can repair, no driver and no API server."""
         age = self.heartbeat_age()
-        return (Check("loop", age < FRESH, f"the last sign of life is {age:.0f} s old"),)
+        return (Check("loop", age < FRESH, f"the last heartbeat is {age:.0f} s old"),)
 
     def livez(self, request: web.BaseRequest) -> web.Response:
-        """`/livez` and `/healthz`: 503 asks for a restart."""
+        """Answer `/livez` and `/healthz`: 503 means that a restart is needed."""
         return _answer("livez", self.alive(), request)
 
     def readyz(self, request: web.BaseRequest) -> web.Response:
-        """`/readyz`: 503 while a required check fails; what is merely degraded is listed."""
+        """Answer `/readyz`: 503 while a required check fails; degraded checks are only listed."""
         return _answer("readyz", self.checks(), request)
 
 
 def _answer(name: str, checks: tuple[Check, ...], request: web.BaseRequest) -> web.Response:
-    """Kubernetes' own form: `ok`, or one line a check when asked for or when one fails."""
+    """Render as Kubernetes does: `ok`, or a line for each check if one fails or with ?verbose."""
     if not is_ready(checks):
         text = f"{_lines(checks)}{name} check failed\n"
         return web.Response(status=503, text=text)

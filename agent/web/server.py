@@ -1,4 +1,4 @@
-"""The listener for people and Prometheus: TCP, a unix socket, or both; TCP is read-only."""
+"""The HTTP server for people and Prometheus, on TCP (read-only), a unix socket, or both."""
 
 import asyncio
 import contextlib
@@ -23,16 +23,16 @@ log = structlog.get_logger(__name__)
 HEAD_LIMIT = 16 * 1024
 STOP_TIMEOUT = 2.0
 AT_ONCE = 32
-"""Connections that are taken in one turn of the loop, before those that are there are read."""
+"""Connections accepted in one turn of the loop, before open ones are read."""
 QUEUE = 4096
-"""Connections that wait to be taken; for one too many its caller's kernel tries again after 1 s.
+"""Connections that wait to be accepted; beyond that, a client's kernel tries again after 1 s.
 
-The kernel cuts it to net.core.somaxconn, which is 4096 from Linux 5.4 on.
+The kernel reduces it to net.core.somaxconn, which is 4096 from Linux 5.4 on.
 """
 METHODS = "GET, HEAD"
 
 Page = Callable[[web.BaseRequest], web.Response]
-"""Renders one path from what is in memory: it reads cells and waits for nothing."""
+"""Renders one path from values in memory, without waiting."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class Listeners:
 
 
 class WebServer:
-    """Serves `pages` by path. An async context manager, or a service by run().
+    """Serves `pages` by path, as an async context manager or by run().
 
-    `actions` are for the unix socket alone, whose callers are known.
+    Only the unix socket, whose callers the kernel identifies, serves `actions`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class WebServer:
 
     @property
     def port(self) -> int | None:
-        """The TCP port that is listened on; None before the start and without TCP."""
+        """The open TCP port; None before the start and without TCP."""
         return self._port
 
     async def run(self) -> NoReturn:
@@ -98,11 +98,11 @@ class WebServer:
         except OSError as error:
             raise PermissionFault(
                 f"{host}:{port} cannot be bound: {error.strerror}; choose another web.address or "
-                "web.port, or stop who listens there."
+                "web.port, or stop the process that listens there."
             ) from error
         stack.push_async_callback(_stop, server, gate)
         for listener in server.sockets:
-            with listener.dup() as same:  # asyncio has one number for both
+            with listener.dup() as same:  # asyncio uses one number for AT_ONCE and QUEUE
                 same.listen(QUEUE)
         self._port = server.sockets[0].getsockname()[1]
         log.info("web.listening", host=host, port=self._port)
@@ -126,7 +126,7 @@ class WebServer:
                 response = await actions.answer(request)
             else:
                 response = self._page(request)
-        except Exception:  # the outermost handler of this door
+        except Exception:  # the outermost handler
             left_out = self._failed.admit()
             if left_out is not None:
                 log.exception("web.failed", path=request.path, more=left_out)
@@ -140,7 +140,7 @@ class WebServer:
         if sum(len(name) + len(value) for name, value in request.raw_headers) > HEAD_LIMIT:
             return web.Response(status=431, text=f"The head may have {HEAD_LIMIT} bytes.\n")
         if page is None:
-            return web.Response(status=404, text=f"Not here. There is: {' '.join(self._pages)}\n")
+            return web.Response(status=404, text=f"No such page. Pages: {' '.join(self._pages)}\n")
         if request.method not in {"GET", "HEAD"}:
             return web.Response(
                 status=405, headers={"Allow": METHODS}, text="Only GET and HEAD are answered.\n"
@@ -149,10 +149,7 @@ class WebServer:
 
 
 async def _stop(server: asyncio.Server, gate: ConnectionGate) -> None:
-    """Take no more connections and end those that are open.
-
-    Not wait_closed(): on Python 3.12 and later it waits for clients that stay.
-    """
-    server.close()
+    """Accept no more connections and end the open ones."""
+    server.close()  # no wait_closed(): on Python 3.12 and later it waits for all clients
     gate.pre_shutdown()
     await gate.shutdown(STOP_TIMEOUT)

@@ -1,4 +1,4 @@
-"""The agent's own unix socket: bound with its mode from the start, never taken from the living."""
+"""Binds the agent's own unix socket; it replaces only a socket that no process serves."""
 
 import contextlib
 import os
@@ -14,11 +14,11 @@ DIRECTORY_MODE = 0o750
 
 @contextlib.contextmanager
 def unix_socket(path: Path) -> Iterator[socket.socket]:
-    """A socket bound at `path`, not yet listening; its directory is made (0750) if missing.
+    """Bind a socket at `path`, not yet listening, for the block; make its directory (0750).
 
-    A socket that a dead process left is replaced. Leaving removes the file, if it is still ours.
-    Raises PermissionFault: somebody answers there, something else lies there, or the directory
-    may not be written.
+    A socket that a dead process left is replaced. At the end the file is removed, unless it was
+    replaced. Raises PermissionFault: a process answers there, another file is there, or the agent
+    may not write the directory.
     """
     try:
         path.parent.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
@@ -44,7 +44,7 @@ def _bound(path: Path) -> socket.socket:
     try:
         opened.setblocking(False)
         opened.bind(str(path))
-        # Nobody can connect before listen(), so nobody can be there before the mode is right.
+        # No client can connect before listen(), so the mode is set in time.
         path.chmod(SOCKET_MODE)
     except OSError:
         opened.close()
@@ -53,11 +53,11 @@ def _bound(path: Path) -> socket.socket:
 
 
 def _clear(path: Path) -> None:
-    """Make way for a socket, if what is there is one and nobody answers."""
+    """Remove a dead socket. Raises PermissionFault for a live one or another file."""
     if not os.path.lexists(path):
         return
     if path.is_symlink() or not path.is_socket():
-        raise PermissionFault(f"{path} is in the way and no socket: remove it.")
+        raise PermissionFault(f"{path} is not a socket and takes the socket's place: remove it.")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
         caller.setblocking(False)
         try:
@@ -65,7 +65,7 @@ def _clear(path: Path) -> None:
         except ConnectionRefusedError:
             path.unlink(missing_ok=True)
             return
-        except BlockingIOError:  # its queue is full: somebody is there, and busy
+        except BlockingIOError:  # its queue is full: a busy process serves it
             pass
     raise PermissionFault(
         f"{path} is served by another process: stop it, or give this one another run directory."

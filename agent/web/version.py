@@ -1,4 +1,4 @@
-"""What runs here."""
+"""The page `/version`."""
 
 import dataclasses
 
@@ -8,9 +8,9 @@ from aiohttp import web
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BuildInfo:
-    """Version and revision of the agent, of Python, of its state file, and the scheduler profile.
+    """The versions of the agent, of Python and of the state file, and the report profile.
 
-    `revision` is the commit, empty where unknown. `profile` is the register annotation's form.
+    `revision` is the agent's commit, empty if unknown.
     """
 
     version: str
@@ -20,5 +20,5 @@ class BuildInfo:
     profile: str = "json"
 
     def page(self, _request: web.BaseRequest) -> web.Response:
-        """`/version`."""
+        """Answer `/version`."""
         return web.Response(body=msgspec.json.encode(self), content_type="application/json")

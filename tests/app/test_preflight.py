@@ -270,5 +270,5 @@ async def test_an_empty_host_lacks_everything(tmp_path: Path):
     assert {"P-PATHS", "P-LIBRARY", "P-DRIVER", "P-KUBELET", "P-WITNESS"} >= wrong(found)
     assert {"P-PATHS", "P-DRIVER", "P-KUBELET", "P-WITNESS"} <= wrong(found)
     (told,) = [one for one in found if one.point.value == "P-DRIVER"]
-    assert told.advice.startswith("mend --nvml-library")
+    assert told.advice.startswith("correct --nvml-library")
     assert "mend" not in told.said, "the remedy is said once"

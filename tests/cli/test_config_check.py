@@ -47,8 +47,8 @@ def test_every_node_that_the_files_name_is_printed_and_all_others_at_once(files,
     ] == out.splitlines()
     assert [
         "hami-agent: warning: device.yaml:3:3: nvidia: unknown key `deviceColour`",
-        "hami-agent: note: the profile big is left out: it asks for labels: --label KEY=VALUE",
-        "hami-agent: note: the profile h100 is left out: it asks for GPUs: --gpu MODEL",
+        "hami-agent: note: the profile big is left out: it needs labels: --label KEY=VALUE",
+        "hami-agent: note: the profile h100 is left out: it needs GPUs: --gpu MODEL",
     ] == err.splitlines()
 
 
@@ -192,7 +192,7 @@ def test_labels_that_nobody_named_are_not_guessed(tmp_path, monkeypatch, capsys)
 
     out, err = checked(capsys, *files, "--node", "n")
     assert ["n: all defaults", "ok"] == out.splitlines()
-    assert "note: the profile p is left out: it asks for labels: --label KEY=VALUE" in err
+    assert "note: the profile p is left out: it needs labels: --label KEY=VALUE" in err
     out, err = checked(capsys, *files, "--node", "n", "--label", "zone=b")
     assert ("n, profile p", "") == (out.splitlines()[0], err)
 

@@ -72,15 +72,15 @@ def test_no_verb_takes_a_whole_configmap(tmp_path, capsys, flag: str):
     [
         (
             yaml.safe_dump(a_config_map(**{"config.yaml": SCHEDULER})),
-            "this is the whole ConfigMap hami-device, and none of its keys holds a settings file",
+            "this is the whole ConfigMap hami-device, which contains no settings file",
         ),
-        ("kind: ConfigMap\napiVersion: v1\n", "this is the whole ConfigMap NAME, and none"),
-        ("kind: ConfigMap\napiVersion: v1\ndata: [a]\n", "this is the whole ConfigMap NAME, and"),
-        (SCHEDULER, "this is a Kubernetes object of kind KubeSchedulerConfiguration, and no"),
+        ("kind: ConfigMap\napiVersion: v1\n", "this is the whole ConfigMap NAME, which"),
+        ("kind: ConfigMap\napiVersion: v1\ndata: [a]\n", "this is the whole ConfigMap NAME, which"),
+        (SCHEDULER, "this is a Kubernetes object of kind KubeSchedulerConfiguration, not"),
         ('{"kind": "Policy", "apiVersion": "v1"}', "this is a Kubernetes object of kind Policy"),
         (
             "apiVersion: v1\nkind: List\nitems: []\n",
-            "this is a Kubernetes object of kind List, and no settings file; give the file that",
+            "this is a Kubernetes object of kind List, not a settings file; give the file in",
         ),
         (
             "resourceName: x\nresourceMem: y\nscheduler: {a: 1}\ndevicePlugin: {b: 1}\n",
@@ -172,7 +172,7 @@ def test_a_template_is_told_to_be_one(tmp_path, monkeypatch, capsys, text: str, 
     files = written(tmp_path, monkeypatch, **{"t.yaml": text})
 
     assert refused(capsys, *files).startswith(
-        f"hami-agent: t.yaml:{place}: a template stands here that was not rendered; give what "
+        f"hami-agent: t.yaml:{place}: this is a template that was not rendered; give the "
     )
 
 

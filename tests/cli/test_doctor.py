@@ -118,8 +118,8 @@ def test_a_script_gets_the_remedy_and_a_person_reads_it_once(flags, capsys):
     dispatch(broken, {})
 
     (driver,) = [one for one in findings if one["id"] == "P-DRIVER"]
-    assert "mend --nvml-library or leave it out" == driver["advice"]
-    assert 1 == capsys.readouterr().out.count("mend --nvml-library")
+    assert "correct --nvml-library or omit it" == driver["advice"]
+    assert 1 == capsys.readouterr().out.count("correct --nvml-library")
 
 
 def test_without_its_one_option_nothing_is_done(capsys):

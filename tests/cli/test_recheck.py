@@ -43,8 +43,8 @@ async def test_a_gpu_that_is_not_served_is_a_problem_and_what_is_missing_is_said
         "GPU 3 (GPU-3): it answered\n"
         "bad since 2026-09-01T12:00:00+00:00, not served\n"
         "XID 48: double-bit ECC error [H-048]\n"
-        "missing: a reset of the GPU\n"
-        "missing: 2 more passed probes\n"
+        "needed: a reset of the GPU\n"
+        "needed: 2 more passed probes\n"
     ) == capsys.readouterr().out
 
 

@@ -63,4 +63,4 @@ async def test_what_is_no_name_of_a_gpu_is_wrong_usage_and_nothing_is_asked(tmp_
             await run(name, "--socket", path)
 
     assert (2, []) == (ended.value.code, agent.asked)
-    assert "is no index, no UUID and not `all`" in capsys.readouterr().err
+    assert "is not an index, a UUID or `all`" in capsys.readouterr().err

@@ -153,7 +153,7 @@ async def test_a_node_with_an_agent_that_does_not_end_is_told_with_its_pod(
 
     assert 1 == await everywhere(two)
     out = capsys.readouterr().out
-    assert "a: not touched, for an agent that does not end would write again (pod agent-1)" in out
+    assert "a: not touched: its agent has not ended and would write again (pod agent-1)" in out
     assert "clean it by hand" in out
     assert 1 == await everywhere(two, "-o", "json")
     document = json.loads(capsys.readouterr().out)

@@ -162,7 +162,7 @@ BAD = {
         RefusalReason.MALFORMED_ANNOTATION, f"at most {LENGTH_LIMIT}", ONE + ":" * LENGTH_LIMIT
     ),
     "escapes and line feeds": Bad(
-        RefusalReason.MALFORMED_ANNOTATION, "is no decimal", f"{G1},NVIDIA,\n\x1b[2J\x00 % ü,1:;"
+        RefusalReason.MALFORMED_ANNOTATION, "is not a decimal", f"{G1},NVIDIA,\n\x1b[2J\x00 % ü,1:;"
     ),
     "another node's": Bad(RefusalReason.WRONG_NODE, "node-9", node="node-9"),
     "none": Bad(RefusalReason.NO_ANNOTATION, "is missing", None),
@@ -213,7 +213,7 @@ async def test_an_empty_request_is_invalid_and_nothing_is_written(tmp_path: Path
         status, text = await kubelet.refused(*containers)
 
         assert Status.INVALID_ARGUMENT is status
-        assert "The kubelet asked for no slice at all. [HA-1001]" == text
+        assert "The kubelet requested no slice. [HA-1001]" == text
         assert before == await kubelet.stored()
 
 
@@ -222,7 +222,7 @@ async def test_an_empty_request_is_invalid_and_nothing_is_written(tmp_path: Path
     [
         [f"{G1}-0", f"{G1}-0"],
         [f"{G2}-1", f"{G2}-2"],
-        ["GPU-elsewhere-7", "no slice at all"],
+        ["GPU-elsewhere-7", "no slice"],
         ["MIG-unknown", ""],
         [f"{G1}-99999999999999999999", f"{G1}--1"],
     ],

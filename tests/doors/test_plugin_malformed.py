@@ -191,5 +191,5 @@ async def test_a_request_that_never_comes_is_given_up():
 
 
 def test_an_answer_of_another_kind_is_a_fault_of_ours():
-    with pytest.raises(TypeError, match="a AllocateRequest was due, not a Empty"):
+    with pytest.raises(TypeError, match="expected a AllocateRequest, not a Empty"):
         StrictCodec().encode(Empty(), AllocateRequest)

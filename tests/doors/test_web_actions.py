@@ -87,9 +87,9 @@ async def test_all_gpus_are_asked_at_once_and_one_that_left_meanwhile_is_left_ou
     [
         (
             "/api/v1/gpus/9:recheck",
-            "There is no GPU 9 that is shared here; there are: 0, 1, or all.",
+            "No shared GPU is named 9; shared GPUs: 0, 1, or all.",
         ),
-        ("/api/v1/gpus/GPU%208%1b:recheck", "There is no GPU GPU 8\ufffd that is shared"),
+        ("/api/v1/gpus/GPU%208%1b:recheck", "No shared GPU is named GPU 8\ufffd"),
         ("/api/v1/gpus/0:explode", "No such action. There is: /api/v1/gpus/GPU:recheck"),
         ("/api/v1/gpus/..%2F:recheck", "No such action"),
         ("/livez", "No such action"),
@@ -115,7 +115,7 @@ async def test_where_no_gpu_is_shared_the_agent_is_to_be_stopped(tmp_path, name)
 
 @pytest.mark.parametrize(
     ("action", "way"),
-    [("recheck", "."), ("release", "; `hami-agent release all` lets go of it, too.")],
+    [("recheck", "."), ("release", "; `hami-agent release all` releases it too.")],
 )
 async def test_a_gpu_that_is_here_and_not_shared_is_told_so_with_the_reason(tmp_path, action, way):
     async def nobody(_):

@@ -31,7 +31,7 @@ async def test_a_turning_loop_is_alive_whatever_readiness_says(path):
 
 
 async def test_a_stuck_loop_is_not_alive():
-    expected = "[-]loop failed: the last sign of life is 10 s old\nlivez check failed\n"
+    expected = "[-]loop failed: the last heartbeat is 10 s old\nlivez check failed\n"
 
     assert (503, expected) == await get("/livez", age=10.0)
 

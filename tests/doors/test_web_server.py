@@ -30,7 +30,7 @@ async def test_a_page_is_served_with_every_protective_header():
 async def test_a_path_that_is_not_there_names_those_that_are():
     status, text, _ = await ask(PAGES, "/x")
 
-    assert (404, "Not here. There is: /hello /broken\n") == (status, text)
+    assert (404, "No such page. Pages: /hello /broken\n") == (status, text)
 
 
 async def test_head_has_the_headers_and_no_body():
@@ -185,7 +185,7 @@ async def test_what_is_no_socket_is_not_removed(tmp_path, kind):
     else:
         path.symlink_to(tmp_path / "elsewhere")
 
-    with pytest.raises(PermissionFault, match="in the way"):
+    with pytest.raises(PermissionFault, match="not a socket"):
         await WebServer(Listeners(port=None, socket_path=path), PAGES).__aenter__()
 
     assert path.is_symlink() or "mine" == path.read_text()

@@ -155,9 +155,9 @@ async def test_a_directory_that_cannot_be_opened_is_said(tmp_path):
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "../x"])
 async def test_a_name_that_leaves_the_directory_is_refused(disk, name):
-    with pytest.raises(ValueError, match="no name of a state file"):
+    with pytest.raises(ValueError, match="not the name of a state file"):
         await disk.replace(name, b"")
-    with pytest.raises(ValueError, match="no name of a state file"):
+    with pytest.raises(ValueError, match="not the name of a state file"):
         await disk.replace("state.json", b"", keep=name)
 
 
@@ -165,7 +165,7 @@ async def test_a_look_finds_a_state_directory_that_was_removed(disk, tmp_path):
     await disk.check()
     (tmp_path / "state").rmdir()
 
-    with pytest.raises(StateError, match="restart the agent, the directory was removed under it"):
+    with pytest.raises(StateError, match="the directory was removed while the agent ran: restart"):
         await disk.check()
 
 

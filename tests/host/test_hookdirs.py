@@ -149,9 +149,9 @@ async def test_a_parent_of_somebody_else_is_refused(dirs, hook):
     ],
 )
 async def test_a_name_that_is_no_pod_and_container_makes_nothing(dirs, hook, name):
-    with pytest.raises(StateError, match="no <pod UID>_<container>"):
+    with pytest.raises(StateError, match="not of the form <pod UID>_<container>"):
         await dirs.prepare(name, wipe=True)
-    with pytest.raises(StateError, match="no <pod UID>_<container>"):
+    with pytest.raises(StateError, match="not of the form <pod UID>_<container>"):
         await dirs.remove(name)
 
     assert [] == list(hook.iterdir())

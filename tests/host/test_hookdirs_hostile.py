@@ -63,7 +63,7 @@ def test_one_that_is_held_stays_with_what_is_mounted_there_though_it_was_given_a
 
     (refused,) = said(hook, "prepare(wipe=False)\n", *identity)
 
-    assert "gave its directory" in refused
+    assert "cannot be used: a container changed" in refused
     assert [leaf] == list(leaf.parent.iterdir())
     assert ["libvgpu.so"] == names(leaf)
 

@@ -32,14 +32,14 @@ async def test_a_look_finds_what_lies_in_a_directorys_place(dirs, hook, place):
     (hook / place).rename(hook / "away")
     (hook / place).symlink_to(hook / "away")
 
-    assert "remove what is in its place" in await refused(dirs)
+    assert "remove the link or file in its place" in await refused(dirs)
 
 
 async def test_a_look_finds_an_unsafe_or_missing_hook_path(dirs, hook):
     hook.chmod(0o777)
     assert "writable by everybody" in await refused(dirs)
     hook.rmdir()
-    assert f"make {hook}, a directory of root's" in await refused(dirs)
+    assert f"make the directory {hook}, owned by root" in await refused(dirs)
 
 
 async def test_files_that_cannot_be_looked_at_are_said(hook, tmp_path):

@@ -54,7 +54,7 @@ async def test_one_that_is_not_there_holds_nothing(dirs, hook):
 
 
 async def test_a_name_that_is_no_pod_and_container_is_refused(dirs):
-    with pytest.raises(StateError, match="is no <pod UID>_<container>"):
+    with pytest.raises(StateError, match="is not of the form <pod UID>_<container>"):
         await dirs.measure("../..", anew=True)
 
 
@@ -125,7 +125,7 @@ async def test_a_file_system_that_counts_no_inodes_has_no_bound_of_them(dirs, mo
 async def test_a_hook_path_that_is_missing_is_said(dirs, hook):
     hook.rmdir()
 
-    with pytest.raises(StateError, match=r"make .*hook, a directory of root's"):
+    with pytest.raises(StateError, match=r"make the directory .*hook, owned by root"):
         await dirs.room()
 
 

@@ -107,7 +107,7 @@ async def test_inside_a_pod_the_service_account_is_used(account: Path):
 
 
 def test_outside_of_a_pod_and_without_a_kubeconfig_the_mend_is_named(account: Path):
-    with pytest.raises(SettingsError, match="no kubeconfig is set and this is no pod"):
+    with pytest.raises(SettingsError, match="no kubeconfig is set and this is not a pod"):
         check(Connection(service_account=account))
 
 

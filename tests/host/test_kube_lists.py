@@ -168,9 +168,9 @@ async def test_a_list_that_is_forgotten_again_and_again_is_gone(tmp_path: Path):
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        (b"[]", "no list of objects"),
+        (b"[]", "not a list of objects"),
         (b'{"metadata":{},"items":[]}', "no resourceVersion"),
-        (b'{"metadata":{"resourceVersion":"7"},"items":[7]}', "no JSON object"),
+        (b'{"metadata":{"resourceVersion":"7"},"items":[7]}', "not a JSON object"),
     ],
 )
 async def test_a_list_that_is_none_is_an_error(tmp_path: Path, body: bytes, text: str):

@@ -6,7 +6,7 @@ import pytest
 
 from agent.core.errors import ApiNotFound
 from agent.core.health.news import NodeCondition
-from agent.host.kube.node_status import KubeNodeStatus
+from agent.host.kube.api import KubeNodeStatus
 from tests.builders import NODE, NOON
 from tests.fakes.kubeworld import model_world
 

@@ -22,7 +22,7 @@ from tests.fakes.kubeworld import KUBECONFIG, NAMESPACE, model_world
 
 pytestmark = pytest.mark.looptime(False)
 
-ASK = ApiRequest("GET", "get", "nodes", path_of("nodes", NODE))
+ASK = ApiRequest("get", "nodes", path_of("nodes", NODE))
 CERTIFICATE = '{server: "https://127.0.0.1:1", certificate-authority-data: bm8gY2VydGlmaWNhdGU=}'
 
 
@@ -238,7 +238,7 @@ async def test_an_answer_that_is_no_object_is_refused(tmp_path: Path, body: byte
         return web.Response(body=body)
 
     async with a_session(answer, tmp_path) as session:
-        with pytest.raises(ApiError, match="no JSON object"):
+        with pytest.raises(ApiError, match="not a JSON object"):
             await session.fetch(ASK)
 
 

@@ -20,7 +20,7 @@ from tests.fakes.chance import NoChance
 pytestmark = pytest.mark.looptime(False)
 
 CERTIFICATES = Path(__file__).parents[1] / "vectors" / "tls"
-ASK = ApiRequest("GET", "get", "nodes", path_of("nodes", "node-1"))
+ASK = ApiRequest("get", "nodes", path_of("nodes", "node-1"))
 
 
 class TlsServer:

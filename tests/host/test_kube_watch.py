@@ -20,7 +20,7 @@ from tests.fakes.clock import ManualClock
 from tests.fakes.http import a_session, stream
 from tests.fakes.kubeworld import RESOURCE
 
-WATCH = ApiRequest("GET", "watch", "pods", "/api/v1/pods")
+WATCH = ApiRequest("watch", "pods", "/api/v1/pods")
 BOOKMARK = b'{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"7"}}}\n'
 GONE = b'{"type":"ERROR","object":{"code":410,"message":"too old"}}\n'
 REAL = pytest.mark.looptime(False)
@@ -98,8 +98,8 @@ async def test_a_watch_that_is_cut_is_an_error(tmp_path: Path):
 @pytest.mark.parametrize(
     ("frame", "text"),
     [
-        (b"nonsense\n", "no JSON object"),
-        (b"[]\n", "no JSON object"),
+        (b"nonsense\n", "not a JSON object"),
+        (b"[]\n", "not a JSON object"),
         (b'{"type":"ADDED"}\n', "no type or no object"),
         (b'{"type":7,"object":{}}\n', "no type or no object"),
         (b'{"type":"ADDED","object":{}}\n', "no resourceVersion"),

@@ -198,7 +198,7 @@ def test_a_file_of_somebody_else_is_not_taken(tmp_path):
     path.write_text("pid 1\n")
     os.chown(path, 65534, 65534)
 
-    with pytest.raises(PermissionFault, match=f"{path} is no file of user 0.*remove it"):
+    with pytest.raises(PermissionFault, match=f"{path} is not a file of user 0.*remove it"):
         LockFile(path).try_take()
 
     assert "pid 1\n" == path.read_text()
@@ -208,6 +208,6 @@ def test_what_is_no_file_is_neither_locked_nor_waited_for(tmp_path):
     path = tmp_path / "lock"
     os.mkfifo(path)
 
-    with pytest.raises(PermissionFault, match="is no file"):
+    with pytest.raises(PermissionFault, match="is not a file"):
         LockFile(path).try_take()
     assert "" == LockFile(path).holder()

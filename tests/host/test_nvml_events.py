@@ -212,7 +212,7 @@ async def test_a_wait_that_does_not_come_back_is_an_error_and_no_silence(
         (error,) = await hear(heard, 1)
 
         assert isinstance(error, DriverError)
-        assert "does not come back" in str(error)
+        assert "does not return" in str(error)
 
 
 async def test_no_third_thread_is_sent_into_a_wait_that_does_not_come_back(
@@ -232,7 +232,7 @@ async def test_no_third_thread_is_sent_into_a_wait_that_does_not_come_back(
 
     waiting = {one for one in threading.enumerate() if one.name == "nvml-events"} - before
     assert 2 == len(waiting)
-    assert "earlier waits for events have not come back" in said[2]
+    assert "earlier waits for events have not returned" in said[2]
     library.release()
     async with listening(driver) as heard:
         library.xid(0, 13)

@@ -86,7 +86,7 @@ async def test_a_gpu_that_was_stuck_is_registered_as_soon_as_it_answers(driver, 
         library.xid(0, 13)
         await hear(heard, 1)
         assert {0} == library.registered.keys()
-        assert "has not come back" in (await driver.probe(G1)).unmonitored
+        assert "has not returned" in (await driver.probe(G1)).unmonitored
         library.release()
         await until(lambda: 1 in library.registered)
 
@@ -120,9 +120,9 @@ async def test_streams_begin_again_once_the_machine_gives_threads(driver, librar
 
         full.setattr(threading.Thread, "start", refuse)
         for _ in range(3):
-            with pytest.raises(DriverError, match=r"no thread|have not come back"):
+            with pytest.raises(DriverError, match=r"no thread|have not returned"):
                 await anext(driver.events())
-    with pytest.raises(DriverError, match="have not come back"):
+    with pytest.raises(DriverError, match="have not returned"):
         await anext(driver.events())  # which sends those of before home
     await until(lambda: library.sets_freed == 2)
 

@@ -64,7 +64,7 @@ async def test_a_gpu_that_does_not_answer_is_silent_and_the_others_are_not(drive
 
     assert ProbeOutcome.SILENT is (await driver.probe(G1)).outcome
     assert ProbeOutcome.PASSED is (await driver.probe(G0)).outcome
-    assert "has not come back" in (await driver.probe(G1)).text
+    assert "has not returned" in (await driver.probe(G1)).text
 
 
 async def test_a_probe_behind_a_sample_that_answers_in_time_has_its_own_time(driver, library):

@@ -145,7 +145,7 @@ async def test_a_call_that_does_not_come_back_is_named_as_what_holds_the_gpus(st
     await stub_driver.scan()
     stub.hang(slot=0)
     await stub_driver.probe(G0)
-    with pytest.raises(DriverError, match="has not come back from the driver"):
+    with pytest.raises(DriverError, match="has not returned from the driver"):
         await stub_driver.release([G1])
     stub.hang(slot=0, hung=False)
     await asyncio.sleep(0.05)
@@ -204,7 +204,7 @@ async def test_one_never_described_that_is_taken_back_alone_is_told_until_all_ar
         await stub_driver.probe(G1)
 
     told = {fault.gpu: (fault.trouble, fault.text) for fault in scan.faults}
-    assert (Trouble.UNPLACED, "it is looked for when all GPUs are taken back") == told[G1]
+    assert (Trouble.UNPLACED, "it is searched for when all GPUs are taken back") == told[G1]
     assert str(refused.value).endswith("when all GPUs are taken back: hami-agent recheck all")
     assert {G0, G1, G2} == told.keys()
     assert [False] * 3 == attached(stub)

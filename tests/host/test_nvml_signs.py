@@ -97,7 +97,7 @@ async def test_a_gpu_that_does_not_answer_is_named_and_the_other_answers(driver,
     with pytest.raises(GpuError, match="GPU GPU-0: no answer in time") as caught:
         await driver.sample(G0)
     assert not caught.value.lost
-    with pytest.raises(GpuError, match="an earlier call about GPU-0 has not come back"):
+    with pytest.raises(GpuError, match="an earlier call about GPU-0 has not returned"):
         await driver.sample(G0)
 
     assert (await driver.sample(G1)) is not None

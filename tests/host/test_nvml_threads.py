@@ -112,7 +112,7 @@ async def test_what_is_launched_waits_in_line_and_is_refused_behind_a_stuck_call
 
     other = Stuck()
     await hang(threads, other, "b")
-    with pytest.raises(TimeoutError, match="has not come back"):
+    with pytest.raises(TimeoutError, match="has not returned"):
         threads.launch("b", str)
     other.let_go()
 

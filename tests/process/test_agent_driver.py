@@ -127,7 +127,7 @@ async def test_release_all_lets_go_of_a_gpu_that_is_not_shared_too(library):
 
         assert 1 == one.returncode
         assert "GPU 1 is not shared: it is in MIG mode" in one.stderr
-        assert "`hami-agent release all` lets go of it, too" in one.stderr
+        assert "`hami-agent release all` releases it too" in one.stderr
         assert 0 == every.returncode, every.stderr
         assert ([False] * 3, 0) == ([stub.attached(slot) for slot in range(3)], stub.sessions)
         stub.set(1, mig=0)

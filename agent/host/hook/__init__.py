@@ -1,5 +1,5 @@
-"""HAMi-core's directories on the host, which containers have mounted and may write.
+"""HAMi-core's directories on the host, which containers mount and may write.
 
-It may never follow a link, trust what it finds in them, or let one container's directory hold up
-what is done for another one.
+It never follows a link, never trusts their content, and never lets one container's directory delay
+the work for another container.
 """

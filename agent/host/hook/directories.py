@@ -1,9 +1,9 @@
-"""HAMi-core's directories on the host: one for each container.
+"""HAMi-core's directories on the host, one for each container.
 
-They are mounted into containers and writable by everybody there, so nothing in them is trusted:
-every step is taken from an open directory and never through a link, and what lies above them
-belongs to root and is writable by root alone. What cannot be used, or is used no more, is set aside
-by a rename, which no content can hold up, and goes bit by bit on a thread of its own.
+Containers mount them and any process in a container may write them, so their content is not
+trusted. Every step starts at an open directory and follows no link. Only root may write the
+directories above them. An unusable or unused directory is set aside by a rename, which no content
+can delay, and removed in small parts on a thread of its own.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from agent.core.containers.edits import HookFacts
 from agent.core.errors import StateError
 from agent.core.reconcile.clearing import Cleared
 from agent.core.reconcile.measuring import DirectorySize, DiskRoom
-from agent.host.hook.path import LISTED, open_containers, open_in, told
+from agent.host.hook.path import LISTED, open_containers, open_in, state_errors
 from agent.host.hook.set_aside import SetAside
 from agent.host.hook.sizes import Sizes
 from agent.kit.cell import Cell
@@ -36,19 +36,19 @@ Ts = TypeVarTuple("Ts")
 NAME = re.compile(r"[0-9a-f-]{1,64}_[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 PARENT_MODE = 0o755
 LEAF_MODE = 0o777
-"""No sticky bit: libvgpu.so up to 2.8.0 removes the stale lock of another user."""
+"""No sticky bit: libvgpu.so up to and including 2.8.0 removes another user's stale lock."""
 LEFT_BEHIND = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}_[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-"""Names of container directories of pods that the API server knows or knew."""
+"""Names of container directories of pods from the API server."""
 UNUSABLE: Final = frozenset({errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP})
-"""What a directory answers that its tenant, or something else in its place, keeps us out of."""
+"""The errors of a directory whose access a tenant took away, or that was replaced."""
 CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 
 
 class HostHookDirs:
-    """The HookDirs port below `hook`, HAMi's HOOK_PATH, which must be there.
+    """The HookDirs port below `hook`, HAMi's HOOK_PATH, which must exist.
 
-    `dev` is where the host's device nodes are; `version` the version whose libvgpu.so is ours.
-    Only clear(), measure() and room() run on `clearing`, and nothing else does.
+    `dev` holds the host's device nodes; `version` selects the libvgpu.so. `clearing` runs only
+    clear(), measure() and room(); `offload` runs all others.
     """
 
     def __init__(
@@ -62,26 +62,23 @@ class HostHookDirs:
         self._aside = SetAside(hook)
         self._sizes = Sizes(hook)
         self.set_aside: Cell[int] = Cell(0)
-        """How many directories were set aside since the start."""
+        """The number of directories set aside since the start."""
 
     async def facts(self) -> HookFacts:
-        """What lies in the hook directory now. Raises StateError.
+        """Inspect the hook directory. Raises StateError.
 
         Source: HAMi pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go (mounts).
         """
         return await self._offload.call(self._facts)
 
     async def check(self) -> None:
-        """Nothing, when container directories can be made, as far as a look without a write shows.
-
-        Raises StateError.
-        """
+        """Check without writing that container directories can be made. Raises StateError."""
         await self._offload.call(self._check)
 
     def _facts(self) -> HookFacts:
         home = self._hook / "vgpu"
         versioned = home / f"libvgpu.so.{self._version}"
-        with told(self._hook):
+        with state_errors(self._hook):
             library = versioned if self._version and versioned.is_file() else home / "libvgpu.so"
             mounted = (library, home / "ld.so.preload")
             nodes = (self._dev / name for name in CONTROL_NODES)
@@ -94,19 +91,19 @@ class HostHookDirs:
             )
 
     async def prepare(self, name: str, *, wipe: bool) -> None:
-        """Make the container directory `name`, open to everybody.
+        """Make the container directory `name`, writable by everybody. Raises StateError.
 
-        `wipe`: nothing of what was in it stays. Else a container may run with it: one that is there
-        stays as it is, and only what is no directory is replaced. Raises StateError.
+        With `wipe`, no old content stays. Without, a container may run with it: an existing
+        directory stays, and only something else in its place is replaced.
         """
         await self._counted(self._prepare, _checked(name), wipe)
 
     async def remove(self, name: str) -> None:
-        """Take the container directory `name` away; absent is done. Raises StateError."""
+        """Set the container directory `name` aside, if it exists. Raises StateError."""
         await self._counted(self._remove, _checked(name))
 
     async def _counted(self, work: Callable[[*Ts], int], *args: *Ts) -> None:
-        """Count what the work sets aside; one where nobody waits for its end, which comes yet."""
+        """Run the work and count what it sets aside: one if the caller is cancelled before."""
         aside = 1
         try:
             aside = await self._offload.call(work, *args)
@@ -114,74 +111,77 @@ class HostHookDirs:
             self.set_aside.set(self.set_aside.value + aside)
 
     async def found(self) -> Mapping[str, dt.datetime]:
-        """The container directories that are there, and when each changed. Raises StateError.
+        """Return the container directories and when the inode of each changed. Raises StateError.
 
-        It is the change of the inode, which no container can set back or forward.
+        No container can set that time.
         """
         return await self._offload.call(self._found)
 
     async def clear(self, *, again: bool) -> Cleared:
         """Remove a bounded part of what was set aside. Raises StateError.
 
-        `again`: what could not be removed is tried once more.
+        With `again`, also try what could not be removed before.
         """
         now = asyncio.get_running_loop().time
         return await self._clearing.call(self._aside.clear, again, now)
 
     async def measure(self, name: str, *, anew: bool) -> DirectorySize:
-        """What the container directory `name` holds, after a look at a bounded part of it.
+        """Count a bounded part of the container directory `name`; return the size so far.
 
-        `anew`: at the first part. One that is absent holds nothing. Raises StateError.
+        With `anew`, start at the first part. A missing directory is empty. Raises StateError.
         """
         now = asyncio.get_running_loop().time
         return await self._clearing.call(self._sizes.measure, _checked(name), anew, now)
 
     async def room(self) -> DiskRoom:
-        """What is left on their file system. Raises StateError."""
+        """Return the free space and inodes of their file system. Raises StateError."""
         return await self._clearing.call(self._sizes.room)
 
     def _prepare(self, name: str, wipe: bool) -> int:  # noqa: FBT001 -- prepare() names it
-        """How many were set aside."""
+        """Do prepare(); return how many were set aside."""
         aside = 0
-        with told(self._hook), contextlib.ExitStack() as open_directories:
+        with state_errors(self._hook), contextlib.ExitStack() as open_directories:
             hook = self._own(open_directories)
             home = _parent(open_directories, "vgpu", hook)
             containers = _parent(open_directories, "containers", home)
             try:
                 os.mkdir(name, LEAF_MODE, dir_fd=containers)
             except FileExistsError:
-                # Of one that is held nothing may go: what is mounted there limits the container.
-                found = os.stat(name, dir_fd=containers, follow_symlinks=False)
-                if wipe or not stat.S_ISDIR(found.st_mode):
+                # A container may have it mounted, with the files that limit the container.
+                status = os.stat(name, dir_fd=containers, follow_symlinks=False)
+                if wipe or not stat.S_ISDIR(status.st_mode):
                     _set_aside(name, containers)
                     aside = 1
                     os.mkdir(name, LEAF_MODE, dir_fd=containers)
             if not _is_usable(name, containers):
-                raise StateError(f"A container gave its directory {name} away: delete the pod.")
+                raise StateError(
+                    f"Container directory {name} cannot be used: a container changed its owner or "
+                    "its access. The container cannot start: delete the pod."
+                )
         return aside
 
     def _check(self) -> None:
-        with told(self._hook), contextlib.ExitStack() as open_directories:
+        with state_errors(self._hook), contextlib.ExitStack() as open_directories:
             last, name = self._own(open_directories), str(self._hook)
-            # What is missing is made in what is there.
+            # A missing directory would be made in the last existing one.
             with contextlib.suppress(FileNotFoundError):
                 last, name = _found_parent(open_directories, "vgpu", last), "vgpu"
                 last, name = _found_parent(open_directories, "containers", last), "containers"
             check_writable(last, name)
 
     def _own(self, open_directories: contextlib.ExitStack) -> int:
-        """The open hook path, which nobody else may write. Raises StateError, OSError."""
+        """Open the hook path, which no other user may write. Raises StateError, OSError."""
         hook = open_in(open_directories, str(self._hook), None, os.O_DIRECTORY | os.O_CLOEXEC)
         if _owned(hook, str(self._hook)) & stat.S_IWOTH:
             raise StateError(
-                f"Hook path {self._hook} is writable by everybody, who could put other "
-                "directories in the place of the containers': make it 0755."
+                f"Hook path {self._hook} is writable by everybody: any user could replace the "
+                "directories of containers. Make it 0755."
             )
         return hook
 
     def _remove(self, name: str) -> int:
-        """How many were set aside."""
-        with told(self._hook), contextlib.ExitStack() as open_directories:
+        """Do remove(); return how many were set aside."""
+        with state_errors(self._hook), contextlib.ExitStack() as open_directories:
             try:
                 _set_aside(name, open_containers(self._hook, open_directories))
             except FileNotFoundError:
@@ -189,7 +189,7 @@ class HostHookDirs:
         return 1
 
     def _found(self) -> Mapping[str, dt.datetime]:
-        with told(self._hook), contextlib.ExitStack() as open_directories:
+        with state_errors(self._hook), contextlib.ExitStack() as open_directories:
             try:
                 above = open_containers(self._hook, open_directories)
             except FileNotFoundError:
@@ -201,23 +201,25 @@ class HostHookDirs:
 def _changes(
     entries: "Iterator[os.DirEntry[str]]",
 ) -> Iterator[tuple[str, dt.datetime]]:
-    """Directories, not links to some, with the names of containers' and the time of change."""
+    """The container directories among the entries, no links, and when each changed."""
     for entry in entries:
         if LEFT_BEHIND.fullmatch(entry.name):
             with contextlib.suppress(FileNotFoundError):
-                found = entry.stat(follow_symlinks=False)
-                if stat.S_ISDIR(found.st_mode):
-                    yield entry.name, dt.datetime.fromtimestamp(found.st_ctime, dt.UTC)
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
+                    yield entry.name, dt.datetime.fromtimestamp(status.st_ctime, dt.UTC)
 
 
 def _checked(name: str) -> str:
     if not NAME.fullmatch(name):
-        raise StateError(f"{name[:80]!r} is no <pod UID>_<container>: no directory is made for it.")
+        raise StateError(
+            f"{name[:80]!r} is not of the form <pod UID>_<container>: no directory is made for it."
+        )
     return name
 
 
 def _parent(open_directories: contextlib.ExitStack, name: str, above: int) -> int:
-    """The directory `name`, made if missing, owned by root or us and writable by its owner only."""
+    """Open the directory `name`, or make it: owned by root or us, writable only by its owner."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, PARENT_MODE, dir_fd=above)
     opened = open_in(open_directories, name, above)
@@ -227,25 +229,25 @@ def _parent(open_directories: contextlib.ExitStack, name: str, above: int) -> in
 
 
 def _found_parent(open_directories: contextlib.ExitStack, name: str, above: int) -> int:
-    """The directory `name` as it is, owned by root or us. Raises StateError, OSError."""
+    """Open the directory `name`, which root or we must own. Raises StateError, OSError."""
     opened = open_in(open_directories, name, above)
     _owned(opened, name)
     return opened
 
 
 def _owned(opened: int, name: str) -> int:
-    """The mode of an open directory that is root's or ours. Raises StateError."""
-    found = os.fstat(opened)
-    if found.st_uid not in {0, os.geteuid()}:
+    """The mode of an open directory that root or we must own. Raises StateError."""
+    status = os.fstat(opened)
+    if status.st_uid not in {0, os.geteuid()}:
         raise StateError(
-            f"Hook directory {name} belongs to uid {found.st_uid}: give it to root, or its owner "
-            "decides what containers mount."
+            f"Hook directory {name} belongs to uid {status.st_uid}, who could decide what "
+            "containers mount: give it to root."
         )
-    return stat.S_IMODE(found.st_mode)
+    return stat.S_IMODE(status.st_mode)
 
 
 def _is_usable(name: str, above: int) -> bool:
-    """Whether everybody can use the directory, after its mode was put right. Raises OSError."""
+    """Set the directory's mode; False when that is not permitted. Raises OSError."""
     try:
         place = os.open(name, PLACE, dir_fd=above)
         try:
@@ -260,9 +262,6 @@ def _is_usable(name: str, above: int) -> bool:
 
 
 def _set_aside(name: str, above: int) -> None:
-    """Rename what is there, in its own parent, where the directory's mode does not matter.
-
-    Raises OSError.
-    """
+    """Rename the entry within its parent: its own mode does not matter. Raises OSError."""
     aside = f".removed-{name.partition('_')[0].replace('-', '')}-{secrets.token_hex(8)}"
     os.rename(name, aside, src_dir_fd=above, dst_dir_fd=above)

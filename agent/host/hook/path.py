@@ -1,4 +1,4 @@
-"""The way to HAMi-core's directories on the host: from an open directory, never through a link."""
+"""Opens HAMi-core's directories on the host, each from the one above it, through no link."""
 
 import contextlib
 import errno
@@ -11,17 +11,17 @@ from agent.core.errors import StateError
 from agent.kit.dissolve import DIRECTORY
 
 LISTED: Final = 100_000
-"""Names above the container directories that are looked at; root alone makes any there."""
+"""Entries read beside the container directories; only root can create any there."""
 SLICE_ENTRIES: Final = 1000
 SLICE_SECONDS: Final = 0.05
-"""One part of the work on the thread that removes and measures."""
+"""One part of removing and measuring ends after so many entries or seconds."""
 ADVICE = {
-    errno.ENOENT: "make {hook}, a directory of root's",
+    errno.ENOENT: "make the directory {hook}, owned by root",
     errno.ENOSPC: "free some space there",
     errno.EDQUOT: "raise the quota or free some space there",
     errno.EROFS: "mount it read-write",
-    errno.ELOOP: "remove the link that is in its place",
-    errno.ENOTDIR: "remove what is in its place: a link or a file",
+    errno.ELOOP: "remove the link in its place",
+    errno.ENOTDIR: "remove the link or file in its place",
     errno.EIO: "look for disk errors in the kernel's log",
 }
 
@@ -29,14 +29,14 @@ ADVICE = {
 def open_in(
     open_directories: contextlib.ExitStack, name: str, above: int | None, flags: int = DIRECTORY
 ) -> int:
-    """The directory `name`, open for as long as the stack. Raises OSError."""
-    found = os.open(name, flags, dir_fd=above)
-    open_directories.callback(os.close, found)
-    return found
+    """Open the directory `name` until the stack closes. Raises OSError."""
+    opened = os.open(name, flags, dir_fd=above)
+    open_directories.callback(os.close, opened)
+    return opened
 
 
 def open_containers(hook: Path, open_directories: contextlib.ExitStack) -> int:
-    """The open directory of the container directories, as it is. Raises OSError."""
+    """Open the parent of the container directories. Raises OSError."""
     above = open_in(open_directories, str(hook), None, os.O_DIRECTORY)
     for step in ("vgpu", "containers"):
         above = open_in(open_directories, step, above)
@@ -44,12 +44,12 @@ def open_containers(hook: Path, open_directories: contextlib.ExitStack) -> int:
 
 
 @contextlib.contextmanager
-def told(hook: Path) -> Iterator[None]:
-    """What the disk answers becomes a StateError with what to do."""
+def state_errors(hook: Path) -> Iterator[None]:
+    """Turn an OSError into a StateError that says what to do."""
     try:
         yield
     except OSError as error:
-        usual = "make {hook} a directory of root's that the agent may write"
+        usual = "make {hook} a directory that root owns and the agent may write"
         advice = ADVICE.get(error.errno or 0, usual).format(hook=hook)
         raise StateError(
             f"HAMi-core's directories below {hook} cannot be used: {error.filename or 'an entry'}: "

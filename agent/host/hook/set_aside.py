@@ -1,6 +1,6 @@
-"""Container directories that were set aside, removed bit by bit.
+"""Removes container directories that were set aside, in small parts.
 
-All of it happens on one thread, which nobody waits for who makes directories.
+It runs on a thread of its own, so making a directory never waits for it.
 """
 
 import contextlib
@@ -12,17 +12,24 @@ from pathlib import Path
 from typing import Final
 
 from agent.core.reconcile.clearing import Cleared
-from agent.host.hook.path import LISTED, SLICE_ENTRIES, SLICE_SECONDS, open_containers, told
+from agent.host.hook.path import (
+    LISTED,
+    SLICE_ENTRIES,
+    SLICE_SECONDS,
+    open_containers,
+    state_errors,
+)
 from agent.kit.dissolve import dissolve
 
 ASIDE: Final = re.compile(r"\.removed-[0-9a-f]{1,64}-[0-9a-f]{16}")
-"""Set aside, with the pod's UID without hyphens: HAMi's monitors up to 2.6.1 die of one in it."""
+"""The name of a directory set aside, with the pod's UID without its hyphens: HAMi's monitors up to
+and including 2.6.1 crash on them."""
 VISIT: Final = 100_000
-"""Steps in one before it is the next one's turn: somebody may be filling it still."""
+"""Steps in one directory before the next one: a process may still write into it."""
 
 
 class SetAside:
-    """What was set aside below `hook`, and what is known of its removal."""
+    """Removes the directories set aside below `hook`, and knows which cannot be removed."""
 
     def __init__(self, hook: Path) -> None:
         self._hook = hook
@@ -32,12 +39,12 @@ class SetAside:
         self._kept: dict[str, str] = {}
 
     def clear(self, again: bool, now: Callable[[], float]) -> Cleared:  # noqa: FBT001 -- for an Offload
-        """Remove a bounded part of it; `again`: also of what could not be removed before.
+        """Remove a bounded part; with `again`, also try what could not be removed before.
 
         Raises StateError.
         """
         end, more = now() + SLICE_SECONDS, True
-        with told(self._hook):
+        with state_errors(self._hook):
             if again:
                 self._kept.clear()
             for _ in range(SLICE_ENTRIES):
@@ -48,7 +55,7 @@ class SetAside:
         return Cleared(more=more, kept=len(self._kept), why=next(iter(self._kept.values()), ""))
 
     def _choose(self) -> bool:
-        """Begin with what was set aside and not visited yet, or not lately; False: nothing is."""
+        """Choose the next directory, those not visited in this round first; False: none is left."""
         with contextlib.ExitStack() as open_directories:
             try:
                 above = open_containers(self._hook, open_directories)
@@ -75,7 +82,6 @@ class SetAside:
             yield from dissolve(name, open_containers(self._hook, open_directories))
 
     def _step(self) -> None:
-        """One step of the visit."""
         if self._visit is None:
             return
         try:

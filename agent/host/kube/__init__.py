@@ -1,5 +1,5 @@
-"""The API server, reached through kubernetes_asyncio: this Node, the pods of this node, Events.
+"""The client of the API server, over kubernetes_asyncio: this Node, its pods, Events.
 
-It may never list or watch anything else, cache an object, or decide when to ask again. Importing
-this package loads neither kubernetes_asyncio nor aiohttp: the first request does, on a thread.
+It never lists or watches anything else, caches no object and decides no retry. Importing this
+package loads neither kubernetes_asyncio nor aiohttp: the first request does, on a thread.
 """

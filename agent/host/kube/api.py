@@ -1,4 +1,4 @@
-"""The two ports: this Node, and the pods of this node."""
+"""The ports NodeApi, NodeStatusApi and PodApi over the API server."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
@@ -10,17 +10,23 @@ from agent.codec.objects import MEMORY_RESOURCE, decode_node, decode_pod
 from agent.core.cluster.changes import NodeChange, NodeEvent, PodChange, PodList
 from agent.core.cluster.pods import NodeView, PodUid, PodView
 from agent.core.errors import ApiError, ApiNotFound, MalformedText
-from agent.host.kube.events import EventPoster
+from agent.core.health.news import NodeCondition
+from agent.host.kube.events import EventPoster, stamp
 from agent.host.kube.lists import Lists
-from agent.host.kube.session import ApiRequest, KubeSession, aside, path_of
+from agent.host.kube.session import (
+    MERGE_PATCH,
+    METADATA_ONLY,
+    STRATEGIC_PATCH,
+    ApiRequest,
+    KubeSession,
+    aside,
+    path_of,
+)
 from agent.host.kube.watch import OPENED, WatchTimes, frames
 
 log = structlog.get_logger(__name__)
 
-MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
-METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
-"""Half the bytes of a Node, little of a pod; a server that cannot do it sends all."""
 DEFAULT_PACE = WatchTimes()
 
 
@@ -33,15 +39,13 @@ class KubeNode:
         self._pace = pace
 
     async def watch_node(self) -> AsyncIterator[NodeChange]:
-        """One WATCH by name without a version: the server begins with the Node as it is."""
+        """Send one WATCH by name without a version: the server first sends the present Node."""
         query = (
             ("watch", "1"),
             ("fieldSelector", f"metadata.name={self._node}"),
             ("allowWatchBookmarks", "true"),
         )
-        request = ApiRequest(
-            "GET", "watch", "nodes", path_of("nodes"), query=query, accept=METADATA_ONLY
-        )
+        request = ApiRequest("watch", "nodes", path_of("nodes"), query=query, accept=METADATA_ONLY)
         async for frame in frames(self._session, request, self._pace, _shown):
             if frame.kind == OPENED:
                 yield NodeChange(opened=True)
@@ -49,23 +53,21 @@ class KubeNode:
                 yield NodeChange(frame.obj)
 
     async def get_node(self) -> NodeView | None:
-        """One GET; without a version it is answered from the storage, never from a cache."""
-        request = ApiRequest(
-            "GET", "get", "nodes", path_of("nodes", self._node), accept=METADATA_ONLY
-        )
+        """Send one GET; without a version the server answers from its storage, not from a cache."""
+        request = ApiRequest("get", "nodes", path_of("nodes", self._node), accept=METADATA_ONLY)
         try:
             return _node(request, await self._session.fetch(request))
         except ApiNotFound:
             return None
 
     async def annotate_node(self, annotations: Mapping[str, str | None]) -> NodeView:
-        """One merge patch of the named annotations."""
+        """Send one merge patch of these annotations."""
         body = {"metadata": {"annotations": dict(annotations)}}
         request = self._patch(body, MERGE_PATCH)
         return _node(request, await self._session.fetch(request))
 
     async def release_lock(self, key: str, value: str) -> None:
-        """One JSON patch: nothing changes unless annotation `key` is exactly `value`."""
+        """Send one JSON patch: nothing changes unless annotation `key` is exactly `value`."""
         pointer = "/metadata/annotations/" + key.replace("~", "~0").replace("/", "~1")
         body = (
             {"op": "test", "path": pointer, "value": value},
@@ -77,7 +79,6 @@ class KubeNode:
         self, body: Mapping[str, object] | Sequence[object], content_type: str
     ) -> ApiRequest:
         return ApiRequest(
-            "PATCH",
             "patch",
             "nodes",
             path_of("nodes", self._node),
@@ -87,10 +88,34 @@ class KubeNode:
         )
 
 
+class KubeNodeStatus:
+    """The status of this Node (port NodeStatusApi)."""
+
+    def __init__(self, session: KubeSession, node: str) -> None:
+        self._session = session
+        self._node = node
+
+    async def set_condition(self, condition: NodeCondition) -> None:
+        """Send one strategic merge patch, which merges conditions by their type."""
+        since = stamp(condition.since)
+        entry = {
+            "type": condition.kind,
+            "status": str(condition.status),
+            "reason": condition.reason,
+            "message": condition.message,
+            "lastHeartbeatTime": since,
+            "lastTransitionTime": since,
+        }
+        path = path_of("nodes", self._node, "status")
+        body = {"status": {"conditions": [entry]}}
+        request = ApiRequest("patch", "nodes/status", path, (), body, STRATEGIC_PATCH)
+        await self._session.call(request)
+
+
 class KubePods:
     """The pods of this node at the API server (port PodApi).
 
-    `resource` is the extended resource whose requests are counted in the views.
+    `resource` is the extended resource whose requests the views count.
     """
 
     def __init__(
@@ -110,15 +135,15 @@ class KubePods:
         self._pace = pace
 
     async def list_pods(self) -> PodList:
-        """One LIST, as new as the server's storage, in as many parts as its bytes need."""
-        request = ApiRequest("GET", "list", "pods", path_of("pods"), query=(self._selector,))
-        found = await self._lists.fetch(request, lambda item: self._view(read_pod(item)))
-        return PodList(tuple(pod for pod in found.items if pod is not None), found.version)
+        """Send one LIST, answered from the server's storage, in as many pages as needed."""
+        request = ApiRequest("list", "pods", path_of("pods"), query=(self._selector,))
+        listed = await self._lists.fetch(request, lambda item: self._view(read_pod(item)))
+        return PodList(tuple(pod for pod in listed.items if pod is not None), listed.version)
 
     async def get_pod(self, namespace: str, name: str) -> PodView | None:
-        """One GET; without a version it is answered from the storage, never from a cache."""
+        """Send one GET; without a version the server answers from its storage, not from a cache."""
         path = path_of("namespaces", namespace, "pods", name)
-        request = ApiRequest("GET", "get", "pods", path)
+        request = ApiRequest("get", "pods", path)
         try:
             body = await self._session.call(request)
             return await aside(body, lambda raw: decode_pod(read_pod(raw), *self._resources))
@@ -128,25 +153,24 @@ class KubePods:
             raise ApiError(f"{request.what}: {error}") from error
 
     async def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
-        """One WATCH with bookmarks; a bookmark of the version asked for says that it is open."""
+        """Send one WATCH with bookmarks; a first change of the requested version: it is open."""
         query = (
             ("watch", "1"),
             self._selector,
             ("resourceVersion", resource_version),
             ("allowWatchBookmarks", "true"),
         )
-        request = ApiRequest("GET", "watch", "pods", path_of("pods"), query=query)
-        async for frame in frames(self._session, request, self._pace, self._told):
+        request = ApiRequest("watch", "pods", path_of("pods"), query=query)
+        async for frame in frames(self._session, request, self._pace, self._change):
             yield frame.obj or PodChange(resource_version)
 
     async def annotate_pod(
         self, namespace: str, name: str, uid: PodUid, annotations: Mapping[str, str | None]
     ) -> None:
-        """One merge patch through pods/status, which a node's own identity may do."""
+        """Send one merge patch to pods/status, which a node's own identity may patch."""
         body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
         path = path_of("namespaces", namespace, "pods", name, "status")
         request = ApiRequest(
-            "PATCH",
             "patch",
             "pods/status",
             path,
@@ -157,14 +181,14 @@ class KubePods:
         await self._session.call(request)
 
     async def post_event(self, event: NodeEvent) -> None:
-        """Create or update an Event; one that comes too often is only counted."""
+        """Create or update an Event; a too frequent one is only counted."""
         await self._events.post(event)
 
-    def _told(self, kind: str, obj: Raw) -> PodChange:
-        """What one frame says. Raises MalformedText."""
-        found = read_pod(obj)
-        pod = None if kind == "BOOKMARK" else self._view(found)
-        return PodChange(_version(found), pod, deleted=kind == "DELETED")
+    def _change(self, kind: str, obj: Raw) -> PodChange:
+        """The change that one frame reports. Raises MalformedText."""
+        content = read_pod(obj)
+        pod = None if kind == "BOOKMARK" else self._view(content)
+        return PodChange(_version(content), pod, deleted=kind == "DELETED")
 
     def _view(self, obj: Mapping[str, Any]) -> PodView | None:
         try:
@@ -175,7 +199,7 @@ class KubePods:
 
 
 def _shown(kind: str, obj: Raw) -> NodeView | None:
-    """The Node that one frame shows. Raises MalformedText."""
+    """The Node in one frame; None when it was deleted. Raises MalformedText."""
     return decode_node(read_object(obj)) if kind in {"ADDED", "MODIFIED"} else None
 
 

@@ -1,4 +1,4 @@
-"""Where the API server is and who we are there: from a kubeconfig file or the service account."""
+"""Finds the API server and our identity there: by a kubeconfig file or the service account."""
 
 import dataclasses
 import os
@@ -18,14 +18,14 @@ CONNECTIONS = 16
 These are get and patch of nodes, get, list and patch of pods, create and patch of events.
 """
 UNUSABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError)
-"""What the library's loader runs into where a file does not have the shape it indexes into."""
+"""The errors that the library's loader raises for a file of another shape."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Connection:
     """How to reach the API server.
 
-    `kubeconfig` None: in-cluster, with the files of `service_account` and the variables
+    Without `kubeconfig`: in-cluster, with the files of `service_account` and the variables
     KUBERNETES_SERVICE_HOST and _PORT of `environment`.
     """
 
@@ -35,14 +35,14 @@ class Connection:
 
     @property
     def source(self) -> str:
-        """Where the connection is described, for messages."""
+        """The file or directory that describes the connection, for messages."""
         return str(self.kubeconfig or self.service_account)
 
 
 def check(connection: Connection) -> None:
-    """Read what describes the connection without using it; cheap, no import, no network.
+    """Check the files of the connection; it imports no library and uses no network.
 
-    Raises SettingsError: a file is missing, unreadable, or no kubeconfig.
+    Raises SettingsError: a file is missing, unreadable, or not a kubeconfig.
     """
     if connection.kubeconfig is None:
         _check_service_account(connection)
@@ -88,13 +88,13 @@ async def configure(library: Library, connection: Connection) -> Any:  # noqa: A
 
 
 def unusable(connection: Connection, error: Exception) -> SettingsError:
-    """The error for a connection that the libraries cannot use."""
+    """The SettingsError for a connection that the libraries cannot use."""
     reason = f"cannot be used ({cap(str(error) or type(error).__name__, 128)})"
     return _unusable(Path(connection.source), reason)
 
 
 def fingerprint(configuration: Any) -> tuple[object, ...]:  # noqa: ANN401 -- untyped library
-    """What a TLS context is made of: equal means that the open one is still right."""
+    """The inputs of the TLS context: if they are equal, the open client is still right."""
     fields = ("host", "verify_ssl", "tls_server_name", "proxy")
     files = ("ssl_ca_cert", "cert_file", "key_file")
     return (
@@ -104,7 +104,7 @@ def fingerprint(configuration: Any) -> tuple[object, ...]:  # noqa: ANN401 -- un
 
 
 def _place(error: yaml.YAMLError) -> str:
-    """Where it is wrong, and no word of what stands there: a kubeconfig holds secrets."""
+    """The place of the error, without its text: a kubeconfig holds secrets."""
     mark = getattr(error, "problem_mark", None)
     return "" if mark is None else f" (line {mark.line + 1}, column {mark.column + 1})"
 
@@ -113,17 +113,17 @@ def _stamp(path: str | None) -> tuple[object, ...]:
     if path is None:
         return ()
     try:
-        found = os.stat(path)  # noqa: PTH116 -- three fields of one call
+        status = os.stat(path)  # noqa: PTH116 -- three fields of one call
     except OSError:
         return (path,)
-    return path, found.st_mtime_ns, found.st_size, found.st_ino
+    return path, status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _check_service_account(connection: Connection) -> None:
     names = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")
     if not all(connection.environment.get(name) for name in names):
         raise SettingsError(
-            "no kubeconfig is set and this is no pod (KUBERNETES_SERVICE_HOST is unset)",
+            "no kubeconfig is set and this is not a pod (KUBERNETES_SERVICE_HOST is unset)",
             remedy="set node.kubeconfig to the kubeconfig of this node",
         )
     for name in ("token", "ca.crt"):
@@ -139,6 +139,6 @@ def _check_service_account(connection: Connection) -> None:
 def _unusable(path: Path, reason: str) -> SettingsError:
     return SettingsError(
         f"{path}: {reason}",
-        remedy="give the path of a readable kubeconfig for this node, or none inside a pod with a "
-        "service account",
+        remedy="give the path of a readable kubeconfig for this node; inside a pod with a service "
+        "account give none",
     )

@@ -1,4 +1,4 @@
-"""Events of the core API, about this Node or a pod of it."""
+"""Posts Events of the core API about this Node or one of its pods."""
 
 import asyncio
 import datetime as dt
@@ -7,7 +7,7 @@ from agent.core.cluster.changes import NodeEvent
 from agent.core.errors import ApiConflict, ApiError, ApiNotFound, cap
 from agent.core.ports import Clock
 from agent.host.kube.series import EventBook, EventSeries, SeriesStep
-from agent.host.kube.session import ApiRequest, KubeSession, path_of
+from agent.host.kube.session import MERGE_PATCH, ApiRequest, KubeSession, path_of
 from agent.kit.tally import Tally
 
 COMPONENT = "hami-agent"
@@ -16,12 +16,12 @@ NODE_NAMESPACE = "default"
 
 
 class EventPoster:
-    """Creates Events and updates their series. `posted` counts events by reason and outcome."""
+    """Creates Events and updates their series; `posted` counts them by reason and outcome."""
 
     def __init__(self, session: KubeSession, node: str, clock: Clock) -> None:
         self.posted = Tally(
             "events_total",
-            "Events for the API server: create and update were written, count and drop were not.",
+            "Events by outcome; only create and update were written to the API server.",
             ("reason", "outcome"),
         )
         self._session = session
@@ -30,7 +30,7 @@ class EventPoster:
         self._book = EventBook()
 
     async def post(self, event: NodeEvent) -> None:
-        """Create or update the Event, or count it where it comes too often. Raises ApiError."""
+        """Create or update the Event; only count a too frequent one. Raises ApiError."""
         loop = asyncio.get_running_loop()
         step, series = self._book.plan(event, event.pod or self._node, loop.time())
         if step in {SeriesStep.CREATE, SeriesStep.UPDATE}:
@@ -46,12 +46,12 @@ class EventPoster:
         if step is SeriesStep.UPDATE:
             try:
                 await self._update(event, series)
-            except ApiNotFound:  # the server keeps Events for an hour
+            except ApiNotFound:  # the server deletes Events after an hour
                 await self._create(event, series)
             return SeriesStep.UPDATE
         try:
             await self._create(event, series)
-        except ApiConflict:  # an earlier life of this process wrote it: this is its second time
+        except ApiConflict:  # the agent wrote it before it was restarted
             series.count += 1
             await self._update(event, series)
             return SeriesStep.UPDATE
@@ -61,25 +61,24 @@ class EventPoster:
         body = event_object(event, series, self._node, self._clock.now())
         namespace = event.namespace or NODE_NAMESPACE
         path = path_of("namespaces", namespace, "events")
-        await self._session.call(ApiRequest("POST", "create", "events", path, body=body))
+        await self._session.call(ApiRequest("create", "events", path, body=body))
 
     async def _update(self, event: NodeEvent, series: EventSeries) -> None:
         body = {"count": series.count, "lastTimestamp": stamp(self._clock.now())}
         namespace = event.namespace or NODE_NAMESPACE
         path = path_of("namespaces", namespace, "events", series.name)
-        merge = "application/merge-patch+json"
         await self._session.call(
-            ApiRequest("PATCH", "patch", "events", path, body=body, content_type=merge)
+            ApiRequest("patch", "events", path, body=body, content_type=MERGE_PATCH)
         )
 
 
 def event_object(
     event: NodeEvent, series: EventSeries, node: str, now: dt.datetime
 ) -> dict[str, object]:
-    """The Event as the API server takes it.
+    """The Event as a JSON object of the API.
 
-    The uid of a Node's Events is its name, as the kubelet does it: `kubectl describe node` looks
-    for that (kubernetes pkg/kubelet/kubelet.go, nodeRef).
+    Like the kubelet, it uses the Node's name as uid of the Node: `kubectl describe node` selects by
+    it (kubernetes pkg/kubelet/kubelet.go, nodeRef).
     """
     if event.pod:
         kind, name, namespace, uid = "Pod", event.pod, event.namespace, str(event.pod_uid)
@@ -106,5 +105,5 @@ def event_object(
 
 
 def stamp(now: dt.datetime) -> str:
-    """RFC 3339 in UTC, to the second, as metav1.Time is written."""
+    """Format a time as metav1.Time: RFC 3339 in UTC, in whole seconds."""
     return now.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

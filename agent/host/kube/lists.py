@@ -1,4 +1,4 @@
-"""A LIST of any size, within a bound of memory: whole where that is enough, else part by part."""
+"""Fetches a LIST of any size within bounded memory: at once if it is small, else in pages."""
 
 import dataclasses
 import functools
@@ -16,44 +16,44 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 PAGE_LIMIT = 8 * 1024 * 1024
-"""Bytes of an answer with several objects; one object alone may have BODY_LIMIT."""
+"""Bytes of an answer with several objects; an answer with one object may have BODY_LIMIT."""
 LIMITS: Final = (0, 64, 16, 4, 1)
 """Objects in an answer; 0: all of them.
 
-All at once is the first thing asked for: servers 1.31 to 1.33 answer that from their cache by the
-pods' node, and a part of a list from etcd, by looking at every pod of the cluster (kubernetes
+The first request asks for all: servers 1.31 to 1.33 answer it from their cache by the pods' node.
+They answer a page from etcd, for which they read every pod of the cluster (kubernetes
 apiserver/pkg/storage/cacher/delegator.go, shouldDelegateList).
 """
 AFTER_ALL: Final = 3
-"""The place in LIMITS behind an answer with all that was too long: one of four pods rarely is."""
+"""The index in LIMITS after an answer with all was too long: one with four rarely is."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ObjectList(Generic[T]):
-    """Objects as they were read, and the version that they are of."""
+    """The objects of a list, as read, and the list's resourceVersion."""
 
     version: str
     items: tuple[T, ...]
 
 
 class Lists:
-    """LISTs of one kind. How many objects an answer may have is learnt from those before.
+    """Fetches LISTs of one kind. Earlier answers set how many objects the next one may have.
 
-    An answer that is too long is asked for again with fewer objects, and a short one is followed by
-    one with more; the server takes another `limit` with the same token (its own test of lists does
-    nothing else: test/e2e/apimachinery/chunking.go). Not `whole`: parts are asked for at once.
+    After a too long answer it asks again for fewer objects; after a short one it asks for more. The
+    server accepts another `limit` with the same token (as its own test of lists does:
+    test/e2e/apimachinery/chunking.go). Without `whole` even the first request asks for a page.
     """
 
     def __init__(self, session: KubeSession, *, whole: bool = True) -> None:
         self._session = session
         self._most = 0 if whole else 1
-        """The place in LIMITS that a list of few bytes begins with."""
+        """The index in LIMITS with which a small list begins."""
         self._place = self._most
 
     async def fetch(self, request: ApiRequest, read: Callable[[Raw], T]) -> ObjectList[T]:
-        """All objects, as read; 10 s an answer. Raises ApiError.
+        """Return all objects, as read; each answer has 10 s. Raises ApiError.
 
-        A server that forgot the list in the middle is asked anew, once.
+        If the server forgets the list between two pages, the list begins again, once.
         """
         try:
             return await self._all(request, read)
@@ -61,13 +61,12 @@ class Lists:
             return await self._all(request, read)
 
     async def _all(self, request: ApiRequest, read: Callable[[Raw], T]) -> ObjectList[T]:
-        """Only what was read is kept, of all the parts."""
-        found: list[T] = []
+        objects: list[T] = []
         rest = version = ""
         size = 0
         while True:
-            page, items, length = await self._part(request, rest, read)
-            found += items
+            page, items, length = await self._page(request, rest, read)
+            objects += items
             size += length
             version = version or page.version
             rest = page.rest
@@ -75,32 +74,32 @@ class Lists:
                 break
         if size < PAGE_LIMIT // 2:
             self._place = self._most
-        return ObjectList(version, tuple(found))
+        return ObjectList(version, tuple(objects))
 
-    async def _part(
+    async def _page(
         self, request: ApiRequest, rest: str, read: Callable[[Raw], T]
     ) -> tuple[ListPage, list[T], int]:
-        """One part, what was read of it, and its bytes."""
+        """One page, its objects as read, and its length in bytes."""
         while True:
             limit = LIMITS[self._place]
-            asked = dataclasses.replace(request, query=(*request.query, *_options(limit, rest)))
+            paged = dataclasses.replace(request, query=(*request.query, *_options(limit, rest)))
             at_most = sessions.BODY_LIMIT if limit == 1 else PAGE_LIMIT
             try:
-                body = await self._session.call(asked, at_most)
+                body = await self._session.call(paged, at_most)
             except AnswerTooLong as error:
                 if limit == 1:
-                    return _passed_over(asked, error), [], at_most
+                    return _skipped(paged, error), [], at_most
                 self._place = max(AFTER_ALL, self._place + 1)
                 continue
-            page, items = await sessions.aside(body, functools.partial(_read, asked, read))
+            page, items = await sessions.aside(body, functools.partial(_read, paged, read))
             if page.rest and len(body) < PAGE_LIMIT // 4:
                 self._place = max(1, self._place - 1)
             return page, items, len(body)
 
 
 def _options(limit: int, rest: str) -> tuple[tuple[str, str], ...]:
-    asked = (("limit", str(limit or "")), ("continue", rest))
-    return tuple((name, text) for name, text in asked if text)
+    options = (("limit", str(limit or "")), ("continue", rest))
+    return tuple((name, text) for name, text in options if text)
 
 
 def _read(request: ApiRequest, read: Callable[[Raw], T], body: Raw) -> tuple[ListPage, list[T]]:
@@ -111,10 +110,10 @@ def _read(request: ApiRequest, read: Callable[[Raw], T], body: Raw) -> tuple[Lis
         raise ApiError(f"{request.what}: {error}") from error
 
 
-def _passed_over(request: ApiRequest, error: AnswerTooLong) -> ListPage:
-    """Go on behind an object that no API server with etcd's own limits can hold.
+def _skipped(request: ApiRequest, error: AnswerTooLong) -> ListPage:
+    """Skip an object that no API server with etcd's own limits can hold.
 
-    It could blind the agent for all others. The kubelet's question for it finds it absent.
+    To fail would hide all other objects. An Allocate for this one finds it absent.
     """
     try:
         page = read_page_head(error.beginning)

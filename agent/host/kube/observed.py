@@ -1,7 +1,7 @@
-"""The two ports while the agent only observes: reads go through, writes are remembered and told.
+"""The ports NodeApi and PodApi of `run --observe`: reads pass, writes are only logged.
 
-The Node is shown as it would be after the writes, so that whoever writes finds them done; what
-others make of those annotations is not shown.
+Reads show the Node as it would be after the writes, so services find their writes done. They do not
+show what other programs would do with those annotations.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ class ObservedNode:
 
     @property
     def pending(self) -> Mapping[str, str | None]:
-        """What would be written, as the Node is now; None removes. Stamps do not count."""
+        """The annotations that would be written to the Node now, without stamps; None removes."""
         held = {} if self._held is None else self._held.annotations
         return {
             key: text
@@ -37,7 +37,7 @@ class ObservedNode:
         }
 
     async def watch_node(self) -> AsyncIterator[NodeChange]:
-        """The watch, with what would have been written."""
+        """Watch the Node, shown with the annotations not written."""
         async for change in self._inner.watch_node():
             if change.opened:
                 yield change
@@ -48,13 +48,13 @@ class ObservedNode:
             yield NodeChange(change.node and self._shown(change.node))
 
     async def get_node(self) -> NodeView | None:
-        """The GET, with what would have been written."""
+        """Get the Node, shown with the annotations not written."""
         node = await self._inner.get_node()
         is_held = node is not None and self._held is not None and node.uid == self._held.uid
         return self._shown(node) if node is not None and is_held else node
 
     async def annotate_node(self, annotations: Mapping[str, str | None]) -> NodeView:
-        """Remember it; it is told when that leaves something new to write. Raises ApiNotFound."""
+        """Remember the write, and log it if it adds something to write. Raises ApiNotFound."""
         if self._held is None:
             raise ApiNotFound("the Node has not been seen yet", status=404)
         before = self.pending
@@ -65,11 +65,11 @@ class ObservedNode:
         return self._shown(self._held)
 
     async def release_lock(self, key: str, value: str) -> None:
-        """Tell it; the lock stays."""
+        """Log it; the lock stays."""
         log.info("observe.would_release", key=key, value=value)
 
     def _shown(self, node: NodeView) -> NodeView:
-        """Without a version: it is no answer of the server's. Nor does it count who reported."""
+        """The Node after the writes; without a version and a reporter, which no server sent."""
         annotations = {**node.annotations, **self._written}
         kept = {key: text for key, text in annotations.items() if text is not None}
         return dataclasses.replace(node, annotations=kept, resource_version="", reported_by="")
@@ -82,24 +82,24 @@ class ObservedPods:
         self._inner = pods
 
     async def list_pods(self) -> PodList:
-        """The LIST."""
+        """List the pods."""
         return await self._inner.list_pods()
 
     async def get_pod(self, namespace: str, name: str) -> PodView | None:
-        """The GET."""
+        """Get the pod."""
         return await self._inner.get_pod(namespace, name)
 
     def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
-        """The watch."""
+        """Watch the pods."""
         return self._inner.watch_pods(resource_version)
 
     async def annotate_pod(
         self, namespace: str, name: str, uid: PodUid, annotations: Mapping[str, str | None]
     ) -> None:
-        """Tell it; the pod stays as it is."""
+        """Log it; the pod does not change."""
         keys = sorted(annotations)
         log.info("observe.would_annotate", ns=namespace, pod=name, pod_uid=uid, keys=keys)
 
     async def post_event(self, event: NodeEvent) -> None:
-        """Tell it; no Event is posted."""
+        """Log it; no Event is posted."""
         log.info("observe.would_post", reason=event.reason, text=event.text, pod=event.pod)

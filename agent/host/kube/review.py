@@ -1,4 +1,4 @@
-"""What this identity may do at the API server, and which other plugins run on the node."""
+"""Asks the API server for the rights of this identity and for other plugins on the node."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +11,7 @@ from agent.host.kube.session import ApiRequest, KubeSession, path_of
 
 REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 PLUGINS: Final = ("hami-device-plugin", "nvidia-device-plugin")
-"""In the names or components of pods of other plugins for NVIDIA GPUs."""
+"""Names or components of pods of other plugins for NVIDIA GPUs contain one of these."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,41 +26,41 @@ class Neighbours:
 
 
 class KubeReview:
-    """Asks once. Methods keep the session's deadline of 10 s and raise ApiError."""
+    """Sends each request once. It has the session's deadline of 10 s and raises ApiError."""
 
     def __init__(self, session: KubeSession, node: str) -> None:
         self._session = session
         self._node = node
 
     async def granted(self, right: Right) -> bool:
-        """True when this identity has the right; nothing is done with it."""
+        """True when this identity has the right; the right is not used."""
         resource, _, part = right.resource.partition("/")
-        asked: dict[str, object] = {"verb": right.verb, "resource": resource}
-        asked |= {"subresource": part} if part else {}
-        asked |= {"name": right.name} if right.name else {}
-        asked |= {"namespace": right.namespace} if right.namespace else {}
-        asked |= {"fieldSelector": {"rawSelector": right.selector}} if right.selector else {}
+        attributes: dict[str, object] = {"verb": right.verb, "resource": resource}
+        attributes |= {"subresource": part} if part else {}
+        attributes |= {"name": right.name} if right.name else {}
+        attributes |= {"namespace": right.namespace} if right.namespace else {}
+        attributes |= {"fieldSelector": {"rawSelector": right.selector}} if right.selector else {}
         body = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": asked},
+            "spec": {"resourceAttributes": attributes},
         }
-        request = ApiRequest("POST", "create", "selfsubjectaccessreviews", REVIEWS, body=body)
+        request = ApiRequest("create", "selfsubjectaccessreviews", REVIEWS, body=body)
         status = (await self._session.fetch(request)).get("status")
         return isinstance(status, Mapping) and status.get("allowed") is True
 
     async def neighbours(self) -> Neighbours:
-        """The pods of this node."""
+        """List the pods of this node."""
         query = (("fieldSelector", f"spec.nodeName={self._node}"),)
-        request = ApiRequest("GET", "list", "pods", path_of("pods"), query=query)
+        request = ApiRequest("list", "pods", path_of("pods"), query=query)
         listed = await Lists(self._session).fetch(request, read_object)
-        found = [item.get("metadata") or {} for item in listed.items]
-        names = tuple((one.get("namespace", ""), one.get("name", "")) for one in found)
-        return Neighbours(names, tuple(_plugins(found)))
+        metas = [item.get("metadata") or {} for item in listed.items]
+        names = tuple((meta.get("namespace", ""), meta.get("name", "")) for meta in metas)
+        return Neighbours(names, tuple(_plugins(metas)))
 
 
-def _plugins(found: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    for metadata in found:
+def _plugins(metas: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    for metadata in metas:
         labels = metadata.get("labels") or {}
         words = (metadata.get("name", ""), labels.get("app.kubernetes.io/component", ""))
         if any(plugin in word for plugin in PLUGINS for word in words):

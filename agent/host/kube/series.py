@@ -1,4 +1,4 @@
-"""Which Events are sent: one object for each series, and few of them. Pure; time is an argument."""
+"""Decides which Events are sent: one object for each series, at a limited rate. Pure."""
 
 import dataclasses
 import enum
@@ -11,12 +11,12 @@ from agent.kit.allowance import Allowance
 UPDATE_GAP = 60.0
 BURST = 25
 REFILL = 300.0
-"""As client-go's spam filter: 25 Events for one object at once, then one every five minutes.
-For the Node that is so for each reason."""
+"""As client-go's spam filter: 25 Events for one object at once, then one every 300 s.
+The Node has these for each reason."""
 PODS_BURST = 220
 PODS_REFILL = 2.0
-"""All pods of the node together: twice as many as a kubelet runs, then one every two seconds; a
-tenant can make pods under new names without end."""
+"""All pods of the node together: twice as many as a kubelet runs, then one every 2 s. Without this
+limit a tenant could cause Events without end by new pod names."""
 REMEMBERED = 4096
 
 
@@ -26,14 +26,14 @@ class SeriesStep(enum.StrEnum):
     CREATE = "create"
     UPDATE = "update"
     COUNT = "count"
-    """Only counted: its series was updated a moment ago."""
+    """Its series was written less than 60 s ago."""
     DROP = "drop"
-    """The object, or all pods together, have had too many."""
+    """The object, or all pods together, used up their rate."""
 
 
 @dataclasses.dataclass(slots=True)
 class EventSeries:
-    """Equal Events about one object: `count` so far, `sent_at` the last write (loop time)."""
+    """Equal Events about one object: their `count`, and the loop time of the last write."""
 
     name: str
     count: int = 0
@@ -41,7 +41,7 @@ class EventSeries:
 
 
 class EventBook:
-    """The series of this process and what each object may have, both bounded."""
+    """The series of this process and the rate of each object, both bounded in number."""
 
     def __init__(self) -> None:
         self._series: OrderedDict[NodeEvent, EventSeries] = OrderedDict()
@@ -49,7 +49,7 @@ class EventBook:
         self._pods = Allowance(PODS_BURST, PODS_REFILL)
 
     def plan(self, event: NodeEvent, subject: str, now: float) -> tuple[SeriesStep, EventSeries]:
-        """Count the event in and say what to do; `subject` is the name of its object."""
+        """Count the event and decide what to do with it; `subject` is the name of its object."""
         series = self._series.get(event)
         if series is None:
             series = self._series[event] = EventSeries(event_name(event, subject))
@@ -58,22 +58,22 @@ class EventBook:
         series.count += 1
         if series.sent_at is not None and now - series.sent_at < UPDATE_GAP:
             return SeriesStep.COUNT, series
-        if not all(one.allows(now) for one in self._allowances(event)):
+        if not all(allowance.allows(now) for allowance in self._allowances(event)):
             return SeriesStep.DROP, series
         return (SeriesStep.CREATE if series.sent_at is None else SeriesStep.UPDATE), series
 
     def sent(self, event: NodeEvent, series: EventSeries, now: float) -> None:
-        """The write went through: it counts against the object's allowance."""
+        """Note a successful write, which counts against the object's rate."""
         for allowance in self._allowances(event):
             allowance.spend(now)
         series.sent_at = now
 
     def failed(self, series: EventSeries) -> None:
-        """The write did not go through: whoever repeats it is not a new occurrence."""
+        """Note a failed write: its repetition is no new occurrence."""
         series.count -= 1
 
     def _allowances(self, event: NodeEvent) -> tuple[Allowance, ...]:
-        # Of the Node each reason has its own: what pods without end call for hides no bad GPU.
+        # Each reason of the Node has its own, so that Events caused by pods hide no bad GPU.
         key = (event.namespace, event.pod or event.reason)
         own = self._objects.setdefault(key, Allowance(BURST, REFILL))
         self._objects.move_to_end(key)
@@ -82,7 +82,7 @@ class EventBook:
 
 
 def event_name(event: NodeEvent, subject: str) -> str:
-    """`<object>.<hash>`: the same event of the same object has the same name after a restart."""
+    """`<object>.<hash>`: equal Events of an object have the same name, also after a restart."""
     parts = (event.namespace, event.pod, event.pod_uid, event.reason, event.text)
     digest = hashlib.sha256("\0".join(parts).encode(errors="replace")).hexdigest()
     return f"{subject[:200].rstrip('.-')}.{digest[:16]}"

@@ -1,4 +1,4 @@
-"""One client for the API server: deadlines, renewal of credentials, counts, errors of our tree."""
+"""Sends requests to the API server: deadlines, fresh credentials, counts, the agent's errors."""
 
 import asyncio
 import contextlib
@@ -24,28 +24,34 @@ log = structlog.get_logger(__name__)
 
 DEADLINE = 10.0
 IN_FLIGHT = 2
-"""Requests at a time of one verb for one resource, watches aside.
+"""Requests at a time for one verb and resource; watches do not count.
 
-A slow server is never piled upon, and what hangs keeps nobody else waiting: a GET in an Allocate,
-which has 0.15 s, waits for no LIST and for no patch, but for at most two other GETs of its kind.
+This limits the load on a slow server. A request that hangs delays no other kind: a GET in an
+Allocate, which has 0.15 s, waits for at most two other GETs of its kind and for no LIST or PATCH.
 """
 BODY_LIMIT = 16 * 1024 * 1024
 """Bytes of an answer, and of a frame of a watch: any one object fits.
 
-An object has 1.5 MiB in etcd (its --max-request-bytes), and JSON writes `<` with six characters.
+etcd holds at most 1.5 MiB of an object (its --max-request-bytes), and JSON may write `<` with six
+characters.
 """
 BEGINNING = 64 * 1024
-"""Bytes that are kept of an answer that is too long."""
+"""Bytes kept of an answer that is too long."""
 OFF_LOOP = 1024 * 1024
-"""Bodies beyond this many bytes are decoded on a thread."""
+"""Bytes: longer bodies are decoded on a thread."""
 UNAUTHORIZED = 401
 
+MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
+"""Half the bytes of a Node, little of a pod; a server without support sends all."""
+METHODS: Mapping[str, str] = {"create": "POST", "patch": "PATCH"}
 
 T = TypeVar("T")
 
 
 class AnswerTooLong(ApiError):  # noqa: N818 -- the answer is
-    """The body of a successful answer is longer than the caller wants it; how it begins."""
+    """The body of a successful answer is longer than the caller allows; its beginning."""
 
     def __init__(self, text: str, beginning: bytes) -> None:
         super().__init__(text)
@@ -56,27 +62,26 @@ class Chunks(Protocol):
     """The body of an answer as it arrives."""
 
     async def readany(self) -> bytes:
-        """The next bytes; empty at the end."""
+        """Return the next bytes; empty at the end."""
         ...
 
 
 class ApiAnswer(Protocol):
-    """An HTTP answer whose body was not read yet."""
+    """An HTTP answer whose body has not been read."""
 
     status: int
     headers: Mapping[str, str]
     content: Chunks
 
     def close(self) -> None:
-        """Drop the connection; after a body read to its end, keep it."""
+        """Close the connection, unless the body was read to its end."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ApiRequest:
-    """One request. `verb` and `resource` are Kubernetes' words for it (list, pods/status)."""
+    """One request. `verb` and `resource` are Kubernetes' terms (list, pods/status)."""
 
-    method: str
     verb: str
     resource: str
     path: str
@@ -86,20 +91,26 @@ class ApiRequest:
     accept: str = "application/json"
 
     @property
+    def method(self) -> str:
+        """The HTTP method."""
+        return METHODS.get(self.verb, "GET")
+
+    @property
     def what(self) -> str:
         """The request in words, for messages."""
         return f"{self.verb} {self.resource} ({self.path})"
 
 
 def path_of(*segments: str) -> str:
-    """A path below /api/v1; each segment is quoted."""
+    """The path below /api/v1 with these segments, each quoted."""
     return "/".join(("/api/v1", *(quote(segment, safe="") for segment in segments)))
 
 
 class KubeSession:
-    """The connection to one API server, opened by the first request that needs it.
+    """The connection to one API server; the first request opens it.
 
-    `requests` counts answers by verb, resource and code (`none`: no answer), `received` bytes.
+    `requests` counts answers by verb, resource and code (`none`: no answer); `received` counts
+    bytes.
     """
 
     def __init__(
@@ -107,20 +118,20 @@ class KubeSession:
     ) -> None:
         self.random = random
         self._program = program
-        """Who asks: the API server keeps its name beside what it wrote."""
+        """The client's name, which the API server records as field manager."""
         self.requests = Tally(
             "api_requests_total",
-            "Requests to the API server, by the code of the answer.",
+            "Requests to the API server by the code of the answer (none: no answer).",
             ("verb", "resource", "code"),
         )
         self.received = Tally(
-            "api_received_bytes_total", "Bytes of answers of the API server.", ("resource",)
+            "api_received_bytes_total", "Bytes received from the API server.", ("resource",)
         )
         self._connection = connection
         self._library: shim.Library | None = None
         self._client: Any = None
         self._print: tuple[object, ...] = ()
-        """Of the certificates that the client was made with, as their files were then."""
+        """The fingerprint of the connection with which the client was made."""
         self._retired: Any = None
         self._closed = False
         self._renewals = 0
@@ -137,7 +148,7 @@ class KubeSession:
                 return
             library = await asyncio.to_thread(shim.load)
             configuration = await configure(library, self._connection)
-            self._print = fingerprint(configuration)  # before the files are read for good
+            self._print = fingerprint(configuration)  # before the client reads the files
             self._client = self._connect(library, configuration)
             self._library = library
         log.info("kube.opened", server=configuration.host, source=self._connection.source)
@@ -151,9 +162,9 @@ class KubeSession:
         self._retired = self._client = None
 
     async def call(self, request: ApiRequest, at_most: int | None = None) -> bytearray:
-        """The body of a successful answer, within 10 s. Raises ApiError.
+        """Return the body of a successful answer, within 10 s. Raises ApiError.
 
-        A body of more than `at_most` bytes (None: 16 MiB) is AnswerTooLong.
+        Raises AnswerTooLong for more than `at_most` bytes (None: 16 MiB).
         """
         limit = BODY_LIMIT if at_most is None else at_most
         try:
@@ -167,14 +178,14 @@ class KubeSession:
             raise self._unanswered(request, error) from error
 
     async def fetch(self, request: ApiRequest) -> Mapping[str, Any]:
-        """The object that a successful answer holds. Raises ApiError."""
+        """Return the object in a successful answer. Raises ApiError."""
         return await aside(await self.call(request), functools.partial(decode, request))
 
     @contextlib.asynccontextmanager
     async def stream(self, request: ApiRequest) -> AsyncIterator[Chunks]:
-        """The body of a successful answer while it arrives; opening it takes at most 10 s.
+        """Open a successful answer and yield its body as it arrives; opening takes at most 10 s.
 
-        Raises ApiError, also when the body breaks off while the caller reads it.
+        Raises ApiError, also when the connection breaks while the caller reads.
         """
         answer = None
         try:
@@ -190,7 +201,7 @@ class KubeSession:
                 answer.close()
 
     async def _authorized(self, request: ApiRequest) -> ApiAnswer:
-        """The answer; after a 401 or a failed TLS handshake once more with fresh credentials."""
+        """Send the request; after a 401 or a TLS error, once more with fresh credentials."""
         library, client = await self._ready(request)
         seen = self._renewals
         try:
@@ -245,9 +256,9 @@ class KubeSession:
         return self._library, self._client
 
     async def _renew(self, seen: int) -> None:
-        """Read the credentials again, unless somebody did since `seen`.
+        """Read the credentials again, unless another request did since renewal number `seen`.
 
-        Open watches keep the connection they have: the client before this one stays open.
+        The client before the new one stays open, so open watches keep their connection.
         """
         async with self._lock:
             library, old = self._library, self._client
@@ -267,13 +278,13 @@ class KubeSession:
         log.info("kube.credentials_renewed", source=self._connection.source)
 
     def _connect(self, library: shim.Library, configuration: Any) -> Any:  # noqa: ANN401 -- untyped library
-        """A client whose HTTP session looks at no proxy variables and no .netrc.
+        """Make a client whose HTTP session reads no proxy variables and no .netrc.
 
-        The library's own looks at both on two threads before every request.
+        The library's own session reads both, on two threads, before every request.
         """
         try:
             client = library.api_client(configuration)
-        except (OSError, ValueError) as error:  # certificates that are none
+        except (OSError, ValueError) as error:  # invalid certificates
             raise unusable(self._connection, error) from error
         client.user_agent = f"{self._program}/{__version__}"
         theirs = client.rest_client.pool_manager
@@ -295,16 +306,16 @@ class KubeSession:
 
 
 async def aside(body: bytearray, read: Callable[[bytearray], T]) -> T:
-    """What `read` makes of a body; a long one is read on a thread."""
+    """Return `read(body)`; for a body of more than 1 MiB, run it on a thread."""
     return await asyncio.to_thread(read, body) if len(body) > OFF_LOOP else read(body)
 
 
 def decode(request: ApiRequest, body: Raw) -> Mapping[str, Any]:
-    """The JSON object in `body`. Raises ApiError."""
+    """Decode the JSON object in `body`. Raises ApiError."""
     try:
         return read_object(body)
     except MalformedText as error:
-        raise ApiError(f"{request.what}: the answer is no JSON object") from error
+        raise ApiError(f"{request.what}: the answer is not a JSON object") from error
 
 
 def _is_success(answer: ApiAnswer) -> bool:

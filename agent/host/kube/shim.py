@@ -1,8 +1,7 @@
-"""Load kubernetes_asyncio without its 900 model modules: 40 MB and 150 ms instead of 72 and 270.
+"""Loads kubernetes_asyncio without its 900 model modules: 40 MB, 150 ms instead of 72 MB, 270 ms.
 
-Its package files import everything. Empty packages that resolve the few names used inside the
-library on demand stand in for them; when that fails (another layout), the library is imported as
-its authors meant it.
+The library's package files import everything. Empty packages replace them and resolve the few names
+that the library itself uses. If this fails (another layout), the library is imported normally.
 """
 
 import dataclasses
@@ -29,12 +28,12 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     f"{ROOT}.client.models": {},
     f"{ROOT}.config": {},
 }
-"""The packages that are stood in for, and the modules of the names asked of them."""
+"""The replaced packages, and the module of each name that is resolved."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Library:
-    """What is used of kubernetes_asyncio and aiohttp. Both are untyped here."""
+    """The parts of kubernetes_asyncio and aiohttp in use, untyped."""
 
     api_client: Callable[..., Any]
     configuration: Callable[[], Any]
@@ -47,7 +46,7 @@ class Library:
 
 
 def load() -> Library:
-    """Import the libraries, the first time for about 150 ms: call it on a thread.
+    """Import the libraries. The first call blocks for about 150 ms: run it on a thread.
 
     Raises ImportError when kubernetes_asyncio is not installed.
     """
@@ -105,7 +104,7 @@ def _step_aside() -> None:
 
 
 def _lazy_package(name: str, folder: Path, names: Mapping[str, str]) -> types.ModuleType:
-    """A package whose own file is not executed."""
+    """A package in place of the one in `folder`, whose file is not executed."""
     package = types.ModuleType(name)
     origin = str(folder / "__init__.py")
     spec = importlib.machinery.ModuleSpec(name, None, origin=origin, is_package=True)
@@ -114,9 +113,9 @@ def _lazy_package(name: str, folder: Path, names: Mapping[str, str]) -> types.Mo
     def resolve(wanted: str) -> object:
         if wanted not in names:
             raise AttributeError(f"{name} has no {wanted} while it is loaded lazily")
-        found = _get(names[wanted], wanted)
-        setattr(package, wanted, found)
-        return found
+        value = _get(names[wanted], wanted)
+        setattr(package, wanted, value)
+        return value
 
     vars(package).update(
         __path__=[str(folder)],

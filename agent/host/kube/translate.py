@@ -1,4 +1,4 @@
-"""From what the API server answered, or did not, to the tree of errors."""
+"""Turns failed requests to the API server into the agent's errors."""
 
 from collections.abc import Mapping
 
@@ -24,7 +24,7 @@ CLASSES: Mapping[int, type[ApiError]] = {
     422: ApiInvalid,
     429: ApiThrottled,
 }
-MENDS: Mapping[int, str] = {
+REMEDIES: Mapping[int, str] = {
     401: "; renew the credentials of this node's identity",
     403: "; grant this right to the agent's identity",
 }
@@ -32,12 +32,12 @@ LONGEST_RETRY_AFTER = 3600.0
 
 
 def refused(what: str, status: int, body: bytes = b"", retry_after: str | None = None) -> ApiError:
-    """The error for an answer of `status`; `what` is the request, as `patch nodes node-a`."""
+    """The error for an answer with `status`; `what` is the request, like `patch nodes node-a`."""
     return _error(what, status, _message(body), seconds(retry_after))
 
 
 def error_frame(what: str, obj: Mapping[str, object]) -> ApiError:
-    """The error for an ERROR frame of a watch; its object is a Status."""
+    """The error for an ERROR frame of a watch, whose object `obj` is a Status."""
     code = obj.get("code")
     message = obj.get("message")
     status = code if isinstance(code, int) else 0
@@ -45,13 +45,13 @@ def error_frame(what: str, obj: Mapping[str, object]) -> ApiError:
 
 
 def unanswered(what: str, error: BaseException, where: str) -> ApiError:
-    """The error for a request that got no answer."""
+    """The error for a request without an answer; `where` describes the connection."""
     reason = cap(str(error) or type(error).__name__, 160)
     return ApiError(f"{what}: no answer from the API server ({reason}); reached through {where}")
 
 
 def seconds(text: str | None) -> float | None:
-    """Retry-After as seconds; the date form and nonsense are None (the caller has own delays)."""
+    """Retry-After in seconds, at most 3600; None for its date form and for anything else."""
     if text is None or not text.strip().isascii() or not text.strip().isdigit():
         return None
     return min(float(text), LONGEST_RETRY_AFTER)
@@ -62,7 +62,7 @@ def _error(what: str, status: int, message: str, retry_after: float | None) -> A
     if message:
         text = f"{text}: {cap(message)}"
     kind = CLASSES.get(status, ApiError)
-    return kind(text + MENDS.get(status, ""), status=status, retry_after=retry_after)
+    return kind(text + REMEDIES.get(status, ""), status=status, retry_after=retry_after)
 
 
 def _message(body: bytes) -> str:

@@ -1,4 +1,4 @@
-"""A watch: JSON frames, one a line, from an answer that lasts for minutes."""
+"""Reads a watch: JSON frames, one a line, from an answer that lasts for minutes."""
 
 import asyncio
 import dataclasses
@@ -24,9 +24,9 @@ LINE_LIMIT = BODY_LIMIT
 class WatchTimes:
     """How long a watch may last and be silent, in seconds.
 
-    The server ends it after a time between `shortest` and `longest`; we, `grace` later. A quiet
-    server sends the first bookmark after two minutes and then one each minute: `silence` without a
-    byte means that the connection is dead although nobody closed it.
+    The server ends it after a random time between `shortest` and `longest`; the agent does so
+    `grace` later. An idle server sends a bookmark after 120 s and then every 60 s. So `silence`
+    without a byte means that the connection is dead.
     """
 
     shortest: float = 300.0
@@ -37,9 +37,9 @@ class WatchTimes:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WatchFrame(Generic[T]):
-    """One frame: kind is ADDED, MODIFIED, DELETED or BOOKMARK, `obj` what was read of the object.
+    """One frame: `kind` is ADDED, MODIFIED, DELETED or BOOKMARK; `obj` is the object as read.
 
-    The first one is OPENED, of ours, and has None.
+    The agent adds a first frame of kind OPENED, whose `obj` is None.
     """
 
     kind: str
@@ -52,10 +52,10 @@ OPENED = "OPENED"
 async def frames(
     session: KubeSession, request: ApiRequest, pace: WatchTimes, read: Callable[[str, Raw], T]
 ) -> AsyncIterator[WatchFrame[T | None]]:
-    """OPENED, then frames until the server ends the watch or it was silent for too long.
+    """Yield OPENED, then frames until the server ends the watch or is silent for too long.
 
-    `read` is given the kind and the object, long ones on a thread. Raises ApiGone and others for an
-    ERROR frame, ApiError when the answer breaks off or MalformedText was raised.
+    `read` gets the kind and the object; for long ones it runs on a thread. Raises ApiGone and other
+    ApiErrors: for an ERROR frame, a broken connection, or a MalformedText of `read`.
     """
     lasting = session.random.uniform(pace.shortest, pace.longest)
     request = dataclasses.replace(
@@ -97,9 +97,10 @@ def _frame(request: ApiRequest, read: Callable[[str, Raw], T], line: Raw) -> Wat
 
 
 class WatchLines:
-    """Cuts arriving bytes into lines. One that is longer than any object is passed over.
+    """Splits arriving bytes into lines; skips a line that is longer than any object.
 
-    No API server with etcd's own limits sends it; ending the watch would show it again and again.
+    No API server with etcd's own limits sends one. If it ended the watch, it would come again in
+    the next watch.
     """
 
     def __init__(self, request: ApiRequest) -> None:
@@ -108,7 +109,7 @@ class WatchLines:
         self._is_over = False
 
     def feed(self, chunk: bytes) -> list[bytearray]:
-        """The lines that `chunk` completes."""
+        """Return the lines that `chunk` completes."""
         head, newline, tail = chunk.rpartition(b"\n")
         if not newline:
             self._keep(chunk)

@@ -1,5 +1,5 @@
-"""The NVIDIA driver through its management library: one adapter, several modules.
+"""The client of the NVIDIA driver, over its management library NVML.
 
-It may never decide what an event or an answer means for a GPU, never let one GPU's failure become
-another's, and never wait for the driver on the event loop.
+It never decides what an event or an answer means for a GPU, never lets one GPU's failure affect
+another, and never waits for the driver on the event loop.
 """

@@ -1,4 +1,4 @@
-"""The Driver port over NVML: scans, probes and events, one GPU's trouble never another's."""
+"""The Driver port over NVML: scans, probes, samples and events."""
 
 import asyncio
 import dataclasses
@@ -29,10 +29,10 @@ log = structlog.get_logger(__name__)
 class NvmlDriver:
     """Implements agent.core.ports.Driver.
 
-    `library` is the module pynvml, or one of its shape; `path` names the library file to use in
-    place of the soname, `driver_root` a directory like the host's `/` to look for it first;
-    `sys_root` is the mounted /sys. Each call has a deadline of its own: a call
-    about one GPU that does not come back makes that GPU silent, and only that one.
+    `library` is the module pynvml or one with its functions. `path` names the library file to use
+    instead of the soname; `driver_root` is a directory like the host's `/` to search first.
+    `sys_root` is the mounted /sys. Each call has `deadline` seconds: one about a GPU that does not
+    return makes only that GPU silent.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class NvmlDriver:
         self._indexes = Indexes()
         self._links: Mapping[GpuUuid, links.LinkRow] | None = None
         self._renewed = False
-        """The session was begun anew because all GPUs failed, and none has answered since."""
+        """A new session was begun because all GPUs failed, and none has answered since."""
         self._slow: set[str] = set()
-        """Those that did not answer in time when they were last to be described."""
+        """The GPUs that did not answer in time when they were last described."""
         self._handles = Handles(library)
         self._listening = Listening(library, self._session, self._indexes, self._handles)
 
     async def scan(self) -> Scan:
-        """Look at all GPUs. Raises DriverMissing, DriverError."""
+        """Describe all GPUs. Raises DriverMissing, DriverError."""
         opened = await self._session.open()
         if self._handles.released:
             return await self._scan_others(opened)
@@ -79,7 +79,8 @@ class NvmlDriver:
         if not self._indexes.seen({index: gpu.uuid for index, gpu in found.items()}):
             self._listening.forget()
         faults = self._indexes.named(troubled)
-        self._session.keep([*(gpu.uuid for gpu in found.values()), *(one.gpu for one in faults)])
+        uuids = [gpu.uuid for gpu in found.values()]
+        self._session.keep([*uuids, *(fault.gpu for fault in faults)])
         peers = {found[index].uuid: found[index] for index in sorted(found)}
         rows = await self._link_rows(opened, peers)
         silent = [fault.gpu for fault in faults if not fault.lost]
@@ -90,7 +91,7 @@ class NvmlDriver:
         return Scan(opened.driver_version, gpus, faults, opened.library_version)
 
     async def _scan_others(self, opened: OpenedSession) -> Scan:
-        """A look at those that are not released. What is known of their places and links stays."""
+        """Describe the GPUs that are not released; their known addresses and links stay."""
         found: dict[int, Gpu] = {}
         troubled: dict[int, GpuFault] = {}
         async with asyncio.TaskGroup() as tasks:
@@ -102,11 +103,11 @@ class NvmlDriver:
             dataclasses.replace(found[index], links=known[index].links) for index in sorted(found)
         )
         faults = [troubled[index] for index in sorted(troubled)]
-        # One that was never described, too: out of view, nobody could take it back.
+        # Also one that was never described: it must be visible to be taken back.
         places = {gpu.uuid: gpu.index for gpu in self._handles.known}
         faults.extend(
             GpuFault(uuid, RELEASED, Trouble.RELEASED, places.get(uuid, NO_INDEX))
-            for uuid in sorted(self._handles.released, key=lambda one: (places.get(one, 0), one))
+            for uuid in sorted(self._handles.released, key=lambda uuid: (places.get(uuid, 0), uuid))
         )
         faults.extend(
             GpuFault(uuid, UNPLACED, Trouble.UNPLACED) for uuid in sorted(self._handles.unplaced)
@@ -116,7 +117,7 @@ class NvmlDriver:
         return Scan(opened.driver_version, gpus, tuple(faults), opened.library_version)
 
     async def probe(self, uuid: GpuUuid) -> Probe:
-        """Ask one GPU for a sign of life. Raises DriverMissing, DriverError."""
+        """Probe one GPU. Raises DriverMissing, DriverError."""
         opened = await self._session.open()
         try:
             probe = await self._call(
@@ -132,43 +133,42 @@ class NvmlDriver:
         return dataclasses.replace(probe, unmonitored=self._listening.obstacle(uuid))
 
     async def sample(self, uuid: GpuUuid) -> GpuSample:
-        """How much one GPU is used. Raises GpuError, DriverMissing, DriverError."""
+        """Read how much one GPU is used. Raises GpuError, DriverMissing, DriverError."""
         return await self._ask(uuid, partial(signs.sample, self._library, self._handles, uuid))
 
     def events(self, opened: Callable[[], None] | None = None) -> AsyncIterator[DriverEvent]:
-        """Reports as they come. GPUs that cannot report are named in the log and left to probes.
+        """Yield events as they come. GPUs that cannot report are logged; only probes watch them.
 
-        `opened` is called when all others report, which may take as long as a GPU may to answer.
+        `opened` is called once all other GPUs report, which may take a call's whole deadline.
 
-        Raises DriverMissing, DriverError when the session ends, or the wait does not come back.
+        Raises DriverMissing, DriverError when the session ends, or the wait does not return.
         """
         return self._listening.events(opened)
 
     async def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
-        """Let go of these GPUs, and touch them no more until they are taken back.
+        """Close these GPUs and use none of them until it is taken back.
 
-        `everything`: of all others as well, until any GPU is taken back.
+        With `everything`, also close all others until any GPU is taken back. A session holds what
+        it opened, so it is ended. If GPUs are left, they are used in a new one.
 
-        What a session has opened it holds until it ends: the others are asked in another one, and
-        where all are released there is none. Raises GpuError for one that is not known, DriverError
-        when a call that has not come back holds them.
+        Raises GpuError for an unknown GPU, DriverError when a call does not return and holds them.
         """
         self._handles.release(uuids, everything=everything)
         if self._handles.all_released:
             self._session.withheld = "all GPUs are released: hami-agent recheck takes them back"
-        await self._session.shut("GPUs are released; the session is begun anew without them")
+        await self._session.shut("GPUs are released; a new session begins without them")
 
     def take_back(self, uuid: GpuUuid) -> None:
-        """It may be touched again."""
+        """Use a released GPU again."""
         self._handles.take_back(uuid)
         self._session.withheld = ""
 
     async def renew(self) -> bool:
-        """Have the next question begin another session; once, until a GPU answers."""
+        """End the session so that the next call begins another; only once until a GPU answers."""
         if self._renewed or self._session.present is None:
             return False
         self._renewed = True
-        self._session.end(DriverError("all GPUs fail alike; the session is begun anew"))
+        self._session.end(DriverError("all GPUs fail; a new session begins"))
         return True
 
     async def close(self) -> None:
@@ -183,20 +183,18 @@ class NvmlDriver:
         return await self._listening.quiet()
 
     def _back(self, name: str) -> None:
-        """A GPU that was stuck answers. One that could not be described can be now."""
+        """Note that a stuck GPU answers; if it was not described, ask for a scan."""
         self._listening.back(name)
         if name in self._slow:
             self._slow.discard(name)
             self._listening.changed()
-
-    # One GPU at a time.
 
     def _counted(self, count: int) -> None:
         if not self._indexes.counted(count):
             self._listening.forget()
 
     async def _ask(self, uuid: GpuUuid, work: Callable[[], T]) -> T:
-        """A question to one GPU whose failure is nothing but that. Raises GpuError, DriverError."""
+        """Ask one GPU; a failure says nothing about its health. Raises GpuError, DriverError."""
         opened = await self._session.open()
         try:
             return await self._call(opened, uuid, work)
@@ -211,7 +209,7 @@ class NvmlDriver:
     async def _describe(
         self, opened: OpenedSession, index: int, found: dict[int, Gpu], faults: dict[int, GpuFault]
     ) -> None:
-        """Take GPU `index` into `found`, or why that fails into `faults`."""
+        """Put GPU `index` into `found`, or the failure into `faults`."""
         name = self._indexes.name(index)
         work = partial(facts.describe, self._library, self._handles, index, self._sys_root)
         try:
@@ -219,13 +217,11 @@ class NvmlDriver:
         except TimeoutError:
             self._slow.add(name)
             faults[index] = GpuFault(name, NO_ANSWER, Trouble.SILENT)
-        except (
-            DriverError,
-            GpuError,
-        ) as error:  # the session is over, which the scan as a whole says
+        except (DriverError, GpuError) as error:
+            # The session is over: scan() raises that.
             faults[index] = GpuFault(name, str(error))
         except (self._library.NVMLError, ValueError) as error:
-            # ValueError: a text that is none, which the binding could not decode.
+            # ValueError: the binding could not decode a text.
             translated = nvml.translate(error, name)
             if isinstance(translated, DriverError):
                 self._session.end(translated, opened)
@@ -239,7 +235,7 @@ class NvmlDriver:
     async def _link_rows(
         self, opened: OpenedSession, peers: Mapping[GpuUuid, Gpu]
     ) -> Mapping[GpuUuid, links.LinkRow]:
-        """How the GPUs are joined: asked once for each set of GPUs, for it does not change."""
+        """The links between the GPUs, which are read once for each set of GPUs."""
         if self._links is not None and self._links.keys() == peers.keys():
             return self._links
         rows: dict[GpuUuid, links.LinkRow] = {}

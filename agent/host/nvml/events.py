@@ -1,4 +1,4 @@
-"""Events of the driver: one event set, one daemon thread that waits on it, no policy."""
+"""Reads the driver's events: one event set and one daemon thread that waits on it."""
 
 import asyncio
 import collections
@@ -29,10 +29,10 @@ from agent.host.nvml.library import (
 from agent.host.nvml.registering import EventRegistration, address, free, register
 
 WAIT_MS: Final = 500
-"""One wait in the library: how long stopping may take, at an idle cost of 0.04 % of a core."""
+"""Milliseconds of one wait in the library. Stopping takes as long; idle cost: 0.04 % of a core."""
 
 STALL: Final = 2.5
-"""A wait that outlasts two of these, five times WAIT_MS each, does not come back."""
+"""Seconds (5 x WAIT_MS): a wait longer than two of these does not return."""
 
 EVENT_LIMIT: Final = 4096
 FAREWELL: Final = 0.7
@@ -46,25 +46,25 @@ _KINDS: Final = {
 
 
 class SetFailed(DriverError):  # noqa: N818 -- names what happened
-    """A wait for events failed: one GPU of the set may be lost, and the driver be well."""
+    """A wait for events failed: one GPU of the set may be lost; the driver may be healthy."""
 
 
 class EventStream:
-    """The events of one set, which the stream makes and frees. The thread only moves them.
+    """The events of one event set, which the stream makes and frees.
 
-    At most EVENT_LIMIT wait in their order; of more that come each different one is kept, with how
-    often it came: a fatal XID must outlive a storm of others. When even these are too many, one
-    more of each GPU is kept of those XIDs that the table does not name, which all mean the same,
-    and CHANGED tells that not all were.
+    A queue holds at most EVENT_LIMIT events in order. Beyond that, each different event is counted,
+    so that a storm of events hides no fatal XID. Beyond EVENT_LIMIT different ones, one more for
+    each GPU is kept of the XIDs that the table does not name, which all mean the same. CHANGED
+    reports that events were dropped.
     """
 
     def __init__(self, library: NvmlLibrary, handles: Handles) -> None:
         self._handles = handles
         self._event_set: Any = None
         self.unmonitored: dict[str, str] = {}
-        """Why a GPU (its UUID, or `index N`) does not report here."""
+        """Why a GPU (its UUID, or `index N`) does not report to this stream."""
         self._known: dict[int, GpuUuid] = {}
-        """Whose handle points where. Replaced as a whole, for the thread reads it."""
+        """The GPU of each handle's address. Only replaced, never changed: the thread reads it."""
         self._era = 0
         self._settled: set[str] = set()
         self._library = library
@@ -85,9 +85,9 @@ class EventStream:
     # On the loop.
 
     def start(self) -> None:
-        """Begin to wait, once there is a set; a stream that was stopped before only frees it.
+        """Start the thread, which waits for events; if the stream was stopped, it frees the set.
 
-        Where the machine gives no thread the stream has failed, and may be started again to end.
+        If no thread can be started, the stream has failed; start it again to end it.
         """
         if self._started:
             return
@@ -95,66 +95,66 @@ class EventStream:
             threading.Thread(target=self._serve, name="nvml-events", daemon=True).start()
         except RuntimeError as error:
             self._stopping.set()
-            self.fail(DriverError(f"there is no thread to wait for events: {error}"))
+            self.fail(DriverError(f"no thread can be started to wait for events: {error}"))
         else:
             self._started = True
 
     @property
     def has_set(self) -> bool:
-        """True once there is a set to register GPUs with."""
+        """True once the event set exists."""
         return self._event_set is not None
 
     @property
     def ended(self) -> bool:
-        """True once the thread has left the library for good."""
+        """True once the thread has left the library and will not return to it."""
         return self._ended.is_set()
 
     def settled(self, gpu: str) -> bool:
-        """True when there is nothing to ask of this GPU: it reports, or never will."""
+        """True when this GPU reports, or never will."""
         return gpu in self._settled
 
-    def settle(self, found: EventRegistration) -> bool:
-        """Take what came of asking. True when it is news that the GPU will never report."""
-        if found.era != self._era:
+    def settle(self, answer: EventRegistration) -> bool:
+        """Note the answer of a GPU. True for the first answer that it will never report."""
+        if answer.era != self._era:
             return False
-        self._settled.add(found.uuid)
-        others = {where: uuid for where, uuid in self._known.items() if uuid != found.uuid}
-        self._known = others | {found.where: found.uuid}
-        if found.refused:
-            return self.missed(found.uuid, found.refused)
-        self.unmonitored.pop(found.uuid, None)
+        self._settled.add(answer.uuid)
+        others = {where: uuid for where, uuid in self._known.items() if uuid != answer.uuid}
+        self._known = others | {answer.where: answer.uuid}
+        if answer.refused:
+            return self.missed(answer.uuid, answer.refused)
+        self.unmonitored.pop(answer.uuid, None)
         return False
 
     def missed(self, gpu: str, reason: str) -> bool:
-        """The GPU does not report. True when that, or why, is news."""
+        """Note why the GPU does not report. True when the reason is new."""
         before = self.unmonitored.get(gpu)
         self.unmonitored[gpu] = reason
         return before != reason
 
     def keep(self, gpus: Collection[str]) -> None:
-        """All others are gone: should they come back, they are asked anew."""
+        """Forget all other GPUs; if they come back, they are registered again."""
         self._settled.intersection_update(gpus)
         for gone in self.unmonitored.keys() - gpus:
             del self.unmonitored[gone]
 
     def drop(self, gpu: str) -> None:
-        """It is away or being reset: it is asked anew as soon as it answers."""
+        """Forget a lost or resetting GPU; it is registered again once it answers."""
         self._settled.discard(gpu)
 
     def forget(self) -> None:
-        """GPUs came, went or moved: all are asked anew, for a handle may be another's now."""
+        """Forget all GPUs, after their indexes changed: a handle may name another GPU now."""
         self._era += 1
         self._settled.clear()
         self._known = {}
 
     def tell(self, event: DriverEvent) -> None:
-        """Hand on what is known on the loop."""
+        """Add an event from the loop."""
         self._put(event)
 
     async def next(self) -> DriverEvent:
-        """The next event. Raises SetFailed, DriverError once the stream has failed and is empty.
+        """Return the next event. Raises SetFailed, DriverError once the stream failed and is empty.
 
-        A thread whose wait does not come back is a failure, too: silence is no good news.
+        A wait of the thread that does not return is a failure.
         """
         while True:
             self._news.clear()
@@ -170,7 +170,7 @@ class EventStream:
             await self._wait()
 
     def _of_storm(self) -> DriverEvent:
-        """One of those that did not find room, each as often as it came."""
+        """One of the counted events."""
         with self._lock:
             event = next(iter(self._storm))
             self._storm[event] -= 1
@@ -181,7 +181,7 @@ class EventStream:
         return event
 
     async def _wait(self) -> None:
-        """For news; a stopped or starved process is given two periods."""
+        """Wait for news. A stopped or starved process gets two periods of STALL seconds."""
         turns = self._turns
         for _ in range(2):
             with contextlib.suppress(TimeoutError):
@@ -189,16 +189,16 @@ class EventStream:
                     await self._news.wait()
             if self._news.is_set() or turns != self._turns:
                 return
-        self.fail(DriverError("the driver does not come back from a wait for events"))
+        self.fail(DriverError("the driver does not return from a wait for events"))
 
     def fail(self, error: DriverError) -> None:
-        """On the loop: the session is over; readers are told, the thread is sent home."""
+        """End the stream: its reader raises `error`, and the thread ends after its wait."""
         self._failure = self._failure or error
         self._stopping.set()
         self._news.set()
 
     async def stop(self) -> bool:
-        """Send the thread home. False when it does not come: then the set may not be touched."""
+        """End the thread. False when it does not end in time: then do not touch the set."""
         self.fail(DriverError("the driver session was closed"))
         self.start()
         with contextlib.suppress(TimeoutError):
@@ -209,23 +209,24 @@ class EventStream:
     # On the threads of the GPUs.
 
     def create(self) -> None:
-        """Make the set. Blocks. Raises NVMLError, DriverError when the stream has ended."""
+        """Create the set. Blocks. Raises NVMLError, DriverError when the stream has ended."""
         with self._inside():
             self._event_set = self._library.nvmlEventSetCreate()
 
     def register(self, index: int) -> EventRegistration:
-        """Have GPU `index` report here. Blocks.
+        """Register GPU `index` with the set. Blocks.
 
-        Raises NVMLError, GpuError, ValueError for no text, DriverError when the stream has ended.
+        Raises NVMLError, GpuError, ValueError (undecodable text), DriverError when the stream has
+        ended.
         """
         era = self._era
         with self._inside():
-            found = register(self._library, self._handles, self._event_set, index)
-        return dataclasses.replace(found, era=era)
+            answer = register(self._library, self._handles, self._event_set, index)
+        return dataclasses.replace(answer, era=era)
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:
-        """For as long as a thread needs the set. Raises DriverError when the stream has ended."""
+        """Keep the set while the block uses it. Raises DriverError when the stream has ended."""
         with self._lock:
             if not self._users:
                 raise DriverError("the stream of events has ended")
@@ -236,7 +237,7 @@ class EventStream:
             self._leave()
 
     def _leave(self) -> None:
-        """The last one out frees the set: another call may outlast the thread that waits."""
+        """Free the set after its last user: a call may last longer than the waiting thread."""
         with self._lock:
             self._users -= 1
             last = not self._users
@@ -246,17 +247,17 @@ class EventStream:
     # On its own thread.
 
     def _serve(self) -> None:
-        """The thread's life. Whatever ends it is told: a silent end would look like sound GPUs."""
+        """Run the thread and report its end: a silent end would look like healthy GPUs."""
         try:
             self._listen()
-        except Exception as error:  # noqa: BLE001 -- the thread's last word, whatever it is
+        except Exception as error:  # noqa: BLE001 -- any error that ends the thread is reported
             text = f"the thread that waits for events has died: {error!r}"
             self._tell(self.fail, DriverError(text))
         self._leave()
         self._tell(self._ended.set)
 
     def _listen(self) -> None:
-        """Until it is sent home, or a wait fails."""
+        """Move events until the stream is stopped or a wait fails."""
         while not self._stopping.is_set():
             self._turns += 1
             try:
@@ -265,21 +266,21 @@ class EventStream:
                 if code(error) == TIMEOUT:
                     continue
                 whole = driver_wide(error)
-                if whole is None:  # a GPU that is lost makes it fail for all of them: look at each
+                if whole is None:  # one lost GPU fails the wait for all: have each GPU scanned
                     self._put(DriverEvent(EventKind.CHANGED))
                 self._tell(self.fail, whole or SetFailed(f"waiting for events failed: {error}"))
                 return
             self._put(self._event(data))
 
     def _event(self, data: Any) -> DriverEvent | None:  # noqa: ANN401 -- nvmlEventData_t
-        uuid = self._whose(data.device)
+        uuid = self._uuid(data.device)
         if data.eventType & EVENT_XID:
             return DriverEvent(EventKind.XID, uuid, int(data.eventData))
         kind = _KINDS.get(data.eventType)
         return None if kind is None else DriverEvent(kind, uuid)
 
-    def _whose(self, handle: Handle) -> GpuUuid | None:
-        """The GPU by its address: one that has just fallen off the bus tells its UUID no more."""
+    def _uuid(self, handle: Handle) -> GpuUuid | None:
+        """The GPU of a handle, first by its address: a lost GPU does not answer with its UUID."""
         known = self._known.get(address(handle))
         if known is not None:
             return known
@@ -302,7 +303,7 @@ class EventStream:
             self._tell(self._news.set)
 
     def _has_room(self, event: DriverEvent) -> bool:
-        """Whether a different event is kept: what has a name always, for there are not many."""
+        """Whether one more different event is kept; always if the table names its XID."""
         if len(self._storm) < EVENT_LIMIT or event.xid is None or event.xid in XIDS:
             return True
         is_first = event.uuid not in self._strange
@@ -310,7 +311,7 @@ class EventStream:
         return is_first
 
     def _tell(self, callback: Callable[..., object], *args: object) -> None:
-        """Call back on the loop; a loop that is gone needs no news."""
+        """Call back on the loop; a closed loop ends the stream."""
         try:
             self._loop.call_soon_threadsafe(callback, *args)
         except RuntimeError:

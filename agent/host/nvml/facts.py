@@ -1,4 +1,4 @@
-"""What the library says of a GPU. Everything here blocks: it runs on the GPU's thread."""
+"""Describes a GPU by the library's answers. All functions block and run on the GPU's thread."""
 
 from pathlib import Path
 
@@ -9,17 +9,16 @@ from agent.host.nvml.library import Handle, NvmlLibrary, maybe, text_of
 
 
 def bus_id(text: str) -> str:
-    """A bus id of NVML as sysfs writes it: four digits of the domain, or as many as it needs.
+    """Convert a PCI bus id of NVML to the form of sysfs: at least four digits of the domain.
 
-    Domains above ffff are virtual ones, as of VMD and of some clouds. A text that is no bus id is
-    left as it is.
+    Domains above ffff are virtual (VMD, some clouds). Other text stays as it is.
     """
     domain, _, rest = text.lower().partition(":")
     return f"{domain.lstrip('0'):0>4}:{rest}" if rest else text.lower()
 
 
 def numa_node(sys_root: Path, bus: str) -> int | None:
-    """The NUMA node of a PCI address, or None when the kernel does not tell."""
+    """The NUMA node of a PCI address, or None when the kernel gives none."""
     path = sys_root / "bus/pci/devices" / bus / "numa_node"
     try:
         node = int(path.read_text(encoding="ascii"))
@@ -29,7 +28,7 @@ def numa_node(sys_root: Path, bus: str) -> int | None:
 
 
 def describe(library: NvmlLibrary, handles: Handles, index: int, sys_root: Path) -> Gpu:
-    """GPU `index`, without its links. Raises NVMLError, GpuError for one that is released."""
+    """Describe GPU `index`, without its links. Raises NVMLError, GpuError when it is released."""
     handle = handles.of_index(index)
     bus = bus_id(text_of(library.nvmlDeviceGetPciInfo(handle).busId))
     mig = maybe(library, lambda: library.nvmlDeviceGetMigMode(handle)[0])
@@ -46,6 +45,6 @@ def describe(library: NvmlLibrary, handles: Handles, index: int, sys_root: Path)
 
 
 def _memory_mib(library: NvmlLibrary, handle: Handle) -> int | None:
-    """Its memory; None for a GPU that shares the host's (coherent memory), which does not tell."""
+    """The GPU's memory in MiB; None for a GPU with the host's memory, which does not report it."""
     memory = maybe(library, lambda: int(library.nvmlDeviceGetMemoryInfo(handle).total))
     return None if memory is None else memory // MIB

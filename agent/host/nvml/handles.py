@@ -1,8 +1,8 @@
-"""How GPUs are taken hold of, and who is let go of: the only place where the driver opens one.
+"""Gets the driver's handles of GPUs, except of released ones. Nothing else opens a GPU.
 
-The library opens a GPU with its first handle, and for a handle by UUID it may open others on its
-way. What a session has opened stays open until all sessions end: nobody can reset the GPU, change
-its MIG mode or unload the driver meanwhile.
+The library opens a GPU with its first handle; for a handle by UUID it may open others too. A GPU
+stays open until all sessions end. Until then nobody can reset it, change its MIG mode or unload the
+driver.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -13,19 +13,19 @@ from agent.core.inventory.gpu import Gpu, GpuFault, GpuUuid
 from agent.host.nvml.library import Handle, NvmlLibrary
 
 RELEASED = "it is released: hami-agent recheck takes it back"
-UNPLACED = "it is looked for when all GPUs are taken back"
+UNPLACED = "it is searched for when all GPUs are taken back"
 RECHECK_ALL = f"{UNPLACED}: hami-agent recheck all"
 
 
 class Handles:
-    """Who may be opened. While a GPU is released, the others are found by their PCI address alone.
+    """Knows which GPUs may be opened. While one is released, only PCI addresses find the others.
 
-    Indexes move when a GPU goes, and one that was never seen may be the released one.
+    Indexes change when a GPU goes, and a GPU that was never seen may be the released one.
     """
 
     def __init__(self, library: NvmlLibrary) -> None:
         self._library = library
-        # Both are read on the threads of the GPUs: they are replaced as a whole.
+        # The threads of the GPUs read these: they are only replaced, never changed.
         self._known: Mapping[GpuUuid, Gpu] = MappingProxyType({})
         self._released: frozenset[GpuUuid] = frozenset()
         self._unplaced: frozenset[GpuUuid] = frozenset()
@@ -33,31 +33,31 @@ class Handles:
 
     @property
     def released(self) -> frozenset[GpuUuid]:
-        """Those that nobody may touch."""
+        """The GPUs that must not be opened."""
         return self._released
 
     @property
     def unplaced(self) -> frozenset[GpuUuid]:
-        """Those that were taken back while others stay released, and were never described.
+        """The GPUs taken back while others stay released that were never described.
 
-        Their address is not known: only a look at all GPUs finds them.
+        Their address is unknown: only a scan of all GPUs finds them.
         """
         return self._unplaced
 
     @property
     def all_released(self) -> bool:
-        """No GPU is left to ask: then the driver may not be held either."""
+        """True when every known GPU is released: then no session may be open."""
         return bool(self._released) and self._known.keys() <= self._released
 
     @property
     def known(self) -> tuple[Gpu, ...]:
-        """The GPUs of the last look, as they were described."""
+        """The GPUs as the last scan described them."""
         return tuple(self._known.values())
 
     def seen(self, gpus: Iterable[Gpu], faults: Iterable[GpuFault]) -> None:
-        """A look at all has found these, and could not describe those, of which the last is kept.
+        """Take the result of a scan of all GPUs; a faulty one keeps its last description.
 
-        While a GPU is released, no look is at all of them.
+        While a GPU is released, no scan is of all GPUs.
         """
         if not self._released:
             names = {fault.gpu for fault in faults}
@@ -65,13 +65,12 @@ class Handles:
             self._known = MappingProxyType(kept | {gpu.uuid: gpu for gpu in gpus})
 
     def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
-        """Nobody touches these from now on.
+        """Let no thread open these GPUs from now on.
 
-        `everything`: nor any other. Of these nobody speaks, so that whoever takes a GPU back takes
-        them back as well.
+        With `everything`, no other GPU either, until any GPU is taken back.
 
-        Raises GpuError for one that was never seen, unless all that were seen go with it: then
-        there is no session that could hold it.
+        Raises GpuError for a GPU that was never seen, unless all seen ones are released with it:
+        then no session can hold it.
         """
         if everything:
             self._others |= self._known.keys() - self._released - set(uuids)
@@ -79,15 +78,13 @@ class Handles:
         are_all = bool(self._known) and self._known.keys() <= {*uuids, *self._released}
         for uuid in uuids:
             if uuid not in self._known and not are_all:
-                text = (
-                    "the driver has not described it; only `hami-agent release all` lets go of it"
-                )
+                text = "the driver has not described it; only `hami-agent release all` releases it"
                 raise GpuError(uuid, text)
         self._released |= set(uuids)
         self._unplaced -= set(uuids)
 
     def take_back(self, uuid: GpuUuid) -> None:
-        """It may be touched again."""
+        """Let this GPU, and those released by `everything`, be opened again."""
         if uuid in self._released and uuid not in self._known:
             self._unplaced |= {uuid}
         self._released -= {uuid, *self._others}
@@ -96,7 +93,7 @@ class Handles:
             self._unplaced = frozenset()
 
     def open_to(self, count: int) -> list[int]:
-        """The indexes that may be asked about, of so many."""
+        """The indexes that may be opened; the driver lists `count`."""
         if not self._released:
             return list(range(count))
         return [gpu.index for gpu in self.known if gpu.uuid not in self._released]
@@ -104,13 +101,13 @@ class Handles:
     # On the threads of the GPUs.
 
     def of_index(self, index: int) -> Handle:
-        """Raises NVMLError, GpuError for one that is released."""
+        """Get the handle of GPU `index`. Raises NVMLError, GpuError when it is released."""
         if not self._released:
             return self._library.nvmlDeviceGetHandleByIndex(index)
         return self._of(next((gpu for gpu in self.known if gpu.index == index), None), str(index))
 
     def of_uuid(self, uuid: GpuUuid) -> Handle:
-        """Raises NVMLError, GpuError for one that is released."""
+        """Get the handle of a GPU. Raises NVMLError, GpuError when it is released."""
         if not self._released:
             return self._library.nvmlDeviceGetHandleByUUID(uuid)
         return self._of(self._known.get(uuid), uuid)
@@ -124,6 +121,6 @@ class Handles:
 
 
 def _full(bus: str) -> str:
-    """A bus id of sysfs as the library writes it: eight digits of the domain."""
+    """Convert a bus id of sysfs to the library's form: eight digits of the domain."""
     domain, _, rest = bus.partition(":")
     return f"{domain:0>8}:{rest}".upper()

@@ -1,4 +1,4 @@
-"""Whose index is whose: known by what the GPUs said, for as long as nothing contradicts it."""
+"""Remembers which GPU has which index, until an answer of the driver contradicts it."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -8,29 +8,29 @@ from agent.core.inventory.gpu import GpuFault, GpuUuid
 
 
 class Indexes:
-    """Which GPU is meant by an index that cannot tell its UUID just now.
+    """Names the GPU at an index that does not answer with its UUID.
 
-    It outlives sessions: a GPU that is slow when one begins is the same as before. Once GPUs came,
-    went or moved, an index names only whom it was seen to be; the others may be behind any index
-    that does not tell, and no fault is taken for a certain one's.
+    It outlives sessions: a GPU that is slow at the start of one is the same as before. After the
+    indexes changed, an index names a GPU only once that GPU answered there. Until then an unseen
+    GPU may be at any index that does not answer, and a fault there is assigned to none for certain.
     """
 
     def __init__(self) -> None:
         self._uuids: dict[int, GpuUuid] = {}
         self._count: int | None = None
         self._unseen: set[GpuUuid] = set()
-        """Known before the indexes moved, and not seen since."""
+        """Known before the indexes changed, and not seen since."""
 
     def name(self, index: int) -> str:
-        """Its UUID where that is known, else `index N`."""
+        """The UUID at `index` if it is known, else `index N`."""
         return self._uuids.get(index, f"index {index}")
 
     def find(self, name: str) -> int | None:
-        """The index of that name, or None."""
+        """The index with that name, or None."""
         return next((n for n in range(self._count or 0) if self.name(n) == name), None)
 
     def counted(self, count: int) -> bool:
-        """The driver lists so many. False when these are others than before: all may have moved."""
+        """Note how many GPUs the driver lists. False when the number, so any index, changed."""
         fits = self._count in {None, count}
         self._count = count
         if not fits:
@@ -38,7 +38,7 @@ class Indexes:
         return fits
 
     def seen(self, uuids: Mapping[int, GpuUuid]) -> bool:
-        """These have said who they are. False when one was known to be elsewhere."""
+        """Note the UUIDs that GPUs answered with. False when one was known at another index."""
         together = {**self._uuids, **uuids}
         fits = all(self._uuids.get(index, uuid) == uuid for index, uuid in uuids.items())
         fits = fits and len(set(together.values())) == len(together)
@@ -49,9 +49,9 @@ class Indexes:
         return fits
 
     def named(self, faults: Mapping[int, GpuFault]) -> tuple[GpuFault, ...]:
-        """The faults by name, and one of each GPU that may be behind an index without a name.
+        """Name the faults, and add one for each GPU that may be at an index without a name.
 
-        The latter are not lost, whatever the former is: only one of them is.
+        An added fault never says that the GPU is lost: at most one of them is.
         """
         named = {n: dataclasses.replace(faults[n], gpu=self.name(n)) for n in sorted(faults)}
         nameless = {n: fault for n, fault in named.items() if n not in self._uuids}
@@ -61,7 +61,7 @@ class Indexes:
         text = "; ".join(f"it may be {fault.gpu}: {fault.text}" for fault in nameless.values())
         explained = len(nameless) <= len(self._unseen)
         return (
-            *(one for n, one in named.items() if one.lost or n in self._uuids or not explained),
+            *(f for n, f in named.items() if f.lost or n in self._uuids or not explained),
             *(GpuFault(uuid, text, doubtful(nameless.values())) for uuid in sorted(self._unseen)),
         )
 

@@ -1,6 +1,6 @@
-"""The NVML calls we use, typed, and what their errors mean.
+"""The NVML calls in use, typed, and the meaning of their errors.
 
-The module `pynvml` has this shape; tests hand in one of their own. Numbers are the ABI of nvml.h.
+The module `pynvml` implements them; tests use their own. Numbers are the ABI of nvml.h.
 """
 
 import ctypes
@@ -60,7 +60,7 @@ FABRIC_IN_PROGRESS: Final = 2
 FABRIC_COMPLETED: Final = 3
 
 Handle = Any
-"""What the library names a GPU by: a pointer that only the library may look into."""
+"""The library's opaque pointer to a GPU."""
 
 _UNABLE: Final = frozenset({NOT_SUPPORTED, FUNCTION_NOT_FOUND})
 _TROUBLES: Final = {
@@ -93,13 +93,13 @@ _MISSING: Final = {
         "run as a user who may open it, or let the container runtime give it",
     ),
 }
-"""What is missing, and what to do."""
+"""What is missing, and the remedy."""
 
 
 class FabricInfo(ctypes.Structure):
-    """nvmlGpuFabricInfo_t; `status` is an error code, once the state is completed."""
+    """nvmlGpuFabricInfo_t; `status` is an error code, valid once the state is completed."""
 
-    _fields_ = [  # type: ignore[mutable-override] # as ctypes wants it
+    _fields_ = [  # type: ignore[mutable-override] # ctypes requires a list
         ("cluster", ctypes.c_uint8 * 16),
         ("status", ctypes.c_uint),
         ("clique", ctypes.c_uint32),
@@ -108,10 +108,10 @@ class FabricInfo(ctypes.Structure):
 
 
 class NvmlLibrary(Protocol):
-    """The part of pynvml that we call. Every call may raise `NVMLError`, whose `value` says why.
+    """The part of pynvml in use. Every call may raise `NVMLError`, whose `value` is the code.
 
-    Functions that pynvml has in versions are called by their version: without one it raises an
-    error of another kind where the driver is older.
+    Versioned functions are called by their version: the unversioned ones of pynvml raise another
+    kind of error with an older driver.
     """
 
     NVMLError: type[Exception]
@@ -161,27 +161,28 @@ class NvmlLibrary(Protocol):
 
 
 def pynvml() -> NvmlLibrary:
-    """The module `pynvml`, imported only where a real driver is used: it costs memory and time."""
+    """Import and return `pynvml`; it costs memory and time, so only for a real driver."""
     return cast("NvmlLibrary", importlib.import_module("pynvml"))
 
 
 def library_below(root: Path | None) -> Path | None:
-    """The library's file in a directory that is laid out like a host's `/`; None: nowhere there.
+    """Find the library's file below a directory laid out like a host's `/`, or return None.
 
-    Source: NVIDIA k8s-device-plugin internal/lm and go-nvlib, the places that they look at.
+    Source: NVIDIA k8s-device-plugin internal/lm and go-nvlib, which search these places.
     """
     places = (root / place / SONAME for place in PLACES) if root is not None else ()
     return next((path for path in places if path.is_file()), None)
 
 
 def bind(library: NvmlLibrary, path: Path | None, *, anew: bool = True) -> None:
-    """Make `library` use the file at `path` instead of the soname. Raises DriverMissing.
+    """Make `library` use the file at `path` instead of the soname. May block (dlopen).
 
-    DriverError where that would replace a loaded one although it may not (`anew`).
+    pynvml loads the soname only while its `nvmlLib` is None, so this sets it first and drops the
+    kept function pointers of another library. It resolves links: a new version behind the same link
+    is another library.
 
-    pynvml loads the soname itself, but only while its `nvmlLib` is None: a library put there first
-    is used. Function pointers that it kept of another library are dropped. Links are resolved, so
-    that a new version behind the same link is another library. May block: dlopen.
+    Raises DriverMissing, and DriverError if another library is loaded that may not be replaced
+    (`anew` is False).
     """
     if path is None:
         return
@@ -190,15 +191,15 @@ def bind(library: NvmlLibrary, path: Path | None, *, anew: bool = True) -> None:
         return
     if library.nvmlLib is not None and not anew:
         raise DriverError(
-            f"{path} is another library than the one that is loaded, from which a call has not "
-            "come back; when it does, the new one is used"
+            f"{path} is not the loaded library, from which a call has not returned; the new one "
+            "is used after that call returns"
         )
     try:
         loaded = ctypes.CDLL(str(file))
     except OSError as error:
         raise DriverMissing(
             f"{path} cannot be loaded as the driver's library ({cap(str(error))})",
-            remedy="mend --nvml-library or leave it out",
+            remedy="correct --nvml-library or omit it",
         ) from error
     pointers: MutableMapping[str, object] = getattr(library, "_nvmlGetFunctionPointer_cache", {})
     pointers.clear()
@@ -206,10 +207,10 @@ def bind(library: NvmlLibrary, path: Path | None, *, anew: bool = True) -> None:
 
 
 def replaced(maps: Path = Path("/proc/self/maps")) -> Path | None:
-    """The library that has taken the place of the one we have loaded by its soname, if any.
+    """Find the library that replaced the loaded one behind the soname's link, or return None.
 
-    A driver's upgrade leaves the link and changes what is behind it; the loader, asked for the
-    soname again, keeps to the file that it has.
+    An upgrade of the driver changes the target of the link, but the loader keeps the file that it
+    has for the soname.
     """
     try:
         lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -225,17 +226,20 @@ def replaced(maps: Path = Path("/proc/self/maps")) -> Path | None:
 
 
 def code(error: Exception) -> int:
-    """The number of an NVMLError."""
+    """The code of an NVMLError."""
     return int(getattr(error, "value", UNKNOWN))
 
 
 def is_unable(error: Exception) -> bool:
-    """True when this GPU or this driver does not know the question."""
+    """True when this GPU or driver does not support the call."""
     return code(error) in _UNABLE
 
 
 def maybe(library: NvmlLibrary, ask: Callable[[], T]) -> T | None:
-    """The answer, or None where this GPU or this driver cannot tell. Raises other NVMLErrors."""
+    """Return the answer, or None if this GPU or driver does not support the call.
+
+    Raises other NVMLErrors.
+    """
     try:
         return ask()
     except library.NVMLError as error:
@@ -245,22 +249,22 @@ def maybe(library: NvmlLibrary, ask: Callable[[], T]) -> T | None:
 
 
 def driver_wide(error: Exception, *, about_gpu: bool = True) -> DriverError | None:
-    """The error of the driver as a whole that `error` is, or None: it concerns one GPU.
+    """The DriverError for `error` if it concerns the whole driver, or None: it concerns one GPU.
 
-    A refusal is the driver's where the driver was asked, and one GPU's where that was: its device
-    file may be closed to us, or its processes another user's.
+    NO_PERMISSION concerns the driver only if the call was not `about_gpu`: a GPU's device file may
+    be closed to the agent, or its processes belong to another user.
     """
     missing = _MISSING.get(code(error))
     if missing is not None and not (about_gpu and code(error) == NO_PERMISSION):
-        said, remedy = missing
-        return DriverMissing(said, remedy=remedy)
+        reason, remedy = missing
+        return DriverMissing(reason, remedy=remedy)
     if code(error) == UNINITIALIZED:
-        return DriverError("the driver has ended our session; it is begun anew")
+        return DriverError("the driver ended the session; a new one begins")
     return None
 
 
 def translate(error: Exception, gpu: str) -> AgentError:
-    """`error` in our own tree: DriverError of the whole, or GpuError that names `gpu`."""
+    """The agent's error for `error`: a DriverError, or a GpuError that names `gpu`."""
     whole = driver_wide(error)
     if whole is not None:
         return whole
@@ -269,10 +273,10 @@ def translate(error: Exception, gpu: str) -> AgentError:
 
 
 def trouble(error: Exception) -> Trouble:
-    """What an error says of the one GPU that was asked."""
+    """The trouble of the GPU that an error reports."""
     return _TROUBLES.get(code(error), Trouble.FAILED)
 
 
 def text_of(value: str | bytes) -> str:
-    """A string of the library: fields of structures are bytes, results are text."""
+    """Decode a string of the library: fields of structures are bytes, results are str."""
     return value.decode("ascii", "replace") if isinstance(value, bytes) else value

@@ -1,4 +1,4 @@
-"""How the GPUs are joined. Everything here blocks: it runs on the GPU's thread."""
+"""Reads the links between GPUs. All functions block and run on the GPU's thread."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -34,19 +34,20 @@ _PATHS: Final = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LinkRow:
-    """One GPU's side of its links: what leads to each peer, and NVLinks to switches."""
+    """One GPU's side of its links: the paths to each peer, and its NVLinks."""
 
     paths: Mapping[GpuUuid, PciPath]
     peer_to_peer: Mapping[GpuUuid, bool]
     nvlinks: Mapping[str, int]
-    """By the PCI bus id of what is at the other end."""
+    """How many NVLinks lead to each PCI bus id."""
     to_switches: int
+    """How many NVLinks lead to switches."""
 
 
 def link_row(
     library: NvmlLibrary, handles: Handles, gpu: Gpu, peers: Mapping[GpuUuid, int]
 ) -> LinkRow:
-    """What connects `gpu` to the GPUs at those indexes. Raises NVMLError, GpuError."""
+    """Read what connects `gpu` to its peers at those indexes. Raises NVMLError, GpuError."""
     handle = handles.of_index(gpu.index)
     paths: dict[GpuUuid, PciPath] = {}
     peer_to_peer: dict[GpuUuid, bool] = {}
@@ -73,7 +74,7 @@ def link_row(
 
 
 def linked(gpu: Gpu, peers: Mapping[GpuUuid, Gpu], rows: Mapping[GpuUuid, LinkRow]) -> Gpu:
-    """`gpu` with its links. Through switches two GPUs share as many as both have."""
+    """Return `gpu` with its links. Over switches two GPUs share the smaller number of NVLinks."""
     row = rows.get(gpu.uuid)
     if row is None:
         return gpu
@@ -92,7 +93,7 @@ def linked(gpu: Gpu, peers: Mapping[GpuUuid, Gpu], rows: Mapping[GpuUuid, LinkRo
 
 
 def _active_links(library: NvmlLibrary, handle: Handle) -> Iterator[int]:
-    """The NVLinks that are up; a GPU without any answers that it does not know the question."""
+    """The NVLinks that are up; a GPU without NVLinks answers that it is unable."""
     for link in range(MOST_LINKS):
         try:
             if library.nvmlDeviceGetNvLinkState(handle, link):

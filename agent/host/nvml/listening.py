@@ -1,4 +1,4 @@
-"""Who listens to the driver's events: streams that open, GPUs that are asked to report to them."""
+"""Opens streams of the driver's events and registers the GPUs with them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
@@ -17,10 +17,10 @@ from agent.host.nvml.registering import EventRegistration
 from agent.host.nvml.session import NO_ANSWER, NvmlSession, OpenedSession
 
 MOST_AWAY: Final = 2
-"""Threads for events that may stay in a wait before no more of them are sent there."""
+"""If so many stopped threads are still in a wait for events, no further one is started."""
 
 MOST_SETS: Final = 3
-"""So many sets that fail one soon after the other, and it is not one GPU that makes them fail."""
+"""If so many sets fail, each within SOON seconds, the cause is not a single GPU."""
 
 SOON: Final = 5.0
 PAUSE: Final = 1.0
@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 
 class Listening:
-    """The streams of one driver, over all its sessions. All methods are called on the loop."""
+    """The event streams of the driver, over all sessions. Call all methods on the loop."""
 
     def __init__(
         self, library: NvmlLibrary, session: NvmlSession, indexes: Indexes, handles: Handles
@@ -40,17 +40,17 @@ class Listening:
         self._indexes = indexes
         self._streams: list[EventStream] = []
         self._away: list[EventStream] = []
-        """Those that were sent home; until they have ended they may be in the library."""
+        """Stopped streams whose thread may still be in the library."""
         self._unheard: set[str] = set()
-        """Lost or refused when they were last asked: with a reset what they registered is gone."""
+        """GPUs that were lost or refused: after a reset they must be registered again."""
         self._has_changed = False
-        """Something changed while nobody listened."""
+        """The GPUs changed while there was no stream."""
 
     async def events(self, opened: Callable[[], None] | None) -> AsyncIterator[DriverEvent]:
-        """Reports as they come, from one set after the other.
+        """Yield events as they come, from one event set after the other.
 
-        A GPU that is lost makes the wait fail for all of its set: the next set, which is made at
-        once, does without it. Raises DriverMissing, DriverError.
+        A lost GPU fails the wait of its whole set. The next set, made at once, does not contain it.
+        Raises DriverMissing, DriverError.
         """
         failed = 0
         while True:
@@ -77,12 +77,12 @@ class Listening:
                 await asyncio.sleep(PAUSE)
 
     def fail(self, error: DriverError) -> None:
-        """The session is over: whoever listens is told."""
+        """End all streams with `error`: the session is over."""
         for stream in self._streams:
             stream.fail(error)
 
     async def quiet(self) -> bool:
-        """Send all threads for events home, at once. False when one of them does not come."""
+        """End all threads for events. False when one of them does not end in time."""
         streams = {*self._streams, *self._away}
         async with asyncio.TaskGroup() as tasks:
             for stream in streams:
@@ -90,18 +90,18 @@ class Listening:
         return all(stream.ended for stream in streams)
 
     def changed(self) -> None:
-        """Have whoever listens look at all GPUs again."""
+        """Report CHANGED, so that all GPUs are scanned again."""
         self._has_changed = not self._streams
         for stream in self._streams:
             stream.tell(DriverEvent(EventKind.CHANGED))
 
     def forget(self) -> None:
-        """GPUs came, went or moved: no stream knows for certain whose an event is."""
+        """Forget all GPUs, after their indexes changed: an event may be of another GPU now."""
         for stream in self._streams:
             stream.forget()
 
     def unhear(self, gpu: str) -> None:
-        """It was found lost or to be reset: it is asked anew when it answers."""
+        """Note a lost or resetting GPU: it is registered again once it answers."""
         self._unheard.add(gpu)
 
     async def follow(
@@ -111,9 +111,9 @@ class Listening:
         gpus: Collection[str],
         silent: Collection[str],
     ) -> None:
-        """A scan has found these: the new ones are asked to report, those that went forgotten.
+        """After a scan, register new GPUs and forget the ones gone.
 
-        `silent` are there as well, and did not answer.
+        `found` are indexes, `gpus` their UUIDs; `silent` GPUs exist but did not answer.
         """
         slow = set(silent) - self._unheard
         for stream in tuple(self._streams):
@@ -122,7 +122,7 @@ class Listening:
                 await self._register(opened, stream, found)
 
     async def hear_again(self, opened: OpenedSession, probe: Probe) -> None:
-        """One that answers again after a reset is asked again to report, before the next scan."""
+        """After a probe, register a GPU again that answers after a reset."""
         if probe.outcome in {ProbeOutcome.LOST, ProbeOutcome.REFUSED}:
             self._unheard.add(probe.uuid)
             for stream in self._streams:
@@ -137,27 +137,27 @@ class Listening:
                     await self._register(opened, stream, [index])
 
     def back(self, name: str) -> None:
-        """A GPU that was stuck answers: it is asked at once to report, which was refused before."""
+        """Register a GPU that was stuck and answers again; that was refused before."""
         index = self._indexes.find(name)
         if index is None or self._session.present is None or name in self._handles.released:
             return
         for stream in self._streams:
             if stream.has_set and not stream.settled(name):
                 settle = partial(_settle, stream)
-                asked = self._session.threads.post(name, partial(stream.register, index), settle)
-                asked.add_done_callback(partial(_take, stream, name))
+                answer = self._session.threads.post(name, partial(stream.register, index), settle)
+                answer.add_done_callback(partial(_take, stream, name))
 
     def obstacle(self, gpu: str) -> str:
-        """Why its reports do not reach a listener; empty: they do, or nobody listens."""
-        return next(filter(None, (one.unmonitored.get(gpu, "") for one in self._streams)), "")
+        """Why a GPU's events reach no stream; empty: they do, or there is no stream."""
+        return next(filter(None, (s.unmonitored.get(gpu, "") for s in self._streams)), "")
 
     def _added(self) -> EventStream:
-        """A stream more. Raises DriverError while too many threads are in the library."""
+        """Add a stream. Raises DriverError while too many threads are in the library."""
         for earlier in self._away:
-            earlier.start()  # one for which the machine gave no thread ends on one
+            earlier.start()  # if no thread could be started before, it needs one to end
         self._away = [stream for stream in self._away if not stream.ended]
         if len(self._away) >= MOST_AWAY:
-            raise DriverError("earlier waits for events have not come back from the driver")
+            raise DriverError("earlier waits for events have not returned from the driver")
         stream = EventStream(self._library, self._handles)
         self._streams.append(stream)
         return stream
@@ -176,7 +176,7 @@ class Listening:
     async def _register(
         self, opened: OpenedSession, stream: EventStream, indexes: Iterable[int]
     ) -> None:
-        """Have the GPUs report to `stream`; one that does not is left to probes, and named once."""
+        """Register GPUs with `stream`. One that fails is logged once; only probes watch it."""
         async with asyncio.TaskGroup() as tasks:
             for index in indexes:
                 if not stream.settled(self._indexes.name(index)):
@@ -188,7 +188,7 @@ class Listening:
         try:
             answer = await self._session.call(opened, name, work, late)
         except DriverError:
-            return  # the session is over, and the stream with it
+            return  # the session and its streams are over
         except (TimeoutError, GpuError, self._library.NVMLError, ValueError) as error:
             reason = str(error) or NO_ANSWER
             if stream.missed(name, reason):
@@ -202,10 +202,10 @@ def _settle(stream: EventStream, answer: EventRegistration) -> None:
         log.warning("driver.no_events", gpu=answer.uuid, err=answer.refused)
 
 
-def _take(stream: EventStream, name: str, asked: "asyncio.Future[EventRegistration]") -> None:
-    """What came of asking a GPU that nobody waits for; the next scan asks again."""
-    error = asked.exception()
+def _take(stream: EventStream, name: str, answer: "asyncio.Future[EventRegistration]") -> None:
+    """Note the answer to a registration without a waiting caller; the next scan tries again."""
+    error = answer.exception()
     if error is None:
-        _settle(stream, asked.result())
+        _settle(stream, answer.result())
     else:
         stream.missed(name, str(error) or NO_ANSWER)

@@ -1,4 +1,4 @@
-"""Asking a GPU to report its events to a set. Everything here blocks: it runs on its thread."""
+"""Registers a GPU with an event set. All functions block and run on the GPU's thread."""
 
 import contextlib
 import ctypes
@@ -26,9 +26,9 @@ WANTED: Final = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EventRegistration:
-    """What came of asking a GPU for its events. `refused`: why it sends none; empty: it does.
+    """The answer of a GPU to its registration. `refused`: why it sends no events; empty: it does.
 
-    `era`: that of the stream when it was asked.
+    `where` is its handle's address, `era` the stream's era at the call.
     """
 
     where: int
@@ -38,7 +38,7 @@ class EventRegistration:
 
 
 def address(handle: Handle) -> int:
-    """What tells two handles of the library apart: where they point to."""
+    """The address that a handle points to, which identifies the GPU."""
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
 
@@ -48,16 +48,16 @@ def register(
     event_set: Any,  # noqa: ANN401 -- the library's own
     index: int,
 ) -> EventRegistration:
-    """Have GPU `index` report to `event_set`. Blocks.
+    """Register GPU `index` with `event_set`. Blocks.
 
-    Raises NVMLError, GpuError, ValueError for no text. A GPU that has no events at all is not asked
-    again; other failures may pass.
+    A GPU without events is an answer (`refused`). Raises NVMLError, GpuError, ValueError
+    (undecodable text): these failures may pass.
     """
     handle = handles.of_index(index)
     uuid = GpuUuid(text_of(library.nvmlDeviceGetUUID(handle)))
     try:
         mask = library.nvmlDeviceGetSupportedEventTypes(handle) & WANTED
-        if mask:  # to register for nothing is an invalid argument
+        if mask:  # an empty mask is an invalid argument
             library.nvmlDeviceRegisterEvents(handle, mask, event_set)
     except library.NVMLError as error:
         if not is_unable(error):
@@ -69,6 +69,6 @@ def register(
 
 
 def free(library: NvmlLibrary, event_set: Any) -> None:  # noqa: ANN401 -- the library's own
-    """Give the set back. Blocks."""
+    """Free the set. Blocks."""
     with contextlib.suppress(library.NVMLError):
         library.nvmlEventSetFree(event_set)

@@ -1,4 +1,4 @@
-"""The session with the library: begun when it is needed, begun anew when it has broken."""
+"""The session with the library: it begins when it is needed, and again after it broke."""
 
 import asyncio
 import contextlib
@@ -17,21 +17,21 @@ from agent.host.nvml.threads import GpuThreads
 T = TypeVar("T")
 
 OPEN_DEADLINE: Final = 10.0
-"""The first call wakes GPUs that no persistence daemon keeps awake, which takes seconds."""
+"""Seconds: without a persistence daemon, the first call wakes the GPUs, which takes seconds."""
 
 _Versions = tuple[str, str | None]
 
 NO_ANSWER: Final = "no answer in time"
 
 DRIVER: Final = "the driver"
-"""Whom calls are about that are about no GPU."""
+"""The name in place of a GPU's for calls about the whole driver."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OpenedSession:
-    """A session that has begun. `number` tells it from those before."""
+    """A session that has begun. `number` distinguishes it from earlier ones."""
 
     number: int
     driver_version: str
@@ -39,12 +39,12 @@ class OpenedSession:
 
 
 class NvmlSession:
-    """One after the other, for the life of the process. All methods are called on the loop.
+    """Opens the sessions of the process, one after the other. Call all methods on the loop.
 
-    `ended` is called when the driver ends one; `quiet` sends home who waits in the library, and
-    says whether all have left it; `back` is told of a GPU that was stuck and is so no more. What
-    a late answer says of a session that is over already does not end the next, and no call of one
-    that is over begins.
+    `find` returns the library file to use. `ended` is called when the driver ends a session.
+    `quiet` ends all waits for events and returns whether all have left the library. `back` is
+    called with a GPU whose stuck call returned. A late answer of an earlier session does not end
+    the present one, and no call of an earlier session begins.
     """
 
     def __init__(
@@ -69,16 +69,16 @@ class NvmlSession:
         self._begun = 0
         self._broken = ""
         self._left_open = ""
-        """Why the last one could not be ended, as it was told. Empty: it could."""
+        """Why the last session could not be ended, as logged; empty: it was ended."""
         self._closed = False
         self.withheld = ""
-        """Why no session may be begun; empty: one may."""
+        """Why no session may begin; empty: one may."""
 
     async def open(self) -> OpenedSession:
-        """The present session; begins one if there is none. Raises DriverMissing, DriverError.
+        """Return the present session, or begin one. Raises DriverMissing, DriverError.
 
-        All callers share one beginning, which goes on when they leave: a driver that takes longer
-        than each of them has patience is open for whoever comes next.
+        All callers share one beginning. It goes on when they are cancelled or time out, so a slow
+        driver is open for a later caller.
         """
         with self._translated(None):
             async with self._preparing:
@@ -94,12 +94,12 @@ class NvmlSession:
             return self._now()
 
     def check(self, opened: OpenedSession) -> None:
-        """Raise DriverError when that session is over."""
+        """Raise DriverError if that session is over."""
         if self._present != opened:
             raise self._over()
 
     def end(self, error: DriverError, opened: OpenedSession | None = None) -> None:
-        """The driver has ended the session: the next call begins anew; whoever listens is told."""
+        """Note that the session is over, and report it; the next call begins a new one."""
         if self._present is None or (opened is not None and self._present != opened):
             return
         log.warning("driver.session_ended", err=str(error))
@@ -109,7 +109,7 @@ class NvmlSession:
 
     @property
     def present(self) -> OpenedSession | None:
-        """The present session, if there is one; it is not begun for this."""
+        """The present session, or None; this begins none."""
         return self._present
 
     async def call(
@@ -119,40 +119,37 @@ class NvmlSession:
         work: Callable[[], T],
         late: Callable[[T], None] | None = None,
     ) -> T:
-        """A call about one GPU, as of GpuThreads. Raises DriverError when that session is over.
-
-        What has not begun when the session ends would meet another one, or none.
-        """
+        """Make a call about one GPU, as GpuThreads.call. Raises DriverError if it is over."""
         self.check(opened)
         return await self.threads.call(gpu, work, late)
 
     async def whole(self, opened: OpenedSession, work: Callable[[], T]) -> T:
-        """A call of that session about the driver as a whole. Raises DriverError, DriverMissing."""
+        """Make a call about the whole driver. Raises DriverError, DriverMissing."""
         with self._translated(opened):
             return await self.call(opened, DRIVER, work)
 
     def keep(self, gpus: Collection[str]) -> None:
-        """These are the GPUs: a thread for any other has nothing more to do."""
+        """End the threads of all other GPUs."""
         self.threads.keep({DRIVER, *gpus})
 
     async def shut(self, why: str) -> None:
-        """End it now, and let go of all GPUs; who asks later begins another.
+        """End the session now, which closes all GPUs; a later call begins another.
 
-        Raises DriverError when somebody in the library does not come back.
+        Raises DriverError when a call does not return from the library.
         """
         async with self._preparing:
             if self._opening is not None:
                 await asyncio.wait([self._opening], timeout=OPEN_DEADLINE)
             self.end(DriverError(why))
             if not await self._alone():
-                raise DriverError("a call has not come back from the driver, which holds all GPUs")
+                raise DriverError("a call has not returned from the driver, which holds all GPUs")
             ending = self.threads.launch(DRIVER, self._end_all)
             done, _ = await asyncio.wait([ending], timeout=self._deadline)
             if not done or ending.exception() is not None:
                 raise DriverError("the driver does not end the session, which holds all GPUs")
 
     async def close(self) -> None:
-        """End it for good; a second call does nothing."""
+        """End the session and all threads; a second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -164,7 +161,7 @@ class NvmlSession:
         self.threads.close()
 
     def _now(self) -> OpenedSession:
-        """The present session. Raises DriverError when it has ended in this very moment."""
+        """The present session. Raises DriverError when it has just ended."""
         if self._present is None:
             raise self._over()
         return self._present
@@ -174,13 +171,13 @@ class NvmlSession:
 
     @contextlib.contextmanager
     def _translated(self, opened: OpenedSession | None) -> Iterator[None]:
-        """What the driver as a whole answers, in our own tree; it may end the session `opened`."""
+        """Translate errors of the whole driver; such an error may end the session `opened`."""
         try:
             yield
         except TimeoutError as error:
             raise DriverError(f"the driver does not answer: {str(error) or NO_ANSWER}") from error
         except ValueError as error:
-            raise DriverError(f"the driver answers with what is no text: {error}") from error
+            raise DriverError(f"the driver's answer cannot be decoded: {error}") from error
         except self._library.NVMLError as error:
             whole = nvml.driver_wide(error, about_gpu=False)
             if whole is not None and opened is not None:
@@ -188,15 +185,15 @@ class NvmlSession:
             raise whole or DriverError(f"the driver answers with an error: {error}") from error
 
     async def _alone(self) -> bool:
-        """Once no call and no wait for events is inside the library; False: some do not leave."""
+        """Wait until no call and no event thread is in the library; False: some do not leave."""
         left = await self.threads.empty()
         return await self._quiet() and left
 
     async def _begin_anew(self) -> "asyncio.Future[_Versions]":
-        """Begin after the last call has left: to end a session around one is undefined.
+        """Begin a session after the last call has left: ending one during a call is undefined.
 
-        The thread keeps the order: one line for both. Raises TimeoutError while a call about the
-        driver as a whole is stuck, DriverError.
+        The same thread ends the old session and then begins the new one. Raises DriverError, and
+        TimeoutError while a call about the whole driver is stuck.
         """
         alone = await self._alone()
         if self._closed:
@@ -208,17 +205,17 @@ class NvmlSession:
         return self._opening
 
     def _begun_anew(self, opening: "asyncio.Future[_Versions]") -> None:
-        """Keep what the beginning gave, whether or not somebody waits for it."""
+        """Keep the new session, even if no caller waits for it."""
         self._opening = None
         if opening.exception() is None and not self._closed:
             self._number += 1
             self._present = OpenedSession(self._number, *opening.result())
 
     def _begin(self, *, alone: bool) -> _Versions:
-        """On a thread: load the library, begin, and ask for both versions.
+        """Load the library, begin a session and read both versions. Runs on a thread.
 
-        Another library in place of the present one only when nobody is inside: a call that comes
-        back would go on in the other one.
+        Another library may replace the present one only while no call is inside (`alone`): a
+        returning call would continue in the other one.
         """
         library = self._library
         nvml.bind(library, self._find(), anew=alone)
@@ -230,7 +227,7 @@ class NvmlSession:
                 raise
             nvml.bind(library, other, anew=alone)
             library.nvmlInit()
-        self._begun += 1  # here, for whatever fails next: each one must be ended
+        self._begun += 1  # before the next calls, which may fail: each begun one must be ended
         version = nvml.maybe(library, library.nvmlSystemGetNVMLVersion)
         return (
             nvml.text_of(library.nvmlSystemGetDriverVersion()),
@@ -238,7 +235,7 @@ class NvmlSession:
         )
 
     def _end_all(self) -> None:
-        """On a thread: end what has begun; the library counts them."""
+        """End all begun sessions, which the library counts. Runs on a thread."""
         while self._begun:
             try:
                 self._library.nvmlShutdown()
@@ -248,7 +245,7 @@ class NvmlSession:
             self._begun -= 1
 
     def _tell_left_open(self, ending: "asyncio.Future[None]") -> None:
-        """Once for each reason: a driver that fails is asked again for as long as it does."""
+        """Log why the session could not be ended, once for each reason."""
         error = ending.exception()
         text = "" if error is None else str(error)
         if text and text != self._left_open:

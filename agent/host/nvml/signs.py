@@ -1,7 +1,4 @@
-"""Questions to a GPU that is known: is it well, how much is it used.
-
-Everything here blocks: it runs on the GPU's thread.
-"""
+"""Probes and samples a GPU. All functions block and run on the GPU's thread."""
 
 import ctypes
 from collections.abc import Callable
@@ -55,7 +52,7 @@ _GRAVE: Final = frozenset({GPU_IS_LOST, RESET_REQUIRED})
 
 
 def probe(library: NvmlLibrary, handles: Handles, uuid: GpuUuid) -> Probe:
-    """Ask the GPU for a sign of life. Raises DriverError when all of it fails, GpuError."""
+    """Probe the GPU. Raises GpuError (released), DriverError (the whole driver fails)."""
     try:
         handle = handles.of_uuid(uuid)
         maybe(library, lambda: library.nvmlDeviceGetMemoryInfo(handle))
@@ -74,7 +71,7 @@ def probe(library: NvmlLibrary, handles: Handles, uuid: GpuUuid) -> Probe:
 
 
 def signs_of(library: NvmlLibrary, handle: Handle) -> GpuSigns:
-    """What the GPU says of its memory. Raises NVMLError where the GPU or the driver is gone."""
+    """Read the signs of the GPU. Raises NVMLError when the GPU or the driver is gone."""
     rows = _sign(library, lambda: library.nvmlDeviceGetRemappedRows(handle))
     pending = _sign(library, lambda: library.nvmlDeviceGetRetiredPagesPendingStatus(handle))
     return GpuSigns(
@@ -91,7 +88,7 @@ def signs_of(library: NvmlLibrary, handle: Handle) -> GpuSigns:
 
 
 def sample(library: NvmlLibrary, handles: Handles, uuid: GpuUuid) -> GpuSample:
-    """How much the GPU is used. Raises NVMLError."""
+    """Read how much the GPU is used. Raises NVMLError, GpuError."""
     handle = handles.of_uuid(uuid)
     rates = _sign(library, lambda: library.nvmlDeviceGetUtilizationRates(handle))
     memory = _sign(library, lambda: library.nvmlDeviceGetMemoryInfo(handle))
@@ -113,7 +110,7 @@ def _errors(library: NvmlLibrary, handle: Handle, kind: int) -> int:
 
 
 def _recovery(library: NvmlLibrary, handle: Handle) -> RecoveryAction | None:
-    """Raises NVMLError, also for the field's own: as a driver before 570, which has no such."""
+    """Raises NVMLError, also for the field's own error: a driver before 570 has no such field."""
     value = library.nvmlDeviceGetFieldValues(handle, [FIELD_RECOVERY_ACTION])[0]
     if value.nvmlReturn:
         raise library.NVMLError(value.nvmlReturn)
@@ -129,9 +126,9 @@ def _fabric(library: NvmlLibrary, handle: Handle) -> FabricState | None:
 
 
 def _sign(library: NvmlLibrary, ask: Callable[[], T]) -> T | None:
-    """The answer, or None for one that cannot be had: a side question proves nothing.
+    """Return the answer, or None if the call fails: a sign alone proves no fault.
 
-    Raises NVMLError for a GPU that is lost or must be reset, and for a driver that is gone.
+    Raises NVMLError when the GPU is lost or must be reset, or the driver is gone.
     """
     try:
         return ask()

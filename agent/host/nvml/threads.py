@@ -1,9 +1,9 @@
-"""One daemon thread for each GPU, and one for the driver as a whole: a call may never come back.
+"""Runs calls to the driver, which may never return, on one daemon thread for each GPU.
 
-The loop's own executor is no place for them: its threads are joined when the process ends. Here a
-call that passes its deadline is given up, and further ones about that GPU are refused until it
-comes back; the other GPUs have threads of their own. A GPU's name is its UUID, but while it is not
-known whose an index is, the index: one that hangs then may hold a second thread.
+One more thread serves the whole driver. (The loop's own executor joins its threads at exit.) A call
+that exceeds its deadline is given up. Further calls about that GPU are refused until it returns.
+A thread's name is the GPU's UUID, or its index while the UUID is unknown: a GPU that hangs then may
+hold a second thread.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 class GpuThreads:
-    """Runs blocking calls, each on the thread of its GPU. All methods are called on the loop.
+    """Runs blocking calls, each on the thread of its GPU. Call all methods on the loop.
 
-    `back` is called with the name of a GPU that was stuck and is so no more.
+    `back` is called with the name of a GPU whose stuck call returned.
     """
 
     def __init__(self, deadline: float, back: Callable[[str], None] = lambda _: None) -> None:
@@ -32,18 +32,17 @@ class GpuThreads:
 
     @property
     def stuck(self) -> frozenset[str]:
-        """The GPUs whose last call has not come back."""
+        """The GPUs whose last call exceeded its deadline and has not returned."""
         return frozenset(name for name, thread in self._threads.items() if thread.stuck)
 
     async def call(
         self, gpu: str, work: Callable[[], T], late: Callable[[T], None] | None = None
     ) -> T:
-        """The result of `work`, run on that GPU's thread, after earlier calls about it.
+        """Run `work` on that GPU's thread after earlier calls about it; return or raise its result.
 
-        Raises TimeoutError past the deadline, which begins anew when the earlier calls have come
-        back, and at once while one of them is stuck or the machine gives no thread. What `work`
-        raises is raised here. When the caller leaves early, what has begun has its time all the
-        same. `late` is given the result for which nobody waits any more.
+        Raises TimeoutError after the deadline, which starts again once the earlier calls have
+        returned; and at once while one of them is stuck or no thread can be started. Cancelling the
+        caller does not stop a begun call. `late` gets the result if the caller waits no longer.
         """
         thread, call = self._of(gpu), _ThreadCall(work, late)
         thread.add(call)
@@ -56,29 +55,25 @@ class GpuThreads:
     def post(
         self, gpu: str, work: Callable[[], T], late: Callable[[T], None]
     ) -> "asyncio.Future[T]":
-        """The same for whoever does not wait; look at the future in a callback."""
+        """Do the same without waiting; read the future in a callback."""
         call = _ThreadCall(work, late)
         self._of(gpu).add(call)
         return call.answer
 
     def launch(self, gpu: str, work: Callable[[], T]) -> "asyncio.Future[T]":
-        """The same without a deadline, for work that must outlive whoever waits for it.
+        """Do the same without a deadline, for work that must outlive its caller.
 
-        Look at the future with asyncio.wait: to await it is to cancel it with oneself, while the
-        thread goes on. Raises TimeoutError as `call` does at once.
+        Wait for the future with asyncio.wait: a cancelled await would cancel it while the thread
+        goes on. Raises TimeoutError at once in the same cases as call().
         """
         call = _ThreadCall(work, timed=False)
         self._of(gpu).add(call)
         return call.answer
 
     async def empty(self) -> bool:
-        """Wait until every call has left. False: one is inside although its time is up.
-
-        Each has until its deadline, whether or not somebody waits for it. Nobody waits here for
-        what hangs longer, however often this is asked.
-        """
+        """Wait until every call has left or exceeded its deadline. False: one is still inside."""
         loop = asyncio.get_running_loop()
-        while ends := [end for one in self._threads.values() if (end := one.end) > loop.time()]:
+        while ends := [end for t in self._threads.values() if (end := t.end) > loop.time()]:
             self._moved.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(max(ends)):
@@ -86,13 +81,13 @@ class GpuThreads:
         return not any(thread.busy for thread in self._threads.values())
 
     def keep(self, gpus: Collection[str]) -> None:
-        """The threads of all others go home, unless they are at work."""
+        """End the threads of all other GPUs, unless they are busy."""
         for name in self._threads.keys() - gpus:
             if not self._threads[name].busy:
                 self._threads.pop(name).go_home()
 
     def close(self) -> None:
-        """Send all threads home; one that hangs is left to the end of the process."""
+        """End all threads; one that hangs stays until the process ends."""
         for thread in self._threads.values():
             thread.go_home()
 
@@ -103,9 +98,9 @@ class GpuThreads:
 
 
 class _GpuThread:
-    """One thread, and the calls that stand in line for it: the first one is on its way.
+    """One thread and its queue of calls; the first one is running.
 
-    `moved` is set when a call has left, or got stuck.
+    `moved` is set when a call has left or is stuck.
     """
 
     def __init__(
@@ -124,16 +119,16 @@ class _GpuThread:
 
     @property
     def busy(self) -> bool:
-        """True while a call is inside, or waits."""
+        """True while a call runs or waits."""
         return bool(self._line)
 
     @property
     def end(self) -> float:
-        """The loop's time at which the time of every call is up; 0 where there is none to await."""
+        """The loop time at which the last deadline ends; 0 when there is none to wait for."""
         return self._end if self.busy and not self.stuck else 0.0
 
     def add(self, call: "_ThreadCall[T]") -> None:
-        """Raises TimeoutError while a call is stuck, or where the machine gives no thread."""
+        """Queue a call. Raises TimeoutError: a call is stuck, or no thread can be started."""
         if self.stuck:
             raise self._not_back()
         if not self._is_alive:
@@ -141,7 +136,7 @@ class _GpuThread:
             try:
                 thread.start()
             except RuntimeError as error:  # a limit of the unit or of the machine
-                raise TimeoutError(f"there is no thread for the call: {error}") from error
+                raise TimeoutError(f"no thread can be started for the call: {error}") from error
             self._is_alive = True
         self._line.append(call)
         if self._line[0] is call:
@@ -149,17 +144,17 @@ class _GpuThread:
         self._limit(call)
 
     def leave(self, call: "_ThreadCall[T]") -> None:
-        """Its caller has left: what has not begun is never made."""
+        """Drop a call whose caller was cancelled, unless it has begun."""
         if call in self._line and call.made.cancel() and self._line[0] is not call:
             self._line.remove(call)
             call.rest()
 
     def go_home(self) -> None:
-        """End the thread, once it has come back."""
+        """End the thread once its call has returned."""
         self._inbox.put(None)
 
     def _limit(self, call: "_ThreadCall[Any]") -> None:
-        """Its time begins: once for the line, and once for the call itself."""
+        """Start the deadline of a call: once when it is queued, and once when it runs."""
         self._end = self._loop.time() + self._deadline
         if call.timed:
             call.limit(self._loop.call_at(self._end, self._expire, call))
@@ -179,7 +174,7 @@ class _GpuThread:
             self._moved.set()
 
     def _landed(self) -> None:
-        """The first call is back, or was never made."""
+        """Take the first call, which has returned or was cancelled, out of the queue."""
         was_stuck, self.stuck = self.stuck, False
         self._line.popleft().settle()
         if self._line:
@@ -190,10 +185,10 @@ class _GpuThread:
             self._back(self._gpu)
 
     def _not_back(self) -> TimeoutError:
-        return TimeoutError(f"an earlier call about {self._gpu} has not come back")
+        return TimeoutError(f"an earlier call about {self._gpu} has not returned")
 
     def _serve(self) -> None:
-        """The thread's life: until it is sent home, or its loop is gone and needs no news."""
+        """Make calls until the thread is ended or its loop is closed. Runs on the thread."""
         with contextlib.suppress(RuntimeError):
             while (call := self._inbox.get()) is not None:
                 call.make()
@@ -201,9 +196,9 @@ class _GpuThread:
 
 
 class _ThreadCall(Generic[T]):
-    """`made` orders the thread that makes it and the loop that may want it no longer.
+    """One call. The thread and the loop agree by `made` whether the call begins.
 
-    `answer` is for the caller, who may leave, or be refused, before it is made.
+    `answer` is the caller's, who may be cancelled or refused before the call begins.
     """
 
     def __init__(
@@ -221,26 +216,26 @@ class _ThreadCall(Generic[T]):
         self._end: asyncio.TimerHandle | None = None
 
     def make(self) -> None:
-        """On the thread: do it, unless nobody wants it any more."""
+        """Make the call unless it was cancelled. Runs on the thread."""
         if self.made.set_running_or_notify_cancel():
             try:
                 self.made.set_result(self._work())
-            except BaseException as error:  # noqa: BLE001 -- handed on to the caller, whatever it is
+            except BaseException as error:  # noqa: BLE001 -- raised in the caller
                 self.made.set_exception(error)
 
     def limit(self, end: asyncio.TimerHandle) -> None:
-        """Its time ends with this timer, and not with an earlier one."""
+        """Replace the timer of the deadline."""
         self.rest()
         self._end = end
 
     def refuse(self, error: TimeoutError) -> None:
-        """Whoever waits for it gets nothing."""
+        """Raise `error` in the caller."""
         self.rest()
         if not self.answer.done():
             self.answer.set_exception(error)
 
     def settle(self) -> None:
-        """Give what was made to a caller who still waits."""
+        """Give the result to a caller that still waits, or to `late`."""
         self.rest()
         if self.made.cancelled():
             return
@@ -254,6 +249,6 @@ class _ThreadCall(Generic[T]):
             self._late(self.made.result())
 
     def rest(self) -> None:
-        """Its time ends no more."""
+        """Stop the timer of the deadline."""
         if self._end is not None:
             self._end.cancel()

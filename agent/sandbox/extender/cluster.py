@@ -32,9 +32,7 @@ class KubeCluster:
 
     async def get(self, resource: str, namespace: str, name: str) -> Json:
         """See `SchedulerCluster.get`."""
-        return await self._send(
-            ApiRequest("GET", "get", resource, _path(resource, namespace, name))
-        )
+        return await self._send(ApiRequest("get", resource, _path(resource, namespace, name)))
 
     async def patch(
         self,
@@ -52,7 +50,6 @@ class KubeCluster:
         body = changes | {"metadata": changes.get("metadata", {}) | conditions}
         return await self._send(
             ApiRequest(
-                "PATCH",
                 "patch",
                 resource,
                 _path(resource, namespace, name),
@@ -63,7 +60,7 @@ class KubeCluster:
 
     async def create(self, resource: str, namespace: str, obj: Json) -> None:
         """See `SchedulerCluster.create`."""
-        request = ApiRequest("POST", "create", resource, _path(resource, namespace), body=obj)
+        request = ApiRequest("create", resource, _path(resource, namespace), body=obj)
         try:
             await self._send(request)
         except api_errors.ConflictError as refusal:
@@ -78,7 +75,7 @@ class KubeCluster:
             "target": {"apiVersion": "v1", "kind": "Node", "name": node_name},
         }
         path = path_of("namespaces", namespace, "pods", name, "binding")
-        await self._send(ApiRequest("POST", "create", "pods/binding", path, body=body))
+        await self._send(ApiRequest("create", "pods/binding", path, body=body))
 
     async def _send(self, request: ApiRequest) -> Json:
         try:

@@ -95,7 +95,7 @@ class Follower:
         while True:
             query = (("limit", str(PAGE)), *((("continue", rest),) if rest else ()))
             path = path_of(self._resource)
-            request = ApiRequest("GET", "list", self._resource, path, query=query)
+            request = ApiRequest("list", self._resource, path, query=query)
             await self._queue.turn()
             answer = await self._session.fetch(request)
             objects += answer.get("items") or ()
@@ -115,7 +115,7 @@ class Follower:
             ("allowWatchBookmarks", "true"),
         )
         path = path_of(self._resource)
-        request = ApiRequest("GET", "watch", self._resource, path, query=query)
+        request = ApiRequest("watch", self._resource, path, query=query)
         await self._queue.turn()
         async for frame in frames(self._session, request, self._pace, _read):
             if frame.obj is None:  # it is open

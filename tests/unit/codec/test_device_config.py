@@ -158,7 +158,7 @@ def test_a_scalar_is_what_hamis_reader_takes_it_for(line: str, value: object):
         ("resourceCountName: [x]", "text is expected, not a list"),
         ("gpuCorePolicy: []", "text is expected, not a list"),
         ("libCudaLogLevel: {}", "text is expected, not a mapping"),
-        ("gpuCorePolicy: !!int x", "`x` is no int"),
+        ("gpuCorePolicy: !!int x", "`x` is not of type int"),
         ("deviceSplitCount: 1:30", "a whole number is expected, not `1:30`"),
         ("deviceSplitCount: 1.5e0", "a whole number is expected, not `1.5e0`"),
         ("deviceSplitCount: 0x", "a whole number is expected, not `0x`"),

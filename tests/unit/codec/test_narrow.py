@@ -122,7 +122,7 @@ def test_a_pod_of_an_odd_shape_is_read_as_before(part: dict[str, Any]):
 
 @pytest.mark.parametrize("body", [b"[]", b"7", b"{", b'{"metadata": {"name": "\xff"}}'])
 def test_what_is_no_object_is_malformed(body: bytes):
-    with pytest.raises(MalformedText, match="no JSON object"):
+    with pytest.raises(MalformedText, match="not a JSON object"):
         read_pod(body)
 
 

@@ -84,7 +84,7 @@ def test_a_stamp_is_read_with_fraction_and_offset(text: str, expected: str):
     ],
 )
 def test_what_is_no_moment_is_refused(text: str):
-    with pytest.raises(MalformedText, match="is no RFC 3339 time"):
+    with pytest.raises(MalformedText, match="is not an RFC 3339 time"):
         decode_stamp(text)
 
 

@@ -87,7 +87,7 @@ def test_any_text_is_read_or_refused_and_nothing_else(text: str):
         ("G,NVIDIA,1", "group 1: 'G,NVIDIA,1' has 3 of 4 fields"),
         ("G,NVIDIA,1_0,5", "group 1: memory '1_0'"),
         ("G,NVIDIA,10,\N{ARABIC-INDIC DIGIT FIVE}", "group 1: cores"),
-        ("G,NVIDIA,-2147483649,5", "group 1: memory '-2147483649' is no decimal of 32 bits"),
+        ("G,NVIDIA,-2147483649,5", "group 1: memory '-2147483649' is not a decimal of 32 bits"),
         (f"G,NVIDIA,1{'0' * 5_000},5", "group 1: memory '1000"),
         ("G,NVIDIA,,5", "group 1: memory ''"),
     ],
@@ -124,7 +124,7 @@ def test_negative_amounts_are_read_as_hami_does_but_never_granted(share: Share):
 def test_another_type_is_read_as_hami_does_but_refused_where_only_ours_is_served(word: str):
     text = f";{G1},{word},1,1:;"
     assert 1 == len(decode_pod_devices(text)[1])
-    with pytest.raises(MalformedText, match=r"group 1: .* and only NVIDIA is served here"):
+    with pytest.raises(MalformedText, match=r"group 1: .* only type NVIDIA is served here"):
         decode_pod_devices(text, type_word=TYPE_WORD)
 
 

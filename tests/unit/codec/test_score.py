@@ -38,7 +38,7 @@ def test_a_malformed_text_for_which_hami_rejects_the_node_is_malformed_here():
     vector = vectors("register_decode_json")["register_decode_json-182"]
 
     assert vector.expected["error"]
-    with pytest.raises(MalformedText, match="is JSON, but no array"):
+    with pytest.raises(MalformedText, match="is JSON, but not an array"):
         decode_scores(vector.given["score"])
 
 
@@ -47,7 +47,7 @@ def test_null_is_no_list_of_scores_here():
     vector = vectors("register_decode_json")["register_decode_json-184"]
 
     assert vector.expected["error"] is None
-    with pytest.raises(MalformedText, match="is JSON, but no array"):
+    with pytest.raises(MalformedText, match="is JSON, but not an array"):
         decode_scores(vector.given["score"])
 
 
@@ -59,15 +59,15 @@ def test_what_is_written_is_read_back(found):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "is no JSON"),
-        ("[" * 100_000, "is no JSON"),
-        ("[1]", "GPU 0 is 1, no object"),
-        ('[{"uuid":1}]', "GPU 0, uuid is 1, no text"),
-        ('[{"uuid":"a","score":[]}]', "GPU 0, score is an array, no object"),
-        ('[{"uuid":"a","score":{"b":1.5}}]', "GPU 0, score, b is 1.5, no integer"),
-        ('[{"uuid":"a","score":{"b":NaN}}]', "is no JSON: NaN is no JSON value"),
-        ('[{"uuid":"a","score":{"b":true}}]', "GPU 0, score, b is True, no integer"),
-        (f'[{{"uuid":"a","score":{{"b":{gojson.INT64[1] + 1}}}}}]', "no integer from"),
+        ("", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("[1]", "GPU 0 is 1, not an object"),
+        ('[{"uuid":1}]', "GPU 0, uuid is 1, not a text"),
+        ('[{"uuid":"a","score":[]}]', "GPU 0, score is an array, not an object"),
+        ('[{"uuid":"a","score":{"b":1.5}}]', "GPU 0, score, b is 1.5, not an integer"),
+        ('[{"uuid":"a","score":{"b":NaN}}]', "is not JSON: NaN is not a JSON value"),
+        ('[{"uuid":"a","score":{"b":true}}]', "GPU 0, score, b is True, not an integer"),
+        (f'[{{"uuid":"a","score":{{"b":{gojson.INT64[1] + 1}}}}}]', "not an integer from"),
         (" " * (TEXT_LIMIT + 1), "is over 262144 characters"),
     ],
 )

@@ -201,8 +201,8 @@ TABLE = {
     ),
     "the text cannot be read": RefusalCase(
         RefusalReason.MALFORMED_ANNOTATION,
-        admitting(named_pod(1, groups=None, groups_error="group 0: memory 'x' is no decimal")),
-        "memory 'x' is no decimal",
+        admitting(named_pod(1, groups=None, groups_error="group 0: memory 'x' is not a decimal")),
+        "memory 'x' is not a decimal",
         "create the pod again",
     ),
     "it is for another node": RefusalCase(
