@@ -103,7 +103,7 @@ async def test_an_unknown_gpu_is_named_and_nothing_happens(driver, path):
 
     assert isinstance(reply, talk.FailedReply)
     assert "unknown-gpu" == reply.reason
-    assert "there is no GPU `7`; there are 0 (GPU-" in reply.text
+    assert "there is no GPU `7`; the GPUs are: 0 (GPU-" in reply.text
     assert () == (await driver.scan()).faults
 
 
@@ -227,7 +227,7 @@ async def test_a_second_simulation_does_not_take_the_socket_but_a_left_over_one_
 
 
 async def test_a_socket_that_cannot_be_made_says_why(tmp_path):
-    with pytest.raises(PermissionFault, match="control socket cannot be made"):
+    with pytest.raises(PermissionFault, match="control socket cannot be created"):
         async with open_simulation("t4", socket_path=tmp_path / "no" / "dir.sock"):
             pass
 
