@@ -1,6 +1,6 @@
 """The Protocols of the outside world. Services depend on these; agent.host implements them.
 
-Every async method raises only errors of agent.core.errors. Deadlines are the caller's
+Every async method raises only errors of agent.core.errors. The caller sets deadlines
 (asyncio.timeout), except where a method says that it keeps its own.
 """
 
@@ -27,7 +27,7 @@ class Clock(Protocol):
     """Wall time, for display and for stamps that other programs read."""
 
     def now(self) -> dt.datetime:
-        """The present, aware, in UTC."""
+        """The present time, aware, in UTC."""
         ...
 
 
@@ -35,45 +35,45 @@ class Driver(Protocol):
     """The GPU driver: one session for the life of the process."""
 
     async def scan(self) -> Scan:
-        """Look at all GPUs. Raises DriverMissing, DriverError."""
+        """Describe all GPUs. Raises DriverMissing, DriverError."""
         ...
 
     async def probe(self, uuid: GpuUuid) -> Probe:
-        """Ask one GPU for a sign of life. Raises DriverError when the driver as a whole fails."""
+        """Check that one GPU answers. Raises DriverError if the driver as a whole fails."""
         ...
 
     async def sample(self, uuid: GpuUuid) -> GpuSample:
-        """How much one GPU is used now: cheap enough to be asked every few seconds.
+        """The present use of one GPU. It is cheap enough to call every few seconds.
 
-        Raises GpuError when this GPU does not answer (in time), DriverError.
+        Raises GpuError if this GPU does not answer in time, and DriverError.
         """
         ...
 
     def events(self, opened: Callable[[], None] | None = None) -> AsyncIterator[DriverEvent]:
-        """Reports as they come, for ever. Raises DriverError when the session ends.
+        """The driver's events, for ever. Raises DriverError when the session ends.
 
-        `opened` is called once, when nothing is missed any more.
+        `opened` is called once, from when on no event is missed.
         """
         ...
 
     async def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
-        """Let go of these GPUs: no handle of them is held, and none is asked for.
+        """Release these GPUs: close their handles and open none.
 
-        `everything`: of all others as well, which nobody shares, until any GPU is taken back.
+        `everything`: also release all GPUs that are not shared, until any GPU is taken back.
 
-        Raises GpuError for one that is not known, DriverError when they cannot be let go of now;
-        all the same they are touched no more.
+        Raises GpuError for an unknown GPU, and DriverError if a handle cannot be closed now. In
+        both cases the driver no longer uses the GPUs.
         """
         ...
 
     def take_back(self, uuid: GpuUuid) -> None:
-        """It may be touched again."""
+        """Allow use of a released GPU again."""
         ...
 
     async def renew(self) -> bool:
-        """Have the next question begin another session, for all GPUs fail alike in this one.
+        """Start a new session with the next call, because all GPUs fail alike in this one.
 
-        False: it was renewed for that before, and no GPU has answered since.
+        Returns False if it was renewed for that before and no GPU has answered since.
         """
         ...
 
@@ -83,10 +83,10 @@ class Driver(Protocol):
 
 
 class Witness(Protocol):
-    """PodResources: what the kubelet has on its books."""
+    """PodResources: the devices that the kubelet has recorded per pod."""
 
     async def get(self, namespace: str, pod: str) -> Holding | None:
-        """The pod as the kubelet knows it, or None: it is not being admitted and not active.
+        """The pod's devices; None: the pod is neither being admitted nor active.
 
         Raises WitnessThrottled, WitnessUnsupported, KubeletError.
         """
@@ -109,7 +109,7 @@ class Containers(Protocol):
     """The runtime's containers on this host."""
 
     async def running(self, ids: frozenset[str]) -> frozenset[str]:
-        """Which of these runtime ids have a live cgroup; all of them where that cannot be seen."""
+        """The runtime ids among `ids` that have a live cgroup; all of them if that is not known."""
         ...
 
 
@@ -125,25 +125,25 @@ class SocketWatch(Protocol):
     """The kubelet's device plugin directory."""
 
     def epoch(self) -> KubeletEpoch | None:
-        """The kubelet's socket as it is now, or None when there is none."""
+        """The kubelet instance of the present socket, or None if there is no socket."""
         ...
 
     def exists(self, name: str) -> bool:
-        """True when `name` is there."""
+        """True if `name` exists in the directory."""
         ...
 
     def changes(self) -> AsyncIterator[str]:
-        """Names that appeared or went; an empty name means look at everything again."""
+        """Names that appeared or vanished. An empty name means that any may have changed."""
         ...
 
 
 class FileWatch(Protocol):
-    """Files that people write, wherever they lie."""
+    """Watches settings files in any directory."""
 
     async def follow(self, paths: Collection[Path], changed: Callable[[], None]) -> NoReturn:
-        """Call `changed` once the files are watched, then whenever one of them may be another.
+        """Call `changed` once the files are watched, then whenever one may have changed.
 
-        They, and their directories, may be missing, come, go, be replaced or be links. For ever.
+        The files and their directories may be missing, appear, vanish, be replaced or be links.
         """
         ...
 
@@ -152,14 +152,14 @@ class NodeApi(Protocol):
     """This Node at the API server. Methods keep their own deadline of 10 s a request."""
 
     def watch_node(self) -> AsyncIterator[NodeChange]:
-        """One WATCH: first that it is open, then the Node as it is (if it is), then its changes.
+        """One WATCH: first a frame that it is open, then the Node if it exists, then its changes.
 
         Raises ApiError.
         """
         ...
 
     async def get_node(self) -> NodeView | None:
-        """One GET, of what is stored now; None: there is no such Node. Raises ApiError."""
+        """One consistent GET; None: the Node does not exist. Raises ApiError."""
         ...
 
     async def annotate_node(self, annotations: Mapping[str, str | None]) -> NodeView:
@@ -187,15 +187,15 @@ class PodApi(Protocol):
         ...
 
     async def get_pod(self, namespace: str, name: str) -> PodView | None:
-        """One GET, of what is stored now; None: there is no such pod.
+        """One consistent GET; None: the pod does not exist.
 
-        Raises ApiError; ApiForbidden also where a node's own identity asks for a pod that is gone
-        or on another node, or that was bound to this one a moment ago.
+        Raises ApiError. With a node's own identity, ApiForbidden also means that the pod is gone,
+        on another node, or was bound to this node only a moment ago.
         """
         ...
 
     def watch_pods(self, resource_version: str) -> AsyncIterator[PodChange]:
-        """One WATCH from there on; first a bookmark of that version: it is open. Raises ApiGone."""
+        """One WATCH from that version on. It begins with a bookmark of it. Raises ApiGone."""
         ...
 
     async def annotate_pod(
@@ -217,7 +217,7 @@ class Disk(Protocol):
 
     @property
     def place(self) -> str:
-        """Where it is, for people."""
+        """Its path, for messages."""
         ...
 
     async def read(self, name: str) -> bytes | None:
@@ -227,8 +227,8 @@ class Disk(Protocol):
     async def replace(self, name: str, data: bytes, *, keep: str | None = None) -> None:
         """Durably replace: temp, write, fsync, rename, directory fsync.
 
-        `keep` names a file that receives the content before (a second durable generation).
-        Raises StateError; then the old content stands.
+        `keep` names a file that receives the former content (a second durable generation).
+        Raises StateError; then the old content is still there.
         """
         ...
 
@@ -237,48 +237,48 @@ class HookDirs(Protocol):
     """HAMi-core's directories below the hook path. Link-safe; nothing outside is touched."""
 
     async def facts(self) -> HookFacts:
-        """What lies in the hook directory now. Raises StateError."""
+        """The present content of the hook directory. Raises StateError."""
         ...
 
     async def prepare(self, name: str, *, wipe: bool) -> None:
-        """Make the container directory `name`, whatever is in its place. Raises StateError."""
+        """Create the container directory `name`; replace anything else there. Raises StateError."""
         ...
 
     async def remove(self, name: str) -> None:
-        """Take the container directory `name` away; absent is done. Raises StateError.
+        """Set the container directory `name` aside, if it exists. Raises StateError.
 
-        What was in it goes with clear().
+        clear() removes its content.
         """
         ...
 
     async def clear(self, *, again: bool) -> Cleared:
-        """Remove a bounded part of what was taken away or replaced. Raises StateError.
+        """Remove a bounded part of what was set aside. Raises StateError.
 
-        `again`: what could not be removed is tried once more.
+        `again`: also try what could not be removed before.
         """
         ...
 
     async def found(self) -> Mapping[str, dt.datetime]:
-        """The container directories that are there, and when each changed. Raises StateError."""
+        """The existing container directories, and when each changed. Raises StateError."""
         ...
 
     async def measure(self, name: str, *, anew: bool) -> DirectorySize:
-        """What the container directory `name` holds, after a look at a bounded part of it.
+        """Measure a bounded part more of the container directory `name`. Raises StateError.
 
-        `anew`: at the first part. One that is absent holds nothing. Raises StateError.
+        `anew`: begin at the first part. An absent directory holds nothing.
         """
         ...
 
     async def room(self) -> DiskRoom:
-        """What is left on their file system. Raises StateError."""
+        """The free space on their file system. Raises StateError."""
         ...
 
 
 class ServiceNotifier(Protocol):
-    """systemd, or nobody."""
+    """Notifies systemd, if it started the agent."""
 
     def ready(self) -> None:
-        """The service serves."""
+        """The service has started."""
         ...
 
     def status(self, text: str) -> None:
@@ -286,7 +286,7 @@ class ServiceNotifier(Protocol):
         ...
 
     def stopping(self) -> None:
-        """The service is about to end."""
+        """The service is stopping."""
         ...
 
     def reloading(self) -> None:
@@ -299,7 +299,7 @@ class ServiceNotifier(Protocol):
 
     @property
     def watchdog(self) -> dt.timedelta | None:
-        """How often alive() is expected at the latest, or None."""
+        """The longest time between two calls of alive(); None: no watchdog."""
         ...
 
 
@@ -315,11 +315,11 @@ class Leftovers(Protocol):
         ...
 
     async def remove(self, node: NodeTraces, keys: Sequence[str]) -> None:
-        """Take annotations off the Node as it was seen. Raises ApiConflict: it is another now."""
+        """Remove annotations from the Node. Raises ApiConflict: it has changed since `node`."""
         ...
 
     async def forget_condition(self, name: str) -> None:
-        """Take the condition GpuDegraded off the Node."""
+        """Remove the condition GpuDegraded from the Node."""
         ...
 
     async def agents(self, agents: Agents) -> tuple[str, ...]:
@@ -327,9 +327,9 @@ class Leftovers(Protocol):
         ...
 
     async def places(self, agents: Agents) -> Mapping[str, str]:
-        """The agents' pods, each with its node; empty where it has none yet."""
+        """The agents' pods, each with its node; empty if it has none yet."""
         ...
 
     async def look(self, name: str, resource: str) -> NodeLeftovers:
-        """What the Node says of itself; of one that is not there, nothing."""
+        """The status of the Node; the default value if it does not exist."""
         ...

@@ -1,10 +1,10 @@
-"""What the API server answers when it refuses: one class for each reason of a Status object."""
+"""The API server's refusals: one class for each reason of a Status object."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 Json = dict[str, Any]
-"""A plain JSON object, as it is stored and as it crosses the wire."""
+"""A plain JSON object, as stored and as sent."""
 
 
 class StatusError(Exception):
@@ -39,7 +39,7 @@ class StatusError(Exception):
 
 
 class UnclassifiedError(StatusError):
-    """What the real server's code has no class for: it answers 500 without a reason."""
+    """An error without a class in the real server, which answers 500 without a reason."""
 
     reason = ""
 
@@ -52,14 +52,14 @@ class BadRequestError(StatusError):
 
 
 class UnauthorizedError(StatusError):
-    """No token, or one that nobody knows."""
+    """No token, or an unknown one."""
 
     code = 401
     reason = "Unauthorized"
 
 
 class ForbiddenError(StatusError):
-    """A known user without the right."""
+    """A known user without the permission."""
 
     code = 403
     reason = "Forbidden"
@@ -80,14 +80,14 @@ class MethodNotAllowedError(StatusError):
 
 
 class NotAcceptableError(StatusError):
-    """The object cannot be given in the form that was asked for."""
+    """The server does not have the requested form of the object."""
 
     code = 406
     reason = "NotAcceptable"
 
 
 class AlreadyExistsError(StatusError):
-    """An object of this name is there already."""
+    """An object of this name already exists."""
 
     code = 409
     reason = "AlreadyExists"
@@ -101,7 +101,7 @@ class ConflictError(StatusError):
 
 
 class GoneError(StatusError):
-    """The history that the watch asks for is no longer kept."""
+    """The history no longer has the version that the watch requests."""
 
     code = 410
     reason = "Expired"
@@ -122,21 +122,21 @@ class UnsupportedMediaTypeError(StatusError):
 
 
 class InvalidError(StatusError):
-    """Understood, but the result would not be a valid object."""
+    """The result would not be a valid object."""
 
     code = 422
     reason = "Invalid"
 
 
 class TooManyRequestsError(StatusError):
-    """The server asks the client to come again later."""
+    """The server asks the client to try again later."""
 
     code = 429
     reason = "TooManyRequests"
 
 
 class TooNewError(StatusError):
-    """A version that the server has not reached, nor did while it waited."""
+    """A version that the server has not reached, even after waiting."""
 
     code = 504
     reason = "Timeout"

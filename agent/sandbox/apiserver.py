@@ -4,19 +4,19 @@ It serves the paths, the patch types, the preconditions, the errors and the watc
 a kubelet and a scheduler use, and nothing else. Faults are switched on from outside: `throttle`,
 `begin_outage`, `forget_history`, `end_watches`.
 
-Codes, reasons and messages are those of kube-apiserver 1.36.3; tests/peers asks both the same.
-What is the model's alone, and why:
+Codes, reasons and messages are those of kube-apiserver 1.36.3; tests/peers sends both the same
+requests. The model differs in these points:
 
-- There are no schemas: objects are stored as they are given, without defaults, generation and
-  managed fields, and nothing looks at a pod's spec. Nobody here reads what would be added.
-- Only nodes, pods and events exist, and the review of one's own rights to them; a namespace is
-  there when something is in it. Label selectors, `!=`, deletecollection, server-side apply, tables
-  and protobuf are refused.
-- The answers 429 with `Retry-After` are a fault that is switched on; the real server gives them
-  when it is overloaded, which a test cannot bring about.
-- A Status has no details, and the change that a refused pod update names is not told.
-- A version that is too new is refused at once, not after three seconds; `resourceVersionMatch` and
-  `sendInitialEvents` are passed over.
+- It has no schemas. It stores objects as given, without defaults, generation and managed fields,
+  and does not check a pod's spec. Its clients do not read these fields.
+- It has only nodes, pods, events and SelfSubjectAccessReview. A namespace exists if it has an
+  object. Label selectors, `!=`, deletecollection, server-side apply, tables and protobuf are
+  refused.
+- 429 with `Retry-After` is a fault that is switched on. The real server sends it under overload,
+  which a test cannot cause.
+- A Status has no details, and the refusal of a pod update does not name the change.
+- A version that is too new is refused at once, not after 3 s. `resourceVersionMatch` and
+  `sendInitialEvents` are ignored.
 - Health pages need no token, and a token may stand in the path: see `apiserver_kubectl`.
 """
 
@@ -55,9 +55,9 @@ _VERSION: Final = {"major": "1", "minor": "36", "gitVersion": "v1.36.3"}
 class ApiServerModel:
     """One API server; `tokens` maps bearer tokens to user names.
 
-    `admin` may do everything, `system:node:<name>` what NodeRestriction leaves to a node,
-    `system:serviceaccount:…` what the agent's ClusterRole grants, others nothing. `admit` is the
-    mutating webhook of new pods: it returns the pod to store, or raises a StatusError.
+    `admin` may do everything, `system:node:<name>` what NodeRestriction allows a node,
+    `system:serviceaccount:…` what the agent's ClusterRole grants, and others nothing. `admit` is
+    the mutating webhook of new pods: it returns the pod to store, or raises a StatusError.
     """
 
     def __init__(
@@ -84,18 +84,18 @@ class ApiServerModel:
 
     @property
     def open_watches(self) -> int:
-        """How many watches are being served now."""
+        """The number of open watches."""
         return len(self._watches)
 
     async def start(self) -> None:
-        """Listen, on a free port the first time and on the same port ever after."""
+        """Listen: on a free port the first time, then always on the same port."""
         loop = asyncio.get_running_loop()
         self._server = web.Server(self._answer, handler_cancellation=True, access_log=None)
         self._listener = await loop.create_server(self._server, _HOST, self.port)
         self.port = self._listener.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Close the listener and cut every connection, in the middle of what it says."""
+        """Close the listener and cut every connection, even in the middle of an answer."""
         listener, server = self._listener, self._server
         self._listener = self._server = None
         if listener is not None:
@@ -107,11 +107,11 @@ class ApiServerModel:
             await server.shutdown(CLOSE_DEADLINE)
 
     async def begin_outage(self) -> None:
-        """Vanish: refuse connections, cut those there are. The store lives on."""
+        """Refuse new connections and cut the existing ones. The store stays."""
         await self.stop()
 
     async def end_outage(self) -> None:
-        """Come back on the same port."""
+        """Serve again on the same port."""
         await self.start()
 
     def throttle(self, count: int, retry_after: int = 1) -> None:
@@ -120,12 +120,12 @@ class ApiServerModel:
         self._retry_after = retry_after
 
     def end_watches(self) -> None:
-        """End all open watches as if their time were over."""
+        """End all open watches as if they had timed out."""
         for watch in self._watches:
             watch.end()
 
     def forget_history(self) -> None:
-        """Compact the history and end all watches: who continues from an old version gets 410."""
+        """Compact the history and end all watches. A watch from an old version then gets 410."""
         self.store.forget_history()
         self.end_watches()
 
@@ -156,7 +156,7 @@ class ApiServerModel:
         return packed(code, answer, packing if target.verb in ("get", "list") else "")
 
     async def _aside(self, request: web.BaseRequest, user: str) -> tuple[Target, int, Json] | None:
-        """What everybody with a token may ask, and is no object."""
+        """Answer the requests that every user may send and that are not for an object."""
         if request.path == "/version":
             return Target(request.method.lower(), request.path), 200, dict(_VERSION)
         if request.method == "GET" and (kinds := listed(request.path)) is not None:

@@ -1,7 +1,7 @@
-"""Who may do what: bearer tokens, the rules for a node's own identity, and for a DaemonSet's.
+"""Authentication by bearer tokens, and the permissions of nodes and service accounts.
 
-The node's rules are those of the Node authorizer and the NodeRestriction admission plugin of
-kube-apiserver 1.36 (pkg/auth/authorizer/node, plugin/pkg/admission/noderestriction), as tried.
+The rules for nodes are those of the Node authorizer and the NodeRestriction admission plugin of
+kube-apiserver 1.36 (pkg/auth/authorizer/node, plugin/pkg/admission/noderestriction), as observed.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ _ACCOUNT_RIGHTS: Final = frozenset(
         ("patch", "events"),
     }
 )
-"""What the agent's ClusterRole grants (deploy/manifests/rbac.yaml)."""
+"""The permissions of the agent's ClusterRole (deploy/manifests/rbac.yaml)."""
 
 _MIRROR: Final = "kubernetes.io/config.mirror"
 _RESTRICTED: Final = "node-restriction.kubernetes.io/"
@@ -38,12 +38,12 @@ _OWN_POD_RULES: Final[Mapping[tuple[str, str], str]] = {
 
 
 class NotAdmittedError(ForbiddenError):
-    """NodeRestriction refuses it, after it was authorized: no review tells of that."""
+    """NodeRestriction refuses an authorized request. Access reviews do not show this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a request is about, after its path, its method and its query."""
+    """The verb and the object of a request, from its path, method and query."""
 
     verb: str
     resource: str
@@ -52,11 +52,11 @@ class Target:
     subresource: str = ""
     fields: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
-    """The query, as it came."""
+    """The query as received."""
 
     @property
     def subject(self) -> str:
-        """The one name that the request is about, be it in the path or in the selector."""
+        """The name of the object, from the path or from the selector."""
         return self.name or self.fields.get("metadata.name", "")
 
     @property
@@ -69,7 +69,7 @@ def identify(tokens: Mapping[str, str], authorization: str | None) -> str:
     """The user behind an Authorization header.
 
     Raises:
-        UnauthorizedError: no bearer token, or one that nobody knows.
+        UnauthorizedError: no bearer token, or an unknown one.
     """
     scheme, _, token = (authorization or "").partition(" ")
     if scheme.lower() != "bearer" or token not in tokens:
@@ -78,10 +78,10 @@ def identify(tokens: Mapping[str, str], authorization: str | None) -> str:
 
 
 def authorize(user: str, target: Target, stored: Json | None) -> None:
-    """Let the request pass; `stored` is the object it names, when there is one.
+    """Check the user's permission for the request. `stored` is the object it names, if it exists.
 
     Raises:
-        ForbiddenError: the user has no right to it.
+        ForbiddenError: the user does not have the permission.
     """
     if user == ADMIN:
         return
@@ -94,10 +94,10 @@ def authorize(user: str, target: Target, stored: Json | None) -> None:
 
 
 def restrict(user: str, target: Target, before: Json | None, after: Json) -> None:
-    """Look at what a user who may write would write; only nodes are restricted.
+    """Check an authorized write by the rules of NodeRestriction. Only nodes are restricted.
 
     Raises:
-        ForbiddenError: NodeRestriction does not let it pass.
+        ForbiddenError: NodeRestriction refuses it.
     """
     if not user.startswith(NODE_PREFIX):
         return

@@ -1,7 +1,7 @@
-"""What the body of a write must be before it is stored, in the words of the real server.
+"""Checks the body of a write, with the error texts of the real server.
 
-Only what every object shares is looked at, and what an agent can get wrong in an Event: there is
-no schema here, so unknown members stay and known ones are not completed.
+It checks the parts that all objects share, and the parts of an Event that an agent can get wrong.
+There is no schema, so unknown members stay and no defaults are added.
 """
 
 import json
@@ -26,7 +26,7 @@ _SUBDOMAIN_TEXT: Final = (
 )
 _GO_WORDS: Final = {bool: "bool", dict: "object", list: "array"}
 _TOO_LONG: Final = 256 * 1024
-"""Bytes that the annotations of one object may have together, keys and values."""
+"""The most bytes of all annotations of one object, keys and values."""
 
 _OTHER_NAMESPACE: Final = (
     "the namespace of the provided object does not match the namespace sent on the request"
@@ -43,10 +43,10 @@ _POD_SPEC: Final = (
 
 
 def parse_json(body: bytes, failure: str) -> object:
-    """The JSON value of a body; `failure` begins the text of the refusal.
+    """Parse a JSON body. `failure` begins the text of the error.
 
     Raises:
-        BadRequestError: no JSON.
+        BadRequestError: it is not JSON.
     """
     try:
         return json.loads(body)
@@ -55,10 +55,10 @@ def parse_json(body: bytes, failure: str) -> object:
 
 
 def parse_object(body: bytes, kind: str) -> Json:
-    """The object of a body, which must be of a kind if it names one.
+    """Parse a JSON object, which must be of `kind` if it names one.
 
     Raises:
-        BadRequestError: no JSON object, or another kind.
+        BadRequestError: it is not a JSON object, or of another kind.
     """
     failure = f"the object provided is unrecognized (must be of type {kind}): couldn't get "
     failure += "version/kind; json parse error"
@@ -73,7 +73,7 @@ def parse_object(body: bytes, kind: str) -> Json:
 
 
 def check_new(target: Target, given: Json) -> None:
-    """Look at an object that is to be created.
+    """Check an object before it is created.
 
     Raises:
         BadRequestError, InvalidError, UnclassifiedError: as the real server refuses it.
@@ -96,7 +96,7 @@ def check_new(target: Target, given: Json) -> None:
 
 
 def check_changed(target: Target, stored: Json, fresh: Json) -> None:
-    """Look at what a patch made of an object, or at what is to replace it.
+    """Check the result of a patch or a replacement.
 
     Raises:
         BadRequestError, ConflictError, InvalidError, UnclassifiedError: as the real server does.
@@ -130,7 +130,7 @@ def _check_version(target: Target, held: str, version: str | None) -> None:
 
 
 def _check_event(namespace: str, name: str, given: Json) -> None:
-    """An Event lies beside what it is about; about what has no namespace, in `default`."""
+    """Check that an Event is in its object's namespace, or in `default` if that has none."""
     about = (given.get("involvedObject") or {}).get("namespace", "")
     if about != namespace and not (about == "" and namespace == "default"):
         detail = f'involvedObject.namespace: Invalid value: "{about}": does not match '
@@ -146,7 +146,7 @@ def _check_size(kind: str, metadata: Json) -> None:
 
 
 def _wrong_marks(metadata: Json) -> str:
-    """What Go's decoder says of labels and annotations that are no texts."""
+    """The error of Go's decoder for labels and annotations that are no strings."""
     for kind in ("annotations", "labels"):
         for value in (metadata.get(kind) or {}).values():
             if not isinstance(value, str):

@@ -1,6 +1,6 @@
-"""In which form an answer is given: whole, metadata only, packed.
+"""The forms of an answer: whole objects, metadata only, compressed.
 
-As apiserver/pkg/endpoints/handlers/response.go and .../responsewriters/writers.go of 1.36.
+Source: apiserver/pkg/endpoints/handlers/response.go and .../responsewriters/writers.go of 1.36.
 """
 
 import gzip
@@ -16,7 +16,7 @@ PARTIAL: Final = "PartialObjectMetadata"
 PARTIAL_LIST: Final = "PartialObjectMetadataList"
 META: Final = "meta.k8s.io/v1"
 PACKED_FROM: Final = 128 * 1024
-"""Bytes from which on an answer is packed for a client that can unpack it."""
+"""The least bytes of an answer that is compressed for a client that accepts gzip."""
 
 _TYPES: Final = frozenset({"application/json", "application/*", "*/*"})
 _JSON: Final = "application/json"
@@ -24,10 +24,10 @@ _NO_HEADERS: Final[Mapping[str, str]] = {}
 
 
 def form_of(accept: str) -> str:
-    """What an Accept header asks for: `PARTIAL`, `PARTIAL_LIST`, or nothing for whole objects.
+    """The form that an Accept header requests: `PARTIAL`, `PARTIAL_LIST`, or "" for whole objects.
 
     Raises:
-        NotAcceptableError: nothing that is served.
+        NotAcceptableError: the header names no form that is served.
     """
     for offer in (accept or "*/*").split(","):
         kind, *parameters = (part.strip() for part in offer.split(";"))
@@ -40,10 +40,10 @@ def form_of(accept: str) -> str:
 
 
 def shaped(form: str, answer: Json) -> Json:
-    """The answer in a form; a list stays a list.
+    """The answer in that form; a list stays a list.
 
     Raises:
-        NotAcceptableError: a list was asked for as one object, or one object as a list.
+        NotAcceptableError: the form is of one object and the answer is a list, or the reverse.
     """
     kind = answer["kind"]
     if not form or kind == "Status":
@@ -66,7 +66,7 @@ def shaped(form: str, answer: Json) -> Json:
 def packed(
     code: int, answer: Json, accept_encoding: str, headers: Mapping[str, str] = _NO_HEADERS
 ) -> web.Response:
-    """The HTTP answer; a long one is packed with gzip if the client can read that."""
+    """The HTTP answer. A long one is compressed if the client accepts gzip."""
     body = json.dumps(answer, separators=(",", ":")).encode()
     more = dict(headers) | {"Content-Type": _JSON}
     if len(body) > PACKED_FROM and "gzip" in accept_encoding:

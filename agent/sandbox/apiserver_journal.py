@@ -1,4 +1,4 @@
-"""What was asked of the API server model: the latest calls, and counts of all of them."""
+"""Records the requests to the API server model: the latest calls, and counts of all calls."""
 
 from collections import Counter, deque
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ class ApiCall:
 
 
 class Journal:
-    """Bounded memory of calls; the counts are of all calls since the start."""
+    """Keeps a bounded number of calls, and counts all calls since the start."""
 
     def __init__(self, limit: int = 10_000) -> None:
         self.calls: deque[ApiCall] = deque(maxlen=limit)
         self.counts: Counter[tuple[str, str, str]] = Counter()
 
     def note(self, call: ApiCall) -> None:
-        """Remember one call, refused ones too."""
+        """Record one call, also a refused one."""
         self.calls.append(call)
         self.counts[call.user, call.verb, call.resource] += 1
 

@@ -1,7 +1,7 @@
-"""What kubectl needs beside the objects: a way in, and a list of what there is.
+"""Serves what kubectl needs besides objects: authentication by path, and discovery.
 
 kubectl sends no token over plain HTTP, and this model has no certificate. So a path may begin with
-`/as/<token>`: then it is as if that token had come with the request.
+`/as/<token>`, which counts as the token of the request.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _SHORT: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def unfolded(request: web.BaseRequest) -> web.BaseRequest:
-    """The request with the token of its path in its headers; any other one as it is."""
+    """The request with the token of its path, if it has one, moved to its headers."""
     if not request.raw_path.startswith(PREFIX):
         return request
     token, _, rest = request.raw_path.removeprefix(PREFIX).partition("/")
@@ -32,7 +32,7 @@ def unfolded(request: web.BaseRequest) -> web.BaseRequest:
 
 
 def listed(path: str) -> Json | None:
-    """What a client is told of the kinds that are served here; None: the path is another one."""
+    """The discovery answer for that path; None: it is not a discovery path."""
     if path == "/api":
         return {"kind": "APIVersions", "versions": ["v1"]}
     if path == "/apis":

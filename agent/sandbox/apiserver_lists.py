@@ -1,4 +1,4 @@
-"""LIST: whole or in chunks, each chunk of one list as the objects were when it began."""
+"""LIST, whole or in chunks. All chunks of a list show the objects as of its beginning."""
 
 import base64
 import json
@@ -17,17 +17,15 @@ _TOO_OLD: Final = (
     "first chunk was returned and now may show up in the list."
 )
 _NOW: Final = -1
-"""The version in a token that goes on with whatever is there by then."""
+"""The version in a continue token that continues with the present objects."""
 
 
 def require_reached(store: ObjectStore, target: Target) -> None:
-    """Look at the version that a GET or a LIST wants at least.
-
-    The real server waits three seconds for it before it gives up.
+    """Check the minimum version of a GET or LIST. The real server waits 3 s for it first.
 
     Raises:
-        BadRequestError: it is no number.
-        TooNewError: the store has not come so far.
+        BadRequestError: it is not a number.
+        TooNewError: the store has not reached it.
     """
     version = target.options.get("resourceVersion", "")
     if version and not version.isdecimal():
@@ -39,11 +37,11 @@ def require_reached(store: ObjectStore, target: Target) -> None:
 
 
 def list_objects(store: ObjectStore, target: Target) -> Json:
-    """The list that a request asks for; `limit` and `continue` cut it into chunks.
+    """The list that a request asks for. `limit` and `continue` select a chunk.
 
     Raises:
-        BadRequestError: an option that is none.
-        GoneError: the list was begun too long ago; its metadata holds a token to go on anyway.
+        BadRequestError: an option is malformed.
+        GoneError: the list began too long ago; the error has a token with which to continue.
         TooNewError: a version that the store has not reached.
     """
     limit, token = number(target.options, "limit"), target.options.get("continue", "")
@@ -84,7 +82,7 @@ def _place(item: Json) -> list[str]:
 
 
 def _nameless(item: Json) -> Json:
-    """The items of a list do not name their kind: the list does."""
+    """An item without its kind, which only the list names."""
     return {key: value for key, value in item.items() if key not in ("kind", "apiVersion")}
 
 

@@ -1,4 +1,4 @@
-"""From the path, the method and the query of a request to what it is about."""
+"""Parses the path, the method and the query of a request into a Target."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -23,7 +23,7 @@ _SUBRESOURCES: Final[Mapping[str, frozenset[str]]] = {
 
 
 def parse_target(method: str, path: str, query: Mapping[str, str]) -> Target:
-    """Name the verb and the object of a request below `/api/v1`, served or not.
+    """Parse a request below `/api/v1`, whether its resource is served or not.
 
     Raises:
         NotFoundError: no such path.
@@ -43,11 +43,11 @@ def parse_target(method: str, path: str, query: Mapping[str, str]) -> Target:
 
 
 def require_served(target: Target) -> None:
-    """Look whether this server has what the target names: it is asked after the user's rights.
+    """Check that this server serves the target. Call it after the check of permissions.
 
     Raises:
         NotFoundError: no such path.
-        MethodNotAllowedError: a method that the path does not have.
+        MethodNotAllowedError: the path does not have the method.
     """
     if target.resource not in KINDS:
         raise _no_path()
@@ -67,7 +67,7 @@ def require_served(target: Target) -> None:
 
 
 def parse_fields(query: Mapping[str, str]) -> dict[str, str]:
-    """The field selector of a query: value by label; a term `label!=value` is a key by itself.
+    """Parse the field selector: value by label. A term `label!=value` is a key of its own.
 
     Raises:
         BadRequestError: a label selector, or a term without `=`.
@@ -89,10 +89,10 @@ def parse_fields(query: Mapping[str, str]) -> dict[str, str]:
 
 
 def number(query: Mapping[str, str], name: str) -> int:
-    """An option that is a number of 64 bits; 0 where it is absent.
+    """Parse an option that is a 64-bit number; 0 if it is absent.
 
     Raises:
-        BadRequestError: it is none.
+        BadRequestError: it is not a number.
     """
     text = query.get(name, "")
     digits = text.removeprefix("-")
@@ -102,7 +102,7 @@ def number(query: Mapping[str, str], name: str) -> int:
 
 
 def is_set(query: Mapping[str, str], name: str) -> bool:
-    """Tell whether an option is there and not `0` or `false`: all else counts as true."""
+    """Whether an option is present and neither `0` nor `false`. Any other value is true."""
     return name in query and query[name].lower() not in ("0", "false")
 
 

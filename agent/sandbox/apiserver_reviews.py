@@ -1,4 +1,4 @@
-"""SelfSubjectAccessReview: whoever asks is told whether he may do a thing, and it is not done."""
+"""SelfSubjectAccessReview: tells a user whether a request would be authorized."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -14,10 +14,10 @@ TARGET: Final = Target("create", "selfsubjectaccessreviews")
 
 
 def reviewed(user: str, body: bytes, find: Callable[[Target], Json | None]) -> Json:
-    """The review that was asked for, with its answer; `find` gives the object it names.
+    """Answer the review in `body`. `find` returns the object that it names, if it exists.
 
     Raises:
-        BadRequestError: it is no review of a resource.
+        BadRequestError: the body is not a review of a resource.
     """
     try:
         review: object = msgspec.json.decode(body)

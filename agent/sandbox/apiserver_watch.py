@@ -1,9 +1,9 @@
-"""A WATCH over HTTP: newline-separated JSON frames, bookmarks, an end in time, 410 as a frame.
+"""A WATCH over HTTP: newline-separated JSON frames, bookmarks, a timeout, 410 as a frame.
 
-Bookmarks come as they do from the real server's watch cache
-(apiserver/pkg/storage/cacher/cache_watcher.go) on a cluster where something is always written:
-after the objects of the beginning, every minute, and shortly before the end. On a cluster where
-nothing is written at all, the real server sends none for the first two minutes.
+Bookmarks come as from the real server's watch cache
+(apiserver/pkg/storage/cacher/cache_watcher.go) on a cluster with constant writes: after the initial
+objects, every 60 s, and 2 s before the timeout. On a cluster without writes, the real server sends
+none for the first 2 minutes.
 """
 
 import asyncio
@@ -23,17 +23,17 @@ from agent.sandbox.store import KINDS, ObjectStore
 DEFAULT_TIMEOUT: Final = 3000.0
 BOOKMARK_INTERVAL: Final = 60.0
 BEFORE_THE_END: Final = 2.0
-"""Seconds before its end at which a watch gets its last bookmark."""
+"""Seconds before the timeout of a watch at which it gets its last bookmark."""
 
 _COMPLETE: Final = {"k8s.io/initial-events-end": "true"}
 
 
 def _start(store: ObjectStore, target: Target) -> Subscription:
-    """Open the cursor that the query asks for; no version, or `0`, begins with all objects.
+    """Open the cursor that the query requests. No version, or `0`, begins with all objects.
 
     Raises:
         GoneError: the version is older than the history.
-        UnclassifiedError: a version that is no number.
+        UnclassifiedError: the version is not a number.
         BadRequestError: an unknown field.
     """
     version = target.options.get("resourceVersion", "")
@@ -46,7 +46,7 @@ def _start(store: ObjectStore, target: Target) -> Subscription:
 
 
 class WatchStream:
-    """Writes one watch to one client until its time is over, or until it is ended.
+    """Writes one watch to one client until it times out or is ended.
 
     `form` is that of each object, see apiserver_forms. Raises BadRequestError for a time that is
     no number.
@@ -61,22 +61,22 @@ class WatchStream:
         self._is_ended = False
 
     def end(self) -> None:
-        """End the watch now as if its time were over; before it began, this does nothing.
+        """End the watch now as if it had timed out, after a last bookmark.
 
-        The bookmark that would have come shortly before comes first.
+        Before the watch has begun, this does nothing.
         """
         if self._deadline.when() is not None:
             self._is_ended = True
             self._deadline.reschedule(asyncio.get_running_loop().time())
 
     async def serve(self, request: web.BaseRequest, store: ObjectStore) -> web.StreamResponse:
-        """Send frames; the connection stays usable after a watch that ended in time.
+        """Send frames. After a timeout the connection stays usable.
 
-        A version that is too old is told in a frame, not by the code of the answer, as the real
-        server does (apiserver/pkg/storage/cacher).
+        A version that is too old gives an error frame, not an HTTP status, as in the real server
+        (apiserver/pkg/storage/cacher).
 
         Raises:
-            BadRequestError, UnclassifiedError: an unknown field, a version that is no number.
+            BadRequestError, UnclassifiedError: an unknown field, a version that is not a number.
         """
         opened: Subscription | GoneError
         try:
@@ -85,7 +85,7 @@ class WatchStream:
             opened = gone
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         response.enable_chunked_encoding()
-        with contextlib.suppress(ConnectionResetError):  # the client is gone: so is its watch
+        with contextlib.suppress(ConnectionResetError):  # the client is gone, which ends the watch
             await response.prepare(request)
             if isinstance(opened, GoneError):
                 await _write(response, {"type": "ERROR", "object": opened.status()})

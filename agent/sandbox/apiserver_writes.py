@@ -1,4 +1,4 @@
-"""What a write through the API server may change: patches, subresources, bindings, deletions."""
+"""Performs writes of the API server: patches, subresources, bindings, deletions."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -17,7 +17,7 @@ from agent.sandbox.patching import json_patch, merge_patch, strategic_merge_patc
 from agent.sandbox.store import KINDS, ObjectStore
 
 Restrict = Callable[[Json | None, Json], None]
-"""Raises ForbiddenError if the user may not make the second of the first, see `restrict`."""
+"""Raises ForbiddenError if the user may not change the first into the second, see `restrict`."""
 
 JSON_PATCH: Final = "application/json-patch+json"
 _MERGES: Final[Mapping[str, Callable[[Json, Json], Json]]] = {
@@ -30,9 +30,9 @@ _NOT_DECODED: Final = "error decoding patch"
 def patch(
     store: ObjectStore, target: Target, content_type: str, body: bytes, restrict: Restrict
 ) -> Json:
-    """Apply one PATCH, with the preconditions in its `metadata.resourceVersion` and `…uid`.
+    """Apply one PATCH with the preconditions `metadata.resourceVersion` and `metadata.uid`.
 
-    A status patch keeps the spec and a plain patch keeps the status, but both store metadata
+    A status patch keeps the spec, a plain patch keeps the status, and both store metadata
     (kube-apiserver: pkg/registry/core/pod/strategy.go, .../node/strategy.go).
 
     Raises:
@@ -43,7 +43,7 @@ def patch(
 
 
 def replace(store: ObjectStore, target: Target, body: bytes, restrict: Restrict) -> Json:
-    """Replace an object; one that names no version replaces whatever is there.
+    """Replace an object. Without a version in the body, it replaces any version.
 
     Raises:
         StatusError: as the real server would refuse it.
@@ -61,7 +61,7 @@ def create(
     restrict: Restrict,
     admit: Callable[[Json], Json] | None = None,
 ) -> Json:
-    """Create an object, or bind a pod when the target is `pods/binding`; `admit` sees new pods.
+    """Create an object, or bind a pod if the target is `pods/binding`. `admit` gets new pods.
 
     Raises:
         StatusError: as the real server would refuse it.
@@ -142,7 +142,7 @@ def _patcher(content_type: str, body: bytes) -> Callable[[Json], Json]:
 def _apply_operations(stored: Json, operations: list[Json]) -> Json:
     try:
         return json_patch(stored, operations)
-    except InvalidError as failed:  # the real server does not tell which operation it was
+    except InvalidError as failed:  # the real server does not name the operation
         text = "the server rejected our request due to an error in our request"
         raise InvalidError(text) from failed
 
@@ -166,7 +166,7 @@ def _bind(store: ObjectStore, target: Target, given: Json) -> Json:
 
 
 def _complete(stored: Json, given: Json) -> Json:
-    """What replaces an object is of its kind, and has the metadata that only the server gives."""
+    """`given` with the kind and the server's metadata of `stored`."""
     named = {"kind": stored["kind"], "apiVersion": stored["apiVersion"]}
     return given | named | {"metadata": dict(given.get("metadata") or {})}
 

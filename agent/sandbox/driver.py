@@ -1,4 +1,4 @@
-"""The driver port over simulated hardware: the agent sees it as it sees a real driver."""
+"""Implements the driver port over simulated hardware."""
 
 import asyncio
 import weakref
@@ -21,7 +21,7 @@ from agent.sandbox.hardware_client import (
 
 REMOTE: Final = "unix:"
 CALL_DEADLINE: Final = 2.0
-"""Seconds for a question to one GPU: as for a real driver."""
+"""Seconds for a call about one GPU, as for a real driver."""
 
 
 class SimulatedDriver:
@@ -34,14 +34,14 @@ class SimulatedDriver:
         self._streams: weakref.WeakSet[asyncio.StreamWriter] = weakref.WeakSet()
 
     async def scan(self) -> Scan:
-        """Look at all GPUs. Raises DriverMissing when there is no hardware, DriverError."""
+        """Describe all GPUs. Raises DriverMissing if there is no hardware, and DriverError."""
         reply = await self._ask(talk.ScanRequest())
         if not isinstance(reply, talk.ScanReply):
             raise _refused(reply)
         return reply.scan
 
     async def probe(self, uuid: GpuUuid) -> Probe:
-        """Ask one GPU for a sign of life. Raises DriverError, GpuError for one that is released."""
+        """Check that one GPU answers. Raises DriverError; GpuError for a released GPU."""
         self._refuse_released(uuid)
         reply = await self._ask(talk.ProbeRequest(uuid))
         if not isinstance(reply, talk.ProbeReply):
@@ -49,16 +49,16 @@ class SimulatedDriver:
         return reply.probe
 
     async def sample(self, uuid: GpuUuid) -> GpuSample:
-        """How much one GPU is used. Raises GpuError, DriverMissing, DriverError."""
+        """The present use of one GPU. Raises GpuError, DriverMissing, DriverError."""
         reply = await self._ask_of(uuid, talk.SampleRequest(uuid))
         if not isinstance(reply, talk.SampleReply):
             raise _refused(reply)
         return reply.sample
 
     async def events(self, opened: Callable[[], None] | None = None) -> AsyncIterator[DriverEvent]:
-        """Reports as they come. Raises DriverError when the hardware or this session ends.
+        """The driver's events. Raises DriverError when the hardware or this session ends.
 
-        `opened` is called when the hardware says that it listens to us.
+        `opened` is called when the hardware confirms the stream.
         """
         self._refuse_closed()
         try:
@@ -78,20 +78,20 @@ class SimulatedDriver:
             raise DriverError(str(error)) from error
 
     async def release(self, uuids: Collection[GpuUuid], *, everything: bool = False) -> None:
-        """Ask nothing more of these: simulated hardware is held open by nobody."""
+        """Make no further calls about these GPUs. Simulated hardware has no handles to close."""
         del everything
         self._released |= set(uuids)
 
     def take_back(self, uuid: GpuUuid) -> None:
-        """It may be asked again."""
+        """Allow calls about a released GPU again."""
         self._released.discard(uuid)
 
     async def renew(self) -> bool:
-        """Simulated hardware has no session that could be at fault."""
+        """Return False: simulated hardware has no session to renew."""
         return False
 
     async def close(self) -> None:
-        """End the session: streams of events end; a second call does nothing."""
+        """End the session and its event streams. A second call does nothing."""
         self._closed = True
         while self._streams:
             self._streams.pop().close()
@@ -105,7 +105,7 @@ class SimulatedDriver:
             raise DriverError("the driver session was closed")
 
     async def _ask_of(self, uuid: GpuUuid, request: talk.HardwareRequest) -> talk.AnyReply:
-        """A question to one GPU: in time, as a driver answers."""
+        """Make a call about one GPU, with CALL_DEADLINE."""
         self._refuse_released(uuid)
         try:
             async with asyncio.timeout(CALL_DEADLINE):
@@ -127,7 +127,7 @@ class SimulatedDriver:
 
 
 async def look_once(spec: str) -> Scan:
-    """What a first scan of the hardware that `spec` names finds, without a socket of its own.
+    """Scan the hardware that `spec` names once, without a control socket.
 
     Raises SettingsError for a spec that cannot be used, DriverMissing, DriverError.
     """
@@ -146,7 +146,7 @@ async def look_once(spec: str) -> Scan:
 def _refused(reply: talk.AnyReply) -> DriverError:
     if isinstance(reply, talk.FailedReply):
         return DriverError(f"the simulated hardware refused: {reply.text}")
-    return DriverError("the simulated hardware gave an answer to another question")
+    return DriverError("the simulated hardware answered another request")
 
 
 @asynccontextmanager
@@ -154,7 +154,7 @@ async def open_simulation(spec: str, *, socket_path: Path) -> AsyncIterator[Simu
     """The driver over the hardware that `spec` (the value of --simulate) names.
 
     `h100:8` or a YAML file: the hardware lives in this process, for as long as the context lasts,
-    with its control socket at `socket_path`. `unix:PATH`: it lives elsewhere and outlives us.
+    with its control socket at `socket_path`. `unix:PATH`: it lives in another process.
     Raises SettingsError for a spec that cannot be used, PermissionFault for the socket.
     """
     if spec.startswith(REMOTE):
@@ -164,8 +164,8 @@ async def open_simulation(spec: str, *, socket_path: Path) -> AsyncIterator[Simu
         finally:
             await driver.close()
         return
-    # Hardware that lives elsewhere is not imported here: an agent of the sandbox starts as fast as
-    # one on a real driver.
+    # With hardware in another process, its modules are not imported: an agent of the sandbox starts
+    # as fast as with a real driver.
     from agent.sandbox.hardware import SimulatedHardware  # noqa: PLC0415
     from agent.sandbox.hardware_file import described  # noqa: PLC0415
     from agent.sandbox.hardware_socket import serve_hardware  # noqa: PLC0415

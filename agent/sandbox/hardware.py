@@ -1,7 +1,7 @@
-"""Simulated GPUs: what they are, how they are, and what they report.
+"""Simulated GPUs: their facts, their state and their events.
 
-The state lives here and nowhere else, so that killing the agent heals nothing. A GPU is named by
-index or UUID. Time is the running loop's.
+The state is only here, so that killing the agent repairs nothing. A GPU is named by index or UUID.
+Time is the running loop's.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ from agent.sandbox.hardware_file import Description
 from agent.sandbox.profiles import MOST_GPUS, PROFILES, derived_uuid, gpus_of, pci_address
 
 EVENT_LIMIT: Final = 4096
-"""Events kept for slow subscribers; who falls further behind is told to look at everything."""
+"""The most events kept for slow subscribers. One that falls further behind gets CHANGED."""
 
 LOST: Final = "GPU is lost"
 REFUSED: Final = "GPU requires restart"
-"""The library's words."""
+"""The error text of the library."""
 
 RESET_TIME: Final = 1.0
-"""Seconds for which a GPU is away while it is being reset."""
+"""Seconds for which a GPU is lost during its reset."""
 
 
 class UnknownGpuError(AgentError):
@@ -40,22 +40,22 @@ class UnknownGpuError(AgentError):
 
 
 class LostGpuError(AgentError):
-    """The GPU does not answer: it is lost, or there is none of that UUID."""
+    """The GPU is lost, or no GPU has that UUID."""
 
 
 class RefusedGpuError(AgentError):
-    """The driver refuses to answer for the GPU until it is reset."""
+    """The driver refuses calls for the GPU until it is reset."""
 
 
 class HardwareError(AgentError):
-    """The hardware cannot do what was asked of it; nothing changed."""
+    """The hardware cannot do what was requested; nothing changed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SimulatedGpu:
-    """One simulated GPU. A `lost` one answers nothing; `xids` are all it has reported.
+    """One simulated GPU. `xids`: all XIDs that it has reported.
 
-    For one that is `refused` the driver answers nothing but that it must be reset.
+    `lost`: it does not answer. `refused`: the driver only answers that it must be reset.
     """
 
     gpu: Gpu
@@ -66,7 +66,7 @@ class SimulatedGpu:
 
     @property
     def words(self) -> str:
-        """The state for people."""
+        """The state in words."""
         if self.lost:
             return "lost"
         return "needs reset" if self.needs_reset else "ok"
@@ -95,12 +95,12 @@ class SimulatedHardware:
             if name in {state.gpu.uuid, str(state.gpu.index)}:
                 return state
         known = ", ".join(f"{state.gpu.index} ({state.gpu.uuid})" for state in self.states)
-        raise UnknownGpuError(f"there is no GPU `{name}`; there are {known or 'none at all'}")
+        raise UnknownGpuError(f"there is no GPU `{name}`; the GPUs are: {known or 'none'}")
 
-    # What the driver is asked.
+    # Calls of the driver.
 
     def scan(self) -> Scan:
-        """What the driver answers to a look at all GPUs: lost ones are faults."""
+        """The scan that the driver returns. Lost GPUs are faults."""
         return Scan(
             driver_version=self.driver_version,
             gpus=tuple(one.gpu for one in self.states if not one.lost and not one.refused),
@@ -114,7 +114,7 @@ class SimulatedHardware:
         )
 
     def probe(self, uuid: GpuUuid) -> Probe:
-        """What the driver answers to a question about one GPU."""
+        """The probe of one GPU that the driver returns."""
         try:
             state = self._answering(uuid)
         except LostGpuError as error:
@@ -133,7 +133,7 @@ class SimulatedHardware:
         return Probe(uuid, ProbeOutcome.PASSED, signs=signs)
 
     def sample(self, uuid: GpuUuid) -> GpuSample:
-        """How much the GPU is used: nothing runs on it. Raises LostGpuError, RefusedGpuError."""
+        """The use of the GPU, which is always 0. Raises LostGpuError, RefusedGpuError."""
         self._answering(uuid)
         return GpuSample(uuid, gpu_percent=0, memory_percent=0, used_mib=0)
 
@@ -142,10 +142,10 @@ class SimulatedHardware:
         """Seconds for which the driver will not answer; 0 when it answers."""
         return max(0.0, self._hang_until - asyncio.get_running_loop().time())
 
-    # What happens to the hardware.
+    # Changes of the hardware.
 
     def xid(self, name: str, number: int) -> SimulatedGpu:
-        """GPU `name` reports XID `number`, and suffers what that means."""
+        """GPU `name` reports XID `number` and gets the state that follows from it."""
         state = self.find(name)
         kind = xid_class(number)
         state = self._put(
@@ -158,18 +158,18 @@ class SimulatedHardware:
         return state
 
     def lose(self, name: str) -> SimulatedGpu:
-        """GPU `name` stops to answer without a report, as when its power fails."""
+        """GPU `name` stops answering without an event, as when its power fails."""
         return self._put(self.find(name), lost=True)
 
     def refuse(self, name: str) -> SimulatedGpu:
-        """The driver refuses to answer for GPU `name` until it is reset, without a report."""
+        """The driver refuses calls for GPU `name` until it is reset, without an event."""
         return self._put(self.find(name), needs_reset=True, refused=True)
 
     def restore(self, name: str) -> SimulatedGpu:
-        """GPU `name` is reset, or its node's slot is: it comes back sound.
+        """GPU `name` is reset and comes back healthy.
 
-        One that needs a reset is away for RESET_TIME first, as a real one is. One that is refused
-        is not: its reset is over before anybody asks again.
+        A GPU that needs a reset is lost for RESET_TIME first, as a real one. A refused GPU is not:
+        its reset ends before the next call.
         """
         state = self.find(name)
         if state.needs_reset and not state.lost and not state.refused:
@@ -182,7 +182,7 @@ class SimulatedHardware:
         return state
 
     def hang(self, seconds: float) -> None:
-        """The driver answers nothing and reports nothing for so long; control goes on."""
+        """The driver neither answers nor reports for `seconds`. The control socket still works."""
         until = asyncio.get_running_loop().time() + seconds
         self._hang_until = max(self._hang_until, until)
 
@@ -206,7 +206,7 @@ class SimulatedHardware:
         return self._states[gpu.uuid]
 
     def remove(self, name: str) -> SimulatedGpu:
-        """GPU `name` is unplugged: the driver knows it no longer."""
+        """GPU `name` is unplugged: the driver no longer lists it."""
         state = self._states.pop(self.find(name).gpu.uuid)
         for other in self.states:
             links = tuple(link for link in other.gpu.links if link.peer != state.gpu.uuid)
@@ -221,7 +221,7 @@ class SimulatedHardware:
         return EventCursor(self, self._written)
 
     def since(self, cursor: int) -> tuple[int, tuple[DriverEvent, ...]]:
-        """The events after `cursor` and the cursor behind them; CHANGED for what was dropped."""
+        """The next cursor, and the events since `cursor`; CHANGED if events were dropped."""
         missed = self._written - cursor
         if missed <= len(self._events):
             fresh = tuple(self._events)[len(self._events) - missed :]
@@ -255,7 +255,7 @@ class SimulatedHardware:
         return changed
 
     def _end_reset(self, uuid: GpuUuid) -> None:
-        """The GPU is back, unless it was unplugged meanwhile."""
+        """End the reset, unless the GPU was unplugged meanwhile."""
         if uuid in self._states:
             self._put(self._states[uuid], lost=False, needs_reset=False, refused=False)
             self._report(DriverEvent(EventKind.CHANGED))
@@ -274,7 +274,7 @@ class SimulatedHardware:
                 return self.states[0].gpu
             profile = "h100"
         if profile not in PROFILES:
-            raise HardwareError(f"there is no profile `{profile}`; there are {', '.join(PROFILES)}")
+            raise HardwareError(f"there is no profile `{profile}`; use {', '.join(PROFILES)}")
         return gpus_of(PROFILES[profile], 1)[0]
 
 
@@ -286,7 +286,7 @@ class EventCursor:
         self._cursor = cursor
 
     async def next(self) -> tuple[DriverEvent, ...]:
-        """The next events, at least one, as soon as the driver reports."""
+        """Wait for the next events, at least one."""
         while True:
             if left := self._hardware.hanging:
                 await asyncio.sleep(left)

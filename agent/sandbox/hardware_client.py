@@ -1,4 +1,4 @@
-"""Asking simulated hardware through its control socket: one connection per question."""
+"""The client of the control socket of simulated hardware: one connection per request."""
 
 import asyncio
 import contextlib
@@ -13,11 +13,11 @@ from agent.sandbox import hardware_talk as talk
 
 
 class HardwareUnreachable(AgentError):  # noqa: N818 -- the state, not the call, is the error
-    """Nobody serves the control socket."""
+    """No process serves the control socket."""
 
 
 class HardwareSilent(AgentError):  # noqa: N818 -- the state, not the call, is the error
-    """The hardware ended the connection in the middle, or said something that is no reply."""
+    """The hardware closed the connection early or sent something that is not a reply."""
 
 
 @asynccontextmanager
@@ -41,7 +41,7 @@ async def connection(
 
 
 async def ask(socket_path: Path, request: talk.HardwareRequest) -> talk.AnyReply:
-    """The reply to `request`. The deadline is the caller's.
+    """The reply to `request`. The caller sets the deadline.
 
     Raises HardwareUnreachable, HardwareSilent.
     """
@@ -56,7 +56,7 @@ async def read_reply(reader: asyncio.StreamReader, socket_path: Path) -> talk.An
         line = await reader.readline()
     except (ConnectionError, ValueError) as error:
         raise HardwareSilent(
-            f"the simulated hardware at {socket_path} broke off: {cap(str(error))}"
+            f"the connection to the simulated hardware at {socket_path} broke: {cap(str(error))}"
         ) from error
     if not line.endswith(b"\n"):
         raise HardwareSilent(f"the simulated hardware at {socket_path} ended the connection")
@@ -64,5 +64,5 @@ async def read_reply(reader: asyncio.StreamReader, socket_path: Path) -> talk.An
         return talk.decode_reply(line)
     except msgspec.MsgspecError as error:
         raise HardwareSilent(
-            f"{socket_path} does not speak like simulated hardware: {cap(str(error))}"
+            f"the answer at {socket_path} is not one of simulated hardware: {cap(str(error))}"
         ) from error

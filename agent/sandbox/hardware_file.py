@@ -52,16 +52,16 @@ _LARGEST_MIB: Final = 16 * 1024 * 1024
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Description:
-    """The hardware of one node, as it is when power comes on. GPUs are sorted by index."""
+    """The hardware of one node at power-on. GPUs are sorted by index."""
 
     driver_version: str
     gpus: tuple[Gpu, ...]
 
 
 def described(spec: str) -> Description:
-    """What `PROFILE:COUNT`, `PROFILE` or the YAML file at `spec` describes. Raises SettingsError.
+    """The hardware that `PROFILE:COUNT`, `PROFILE` or a YAML file describes. Raises SettingsError.
 
-    A name with a slash or a dot is a file; so is one that is neither a profile nor has a count.
+    `spec` is a file if it has a slash or a dot, or if it is no profile and has no count.
     """
     key, colon, count = spec.partition(":")
     if "/" in spec or "." in spec or (key not in PROFILES and not colon):
@@ -69,7 +69,7 @@ def described(spec: str) -> Description:
     profile = PROFILES.get(key)
     if profile is None:
         names = ", ".join(PROFILES)
-        raise SettingsError(f"--simulate {spec}: there is no profile `{key}`; there are {names}")
+        raise SettingsError(f"--simulate {spec}: there is no profile `{key}`; use {names}")
     if not colon:
         return Description(DRIVER_VERSION, gpus_of(profile, 1))
     if not (count.isascii() and count.isdigit() and 0 <= int(count) <= MOST_GPUS):
@@ -84,7 +84,7 @@ def read_description(file: Path) -> Description:
         raise SettingsError(f"{file}: is empty")
     top = document.mapping(_TOP)
     if "gpus" not in top:
-        raise document.fault("`gpus` is needed; an empty list is a node without GPUs")
+        raise document.fault("`gpus` is missing; for a node without GPUs write an empty list")
     version = DRIVER_VERSION
     if "driver_version" in top:
         version = _matched(top["driver_version"], _VERSION, "digits and dots")
@@ -99,14 +99,14 @@ def read_description(file: Path) -> Description:
 
 
 class _Taken:
-    """What must not stand in a file twice, and what must be there in the end."""
+    """The values that must be unique in a file, and the peers that must exist."""
 
     def __init__(self) -> None:
         self._values: dict[tuple[str, str], Place] = {}
         self._peers: list[tuple[Place, GpuUuid]] = []
 
     def claim(self, place: Place, field: str, value: str) -> None:
-        """Note `value`. Raises SettingsError when another GPU has it."""
+        """Note `value`. Raises SettingsError if another GPU has it."""
         first = self._values.get((field, value))
         if first is not None:
             line = first.node.start_mark.line + 1
@@ -114,7 +114,7 @@ class _Taken:
         self._values[field, value] = place
 
     def free_index(self) -> int:
-        """The lowest index that no GPU has claimed so far."""
+        """The lowest index that no GPU has yet."""
         return next(n for n in range(MOST_GPUS * 2) if ("index", str(n)) not in self._values)
 
     def expect(self, place: Place, peer: GpuUuid) -> None:
@@ -122,7 +122,7 @@ class _Taken:
         self._peers.append((place, peer))
 
     def settle_links(self, gpus: Iterable[Gpu]) -> None:
-        """Raise SettingsError when a link leads to no GPU of this file."""
+        """Raise SettingsError if a link leads to a GPU that is not in this file."""
         known = {gpu.uuid for gpu in gpus}
         for place, peer in self._peers:
             if peer not in known:
@@ -167,7 +167,7 @@ def _moved(gpu: Gpu, index: int, uuids: Mapping[GpuUuid, GpuUuid]) -> Gpu:
 
 
 def _gpu(entry: Place, fields: Mapping[str, Place], taken: _Taken, base: Gpu) -> Gpu:
-    """`base` with what the entry says itself."""
+    """`base` with the fields of the entry."""
     gpu = dataclasses.replace(
         base,
         name=fields["name"].text() if "name" in fields else base.name,
@@ -191,7 +191,7 @@ def _gpu(entry: Place, fields: Mapping[str, Place], taken: _Taken, base: Gpu) ->
 
 
 def _number(place: Place | None, otherwise: int | None, low: int, high: int) -> int | None:
-    """The number at `place`; None where it says null."""
+    """The number at `place`; None if it is null."""
     if place is None:
         return otherwise
     return None if place.null else place.integer(low, high)
@@ -202,7 +202,7 @@ def _profile(place: Place | None) -> GpuProfile | None:
         return None
     profile = PROFILES.get(place.text())
     if profile is None:
-        raise place.fault(f"there is no profile `{place.text()}`; there are {', '.join(PROFILES)}")
+        raise place.fault(f"there is no profile `{place.text()}`; use {', '.join(PROFILES)}")
     return profile
 
 

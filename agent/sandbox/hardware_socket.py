@@ -1,8 +1,7 @@
-"""The control socket of simulated hardware: a server for people and for the agent's driver.
+"""The server of the control socket of simulated hardware, for people and the agent's driver.
 
-Bounded everywhere: connections, the length of a line, the time a peer may stay silent. A malformed
-line gets one clear reply and the connection stays; a hung driver keeps driver requests waiting,
-never the control of people.
+Connections, line length and the silence of a peer are bounded. After a malformed line the
+connection stays. A hung driver delays only the requests of the driver, not those of people.
 """
 
 import asyncio
@@ -44,14 +43,14 @@ log = structlog.get_logger(__name__)
 async def serve_hardware(hardware: SimulatedHardware, socket_path: Path) -> AsyncIterator[None]:
     """Serve `hardware` at `socket_path` (mode 0600) while the context lasts.
 
-    Raises PermissionFault when the socket cannot be made or another simulation serves it.
+    Raises PermissionFault if the socket cannot be created or another simulation serves it.
     """
     await _refuse_a_second(socket_path)
     try:
         async with asyncio.TaskGroup() as tasks, _listening(hardware, socket_path, tasks):
             yield
     except BaseExceptionGroup as group:
-        # The group is a matter of this module: whoever opened the context sees his own exception.
+        # Raise the caller's exception itself in place of the exception group of this module.
         if len(group.exceptions) > 1:
             raise
         raise group.exceptions[0] from None
@@ -80,7 +79,7 @@ async def _listening(
         socket_path.chmod(0o600)  # noqa: ASYNC240 -- one system call on a run directory
     except OSError as error:
         raise PermissionFault(
-            f"{socket_path}: the control socket cannot be made: {error.strerror or error}"
+            f"{socket_path}: the control socket cannot be created: {error.strerror or error}"
         ) from error
     try:
         yield
@@ -95,7 +94,7 @@ async def _listening(
 
 
 async def _refuse_a_second(socket_path: Path) -> None:
-    """A socket that somebody listens at is not taken over; a left-over one is."""
+    """Raise PermissionFault if a process listens on the socket. Remove a socket left behind."""
     with contextlib.suppress(HardwareUnreachable):
         with contextlib.suppress(HardwareSilent, TimeoutError):
             async with asyncio.timeout(FAREWELL):
@@ -132,7 +131,7 @@ class _Conversation:
         }
 
     async def run(self, *, busy: bool) -> None:
-        """Answer until the peer goes, stays silent for too long or sends an endless line."""
+        """Answer until the peer closes, is silent for too long or sends an endless line."""
         try:
             if busy:
                 text = f"{MOST_CONNECTIONS} connections are open; close some"
@@ -173,7 +172,7 @@ class _Conversation:
             return talk.FailedReply(_REASONS.get(type(error), "refused"), str(error))
 
     async def _drive(self, request: talk.DriverRequest) -> talk.Reply:
-        """The driver's part: silent while the driver hangs."""
+        """Answer a request of the driver; wait while the driver hangs."""
         await self._hung()
         match request:
             case talk.ScanRequest():
@@ -187,7 +186,7 @@ class _Conversation:
                 raise _GoneError
 
     def _control(self, request: talk.ControlRequest) -> talk.Reply:
-        """The part of people: it happens at once."""
+        """Perform a request of a person at once."""
         if isinstance(request, talk.HangRequest):
             self._hardware.hang(request.seconds)
             log.info("simulation.hang", seconds=request.seconds)
@@ -201,7 +200,7 @@ class _Conversation:
         return talk.DoneReply(f"GPU {gpu.index} ({gpu.uuid}) {what}", (_row(state),))
 
     def _happen(self, request: talk.GpuRequest) -> tuple[str, SimulatedGpu]:
-        """What happens to one GPU. Raises UnknownGpuError, HardwareError."""
+        """Change one GPU. Raises UnknownGpuError, HardwareError."""
         hardware = self._hardware
         match request:
             case talk.XidRequest(gpu=gpu, xid=number):
@@ -213,7 +212,7 @@ class _Conversation:
                 return what, happen(request.gpu)
 
     async def _hung(self) -> None:
-        """Wait until the driver answers again. Raises _GoneError when the peer gives up before."""
+        """Wait until the driver answers again. Raises _GoneError if the peer closes first."""
         while left := self._hardware.hanging:
             if self._early is not None:
                 await asyncio.sleep(left)
@@ -227,10 +226,7 @@ class _Conversation:
                 raise _GoneError
 
     async def _stream(self) -> None:
-        """Events for as long as the peer listens; what it still sends is thrown away.
-
-        A peer that dies without a word, or reads no more, has ended the stream, too.
-        """
+        """Send events while the peer is connected. Ignore what it sends."""
         cursor = self._hardware.subscribe()
         await self._send(talk.EventReply())
 
@@ -254,7 +250,7 @@ class _Conversation:
             await self._writer.drain()
 
     async def _part(self, reply: talk.Reply) -> None:
-        """A last word to a peer that may be gone."""
+        """Send a last reply to a peer that may be gone."""
         try:
             await self._send(reply)
         except (ConnectionError, TimeoutError):

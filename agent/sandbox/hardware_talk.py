@@ -1,7 +1,6 @@
-"""The language of the control socket: one JSON object a line, each line a request or a reply.
+"""The protocol of the control socket: one JSON object per line, a request or a reply.
 
-People and the agent's driver speak it alike. `agent.sandbox.hardware_socket` answers,
-`agent.sandbox.hardware_client` asks.
+`agent.sandbox.hardware_socket` is the server, `agent.sandbox.hardware_client` the client.
 """
 
 from typing import Annotated, Final
@@ -18,7 +17,7 @@ _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 
 
 class HardwareRequest(msgspec.Struct, tag_field="verb", forbid_unknown_fields=True, frozen=True):
-    """What is asked. `gpu` is an index or a UUID."""
+    """A request. `gpu` is an index or a UUID."""
 
 
 class XidRequest(HardwareRequest, tag="xid", frozen=True):
@@ -29,25 +28,25 @@ class XidRequest(HardwareRequest, tag="xid", frozen=True):
 
 
 class LoseRequest(HardwareRequest, tag="lose", frozen=True):
-    """The GPU answers no more."""
+    """The GPU stops answering."""
 
     gpu: _Name
 
 
 class RefuseRequest(HardwareRequest, tag="refuse", frozen=True):
-    """The driver refuses to answer for the GPU until it is reset."""
+    """The driver refuses calls for the GPU until it is reset."""
 
     gpu: _Name
 
 
 class RestoreRequest(HardwareRequest, tag="restore", frozen=True):
-    """The GPU is reset and comes back sound."""
+    """The GPU is reset and comes back healthy."""
 
     gpu: _Name
 
 
 class HangRequest(HardwareRequest, tag="hang", frozen=True):
-    """The driver answers nothing for so many seconds."""
+    """The driver does not answer for that many seconds."""
 
     seconds: Annotated[float, msgspec.Meta(gt=0, le=86400)]
 
@@ -65,21 +64,21 @@ class RemoveRequest(HardwareRequest, tag="remove", frozen=True):
 
 
 class ListRequest(HardwareRequest, tag="list", frozen=True):
-    """How all GPUs are."""
+    """List the states of all GPUs."""
 
 
 class ScanRequest(HardwareRequest, tag="scan", frozen=True):
-    """The driver: look at all GPUs."""
+    """The driver: scan all GPUs."""
 
 
 class ProbeRequest(HardwareRequest, tag="probe", frozen=True):
-    """The driver: ask one GPU for a sign of life."""
+    """The driver: probe one GPU."""
 
     gpu: GpuUuid
 
 
 class SampleRequest(HardwareRequest, tag="sample", frozen=True):
-    """The driver: how much one GPU is used."""
+    """The driver: sample the use of one GPU."""
 
     gpu: GpuUuid
 
@@ -95,7 +94,7 @@ AnyRequest = ControlRequest | DriverRequest
 
 
 class GpuRow(msgspec.Struct, frozen=True):
-    """One GPU as people see it. `state`: ok, lost, needs reset."""
+    """One GPU in a list. `state`: ok, lost, needs reset."""
 
     index: int
     uuid: str
@@ -108,37 +107,37 @@ class GpuRow(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, tag_field="reply", frozen=True):
-    """What is answered."""
+    """A reply."""
 
 
 class DoneReply(Reply, tag="done", frozen=True):
-    """It happened. `gpus`: those it happened to; all of them for a list."""
+    """The request was performed. `gpus`: the GPUs that it changed; for a list, all."""
 
     text: str
     gpus: tuple[GpuRow, ...] = ()
 
 
 class FailedReply(Reply, tag="failed", frozen=True):
-    """It did not happen. `reason`: malformed, unknown-gpu, lost, needs-reset, refused or busy."""
+    """The request failed. `reason`: malformed, unknown-gpu, lost, needs-reset, refused or busy."""
 
     reason: str
     text: str
 
 
 class ScanReply(Reply, tag="scan", frozen=True):
-    """What the driver found."""
+    """The scan of the driver."""
 
     scan: Scan
 
 
 class ProbeReply(Reply, tag="probe", frozen=True):
-    """What the GPU answered."""
+    """The probe of the GPU."""
 
     probe: Probe
 
 
 class SampleReply(Reply, tag="sample", frozen=True):
-    """How much the GPU is used."""
+    """The sample of the GPU."""
 
     sample: GpuSample
 

@@ -1,7 +1,7 @@
-"""The bounded history of writes that watches read, and the cursors that read it.
+"""The bounded history of writes, and the cursors with which watches read it.
 
-A subscriber owns nothing but a cursor, so a slow one costs no memory and is told `GoneError` once
-the history has moved past it.
+A subscriber has only a cursor, so a slow one costs no memory. It gets `GoneError` once the history
+no longer has its position.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ _FIELDS: Final[Mapping[str, frozenset[str]]] = {
         }
     ),
 }
-"""What each resource is selected by; the real server knows a few more for pods and events."""
+"""The selectable fields of each resource. The real server has a few more for pods and events."""
 
 
 UNLIKE: Final = "!="
-"""In a field of a selector: what follows is the value that it may not have. Several may stand."""
+"""In a selector, separates a field from a value that it must not have."""
 
 
 class Change(NamedTuple):
@@ -62,10 +62,10 @@ class WriteRecord:
 
 
 def check_fields(resource: str, fields: Iterable[str]) -> None:
-    """Look at the names in a field selector.
+    """Check the names in a field selector.
 
     Raises:
-        BadRequestError: a field that the resource is not selected by.
+        BadRequestError: the resource cannot be selected by a field.
     """
     for field in fields:
         label = field.partition(UNLIKE)[0]
@@ -74,7 +74,7 @@ def check_fields(resource: str, fields: Iterable[str]) -> None:
 
 
 def matches(stored: Json, namespace: str | None, fields: Mapping[str, str]) -> bool:
-    """Tell whether an object is in the namespace and passes a checked field selector."""
+    """Whether an object is in the namespace and matches a checked field selector."""
     if namespace is not None and stored["metadata"].get("namespace") != namespace:
         return False
     return all(_passes(stored, field, wanted) for field, wanted in fields.items())
@@ -95,16 +95,16 @@ def _value(stored: Json, label: str) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What one watch looks at: a resource, perhaps one namespace, and a field selector."""
+    """The objects of one watch: by resource, namespace (None: all) and field selector."""
 
     resource: str
     namespace: str | None
     fields: Mapping[str, str]
 
     def see(self, record: WriteRecord) -> Change | None:
-        """What the watcher is told about one write; entering the selection is ADDED.
+        """The event of one write for the watcher. Entering the selection is ADDED.
 
-        DELETED shows the object as it last passed, with the version of the write that ended that
+        DELETED has the object as it last matched, with the version of the write that ended this
         (apiserver/pkg/storage/cacher/cache_watcher.go:convertToWatchEvent).
         """
         before, after = self._admit(record.before), self._admit(record.after)
@@ -122,7 +122,7 @@ class Selection:
 
 
 class History:
-    """All writes of late, at most `limit` of each resource, and the version counter."""
+    """The latest writes, at most `limit` of each resource, and the version counter."""
 
     def __init__(self, resources: Iterable[str], limit: int) -> None:
         self.version = 1
@@ -133,7 +133,7 @@ class History:
         self._changed = asyncio.Event()
 
     def append(self, resource: str, before: Json | None, after: Json | None) -> None:
-        """Count the version on and wake everyone who follows."""
+        """Record a write under the next version, and wake all followers."""
         self.version += 1
         records = self._records[resource]
         records.append(WriteRecord(self.version, before, after))
@@ -144,7 +144,7 @@ class History:
         self._changed = asyncio.Event()
 
     def forget(self) -> None:
-        """Drop everything; those who are up to date go on, who comes back later gets Gone."""
+        """Drop all writes. Followers that are up to date continue; others get GoneError."""
         before = self.version
         self.version += 1
         for resource, records in self._records.items():
@@ -158,7 +158,7 @@ class History:
         """The writes after a version.
 
         Raises:
-            GoneError: some of them are no longer kept.
+            GoneError: the history no longer has some of them.
         """
         if since < self._forgotten[resource]:
             oldest = self._forgotten[resource]
@@ -169,10 +169,10 @@ class History:
     def follow(
         self, selection: Selection, since: int | None, found: Iterable[Json]
     ) -> "Subscription":
-        """Start a cursor at a version, or (None) now with the objects that were found.
+        """Start a cursor at the version `since`, or (None) now, with the given objects.
 
         Raises:
-            GoneError: `since` is older than what is kept.
+            GoneError: `since` is older than the history.
         """
         if since is None:
             follower = Subscription(self, selection, self.version, found)
@@ -188,7 +188,7 @@ class History:
 
 
 class Subscription:
-    """An endless iterator over the changes of one selection; a cancelled `anext` loses nothing."""
+    """An endless iterator over the changes of one selection. Cancelling `anext` loses no change."""
 
     def __init__(
         self, history: History, selection: Selection, cursor: int, found: Iterable[Json]
@@ -210,14 +210,14 @@ class Subscription:
 
     @property
     def is_started(self) -> bool:
-        """True once every object of the beginning was taken: from then on the cursor is true."""
+        """True once all initial objects were taken."""
         return not self._found
 
     def take(self) -> Change | None:
-        """The next change, if there is one already.
+        """The next change, or None if there is none yet.
 
         Raises:
-            GoneError: the history has moved past this subscriber.
+            GoneError: the history no longer has this subscriber's position.
         """
         if self._found:
             first = self._found.pop()

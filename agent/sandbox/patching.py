@@ -1,6 +1,6 @@
-"""The three kinds of patch that the API server understands, as pure functions on JSON values.
+"""The three kinds of patch of the API server, as pure functions on JSON values.
 
-`difference` makes one of the third kind.
+`difference` makes a JSON patch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ MERGE_KEYS: Final[Mapping[str, str]] = {
 
 
 def merge_patch(target: Json, patch: Json) -> Json:
-    """Apply a JSON merge patch (RFC 7396): maps merged, null deletes, all else replaces."""
+    """Apply a JSON merge patch (RFC 7396): merges maps, null deletes, other values replace."""
     merged = dict(target)
     for key, value in patch.items():
         if value is None:
@@ -37,13 +37,13 @@ def merge_patch(target: Json, patch: Json) -> Json:
 
 
 def strategic_merge_patch(target: Json, patch: Json) -> Json:
-    """Apply a strategic merge patch: like a merge patch, but some lists merge by element.
+    """Apply a strategic merge patch, which also merges some lists by element.
 
-    `$patch: delete` and `$patch: replace` are obeyed; `$setElementOrder/…` only orders a list and
-    is passed over.
+    It supports `$patch: delete` and `$patch: replace`. It ignores `$setElementOrder/…`, which only
+    orders a list.
 
     Raises:
-        BadRequestError: another directive, which the real server may know.
+        BadRequestError: another directive, which the real server may support.
         UnclassifiedError: an unknown value of `$patch`, an element without its merge key.
     """
     directive = patch.get("$patch")
@@ -88,11 +88,11 @@ def _merge_list(by: str, held: Sequence[Json], patch: Sequence[Json]) -> list[Js
 def json_patch(target: Json, operations: Sequence[Json]) -> Json:
     """Apply a JSON patch (RFC 6902), all of it or nothing.
 
-    `replace` of a member that is not there adds it, as the real server's library does
-    (gopkg.in/evanphx/json-patch.v4), against the RFC.
+    Against the RFC, `replace` of an absent member adds it, as in the real server's library
+    (gopkg.in/evanphx/json-patch.v4).
 
     Raises:
-        InvalidError: a test that fails, a path that does not exist, an operation that is none.
+        InvalidError: a test fails, a path does not exist, or an operation is malformed.
     """
     result = deepcopy(target)
     for operation in operations:
@@ -102,7 +102,7 @@ def json_patch(target: Json, operations: Sequence[Json]) -> Json:
 
 
 def difference(before: Json, after: Json, path: str = "") -> list[Json]:
-    """The JSON patch that makes `after` of `before`; lists of another length are replaced whole."""
+    """The JSON patch from `before` to `after`. Lists of another length are replaced whole."""
     changes: list[Json] = []
     for key in sorted(before.keys() | after.keys()):
         here = f"{path}/{key.replace('~', '~0').replace('/', '~1')}"
@@ -206,5 +206,5 @@ def _missing(name: str, path: str) -> InvalidError:
 
 
 def _go_map(value: Json) -> str:
-    """How Go prints a map of texts."""
+    """A map of strings as Go prints it."""
     return "map[" + " ".join(f"{key}:{value[key]}" for key in sorted(value)) + "]"

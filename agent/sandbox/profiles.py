@@ -1,4 +1,4 @@
-"""Built-in GPU models: what the driver says of an H100, an A100, a T4 and an RTX 3090."""
+"""Built-in GPU models, with the driver's values for an H100, an A100, a T4 and an RTX 3090."""
 
 import dataclasses
 import enum
@@ -10,25 +10,25 @@ from typing import Final
 from agent.core.inventory.gpu import Gpu, GpuUuid, Link, PciPath
 
 UUID_NAMESPACE: Final = uuid.UUID("6f1d0a52-8d3c-5b0e-9a77-2f4b6c1e8d90")
-"""Where derived GPU UUIDs come from: the same description always gives the same GPUs."""
+"""The namespace of derived GPU UUIDs: the same description always gives the same UUIDs."""
 
 MOST_GPUS: Final = 64
-"""More GPUs than any node has: a larger count is a typing error."""
+"""The most GPUs of a description. No node has more, so a larger count is a typing error."""
 
 
 class Bridging(enum.Enum):
-    """Which GPUs of a node their NVLinks join."""
+    """How NVLinks connect the GPUs of a node."""
 
     NONE = enum.auto()
     PAIRS = enum.auto()
     """A bridge between two neighbours."""
     SWITCHED = enum.auto()
-    """Switches join every GPU with every other."""
+    """Switches connect every GPU with every other."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GpuProfile:
-    """One GPU model. `name` and `memory_mib` are what NVML answers; `nvlinks` counts per peer."""
+    """One GPU model. `name` and `memory_mib` are NVML's values; `nvlinks` counts per peer."""
 
     key: str
     name: str
@@ -61,7 +61,7 @@ def pci_address(slot: int, numa: int) -> str:
 
 
 def gpus_of(profile: GpuProfile, count: int) -> tuple[Gpu, ...]:
-    """`count` GPUs of one model: half of them at each socket, joined as the model is."""
+    """`count` GPUs of one model, half of them on each socket, with the model's NVLinks."""
     sockets = [0 if 2 * index < count else 1 for index in range(count)]
     uuids = [derived_uuid(f"{profile.key}/{index}") for index in range(count)]
     return tuple(

@@ -1,8 +1,9 @@
 """The API server's memory: plain JSON objects with versions, preconditions and graceful deletion.
 
-Laws: one version counter for all resources; a stored object is never changed in place, so readers
-may keep what they got; a write that changes nothing is none; a pod that goes is marked first, so
-watchers are told twice.
+- All resources share one version counter.
+- A stored object is never changed in place, so readers may keep it.
+- A write without a change does not count.
+- A deleted pod is marked first, so watchers get two events.
 """
 
 import random
@@ -32,14 +33,14 @@ CLUSTER_SCOPED: Final = frozenset({"nodes"})
 DEFAULT_GRACE: Final = 30
 _STAMP: Final = "%Y-%m-%dT%H:%M:%SZ"
 _FOLDERS: Final[Mapping[str, str]] = {"nodes": "minions"}
-"""Where etcd keeps a resource, if not under its own name."""
+"""The etcd folder of a resource, if it differs from its name."""
 _NAME_LETTERS: Final = "bcdfghjklmnpqrstvwxz2456789"
 
 
 class ObjectStore:
     """Nodes, pods, events and quotas of one cluster; synchronous, for one event loop.
 
-    Objects that leave the store are shared with it: read them, never change them.
+    The store returns its own objects: read them, never change them.
     """
 
     def __init__(self, clock: Clock, rng: random.Random, history: int = 1000) -> None:
@@ -72,11 +73,11 @@ class ObjectStore:
         fields: Mapping[str, str] | None = None,
         at: int | None = None,
     ) -> list[Json]:
-        """All objects that pass, in order of namespace and name; as they were at a version.
+        """All objects that match, by namespace and name; with `at`, as of that version.
 
         Raises:
-            BadRequestError: a field that the real server does not select by.
-            GoneError: `at` is older than the history that is kept.
+            BadRequestError: the real server does not select by a field.
+            GoneError: `at` is older than the history.
         """
         check_fields(resource, fields or {})
         objects = self._objects[resource]
@@ -86,11 +87,11 @@ class ObjectStore:
         return [found for found in present if matches(found, namespace, fields or {})]
 
     def create(self, resource: str, obj: Json) -> Json:
-        """Store a new object; the server gives it UID, creation time and version.
+        """Store a new object with a UID, a creation time and a version.
 
         Raises:
-            AlreadyExistsError: an object of this name is there.
-            InvalidError: neither a name nor a generateName.
+            AlreadyExistsError: an object of this name exists.
+            InvalidError: it has neither a name nor a generateName.
         """
         fresh = deepcopy(obj)
         metadata = fresh.setdefault("metadata", {})
@@ -125,7 +126,7 @@ class ObjectStore:
         uid: str | None = None,
         resource_version: str | None = None,
     ) -> Json:
-        """Replace an object by what `change` makes of a copy of it; no difference is no write.
+        """Replace an object by the result of `change` on a copy. Without a difference, no write.
 
         Raises:
             NotFoundError: there is none.
@@ -150,7 +151,7 @@ class ObjectStore:
         uid: str | None = None,
         annotations: Mapping[str, str] | None = None,
     ) -> Json:
-        """Assign a pod to a node, as the binding subresource does; it may add annotations.
+        """Assign a pod to a node, as the binding subresource does. A binding can add annotations.
 
         Raises:
             NotFoundError: no such pod.
@@ -188,10 +189,10 @@ class ObjectStore:
         uid: str | None = None,
         version: str | None = None,
     ) -> Json:
-        """Delete an object; a pod that a node may still run is only marked, see `finalize`.
+        """Delete an object. A pod that a node may still run is only marked, see `finalize`.
 
-        `grace` in seconds: 0 deletes at once, None means the pod's own period. Returns the object
-        as watchers saw it last.
+        `grace` in seconds: 0 deletes at once, None means the pod's own period. Returns the last
+        version of the object that watchers got.
 
         Raises:
             NotFoundError: there is none.
@@ -203,13 +204,13 @@ class ObjectStore:
             return self._remove(resource, _key(resource, namespace, name))
         if grace is None:
             grace = current["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE)
-        grace = max(grace, 1) if grace else 0  # less than nothing is a second
+        grace = max(grace, 1) if grace else 0  # a negative period means 1 s
         if grace and _is_held_by_a_node(current):
             return self._mark(namespace, name, grace)
         return self._end(namespace, name)
 
     def finalize(self, namespace: str, name: str, *, uid: str | None = None) -> None:
-        """Remove a pod for good: the kubelet has stopped all of it.
+        """Remove a pod after the kubelet has stopped all its containers.
 
         Raises:
             NotFoundError: no such pod.
@@ -226,23 +227,23 @@ class ObjectStore:
         namespace: str | None = None,
         fields: Mapping[str, str] | None = None,
     ) -> Subscription:
-        """Follow the objects that pass the selection, an endless async iterator of `Change`.
+        """Follow the objects that match: an endless async iterator of `Change`.
 
-        `since` None starts with one ADDED for every object there is; a number continues after
-        that version.
+        `since` None starts with one ADDED for each existing object. A number continues after that
+        version.
 
         Raises:
-            GoneError: `since` is older than the history that is kept.
-            BadRequestError: a field that the real server does not select by.
+            GoneError: `since` is older than the history.
+            BadRequestError: the real server does not select by a field.
         """
         chosen = Selection(resource, namespace, dict(fields or {}))
         found = self.select(resource, namespace=namespace, fields=fields)
         return self._history.follow(chosen, since, found)
 
     def forget_history(self) -> None:
-        """Drop the history, as a compaction does: who comes back with an old version gets Gone.
+        """Drop the history, as a compaction does. Watches from an old version get GoneError.
 
-        Subscribers that are up to date go on.
+        Subscribers that are up to date continue.
         """
         self._history.forget()
 
@@ -263,7 +264,7 @@ class ObjectStore:
         return self._remove("pods", _key("pods", namespace, name))
 
     def _mark(self, namespace: str, name: str, grace: int) -> Json:
-        """A later deadline than the one it has moves nothing."""
+        """Mark a pod as deleted. A later deadline does not replace an earlier one."""
 
         def mark(fresh: Json) -> Json:
             metadata = fresh["metadata"]

@@ -1,4 +1,4 @@
-"""Takes what agents wrote off the Nodes, once they are gone."""
+"""Removes what agents wrote from the Nodes, after the agents have ended."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -19,20 +19,20 @@ from agent.core.ports import Leftovers
 PATIENCE: Final = 90.0
 """Seconds for the agents' pods to end."""
 VACATING: Final = 30.0
-"""Seconds for the kubelets to say that nobody serves: they report within ten."""
+"""Seconds for the kubelets to report that no plugin serves; they report every 10 s."""
 PAUSE: Final = 1.0
 NEWS: Final = 10.0
-"""Seconds between two words on what is waited for."""
+"""Seconds between two progress lines."""
 SHOWN: Final = 5
-"""Names in a sentence."""
+"""The most names in a sentence."""
 TRIES: Final = 5
 Told = Callable[[Cleaned], None]
 Say = Callable[[str], None]
-"""Takes a line on what is waited for."""
+"""Takes a progress line."""
 
 
 class BoundedWait:
-    """One wait of at most so many seconds, which says what it is for."""
+    """A wait of at most `seconds`, with progress lines."""
 
     def __init__(self, seconds: float, say: Say) -> None:
         self.seconds = seconds
@@ -47,10 +47,10 @@ class BoundedWait:
         return self._loop.time() >= self._ends
 
     async def pause(self, what: str) -> None:
-        """Say it, unless that was done just before, and let a second pass."""
+        """Wait PAUSE seconds. Print a progress line at most every NEWS seconds."""
         now = self._loop.time()
         if now >= self._next_word:
-            self._say(f"waiting {max(0.0, self._ends - now):.0f} s at most {what}")
+            self._say(f"waiting up to {max(0.0, self._ends - now):.0f} s {what}")
             self._next_word = now + NEWS
         await asyncio.sleep(PAUSE)
 
@@ -58,13 +58,13 @@ class BoundedWait:
 async def clean_all(
     api: Leftovers, agents: Agents, told: Told, say: Say, *, patience: float = PATIENCE
 ) -> LeftoverOutcome:
-    """Wait for the agents' pods to end, then clean every Node on which nobody serves.
+    """Wait for the agents' pods to end, then clean every Node on which no plugin serves.
 
-    A pod that does not end keeps its own Node as it is, and no other. On a Node without a kubelet a
-    pod stays for ever, but nothing runs it and its account is gone: such a Node is cleaned, too. A
-    server that falls silent ends it: of 1,000 Nodes each would wait for its answer.
+    - A pod that does not end keeps only its own Node from being cleaned.
+    - A Node without a kubelet is cleaned even if its pod stays, because nothing runs that pod.
+    - If the API server stops answering, the rest is left: each of the Nodes would wait for it.
 
-    Raises ApiError: the pods or the Nodes cannot be listed, or a Node not be read.
+    Raises ApiError: the pods or the Nodes cannot be listed, or a Node cannot be read.
     """
     occupied = await _waited(api, agents, BoundedWait(patience, say))
     nodes = [node for node in await api.nodes() if node.name not in occupied]
@@ -82,7 +82,7 @@ async def clean_all(
 
 
 async def _waited(api: Leftovers, agents: Agents, wait: BoundedWait) -> dict[str, str]:
-    """The Nodes on which an agent may be alive after that time, each with its pod."""
+    """The Nodes on which an agent may still run after the wait, each with its pod."""
     answered = False
     while True:
         try:
@@ -111,9 +111,9 @@ async def _occupied(api: Leftovers, agents: Agents) -> dict[str, str]:
 async def vacated(
     api: Leftovers, nodes: Iterable[str], resource: str, say: Say, *, patience: float = VACATING
 ) -> Mapping[str, NodeLeftovers]:
-    """What these Nodes say, when nobody serves on them any more, or after that time.
+    """The status of these Nodes, once no plugin serves on them or after `patience` seconds.
 
-    Raises ApiError: one cannot be read.
+    Raises ApiError: a Node cannot be read.
     """
     wait = BoundedWait(patience, say)
     states: dict[str, NodeLeftovers] = {}
@@ -126,7 +126,7 @@ async def vacated(
                     rest.remove(name)
             if not rest or wait.is_over:
                 return states
-            what = f"for the kubelets to say that nobody serves {resource}: {_listed(rest)}"
+            what = f"for the kubelets to report that no plugin serves {resource}: {_listed(rest)}"
         except ApiError as error:
             if wait.is_over or _is_final(error):
                 raise
@@ -137,9 +137,9 @@ async def vacated(
 async def clean(
     api: Leftovers, node: NodeTraces, state: NodeLeftovers, resource: str, *, here: bool = False
 ) -> Cleaned:
-    """Remove what is due from one Node. What fails is told; a Node that is gone is clean.
+    """Remove from one Node what `core.node.leftovers.due` returns; `here`: see there.
 
-    `here`: see `core.node.leftovers.due`.
+    The result names a failure. A Node that does not exist is clean.
     """
     removed: list[str] = []
     try:
@@ -163,7 +163,7 @@ async def _cleaned(
     *,
     here: bool,
 ) -> Cleaned:
-    """The annotations; a change in between is looked at anew. Raises ApiError."""
+    """Remove the annotations. If the Node changes meanwhile, decide again. Raises ApiError."""
     node, state = seen
     for _ in range(TRIES):
         wanted = due(node, state, here=here)
@@ -174,7 +174,7 @@ async def _cleaned(
             node, state = await _again(api, node, resource)
         else:
             return Cleaned(node.name, (*removed, *wanted.keys), wanted.left)
-    failure = f"it changed {TRIES} times while it was looked at"
+    failure = f"it changed {TRIES} times during the removal; try again"
     return Cleaned(node.name, tuple(removed), failure=failure)
 
 
@@ -185,7 +185,7 @@ async def _again(
 
 
 def _is_final(error: ApiError) -> bool:
-    """True for an answer that the next one will repeat."""
+    """True for an error that a retry would repeat."""
     passing = isinstance(error, ApiThrottled | ApiGone | ApiConflict)
     return 400 <= error.status < 500 and not passing
 

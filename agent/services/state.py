@@ -1,8 +1,8 @@
-"""The durable state: sole writer of the ledger, on disk before in memory.
+"""The durable state: sole writer of the ledger. It writes to disk before it publishes.
 
-A change counts once its generation is on disk: only then is it published and its author told. All
-changes that arrive while a write is running share the next one. Health memory is written too, but
-nobody waits for it. A disk that hangs is said to hang while it does.
+A change is published, and `commit` returns, once its generation is on disk. Changes that arrive
+during a write share the next write. Health is written too, but no caller waits for it. While a
+write hangs, `error` says so.
 """
 
 import asyncio
@@ -32,31 +32,32 @@ CURRENT = "state.json"
 PREVIOUS = "state.previous.json"
 UNREADABLE = "state.unreadable.json"
 PREVIOUS_UNREADABLE = "state.previous.unreadable.json"
-"""What was found in the place of a generation, kept for whoever looks into it."""
+"""Copies of unreadable generations, kept for analysis."""
 
 _ASIDE = {CURRENT: UNREADABLE, PREVIOUS: PREVIOUS_UNREADABLE}
 
 RETRY = 5.0
-"""Seconds until a disk that took no write is tried again, so that the error does not outlive it."""
+"""Seconds after a failed write until the next one, so that the error ends soon after its cause."""
 
 SLOW = 1.0
-"""Seconds after which a write that is still going on is an error, until it comes back."""
+"""Seconds after which a running write sets `error`, until it ends."""
 
 COMMIT_DEADLINE = 10.0
-"""Seconds that an author waits at most. The change may still reach the disk, once."""
+"""The most seconds that `commit` waits. The change may still reach the disk, once."""
 
 LAST_WRITE = 2.0
-"""Seconds for what is left to write at the end."""
+"""Seconds for the last write when the service ends."""
 
 Change = Callable[[Ledger], Ledger]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recovered:
-    """What start found: the state, and how it came about when that must be told.
+    """The state with which the agent starts.
 
-    `notice` is empty when the newest generation was read or the node is new. Where nothing could be
-    read, the ledger is empty, and rows are rebuilt from annotations and the kubelet.
+    `notice`: what the operator should know about the recovery. Empty if the newest generation was
+    readable or the node is new. If no generation was readable, the ledger is empty, and reconcile
+    rebuilds the rows from annotations and the kubelet.
     """
 
     state: State
@@ -72,14 +73,14 @@ async def recover(
 ) -> Recovered:
     """The newest readable generation of this host, or an empty one.
 
-    An unreadable generation is said, and the one before it is used. Where none is left, what was
-    found is kept aside: it may be another version's, whose rows a new write would end. `booted_at`
-    is the moment of the boot by the present clock: within one boot the health memory follows a
-    clock that was set meanwhile. A container has no machine id: it takes what it finds, and keeps
-    the id in it.
+    - If the newest generation is unreadable, the one before it is used, and `notice` says so.
+    - If none is readable, copies are kept: they may be of another version of the agent.
+    - `booted_at`: the time of the boot by the present clock. Within one boot, the times of health
+      follow a step of the clock.
+    - Without a machine id, as in a container, the state of any machine is accepted.
 
     Raises:
-        StateError: nothing could be read because of the disk, not because of what is on it.
+        StateError: a file could not be read, as opposed to being unusable.
     """
     problems: list[StateError] = []
     found: dict[str, bytes] = {}
@@ -98,7 +99,7 @@ async def recover(
             continue
         if not problems:
             return Recovered(state)
-        notice = f"{_joined(problems)}; went on from generation {state.generation} in {name}"
+        notice = f"{_joined(problems)}; continued from generation {state.generation} in {name}"
         return Recovered(state, notice + await _mend(disk, content))
     empty = State(boot_id=boot_id, machine_id=machine_id, booted_at=booted_at)
     if all(isinstance(problem, _Missing) for problem in problems):
@@ -111,7 +112,7 @@ async def recover(
 
 
 class _Missing(StateCorrupt):
-    """A generation is not there."""
+    """A generation does not exist."""
 
 
 async def _content(disk: Disk, name: str) -> bytes:
@@ -136,9 +137,9 @@ def _joined(problems: list[StateError]) -> str:
 
 
 async def _mend(disk: Disk, content: bytes) -> str:
-    """Make the only good generation the newest one again; return what is to be said of it.
+    """Write the only readable generation back as the newest one. Returns a notice.
 
-    The next write keeps what is in the newest one's place, so it would lose the good one.
+    Otherwise the next write would keep the unreadable file as the previous generation.
     """
     try:
         await disk.replace(CURRENT, content, keep=UNREADABLE)
@@ -148,19 +149,16 @@ async def _mend(disk: Disk, content: bytes) -> str:
 
 
 async def _keep_aside(disk: Disk, found: Mapping[str, bytes]) -> str:
-    """Copy the unreadable generations beside; return what is to be said of it.
-
-    Two writes from now both of their places are taken.
-    """
-    told = ""
+    """Copy the unreadable generations, because two writes replace them. Returns a notice."""
+    notice = ""
     for name, content in found.items():
         try:
             await disk.replace(_ASIDE[name], content)
         except StateError as error:
-            told += f"; {error}"
+            notice += f"; {error}"
         else:
-            told += f"; {name} is kept as {_ASIDE[name]}"
-    return told
+            notice += f"; {name} is kept as {_ASIDE[name]}"
+    return notice
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -170,7 +168,7 @@ class _WaitingCommit:
 
 
 class StateService:
-    """Writes generations, one at a time. `run()` must be alive for `commit()` to come back."""
+    """Writes generations, one at a time. `commit()` returns only while `run()` is running."""
 
     def __init__(self, *, disk: Disk, recovered: State, boot_id: str, limit: int = 1024) -> None:
         self._disk = disk
@@ -188,20 +186,20 @@ class StateService:
 
     @property
     def generation(self) -> int:
-        """The generation that is on disk."""
+        """The number of the generation on disk."""
         return self._state.generation
 
     @property
     def health(self) -> Mapping[GpuUuid, Health]:
-        """The memory of health as it is on disk."""
+        """The health of GPUs on disk."""
         return self._state.health
 
     async def commit(self, change: Change) -> None:
-        """Apply `change` to the ledger; return when the result is on disk and published.
+        """Apply `change` to the ledger. Returns when the result is on disk and published.
 
-        Raises StateError when it could not be written; then nothing has changed. After
-        COMMIT_DEADLINE, or when the author is cancelled, a write that has begun goes on: `change`
-        may then be on disk although its author was not told.
+        Raises StateError if it could not be written; then nothing has changed. After
+        COMMIT_DEADLINE, or if the caller is cancelled, a running write continues, so `change` may
+        still be written.
         """
         if len(self._waiting) >= self._limit:
             raise StateError(f"{self._limit} changes already wait for the disk; look at its health")
@@ -218,14 +216,14 @@ class StateService:
                 self._waiting.remove(waiting)
 
     def remember(self, health: Mapping[GpuUuid, Health]) -> None:
-        """Keep `health` with the next write, soon. Nobody is told when."""
+        """Write `health` with the next write, soon. No caller is notified."""
         self._health = dict(health)
         self._news.set()
 
     async def run(self) -> NoReturn:
-        """Write whenever something waits, and after a failure until the disk takes writes.
+        """Write whenever a change waits. After a failed write, try again each RETRY seconds.
 
-        Cancelled, it writes once more: what was noted in the last moment would be lost.
+        When cancelled, it writes once more.
         """
         try:
             while True:
@@ -248,7 +246,7 @@ class StateService:
             log.warning("state.last_write_lost", after=LAST_WRITE, place=self._disk.place)
 
     async def flush(self) -> None:
-        """Write what waits now, after the write that goes on."""
+        """Write the changes that wait now, after the running write."""
         async with self._writing:
             batch = [waiting for waiting in self._waiting if not waiting.done.done()]
             self._waiting.clear()
@@ -261,7 +259,7 @@ class StateService:
                 _resolve(batch, StateError("the agent stopped before the disk had it"))
 
     async def _write(self, batch: list[_WaitingCommit]) -> None:
-        """Write one generation with these changes, publish it, tell their authors."""
+        """Write one generation with these changes, publish it and end their `commit` calls."""
         ledger = self._state.ledger
         for waiting in batch:
             ledger = waiting.change(ledger)
@@ -280,13 +278,13 @@ class StateService:
                 log.info("state.writable", generation=generation)
         if self._health == health:
             self._health = None
-        # In this order their authors go on before all who follow the ledger.
+        # In this order, the callers continue before the followers of the ledger.
         _resolve(batch, None)
         self.ledger.set(ledger)
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
-        """Say that the disk does not answer while a write goes on for longer than SLOW."""
+        """Set `error` while a write takes longer than SLOW."""
         loop = asyncio.get_running_loop()
         self._is_late = False
         self._timer = loop.call_later(SLOW, self._tell_late, loop.time())
@@ -306,7 +304,7 @@ class StateService:
         self.error.set(text)
 
     def _failed(self, error: StateError) -> None:
-        if not self._is_late:  # a write that hung is counted already
+        if not self._is_late:  # a write that hung is already counted
             self.errors.add()
         if self.error.set(str(error)):
             log.error("state.unwritable", err=str(error))
@@ -317,7 +315,7 @@ def _silent(seconds: float, place: str) -> str:
 
 
 def _resolve(batch: list[_WaitingCommit], error: StateError | None) -> None:
-    """Tell the authors; who knows already, or gave up waiting, is passed over."""
+    """End the `commit` calls that still wait."""
     for waiting in batch:
         if waiting.done.done():
             continue

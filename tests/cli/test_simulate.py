@@ -85,7 +85,9 @@ async def test_an_unknown_gpu_is_exit_4_and_one_sentence(hardware, path, capsys)
     captured = capsys.readouterr()
 
     assert (4, "") == (code, captured.out)
-    assert captured.err.startswith("hami-agent simulate: there is no GPU `9`; there are 0 (GPU-")
+    assert captured.err.startswith(
+        "hami-agent simulate: there is no GPU `9`; the GPUs are: 0 (GPU-"
+    )
     assert () == (await hardware.scan()).faults
     assert 1 == captured.err.count("\n")
 

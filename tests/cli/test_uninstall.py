@@ -200,7 +200,7 @@ async def test_the_wait_for_the_kubelet_is_told(
 
     assert 0 == await uninstalled(*flags, "-o", "json")
 
-    assert "waiting 30 s at most for the kubelets" in capsys.readouterr().err
+    assert "waiting up to 30 s for the kubelets" in capsys.readouterr().err
 
 
 async def test_on_the_own_host_whoever_wrote_the_report_it_goes(

@@ -35,7 +35,7 @@ def test_a_gpu_is_named_by_index_or_uuid(hardware):
 
 @pytest.mark.parametrize("action", ["lose", "restore", "remove"])
 async def test_an_unknown_gpu_is_refused_with_the_known_ones(hardware, action):
-    with pytest.raises(UnknownGpuError, match=r"no GPU `9`; there are 0 \(GPU-.*3 \(GPU-"):
+    with pytest.raises(UnknownGpuError, match=r"no GPU `9`; the GPUs are: 0 \(GPU-.*3 \(GPU-"):
         getattr(hardware, action)("9")
 
 

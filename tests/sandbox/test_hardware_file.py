@@ -59,7 +59,7 @@ def test_a_profile_alone_is_one_gpu_and_zero_is_a_node_without():
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("h200:8", "no profile `h200`; there are h100, a100, t4, rtx3090"),
+        ("h200:8", "no profile `h200`; use h100, a100, t4, rtx3090"),
         ("h100:x", "`x` is not a number up to 64"),
         ("h100:65", "`65` is not a number up to 64"),
         ("h100:", "`` is not a number"),
@@ -125,7 +125,7 @@ def test_an_empty_list_is_a_node_without_gpus(write):
     ("text", "words"),
     [
         ("gpu: []", ":1: unknown key `gpu`; known keys are driver_version, gpus"),
-        ("driver_version: '1'", ":1: `gpus` is needed"),
+        ("driver_version: '1'", ":1: `gpus` is missing"),
         ("gpus: 3", ":1:7: gpus: a list is expected here, not `3`"),
         ("gpus:\n- 3", ":2:3: gpus[0]: keys and values are expected here"),
         ("gpus:\n- profile: h100\n  colour: red", ":3:3: gpus[0]: unknown key `colour`"),

@@ -224,7 +224,7 @@ async def test_a_second_simulation_does_not_take_the_socket_but_a_left_over_one_
 
 
 async def test_a_socket_that_cannot_be_made_says_why(tmp_path):
-    with pytest.raises(PermissionFault, match="control socket cannot be made"):
+    with pytest.raises(PermissionFault, match="control socket cannot be created"):
         async with open_simulation("t4", socket_path=tmp_path / "no" / "dir.sock"):
             pass
 

@@ -126,7 +126,7 @@ def test_an_answer_for_a_container_without_a_gpu_is_found(places):
 def test_fewer_shares_than_were_asked_for_are_found(places):
     pod = a_placed_pod("GPU-a,NVIDIA,1000,30:;")
 
-    assert ["pair/main asked for 2 GPUs"] == found(places, an_answer(places), pod)
+    assert ["pair/main requested 2 GPUs"] == found(places, an_answer(places), pod)
 
 
 def test_groups_belong_to_the_containers_that_ask_init_containers_first():

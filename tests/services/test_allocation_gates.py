@@ -151,7 +151,7 @@ SCENES: dict[str, tuple[RefusalReason, Scene, str, str, str]] = {
         RefusalReason.STATE_UNWRITABLE,
         the_disk_is_full,
         "ENOSPC",
-        "ask the operator to look at the node's disk",
+        "ask the operator to check the node's disk",
         "",
     ),
     "hanging disk": (

@@ -90,7 +90,7 @@ async def test_a_node_that_changes_for_ever_is_told():
 
     done = await clean(Changing(served("a")), served("a"), IDLE, AGENTS.resource)
 
-    assert ("it changed 5 times while it was looked at", ()) == (done.failure, done.removed)
+    assert ("it changed 5 times during the removal; try again", ()) == (done.failure, done.removed)
 
 
 async def test_a_node_that_is_gone_is_clean():

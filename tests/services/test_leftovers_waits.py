@@ -45,7 +45,7 @@ async def test_what_is_waited_for_is_said_at_once_and_every_ten_seconds():
 
     await cleaned(api, said)
 
-    assert ["90 s", "80 s", "70 s"] == [" ".join(line.split()[1:3]) for line in said]
+    assert ["90 s", "80 s", "70 s"] == [" ".join(line.split()[3:5]) for line in said]
     assert all("agent-0, agent-1" in line and "and 2 more" in line for line in said)
     assert NEWS < len(api.asked)
 
@@ -98,7 +98,7 @@ async def test_kubelets_have_time_to_say_that_nobody_serves():
     assert outcome.complete
     assert (["a", "b"], 1) == (api.removed, api.looked["b"])
     assert 2 == len(said)
-    assert "nobody serves gpus.example/one: a" in said[0]
+    assert "no plugin serves gpus.example/one: a" in said[0]
 
 
 async def test_where_somebody_goes_on_serving_nothing_is_touched_and_it_is_no_failure():

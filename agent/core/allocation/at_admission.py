@@ -1,8 +1,8 @@
-"""When the kubelet asks for a pod: at its admission, or later for what has died of it.
+"""Decides whether an Allocate can belong to the admission of a pod, or only to a later restart.
 
-It admits one pod after the other, asks for the containers of each in the order of the spec, and
-goes no further in a pod that is refused. Later it asks, beside all its other work, for containers
-that died and whose records it lost: also for those behind a refused one, and again and again.
+The kubelet admits one pod after the other. It sends Allocate for the containers in the order of the
+spec, and stops at the first refusal. Later, in parallel to its other work, it sends Allocate for
+dead containers whose records it lost, in any order and repeatedly.
 """
 
 import datetime as dt
@@ -13,22 +13,22 @@ from agent.core.cluster.pods import ContainerView, PodView
 from agent.core.state.holdings import KubeletEpoch
 
 TAKING_UP = dt.timedelta(seconds=30)
-"""Seconds after its start within which a kubelet has taken up its pods again."""
+"""How long after its start a kubelet may still be admitting the pods that were there before."""
 
 STAMP = dt.timedelta(seconds=1)
-"""What a status tells of is up to so much younger than it says: its stamps are whole seconds."""
+"""The resolution of times in a pod's status: an event may be this much later than its time."""
 
 
 def is_taking_up(epoch: KubeletEpoch, now: dt.datetime) -> bool:
-    """Whether the kubelet may still be admitting the pods that were here before it."""
+    """Whether the kubelet may still be admitting the pods that were there before it started."""
     return not has_passed(TAKING_UP, epoch.since, now)
 
 
 def is_at_admission(pod: PodView, evidence: Evidence) -> bool:
-    """Whether the kubelet can ask for the pod at its admission alone.
+    """Whether an Allocate for this pod can only come from its admission.
 
-    A status is late by some milliseconds. So of a pod that has run, only a kubelet that takes up
-    its pods again is believed to be at its admission, and not where something lives or changed.
+    A status is some milliseconds late. So for a pod that has run, this holds only if the kubelet
+    has just started, no container is alive, and none started or ended since.
     """
     books = evidence.books
     if not pod.has_run:
@@ -40,12 +40,12 @@ def is_at_admission(pod: PodView, evidence: Evidence) -> bool:
 
 
 def is_alive(container: ContainerView, books: Books) -> bool:
-    """Whether it runs for certain: a status can be late, or from before a reboot."""
+    """Whether the container has a live cgroup. Its status can be late or from before a reboot."""
     return container.running_id is not None and container.running_id in books.alive
 
 
 def _has_changed(container: ContainerView, since: dt.datetime) -> bool:
-    """Whether the container started or ended since this kubelet is there, as far as is known."""
+    """Whether the container started or ended since this kubelet started, as far as is known."""
     if container.has_run and container.running_id is None and container.stopped_at is None:
         return True
     moments = (container.started_at, container.stopped_at)

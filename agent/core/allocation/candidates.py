@@ -1,7 +1,7 @@
-"""Who may be asking: the pods of this node that the kubelet could be admitting right now.
+"""Finds the candidates of an Allocate: the pods of this node that it may be for.
 
-Every pod of the node with a container that has no row yet and asks for that many slices may be the
-one, annotated or not; so may a pod with a row that the kubelet lost.
+A pod is a candidate if it has a container that requests that many slices and has no row, or whose
+row the kubelet has no record of. Annotations do not matter.
 """
 
 import dataclasses
@@ -17,35 +17,34 @@ from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import ContainerKey, Row
 
 ASKED_AFTER_DELETION = dt.timedelta(seconds=60)
-"""How long the kubelet may still ask for a deleted pod, which it has in its queue."""
+"""How long after its deletion a pod may still be in the kubelet's queue."""
 
 ASKED_UNWITNESSED = dt.timedelta(seconds=10)
-"""The same where the kubelet cannot say whom it admits: there each grave is one candidate more,
-and two candidates are one too many."""
+"""The same without a PodResources Get. It is shorter, because each deleted pod is one more
+candidate, and two candidates cause a refusal."""
 
 
 def candidates(count: int, evidence: Evidence, settings: MatchSettings) -> tuple[Candidate, ...]:
-    """All who may be asking for `count` slices, present pods before tombstones, oldest first.
+    """The candidates for `count` slices: pods that exist, oldest first, then deleted pods.
 
-    Not those that a call in flight has, nor those whose first request was refused.
+    Without pods that another Allocate in flight has claimed or whose first Allocate was refused.
     """
     pods = (pod for pod in evidence.table.pods.values() if not pod.terminal)
-    present = sorted(pods, key=lambda pod: (pod.created, pod.namespace, pod.name))
-    standing = (_next(count, pod, evidence, settings) for pod in present)
-    buried = (_next(count, pod, evidence, settings) for pod in _graves(evidence))
-    found = (
-        *(one for one in standing if one is not None),
-        *(dataclasses.replace(one, deleted=True) for one in buried if one is not None),
+    in_order = sorted(pods, key=lambda pod: (pod.created, pod.namespace, pod.name))
+    present = (_next(count, pod, evidence, settings) for pod in in_order)
+    deleted = (_next(count, pod, evidence, settings) for pod in _deleted_pods(evidence))
+    every = (
+        *(each for each in present if each is not None),
+        *(dataclasses.replace(each, deleted=True) for each in deleted if each is not None),
     )
-    return tuple(one for one in found if one.pod.uid not in evidence.claimed)
+    return tuple(each for each in every if each.pod.uid not in evidence.claimed)
 
 
 def waiting(pod: PodView, evidence: Evidence, resource: str) -> tuple[Candidate, ...]:
-    """The containers of `pod` that the kubelet may still ask for by `resource`, in its order.
+    """The containers of `pod` for which the kubelet may still send Allocate, in its order.
 
-    It walks init containers first, then the others, in the order of the pod's spec. It never asks
-    for one that runs; for an init container that has ended it does, when it starts without its
-    records.
+    The order is init containers, then the others, as in the spec. The kubelet sends no Allocate for
+    a container that runs. It does for an ended init container, if it started without its records.
     """
     rows = {row.key.container: row for row in evidence.ledger.rows_of(pod.uid)}
     return tuple(
@@ -58,9 +57,9 @@ def waiting(pod: PodView, evidence: Evidence, resource: str) -> tuple[Candidate,
 
 
 def is_over(container: ContainerView, epoch: KubeletEpoch) -> bool:
-    """Whether the container ended for good under this kubelet.
+    """Whether the container ended for good since this kubelet started.
 
-    A kubelet asks for one that ended before its own time: it takes the whole pod up again.
+    If it ended before, the kubelet may send Allocate for it when it admits the whole pod again.
     """
     return container.ended_at is not None and container.ended_at > epoch.since
 
@@ -68,19 +67,21 @@ def is_over(container: ContainerView, epoch: KubeletEpoch) -> bool:
 def _next(
     count: int, pod: PodView, evidence: Evidence, settings: MatchSettings
 ) -> Candidate | None:
-    """The one of the pod's waiting containers that a request for `count` slices would be for.
+    """The waiting container of the pod that an Allocate for `count` slices would be for.
 
-    At the pod's admission that is the first. Later it may be any, and so it may while the witness
-    was not asked for the pod, for records may be missing here. Where there is no witness each
-    candidate more costs an answer, so there the order counts as long as nothing of the pod lives.
+    - At the pod's admission it is the first one.
+    - Later it may be any. The same holds while the agent has not asked PodResources about the pod,
+      because records may be missing here.
+    - Without a PodResources Get, each additional candidate costs an answer. So it is the first one
+      while no container of the pod is alive.
     """
     if evidence.books.witnessed:
         is_in_order = pod.key in evidence.known and is_at_admission(pod, evidence)
     else:
         is_in_order = not any(is_alive(each, evidence.books) for each in pod.containers)
-    for one in waiting(pod, evidence, settings.resource):
-        if one.container.count == count:
-            return one
+    for candidate in waiting(pod, evidence, settings.resource):
+        if candidate.container.count == count:
+            return candidate
         if is_in_order:
             return None
     return None
@@ -89,9 +90,9 @@ def _next(
 def _is_held(pod: PodView, container: ContainerView, row: Row | None, evidence: Evidence) -> bool:
     """Whether the kubelet has a record of the container, as far as is known.
 
-    Without one it may ask, for the first time or again: it loses records when it is killed before
-    its checkpoint is written, or when the checkpoint is lost. PodResources answers by name and
-    never lists ordinary init containers; its file has UIDs, and all of them.
+    Without a record it may send Allocate, for the first time or again. It loses records if it is
+    killed before it writes its checkpoint, or if the checkpoint is lost. PodResources answers by
+    name and does not list ordinary init containers. The checkpoint has UIDs and all containers.
     """
     books, holding = evidence.books, evidence.known.get(pod.key)
     if holding and holding.ids_of(container.name, container.resource):
@@ -100,18 +101,18 @@ def _is_held(pod: PodView, container: ContainerView, row: Row | None, evidence: 
         return True
     if container.role is Role.INIT or not books.witnessed:
         return books.recorded is None and row is not None and row.epoch == books.epoch
-    # Where it was asked, it named no ids; and the row may be booked for the ids of a namesake.
+    # If PodResources was asked, it named no ids; the row may be booked for a pod of the same name.
     is_unasked = holding is None and books.recorded is None
     return is_unasked and row is not None and row.is_booked_by(books.epoch)
 
 
-def _graves(evidence: Evidence) -> Iterator[PodView]:
-    """Deleted pods that were never answered: the kubelet may still have them in its queue.
+def _deleted_pods(evidence: Evidence) -> Iterator[PodView]:
+    """Deleted pods without an answer that the kubelet may still have in its queue.
 
-    One that was answered before the kubelet lost its records could be asked for as well. It ends
-    at once, whatever it is given; counted here, it would cost its successor an answer. Where this
-    kubelet asked for the successor already, it is past this one. One that was deleted in the future
-    was deleted before the clock was set back.
+    - A pod that was answered before the kubelet lost its records is left out. It ends at once with
+      any answer, but as a candidate it would cost its successor an answer.
+    - A pod is left out if this kubelet has already sent Allocate for its successor.
+    - A deletion time in the future was taken before the clock was set back; the pod is left out.
     """
     books, pods, rows = evidence.books, evidence.table.pods, evidence.ledger.rows
     life = ASKED_AFTER_DELETION if books.witnessed else ASKED_UNWITNESSED

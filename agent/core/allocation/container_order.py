@@ -1,4 +1,4 @@
-"""Which group of a pod's devices text belongs to which of its containers."""
+"""Pairs the groups of a pod's devices annotation with its containers."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from agent.core.inventory.share import Share
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Assignment:
-    """The group at position `group_index` of the text is for the container of that name."""
+    """The group at position `group_index` of the annotation belongs to this container."""
 
     group_index: int
     container: str
@@ -20,15 +20,15 @@ class Assignment:
 def pair_groups(
     groups: Sequence[tuple[Share, ...]], containers: Sequence[ContainerView]
 ) -> tuple[Assignment, ...]:
-    """The non-empty groups with the containers that ask for GPUs, both in their order.
+    """Pair the non-empty groups, in order, with the containers that request GPUs, in order.
 
-    `containers` are the pod's, init containers first; one that asks for none is passed over.
-    Positions in the text decide nothing: schedulers up to 2.8 shift them. Those write no groups for
-    init containers either: then the groups are the regular containers'.
+    `containers` are all of the pod's, init containers first. Positions in the annotation do not
+    matter, because schedulers up to and including 2.8 shift them. Those also write no groups for
+    init containers; then the groups belong to the regular containers.
 
     Raises:
-        Refusal: COUNT_MISMATCH, the groups are not as many as the containers, or a group does
-            not have as many shares as its container asks for.
+        Refusal: COUNT_MISMATCH, if the numbers of groups and containers differ, or the number of
+            shares in a group and the number of slices that its container requests.
     """
     filled = [(index, group) for index, group in enumerate(groups) if group]
     asking = [container for container in containers if container.count > 0]
@@ -38,7 +38,7 @@ def pair_groups(
         raise Refusal(
             RefusalReason.COUNT_MISMATCH,
             f"the scheduler wrote GPUs for {len(filled)} containers, but {len(asking)} containers "
-            "of it ask for GPUs; delete the pod and create it again.",
+            "of the pod request GPUs; delete the pod and create it again.",
         )
     paired = zip(filled, asking if all_asking else regular, strict=True)
     return tuple(_assigned(index, container, group) for (index, group), container in paired)
@@ -48,7 +48,7 @@ def _assigned(index: int, container: ContainerView, shares: tuple[Share, ...]) -
     if len(shares) != container.count:
         raise Refusal(
             RefusalReason.COUNT_MISMATCH,
-            f"container {container.name} asks for {container.count} GPUs, but the scheduler wrote "
+            f"container {container.name} requests {container.count} GPUs, but the scheduler wrote "
             f"{len(shares)} for it; delete the pod and create it again.",
         )
     return Assignment(index, container.name, shares)

@@ -1,4 +1,4 @@
-"""The one pod that is being admitted, or why there is none: nothing is guessed between several."""
+"""Picks the one candidate that the kubelet is admitting. Between several it never guesses."""
 
 from agent.core.allocation.candidates import candidates
 from agent.core.allocation.evidence import (
@@ -20,21 +20,26 @@ from agent.core.errors import Refusal, RefusalReason, cap
 def exactly_one(
     count: int, found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
 ) -> Candidate | Question:
-    """The single candidate that the kubelet admits; of one name the present one. Raises Refusal.
+    """The candidate that the kubelet admits, or the question that has to be answered first.
 
-    The kubelet speaks by name, and of a pod that was deleted while it asks for it, too. That one is
-    being killed, and its successor is answered again when it asks.
+    PodResources answers by name, also for a pod that is deleted during its admission. If a deleted
+    and an existing pod have the name, the existing one is taken: the deleted one is being killed,
+    and a later Allocate for the existing one gets the same answer.
+
+    Raises:
+        Refusal: no pod or several pods are being admitted.
     """
     if not evidence.books.witnessed:
         return _unwitnessed(count, found, evidence)
     known = admitted(found, evidence, settings)
-    present = [one for one in known if not one.deleted]
-    if len({one.pod.key for one in known}) == 1:
+    present = [each for each in known if not each.deleted]
+    if len({each.pod.key for each in known}) == 1:
         return present[0] if present else known[0]
     if not present and evidence.ledger.rows and not evidence.records_read:
-        return ReadRecords()  # which may show that a container passes for held and is not
+        return ReadRecords()  # the checkpoint may show that a container counts as held but is not
     if not evidence.listed:
-        # Our view lags, or one of them is over: kubelets before 1.34.7 and 1.35.4 go on with it.
+        # The pod table lags, or one of the pods has ended: kubelets before 1.34.7 and 1.35.4 still
+        # admit it.
         return ListPods()
     if present:
         raise _several(known)
@@ -44,27 +49,28 @@ def exactly_one(
 
 
 def in_vain(count: int, evidence: Evidence, settings: MatchSettings) -> PodUid | None:
-    """The pod that will not ask again, now that its first request was refused; None: not known.
+    """The pod for which no further Allocate comes after this refusal; None: not known.
 
-    The kubelet rejects a pod one of whose containers is refused at its admission. One that has run
-    asks again. Of several pods of one name the deleted one, which came first, was the one.
+    The kubelet rejects a pod if one of its containers is refused at its admission. For a pod that
+    has run, it sends Allocate again. If a deleted and an existing pod have the same name, the
+    Allocate was for the deleted one, which came first.
     """
-    found = candidates(count, evidence, settings)
+    possible = candidates(count, evidence, settings)
     is_witnessed = evidence.books.witnessed
     if is_witnessed:
-        found = admitted(found, evidence, settings)
-    graves = [one for one in found if one.deleted]
-    if graves and (not is_witnessed or len({one.pod.key for one in found}) == 1):
-        return graves[0].pod.uid
-    if len(found) != 1 or found[0].row is not None or found[0].pod.has_run:
+        possible = admitted(possible, evidence, settings)
+    deleted = [each for each in possible if each.deleted]
+    if deleted and (not is_witnessed or len({each.pod.key for each in possible}) == 1):
+        return deleted[0].pod.uid
+    if len(possible) != 1 or possible[0].row is not None or possible[0].pod.has_run:
         return None
-    return found[0].pod.uid
+    return possible[0].pod.uid
 
 
 def _unwitnessed(
     count: int, found: tuple[Candidate, ...], evidence: Evidence
 ) -> Candidate | Question:
-    """Kubelets before 1.34: only a lock owner that is the only candidate is served."""
+    """Kubelets before 1.34: only a single candidate that holds the node lock is served."""
     is_alone = len(found) == 1
     if is_alone and lock_of(found[0].pod, evidence):
         return found[0]
@@ -76,8 +82,8 @@ def _unwitnessed(
         return AwaitLock(*found[0].pod.key) if is_alone else AwaitLock()
     if not evidence.node_read:
         return LookAtNode()
-    if all(one.deleted for one in found) or (is_alone and found[0].row is None):
-        return found[0]  # who is told why by the next gate
+    if all(each.deleted for each in found) or (is_alone and found[0].row is None):
+        return found[0]  # the next gate refuses it with the reason
     raise _silent(found)
 
 
@@ -85,29 +91,30 @@ def _silent(found: tuple[Candidate, ...]) -> Refusal:
     if len(found) == 1:
         name = "/".join(found[0].pod.key)
         sentence = (
-            f"This kubelet cannot say which pod it admits, and pod {name}, the only one that could "
-            "be meant, holds no node lock any more; delete the pod, or upgrade the kubelet to 1.34."
+            f"This kubelet cannot say which pod it admits, and pod {name}, the only possible one, "
+            "no longer holds the node lock; delete the pod, or upgrade the kubelet to 1.34."
         )
     else:
         sentence = (
-            f"This kubelet cannot say which pod it admits and {len(found)} pods could be meant; "
+            f"This kubelet cannot say which pod it admits, and {len(found)} pods are possible; "
             "upgrade the kubelet to 1.34 or later, or start GPU pods one at a time."
         )
     return Refusal(RefusalReason.WITNESS_SILENT, sentence, transient=True)
 
 
 def _several(known: tuple[Candidate, ...]) -> Refusal:
-    names = cap(", ".join(sorted({"/".join(one.pod.key) for one in known})))
-    if all(one.row is not None and not one.deleted for one in known):
+    names = cap(", ".join(sorted({"/".join(each.pod.key) for each in known})))
+    if all(each.row is not None and not each.deleted for each in known):
         return Refusal(
             RefusalReason.MANY_PODS_ADMITTED,
             f"The kubelet lost its records of several pods with dead containers ({names}) and does "
-            "not say which it starts again, so none is guessed; delete all but one of them.",
+            "not say which one it restarts, and the agent does not guess; delete all but one of "
+            "them.",
         )
     return Refusal(
         RefusalReason.MANY_PODS_ADMITTED,
-        f"The kubelet is admitting several pods at once ({names}) and does not say for which it "
-        "asks, so none is guessed; create this pod again.",
+        f"The kubelet is admitting several pods at once ({names}) and does not say which of them "
+        "this request is for, and the agent does not guess; create this pod again.",
     )
 
 
@@ -116,14 +123,14 @@ def _nobody(count: int, evidence: Evidence) -> Refusal:
     if evidence.blind:
         return Refusal(
             RefusalReason.PODS_UNKNOWN,
-            "The API server cannot be asked which pods are on this node, and of those that the "
-            f"agent knows none that requests {count} slice(s) is being admitted; the pod's "
-            "controller starts it again.",
+            "The API server cannot be asked which pods are on this node, and no pod that the agent "
+            f"knows and that requests {count} slice(s) is being admitted; the pod's controller "
+            "starts it again.",
             transient=True,
         )
     return Refusal(
         RefusalReason.NO_POD_ADMITTED,
-        f"The kubelet asks for {count} slice(s), but no pod of this node that requests as many "
-        "is being admitted: static pods and deleted pods cannot be given GPUs; create the pod "
+        f"The kubelet asks for {count} slice(s), but no pod of this node that requests this "
+        "number is being admitted. Static pods and deleted pods cannot get GPUs; create the pod "
         "through the API server.",
     )

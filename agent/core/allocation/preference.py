@@ -1,6 +1,7 @@
-"""Which slice ids to offer the kubelet: the annotated GPUs', else the nearest free ones.
+"""Chooses the slice ids that GetPreferredAllocation returns.
 
-No subset is ever enumerated: NVIDIA's plugin does, and takes seconds for 3 of 16 GPUs.
+They are ids of the annotated GPUs, or else of GPUs close to each other. The search is greedy:
+NVIDIA's plugin enumerates subsets and takes seconds for 3 of 16 GPUs.
 """
 
 from collections import Counter, defaultdict, deque
@@ -12,28 +13,28 @@ from agent.core.inventory.slices import MAX_NUMBER, SliceId, slice_id, split_sli
 from agent.core.inventory.topology import closeness
 
 _ALONE = -1
-"""Stands for the number of an id that is no slice id: it is a GPU of its own."""
+"""The number of an id that is not a slice id; such an id counts as a GPU of its own."""
 
 _Numbers = Mapping[GpuUuid, set[int]]
-"""Ids by GPU, as numbers."""
+"""The slice numbers by GPU."""
 
 
 def _by_gpu(ids: Collection[SliceId]) -> _Numbers:
-    """Thousands are offered, in no order: each takes one short step here, and no regex."""
+    """Group ids by GPU. It avoids a regex per id, because the kubelet offers thousands of them."""
     texts: defaultdict[str, list[str]] = defaultdict(list)
     for uuid, _, number in map(str.rpartition, ids, repeat("-")):
         texts[uuid].append(number)
-    numbers: dict[GpuUuid, set[int]] = {}
-    for uuid, found in texts.items():
-        known = _read(found)
-        if known is None or not uuid:
+    by_gpu: dict[GpuUuid, set[int]] = {}
+    for uuid, suffixes in texts.items():
+        numbers = _read(suffixes)
+        if numbers is None or not uuid:
             return _one_by_one(ids)
-        numbers[GpuUuid(uuid)] = known
-    return numbers
+        by_gpu[GpuUuid(uuid)] = numbers
+    return by_gpu
 
 
 def _read(texts: list[str]) -> set[int] | None:
-    """The numbers of slices, or None: one of the texts is not written as they are."""
+    """The slice numbers, or None if one of the texts is not a canonical slice number."""
     try:
         numbers = [*map(int, texts)]
     except ValueError:
@@ -50,9 +51,9 @@ def _one_by_one(ids: Collection[SliceId]) -> _Numbers:
 
 
 class _Ids:
-    """Ids of one GPU in the order in which they are given out: those that live rows hold last.
+    """The ids of one GPU in the order in which they are chosen: ids held by live rows come last.
 
-    They are put in order when the first one is taken: most GPUs give none.
+    They are sorted when the first one is taken, because most GPUs give none.
     """
 
     def __init__(self, uuid: GpuUuid, numbers: set[int], held: set[int]) -> None:
@@ -84,9 +85,9 @@ def steer(
     wanted: Sequence[GpuUuid],
     held: frozenset[SliceId],
 ) -> tuple[SliceId, ...] | None:
-    """One id of each GPU in `wanted`, the must-include ids first; None when they cannot be had.
+    """One id for each entry of `wanted`, the must-include ids first; None if that is impossible.
 
-    `wanted` names a GPU as often as slices of it are wanted; the answer has as many ids.
+    `wanted` names a GPU once for each slice of it.
     """
     chosen = list(dict.fromkeys(must_include))
     missing = Counter(wanted)
@@ -113,13 +114,13 @@ def nearest(
     gpus: Mapping[GpuUuid, Gpu],
     held: frozenset[SliceId],
 ) -> tuple[SliceId, ...]:
-    """`size` ids on GPUs as near to each other as a greedy search finds, different GPUs first.
+    """`size` ids on GPUs close to each other by a greedy search, on different GPUs if possible.
 
-    Always `size` ids, the must-include ids first; none at all where `size` cannot be kept, for too
-    few ids are offered or more must be included.
+    The must-include ids come first. The result is empty if `size` is more than the ids offered or
+    less than the must-include ids.
 
-    Of n ids on g GPUs each is read once and sorted at most once; two are compared at most g² times;
-    a GPU is ranked at most g² + g + n times; each id that is chosen costs one look at g ranks.
+    For n ids on g GPUs: each id is read once and sorted at most once; g² pairs of GPUs are
+    compared at most; GPUs are ranked at most g² + g + n times; each choice compares g ranks.
     """
     chosen = list(dict.fromkeys(must_include))
     kept = frozenset(chosen)
@@ -137,9 +138,9 @@ def nearest(
 
 
 class _Field:
-    """The free ids by GPU, and how well each of their GPUs suits beside the ones in use.
+    """The free ids by GPU, and the rank of each GPU beside the GPUs already chosen.
 
-    Ranks are kept up as GPUs come into use, so that a choice compares them and computes none.
+    Ranks are updated when a GPU is chosen, so that a choice only compares them.
     """
 
     def __init__(self, gpus: Mapping[GpuUuid, Gpu], free: dict[GpuUuid, _Ids]) -> None:
@@ -150,7 +151,7 @@ class _Field:
         self._ranks = {uuid: self._rank(uuid) for uuid in self.free}
 
     def use(self, uuid: GpuUuid) -> None:
-        """Take note that an id of that GPU is chosen."""
+        """Note that an id of that GPU is chosen."""
         self._uses[uuid] = self._uses.get(uuid, 0) + 1
         gpu = self._gpus.get(uuid)
         if gpu is not None and self._uses[uuid] == 1:
@@ -161,7 +162,7 @@ class _Field:
             self._ranks[uuid] = self._rank(uuid)
 
     def take(self) -> SliceId:
-        """One id of the GPU that suits best."""
+        """Choose one id of the GPU with the highest rank."""
         uuid = max(self._ranks, key=self._ranks.__getitem__)
         ids = self.free[uuid]
         text = ids.give()
@@ -171,7 +172,7 @@ class _Field:
         return text
 
     def _rank(self, uuid: GpuUuid) -> tuple[bool, int, int, int, int]:
-        """Known GPUs, then the least used, the nearest, the emptiest, the lowest index."""
+        """Known GPUs first, then the least used, the closest, the emptiest, the lowest index."""
         gpu = self._gpus.get(uuid)
         index = gpu.index if gpu else 0
         uses = self._uses.get(uuid, 0)

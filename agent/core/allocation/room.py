@@ -1,10 +1,10 @@
-"""Whether a share fits on its GPU beside the live rows, by HAMi's arithmetic.
+"""Checks by HAMi's arithmetic whether a share fits on its GPU beside the live rows.
 
-Per pod and GPU what counts is the greater of the largest init container and the sum of the app
-containers, for init containers run one after another and are gone before the apps start. Once all
-init containers have succeeded only the app containers count.
+Per pod and GPU, HAMi counts the greater of two values: the largest init container, and the sum of
+the app containers. Init containers run one after another and end before the apps start. Once all
+init containers have succeeded, only the app containers count.
 Source: HAMi v2.10 pkg/device/initContainer.go, pkg/scheduler/scheduler.go onUpdatePod. Earlier
-releases count more: the peak for as long as the pod is there.
+releases count the peak for as long as the pod exists.
 """
 
 import dataclasses
@@ -52,40 +52,39 @@ def claim_of(row: Row) -> RoomClaim:
 def is_past_init(pod: PodView) -> bool:
     """Whether the scheduler counts only the app containers of the pod.
 
-    It does so from when it first sees that all init containers have ended with exit code 0, also
-    when they run again later because the pod's sandbox is made anew. To it a sidecar is one of
-    them. An app container that was made tells the same of the ordinary ones, whose states the
-    kubelet can lose.
+    It does so once it has seen that all init containers, sidecars included, ended with exit code 0,
+    even if they run again later in a new sandbox. If an app container was created, all ordinary
+    init containers have succeeded; the kubelet can lose their states.
     """
-    has_begun = any(one.has_run for one in pod.containers if one.role is Role.APP)
+    has_begun = any(each.has_run for each in pod.containers if each.role is Role.APP)
     return all(
-        one.succeeded or (has_begun and one.role is Role.INIT)
-        for one in pod.containers
-        if one.role is not Role.APP
+        each.succeeded or (has_begun and each.role is Role.INIT)
+        for each in pod.containers
+        if each.role is not Role.APP
     )
 
 
 def counts(row: Row, pod: PodView | None) -> bool:
-    """Whether a live row takes room yet; `pod` is None where it cannot be seen."""
+    """Whether a live row takes room. `pod` is None if it is not in the pod table."""
     return row.role is Role.APP or pod is None or not is_past_init(pod)
 
 
 def scheduled_role(role: Role, group: int, pod: PodView | None) -> Role:
-    """What HAMi's scheduler takes the container of that group for; `pod` None: it is not seen.
+    """The role that HAMi's scheduler assumes for the container of that group.
 
-    It goes by the number of the group among those of the annotation, as if every container had one.
-    It writes none for a container without GPUs, so that behind an init container without GPUs it
-    takes an app container for an init container.
+    It takes the index of the group for the index of the container, but writes no group for a
+    container without GPUs. So behind an init container without GPUs, it takes an app container for
+    an init container. `pod` is None if it is not in the pod table.
     Source: HAMi v2.10 pkg/device/initContainer.go, CollapseInitContainerUsage.
     """
     if pod is None:
         return role
-    is_init = group < sum(one.role is not Role.APP for one in pod.containers)
+    is_init = group < sum(each.role is not Role.APP for each in pod.containers)
     return Role.INIT if is_init else Role.APP
 
 
 def scheduled(row: Row, pod: PodView | None) -> RoomClaim | None:
-    """What HAMi's scheduler counts of a live row; None: nothing any more."""
+    """The part of a live row that HAMi's scheduler counts; None: it no longer counts the row."""
     role = scheduled_role(row.role, row.group, pod)
     if role is not Role.APP and pod is not None and is_past_init(pod):
         return None
@@ -93,7 +92,7 @@ def scheduled(row: Row, pod: PodView | None) -> RoomClaim | None:
 
 
 def _use_of(claim: RoomClaim, gpu: SharedGpu) -> GpuUse:
-    """What one container uses of one GPU; 0 MiB means the whole of it."""
+    """What one container uses of one GPU. A share of 0 MiB counts as all registered memory."""
     total = GpuUse()
     for share in claim.shares:
         if share.uuid == gpu.uuid:
@@ -126,16 +125,16 @@ def gpu_use(claims: Iterable[RoomClaim], gpu: SharedGpu) -> GpuUse:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shortage:
-    """A GPU on which the wanted share does not fit: what is there, what all together would use."""
+    """A GPU on which the wanted share does not fit, with the total use including that share."""
 
     gpu: SharedGpu
     total: GpuUse
     memory: bool
-    """True: memory is short. False: compute is."""
+    """True if memory is short, False if compute is."""
 
     @property
     def amounts(self) -> tuple[str, str, str]:
-        """What is short, how much of it is promised, and how much there is."""
+        """What is short, the total use of it, and the amount that the GPU has."""
         if self.memory:
             return "memory", f"{self.total.memory_mib} MiB", f"{self.gpu.registered_mib} MiB"
         return "compute", f"{self.total.core_percent} %", f"{self.gpu.core_percent} %"
@@ -144,7 +143,7 @@ class Shortage:
 def shortage(
     wanted: RoomClaim, live: Iterable[RoomClaim], gpus: Mapping[GpuUuid, SharedGpu]
 ) -> Shortage | None:
-    """The first GPU of `wanted` that would be oversold, or None: it fits.
+    """The first GPU of `wanted` that would be oversold, or None if `wanted` fits.
 
     Every GPU of `wanted` must be in `gpus`.
     """

@@ -1,11 +1,11 @@
-"""How pods are matched: what the operator chose."""
+"""Settings for matching an Allocate with a pod."""
 
 import dataclasses
 import enum
 
 
 class UnlockedPods(enum.StrEnum):
-    """What to do with a pod that holds no lock because HAMi took none."""
+    """The policy for a pod without a node lock because HAMi took none."""
 
     STRICT = "strict"
     UNIQUE = "unique"
@@ -13,7 +13,7 @@ class UnlockedPods(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MatchSettings:
-    """`resource` is the kubelet's name; `unlocked_pods` the policy for pods without a lock."""
+    """`resource`: the resource name of the Allocate. `unlocked_pods`: see UnlockedPods."""
 
     node: str
     resource: str = "nvidia.com/gpu"

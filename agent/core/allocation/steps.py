@@ -1,15 +1,15 @@
-"""What an Allocate is about at a moment, and what it says when the node's disk lets it down."""
+"""The steps of an Allocate, and the refusals when the node's disk fails in one of them."""
 
 import enum
 
 from agent.core.errors import Refusal, RefusalReason, StateError
 
 ALLOCATE_BUDGET = 0.8
-"""Seconds for one Allocate: while it is held, the kubelet starts and stops nothing on the node."""
+"""Seconds for one Allocate. While it runs, the kubelet starts and stops nothing on the node."""
 
 TAKING_UP_BUDGET = 1.6
-"""The same for a kubelet that takes up its pods again, which starts nothing else yet: without its
-checkpoint it is asked about up to 110 pods, and answers 100 questions a second."""
+"""The same for a kubelet that has just started and admits its pods again. It starts nothing else
+yet. Without its checkpoint, the agent asks it about up to 110 pods, at 100 calls a second."""
 
 VAIN = 16
 VAIN_REFILL = 5.0
@@ -21,7 +21,7 @@ _SILENT = "the disk has not answered in time"
 
 
 class AllocateStep(enum.StrEnum):
-    """What an Allocate is about. The value is for the log."""
+    """A step of an Allocate. The value is for the log."""
 
     HOOK = "look-at-hook-path"
     MATCH = "find-pod"
@@ -32,25 +32,25 @@ class AllocateStep(enum.StrEnum):
 
 
 def disk_refusal(error: TimeoutError | StateError, step: AllocateStep) -> Refusal:
-    """What the pod's owner reads when the disk failed in `step`, or was still at it at the end."""
+    """The refusal when the disk failed in `step`, or did not finish it in time."""
     reason = str(error) if isinstance(error, StateError) else _SILENT
     if step is AllocateStep.HOOK:
         return Refusal(
             RefusalReason.HOST_DIRECTORY,
-            f"HAMi-core's files on the node cannot be looked at ({reason}); ask the operator to "
-            "look at the node's hook path and its disk.",
+            f"HAMi-core's files on the node cannot be read ({reason}); ask the operator to check "
+            "the node's hook path and its disk.",
             transient=True,
         )
     if step is AllocateStep.DIRECTORY:
         return Refusal(
             RefusalReason.HOST_DIRECTORY,
-            f"The container's directory on the node cannot be made ({reason}); ask the operator to "
-            "look at the node's hook path and its disk.",
+            f"The container's directory on the node cannot be created ({reason}); ask the operator "
+            "to check the node's hook path and its disk.",
             transient=True,
         )
     return Refusal(
         RefusalReason.STATE_UNWRITABLE,
-        f"The agent cannot keep its state ({reason}), so it answers no new container; ask the "
-        "operator to look at the node's disk.",
+        f"The agent cannot write its state ({reason}), so it answers no new container; ask the "
+        "operator to check the node's disk.",
         transient=True,
     )

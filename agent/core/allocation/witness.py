@@ -1,8 +1,8 @@
-"""What the kubelet says of the candidates: whom it is admitting.
+"""Asks the kubelet about the candidates, to find the pod that it is admitting.
 
-The kubelet is the witness: it adds a pod to its books just before it admits it, so of all pods
-that could be asking it knows, without ids, the one that is. PodResources names no UIDs; its
-checkpoint file does.
+PodResources Get knows a pod from just before its admission. So among the candidates, the pod being
+admitted is the one that Get knows without device ids. PodResources has no UIDs; the kubelet's
+checkpoint file has.
 """
 
 from agent.core.allocation.at_admission import is_at_admission
@@ -18,18 +18,19 @@ from agent.core.allocation.settings import MatchSettings
 from agent.core.cluster.pods import Role
 
 MANY = 8
-"""Candidates beyond which not all are asked: after a reboot with a lost checkpoint there are 110,
-and the kubelet answers 100 questions a second."""
+"""With more candidates than this, the agent does not ask about all. After a reboot with a lost
+checkpoint there are up to 110, and the kubelet answers 100 calls a second."""
 
 
 def to_ask(
     found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
 ) -> Question | None:
-    """What is to be asked before one of the candidates is taken; None: all is known of them."""
+    """The next question that has to be answered before a candidate is taken; None: none is left."""
     if not evidence.records_read and _needs_records(found, evidence):
         return ReadRecords()
-    running = {one.running_id for each in found for one in each.pod.containers if one.running_id}
-    unchecked = frozenset(running) - evidence.checked
+    containers = (container for each in found for container in each.pod.containers)
+    running = frozenset(each.running_id for each in containers if each.running_id)
+    unchecked = running - evidence.checked
     if unchecked:
         return CheckRunning(unchecked)
     return _whom_to_ask(found, evidence, settings) if evidence.books.witnessed else None
@@ -38,63 +39,66 @@ def to_ask(
 def admitted(
     found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
 ) -> tuple[Candidate, ...]:
-    """Those of whom the kubelet said that it admits them."""
-    return tuple(one for one in found if _is_admitted(one, evidence, settings))
+    """The candidates that the kubelet is admitting by its own answer."""
+    return tuple(each for each in found if _is_admitted(each, evidence, settings))
 
 
 def _needs_records(found: tuple[Candidate, ...], evidence: Evidence) -> bool:
-    """Whether something hangs on the kubelet's file.
+    """Whether the decision needs the kubelet's checkpoint file.
 
-    So it does for init containers, which are listed nowhere else; where this kubelet once named ids
-    for a container and now does not, for it spoke of another pod of that name, then or now; and
-    where many may be meant, for those in the file need not be asked about.
+    - Init containers are listed nowhere else.
+    - If this kubelet once named ids for a candidate's container and now does not, one of the two
+      answers was about another pod of that name.
+    - With many candidates, those in the file need no PodResources Get.
     """
     if not evidence.books.witnessed:
         return bool(found)
     epoch = evidence.books.epoch
     return len(found) > MANY or any(
-        (one.row is not None and one.row.is_booked_by(epoch))
-        or any(each.role is Role.INIT for each in one.pod.gpu_containers)
-        for one in found
+        (each.row is not None and each.row.is_booked_by(epoch))
+        or any(container.role is Role.INIT for container in each.pod.gpu_containers)
+        for each in found
     )
 
 
 def _whom_to_ask(
     found: tuple[Candidate, ...], evidence: Evidence, settings: MatchSettings
 ) -> AskKubelet | None:
-    """Whom to ask about next, the lock's owner first; None: all that need be were asked.
+    """The pod to ask about next and those behind it; None: no further pod needs a question.
 
-    Those of static pods come last: anybody who may make pods can have some that no kubelet admits.
-    The kubelet admits one pod after the other. So of many, behind the first that it knows, only
-    those are asked about whose containers it may be starting again beside that.
+    The owner of the node lock comes first. Static pods come last, because a tenant can create
+    mirror pods that no kubelet admits. The kubelet admits one pod after the other. So with many
+    candidates, once one is known to be admitted, only those remain whose containers the kubelet may
+    be restarting in parallel.
     """
     owner = evidence.lock.owner if evidence.lock else None
-    left = [one for one in found if one.pod.key not in evidence.known]
+    left = [each for each in found if each.pod.key not in evidence.known]
     if len(found) > MANY and any(
-        not one.deleted and is_at_admission(one.pod, evidence)
-        for one in admitted(found, evidence, settings)
+        not each.deleted and is_at_admission(each.pod, evidence)
+        for each in admitted(found, evidence, settings)
     ):
-        left = [one for one in left if not is_at_admission(one.pod, evidence)]
-    left.sort(key=lambda one: (one.pod.key != owner, one.pod.static))
+        left = [each for each in left if not is_at_admission(each.pod, evidence)]
+    left.sort(key=lambda each: (each.pod.key != owner, each.pod.static))
     if not left:
         return None
     first, *behind = left
-    return AskKubelet(*first.pod.key, tuple(one.pod.key for one in behind))
+    return AskKubelet(*first.pod.key, tuple(each.pod.key for each in behind))
 
 
-def _is_admitted(one: Candidate, evidence: Evidence, settings: MatchSettings) -> bool:
-    """Whether the kubelet knows the name, and its answer can be about this very pod.
+def _is_admitted(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> bool:
+    """Whether the kubelet knows the name, and its answer can be about this pod.
 
-    It names every container of it and no other, and, where the candidate was never answered, no ids
-    for one that comes later: the kubelet asks in the order of the spec.
+    The answer must name all app containers of the pod and no container of another. If the candidate
+    has no row, the answer must have no ids for a later container, because the kubelet sends
+    Allocate in the order of the spec.
     """
-    holding = evidence.known.get(one.pod.key)
+    holding = evidence.known.get(candidate.pod.key)
     if holding is None:
         return False
     named = {each.name for each in holding.containers}
-    known = {each.name for each in one.pod.containers}
-    apps = {each.name for each in one.pod.containers if each.role is Role.APP}
-    names = [each.name for each in one.pod.asking(settings.resource)]
-    later = names[names.index(one.container.name) + 1 :]
-    is_begun = any(holding.ids_of(name, settings.resource) for name in later)
-    return apps <= named <= known and (one.row is not None or not is_begun)
+    known = {each.name for each in candidate.pod.containers}
+    apps = {each.name for each in candidate.pod.containers if each.role is Role.APP}
+    names = [each.name for each in candidate.pod.asking(settings.resource)]
+    later = names[names.index(candidate.container.name) + 1 :]
+    has_later_ids = any(holding.ids_of(name, settings.resource) for name in later)
+    return apps <= named <= known and (candidate.row is not None or not has_later_ids)

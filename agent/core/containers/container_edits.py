@@ -11,6 +11,11 @@ The answer differs from HAMi's in three points:
 - 0 MiB becomes all registered memory of the GPU, because HAMi-core takes `0m` for no limit and then
   reports a size of 0.
 - File names are derived from pod UID and container; HAMi's are random.
+
+In mode `mps` HAMi's plugin answers as in `hami-core`. If the settings name the root of an MPS
+control daemon, the agent also adds what a client of the daemon needs, as NVIDIA's plugin does. It
+does not start a daemon. Source: NVIDIA k8s-device-plugin v0.19 internal/plugin/mps.go,
+cmd/mps-control-daemon/mps/root.go.
 """
 
 import dataclasses
@@ -35,7 +40,6 @@ from agent.core.containers.edits import (
     MountEdit,
     NodeEdit,
 )
-from agent.core.containers.mps import mps_envs, mps_mounts
 from agent.core.errors import Refusal, RefusalReason, SettingsError, cap
 from agent.core.inventory.gpu import GpuUuid
 
@@ -44,6 +48,9 @@ MODES = frozenset({"hami-core", "mps", ""})
 
 LOCK_DIRECTORY = "/tmp/vgpulock"  # noqa: S108 -- where libvgpu.so looks in the container
 PRELOAD_FILE = "/etc/ld.so.preload"
+MPS_ROOT = "/mps"
+"""Where a container finds the MPS control daemon."""
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 -- where CUDA looks for it
 CACHE_NAMES = uuid.UUID("8f1f6f0e-6e0e-5d0c-9a65-0c2f8b6d3a41")
 """The namespace of cache file names. It must never change: running containers map the files."""
 
@@ -96,8 +103,8 @@ def gpu_edits(
     uuids = tuple(dict.fromkeys(granted.share.uuid for granted in shares))
     with_nodes = settings.pass_device_specs and not is_cdi_only(settings)
     return ContainerEdits(
-        envs=tuple(sorted((*mps_envs(settings), *_visible(uuids, settings)))),
-        mounts=(*mps_mounts(settings), *list_mounts(uuids, settings)),
+        envs=tuple(sorted((*_mps_envs(settings), *_visible(uuids, settings)))),
+        mounts=(*_mps_mounts(settings), *list_mounts(uuids, settings)),
         nodes=tuple(_nodes(shares, settings, facts)) if with_nodes else (),
         annotations=cdi_annotations(answer, uuids, settings),
         cdi_names=cdi_names(uuids, settings),
@@ -193,6 +200,20 @@ def _visible(uuids: Sequence[GpuUuid], settings: EditSettings) -> Iterable[tuple
     ):
         if wanted and by_variable:
             yield name, "enabled"
+
+
+def _mps_envs(settings: EditSettings) -> Iterable[tuple[str, str]]:
+    """The variable that names the MPS daemon's pipes; empty in other modes or without a root."""
+    if settings.mode == "mps" and settings.mps_root:
+        yield "CUDA_MPS_PIPE_DIRECTORY", f"{MPS_ROOT}/{settings.resource}/pipe"
+
+
+def _mps_mounts(settings: EditSettings) -> Iterable[MountEdit]:
+    """The mounts of the MPS daemon's pipes and of the memory that it shares with its clients."""
+    if settings.mode == "mps" and settings.mps_root:
+        root, pipe = settings.mps_root.rstrip("/"), f"{settings.resource}/pipe"
+        yield MountEdit(f"{MPS_ROOT}/{pipe}", f"{root}/{pipe}", read_only=False)
+        yield MountEdit(SHARED_MEMORY, f"{root}/shm", read_only=False)
 
 
 def _limits(

@@ -1,5 +1,5 @@
-"""The scheduler model beside a real kube-scheduler: its extender, and its admission webhook.
+"""Runs the scheduler model as extender and webhook of a real kube-scheduler and API server.
 
-It follows all nodes and pods of a real API server and writes there what HAMi's scheduler writes.
-It may never decide anything itself: filter, bind and admission are the scheduler model's.
+It follows all nodes and pods and writes what HAMi's scheduler writes. It may never decide anything
+itself: filter, bind and admission are the scheduler model's.
 """

@@ -1,4 +1,4 @@
-"""The scheduler's port over a real API server."""
+"""Implements the scheduler's port over a real API server."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -44,7 +44,7 @@ class KubeCluster:
         uid: str | None = None,
         version: str | None = None,
     ) -> Json:
-        """See `SchedulerCluster.patch`; the server compares what the metadata in it says."""
+        """See `SchedulerCluster.patch`; the server checks the UID and version in the metadata."""
         held = {"uid": uid, "resourceVersion": version}
         conditions = {key: value for key, value in held.items() if value is not None}
         body = changes | {"metadata": changes.get("metadata", {}) | conditions}

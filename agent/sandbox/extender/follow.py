@@ -1,4 +1,4 @@
-"""One resource of the whole cluster: listed once, then watched, and listed again where lost."""
+"""Follows one resource of the whole cluster with LIST and WATCH."""
 
 import asyncio
 import random
@@ -19,29 +19,29 @@ from agent.sandbox.scheduler.client import ClientQueue
 log = structlog.get_logger(__name__)
 PAGE: Final = 500
 PATIENCE: Final = 5
-"""Watches that fail one after another before the place is given up and all is listed."""
+"""Consecutive failed watches before all is listed again."""
 
 
 class Audience(Protocol):
-    """Who is told of the objects of one resource."""
+    """Receives the objects of one resource."""
 
     def known(self) -> frozenset[str]:
-        """What is held before a list is asked for: only that can be missing in it."""
+        """The objects known before a list is requested. Only these can be missing in it."""
         ...
 
     async def replace(self, objects: Sequence[Json], known: frozenset[str]) -> None:
-        """All there is; who was `known` and is not among them is gone."""
+        """Replace all objects. Objects in `known` that are not among them are gone."""
         ...
 
     async def see(self, kind: str, obj: Json) -> None:
-        """One object was ADDED, MODIFIED or DELETED."""
+        """Take in one object that was ADDED, MODIFIED or DELETED."""
         ...
 
 
 class Follower:
-    """Tells one audience of all objects of one resource, for ever; `listed` is set after a list.
+    """Passes all objects of one resource to one audience. `listed` is set after a list.
 
-    Each page of a list and each watch is a request that takes its turn in `queue`.
+    Each page of a list and each watch is a request that waits in `queue`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Follower:
         self._queue = queue
         self._watch = Reopening(self.restarts, rng)
         self._version = ""
-        """How far the audience was told; empty: all must be listed."""
+        """The resource version of the audience; empty: a list is needed."""
 
     async def run(self) -> NoReturn:
         """List and watch for ever."""
@@ -108,7 +108,7 @@ class Follower:
         self.listed.set()
 
     async def _follow(self) -> None:
-        """One watch to its end."""
+        """Follow one watch to its end."""
         query = (
             ("watch", "1"),
             ("resourceVersion", self._version),

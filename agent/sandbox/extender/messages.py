@@ -1,7 +1,7 @@
-"""What kube-scheduler and kube-apiserver post, and what they are answered.
+"""The requests of kube-scheduler and kube-apiserver, and the answers.
 
-kube-scheduler's types (k8s.io/kube-scheduler/extender/v1) carry no JSON names of their own: the
-keys are the names of Go's fields, read in any case, and fields that are not set are written too.
+kube-scheduler's types (k8s.io/kube-scheduler/extender/v1) have no JSON names. The keys are the
+names of Go's fields in any case, and empty fields are also written.
 """
 
 import base64
@@ -50,7 +50,7 @@ class _Annotations(msgspec.Struct):
 
 
 class _NewPod(msgspec.Struct):
-    """Of a pod before admission: all that the webhook reads."""
+    """The part of a pod before admission that the webhook reads."""
 
     spec: _Spec
     metadata: _Annotations
@@ -63,7 +63,7 @@ class _PodName(_Annotations, kw_only=True):
 
 
 class _Pod(msgspec.Struct):
-    """Of a stored pod: all that filter reads."""
+    """The part of a stored pod that filter reads."""
 
     spec: _Spec
     metadata: _PodName
@@ -82,7 +82,7 @@ class _Nodes(msgspec.Struct):
 
 
 class FilterArgs(msgspec.Struct):
-    """ExtenderArgs: `nodes` where the caller wants a simulation, else `nodenames`."""
+    """ExtenderArgs: `nodes` if the caller wants a simulation, else `nodenames`."""
 
     pod: dict[str, Any] | None = None
     nodes: dict[str, Any] | None = None
@@ -99,21 +99,21 @@ class BindArgs(msgspec.Struct):
 
 
 class AdmissionRequest(msgspec.Struct):
-    """Of an AdmissionRequest: what it is called, and the new pod."""
+    """The part of an AdmissionRequest that the webhook reads."""
 
     uid: str
     object: dict[str, Any] | None = None
 
 
 class AdmissionReview(msgspec.Struct, rename="camel"):
-    """An AdmissionReview that asks; `api_version` is that of the answer as well."""
+    """An AdmissionReview that asks. The answer has the same `api_version`."""
 
     api_version: str
     request: AdmissionRequest
 
 
 def read_filter(body: bytes) -> FilterArgs:
-    """What kube-scheduler posts to filter. Raises MalformedText."""
+    """Parse kube-scheduler's request to filter. Raises MalformedText."""
     args = _convert(_folded(body), FilterArgs)
     if args.pod is not None:
         _convert(args.pod, _Pod)
@@ -124,23 +124,23 @@ def read_filter(body: bytes) -> FilterArgs:
 
 
 def read_bind(body: bytes) -> BindArgs:
-    """What kube-scheduler posts to bind. Raises MalformedText."""
+    """Parse kube-scheduler's request to bind. Raises MalformedText."""
     return _convert(_folded(body), BindArgs)
 
 
 def read_review(body: bytes) -> AdmissionReview:
-    """What kube-apiserver posts to a webhook. Raises MalformedText."""
+    """Parse kube-apiserver's request to a webhook. Raises MalformedText."""
     return _convert(_parse(body), AdmissionReview)
 
 
 def new_pod(request: AdmissionRequest) -> Json:
-    """The pod under review. Raises MalformedText: the object is none."""
+    """The pod under review. Raises MalformedText: the object is not a pod."""
     _convert(request.object, _NewPod)
     return request.object or {}
 
 
 def filter_result(filtered: Filtered) -> Json:
-    """ExtenderFilterResult: nodes that passed, or why none did."""
+    """ExtenderFilterResult: the nodes that passed, or why none did."""
     passed = bool(filtered.nodes)
     return _result(
         NodeNames=list(filtered.nodes) if passed else None,
@@ -150,7 +150,7 @@ def filter_result(filtered: Filtered) -> Json:
 
 
 def simulation_result(filtered: Filtered, nodes: Sequence[Json]) -> Json:
-    """ExtenderFilterResult where nodes were given whole; a pod without a request gets none."""
+    """ExtenderFilterResult for a request with whole nodes. Without a GPU request it is empty."""
     if filtered.error:
         return _result(Error=filtered.error)
     if filtered.groups is None:
@@ -170,7 +170,7 @@ def bind_result(error: str = "") -> Json:
 
 
 def review_answer(review: AdmissionReview, admission: WebhookAdmission, pod: Json) -> Json:
-    """The AdmissionReview that answers; `pod` is the pod as it was posted."""
+    """The AdmissionReview that answers; `pod` is the pod of the request."""
     response: Json = {"uid": review.request.uid, "allowed": admission.is_allowed}
     if admission.message:
         response["status"] = {"code": admission.code, "message": admission.message}
@@ -182,7 +182,7 @@ def review_answer(review: AdmissionReview, admission: WebhookAdmission, pod: Jso
 
 
 def undecodable(pod: Json, error: MalformedText) -> WebhookAdmission:
-    """The refusal of an object that is no pod."""
+    """The refusal of an object that is not a pod."""
     return WebhookAdmission(pod, is_allowed=False, code=_BAD_REQUEST, message=str(error))
 
 

@@ -1,4 +1,4 @@
-"""The extender's HTTP door, with TLS where a certificate is given."""
+"""The extender's HTTP server, with TLS if there is a certificate."""
 
 import asyncio
 import contextlib
@@ -16,9 +16,9 @@ from agent.sandbox.api_errors import Json
 
 log = structlog.get_logger(__name__)
 LIMIT: Final = 1024 * 1024
-"""Bytes of a body, as HAMi reads them."""
+"""The most bytes of a body, as in HAMi."""
 REVIEW_LIMIT: Final = 7 * 1024 * 1024
-"""Bytes of an AdmissionReview, as controller-runtime reads them."""
+"""The most bytes of an AdmissionReview, as in controller-runtime."""
 BODY_DEADLINE: Final = 4.0
 """Seconds; kube-scheduler is on the same host, and waits for 30 s in all."""
 CLOSE_DEADLINE: Final = 5.0
@@ -30,14 +30,14 @@ Verb = Callable[[bytes], Awaitable[Json]]
 
 @dataclass(frozen=True, slots=True)
 class ExtenderPath:
-    """One path: who answers a body, and the longest body in bytes."""
+    """One path: the handler, and the longest body in bytes."""
 
     answer: Verb
     limit: int = LIMIT
 
 
 class ExtenderServer:
-    """Serves `doors` by path, /healthz, and /readyz: 503 until `is_ready` says so."""
+    """Serves `doors` by path, /healthz, and /readyz, which is 503 until `is_ready`."""
 
     def __init__(self, doors: Mapping[str, ExtenderPath], is_ready: Callable[[], bool]) -> None:
         self._doors = doors
@@ -47,10 +47,10 @@ class ExtenderServer:
     async def listening(
         self, host: str, port: int, tls: ssl.SSLContext | None = None
     ) -> AsyncIterator[str]:
-        """The address, for as long as the block runs; answers that were begun are finished.
+        """Serve while the block runs; yields the address. Running answers are finished at the end.
 
         Raises:
-            OSError: the address cannot be had.
+            OSError: the address cannot be bound.
         """
         server = web.Server(self._answer, access_log=None)
         loop = asyncio.get_running_loop()
@@ -61,7 +61,7 @@ class ExtenderServer:
             yield f"{'http' if tls is None else 'https'}://{shown}:{number}"
         finally:
             listener.close()
-            server.pre_shutdown()  # connections that only wait are over now
+            server.pre_shutdown()  # close idle connections
             await server.shutdown(CLOSE_DEADLINE)
 
     async def _answer(self, request: web.BaseRequest) -> web.Response:
@@ -78,7 +78,7 @@ class ExtenderServer:
         except MalformedText as error:
             log.warning("extender.bad_request", path=request.path, err=str(error))
             response = web.Response(status=_BAD_REQUEST, text=f"{request.path}: {error}\n")
-            response.force_close()  # what is left of the body is not read
+            response.force_close()  # the rest of the body is not read
             return response
         text = json.dumps(answer, separators=(",", ":"))
         return web.Response(text=text, content_type="application/json")

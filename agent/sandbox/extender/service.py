@@ -1,4 +1,4 @@
-"""The extender as a whole: the scheduler model, fed by watches, asked over HTTP."""
+"""The whole extender: the scheduler model with watches as input and an HTTP server."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ExtenderOptions:
-    """How an extender works; `interval` in seconds between two looks at all nodes."""
+    """The options of an extender; `interval`: seconds between two ingestions of all nodes."""
 
     settings: SchedulerSettings = field(default_factory=SchedulerSettings)
     interval: float = REGISTER_INTERVAL
@@ -39,7 +39,7 @@ class ExtenderOptions:
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Where the extender listens; `port` 0 is a free one, no `tls` is plain HTTP."""
+    """Where the extender listens. `port` 0: a free port. `tls` None: plain HTTP."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -47,10 +47,10 @@ class Listen:
 
 
 class Extender:
-    """Answers filter, bind and admission for one cluster; `run` keeps its view of it.
+    """Answers filter, bind and admission for one cluster. `run` keeps its view up to date.
 
-    As in HAMi's scheduler no verb has a deadline, and each is worked off to its end although
-    kube-scheduler, which waits for 30 s, may have hung up.
+    As in HAMi's scheduler, no verb has a deadline. Each runs to its end, even if kube-scheduler,
+    which waits 30 s, has given up.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Extender:
         )
 
     def is_listed(self) -> bool:
-        """Whether all nodes, pods and quotas were seen once."""
+        """Whether all nodes, pods and quotas were listed once."""
         return all(follower.listed.is_set() for follower in self._followers)
 
     async def run(self) -> NoReturn:
@@ -146,10 +146,10 @@ class Extender:
 
 @contextlib.asynccontextmanager
 async def serving(extender: Extender, listen: Listen) -> AsyncIterator[str]:
-    """The address of an extender that follows its cluster and answers while the block runs.
+    """Run the extender while the block runs; yields its address.
 
     Raises:
-        OSError: the address cannot be had.
+        OSError: the address cannot be bound.
     """
     doors = {
         "/filter": ExtenderPath(extender.filter),

@@ -1,4 +1,4 @@
-"""What the scheduler model is told of a real cluster: its nodes, pods and quotas."""
+"""Passes the nodes, pods and quotas of a real cluster to the scheduler model."""
 
 from collections.abc import Sequence
 
@@ -63,7 +63,7 @@ class QuotaView:
 
 
 class SeenPods:
-    """The pods as they were last seen (an `Audience`); the scheduler's memory keeps them."""
+    """The pods as they were last seen (an `Audience`), kept in the scheduler model."""
 
     def __init__(self, hami: HamiVerbs) -> None:
         self._hami = hami
@@ -73,7 +73,7 @@ class SeenPods:
         return self._hami.pod_uids()
 
     async def replace(self, objects: Sequence[Json], known: frozenset[str]) -> None:
-        """Take in a list; what came since it was asked for stays."""
+        """Take in a list. Pods that came since it was requested stay."""
         gone = known - {pod["metadata"]["uid"] for pod in objects}
         self._hami.retain_pods(self._hami.pod_uids() - gone)
         for pod in objects:

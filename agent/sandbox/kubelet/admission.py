@@ -11,7 +11,7 @@ from agent.sandbox.kubelet.seen import KubeletLog
 
 
 class Admitter:
-    """Admits one pod at a time; `active` holds every pod that is admitted or being admitted."""
+    """Admits one pod at a time. `active`: every pod that is admitted or being admitted."""
 
     def __init__(
         self, node: KubeletNode, books: KubeletBooks, allocator: DeviceAllocator, seen: KubeletLog
@@ -23,7 +23,7 @@ class Admitter:
         self._seen = seen
 
     async def admit(self, pod: PodSpec) -> KubeletAdmission:
-        """Ask all handlers; a rejected pod is inactive at once.
+        """Run all handlers. A rejected pod is inactive at once.
 
         Raises:
             KubeletPanicError: see Allocator.allocate.
@@ -55,13 +55,13 @@ class Admitter:
         refusal = self._lacking(pod, room)
         if refusal is not None or _matches(pod.node_selector.items(), self._node.labels):
             return refusal
-        # only the labels are in the way: the Node is read anew, and nothing is raised this time
+        # Only the labels do not match. The Node is read again, and nothing is raised this time.
         published = {name: self._node.published.get(name, 0) for name in room}
         text = "Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"
         return self._lacking(pod, published) or ("NodeAffinity", text)
 
     def _lacking(self, pod: PodSpec, room: Mapping[str, int]) -> tuple[str, str] | None:
-        """The first resource that does not suffice; one that nobody publishes is not looked at."""
+        """The first resource that does not suffice. Resources that the Node lacks are ignored."""
         resources = {name for container in pod.containers for name in container.limits}
         for resource in sorted(resources & room.keys()):
             asked, capacity = pod.request(resource), room[resource]
@@ -75,7 +75,7 @@ class Admitter:
         return None
 
     def _raised(self, pod: PodSpec) -> Mapping[str, int]:
-        """The Node's allocatable, raised to what is held where the pod itself holds something."""
+        """The Node's allocatable, raised to what is held if the pod itself holds some of it."""
         room = dict(self._node.published)
         if self._books.records.has_pod(pod.uid):
             for resource, ids in self._books.in_use.items():

@@ -1,7 +1,7 @@
 """Allocate for one container, in the kubelet's order of steps, with its errors and its panic.
 
-Law: only the calls to the plugin and the write of the checkpoint wait, and nothing is locked round
-them; callers that overlap see each other's marks exactly as far as the real ones do.
+Only the calls to the plugin and the write of the checkpoint wait, without a lock around them. So
+overlapping callers see each other's marks exactly as in the real kubelet.
 """
 
 import asyncio
@@ -17,15 +17,15 @@ from agent.sandbox.kubelet.seen import KubeletLog, SeenKind
 from agent.wire.v1beta1 import ContainerAllocateResponse
 
 CHECKPOINT = 0.002
-"""Seconds for the write of the checkpoint; what was noted of other pods is looked at only then."""
+"""Seconds for the write of the checkpoint. Notes of other pods are read only after it."""
 
 
 class KubeletPanicError(Exception):
-    """The process dies of its own bug; nobody catches this but the model, which restarts it."""
+    """The kubelet panics. Only the model catches this, and restarts the process."""
 
 
 class DeviceAllocator:
-    """The device manager as admission and the pod workers use it."""
+    """The device manager, used by admission and by the pod workers."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class DeviceAllocator:
         self._reusable: dict[str, dict[str, frozenset[str]]] = {}
 
     def collect(self) -> None:
-        """Forget the holds of pods that have ended, as a List or the next allocation does."""
+        """Forget the records of pods that have ended, as a List or the next allocation does."""
         if self.sources_ready:
             pending = () if self._pending is None else (self._pending,)
             self._books.collect((*self._active(), *pending))
@@ -74,7 +74,7 @@ class DeviceAllocator:
             current[resource] = before | record.ids if reusable else before - record.ids
 
     async def start(self, pod: PodSpec, container: ContainerSpec) -> ContainerAllocateResponse:
-        """What a pod worker does before a container starts: PreStartContainer, missing holds.
+        """Prepare the start of a container, as a pod worker: missing records, PreStartContainer.
 
         Returns:
             the merged answers of all resources of the container.
@@ -185,7 +185,7 @@ class DeviceAllocator:
         if not responses:
             text = "no containers return in allocation response "
             self._note("allocate_refused", owner, resource, order, text)
-            raise DeviceError(text)  # the marks stay until the next collection, as the real ones
+            raise DeviceError(text)  # the marks stay until the next collection, as in the kubelet
         numa = self._books.tables.get(resource, DeviceTable()).by_numa(order)
         self._books.records.insert(owner, resource, DeviceRecord(numa, responses[0]))
         self._note("allocated", owner, resource, order)

@@ -1,6 +1,6 @@
-"""The device manager's books: tables, endpoints, records, and the checkpoint made of them.
+"""The state of the device manager: tables, endpoints, records and their checkpoint.
 
-Law: whatever a method changes is complete when it returns; nothing here waits.
+No method waits, so each change is complete when its method returns.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from agent.wire.v1beta1 import ContainerAllocateResponse
 
 @dataclass(frozen=True, slots=True)
 class NodeResources:
-    """What a tick of the node status says; a removed resource is to be shown as 0."""
+    """The resources of one node status. A removed resource is shown as 0."""
 
     capacity: Mapping[str, int] = field(default_factory=dict)
     allocatable: Mapping[str, int] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class NodeResources:
 
 
 class KubeletBooks:
-    """One kubelet process's knowledge of plugins, their ids and who holds them."""
+    """The plugins that one kubelet process knows, their ids, and the holders of the ids."""
 
     def __init__(self, directory: Path, chance: random.Random, seen: KubeletLog) -> None:
         self.tables: dict[str, DeviceTable] = {}
@@ -39,7 +39,7 @@ class KubeletBooks:
         self._seen = seen
 
     def load(self) -> None:
-        """Read the checkpoint: holds as they were, every known resource empty and stopped."""
+        """Read the checkpoint: records as before, every known resource empty and stopped."""
         try:
             content = checkpoint.load(self._directory)
         except checkpoint.CheckpointError as error:
@@ -60,7 +60,7 @@ class KubeletBooks:
         """Write the checkpoint.
 
         Raises:
-            DeviceError: the disk did not take it; the text is the kubelet's.
+            DeviceError: the write failed; the text is the kubelet's.
         """
         entries = [
             checkpoint.CheckpointEntry(*owner, resource, record.numa, bytes(record.response))
@@ -81,16 +81,16 @@ class KubeletBooks:
             raise DeviceError(text) from error
 
     def is_plugin_resource(self, resource: str) -> bool:
-        """Tell whether the device manager feels responsible for the resource at all."""
+        """Whether the device manager is responsible for the resource."""
         return resource in self.tables or resource in self.in_use
 
     def connected(self, resource: str, endpoint: PluginEndpoint) -> None:
-        """A plugin has registered; its ids come with its first list."""
+        """Note that a plugin has registered. Its ids come with its first list."""
         self.endpoints[resource] = endpoint
         self._seen.note("registered", resource=resource)
 
     def listed(self, resource: str, devices: Iterable[ListedDevice]) -> None:
-        """A list has come: it replaces the table and goes to the checkpoint."""
+        """Replace the table by a new list, and write the checkpoint."""
         table = DeviceTable.of(devices)
         self.tables[resource] = table
         self._save_or_go_on()
@@ -98,7 +98,7 @@ class KubeletBooks:
         self._seen.note("listed", resource=resource, ids=sorted(table.healthy), text=text)
 
     def disconnected(self, resource: str, text: str) -> None:
-        """The plugin is gone: all its ids are unhealthy, the checkpoint stays as it is."""
+        """Note that the plugin is gone: its ids become unhealthy, the checkpoint stays."""
         endpoint = self.endpoints.get(resource)
         if endpoint is not None:
             table = self.tables.get(resource)
@@ -108,14 +108,14 @@ class KubeletBooks:
         self._seen.note("disconnected", resource=resource, text=text)
 
     def view(self, resource: str) -> tuple[int, int]:
-        """Capacity and allocatable of one resource as the next tick would say, changing nothing."""
+        """Capacity and allocatable of one resource in the next node status, without a change."""
         table = self.tables.get(resource)
         if table is None or self._is_expired(resource):
             return 0, 0
         return table.capacity, len(table.healthy)
 
     def tick(self) -> NodeResources:
-        """Count for the node status; resources whose plugin is gone for too long are removed."""
+        """Count for the node status. Resources whose plugin was gone for 5 minutes are removed."""
         removed = frozenset(resource for resource in self.tables if self._is_expired(resource))
         for resource in removed:
             del self.tables[resource]
@@ -130,19 +130,19 @@ class KubeletBooks:
         )
 
     def collect(self, active: Iterable[str]) -> None:
-        """Forget pods that are no longer active; also ids marked for a call in flight, then."""
+        """Forget pods that are no longer active. If there were any, also drop marks in flight."""
         if self.records.drop_all_but(active):
             self.recount()
 
     def recount(self) -> None:
-        """Make the marks anew from the records."""
+        """Compute the marks again from the records."""
         self.in_use = self.records.in_use()
 
     def _save_or_go_on(self) -> None:
         try:
             self.save()
         except DeviceError:
-            return  # the real one logs it and goes on; the event is noted
+            return  # the real kubelet logs it and continues; the event is noted
 
     def _is_expired(self, resource: str) -> bool:
         endpoint = self.endpoints.get(resource)

@@ -23,12 +23,12 @@ _HTML: Final[Mapping[int, str]] = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u202
 
 
 class CheckpointError(Exception):
-    """The file is there but cannot be believed; the kubelet goes on with empty books."""
+    """The file is corrupt. The kubelet continues without records."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointEntry:
-    """One container's hold on one resource; `response` is the serialized answer."""
+    """The ids of one container and resource. `response` is the serialized answer."""
 
     pod_uid: str
     container: str
@@ -39,7 +39,7 @@ class CheckpointEntry:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The content: holds, and the healthy ids of each registered resource."""
+    """The content: entries, and the healthy ids of each registered resource."""
 
     entries: tuple[CheckpointEntry, ...] = ()
     registered: Mapping[str, Sequence[str]] | None = None
@@ -82,7 +82,7 @@ def _list(parts: Iterable[str]) -> str:
 
 
 def encode(content: Checkpoint) -> bytes:
-    """One line of JSON, as Go's encoder writes it."""
+    """The content as one line of JSON, as Go's encoder writes it."""
     entries: list[Json] | None = [
         {
             "PodUID": entry.pod_uid,
@@ -111,7 +111,7 @@ def decode(raw: bytes) -> Checkpoint:
     """The content of a file.
 
     Raises:
-        CheckpointError: no JSON, another shape, or a checksum that does not fit.
+        CheckpointError: it is not JSON, has another shape, or its checksum is wrong.
     """
     try:
         document = json.loads(raw)
@@ -139,12 +139,12 @@ def _decode_entry(entry: Json) -> CheckpointEntry:
 
 
 def replace(directory: Path, content: Checkpoint, chance: random.Random) -> None:
-    """Write the file so that a reader sees the old or the new one, never a part.
+    """Replace the file atomically.
 
-    The temporary name is a dot and digits, as the real one's: watchers of the directory see it.
+    The temporary name is a dot and digits, as in the kubelet: watchers of the directory see it.
 
     Raises:
-        OSError: the disk did not take it; the old file stands.
+        OSError: the write failed; the old file is still there.
     """
     temporary = directory / f".{chance.randrange(10**8, 10**10)}"
     try:
@@ -160,11 +160,11 @@ def replace(directory: Path, content: Checkpoint, chance: random.Random) -> None
 
 
 def load(directory: Path) -> Checkpoint:
-    """The file's content; empty where there is no file.
+    """The file's content; empty if there is no file.
 
     Raises:
-        CheckpointError: the file cannot be believed.
-        OSError: it is there but cannot be read.
+        CheckpointError: the file is corrupt.
+        OSError: it exists but cannot be read.
     """
     try:
         raw = (directory / FILE_NAME).read_bytes()

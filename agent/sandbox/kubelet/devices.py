@@ -1,7 +1,7 @@
-"""Device tables of one resource and the choice of ids for a container: pure, errors word for word.
+"""The device table of one resource and the choice of ids for a container.
 
-Rules: kubelet 1.36, device manager, without topology hints (policy none), so every free id counts
-as one "without affinity".
+The rules and error texts are those of kubelet 1.36, without topology hints (policy none). So every
+free id counts as one "without affinity".
 """
 
 import random
@@ -20,10 +20,10 @@ _NAME: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
 class DeviceError(Exception):
-    """No ids; str() is the kubelet's exact text.
+    """No ids were given. str() is the kubelet's exact text.
 
-    `said` is what a container's status shows of it: of an error that a plugin answered itself,
-    only the plugin's words.
+    `said` is the text in a container's status: for an error that a plugin returned, only the
+    plugin's text.
     """
 
     def __init__(self, text: str, said: str | None = None) -> None:
@@ -33,7 +33,7 @@ class DeviceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ListedDevice:
-    """One entry of a list; `nodes` is None where the entry had no topology at all."""
+    """One entry of a list. `nodes` is None if the entry had no topology."""
 
     id: str
     health: str
@@ -44,7 +44,7 @@ class ListedDevice:
 class DeviceTable:
     """All ids of one resource. An id that was listed twice can be in both sets.
 
-    `ill` are the ids that the plugin itself last called unhealthy: its end does not change them.
+    `ill`: the ids that the plugin last listed as unhealthy. They stay when the plugin ends.
     """
 
     nodes: Mapping[str, tuple[int, ...] | None] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class DeviceTable:
         )
 
     def without_plugin(self) -> "DeviceTable":
-        """The table after the plugin's stream has ended: nothing is healthy any more."""
+        """The table after the plugin's stream has ended: all ids are unhealthy."""
         return replace(self, healthy=frozenset(), unhealthy=self.unhealthy | self.healthy)
 
     @property
@@ -83,7 +83,7 @@ class DeviceTable:
 
 
 def is_extended_resource(name: str) -> bool:
-    """Tell whether a plugin may register this resource name."""
+    """Whether a plugin may register this resource name."""
     domain, slash, tail = name.partition("/")
     if not slash or "kubernetes.io/" in name or name.startswith("requests."):
         return False
@@ -93,7 +93,7 @@ def is_extended_resource(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one container asks of one resource, and what it has on record already."""
+    """The request of one container for one resource, and its recorded ids."""
 
     owner: ContainerKey
     resource: str
@@ -117,10 +117,10 @@ class Demand:
         return 0
 
     def require_health(self, table: DeviceTable | None) -> DeviceTable:
-        """Pass only where the resource can be given out at all, even for a count of 0.
+        """Return the table if the resource can be allocated, even for a count of 0.
 
         Raises:
-            DeviceError: unregistered, nothing healthy, or a recorded id is unhealthy.
+            DeviceError: unregistered, no healthy id, or a recorded id is unhealthy.
         """
         if table is None:
             raise DeviceError(f"cannot allocate unregistered device {self.resource}")
@@ -134,10 +134,10 @@ class Demand:
     def available(
         self, table: DeviceTable, in_use: Collection[str], missing: int
     ) -> frozenset[str]:
-        """The ids that could be given now.
+        """The ids that can be allocated now.
 
         Raises:
-            DeviceError: fewer than are missing.
+            DeviceError: they are fewer than needed.
         """
         free = table.healthy.difference(in_use)
         if len(free) < missing:
@@ -149,7 +149,7 @@ class Demand:
 
 
 def draw(chance: random.Random, ids: Iterable[str], count: int) -> frozenset[str]:
-    """At most `count` ids, at random, as the kubelet's maps give them."""
+    """At most `count` ids in random order, as from the kubelet's maps."""
     pool = sorted(ids)
     return frozenset(chance.sample(pool, min(count, len(pool))))
 
@@ -157,13 +157,13 @@ def draw(chance: random.Random, ids: Iterable[str], count: int) -> frozenset[str
 def fill(
     chance: random.Random, preferred: Iterable[str], free: frozenset[str], count: int
 ) -> frozenset[str]:
-    """`count` of the free ids, those the plugin preferred first; foreign answers are ignored."""
+    """`count` free ids, the plugin's preferred ones first. Ids that are not free are ignored."""
     chosen = draw(chance, free.intersection(preferred), count)
     return chosen | draw(chance, free - chosen, count - len(chosen))
 
 
 def shuffled(chance: random.Random, values: Iterable[str]) -> list[str]:
-    """The values in random order: no plugin may rely on the order of ids or resources."""
+    """The values in random order, because no plugin may rely on an order."""
     order = sorted(values)
     chance.shuffle(order)
     return order

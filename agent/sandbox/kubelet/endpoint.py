@@ -1,4 +1,4 @@
-"""One connection from the kubelet to a plugin: dialled, called and read as grpc-go does it."""
+"""A connection from the kubelet to a plugin that behaves as grpc-go's."""
 
 import asyncio
 import struct
@@ -47,17 +47,17 @@ PLUGIN_FAULTS: Final = (
     StreamTerminatedError,
     ProtocolError,
     OSError,
-    AssertionError,  # grpclib: the peer went away in the middle of a message
+    AssertionError,  # grpclib: the peer closed in the middle of a message
     NotImplementedError,  # grpclib: a compressed message
 )
-"""Everything that a plugin's misconduct or death raises in a call."""
+"""The exceptions of a call if the plugin breaks the protocol or dies."""
 
 
 _AnswerT = TypeVar("_AnswerT")
 
 
 class _BoundedCodec(ProtoCodec):
-    """Messages as grpc-go takes them: at most 4 MiB and well-formed."""
+    """Accepts the messages that grpc-go accepts: at most 4 MiB and well-formed."""
 
     @override
     def decode(self, data: bytes, message_type: "type[IProtoMessage]") -> "IProtoMessage":
@@ -72,7 +72,7 @@ class _BoundedCodec(ProtoCodec):
 
 
 class _GoStream(Stream):
-    """A call that introduces itself as kubelet 1.36 does."""
+    """A call with the headers of kubelet 1.36."""
 
     @override
     async def send_request(
@@ -94,7 +94,7 @@ class _GoConnection(Connection):
 
 
 class _GreetedProtocol(H2Protocol):
-    """Knows when the server has spoken first: until then grpc-go does not call it connected."""
+    """Knows when the server's first frame came: before, grpc-go does not count as connected."""
 
     def __init__(self, plain: H2Protocol) -> None:
         super().__init__(plain.handler, plain.config, plain.h2_config)
@@ -135,8 +135,8 @@ class PluginChannel(Channel):
 
     @override
     async def __connect__(self) -> H2Protocol:
-        # grpclib connects again for a call whose connection is lost; a process that dies may take
-        # that connection, and close() may come in between
+        # grpclib connects again for a call whose connection is lost. A dying process may accept
+        # that connection, and close() may come in between.
         protocol = await super().__connect__()
         if self._is_closed:
             super().close()
@@ -155,7 +155,7 @@ class PluginChannel(Channel):
         """Connect and wait for the server's first frame.
 
         Raises:
-            OSError: nobody listens, or the connection broke before the first frame.
+            OSError: no process listens, or the connection broke before the first frame.
         """
         protocol = await self.__connect__()
         if isinstance(protocol, _GreetedProtocol):
@@ -165,10 +165,10 @@ class PluginChannel(Channel):
 
 
 async def dial(path: Path) -> PluginChannel:
-    """Dial a plugin, again after 1, 1.6, 2.56 … seconds, for 10 seconds in all.
+    """Dial a plugin; retry after 1, 1.6, 2.56 … s, for 10 s in all.
 
     Raises:
-        DeviceError: nobody answered in time; the text is the kubelet's.
+        DeviceError: no answer in time; the text is the kubelet's.
     """
     channel, delay = PluginChannel(path), _FIRST_REDIAL
     try:
@@ -190,13 +190,13 @@ async def dial(path: Path) -> PluginChannel:
 
 
 def go_text(error: BaseException) -> str:
-    """The error as Go prints it; this text reaches the pod's status."""
+    """The error as Go prints it. The text appears in the pod's status."""
     status = error.status if isinstance(error, GRPCError) else Status.UNAVAILABLE
     return f"rpc error: code = {_CODES[status]} desc = {go_description(error)}"
 
 
 def go_description(error: BaseException) -> str:
-    """What the error says besides its code."""
+    """The message of the error without its code."""
     if isinstance(error, GRPCError):
         return error.message or ""
     if isinstance(error, OSError):
@@ -205,9 +205,9 @@ def go_description(error: BaseException) -> str:
 
 
 class PluginEndpoint:
-    """One registration of a resource: the way to its plugin, or the memory that there was one.
+    """One registration of a resource: the channel to its plugin, or the note that there was one.
 
-    `options` are None and there is no channel for one that comes from the checkpoint.
+    A registration from the checkpoint has no channel, and its `options` are None.
     """
 
     def __init__(
@@ -222,22 +222,22 @@ class PluginEndpoint:
         self._channel = channel
 
     def stop(self, now: float) -> None:
-        """The plugin is gone since `now` (loop time); the grace period starts."""
+        """Note that the plugin is gone since `now` (loop time). The grace period starts."""
         self.stopped_at = now
 
     def prefers(self) -> bool:
-        """Tell whether the plugin offers GetPreferredAllocation."""
+        """Whether the plugin offers GetPreferredAllocation."""
         return self.options is not None and self.options.get_preferred_allocation_available
 
     def is_expired(self, now: float) -> bool:
-        """Tell whether it has been stopped for longer than the grace period."""
+        """Whether it has been stopped for longer than the grace period."""
         return self.stopped_at is not None and now - self.stopped_at > GRACE_PERIOD
 
     async def follow(self, receive: Callable[[tuple[ListedDevice, ...]], None]) -> None:
-        """Call ListAndWatch and hand on every list until the plugin ends the stream.
+        """Call ListAndWatch and pass every list to `receive` until the plugin ends the stream.
 
         Raises:
-            PLUGIN_FAULTS: how it ended, unless the plugin returned.
+            PLUGIN_FAULTS: the stream ended in another way than by the plugin's return.
         """
         async for response in self._stub().list_and_watch():
             receive(_read_list(response))
@@ -246,7 +246,7 @@ class PluginEndpoint:
         """One Allocate with one container request, without a deadline.
 
         Raises:
-            DeviceError: the plugin refused, is stopped or has died; the text is Go's.
+            DeviceError: the plugin refused, has stopped or died; the text is Go's.
         """
         request = AllocateRequest([ContainerAllocateRequest(list(ids))])
         answer = await _answered(self._stub().allocate(request))
@@ -271,7 +271,7 @@ class PluginEndpoint:
         return tuple(device_id for response in first for device_id in response.device_i_ds)
 
     async def pre_start(self, ids: Iterable[str]) -> None:
-        """One PreStartContainer with the kubelet's deadline of 30 seconds.
+        """One PreStartContainer with the kubelet's deadline of 30 s.
 
         Raises:
             DeviceError: the call failed.

@@ -27,7 +27,7 @@ Job = Callable[[], Coroutine[object, object, None]]
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """The two directories that the kubelet shares with plugins and their friends."""
+    """The kubelet's directories for device plugins and for PodResources."""
 
     plugins: Path
     pod_resources: Path
@@ -38,7 +38,7 @@ class _ExitError(Exception):
 
 
 class Life:
-    """A process. Its loop handles one event after the other, and an Allocate holds it up."""
+    """A process. Its loop handles one event after the other; an Allocate blocks it."""
 
     def __init__(
         self,
@@ -69,10 +69,10 @@ class Life:
         }
 
     async def run(self, up: Callable[[], None]) -> bool:
-        """Live; `up` is called once when both sockets are served.
+        """Run the process. `up` is called once when both sockets are served.
 
         Returns:
-            whether it panicked; otherwise it was told to exit.
+            True if it panicked, False if exit() was called.
 
         Raises:
             ExceptionGroup: it could not start, or the model itself is broken.
@@ -95,15 +95,15 @@ class Life:
         return panicked
 
     def exit(self) -> None:
-        """Die now, in the middle of whatever is going on; nothing is cleaned."""
+        """Exit at once, without cleaning up."""
         self._exit.set()
 
     def submit_pod(self, uid: str) -> None:
-        """The loop hears of a new pod."""
+        """Tell the loop of a new pod."""
         self._jobs.put_nowait(partial(self._admit, uid))
 
     def submit_death(self, uid: str) -> None:
-        """The loop hears that a container of the pod has died."""
+        """Tell the loop that a container of the pod has died."""
 
         async def hear() -> None:
             if uid in self._admitter.active:
@@ -112,9 +112,9 @@ class Life:
         self._jobs.put_nowait(hear)
 
     async def end_pod(self, uid: str, stop_seconds: float) -> None:
-        """The loop hears that a pod is to end; stopping it goes on beside the loop.
+        """Tell the loop that a pod is to end. The stop runs beside the loop.
 
-        Returns when it has ended, or this process has died.
+        Returns when the pod has ended or this process has died.
         """
 
         async def end() -> None:
@@ -192,10 +192,10 @@ class Life:
 
 
 def _sweep(directory: Path) -> None:
-    """Make the directory, or remove every socket in it and nothing else.
+    """Create the directory, or remove the sockets in it and nothing else.
 
     Raises:
-        OSError: it cannot be made, or a socket cannot be removed; the kubelet does not start.
+        OSError: it cannot be created, or a socket cannot be removed; the kubelet does not start.
     """
     directory.mkdir(mode=0o750, parents=True, exist_ok=True)
     for entry in directory.iterdir():

@@ -1,4 +1,4 @@
-"""The kubelet of one node as tests and the sandbox drive it."""
+"""The kubelet of one node, with the interface for tests and the sandbox."""
 
 import asyncio
 import contextlib
@@ -24,8 +24,8 @@ class KubeletModel:
     """A kubelet 1.36 (legacy registration, topology policy none) on real unix sockets.
 
     `directory` is the device plugin directory, `pod_resources_dir` holds the PodResources socket.
-    Pods and running containers belong to the node: they survive the process, and each process
-    admits all of them anew before it hears of anything else.
+    Pods and running containers belong to the node. They survive the process, and each process
+    admits all of them again before it handles other events.
     """
 
     def __init__(
@@ -49,22 +49,22 @@ class KubeletModel:
 
     @property
     def is_up(self) -> bool:
-        """Tell whether a kubelet process is alive and serving."""
+        """Whether a kubelet process is alive and serving."""
         return self._life is not None and self._life.is_serving
 
     async def start(self) -> None:
-        """Start the process; returns when both sockets are served.
+        """Start the process. Returns when both sockets are served.
 
         Raises:
-            RuntimeError: it has been started already.
-            ExceptionGroup: it cannot start (a directory or socket that cannot be made or removed).
+            RuntimeError: it was already started.
+            ExceptionGroup: it cannot create or remove a directory or socket.
         """
         if self._owner is not None:
             raise RuntimeError("the kubelet model has been started already")
         loop = asyncio.get_running_loop()
         up: asyncio.Future[None] = loop.create_future()
         self._stop = asyncio.Event()
-        # the one task outside a TaskGroup: it owns the group and lives on when start() returns
+        # The only task outside a TaskGroup: it owns the group and continues when start() returns.
         owner = self._owner = loop.create_task(self._supervise(self._stop, up))
         await asyncio.wait((owner, up), return_when=asyncio.FIRST_COMPLETED)
         if owner.done():
@@ -72,11 +72,11 @@ class KubeletModel:
             owner.result()
 
     async def stop(self) -> None:
-        """End the process. Nothing is cleaned: `kubelet.sock` stays as a dead file."""
+        """End the process without cleaning up: `kubelet.sock` stays as a dead file."""
         await self.kill()
 
     async def kill(self) -> None:
-        """SIGKILL: calls in flight are cut, their answers are recorded by nobody.
+        """SIGKILL: cut the calls in flight without recording their answers.
 
         A second call does nothing.
 
@@ -93,14 +93,14 @@ class KubeletModel:
         owner.result()
 
     async def restart(self, *, lose_checkpoint: bool = False) -> None:
-        """A new process; containers run on and are admitted anew."""
+        """Start a new process. Containers keep running, and all pods are admitted again."""
         await self.kill()
         if lose_checkpoint:
             self._lose_checkpoint()
         await self.start()
 
     async def reboot(self, *, lose_checkpoint: bool = False) -> None:
-        """The machine restarts: no container is left, all pods are admitted anew."""
+        """Restart the machine: no container is left, and all pods are admitted again."""
         await self.kill()
         self.node.stop_all()
         if lose_checkpoint:
@@ -108,26 +108,26 @@ class KubeletModel:
         await self.start()
 
     def capacity(self, resource: str) -> int:
-        """Healthy and unhealthy ids, as the next node status would say."""
+        """The number of healthy and unhealthy ids in the next node status."""
         return self._books.view(resource)[0] if self._books else 0
 
     def allocatable(self, resource: str) -> int:
-        """Healthy ids, as the next node status would say."""
+        """The number of healthy ids in the next node status."""
         return self._books.view(resource)[1] if self._books else 0
 
     async def until_allocatable(self, resource: str, n: int) -> None:
-        """Wait until exactly `n` ids are allocatable. The deadline is the caller's."""
+        """Wait until exactly `n` ids are allocatable. The caller sets the deadline."""
         await self.history.until(lambda: self.allocatable(resource) == n)
 
     def tick(self) -> NodeResources:
-        """One tick of the node status; removes resources whose plugin is gone for > 5 minutes."""
+        """Make one node status. Removes resources whose plugin was gone for over 5 minutes."""
         return self._books.tick() if self._books else NodeResources()
 
     async def admit(self, pod: Json) -> KubeletAdmission:
-        """Bind a pod to the node and wait for the verdict, also across the kubelet's deaths.
+        """Bind a pod to the node and wait for the verdict, also across restarts of the kubelet.
 
         Raises:
-            KeyError, ValueError: it is no Pod object.
+            KeyError, ValueError: it is not a Pod object.
         """
         entry = self.node.add(read_pod(pod))
         if entry.admission is not None:
@@ -137,22 +137,22 @@ class KubeletModel:
         return await entry.verdict()
 
     async def pod_gone(self, uid: str, *, stop_seconds: float = 0.0) -> None:
-        """The pod is terminal or deleted; heard of after whatever the kubelet is busy with.
+        """Tell the kubelet that the pod is terminal or deleted, after its present work.
 
-        What it is busy with afterwards does not hold up the `stop_seconds` of its containers.
+        Later work of the kubelet does not delay the `stop_seconds` of the pod's containers.
         """
         if self._life is not None and self.is_up:
             await self._life.end_pod(uid, stop_seconds)
         self.node.remove(uid)
 
     async def container_died(self, uid: str, container: str) -> None:
-        """A container ended on its own; its pod worker starts it again."""
+        """End a container as if by itself. Its pod worker starts it again."""
         self.node.pods[uid].running.discard(container)
         if self._life is not None and self.is_up:
             self._life.submit_death(uid)
 
     async def until_running(self, uid: str, container: str) -> None:
-        """Wait until the container runs. The deadline is the caller's."""
+        """Wait until the container runs. The caller sets the deadline."""
         await self.history.until(lambda: container in self.node.pods[uid].running)
 
     def pod(self, uid: str) -> NodePod | None:
@@ -160,7 +160,7 @@ class KubeletModel:
         return self.node.pods.get(uid)
 
     def held(self, resource: str) -> Mapping[ContainerKey, frozenset[str]]:
-        """Which container holds which ids, by the kubelet's books."""
+        """The recorded ids of each container."""
         records = self._books.records if self._books else ()
         return {owner: record.ids for owner, name, record in records if name == resource}
 
@@ -169,9 +169,9 @@ class KubeletModel:
         return self._life.books if self._life is not None and self._life.is_serving else None
 
     def health(self, uid: str, container: str) -> Mapping[str, Mapping[str, bool]]:
-        """Resource → id → whether the plugin's last list called it healthy, as pod status shows it.
+        """Resource → id → healthy in the plugin's last list, as in the pod status.
 
-        An id that is in no list counts as healthy, as with the real one.
+        As in the real kubelet, an id that is in no list counts as healthy.
         """
         books = self._books
         if books is None:
@@ -187,7 +187,7 @@ class KubeletModel:
         (self._paths.plugins / checkpoint.FILE_NAME).unlink(missing_ok=True)
 
     async def _supervise(self, stop: asyncio.Event, up: asyncio.Future[None]) -> None:
-        """Keep one process alive until it is told to exit, as an init system does."""
+        """Keep one process running until `stop` is set, as an init system does."""
 
         def serving() -> None:
             if not up.done():

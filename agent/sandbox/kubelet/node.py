@@ -1,4 +1,4 @@
-"""What outlives the kubelet process: the pods bound to the node and the containers that run."""
+"""The pods bound to the node and the running containers, which outlive the kubelet process."""
 
 import asyncio
 import random
@@ -23,7 +23,7 @@ class KubeletAdmission:
 class NodePod:
     """One pod of the node.
 
-    `waiting` maps a container to why it cannot be created, `starts` to how often it was started.
+    `waiting`: container → why it cannot be created. `starts`: container → number of starts.
     """
 
     spec: PodSpec
@@ -36,17 +36,17 @@ class NodePod:
 
     @property
     def is_rejected(self) -> bool:
-        """Tell whether the kubelet has refused it for good."""
+        """Whether the kubelet has rejected it."""
         return self.admission is not None and not self.admission.admitted
 
     async def verdict(self) -> KubeletAdmission:
-        """Wait for the next verdict, of whichever kubelet process gives it."""
+        """Wait for the next verdict, from any kubelet process."""
         future: asyncio.Future[KubeletAdmission] = asyncio.get_running_loop().create_future()
         self._verdicts.append(future)
         return await future
 
     def settle(self, admission: KubeletAdmission) -> None:
-        """Set the verdict; a rejection kills what still runs of the pod."""
+        """Set the verdict. A rejection kills the running containers of the pod."""
         self.admission = admission
         if not admission.admitted:
             self.running.clear()
@@ -66,11 +66,11 @@ class KubeletNode:
     published: dict[str, int] = field(default_factory=dict)
 
     def add(self, spec: PodSpec) -> NodePod:
-        """Bind a pod to the node; one that is known already stays as it is."""
+        """Bind a pod to the node. A known pod stays as it is."""
         return self.pods.setdefault(spec.uid, NodePod(spec))
 
     def remove(self, uid: str) -> None:
-        """The pod has ended: nothing of it runs, and nobody will admit it any more."""
+        """Remove a pod that has ended."""
         pod = self.pods.pop(uid, None)
         if pod is not None and pod.admission is None:
             pod.settle(
@@ -83,11 +83,11 @@ class KubeletNode:
         return sorted(keys, key=keys.__getitem__)
 
     def running(self) -> frozenset[ContainerKey]:
-        """Every container that runs now."""
+        """The running containers."""
         return frozenset((uid, name) for uid, pod in self.pods.items() for name in pod.running)
 
     def stop_all(self) -> None:
-        """The machine goes down: no container survives, init containers have to run again."""
+        """Stop all containers, as a reboot does. Init containers have to run again."""
         for pod in self.pods.values():
             pod.running.clear()
             pod.waiting.clear()

@@ -1,4 +1,4 @@
-"""The Node object as the kubelet keeps it: it registers it and reports capacity and allocatable."""
+"""Registers the Node object and reports its capacity and allocatable, as the kubelet does."""
 
 import asyncio
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _CHANGES: Final = frozenset({"listed", "disconnected", "removed", "started"})
 class NodeReporter:
     """Writes the Node's status every `period` seconds while the kubelet is up; `eager`: at once.
 
-    A resource that was removed stays in the Node as 0, as with the real one.
+    As with the real kubelet, a removed resource stays in the Node as 0.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class NodeReporter:
         def change(node: Json) -> Json:
             status = node.setdefault("status", {})
             capacity = status["capacity"] = {**(status.get("capacity") or {}), **counted}
-            # of a resource that an earlier kubelet knew and this one does not, all is allocatable
+            # If an earlier kubelet knew a resource and this one does not, all of it is allocatable.
             whole = {name: text for name, text in capacity.items() if "/" in name}
             status["allocatable"] = {**(status.get("allocatable") or {}), **whole, **offered}
             return node
@@ -90,7 +90,7 @@ class NodeReporter:
         try:
             node = self._store.update("nodes", "", self._name, change)
         except NotFoundError:
-            return  # a Node that somebody deleted comes back with the kubelet's next start
+            return  # a deleted Node comes back with the kubelet's next start
         self._model.node.labels = dict(node["metadata"].get("labels") or {})
         allocatable = node["status"]["allocatable"]
         self._model.node.published = {

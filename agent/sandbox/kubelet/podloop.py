@@ -1,7 +1,7 @@
-"""The kubelet's side of the API server: it hosts the pods bound to its node and reports them.
+"""Connects the kubelet with the API server: hosts the pods of its node and reports their status.
 
-Pods that were deleted while they waited for their admission are still admitted, as with the real
-one; the deletion is heard of afterwards.
+As with the real kubelet, a pod that is deleted while it waits for admission is still admitted. The
+kubelet handles the deletion afterwards.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ _RETOLD: Final = frozenset(
 
 @dataclass(slots=True)
 class _Hosted:
-    """A pod that was seen bound to the node; `leaving` is set by its deletion, however it came."""
+    """A pod that was seen bound to the node. `leaving` is set when it is deleted in any way."""
 
     pod: Json
     leaving: asyncio.Event = field(default_factory=asyncio.Event)
@@ -57,11 +57,11 @@ class _Hosted:
 
 
 class KubeletPodLoop:
-    """Drives one kubelet model from one store; `run` is its whole life.
+    """Drives one kubelet model from one store.
 
-    `status_period` is the time between two Node statuses in seconds; `eager` also writes one at
-    each change, which the real kubelet does not do. `lag`: seconds, from and to, that a frame of
-    its watch takes behind the one before.
+    - `status_period`: seconds between two Node statuses.
+    - `eager`: also write one at each change, which the real kubelet does not do.
+    - `lag`: the least and most seconds that each frame of its watch is late.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class KubeletPodLoop:
         """Host pods and report them, for ever.
 
         Raises:
-            ExceptionGroup: a pod of the store is no Pod, or the model is broken.
+            ExceptionGroup: a pod of the store is malformed, or the model is broken.
         """
         for event in self._model.history.of("started"):
             self._started = event.elapsed
@@ -100,7 +100,7 @@ class KubeletPodLoop:
                 await self._follow(group)
 
     async def _follow(self, group: asyncio.TaskGroup) -> None:
-        """Follow the pods of the node until the history has moved past us."""
+        """Follow the pods of the node until the history no longer has our position."""
         found = self._store.select("pods", fields=self._fields)
         changes = self._store.subscribe("pods", self._store.version, fields=self._fields)
         present = {pod["metadata"]["uid"] for pod in found}
@@ -129,7 +129,7 @@ class KubeletPodLoop:
             if (pod.get("status") or {}).get("phase") in _TERMINAL:
                 return
             if pod["metadata"].get("deletionGracePeriodSeconds") == 0:
-                return  # the write before its removal: it is known no more, or never was
+                return  # the write before its removal; the pod is no longer known, or never was
             hosted = self._hosted[uid] = _Hosted(pod)
             group.create_task(self._host(hosted))
         hosted.pod = pod
@@ -137,7 +137,7 @@ class KubeletPodLoop:
             self._leave(hosted)
 
     def _lose(self, group: asyncio.TaskGroup, uid: str) -> None:
-        """The pod is no longer in the store; a kubelet that is up still admits it if it waits."""
+        """Handle the removal from the store. A running kubelet still admits a pod that waits."""
         hosted = self._hosted.get(uid)
         if hosted is not None:
             hosted.is_gone = True
@@ -190,7 +190,7 @@ class KubeletPodLoop:
         try:
             self._store.finalize(*hosted.key, uid=hosted.uid)
         except (NotFoundError, ConflictError):
-            return  # somebody deleted it with grace 0 meanwhile
+            return  # it was deleted with grace 0 meanwhile
 
     def _hear(self, event: KubeletEvent) -> None:
         timings = self._model.timings
@@ -238,7 +238,7 @@ class KubeletPodLoop:
         try:
             self._store.update("pods", *hosted.key, change, uid=hosted.uid)
         except (NotFoundError, ConflictError):
-            return  # the pod is gone, or another one has its name by now
+            return  # the pod is gone, or another pod has its name
 
     def _stamp(self) -> str:
         return self._model.clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,4 +1,4 @@
-"""The PodResources service: what the kubelet has on its books, for anyone who asks politely."""
+"""The PodResources service: serves the kubelet's records, with its rate limit."""
 
 import asyncio
 import random
@@ -43,7 +43,7 @@ class RateLimit:
         """Take one token.
 
         Raises:
-            GRPCError: RESOURCE_EXHAUSTED, there is none.
+            GRPCError: RESOURCE_EXHAUSTED, if there is none.
         """
         now = asyncio.get_running_loop().time()
         self._tokens = min(_BURST, self._tokens + (now - self._filled_at) * _PER_SECOND)
@@ -54,7 +54,7 @@ class RateLimit:
 
 
 class PodResourcesLister(PodResourcesListerBase):
-    """Answers from the books while anything else waits; `pods` are the active ones, by UID."""
+    """Answers from the records without waiting. `pods`: the active pods by UID."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What the kubelet reads in a pod: its containers in the order of admission, and their limits."""
+"""The parts of a pod that the kubelet reads: containers in admission order, with their limits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Final, Literal
 from agent.sandbox.api_errors import Json
 
 ContainerKind = Literal["init", "sidecar", "app"]
-"""`init` runs to its end before the next; a `sidecar` is an init container that stays."""
+"""`init` ends before the next one starts; a `sidecar` is an init container that keeps running."""
 
 ContainerKey = tuple[str, str]
 """Pod UID and container name."""
@@ -45,7 +45,7 @@ class PodSpec:
 
     @property
     def full_name(self) -> tuple[str, str]:
-        """Namespace and name: all that PodResources knows a pod by."""
+        """Namespace and name, by which PodResources identifies a pod."""
         return self.namespace, self.name
 
     def container(self, name: str) -> ContainerSpec:
@@ -60,7 +60,7 @@ class PodSpec:
         raise KeyError(f"pod {self.namespace}/{self.name} has no container {name}")
 
     def request(self, resource: str) -> int:
-        """What the scheduler counts: the peak of the init phase or the sum of what stays."""
+        """The amount that the scheduler counts: max(peak of the init phase, sum of the others)."""
         staying, peak = 0, 0
         for container in self.containers:
             asked = container.limits.get(resource, 0)
@@ -101,7 +101,7 @@ def _read_container(container: Json, *, is_init: bool) -> ContainerSpec:
 
 
 def read_quantity(text: object) -> int:
-    """A whole quantity, as extended resources have it: 2, "2", "1k", "1Ki".
+    """Parse the whole quantity of an extended resource: 2, "2", "1k", "1Ki".
 
     Raises:
         ValueError: anything else.

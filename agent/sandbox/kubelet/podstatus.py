@@ -1,4 +1,4 @@
-"""The pod's status as the kubelet writes it, made from what the node knows: pure."""
+"""Makes the status of a pod as the kubelet writes it."""
 
 import hashlib
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _HEALTH_WORDS: Final = {True: "Healthy", False: "Unhealthy"}
 
 
 def running_status(pod: NodePod, health: Mapping[str, Health], now: str) -> Json:
-    """The status of a pod that was admitted; `health` is by container name."""
+    """The status of an admitted pod; `health` is by container name."""
     containers = pod.spec.containers
     apps = [c for c in containers if c.kind == "app"]
     started = [c for c in apps if pod.starts.get(c.name)]
@@ -33,7 +33,7 @@ def running_status(pod: NodePod, health: Mapping[str, Health], now: str) -> Json
 
 
 def ended_status(pod: NodePod, now: str) -> Json:
-    """The status of a pod whose containers have all ended well."""
+    """The status of a pod whose containers have all ended with exit code 0."""
     done = {"exitCode": 0, "reason": "Completed", "finishedAt": now}
     return {
         "phase": "Succeeded",
@@ -47,12 +47,12 @@ def ended_status(pod: NodePod, now: str) -> Json:
 
 
 def rejected_status(reason: str, message: str, now: str) -> Json:
-    """The status of a pod that the kubelet refused."""
+    """The status of a pod that the kubelet rejected."""
     return {"phase": "Failed", "reason": reason, "message": message, "startTime": now}
 
 
 def merged(old: Json, new: Json) -> Json:
-    """A status in place of another: what the kubelet does not own stays, times do not move."""
+    """`new` merged into `old`: fields of other writers and transition times stay."""
     kept = {key: value for key, value in old.items() if key not in _OWNED}
     scheduled = [c for c in old.get("conditions") or () if c["type"] == "PodScheduled"]
     whole = kept | new

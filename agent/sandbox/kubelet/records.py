@@ -1,4 +1,4 @@
-"""Who holds which ids by the kubelet's books, and what the plugin answered for them."""
+"""The kubelet's records: the ids of each container, and the plugin's answer for them."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -9,25 +9,25 @@ from agent.wire.v1beta1 import ContainerAllocateResponse
 
 @dataclass(frozen=True, slots=True)
 class DeviceRecord:
-    """One container's hold on one resource; `numa` maps NUMA nodes (-1: none) to ids."""
+    """The ids of one container and resource. `numa` maps NUMA nodes (-1: none) to ids."""
 
     numa: Mapping[int, tuple[str, ...]]
     response: ContainerAllocateResponse
 
     @property
     def ids(self) -> frozenset[str]:
-        """The ids, each once, whatever NUMA nodes they are on."""
+        """The ids of all NUMA nodes."""
         return frozenset(device_id for members in self.numa.values() for device_id in members)
 
 
 @dataclass(slots=True)
 class DeviceRecords:
-    """All holds of the node: pod UID → container → resource → record."""
+    """All records of the node: pod UID → container → resource → record."""
 
     _pods: dict[str, dict[str, dict[str, DeviceRecord]]] = field(default_factory=dict)
 
     def insert(self, owner: ContainerKey, resource: str, record: DeviceRecord) -> None:
-        """Note a hold, in place of an earlier one of the same container and resource."""
+        """Add a record. It replaces an earlier one of the same container and resource."""
         uid, container = owner
         self._pods.setdefault(uid, {}).setdefault(container, {})[resource] = record
 
@@ -37,26 +37,26 @@ class DeviceRecords:
         return self._pods.get(uid, {}).get(container, {})
 
     def ids(self, owner: ContainerKey, resource: str) -> frozenset[str] | None:
-        """The container's ids of one resource, or None where it has no record."""
+        """The container's ids of one resource, or None if it has no record."""
         record = self.of_container(owner).get(resource)
         return None if record is None else record.ids
 
     def drop_all_but(self, uids: Iterable[str]) -> bool:
-        """Forget every other pod; tells whether there was one."""
+        """Forget every other pod. Returns whether there was one."""
         gone = self._pods.keys() - set(uids)
         for uid in gone:
             del self._pods[uid]
         return bool(gone)
 
     def in_use(self) -> dict[str, set[str]]:
-        """Ids held, by resource."""
+        """The recorded ids by resource."""
         held: dict[str, set[str]] = {}
         for _, resource, record in self:
             held.setdefault(resource, set()).update(record.ids)
         return held
 
     def has_pod(self, uid: str) -> bool:
-        """Tell whether any container of the pod has a record."""
+        """Whether a container of the pod has a record."""
         return uid in self._pods
 
     def __iter__(self) -> Iterator[tuple[ContainerKey, str, DeviceRecord]]:
@@ -67,7 +67,7 @@ class DeviceRecords:
 
 
 def merge(records: Iterable[DeviceRecord]) -> ContainerAllocateResponse:
-    """What the runtime is told of a container: the first value of each key wins."""
+    """The answers of a container merged for the runtime: the first value of each key wins."""
     whole = ContainerAllocateResponse()
     for record in records:
         answer = record.response

@@ -1,7 +1,7 @@
-"""The Registration service as kubelet ≤ 1.36 serves it: one client for each resource name.
+"""The Registration service of kubelets up to and including 1.36: one client per resource name.
 
-A second Register replaces the first and leaves its stream open; the end of *any* stream of a
-resource disconnects whichever client is current then.
+A second Register replaces the first and leaves its stream open. The end of *any* stream of a
+resource disconnects the current client.
 """
 
 import os.path
@@ -31,13 +31,13 @@ VERSION: Final = "v1beta1"
 
 @dataclass(slots=True)
 class _Client:
-    """The one client of a resource; it has no channel while it dials."""
+    """The client of a resource. It has no channel while it dials."""
 
     channel: PluginChannel | None = None
 
 
 class RegistrationServer(RegistrationBase):
-    """Plugins call `Register`; everything after it runs in tasks given to `spawn`."""
+    """Serves `Register`. Everything after it runs in tasks given to `spawn`."""
 
     def __init__(
         self,
@@ -80,7 +80,8 @@ class RegistrationServer(RegistrationBase):
             self._channels.add(client.channel)
             endpoint = await self._ask_options(resource, client.channel)
         except BaseException:
-            # the failed one is dropped *by name*: an earlier client is forgotten, its stream lives
+            # The failed client is dropped *by name*: an earlier client is forgotten, but its stream
+            # stays.
             self._clients.pop(resource, None)
             raise
         self._books.connected(resource, endpoint)
@@ -100,10 +101,10 @@ class RegistrationServer(RegistrationBase):
             await endpoint.follow(lambda devices: self._books.listed(resource, devices))
         except PLUGIN_FAULTS as error:
             text = go_text(error)
-        except DeviceError as error:  # an older stream's end was faster than this one's start
+        except DeviceError as error:  # an older stream ended before this one started
             text = str(error)
-        # whoever is current is cut off, even one that is still dialling. Where nobody is, this
-        # stream's own connection stays open, and its plugin is asked as if nothing had happened.
+        # The current client is disconnected, even if it is still dialling. If there is none, this
+        # stream's connection stays open, and its plugin still gets calls.
         current = self._clients.pop(resource, None)
         if current is not None:
             self._cut(current.channel)

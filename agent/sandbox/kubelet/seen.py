@@ -1,4 +1,4 @@
-"""What the kubelet model saw and did, in order and bounded, and waiting for it to change."""
+"""A bounded log of the kubelet model's events, with waiting for new ones."""
 
 import asyncio
 import datetime as dt
@@ -40,7 +40,7 @@ SeenKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class KubeletEvent:
-    """One event. `elapsed` is loop time in seconds; `ids` what was asked; `text` the answer."""
+    """One event. `elapsed`: loop time in seconds; `ids`: the request; `text`: the answer."""
 
     at: dt.datetime
     elapsed: float
@@ -53,7 +53,7 @@ class KubeletEvent:
 
 
 class KubeletLog:
-    """The last `limit` events, oldest first; it outlives the kubelet's restarts."""
+    """The last `limit` events, oldest first. It survives restarts of the kubelet."""
 
     def __init__(self, clock: Clock, limit: int = 10_000) -> None:
         self._clock = clock
@@ -71,7 +71,7 @@ class KubeletLog:
         ids: Iterable[str] = (),
         text: str = "",
     ) -> None:
-        """Add an event, tell the listeners and wake everyone who waits for a change."""
+        """Add an event, call the listeners and wake all waiters."""
         elapsed = asyncio.get_running_loop().time()
         event = KubeletEvent(
             self._clock.now(), elapsed, kind, resource, pod, container, tuple(ids), text
@@ -93,7 +93,7 @@ class KubeletLog:
         return [event for event in self._events if event.kind in kinds]
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Return as soon as `holds()`; it is asked after every event. The deadline is yours."""
+        """Wait until `holds()`, checked after every event. The caller sets the deadline."""
         while not holds():
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)

@@ -1,4 +1,4 @@
-"""A gRPC server on a unix socket that dies as a process does: connections cut, file left."""
+"""A gRPC server on a unix socket that ends like a killed process: it leaves its socket file."""
 
 import asyncio
 import socket
@@ -32,10 +32,9 @@ class SocketServer(Server):
         return connection
 
     async def serve(self, path: Path) -> None:
-        """Bind and listen; a file that is there is replaced.
+        """Bind and listen. An existing file is replaced.
 
-        asyncio does not learn that the socket is a unix one, so that no version of it removes the
-        file at the end.
+        asyncio gets a bound socket, so that no version of it removes the file at the end.
 
         Raises:
             OSError: the path cannot be bound.
@@ -49,13 +48,13 @@ class SocketServer(Server):
             raise
 
     def open_connections(self) -> int:
-        """How many connections are open now."""
+        """The number of open connections."""
         return sum(not _is_closed(connection) for connection in self._connections)
 
     async def die(self) -> None:
-        """Cut all connections and stop listening; the socket file stays behind, dead.
+        """Cut all connections and stop listening; the socket file stays.
 
-        One that never served has nothing to end.
+        If it never served, this does nothing.
         """
         if not self._has_served:
             return

@@ -1,4 +1,4 @@
-"""Pod workers: they start containers, and start them again, beside the admission of other pods."""
+"""Pod workers: they start and restart containers, in parallel to the admission of other pods."""
 
 import asyncio
 import random
@@ -14,14 +14,15 @@ from agent.sandbox.kubelet.seen import KubeletLog
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """How long the real kubelet (1.36) takes, in seconds; pairs are drawn from evenly.
+    """How long the real kubelet (1.36) takes, in seconds. Pairs are ranges of a uniform draw.
 
-    Before its first `housekeeping` it cannot rule out that a pod's containers run: the API server
-    hears of a rejection only at the first `full_report`. Both count from the start.
-
-    What belongs to the machine and its images takes no time unless said otherwise: its share of a
-    start (`container_start`), the work of an ordinary init container (`init_run`), and the wait
-    before the second restart of a container that keeps dying (`crash_backoff`, doubled each time).
+    - `housekeeping`, `full_report`: from the start of the kubelet. Before the first housekeeping,
+      containers of a pod may still run, so the API server gets a rejection only with the first
+      full report.
+    - `container_start`: the runtime's part of a start; 0 by default.
+    - `init_run`: the run of an ordinary init container; 0 by default.
+    - `crash_backoff`: before the second restart of a container that keeps dying, doubled each time;
+      0 by default.
     """
 
     socket: float = 0.35
@@ -39,10 +40,10 @@ class Timings:
 
 
 class PodWorkers:
-    """One worker for each pod. `turn` waits until the kubelet's loop is free to hear of an event.
+    """One worker for each pod. `turn` waits until the kubelet's loop can handle an event.
 
-    A container whose plugin refuses stays with CreateContainerConfigError and is tried again; the
-    pod is not failed for it.
+    If a plugin refuses a container, the container waits with CreateContainerConfigError and is
+    tried again. The pod does not fail.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class PodWorkers:
         self._deaths: dict[str, int] = {}
 
     async def run(self, uid: str) -> None:
-        """Start what of the pod is to run and does not, until it does or the pod has ended."""
+        """Start the pod's containers that should run, until they do or the pod has ended."""
         async with self._locks.setdefault(uid, asyncio.Lock()):
             while (pod := self._node.pods.get(uid)) is not None and not pod.is_rejected:
                 if await self._start_missing(pod):
@@ -73,7 +74,7 @@ class PodWorkers:
                 await self._turn()
 
     async def revive(self, uid: str) -> None:
-        """A container of the pod has died: start it again, a moment later or after its back-off."""
+        """Restart a dead container of the pod, after a short pause or its back-off."""
         await asyncio.sleep(self._chance.uniform(*self._timings.container_restart))
         self._deaths[uid] = deaths = self._deaths.get(uid, 0) + 1
         if deaths > 1:
@@ -117,7 +118,7 @@ class PodWorkers:
         return True
 
     async def _take(self, span: tuple[float, float]) -> None:
-        """As much time as that; no time is not even a turn of the loop."""
+        """Sleep for a time in that range; for 0, do not yield to the loop."""
         if any(span):
             await asyncio.sleep(self._chance.uniform(*span))
 

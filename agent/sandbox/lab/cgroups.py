@@ -1,4 +1,4 @@
-"""A cgroup tree with a directory for each container that runs, as the runtime keeps one."""
+"""A directory tree like the runtime's cgroups, with a directory for each running container."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from agent.sandbox.kubelet.podstatus import running_status
 
 
 class CgroupTree:
-    """Kept true by `sync`, to be called after whatever may have started or ended a container."""
+    """The tree. Call `sync` after each event that can start or end a container."""
 
     def __init__(self, root: Path, kubelet: KubeletModel) -> None:
         self._home = root / "kubepods"
@@ -16,7 +16,7 @@ class CgroupTree:
         self._there: set[str] = set()
 
     def sync(self) -> None:
-        """Make and remove directories until there is one for each running container."""
+        """Create and remove directories, so that there is one for each running container."""
         running = self._running()
         for name in running - self._there:
             (self._home / name).mkdir()
@@ -25,10 +25,10 @@ class CgroupTree:
         self._there = running
 
     def _running(self) -> set[str]:
-        found: set[str] = set()
+        running: set[str] = set()
         for pod in self._kubelet.node.pods.values():
             status = running_status(pod, {}, "")
             for key in ("initContainerStatuses", "containerStatuses"):
-                ids = (one["containerID"] for one in status.get(key, ()) if one["ready"])
-                found |= {text.rpartition("://")[2] for text in ids}
-        return found
+                ids = (each["containerID"] for each in status.get(key, ()) if each["ready"])
+                running |= {text.rpartition("://")[2] for text in ids}
+        return running

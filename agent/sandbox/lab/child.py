@@ -1,4 +1,4 @@
-"""The agent as a child process: started, read, signalled and waited for."""
+"""Starts the agent as a child process, reads its log, signals it and waits for it."""
 
 import asyncio
 import shutil
@@ -12,19 +12,19 @@ import agent
 from agent.sandbox.lab.journal import AgentLog
 
 STOP_DEADLINE: Final = 12.0
-"""Seconds for SIGTERM: the agent promises ten."""
+"""Seconds after SIGTERM. The agent promises to end within 10 s."""
 KILL_DEADLINE: Final = 5.0
 _CHUNK: Final = 64 * 1024
 _KEPT_VARIABLES: Final = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH")
 _KEPT_PREFIXES: Final = ("PYTHON", "COVERAGE")
 _DROPPED: Final = "PYTHONDONTWRITEBYTECODE"
-"""An agent that compiles itself at every start is not the one that nodes run."""
+"""This variable is not passed on, because on nodes the agent's bytecode is cached."""
 
 
 _BARE: Final = ("--bounding-set=-all", "--inh-caps=-all", "--no-new-privs")
 _STATUS: Final = "/proc/self/status"
 _SETPCAP: Final = 8
-"""CAP_SETPCAP, without which nobody can give up what root gets anew with each program."""
+"""CAP_SETPCAP, which a process needs to drop the capabilities that root gets at each exec."""
 
 
 class AgentChild:
@@ -39,11 +39,11 @@ class AgentChild:
 
     @property
     def code(self) -> int | None:
-        """How it ended; None while it lives or its last lines are still to be read."""
+        """The exit code; None while it runs or its last lines are still to be read."""
         return self._process.returncode if self._over.is_set() else None
 
     async def read(self) -> None:
-        """Take every line that it says, until it has ended."""
+        """Read its log lines until it has ended."""
         loop = asyncio.get_running_loop()
         stream = self._process.stderr
         rest = b""
@@ -56,12 +56,12 @@ class AgentChild:
         self._log.add(loop.time(), self.pid, rest)
 
     async def wait(self) -> int:
-        """Its exit code, once it has ended. The deadline is the caller's."""
+        """Wait for its exit code. The caller sets the deadline."""
         await self._over.wait()
         return self._process.returncode or 0
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal; one that has ended gets none."""
+        """Send a signal, unless it has ended."""
         if self._process.returncode is None:
             self._process.send_signal(number)
 
@@ -69,14 +69,14 @@ class AgentChild:
         """SIGKILL, and wait until it is gone.
 
         Raises:
-            TimeoutError: the kernel does not let it go.
+            TimeoutError: it does not end.
         """
         self.signal(signal.SIGKILL)
         async with asyncio.timeout(KILL_DEADLINE):
             await self._over.wait()
 
     async def stop(self) -> int:
-        """SIGTERM, its exit code; SIGKILL when it takes longer than it may."""
+        """SIGTERM; after STOP_DEADLINE, SIGKILL. Returns the exit code."""
         self.signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(STOP_DEADLINE):
@@ -91,8 +91,8 @@ async def start_child(
 ) -> AgentChild:
     """Start `hami-agent ARGUMENTS` with this interpreter, in a session of its own.
 
-    Where the system has `setpriv`, it dies with this process, so that killing a sandbox leaves
-    nothing behind, and has none of root's capabilities. ctrl-c on the terminal reaches only the
+    If the system has `setpriv`, the agent ends with this process, so that a killed sandbox leaves
+    no process behind, and it has no capabilities of root. Ctrl-C on the terminal reaches only the
     sandbox.
 
     Raises:
@@ -113,7 +113,7 @@ async def start_child(
 
 
 def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What the child may inherit: nothing that is a setting."""
+    """The environment of the child: the given one without settings of the agent."""
     return {
         name: value
         for name, value in environ.items()
@@ -122,7 +122,10 @@ def child_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _leash() -> tuple[str, ...]:
-    """It ends with us, and is root without capabilities, as the unit and the DaemonSet run it."""
+    """The command that ties the child to this process and drops root's capabilities.
+
+    The systemd unit and the DaemonSet also run the agent without them.
+    """
     tool = shutil.which("setpriv")
     if tool is None:
         return ()
@@ -130,9 +133,9 @@ def _leash() -> tuple[str, ...]:
 
 
 def may_drop(status: str) -> bool:
-    """Whether a process with this /proc/PID/status can give up root's capabilities for good.
+    """Whether a process with this /proc/PID/status can drop root's capabilities.
 
-    In a container without any there is nothing to give up, and the attempt fails.
+    In a container without capabilities the attempt would fail.
     """
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     return fields["Uid"].split()[1] == "0" and bool(int(fields["CapEff"], 16) >> _SETPCAP & 1)

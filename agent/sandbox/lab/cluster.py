@@ -1,4 +1,4 @@
-"""One simulated node with its cluster, in this process; the agent runs beside it as a child."""
+"""One simulated node with its cluster in this process, and the agent as a child process."""
 
 import asyncio
 import contextlib
@@ -37,10 +37,10 @@ _HISTORY: Final = 20_000
 
 @dataclass(frozen=True, slots=True)
 class LabOptions:
-    """What a sandbox is made of.
+    """The options of a sandbox.
 
-    `arguments` go to the agent after all others; `web_port` 0 is a free one. The scheduler's client
-    is as slow as HAMi's by default.
+    `arguments` go to the agent after all others. `web_port` 0: a free port. By default the
+    scheduler's client is as slow as HAMi's.
     """
 
     description: Description
@@ -70,7 +70,7 @@ class SandboxCluster:
 
     @property
     def user(self) -> str:
-        """Who the agent is at the API server."""
+        """The agent's user name at the API server."""
         return NODE_PREFIX + NODE
 
     @property
@@ -78,20 +78,20 @@ class SandboxCluster:
         """The agent that was started last.
 
         Raises:
-            IndexError: none was started yet.
+            IndexError: no agent was started.
         """
         return self.children[-1]
 
     @property
     def web_address(self) -> str | None:
-        """Where the present agent's web door is, once it has said so."""
+        """The address of the present agent's web server, once the agent has logged it."""
         for line in self.log.of("web.listening", self.agent.pid):
             if "port" in line.fields:
                 return f"http://{line.fields['host']}:{line.fields['port']}"
         return None
 
     def command(self) -> tuple[str, ...]:
-        """The arguments that the agent is started with."""
+        """The arguments of the agent."""
         places = self.places
         config = ("--config", str(places.config)) if places.config.exists() else ()
         return (
@@ -111,12 +111,12 @@ class SandboxCluster:
         )
 
     def environment(self) -> dict[str, str]:
-        """The environment that the agent is started with."""
+        """The environment of the agent."""
         settings = {"HAMI_AGENT_PATHS_CGROUP": str(self.places.cgroup)}
         return child_environment(self.options.environ) | settings
 
     async def start_agent(self) -> AgentChild:
-        """Start one more agent and read what it says.
+        """Start an agent and read its log.
 
         Raises:
             OSError: it cannot be started.
@@ -131,7 +131,7 @@ class SandboxCluster:
         await self.agent.kill()
 
     async def stop_agent(self) -> int:
-        """SIGTERM to the present agent; its exit code."""
+        """SIGTERM to the present agent. Returns its exit code."""
         return await self.agent.stop()
 
     def reload_agent(self) -> None:
@@ -139,7 +139,7 @@ class SandboxCluster:
         self.agent.signal(signal.SIGHUP)
 
     async def end_container(self, uid: str, container: str) -> None:
-        """A container ends on its own; its pod worker starts it again.
+        """End a container as if by itself. Its pod worker starts it again.
 
         Raises:
             KeyError: the kubelet has no such pod.
@@ -148,7 +148,7 @@ class SandboxCluster:
         self.cgroups.sync()
 
     def submit(self, pod: Json) -> Json:
-        """Create a pod as a user does: through the webhook, for the scheduler to place.
+        """Create a pod as a user does: it goes through the webhook to the scheduler.
 
         Raises:
             StatusError: the webhook or the API server refuses it.
@@ -160,22 +160,22 @@ class SandboxCluster:
         return self.store.get("pods", NAMESPACE, name)
 
     def node(self) -> Json:
-        """The Node object; empty metadata before the kubelet has made it."""
+        """The Node object; empty metadata before the kubelet has created it."""
         try:
             return self.store.get("nodes", "", NODE)
         except NotFoundError:
             return {"metadata": {}, "status": {}}
 
     def node_annotations(self) -> Mapping[str, str]:
-        """What is noted on the Node."""
+        """The Node's annotations."""
         return self.node()["metadata"].get("annotations") or {}
 
     def allocatable(self) -> int:
-        """Slices that the kubelet offers now."""
+        """The number of slices that the kubelet offers now."""
         return self.kubelet.allocatable(RESOURCE)
 
     async def until(self, holds: Callable[[], bool], within: float) -> bool:
-        """Whether `holds()` came true in time; looked at after every change, never in intervals."""
+        """Wait up to `within` seconds for `holds()`, checked after every change, not by polling."""
         try:
             async with asyncio.timeout(within):
                 await self.pulse.until(holds)
@@ -186,10 +186,10 @@ class SandboxCluster:
 
 @contextlib.asynccontextmanager
 async def open_cluster(options: LabOptions) -> AsyncIterator[SandboxCluster]:
-    """All models up and serving, no agent yet; everything is stopped and removed at the end.
+    """Start all models, without an agent. At the end, stop and remove everything.
 
     Raises:
-        OSError, PermissionFault: a directory, socket or port cannot be had.
+        OSError, PermissionFault: a directory or socket cannot be created, or a port not bound.
     """
     async with contextlib.AsyncExitStack() as stack:
         places = stack.enter_context(open_places(keep=options.keep))
@@ -221,7 +221,7 @@ async def open_cluster(options: LabOptions) -> AsyncIterator[SandboxCluster]:
 
 @contextlib.asynccontextmanager
 async def _joined(options: LabOptions, places: Places) -> AsyncIterator[SandboxCluster]:
-    """The models around one store, each started; stopped in reverse."""
+    """Start the models around one store; stop them in reverse order."""
     chance, clock, pulse = random.SystemRandom(), _clock(), Pulse()
     store = ObjectStore(clock, chance, _HISTORY)
     hardware = SimulatedHardware(options.description)
@@ -258,7 +258,7 @@ async def _joined(options: LabOptions, places: Places) -> AsyncIterator[SandboxC
 
 @contextlib.contextmanager
 def _unwrapped() -> Iterator[None]:
-    """Whoever opened the context sees his own exception: the groups are a matter of this module."""
+    """Raise the caller's exception itself in place of the exception groups of this module."""
     try:
         yield
     except BaseExceptionGroup as group:
@@ -271,7 +271,7 @@ def _unwrapped() -> Iterator[None]:
 
 
 def kubeconfig(server: str, token: str) -> str:
-    """A kubeconfig for one user at one server; JSON is YAML too."""
+    """A kubeconfig for one user at one server, as JSON, which is also YAML."""
     return json.dumps(
         {
             "apiVersion": "v1",

@@ -1,4 +1,4 @@
-"""What the agent says on standard error: its log lines, bounded, across its restarts."""
+"""The agent's log lines from standard error, bounded, across its restarts."""
 
 import contextlib
 import json
@@ -10,13 +10,13 @@ from typing import Final, TextIO
 
 KEPT_LINES: Final = 5000
 LASTING: Final = "web.listening"
-"""An event that is said once, at the start, and looked up for as long as the agent lives."""
+"""An event that is logged once at the start. It is kept while the agent runs."""
 MOST_BYTES: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line; `fields` is empty where it is no JSON object. `pid` said it at `elapsed`."""
+    """One line that `pid` wrote at `elapsed`. `fields` is empty if it is not a JSON object."""
 
     elapsed: float
     pid: int
@@ -25,12 +25,12 @@ class LogLine:
 
     @property
     def event(self) -> str:
-        """The stable word that names what happened."""
+        """The name of the log event."""
         return str(self.fields.get("event", ""))
 
 
 class AgentLog:
-    """The last lines of every agent of one sandbox; `heard` is called after each."""
+    """The last lines of the agents of one sandbox. Calls `heard` after each line."""
 
     def __init__(self, heard: Callable[[], None]) -> None:
         self._lines: deque[LogLine] = deque(maxlen=KEPT_LINES)
@@ -40,7 +40,7 @@ class AgentLog:
 
     @contextlib.contextmanager
     def copied(self, path: Path) -> Iterator[None]:
-        """While the block lasts, what is kept and what comes is in a file, too. Raises OSError."""
+        """Write the kept lines, and new ones while the block lasts, to a file. Raises OSError."""
         with path.open("w", encoding="utf-8") as copy:
             self._copy = copy
             try:
@@ -61,12 +61,12 @@ class AgentLog:
         self._heard()
 
     def of(self, event: str, pid: int | None = None) -> list[LogLine]:
-        """The kept lines of that event, of one process or of all."""
+        """The kept lines with that event, of one process or of all."""
         lines = self._lasting if event == LASTING else self._lines
         return [line for line in lines if line.event == event and (pid is None or line.pid == pid)]
 
     def last(self, count: int) -> list[str]:
-        """The last lines as they were said."""
+        """The text of the last `count` lines."""
         return [line.text for line in self._lines][-count:]
 
     def _write(self, line: LogLine) -> None:

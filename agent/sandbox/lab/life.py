@@ -1,4 +1,4 @@
-"""A sandbox that stays up: the agent is started again when it ends, and news is told."""
+"""A sandbox that stays up: it restarts the agent and prints changes."""
 
 import asyncio
 import socket
@@ -8,13 +8,13 @@ from typing import Final
 from agent.sandbox.lab.cluster import SandboxCluster
 
 RESTART_DELAY: Final = 1.0
-"""Seconds; systemd is told to wait less, but here people watch."""
+"""Seconds. More than in the systemd unit, so that people can follow."""
 
 Snapshot = Mapping[str, str]
 
 
 def free_port() -> int:
-    """A port of loopback that nobody uses, so that every agent of one sandbox has the same."""
+    """A free port of loopback, to be used by all agents of one sandbox."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as opened:
         opened.bind(("127.0.0.1", 0))
         port: int = opened.getsockname()[1]
@@ -32,7 +32,7 @@ async def keep_agent(cluster: SandboxCluster, tell: Callable[[str], None]) -> No
 
 
 async def tell_news(cluster: SandboxCluster, tell: Callable[[str], None]) -> None:
-    """Say what becomes of slices and pods, for ever."""
+    """Print the changes of slices and pods, for ever."""
     known = _snapshot(cluster)
     while True:
         known, before = await _next(cluster, known), known

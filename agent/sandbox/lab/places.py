@@ -1,4 +1,4 @@
-"""Where everything of one sandbox lies: one directory, short enough for unix socket names."""
+"""The paths of one sandbox, in one directory that is short enough for unix socket names."""
 
 import contextlib
 import shutil
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 MOST_CHARACTERS: Final = 60
-"""A unix socket's path has at most 107 bytes, and the longest of ours adds 47."""
+"""A unix socket's path has at most 107 bytes, and the longest one here adds 47."""
 
 PRELOAD_TEXT: Final = "/usr/local/vgpu/libvgpu.so\n"
 LIBRARY_STAND_IN: Final = b"stand-in for HAMi-core's library; the sandbox starts no container\n"
@@ -17,7 +17,7 @@ LIBRARY_STAND_IN: Final = b"stand-in for HAMi-core's library; the sandbox starts
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The directory of a sandbox and what is in it."""
+    """The directory of a sandbox and the paths in it."""
 
     root: Path
 
@@ -38,17 +38,17 @@ class Places:
 
     @property
     def kubeconfig(self) -> Path:
-        """The agent's own identity at the API server."""
+        """The kubeconfig with the agent's identity."""
         return self.root / "kubeconfig"
 
     @property
     def log(self) -> Path:
-        """What the agents say, while a sandbox stays up."""
+        """The agents' log, while a sandbox stays up."""
         return self.root / "agent.log"
 
     @property
     def config(self) -> Path:
-        """The agent's settings file; absent unless somebody writes it."""
+        """The agent's settings file; absent unless a person or test writes it."""
         return self.root / "config.yaml"
 
     @property
@@ -68,16 +68,16 @@ class Places:
 
     @property
     def cgroup(self) -> Path:
-        """The cgroup tree of the containers that run."""
+        """The cgroup tree of the running containers."""
         return self.root / "cgroup"
 
 
 @contextlib.contextmanager
 def open_places(*, keep: bool = False) -> Iterator[Places]:
-    """Make the directory with what a node has before any agent came; remove it, or `keep` it.
+    """Create the directory with the files that a node has without an agent; remove or `keep` it.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     parent = Path(tempfile.gettempdir())
     if len(str(parent)) > MOST_CHARACTERS - len("/hami-12345678"):

@@ -1,21 +1,21 @@
-"""Waiting for anything in the sandbox to become true, without asking in intervals."""
+"""Waits for a condition in the sandbox without polling."""
 
 import asyncio
 from collections.abc import Callable
 
 
 class Pulse:
-    """Beats after every change anywhere; whoever waits looks again then."""
+    """Wakes all waiters after every change."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()
 
     def beat(self) -> None:
-        """Something has changed."""
+        """Note a change."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        """Return as soon as `holds()`. The deadline is the caller's."""
+        """Wait until `holds()`. The caller sets the deadline."""
         while not holds():
             await self._changed.wait()

@@ -1,4 +1,4 @@
-"""Asking the agent's own web door, as people do."""
+"""A client of the agent's web server."""
 
 import asyncio
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ async def fetch(address: str, path: str) -> WebAnswer:
     """The page at `path`.
 
     Raises:
-        OSError, TimeoutError: nobody answers there.
+        OSError, TimeoutError: no answer.
     """
     try:
         async with (
@@ -42,7 +42,7 @@ async def scrape(address: str) -> list[Sample]:
     """Every sample of the metrics page: name, labels, value.
 
     Raises:
-        OSError, TimeoutError: nobody answers there.
+        OSError, TimeoutError: no answer.
     """
     page = await fetch(address, "/metrics")
     families = text_string_to_metric_families(page.text)

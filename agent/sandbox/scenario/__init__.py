@@ -1,4 +1,4 @@
-"""The default scenario: what the agent promises, acted out on a sandbox and checked claim by claim.
+"""The default scenario: runs the agent in a sandbox and checks its claims one by one.
 
-It may never change a fact of the agent's own, and never call a claim true that it did not see.
+It may never change a fact of the agent's own, and never count a claim as true without a check.
 """

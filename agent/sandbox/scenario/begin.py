@@ -1,4 +1,4 @@
-"""First steps: the agent comes to the node, and pods come to the agent."""
+"""First steps of the scenario: start the agent, then place pods."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ from agent.sandbox.scenario.workloads import Workload, fitting, too_big
 
 
 async def register(stage: Stage) -> None:
-    """Start the agent; it registers, offers its slices and tells the scheduler."""
+    """Start the agent. It registers, offers its slices and reports to the scheduler."""
     cluster = stage.cluster
     agent = await stage.start_agent()
     history = cluster.kubelet.history
@@ -38,7 +38,7 @@ async def register(stage: Stage) -> None:
 
 
 async def place(stage: Stage) -> None:
-    """Pods of every kind, one after the other; the last cannot fit."""
+    """Place pods of every kind, one after the other; the last one cannot fit."""
     journal, user = stage.cluster.api.journal, stage.cluster.user
     await stage.until(
         "requests", lambda: journal.watches(user) >= 2, lambda: "the agent does not watch"
@@ -54,7 +54,7 @@ async def place(stage: Stage) -> None:
     looks = (journal.reads(user) - reads) / len(placed)
     answers_each = sum(bool(w.gpus) for one in placed for w in one.wishes) / len(placed)
     found = f"{counted(costs, 'write')}, {counted(looks, 'read')} for a pod"
-    # One look before each answer, and one behind the lock.
+    # One read before each answer, and one after the release of the lock.
     is_cheap = costs == 2 and looks <= answers_each + 1
     stage.settle("requests", found, [] if is_cheap else [found])
     await _refuse(stage)
@@ -77,7 +77,7 @@ async def run_pod(stage: Stage, workload: Workload, claim: str = "") -> None:
 
 
 def check_edits(stage: Stage, claim: str, names: list[str]) -> None:
-    """Settle whether every container of these pods has what the scheduler wrote for it."""
+    """Check that every container of these pods has the shares that the scheduler wrote."""
     kept = answers(stage.cluster)
     problems: list[str] = []
     for name in names:
@@ -104,7 +104,7 @@ async def _refuse(stage: Stage) -> None:
     await stage.until(
         "too-big.pending",
         lambda: bool(pod_facts(stage.cluster, workload.name).reason),
-        lambda: "the scheduler says nothing",
+        lambda: "the scheduler gives no reason",
     )
     pod = pod_facts(stage.cluster, workload.name)
     problems = [] if pod.phase == "Pending" else [f"it is {pod.phase}"]
@@ -121,14 +121,13 @@ def _annotation(stage: Stage) -> tuple[str, list[str]]:
     except MalformedText as error:
         return "", [str(error)]
     problems = [f"GPU {uuid} is not in it" for uuid in stage.gpus.keys() - found.keys()]
-    for uuid, told in found.items():
+    for uuid, entry in found.items():
         gpu = stage.gpus.get(uuid)
         expected = (stage.split_count, gpu.memory_mib if gpu else None, True)
-        if (told.split_count, told.registered_mib, told.healthy) != expected:
-            problems.append(f"GPU {told.index} is told as {told}")
-    sizes = sorted({told.registered_mib for told in found.values()})
-    told_mib = ", ".join(map(str, sizes))
-    return f"{counted(stage.split_count, 'slice')} and {told_mib} MiB each", problems
+        if (entry.split_count, entry.registered_mib, entry.healthy) != expected:
+            problems.append(f"GPU {entry.index} is registered as {entry}")
+    sizes = ", ".join(map(str, sorted({entry.registered_mib for entry in found.values()})))
+    return f"{counted(stage.split_count, 'slice')} and {sizes} MiB each", problems
 
 
 def _told(stage: Stage, names: list[str]) -> str:
@@ -139,10 +138,10 @@ def _told(stage: Stage, names: list[str]) -> str:
 
 
 def _shares(stage: Stage, given: Sequence[Share]) -> str:
-    """Such as `GPU 3 4096 MiB 30 %`."""
-    told = [
+    """The shares in words, such as `GPU 3 4096 MiB 30 %`."""
+    shares = [
         f"GPU {stage.gpus[share.uuid].index} {share.memory_mib} MiB"
         + (f" {share.core_percent} %" if share.core_percent else "")
         for share in given
     ]
-    return " + ".join(told) or "none"
+    return " + ".join(shares) or "none"

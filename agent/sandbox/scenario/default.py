@@ -1,4 +1,4 @@
-"""The default scenario: its steps in order, and what comes of them."""
+"""The steps of the default scenario, and running them."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
@@ -16,7 +16,7 @@ from agent.sandbox.scenario.sums import SumWatch
 Step = Callable[[Stage], Awaitable[None]]
 
 OPENING: Final[Sequence[Step]] = (begin.register, begin.place)
-"""What an interactive sandbox starts with."""
+"""The steps with which an interactive sandbox starts."""
 
 DEFAULT: Final[Sequence[Step]] = (
     *OPENING,
@@ -30,14 +30,14 @@ DEFAULT: Final[Sequence[Step]] = (
 )
 
 FEWEST_GPUS: Final = 3
-"""One pod wants two GPUs, and one GPU is lost."""
+"""The scenario needs this many: one pod requests two GPUs, and one GPU is lost."""
 
 NEEDED_SLICES: Final = 24
-"""Slices that the pods need on the GPUs that stay well."""
+"""Slices that the pods need on the GPUs that stay healthy."""
 
 
 def open_stage(cluster: SandboxCluster, split_count: int, tell: Callable[[Moment], None]) -> Stage:
-    """A stage on which nothing has happened yet; `tell` hears every moment as it comes."""
+    """A new stage. `tell` gets every entry of the timeline."""
     gpus = {state.gpu.uuid: state.gpu for state in cluster.hardware.states}
     sums = SumWatch(cluster, gpus, split_count)
     cluster.kubelet.history.listen(sums.hear)
@@ -48,11 +48,11 @@ def open_stage(cluster: SandboxCluster, split_count: int, tell: Callable[[Moment
 
 
 FAULTS: Final = (AgentError, StatusError, OSError, ValueError)
-"""What a broken agent can make a step run into: files and pages that are not as promised."""
+"""The errors of a step if a broken agent leaves a malformed file or page."""
 
 
 async def act(stage: Stage, steps: Sequence[Step] = DEFAULT) -> ScenarioRecord:
-    """Take the steps until one finds that its claim does not come; what is left stays unchecked."""
+    """Run the steps until one cannot continue. Claims after it stay unchecked."""
     try:
         for step in steps:
             await step(stage)

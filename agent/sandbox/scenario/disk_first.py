@@ -1,4 +1,4 @@
-"""Watching that an answer is on disk before it is given: looked at as each answer arrives."""
+"""Checks as each answer arrives that it is already on disk."""
 
 from dataclasses import dataclass, field
 
@@ -12,14 +12,14 @@ from agent.sandbox.scenario.facts import state_on_disk
 
 @dataclass(eq=False, slots=True)
 class DiskWatch:
-    """How many answers were looked for in the agent's state file, and which were not there."""
+    """Counts the answers that were checked, and lists those missing in the state file."""
 
     cluster: SandboxCluster
     checks: int = 0
     problems: list[str] = field(default_factory=list)
 
     def hear(self, event: KubeletEvent) -> None:
-        """The kubelet has an answer: its row must be in the file that a killed agent leaves."""
+        """When the kubelet gets an answer, check that its row is in the state file."""
         if event.kind != "allocated":
             return
         self.checks += 1

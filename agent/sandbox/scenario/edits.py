@@ -1,4 +1,4 @@
-"""Does a container have what the scheduler wrote for it? Written against HAMi, not our own code."""
+"""Checks an answer against the scheduler's annotation, by HAMi's rules, not the agent's code."""
 
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,13 +19,13 @@ def differences(
     gpus: Mapping[GpuUuid, Gpu],
     places: Places,
 ) -> list[str]:
-    """What of the pod is not as it must be, one sentence each."""
+    """The differences between a pod's answers and its annotation, one sentence each."""
     found: list[str] = []
     asked = pod.containers()
     for container, shares in pod.shares().items():
         answer = answers.get((pod.uid, container))
         if len(shares) != asked[container]:
-            found.append(f"{pod.name}/{container} asked for {asked[container]} GPUs")
+            found.append(f"{pod.name}/{container} requested {asked[container]} GPUs")
         elif not shares and answer is not None:
             found.append(f"{pod.name}/{container} has no GPU and got an answer")
         elif shares and answer is None:
@@ -41,10 +41,10 @@ def differences(
 
 
 def promised(answer: ContainerAllocateResponse) -> Mapping[GpuUuid, tuple[int, int]]:
-    """What an answer promises: GPU UUID → MiB and percent of its compute.
+    """The limits in an answer: GPU UUID → MiB and percent of its compute.
 
     Raises:
-        ValueError: a limit is no number.
+        ValueError: a limit is not a number.
     """
     envs = answer.envs
     percent = int(envs.get("CUDA_DEVICE_SM_LIMIT", "0"))

@@ -1,4 +1,4 @@
-"""What the world around the agent knows: read from the API server, the kubelet and the disk."""
+"""Reads the state of the scenario from the API server, the kubelet and the disk."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -64,16 +64,17 @@ class PodFacts:
         return status.get("message") or next(filter(None, told), "")
 
     def containers(self) -> Mapping[str, int]:
-        """Container → GPUs it asks for, init containers first: the order of HAMi's groups."""
+        """Container → requested GPUs, init containers first: the order of HAMi's groups."""
         spec = self.pod["spec"]
         found = [*(spec.get("initContainers") or ()), *spec["containers"]]
         limits = {one["name"]: (one.get("resources") or {}).get("limits") or {} for one in found}
         return {name: int(asked.get(RESOURCE, "0")) for name, asked in limits.items()}
 
     def shares(self) -> Mapping[str, tuple[Share, ...]]:
-        """What the scheduler wrote: container → shares; one without a GPU has none.
+        """The scheduler's annotation: container → shares; empty without a GPU.
 
-        HAMi writes one group for each container that asks, and perhaps empty ones between.
+        HAMi writes one group for each container that requests GPUs, with possible empty ones
+        between.
         """
         text = self.notes.get(annotations.ALLOCATED, "")
         groups = iter([group for group in decode_pod_devices(text) if group])
@@ -83,19 +84,19 @@ class PodFacts:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the agent has told the scheduler that all of it is served."""
+        """Whether the agent has marked the whole pod as served."""
         left = decode_pod_devices(self.notes.get(annotations.TO_ALLOCATE, ""))
         is_consumed = annotations.TO_ALLOCATE in self.notes and not any(left)
         return is_consumed and self.notes.get(annotations.BIND_PHASE) == annotations.PHASE_SUCCESS
 
 
 def pod_facts(cluster: SandboxCluster, name: str) -> PodFacts:
-    """The pod now. Raises NotFoundError."""
+    """The present pod. Raises NotFoundError."""
     return PodFacts(cluster.pod(name))
 
 
 def is_running(cluster: SandboxCluster, name: str) -> bool:
-    """Whether the pod is there and runs."""
+    """Whether the pod exists and runs."""
     try:
         return pod_facts(cluster, name).is_running
     except NotFoundError:
@@ -108,7 +109,7 @@ def is_locked(cluster: SandboxCluster) -> bool:
 
 
 def registered_gpus(cluster: SandboxCluster) -> tuple[RegisteredGpu, ...]:
-    """What the Node's register annotation says; nothing where there is none.
+    """The GPUs in the Node's register annotation; empty if there is none.
 
     Raises:
         MalformedText: it cannot be read.
@@ -118,7 +119,7 @@ def registered_gpus(cluster: SandboxCluster) -> tuple[RegisteredGpu, ...]:
 
 
 Answers = Mapping[tuple[str, str], bytes]
-"""Pod UID and container → the answer that the kubelet keeps, as it came."""
+"""Pod UID and container → the serialized answer that the kubelet keeps."""
 
 
 def answers(cluster: SandboxCluster) -> Answers:
@@ -137,7 +138,7 @@ def parsed(answer: bytes) -> ContainerAllocateResponse:
 
 
 def state_on_disk(cluster: SandboxCluster) -> State:
-    """What is in the agent's state file.
+    """The content of the agent's state file.
 
     Raises:
         OSError, StateCorrupt: it cannot be read.
@@ -146,7 +147,7 @@ def state_on_disk(cluster: SandboxCluster) -> State:
     try:
         return decode_state(path.read_bytes())
     except StateCorrupt:
-        # What was opened is written over in the second write from then, which may be now.
+        # The second write after the open overwrites the opened file, which may happen now.
         return decode_state(path.read_bytes())
 
 
@@ -156,7 +157,7 @@ def ledger_on_disk(cluster: SandboxCluster) -> Ledger:
 
 
 def starts(cluster: SandboxCluster, names: Iterable[str]) -> Mapping[str, Mapping[str, int]]:
-    """How often each container of these pods was started."""
+    """The number of starts of each container of these pods."""
     found: dict[str, Mapping[str, int]] = {}
     for name in names:
         pod = cluster.kubelet.pod(pod_facts(cluster, name).uid)

@@ -6,7 +6,7 @@ from agent.sandbox.scenario.workloads import PLACED
 
 
 def promises(gpus: int, split_count: int) -> Mapping[str, str]:
-    """Claim id → sentence, for a node of so many GPUs and slices each."""
+    """Claim id → sentence, for a node with that many GPUs and slices for each."""
     whole, rest = gpus * split_count, (gpus - 1) * split_count
     return {
         "registered": "the agent registers with the kubelet",
@@ -14,24 +14,24 @@ def promises(gpus: int, split_count: int) -> Mapping[str, str]:
         "annotation": f"the register annotation names {gpus} healthy GPUs",
         **_placing(),
         "too-big.pending": "a pod that cannot fit stays Pending with a reason",
-        "requests": "a GPU pod costs the API server two writes; one read an answer, and one more",
+        "requests": "a GPU pod costs two writes, one read for each answer and one more read",
         "xid.allocatable": f"one GPU is gone: {rest} allocatable",
-        "xid.annotation": "the annotation shows it without health",
+        "xid.annotation": "the register annotation shows it as unhealthy",
         "xid.running": "the pod on it stays Running",
         "xid.avoided": "no new pod is placed on it",
         "kubelet.allocatable": f"after the kubelet's restart {rest} are allocatable",
-        "kubelet.untouched": "no container noticed, none was asked for again",
+        "kubelet.untouched": "no container was affected or allocated again",
         "kill.allocatable": f"after the SIGKILL {rest} are allocatable, never {whole}",
-        "kill.rows": "the new agent knows every row of the ledger",
-        "kill.untouched": "no container noticed, none was asked for again",
+        "kill.rows": "the new agent has every row of the ledger",
+        "kill.untouched": "no container was affected or allocated again",
         "burst.pods": "every pod is served, or was rejected in the gap",
         "burst.edits": "every pod that is served has what the scheduler wrote",
         "burst.durable": "no acknowledged answer is lost",
         "burst.lock": "the node lock is free again",
-        "replay.edits": "asked again, the agent answers the same, byte for byte",
+        "replay.edits": "a repeated Allocate gets the same answer, byte for byte",
         "disk_first": "every answer was on disk before the kubelet had it",
-        "sums": "no GPU was ever promised beyond what it has",
-        "idle": "with nothing to do: no write, no read, two watches",
+        "sums": "no GPU was ever oversold",
+        "idle": "when idle: no write, no read, two watches",
         "stop": "SIGTERM ends the agent cleanly",
     }
 

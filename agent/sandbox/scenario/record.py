@@ -1,4 +1,4 @@
-"""What came of the claims, what happened when, and what was measured."""
+"""Records the results of the claims, the timeline and the measurements."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -10,7 +10,7 @@ NOT_REACHED: Final = "the scenario ended before"
 
 @dataclass(frozen=True, slots=True)
 class ScenarioClaim:
-    """One sentence that was checked; `measured` is what was found."""
+    """One claim and its result. `measured`: what the check found."""
 
     id: str
     sentence: str
@@ -20,7 +20,7 @@ class ScenarioClaim:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One entry of the timeline, `elapsed` seconds after its start; `ok` None is only news."""
+    """One entry of the timeline, `elapsed` seconds after its start; `ok` None: not a claim."""
 
     elapsed: float
     text: str
@@ -30,14 +30,14 @@ class Moment:
 
 
 class Unmet(Exception):  # noqa: N818 -- a claim that was not met, not an error of ours
-    """What was waited for did not come; the scenario cannot go on."""
+    """A wait had no result, so the scenario cannot continue."""
 
 
 @dataclass(eq=False, slots=True)
 class ScenarioRecord:
-    """Filled by the steps; `promised` maps every claim's id to its sentence, in order.
+    """The record that the steps fill. `promised`: claim id → sentence, in order.
 
-    `awaited` is what the present step waits for, empty when it does not wait.
+    `awaited`: what the present step waits for; empty if it does not wait.
     """
 
     promised: Mapping[str, str]
@@ -49,14 +49,14 @@ class ScenarioRecord:
     _found: dict[str, tuple[bool, str]] = field(default_factory=dict)
 
     def note(self, text: str) -> None:
-        """Something happens that is no claim."""
+        """Add an entry to the timeline that is not a claim."""
         self._add(Moment(self.elapsed, text))
 
     def settle(self, claim: str, measured: str, problems: Iterable[str] = ()) -> None:
-        """Decide one claim: true without problems. A claim once false stays false.
+        """Set the result of one claim: true without problems. A false claim stays false.
 
         Raises:
-            KeyError: nobody promised it.
+            KeyError: the claim is not in `promised`.
         """
         sentence, found = self.promised[claim], list(problems)
         before = self._found.get(claim, (True, ""))[0]
@@ -67,7 +67,7 @@ class ScenarioRecord:
 
     @property
     def claims(self) -> tuple[ScenarioClaim, ...]:
-        """Every promised claim; one that was not reached is not true."""
+        """Every promised claim. One that was not checked is not true."""
         return tuple(
             ScenarioClaim(name, sentence, *self._found.get(name, (False, NOT_REACHED)))
             for name, sentence in self.promised.items()

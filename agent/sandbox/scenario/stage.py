@@ -1,4 +1,4 @@
-"""What every step works with: the cluster, the record, and waiting with a deadline."""
+"""The stage that every step gets: the cluster, the record, and waiting with a deadline."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -13,15 +13,15 @@ from agent.sandbox.scenario.record import ScenarioRecord, Unmet
 from agent.sandbox.scenario.sums import SumWatch
 
 PATIENCE = 10.0
-"""Seconds for anything that should take far less."""
+"""Seconds for a wait that should be much shorter."""
 
 KEPT_IDLE = 5.0
-"""Seconds of the idle stretch."""
+"""The length of the idle step in seconds."""
 
 
 @dataclass(eq=False, slots=True)
 class Stage:
-    """One run of the scenario. `placed` are the names of pods that run, `ill` the ill GPU."""
+    """One run of the scenario. `placed`: the names of running pods. `ill`: the lost GPU."""
 
     cluster: SandboxCluster
     record: ScenarioRecord
@@ -34,7 +34,7 @@ class Stage:
 
     @property
     def slices(self) -> int:
-        """Slices on the GPUs that are well."""
+        """The number of slices on healthy GPUs."""
         return (len(self.gpus) - (self.ill is not None)) * self.split_count
 
     @property
@@ -43,12 +43,12 @@ class Stage:
         return asyncio.get_running_loop().time()
 
     def seen(self, since: float, *kinds: SeenKind) -> list[KubeletEvent]:
-        """What the kubelet saw and did from that moment on."""
+        """The kubelet's events since the loop time `since`."""
         events = self.cluster.kubelet.history.of(*kinds)
         return [event for event in events if event.elapsed >= since]
 
     async def start_agent(self) -> AgentChild:
-        """Start an agent and say so."""
+        """Start an agent and note it."""
         child = await self.cluster.start_agent()
         self.record.note(f"agent started, pid {child.pid}")
         return child
@@ -60,12 +60,12 @@ class Stage:
         found: Callable[[], str],
         within: float = PATIENCE,
     ) -> None:
-        """Wait for what the claim needs; `found` says how things are when it does not come.
+        """Wait for a condition of the claim. `found` describes the state if it does not come.
 
-        An agent that has ended is not waited for.
+        The wait ends early if the agent has ended.
 
         Raises:
-            Unmet: it did not come; the claim is settled as false.
+            Unmet: the condition did not come; the claim is false.
         """
         agent = self.cluster.agent
         self.record.awaited = self.record.promised[claim]
@@ -81,20 +81,20 @@ class Stage:
         raise Unmet(claim)
 
     def settle(self, claim: str, measured: str, problems: Iterable[str] = ()) -> None:
-        """Decide a claim; see Record.settle."""
+        """Set the result of a claim; see ScenarioRecord.settle."""
         self.record.settle(claim, measured, problems)
 
     def measure(self, name: str, seconds: float) -> str:
-        """Keep a time and say it."""
+        """Record a measured time, and return it in words."""
         self.record.measured[name] = round(seconds, 6)
         return milliseconds(seconds)
 
 
 def counted(number: float, thing: str) -> str:
-    """A number of things for people: `1 read`, `2 reads`. `thing` forms its plural with an s."""
+    """A number with its noun: `1 read`, `2 reads`."""
     return f"{number:g} {thing}" if number == 1 else f"{number:g} {thing}s"
 
 
 def milliseconds(seconds: float) -> str:
-    """A time for people."""
+    """A time in milliseconds, in words."""
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -1,4 +1,4 @@
-"""Last steps: a kill amid a burst of pods, lost records of the kubelet, idleness, a clean stop."""
+"""Last steps: SIGKILL during a burst of pods, a lost kubelet checkpoint, idle, a clean stop."""
 
 import asyncio
 
@@ -18,17 +18,17 @@ from agent.sandbox.scenario.workloads import BURST, plain
 
 BURST_PATIENCE = 45.0
 QUIET = 1.0
-"""Seconds without any request, before the idle stretch is measured."""
+"""Seconds without a request before the idle step is measured."""
 
 
 async def kill_in_burst(stage: Stage) -> None:
-    """Many pods at once, SIGKILL after a third of them; the scheduler goes on meanwhile."""
+    """Create many pods at once; SIGKILL after a third of them. The scheduler continues."""
     cluster = stage.cluster
     names = [f"burst-{number:02}" for number in range(1, BURST + 1)]
     begun = stage.now
     for name in names:
         cluster.submit(plain(name).pod())
-    stage.record.note(f"{BURST} pods at once, and a SIGKILL amid them")
+    stage.record.note(f"{BURST} pods at once, and a SIGKILL during their start")
     await stage.until(
         "burst.pods",
         lambda: len(stage.seen(begun, "allocated")) >= BURST // 3,
@@ -58,7 +58,7 @@ async def kill_in_burst(stage: Stage) -> None:
 
 
 async def lose_records(stage: Stage) -> None:
-    """The kubelet comes back without its checkpoint, then a container dies and is asked for."""
+    """Restart the kubelet without its checkpoint; then a container dies and is allocated again."""
     cluster, name = stage.cluster, stage.placed[1]
     pod = pod_facts(cluster, name)
     (container,) = [one for one, given in pod.shares().items() if given]
@@ -86,11 +86,11 @@ async def lose_records(stage: Stage) -> None:
 
 
 async def idle(stage: Stage) -> None:
-    """Nothing to do: look at the API server's journal for a while."""
+    """Check the API server's journal during a time without work."""
     cluster, claim = stage.cluster, "idle"
     journal, user = cluster.api.journal, cluster.user
     if not await _is_quiet(stage):
-        stage.settle(claim, "", [f"requests did not cease for {QUIET:g} s in {2 * PATIENCE:g} s"])
+        stage.settle(claim, "", [f"no {QUIET:g} s without a request in {2 * PATIENCE:g} s"])
         return
     counts = journal.writes(user), journal.reads(user), journal.watches(user)
     stage.record.note(f"watching the API server for {KEPT_IDLE:g} s")
@@ -110,14 +110,14 @@ async def idle(stage: Stage) -> None:
 
 
 async def stop(stage: Stage) -> None:
-    """SIGTERM: exit 0, the plugin's socket is gone; and what all answers ever added up to."""
+    """SIGTERM: exit code 0, no plugin socket left. Then check the sums of all answers."""
     cluster, begun = stage.cluster, stage.now
     sums = stage.sums
     most = f"{sums.most[0]} MiB, {sums.most[1]} %, {counted(sums.most[2], 'slice')} of one GPU"
-    unseen = [] if sums.checks else ["no answer was looked at"]
-    stage.settle("sums", f"{most}; {counted(sums.checks, 'look')}", [*sums.problems, *unseen])
-    looked = [] if stage.disk.checks else ["no answer was looked at"]
-    found = f"{counted(stage.disk.checks, 'answer')}, each looked for as it arrived"
+    unseen = [] if sums.checks else ["no answer was checked"]
+    stage.settle("sums", f"{most}; {counted(sums.checks, 'check')}", [*sums.problems, *unseen])
+    looked = [] if stage.disk.checks else ["no answer was checked"]
+    found = f"{counted(stage.disk.checks, 'answer')}, each checked as it arrived"
     stage.settle("disk_first", found, [*stage.disk.problems, *looked])
     code = await cluster.stop_agent()
     left = [
@@ -138,7 +138,7 @@ def _is_decided(stage: Stage, name: str) -> bool:
 
 
 def _judge_rejected(stage: Stage, names: list[str], gap: float) -> None:
-    """A rejection is allowed only while no agent served: from the kill to the next list."""
+    """Check that pods were rejected only between the SIGKILL and the next list."""
     back = stage.seen(gap, "listed")[0].elapsed
     when = {event.pod: event.elapsed for event in stage.seen(gap, "rejected")}
     pods = [pod_facts(stage.cluster, name) for name in names]
@@ -152,7 +152,7 @@ def _rejection(pod: PodFacts) -> str:
 
 
 def _durable(stage: Stage) -> tuple[str, list[str]]:
-    """Every answer that the kubelet keeps for a pod that lives is a row with the same envs."""
+    """Check that each answer the kubelet keeps for an existing pod is a row with equal envs."""
     cluster = stage.cluster
     try:
         rows = {(r.key.pod_uid, r.key.container): r for r in ledger_on_disk(cluster).rows}
@@ -166,7 +166,7 @@ def _durable(stage: Stage) -> tuple[str, list[str]]:
         if row is None:
             problems.append(f"{owner[1]} of pod {owner[0]} has no row")
         elif dict(row.edits.envs) != dict(parsed(answer).envs):
-            problems.append(f"the row of {row.pod}/{owner[1]} says something else")
+            problems.append(f"the row of {row.pod}/{owner[1]} has other values")
     return (
         f"{counted(len(kept), 'answer')} at the kubelet, {counted(len(rows), 'row')} on disk",
         problems,
@@ -174,7 +174,7 @@ def _durable(stage: Stage) -> tuple[str, list[str]]:
 
 
 async def _is_quiet(stage: Stage) -> bool:
-    """Wait for a stretch without a request: what is owed after the last step is done then."""
+    """Wait for QUIET seconds without a request, when the effects of the last step are done."""
     journal, deadline = stage.cluster.api.journal, stage.now + 2 * PATIENCE
     while stage.now < deadline:
         count = sum(journal.counts.values())

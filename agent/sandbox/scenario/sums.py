@@ -1,4 +1,4 @@
-"""Watching that no GPU is ever promised beyond what it has: looked at after every answer."""
+"""Checks after every answer that no GPU is oversold."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ NONE: Final[Use] = (0, 0, 0)
 
 @dataclass(eq=False, slots=True)
 class SumWatch:
-    """The most that was ever promised of one GPU, and every time that it was too much."""
+    """The greatest use of one GPU so far, and every case in which it was too much."""
 
     cluster: SandboxCluster
     gpus: Mapping[GpuUuid, Gpu]
@@ -29,7 +29,7 @@ class SumWatch:
     problems: list[str] = field(default_factory=list)
 
     def hear(self, event: KubeletEvent) -> None:
-        """Look again whenever a pod has been admitted: its answers are on the kubelet's disk."""
+        """Check again after each admission, when the answers are in the kubelet's checkpoint."""
         if event.kind != "admitted":
             return
         self.checks += 1
@@ -61,7 +61,7 @@ class SumWatch:
 
 
 def _pod_use(spec: PodSpec, uid: str, kept: Answers) -> Mapping[GpuUuid, Use]:
-    """The greater of the peak of the init containers and the sum of the others, per GPU."""
+    """Per GPU: max(peak of the init containers, sum of the others)."""
     inits = [_of(uid, c.name, kept) for c in spec.containers if c.kind == "init"]
     others = [_of(uid, c.name, kept) for c in spec.containers if c.kind != "init"]
     names = {uuid for use in (*inits, *others) for uuid in use}

@@ -14,7 +14,7 @@ FALLEN = 79
 
 
 async def lose_gpu(stage: Stage) -> None:
-    """XID 79 on the GPU of the first pod: it goes from list and annotation, its pod stays."""
+    """XID 79 on the GPU of the first pod: the list and the annotation drop it, its pod stays."""
     cluster, victim = stage.cluster, stage.placed[0]
     (share,) = next(iter(pod_facts(cluster, victim).shares().values()))
     stage.ill = share.uuid
@@ -27,9 +27,9 @@ async def lose_gpu(stage: Stage) -> None:
     await stage.until(
         "xid.annotation",
         lambda: _ill(stage) == [index],
-        lambda: f"without health: {_ill(stage)}",
+        lambda: f"unhealthy: {_ill(stage)}",
     )
-    stage.settle("xid.annotation", f"without health: GPU {index}")
+    stage.settle("xid.annotation", f"unhealthy: GPU {index}")
     problems = [f"{n} is {pod_facts(cluster, n).phase}" for n in _down(stage)]
     problems += _restarted(stage, before)
     stage.settle("xid.running", f"{victim} is {pod_facts(cluster, victim).phase}", problems)
@@ -37,7 +37,7 @@ async def lose_gpu(stage: Stage) -> None:
 
 
 async def restart_kubelet(stage: Stage) -> None:
-    """A new kubelet: the agent registers again, the containers notice nothing."""
+    """Restart the kubelet: the agent registers again, and containers are not affected."""
     cluster = stage.cluster
     before, begun = starts(cluster, stage.placed), stage.now
     stage.record.note("the kubelet restarts")
@@ -53,7 +53,7 @@ async def restart_kubelet(stage: Stage) -> None:
 
 
 async def kill_agent(stage: Stage) -> None:
-    """SIGKILL: the next agent offers what is well, knows every row and asks for nothing."""
+    """SIGKILL: the next agent offers the healthy GPUs and has every row of the ledger."""
     cluster = stage.cluster
     before, rows = starts(cluster, stage.placed), ledger_on_disk(cluster)
     stage.record.note(f"SIGKILL to the agent, pid {cluster.agent.pid}")
@@ -81,7 +81,7 @@ async def kill_agent(stage: Stage) -> None:
 
 
 async def _offered(stage: Stage, claim: str, begun: float, measure: str) -> None:
-    """Wait for the slices of the GPUs that are well; no list of this stretch may offer more."""
+    """Wait for the slices of the healthy GPUs. No list until then may offer more."""
     cluster = stage.cluster
     await stage.until(
         claim,
@@ -102,7 +102,7 @@ async def _avoid(stage: Stage) -> None:
     await stage.until(
         claim,
         lambda: bool(pod_facts(cluster, "pinned").reason),
-        lambda: "the scheduler says nothing of the pod that insists on it",
+        lambda: "the scheduler gives no reason for the pod that requires it",
     )
     await run_pod(stage, plain("after"), claim)
     shares = [share for given in pod_facts(cluster, "after").shares().values() for share in given]
@@ -131,7 +131,7 @@ def _restarted(stage: Stage, before: object) -> list[str]:
 
 
 def _untouched(stage: Stage, claim: str, before: object, since: float) -> None:
-    """Settle whether every pod runs as it did: no start, no rejection, no Allocate."""
+    """Check that no pod was affected: no start, no rejection, no Allocate."""
     events = stage.seen(since, "allocating", "rejected")
     asked = [f"{event.kind} {event.container or event.pod}" for event in events]
     down = [f"{name} does not run" for name in _down(stage)]

@@ -1,4 +1,4 @@
-"""The pods of the scenario, as data, and the Pod objects that users would write for them."""
+"""The pods of the scenario, and the Pod objects that users would write for them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ USE_UUID: Final = "nvidia.com/use-gpuuuid"
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """One container and what it asks for; no `gpus` is a container without one."""
+    """One container and its request; `gpus` 0: no GPU."""
 
     name: str
     gpus: int = 0
@@ -22,14 +22,14 @@ class Wish:
     init: bool = False
 
     def limits(self) -> dict[str, str]:
-        """Its resource limits as a user writes them; what is 0 is not asked for."""
+        """The resource limits as a user writes them, without values of 0."""
         asked = {COUNT: self.gpus, MEMORY: self.memory_mib, CORES: self.core_percent}
         return {name: str(count) for name, count in asked.items() if count}
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One pod; `text` says what is special about it, `gpu` the UUID it insists on."""
+    """One pod. `text`: what is special about it. `gpu`: the UUID that it requires."""
 
     name: str
     text: str
@@ -69,18 +69,18 @@ PLACED: Final = (
 
 
 def fitting(gpus: int) -> tuple[Workload, ...]:
-    """Those of `PLACED` that a node of so many GPUs can hold."""
+    """The pods of `PLACED` that a node with that many GPUs can hold."""
     return tuple(one for one in PLACED if all(wish.gpus <= gpus for wish in one.wishes))
 
 
 def slices_of(workloads: Iterable[Workload]) -> int:
-    """How many slices they take together at the most."""
+    """The most slices that they take together."""
     return sum(wish.gpus for one in workloads for wish in one.wishes)
 
 
 BURST: Final = 4
-"""Pods at once. The scheduler's client makes ten requests and then five a second, as HAMi's does:
-ten are enough for one pod and the first looks of three more, which then wait for the lock."""
+"""Pods of the burst. Like HAMi's, the scheduler's client makes ten requests and then five a second:
+enough for one pod and the first reads of three more, which then wait for the lock."""
 
 
 def too_big(memory_mib: int) -> Workload:
@@ -89,7 +89,7 @@ def too_big(memory_mib: int) -> Workload:
 
 
 def pinned(uuid: str) -> Workload:
-    """A pod that insists on one GPU."""
+    """A pod that requires one GPU."""
     return Workload("pinned", "insists on one GPU", (Wish("main", 1, 1024),), gpu=uuid)
 
 

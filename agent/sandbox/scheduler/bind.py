@@ -1,4 +1,4 @@
-"""Placing a pod: the annotations of the filter, the node lock, the binding.
+"""Binds a pod: the annotations of the filter, the node lock, the binding.
 
 Source: HAMi v2.10 pkg/scheduler/scheduler.go:Bind, pkg/device/nvidia/device.go:LockNode.
 """
@@ -34,7 +34,7 @@ class BindError(Exception):
 
 
 def placement_patch(node: str, groups: Groups, seconds: int) -> Json:
-    """What the filter writes on the pod it placed; `seconds` is Unix time."""
+    """The patch that the filter writes on a placed pod; `seconds` is Unix time."""
     text = encode_pod_devices(groups)
     return {
         "metadata": {
@@ -51,7 +51,7 @@ def placement_patch(node: str, groups: Groups, seconds: int) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a scheduler knows without asking: pods and nodes as last seen, and what is in use."""
+    """The scheduler's local state: pods and nodes as last seen, and the use of GPUs."""
 
     usage: Usage = field(default_factory=Usage)
     seen: Informers = field(default_factory=Informers)
@@ -80,12 +80,12 @@ class Binder:
     async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
         """Lock the node, mark the pod as allocating, and bind it.
 
-        The clock for `hami.io/bind-time` is read first, as HAMi has done since 2.5: each of the
-        requests that follow may wait in the client's queue. Nothing ends the wait, and nobody asks
-        whether the pod is the one of `uid` before the API server does, or whether it is bound.
+        As in HAMi since 2.5, the clock for `hami.io/bind-time` is read first, although each later
+        request may wait in the client's queue without a deadline. Only the API server checks the
+        UID of the pod and whether it is bound.
 
         Raises:
-            BindError: any step failed; the pod's lock, even of an earlier bind, is released.
+            BindError: a step failed; the pod's lock, also of an earlier bind, is released.
         """
         pod = self._seen.get("pods", namespace, name)
         if pod is None:
@@ -112,7 +112,7 @@ class Binder:
         await self._say(pod, NORMAL, "BindingSucceed", text)
 
     async def _lock(self, pod: Json, node_name: str) -> None:
-        """Take the lock; members of a pod group wait for it, all others fail at once."""
+        """Take the lock. Members of a pod group wait for it; other pods fail at once."""
         if not self._needs_lock(pod):
             return
         within = self._settings.lock_retry_timeout if _is_group_member(pod) else 0.0
@@ -132,7 +132,7 @@ class Binder:
                 return
 
     async def _release(self, pod: Json, node_name: str) -> None:
-        """Give back what this pod holds; where that fails the lock's timeout must do it."""
+        """Release the pod's lock. If that fails, only the lock's timeout ends it."""
         if not self._needs_lock(pod):
             return
         try:
@@ -141,7 +141,7 @@ class Binder:
             log.warning("scheduler.lock_not_released", node=node_name, err=str(failure))
 
     def _needs_lock(self, pod: Json) -> bool:
-        """A pod whose only GPU is an init container's has nothing to do with the lock."""
+        """Whether the pod takes the lock: not if only init containers request GPUs."""
         return any(pod_requests(pod, self._settings)[init_count(pod) :])
 
     async def _say(self, pod: Json, kind: str, reason: str, message: str) -> None:

@@ -1,8 +1,8 @@
 """The client of HAMi's scheduler: all its requests to the API server wait in one queue.
 
 Source: client-go's flow control (util/flowcontrol, a token bucket per client) with the values of
-HAMi v2.10 cmd/scheduler/main.go, `--kube-qps` and `--kube-burst`. The scheduler makes one client:
-reads, writes, bindings and Events share its queue. A request that waits holds up its caller only.
+HAMi v2.10 cmd/scheduler/main.go, `--kube-qps` and `--kube-burst`. The scheduler has one client:
+reads, writes, bindings and Events share its queue. A waiting request delays only its caller.
 """
 
 import asyncio
@@ -14,18 +14,18 @@ from agent.sandbox.scheduler.cluster import SchedulerCluster
 class ClientQueue:
     """A token bucket on the running loop's clock: `burst` requests at once, then `rate` a second.
 
-    Requests go in the order in which they asked. A rate of 0 or less is no limit.
+    Requests are sent in the order of their calls. A rate of 0 or less means no limit.
     """
 
     def __init__(self, rate: float, burst: int) -> None:
         self._rate = rate
         self._burst = burst
         self._tokens = float(burst)
-        """Below 0: so many requests wait."""
+        """A negative value is the number of waiting requests."""
         self._counted: float | None = None
 
     async def turn(self) -> None:
-        """Wait until the next request may go."""
+        """Wait until the next request may be sent."""
         if self._rate <= 0:
             return
         missing = -self._spend(asyncio.get_running_loop().time())
@@ -51,7 +51,7 @@ class ClientQueue:
 
 
 class QueuedCluster:
-    """The port over another one, behind a queue (`SchedulerCluster`): each call is one request."""
+    """Implements `SchedulerCluster` over another one, behind a queue: each call is one request."""
 
     def __init__(self, cluster: SchedulerCluster, queue: ClientQueue) -> None:
         self._cluster = cluster

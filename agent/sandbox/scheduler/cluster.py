@@ -1,4 +1,4 @@
-"""What the scheduler asks of an API server, as a port; and that port over the object store."""
+"""The scheduler's port to an API server, and its implementation over the object store."""
 
 from typing import Protocol
 
@@ -8,7 +8,7 @@ from agent.sandbox.store import ObjectStore
 
 
 class SchedulerCluster(Protocol):
-    """The reads and writes of filter, bind and ingestion; each raises StatusError when refused."""
+    """The reads and writes of filter, bind and ingestion. Each raises StatusError if refused."""
 
     async def get(self, resource: str, namespace: str, name: str) -> Json:
         """The object of that name; `namespace` is ignored for nodes. Raises NotFoundError."""
@@ -40,7 +40,7 @@ class SchedulerCluster(Protocol):
 
 
 class StoreCluster:
-    """The port over an object store in this process; it never waits for anything."""
+    """Implements the port over an object store in this process; it never waits."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store

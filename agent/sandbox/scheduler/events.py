@@ -1,4 +1,4 @@
-"""Events about pods: sent one after another behind the verbs, counted when one comes again.
+"""Events about pods: sent one after another beside the verbs; a repeated Event is counted.
 
 Source: client-go's tools/record: a queue of 1000, one request for each Event (POST, then PATCH for
 the same text), and at most 25 at once and one in five minutes about the same pod.
@@ -18,9 +18,9 @@ from agent.sandbox.scheduler.filter import Notice
 
 log = structlog.get_logger(__name__)
 CAPACITY: Final = 1000
-"""Events that wait; what comes then is dropped."""
+"""The most Events that wait; further ones are dropped."""
 REMEMBERED: Final = 4096
-"""Texts, and pods, that are remembered; the oldest are forgotten."""
+"""The most texts, and the most pods, that are remembered; the oldest are forgotten."""
 _ABOUT_ONE_POD: Final = (1 / 300, 25)
 _NAMED_BY: Final = ("namespace", "name", "uid")
 _STAMP: Final = "%Y-%m-%dT%H:%M:%SZ"
@@ -29,22 +29,22 @@ _Value = TypeVar("_Value")
 
 
 class Events(Protocol):
-    """Who is told what was decided about a pod."""
+    """Receives the decisions about pods."""
 
     async def record(self, pod: Json, notice: Notice) -> None:
-        """Have one Event written about a pod; nothing comes of it when that fails."""
+        """Have one Event written about a pod. A failure has no consequence."""
         ...
 
 
 class EventQueue:
-    """Takes Events at once and hands them to `recorder` while it runs (`Events`)."""
+    """Takes Events at once and passes them to `recorder` while it runs (`Events`)."""
 
     def __init__(self, recorder: Events, capacity: int = CAPACITY) -> None:
         self._recorder = recorder
         self._waiting: asyncio.Queue[tuple[Json, Notice]] = asyncio.Queue(capacity)
 
     async def record(self, pod: Json, notice: Notice) -> None:
-        """Have one Event sent later; it is only logged where too many wait."""
+        """Have one Event sent later. If too many wait, it is only logged."""
         metadata = pod["metadata"]
         named = {"metadata": {key: metadata[key] for key in _NAMED_BY}}
         try:
@@ -53,7 +53,7 @@ class EventQueue:
             log.warning("scheduler.event_lost", reason=notice.reason, err="too many Events wait")
 
     async def run(self) -> NoReturn:
-        """Send for ever, one after another; what still waits at the end is lost."""
+        """Send for ever, one after another. Events that wait at the end are lost."""
         while True:
             await self._recorder.record(*await self._waiting.get())
 
@@ -70,10 +70,10 @@ class EventRecorder:
         self._quotas: dict[str, ClientQueue] = {}
 
     async def record(self, pod: Json, notice: Notice) -> None:
-        """Write one Event about a pod, or count one of the same text on.
+        """Write one Event about a pod, or increase the count of one with the same text.
 
-        An Event that the API server does not take is only logged: no decision hangs on it. Nor is
-        one written about a pod of which there were too many.
+        If the API server refuses an Event, it is only logged. If a pod had too many Events, none is
+        written.
         """
         metadata = pod["metadata"]
         quota = self._quotas.setdefault(metadata["uid"], ClientQueue(*_ABOUT_ONE_POD))
@@ -92,7 +92,7 @@ class EventRecorder:
             again = {"count": count + 1, "lastTimestamp": now.strftime(_STAMP)}
             try:
                 await self._cluster.patch("events", metadata["namespace"], name, again)
-            except NotFoundError:  # it was removed: it begins anew
+            except NotFoundError:  # it was removed, so the count begins again
                 count = 0
         if not count:
             moment = int(now.timestamp() * 1e6)

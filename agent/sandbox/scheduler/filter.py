@@ -1,4 +1,4 @@
-"""Which node a pod gets: one, or none with the reasons of every candidate.
+"""Chooses the node of a pod, or gives the reasons of every candidate.
 
 Source: HAMi v2.10 pkg/scheduler/scheduler.go:Filter, pkg/scheduler/score.go.
 """
@@ -35,10 +35,10 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Filtered:
-    """The answer: `nodes` that pass, why the others do not, and what the chosen node is to give.
+    """The answer: the `nodes` that pass, why the others do not, and the shares on the chosen node.
 
-    `groups` is None when nothing was reserved: no fit, an error, or a pod without a GPU request
-    (then all candidates pass).
+    `groups` is None if nothing was reserved: no fit, an error, or a pod without a GPU request (then
+    all candidates pass).
     """
 
     nodes: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ def filter_pod(
     rng: random.Random,
     quotas: Quotas | None = None,
 ) -> Filtered:
-    """Choose the node for a pod; nodes of equal score are drawn by lot, as HAMi's map order does.
+    """Choose the node for a pod, at random among equal scores, as by HAMi's map order.
 
     `registered` holds the usage of all pods but this one.
     """

@@ -1,4 +1,4 @@
-"""Whether a pod fits on a node, and on which GPUs; if not, why, in the scheduler's words.
+"""Decides whether and on which GPUs a pod fits on a node; if not, gives HAMi's reasons.
 
 Source: HAMi v2.10 pkg/device/nvidia/device.go:Fit, pkg/scheduler/score.go:scoreNode.
 """
@@ -26,7 +26,7 @@ Groups = tuple[tuple[Share, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class NodeFit:
-    """A node's answer: the groups of shares, or the reason (then `groups` is None)."""
+    """The fit on one node: the groups of shares, or the reason (then `groups` is None)."""
 
     groups: Groups | None
     reason: str = ""
@@ -34,9 +34,9 @@ class NodeFit:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """All that a pod asks of a node; the first `inits` requests are those of init containers.
+    """The requests of a pod; the first `inits` are those of init containers.
 
-    `fits_quota` is asked with memory and cores of what the pod would hold.
+    `fits_quota` gets the memory and the cores that the pod would hold.
     """
 
     requests: Sequence[ContainerRequest | None]
@@ -48,9 +48,9 @@ class Wishes:
 def fit_pod(node: RegisteredNode, wishes: Wishes) -> NodeFit:
     """Place all containers of a pod on one node.
 
-    Each init container sees the node as it is, for they run one after another. The others add up.
-    A container without a request has no group: HAMi keeps its empty groups under the name of the
-    GPU's model, which nobody writes out.
+    Init containers run one after another, so each sees the node as it is. The others add up. A
+    container without a request has no group: HAMi keeps empty groups under the name of the GPU's
+    model and does not write them.
     """
     steering = wishes.steering
     visible = tuple(gpu for gpu in node.gpus if "nvidia" in gpu.capacity.type_name.lower())
@@ -76,7 +76,7 @@ def fit_pod(node: RegisteredNode, wishes: Wishes) -> NodeFit:
 
 @dataclass(frozen=True, slots=True)
 class _ContainerFit:
-    """One container's request; `before` are the groups of those of its kind before it."""
+    """One container's request. `before`: the groups of earlier containers of its kind."""
 
     node: RegisteredNode
     wishes: Wishes
@@ -84,7 +84,7 @@ class _ContainerFit:
     before: Sequence[tuple[Share, ...]]
 
     def fit(self, gpus: Sequence[GpuView]) -> tuple[tuple[Share, ...] | None, Reasons]:
-        """Its shares, or the reasons; the last of `gpus` is tried first."""
+        """The shares, or the reasons. The last of `gpus` is tried first."""
         steering, count = self.wishes.steering, self.request.count
         reasons: Counter[str] = Counter()
         picked: list[Share] = []
@@ -113,7 +113,7 @@ class _ContainerFit:
         steering = self.wishes.steering
         if refusal := _refuse_use(gpu, steering):
             return refusal
-        # HAMi counts all that it looks at as picked, also where it chooses among them later.
+        # HAMi counts all GPUs that it looks at as picked, even if it chooses among them later.
         groups = (*self.before, (*picked, share))
         loads = Reservation(self.node.name, groups, self.wishes.inits).loads().values()
         memory_mib = sum(load.memory_mib for load in loads)
@@ -123,7 +123,7 @@ class _ContainerFit:
 
 
 def _connected(shares: Sequence[Share], count: int, links: Links) -> tuple[Share, ...]:
-    """The best connected GPUs; of one GPU alone, the one that is connected worst to the others."""
+    """The best connected GPUs. For one GPU, the one that is connected worst to the others."""
 
     def link(one: Share, other: Share) -> int:
         return links.get(one.uuid, {}).get(other.uuid, 0)
@@ -138,7 +138,7 @@ def _connected(shares: Sequence[Share], count: int, links: Links) -> tuple[Share
 
 
 def _refuse_kind(gpu: GpuView, cordoned: frozenset[str], steering: Steering) -> str | None:
-    """What speaks against a GPU before its NUMA node is looked at."""
+    """The reason against a GPU before the check of its NUMA node."""
     if not gpu.capacity.healthy:
         return "CardNotHealth"
     if gpu.capacity.uuid in cordoned:
@@ -147,7 +147,7 @@ def _refuse_kind(gpu: GpuView, cordoned: frozenset[str], steering: Steering) -> 
 
 
 def _refuse_use(gpu: GpuView, steering: Steering) -> str | None:
-    """What speaks against a GPU whatever the share; the order of the questions is HAMi's."""
+    """The reason against a GPU for any share, checked in HAMi's order."""
     has, used = gpu.capacity, gpu.load
     if not steering.admits_uuid(has):
         return "CardUuidMismatch"
@@ -159,7 +159,7 @@ def _refuse_use(gpu: GpuView, steering: Steering) -> str | None:
 
 
 def _refuse_room(gpu: GpuView, share: Share) -> str | None:
-    """What speaks against this share on the GPU; the order of the questions is HAMi's."""
+    """The reason against this share on the GPU, checked in HAMi's order."""
     has, used = gpu.capacity, gpu.load
     asked = share.core_percent
     is_full = has.core_percent != 0 and used.core_percent == has.core_percent
@@ -183,7 +183,7 @@ def _share_of(gpu: GpuView, request: ContainerRequest) -> Share:
 
 
 def _place(gpus: Sequence[GpuView], shares: Sequence[Share]) -> list[GpuView]:
-    """The GPUs with the shares on them, in the order they were sorted: later ties depend on it."""
+    """The GPUs with the shares added, in the sorted order, on which later ties depend."""
     loads = {share.uuid: Load(1, share.memory_mib, share.core_percent) for share in shares}
     return [gpu.with_load(loads.get(gpu.capacity.uuid, Load())) for gpu in gpus]
 

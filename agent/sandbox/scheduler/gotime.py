@@ -1,4 +1,4 @@
-"""RFC 3339 times as Go's `time.Parse` reads them, with its words for those that it refuses.
+"""Parses RFC 3339 times as Go's `time.Parse`, with its error texts.
 
 Source: Go's time/format.go (Parse, ParseError) for the layout `2006-01-02T15:04:05Z07:00`.
 """
@@ -16,7 +16,7 @@ _FIELDS: Final = (
     (":", "04", re.compile(r"[0-9]{2}", re.ASCII), "minute"),
     (":", "05", re.compile(r"[0-9]{2}", re.ASCII), "second"),
 )
-"""Literal before, name in the layout, form, what may be out of range; days are looked at last."""
+"""Literal before, name in the layout, form, name of a range error; days are checked last."""
 _RANGES: Final = {"month": (1, 12), "hour": (0, 23), "minute": (0, 59), "second": (0, 59)}
 _FRACTION: Final = re.compile(r"[.,]([0-9]+)", re.ASCII)
 _OFFSET: Final = re.compile(r"([+-])([0-9]{2}):([0-9]{2})", re.ASCII)
@@ -28,14 +28,14 @@ _MOST_MINUTES: Final = 60
 
 
 class TimeError(ValueError):
-    """The text is no such time; the message is Go's."""
+    """The text is not such a time; the message is Go's."""
 
 
 def parse_time(text: str) -> dt.datetime:
-    """An aware time; what is finer than 1 µs is cut.
+    """Parse an aware time, cut to 1 µs.
 
     Raises:
-        TimeError: Go refuses the text, or the year is 0, which Python has not.
+        TimeError: Go refuses the text, or the year is 0, which Python does not have.
     """
     rest, numbers = text, list[int]()
     for literal, name, form, span in _FIELDS:
@@ -68,7 +68,7 @@ def _read_zone(text: str, rest: str) -> tuple[dt.timedelta, str]:
     if rest.startswith("Z"):
         return dt.timedelta(), rest[1:]
     looks = _HOURS.match(rest)
-    if looks and int(looks[1]) > _MOST_HOURS:  # before sign and minutes are looked at
+    if looks and int(looks[1]) > _MOST_HOURS:  # before sign and minutes are checked
         raise _beyond(text, "time zone offset hour")
     found = _OFFSET.match(rest)
     if found is None:
@@ -90,7 +90,7 @@ def _beyond(text: str, span: str) -> TimeError:
 
 
 def _quote(text: str) -> str:
-    """As `time.quote` does: what is no printable ASCII by its bytes."""
+    """Quote as `time.quote`: bytes for characters that are not printable ASCII."""
     return '"' + "".join(_sign(byte) for byte in text.encode()) + '"'
 
 

@@ -1,4 +1,4 @@
-"""The scheduler's own copies of pods and nodes, as its watches last told of them.
+"""The scheduler's copies of pods and nodes from its watches.
 
 Source: client-go's informers, from whose listers HAMi 2.9 and later read in Bind.
 """
@@ -7,7 +7,7 @@ from agent.sandbox.api_errors import Json
 
 
 class Informers:
-    """Objects by name; reading here is no request, and may be late."""
+    """Objects by name. Reading makes no request and may be late."""
 
     def __init__(self) -> None:
         self._objects: dict[tuple[str, str, str], Json] = {}
@@ -32,7 +32,7 @@ class Informers:
         )
 
     def retain_pods(self, uids: frozenset[str]) -> None:
-        """Drop all pods but these: the rest went while nobody looked."""
+        """Drop all pods except these: the others were deleted while no watch was open."""
         for key, obj in list(self._objects.items()):
             if key[0] == "pods" and obj["metadata"]["uid"] not in uids:
                 del self._objects[key]

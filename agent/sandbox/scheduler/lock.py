@@ -1,7 +1,7 @@
-"""The node lock: who may take it, how it is written, and what a failed bind leaves of it.
+"""Takes, writes and releases the node lock.
 
 Source: HAMi v2.10 pkg/util/nodelock/nodelock.go (LockNode, SetNodeLock, ReleaseNodeLock). The
-number and the order of its requests are HAMi's, for each waits in the client's queue.
+number and order of the requests are HAMi's, because each waits in the client's queue.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ _PARTS: Final = 3
 
 
 class LockError(Exception):
-    """The lock cannot be had; the text is the scheduler's."""
+    """The lock cannot be taken; the text is the scheduler's."""
 
 
 class ContentionError(LockError):
-    """Another living pod holds it."""
+    """Another existing pod holds the lock."""
 
     def __init__(self, text: str) -> None:
         super().__init__(f"{text}: node lock contention")
@@ -40,7 +40,7 @@ class ContentionError(LockError):
 class NodeLocks:
     """Takes and releases the locks of nodes for pods; `timeout` in seconds.
 
-    Writes to the lock of one node go one after the other; the first look of `take` waits for none.
+    Writes to the lock of one node are serialised; the first read of `take` is not.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class NodeLocks:
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
     async def take(self, node_name: str, pod: Json) -> None:
-        """Lock the node for the pod; a lock of the same namespace and name is its own.
+        """Lock the node for the pod. A lock with the pod's namespace and name counts as its own.
 
         Raises:
-            ContentionError: another living pod took it less than the timeout ago.
-            LockError: the text is no lock, or it could not be written.
-            StatusError: the API server refuses to say.
+            ContentionError: another existing pod took it less than `timeout` seconds ago.
+            LockError: the text is not a lock, or it could not be written.
+            StatusError: the API server refuses the read.
         """
         text = _lock_of(await self._node(node_name))
         if text is None:
@@ -75,16 +75,16 @@ class NodeLocks:
         await self._set(node_name, pod)
 
     async def release(self, node_name: str, pod: Json) -> None:
-        """Remove the pod's lock, or one that names nobody; any other stays.
+        """Remove the pod's lock, or one without an owner; any other stays.
 
         Raises:
             LockError: it could not be written.
-            StatusError: the API server refuses to say.
+            StatusError: the API server refuses the read.
         """
         await self._remove(node_name, pod, whoever=False)
 
     async def _set(self, node_name: str, pod: Json) -> None:
-        """Write the lock where there is none. The stamp is read before the write has its turn."""
+        """Write the lock if there is none. Its time is taken before the wait in the queue."""
         owner = _owner(pod)
 
         async def write() -> None:
@@ -102,7 +102,7 @@ class NodeLocks:
             await self._insist("set", node_name, write)
 
     async def _remove(self, node_name: str, pod: Json, *, whoever: bool) -> None:
-        """Remove the lock as it was first read: the pod's, one of nobody, or `whoever`'s."""
+        """Remove the lock as first read, if it is the pod's, without an owner, or `whoever`."""
         ending = ",{},{}".format(*_owner(pod))
         async with self._turn(node_name):
             first = _lock_of(await self._node(node_name))
@@ -123,7 +123,7 @@ class NodeLocks:
     async def _insist(
         self, verb: str, node_name: str, write: Callable[[], Awaitable[None]]
     ) -> None:
-        """Try again whatever was refused, five times in all; contention ends it at once."""
+        """Try a refused write up to five times in all. ContentionError ends it at once."""
         pauses = Backoff(_PAUSES, _JITTER, self._rng)
         said = f"failed to {verb} node lock (node={node_name}, retry strategy={_STRATEGY})"
         for tries_left in reversed(range(_TRIES)):
@@ -170,10 +170,10 @@ def go_duration(seconds: int) -> str:
 
 
 def parse_lock(text: str) -> tuple[dt.datetime, str, str]:
-    """Stamp, namespace and name: parts are counted first, then the time is read.
+    """Parse a lock into time, namespace and name. The number of parts is checked first.
 
     Raises:
-        LockError: the text is no lock.
+        LockError: the text is not a lock.
     """
     parts = text.split(",")
     if len(parts) not in (1, _PARTS):

@@ -1,4 +1,4 @@
-"""The scheduler as a standing activity: watch, ingest, filter, lock, bind, and try again.
+"""The scheduling loop: watch, ingest, filter, lock, bind, and retry.
 
 Source: kube-scheduler 1.36 (pkg/scheduler/schedule_one.go, backend/queue), as it calls an extender.
 """
@@ -27,15 +27,15 @@ from agent.sandbox.store import ObjectStore
 
 log = structlog.get_logger(__name__)
 HTTP_TIMEOUT: Final = 30.0
-"""Seconds that kube-scheduler waits for its extender, by HAMi's chart; HAMi itself works on."""
+"""Seconds that kube-scheduler waits for its extender, by HAMi's chart. HAMi itself continues."""
 _Answer = TypeVar("_Answer")
 
 
 class SchedulerModel:
     """kube-scheduler with HAMi as its extender, over the store, in this process.
 
-    Pods are filtered one after another and bound side by side, as kube-scheduler does.
-    `eager`: a changed Node is ingested at once, where HAMi does so every 15 s.
+    As in kube-scheduler, pods are filtered one after another and bound in parallel.
+    `eager`: ingest a changed Node at once, which HAMi does only every 15 s.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class SchedulerModel:
         cluster = StoreCluster(store)
         self._hami = HamiVerbs(cluster, clock, rng, self.settings, eager=eager)
         self._events = EventRecorder(cluster, clock, self.settings.scheduler_name)
-        """kube-scheduler's own: its client has another queue, which is no matter here."""
+        """kube-scheduler's own Events. Its client has another queue, which is not modelled."""
         self._pending = PendingPods(self.settings.scheduler_name, backoff or PlacingBackoff())
         self._pod_signatures: dict[str, object] = {}
         self._wake = asyncio.Event()
@@ -130,7 +130,7 @@ class SchedulerModel:
         self._wake.set()
 
     async def _attempt(self, group: asyncio.TaskGroup, uid: str, namespace: str, name: str) -> None:
-        """One scheduling cycle of one pod; its binding cycle is a task of its own."""
+        """Run one scheduling cycle of one pod. Its binding cycle is a task of its own."""
         pod = self._find_waiting(uid, namespace, name)
         if pod is None:
             self._pending.forget(uid)
@@ -150,7 +150,7 @@ class SchedulerModel:
             group.create_task(self._bind(group, pod, self._rng.choice(filtered.nodes)))
 
     async def _bind(self, group: asyncio.TaskGroup, pod: Json, node_name: str) -> None:
-        """Bind the pod: by HAMi where it asks for GPUs, else as kube-scheduler does."""
+        """Bind the pod: through HAMi if it requests GPUs, else as kube-scheduler."""
         metadata = pod["metadata"]
         namespace, name, uid = metadata["namespace"], metadata["name"], metadata["uid"]
         try:
@@ -160,13 +160,13 @@ class SchedulerModel:
                 self._store.bind(namespace, name, node_name, uid=uid)
         except (BindError, StatusError, TimeoutError) as failure:
             await self._fail(pod, str(failure))
-            self._stir()  # what kube-scheduler had assumed for the pod is free again
+            self._stir()  # the resources that kube-scheduler assumed for the pod are free again
         else:
             self._pending.forget(uid)
             log.info("scheduler.pod_bound", namespace=namespace, pod=name, node=node_name)
 
     def _find_waiting(self, uid: str, namespace: str, name: str) -> Json | None:
-        """The pod as it is now, unless it went or was placed since the watch told of it."""
+        """The present pod, unless it was deleted or placed since the watch event."""
         try:
             pod = self._store.get("pods", namespace, name)
         except NotFoundError:
@@ -179,14 +179,14 @@ class SchedulerModel:
         return [node["metadata"]["name"] for node in nodes if not is_closed(node)]
 
     async def _fail(self, pod: Json, text: str) -> None:
-        """Placing the pod failed: say so on it, and try again after the back-off."""
+        """Write an Event that placing the pod failed, and retry after the back-off."""
         metadata = pod["metadata"]
         self._pending.delay(metadata["uid"], asyncio.get_running_loop().time())
         self._wake.set()
         await self._reject(pod, "SchedulerError", text)
 
     async def _reject(self, pod: Json, reason: str, text: str) -> None:
-        """Say on the pod why it stays pending, as kube-scheduler does."""
+        """Write on the pod why it stays pending, as kube-scheduler does."""
         metadata = pod["metadata"]
         namespace, name = metadata["namespace"], metadata["name"]
         log.info("scheduler.pod_not_placed", namespace=namespace, pod=name, reason=reason, why=text)
@@ -207,7 +207,7 @@ class SchedulerModel:
 
 
 async def _ask(group: asyncio.TaskGroup, verb: Coroutine[None, None, _Answer]) -> _Answer:
-    """HAMi's answer. Raises what the verb raises, and TimeoutError where it takes too long."""
+    """HAMi's answer. Raises what the verb raises, and TimeoutError after HTTP_TIMEOUT."""
     task = group.create_task(_outcome(verb))
     try:
         async with asyncio.timeout(HTTP_TIMEOUT):
@@ -239,5 +239,5 @@ def _explain(filtered: Filtered) -> str:
 
 
 def _pod_signature(pod: Json) -> object:
-    """What of a pod can free room for another."""
+    """The part of a pod whose change can free room for another pod."""
     return (pod["status"].get("phase") in TERMINAL, has_passed_init(pod))

@@ -1,4 +1,4 @@
-"""The scheduler's values: what a GPU offers, what is used of it, what a container asks for."""
+"""The scheduler's values: GPUs, their use, nodes, and the requests of containers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ PERCENT_UNSET: Final = 101
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is used of one GPU: slots, memory, and percent of its cores."""
+    """The use of one GPU: slots, memory in MiB, and percent of its cores."""
 
     slots: int = 0
     memory_mib: int = 0
@@ -31,13 +31,13 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class GpuView:
-    """One GPU as a pod under decision sees it."""
+    """One GPU and its use, for the decision about one pod."""
 
     capacity: RegisteredGpu
     load: Load = field(default_factory=Load)
 
     def with_load(self, more: Load) -> "GpuView":
-        """The same GPU after something more was placed on it."""
+        """The same GPU with additional use."""
         return replace(self, load=self.load + more)
 
     def score(self, weights: "Weights") -> float:
@@ -54,7 +54,7 @@ class GpuView:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """How much slots, cores and memory count in the score of a GPU."""
+    """The weights of slots, cores and memory in the score of a GPU."""
 
     slot: int = 1
     core: int = 1
@@ -65,7 +65,7 @@ class Weights:
 class RegisteredNode:
     """A registered node: its GPUs in the order of the annotation, and which are cordoned.
 
-    `links`: how well two GPUs are connected, by the UUIDs of both; a pair that is missing has 0.
+    `links`: the points of each pair of GPUs, by both UUIDs; a missing pair has 0.
     """
 
     name: str
@@ -86,7 +86,7 @@ class RegisteredNode:
 
 @dataclass(frozen=True, slots=True)
 class ContainerRequest:
-    """What one container asks for: `count` GPUs, each with memory (0: by percent) and cores."""
+    """The request of one container: `count` GPUs, each with memory (0: by percent) and cores."""
 
     count: int
     memory_mib: int
@@ -98,9 +98,10 @@ class ContainerRequest:
 class SchedulerSettings:
     """HAMi's scheduler flags and the `nvidia` section of its device-config.yaml.
 
-    `lock_timeout` in seconds, `lock_retry_timeout` as well: so long a member of a pod group waits
-    for a lock. `memory_factor` multiplies requested memory. `kube_qps` and `kube_burst` limit all
-    requests of the scheduler's client, as HAMi does by default.
+    - `lock_timeout`: seconds until a lock may be taken over.
+    - `lock_retry_timeout`: seconds that a member of a pod group waits for a lock.
+    - `memory_factor`: multiplies requested memory.
+    - `kube_qps`, `kube_burst`: limit all requests of the scheduler's client; HAMi's defaults.
     """
 
     scheduler_name: str = "hami-scheduler"
@@ -120,9 +121,9 @@ class SchedulerSettings:
     kube_burst: int = 10
 
     def quick(self) -> "SchedulerSettings":
-        """The same with a client that is all but unlimited: `--kube-qps=500 --kube-burst=1000`."""
+        """The same with a client that hardly waits: `--kube-qps=500 --kube-burst=1000`."""
         return replace(self, kube_qps=500.0, kube_burst=1000)
 
 
 Reasons = Mapping[str, int]
-"""Why GPUs were passed over: reason to number of GPUs."""
+"""Why GPUs were not chosen: reason → number of GPUs."""

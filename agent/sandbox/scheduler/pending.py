@@ -1,4 +1,4 @@
-"""Pods that wait for a node: which are due, and what makes the others due again."""
+"""The queue of pods that wait for a node, and when each is due."""
 
 import math
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from agent.sandbox.scheduler.usage import TERMINAL
 class PlacingBackoff:
     """Seconds before a pod whose placing failed is tried again: doubling from first to most.
 
-    kube-scheduler looks once a second at who has waited long enough.
+    kube-scheduler checks once a second which pods are due.
     """
 
     first: float = 1.0
@@ -30,7 +30,7 @@ class _UnplacedPod:
     due: float = 0.0
     failures: int = 0
     is_taken: bool = False
-    """It is being placed; nothing makes it due."""
+    """It is being placed, so it is not due."""
 
 
 class PendingPods:
@@ -45,7 +45,7 @@ class PendingPods:
         return len(self._waiting)
 
     def observe(self, pod: Json) -> bool:
-        """Take in a pod that was added or changed; true when it is new here."""
+        """Take in a pod that was added or changed. Returns True if it is new here."""
         uid = pod["metadata"]["uid"]
         if not self.is_waiting(pod):
             self.forget(uid)
@@ -56,13 +56,13 @@ class PendingPods:
         return True
 
     def is_waiting(self, pod: Json) -> bool:
-        """Whether the pod, as it is now, is ours to place."""
+        """Whether this scheduler has to place the pod."""
         is_ours = pod["spec"].get("schedulerName") == self._scheduler_name
         is_over = pod["status"].get("phase") in TERMINAL or "deletionTimestamp" in pod["metadata"]
         return is_ours and not is_over and not pod["spec"].get("nodeName")
 
     def forget(self, uid: str) -> None:
-        """The pod waits no longer."""
+        """Remove the pod."""
         self._waiting.pop(uid, None)
 
     def due(self, now: float) -> Iterator[tuple[str, str, str]]:
@@ -72,22 +72,22 @@ class PendingPods:
                 yield uid, waiting.namespace, waiting.name
 
     def next_due(self) -> float | None:
-        """When the next pod is due by itself, or None."""
+        """The loop time at which the next pod is due, or None."""
         free = (waiting for waiting in self._waiting.values() if not waiting.is_taken)
         return min((waiting.due for waiting in free if waiting.due < math.inf), default=None)
 
     def take(self, uid: str) -> None:
-        """The pod is being placed, until it is parked, delayed or forgotten."""
+        """Mark the pod as being placed, until it is parked, delayed or forgotten."""
         self._waiting[uid].is_taken = True
 
     def park(self, uid: str) -> None:
-        """The pod fits nowhere: wait until something changes."""
+        """Let a pod that fits nowhere wait for a change."""
         if uid in self._waiting:
             self._waiting[uid].is_taken = False
             self._waiting[uid].due = math.inf
 
     def delay(self, uid: str, now: float) -> None:
-        """Placing the pod failed: wait a while, and then for the next whole second."""
+        """Let a pod whose placing failed wait for its back-off and the next whole second."""
         if uid in self._waiting:
             waiting = self._waiting[uid]
             waiting.is_taken = False
@@ -95,7 +95,7 @@ class PendingPods:
             waiting.due = math.ceil(now + self._backoff.delay(waiting.failures))
 
     def stir(self) -> None:
-        """Something changed: parked pods are due now; who waits after a failure waits on."""
+        """Make parked pods due after a change. Pods that wait after a failure still wait."""
         for waiting in self._waiting.values():
             if waiting.due == math.inf:
                 waiting.due = 0.0

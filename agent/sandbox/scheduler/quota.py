@@ -1,7 +1,7 @@
-"""ResourceQuotas: how much GPU memory and cores the pods of a namespace may hold.
+"""ResourceQuotas: limits on GPU memory and cores of the pods of a namespace.
 
-Source: HAMi v2.10 pkg/device/quota.go. Kubernetes itself counts what pods ask for; HAMi counts
-what it gave them, by the same objects.
+Source: HAMi v2.10 pkg/device/quota.go. Kubernetes counts the requests of pods; HAMi counts, by the
+same objects, what it gave them.
 """
 
 from typing import Final
@@ -15,9 +15,9 @@ _KEYS: Final = {_PREFIX + MEMORY: MEMORY, _PREFIX + CORES: CORES}
 
 
 class Quotas:
-    """The limits of all namespaces; of several for one resource the last one seen counts.
+    """The limits of all namespaces. If several quotas limit one resource, the last seen counts.
 
-    `memory_factor` multiplies limits on memory, as it does requests.
+    `memory_factor` multiplies limits on memory, like requests.
     """
 
     def __init__(self, usage: Usage, memory_factor: int) -> None:
@@ -29,7 +29,7 @@ class Quotas:
     def see(self, kind: str, quota: Json) -> None:
         """Take in a ResourceQuota that was ADDED, MODIFIED or DELETED.
 
-        What it said before is no limit any more, also where another quota says the same.
+        Its former limits end, even if another quota has the same limit.
         """
         namespace, key = quota["metadata"]["namespace"], full_name(quota)
         for resource in _hard(self._seen.pop(key, {})):
@@ -44,12 +44,12 @@ class Quotas:
         return frozenset(self._seen)
 
     def retain(self, names: frozenset[str]) -> None:
-        """Forget all quotas but these: the rest went while nobody looked."""
+        """Forget all quotas except these: the others were deleted while no watch was open."""
         for key in self._seen.keys() - names:
             self.see("DELETED", self._seen[key])
 
     def fits(self, namespace: str, memory_mib: int, core_percent: int) -> bool:
-        """Whether the namespace may hold so much more; 0 as a limit blocks all."""
+        """Whether the namespace may hold this much more. A limit of 0 blocks all."""
         memory = self._limits.get((namespace, MEMORY))
         cores = self._limits.get((namespace, CORES))
         if memory is None and cores is None:
@@ -66,7 +66,7 @@ def full_name(quota: Json) -> str:
 
 
 def _hard(quota: Json) -> dict[str, int]:
-    """The limits that are HAMi's; a value that is no whole number is none."""
+    """HAMi's limits in the quota. A value that is not a whole number is ignored."""
     hard = (quota.get("spec") or {}).get("hard") or {}
     found = {_KEYS[key]: parse_quantity(value) for key, value in hard.items() if key in _KEYS}
     return {resource: limit for resource, limit in found.items() if limit is not None}

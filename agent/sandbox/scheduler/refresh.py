@@ -1,4 +1,4 @@
-"""When a scheduler reads a register annotation again, and in which form: a rule for each version.
+"""The rules of each scheduler version for reading a register annotation: when, and which form.
 
 Source: HAMi v2.4.0 to v2.10.0 pkg/scheduler/scheduler.go:register, nvidia/device.go:CheckHealth and
 GetNodeDevices, pkg/device/devices.go:CheckHealth.
@@ -23,7 +23,7 @@ _STAMP: Final = "%Y-%m-%d %H:%M:%S"
 
 
 class Version(enum.Enum):
-    """A line of HAMi's schedulers that read a Node in the same way."""
+    """The releases of HAMi's scheduler that read a Node in the same way."""
 
     V2_4 = "2.4"
     V2_7 = "2.5 to 2.7.1"
@@ -33,21 +33,21 @@ class Version(enum.Enum):
 
     @property
     def reads_json(self) -> bool:
-        """True from 2.8 on; before, records of fields."""
+        """True from 2.8 on. Earlier releases read records of fields."""
         return self not in {Version.V2_4, Version.V2_7}
 
     @property
     def marks_deleted(self) -> bool:
-        """True where a node that is dropped gets `Deleted_<now>`; later its handshake is removed.
+        """True if a dropped node gets `Deleted_<now>`. Later releases remove its handshake.
 
-        These versions do not look at a node at all while its annotation cannot be decoded.
+        These releases ignore a node while its annotation cannot be decoded.
         """
         return self is not Version.V2_10
 
 
 @dataclass(slots=True)
 class NodeSighting:
-    """What was last seen of a node; the refresh rule compares with it."""
+    """The last seen state of a node, with which the refresh rule compares."""
 
     allocatable: int = 0
     annotation: str = ""
@@ -55,7 +55,7 @@ class NodeSighting:
 
 @dataclass(frozen=True, slots=True)
 class Checkup:
-    """The refresh rule's answer; `asks` means that `Requesting_<now>` is to be written."""
+    """The refresh rule's answer. `asks`: write `Requesting_<now>`."""
 
     healthy: bool
     refresh: bool
@@ -65,7 +65,7 @@ class Checkup:
 def check_node(
     seen: NodeSighting, node: Json, now: dt.datetime, version: Version = Version.V2_10
 ) -> Checkup:
-    """Apply the version's refresh rule to one node; `seen` is brought up to date."""
+    """Apply the version's refresh rule to one node, and update `seen`."""
     noted = node["metadata"].get("annotations") or {}
     handshake = noted.get(annotations.HANDSHAKE, "")
     if not version.reads_json:
@@ -76,9 +76,9 @@ def check_node(
 
 
 def decode(text: str, version: Version) -> tuple[RegisteredGpu, ...] | None:
-    """The GPUs that the version reads, or None where it does not.
+    """The GPUs that the version reads, or None if it cannot.
 
-    Numbers and truth values that old versions guess at are refused: the agent writes none.
+    Numbers and booleans that old versions guess are refused, because the agent writes none.
     """
     records = [record for record in text.split(":") if record]
     if version is Version.V2_4 and any(record.count(",") + 1 != SHORT for record in records):
@@ -91,7 +91,7 @@ def decode(text: str, version: Version) -> tuple[RegisteredGpu, ...] | None:
 
 
 def requesting(now: dt.datetime) -> str:
-    """The stamp by which a scheduler asks for a sign of life."""
+    """The stamp by which a scheduler requests a new stamp of the node."""
     return f"{REQUESTING}_{now.strftime(_STAMP)}"
 
 
@@ -101,7 +101,7 @@ def deleted(now: dt.datetime) -> str:
 
 
 def _check_stamps(text: str, now: dt.datetime) -> Checkup:
-    """Up to 2.7.1: a node that leaves a request unanswered for a minute is dropped."""
+    """Up to and including 2.7.1: drop a node that leaves a request unanswered for 60 s."""
     if REQUESTING in text:
         asked = _time(text)
         return Checkup(healthy=asked is not None and now - asked < _STALE, refresh=False)
@@ -111,7 +111,7 @@ def _check_stamps(text: str, now: dt.datetime) -> Checkup:
 
 
 def _check_shared(text: str, allocatable: int, now: dt.datetime, version: Version) -> Checkup:
-    """The handshake's rule, which all vendors share; for NVIDIA's GPUs 2.8 does without one."""
+    """The handshake rule that all vendors share. 2.8 has none for NVIDIA's GPUs."""
     if version is Version.V2_8:
         return Checkup(healthy=True, refresh=False)
     stamp = _time(text)
@@ -126,7 +126,7 @@ def _check_shared(text: str, allocatable: int, now: dt.datetime, version: Versio
 def _check_count(
     seen: NodeSighting, allocatable: int, text: str, shared: Checkup, version: Version
 ) -> Checkup:
-    """From 2.8 on: how many slices the kubelet offers; from 2.10 on: the text itself, too."""
+    """From 2.8 on: compare the slices that the kubelet offers; from 2.10 on: also the text."""
     before = seen.allocatable
     if allocatable == before == 0:
         return shared

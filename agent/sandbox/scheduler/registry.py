@@ -1,4 +1,4 @@
-"""Which nodes are registered and with which GPUs.
+"""The registered nodes and their GPUs.
 
 Source: HAMi v2.10 pkg/scheduler/scheduler.go:register; earlier versions where they differ.
 """
@@ -26,22 +26,22 @@ from agent.sandbox.scheduler.refresh import (
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What one Node offers, whatever is used of it."""
+    """The GPUs that one Node offers, without their use."""
 
     gpus: tuple[RegisteredGpu, ...]
     cordoned: frozenset[str] = frozenset()
     links: Links = field(default_factory=dict)
 
     def state(self, name: str, loads: Mapping[GpuUuid, Load]) -> RegisteredNode:
-        """The node with what is used of it."""
+        """The node with the use of its GPUs."""
         states = tuple(GpuView(gpu, loads.get(gpu.uuid, Load())) for gpu in self.gpus)
         return RegisteredNode(name, states, self.cordoned, self.links)
 
 
 class Registry:
-    """The scheduler's memory of nodes; it changes only by `ingest` and `forget`.
+    """The scheduler's registered nodes. Only `ingest` and `forget` change them.
 
-    `changes` counts how often what it offers became another.
+    `changes` counts the changes of the offers.
     """
 
     def __init__(self, version: Version = Version.V2_10) -> None:
@@ -51,9 +51,9 @@ class Registry:
         self._nodes: dict[str, Offer] = {}
 
     def ingest(self, node: Json, now: dt.datetime) -> Mapping[str, str | None]:
-        """Look at one node; the answer is what must be written to its annotations (None deletes).
+        """Ingest one node. Returns the annotations that must be written (None deletes).
 
-        Undecodable text leaves what was known on offer, as HAMi does.
+        As in HAMi, the former offer stays if the text cannot be decoded.
         """
         name = node["metadata"]["name"]
         noted = node["metadata"].get("annotations") or {}
@@ -72,18 +72,18 @@ class Registry:
         return writes
 
     def forget(self, name: str) -> None:
-        """Drop a node with all that was seen of it."""
+        """Drop a node."""
         self.changes += self._nodes.pop(name, None) is not None
         self._seen.pop(name, None)
 
     def state(self, name: str, loads: Mapping[GpuUuid, Load]) -> RegisteredNode | None:
-        """A registered node with what is used of it, or None."""
+        """A registered node with the use of its GPUs, or None."""
         if name not in self._nodes:
             return None
         return self._nodes[name].state(name, loads)
 
     def _clean_up(self, name: str, now: dt.datetime) -> Mapping[str, str | None]:
-        """Drop an unhealthy node; what was counted of it is forgotten since 2.10."""
+        """Drop an unhealthy node. From 2.10 on, its counts are also forgotten."""
         if self._version.marks_deleted:
             self.changes += self._nodes.pop(name, None) is not None
             return {annotations.HANDSHAKE: deleted(now)}
@@ -94,7 +94,7 @@ class Registry:
 
 
 def read_offer(noted: Mapping[str, str], version: Version = Version.V2_10) -> Offer | None:
-    """What a Node's annotations offer; None where they offer nothing or cannot be decoded."""
+    """The offer of a Node's annotations; None if there is none or it cannot be decoded."""
     gpus = decode(noted.get(annotations.REGISTER, ""), version)
     links = _read_links(noted.get(annotations.SCORE))
     if gpus is None or links is None:
@@ -104,7 +104,7 @@ def read_offer(noted: Mapping[str, str], version: Version = Version.V2_10) -> Of
 
 
 def _read_links(text: str | None) -> Links | None:
-    """How well pairs of GPUs are connected; None where the text cannot be decoded."""
+    """The points of pairs of GPUs; None if the text cannot be decoded."""
     try:
         return {} if text is None else decode_scores(text)
     except MalformedText:

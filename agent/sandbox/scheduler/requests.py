@@ -1,4 +1,4 @@
-"""From a pod's resource limits to what each container asks for.
+"""Reads the GPU requests of containers from a pod's resource limits.
 
 Source: HAMi v2.10 pkg/device/device.go:Resourcereqs, nvidia/device.go:GenerateResourceRequests.
 """
@@ -31,13 +31,13 @@ _SUFFIXES: Final = {
 
 
 def parse_quantity(value: object) -> int | None:
-    """A Kubernetes quantity as a whole number; None for a fraction or for no quantity at all."""
+    """A Kubernetes quantity as a whole number; None if it is a fraction or not a quantity."""
     exact = _exact(value)
     return int(exact) if exact is not None and exact.denominator == 1 else None
 
 
 def quantity_value(value: object) -> int | None:
-    """A Kubernetes quantity rounded up, as `Quantity.Value` has it; None: it is none."""
+    """A Kubernetes quantity rounded up, like `Quantity.Value`; None if it is not a quantity."""
     exact = _exact(value)
     return None if exact is None else math.ceil(exact)
 
@@ -50,13 +50,13 @@ def _exact(value: object) -> Fraction | None:
 
 
 def all_containers(pod: Json) -> Iterator[Json]:
-    """Init containers first, then the others, as the groups of the pod's annotation are."""
+    """Init containers, then the others: the order of the groups in the pod's annotation."""
     yield from pod["spec"].get("initContainers") or ()
     yield from pod["spec"].get("containers") or ()
 
 
 def init_count(pod: Json) -> int:
-    """How many groups belong to init containers."""
+    """The number of groups of init containers."""
     return len(pod["spec"].get("initContainers") or ())
 
 
@@ -71,12 +71,12 @@ def lookup(container: Json, resource: str) -> object | None:
 
 
 def pod_requests(pod: Json, settings: SchedulerSettings) -> tuple[ContainerRequest | None, ...]:
-    """One entry for each container, init containers first; None asks for no GPU."""
+    """One entry for each container, init containers first; None if it requests no GPU."""
     return tuple(container_request(container, settings) for container in all_containers(pod))
 
 
 def container_request(container: Json, settings: SchedulerSettings) -> ContainerRequest | None:
-    """What the container asks for; an unusable memory value drops the whole request."""
+    """The request of the container. An unusable memory value drops the whole request."""
     count = parse_quantity(lookup(container, COUNT))
     if count is None or count <= 0:
         return None

@@ -1,4 +1,4 @@
-"""How a pod's annotations steer which GPU it gets, and in which order GPUs are tried.
+"""Reads the annotations by which a pod restricts its GPUs, and sorts the GPUs to try.
 
 Source: HAMi v2.10 pkg/scheduler/policy/gpu_policy.go, pkg/device/nvidia/device.go.
 """
@@ -25,7 +25,7 @@ class BadWeightsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """A pod's wishes; where it has none of a kind, None."""
+    """A pod's constraints on its GPUs; None if it has none of a kind."""
 
     use_types: tuple[str, ...] | None
     avoid_types: tuple[str, ...] | None
@@ -39,12 +39,12 @@ class Steering:
 
     @property
     def is_mutex(self) -> bool:
-        """Whether the pod wants GPUs that nobody else uses."""
+        """Whether the pod wants GPUs that no other pod uses."""
         return "mutex" in _split(self.gpu_policy)
 
     @property
     def needs_topology(self) -> bool:
-        """Whether the GPUs are chosen by how they are connected."""
+        """Whether the GPUs are chosen by their connections."""
         return "topology-aware" in _split(self.gpu_policy)
 
     def admits_type(self, gpu: RegisteredGpu) -> bool:
@@ -56,21 +56,21 @@ class Steering:
         return self.mode is None or gpu.mode in self.mode
 
     def admits_uuid(self, gpu: RegisteredGpu) -> bool:
-        """Whether the pod asks for this very GPU, or at least does not refuse it."""
+        """Whether the pod's lists of UUIDs allow this GPU."""
         if self.use_uuids is not None and gpu.uuid not in self.use_uuids:
             return False
         return self.avoid_uuids is None or gpu.uuid not in self.avoid_uuids
 
     def order(self, gpus: Sequence[GpuView]) -> list[GpuView]:
-        """The GPUs sorted worst first; fitting tries them from the end. Ties keep their order."""
+        """The GPUs, worst first; fitting tries them from the end. Ties keep their order."""
         return sorted(gpus, key=_sort_key(self))
 
 
 def read_steering(annotations: Mapping[str, str], settings: SchedulerSettings) -> Steering:
-    """The wishes that a pod's annotations express.
+    """The constraints in a pod's annotations.
 
     Raises:
-        BadWeightsError: scoring weights that are incomplete or no numbers.
+        BadWeightsError: the scoring weights are incomplete or not numbers.
     """
     return Steering(
         use_types=_wish(annotations.get("nvidia.com/use-gputype", "")),
@@ -114,7 +114,7 @@ def _split(text: str) -> tuple[str, ...]:
 
 
 def _wish(text: str) -> tuple[str, ...] | None:
-    """The words of a list; None where it is blank. A list of commas alone is a wish for nothing."""
+    """The items of a list; None if it is blank. A list of only commas allows nothing."""
     return _split(text) if text.strip() else None
 
 
@@ -143,7 +143,7 @@ def _read_weights(text: str | None) -> Weights:
 
 
 def _weight_fault(name: str, equals: str, number: str, before: Mapping[str, int]) -> str | None:
-    """The first thing that is wrong with one weight; the order of the questions is HAMi's."""
+    """The first error of one weight, checked in HAMi's order."""
     value = int(number) if _INTEGER.fullmatch(number) else None
     faults = (
         ("expected key=value entries", not equals),

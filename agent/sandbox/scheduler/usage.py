@@ -1,4 +1,4 @@
-"""What all placed pods use, rebuilt from their annotations alone.
+"""The use of GPUs by all placed pods, computed from their annotations.
 
 Source: HAMi v2.10 pkg/scheduler/scheduler.go:onAddPod/onUpdatePod/onDelPod, pods.go.
 """
@@ -22,7 +22,7 @@ TERMINAL: Final = frozenset({"Succeeded", "Failed"})
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What one pod holds on one node: groups as written, init containers first."""
+    """The shares of one pod on one node: groups as written, init containers first."""
 
     node: str
     groups: Sequence[Sequence[Share]]
@@ -31,7 +31,7 @@ class Reservation:
     namespace: str = ""
 
     def loads(self) -> Mapping[GpuUuid, Load]:
-        """Per GPU the greater of the init containers' peak and the sum of the others."""
+        """Per GPU: max(peak of the init containers, sum of the others)."""
         running: defaultdict[GpuUuid, Load] = defaultdict(Load)
         for group in self.groups[self.inits :]:
             slots = Counter({share.uuid: 1 for share in group})
@@ -62,10 +62,10 @@ class Usage:
         return uid in self._reservations
 
     def observe(self, pod: Json) -> None:
-        """Take in a pod that was added or changed; undecodable groups count as nothing.
+        """Take in a pod that was added or changed. Groups that cannot be decoded do not count.
 
-        Its groups are read when it is first seen, with the init containers' peak. The peak goes
-        with the first news, after that, that all of them succeeded; it never comes back.
+        The groups are read when the pod is first seen, with the init containers' peak. The peak
+        ends with the first later event in which all of them have succeeded, and never comes back.
         """
         metadata, uid = pod["metadata"], pod["metadata"]["uid"]
         if pod["status"].get("phase") in TERMINAL:
@@ -77,7 +77,7 @@ class Usage:
         if node is None:
             return
         if known is not None:
-            # A watch that lags still tells of the node of an earlier placement.
+            # A late watch event can still have the node of an earlier placement.
             if not (known.is_past_init or metadata.get("deletionTimestamp")):
                 past = has_passed_init(pod)
                 self._reservations[uid] = replace(known, is_past_init=past)
@@ -89,7 +89,7 @@ class Usage:
                 self._reservations[uid] = found
 
     def reserve(self, uid: str, reservation: Reservation) -> None:
-        """Count a pod that was just placed, in place of what it held before."""
+        """Count a pod that was just placed. It replaces the pod's earlier reservation."""
         self._reservations[uid] = reservation
 
     def forget(self, uid: str) -> None:
@@ -97,16 +97,16 @@ class Usage:
         self._reservations.pop(uid, None)
 
     def uids(self) -> frozenset[str]:
-        """All pods that count."""
+        """The UIDs of all pods that count."""
         return frozenset(self._reservations)
 
     def retain(self, uids: Collection[str]) -> None:
-        """Stop counting all pods but these: the rest went while nobody looked."""
+        """Stop counting all pods except these: the others were deleted while no watch was open."""
         for uid in self._reservations.keys() - set(uids):
             self.forget(uid)
 
     def held(self, namespace: str) -> Load:
-        """What all pods of a namespace hold of all GPUs."""
+        """The sum that the pods of a namespace hold on all GPUs."""
         total = Load()
         for reservation in self._reservations.values():
             if reservation.namespace == namespace:
@@ -114,7 +114,7 @@ class Usage:
         return total
 
     def loads(self, node: str, *, without: str = "") -> Mapping[GpuUuid, Load]:
-        """What is used of each GPU of a node, the pod of UID `without` left out."""
+        """The use of each GPU of a node, except by the pod with the UID `without`."""
         total: defaultdict[GpuUuid, Load] = defaultdict(Load)
         for uid, reservation in self._reservations.items():
             if reservation.node == node and uid != without:

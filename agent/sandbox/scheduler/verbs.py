@@ -1,4 +1,4 @@
-"""HAMi's part of scheduling: what it knows of nodes and pods, and its verbs filter and bind.
+"""HAMi's part of scheduling: its state of nodes and pods, and the verbs filter and bind.
 
 Source: HAMi v2.10 pkg/scheduler/scheduler.go.
 """
@@ -32,11 +32,11 @@ REGISTER_INTERVAL: Final = 15.0
 
 
 class HamiVerbs:
-    """The memory of one HAMi scheduler, and what it does to the cluster.
+    """One HAMi scheduler: its state and its verbs.
 
-    `eager`: a changed Node is ingested at once; HAMi waits for the next of its 15 s intervals.
-    All requests go through one client queue, Events included: they are sent while `run` runs. Each
-    decision is made between two waits, so verbs of several pods may run at the same time.
+    `eager`: ingest a changed Node at once, which HAMi does only every 15 s. All requests go through
+    one client queue, also Events, which are sent while `run` runs. A decision does not wait, so
+    verbs of several pods may run at the same time.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class HamiVerbs:
         self._eager = eager
         self._registry = Registry()
         self._registering = asyncio.Lock()
-        """HAMi's filter waits while nodes are looked at; its bind does not."""
+        """HAMi's filter waits while nodes are ingested; its bind does not."""
         self._seen = Informers()
         memory = Memory(self.usage, self._seen)
         self._binder = Binder(self._cluster, clock, settings, rng, self._events, memory)
@@ -70,7 +70,7 @@ class HamiVerbs:
         await self._events.run()
 
     async def see_node(self, kind: str, node: Json) -> bool:
-        """Take in a Node that is ADDED, MODIFIED or DELETED; whether it can matter to a pod."""
+        """Take in an event of a Node. Returns whether it can make a pod fit."""
         name = node["metadata"]["name"]
         self._seen.see("nodes", kind, node)
         if kind == "DELETED":
@@ -86,7 +86,7 @@ class HamiVerbs:
         return True
 
     def see_pod(self, kind: str, pod: Json) -> None:
-        """Take in a pod that is ADDED, MODIFIED or DELETED."""
+        """Take in an event of a pod."""
         self._seen.see("pods", kind, pod)
         if kind == "DELETED":
             self.usage.forget(pod["metadata"]["uid"])
@@ -94,16 +94,16 @@ class HamiVerbs:
             self.usage.observe(pod)
 
     def pod_uids(self) -> frozenset[str]:
-        """All pods that are known, and those that hold something."""
+        """The UIDs of all known pods and of those that hold GPUs."""
         return self._seen.uids("pods") | self.usage.uids()
 
     def retain_pods(self, uids: frozenset[str]) -> None:
-        """Forget all pods but these: the rest went while nobody looked."""
+        """Forget all pods except these: the others were deleted while no watch was open."""
         self._seen.retain_pods(uids)
         self.usage.retain(uids)
 
     async def ingest(self, nodes: Sequence[Json]) -> bool:
-        """Look at all nodes as HAMi does in intervals; whether what they offer became another."""
+        """Ingest all nodes, as HAMi does every 15 s. Returns whether an offer changed."""
         before = self._registry.changes
         async with self._registering:
             for node in nodes:
@@ -111,15 +111,15 @@ class HamiVerbs:
         return self._registry.changes != before
 
     async def filter(self, pod: Json, candidates: Sequence[str]) -> Filtered:
-        """Choose a node for the pod, reserve what it gets there and write that on the pod.
+        """Choose a node for the pod, reserve its shares there and write them on the pod.
 
-        The write names the pod, and no UID: a pod that was made anew meanwhile is written instead.
+        The write goes by name without a UID, so it can hit a pod that was created again meanwhile.
 
         Raises:
             StatusError: the pod could not be written; nothing is reserved.
         """
         async with self._registering:
-            pass  # for as long as nodes are looked at
+            pass  # wait while nodes are ingested
         metadata = pod["metadata"]
         filtered = self._decide(pod, candidates)
         if filtered.groups is not None:
@@ -136,7 +136,7 @@ class HamiVerbs:
         return filtered
 
     def simulate(self, pod: Json, nodes: Sequence[Json]) -> Filtered:
-        """Choose among nodes as they are given, used by nobody; nothing is kept or written."""
+        """Choose among the given nodes without any use. Nothing is reserved or written."""
         registered: dict[str, RegisteredNode] = {}
         for node in nodes:
             name, offer = node["metadata"]["name"], read_offer(_noted(node))
@@ -146,7 +146,7 @@ class HamiVerbs:
         return filter_pod(pod, names, registered, self.settings, self._rng, self.quotas)
 
     def review(self, pod: Json) -> WebhookAdmission:
-        """What the webhook makes of a new pod."""
+        """The webhook's answer for a new pod."""
         return review_pod(pod, self.settings, self.quotas)
 
     async def bind(self, namespace: str, name: str, uid: str, node_name: str) -> None:
@@ -154,7 +154,7 @@ class HamiVerbs:
         await self._binder.bind(namespace, name, uid, node_name)
 
     def _decide(self, pod: Json, candidates: Sequence[str]) -> Filtered:
-        """Choose and reserve without a wait: the next decision counts this one."""
+        """Choose and reserve without a wait, so that the next decision counts this one."""
         uid = pod["metadata"]["uid"]
         self.usage.forget(uid)
         registered: dict[str, RegisteredNode] = {}
@@ -178,19 +178,19 @@ class HamiVerbs:
             return
         try:
             node = await self._annotate(name, writes)
-        except StatusError as refusal:  # written again at the next look
+        except StatusError as refusal:  # written again at the next ingestion
             log.info("scheduler.handshake_lost", node=name, err=str(refusal))
         else:
             self._signatures[name] = _signature(node)
 
     async def _annotate(self, name: str, marks: Mapping[str, str | None]) -> Json:
-        """Write annotations of a Node, as HAMi does: it is read before, for nothing."""
+        """Write annotations of a Node. As in HAMi, an unused read comes first."""
         await self._cluster.get("nodes", "", name)
         return await self._cluster.patch("nodes", "", name, {"metadata": {"annotations": marks}})
 
 
 def is_closed(node: Json) -> bool:
-    """Whether the Node was closed to new pods."""
+    """Whether the Node is unschedulable."""
     return bool((node.get("spec") or {}).get("unschedulable"))
 
 
@@ -200,7 +200,7 @@ def _noted(node: Json) -> Json:
 
 
 def _signature(node: Json) -> object:
-    """What of a Node can make a pod fit, or the scheduler look again."""
+    """The part of a Node whose change can make a pod fit or cause an ingestion."""
     noted = _noted(node)
     keys = (annotations.REGISTER, annotations.CORDON, annotations.MUTEX_LOCK)
     return (

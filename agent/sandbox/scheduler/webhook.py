@@ -1,4 +1,4 @@
-"""What HAMi's mutating webhook makes of a pod before it is stored.
+"""HAMi's mutating webhook for new pods.
 
 Source: HAMi v2.10 pkg/scheduler/webhook.go:Handle, pkg/device/nvidia/device.go:MutateAdmission.
 """
@@ -48,7 +48,7 @@ class _DeniedError(Exception):
 def review_pod(
     pod: Json, settings: SchedulerSettings, quotas: Quotas | None = None
 ) -> WebhookAdmission:
-    """Decide about a new pod and fill in HAMi's defaults; the given pod is not changed."""
+    """Admit or deny a new pod, and add HAMi's defaults to a copy of it."""
     spec = pod["spec"]
     if spec.get("containers") and _belongs_to_another(spec.get("schedulerName") or "", settings):
         return WebhookAdmission(pod, message="pod already has different scheduler assigned")
@@ -90,7 +90,7 @@ def _mutate_pod(pod: Json, settings: SchedulerSettings, quotas: Quotas | None) -
 
 
 def _take_over(pod: Json, settings: SchedulerSettings) -> None:
-    """The pod asks for a GPU: it becomes the scheduler's. Raises _DeniedError."""
+    """Assign a pod that requests GPUs to HAMi's scheduler. Raises _DeniedError."""
     spec = pod["spec"]
     for container in all_containers(pod):
         if (container.get("securityContext") or {}).get("privileged"):
@@ -102,9 +102,9 @@ def _take_over(pod: Json, settings: SchedulerSettings) -> None:
 
 
 def _mutate_container(spec: Json, container: Json, settings: SchedulerSettings) -> bool:
-    """Apply NVIDIA's defaults to one container; true when it asks for a GPU.
+    """Apply NVIDIA's defaults to one container. Returns whether it requests a GPU.
 
-    A count in the requests alone counts only for the default of the cores.
+    A count that is only in the requests matters only for the default of the cores.
     """
     percent = _read_percentage(container)
     resources = container.get("resources") or {}
@@ -137,7 +137,7 @@ def _default_count(limits: Json, settings: SchedulerSettings) -> None:
 
 
 def _fits_quota(pod: Json, settings: SchedulerSettings, quotas: Quotas) -> bool:
-    """Whether the namespace has room for the greater of the app containers and any init one."""
+    """Whether the quota has room for max(sum of app containers, largest init container)."""
     requests = pod_requests(pod, settings)
     inits = init_count(pod)
     asked = [

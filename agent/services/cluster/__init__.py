@@ -1,4 +1,4 @@
-"""This node's pods and this Node, each as one watch shows them.
+"""Follows the pods of this node and this Node, with one watch each.
 
 It may never list or watch anything else.
 """

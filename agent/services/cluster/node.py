@@ -1,4 +1,4 @@
-"""This Node as the API server holds it: one WATCH, opened again whenever it ends."""
+"""Follows this Node with one WATCH, which is opened again whenever it ends."""
 
 import asyncio
 import contextlib
@@ -20,24 +20,24 @@ from agent.kit.tally import Tally
 log = structlog.get_logger(__name__)
 
 LOOK_PAUSE = 0.2
-"""Seconds between watches that a `look` opens: each Allocate may ask for one."""
+"""The least seconds between watches opened by `look`: each Allocate may cause one."""
 
 FORMER_LIFE = 60.0
-"""Seconds for which a lock that went still proves the right of the pod that it named: a bind can
-wait in the scheduler's queue for longer than a lock may stand that nobody here waits for."""
+"""Seconds for which a removed lock still proves the right of the pod that it named. A bind can wait
+in the scheduler's queue for longer than the grace period of its lock."""
 
 FORMER_LOCKS = 64
-"""So many at most: the scheduler takes fewer than two a second."""
+"""The most former locks that are kept: the scheduler takes fewer than two a second."""
 
 UNSEEN_AFTER = 5.0
-"""Seconds: a watch begins with the Node as it is, so one that stays silent has none to show."""
+"""Seconds. A watch begins with the Node; if none comes within this time, there is no Node."""
 
 
 class NodeWatch:
-    """Sole writer of the Node's view (None: not seen yet, or deleted).
+    """Sole writer of the view of the Node (None: not seen yet, or deleted).
 
-    `restarts` counts watches that ended, by reason; `returns`, how often the view was fresh again
-    after the API server had been lost.
+    `restarts` counts the watches that ended, by reason. `returns` counts how often the view became
+    current again after the API server was lost.
     """
 
     def __init__(self, api: NodeApi, node: Cell[NodeView | None], random: random.Random) -> None:
@@ -49,14 +49,14 @@ class NodeWatch:
         self._node = node
         self._watch = Reopening(self.restarts, random)
         self._floor = 0
-        """The version of our own last write since this watch began: older frames are late."""
+        """The version of the agent's last write since this watch began. Older frames are late."""
         self._failing = False
         self._is_stale = False
-        """The server answers again, but has not shown the Node yet."""
+        """The API server answers again but has not sent the Node yet."""
         self._wanted = asyncio.Event()
 
     async def run(self) -> NoReturn:
-        """Keep the view for ever."""
+        """Keep the view up to date for ever."""
         while True:
             self._floor = 0
             least = 0.0
@@ -71,17 +71,17 @@ class NodeWatch:
             await self._pause(least, delay)
 
     def look(self) -> None:
-        """Open the watch now if it is down: somebody has to know the Node as it is."""
+        """Open the watch now if it is down."""
         self._wanted.set()
 
     async def refresh(self) -> None:
-        """Take in the Node as one GET shows it; the deadline is the caller's. Raises ApiError."""
+        """Update the view by one GET. The caller sets the deadline. Raises ApiError."""
         node = await self._api.get_node()
         if node is not None:
             self.saw(node)
 
     def saw(self, node: NodeView) -> None:
-        """Take in an answer to us, unless the watch has shown something newer."""
+        """Update the view from the answer to a request, unless the watch showed a newer Node."""
         held = self._node.value
         version = version_number(node.resource_version)
         if held is not None and 0 < version <= version_number(held.resource_version):
@@ -90,11 +90,11 @@ class NodeWatch:
         self._set(node)
 
     def _set(self, node: NodeView) -> None:
-        """The new view, which remembers the locks that it shows no more."""
+        """Set the view, with the locks that were removed lately."""
         held = self._node.value
         if held is not None:
             now = asyncio.get_running_loop().time()
-            former = [one for one in held.former_locks if one[1] > now]
+            former = [(text, until) for text, until in held.former_locks if until > now]
             gone = held.annotations.get(MUTEX_LOCK, "")
             if gone and node.annotations.get(MUTEX_LOCK) != gone:
                 former.insert(0, (gone, now + FORMER_LIFE))
@@ -102,7 +102,7 @@ class NodeWatch:
         self._node.set(node)
 
     async def _pause(self, least: float, most: float) -> None:
-        """Wait for `most` seconds, or from `least` on, which the server asked for, for a `look`."""
+        """Wait `most` seconds; after `least` seconds a `look` ends the wait."""
         self._wanted.clear()
         least = max(least, min(LOOK_PAUSE, most))
         await asyncio.sleep(least)
@@ -111,7 +111,7 @@ class NodeWatch:
                 await self._wanted.wait()
 
     async def _follow(self) -> None:
-        """One watch to its end. Its frames come in order; only our writes may overtake them."""
+        """Follow one watch to its end. Frames come in order; only the agent's writes overtake."""
         loop = asyncio.get_running_loop()
         unseen: asyncio.TimerHandle | None = None
         try:
@@ -144,12 +144,12 @@ class NodeWatch:
             self.returns.set(self.returns.value + 1)
 
     def _unseen(self) -> None:
-        """The open watch shows no Node: it was deleted while nobody looked."""
+        """The open watch sends no Node: it was deleted while no watch was open."""
         if self._node.set(None):
             log.warning("node.deleted", unseen_for=UNSEEN_AFTER)
 
     def _give_up(self, error: ApiError) -> float:
-        """No answer, or a bad one: seconds until the next try."""
+        """Note a failed watch. Returns the seconds until the next try."""
         if not self._failing:
             log.warning("node.lost", err=str(error))
         self._failing = True

@@ -1,4 +1,4 @@
-"""The pods of this node: one LIST, one WATCH, and the graves of the last ten minutes."""
+"""Follows the pods of this node with LIST and WATCH; keeps deleted pods for 10 minutes."""
 
 import asyncio
 import dataclasses
@@ -25,25 +25,26 @@ from agent.kit.throttle import Throttle
 log = structlog.get_logger(__name__)
 
 PATIENCE = 5
-"""Watches that fail one after another before the position is given up and all is listed."""
+"""Consecutive failed watches before the agent lists all pods again."""
 LIST_PATIENCE = 1.0
-"""Seconds for a LIST that calls wait for: longer than any of them has, so that one that hangs holds
-up no later one."""
+"""Seconds for a LIST that calls wait for. No call waits longer, so a LIST that hangs does not delay
+later calls."""
 LISTS = 120
 LISTS_REFILL = 2.0
-"""LISTs that calls may cause: more at once than a kubelet runs pods, then one every two seconds. A
-tenant can make pods that need one without end, and each goes through all pods of the cluster."""
+"""Allowance for LISTs that calls cause: 120 at once, more than a kubelet runs pods, then one every
+2 s. A tenant can cause them without end, and each one scans all pods of the cluster."""
 WATCH_PAUSE = 0.1
-"""Seconds that the watch is given instead."""
+"""Seconds that a call waits for the watch instead of a LIST."""
 WARN_PERIOD = 60.0
 KEEP = dt.timedelta(minutes=10)
 GRAVES = 1024
 
 
 class PodWatch:
-    """Sole writer of the pod table. `restarts` counts watches that ended, by reason.
+    """Sole writer of the pod table. `restarts` counts the watches that ended, by reason.
 
-    Containers are counted by the name of our resource, None: as the API port counts them.
+    `resource`: the resource name by which containers are counted; None: the API port has counted
+    them.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class PodWatch:
         self._resource = resource
         self._watch = Reopening(self.restarts, random)
         self._version = ""
-        """How far the table goes; empty: all must be listed."""
+        """The resource version of the table; empty: a LIST is needed."""
         self._asked = asyncio.Event()
         self._answers: list[asyncio.Future[PodTable]] = []
         self._lists = Allowance(LISTS, LISTS_REFILL)
@@ -71,7 +72,7 @@ class PodWatch:
         self._warnings = Throttle(WARN_PERIOD)
 
     async def run(self) -> None:
-        """Keep the table for ever."""
+        """Keep the table up to date for ever."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep())
             group.create_task(self._answer())
@@ -80,9 +81,9 @@ class PodWatch:
                 group.create_task(self._recount(self._resource))
 
     async def refresh(self) -> PodTable:
-        """The table after one LIST that began after this call; the deadline is the caller's.
+        """The table after one LIST that began after this call. The caller sets the deadline.
 
-        Callers that wait at the same time share it. Raises ApiError, also after too many.
+        Concurrent callers share the LIST. Raises ApiError, also when the allowance is used up.
         """
         answer: asyncio.Future[PodTable] = asyncio.get_running_loop().create_future()
         self._answers.append(answer)
@@ -90,9 +91,9 @@ class PodWatch:
         return await answer
 
     async def look(self, namespace: str, name: str) -> PodUid:
-        """The UID of the pod that has this name now; the deadline is the caller's.
+        """The UID of the pod that has this name now. The caller sets the deadline.
 
-        NOT_HERE: there is none, or this node may not read it. Raises ApiError: it is not known.
+        NOT_HERE: no pod has the name, or this node may not read it. Raises ApiError: not known.
         """
         try:
             pod = await self._api.get_pod(namespace, name)
@@ -121,7 +122,7 @@ class PodWatch:
             await asyncio.sleep(delay)
 
     async def _follow(self) -> None:
-        """One watch to its end."""
+        """Follow one watch to its end."""
         async for change in self._api.watch_pods(self._version):
             if self._table.value.stale:
                 log.info("pods.followed", version=self._version)
@@ -129,7 +130,7 @@ class PodWatch:
             self._apply(change)
 
     def _start_over(self) -> float:
-        """The server forgot where we are: seconds until all is listed again."""
+        """Prepare a new LIST after a 410. Returns the seconds until then."""
         self._mark(stale=True)
         self._version = ""
         delay = self._watch.gone()
@@ -137,7 +138,7 @@ class PodWatch:
         return delay
 
     def _give_up(self, error: ApiError) -> float:
-        """No answer, or a bad one: seconds until the next try."""
+        """Note a failed LIST or watch. Returns the seconds until the next try."""
         delay = self._watch.broke(at_least=error.retry_after or 0.0)
         if self._watch.failures == 1:
             log.warning("pods.lost", err=str(error))
@@ -150,7 +151,7 @@ class PodWatch:
         self._table.set(dataclasses.replace(self._table.value, stale=stale))
 
     def _apply(self, change: PodChange) -> None:
-        """Take in one frame, unless a LIST went further already."""
+        """Apply one frame, unless a LIST was newer."""
         version = version_number(change.resource_version)
         if version and version <= version_number(self._version):
             return
@@ -160,7 +161,7 @@ class PodWatch:
         pods = dict(self._table.value.pods)
         held = pods.pop(change.pod.uid, None)
         if held is not None and _is_newer(held.resource_version, change.resource_version):
-            return  # a GET went further; what follows this frame is still to come
+            return  # a GET was newer; later frames follow
         if change.deleted:
             self._publish(pods, dead=(self._counted(change.pod),))
         else:
@@ -168,9 +169,9 @@ class PodWatch:
             self._publish(pods)
 
     def _take(self, found: PodList) -> None:
-        """Replace the table by a LIST; what is missing there was deleted.
+        """Replace the table by a LIST. A pod that it does not have was deleted.
 
-        A watch or another LIST may have gone further: then the table holds all of it already.
+        If a watch or another LIST was newer, the table already has all of it.
         """
         if self._version and version_number(found.resource_version) <= version_number(
             self._version
@@ -184,7 +185,7 @@ class PodWatch:
         log.info("pods.listed", pods=len(pods), gone=len(dead))
 
     async def _answer(self) -> NoReturn:
-        """LIST for those who asked; who asks meanwhile waits for the next one."""
+        """LIST for the waiting callers. Calls during a LIST wait for the next one."""
         while True:
             await self._asked.wait()
             self._asked.clear()
@@ -205,7 +206,7 @@ class PodWatch:
                 _succeed(answer, self._table.value)
 
     async def _spend_list(self) -> None:
-        """Count one more LIST. Raises ApiError after too many, when the watch had its time."""
+        """Spend the allowance for one LIST. If none is left, await the watch and raise ApiError."""
         now = asyncio.get_running_loop().time()
         if self._lists.allows(now):
             self._lists.spend(now)
@@ -217,7 +218,7 @@ class PodWatch:
         raise ApiError("too many requests by pods that the agent does not know")
 
     async def _give_way(self, now: float) -> None:
-        """Give the watch its time, if it was not given in vain too often."""
+        """Wait WATCH_PAUSE for the watch, unless too many such waits had no result."""
         seen = self._table.value
         if not self._pauses.allows(now):
             return
@@ -228,7 +229,7 @@ class PodWatch:
             self._pauses.spend(now)
 
     async def _bury(self) -> NoReturn:
-        """Forget graves when their time has come."""
+        """Forget deleted pods after KEEP."""
         while True:
             table = await self._table.until(lambda table: bool(table.tombstones))
             oldest = min(grave.deleted_at for grave in table.tombstones)
@@ -237,7 +238,7 @@ class PodWatch:
             self._publish()
 
     async def _recount(self, resource: Cell[str]) -> None:
-        """Count all again by another name, so that no pod has to be asked for."""
+        """Count all containers again when the resource name changes, without a request."""
         async for _ in resource.follow():
             table = self._table.value
             pods = {uid: self._counted(pod) for uid, pod in table.pods.items()}
@@ -253,7 +254,7 @@ class PodWatch:
     def _publish(
         self, pods: Mapping[PodUid, PodView] | None = None, dead: Iterable[PodView] = ()
     ) -> None:
-        """Set the table: these pods, or the same as before, and the graves that still count."""
+        """Set the table: `pods` (None: the same as before) and the recently deleted pods."""
         old, now = self._table.value, self._clock.now()
         present = old.pods if pods is None else pods
         graves = {
@@ -272,7 +273,7 @@ class PodWatch:
 
 
 def _slim(pod: PodView) -> PodView:
-    """A deleted pod without what tenants can make long: graves are many, and nobody is served."""
+    """A deleted pod without the fields that tenants can make long, to bound memory."""
     kept = {key: text for key, text in pod.annotations.items() if key == BIND_PHASE}
     return dataclasses.replace(pod, annotations=kept, groups=None, groups_error="", message="")
 

@@ -1,4 +1,4 @@
-"""What each GPU had registered of late: a pod placed before a change keeps its right to fit."""
+"""Remembers what each GPU registered lately, for pods that were placed before a change."""
 
 import asyncio
 from collections import deque
@@ -10,16 +10,16 @@ from agent.core.inventory.inventory import Inventory
 from agent.kit.cell import Cell
 
 WINDOW = 60.0
-"""Seconds for which the greater amount counts: the scheduler decided by what it had read."""
+"""Seconds for which a former amount counts, because the scheduler may have decided by it."""
 
 LIMIT = 256
-"""Snapshots kept at most; a storm of changes forgets the oldest first."""
+"""The most snapshots that are kept; the oldest are dropped first."""
 
 Amounts = Mapping[GpuUuid, GpuUse]
 
 
 class RecentlyRegistered:
-    """Remembers what was registered until a minute ago."""
+    """Remembers what was registered in the last 60 s."""
 
     def __init__(self, inventory: Cell[Inventory]) -> None:
         self._inventory = inventory
@@ -35,15 +35,15 @@ class RecentlyRegistered:
                 self._now = amounts
 
     def greatest(self) -> Amounts:
-        """By GPU, the greatest memory and compute that were registered in the window."""
+        """By GPU, the greatest memory (MiB) and compute (percent) registered in the window."""
         oldest = asyncio.get_running_loop().time() - WINDOW
         while self._before and self._before[0][0] < oldest:
             self._before.popleft()
-        found = dict(_amounts(self._inventory.value))
+        greatest = dict(_amounts(self._inventory.value))
         for _, amounts in self._before:
             for uuid, use in amounts.items():
-                found[uuid] = found.get(uuid, GpuUse()).peak(use)
-        return found
+                greatest[uuid] = greatest.get(uuid, GpuUse()).peak(use)
+        return greatest
 
 
 def _amounts(inventory: Inventory) -> Amounts:

@@ -1,4 +1,4 @@
-"""Watching GPUs: what the driver reports and probes find become verdicts, and news for people.
+"""Watches the health of GPUs: driver events and probes become verdicts, Events and a condition.
 
-It may never judge, which agent.core.health does, and never let a report or a hang pass unseen.
+It may never judge, which agent.core.health does, and never lose a report or overlook a hang.
 """

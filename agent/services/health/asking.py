@@ -1,4 +1,4 @@
-"""Questions to GPUs: one, or all at once; what fails alike on all is the driver's."""
+"""Probes one GPU or all GPUs. A failure that is the same on all counts as the driver's."""
 
 import asyncio
 import dataclasses
@@ -12,13 +12,16 @@ from agent.core.inventory.gpu import GpuUuid
 from agent.core.ports import Driver
 
 TURNS: Final = 2
-"""The driver ends a call in time by itself; it may have waited behind another one before."""
+"""How many driver deadlines a probe may take: a call ahead of it, and its own call."""
 RELEASE_DEADLINE: Final = 8.0
-"""Seconds for all who are in the library to leave it: the longest call, and what waits behind."""
+"""Seconds for all calls in the library to end: the longest call and those that wait behind it."""
 
 
 class Asking:
-    """Asks, each with a deadline. `obstacle` says why events do not reach us; empty: they do."""
+    """Probes GPUs, each with a deadline in seconds.
+
+    `obstacle` returns why the agent does not receive events; empty if it does.
+    """
 
     def __init__(self, driver: Driver, deadline: float, obstacle: Callable[[], str]) -> None:
         self._driver = driver
@@ -26,7 +29,7 @@ class Asking:
         self._obstacle = obstacle
 
     async def one(self, uuid: GpuUuid) -> Probe:
-        """Ask that GPU. A driver that fails, or does not answer, makes it silent."""
+        """Probe that GPU. If the driver fails or does not answer, the outcome is SILENT."""
         try:
             async with asyncio.timeout(self._deadline):
                 probe = await self._driver.probe(uuid)
@@ -39,19 +42,19 @@ class Asking:
         return probe
 
     async def surely(self, uuid: GpuUuid, others: Collection[GpuUuid], ill: Ill) -> Probe:
-        """Ask that GPU; and all, where it fails, which may be the driver's trouble."""
-        asked = {uuid: await self.one(uuid)}
-        if has_failed(asked[uuid]):
-            await self.all(others, ill, lambda probe: asked.update({probe.uuid: probe}))
-        return asked[uuid]
+        """Probe that GPU. If the probe fails, probe all: the driver may be at fault."""
+        probes = {uuid: await self.one(uuid)}
+        if has_failed(probes[uuid]):
+            await self.all(others, ill, lambda probe: probes.update({probe.uuid: probe}))
+        return probes[uuid]
 
     async def all(
         self, uuids: Collection[GpuUuid], ill: Ill, take: Callable[[Probe], None]
     ) -> None:
-        """Ask all of them at once, and hand on each answer as it comes.
+        """Probe all of them at once, and pass each probe to `take` as it comes.
 
-        One that fails waits until another GPU answers otherwise. Where all fail alike they are
-        asked in another session, if there was none for that yet, before they are handed on.
+        A failed probe is held back until another GPU answers. If all fail alike, the session is
+        renewed, unless it was renewed for that before, and they are probed once more.
         """
         held = await self._round(uuids, take)
         if fail_alike(held, ill) and await self._driver.renew():
@@ -60,27 +63,27 @@ class Asking:
             take(probe)
 
     async def release(self, uuids: Collection[GpuUuid], *, everything: bool) -> str:
-        """Have the driver let go of these, or of all GPUs. Why it has not; empty: it has."""
+        """Let the driver release these GPUs, or all. Returns why it did not; empty: it did."""
         try:
             async with asyncio.timeout(RELEASE_DEADLINE):
                 await self._driver.release(uuids, everything=everything)
         except (DriverError, GpuError) as error:
             return cap(str(error))
         except TimeoutError:
-            return f"the driver has not let go of it within {RELEASE_DEADLINE:g} s"
+            return f"the driver has not released it within {RELEASE_DEADLINE:g} s"
         return ""
 
     def take_back(self, uuid: GpuUuid) -> None:
-        """The driver may ask it again."""
+        """Let the driver use the GPU again."""
         self._driver.take_back(uuid)
 
     async def _round(
         self, uuids: Collection[GpuUuid], take: Callable[[Probe], None]
     ) -> tuple[Probe, ...]:
-        """The answers that were not handed on: all GPUs fail.
+        """Probe all once. Returns the probes that were held back, because every GPU failed.
 
-        The driver may have failed in between: one that answered before another failed is asked
-        once more, and only what it says then speaks for the driver.
+        The driver may fail during the round. So a GPU that answered before another one failed is
+        probed once more, and only the second answer counts for the driver.
         """
         held: list[Probe] = []
         well: list[GpuUuid] = []

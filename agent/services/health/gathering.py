@@ -1,4 +1,4 @@
-"""Reports that wait to be judged together: one mishap makes many."""
+"""Collects reports that are judged together, because one failure causes many."""
 
 import asyncio
 import contextlib
@@ -11,17 +11,17 @@ from agent.core.health.xids import XidClass
 from agent.core.inventory.gpu import GpuUuid
 
 MOST_STRANGE: Final = 1024
-"""When so many reports wait, those of GPUs that nobody knows are passed over."""
+"""When this many reports wait, reports of unknown GPUs are dropped."""
 
 _Sort = tuple[EventKind, GpuUuid | None, XidClass | None]
-"""Of events that differ in nothing else, the first one decides: the others are its echo."""
+"""Of the events that wait with the same sort, only the first is judged."""
 
 
 class Gathering:
-    """An event waits `gather` seconds for others of its mishap, a probe `coalesce` for its round.
+    """Holds events for `gather` seconds and probes for `coalesce` seconds, then returns them.
 
-    Of each sort of events about a GPU the first one is kept, so that they are bounded by the
-    number of GPUs, and no storm pushes a graver one out.
+    It keeps the first event of each sort. So the number of events is bounded by the number of GPUs,
+    and a storm does not displace a more severe event.
     """
 
     def __init__(self, settings: HealthSettings, knows: Callable[[GpuUuid], bool]) -> None:
@@ -32,7 +32,7 @@ class Gathering:
         self._urgent = asyncio.Event()
 
     def note(self, report: DriverEvent | Probe) -> None:
-        """Have it judged with what else comes. An XID of an application says nothing of a GPU."""
+        """Add a report to the next batch. XIDs of the class APPLICATION are ignored."""
         sort = report if isinstance(report, Probe) else self._sort(report)
         if isinstance(sort, tuple) and sort[-1] is XidClass.APPLICATION:
             return
@@ -44,7 +44,7 @@ class Gathering:
         self._reported.set()
 
     async def next(self) -> tuple[DriverEvent | Probe, ...]:
-        """Wait for reports, and a little for those that belong to the same verdict."""
+        """Wait for reports, then for those that belong to the same verdict; return all."""
         await self._reported.wait()
         if not self._urgent.is_set():
             with contextlib.suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""The driver's stream of events: opened again for ever, and whether it is believed to hear."""
+"""Keeps the driver's stream of events open, and knows whether the agent receives events."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,10 +11,10 @@ from agent.core.health.reports import DriverEvent
 from agent.core.ports import Driver
 
 SETTLED: Final = 5.0
-"""A stream of events that has been open so long without an error is believed to hear."""
+"""Seconds that a stream must be open without an error before the agent relies on it."""
 
 OPENING: Final = 15.0
-"""The first one is given so long to open, before GPUs count as not heard."""
+"""Seconds for the first stream to open, before GPUs count as unmonitored."""
 
 FIRST_RETRY: Final = 0.5
 LAST_RETRY: Final = 30.0
@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 
 
 class Hearing:
-    """Hands on events to `take`. `lost` is called whenever a stream has ended."""
+    """Passes events to `take`. Calls `lost` whenever a stream has ended."""
 
     def __init__(
         self, driver: Driver, take: Callable[[DriverEvent], None], lost: Callable[[], None]
@@ -36,7 +36,7 @@ class Hearing:
         self._deaf = ""
 
     async def run(self) -> None:
-        """Take in events; while there is no stream that holds, no GPU is known to be well."""
+        """Receive events for ever, and open the stream again when it ends."""
         self._begun_at, self._opened_at = _loop_time(), None
         delay = FIRST_RETRY
         while True:
@@ -56,9 +56,9 @@ class Hearing:
             delay = min(2 * delay, LAST_RETRY)
 
     def obstacle(self) -> str:
-        """Why events cannot reach us: then a passed probe proves nothing about them. Empty: none.
+        """Why the agent does not receive events; empty if it does.
 
-        At the start a stream may take a while to open.
+        During the first OPENING seconds a stream that is not open yet is no obstacle.
         """
         if self._deaf and self._has_settled():
             self._deaf = ""

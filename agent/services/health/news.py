@@ -1,4 +1,4 @@
-"""What people are told of GPUs: Events when they change or are left out, the Node's condition."""
+"""Writes Events when GPUs change or are left out, and the Node condition GpuDegraded."""
 
 import asyncio
 import dataclasses
@@ -15,16 +15,17 @@ from agent.core.state.ledger import Ledger
 from agent.kit.cell import Cell
 
 CALM: Final = 30.0
-"""Seconds for which good news of a silent GPU, and where an ill one is, must last to be said."""
+"""Seconds that a change which may reverse (`turning`) must last before its Event."""
 
 WAKING: Final = 30.0
-"""Seconds for which a GPU that does not answer is taken for one that is waking."""
+"""Seconds without an answer before a GPU is reported as left out: it may be initialising."""
 
 
 class GpuEvents:
-    """Says what differs from the inventory before. The first one is where it begins.
+    """Writes Events for the differences from one inventory to the next.
 
-    So what a restarted agent remembers of a GPU is not said again. `left_out`: what LeftOut says.
+    The first inventory makes no Event, so a restarted agent does not repeat Events. `left_out`: the
+    GPUs about which LeftOut writes Events.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class GpuEvents:
         self._say = say
         self._said: Inventory | None = None
         self._unsaid: dict[GpuUuid, float] = {}
-        """Of whom news is held back, since when."""
+        """The GPUs whose Events are held back, and since when (loop time)."""
 
     async def run(self) -> None:
         """Follow the inventory until the cell closes."""
@@ -57,7 +58,7 @@ class GpuEvents:
                 self._tell(inventory)
 
     def _due(self) -> float | None:
-        """When what is held back has lasted long enough."""
+        """The loop time at which the next Event that is held back is due."""
         return min(self._unsaid.values()) + CALM if self._unsaid else None
 
     def _tell(self, inventory: Inventory) -> None:
@@ -71,12 +72,11 @@ class GpuEvents:
 
 
 class LeftOut:
-    """Says which GPUs are left out, and why; again when the reason is another one.
+    """Writes an Event for each GPU that is left out, and another when the reason changes.
 
-    Of one that does not answer only when that lasts: GPUs take seconds to wake.
-
-    A GPU that is kept in view and is lost or ill is its health's to tell, where that is looked
-    after: it was told when it became so.
+    - For a GPU that does not answer, it waits WAKING seconds: GPUs take seconds to initialise.
+    - A lost or unhealthy GPU that is still in the inventory gets no Event here, because GpuEvents
+      has written one. Exception: health checks are off.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class LeftOut:
 
 
 class GpuCondition:
-    """Keeps the condition true; None in the place of the API: nobody wants it."""
+    """Keeps the Node condition GpuDegraded up to date. Without an API it does nothing."""
 
     def __init__(self, api: NodeStatusApi | None, inventory: Cell[Inventory], clock: Clock) -> None:
         self._api = api
@@ -134,9 +134,9 @@ class GpuCondition:
         self._written: NodeCondition | None = None
 
     async def run(self) -> None:
-        """Follow the inventory until the cell closes. Raises ApiError; started again, it goes on.
+        """Follow the inventory until the cell closes. Raises ApiError; it can be started again.
 
-        A condition that says the same with another `since` is left as it is.
+        It does not write a condition that differs only in `since`.
         """
         if self._api is None:
             await asyncio.Event().wait()
@@ -150,7 +150,7 @@ class GpuCondition:
                 self._written = wanted
 
     def _continued(self, wanted: NodeCondition) -> NodeCondition:
-        """It has been so since it was first so; what it says of whom may have changed since."""
+        """`wanted` with the `since` of the written condition while the status stays the same."""
         if self._written is None or self._written.status != wanted.status:
             return wanted
         return dataclasses.replace(wanted, since=self._written.since)

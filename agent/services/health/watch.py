@@ -1,4 +1,4 @@
-"""Driver events and probes become verdicts; what they mean is decided in agent.core.health."""
+"""Turns driver events and probes into verdicts, by the rules of agent.core.health."""
 
 import asyncio
 import contextlib
@@ -29,13 +29,13 @@ from agent.services.health.gathering import Gathering
 from agent.services.health.hearing import Hearing
 
 TICK: Final = 0.001
-"""A timer may come a little before its time: wait at least so long for the next one."""
+"""Seconds. The shortest wait for the next deadline, because timers can fire a little early."""
 
 SECOND_LOOK: Final = 5.0
-"""Seconds after a doubtful probe until the next one, which decides. A hiccup is over by then."""
+"""Seconds from a failed probe to the next one, which decides. It is more than SAME_HICCUP."""
 
 MOST_KNOWN: Final = 256
-"""GPUs of whose health something is known, beyond those of the inventory."""
+"""The most GPUs outside the inventory whose health is kept."""
 
 LOG_PERIOD: Final = 1.0
 """Seconds between lines about XIDs."""
@@ -46,12 +46,16 @@ log = structlog.get_logger(__name__)
 class HealthWatch:
     """Watches the GPUs of the inventory.
 
-    What was recalled is published at construction, so that no scan ever shows an ill GPU as well.
-    One verdict per GPU and batch; what follows a new list within `coalesce` seconds is the next
-    list. After an event, and when a GPU comes or goes, all are asked at once; after a probe that
-    failed, SECOND_LOOK later. Judging time is steady: wall time at construction plus the loop's, so
-    that a stepped clock neither ends nor stretches a quiet time. `judged` and `remember` take what
-    differs and all that is known; `changed`: GPUs may have come or gone.
+    - It publishes the recalled health at construction, so a scan never marks an unhealthy GPU
+      healthy.
+    - It gives one verdict per GPU and batch. It holds back changes for `coalesce` seconds after a
+      new list.
+    - It probes all GPUs at once after an event and when a GPU comes or goes, and SECOND_LOOK
+      seconds after a failed probe.
+    - It judges by wall time at construction plus loop time, so a step of the clock does not change
+      the length of a cool-down.
+    - `judged` receives the health that changed, `remember` all health. `changed` is called when
+      GPUs may have come or gone.
     """
 
     def __init__(  # noqa: PLR0913 -- the parts that app joins, by keyword
@@ -67,7 +71,9 @@ class HealthWatch:
         recalled: Mapping[GpuUuid, Health],
         boot_changed: bool,
     ) -> None:
-        self.xid_events = Tally("xid_events_total", "XIDs that the driver told.", ("gpu", "xid"))
+        self.xid_events = Tally(
+            "xid_events_total", "XIDs that the driver reported.", ("gpu", "xid")
+        )
         moves = ("gpu", "from", "to")
         self.transitions = Tally("health_transitions_total", "Changes of GPUs' conditions.", moves)
         self._inventory = inventory
@@ -88,14 +94,14 @@ class HealthWatch:
         self._moved = asyncio.Event()
         self._xid_lines = Throttle(LOG_PERIOD)
         if self._health and boot_changed:
-            remember(dict(self._health))  # or the next start would not know of the boot
+            remember(dict(self._health))  # otherwise the next start would not see the boot
         if settings.switches.off:
             self._health = dict.fromkeys(self._health, switched_off(self._now()))
         if self._health:
             judged(dict(self._health))
 
     async def run(self) -> None:
-        """Listen, probe and judge for ever; only say so where health checks are switched off."""
+        """Listen, probe and judge for ever. If health checks are off, only publish that."""
         if self._settings.switches.off:
             await self._stay_off()
             return
@@ -107,9 +113,9 @@ class HealthWatch:
             tasks.create_task(self._watch_silence())
 
     async def recheck(self, name: str, *, was_reset: bool = False) -> Recheck | None:
-        """Ask the GPU with that index or UUID now, and judge the answer; None: no such GPU.
+        """Probe the GPU with that index or UUID now, and judge the probe; None: no such GPU.
 
-        `was_reset`: an operator says that it was reset since its last report.
+        `was_reset`: an operator reports that it was reset since its last report.
         """
         named = self._named(name)
         if not named:
@@ -133,13 +139,13 @@ class HealthWatch:
         return Recheck(shared.gpu, probe, before, after, inventory.offers(shared), lacks)
 
     async def release(self, name: str) -> GpuRelease | None:
-        """Let go of the GPU with that index or UUID, or of `all`, shared or not; None: none such.
+        """Release the GPU with that index or UUID, or `all`, also unshared ones; None: no such GPU.
 
-        Nothing new is placed on it from then on; it is asked nothing until it is rechecked.
+        From then on no new container gets it, and it is not probed until a recheck.
         """
         gpus = self._inventory.value.gpus
-        found = gpus if name == ALL else self._named(name)
-        uuids = tuple(gpu.uuid for gpu in found)
+        selected = gpus if name == ALL else self._named(name)
+        uuids = tuple(gpu.uuid for gpu in selected)
         if not uuids:
             return None
         self._publish({uuid: released(self._of(uuid), self._now()) for uuid in uuids})
@@ -147,29 +153,29 @@ class HealthWatch:
         return GpuRelease(uuids, obstacle=obstacle)
 
     def scanned(self, scan: Scan) -> None:
-        """The driver was asked: one that waits for a reset and is not listed is lost.
+        """Take in a scan: a GPU that needs a reset and is not listed counts as lost.
 
-        When it is listed again it was away. A scan with faults does not tell for certain who is
-        missing, and a driver that does not answer tells nothing of a GPU.
+        When it is listed again, it was away, which implies a reset. A scan with faults is ignored,
+        because it does not show for certain which GPU is missing.
         """
         if scan.faults:
             return
         listed = {gpu.uuid for gpu in scan.gpus}
         for uuid, health in self._health.items():
             if health.needs_reset and uuid not in listed:
-                text = "it is not listed any more"
+                text = "the driver no longer lists it"
                 self._gathering.note(Probe(uuid, ProbeOutcome.LOST, text))
 
     async def _stay_off(self) -> None:
-        """Every GPU is served, and shown as what it is: not looked after."""
+        """Publish every GPU as served and unmonitored."""
         async for inventory in self._inventory.follow():
             fresh = {gpu.uuid for gpu in inventory.gpus} - self._health.keys()
             if fresh:
-                told = dict.fromkeys(fresh, switched_off(self._now()))
-                self._health.update(told)
-                self._hand_on(told)
+                off = dict.fromkeys(fresh, switched_off(self._now()))
+                self._health.update(off)
+                self._hand_on(off)
 
-    # Reports come in.
+    # Incoming reports.
 
     def _note_event(self, event: DriverEvent) -> None:
         if event.kind is EventKind.CHANGED:
@@ -181,12 +187,12 @@ class HealthWatch:
         self._gathering.note(event)
 
     def _note_silence(self) -> None:
-        """The stream of events has ended: what happened meanwhile must be looked for."""
+        """The stream of events has ended: scan and probe for what it may have missed."""
         self._changed()
         self._look.set()
 
     def _count_xid(self, event: DriverEvent) -> None:
-        """Count each; tell of one a second, for a storm is 10,000 of them."""
+        """Count every XID, but log at most one a second: a storm can have 10,000."""
         gpu = event.uuid if event.uuid and self._is_known(event.uuid) else "unknown"
         self.xid_events.add(gpu, xid_label(event.xid or 0))
         left_out = self._xid_lines.admit()
@@ -195,7 +201,7 @@ class HealthWatch:
             log.info("gpu.xid", gpu=event.uuid, xid=event.xid, name=name, suppressed=left_out)
 
     async def _watch_inventory(self) -> None:
-        """A GPU that comes, goes or is found lost by a scan is asked at once."""
+        """Probe at once when a GPU comes, goes or is found lost by a scan."""
         seen: frozenset[GpuUuid] | None = None
         async for inventory in self._inventory.follow():
             here = frozenset(gpu.uuid for gpu in inventory.gpus if gpu.present)
@@ -204,18 +210,18 @@ class HealthWatch:
             seen = here
 
     async def _probe_rounds(self) -> None:
-        """Ask every GPU, rest, and so on; a wish to look ends the rest, a doubt makes it short."""
+        """Probe all GPUs each `probe_interval`; after a failed probe sooner, on demand at once."""
         while True:
             self._look.clear()
-            rest = self._settings.probe_interval
+            pause = self._settings.probe_interval
             if await self._round():
-                rest = min(rest, SECOND_LOOK)
+                pause = min(pause, SECOND_LOOK)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(rest):
+                async with asyncio.timeout(pause):
                     await self._look.wait()
 
     async def _round(self) -> bool:
-        """Ask all; note only what says something new. Whether one of them is in doubt now."""
+        """Probe all, and note the probes that change a health. Returns whether a probe failed."""
         doubts: list[Probe] = []
 
         def take(probe: Probe) -> None:
@@ -235,7 +241,7 @@ class HealthWatch:
         return self._of(uuid).ill
 
     def _compare(self, probe: Probe, known: Health) -> None:
-        """The probe may tell whose a memory error was that the driver put down to nobody."""
+        """Attribute a memory error that the driver reported without a GPU, if the probe allows."""
         count = self._error_counts.get(probe.uuid, NOT_COUNTED)
         near = 2 * self._settings.probe_interval
         count, error = compared(count, probe, known, self._now(), near)
@@ -243,16 +249,16 @@ class HealthWatch:
         if error is not None:
             self._gathering.note(error)
 
-    # Verdicts go out.
+    # Outgoing verdicts.
 
     async def _judge_reports(self) -> None:
         while True:
             reports = await self._gathering.next()
             verdicts = self._judged(reports)
-            is_listed = any(self._of(u).serving != one.serving for u, one in verdicts.items())
-            if self._publish(verdicts) and any(isinstance(one, DriverEvent) for one in reports):
-                self._look.set()  # the probes do not come from there: nobody was asked yet
-            if is_listed:
+            makes_list = any(self._of(u).serving != new.serving for u, new in verdicts.items())
+            if self._publish(verdicts) and any(isinstance(each, DriverEvent) for each in reports):
+                self._look.set()  # an event came first, so no GPU was probed yet
+            if makes_list:
                 await asyncio.sleep(self._settings.coalesce)
 
     def _judged(self, reports: Iterable[DriverEvent | Probe]) -> dict[GpuUuid, Health]:
@@ -267,24 +273,24 @@ class HealthWatch:
         return verdicts
 
     def _has_room(self, uuid: GpuUuid, verdicts: Mapping[GpuUuid, Health]) -> bool:
-        """Whether the health of that GPU is kept: a driver that invents UUIDs fills nothing."""
+        """Whether to keep the health of that GPU. It bounds memory if a driver invents UUIDs."""
         return self._is_known(uuid) or len(self._health) + len(verdicts) < MOST_KNOWN
 
     def _is_known(self, uuid: GpuUuid) -> bool:
         return uuid in self._health or self._inventory.value.find(uuid) is not None
 
     async def _watch_silence(self) -> None:
-        """Notice, to the moment, that a silent GPU has been served for long enough."""
+        """Stop serving a silent GPU exactly when `driver_hang` has passed."""
         while True:
             self._moved.clear()
             now = self._now()
-            self._publish({u: aged(one, now, self._settings) for u, one in self._health.items()})
+            self._publish({u: aged(old, now, self._settings) for u, old in self._health.items()})
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(self._next_age()):
                     await self._moved.wait()
 
     def _next_age(self) -> float | None:
-        """The loop's time at which the next silent GPU stops to be served."""
+        """The loop time at which the next silent GPU is no longer served."""
         hang = dt.timedelta(seconds=self._settings.driver_hang)
         ends = [
             (health.since + hang - self._origin).total_seconds()
@@ -294,7 +300,7 @@ class HealthWatch:
         return max(min(ends), _loop_time() + TICK) if ends else None
 
     def _publish(self, verdicts: Mapping[GpuUuid, Health]) -> bool:
-        """Hand on what differs in one go; return whether a condition got worse or better."""
+        """Publish what changed, all at once. Returns whether a condition changed."""
         changed = {u: health for u, health in verdicts.items() if health != self._of(u)}
         if not changed:
             return False
@@ -310,7 +316,7 @@ class HealthWatch:
             return False
         self.transitions.add(uuid, old.condition.value, new.condition.value)
         if Condition.LOST in {old.condition, new.condition} or old.silent:
-            self._changed()  # it may be gone for good, or come back as something else
+            self._changed()  # it may be gone, or be back with other facts
         log.info(
             "gpu.health",
             gpu=uuid,
@@ -325,7 +331,7 @@ class HealthWatch:
         return True
 
     def _named(self, name: str) -> tuple[SharedGpu, ...]:
-        """The GPU of that index or UUID. Of a lost one and one at its index now: the present."""
+        """The GPU with that index or UUID. If a lost and a present GPU match, the present one."""
         gpus = self._inventory.value.gpus
         named = [gpu for gpu in gpus if name in {gpu.uuid, gpu.gpu.label}]
         return (max(named, key=lambda gpu: gpu.present),) if named else ()

@@ -1,4 +1,4 @@
-"""Effects that follow an answer, until done: pods settled, locks let go, Events posted.
+"""Performs the effects that follow an answer: settle pods, release locks, post Events.
 
-It may never write what nothing owes, nor take a lock whose text is not the one that is owed.
+It may never write an effect that is not owed, nor remove a lock whose text is not the effect's.
 """

@@ -1,4 +1,4 @@
-"""What an effect does at the API server."""
+"""Performs single effects at the API server."""
 
 from collections.abc import Mapping
 
@@ -16,14 +16,11 @@ from agent.kit.cell import Cell
 log = structlog.get_logger(__name__)
 
 OUTLIVED = 64
-"""Locks that outlived their pod and are remembered: so many are in `former_locks` at most."""
+"""How many locks are remembered whose pod went first; as many as NodeView.former_locks has."""
 
 
 class Acts:
-    """Performs effects.
-
-    Sole writer of `outlived`: the last locks that stood when the pod answered under them went.
-    """
+    """Performs effects. Sole writer of `outlived` (see OutboxViews)."""
 
     def __init__(
         self,
@@ -36,7 +33,7 @@ class Acts:
         self._outlived = outlived
 
     async def perform(self, effect: Effect) -> str:
-        """Perform the effect: what came of it, in a word. Raises ApiError."""
+        """Perform the effect. Returns the result for the metric. Raises ApiError."""
         match effect.kind:
             case EffectKind.RELEASE_LOCK:
                 await self._release(effect)
@@ -47,10 +44,10 @@ class Acts:
         return "done"
 
     async def _settle(self, effect: Effect) -> str:
-        """One patch of the pod: the consumed groups go, the phase is set. Then its lock goes.
+        """Patch the pod once (remove the consumed groups, set the phase), then release its lock.
 
-        Where there is a lock, the pod is patched even if nothing changes: that its UID still has
-        the name, or that nobody has it, shows that the lock is no other pod's.
+        If the effect has a lock, the pod is patched even if nothing changes. The patch proves that
+        the name still belongs to its UID or to no pod, so that the lock is not another pod's.
         """
         pod = self._table.value.pods.get(effect.pod_uid)
         is_over = pod is None or (pod.terminal and effect.phase == PHASE_SUCCESS)
@@ -71,15 +68,15 @@ class Acts:
         return "done"
 
     async def _look_again(self, effect: Effect) -> None:
-        """Note the lock if its pod went since the patch: the next of its name may have taken it.
+        """Remember the lock if its pod was deleted since the patch.
 
-        Whoever went before the patch is not looked for: a tenant can delete an answered pod, and
-        make one of its name by himself, at any time.
+        The next pod of that name may have taken the lock meanwhile. A pod that was deleted before
+        the patch does not matter: a tenant can replace an answered pod at any time.
         """
         try:
             pod = await self._pods.get_pod(effect.namespace, effect.pod)
         except ApiForbidden:
-            pod = None  # a node may not read what is gone, or not bound to it yet
+            pod = None  # a node's identity may not read a pod that is gone or not bound to it yet
         except ApiError as error:
             log.warning("lock.owner_unknown", ns=effect.namespace, pod=effect.pod, err=str(error))
             return
@@ -94,7 +91,7 @@ class Acts:
 
 
 def _changes(pod: PodView, effect: Effect) -> dict[str, str | None]:
-    """What the pod's annotations lack of what is owed to it."""
+    """The annotations of the pod that the effect has to change."""
     changes: dict[str, str | None] = {}
     text = pod.annotations.get(TO_ALLOCATE)
     if effect.groups and text is not None:

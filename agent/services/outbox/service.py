@@ -1,9 +1,10 @@
-"""The outbox: effects that follow an answer, retried until done, also after a crash.
+"""The outbox: performs effects that follow an answer, and retries them until done, across restarts.
 
-Beside what the ledger owes it performs what settlement finds owed, which follows from the views and
-is on no disk. Locks first, for the scheduler waits for them. A lock or a pod is done only when the
-API server accepted it or can never accept it. Events are words: they may be lost, and are given up
-when they are refused, old or too many.
+- It performs the effects in the ledger, and those that settlement derives from the views, which are
+  not on disk.
+- Locks come first, because the scheduler waits for them.
+- An effect on a lock or a pod is done when the API server accepted it or can never accept it.
+- Events may be lost. They are dropped when they are refused, older than 1 h, or more than 64.
 """
 
 import asyncio
@@ -38,48 +39,49 @@ from agent.services.outbox.acts import Acts
 log = structlog.get_logger(__name__)
 
 DELAYS = (0.1, 0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
-"""Seconds before an effect is tried again; the last one repeats."""
+"""Seconds before each retry of an effect; the last one repeats."""
 
 LOCK_DELAYS = (0.1, 0.5, 1.0, 2.0, 4.0)
-"""The same for a lock: until it is free, the scheduler places nothing on this node, and it has to
-be free 5 s after the API server is back, jitter included."""
+"""The same for a lock. Until a lock is free, the scheduler places nothing on this node. It must be
+free 5 s after the API server is back, jitter included."""
 
 PARALLEL = 4
-"""Effects under way at once; one of the places is kept for locks, so that an API server that hangs
-over pods does not hold up the locks behind them."""
+"""The most effects in flight. One place is reserved for locks, so that requests for pods that hang
+do not delay locks."""
 
 GRAIN = 0.001
-"""Seconds that do not count: clocks are no finer than that."""
+"""Seconds; shorter waits count as 0."""
 
 HORIZON = dt.timedelta(seconds=5)
-"""No effect is put off for so long: one that seems to be was owed before the clock was set back."""
+"""No effect is due later than this. A later due time was set before the clock was set back."""
 
 EVENTS = 64
-"""Events that are owed at once; older ones are dropped."""
+"""The most Events that may wait; older ones are dropped."""
 
 DROP_PAUSE = 5.0
-"""Seconds after a disk that did not take it until dropping is tried again, at the next news."""
+"""Seconds after a failed write before dropping Events is tried again."""
 
 EVENT_LIFE = dt.timedelta(hours=1)
-"""An Event that could not be posted for so long is dropped."""
+"""An Event that could not be posted for this long is dropped."""
 
 WARN_PERIOD = 60.0
-"""Seconds between two warnings of dropped Events of one reason."""
+"""Seconds between two warnings about dropped Events with the same reason."""
 
 REFUSED = 220
 REFUSED_REFILL = 2.0
-"""Patches of refused pods that have no lock: twice as many at once as a kubelet runs pods, then one
-every two seconds. A tenant can have pods refused without end, and nobody waits for these."""
+"""Allowance for patches of refused pods without a lock: 220 at once, which is twice the pods of a
+kubelet, then one every 2 s. A tenant can cause them without end, and nothing waits for them."""
 
 Identity = tuple[object, ...]
-"""What makes two effects the same one: it is under way once at most."""
+"""Identifies an effect, which is in flight at most once."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OutboxViews:
-    """What the outbox follows. `found`: what settlement finds owed.
+    """The cells that the outbox follows. `found`: the effects that settlement derives.
 
-    `outlived` it writes: the last locks that stood when the pod answered under them went.
+    The outbox writes `outlived`: locks, each with the UID of its answered pod, that were still held
+    when that pod was deleted.
     """
 
     ledger: Cell[Ledger]
@@ -90,9 +92,9 @@ class OutboxViews:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Trouble:
-    """An effect that failed: when to try again.
+    """The retry state of an effect that failed. `until`: loop time of the next try.
 
-    `performed` is the effect once only the ledger does not know yet that it is done.
+    `performed`: the effect, if it was performed and only its removal from the ledger failed.
     """
 
     backoff: Backoff
@@ -101,7 +103,7 @@ class _Trouble:
 
 
 class Outbox:
-    """Performs what the ledger owes. `commit` is the ledger's."""
+    """Performs the effects that are owed. `commit` changes the ledger."""
 
     def __init__(
         self,
@@ -119,7 +121,7 @@ class Outbox:
         self._random = random
         self._trouble: dict[Identity, _Trouble] = {}
         self._done: frozenset[Identity] = frozenset()
-        """Of what settlement finds owed: what was done, until our views show it."""
+        """Effects derived by settlement that are done, until the views show it."""
         self._active: Cell[frozenset[Identity]] = Cell(frozenset())
         self._leaving: Cell[frozenset[Identity]] = Cell(frozenset())
         self._drop_at = 0.0
@@ -150,17 +152,17 @@ class Outbox:
                 await news.wait(self._until_next())
 
     def _has_place(self, effect: Effect) -> bool:
-        """Whether another effect may be under way, the place for locks apart."""
+        """Whether the effect may start now; one place is reserved for locks."""
         return len(self._active.value) < (PARALLEL if effect.frees_lock else PARALLEL - 1)
 
     def _owed(self) -> list[Effect]:
-        """All that is owed, and not done as far as is known here."""
+        """All effects that are owed and not known to be done."""
         owed = list(self._views.ledger.value.outbox)
         known = {effect.identity for effect in owed} | self._done
-        return owed + [one for one in self._views.found.value if one.identity not in known]
+        return owed + [each for each in self._views.found.value if each.identity not in known]
 
     def _open(self) -> list[Effect]:
-        """The effects that are not under way, and that the views allow to be judged."""
+        """The effects that are not in flight and that the views allow to perform."""
         synced = self._views.pods.value.synced
         taken = self._active.value | self._leaving.value
         return [
@@ -171,13 +173,13 @@ class Outbox:
 
     def _due(self) -> list[Effect]:
         """The effects to try now, locks first."""
-        found = [effect for effect in self._open() if self._left(effect) <= GRAIN]
+        due = [effect for effect in self._open() if self._left(effect) <= GRAIN]
         return sorted(
-            found, key=lambda one: (not one.frees_lock, one.kind is EffectKind.POST_EVENT)
+            due, key=lambda each: (not each.frees_lock, each.kind is EffectKind.POST_EVENT)
         )
 
     def _excess(self) -> list[Effect]:
-        """The oldest Events of too many; none while some are being dropped."""
+        """The oldest Events beyond EVENTS; none while others are being dropped."""
         if self._leaving.value or self._drop_at > asyncio.get_running_loop().time():
             return []
         surplus = sum(effect.kind is EffectKind.POST_EVENT for effect in self._owed()) - EVENTS
@@ -187,7 +189,7 @@ class Outbox:
         return events[:surplus]
 
     async def _drop(self, excess: list[Effect]) -> None:
-        """Take these out of the ledger at once."""
+        """Remove these from the ledger in one commit."""
         try:
             await self._commit(lambda ledger: ledger.done(*excess))
             self._mark_done(*excess)
@@ -202,7 +204,7 @@ class Outbox:
             self._leaving.set(frozenset())
 
     def _left(self, effect: Effect) -> float:
-        """Seconds until the effect may be tried."""
+        """Seconds until the effect may be performed."""
         trouble = self._trouble.get(effect.identity)
         now = asyncio.get_running_loop().time()
         pause = trouble.until - now if trouble else 0.0
@@ -212,7 +214,7 @@ class Outbox:
         return max(pause, wait.total_seconds() if wait <= HORIZON else 0.0)
 
     def _until_next(self) -> float | None:
-        """Seconds until the next effect is due; None: only news can make one due."""
+        """Seconds until the next effect is due; None: only a change of the views makes one due."""
         waits = [left for effect in self._open() if (left := self._left(effect)) > GRAIN]
         return min(waits, default=None)
 
@@ -247,20 +249,20 @@ class Outbox:
         self._done |= found.intersection(effect.identity for effect in effects)
 
     def _forget(self) -> None:
-        """Forget the troubles of what is owed no more, whichever write it left with."""
+        """Forget the retry state of effects that are no longer owed."""
         owed = {effect.identity for effect in self._owed()}
         for identity in self._trouble.keys() - owed:
             del self._trouble[identity]
 
     async def _result(self, effect: Effect) -> str:
-        """Perform the effect, or find that it can never be. Raises ApiError: try again."""
+        """Perform the effect, or drop it if it can never succeed. Raises ApiError: try again."""
         try:
             return await self._acts.perform(effect)
         except ApiNotFound:
             return "dropped"  # the pod or the Node is gone
         except ApiInvalid as error:
             log.info("outbox.invalid", kind=effect.kind.value, pod=effect.pod, err=str(error))
-            # the lock is absent or another's; the pod of that name has another UID
+            # The lock is gone or has another text; or the pod of that name has another UID.
             return "not-ours" if effect.frees_lock else "dropped"
         except ApiError as error:
             if isinstance(error, ApiConflict | ApiForbidden) and self._is_of_gone_pod(effect):
@@ -271,23 +273,24 @@ class Outbox:
             return "dropped"
 
     def _is_of_gone_pod(self, effect: Effect) -> bool:
-        """Whether a conflict ends it, or a 403: a node may not write on a pod that is elsewhere.
+        """Whether a 409 or 403 means that the pod of the effect is gone.
 
-        On what is there somebody else wrote at the same time.
+        A 403 also comes for a pod on another node, a 409 also from a concurrent write. So the pod
+        table decides.
         """
         table = self._views.pods.value
         is_gone = table.synced and effect.pod_uid not in table.pods
         return is_gone and effect.kind is EffectKind.SETTLE_POD
 
     def _is_in_vain(self, effect: Effect, error: ApiError) -> bool:
-        """Whether an Event is refused, or old; for locks and pods nothing is in vain."""
+        """Whether to give up the effect: only an Event that is refused or too old."""
         if effect.kind is not EffectKind.POST_EVENT:
             return False
         is_refused = 400 <= error.status < 500 and not isinstance(error, ApiThrottled)
         return is_refused or self._clock.now() - effect.due > EVENT_LIFE
 
     def _warn(self, reason: str, **fields: object) -> None:
-        """One warning for each reason and WARN_PERIOD."""
+        """Log at most one warning per reason and WARN_PERIOD."""
         elapsed = asyncio.get_running_loop().time()
         if elapsed - self._warned.get(reason, -WARN_PERIOD) >= WARN_PERIOD:
             self._warned[reason] = elapsed
@@ -310,6 +313,6 @@ class Outbox:
 
 
 def _is_of_refused(effect: Effect) -> bool:
-    """Whether it only notes on a pod that it was refused."""
+    """Whether the effect only notes a refusal on a pod and has no lock."""
     is_settled = effect.kind is EffectKind.SETTLE_POD and not effect.value
     return is_settled and effect.phase == PHASE_FAILED

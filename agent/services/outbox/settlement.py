@@ -1,4 +1,4 @@
-"""Settlement: sees what the pods and the lock show, and says what must follow."""
+"""Settlement: derives the effects that the pods and the node lock call for."""
 
 import asyncio
 import dataclasses
@@ -18,21 +18,21 @@ from agent.kit.news import News
 log = structlog.get_logger(__name__)
 
 PERIOD = 1.0
-"""Seconds between looks when nothing changes: a lock's grace ends without any news."""
+"""Seconds between two runs while the node is locked: the grace period ends without an event."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Sighting:
-    """A lock's text, and when, on the loop's clock, it was first seen beside pods we follow."""
+    """A lock's text, and the loop time at which it was first seen with a current pod table."""
 
     value: str
     at: float
 
 
 class Settlement:
-    """Sole writer of `owed`: what pods and lock call for now, for the outbox to perform.
+    """Sole writer of `owed`: the effects that pods and lock call for, for the outbox to perform.
 
-    It follows from what is seen, so it is on no disk: a full one keeps no lock.
+    They are derived from the views and not written to disk, so a full disk does not keep a lock.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Settlement:
         self._sighting: _Sighting | None = None
 
     async def run(self) -> NoReturn:
-        """Look after every change of the pods, the Node or the rows; each second while locked."""
+        """Derive effects after each change of pods, Node or ledger; each second while locked."""
         news = News(self._pods, self._node, self._ledger)
         while True:
             self._look()
@@ -76,9 +76,9 @@ class Settlement:
         return SettlementFacts(table, self._ledger.value, lock, self._clock.now(), standing)
 
     def _standing(self, lock: NodeLock | None, table: PodTable) -> dt.timedelta:
-        """How long this lock has been seen; from the start again after a gap in the pods' watch.
+        """How long this lock has been seen. The time restarts after a gap in the pod watch.
 
-        An owner that was bound during the gap is not in the table at once when it ends.
+        After the gap, an owner that was bound during it is not in the table at once.
         """
         if lock is None or table.stale or not table.synced:
             self._sighting = None

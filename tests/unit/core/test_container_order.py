@@ -100,8 +100,8 @@ def test_a_scheduler_that_writes_no_groups_for_init_containers_means_the_others(
         ([(a_share(),), (a_share(),)], [a_container()], "for 2 containers, but 1"),
         ([(a_share(),)], [a_container(count=0)], "for 1 containers, but 0"),
         ([()], [a_container(role=Role.INIT)], "for 0 containers, but 1"),
-        ([(a_share(),)], [a_container(count=2)], "main asks for 2 GPUs, but the scheduler wrote 1"),
-        ([(a_share(),) * 3], [a_container(count=2)], "asks for 2 GPUs, but the scheduler wrote 3"),
+        ([(a_share(),)], [a_container(count=2)], "main requests 2 GPUs, but the scheduler wrote 1"),
+        ([(a_share(),) * 3], [a_container(count=2)], "requests 2 GPUs, but the scheduler wrote 3"),
     ],
 )
 def test_counts_that_do_not_agree_are_refused_with_both_numbers(groups, containers, words: str):

@@ -115,7 +115,7 @@ TABLE = {
     "the other of two is named too": RefusalCase(
         RefusalReason.MANY_PODS_ADMITTED,
         both_admitted(),
-        "none is guessed",
+        "does not guess",
         "again",
         pod="team-a/train-2",
     ),
@@ -170,7 +170,7 @@ TABLE = {
         unlocked(
             changed(without_witness(a_scene(POD, OTHER)), listed=True, waited=True, node_read=True)
         ),
-        "2 pods could be meant",
+        "2 pods are possible",
         "upgrade the kubelet",
         pod="",
     ),
@@ -217,7 +217,7 @@ TABLE = {
     "GPUs and request differ": RefusalCase(
         RefusalReason.COUNT_MISMATCH,
         given(f"{ONE};", containers=(a_container(count=2),)),
-        "main asks for 2 GPUs, but the scheduler wrote 1",
+        "main requests 2 GPUs, but the scheduler wrote 1",
         AGAIN,
         count=2,
     ),
