@@ -44,8 +44,8 @@ def fold(key: str) -> str:
 def encode(value: object) -> str:
     """Encode `value`; a lone surrogate, which UTF-8 cannot hold, becomes U+FFFD."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    whole = _SURROGATE.sub("\ufffd", text)
-    return _HTML.sub(lambda match: f"\\u{ord(match[0]):04x}", whole)
+    valid = _SURROGATE.sub("\ufffd", text)
+    return _HTML.sub(lambda match: f"\\u{ord(match[0]):04x}", valid)
 
 
 def decode(text: str, what: str) -> object:

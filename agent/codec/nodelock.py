@@ -41,8 +41,8 @@ def encode_node_lock(stamp: dt.datetime, namespace: str, name: str) -> str:
 
 def encode_stamp(stamp: dt.datetime) -> str:
     """Format an aware time as RFC 3339, in whole seconds of UTC."""
-    whole = stamp.astimezone(dt.UTC).replace(microsecond=0, tzinfo=None)
-    return f"{whole.isoformat()}Z"
+    utc = stamp.astimezone(dt.UTC).replace(microsecond=0, tzinfo=None)
+    return f"{utc.isoformat()}Z"
 
 
 def decode_stamp(text: str) -> dt.datetime:

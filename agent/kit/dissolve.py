@@ -55,10 +55,10 @@ def set_mode(place: int, mode: int, *, at_least: bool = False) -> None:
 
     With `at_least`, only a directory of our user's that lacks bits of it. Raises OSError.
     """
-    found = os.fstat(place)
-    if at_least and (found.st_uid != os.geteuid() or found.st_mode & mode == mode):
+    status = os.fstat(place)
+    if at_least and (status.st_uid != os.geteuid() or status.st_mode & mode == mode):
         return
-    if found.st_mode & 0o7777 != mode:
+    if status.st_mode & 0o7777 != mode:
         # fchmod() refuses an O_PATH descriptor. This path names the same inode.
         Path(f"/proc/self/fd/{place}").chmod(mode)
 

@@ -265,10 +265,14 @@ class EventStream:
             except self._library.NVMLError as error:
                 if code(error) == TIMEOUT:
                     continue
-                whole = driver_wide(error)
-                if whole is None:  # one lost GPU fails the wait for all: have each GPU scanned
+                driver_error = driver_wide(error)
+                if (
+                    driver_error is None
+                ):  # one lost GPU fails the wait for all: have each GPU scanned
                     self._put(DriverEvent(EventKind.CHANGED))
-                self._tell(self.fail, whole or SetFailed(f"waiting for events failed: {error}"))
+                self._tell(
+                    self.fail, driver_error or SetFailed(f"waiting for events failed: {error}")
+                )
                 return
             self._put(self._event(data))
 

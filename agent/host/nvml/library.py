@@ -265,9 +265,9 @@ def driver_wide(error: Exception, *, about_gpu: bool = True) -> DriverError | No
 
 def translate(error: Exception, gpu: str) -> AgentError:
     """The agent's error for `error`: a DriverError, or a GpuError that names `gpu`."""
-    whole = driver_wide(error)
-    if whole is not None:
-        return whole
+    driver_error = driver_wide(error)
+    if driver_error is not None:
+        return driver_error
     is_lost = trouble(error) is Trouble.LOST
     return GpuError(gpu, cap(str(error)) or f"error {code(error)}", lost=is_lost)
 

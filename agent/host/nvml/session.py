@@ -179,10 +179,12 @@ class NvmlSession:
         except ValueError as error:
             raise DriverError(f"the driver's answer cannot be decoded: {error}") from error
         except self._library.NVMLError as error:
-            whole = nvml.driver_wide(error, about_gpu=False)
-            if whole is not None and opened is not None:
-                self.end(whole, opened)
-            raise whole or DriverError(f"the driver answers with an error: {error}") from error
+            driver_error = nvml.driver_wide(error, about_gpu=False)
+            if driver_error is not None and opened is not None:
+                self.end(driver_error, opened)
+            raise driver_error or DriverError(
+                f"the driver answers with an error: {error}"
+            ) from error
 
     async def _alone(self) -> bool:
         """Wait until no call and no event thread is in the library; False: some do not leave."""

@@ -58,9 +58,9 @@ def probe(library: NvmlLibrary, handles: Handles, uuid: GpuUuid) -> Probe:
         maybe(library, lambda: library.nvmlDeviceGetMemoryInfo(handle))
         signs = signs_of(library, handle)
     except library.NVMLError as error:
-        whole = driver_wide(error)
-        if whole is not None:
-            raise whole from error
+        driver_error = driver_wide(error)
+        if driver_error is not None:
+            raise driver_error from error
         lost = getattr(translate(error, uuid), "lost", False)
         unanswered = ProbeOutcome.REFUSED if code(error) == RESET_REQUIRED else ProbeOutcome.FAILED
         return Probe(uuid, ProbeOutcome.LOST if lost else unanswered, str(error))
