@@ -129,7 +129,7 @@ BAD = {
         RefusalReason.COUNT_MISMATCH, "for 2 containers, but 1", f"{ONE};{ONE};"
     ),
     "fewer GPUs than slices": Bad(
-        RefusalReason.COUNT_MISMATCH, "c0 asks for 2 GPUs", counts=(2,), asked=2
+        RefusalReason.COUNT_MISMATCH, "c0 requests 2 GPUs", counts=(2,), asked=2
     ),
     "ids of no container's number": Bad(
         RefusalReason.NO_POD_ADMITTED, "asks for 3 slice(s)", asked=3, named=False
@@ -172,7 +172,7 @@ BAD = {
         RefusalReason.NO_POD_ADMITTED, "asks for 10000 slice(s)", asked=MANY, named=False
     ),
     "10,000 ids for one GPU": Bad(
-        RefusalReason.COUNT_MISMATCH, "c0 asks for 10000 GPUs", counts=(MANY,), asked=MANY
+        RefusalReason.COUNT_MISMATCH, "c0 requests 10000 GPUs", counts=(MANY,), asked=MANY
     ),
 }
 
