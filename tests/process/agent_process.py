@@ -13,7 +13,7 @@ from agent.sandbox.lab.cluster import LabOptions, SandboxCluster
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRON = child_environment(os.environ)  # noqa: TID251 -- handed on to real processes
-PATIENCE = 20.0
+PATIENCE = 40.0
 """Seconds for anything that takes one or two on an idle machine."""
 
 

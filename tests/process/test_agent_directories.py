@@ -22,7 +22,8 @@ OTHER = 65534
 
 async def run_one(cluster: SandboxCluster, name: str) -> None:
     cluster.submit(Workload(name, "", (Wish("main", 1, 1024),)).pod())
-    assert await cluster.until(lambda: is_running(cluster, name), PATIENCE), cluster.log.last(20)
+    runs = await cluster.until(lambda: is_running(cluster, name), PATIENCE)
+    assert runs, (cluster.pod(name)["status"], *cluster.log.last(20))
 
 
 def kept_events(cluster: SandboxCluster) -> int:
