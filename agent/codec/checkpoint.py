@@ -17,7 +17,7 @@ from agent.core.inventory.gpu import GpuUuid
 from agent.core.inventory.share import Share
 from agent.core.inventory.slices import SliceId
 from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.ledger import PLAIN, ContainerKey, Effect, Holder, Ledger, Row, ShareOrigin
+from agent.core.state.ledger import PLAIN, ContainerKey, Decider, Effect, Holder, Ledger, Row
 from agent.core.state.state import State
 
 KIND = "hami-agent-state"
@@ -69,12 +69,12 @@ class _PlainRow(msgspec.Struct, frozen=True):
         values = msgspec.structs.asdict(self)
         confirmed = values.pop("recorded") or self.holder is not None
         key = ContainerKey(values.pop("uid"), PLAIN)
-        return Row(key=key, origin=ShareOrigin.KUBELET, confirmed=confirmed, **values)
+        return Row(key=key, decided_by=Decider.KUBELET, confirmed=confirmed, **values)
 
 
 def _written(row: Row) -> dict[str, object]:
     """The row as the file has it."""
-    if row.origin is ShareOrigin.SCHEDULER:
+    if row.decided_by is Decider.SCHEDULER:
         return {name: getattr(row, name) for name in _ScheduledRow.__struct_fields__}
     others = {"uid": row.key.pod_uid, "recorded": row.confirmed}
     return {
@@ -123,9 +123,9 @@ class StateEncoder:
                 "boot_id": state.boot_id,
                 "machine_id": state.machine_id,
                 "ledger": {
-                    "rows": self._encoded(ledger.decided_by(ShareOrigin.SCHEDULER)),
+                    "rows": self._encoded(ledger.rows_by(Decider.SCHEDULER)),
                     "outbox": ledger.outbox,
-                    "plain": self._encoded(ledger.decided_by(ShareOrigin.KUBELET)),
+                    "plain": self._encoded(ledger.rows_by(Decider.KUBELET)),
                 },
                 "health": {str(uuid): health[uuid] for uuid in sorted(health)},
                 "booted_at": state.booted_at,

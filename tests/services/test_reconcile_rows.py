@@ -13,7 +13,7 @@ from agent.core.inventory.slices import slice_id
 from agent.core.reconcile.pace import PERIOD
 from agent.core.reconcile.reconcile import judge_by_scheduler
 from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.ledger import ContainerKey, Ledger, ShareOrigin
+from agent.core.state.ledger import ContainerKey, Decider, Ledger
 from agent.core.state.state import State
 from agent.kit.cell import Cell
 from agent.services.reconcile.service import (
@@ -86,12 +86,12 @@ class RowsScene:
 
     @property
     def rows(self):
-        return self.state.ledger.value.decided_by(ShareOrigin.SCHEDULER)
+        return self.state.ledger.value.rows_by(Decider.SCHEDULER)
 
     @property
     def kept(self):
         """Rows that only keep the ids of a stranger listed."""
-        return self.state.ledger.value.decided_by(ShareOrigin.KUBELET)
+        return self.state.ledger.value.rows_by(Decider.KUBELET)
 
     async def answer(self, row=ROW):
         await self.state.commit(

@@ -16,7 +16,7 @@ from agent.core.ages import has_passed
 from agent.core.inventory.slices import SliceId, split_slice_id
 from agent.core.reconcile.findings import Findings, ReconcileFacts, Stranger
 from agent.core.reconcile.pace import UNCONFIRMED_AFTER
-from agent.core.state.ledger import ContainerKey, Holder, Ledger, Row, ShareOrigin
+from agent.core.state.ledger import ContainerKey, Decider, Holder, Ledger, Row
 
 GONE_GRACE = dt.timedelta(seconds=10)
 """How long a row outlives a holder that went away under the kubelet that had named it."""
@@ -41,7 +41,7 @@ def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Fin
     """
     if not seen.complete:
         return Findings()
-    before = ledger.decided_by(ShareOrigin.KUBELET)
+    before = ledger.rows_by(Decider.KUBELET)
     books = _read(before, seen, resource)
     rows = tuple(_learnt(row, books) for row in before)
     idle: dict[ContainerKey, dt.datetime] = {}

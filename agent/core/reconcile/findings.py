@@ -9,7 +9,7 @@ from agent.core.cluster.pods import ContainerView, PodTable, PodUid, PodView
 from agent.core.containers.edits import ContainerEdits
 from agent.core.inventory.slices import SliceId
 from agent.core.state.holdings import Holding, KubeletEpoch
-from agent.core.state.ledger import PLAIN, ContainerKey, Holder, Row, ShareOrigin
+from agent.core.state.ledger import PLAIN, ContainerKey, Decider, Holder, Row
 
 EVER = dt.datetime.min.replace(tzinfo=dt.UTC)
 
@@ -68,7 +68,7 @@ class Stranger:
             edits=ContainerEdits(),
             answered_at=now,
             epoch=epoch,
-            origin=ShareOrigin.KUBELET,
+            decided_by=Decider.KUBELET,
             confirmed=True,
             adopted=True,
             resource=self.resource,

@@ -17,12 +17,12 @@ from agent.core.state.holdings import Holding
 from agent.core.state.ledger import (
     PLAIN,
     ContainerKey,
+    Decider,
     Effect,
     EffectKind,
     Holder,
     Ledger,
     Row,
-    ShareOrigin,
 )
 
 VANISHED_GRACE = dt.timedelta(seconds=60)
@@ -37,7 +37,7 @@ MISMATCH_EVENT = "SliceMismatch"
 def judge_by_scheduler(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Findings:
     """Hold every row against the kubelet's answers, and every answer against the rows."""
     by_key: dict[PodKey, Holding] = {(one.namespace, one.pod): one for one in seen.holdings}
-    rows = ledger.decided_by(ShareOrigin.SCHEDULER)
+    rows = ledger.rows_by(Decider.SCHEDULER)
     looks = [(row, _confirm(row, by_key, seen)) for row in rows]
     unseen = [row for row, update in looks if update is None]
     over = [row for row in unseen if _vanished(row, by_key, seen)]
@@ -126,7 +126,8 @@ def check_start(ledger: Ledger, ids: Iterable[SliceId]) -> None:
         Refusal: the kubelet booked other GPUs than those that were offered and answered.
     """
     wanted = frozenset(ids)
-    rows = [row for row in ledger.rows if frozenset(row.slice_ids) == wanted]
+    answered = ledger.rows_by(Decider.SCHEDULER)
+    rows = [row for row in answered if frozenset(row.slice_ids) == wanted]
     row = max(rows, key=lambda one: one.answered_at, default=None)
     if row is not None and row.mismatched:
         raise mismatch(row)
@@ -267,5 +268,5 @@ def _may_hold_for_another(pod: PodView, ledger: Ledger, seen: ReconcileFacts) ->
         return False
     return any(stone.pod.key == pod.key for stone in seen.table.tombstones) or any(
         (row.namespace, row.pod) == pod.key and row.key.pod_uid != pod.uid
-        for row in ledger.decided_by(ShareOrigin.SCHEDULER)
+        for row in ledger.rows_by(Decider.SCHEDULER)
     )

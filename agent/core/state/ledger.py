@@ -37,7 +37,7 @@ class Holder:
     container: str
 
 
-class ShareOrigin(enum.StrEnum):
+class Decider(enum.StrEnum):
     """Who decides what a container gets: HAMi's scheduler, or the kubelet by the ids it names."""
 
     SCHEDULER = "scheduler"
@@ -70,7 +70,7 @@ class Row:
     edits: ContainerEdits
     answered_at: dt.datetime
     epoch: KubeletEpoch
-    origin: ShareOrigin = ShareOrigin.SCHEDULER
+    decided_by: Decider = Decider.SCHEDULER
     role: Role = Role.APP
     group: int = 0
     confirmed: bool = False
@@ -93,17 +93,17 @@ class Row:
     @property
     def pod_uid(self) -> PodUid:
         """The UID of the holder's pod; empty where only its name can be known."""
-        return self.key.pod_uid if self.origin is ShareOrigin.SCHEDULER else PodUid("")
+        return self.key.pod_uid if self.decided_by is Decider.SCHEDULER else PodUid("")
 
     @property
     def has_directory(self) -> bool:
         """Whether the answer mounts a directory of its own: only limits need one."""
-        return self.origin is ShareOrigin.SCHEDULER or bool(self.shares)
+        return self.decided_by is Decider.SCHEDULER or bool(self.shares)
 
     @property
     def gpus(self) -> tuple[GpuUuid, ...]:
         """The GPUs that the container was given."""
-        if self.origin is ShareOrigin.SCHEDULER:
+        if self.decided_by is Decider.SCHEDULER:
             return tuple(share.uuid for share in self.shares)
         return tuple(pair[0] for text in self.slice_ids if (pair := split_slice_id(text)))
 
@@ -190,9 +190,9 @@ class Ledger:
             return found.get(uid, ())
         return self._by_pod.get(uid, ())
 
-    def decided_by(self, origin: ShareOrigin) -> tuple[Row, ...]:
-        """The rows of one origin. In hami mode the other one keeps ids of strangers listed."""
-        return tuple(row for row in self.rows if row.origin is origin)
+    def rows_by(self, decider: Decider) -> tuple[Row, ...]:
+        """The rows that one decided. In hami mode the kubelet's keep ids of strangers listed."""
+        return tuple(row for row in self.rows if row.decided_by is decider)
 
     def put(self, row: Row) -> "Ledger":
         """With `row` in the place of the one of the same container, or at the end."""

@@ -20,7 +20,7 @@ from agent.core.inventory.inventory import Inventory
 from agent.core.inventory.slices import SliceId
 from agent.core.ports import Clock, HookDirs, KubeletRecords
 from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.ledger import PLAIN, ContainerKey, Ledger, Row, ShareOrigin
+from agent.core.state.ledger import PLAIN, ContainerKey, Decider, Ledger, Row
 from agent.kit.cell import Cell
 from agent.kit.turns import Turns
 from agent.services.allocation.calls import AllocateCall, AllocateCalls
@@ -145,7 +145,7 @@ class KubeletShares:
             edits=edits_of(uid, granted, (self._settings, edits), facts),
             answered_at=self._peers.clock.now(),
             epoch=self._views.epoch() or KubeletEpoch(),
-            origin=ShareOrigin.KUBELET,
+            decided_by=Decider.KUBELET,
             resource=edits.resource,
         )
 

@@ -55,10 +55,9 @@ class AllocateCalls:
     `taken` are rows in somebody's hands: being answered here, or being closed by the reconcile,
     which shares it. `used_up`: pods that the kubelet `used_up_by` was refused at their admission;
     it never asks for them again, and a later one may. `spent`: which pod was answered under which
-    of the last locks.
-    `offers`: containers for which the kubelet was offered ids of the GPUs that they get. `turns`:
-    whom the kubelet began with after whom; it begins with a preference, and drops what it noted of
-    all others under way.
+    of the last locks. `offers`: containers for which the kubelet was offered ids of the GPUs that
+    they get. `turns`: whom the kubelet began with after whom; it begins with a preference, and
+    drops what it noted of all others under way.
     Source: kubernetes pkg/kubelet/cm/devicemanager/manager.go, Allocate.
     """
 

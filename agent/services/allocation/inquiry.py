@@ -42,7 +42,7 @@ from agent.core.errors import (
 )
 from agent.core.reconcile.pace import THROTTLED_PAUSE
 from agent.core.state.holdings import Holding, KubeletEpoch
-from agent.core.state.ledger import ContainerKey, ShareOrigin
+from agent.core.state.ledger import ContainerKey, Decider
 from agent.kit.again import again
 from agent.kit.allowance import Allowance
 from agent.services.allocation.views import AllocationPeers, AllocationViews, Underway
@@ -143,7 +143,7 @@ class Inquiry:
         It does so beside its other work, and dies when the earlier of two requests is granted: a
         preference that is waited for would let a whole other request pass.
         """
-        rows = evidence.ledger.decided_by(ShareOrigin.SCHEDULER)
+        rows = evidence.ledger.rows_by(Decider.SCHEDULER)
         return any(row.epoch != evidence.books.epoch for row in rows)
 
     def in_vain(self, count: int, underway: Underway) -> PodUid | None:

@@ -15,7 +15,7 @@ from agent.core.containers.edits import ContainerEdits
 from agent.core.errors import Refusal, RefusalReason, StateError
 from agent.core.inventory.slices import SliceId
 from agent.core.reconcile.settlement import REFUSED_EVENT
-from agent.core.state.ledger import Ledger, Row, ShareOrigin
+from agent.core.state.ledger import Decider, Ledger, Row
 from agent.services.allocation.calls import AllocateCall, AllocateCalls, overlap, refusal_of
 from agent.services.allocation.outcomes import Outcomes, oversold
 from agent.services.allocation.storage import Storage
@@ -122,7 +122,7 @@ class Allocation:
         One of which no pod is known comes behind its row: without it nobody would ever remove the
         directory, and a row without a directory closes by itself.
         """
-        comes_behind = row.origin is ShareOrigin.KUBELET
+        comes_behind = row.decided_by is Decider.KUBELET
         if not comes_behind:
             await self._make_directory(row, call, wipe=not call.is_replay)
         call.step = AllocateStep.WRITE

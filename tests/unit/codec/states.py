@@ -16,12 +16,12 @@ from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import (
     PLAIN,
     ContainerKey,
+    Decider,
     Effect,
     EffectKind,
     Holder,
     Ledger,
     Row,
-    ShareOrigin,
 )
 from agent.core.state.state import State
 from tests.builders import G1, G2, NOON, POD_UID, a_health
@@ -56,7 +56,7 @@ def scheduled(holder: Holder, uid: PodUid, **others: Any) -> Row:
 def plain(holder: Holder | None, uid: PodUid, *, confirmed: bool, **others: Any) -> Row:
     """A row of plain mode: whoever is known to hold it is on the kubelet's books."""
     key, is_known = ContainerKey(uid, PLAIN), confirmed or holder is not None
-    return Row(key, holder, origin=ShareOrigin.KUBELET, confirmed=is_known, **others)
+    return Row(key, holder, decided_by=Decider.KUBELET, confirmed=is_known, **others)
 
 
 ROWS = st.builds(
@@ -172,7 +172,7 @@ def a_full_state() -> State:
     )
     by_ids = Row(
         key=ContainerKey(PodUid("0123456789abcdef" * 2), PLAIN),
-        origin=ShareOrigin.KUBELET,
+        decided_by=Decider.KUBELET,
         slice_ids=(SliceId(f"{G2}-3"),),
         shares=(Share(G2, 8155, 0),),
         edits=ContainerEdits(envs=(("NVIDIA_VISIBLE_DEVICES", G2),)),

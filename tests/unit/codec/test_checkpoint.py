@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.codec.checkpoint import VERSION, StateEncoder, decode_state
 from agent.core.errors import StateCorrupt
-from agent.core.state.ledger import Ledger, ShareOrigin
+from agent.core.state.ledger import Decider, Ledger
 from agent.core.state.state import State
 from tests.unit.codec.states import STATES, a_full_state
 
@@ -61,7 +61,7 @@ def test_what_was_written_before_changes_no_byte(states, data):
     for state in states:
         again = data.draw(st.sampled_from(states))
         found = (*state.ledger.rows, *again.ledger.rows)
-        rows = tuple(row for origin in ShareOrigin for row in found if row.origin is origin)
+        rows = tuple(row for decider in Decider for row in found if row.decided_by is decider)
         both = dataclasses.replace(state, ledger=dataclasses.replace(again.ledger, rows=rows))
 
         assert StateEncoder().encode(both) == encoder.encode(both)

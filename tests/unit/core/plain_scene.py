@@ -7,7 +7,7 @@ from agent.core.containers.edits import ContainerEdits
 from agent.core.inventory.share import Share
 from agent.core.inventory.slices import SliceId, slice_id
 from agent.core.state.holdings import ContainerHolding, Holding, KubeletEpoch
-from agent.core.state.ledger import PLAIN, ContainerKey, Holder, Row, ShareOrigin
+from agent.core.state.ledger import PLAIN, ContainerKey, Decider, Holder, Row
 from tests.builders import NOON, a_gpu
 
 RESOURCE = "nvidia.com/gpu"
@@ -42,7 +42,7 @@ def a_plain_row(  # noqa: PLR0913 -- keyword-only, all have defaults
         answered_at=NOON + dt.timedelta(minutes=minute),
         epoch=epoch,
         holder=holder,
-        origin=ShareOrigin.KUBELET,
+        decided_by=Decider.KUBELET,
         confirmed=confirmed or adopted or holder is not None,
         adopted=adopted,
         resource=resource,

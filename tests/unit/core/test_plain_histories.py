@@ -28,7 +28,7 @@ from agent.core.reconcile import by_kubelet
 from agent.core.reconcile.by_kubelet import judge_by_kubelet
 from agent.core.reconcile.findings import ReconcileFacts
 from agent.core.state.holdings import ContainerHolding, Holding, KubeletEpoch
-from agent.core.state.ledger import PLAIN, ContainerKey, Ledger, Row, ShareOrigin
+from agent.core.state.ledger import PLAIN, ContainerKey, Decider, Ledger, Row
 from tests.builders import NOON, a_gpu, a_shared_gpu, an_inventory
 from tests.unit.core.plain_scene import RESOURCE, ids
 
@@ -81,7 +81,7 @@ class PlainHistories(RuleBasedStateMachine):
                 edits,
                 self.now,
                 self.epoch,
-                origin=ShareOrigin.KUBELET,
+                decided_by=Decider.KUBELET,
                 resource=RESOURCE,
             )
         row = dataclasses.replace(row, answered_at=self.now, epoch=self.epoch)
