@@ -174,6 +174,12 @@ TABLE = {
         "upgrade the kubelet",
         pod="",
     ),
+    "an old kubelet, and the lone pod's lock is gone": RefusalCase(
+        RefusalReason.WITNESS_SILENT,
+        changed(without_witness(replaying()), listed=True, waited=True, node_read=True),
+        "holds no node lock any more",
+        "upgrade the kubelet",
+    ),
     "the API server is away": RefusalCase(
         RefusalReason.PODS_UNKNOWN,
         changed(a_scene(), table=PodTable(), listed=True, list_failed=True),
