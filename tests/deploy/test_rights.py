@@ -36,17 +36,8 @@ def asked_in(*paths: Path) -> Iterator[tuple[str, str]]:
         for node in ast.walk(tree.parsed(path)):
             match node:
                 case ast.Call(func=ast.Name(id="ApiRequest")):
-                    _, verb, resource, *_ = flat(node.args)
+                    verb, resource, *_ = node.args
                     yield literal(verb), literal(resource)
-
-
-def flat(arguments: list[ast.expr]) -> Iterator[ast.expr]:
-    for argument in arguments:
-        match argument:
-            case ast.Starred(value=ast.Tuple(elts=elements)):
-                yield from elements
-            case _:
-                yield argument
 
 
 def literal(argument: ast.expr) -> str:

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from agent.core.errors import SettingsError
-from agent.core.state.ledger import Ledger, ShareOrigin
+from agent.core.state.ledger import Decider, Ledger
 
 SCHEDULER: Final = "scheduler"
 RESOURCE: Final = "sharing.resourceName"
 
-_SCHEDULERS: Final = {ShareOrigin.SCHEDULER: "hami", ShareOrigin.KUBELET: "none"}
+_SCHEDULERS: Final = {Decider.SCHEDULER: "hami", Decider.KUBELET: "none"}
 
 MOST_NAMED = 3
 """Pods that a refusal names; the others are counted."""
@@ -58,7 +58,7 @@ def undrained(wanted: Sequence[LastingSetting], ledger: Ledger, node: str) -> Se
 def _holds(ledger: Ledger) -> Iterator[_Hold]:
     for row in ledger.rows:
         pod = f"{row.namespace}/{row.pod}" if row.holder else ""
-        scheduler = "" if row.adopted else _SCHEDULERS[row.origin]
+        scheduler = "" if row.adopted else _SCHEDULERS[row.decided_by]
         yield _Hold(pod, len(row.slice_ids), scheduler, row.resource)
 
 
