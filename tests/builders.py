@@ -35,7 +35,7 @@ def a_pod_uid(number: int) -> PodUid:
     return PodUid(f"{number:08x}-0000-4000-9000-{number:012x}")
 
 
-def a_gpu(  # noqa: PLR0913 -- keyword-only, all have defaults
+def a_gpu(
     *,
     uuid: str | None = None,
     index: int = 0,

@@ -131,7 +131,7 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: ApiServer) 
     facts, state, clock = front.facts, front.state, adapters.clock
     node = NodeWatch(api.node, facts.node, adapters.random)
     pods = PodWatch(api.pods, facts.pods, clock, adapters.random, facts.resource)
-    source = _source(settings, adapters, front, api, (pods, node))
+    source = _source(settings, adapters, front, api, pods, node)
     storage = Storage(commit=state.commit, hooks=adapters.hooks)
     report_state = Cell(ReportState())
     owed: Cell[tuple[Effect, ...]] = Cell(())
@@ -151,7 +151,8 @@ def _join(settings: Settings, adapters: Adapters, front: Front, api: ApiServer) 
         report_state=report_state,
         outbox=Outbox(
             views=OutboxViews(state.ledger, facts.pods, owed, facts.outlived),
-            api=(api.node, api.pods),
+            nodes=api.node,
+            pods=api.pods,
             commit=state.commit,
             clock=clock,
             random=adapters.random,
@@ -178,10 +179,10 @@ def _source(
     adapters: Adapters,
     front: Front,
     api: ApiServer,
-    watched: tuple[PodWatch, NodeWatch],
+    pods: PodWatch,
+    node: NodeWatch,
 ) -> SchedulerShares:
     facts, knowing = front.facts, front.knowing
-    pods, node = watched
     return SchedulerShares(
         AllocationViews(
             facts.pods,

@@ -135,8 +135,8 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
         endpoint.heard(name)
 
     directory = DirectoryWatch(settings.paths.plugins, sockets, settings.paths.kubelet_socket.name)
-    shared = (facts, service, notices, KubeletWatch(directory, heard))
-    knowing = _knowing(settings, adapters, host, (keeper, state), shared)
+    kubelet = KubeletWatch(directory, heard)
+    knowing = _knowing(settings, adapters, host, facts, state, service, keeper, kubelet, notices)
     served = EndpointFacts(directory, facts.resource, facts.slices, state.ledger, notices.say)
     endpoint = join_endpoint(settings, adapters, served, allocator)
     return Front(
@@ -154,12 +154,14 @@ def _knowing(
     settings: Settings,
     adapters: Adapters,
     host: HostFacts,
-    kept: tuple[InventoryKeeper, StateService],
-    shared: tuple[SharedCells, SettingsService, NodeEventQueue, KubeletWatch],
+    facts: SharedCells,
+    state: StateService,
+    service: SettingsService,
+    keeper: InventoryKeeper,
+    kubelet: KubeletWatch,
+    notices: NodeEventQueue,
 ) -> KnowledgeServices:
     clock = adapters.clock
-    facts, service, notices, kubelet = shared
-    keeper, state = kept
 
     def found(scan: Scan) -> None:
         """The settings may depend on what the GPUs are: they come first."""

@@ -147,7 +147,7 @@ async def clean(
             await api.forget_condition(node.name)
             removed.append(CONDITION)
             node, state = await _again(api, node, resource)
-        return await _cleaned(api, (node, state), resource, removed, here=here)
+        return await _cleaned(api, node, state, resource, removed, here=here)
     except ApiNotFound:
         return Cleaned(node.name, tuple(removed))
     except ApiError as error:
@@ -157,14 +157,14 @@ async def clean(
 
 async def _cleaned(
     api: Leftovers,
-    seen: tuple[NodeTraces, NodeLeftovers],
+    node: NodeTraces,
+    state: NodeLeftovers,
     resource: str,
     removed: list[str],
     *,
     here: bool,
 ) -> Cleaned:
     """Remove the annotations. If the Node changes meanwhile, decide again. Raises ApiError."""
-    node, state = seen
     for _ in range(TRIES):
         wanted = due(node, state, here=here)
         try:

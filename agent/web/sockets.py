@@ -57,7 +57,7 @@ def _clear(path: Path) -> None:
     if not os.path.lexists(path):
         return
     if path.is_symlink() or not path.is_socket():
-        raise PermissionFault(f"{path} is not a socket and takes the socket's place: remove it.")
+        raise PermissionFault(f"{path} is in the way of the socket and is not a socket: remove it.")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
         caller.setblocking(False)
         try:

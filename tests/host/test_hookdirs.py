@@ -166,7 +166,7 @@ async def test_a_missing_hook_directory_is_said(tmp_path):
     await dirs.remove(NAME)
 
     assert f"{missing} cannot be used: " in str(refused.value)
-    mend = f"No such file or directory; make {missing}, a directory of root's."
+    mend = f"No such file or directory; make the directory {missing}, owned by root."
     assert mend in str(refused.value)
 
 

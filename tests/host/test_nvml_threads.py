@@ -315,9 +315,9 @@ async def test_a_machine_that_gives_no_thread_costs_a_call_its_answer_and_no_mor
 ):
     machine = BusyMachine(monkeypatch)
     machine.gives = False
-    with pytest.raises(TimeoutError, match="there is no thread for the call: can't start"):
+    with pytest.raises(TimeoutError, match="no thread can be started for the call: can't start"):
         await threads.call("a", str)
-    with pytest.raises(TimeoutError, match="there is no thread"):
+    with pytest.raises(TimeoutError, match="no thread can be started"):
         threads.launch("a", str)
     assert await threads.empty()
     machine.gives = True

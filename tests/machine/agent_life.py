@@ -98,7 +98,8 @@ class AgentLife:
         owed: Cell[tuple[Effect, ...]] = Cell(())
         self._outbox = Outbox(
             views=OutboxViews(state.ledger, self.pods, owed, outlived),
-            api=(api, api),
+            nodes=api,
+            pods=api,
             commit=state.commit,
             clock=host.clock,
             random=host.chance,

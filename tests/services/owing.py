@@ -81,7 +81,8 @@ class Owing:
         """An outbox that knows nothing but the ledger, as after a restart."""
         return Outbox(
             views=OutboxViews(self.state.ledger, self.pods, self.found, self.outlived),
-            api=(self.api, self.api),
+            nodes=self.api,
+            pods=self.api,
             commit=self.state.commit,
             clock=self.clock,
             random=NoChance(),

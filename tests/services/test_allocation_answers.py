@@ -6,7 +6,6 @@ import pytest
 
 from agent.core.allocation.settings import UnlockedPods
 from agent.core.cluster.pods import NodeView, Role
-from agent.core.errors import Refusal, RefusalReason
 from agent.core.inventory.share import Share
 from agent.core.state.ledger import EffectKind
 from tests.builders import NODE, a_container, a_lock
@@ -165,11 +164,3 @@ async def test_a_lock_that_the_watch_shows_a_moment_later_is_waited_for():
         answer = await desk.service.allocate(ids(4))
 
         assert G1 == envs(answer)["NVIDIA_VISIBLE_DEVICES"]
-
-
-async def test_no_slice_at_all_is_a_malformed_request():
-    async with a_desk() as desk:
-        with pytest.raises(Refusal) as caught:
-            await desk.service.allocate(())
-
-        assert RefusalReason.EMPTY_REQUEST is caught.value.gate

@@ -36,11 +36,6 @@ async def a_bound_pod() -> AsyncIterator[Desk]:
         yield desk
 
 
-async def nothing_is_asked_for() -> Refusal:
-    async with a_desk() as desk:
-        return await refused(desk.service.allocate(()))
-
-
 async def the_kubelet_is_silent() -> Refusal:
     async with a_bound_pod() as desk:
         desk.witness.failures = [KubeletError("no such socket")] * 3
@@ -118,7 +113,6 @@ def plainly(*texts: str) -> Scene:
 
 
 SCENES: dict[str, tuple[RefusalReason, Scene, str, str, str]] = {
-    "empty": (RefusalReason.EMPTY_REQUEST, nothing_is_asked_for, "no slice at all", "", ""),
     "silent": (
         RefusalReason.WITNESS_SILENT,
         the_kubelet_is_silent,

@@ -93,7 +93,8 @@ class TracedAgent:
         owed: Cell[tuple[Effect, ...]] = Cell(())
         self._outbox = Outbox(
             views=OutboxViews(ledger, pods, owed, outlived),
-            api=(api, api),
+            nodes=api,
+            pods=api,
             commit=self.state.commit,
             clock=clock,
             random=chance,

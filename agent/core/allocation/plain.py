@@ -131,7 +131,8 @@ def _granted(gpu: SharedGpu, count: int) -> GrantedShare:
 def edits_of(
     uid: PodUid,
     granted: tuple[GrantedShare, ...],
-    settings: tuple[PlainSettings, EditSettings],
+    plain: PlainSettings,
+    edits: EditSettings,
     facts: HookFacts,
 ) -> ContainerEdits:
     """The answer: the GPUs, with HAMi-core and limits only where the operator wants them.
@@ -139,7 +140,6 @@ def edits_of(
     Raises:
         SettingsError: no answer can be made with these settings.
     """
-    plain, edits = settings
     if plain.memory_limits:
         request = EditRequest(uid, PLAIN, control_disabled=False, shares=granted)
         return container_edits(request, edits, facts)

@@ -142,7 +142,7 @@ class KubeletShares:
             holder=None,
             shares=tuple(one.share for one in granted) if has_limits else (),
             slice_ids=tuple(sorted(ids)),
-            edits=edits_of(uid, granted, (self._settings, edits), facts),
+            edits=edits_of(uid, granted, self._settings, edits, facts),
             answered_at=self._peers.clock.now(),
             epoch=self._views.epoch() or KubeletEpoch(),
             decided_by=Decider.KUBELET,

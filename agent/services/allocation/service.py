@@ -71,9 +71,10 @@ class Allocation:
         self.results = self._outcomes.results
 
     async def allocate(self, ids: tuple[SliceId, ...]) -> ContainerEdits:
-        """What the container that the kubelet is admitting receives. Raises Refusal."""
-        if not ids:
-            raise Refusal(RefusalReason.EMPTY_REQUEST, "The kubelet asked for no slice at all.")
+        """What the container that the kubelet is admitting receives for one id or more.
+
+        Raises Refusal.
+        """
         with self._calls.entered(ids) as call:
             try:
                 async with asyncio.timeout(self._source.budget):

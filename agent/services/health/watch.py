@@ -58,7 +58,7 @@ class HealthWatch:
       GPUs may have come or gone.
     """
 
-    def __init__(  # noqa: PLR0913 -- the parts that app joins, by keyword
+    def __init__(
         self,
         *,
         driver: Driver,

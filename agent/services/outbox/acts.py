@@ -24,11 +24,12 @@ class Acts:
 
     def __init__(
         self,
-        api: tuple[NodeApi, PodApi],
+        nodes: NodeApi,
+        pods: PodApi,
         table: Cell[PodTable],
         outlived: Cell[Mapping[str, PodUid]],
     ) -> None:
-        self._nodes, self._pods = api
+        self._nodes, self._pods = nodes, pods
         self._table = table
         self._outlived = outlived
 

@@ -109,13 +109,14 @@ class Outbox:
         self,
         *,
         views: OutboxViews,
-        api: tuple[NodeApi, PodApi],
+        nodes: NodeApi,
+        pods: PodApi,
         commit: Callable[[Callable[[Ledger], Ledger]], Awaitable[None]],
         clock: Clock,
         random: random.Random,
     ) -> None:
         self._views = views
-        self._acts = Acts(api, views.pods, views.outlived)
+        self._acts = Acts(nodes, pods, views.pods, views.outlived)
         self._commit = commit
         self._clock = clock
         self._random = random

@@ -21,7 +21,7 @@ def ids(*numbers: int, gpu: int = 0) -> tuple[SliceId, ...]:
     return tuple(slice_id(a_gpu(index=gpu).uuid, number) for number in numbers)
 
 
-def a_plain_row(  # noqa: PLR0913 -- keyword-only, all have defaults
+def a_plain_row(
     *,
     uid: PodUid = UID,
     slice_ids: tuple[SliceId, ...] = ids(0),

@@ -177,7 +177,7 @@ TABLE = {
     "an old kubelet, and the lone pod's lock is gone": RefusalCase(
         RefusalReason.WITNESS_SILENT,
         changed(without_witness(replaying()), listed=True, waited=True, node_read=True),
-        "holds no node lock any more",
+        "no longer holds the node lock",
         "upgrade the kubelet",
     ),
     "the API server is away": RefusalCase(

@@ -157,7 +157,7 @@ def test_limits_of_distinct_ids_never_sum_to_more_than_is_registered(registered,
 def test_with_limits_the_answer_is_hami_cores():
     granted = grant((*ids(0, 1), *ids(5, gpu=1)), an_inventory(), ())
 
-    edits = edits_of(UID, granted, (LIMITED, EditSettings()), FACTS)
+    edits = edits_of(UID, granted, LIMITED, EditSettings(), FACTS)
     envs = dict(edits.envs)
     mounts = {one.container_path: one.host_path for one in edits.mounts}
 
@@ -176,7 +176,7 @@ def test_with_limits_the_answer_is_hami_cores():
 def test_without_limits_the_answer_is_the_gpus_alone():
     granted = grant(ids(0, 1), an_inventory(), ())
 
-    edits = edits_of(UID, granted, (UNLIMITED, EditSettings()), FACTS)
+    edits = edits_of(UID, granted, UNLIMITED, EditSettings(), FACTS)
 
     assert (("NVIDIA_VISIBLE_DEVICES", G0.uuid),) == edits.envs
     assert ((), (), ()) == (edits.mounts, edits.nodes, edits.annotations)
@@ -190,7 +190,7 @@ def test_without_limits_the_gpus_are_told_by_every_strategy_that_is_set():
     )
     granted = grant(ids(0), an_inventory(), ())
 
-    edits = edits_of(UID, granted, (UNLIMITED, settings), FACTS)
+    edits = edits_of(UID, granted, UNLIMITED, settings, FACTS)
 
     assert {"NVIDIA_VISIBLE_DEVICES", "NVIDIA_GDS"} == dict(edits.envs).keys()
     assert [f"/var/run/nvidia-container-devices/{G0.uuid}"] == [
@@ -206,7 +206,7 @@ def test_settings_that_no_answer_can_be_made_with_are_said_so():
 
     for plain in (LIMITED, UNLIMITED):
         with pytest.raises(SettingsError):
-            edits_of(UID, granted, (plain, EditSettings(device_list_strategies=("smoke",))), FACTS)
+            edits_of(UID, granted, plain, EditSettings(device_list_strategies=("smoke",)), FACTS)
 
 
 def test_an_unbooked_answer_to_an_earlier_kubelet_is_given_again():
