@@ -28,7 +28,7 @@ from agent.web.probes import Probes
 from tests.app.front_node import joined
 from tests.builders import NOON, a_gpu
 from tests.fakes.hardware_driver import HardwareDriver
-from tests.services.allocating import G1, Desk, a_desk, ids, placed
+from tests.services.allocation.allocating import G1, Desk, a_desk, ids, placed
 
 HANG, LIMIT = 600.0, 60.0
 

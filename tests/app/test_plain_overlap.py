@@ -26,8 +26,8 @@ from tests.fakes.chance import Seeded
 from tests.fakes.clock import LoopClock
 from tests.fakes.kubelet_rig import a_container_object, a_pod_object
 from tests.machine.kubelet import RESOURCE, MemoryKubelet, StoryLine
-from tests.services.plain_node import PlainNode, a_node
-from tests.unit.core.plain_scene import ids
+from tests.services.allocation.plain_node import PlainNode, a_node
+from tests.unit.core.allocation.plain_scene import ids
 
 PODS = [f"u{number}" for number in range(6)]
 OFFERED = (*ids(*range(8)), *ids(*range(8), gpu=1))

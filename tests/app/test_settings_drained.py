@@ -17,7 +17,7 @@ from agent.settings.sources import Sources
 from agent.settings.values import NodeValues
 from tests.app.settings_room import SettingsRoom, a_plan, start_of
 from tests.builders import a_gpu, a_row
-from tests.unit.core.plain_scene import a_plain_row
+from tests.unit.core.allocation.plain_scene import a_plain_row
 
 OLD, NEW = "nvidia.com/gpu", "example.com/vgpu"
 HELD = Ledger((a_row(),))

@@ -35,7 +35,7 @@ from agent.wire.v1beta1 import (
 from tests.builders import NODE, a_gpu, a_health, a_pod_uid, a_shared_gpu, an_inventory
 from tests.fakes.chance import Seeded
 from tests.fakes.door import RESOURCE, a_list
-from tests.services.allocating import G1, G2, Desk, a_desk, annotated, ids, placed
+from tests.services.allocation.allocating import G1, G2, Desk, a_desk, annotated, ids, placed
 
 pytestmark = pytest.mark.looptime(False)
 

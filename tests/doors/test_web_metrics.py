@@ -29,7 +29,7 @@ from agent.web.metrics import (
 from agent.web.version import BuildInfo
 from tests.builders import NOON, a_gpu, a_health, a_row, a_shared_gpu, a_uuid, an_inventory
 from tests.doors.web_client import ask, serving
-from tests.unit.core.plain_scene import a_plain_row, ids
+from tests.unit.core.allocation.plain_scene import a_plain_row, ids
 
 pytestmark = pytest.mark.looptime(False)
 

@@ -21,7 +21,7 @@ from agent.services.report.service import ReportCells, Reporter, ReportState
 from tests.builders import a_pod, an_inventory
 from tests.fakes.apiserver import FakeApi
 from tests.fakes.clock import LoopClock
-from tests.services.reporting import SCORED, Chance, text_in
+from tests.services.report.reporting import SCORED, Chance, text_in
 
 THEIRS = '[{"id":"GPU-theirs","count":1}]'
 

@@ -9,13 +9,13 @@ import pytest_asyncio
 
 from tests.hostile.lab.node import open_node
 from tests.hostile.lab.siege import Siege
-from tests.hostile.lab.table import Table
+from tests.hostile.lab.table import AttackTable
 from tests.marking import on_real_time
 from tests.peers.lab.keeper import kept
 
 HERE = Path(__file__).parent
 TABLE = HERE.parents[1] / "build" / "hostile.md"
-TRIED: Final = pytest.StashKey[Table]()
+TRIED: Final = pytest.StashKey[AttackTable]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,7 +27,7 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """What was tried is shown and written at the end."""
-    table = config.stash.get(TRIED, Table())
+    table = config.stash.get(TRIED, AttackTable())
     if table.lines:
         table.write(TABLE)
         terminalreporter.section(f"tried, and in {TABLE}")
@@ -35,9 +35,9 @@ def pytest_terminal_summary(
 
 
 @pytest.fixture(scope="session")
-def table(pytestconfig: pytest.Config) -> Table:
+def table(pytestconfig: pytest.Config) -> AttackTable:
     """Where an attack is noted."""
-    return pytestconfig.stash.setdefault(TRIED, Table())
+    return pytestconfig.stash.setdefault(TRIED, AttackTable())
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +47,7 @@ def many(pytestconfig: pytest.Config) -> int:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def siege(table: Table) -> AsyncIterator[Siege]:
+async def siege(table: AttackTable) -> AsyncIterator[Siege]:
     """The node that all attack."""
     async with kept(open_node()) as node:
         table.notes.append(f"On {node.kind}; 20 pods in a row before each attack and in it.")

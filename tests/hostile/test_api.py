@@ -13,7 +13,7 @@ from agent.sandbox.lab.cluster import NAMESPACE, NODE
 from agent.sandbox.scenario.workloads import Wish, Workload
 from agent.services.cluster.pods import LISTS, LISTS_REFILL
 from agent.services.outbox.service import REFUSED, REFUSED_REFILL
-from tests.hostile.lab.attackers import Tally
+from tests.hostile.lab.attackers import AttackTally
 from tests.hostile.lab.node import Node
 from tests.hostile.lab.pods import PODS
 from tests.hostile.lab.siege import Attack, Siege
@@ -29,7 +29,7 @@ async def test_forged_pods_under_ever_new_names_are_no_storm_at_the_api_server(s
     node, asked = siege.node, Counter[tuple[str, str]]()
 
     @contextlib.asynccontextmanager
-    async def begin(tally: Tally) -> AsyncIterator[None]:
+    async def begin(tally: AttackTally) -> AsyncIterator[None]:
         before = calls(node)
         async with asyncio.TaskGroup() as group:
             for number in range(AT_ONCE):
@@ -63,7 +63,7 @@ def calls(node: Node) -> Counter[tuple[str, str]]:
     return Counter(mine)
 
 
-async def forge(node: Node, attack: Attack, tally: Tally, name: str, *, hasty: bool) -> None:
+async def forge(node: Node, attack: Attack, tally: AttackTally, name: str, *, hasty: bool) -> None:
     """A pod that its author bound to the node, with a share that no scheduler gave it; when it is
     refused it comes again, under the next name.
 
@@ -113,7 +113,7 @@ async def test_pods_of_a_megabyte_blind_nobody(siege: Siege):
     attack = Attack("eight pods of 1.1 MB, again and again", "8", 400, 30.0)
 
     @contextlib.asynccontextmanager
-    async def begin(tally: Tally) -> AsyncIterator[None]:
+    async def begin(tally: AttackTally) -> AsyncIterator[None]:
         store = siege.node.cluster.store
         async with asyncio.TaskGroup() as group:
             task = group.create_task(bloat(siege.node, tally))
@@ -125,7 +125,7 @@ async def test_pods_of_a_megabyte_blind_nobody(siege: Siege):
     await siege.withstand(attack, begin)
 
 
-async def bloat(node: Node, tally: Tally) -> None:
+async def bloat(node: Node, tally: AttackTally) -> None:
     """The pods are there, and one of them changes now and then, so that it is told anew."""
     store = node.cluster.store
     for number in range(BIG):

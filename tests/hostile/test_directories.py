@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile.lab.attackers import Tally, at_work, finished
+from tests.hostile.lab.attackers import AttackTally, at_work, finished
 from tests.hostile.lab.disks import mounted
 from tests.hostile.lab.node import Tenant
 from tests.hostile.lab.siege import Attack, Begin, Siege
@@ -22,7 +22,7 @@ def by_a_tenant(siege: Siege, attack: Attack, program: str, *words: str | Path) 
     """A container that runs does it, until it is stopped; then its pod ends."""
 
     @contextlib.asynccontextmanager
-    async def begin(tally: Tally) -> AsyncIterator[None]:
+    async def begin(tally: AttackTally) -> AsyncIterator[None]:
         async with siege.a_tenant() as tenant:
             where = (tenant.directory, program, *attack.bounds, *words)
             async with at_work(tally, "tenant", *where):
@@ -39,7 +39,7 @@ def left_behind(siege: Siege, attack: Attack, program: str, *, kept: bool = Fals
     """
 
     @contextlib.asynccontextmanager
-    async def begin(tally: Tally) -> AsyncIterator[None]:
+    async def begin(tally: AttackTally) -> AsyncIterator[None]:
         async with siege.a_tenant() as tenant:
             await finished(tally, "tenant", tenant.directory, program, *attack.bounds)
         tally.goes_on = tenant.aside
@@ -105,7 +105,7 @@ async def test_a_tenant_that_renames_while_its_directory_is_removed_gains_nothin
     attack = Attack("renames while it is removed", "12", 1_000_000, AT_WORK, 5_000)
 
     @contextlib.asynccontextmanager
-    async def begin(tally: Tally) -> AsyncIterator[None]:
+    async def begin(tally: AttackTally) -> AsyncIterator[None]:
         """It has the directory mounted still, so that it goes on in what was set aside."""
         async with contextlib.AsyncExitStack() as stack:
             async with siege.a_tenant() as tenant:
@@ -134,7 +134,7 @@ async def test_of_a_file_that_root_linked_into_a_directory_that_link_goes_alone(
     targets = (places.kubeconfig, places.hook / "vgpu/libvgpu.so", siege.node.neighbour / "mine")
 
     @contextlib.asynccontextmanager
-    async def begin(tally: Tally) -> AsyncIterator[None]:
+    async def begin(tally: AttackTally) -> AsyncIterator[None]:
         async with siege.a_tenant() as tenant:
             for number in range(attack.most):
                 os.link(targets[number % len(targets)], tenant.directory / f"{number}")
@@ -152,7 +152,7 @@ async def test_what_is_mounted_in_a_directory_is_not_touched(siege: Siege):
     (victim / "in" / "file").write_text("mine")
 
     @contextlib.asynccontextmanager
-    async def begin(tally: Tally) -> AsyncIterator[None]:
+    async def begin(tally: AttackTally) -> AsyncIterator[None]:
         with contextlib.ExitStack() as stack:
             async with siege.a_tenant() as tenant:
                 (tenant.directory / "a" / "b").mkdir(parents=True)

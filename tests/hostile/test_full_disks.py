@@ -11,12 +11,12 @@ import statistics
 import pytest
 
 from agent.sandbox.scenario.facts import answers, ledger_on_disk
-from tests.hostile.lab.attackers import Tally, attacker
+from tests.hostile.lab.attackers import AttackTally, attacker
 from tests.hostile.lab.disks import is_full
 from tests.hostile.lab.node import Node, Small, Tenant, open_node
 from tests.hostile.lab.siege import Attack, Round, Siege
 from tests.hostile.lab.snapshot import changed, snapshot
-from tests.hostile.lab.table import Table
+from tests.hostile.lab.table import AttackTable
 from tests.process.agent_process import comes, offers
 
 MIB, INODES = 48, 3_000
@@ -38,11 +38,11 @@ ONE = 3.0
     ],
 )
 async def test_what_a_container_fills_stops_new_pods_alone_and_until_there_is_room(
-    table: Table, program: str, what: str, holds: tuple[str, ...]
+    table: AttackTable, program: str, what: str, holds: tuple[str, ...]
 ):
     attack = Attack(what, "12", 1_000_000_000, 60.0)
     async with open_node(small=Small(MIB, INODES, holds)) as node:
-        siege, tally = Siege(node, table), Tally()
+        siege, tally = Siege(node, table), AttackTally()
         with siege.noted(attack, tally):
             usual = await siege.usual()
             before = snapshot(node.cluster.places, node.neighbour)

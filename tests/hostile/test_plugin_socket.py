@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile.lab.attackers import Tally, at_work
+from tests.hostile.lab.attackers import AttackTally, at_work
 from tests.hostile.lab.siege import Attack, Begin, Siege
 from tests.hostile.lab.working import NOBODY
 
@@ -16,7 +16,7 @@ LOUD = 300.0
 
 def by_a_user(uid: int, attack: Attack, program: str, paths: Iterable[Path]) -> Begin:
     @contextlib.asynccontextmanager
-    async def begin(tally: Tally) -> AsyncIterator[None]:
+    async def begin(tally: AttackTally) -> AsyncIterator[None]:
         async with at_work(tally, "stranger", f"{uid}", program, *attack.bounds, *paths):
             yield
 

@@ -6,20 +6,20 @@ import statistics
 import pytest
 
 from agent.sandbox.lab.life import free_port
-from tests.hostile.lab.attackers import Tally, at_work
+from tests.hostile.lab.attackers import AttackTally, at_work
 from tests.hostile.lab.node import Node, open_node
 from tests.hostile.lab.siege import Attack, Round, Siege
-from tests.hostile.lab.table import Table
+from tests.hostile.lab.table import AttackTable
 from tests.hostile.lab.working import NOBODY
 from tests.process.agent_process import PATIENCE, comes, offers
 
 LOUD = 20_000.0
 
 
-async def test_who_tries_to_hold_the_lock_keeps_no_agent_from_starting(table: Table):
+async def test_who_tries_to_hold_the_lock_keeps_no_agent_from_starting(table: AttackTable):
     attack = Attack("the lock held by another user", "1", 5_000_000, 60.0, LOUD)
     async with open_node(web_port=free_port()) as node:
-        siege, tally, lock = Siege(node, table), Tally(), node.cluster.places.run / "lock"
+        siege, tally, lock = Siege(node, table), AttackTally(), node.cluster.places.run / "lock"
         lock.parent.chmod(0o755)
         with siege.noted(attack, tally):
             usual = await siege.usual()
@@ -46,9 +46,9 @@ async def until_the_next_serves(node: Node) -> None:
     assert await offers(cluster, node.slices), cluster.log.last(20)
 
 
-async def test_who_squats_the_web_port_keeps_no_agent_from_serving(table: Table):
+async def test_who_squats_the_web_port_keeps_no_agent_from_serving(table: AttackTable):
     attack = Attack("the web port squatted", "21", 1_000_000, 60.0)
-    tally, port = Tally(), free_port()
+    tally, port = AttackTally(), free_port()
     async with contextlib.AsyncExitStack() as stack:
         squatter = at_work(tally, "webber", f"{NOBODY}", "squats", *attack.bounds, f"{port}")
         await stack.enter_async_context(squatter)

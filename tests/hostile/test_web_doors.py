@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hostile.lab.attackers import Tally, at_work
+from tests.hostile.lab.attackers import AttackTally, at_work
 from tests.hostile.lab.siege import Attack, Begin, Siege
 from tests.hostile.lab.working import NOBODY
 
@@ -16,7 +16,7 @@ LOUD = 300.0
 
 def by_a_client(siege: Siege, attack: Attack, program: str) -> Begin:
     @contextlib.asynccontextmanager
-    async def begin(tally: Tally) -> AsyncIterator[None]:
+    async def begin(tally: AttackTally) -> AsyncIterator[None]:
         where = (f"{siege.node.port}", siege.node.roots_door)
         async with at_work(tally, "webber", f"{NOBODY}", program, *attack.bounds, *where):
             yield
@@ -65,7 +65,7 @@ async def test_who_fills_the_unix_socket_holds_up_nobody_and_root_is_answered(si
     attack = Attack("the unix socket filled", "21", 20_000, 30.0, LOUD)
 
     @contextlib.asynccontextmanager
-    async def begin(tally: Tally) -> AsyncIterator[None]:
+    async def begin(tally: AttackTally) -> AsyncIterator[None]:
         async with by_a_client(siege, attack, "crowds")(tally):
             yield
             await siege.node.is_alive_for_root()

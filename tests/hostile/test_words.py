@@ -8,10 +8,10 @@ from agent.sandbox.api_errors import Json
 from agent.sandbox.lab.cluster import NAMESPACE, NODE
 from agent.sandbox.lab.life import free_port
 from agent.sandbox.scenario.workloads import Wish, Workload
-from tests.hostile.lab.attackers import Tally, at_work, finished
+from tests.hostile.lab.attackers import AttackTally, at_work, finished
 from tests.hostile.lab.node import open_node
 from tests.hostile.lab.siege import Attack, Siege
-from tests.hostile.lab.table import Table
+from tests.hostile.lab.table import AttackTable
 from tests.hostile.lab.working import NOBODY
 
 LINE = re.compile(r"\d\d:\d\d:\d\d [a-z]+ +[a-z_]+\.[a-z_]+ | {2}|$")
@@ -32,13 +32,13 @@ def hostile(name: str, text: str) -> Json:
     return pod
 
 
-async def test_no_name_or_text_of_a_stranger_forges_a_line_of_the_log(table: Table):
+async def test_no_name_or_text_of_a_stranger_forges_a_line_of_the_log(table: AttackTable):
     attack = Attack("words that forge lines of the log", "12 31", 4_000, 30.0, 400.0)
     async with open_node(log="text", web_port=free_port()) as node:
         siege, store = Siege(node, table), node.cluster.store
 
         @contextlib.asynccontextmanager
-        async def begin(tally: Tally) -> AsyncIterator[None]:
+        async def begin(tally: AttackTally) -> AsyncIterator[None]:
             async with siege.a_tenant() as tenant:
                 await finished(tally, "tenant", tenant.directory, "names", *attack.bounds)
             for number, text in enumerate(TEXTS):

@@ -18,7 +18,7 @@ PATIENCE = 90.0
 
 
 @dataclass(eq=False, slots=True)
-class Tally:
+class AttackTally:
     """What was tried, as far as it is over; `facts` is what the attackers found besides.
 
     `goes_on` tells whether what they left is still being removed: `beside` pods were served then.
@@ -109,14 +109,14 @@ async def attacker(program: str, *words: str | Path) -> AsyncIterator[Attacker]:
 
 
 @contextlib.asynccontextmanager
-async def at_work(tally: Tally, program: str, *words: str | Path) -> AsyncIterator[Attacker]:
+async def at_work(tally: AttackTally, program: str, *words: str | Path) -> AsyncIterator[Attacker]:
     """The same; when the block ends well it is stopped, and what it tried is counted."""
     async with attacker(program, *words) as found:
         yield found
         tally.add(await found.stopped())
 
 
-async def finished(tally: Tally, program: str, *words: str | Path) -> None:
+async def finished(tally: AttackTally, program: str, *words: str | Path) -> None:
     """The attacker comes to its own end, and what it tried is counted."""
     async with attacker(program, *words) as found:
         tally.add(await found.until_done())

@@ -9,11 +9,11 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from agent.sandbox.lab.web import scrape
-from tests.hostile.lab.attackers import Tally
+from tests.hostile.lab.attackers import AttackTally
 from tests.hostile.lab.node import Node, Tenant
 from tests.hostile.lab.pods import StalledError
 from tests.hostile.lab.snapshot import changed, snapshot
-from tests.hostile.lab.table import Line, Table
+from tests.hostile.lab.table import AttackTable, Line
 from tests.process.agent_process import comes
 
 TIMES: Final = 2.0
@@ -47,7 +47,7 @@ class Attack:
         return f"{self.most}", f"{self.seconds}", f"{self.rate}"
 
 
-Begin = Callable[[Tally], AbstractAsyncContextManager[object]]
+Begin = Callable[[AttackTally], AbstractAsyncContextManager[object]]
 """Inside of the context the attack goes on; afterwards its tries are counted."""
 
 
@@ -73,16 +73,16 @@ class Siege:
     """All attacks on one node; what comes of them stands in `table`."""
 
     node: Node
-    table: Table
+    table: AttackTable
 
-    async def withstand(self, attack: Attack, begin: Begin) -> Tally:
+    async def withstand(self, attack: Attack, begin: Begin) -> AttackTally:
         """The attack is made, and pods are served during it as before.
 
         Raises AssertionError: they are not, or something changed outside of tenants' directories.
         """
         for attempt in range(ATTEMPTS):
             is_last = attempt == ATTEMPTS - 1
-            tally = Tally()
+            tally = AttackTally()
             try:
                 usual = await self.usual()
                 during = await self._attacked(attack, begin, tally)
@@ -105,7 +105,7 @@ class Siege:
                 return await self.node.pods.row(self.node.is_alive)
         return await self.node.pods.row(self.node.is_alive)
 
-    async def _attacked(self, attack: Attack, begin: Begin, tally: Tally) -> list[float]:
+    async def _attacked(self, attack: Attack, begin: Begin, tally: AttackTally) -> list[float]:
         """The attack once; the seconds of each Allocate in it."""
         node = self.node
         agent, memory = node.agent, node.resident()
@@ -149,7 +149,7 @@ class Siege:
         return any(name == "hami_agent_directories_kept" and value for name, _, value in samples)
 
     @contextlib.contextmanager
-    def noted(self, attack: Attack, tally: Tally) -> Iterator[None]:
+    def noted(self, attack: Attack, tally: AttackTally) -> Iterator[None]:
         """An attack that is not withstood stands in the table, too."""
         try:
             yield
@@ -159,7 +159,7 @@ class Siege:
             self.note(attack, tally, NO_ROUND, "failed")
             raise
 
-    def note(self, attack: Attack, tally: Tally, found: Round, result: str) -> None:
+    def note(self, attack: Attack, tally: AttackTally, found: Round, result: str) -> None:
         """One more line of the table."""
         self.table.lines.append(
             Line(

@@ -31,7 +31,7 @@ class Line:
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class Table:
+class AttackTable:
     """The attacks in their order, and figures that stand below it."""
 
     lines: list[Line] = dataclasses.field(default_factory=list)

@@ -8,7 +8,7 @@ from agent.core.state.ledger import Row
 from tests.peers.lab.agents import RESOURCE
 from tests.peers.lab.api import Object
 from tests.peers.lab.cluster import Cluster
-from tests.peers.lab.grants import Grant, grants
+from tests.peers.lab.grants import SeenGrant, grants
 from tests.peers.lab.pods import lives
 
 Container = tuple[str, str]
@@ -42,7 +42,7 @@ def _loss(cluster: Cluster, pod: Object, container: str, row: Row | None) -> str
     name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
     if row is None or row.key.pod_uid != uid:
         return f"{name}: container {container} runs and has no row"
-    booked = [Grant(one.uuid, one.memory_mib, one.core_percent) for one in row.shares]
+    booked = [SeenGrant(one.uuid, one.memory_mib, one.core_percent) for one in row.shares]
     if sorted(booked, key=str) != sorted(grants(pod)[container], key=str):
         return f"{name}: container {container} has {row.shares} in the ledger"
     if not (cluster.hook / "containers" / f"{uid}_{container}").is_dir():

@@ -25,7 +25,7 @@ _UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class SeenGrant:
     """A share of one GPU, as the scheduler wrote it: memory in MiB, cores in percent."""
 
     uuid: str
@@ -45,7 +45,7 @@ Inside = dict[str, tuple[dict[str, str], dict[str, Mounted]]]
 """By container, the variables and the mounts that a grant decides."""
 
 
-def grants(pod: Object) -> dict[str, tuple[Grant, ...]]:
+def grants(pod: Object) -> dict[str, tuple[SeenGrant, ...]]:
     """The shares of each container of a pod, init containers first; without GPU it has none.
 
     Groups are those of the containers that ask, in this order: HAMi's scheduler drops the empty
@@ -66,12 +66,12 @@ def _asks(container: Object) -> bool:
     return RESOURCE in container.get("resources", {}).get("limits", {})
 
 
-def _group(text: str) -> tuple[Grant, ...]:
+def _group(text: str) -> tuple[SeenGrant, ...]:
     devices = (device.split(",") for device in text.split(":") if device)
-    return tuple(Grant(uuid, int(mib), int(percent)) for uuid, _, mib, percent in devices)
+    return tuple(SeenGrant(uuid, int(mib), int(percent)) for uuid, _, mib, percent in devices)
 
 
-def expected_environment(given: Sequence[Grant], gpus: Sequence[str]) -> dict[str, str]:
+def expected_environment(given: Sequence[SeenGrant], gpus: Sequence[str]) -> dict[str, str]:
     """The variables for these shares; `gpus` are the node's UUIDs as CUDA counts them."""
     if not given:
         return {}
@@ -159,7 +159,7 @@ async def seen_inside(cluster: Cluster, name: str) -> Inside:
     }
 
 
-def load_of(shares: Mapping[str, Sequence[Grant]]) -> dict[str, tuple[int, int, int]]:
+def load_of(shares: Mapping[str, Sequence[SeenGrant]]) -> dict[str, tuple[int, int, int]]:
     """What containers take of each GPU together: MiB, percent and slots."""
     totals: dict[str, tuple[int, int, int]] = {}
     for grant in (one for given in shares.values() for one in given):

@@ -24,7 +24,7 @@ class FailedPodError(AssertionError):
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class PodLife:
     """One container as the API shows it: a new id or count means that it was started again."""
 
     id: str
@@ -77,17 +77,17 @@ def is_settled(cluster: Cluster, name: str) -> bool:
     return done and not left.strip(";")
 
 
-def lives(pod: Object) -> Mapping[str, Life]:
+def lives(pod: Object) -> Mapping[str, PodLife]:
     """The containers of a pod that run, by name."""
     found = pod.get("status", {}).get("containerStatuses") or []
     return {
-        one["name"]: Life(one["containerID"], one["restartCount"])
+        one["name"]: PodLife(one["containerID"], one["restartCount"])
         for one in found
         if "running" in one["state"]
     }
 
 
-def lives_of(cluster: Cluster, names: Iterable[str]) -> dict[str, Mapping[str, Life]]:
+def lives_of(cluster: Cluster, names: Iterable[str]) -> dict[str, Mapping[str, PodLife]]:
     """The running containers of those pods."""
     return {name: lives(as_seen(cluster, name)) for name in names}
 

@@ -14,7 +14,7 @@ from tests.peers.lab.agents import RESOURCE, SOURCE, Agent
 from tests.peers.lab.agreement import Container, rows
 from tests.peers.lab.clockwork import wall
 from tests.peers.lab.cluster import Cluster
-from tests.peers.lab.grants import Grant, grants
+from tests.peers.lab.grants import SeenGrant, grants
 from tests.peers.lab.identities import ADMIN, NODE
 from tests.peers.lab.part import Part
 from tests.peers.lab.pods import as_seen, key, lives
@@ -27,7 +27,7 @@ BACK: Final = 2.0
 WITHIN: Final = 30.0
 """Seconds for what takes one or two on a quiet machine."""
 
-Shares = dict[Container, list[Grant]]
+Shares = dict[Container, list[SeenGrant]]
 Manner = Literal["stopped", "killed", "beside"]
 """How HAMi's plugin ends; beside: when the agent serves already."""
 
@@ -88,7 +88,7 @@ def booked(cluster: Cluster) -> tuple[Shares, dict[Container, frozenset[str]]]:
     found = {who: row for who, row in rows(cluster).items() if row.role is not Role.INIT}
     shares = {
         who: sorted(
-            (Grant(one.uuid, one.memory_mib, one.core_percent) for one in row.shares), key=str
+            (SeenGrant(one.uuid, one.memory_mib, one.core_percent) for one in row.shares), key=str
         )
         for who, row in found.items()
         if row.confirmed

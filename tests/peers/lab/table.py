@@ -13,7 +13,7 @@ _HEAD: Final = ("what", "measured", "bound", "")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FigureRow:
     """One figure. `bound` None: it is told, nothing is promised."""
 
     what: str
@@ -34,11 +34,11 @@ class Row:
 class Table:
     """Figures in the order in which they were measured."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[FigureRow] = field(default_factory=list)
 
     def add(self, what: str, measured: float, bound: float | None = None, unit: str = "s") -> None:
         """One more figure; a figure that is there already keeps the worse of both."""
-        row = Row(what, measured, bound, unit)
+        row = FigureRow(what, measured, bound, unit)
         for number, other in enumerate(self.rows):
             if other.what == what:
                 self.rows[number] = max(row, other, key=lambda one: one.measured)

@@ -1,0 +1,228 @@
+"""The gates that the world closes, not the decision; and that no gate is without a scene."""
+
+import asyncio
+import contextlib
+import errno
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from agent.core.allocation import plain
+from agent.core.cluster.pods import Phase
+from agent.core.errors import ApiError, KubeletError, Refusal, RefusalReason, StateError
+from agent.core.inventory.slices import SliceId
+from agent.core.reconcile.reconcile import mismatch
+from tests.builders import a_container, a_row, an_inventory
+from tests.services.allocation.allocating import G1, NEXT_EPOCH, Desk, a_desk, ids, placed
+from tests.unit.core.allocation.refusals import PASSING, check_refusal
+from tests.unit.core.allocation.test_matching_gates import DECIDED
+
+POD = "team-a/train-1"
+Scene = Callable[[], Awaitable[Refusal]]
+DOOR = frozenset(
+    {RefusalReason.MALFORMED_REQUEST, RefusalReason.EMPTY_REQUEST, RefusalReason.STOPPING}
+)
+"""Closed by the door itself: tests/doors/test_plugin_bad_input.py and test_plugin_server.py."""
+
+
+async def refused(call: Awaitable[object]) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        await call
+    return caught.value
+
+
+@contextlib.asynccontextmanager
+async def a_bound_pod() -> AsyncIterator[Desk]:
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        yield desk
+
+
+async def the_kubelet_is_silent() -> Refusal:
+    async with a_bound_pod() as desk:
+        desk.witness.failures = [KubeletError("no such socket")] * 3
+        return await refused(desk.service.allocate(ids(1)))
+
+
+async def the_kubelet_hangs() -> Refusal:
+    async with a_bound_pod() as desk:
+        desk.witness.hung = True
+        return await refused(desk.service.allocate(ids(1)))
+
+
+async def the_api_server_is_away() -> Refusal:
+    async with a_desk() as desk:
+        desk.refresh_error = ApiError("connection refused")
+        return await refused(desk.service.allocate(ids(1)))
+
+
+async def two_calls_overlap() -> Refusal:
+    async with a_bound_pod() as desk:
+        await desk.service.allocate(ids(1))
+        desk.see(placed(1, phase=Phase.RUNNING))
+        desk.epoch = NEXT_EPOCH
+        other = placed(
+            2, f"{G1},NVIDIA,500,5:{G1},NVIDIA,500,5:;", containers=(a_container(count=2),)
+        )
+        desk.hooks.gate.clear()
+        async with asyncio.TaskGroup() as group:
+            replay = group.create_task(refused(desk.service.allocate(ids(9))))
+            await asyncio.sleep(0.01)
+            desk.bind(other)
+            group.create_task(desk.service.allocate(ids(5, 6)))
+            await asyncio.sleep(0.01)
+            desk.hooks.gate.set()
+        return replay.result()
+
+
+async def the_disk_is_full() -> Refusal:
+    async with a_bound_pod() as desk:
+        desk.disk.faults.fail_at(0, errno.ENOSPC, times=50)
+        return await refused(desk.service.allocate(ids(1)))
+
+
+async def the_disk_hangs() -> Refusal:
+    async with a_bound_pod() as desk:
+        desk.disk.gate.clear()
+        refusal = await refused(desk.service.allocate(ids(1)))
+        desk.disk.gate.set()
+        return refusal
+
+
+async def a_directory_cannot_be_made() -> Refusal:
+    async with a_bound_pod() as desk:
+        desk.hooks.failure = StateError("/usr/local/vgpu is read-only")
+        return await refused(desk.service.allocate(ids(1)))
+
+
+async def the_library_is_missing() -> Refusal:
+    async with a_bound_pod() as desk:
+        desk.hooks.missing = ("/usr/local/vgpu/libvgpu.so",)
+        return await refused(desk.service.allocate(ids(1)))
+
+
+async def the_kubelet_booked_another_gpu() -> Refusal:
+    return mismatch(a_row(slice_ids=ids(0, gpu=1), offered=True))
+
+
+def plainly(*texts: str) -> Scene:
+    async def ask() -> Refusal:
+        with pytest.raises(Refusal) as caught:
+            plain.grant(tuple(map(SliceId, texts)), an_inventory(count=1), ())
+        return caught.value
+
+    return ask
+
+
+SCENES: dict[str, tuple[RefusalReason, Scene, str, str, str]] = {
+    "silent": (
+        RefusalReason.WITNESS_SILENT,
+        the_kubelet_is_silent,
+        "no such socket",
+        "controller starts it again",
+        "",
+    ),
+    "hanging": (
+        RefusalReason.OUT_OF_TIME,
+        the_kubelet_hangs,
+        "did not find out in time which pod",
+        "controller starts it again",
+        "",
+    ),
+    "cut off": (
+        RefusalReason.PODS_UNKNOWN,
+        the_api_server_is_away,
+        "API server cannot be asked",
+        "controller starts it again",
+        "",
+    ),
+    "overlapping": (
+        RefusalReason.OVERLAP,
+        two_calls_overlap,
+        "several containers at once",
+        "asks again for main of pod",
+        POD,
+    ),
+    "full disk": (
+        RefusalReason.STATE_UNWRITABLE,
+        the_disk_is_full,
+        "ENOSPC",
+        "ask the operator to check the node's disk",
+        "",
+    ),
+    "hanging disk": (
+        RefusalReason.STATE_UNWRITABLE,
+        the_disk_hangs,
+        "the disk has not answered",
+        "ask the operator",
+        "",
+    ),
+    "no directory": (
+        RefusalReason.HOST_DIRECTORY,
+        a_directory_cannot_be_made,
+        "read-only",
+        "hook path",
+        "",
+    ),
+    "no library": (
+        RefusalReason.NO_LIBRARY,
+        the_library_is_missing,
+        "/usr/local/vgpu/libvgpu.so missing",
+        "ask the operator to install it",
+        "",
+    ),
+    "other GPU": (
+        RefusalReason.OTHER_GPU_BOOKED,
+        the_kubelet_booked_another_gpu,
+        "booked slices of",
+        "create the pod again",
+        "",
+    ),
+    "plain: no slice": (
+        RefusalReason.UNKNOWN_SLICE,
+        plainly("GPU"),
+        "'GPU', which is not the id of a slice",
+        "look for another plugin",
+        "",
+    ),
+    "plain: a high number": (
+        RefusalReason.UNKNOWN_SLICE,
+        plainly(f"{G1}-10"),
+        "has 10 slices",
+        "create the pod again",
+        "",
+    ),
+    "plain: twice": (
+        RefusalReason.REPEATED_SLICE,
+        plainly(f"{G1}-1", f"{G1}-1"),
+        "2 times in one request",
+        "create the pod again",
+        "",
+    ),
+    "plain: too many": (
+        RefusalReason.TOO_MANY_SLICES,
+        plainly(*(f"{G1}-{n}" for n in range(10_001))),
+        "10001 slices",
+        "ask for fewer",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("scene", SCENES.values(), ids=SCENES)
+async def test_the_gate_closes_and_says_what_is_wrong_and_what_to_do(scene):
+    gate, ask, wrong, todo, pod = scene
+
+    check_refusal(await ask(), gate, wrong=wrong, todo=todo, pod=pod)
+
+
+def test_each_gate_has_a_scene_that_closes_it():
+    assert set(RefusalReason) == DECIDED | DOOR | {scene[0] for scene in SCENES.values()}
+
+
+def test_what_the_runbook_calls_passing_are_gates():
+    assert (
+        {RefusalReason.WITNESS_SILENT, RefusalReason.OVERLAP, RefusalReason.STOPPING}
+        < PASSING
+        < set(RefusalReason)
+    )

@@ -1,0 +1,193 @@
+"""The offered ids: of the annotated GPU, and never an error."""
+
+import asyncio
+
+import pytest
+
+from agent.core.allocation.settings import UnlockedPods
+from agent.core.errors import KubeletError
+from agent.services.allocation.by_scheduler import PREFER_BUDGET
+from agent.services.allocation.inquiry import WATCH_PAUSE
+from tests.builders import a_container
+from tests.services.allocation.allocating import G1, G2, a_desk, ids, placed
+
+OFFERED = (*ids(0, 1, 2), *ids(0, 1, 2, gpu=1))
+
+
+async def test_the_annotated_gpu_is_offered():
+    async with a_desk() as desk:
+        desk.bind(placed(1, f"{G2},NVIDIA,3000,30:;"))
+
+        assert ids(0, gpu=1) == await desk.service.prefer(OFFERED, (), 1)
+
+
+async def test_a_pod_that_our_watches_show_a_moment_after_the_kubelet_asks_is_waited_for():
+    async with a_desk() as desk, asyncio.TaskGroup() as group:
+        pod = placed(1, f"{G2},NVIDIA,3000,30:;")
+        desk.witness.admit(pod)
+        asked = group.create_task(desk.service.prefer(OFFERED, (), 1))
+        for step in (lambda: desk.see(placed(2)), lambda: desk.see(pod), lambda: desk.lock(pod)):
+            await asyncio.sleep(WATCH_PAUSE / 5)
+            assert not asked.done()
+            step()
+
+        assert ids(0, gpu=1) == await asked
+        assert 0 == desk.refreshes
+
+
+async def test_a_pod_that_is_served_without_a_lock_is_steered_at_once():
+    async with a_desk(unlocked=UnlockedPods.UNIQUE) as desk:
+        pod = placed(1, f"{G2},NVIDIA,3000,30:;")
+        desk.see(pod)
+        desk.witness.admit(pod)
+        began = asyncio.get_running_loop().time()
+
+        assert ids(0, gpu=1) == await desk.service.prefer(OFFERED, (), 1)
+        assert began == asyncio.get_running_loop().time()
+
+
+async def test_watches_that_go_on_telling_of_others_are_not_waited_for_longer():
+    async with a_desk() as desk, asyncio.TaskGroup() as group:
+        telling = group.create_task(see_others(desk))
+        began = asyncio.get_running_loop().time()
+
+        chosen = await desk.service.prefer(OFFERED, (), 1)
+
+        assert 1 == len(chosen)
+        assert WATCH_PAUSE == pytest.approx(asyncio.get_running_loop().time() - began)
+        telling.cancel()
+
+
+async def see_others(desk):
+    for number in range(1, 99):
+        await asyncio.sleep(WATCH_PAUSE / 7)
+        desk.see(placed(number))
+
+
+async def test_ids_that_rows_hold_are_offered_last():
+    async with a_desk() as desk:
+        pod = desk.bind(placed(1))
+        await desk.service.allocate(ids(0))
+        desk.witness.admit(pod, main=ids(0)[0])
+        desk.bind(placed(2))
+
+        assert ids(1) == await desk.service.prefer(OFFERED, (), 1)
+        assert ids(0) == await desk.service.prefer(ids(0), (), 1)
+
+
+async def test_nothing_is_changed_by_a_preference():
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+
+        await desk.service.prefer(OFFERED, (), 1)
+
+        assert () == desk.ledger.rows
+        assert set() == desk.hooks.names
+        assert {} == desk.results
+
+
+async def test_what_must_be_included_on_another_gpu_is_included():
+    async with a_desk() as desk:
+        desk.bind(placed(1, f"{G2},NVIDIA,3000,30:;"))
+
+        assert ids(2) == await desk.service.prefer(OFFERED, ids(2), 1)
+
+
+async def test_a_replay_is_steered_to_its_gpu():
+    async with a_desk() as desk:
+        desk.bind(placed(1, f"{G2},NVIDIA,3000,30:;"))
+        await desk.service.allocate(ids(0, gpu=1))
+        desk.lock(None)
+
+        assert ids(1, gpu=1) == await desk.service.prefer(OFFERED, (), 1)
+
+
+@pytest.mark.parametrize("trouble", ["stray", "nobody", "failing", "too many"])
+async def test_without_a_pod_as_many_ids_are_offered_all_the_same_or_none(trouble):
+    async with a_desk() as desk:
+        if trouble == "stray":
+            stray = placed(1, annotations={})
+            desk.see(stray)
+            desk.witness.admit(stray)
+        if trouble == "failing":
+            desk.bind(placed(1))
+            desk.witness.failures = [KubeletError("gone")] * 9
+        if trouble == "too many":
+            share = f"{G1},NVIDIA,1,1:"
+            desk.bind(placed(1, share * 9 + ";", containers=(a_container(count=9),)))
+        size = 9 if trouble == "too many" else 2
+
+        chosen = await desk.service.prefer(OFFERED, (), size)
+
+        assert (0 if trouble == "too many" else 2) == len(set(chosen))
+        assert set(chosen) <= set(OFFERED)
+        assert 0 == desk.refreshes
+
+
+async def answered(desk, offered, asked):
+    """The row of a pod for which `offered` were asked about and `asked` are allocated."""
+    desk.bind(placed(1, f"{G2},NVIDIA,3000,30:;"))
+    if offered is not None:
+        await desk.service.prefer(offered, (), 1)
+    await desk.service.allocate(asked)
+    (row,) = desk.ledger.rows
+    return row
+
+
+@pytest.mark.parametrize(
+    ("offered", "asked", "flags"),
+    [
+        (OFFERED, ids(0, gpu=1), (True, False)),
+        (OFFERED, ids(0), (True, True)),
+        (ids(0, 1), ids(0), (False, False)),
+        (None, ids(0), (False, False)),
+    ],
+    ids=["taken", "ignored", "no id of the GPU is free", "the kubelet does not ask"],
+)
+async def test_a_row_knows_whether_ids_of_its_gpu_were_offered_and_not_taken(offered, asked, flags):
+    async with a_desk() as desk:
+        row = await answered(desk, offered, asked)
+
+        assert flags == (row.offered, row.mismatched)
+
+
+async def test_an_offer_counts_for_one_answer():
+    async with a_desk() as desk:
+        row = await answered(desk, OFFERED, ids(0, gpu=1))
+        desk.lock(None)
+        await desk.service.allocate(ids(0))
+
+        (again,) = desk.ledger.rows
+        assert (True, False) == (row.offered, again.offered)
+
+
+async def test_an_offer_is_taken_back_when_the_next_one_cannot_be_made():
+    async with a_desk() as desk:
+        desk.bind(placed(1, f"{G2},NVIDIA,3000,30:;"))
+        await desk.service.prefer(OFFERED, (), 1)
+        await desk.service.prefer(ids(0, 1), (), 1)
+        await desk.service.allocate(ids(0))
+
+        assert [False] == [row.offered for row in desk.ledger.rows]
+
+
+async def test_an_offer_of_a_container_is_none_of_another():
+    async with a_desk() as desk:
+        await answered(desk, OFFERED, ids(0, gpu=1))
+        desk.witness.admit(placed(1), main=ids(0, gpu=1)[0])
+        desk.bind(placed(2))
+        await desk.service.allocate(ids(3, gpu=1))
+
+        assert [True, False] == [row.offered for row in desk.ledger.rows]
+
+
+async def test_a_kubelet_that_hangs_costs_little_time():
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        desk.witness.hung = True
+        began = asyncio.get_running_loop().time()
+
+        chosen = await desk.service.prefer(OFFERED, (), 1)
+
+        assert 1 == len(chosen)
+        assert PREFER_BUDGET == pytest.approx(asyncio.get_running_loop().time() - began)

@@ -1,0 +1,306 @@
+"""What the outside world does not say in time, or cannot take, becomes a refusal within 1 s."""
+
+import asyncio
+import dataclasses
+import errno
+
+import pytest
+
+from agent.core.allocation.evidence import ReadRecords
+from agent.core.allocation.steps import ALLOCATE_BUDGET, TAKING_UP_BUDGET, VAIN, VAIN_REFILL
+from agent.core.cluster.pods import NodeView, Phase
+from agent.core.errors import ApiError, KubeletError, Refusal, RefusalReason, StateError
+from agent.core.inventory.condition import Condition
+from agent.core.reconcile.pace import THROTTLED_PAUSE
+from agent.services.allocation import inquiry
+from agent.services.allocation.by_scheduler import PREFER_BUDGET
+from agent.services.allocation.inquiry import LIST_PAUSE, LOCK_PAUSE
+from agent.services.state import CURRENT
+from tests.builders import NODE, a_gpu, a_health, a_lock, a_row, a_shared_gpu, an_inventory
+from tests.services.allocation.allocating import G2, a_desk, ids, placed
+
+
+async def refused(desk, gate, count=1):
+    with pytest.raises(Refusal) as caught:
+        await desk.service.allocate(ids(*range(count)))
+    assert gate is caught.value.gate
+    assert {("refused", gate.name.lower()): 1} == {
+        key: count for key, count in desk.results.items() if key[0] == "refused"
+    }
+    return caught.value
+
+
+def elapsed():
+    return asyncio.get_running_loop().time()
+
+
+def test_the_two_questions_of_the_kubelet_have_a_second_together():
+    assert 1.0 >= ALLOCATE_BUDGET + PREFER_BUDGET
+    assert ALLOCATE_BUDGET > LIST_PAUSE + LOCK_PAUSE
+
+
+@pytest.mark.parametrize(
+    ("after", "budget"),
+    [(0.0, TAKING_UP_BUDGET), (60.0, ALLOCATE_BUDGET)],
+    ids=["it takes its pods up", "later"],
+)
+async def test_a_kubelet_that_hangs_is_refused_within_the_budget(after, budget):
+    async with a_desk() as desk:
+        await asyncio.sleep(after)
+        desk.bind(placed(1))
+        desk.witness.hung = True
+        began = elapsed()
+
+        refusal = await refused(desk, RefusalReason.OUT_OF_TIME)
+
+        assert budget == pytest.approx(elapsed() - began)
+        assert refusal.transient
+        assert () == desk.ledger.rows
+
+
+async def test_a_kubelet_over_its_rate_limit_is_asked_again_after_20_ms():
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        desk.witness.throttled = 3
+        began = elapsed()
+
+        await desk.service.allocate(ids(1))
+
+        assert 4 == len(desk.witness.asked)
+        assert 3 * THROTTLED_PAUSE == pytest.approx(elapsed() - began)
+
+
+async def test_one_lost_connection_to_the_kubelet_costs_no_pod():
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        desk.witness.failures = [KubeletError("connection lost")]
+
+        await desk.service.allocate(ids(1))
+
+        assert 1 == len(desk.ledger.rows)
+
+
+async def test_a_kubelet_that_keeps_failing_is_refused_with_its_words():
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        desk.witness.failures = [KubeletError("no such socket")] * 3
+
+        refusal = await refused(desk, RefusalReason.WITNESS_SILENT)
+
+        assert "no such socket" in refusal.sentence
+        assert refusal.transient
+
+
+async def test_a_kubelet_without_get_serves_the_lock_owner_alone():
+    async with a_desk() as desk:
+        desk.witness.supported = False
+        desk.bind(placed(1))
+
+        await desk.service.allocate(ids(1))
+
+        assert 1 == len(desk.ledger.rows)
+        assert 1 == desk.records.reads
+
+
+async def test_a_disk_that_takes_nothing_refuses_with_the_reason_and_keeps_nothing():
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        desk.disk.faults.fail_at(0, errno.ENOSPC, times=50)
+
+        refusal = await refused(desk, RefusalReason.STATE_UNWRITABLE)
+
+        assert "ENOSPC" in refusal.sentence
+        assert refusal.transient
+        assert () == desk.ledger.rows
+        assert () == desk.ledger.outbox
+
+
+async def test_a_hook_directory_that_cannot_be_made_refuses_before_anything_is_written():
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        desk.hooks.failure = StateError("/usr/local/vgpu is read-only")
+
+        refusal = await refused(desk, RefusalReason.HOST_DIRECTORY)
+
+        assert "read-only" in refusal.sentence
+        assert None is await desk.disk.read(CURRENT)
+
+
+async def test_a_call_that_ran_out_of_time_leaves_nothing_to_be_written_later():
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        other = a_row(pod="other", pod_uid=placed(9).uid)
+        desk.disk.gate.clear()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(desk.state.commit(lambda ledger: ledger.put(other)))
+            await asyncio.sleep(0)
+            await refused(desk, RefusalReason.STATE_UNWRITABLE)
+            desk.disk.gate.set()
+        await asyncio.sleep(1)
+
+        assert ["other"] == [row.pod for row in desk.ledger.rows]
+        assert () == desk.ledger.outbox
+
+
+@pytest.mark.parametrize("error", [ApiError("down"), None])
+async def test_an_api_server_that_does_not_answer_is_asked_once_and_never_waited_for(error):
+    async with a_desk() as desk:
+        pod = placed(1)
+        desk.lock(pod)
+        desk.witness.admit(pod)
+        desk.refresh_error = error
+
+        await refused(desk, RefusalReason.PODS_UNKNOWN if error else RefusalReason.NO_POD_ADMITTED)
+
+        assert 1 == desk.refreshes
+
+
+async def test_a_list_that_hangs_leaves_time_for_a_reason():
+    async with a_desk() as desk:
+
+        async def hang():
+            await asyncio.Event().wait()
+
+        object.__setattr__(desk.shares._peers, "refresh", hang)
+        began = elapsed()
+
+        await refused(desk, RefusalReason.PODS_UNKNOWN)
+
+        assert LIST_PAUSE == pytest.approx(elapsed() - began)
+
+
+async def test_a_stray_pod_is_refused_after_the_lock_had_a_moment_to_come():
+    async with a_desk() as desk:
+        stray = placed(1, annotations={})
+        desk.see(stray)
+        desk.witness.admit(stray)
+        began = elapsed()
+
+        await refused(desk, RefusalReason.NO_LOCK)
+
+        assert LOCK_PAUSE == pytest.approx(elapsed() - began)
+
+
+async def waste(desk, number):
+    """A pod that nobody placed is refused; the seconds that the kubelet was held for it."""
+    stray = placed(number, annotations={})
+    desk.see(stray)
+    desk.witness.admit(stray)
+    began = elapsed()
+    await desk.service.prefer(ids(0, 1), (), 1)
+    with pytest.raises(Refusal):
+        await desk.service.allocate(ids(0))
+    desk.see(dataclasses.replace(stray, phase=Phase.FAILED))
+    desk.witness.forget(stray)
+    return elapsed() - began
+
+
+async def test_however_many_stray_pods_come_they_hold_the_kubelet_for_a_moment_only():
+    async with a_desk() as desk:
+        held = [await waste(desk, number) for number in range(100, 200)]
+
+        assert VAIN * LOCK_PAUSE >= sum(held)
+        assert 0 == pytest.approx(sum(held[VAIN:]))
+        await asyncio.sleep(VAIN_REFILL)
+        assert 0 < await waste(desk, 200)
+
+
+async def test_among_stray_pods_a_lock_that_the_watch_shows_late_is_read_at_once():
+    async with a_desk() as desk:
+        for number in range(100, 120):
+            await waste(desk, number)
+        pod = placed(1)
+        desk.see(pod)
+        desk.witness.admit(pod)
+        text = a_lock(namespace=pod.namespace, name=pod.name).value
+        desk.unseen_node = NodeView(NODE, "uid", "2", {"hami.io/mutex.lock": text})
+        began = elapsed()
+
+        await desk.service.allocate(ids(0))
+
+        assert 0 == pytest.approx(elapsed() - began)
+        assert [pod.uid] == [row.key.pod_uid for row in desk.ledger.rows]
+
+
+async def test_a_bad_gpu_is_named_with_its_condition():
+    async with a_desk() as desk:
+        desk.bind(placed(1))
+        sick = a_shared_gpu(
+            gpu=a_gpu(index=0), health=a_health(condition=Condition.BAD, text="XID 79")
+        )
+        desk.inventory.set(an_inventory(gpus=(sick,)))
+
+        refusal = await refused(desk, RefusalReason.BAD_GPU)
+
+        assert "XID 79" in refusal.sentence
+        assert not refusal.transient
+
+
+async def test_a_decision_without_end_is_cut_off(monkeypatch):
+    monkeypatch.setattr(inquiry, "decide", lambda *_: ReadRecords())
+    async with a_desk() as desk:
+        refusal = await refused(desk, RefusalReason.OUT_OF_TIME)
+
+        assert "could not decide" in refusal.sentence
+
+
+@pytest.mark.parametrize("present", [True, False], ids=["beside its successor", "alone"])
+async def test_a_deleted_pod_costs_its_successor_no_answer(present):
+    async with a_desk() as desk:
+        gone = placed(1)
+        successor = placed(1, f"{G2},NVIDIA,3000,30:;", uid=placed(9).uid)
+        desk.bind(gone)
+        desk.bury(gone)
+        if present:
+            desk.bind(successor)
+            await desk.service.allocate(ids(1))
+        else:
+            await refused(desk, RefusalReason.POD_DELETED)
+            desk.bind(successor)
+        assert (0 if present else 1) == desk.refreshes
+
+        await desk.service.allocate(ids(1))
+
+        assert [successor.uid] == [row.key.pod_uid for row in desk.ledger.rows]
+        assert present == (("replay", "") in desk.results)
+
+
+async def test_a_preference_uses_up_no_deleted_pod():
+    async with a_desk() as desk:
+        gone = placed(1)
+        desk.bind(gone)
+        desk.bury(gone)
+
+        await desk.service.prefer(ids(1), (), 1)
+        await refused(desk, RefusalReason.POD_DELETED)
+
+
+async def test_a_deleted_pod_is_forgotten_with_its_grave():
+    async with a_desk() as desk:
+        for number in (1, 2):
+            gone = placed(number)
+            desk.bind(gone)
+            desk.bury(gone)
+            with pytest.raises(Refusal):
+                await desk.service.allocate(ids(1))
+            desk.witness.forget(gone)
+            desk.pods.set(dataclasses.replace(desk.pods.value, tombstones=()))
+
+        assert frozenset({placed(2).uid}) >= desk.service._calls.used_up
+
+
+async def test_a_refusal_that_no_pod_can_be_told_is_an_event_on_the_node():
+    async with a_desk() as desk:
+        refusal = await refused(desk, RefusalReason.NO_POD_ADMITTED)
+
+        (said,) = desk.said
+        assert ("AllocationRefused", str(refusal), True) == (said.reason, said.text, said.warning)
+        assert "" == said.pod
+
+
+async def test_a_refusal_of_a_pod_of_the_api_servers_is_no_event_on_the_node():
+    async with a_desk() as desk:
+        desk.bind(placed(1, annotations={}))
+        await refused(desk, RefusalReason.WRONG_NODE)
+
+        assert [] == desk.said

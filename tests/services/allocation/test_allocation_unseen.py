@@ -1,0 +1,179 @@
+"""A pod that our watch has not shown yet is never taken for one that waits for its old answer."""
+
+import asyncio
+import dataclasses
+
+import pytest
+
+from agent.core.cluster.pods import NodeView, Phase
+from agent.core.errors import ApiError, Refusal, RefusalReason
+from agent.core.state.holdings import KubeletEpoch
+from agent.core.state.ledger import EffectKind, Ledger
+from agent.core.state.state import State
+from agent.services.allocation.inquiry import GET_PAUSE, LOCK_PAUSE
+from tests.builders import NODE, a_container, a_lock, a_row, a_share
+from tests.services.allocation.allocating import G1, G2, a_desk, ids, placed
+
+OLD = placed(1, f"{G1},NVIDIA,6000,20:;")
+NEW = placed(2, f"{G1},NVIDIA,2000,20:;")
+BEFORE = KubeletEpoch(inode=7, ctime_ns=1)
+ROW = a_row(pod_uid=OLD.uid, pod=OLD.name, shares=[a_share(uuid=G1)], epoch=BEFORE)
+RAN = dataclasses.replace(
+    OLD, phase=Phase.RUNNING, containers=(dataclasses.replace(a_container(), has_run=True),)
+)
+NAMED = dataclasses.replace(NEW, reusable_name=True)
+LOST = State(ledger=Ledger((ROW,)))
+"""The kubelet that was answered is gone, and so is its record."""
+
+
+async def test_a_pod_that_comes_while_another_waits_for_its_old_answer_gets_no_answer_of_that_one():
+    async with a_desk(LOST) as desk:
+        desk.see(RAN)
+        desk.lock(NEW)
+        desk.witness.admit(RAN)
+        desk.witness.admit(NEW)
+        desk.unseen = [NEW]
+        await asyncio.sleep(60)
+
+        with pytest.raises(Refusal) as refused:
+            await desk.service.allocate(ids(0))
+
+    assert (RefusalReason.MANY_PODS_ADMITTED, 1) == (refused.value.gate, desk.refreshes)
+
+
+@pytest.mark.parametrize(
+    ("pod", "later", "lists"),
+    [(OLD, 60, 0), (RAN, 10, 0), (RAN, 60, 1)],
+    ids=["it never ran", "the kubelet takes its pods up", "its container died"],
+)
+async def test_an_old_answer_is_given_again_after_a_list_only_where_a_newcomer_may_be_meant(
+    pod, later, lists
+):
+    async with a_desk(LOST) as desk:
+        desk.see(pod)
+        desk.witness.admit(pod)
+        await asyncio.sleep(later)
+
+        await desk.service.allocate(ids(0))
+
+        assert ({("replay", ""): 1}, lists) == (desk.results, desk.refreshes)
+
+
+async def test_an_old_answer_is_given_again_without_the_api_server():
+    async with a_desk(LOST) as desk:
+        desk.see(RAN)
+        desk.witness.admit(RAN)
+        await asyncio.sleep(60)
+        desk.refresh_error = ApiError("away")
+
+        await desk.service.allocate(ids(0))
+
+        assert {("replay", ""): 1} == desk.results
+
+
+async def test_a_preference_for_an_old_answer_asks_nobody_but_the_kubelet():
+    async with a_desk(LOST) as desk:
+        desk.see(OLD)
+        desk.witness.admit(OLD)
+
+        await desk.service.prefer(ids(0, 1), (), 1)
+
+        assert (0, [], 0) == (desk.refreshes, desk.gets, desk.node_gets)
+
+
+async def test_a_pod_whose_name_was_generated_needs_no_look_at_the_api_server():
+    async with a_desk() as desk:
+        desk.bind(NEW)
+
+        await desk.service.allocate(ids(0))
+
+        assert (0, [], 0) == (desk.refreshes, desk.gets, desk.node_gets)
+
+
+@pytest.mark.parametrize("answer", [None, ApiError("away")], ids=["it is", "nobody says"])
+async def test_a_pod_whose_name_can_return_costs_one_get(answer):
+    async with a_desk() as desk:
+        desk.bind(NAMED)
+        if answer is not None:
+            desk.names[NAMED.key] = answer
+
+        await desk.service.allocate(ids(0))
+
+        assert (0, [NAMED.key], 0) == (desk.refreshes, desk.gets, desk.node_gets)
+        assert [NAMED.uid] == [row.key.pod_uid for row in desk.ledger.rows]
+
+
+async def test_where_the_get_shows_another_pod_its_own_share_is_given():
+    async with a_desk() as desk:
+        successor = dataclasses.replace(
+            placed(2, f"{G2},NVIDIA,500,5:;"), uid=placed(9).uid, reusable_name=True
+        )
+        desk.bind(NAMED)
+        desk.names[NAMED.key] = successor.uid
+        desk.unseen = [successor]
+        desk.gone = [NAMED]
+
+        await desk.service.allocate(ids(0))
+
+        (row,) = desk.ledger.rows
+        assert (successor.uid, G2) == (row.key.pod_uid, row.shares[0].uuid)
+        assert (1, [NAMED.key]) == (desk.refreshes, desk.gets)
+
+
+async def test_a_lock_that_the_watch_has_not_shown_is_read_once_before_a_refusal():
+    async with a_desk() as desk:
+        desk.see(NEW)
+        desk.witness.admit(NEW)
+        lock = a_lock(namespace=NEW.namespace, name=NEW.name).value
+        desk.unseen_node = NodeView(NODE, "uid", "9", {"hami.io/mutex.lock": lock})
+
+        await desk.service.allocate(ids(0))
+
+        assert (1, [lock]) == (desk.node_gets, [row.lock for row in desk.ledger.rows])
+
+
+async def test_a_stray_pod_is_refused_after_one_look_at_the_node():
+    async with a_desk() as desk:
+        desk.see(NEW)
+        desk.lock(OLD)
+        desk.witness.admit(NEW)
+
+        with pytest.raises(Refusal) as refused:
+            await desk.service.allocate(ids(0))
+
+        assert (RefusalReason.NO_RIGHT, 1, 0) == (
+            refused.value.gate,
+            desk.node_gets,
+            desk.refreshes,
+        )
+
+
+async def test_an_api_server_that_says_nothing_is_waited_for_no_longer_than_an_answer_may_take():
+    async with a_desk() as desk:
+        silence = desk.silent = asyncio.Event()
+        desk.see(NAMED)
+        desk.lock(OLD)
+        desk.witness.admit(NAMED)
+        began = asyncio.get_running_loop().time()
+
+        with pytest.raises(Refusal) as refused:
+            await desk.service.allocate(ids(0))
+
+        assert not silence.is_set()
+        assert RefusalReason.NO_RIGHT is refused.value.gate
+        assert 2 * GET_PAUSE + LOCK_PAUSE == pytest.approx(
+            asyncio.get_running_loop().time() - began, abs=0.01
+        )
+
+
+@pytest.mark.parametrize("pod", [NEW, NAMED], ids=["generated", "its own"])
+async def test_the_lock_of_a_pod_whose_name_can_return_goes_behind_the_patch_with_its_uid(pod):
+    async with a_desk() as desk:
+        desk.bind(pod)
+
+        await desk.service.allocate(ids(0))
+
+        lock = a_lock(namespace=pod.namespace, name=pod.name).value
+        (settle,) = desk.effects(EffectKind.SETTLE_POD)
+        released = [effect.value for effect in desk.effects(EffectKind.RELEASE_LOCK)]
+        assert (("", [lock]) if pod is NEW else (lock, [])) == (settle.value, released)

@@ -1,0 +1,352 @@
+"""Answers of plain mode: durable first, each with a row and a directory of its own."""
+
+import asyncio
+import errno
+
+import pytest
+import structlog
+
+from agent.core.allocation.steps import ALLOCATE_BUDGET
+from agent.core.containers.edits import ContainerEdits
+from agent.core.errors import Refusal, RefusalReason, StateError
+from agent.core.inventory.inventory import Inventory
+from agent.core.state.ledger import Holder
+from agent.host.hook.directories import LEFT_BEHIND, NAME
+from agent.kit.turns import BEGUN, BOOKING, CLOSE
+from tests.services.allocation.plain_node import a_node
+from tests.unit.core.allocation.plain_scene import HOLDER, NEXT, a_plain_row, ids
+
+
+def directory(edits: ContainerEdits | Refusal) -> str:
+    """The directory of its own that an answer mounts."""
+    assert isinstance(edits, ContainerEdits)
+    (found,) = {one.host_path for one in edits.mounts if "/containers/" in one.host_path}
+    return found.rpartition("/")[2]
+
+
+async def refused(node, wanted):
+    with pytest.raises(Refusal) as caught:
+        await node.service.allocate(wanted)
+    return caught.value
+
+
+async def test_an_answer_has_a_row_and_a_directory():
+    async with a_node() as node:
+        edits = await node.service.allocate(ids(3))
+        (row,) = node.rows
+
+        assert edits == row.edits
+        assert (ids(3), False) == (row.slice_ids, row.confirmed)
+        assert {directory(edits)} == node.hooks.names == node.directories()
+        assert {("ok", ""): 1} == node.results
+
+
+async def test_hami_mode_does_not_take_the_directory_for_one_of_a_pod_that_is_gone():
+    async with a_node() as node:
+        name = directory(await node.service.allocate(ids(3)))
+
+        assert NAME.fullmatch(name)
+        assert not LEFT_BEHIND.fullmatch(name)
+
+
+async def test_without_limits_there_is_a_row_and_no_directory():
+    async with a_node(limits=False) as node:
+        edits = await node.service.allocate(ids(3))
+
+        assert ((), ()) == (edits.mounts, node.rows[0].shares)
+        assert set() == node.hooks.names
+
+
+async def test_no_answer_is_given_before_its_row_is_on_disk():
+    async with a_node() as node:
+        node.disk.gate.clear()
+        async with asyncio.TaskGroup() as group:
+            call = group.create_task(node.service.allocate(ids(0)))
+            await asyncio.sleep(ALLOCATE_BUDGET / 2)
+            assert not call.done()
+            assert set() == node.hooks.names
+            node.disk.gate.set()
+
+        assert call.result() == node.rows[0].edits
+
+
+async def test_the_same_ids_while_they_are_held_get_another_directory():
+    async with a_node() as node:
+        first = await node.service.allocate(ids(0))
+        node.book(HOLDER, ids(0))
+        second = await node.service.allocate(ids(0))
+
+        assert directory(first) != directory(second)
+        assert 2 == len(node.rows)
+
+
+async def outcome(node, wanted) -> ContainerEdits | Refusal:
+    try:
+        return await node.service.allocate(wanted)
+    except Refusal as refusal:
+        return refusal
+
+
+async def outcomes(node, *wanted) -> list[ContainerEdits | Refusal]:
+    """What calls that are under way at once are told, in the order in which they came."""
+    node.disk.gate.clear()
+    calls = []
+    async with asyncio.TaskGroup() as group:
+        for one in wanted:
+            calls.append(group.create_task(outcome(node, one)))
+            await asyncio.sleep(2 * CLOSE)
+        node.disk.gate.set()
+    return [call.result() for call in calls]
+
+
+async def test_of_calls_that_overlap_the_last_is_granted_and_in_the_end_all_whatever_their_ids():
+    async with a_node() as node:
+        given, waiting = [], 6
+        while waiting:
+            *earlier, last = await outcomes(node, *[ids(0)] * waiting)
+
+            assert {RefusalReason.OVERLAP} >= {one.gate for one in earlier}
+            assert all(one.transient for one in earlier)
+            given.append(directory(last))
+            waiting -= 1
+            await asyncio.sleep(8)
+
+        assert 6 == len(set(given))
+
+
+async def test_a_container_that_was_begun_before_another_one_is_not_granted_after_it():
+    async with a_node() as node:
+        first = await node.service.prefer(ids(0, 1, 2), (), 1)
+        await asyncio.sleep(2 * CLOSE)
+        second = await node.service.prefer(ids(0, 1, 2), (), 1)
+
+        assert first != second
+        assert RefusalReason.OVERLAP is (await refused(node, first)).gate
+        assert directory(await node.service.allocate(second))
+        assert directory(await node.service.allocate(first)), "the kubelet asks again"
+
+
+async def test_the_order_of_arrival_is_not_the_kubelets_order():
+    async with a_node() as node:
+        first = await node.service.prefer(ids(0, 1), (), 1)
+        await asyncio.sleep(2 * CLOSE)
+        second = await node.service.prefer(ids(0, 1), (), 1)
+
+        later, earlier = await outcomes(node, second, first)
+
+        assert directory(later)
+        assert RefusalReason.OVERLAP is earlier.gate
+
+
+async def test_of_two_that_begin_at_once_nobody_knows_the_order_and_neither_is_granted():
+    async with a_node() as node:
+        first, second = [await node.service.prefer(ids(0, 1), (), 1) for _ in range(2)]
+
+        assert [RefusalReason.OVERLAP] * 2 == [
+            one.gate for one in await outcomes(node, second, first)
+        ]
+        assert directory(await node.service.allocate(second))
+        assert directory(await node.service.allocate(first))
+
+
+async def test_of_two_that_were_offered_the_same_neither_is_granted():
+    async with a_node() as node:
+        first = await node.service.prefer(ids(0), (), 1)
+        await asyncio.sleep(2 * CLOSE)
+        assert first == await node.service.prefer(ids(0), (), 1)
+
+        assert RefusalReason.OVERLAP is (await refused(node, first)).gate
+        assert RefusalReason.OVERLAP is (await refused(node, first)).gate
+        assert directory(await node.service.allocate(first))
+
+
+async def test_what_was_offered_by_a_kubelet_that_is_gone_overtakes_nothing():
+    async with a_node() as node:
+        first = await node.service.prefer(ids(0), (), 1)
+        node.epoch.set(NEXT)
+        assert first == await node.service.prefer(ids(0), (), 1)
+
+        assert directory(await node.service.allocate(first))
+
+
+async def test_what_was_overtaken_on_arrival_leaves_no_row():
+    async with a_node() as node:
+        first = await node.service.prefer(ids(0, 1), (), 1)
+        await node.service.prefer(ids(0, 1), (), 1)
+        await refused(node, first)
+
+        assert (0, ()) == (node.disk.writes, node.rows)
+        assert {("refused", "overlap"): 1} == node.results
+
+
+async def test_a_refusal_waits_until_the_kubelet_has_booked_the_other_answer():
+    async with a_node() as node:
+        times = {}
+
+        async def asked(number):
+            await outcome(node, ids(number))
+            times[number] = asyncio.get_running_loop().time()
+
+        node.disk.gate.clear()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asked(0))
+            await asyncio.sleep(2 * CLOSE)
+            group.create_task(asked(1))
+            await asyncio.sleep(0.01)
+            node.disk.gate.set()
+
+        assert BOOKING == pytest.approx(times[0] - times[1])
+
+
+async def test_what_waits_for_another_one_on_a_disk_that_hangs_is_refused_as_overtaken():
+    async with a_node() as node:
+        first = await node.service.prefer(ids(0, 1), (), 1)
+        await asyncio.sleep(2 * CLOSE)
+        second = await node.service.prefer(ids(0, 1), (), 1)
+        node.disk.gate.clear()
+        async with asyncio.TaskGroup() as group:
+            hung = group.create_task(outcome(node, second))
+            overtaken = group.create_task(outcome(node, first))
+        node.disk.gate.set()
+
+        assert RefusalReason.STATE_UNWRITABLE is hung.result().gate
+        assert RefusalReason.OVERLAP is overtaken.result().gate
+
+
+async def test_what_a_dead_kubelet_never_booked_is_answered_again_to_the_byte():
+    async with a_node() as node:
+        first = await node.service.allocate(ids(0, 1))
+        node.epoch.set(NEXT)
+
+        assert first == await node.service.allocate(tuple(reversed(ids(0, 1))))
+        assert 1 == len(node.rows)
+        assert NEXT == node.rows[0].epoch
+        assert {("ok", ""): 1, ("replay", ""): 1} == node.results
+        assert 0 == sum(node.hooks.wiped.values())
+
+
+async def test_what_the_kubelet_has_on_record_is_nobody_elses_though_we_have_not_looked_yet():
+    async with a_node() as node:
+        first = await node.service.allocate(ids(0))
+        node.holds.ids = [frozenset(ids(0))]
+        node.epoch.set(NEXT)
+
+        assert first != await node.service.allocate(ids(0))
+
+
+@pytest.mark.parametrize("hung", [False, True])
+async def test_where_the_record_cannot_be_read_an_answer_is_a_first_one(hung):
+    async with a_node() as node:
+        first = await node.service.allocate(ids(0))
+        node.holds.ids, node.holds.hung = None, hung
+        node.epoch.set(NEXT)
+
+        assert first != await node.service.allocate(ids(0))
+        assert {("ok", ""): 2} == node.results
+
+
+async def test_two_calls_never_share_what_is_answered_again():
+    async with a_node() as node:
+        await node.service.allocate(ids(0))
+        node.epoch.set(NEXT)
+
+        overtaken, other = await outcomes(node, ids(0), ids(0))
+
+        assert RefusalReason.OVERLAP is overtaken.gate
+        assert directory(other) != directory(await node.service.allocate(ids(0)))
+
+
+async def test_after_a_lost_checkpoint_the_ids_of_a_running_container_get_another_directory():
+    async with a_node() as node:
+        first = await node.service.allocate(ids(0))
+        node.book(HOLDER, ids(0))
+        await asyncio.sleep(2)
+        node.lose_checkpoint(NEXT)
+
+        second = await node.service.allocate(ids(0))
+
+        assert directory(first) != directory(second)
+        node.book(Holder("b", "q", "c"), ids(0))
+        await asyncio.sleep(1000)
+        assert {directory(first), directory(second)} == node.hooks.names
+
+
+async def test_an_init_container_that_runs_keeps_its_directory_from_others():
+    async with a_node() as node:
+        first = await node.service.allocate(ids(0))
+        node.holds.ids.append(frozenset(ids(0)))
+        await asyncio.sleep(2)
+        node.epoch.set(NEXT)
+
+        assert directory(first) != directory(await node.service.allocate(ids(0)))
+
+
+async def test_while_no_kubelet_is_seen_nothing_is_answered_again():
+    async with a_node(a_plain_row()) as node:
+        node.epoch.set(None)
+
+        await node.service.allocate(ids(0))
+
+        assert 2 == len(node.rows)
+
+
+async def test_what_cannot_be_given_leaves_nothing_behind():
+    async with a_node() as node:
+        assert RefusalReason.UNKNOWN_GPU is (await refused(node, ids(0, gpu=9))).gate
+        node.inventory.set(Inventory())
+        assert RefusalReason.UNKNOWN_GPU is (await refused(node, ids(0))).gate
+
+        assert (0, ()) == (node.disk.writes, node.rows)
+        assert {("refused", "unknown_gpu"): 2} == node.results
+
+
+async def test_a_full_disk_refuses_for_the_moment():
+    async with a_node() as node:
+        node.disk.faults.fail_at(0, errno.ENOSPC, times=50)
+
+        refusal = await refused(node, ids(0))
+
+        assert RefusalReason.STATE_UNWRITABLE is refusal.gate
+        assert refusal.transient
+        assert () == node.rows
+        assert {("refused", "state_unwritable"): 1} == node.results
+
+
+async def test_a_disk_that_hangs_refuses_in_time():
+    async with a_node() as node:
+        node.disk.gate.clear()
+        with structlog.testing.capture_logs() as lines:
+            assert RefusalReason.STATE_UNWRITABLE is (await refused(node, ids(0))).gate
+        node.disk.gate.set()
+        told = [one["event"] for one in lines]
+        assert (["alloc.refused"], {("refused", "state_unwritable"): 1}) == (told, node.results)
+
+
+async def test_a_directory_that_cannot_be_made_refuses_and_its_row_closes_by_itself():
+    async with a_node() as node:
+        node.hooks.failure = StateError("vgpu is a link")
+
+        refusal = await refused(node, ids(0))
+        node.hooks.failure = None
+
+        assert RefusalReason.HOST_DIRECTORY is refusal.gate
+        assert "vgpu is a link" in refusal.sentence
+        await asyncio.sleep(130)
+        assert () == node.rows
+
+
+async def test_ids_that_a_dead_kubelet_never_booked_are_offered_again():
+    async with a_node(a_plain_row(slice_ids=ids(0))) as node:
+        assert ids(1) == await node.service.prefer(ids(0, 1), (), 1)
+        node.epoch.set(NEXT)
+        assert ids(0) == await node.service.prefer(ids(0, 1), (), 1)
+
+
+async def test_a_preference_is_for_gpus_side_by_side_and_free_ids_first():
+    async with a_node(a_plain_row(slice_ids=ids(0))) as node:
+        offered = (*ids(0, 1), *ids(0, 1, gpu=1))
+
+        assert (*ids(0, gpu=1), *ids(1)) == await node.service.prefer(offered, ids(0, gpu=1), 2)
+        await asyncio.sleep(BEGUN)
+        assert ids(1) == (await node.service.prefer(ids(0, 1), (), 1))
+        assert () == await node.service.prefer(ids(0), (), 2)

@@ -1,0 +1,266 @@
+"""A start after a day away: orphans go, holders are taken over, leaked directories are swept."""
+
+import asyncio
+import contextlib
+import dataclasses
+import datetime as dt
+
+import pytest
+
+from agent.core.cluster.pods import Phase
+from agent.core.errors import StateError
+from agent.core.reconcile.pace import PERIOD
+from agent.core.state.holdings import KubeletEpoch
+from agent.core.state.ledger import Holder
+from agent.services.reconcile.directories import SWEEP_PERIOD
+from tests.builders import NOON, a_pod, a_pod_uid, a_row
+from tests.services.reconcile.test_reconcile_rows import EPOCH, GROUPS, POD, ROW, SLICE, a_scene
+
+DAY = dt.timedelta(days=1)
+OLD = dataclasses.replace(
+    ROW, answered_at=NOON - DAY, confirmed=True, epoch=KubeletEpoch(inode=7, ctime_ns=0)
+)
+OWN = f"{POD.uid}_main"
+STRANGER = f"{a_pod_uid(7)}_main"
+
+
+async def test_rows_of_pods_that_went_meanwhile_are_closed_a_minute_later():
+    gone = a_row(pod_uid=a_pod_uid(5), pod="gone", answered_at=NOON - DAY, confirmed=True)
+    async with a_scene(OLD, gone) as scene:
+        scene.hooks.names = {OWN, f"{a_pod_uid(5)}_main"}
+        scene.witness.admit(POD, main=SLICE)
+        scene.see(POD)
+        await asyncio.sleep(PERIOD - 1)
+        assert 2 == len(scene.rows)
+        await asyncio.sleep(2)
+
+        assert [(POD.uid, EPOCH)] == [(row.key.pod_uid, row.epoch) for row in scene.rows]
+        assert {OWN} == scene.hooks.names
+
+
+async def test_a_pod_that_ended_meanwhile_is_closed_though_the_api_still_shows_it():
+    async with a_scene(OLD) as scene:
+        scene.see(dataclasses.replace(POD, phase=Phase.SUCCEEDED))
+        await asyncio.sleep(0.1)
+
+        assert () == scene.rows
+
+
+async def test_the_directory_of_a_rejected_pod_stays_while_its_containers_may_be_ending():
+    async with a_scene(OLD) as scene:
+        scene.hooks.names = {OWN}
+        scene.see(dataclasses.replace(POD, phase=Phase.FAILED))
+        await asyncio.sleep(PERIOD - 1)
+        assert {OWN} == scene.hooks.names
+        await asyncio.sleep(PERIOD + 2)
+
+        assert () == scene.rows
+        assert set() == scene.hooks.names
+
+
+async def test_a_pod_that_came_meanwhile_is_taken_over_and_its_directory_left_as_it_is():
+    came = a_pod(uid=a_pod_uid(6), name="came", annotations=GROUPS, phase=Phase.RUNNING)
+    async with a_scene(OLD) as scene:
+        scene.witness.admit(POD, main=SLICE)
+        scene.witness.admit(came, main=f"{SLICE.rpartition('-')[0]}-4")
+        scene.see(POD, came)
+        await asyncio.sleep(0.1)
+
+        assert [POD.uid, came.uid] == [row.key.pod_uid for row in scene.rows]
+        assert not scene.hooks.made
+        assert not scene.hooks.wiped
+        assert () == scene.state.ledger.value.outbox
+
+
+async def test_a_container_whose_row_and_record_are_both_lost_is_known_by_its_directory():
+    async with a_scene() as scene:
+        scene.hooks.names = {OWN}
+        scene.witness.admit(POD)
+        scene.see(POD)
+        await asyncio.sleep(0.1)
+
+        assert [(POD.uid, ())] == [(row.key.pod_uid, row.slice_ids) for row in scene.rows]
+
+
+async def test_directories_are_looked_for_until_they_were_seen_once():
+    async with a_scene() as scene:
+        scene.hooks.names = {OWN}
+        scene.hooks.failure = StateError("read-only")
+        scene.see(POD)
+        await asyncio.sleep(0.1)
+        assert () == scene.rows
+
+        scene.hooks.failure = None
+        await asyncio.sleep(PERIOD)
+
+        assert [POD.uid] == [row.key.pod_uid for row in scene.rows]
+
+
+@pytest.mark.parametrize("adoptable", [True, False])
+async def test_a_pod_that_is_placed_later_is_not_known_by_a_directory(adoptable):
+    unread = a_pod(uid=a_pod_uid(6), name="unread", annotations=GROUPS, phase=Phase.RUNNING)
+    async with a_scene() as scene:
+        scene.adoptable = adoptable
+        scene.witness.admit(unread, main=SLICE)
+        scene.see(unread)
+        await asyncio.sleep(0.1)
+        scene.adoptable = True
+
+        scene.hooks.names = {OWN}
+        scene.see(unread, POD)
+        await asyncio.sleep(2 * PERIOD)
+
+        assert [unread.uid] == [row.key.pod_uid for row in scene.rows]
+
+
+@pytest.mark.parametrize("present", [True, False])
+async def test_slices_of_a_holder_that_cannot_be_read_are_kept_once(present):
+    async with a_scene() as scene:
+        scene.adoptable = False
+        scene.witness.admit(POD, main=SLICE)
+        scene.see(*([POD] if present else []))
+        await asyncio.sleep(3 * PERIOD)
+
+        assert () == scene.rows
+        (kept,) = scene.kept
+        assert (Holder(POD.namespace, POD.name, "main"), True) == (kept.holder, kept.adopted)
+        assert {SLICE} == {
+            one for ids in scene.state.ledger.value.held_ids().values() for one in ids
+        }
+
+
+async def test_a_holder_without_an_annotation_is_kept_too():
+    bare = dataclasses.replace(POD, annotations={}, groups=None)
+    async with a_scene() as scene:
+        scene.witness.admit(bare, main=SLICE)
+        scene.see(bare)
+        await asyncio.sleep(0.1)
+
+        assert [(SLICE,)] == [row.slice_ids for row in scene.kept]
+
+
+async def test_a_new_kubelet_is_asked_again_soon_until_it_has_confirmed_all_rows():
+    async with a_scene(OLD) as scene:
+        scene.see(POD)
+        await asyncio.sleep(1)
+        scene.witness.admit(POD, main=SLICE)
+        await asyncio.sleep(3)
+
+        assert [EPOCH] == [row.epoch for row in scene.rows]
+        assert 2 == scene.witness.lists
+        await asyncio.sleep(PERIOD - 5)
+        assert 2 == scene.witness.lists
+
+
+async def test_nothing_is_closed_while_the_pods_are_not_known_or_the_kubelet_is_away():
+    async with a_scene(OLD) as scene:
+        scene.epoch.set(None)
+        scene.see()
+        await asyncio.sleep(9 * PERIOD)
+
+        assert (OLD,) == scene.rows
+
+
+@contextlib.asynccontextmanager
+async def littered(*rows):
+    """A node with a directory of POD, one of nobody, and one of nobody that is young."""
+    async with a_scene(*rows) as scene:
+        scene.hooks.names = {OWN, STRANGER, f"{a_pod_uid(8)}_main"}
+        scene.hooks.changed = {OWN: NOON - DAY, STRANGER: NOON - DAY, f"{a_pod_uid(8)}_main": NOON}
+        yield scene
+
+
+async def test_leaked_directories_are_removed_at_the_start_and_each_hour():
+    async with littered() as scene:
+        scene.see(POD)
+        await asyncio.sleep(0.1)
+        assert {OWN, f"{a_pod_uid(8)}_main"} == scene.hooks.names
+        scene.hooks.names.add(STRANGER)
+        await asyncio.sleep(SWEEP_PERIOD - PERIOD)
+        assert 3 == len(scene.hooks.names)
+
+        await asyncio.sleep(2 * PERIOD)
+
+        assert {OWN} == scene.hooks.names
+
+
+async def test_a_directory_whose_removal_failed_goes_later_and_leaked_ones_are_swept_then():
+    ended = dataclasses.replace(POD, phase=Phase.SUCCEEDED)
+    async with littered(ROW) as scene:
+        scene.hooks.failure = StateError("read-only")
+        scene.see(ended)
+        await asyncio.sleep(0.1)
+        assert (ROW,) == scene.rows
+        scene.hooks.failure = None
+        scene.see()
+
+        await asyncio.sleep(2 * PERIOD)
+
+        assert OWN not in scene.hooks.names
+        assert STRANGER not in scene.hooks.names
+
+
+async def test_nothing_is_swept_while_the_kubelet_has_a_pod_that_the_api_has_not():
+    async with littered() as scene:
+        scene.witness.admit(a_pod(uid=a_pod_uid(7), name="forgotten"))
+        scene.see(POD)
+        await asyncio.sleep(SWEEP_PERIOD + 2 * PERIOD)
+        assert STRANGER in scene.hooks.names
+
+
+async def test_a_disk_that_hangs_at_a_closed_rows_directory_is_tried_again_at_the_next_look():
+    async with a_scene(ROW) as scene:
+        scene.hooks.names = {OWN}
+        scene.hooks.hanging = "remove"
+        scene.see(dataclasses.replace(POD, phase=Phase.SUCCEEDED))
+        await asyncio.sleep(10)
+        assert ((ROW,), {OWN}) == (scene.rows, scene.hooks.names)
+        scene.hooks.hanging = ""
+
+        await asyncio.sleep(PERIOD)
+
+        assert ((), set()) == (scene.rows, scene.hooks.names)
+
+
+@pytest.mark.parametrize("hanging", ["found", "remove"])
+async def test_a_disk_that_hangs_in_a_sweep_does_not_stop_the_looks(hanging):
+    async with littered() as scene:
+        scene.hooks.hanging = hanging
+        scene.see(POD)
+
+        await asyncio.sleep(3.5 * PERIOD)
+
+        assert 3 <= scene.witness.lists
+        assert STRANGER in scene.hooks.names
+
+
+async def test_what_another_plugin_answered_is_taken_over_as_soon_as_it_is_gone():
+    async with a_scene() as scene:
+        scene.see(POD)
+        await asyncio.sleep(1)
+        scene.witness.admit(POD, main=SLICE)
+        await asyncio.sleep(10)
+        assert () == scene.rows
+
+        scene.rivals.set(1)
+        await asyncio.sleep(1)
+
+        assert [POD.name] == [row.pod for row in scene.rows]
+
+
+async def test_one_that_goes_while_the_kubelet_is_asked_is_looked_for_again():
+    async with a_scene() as scene:
+        scene.see(POD)
+        listed = scene.witness.list
+
+        async def list_and_lose():
+            found = await listed()
+            if scene.rivals.value == 0:
+                scene.rivals.set(1)
+                scene.witness.admit(POD, main=SLICE)
+            return found
+
+        scene.witness.list = list_and_lose
+        await asyncio.sleep(1)
+
+        assert [POD.name] == [row.pod for row in scene.rows]

@@ -1,0 +1,256 @@
+"""Nothing is written when nothing changed: an idle hour, and whatever happens without meaning.
+
+The services that find GPUs, judge them, list them and report them run together here.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Callable, Coroutine
+
+import pytest
+
+from agent.core.cluster.annotations import CORDON, HANDSHAKE, MUTEX_LOCK
+from agent.core.cluster.pods import NodeView
+from agent.core.errors import ApiError, ApiGone, DriverError
+from agent.core.health.reports import DriverEvent, EventKind
+from agent.core.health.settings import HealthSettings
+from agent.core.inventory.inventory import Inventory
+from agent.core.inventory.slices import SharingSettings, SliceList
+from agent.core.report_settings import ReportSettings
+from agent.kit.cell import Cell
+from agent.services.cluster.node import NodeWatch
+from agent.services.health.watch import HealthWatch
+from agent.services.inventory.discovery import Discovery
+from agent.services.inventory.listing import Listing
+from agent.services.inventory.service import InventoryKeeper
+from agent.services.report.service import ReportCells, Reporter, ReportState
+from tests.builders import a_gpu, a_uuid
+from tests.fakes.apiserver import FakeApi
+from tests.fakes.clock import LoopClock
+from tests.fakes.driver import ScriptedDriver
+from tests.services.report.reporting import SCORED, Chance
+
+HOUR = 3600.0
+
+
+class IdleAgent:
+    """All that stands between the driver and the annotation."""
+
+    def __init__(self, gpus: int, api: FakeApi, settings: ReportSettings | None = None) -> None:
+        clock, inventory, view = LoopClock(), Cell(Inventory()), Cell[NodeView | None](None)
+        self.api = api
+        self.driver = ScriptedDriver(a_gpu(index=n) for n in range(gpus))
+        self.sharing = Cell(SharingSettings())
+        self.report = Cell(settings or ReportSettings())
+        self.slices = Cell(SliceList())
+        self.state = Cell(ReportState())
+        self.keeper = InventoryKeeper(inventory, self.sharing, clock)
+        self.discovery = Discovery(self.driver, self.keeper.found)
+        self.health = HealthWatch(
+            driver=self.driver,
+            inventory=inventory,
+            judged=self.keeper.judged,
+            remember=lambda _: None,
+            changed=self.discovery.rescan,
+            settings=HealthSettings(),
+            clock=clock,
+            recalled={},
+            boot_changed=False,
+        )
+        self.listing = Listing(inventory, self.keeper.held, self.slices)
+        self.node = NodeWatch(api, view, Chance(0.5))
+        cells = ReportCells(inventory, view, self.node.returns, self.report, self.state)
+        self.reporter = Reporter(api, cells, self.node.saw, lambda _: None, clock, Chance(0.5))
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for service in (
+                *(self.keeper.run, self.discovery.run, self.health.run),
+                *(self.listing.run, self.node.run, self.reporter.run),
+            ):
+                group.create_task(service())
+
+
+@contextlib.asynccontextmanager
+async def running(agent: IdleAgent) -> AsyncIterator[IdleAgent]:
+    """The agent, once it has reported."""
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(agent.run())
+        async with asyncio.timeout(60):
+            await agent.state.until(lambda state: state.reported)
+        yield agent
+        task.cancel()
+
+
+@contextlib.asynccontextmanager
+async def settled(gpus: int, settings: ReportSettings | None = None) -> AsyncIterator[IdleAgent]:
+    """An agent that has made its one write."""
+    api = FakeApi()
+    api.create_node({"other": "kept"})
+    async with running(IdleAgent(gpus, api, settings)) as agent:
+        assert 1 == api.writes
+        yield agent
+
+
+@pytest.mark.parametrize("settings", [ReportSettings(), SCORED], ids=["plain", "scored"])
+@pytest.mark.parametrize("gpus", [1, 8, 16])
+async def test_an_idle_hour_costs_no_write_and_no_list(gpus: int, settings: ReportSettings):
+    async with settled(gpus, settings) as agent:
+        await asyncio.sleep(HOUR)
+
+        assert 1 == agent.api.writes
+        assert {"watch_node": 1, "annotate_node": 1} == dict(agent.api.calls)
+        assert 1 == agent.slices.value.generation
+        assert agent.driver.scans >= 60
+
+
+async def heartbeats(agent: IdleAgent) -> None:
+    """The kubelet touches the Node: a new version, nothing that we read."""
+    for _ in range(10):
+        agent.api.touch_node()
+        await asyncio.sleep(300)
+
+
+async def foreign_labels(agent: IdleAgent) -> None:
+    agent.api.label_node({"zone": "a"})
+    await asyncio.sleep(60)
+    agent.api.label_node({"zone": "b", "gpu": "on"})
+
+
+async def foreign_annotations(agent: IdleAgent) -> None:
+    for key, text in (
+        *(("other", "changed"), ("hami.io/node-register-other", "x"), (CORDON, a_uuid(0))),
+        (MUTEX_LOCK, "2026-08-21T06:20:50Z,team-a,train-0"),
+    ):
+        agent.api.edit_node({key: text})
+        await asyncio.sleep(60)
+        agent.api.edit_node({key: None})
+
+
+async def a_schedulers_handshake(agent: IdleAgent) -> None:
+    for text in ("Requesting_2026-08-21 06:20:50", None, "Deleted_2026-08-21 06:20:50", "x"):
+        agent.api.edit_node({HANDSHAKE: text})
+        await asyncio.sleep(60)
+
+
+async def ended_watches(agent: IdleAgent) -> None:
+    for _ in range(5):
+        agent.api.end_watches()
+        await asyncio.sleep(60)
+
+
+async def a_lost_place(agent: IdleAgent) -> None:
+    agent.api.fail(ApiGone("too old", status=410), count=3, call="watch_node")
+    agent.api.forget_history()
+
+
+async def an_outage(agent: IdleAgent) -> None:
+    agent.api.begin_outage()
+    await asyncio.sleep(600)
+    agent.api.end_outage()
+
+
+async def a_refused_watch(agent: IdleAgent) -> None:
+    agent.api.fail(ApiError("forbidden", status=403), count=5, call="watch_node")
+    agent.api.end_watches()
+
+
+async def equal_scans(agent: IdleAgent) -> None:
+    for _ in range(10):
+        agent.driver.report(DriverEvent(EventKind.CHANGED))
+        await asyncio.sleep(5)
+    agent.driver.gpus = [dataclasses.replace(gpu) for gpu in agent.driver.gpus]
+    agent.discovery.rescan()
+
+
+async def turned_scans(agent: IdleAgent) -> None:
+    agent.driver.gpus.reverse()
+    agent.discovery.rescan()
+
+
+async def a_silent_moment_of_the_driver(agent: IdleAgent) -> None:
+    agent.driver.failure = DriverError("the driver is being updated")
+    await asyncio.sleep(20)
+    agent.driver.failure = None
+
+
+async def a_harmless_xid(agent: IdleAgent) -> None:
+    """13 and 31 are the application's fault."""
+    agent.driver.xid(a_uuid(0), 13)
+    agent.driver.xid(a_uuid(0), 31)
+
+
+async def equal_settings(agent: IdleAgent) -> None:
+    agent.sharing.set(SharingSettings())
+    agent.report.set(ReportSettings())
+
+
+async def a_setting_of_lists_alone(agent: IdleAgent) -> None:
+    """What only the kubelet is told is no matter of the scheduler's."""
+    agent.sharing.set(SharingSettings(filter_uuids=frozenset({"GPU-of-another-node"})))
+
+
+async def slices_that_are_taken_and_given_back(agent: IdleAgent) -> None:
+    ids = agent.slices.value.groups[0].ids[:3]
+    agent.keeper.hold({a_uuid(0): ids})
+    await asyncio.sleep(60)
+    agent.keeper.hold({})
+
+
+Happening = Callable[[IdleAgent], Coroutine[object, object, None]]
+NOTHINGS: tuple[Happening, ...] = (
+    heartbeats,
+    foreign_labels,
+    foreign_annotations,
+    a_schedulers_handshake,
+    ended_watches,
+    a_lost_place,
+    an_outage,
+    a_refused_watch,
+    equal_scans,
+    turned_scans,
+    a_silent_moment_of_the_driver,
+    a_harmless_xid,
+    equal_settings,
+    a_setting_of_lists_alone,
+    slices_that_are_taken_and_given_back,
+)
+
+
+@pytest.mark.parametrize("happening", NOTHINGS, ids=lambda one: one.__name__)
+async def test_what_changes_nothing_writes_nothing(happening: Happening):
+    async with settled(8) as agent:
+        await happening(agent)
+        await asyncio.sleep(HOUR)
+
+        assert 1 == agent.api.writes
+        assert agent.state.value.reported
+
+
+async def test_all_of_it_in_a_row_writes_nothing():
+    async with settled(16, SCORED) as agent:
+        agent.report.set(SCORED)
+        for happening in (each for each in NOTHINGS if each is not equal_settings):
+            await happening(agent)
+        await asyncio.sleep(HOUR)
+
+        assert 1 == agent.api.writes
+
+
+async def test_an_agent_that_starts_again_finds_all_said():
+    async with settled(8) as agent:
+        api = agent.api
+    async with running(IdleAgent(8, api)):
+        await asyncio.sleep(HOUR)
+
+    assert 1 == api.writes
+
+
+async def test_a_new_driver_version_alone_is_not_told_to_schedulers():
+    async with settled(8) as agent:
+        agent.driver.version = "580.1"
+        agent.discovery.rescan()
+        await asyncio.sleep(HOUR)
+
+        assert 1 == agent.api.writes

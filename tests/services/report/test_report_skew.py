@@ -1,0 +1,288 @@
+"""A changed inventory reaches the cache of every version of HAMi's scheduler, on virtual time.
+
+The reporter and the scheduler's model meet at the API server only; the kubelet tells the Node how
+many healthy slices there are, up to 10 s later than the agent.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NoReturn
+
+import pytest
+
+from agent.codec.node_report import report_of
+from agent.core.inventory.condition import Condition
+from agent.core.inventory.gpu import GpuUuid
+from agent.core.inventory.inventory import Inventory
+from agent.core.report_settings import ReportProfile, ReportSettings
+from agent.sandbox.scheduler.refresh import Version
+from agent.sandbox.scheduler.registry import Registry
+from tests.builders import NODE, a_gpu, a_health, a_shared_gpu, an_inventory
+from tests.fakes.apiserver import FakeApi
+from tests.fakes.clock import LoopClock
+from tests.services.report.reporting import Reporting, reporting
+
+INTERVAL = 15.0
+JITTER = 1.0
+KUBELET = 10.0
+"""Seconds that a kubelet may take to tell the Node a new count."""
+
+PROFILES = {
+    Version.V2_4: ReportProfile.COLON_7,
+    Version.V2_7: ReportProfile.COLON,
+    Version.V2_8: ReportProfile.JSON,
+    Version.V2_9: ReportProfile.JSON,
+    Version.V2_10: ReportProfile.JSON,
+}
+COUNTING = (Version.V2_8,)
+"""Versions that look at the count alone."""
+READING = tuple(version for version in Version if version not in COUNTING)
+OFFSETS = (0.1, 14.9)
+"""Seconds from the last look of the scheduler to the change."""
+
+
+class SkewedScheduler:
+    """The model of one version; it looks at the Node every 15 s."""
+
+    def __init__(self, room: Reporting, version: Version, kubelet: float) -> None:
+        self.room = room
+        self.version = version
+        self.registry = Registry(version)
+        self.writes = 0
+        self._kubelet = kubelet
+        self._clock = LoopClock()
+        self._allocatable = 0
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._count())
+            group.create_task(self._look())
+
+    async def _count(self) -> None:
+        async for inventory in self.room.inventory.follow():
+            await asyncio.sleep(self._kubelet)
+            self._allocatable = sum(gpu.split_count for gpu in inventory.gpus if gpu.serving)
+
+    async def _look(self) -> NoReturn:
+        while True:
+            node = self.room.api.node
+            if node is not None:
+                seen: dict[str, Any] = {
+                    "metadata": {"name": NODE, "annotations": dict(node.annotations)},
+                    "status": {"allocatable": {"nvidia.com/gpu": str(self._allocatable)}},
+                }
+                writes = self.registry.ingest(seen, self._clock.now())
+                self.writes += bool(writes)
+                if writes:
+                    self.room.api.edit_node(writes)
+            await asyncio.sleep(INTERVAL)
+
+    def knows(self, inventory: Inventory) -> bool:
+        """Its cache says of each GPU what a text of this inventory says."""
+        state = self.registry.state(NODE, {})
+        report = report_of(inventory, {}, self.room.settings.value)
+        assert report is not None
+        facts = self._facts if self.version is not Version.V2_4 else self._few_facts
+        wanted = [facts(gpu) for gpu in report.gpus]
+        return state is not None and wanted == [facts(gpu.capacity) for gpu in state.gpus]
+
+    @staticmethod
+    def _facts(gpu: Any) -> object:
+        return gpu
+
+    @staticmethod
+    def _few_facts(gpu: Any) -> object:
+        """2.4 reads neither index nor mode."""
+        return dataclasses.replace(gpu, index=0, mode="")
+
+    async def seconds_until(self, inventory: Inventory, within: float) -> float:
+        """Seconds until the cache says so; the deadline fails the test."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        async with asyncio.timeout(within + 1.0):
+            while not self.knows(inventory):  # noqa: ASYNC110 -- a cache tells nobody
+                await asyncio.sleep(0.1)
+        return loop.time() - began
+
+
+@contextlib.asynccontextmanager
+async def scheduled(
+    version: Version, *, kubelet: float = KUBELET, chance: float = 0.0
+) -> AsyncIterator[SkewedScheduler]:
+    """A node that the scheduler knows, just after one of its looks."""
+    api = FakeApi()
+    api.create_node()
+    settings = ReportSettings(PROFILES[version])
+    async with reporting(api, settings=settings, chance=chance) as room:
+        await room.settled()
+        scheduler = SkewedScheduler(room, version, kubelet)
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(scheduler.run())
+            await asyncio.sleep(10 * INTERVAL + 0.01)
+            assert scheduler.knows(room.inventory.value)
+            yield scheduler
+            task.cancel()
+
+
+def ill(inventory: Inventory) -> Inventory:
+    first = dataclasses.replace(inventory.gpus[0], health=a_health(condition=Condition.BAD))
+    return dataclasses.replace(inventory, gpus=(first, *inventory.gpus[1:]), generation=2)
+
+
+def lost(inventory: Inventory) -> Inventory:
+    first = dataclasses.replace(inventory.gpus[0], present=False)
+    return dataclasses.replace(inventory, gpus=(first, *inventory.gpus[1:]), generation=2)
+
+
+def grown(_: Inventory) -> Inventory:
+    return an_inventory(count=3, generation=2)
+
+
+def split(inventory: Inventory) -> Inventory:
+    gpus = tuple(dataclasses.replace(gpu, split_count=4) for gpu in inventory.gpus)
+    return dataclasses.replace(inventory, gpus=gpus, generation=2)
+
+
+def oversold(inventory: Inventory) -> Inventory:
+    """As many slices as before."""
+    gpus = tuple(
+        dataclasses.replace(gpu, registered_mib=2 * gpu.registered_mib) for gpu in inventory.gpus
+    )
+    return dataclasses.replace(inventory, gpus=gpus, generation=2)
+
+
+def exchanged(_: Inventory) -> Inventory:
+    """Other GPUs, as many slices."""
+    return an_inventory(gpus=[a_shared_gpu(gpu=a_gpu(index=n)) for n in (5, 6)], generation=2)
+
+
+Change = Callable[[Inventory], Inventory]
+COUNTED: tuple[Change, ...] = (ill, lost, grown, split)
+SILENT: tuple[Change, ...] = (oversold, exchanged)
+
+
+def name_of(one: object) -> str:
+    return getattr(one, "__name__", None) or getattr(one, "value", None) or str(one)
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+@pytest.mark.parametrize("change", COUNTED + SILENT, ids=name_of)
+@pytest.mark.parametrize("version", READING, ids=name_of)
+async def test_a_changed_inventory_is_in_the_cache_within_15_seconds(
+    version: Version, change: Change, offset: float
+):
+    async with scheduled(version) as scheduler:
+        await asyncio.sleep(offset)
+        changed = change(scheduler.room.inventory.value)
+        scheduler.room.inventory.set(changed)
+
+        assert await scheduler.seconds_until(changed, INTERVAL) <= INTERVAL
+
+
+@pytest.mark.parametrize("version", READING, ids=name_of)
+async def test_the_jitter_of_a_large_cluster_adds_a_second_and_none_for_health(version: Version):
+    async with scheduled(version, chance=0.99) as scheduler:
+        await asyncio.sleep(14.2)
+        changed = grown(scheduler.room.inventory.value)
+        scheduler.room.inventory.set(changed)
+        assert await scheduler.seconds_until(changed, INTERVAL + JITTER) > INTERVAL
+
+        await asyncio.sleep(14.0)
+        sick = dataclasses.replace(ill(changed), generation=3)
+        scheduler.room.inventory.set(sick)
+        assert await scheduler.seconds_until(sick, INTERVAL) <= INTERVAL
+
+
+@pytest.mark.parametrize("kubelet", [1.0, KUBELET])
+@pytest.mark.parametrize("offset", OFFSETS)
+@pytest.mark.parametrize("change", COUNTED, ids=name_of)
+async def test_2_8_reads_it_within_15_seconds_of_the_kubelets_new_count(
+    change: Change, offset: float, kubelet: float
+):
+    async with scheduled(Version.V2_8, kubelet=kubelet) as scheduler:
+        await asyncio.sleep(offset)
+        changed = change(scheduler.room.inventory.value)
+        scheduler.room.inventory.set(changed)
+
+        assert await scheduler.seconds_until(changed, INTERVAL + kubelet) <= INTERVAL + kubelet
+
+
+@pytest.mark.parametrize("change", SILENT, ids=name_of)
+async def test_2_8_reads_a_change_of_equal_count_with_the_next_count_and_not_before(
+    change: Change,
+):
+    async with scheduled(Version.V2_8) as scheduler:
+        changed = change(scheduler.room.inventory.value)
+        scheduler.room.inventory.set(changed)
+        await asyncio.sleep(3600)
+        assert not scheduler.knows(changed)
+
+        sick = dataclasses.replace(ill(changed), generation=3)
+        scheduler.room.inventory.set(sick)
+        await scheduler.seconds_until(sick, INTERVAL + KUBELET)
+
+
+@pytest.mark.parametrize(
+    ("version", "written"), [(Version.V2_8, 0), (Version.V2_9, 1), (Version.V2_10, 1)], ids=name_of
+)
+async def test_an_idle_hour_costs_neither_side_a_write(version: Version, written: int):
+    async with scheduled(version) as scheduler:
+        before = scheduler.room.api.writes
+        assert written == scheduler.writes
+        await asyncio.sleep(3600)
+
+        assert before == scheduler.room.api.writes
+        assert written == scheduler.writes
+        assert scheduler.knows(scheduler.room.inventory.value)
+
+
+@pytest.mark.parametrize("version", [Version.V2_4, Version.V2_7], ids=name_of)
+async def test_old_schedulers_never_drop_a_node_whose_agent_lives(version: Version):
+    async with scheduled(version) as scheduler:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + 3600
+        while loop.time() < end:
+            assert scheduler.knows(scheduler.room.inventory.value)
+            await asyncio.sleep(1)
+
+
+@pytest.mark.parametrize("version", [Version.V2_4, Version.V2_7], ids=name_of)
+async def test_old_schedulers_take_a_node_back_within_15_seconds_of_an_outage(version: Version):
+    async with scheduled(version) as scheduler:
+        room = scheduler.room
+        room.api.begin_outage()
+        await asyncio.sleep(300)
+        assert scheduler.registry.state(NODE, {}) is None
+        room.api.end_outage()
+        written = room.written("stamp")
+        async with asyncio.timeout(120):
+            await room.state.until(lambda _: room.written("stamp") > written)
+
+        await scheduler.seconds_until(room.inventory.value, INTERVAL)
+
+
+@pytest.mark.parametrize("version", Version, ids=name_of)
+async def test_a_scheduler_that_starts_anew_knows_the_node_at_its_first_looks(version: Version):
+    async with scheduled(version) as scheduler:
+        scheduler.registry = Registry(version)
+        wait = 3 * INTERVAL if version in {Version.V2_4, Version.V2_7} else INTERVAL
+
+        await scheduler.seconds_until(scheduler.room.inventory.value, wait)
+
+
+@pytest.mark.parametrize("version", [Version.V2_9, Version.V2_10], ids=name_of)
+async def test_a_cordon_comes_into_force_with_the_next_change(version: Version):
+    """The agent never writes it, and its own writes make the scheduler look."""
+    async with scheduled(version) as scheduler:
+        room = scheduler.room
+        uuid = GpuUuid(room.inventory.value.gpus[1].uuid)
+        room.api.edit_node({"hami.io/device-cordon": uuid})
+        changed = ill(room.inventory.value)
+        room.inventory.set(changed)
+        await scheduler.seconds_until(changed, INTERVAL)
+
+        state = scheduler.registry.state(NODE, {})
+        assert state is not None
+        assert frozenset({uuid}) == state.cordoned

@@ -1,0 +1,361 @@
+"""Who may be asking, which container of it is next, and what that gets."""
+
+import dataclasses
+import datetime as dt
+
+import pytest
+
+from agent.core.allocation.evidence import AskKubelet, Books, Evidence, ListPods
+from agent.core.allocation.room import GpuUse
+from agent.core.cluster.pods import Phase, PodView, Role
+from agent.core.errors import RefusalReason
+from agent.core.inventory.condition import Condition
+from agent.core.state.holdings import KubeletEpoch
+from agent.core.state.ledger import ContainerKey, Row
+from tests.builders import (
+    NOON,
+    a_container,
+    a_gpu,
+    a_pod,
+    a_row,
+    a_share,
+    a_shared_gpu,
+    an_inventory,
+)
+from tests.unit.core.allocation.matching_scene import (
+    G1,
+    G2,
+    NOW_KUBELET,
+    OLD_KUBELET,
+    a_scene,
+    annotated,
+    ask,
+    changed,
+    granted,
+    holding,
+    knowing,
+    named_pod,
+    refused_by,
+    with_bad_gpu,
+    without_witness,
+)
+
+POD = named_pod(1)
+ROW = a_row(pod_uid=POD.uid, pod=POD.name, epoch=NOW_KUBELET, shares=(a_share(uuid=G1),))
+TWO = annotated(f"{G1},NVIDIA,100,10:;{G1},NVIDIA,200,10:;")
+
+
+def scene_of(*pods: PodView, rows: tuple[Row, ...] = (), **options: object) -> Evidence:
+    """A scene in which the kubelet's file was read, in vain unless `books` say otherwise."""
+    gone = options.pop("gone", ())
+    scene = a_scene(*pods, rows=rows, gone=gone)  # type: ignore[arg-type]
+    return changed(scene, records_read=True, **options)
+
+
+def asked(scene: Evidence, count: int = 1) -> list[str]:
+    """The pods that the kubelet is asked about, in that order; none: the view must be behind."""
+    step = ask(scene, count)
+    if isinstance(step, AskKubelet):
+        return [step.name, *(name for _, name in step.others)]
+    assert step == ListPods()
+    return []
+
+
+@pytest.mark.parametrize(
+    ("confirmed", "epoch", "expected"),
+    [(True, NOW_KUBELET, []), (False, NOW_KUBELET, [POD.name]), (True, OLD_KUBELET, [POD.name])],
+)
+def test_a_container_waits_unless_this_kubelet_confirmed_it(confirmed, epoch, expected) -> None:
+    row = dataclasses.replace(ROW, confirmed=confirmed, epoch=epoch)
+
+    assert expected == asked(scene_of(POD, rows=(row,)))
+
+
+def test_what_is_in_the_kubelets_file_is_held_whatever_it_says_of_the_name() -> None:
+    row = dataclasses.replace(ROW, confirmed=True)
+    scene = knowing(scene_of(POD, rows=(row,), books=Books(NOW_KUBELET, frozenset())), holding(POD))
+    recorded = changed(scene, books=Books(NOW_KUBELET, frozenset({ROW.key})))
+
+    assert granted(scene).replay == row
+    assert [] == asked(recorded)
+
+
+def test_a_container_that_runs_does_not_wait_even_without_a_row() -> None:
+    pod = named_pod(
+        1,
+        containers=(a_container(name="a", running_id="x"), a_container(name="b")),
+        annotations=TWO,
+        groups=((a_share(uuid=G1, memory_mib=1),), (a_share(uuid=G1, memory_mib=2),)),
+    )
+    seen = knowing(changed(a_scene(pod, lock=pod), checked=frozenset({"x"})), holding(pod))
+    alive = changed(seen, books=Books(NOW_KUBELET, alive=frozenset({"x"})), listed=True)
+
+    assert "b" == granted(alive).candidate.container.name
+    refused_by(changed(seen, listed=True), RefusalReason.MANY_PODS_ADMITTED)  # both are dead
+
+
+def test_a_container_that_ended_for_good_is_asked_for_by_later_kubelets_alone() -> None:
+    books = Books(KubeletEpoch(7, int(NOON.timestamp()) * 10**9))
+    after, before = (
+        named_pod(
+            number, containers=(dataclasses.replace(a_container(), has_run=True, ended_at=at),)
+        )
+        for number, at in ((1, NOON + dt.timedelta(seconds=1)), (2, NOON))
+    )
+
+    assert [before.name] == asked(scene_of(after, before, books=books))
+
+
+@pytest.mark.parametrize(
+    ("row_epoch", "recorded", "waits"),
+    [
+        (None, None, True),
+        (None, frozenset(), True),
+        (None, "key", False),
+        (NOW_KUBELET, None, False),
+        (OLD_KUBELET, None, True),
+        (OLD_KUBELET, "key", False),
+        (NOW_KUBELET, frozenset(), True),
+    ],
+)
+@pytest.mark.parametrize("witnessed", [True, False])
+def test_an_init_container_goes_by_the_kubelets_file_and_so_do_all_without_get(
+    witnessed, row_epoch, recorded, waits
+) -> None:
+    role = Role.INIT if witnessed else Role.APP
+    pod = named_pod(1, containers=(a_container(name="first", role=role),))
+    key = ContainerKey(pod.uid, "first")
+    rows = () if row_epoch is None else (dataclasses.replace(ROW, key=key, epoch=row_epoch),)
+    known = frozenset({key}) if recorded == "key" else recorded
+    scene = changed(a_scene(pod, rows=rows, lock=pod), records_read=True, listed=True)
+    scene = changed(scene, books=Books(NOW_KUBELET, known, witnessed=witnessed))
+
+    if waits:
+        assert granted(knowing(scene, holding(pod))).candidate.container.name == "first"
+    else:
+        refused_by(scene, RefusalReason.NO_POD_ADMITTED)
+
+
+def test_an_ended_init_container_waits_while_the_kubelet_has_no_record_of_it() -> None:
+    containers = (
+        a_container(name="init", role=Role.INIT),
+        a_container(name="side", role=Role.SIDECAR, running_id="s"),
+        a_container(name="app", running_id="a"),
+    )
+    pod = named_pod(1, containers=containers)
+    key = ContainerKey(pod.uid, "init")
+    alive, checked = frozenset({"s", "a"}), frozenset({"s", "a"})
+    recorded = Books(NOW_KUBELET, frozenset({key}), alive)
+
+    lost = scene_of(pod, books=Books(NOW_KUBELET, alive=alive), checked=checked)
+    assert [pod.name] == asked(lost)
+    assert [] == asked(changed(lost, books=recorded))
+    assert [pod.name] == asked(
+        changed(lost, books=dataclasses.replace(recorded, alive=frozenset({"s"})))
+    )
+
+
+MIXED = named_pod(
+    1,
+    containers=(a_container(name="two", count=2), a_container(name="one")),
+    groups=((a_share(uuid=G1, memory_mib=1),) * 2, (a_share(uuid=G1, memory_mib=2),)),
+)
+
+
+def test_before_the_kubelet_is_asked_any_container_of_that_count_may_be_next() -> None:
+    for count in (1, 2):
+        assert [MIXED.name] == asked(scene_of(MIXED), count)
+    assert [] == asked(scene_of(MIXED), 3)
+
+
+def test_once_the_kubelet_was_asked_only_the_first_without_ids_is_next() -> None:
+    scene = a_scene(MIXED, lock=MIXED)
+    begun = knowing(scene, holding(MIXED))
+    half = knowing(scene, holding(MIXED, two=f"{G1}-0"))
+
+    assert [] == asked(begun)
+    assert "two" == granted(begun, 2).candidate.container.name
+    assert "one" == granted(half).candidate.container.name
+    assert [] == asked(half, 2)
+
+
+def test_a_kubelet_without_get_is_taken_by_its_file_as_if_it_had_been_asked() -> None:
+    scene = a_scene(MIXED, lock=MIXED)
+    half = frozenset({ContainerKey(MIXED.uid, "two")})
+
+    assert "one" == granted(without_witness(scene, recorded=half)).candidate.container.name
+    assert [] == asked(without_witness(scene, recorded=frozenset()))
+
+
+def test_past_the_admission_of_a_pod_any_container_may_be_started_again() -> None:
+    containers = (*MIXED.containers, a_container(name="log", count=0, running_id="log"))
+    pod = dataclasses.replace(MIXED, containers=containers)
+    scene = changed(a_scene(pod, lock=pod), checked=frozenset({"log"}), listed=True)
+    alive = changed(scene, books=Books(NOW_KUBELET, alive=frozenset({"log"})))
+
+    assert "one" == granted(knowing(alive, holding(pod))).candidate.container.name
+
+
+def test_present_pods_come_before_deleted_ones_and_older_ones_first() -> None:
+    young = named_pod(2, created=NOON.replace(hour=13))
+    grave = named_pod(3, created=NOON.replace(hour=1))
+
+    assert [POD.name, young.name, grave.name] == asked(scene_of(young, POD, gone=(grave,)))
+
+
+def test_deleted_pods_that_ended_or_were_answered_ask_for_nothing() -> None:
+    ended = named_pod(2, phase=Phase.FAILED)
+    settled = a_pod(name="settled", annotations={"hami.io/bind-phase": "success"})
+
+    assert [] == asked(scene_of(gone=(ended, settled, POD), rows=(ROW,)))
+
+
+def test_a_pod_that_asks_for_no_gpu_is_nobody() -> None:
+    assert [] == asked(scene_of(named_pod(1, containers=(a_container(count=0),))))
+
+
+@pytest.mark.parametrize(
+    ("epoch", "expected"),
+    [(NOW_KUBELET, RefusalReason.NO_POD_ADMITTED), (OLD_KUBELET, RefusalReason.POD_DELETED)],
+)
+def test_a_kubelet_that_asked_for_the_successor_is_past_the_deleted_one(epoch, expected) -> None:
+    """It has served the successor, and asks once more: for whom, if not for the one before?"""
+    grave = named_pod(1, uid=named_pod(9).uid, containers=(a_container(), a_container(name="b")))
+    row = dataclasses.replace(ROW, epoch=epoch, confirmed=True)
+    scene = scene_of(POD, gone=(grave,), rows=(row,), listed=True)
+
+    refused_by(knowing(scene, holding(grave)), expected)
+
+
+FULL = a_share(uuid=G1, memory_mib=81559)
+OTHER = named_pod(2)
+
+
+@pytest.mark.parametrize(
+    ("pods", "known", "epoch", "is_free"),
+    [
+        ((OTHER,), "yes", NOW_KUBELET, False),
+        ((), "yes", NOW_KUBELET, True),
+        ((dataclasses.replace(OTHER, phase=Phase.FAILED),), "yes", NOW_KUBELET, True),
+        ((OTHER,), "no", NOW_KUBELET, True),
+        ((OTHER,), "no", OLD_KUBELET, False),
+    ],
+    ids=["present", "gone", "terminal", "forgotten", "by another kubelet"],
+)
+def test_a_row_takes_room_while_its_pod_is_there_and_the_kubelet_knows_it(
+    pods, known, epoch, is_free
+) -> None:
+    row = a_row(pod_uid=OTHER.uid, pod=OTHER.name, epoch=epoch, confirmed=True, shares=(FULL,))
+    scene = changed(a_scene(POD, *pods, rows=(row,), lock=POD), listed=True)
+    held = holding(OTHER, main=f"{G1}-0")
+    absent = (OTHER,) if known == "no" else ()
+    scene = knowing(scene, holding(POD), *(() if absent else (held,)), absent=absent)
+
+    if is_free:
+        assert granted(scene).candidate.pod == POD
+    else:
+        refused_by(scene, RefusalReason.MEMORY_EXCEEDED)
+
+
+def admitted(pod: PodView, **options: object) -> Evidence:
+    """The pod is being admitted and holds the lock."""
+    return knowing(a_scene(pod, lock=pod, **options), holding(pod))  # type: ignore[arg-type]
+
+
+def pod_with(text: str, **changes: object) -> PodView:
+    """A pod annotated with that devices text."""
+    return a_pod(name="train-1", annotations=annotated(text), **changes)  # type: ignore[arg-type]
+
+
+def test_the_shares_are_those_of_the_annotation() -> None:
+    grant = granted(admitted(pod_with(f"{G2},NVIDIA,4000,40:;")))
+
+    assert grant.shares == (a_share(uuid=G2, memory_mib=4000, core_percent=40),)
+
+
+def test_the_group_of_the_second_container_is_not_the_first_ones() -> None:
+    pod = pod_with(
+        f"{G1},NVIDIA,1000,10:;;{G2},NVIDIA,2000,20:;",
+        containers=(
+            a_container(name="c0"),
+            a_container(name="none", count=0),
+            a_container(name="c2"),
+        ),
+    )
+    row = a_row(pod_uid=pod.uid, pod=pod.name, container="c0", epoch=NOW_KUBELET)
+    scene = knowing(a_scene(pod, rows=(row,), lock=pod), holding(pod, c0=f"{G1}-1"))
+
+    grant = granted(scene)
+
+    assert (grant.candidate.container.name, grant.group) == ("c2", 2)
+    assert grant.shares == (a_share(uuid=G2, memory_mib=2000, core_percent=20),)
+
+
+def test_before_a_refusal_for_room_the_kubelet_is_asked_for_the_pod_in_the_way() -> None:
+    holder = named_pod(2, phase=Phase.RUNNING)
+    row = a_row(
+        pod_uid=holder.uid,
+        pod=holder.name,
+        shares=(a_share(uuid=G1, memory_mib=80000),),
+        epoch=NOW_KUBELET,
+        confirmed=True,
+    )
+    pod = pod_with(f"{G1},NVIDIA,3000,30:;")
+    scene = knowing(a_scene(pod, holder, rows=(row,), lock=pod), holding(pod))
+    assert ask(scene) == AskKubelet(*holder.key)
+
+    granted(knowing(scene, absent=(holder,)))
+    held = knowing(scene, holding(holder, main=f"{G1}-0"))
+    assert ask(held) == ListPods()
+    refused_by(changed(held, listed=True), RefusalReason.MEMORY_EXCEEDED)
+
+
+def test_what_one_pod_alone_has_too_much_of_is_refused_without_a_list() -> None:
+    holder = named_pod(2, phase=Phase.RUNNING)
+    row = a_row(
+        pod_uid=holder.uid,
+        pod=holder.name,
+        shares=(a_share(uuid=G2),),
+        epoch=NOW_KUBELET,
+        confirmed=True,
+    )
+    pod = pod_with(f"{G1},NVIDIA,90000,30:;")
+
+    refused_by(
+        knowing(a_scene(pod, holder, rows=(row,), lock=pod), holding(pod)),
+        RefusalReason.MEMORY_EXCEEDED,
+    )
+
+
+def test_a_replay_passes_every_gate_but_a_gpu_that_is_gone() -> None:
+    pod = a_pod(name="train-1", annotations={}, phase=Phase.RUNNING)
+    row = a_row(pod_uid=pod.uid, pod=pod.name, epoch=OLD_KUBELET, shares=(a_share(uuid=G1),))
+    scene = knowing(a_scene(pod, rows=(row,)), holding(pod))
+
+    assert granted(with_bad_gpu(scene)).replay == row
+    refused_by(with_bad_gpu(scene, Condition.LOST), RefusalReason.BAD_GPU)
+
+
+def test_a_container_starts_again_on_a_gpu_that_is_filtered_out_since_but_not_on_a_vanished() -> (
+    None
+):
+    pod = a_pod(name="train-1", annotations={}, phase=Phase.RUNNING)
+    row = a_row(pod_uid=pod.uid, pod=pod.name, epoch=OLD_KUBELET, shares=(a_share(uuid=G1),))
+    scene = knowing(a_scene(pod, rows=(row,)), holding(pod))
+    whole, split = a_gpu(index=0), a_gpu(index=0, mig_enabled=True)
+    filtered, vanished, in_mig_mode = (
+        an_inventory(gpus=(a_shared_gpu(gpu=gpu, present=False, there=there),))
+        for gpu, there in ((whole, True), (whole, False), (split, True))
+    )
+
+    assert granted(changed(scene, inventory=filtered)).replay == row
+    refused_by(changed(scene, inventory=vanished), RefusalReason.BAD_GPU)
+    refused_by(changed(scene, inventory=in_mig_mode), RefusalReason.BAD_GPU)
+
+
+def test_what_was_registered_up_to_a_minute_ago_still_counts() -> None:
+    scene = admitted(pod_with(f"{G1},NVIDIA,90000,1:;"))
+
+    grant = granted(changed(scene, registered={G1: GpuUse(memory_mib=100000, core_percent=100)}))
+
+    assert grant.shares[0].memory_mib == 90000

@@ -1,0 +1,215 @@
+"""What the kubelet's word is worth: it takes up many pods at once, and answers by name."""
+
+import dataclasses
+import datetime as dt
+
+import pytest
+
+from agent.core.allocation.evidence import (
+    AskKubelet,
+    Books,
+    ListPods,
+    ReadRecords,
+)
+from agent.core.cluster.pods import Phase, PodView, Role
+from agent.core.errors import RefusalReason
+from agent.core.state.holdings import Holding, KubeletEpoch
+from agent.core.state.ledger import ContainerKey, Row
+from tests.builders import NOON, a_container, a_row, a_share
+from tests.unit.core.allocation.matching_scene import (
+    G1,
+    OLD_KUBELET,
+    a_scene,
+    ask,
+    changed,
+    granted,
+    holding,
+    knowing,
+    named_pod,
+    refused_by,
+)
+
+
+def row_of(pod: PodView, **changes: object) -> Row:
+    row = a_row(pod_uid=pod.uid, pod=pod.name, epoch=OLD_KUBELET, shares=(a_share(uuid=G1),))
+    return dataclasses.replace(row, **changes)  # type: ignore[arg-type]
+
+
+YOUNG = KubeletEpoch(inode=7, ctime_ns=int(NOON.timestamp()) * 10**9)
+"""A kubelet that is taking up its pods."""
+
+
+def many(number: int) -> tuple[PodView, ...]:
+    """So many pods that a kubelet with an empty checkpoint takes up again after a reboot."""
+    made = (NOON + place * dt.timedelta(seconds=1) for place in range(number))
+    return tuple(named_pod(place, created=at) for place, at in enumerate(made, start=1))
+
+
+def test_of_many_pods_taken_up_again_the_first_that_the_kubelet_knows_is_the_one() -> None:
+    pods = many(30)
+    rows = tuple(map(row_of, pods))
+    scene = a_scene(*pods, rows=rows)
+    young = dataclasses.replace(scene.books, epoch=YOUNG)
+    scene = changed(scene, books=young)
+    assert ask(scene) == ReadRecords()
+
+    recorded = frozenset(row.key for row in rows[:12])
+    books = dataclasses.replace(scene.books, recorded=recorded)
+    scene = changed(scene, books=books, records_read=True)
+    assert ask(scene) == AskKubelet(*pods[12].key)
+    scene = knowing(scene, absent=pods[12:14])
+
+    assert granted(knowing(scene, holding(pods[14]))).replay == rows[14]
+
+
+def test_dead_containers_of_many_pods_that_were_taken_up_are_not_guessed_between() -> None:
+    at = NOON + dt.timedelta(seconds=5)
+    ran = dataclasses.replace(a_container(), has_run=True, started_at=at, stopped_at=at)
+    pods = tuple(dataclasses.replace(pod, containers=(ran,)) for pod in many(10))
+    scene = a_scene(*pods, rows=tuple(map(row_of, pods)))
+    scene = changed(scene, books=Books(YOUNG), records_read=True)
+    assert ask(scene) == AskKubelet(*pods[0].key)
+
+    refused_by(
+        changed(knowing(scene, *map(holding, pods)), listed=True), RefusalReason.MANY_PODS_ADMITTED
+    )
+
+
+def test_a_pod_with_a_running_container_is_asked_about_however_many_there_are() -> None:
+    runs = dataclasses.replace(a_container(name="b"), running_id="r")
+    pods = (
+        *many(29),
+        named_pod(30, containers=(a_container(), runs), created=NOON.replace(hour=13)),
+    )
+    rows = tuple(map(row_of, pods))
+    scene = a_scene(*pods, rows=rows)
+    books = Books(YOUNG, frozenset(), frozenset({"r"}))
+    scene = changed(scene, books=books, records_read=True, checked=frozenset({"r"}))
+
+    first = knowing(scene, holding(pods[0]))
+    assert ask(first) == AskKubelet(*pods[29].key)
+    assert granted(knowing(first, absent=pods[29:])).replay == rows[0]
+    both = changed(knowing(first, holding(pods[29])), listed=True)
+    refused_by(both, RefusalReason.MANY_PODS_ADMITTED)
+
+
+def test_beside_many_pods_that_wait_only_those_that_started_are_asked_about() -> None:
+    """A pod that never ran is asked for at its admission alone, and that is one at a time."""
+    owner, before = named_pod(50), named_pod(51, name="train-50")
+    strays = tuple(dataclasses.replace(pod, annotations={}) for pod in many(30))
+    scene = a_scene(owner, *strays, lock=owner, gone=(before,))
+    assert ask(changed(scene, records_read=True)) == AskKubelet(*owner.key)
+    scene = changed(knowing(scene, holding(owner)), records_read=True)
+    assert granted(scene).candidate.pod == owner
+
+    dead = dataclasses.replace(a_container(), has_run=True)
+    started, answered = named_pod(60, containers=(dead,)), named_pod(61)
+    old = a_scene(owner, *strays, started, answered, rows=(row_of(answered),), lock=owner)
+    old = changed(knowing(old, holding(owner)), records_read=True)
+    assert ask(old) == AskKubelet(*started.key)
+    assert granted(knowing(old, absent=(started,))).candidate.pod == owner
+
+
+def test_long_after_the_kubelet_began_many_that_ran_are_asked_about_one_by_one() -> None:
+    """What died just now may look as if it were taken up again: its status is late."""
+    ran = (a_container(running_id="gone"),)
+    pods = tuple(dataclasses.replace(pod, containers=ran) for pod in many(10))
+    scene = a_scene(*pods, rows=tuple(map(row_of, pods)))
+    scene = changed(scene, records_read=True, checked=frozenset({"gone"}))
+
+    assert ask(knowing(scene, holding(pods[0]))) == AskKubelet(*pods[1].key)
+
+
+def test_pods_that_nobody_admits_keep_no_one_waiting_for_the_questions_about_them() -> None:
+    """Anybody can make pods that pass for static ones; those stay while something holds them."""
+    forged = tuple(dataclasses.replace(pod, static=True) for pod in many(60))
+    stray = named_pod(61, created=NOON.replace(hour=13))
+    scene = changed(a_scene(*forged, stray), records_read=True)
+
+    assert ask(scene) == AskKubelet(*stray.key)
+    refused_by(
+        changed(knowing(scene, holding(stray)), waited=True, node_read=True), RefusalReason.NO_LOCK
+    )
+
+
+TWO = (a_container(name="proxy", count=0), a_container())
+OLD = named_pod(1)
+NEW = named_pod(1, uid=named_pod(9).uid, containers=TWO)
+
+
+def test_an_answer_that_names_all_of_its_containers_is_about_the_pod() -> None:
+    init = a_container(name="init", role=Role.INIT, count=0)
+    whole = dataclasses.replace(NEW, containers=(init, *TWO))
+
+    for pod in (NEW, whole):
+        scene = changed(a_scene(pod, lock=pod), records_read=True)
+        assert granted(knowing(scene, holding(NEW))).candidate.pod == pod
+
+
+@pytest.mark.parametrize(
+    ("pod", "answer"),
+    [
+        (NEW, holding(OLD)),
+        (NEW, Holding("team-a", "train-1")),
+        (OLD, holding(NEW)),
+    ],
+    ids=["one less", "none", "one more"],
+)
+def test_a_stray_pod_is_not_served_for_the_owner_whose_deleted_namesake_the_kubelet_knows(
+    pod, answer
+) -> None:
+    scene = knowing(a_scene(pod, lock=pod), answer)
+
+    assert ask(scene) == ListPods()
+    refused_by(changed(scene, listed=True), RefusalReason.NO_POD_ADMITTED)
+
+
+def test_an_answer_with_ids_for_a_later_container_is_about_another_pod_than_one_that_begins() -> (
+    None
+):
+    pod = named_pod(1, containers=(a_container(name="first"), a_container()))
+    booked = holding(pod, main=f"{G1}-0")
+    row = row_of(pod, key=ContainerKey(pod.uid, "first"))
+
+    refused_by(changed(knowing(a_scene(pod), booked), listed=True), RefusalReason.NO_POD_ADMITTED)
+    assert granted(knowing(a_scene(pod, rows=(row,)), booked)).replay == row
+
+
+def test_a_namesake_that_had_ended_is_hidden_by_the_kubelet() -> None:
+    ended = dataclasses.replace(OLD, phase=Phase.SUCCEEDED)
+    scene = knowing(a_scene(NEW, gone=(ended,), lock=NEW), holding(NEW))
+
+    assert granted(scene).candidate.pod == NEW
+
+
+@pytest.mark.parametrize(
+    ("started", "age", "refused"),
+    [(1, 9, True), (-1, 9, False), (-1, 31, True)],
+    ids=["it started since", "it is being admitted", "its status may be late"],
+)
+@pytest.mark.parametrize("role", [Role.INIT, Role.APP])
+def test_of_two_dead_containers_of_one_count_the_first_is_served_at_their_admission_alone(
+    role, started, age, refused
+) -> None:
+    since = YOUNG.since
+    at = since + dt.timedelta(seconds=started)
+    over = since - dt.timedelta(seconds=9)
+    first = dataclasses.replace(a_container(name="first", role=role), ended_at=over)
+    ran = dataclasses.replace(a_container(), has_run=True, started_at=at, stopped_at=at)
+    pod = named_pod(1, containers=(first, ran))
+    rows = tuple(
+        row_of(pod, key=ContainerKey(pod.uid, one.name), role=one.role) for one in pod.containers
+    )
+    scene = changed(
+        knowing(a_scene(pod, rows=rows), holding(pod)),
+        books=Books(YOUNG),
+        now=since + dt.timedelta(seconds=age),
+        records_read=True,
+        listed=True,
+    )
+
+    if not refused:
+        assert "first" == granted(scene).candidate.container.name
+        return
+    sentence = refused_by(scene, RefusalReason.MANY_PODS_ADMITTED).sentence
+    assert sentence.endswith("delete the pod, and its controller makes a new one.")

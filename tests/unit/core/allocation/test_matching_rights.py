@@ -1,0 +1,154 @@
+"""The lock is the right, whatever the times say, and a name is looked at before it is served."""
+
+import dataclasses
+import datetime as dt
+
+import pytest
+
+from agent.core.allocation.evidence import (
+    NOT_HERE,
+    UNREAD,
+    AwaitLock,
+    Books,
+    ListPods,
+    LookAtNode,
+    LookAtPod,
+)
+from agent.core.cluster.pods import Role
+from agent.core.errors import RefusalReason
+from agent.core.state.ledger import Ledger
+from tests.builders import NOON, a_container, a_lock, a_pod, a_row
+from tests.unit.core.allocation.matching_scene import (
+    G1,
+    NOW_KUBELET,
+    OLD_KUBELET,
+    UNIQUE,
+    a_scene,
+    annotated,
+    ask,
+    changed,
+    granted,
+    holding,
+    knowing,
+    named_pod,
+    refused_by,
+)
+
+POD = named_pod(1)
+STRAY = named_pod(2, annotations={})
+RETURNING = named_pod(1, reusable_name=True)
+
+
+@pytest.mark.parametrize("bound", ["", "soon", "-1", "0", "99999999999999999999", "1788264000"])
+@pytest.mark.parametrize("days", [-9000, 0, 9000])
+def test_neither_bind_time_nor_the_locks_stamp_decides_a_right(bound, days) -> None:
+    forged = {**POD.annotations, "hami.io/bind-time": bound}
+    pod = dataclasses.replace(POD, annotations=forged)
+    scene = knowing(a_scene(pod, lock=pod), holding(pod))
+    assert scene.lock is not None
+    lock = dataclasses.replace(scene.lock, stamp=NOON + dt.timedelta(days=days))
+
+    assert granted(changed(scene, lock=lock)).candidate.pod == pod
+
+
+def test_the_grant_names_the_text_of_the_lock_that_proves_the_right() -> None:
+    scene = knowing(a_scene(POD, lock=POD), holding(POD))
+    assert scene.lock is not None
+
+    assert scene.lock.value == granted(scene).lock
+    unseen = changed(scene, lock=None)
+    assert ask(unseen, settings=UNIQUE) == AwaitLock(*POD.key)
+    assert ask(changed(unseen, waited=True), settings=UNIQUE) == LookAtNode()
+    assert "" == granted(changed(unseen, waited=True, node_read=True), settings=UNIQUE).lock
+
+
+def test_unique_waits_for_no_lock_where_hami_takes_none() -> None:
+    init = named_pod(1, containers=(a_container(role=Role.INIT), a_container(name="app", count=0)))
+    scene = knowing(a_scene(init), holding(init))
+
+    settled = changed(scene, books=Books(NOW_KUBELET, frozenset()), records_read=True)
+    assert "" == granted(settled, settings=UNIQUE).lock
+
+
+def test_a_lock_that_just_went_proves_the_right_until_another_pod_was_answered_under_it() -> None:
+    scene = knowing(a_scene(POD, STRAY, lock=POD), holding(POD), absent=(STRAY,))
+    went = changed(scene, lock=None, former=(scene.lock,))
+    taken = changed(scene, lock=a_lock(name="next"), former=(a_lock(name="other"), scene.lock))
+    assert scene.lock is not None
+    spent = a_row(pod_uid=named_pod(9).uid, pod=POD.name, lock=scene.lock.value)
+
+    for one in (went, taken):
+        assert scene.lock.value == granted(one).lock
+    assert ask(changed(went, ledger=Ledger((spent,)))) == AwaitLock(*POD.key)
+    ended = {scene.lock.value: named_pod(9).uid}  # its row is closed already
+    assert ask(changed(went, spent=ended)) == AwaitLock(*POD.key)
+    for outlived in (changed(went, ledger=Ledger((spent,))), changed(went, spent=ended)):
+        assert scene.lock.value == granted(changed(outlived, outlived=ended)).lock
+        others = {scene.lock.value: named_pod(8).uid}
+        assert ask(changed(outlived, outlived=others)) == AwaitLock(*POD.key)
+    stray = knowing(changed(went, known={}), holding(STRAY), absent=(POD,))
+    assert ask(stray) == AwaitLock(*STRAY.key)
+
+
+def test_a_lock_that_another_pod_was_answered_under_is_looked_at_before_it_counts() -> None:
+    scene = knowing(a_scene(POD, lock=POD), holding(POD))
+    assert scene.lock is not None
+    spent = a_row(pod_uid=named_pod(9).uid, pod=POD.name, lock=scene.lock.value)
+    shown = changed(scene, ledger=Ledger((spent,)))
+
+    assert ask(shown) == AwaitLock(*POD.key)
+    assert ask(changed(shown, waited=True)) == LookAtNode()
+    assert scene.lock.value == granted(changed(shown, waited=True, node_read=True)).lock
+    newer = a_lock(name=POD.name, stamp=NOON + dt.timedelta(seconds=1))
+    assert newer.value == granted(changed(shown, lock=newer)).lock
+
+
+def test_a_pod_whose_name_can_return_is_looked_at_once_before_it_is_answered() -> None:
+    scene = knowing(a_scene(RETURNING, lock=RETURNING), holding(RETURNING))
+    assert ask(scene) == LookAtPod(*RETURNING.key)
+
+    same = changed(scene, looked={RETURNING.key: RETURNING.uid})
+    assert granted(same).candidate.pod == RETURNING
+    silent = changed(scene, looked={RETURNING.key: UNREAD})
+    assert granted(silent).candidate.pod == RETURNING
+
+
+@pytest.mark.parametrize("found", [NOT_HERE, named_pod(9).uid], ids=["gone", "another"])
+def test_where_another_pod_has_the_name_all_are_listed_and_it_begins_again(found) -> None:
+    scene = knowing(a_scene(RETURNING, lock=RETURNING), holding(RETURNING))
+    scene = changed(scene, looked={RETURNING.key: found})
+    assert ask(scene) == ListPods()
+
+    successor = dataclasses.replace(RETURNING, uid=named_pod(9).uid)
+    shown = a_scene(successor, gone=(RETURNING,), lock=RETURNING)
+    listed = changed(scene, table=shown.table, listed=True)
+    assert granted(listed).candidate.pod == successor
+
+
+def test_where_another_pod_has_the_name_and_the_pods_cannot_be_listed_nobody_is_served() -> None:
+    scene = knowing(a_scene(RETURNING, lock=RETURNING), holding(RETURNING))
+    known = changed(scene, looked={RETURNING.key: named_pod(9).uid}, listed=True)
+
+    assert granted(known).candidate.pod == RETURNING  # a LIST is newer than the GET
+    refusal = refused_by(changed(known, list_failed=True), RefusalReason.PODS_UNKNOWN)
+    assert refusal.transient
+
+
+def test_behind_the_first_answer_of_its_admission_a_pod_is_not_looked_at_again() -> None:
+    both = (a_container(name="a"), a_container(name="b"))
+    text = f"{G1},NVIDIA,1000,10:;{G1},NVIDIA,2000,10:;"
+    pod = a_pod(name="train-1", containers=both, annotations=annotated(text), reusable_name=True)
+    row = a_row(pod_uid=pod.uid, pod=pod.name, container="a", epoch=NOW_KUBELET)
+    scene = knowing(a_scene(pod, rows=(row,), lock=pod), holding(pod, a=f"{G1}-0"))
+    scene = changed(scene, records_read=True)
+
+    assert "b" == granted(scene).candidate.container.name
+    again = changed(scene, ledger=Ledger((dataclasses.replace(row, epoch=OLD_KUBELET),)))
+    assert ask(again) == LookAtPod(*pod.key)
+
+
+def test_a_replay_of_a_pod_whose_name_can_return_is_looked_at_too() -> None:
+    row = a_row(pod_uid=RETURNING.uid, pod=RETURNING.name, epoch=OLD_KUBELET)
+    scene = knowing(a_scene(RETURNING, rows=(row,)), holding(RETURNING))
+
+    assert ask(scene) == LookAtPod(*RETURNING.key)

@@ -1,0 +1,339 @@
+"""Which pod an Allocate is for: the kubelet is the witness, the lock is the right."""
+
+import dataclasses
+import datetime as dt
+
+import pytest
+
+from agent.core.allocation.evidence import (
+    AskKubelet,
+    AwaitLock,
+    CheckRunning,
+    Evidence,
+    ListPods,
+    LookAtNode,
+    ReadRecords,
+)
+from agent.core.allocation.exactly_one import in_vain
+from agent.core.cluster.pods import Phase, PodTable, Role
+from agent.core.errors import Refusal, RefusalReason
+from agent.core.state.ledger import Row
+from tests.builders import NOON, a_container, a_lock, a_row, a_share
+from tests.unit.core.allocation.matching_scene import (
+    G1,
+    G2,
+    NOW_KUBELET,
+    OLD_KUBELET,
+    SETTINGS,
+    UNIQUE,
+    a_scene,
+    annotated,
+    ask,
+    changed,
+    granted,
+    holding,
+    knowing,
+    named_pod,
+    refused_by,
+    without_witness,
+)
+
+POD = named_pod(1)
+STRAY = named_pod(2, annotations={})
+
+
+def test_the_lock_owner_is_asked_for_first() -> None:
+    older = named_pod(3, created=NOON.replace(hour=1))
+
+    assert ask(a_scene(older, POD, lock=POD)) == AskKubelet(*POD.key)
+
+
+def test_all_who_may_be_meant_are_asked_about_whoever_has_the_lock() -> None:
+    other = named_pod(3)
+    scene = knowing(a_scene(other, POD, lock=POD), holding(POD))
+
+    assert ask(scene) == AskKubelet(*other.key)
+    assert granted(knowing(scene, absent=(other,))).candidate.pod == POD
+
+
+def test_a_pod_that_was_started_without_being_asked_for_is_asked_about_beside_the_owner() -> None:
+    ran = dataclasses.replace(a_container(), has_run=True)
+    started = named_pod(3, annotations={}, phase=Phase.RUNNING, containers=(ran,))
+    scene = knowing(a_scene(started, POD, lock=POD), holding(POD))
+
+    assert ask(scene) == AskKubelet(*started.key)
+    both = knowing(scene, holding(POD), holding(started))
+    assert ask(both) == ListPods()
+    refused_by(changed(both, listed=True), RefusalReason.MANY_PODS_ADMITTED)
+
+
+def test_an_owner_that_was_started_without_being_asked_for_does_not_hide_a_newcomer() -> None:
+    ran = dataclasses.replace(a_container(), has_run=True)
+    started = dataclasses.replace(POD, phase=Phase.RUNNING, containers=(ran,))
+    unseen = knowing(a_scene(started, lock=started), holding(started))
+    assert ask(unseen) == ListPods()
+    assert granted(changed(unseen, listed=True)).candidate.pod == started
+
+    shown = knowing(a_scene(STRAY, started, lock=started), holding(started))
+    shown = changed(shown, listed=True)
+
+    assert ask(shown) == AskKubelet(*STRAY.key)
+    refused_by(knowing(shown, holding(STRAY)), RefusalReason.MANY_PODS_ADMITTED)
+
+
+def test_a_stray_pod_is_refused_and_not_given_the_owners_share() -> None:
+    scene = knowing(a_scene(STRAY, POD, lock=POD), holding(STRAY), absent=(POD,))
+    assert ask(scene) == AwaitLock(*STRAY.key)
+    assert ask(changed(scene, waited=True)) == LookAtNode()
+
+    error = refused_by(changed(scene, waited=True, node_read=True), RefusalReason.NO_RIGHT)
+
+    assert "team-a/train-1" in error.sentence
+
+
+def test_a_stray_pod_of_another_count_does_not_take_part() -> None:
+    stray = named_pod(2, annotations={}, containers=(a_container(count=2),))
+    scene = knowing(a_scene(stray, POD, lock=POD), holding(POD))
+
+    assert granted(scene).candidate.pod == POD
+
+
+def test_of_two_that_wait_for_their_old_answers_the_owner_is_told_to_delete_one() -> None:
+    other = named_pod(3)
+    mine = (a_share(uuid=G1),)
+    rows = tuple(
+        a_row(pod_uid=one.uid, pod=one.name, epoch=OLD_KUBELET, shares=mine) for one in (POD, other)
+    )
+    scene = knowing(a_scene(other, POD, rows=rows), holding(POD), holding(other))
+
+    error = refused_by(changed(scene, listed=True), RefusalReason.MANY_PODS_ADMITTED)
+
+    assert error.sentence.endswith("delete all but one of them.")
+    assert granted(knowing(scene, holding(POD), absent=(other,))).replay == rows[0]
+
+
+def test_a_row_that_was_booked_for_a_namesakes_ids_is_asked_for_all_the_same() -> None:
+    mine = (a_share(uuid=G1),)
+    row = a_row(pod_uid=POD.uid, pod=POD.name, epoch=NOW_KUBELET, confirmed=True, shares=mine)
+    scene = a_scene(POD, rows=(row,), lock=POD)
+    assert ask(scene) == ReadRecords()
+
+    books = dataclasses.replace(scene.books, recorded=frozenset())
+    read = changed(scene, records_read=True, books=books)
+
+    assert ask(read) == AskKubelet(*POD.key)
+    assert granted(knowing(read, holding(POD))).replay == row
+
+
+def test_nobody_known_asks_the_api_server_once_and_then_refuses() -> None:
+    scene = knowing(a_scene(POD, lock=POD), absent=(POD,))
+    assert ask(scene) == ListPods()
+
+    refused_by(changed(scene, listed=True), RefusalReason.NO_POD_ADMITTED)
+
+
+def test_a_pod_claimed_by_a_call_in_flight_is_no_candidate() -> None:
+    scene = changed(a_scene(POD, lock=POD), claimed=frozenset({POD.uid}), listed=True)
+
+    refused_by(scene, RefusalReason.NO_POD_ADMITTED)
+
+
+def test_a_deleted_pod_that_the_kubelet_still_admits_is_refused_after_a_list() -> None:
+    scene = knowing(a_scene(gone=(POD,), lock=POD), holding(POD))
+    assert ask(scene) == ListPods()
+
+    refused_by(changed(scene, listed=True), RefusalReason.POD_DELETED)
+
+
+def test_of_several_deleted_pods_that_the_kubelet_admits_none_is_guessed_and_none_is_served() -> (
+    None
+):
+    other = named_pod(3)
+    scene = knowing(a_scene(gone=(POD, other)), holding(POD), holding(other))
+
+    refused_by(changed(scene, listed=True), RefusalReason.POD_DELETED)
+
+
+@pytest.mark.parametrize("seconds", [61, -1], ids=["long ago", "before the clock was set back"])
+def test_a_pod_that_was_deleted_long_ago_is_asked_for_no_more(seconds) -> None:
+    scene = a_scene(gone=(POD,), lock=POD)
+    late = changed(scene, now=NOON + dt.timedelta(seconds=seconds), listed=True)
+
+    refused_by(late, RefusalReason.NO_POD_ADMITTED)
+
+
+@pytest.mark.parametrize("text", [f"{G1},NVIDIA,3000,30:;", f"{G2},NVIDIA,1,1:;"])
+def test_a_present_pod_wins_over_a_tombstone_of_its_name_whatever_their_shares(text) -> None:
+    successor = named_pod(1, uid=named_pod(9).uid, annotations=annotated(text))
+    scene = knowing(a_scene(successor, gone=(POD,), lock=successor), holding(POD))
+
+    assert granted(scene).candidate.pod == successor
+
+
+def test_a_refused_request_uses_up_the_oldest_deleted_pod_of_its_name() -> None:
+    younger, present = (named_pod(1, uid=named_pod(n).uid, groups=((),)) for n in (8, 9))
+    scene = knowing(a_scene(present, gone=(POD, younger), lock=present), holding(POD))
+
+    assert POD.uid == in_vain(1, scene, SETTINGS)
+    assert younger.uid == in_vain(1, changed(scene, claimed=frozenset({POD.uid})), SETTINGS)
+    both = frozenset({POD.uid, younger.uid})
+    assert present.uid == in_vain(1, changed(scene, claimed=both), SETTINGS)
+
+
+def test_a_refused_request_that_may_have_been_anothers_uses_up_nobody() -> None:
+    other = named_pod(3)
+    scene = a_scene(other, gone=(POD,), lock=other)
+
+    assert None is in_vain(1, knowing(scene, holding(POD), holding(other)), SETTINGS)
+    assert None is in_vain(1, knowing(scene, absent=(POD, other)), SETTINGS)
+
+
+def test_a_terminal_pod_is_no_candidate() -> None:
+    assert ask(a_scene(named_pod(1, phase=Phase.FAILED))) == ListPods()
+
+
+def test_unique_serves_the_pod_without_a_lock_that_the_kubelet_confirms() -> None:
+    scene = changed(knowing(a_scene(POD), holding(POD)), waited=True, node_read=True)
+
+    assert granted(scene, settings=UNIQUE).candidate.pod == POD
+
+
+def test_a_running_container_is_replayed_only_when_its_cgroup_is_gone() -> None:
+    pod = named_pod(1, containers=(a_container(running_id="containerd://abc"),))
+    row = a_row(
+        pod_uid=pod.uid, pod=pod.name, epoch=OLD_KUBELET, shares=POD.groups[0] if POD.groups else ()
+    )
+    scene = knowing(a_scene(pod, rows=(row,)), holding(pod))
+    assert ask(scene) == CheckRunning(frozenset({"containerd://abc"}))
+    checked = changed(
+        scene, checked=frozenset({"containerd://abc"}), listed=True, records_read=True
+    )
+    alive = changed(
+        checked,
+        books=type(scene.books)(NOW_KUBELET, alive=frozenset({"containerd://abc"})),
+    )
+
+    assert granted(checked).replay == row
+    refused_by(alive, RefusalReason.NO_POD_ADMITTED)
+
+
+def test_an_init_container_sends_to_the_file_for_it_is_listed_nowhere_else() -> None:
+    containers = (a_container(name="init", role=Role.INIT), a_container())
+    pod = named_pod(1, containers=containers)
+
+    assert ask(knowing(a_scene(pod, lock=pod), holding(pod))) == ReadRecords()
+
+
+def test_a_row_of_an_init_container_sends_to_the_file_before_the_api_server_is_asked() -> None:
+    row = a_row(pod_uid=POD.uid, pod=POD.name, role=Role.INIT, epoch=NOW_KUBELET)
+    scene = a_scene(rows=(row,))
+
+    assert ask(scene) == ReadRecords()
+    assert ask(changed(scene, records_read=True)) == ListPods()
+
+
+ROW = a_row(pod_uid=POD.uid, pod=POD.name, shares=(a_share(uuid=G1),), epoch=OLD_KUBELET)
+
+
+def blind(*rows: Row) -> Evidence:
+    """An agent that was restarted while the API server was away."""
+    return changed(a_scene(rows=rows), table=PodTable(), listed=True, list_failed=True)
+
+
+def gate(scene: Evidence) -> tuple[RefusalReason, bool]:
+    with pytest.raises(Refusal) as caught:
+        ask(changed(scene, records_read=True))
+    return caught.value.gate, caught.value.transient
+
+
+UNKNOWN = (RefusalReason.PODS_UNKNOWN, True)
+
+
+def test_nobody_is_called_static_or_deleted_when_the_list_failed():
+    for table in (PodTable(), PodTable(synced=True), PodTable(synced=True, stale=True)):
+        assert UNKNOWN == gate(changed(blind(), table=table))
+
+
+def test_a_list_that_answered_is_believed():
+    scene = changed(a_scene(), listed=True)
+
+    assert (RefusalReason.NO_POD_ADMITTED, False) == gate(scene)
+
+
+def test_without_a_witness_the_failed_list_is_named_too():
+    assert UNKNOWN == gate(without_witness(blind()))
+
+
+def test_a_pod_that_only_the_ledger_knows_is_no_pod_until_the_pods_were_listed():
+    scene = knowing(blind(ROW), holding(POD))
+    unlisted = changed(scene, listed=False, list_failed=False, records_read=True)
+
+    assert ListPods() == ask(unlisted)
+    assert UNKNOWN == gate(scene)
+    known = changed(unlisted, table=a_scene(POD).table, listed=True)
+    assert ROW == granted(known).replay
+
+
+def test_an_old_kubelet_serves_only_a_lock_owner_without_company() -> None:
+    alone = without_witness(a_scene(POD, lock=POD))
+    accompanied = without_witness(a_scene(POD, named_pod(3), lock=POD))
+
+    assert granted(alone).candidate.pod == POD
+    assert ask(accompanied) == ListPods()
+    assert ask(changed(accompanied, listed=True)) == AwaitLock()
+    assert ask(changed(accompanied, listed=True, waited=True)) == LookAtNode()
+    known = changed(accompanied, listed=True, waited=True, node_read=True)
+    for settings in (SETTINGS, UNIQUE):
+        refused_by(known, RefusalReason.WITNESS_SILENT, settings=settings)
+
+
+def test_an_old_kubelets_lone_candidate_waits_for_its_lock_before_it_is_refused() -> None:
+    scene = changed(without_witness(a_scene(POD)), listed=True)
+
+    assert ask(scene) == AwaitLock(*POD.key)
+    assert ask(changed(scene, waited=True)) == LookAtNode()
+    refused_by(changed(scene, waited=True, node_read=True), RefusalReason.NO_LOCK)
+    refused_by(
+        changed(scene, waited=True, node_read=True, lock=a_lock(name="other")),
+        RefusalReason.NO_RIGHT,
+    )
+
+
+def test_an_old_kubelet_asks_for_a_deleted_pod_for_ten_seconds_and_not_again_after_a_refusal() -> (
+    None
+):
+    other = named_pod(3)
+    asked = changed(
+        without_witness(a_scene(POD, gone=(other,), lock=POD)),
+        listed=True,
+        waited=True,
+        node_read=True,
+    )
+
+    refused_by(asked, RefusalReason.WITNESS_SILENT)
+    assert other.uid == in_vain(1, asked, SETTINGS)
+    assert granted(changed(asked, claimed=frozenset({other.uid}))).candidate.pod == POD
+    late = changed(asked, now=NOON + dt.timedelta(seconds=11))
+    assert granted(late).candidate.pod == POD
+
+
+def test_an_old_kubelets_file_is_read_before_its_pod_is_served() -> None:
+    row = a_row(pod_uid=POD.uid, pod=POD.name, container="c1", epoch=NOW_KUBELET)
+    pod = named_pod(
+        1,
+        containers=(a_container(name="c1"), a_container(name="c2")),
+        groups=POD.groups * 2 if POD.groups else None,
+    )
+    scene = a_scene(pod, rows=(row,), lock=pod)
+    assert ask(without_witness(scene, read=False)) == ReadRecords()
+
+    served = granted(without_witness(scene, recorded=frozenset({row.key})))
+
+    assert served.candidate.container.name == "c2"
+
+
+def test_an_old_kubelets_pod_that_nobody_has_seen_is_listed_for_once() -> None:
+    scene = without_witness(a_scene(lock=POD))
+
+    assert ask(scene) == ListPods()
+    refused_by(changed(scene, listed=True), RefusalReason.NO_POD_ADMITTED)

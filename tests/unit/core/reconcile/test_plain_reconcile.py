@@ -1,0 +1,274 @@
+"""Plain mode's rows against the kubelet: a row is over only when no container can live by it."""
+
+import dataclasses
+import datetime as dt
+import itertools
+
+import pytest
+
+from agent.core.cluster.pods import PodTable, PodUid
+from agent.core.inventory.slices import SliceId
+from agent.core.reconcile.by_kubelet import (
+    GONE_GRACE,
+    LOST_GRACE,
+    UNREAD_GRACE,
+    UNSEEN_GRACE,
+    judge_by_kubelet,
+)
+from agent.core.reconcile.findings import ReconcileFacts, Stranger
+from agent.core.reconcile.pace import UNCONFIRMED_AFTER
+from agent.core.state.ledger import ContainerKey, Holder, Ledger
+from tests.builders import G1, NOON, a_pod_uid
+from tests.unit.core.allocation.plain_scene import (
+    EPOCH,
+    HOLDER,
+    NEXT,
+    RESOURCE,
+    a_plain_row,
+    holds,
+    ids,
+)
+
+ROW = a_plain_row()
+CONFIRMED = a_plain_row(holder=HOLDER)
+OTHER = Holder("team-b", "eval-0", "main")
+SECOND = PodUid("b" * 32)
+BYSTANDER = holds(Holder("kube-system", "proxy", "main"))
+
+
+def look(*rows, at=dt.timedelta(), idle=None, **seen):
+    """What one look finds; the checkpoint file names what is held, unless told otherwise."""
+    holdings = seen.get("holdings", ())
+    named = tuple(
+        container.ids[RESOURCE]
+        for one in holdings
+        for container in one.containers
+        if RESOURCE in container.ids
+    )
+    recorded = seen.get("recorded", named)
+    keys = (ContainerKey(a_pod_uid(number), "main") for number in itertools.count())
+    found = ReconcileFacts(
+        table=PodTable(synced=True),
+        holdings=holdings,
+        complete=True,
+        recorded=None if recorded is None else dict(zip(keys, recorded, strict=False)),
+        epoch=seen.get("epoch", EPOCH),
+        now=NOON + at,
+        idle=idle or {},
+    )
+    return judge_by_kubelet(Ledger(rows), found, RESOURCE)
+
+
+def closes_after(*rows, **seen):
+    """How long the first row is seen without a holder until it is over; None: for ever."""
+    first = look(*rows, **seen)
+    if rows[0].key not in first.idle:
+        return None
+    for grace in (GONE_GRACE, UNSEEN_GRACE, UNREAD_GRACE, LOST_GRACE):
+        later = look(*rows, idle=first.idle, **(seen | {"at": grace}))
+        if rows[0] in later.over:
+            early = look(*rows, idle=first.idle, **(seen | {"at": grace - dt.timedelta(seconds=1)}))
+            assert rows[0] not in early.over
+            assert NOON + grace == early.due
+            return grace
+    return None
+
+
+def test_the_kubelet_confirms_a_row_by_its_ids():
+    (row,) = look(ROW, holdings=[holds(HOLDER, *ids(0))], epoch=NEXT).confirmed
+
+    assert (HOLDER, NEXT) == (row.holder, row.epoch)
+
+
+def test_ids_of_another_resource_confirm_nothing():
+    held = holds(HOLDER, *ids(0), resource="example.com/fpga")
+
+    assert () == look(ROW, holdings=[held], recorded=()).confirmed
+
+
+def test_what_is_confirmed_already_is_no_news():
+    assert () == look(CONFIRMED, holdings=[holds(HOLDER, *ids(0))]).confirmed
+
+
+def test_a_confirmed_row_is_confirmed_again_by_the_next_kubelet():
+    (row,) = look(CONFIRMED, holdings=[holds(HOLDER, *ids(0))], epoch=NEXT).confirmed
+
+    assert NEXT == row.epoch
+
+
+def test_a_holder_that_goes_away_under_one_kubelet_ends_its_row_after_a_moment():
+    assert GONE_GRACE == closes_after(CONFIRMED)
+
+
+def test_a_holder_that_comes_back_in_time_keeps_its_row():
+    first = look(CONFIRMED)
+    back = look(CONFIRMED, holdings=[holds(HOLDER, *ids(0))], idle=first.idle, at=GONE_GRACE)
+
+    assert () == back.over
+    assert {} == back.idle
+
+
+def test_a_row_stays_while_its_ids_are_held_by_a_holder_that_nobody_was_seen_as():
+    assert None is closes_after(ROW, holdings=[holds(OTHER, *ids(0, 1))])
+
+
+def test_after_a_lost_checkpoint_a_running_container_keeps_its_row_for_as_long_as_it_runs():
+    assert None is closes_after(CONFIRMED, holdings=[holds(HOLDER)], epoch=NEXT, recorded=())
+
+
+def test_a_kubelet_that_knows_no_pods_yet_closes_no_row_that_its_checkpoint_names():
+    assert None is closes_after(CONFIRMED, epoch=NEXT, recorded=[frozenset(ids(0))])
+
+
+def test_a_holder_of_an_earlier_kubelet_is_gone_when_the_checkpoint_agrees():
+    assert UNSEEN_GRACE == closes_after(CONFIRMED, epoch=NEXT, holdings=[BYSTANDER])
+
+
+@pytest.mark.parametrize("recorded", [None, ()])
+def test_a_kubelet_without_any_pod_closes_nothing_of_an_earlier_one(recorded):
+    assert None is closes_after(CONFIRMED, epoch=NEXT, recorded=recorded)
+    assert None is closes_after(ROW, epoch=NEXT, recorded=recorded)
+
+
+def test_an_unreadable_checkpoint_makes_it_wait_longer():
+    seen = {"holdings": [BYSTANDER], "recorded": None}
+
+    assert UNREAD_GRACE == closes_after(CONFIRMED, epoch=NEXT, **seen)
+    assert UNREAD_GRACE == closes_after(ROW, recorded=None)
+
+
+def test_ids_that_went_to_the_next_holder_keep_nobody_elses_row():
+    mine = a_plain_row(uid=SECOND, holder=OTHER)
+
+    assert UNSEEN_GRACE == closes_after(
+        CONFIRMED, mine, holdings=[holds(OTHER, *ids(0))], epoch=NEXT
+    )
+
+
+def test_an_answer_that_nobody_booked_is_over_after_a_minute():
+    assert UNSEEN_GRACE == closes_after(ROW)
+
+
+def test_an_init_container_is_confirmed_by_the_checkpoint_alone():
+    (row,) = look(ROW, recorded=[frozenset(ids(0))]).confirmed
+
+    assert (True, None) == (row.confirmed, row.holder)
+    assert None is closes_after(row, recorded=[frozenset(ids(0))])
+    assert UNSEEN_GRACE == closes_after(row)
+
+
+def test_an_init_container_that_a_lost_checkpoint_forgot_keeps_its_row_for_a_day():
+    row = a_plain_row(confirmed=True)
+
+    for recorded in (None, ()):
+        assert LOST_GRACE == closes_after(row, epoch=NEXT, recorded=recorded)
+
+
+def test_the_grace_begins_anew_with_an_answer():
+    asked = dataclasses.replace(ROW, answered_at=NOON + UNSEEN_GRACE)
+    first = look(ROW)
+
+    again = look(asked, idle=first.idle, at=2 * UNSEEN_GRACE - dt.timedelta(seconds=1))
+
+    assert () == again.over
+
+
+MINUTE, HOUR = dt.timedelta(minutes=1), dt.timedelta(hours=1)
+
+
+@pytest.mark.parametrize("by", [-HOUR, HOUR], ids=["back", "forward"])
+def test_a_clock_that_is_set_keeps_no_row_for_longer_than_its_grace(by):
+    idle = look(CONFIRMED).idle
+
+    told = look(CONFIRMED, idle=idle, at=by)
+
+    assert (CONFIRMED,) == (told.over or look(CONFIRMED, idle=told.idle, at=by + MINUTE).over)
+
+
+@pytest.mark.parametrize("before", [NOON, NOON + 2 * HOUR], ids=["before", "after"])
+def test_an_answer_of_the_future_is_an_old_one(before):
+    asked = dataclasses.replace(CONFIRMED, answered_at=NOON + HOUR)
+
+    first = look(asked, idle={asked.key: before})
+
+    assert (asked,) == look(asked, idle=first.idle, at=MINUTE).over
+    assert 1 == look(dataclasses.replace(asked, holder=None, confirmed=False)).unconfirmed
+
+
+def test_of_two_containers_with_the_same_ids_nobody_says_which_row_is_whose():
+    rows = (ROW, a_plain_row(uid=SECOND, minute=1))
+    both = [holds(HOLDER, *ids(0)), holds(OTHER, *ids(0))]
+
+    found = look(*rows, holdings=both)
+
+    assert [None, None] == [row.holder for row in found.confirmed]
+    assert () == found.strangers
+    for row in rows:
+        assert None is closes_after(row, *rows, holdings=both)
+
+
+def test_beside_an_init_container_with_the_same_ids_nobody_says_which_row_is_whose():
+    rows = (ROW, a_plain_row(uid=SECOND, minute=1))
+    seen = {"holdings": [holds(HOLDER, *ids(0))], "recorded": [frozenset(ids(0))] * 2}
+
+    assert [None, None] == [row.holder for row in look(*rows, **seen).confirmed]
+    assert None is closes_after(*rows, recorded=seen["recorded"])
+
+
+def test_the_one_that_stays_may_live_by_either_row():
+    rows = (ROW, a_plain_row(uid=SECOND, minute=1))
+
+    found = look(*rows, holdings=[holds(OTHER, *ids(0))])
+
+    assert [OTHER, OTHER] == [row.holder for row in found.confirmed]
+
+
+def test_the_second_holder_of_the_same_ids_takes_the_row_that_is_left():
+    rows = (CONFIRMED, a_plain_row(uid=SECOND, minute=1))
+
+    (row,) = look(*rows, holdings=[holds(HOLDER, *ids(0)), holds(OTHER, *ids(0))]).confirmed
+
+    assert (SECOND, OTHER) == (row.key.pod_uid, row.holder)
+
+
+def test_two_answers_of_which_one_is_lived_by_both_stay():
+    rows = (CONFIRMED, a_plain_row(uid=SECOND, minute=1))
+    held = [holds(HOLDER, *ids(0))]
+
+    (row,) = look(*rows, holdings=held).confirmed
+
+    assert (SECOND, HOLDER) == (row.key.pod_uid, row.holder)
+    for one in ((*rows,), (*reversed(rows),)):
+        assert None is closes_after(*one, holdings=held)
+
+
+def test_a_container_that_was_answered_anew_lives_by_its_new_row():
+    new = a_plain_row(uid=SECOND, slice_ids=ids(5), minute=1)
+    held = [holds(HOLDER, *ids(5))]
+
+    assert GONE_GRACE == closes_after(CONFIRMED, new, holdings=held)
+    assert None is closes_after(new, CONFIRMED, holdings=held)
+
+
+def test_a_holder_without_a_row_is_adopted():
+    (found,) = look(holdings=[holds(HOLDER, *ids(3, 2))]).strangers
+
+    assert Stranger(HOLDER, ids(2, 3), RESOURCE) == found
+
+
+def test_a_holder_that_is_explained_is_not_adopted():
+    held = [holds(HOLDER, *ids(0))]
+
+    assert () == look(CONFIRMED, holdings=held).strangers
+
+
+def test_ids_that_are_no_slices_are_not_adopted():
+    assert () == look(holdings=[holds(HOLDER, SliceId(G1))]).strangers
+
+
+@pytest.mark.parametrize(("late", "count"), [(False, 0), (True, 1)])
+def test_a_row_that_nobody_booked_is_counted_after_a_minute(late, count):
+    at = UNCONFIRMED_AFTER - dt.timedelta(seconds=int(not late))
+
+    assert count == look(ROW, at=at, holdings=[holds(OTHER, *ids(0, 1))]).unconfirmed
+    assert 0 == look(CONFIRMED, at=at, holdings=[holds(HOLDER)]).unconfirmed
