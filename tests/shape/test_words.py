@@ -1,5 +1,6 @@
 """One word per thing: names that we give are checked, names that we only read are not."""
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,3 +95,13 @@ def test_an_exception_is_still_needed(place: str, word: str):
     used = {name.lower().strip("_") for name in names}.union(*map(words, names))
 
     assert word in used
+
+
+def test_no_two_classes_of_the_repository_have_one_name():
+    places: dict[str, list[str]] = {}
+    for path in (*tree.modules("agent"), *tree.modules("tests")):
+        for statement in tree.parsed(path).body:
+            if isinstance(statement, ast.ClassDef):
+                places.setdefault(statement.name, []).append(str(path))
+
+    assert {} == {name: paths for name, paths in places.items() if len(paths) > 1}
