@@ -1,4 +1,4 @@
-"""The life of the process: settings in, tiers up, signals, tiers down, exit code out."""
+"""Runs the agent process: start in tiers, signals, stop in tiers, exit code."""
 
 import asyncio
 import contextlib
@@ -65,7 +65,7 @@ STOP_DEADLINE = 10.0
 """Seconds for a clean stop."""
 
 HOOK_DEADLINE = 2.0
-"""Seconds for one container's directory at the start."""
+"""Seconds to prepare one container's directory at the start."""
 
 
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
@@ -80,7 +80,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Process:
-    """What the process was started with. `look` looks at all sources again."""
+    """What the process was started with. `look` reads all sources again."""
 
     environ: Mapping[str, str]
     start: SourcesRead
@@ -90,7 +90,7 @@ class Process:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Memory:
-    """What is known from before: the state, and the settings that its rows allow."""
+    """The recovered state, and the settings that its rows allow."""
 
     boot_id: str
     recovered: Recovered
@@ -101,14 +101,14 @@ class _Memory:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Signals:
-    """What was asked for from outside."""
+    """What signals have requested."""
 
     stop: asyncio.Event
     reload: asyncio.Event
 
 
 async def run_agent(process: Process) -> int:
-    """Run until SIGTERM or SIGINT; return the exit code. A second signal leaves at once."""
+    """Run until SIGTERM or SIGINT; return the exit code. A second signal exits at once."""
     settings = process.settings
     notifier = service_notifier(process.environ, os.getpid())
     log.info("agent.starting", version=__version__, node=settings.node, observe=settings.observe)
@@ -163,7 +163,7 @@ async def _run(process: Process, notifier: ServiceNotifier, signals: _Signals) -
 
 
 def _connection(settings: Settings, process: Process) -> Connection | None:
-    """The way to the API server; None in plain mode, which asks none. Raises SettingsError."""
+    """The connection to the API server; None in plain mode. Raises SettingsError."""
     if settings.plain is not None:
         return None
     connection = Connection(
@@ -177,9 +177,9 @@ def _connection(settings: Settings, process: Process) -> Connection | None:
 async def _ours(
     lock: LockFile, settings: Settings, notifier: ServiceNotifier, stop: asyncio.Event
 ) -> bool:
-    """Wait until this is the only agent of the host; False when it is to stop before that.
+    """Wait until this is the only agent of the host. False: the process must stop before that.
 
-    A standby touches nothing: two agents on one kubelet would each undo what the other knows.
+    A standby changes nothing: two agents at one kubelet would undo each other's work.
     """
     if lock.try_take():
         return True
@@ -190,7 +190,7 @@ async def _ours(
         try:
             await stack.enter_async_context(web_door()(settings, watched, WebDoor.PORT))
         except PermissionFault as error:
-            log.info("standby.without_web", err=str(error))  # the other one has the port
+            log.info("standby.without_web", err=str(error))  # the running agent has the port
         group = await stack.enter_async_context(asyncio.TaskGroup())
         beating = group.create_task(watched.heartbeat.run())
         taken = group.create_task(lock.take())
@@ -204,9 +204,9 @@ async def _ours(
 async def _alone(
     settings: Settings, connection: Connection | None, adapters: Adapters, notices: NodeEventQueue
 ) -> None:
-    """Raise SettingsError where another plugin serves our resource.
+    """Raise SettingsError if another plugin serves our resource.
 
-    Each would take it from the other, and the scheduler's choices would reach only one of them.
+    The kubelet would use the one that registered last, and only one follows the scheduler.
     """
     if settings.observe or settings.takeover:
         return
@@ -215,8 +215,9 @@ async def _alone(
     if not await adapters.worker.call(rival.answers):
         return
     text = (
-        f"Another device plugin of this node serves {resource} at {rival.path}: take it off the "
-        "node (HAMi's: the DaemonSet hami-device-plugin), or set takeover: true to serve beside it."
+        f"The agent does not start: another device plugin of this node serves {resource} at "
+        f"{rival.path}: take it off the node (HAMi's: the DaemonSet hami-device-plugin), or set "
+        "takeover: true to serve beside it."
     )
     notices.say(NodeEvent("PluginConflict", text, warning=True))
     await post_last(settings, connection, adapters, notices)
@@ -224,18 +225,18 @@ async def _alone(
 
 
 async def _remembered(process: Process, disk: Disk) -> _Memory:
-    """Read the state, and settle on the settings. Raises SettingsError: the rows allow none."""
+    """Recover the state and choose the settings. Raises SettingsError: its rows allow none."""
     boot = boot_id()
     running = dt.timedelta(seconds=asyncio.get_running_loop().time())  # since the boot
     booted_at = SystemClock().now() - running
-    found = await recover(disk, boot_id=boot, machine_id=machine_id(), booted_at=booted_at)
+    recovered = await recover(disk, boot_id=boot, machine_id=machine_id(), booted_at=booted_at)
     stored = await _stored(disk)
-    ledger = found.state.ledger
+    ledger = recovered.state.ledger
     start, settings = fitting(process.start, stored, ledger), process.settings
     if start is not process.start:
         settings = start.taken().settings(NodeFacts())
-    state = dataclasses.replace(found.state, ledger=ledger.named(settings.sharing.resource))
-    return _Memory(boot, dataclasses.replace(found, state=state), stored, start, settings)
+    state = dataclasses.replace(recovered.state, ledger=ledger.named(settings.sharing.resource))
+    return _Memory(boot, dataclasses.replace(recovered, state=state), stored, start, settings)
 
 
 async def _joined(
@@ -245,7 +246,7 @@ async def _joined(
     notifier: ServiceNotifier,
     signals: _Signals,
 ) -> Front:
-    """Build the first half, and make the directories of what is held."""
+    """Build the front half, and prepare the directories of the ledger's containers."""
     start, recovered = memory.start, memory.recovered
     host = HostFacts(
         boot_id=memory.boot_id,
@@ -268,7 +269,7 @@ async def _joined(
 
 
 async def _stored(disk: Disk) -> LastGood | None:
-    """The last good settings on disk; none where they cannot be read, for the files are there."""
+    """The last good settings on disk; None also if they cannot be read: the files were read."""
     try:
         content = await disk.read(COPY)
         return None if content is None else decode_last_good(content)
@@ -278,9 +279,10 @@ async def _stored(disk: Disk) -> LastGood | None:
 
 
 async def _prepare(ledger: Ledger, adapters: Adapters) -> None:
-    """The directories of what is held: after a reboot the kubelet uses its records and asks no one.
+    """Prepare the directories of the ledger's containers.
 
-    One bad directory is one container's trouble, not the node's.
+    After a reboot the kubelet starts them from its checkpoint without an Allocate. A directory
+    that fails affects only its container.
     """
     for row in (row for row in ledger.rows if row.has_directory):
         try:
@@ -295,13 +297,13 @@ async def _prepare(ledger: Ledger, adapters: Adapters) -> None:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[_Signals]:
-    """TERM and INT ask for a clean stop, a second one leaves at once; HUP asks for a reload."""
+    """Handle TERM and INT (clean stop; a second one exits at once) and HUP (reload)."""
     loop = asyncio.get_running_loop()
     signals = _Signals(asyncio.Event(), asyncio.Event())
 
     def stop(number: signal.Signals) -> None:
         if signals.stop.is_set():
-            os._exit(128 + number)  # noqa: TID251 -- the last resort, asked for twice
+            os._exit(128 + number)  # noqa: TID251 -- the second signal exits at once
         log.info("agent.stopping", signal=number.name)
         signals.stop.set()
 
@@ -324,7 +326,7 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
 
 
 def _refused(group: BaseExceptionGroup[BaseException]) -> int:
-    """The exit code for what the world refused, said in one sentence each."""
+    """Log each expected failure in one line, and return the exit code."""
     code = OS_ERROR
     for error in _leaves(group):
         log.error("agent.failed", err=str(error))

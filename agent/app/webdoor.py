@@ -1,4 +1,4 @@
-"""The web door, joined. Imported late: aiohttp takes longer to load than a registration takes."""
+"""Opens the web pages. Imported late: aiohttp takes longer to load than a registration takes."""
 
 import contextlib
 import dataclasses
@@ -31,14 +31,14 @@ from agent.web.version import BuildInfo
 
 
 class _AgentMetrics(Collector):
-    """The agent's series; a standby has only what it says of itself."""
+    """The agent's metrics. A standby has only those about itself."""
 
     def __init__(self, watched: WebSubjects) -> None:
         self._watched = watched
 
     @override
     def collect(self) -> Iterator[Metric]:
-        """All families, each once."""
+        """All metric families, each once."""
         yield from self._collector().collect()
 
     def _collector(self) -> AgentCollector:
@@ -60,7 +60,7 @@ class _AgentMetrics(Collector):
 
 
 def build() -> BuildInfo:
-    """What runs here."""
+    """The versions of the agent, of Python and of the state's schema."""
     return BuildInfo(
         version=__version__, python=platform.python_version(), schema=f"state/{VERSION}"
     )
@@ -70,7 +70,7 @@ def build() -> BuildInfo:
 async def open_web(
     settings: Settings, watched: WebSubjects, door: WebDoor
 ) -> AsyncIterator[WebServer]:
-    """One way to the pages; actions are on the unix socket alone.
+    """Open one listener of the web pages. Only the unix socket has the actions.
 
     Raises PermissionFault: it cannot be bound.
     """
@@ -91,7 +91,7 @@ async def open_web(
 
 
 def _actions(watched: WebSubjects) -> Actions | None:
-    """A standby has no GPU to act on."""
+    """The actions on GPUs. A standby has none."""
     if watched.whole is None:
         return None
     front = watched.whole.front
