@@ -63,9 +63,8 @@ def read_device_layer(content: bytes, name: str, faults: Faults) -> Layer:
     settings: list[Setting] = []
     for known in config.found:
         if known.key in DEVICE_CONFIG:
-            field = BY_KEY[DEVICE_CONFIG[known.key]]
             with faults.kept():
-                settings.append(setting(field, known.value, known.where))
+                settings.append(setting(BY_KEY[DEVICE_CONFIG[known.key]], known.value, known.where))
     ours = tuple(
         f"{where}: {key} has no effect in HAMi's file; it belongs in the agent's own config.yaml"
         for key, where in config.others.items()

@@ -81,10 +81,10 @@ def _is_short(value: object) -> bool:
 
 
 def _path(value: object) -> str:
-    found = _text(value)
-    if not found.startswith("/"):
+    absolute = _text(value)
+    if not absolute.startswith("/"):
         raise WrongValue("expected an absolute path")
-    return found
+    return absolute
 
 
 def _optional_path(value: object) -> str | None:
@@ -113,10 +113,10 @@ _DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-
 
 
 def _node_name(value: object) -> str | None:
-    found = _text(value)
-    if found and (len(found) > 253 or _DOMAIN.fullmatch(found) is None):
+    name = _text(value)
+    if name and (len(name) > 253 or _DOMAIN.fullmatch(name) is None):
         raise WrongValue("expected the name of a Node, like gpu-1 (lower case)")
-    return found or None
+    return name or None
 
 
 node_name = ValueType(_node_name, {"type": "string"})
@@ -143,15 +143,15 @@ def whole(low: int, high: int) -> ValueType:
     """A whole number from `low` to `high`."""
 
     def read(value: object) -> int:
-        found = value
-        if isinstance(found, str):
-            sign = found.removeprefix("-")
-            found = int(found) if sign.isascii() and sign.isdigit() and len(sign) < 20 else value
-        if isinstance(found, bool) or not isinstance(found, int):
+        parsed = value
+        if isinstance(parsed, str):
+            sign = parsed.removeprefix("-")
+            parsed = int(parsed) if sign.isascii() and sign.isdigit() and len(sign) < 20 else value
+        if isinstance(parsed, bool) or not isinstance(parsed, int):
             raise WrongValue("expected a whole number")
-        if not low <= found <= high:
+        if not low <= parsed <= high:
             raise WrongValue(f"expected {low} to {high}")
-        return found
+        return parsed
 
     return ValueType(read, {"type": "integer", "minimum": low, "maximum": high})
 
@@ -160,12 +160,12 @@ def number(low: float, high: float) -> ValueType:
     """A finite number from `low` to `high`."""
 
     def read(value: object) -> float:
-        found = decimal(value)
-        if not math.isfinite(found):
+        parsed = decimal(value)
+        if not math.isfinite(parsed):
             raise WrongValue("expected a number")
-        if not low <= found <= high:
+        if not low <= parsed <= high:
             raise WrongValue(f"expected {low:g} to {high:g}")
-        return found
+        return parsed
 
     return ValueType(read, {"type": "number", "minimum": low, "maximum": high})
 
@@ -187,9 +187,9 @@ def choice(*words: str, like: Mapping[str, str] | None = None) -> ValueType:
 
     def read(value: object) -> str:
         if isinstance(value, str):
-            found = (like or {}).get(value, value)
-            if found in words:
-                return found
+            word = (like or {}).get(value, value)
+            if word in words:
+                return word
         raise WrongValue(f"expected one of {', '.join(words)}")
 
     return ValueType(read, {"enum": list(words)})
@@ -213,13 +213,13 @@ def several(*words: str) -> ValueType:
     def read(value: object) -> tuple[str, ...]:
         expected = f"expected one or more of {', '.join(words)}"
         try:
-            found = _texts(value)
+            chosen = _texts(value)
         except WrongValue as error:
             raise WrongValue(expected) from error
-        wrong = [word for word in found if word not in words]
-        if wrong or not found:
+        wrong = [word for word in chosen if word not in words]
+        if wrong or not chosen:
             raise WrongValue(expected, shown(wrong[0]) if wrong else "none")
-        return found
+        return chosen
 
     return ValueType(read, {"type": "array", "items": {"enum": list(words)}, "minItems": 1})
 
@@ -245,10 +245,10 @@ def _indexes(value: object) -> tuple[str, ...]:
 def _index(part: object) -> str:
     """One index; empty if there is none."""
     is_whole = isinstance(part, int) and not isinstance(part, bool) and _is_short(part)
-    found = str(part).strip() if is_whole or isinstance(part, str) else "-"
-    if found and not (found.isascii() and found.isdigit() and len(found) < 20):
+    digits = str(part).strip() if is_whole or isinstance(part, str) else "-"
+    if digits and not (digits.isascii() and digits.isdigit() and len(digits) < 20):
         raise WrongValue("expected GPU indexes", shown(part))
-    return found
+    return digits
 
 
 indexes = ValueType(
@@ -264,17 +264,17 @@ _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
 def _resource_name(value: object) -> str:
-    found = _text(value)
-    domain, slash, name = found.partition("/")
+    full_name = _text(value)
+    domain, slash, name = full_name.partition("/")
     well_formed = (
         bool(slash)
         and len(domain) <= 244
         and _DOMAIN.fullmatch(domain) is not None
         and _NAME.fullmatch(name) is not None
     )
-    if not well_formed or "kubernetes.io/" in found or found.startswith("requests."):
+    if not well_formed or "kubernetes.io/" in full_name or full_name.startswith("requests."):
         raise WrongValue("expected a name like nvidia.com/gpu")
-    return found
+    return full_name
 
 
 resource_name = ValueType(_resource_name, {"type": "string", "pattern": "^[^/]+/[^/]+$"})
@@ -294,8 +294,8 @@ _PATTERN: Final = "^[0-9]+([.][0-9]+)?(ms|s|m|h)?$"
 
 def seconds_of(text: str) -> float | None:
     """The seconds of a duration with a unit; None if `text` is not one."""
-    found = _FORM.fullmatch(text)
-    return None if found is None else float(Decimal(found[1]) * _UNITS[found[2]])
+    match = _FORM.fullmatch(text)
+    return None if match is None else float(Decimal(match[1]) * _UNITS[match[2]])
 
 
 def written(seconds: float) -> str:
@@ -314,14 +314,14 @@ def duration(low: float, high: float) -> ValueType:
     """A duration from `low` to `high` seconds; its value is seconds."""
 
     def read(value: object) -> float:
-        found = seconds_of(value) if isinstance(value, str) else None
-        if found is None:
-            found = decimal(value)
-        if not math.isfinite(found):
+        seconds = seconds_of(value) if isinstance(value, str) else None
+        if seconds is None:
+            seconds = decimal(value)
+        if not math.isfinite(seconds):
             raise WrongValue("expected a duration such as 500ms, 2s, 10m or 1h")
-        if not low <= found <= high:
+        if not low <= seconds <= high:
             raise WrongValue(f"expected {written(low)} to {written(high)}")
-        return found
+        return seconds
 
     number = {"type": "number", "minimum": low, "maximum": high}
     text = {"type": "string", "pattern": _PATTERN}

@@ -50,7 +50,7 @@ class NodeFacts:
 class ProfileMatch:
     """A profile's condition. All parts that are set must hold; one of several names suffices.
 
-    Names may contain `*` and `?`. With `exact` they may not, and without a name no node matches. A
+    Names may contain `*` and `?`. With `exact` they are literal, and no names match no node. A
     model is a part of a GPU's name, in any case, as in the annotation `nvidia.com/use-gputype`.
     """
 
@@ -146,7 +146,7 @@ def read_match(place: Place) -> ProfileMatch:
 def _texts(place: Place | None) -> tuple[str, ...]:
     if place is None:
         return ()
-    found = tuple(item.text() for item in place.items())
-    if not found:
+    texts = tuple(item.text() for item in place.items())
+    if not texts:
         raise place.fault("an empty list selects nothing")
-    return found
+    return texts

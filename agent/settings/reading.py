@@ -65,20 +65,20 @@ async def look(sources: Sources, offload: Offload, good: Sources | None = None) 
     If a file of `good` is gone, everything is refused: settings do not fall back to defaults while
     pods run. `offload` reads files and parses YAML. A file that does not answer is refused.
     """
-    asked: list[Path] = []
-    found = sources
+    paths: list[Path] = []
+    current = sources
     try:
         async with asyncio.timeout(DEADLINE):
-            async for more in _read(sources, TextFiles(offload), asked):
-                found = more  # stays, whatever the next one says
-            if found == good:
-                return SourcesRead(frozenset(asked), found)
-            _refuse_removed(found, good, asked)
-            return SourcesRead(frozenset(asked), found, await offload.call(make_plan, found))
+            async for latest in _read(sources, TextFiles(offload), paths):
+                current = latest  # stays, whatever the next one says
+            if current == good:
+                return SourcesRead(frozenset(paths), current)
+            _refuse_removed(current, good, paths)
+            return SourcesRead(frozenset(paths), current, await offload.call(make_plan, current))
     except SettingsError as error:
-        return SourcesRead(frozenset(asked), found, refusal=error)
+        return SourcesRead(frozenset(paths), current, refusal=error)
     except TimeoutError:
-        return SourcesRead(frozenset(asked), found, refusal=_unanswered(asked[-1]), silent=True)
+        return SourcesRead(frozenset(paths), current, refusal=_unanswered(paths[-1]), silent=True)
 
 
 async def begin(sources: Sources, offload: Offload, state: Offload) -> SourcesRead:
@@ -86,22 +86,22 @@ async def begin(sources: Sources, offload: Offload, state: Offload) -> SourcesRe
 
     Raises SettingsError: they are refused, and there is no usable copy.
     """
-    found = await look(sources, offload)
+    start = await look(sources, offload)
     try:
-        found.taken().settings(NodeFacts())
+        start.taken().settings(NodeFacts())
     except SettingsError as error:
         refusal = error
     else:
-        return found
-    file = _copy_file(found.sources)
+        return start
+    file = _copy_file(start.sources)
     copy = None if file is None else await _copy(file, refusal, TextFiles(state))
     if file is None or copy is None:
         raise refusal
     try:
-        last = _recalled(copy, found.sources)
+        last = _recalled(copy, start.sources)
     except SettingsError as error:
         raise _both(refusal, file, error) from error
-    return dataclasses.replace(found, plan=last, refusal=refusal)
+    return dataclasses.replace(start, plan=last, refusal=refusal)
 
 
 async def read_text(path: Path, offload: Offload) -> SourceFile:
@@ -149,14 +149,14 @@ def _unanswered(path: Path) -> SettingsError:
     return SettingsError(f"{path}: {text}")
 
 
-async def _read(sources: Sources, files: TextFiles, asked: list[Path]) -> AsyncIterator[Sources]:
-    """Yield the sources again after each read. The paths that were looked for go to `asked`.
+async def _read(sources: Sources, files: TextFiles, paths: list[Path]) -> AsyncIterator[Sources]:
+    """Yield the sources again after each read. The paths that were looked for go to `paths`.
 
     Our own file, the environment and the flags come first: they say where HAMi's files are.
     Raises SettingsError.
     """
     path = sources.file or DEFAULT_FILE
-    asked.append(path)
+    paths.append(path)
     if sources.file is not None or await files.is_there(path):
         own = SourceFile(str(path), await files.read(path, MAX_YAML))
         sources = dataclasses.replace(sources, own=own)
@@ -164,28 +164,28 @@ async def _read(sources: Sources, files: TextFiles, asked: list[Path]) -> AsyncI
     values = (await files.offload.call(make_plan, sources)).resolve(NodeFacts())
     named = values[DEVICE_CONFIG], values[NODE_CONFIG]
     # Both are watched even if one is refused: the operator may have to change both.
-    asked += [Path(str(one.value)) for one in named if one.value]
+    paths += [Path(str(one.value)) for one in named if one.value]
     yield dataclasses.replace(
         sources,
-        device_config=await _named(named[0], MAX_YAML, files, asked),
-        node_config=await _named(named[1], MAX_JSON, files, asked),
+        device_config=await _named(named[0], MAX_YAML, files, paths),
+        node_config=await _named(named[1], MAX_JSON, files, paths),
     )
 
 
 async def _named(
-    setting: Setting, limit: int, files: TextFiles, asked: list[Path]
+    setting: Setting, limit: int, files: TextFiles, paths: list[Path]
 ) -> SourceFile | None:
     """Read the file that the setting names. The default file need not exist."""
     if not setting.value:
         return None
     path = Path(str(setting.value))
-    asked.append(path)
+    paths.append(path)
     if setting.origin == DEFAULT and not await files.is_there(path):
         return None
     return SourceFile(str(path), await files.read(path, limit))
 
 
-def _refuse_removed(sources: Sources, good: Sources | None, asked: Sequence[Path]) -> None:
+def _refuse_removed(sources: Sources, good: Sources | None, paths: Sequence[Path]) -> None:
     """Raise SettingsError if a file of `good` was looked for and does not exist."""
     before = good or Sources()
     for old, new in (
@@ -193,7 +193,7 @@ def _refuse_removed(sources: Sources, good: Sources | None, asked: Sequence[Path
         (before.device_config, sources.device_config),
         (before.node_config, sources.node_config),
     ):
-        if old is not None and new is None and Path(old.name) in asked:
+        if old is not None and new is None and Path(old.name) in paths:
             raise SettingsError(
                 f"{old.name}: was removed; the agent keeps its settings until it is back; to go on "
                 "without it, restart the agent"
