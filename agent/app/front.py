@@ -136,7 +136,7 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
 
     directory = DirectoryWatch(settings.paths.plugins, sockets, settings.paths.kubelet_socket.name)
     kubelet = KubeletWatch(directory, heard)
-    knowing = _knowing(settings, adapters, host, facts, state, service, keeper, kubelet, notices)
+    knowing = _services(settings, adapters, host, facts, state, service, keeper, kubelet, notices)
     served = EndpointFacts(directory, facts.resource, facts.slices, state.ledger, notices.say)
     endpoint = join_endpoint(settings, adapters, served, allocator)
     return Front(
@@ -150,7 +150,7 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
     )
 
 
-def _knowing(
+def _services(
     settings: Settings,
     adapters: Adapters,
     host: HostFacts,

@@ -57,10 +57,10 @@ def settle() -> None:
 
 
 async def load_back(
-    settings: Settings, connection: Connection | None, adapters: Adapters, whole: AgentParts
+    settings: Settings, connection: Connection | None, adapters: Adapters, parts: AgentParts
 ) -> None:
     """Open the back half when the kubelet was reached, after LOAD_DELAY at most; keep it open."""
-    front = whole.front
+    front = parts.front
     await news(front.registration.state, within=LOAD_DELAY)
     opening: contextlib.AbstractAsyncContextManager[Back | PlainBack]
     if settings.plain is not None:
@@ -70,7 +70,7 @@ async def load_back(
         open_back = await adapters.loader.call(back_half)
         opening = open_back(settings, connection, adapters, front)
     async with opening as back:
-        whole.back.set(back)
+        parts.back.set(back)
         for client in back.clients:
             await connected(client)
         settle()
@@ -129,10 +129,10 @@ def web_door() -> OpenWeb:
 
 
 async def serve_web(
-    settings: Settings, watched: WebSubjects, whole: AgentParts, loader: Worker, door: WebDoor
+    settings: Settings, watched: WebSubjects, parts: AgentParts, loader: Worker, door: WebDoor
 ) -> None:
     """Serve the web pages at one listener, once the rest is loaded. Raises PermissionFault."""
-    await whole.loaded()
+    await parts.loaded()
     open_web = await loader.call(web_door)
     settle()
     try:

@@ -119,9 +119,9 @@ async def run_agent(process: Process) -> int:
         with _signals() as signals:
             await _run(process, notifier, signals)
     except* (AgentError, OSError) as group:
-        code = _refused(group)
+        code = _log_failures(group)
     except* BudgetSpent as group:
-        code = _given_up(group)
+        code = _log_defects(group)
     if code == OK:
         log.info("agent.stopped")
     return code
@@ -132,30 +132,30 @@ async def _run(process: Process, notifier: ServiceNotifier, signals: _Signals) -
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(alive(notifier))
         lock = LockFile(settings.paths.run / "lock")
-        if not await _ours(lock, settings, notifier, signals.stop):
+        if not await _wait_to_be_alone(lock, settings, notifier, signals.stop):
             return
         stack.callback(lock.release)
         disk = await stack.enter_async_context(open_disk(settings))
-        memory = await _remembered(process, disk)
+        memory = await _recover(process, disk)
         settings = memory.settings
         connection = _connection(settings, process)
         adapters = await stack.enter_async_context(open_adapters(settings, disk))
         if settings.driver.exit_without:
             await adapters.driver.scan()
-        front = await _joined(process, memory, adapters, notifier, signals)
-        await _alone(settings, connection, adapters, front.notices)
+        front = await _join(process, memory, adapters, notifier, signals)
+        await _refuse_rival(settings, connection, adapters, front.notices)
         written = stack.enter_context(WrittenDirectory(settings.paths.plugins))
-        whole = AgentParts(front, plain=settings.plain is not None, observe=settings.observe)
-        watched = WebSubjects(Heartbeat(), whole=whole)
+        parts = AgentParts(front, plain=settings.plain is not None, observe=settings.observe)
+        watched = WebSubjects(Heartbeat(), parts=parts)
         extra = ProcessTasks(
             heartbeat=watched.heartbeat.run,
-            load=lambda: load_back(settings, connection, adapters, whole),
-            notify=lambda: tell_systemd(notifier, whole),
-            web=lambda: serve_web(settings, watched, whole, adapters.loader, WebDoor.PORT),
-            web_socket=lambda: serve_web(settings, watched, whole, adapters.loader, WebDoor.SOCKET),
+            load=lambda: load_back(settings, connection, adapters, parts),
+            notify=lambda: tell_systemd(notifier, parts),
+            web=lambda: serve_web(settings, watched, parts, adapters.loader, WebDoor.PORT),
+            web_socket=lambda: serve_web(settings, watched, parts, adapters.loader, WebDoor.SOCKET),
             mounts=Task("mounts", lambda: lost(front.registration.state, written)),
         )
-        await run_tiers(tiers(whole, extra, adapters.random), signals.stop, STOP_DEADLINE)
+        await run_tiers(tiers(parts, extra, adapters.random), signals.stop, STOP_DEADLINE)
         notifier.stopping()
         if front.settings.refusal is not None and front.facts.inventory.value.generation == 0:
             await post_last(settings, connection, adapters, front.notices)
@@ -174,7 +174,7 @@ def _connection(settings: Settings, process: Process) -> Connection | None:
     return connection
 
 
-async def _ours(
+async def _wait_to_be_alone(
     lock: LockFile, settings: Settings, notifier: ServiceNotifier, stop: asyncio.Event
 ) -> bool:
     """Wait until this is the only agent of the host. False: the process must stop before that.
@@ -201,7 +201,7 @@ async def _ours(
     return lock.held and not stop.is_set()
 
 
-async def _alone(
+async def _refuse_rival(
     settings: Settings, connection: Connection | None, adapters: Adapters, notices: NodeEventQueue
 ) -> None:
     """Raise SettingsError if another plugin serves our resource.
@@ -215,22 +215,21 @@ async def _alone(
     if not await adapters.worker.call(rival.answers):
         return
     text = (
-        f"The agent does not start: another device plugin of this node serves {resource} at "
-        f"{rival.path}: take it off the node (HAMi's: the DaemonSet hami-device-plugin), or set "
-        "takeover: true to serve beside it."
+        f"Not started: another device plugin serves {resource} at {rival.path}: take it off the "
+        "node (HAMi's: the DaemonSet hami-device-plugin), or set takeover: true to serve beside it."
     )
     notices.say(NodeEvent("PluginConflict", text, warning=True))
     await post_last(settings, connection, adapters, notices)
     raise SettingsError(text)
 
 
-async def _remembered(process: Process, disk: Disk) -> _Memory:
+async def _recover(process: Process, disk: Disk) -> _Memory:
     """Recover the state and choose the settings. Raises SettingsError: its rows allow none."""
     boot = boot_id()
     running = dt.timedelta(seconds=asyncio.get_running_loop().time())  # since the boot
     booted_at = SystemClock().now() - running
     recovered = await recover(disk, boot_id=boot, machine_id=machine_id(), booted_at=booted_at)
-    stored = await _stored(disk)
+    stored = await _read_stored(disk)
     ledger = recovered.state.ledger
     start, settings = fitting(process.start, stored, ledger), process.settings
     if start is not process.start:
@@ -239,7 +238,7 @@ async def _remembered(process: Process, disk: Disk) -> _Memory:
     return _Memory(boot, dataclasses.replace(recovered, state=state), stored, start, settings)
 
 
-async def _joined(
+async def _join(
     process: Process,
     memory: _Memory,
     adapters: Adapters,
@@ -268,8 +267,8 @@ async def _joined(
     return front
 
 
-async def _stored(disk: Disk) -> LastGood | None:
-    """The last good settings on disk; None also if they cannot be read: the files were read."""
+async def _read_stored(disk: Disk) -> LastGood | None:
+    """The last good settings on disk; None if there are none, or they cannot be read."""
     try:
         content = await disk.read(COPY)
         return None if content is None else decode_last_good(content)
@@ -325,7 +324,7 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
             yield error
 
 
-def _refused(group: BaseExceptionGroup[BaseException]) -> int:
+def _log_failures(group: BaseExceptionGroup[BaseException]) -> int:
     """Log each expected failure in one line, and return the exit code."""
     code = OS_ERROR
     for error in _leaves(group):
@@ -334,7 +333,7 @@ def _refused(group: BaseExceptionGroup[BaseException]) -> int:
     return code
 
 
-def _given_up(group: BaseExceptionGroup[BaseException]) -> int:
+def _log_defects(group: BaseExceptionGroup[BaseException]) -> int:
     for error in _leaves(group):
         log.error("agent.gave_up", err=str(error), cause=str(error.__cause__))
     return BUG

@@ -127,7 +127,7 @@ async def last_scan(scans: AsyncGenerator[Scan]) -> tuple[Scan | None, str, str 
 
 
 def _failure_of(error: AgentError | OSError) -> tuple[str, str | None]:
-    """The failure and the remedy. Empty remedy: the failure implies it. None: it is not known.
+    """The failure and the remedy. Empty remedy: the failure contains it. None: it is not known.
 
     The text form prints both in one line; scripts read them separately.
     """

@@ -91,10 +91,10 @@ class ProcessTasks:
 
 
 def tiers(
-    whole: AgentParts, extra: ProcessTasks, chance: random.Random
+    parts: AgentParts, extra: ProcessTasks, chance: random.Random
 ) -> Sequence[Sequence[Task]]:
     """All standing tasks, the outermost tier first."""
-    front, knowing = whole.front, whole.front.knowing
+    front, knowing = parts.front, parts.front.knowing
 
     def task(name: str, run: Run) -> Task:
         async def keep() -> None:
@@ -104,14 +104,14 @@ def tiers(
 
     def late(name: str) -> Task:
         async def run() -> None:
-            await (await whole.loaded()).runs[name]()
+            await (await parts.loaded()).runs[name]()
 
         return task(name, run)
 
     async def report() -> None:
         """Wait for the Node's labels before the first report: profiles may depend on them."""
         await front.settings.labelled.wait()
-        await (await whole.loaded()).runs["report"]()
+        await (await parts.loaded()).runs["report"]()
 
     return (
         (task("heartbeat", extra.heartbeat), task("state", front.state.run)),
@@ -121,9 +121,9 @@ def tiers(
             task("left_out", knowing.left_out.run),
             task("gpu_events", knowing.gpu_events.run),
             task("held", front.follow_held),
-            *(() if whole.observe else (task("withholder", knowing.withholder.run),)),
-            *(() if whole.observe else (task("clearing", knowing.clearing.run),)),
-            *(() if whole.observe else (task("measuring", knowing.measuring.run),)),
+            *(() if parts.observe else (task("withholder", knowing.withholder.run),)),
+            *(() if parts.observe else (task("clearing", knowing.clearing.run),)),
+            *(() if parts.observe else (task("measuring", knowing.measuring.run),)),
             task("listing", knowing.listing.run),
             task("discovery", knowing.discovery.run),
             task("health", knowing.health.run),
@@ -131,11 +131,11 @@ def tiers(
             task("kubelet", knowing.kubelet.run),
             task("recent", knowing.recent.run),
             task("load", extra.load),
-            *map(late, _behind(whole)),
+            *map(late, _back_tasks(parts)),
         ),
         (
-            *(() if whole.observe else (Task("endpoint", front.endpoint.run), extra.mounts)),
-            *(() if whole.plain else (task("report", report),)),
+            *(() if parts.observe else (Task("endpoint", front.endpoint.run), extra.mounts)),
+            *(() if parts.plain else (task("report", report),)),
             task("notify", extra.notify),
             task("web", extra.web),
             task("web_socket", extra.web_socket),
@@ -143,11 +143,11 @@ def tiers(
     )
 
 
-def _behind(whole: AgentParts) -> tuple[str, ...]:
+def _back_tasks(parts: AgentParts) -> tuple[str, ...]:
     """The tasks of the back half that stop after the doors."""
-    if whole.observe:
-        return OBSERVING_PLAIN if whole.plain else OBSERVING
-    return PLAIN if whole.plain else SCHEDULED
+    if parts.observe:
+        return OBSERVING_PLAIN if parts.plain else OBSERVING
+    return PLAIN if parts.plain else SCHEDULED
 
 
 async def met(state: Cell[RegistrationState], within: float = MEETING) -> None:
@@ -169,10 +169,10 @@ async def lost(state: Cell[RegistrationState], written: WritableDirectory) -> No
     )
 
 
-async def tell_systemd(notifier: ServiceNotifier, whole: AgentParts) -> None:
+async def tell_systemd(notifier: ServiceNotifier, parts: AgentParts) -> None:
     """Send READY after the first result at the kubelet, then each new status line."""
-    front = whole.front
-    if not whole.observe:
+    front = parts.front
+    if not parts.observe:
         await met(front.registration.state)
     notifier.ready()
     text = ""
@@ -180,7 +180,7 @@ async def tell_systemd(notifier: ServiceNotifier, whole: AgentParts) -> None:
         state, listed = front.registration.state.value, front.facts.slices.value
         slices = sum(len(group.ids) for group in listed.groups if group.healthy)
         now = f"{slices} slices on offer; {state.text}"
-        if whole.observe:
+        if parts.observe:
             now = f"observing, nothing is registered; {slices} slices would be on offer"
         if now != text:
             text = now

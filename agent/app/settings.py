@@ -106,7 +106,7 @@ class SettingsService:
         self._undrained: NodeValues | None = None
         self._fitted: frozenset[GpuUuid] = frozenset()
         self._stored: LastGood | None = None
-        self._told: deque[str] = deque(maxlen=TOLD)
+        self._reported: deque[str] = deque(maxlen=TOLD)
         self._waiting: Mapping[str, object] = {}
         self._news = asyncio.Event()
         self._is_asked = False
@@ -174,7 +174,7 @@ class SettingsService:
             self.reject(refusal, asked=asked)
             return
         self._plan, self._refused, self._undrained = plan, None, None
-        self._told.clear()
+        self._reported.clear()
         for warning in plan.warnings:
             log.warning("config.ignored", what=warning)
         log.info("config.applied", changed=self._publish(settings))
@@ -185,19 +185,19 @@ class SettingsService:
 
         `asked`: see `read`. The log then repeats the reason; the Event is not repeated.
         """
-        is_new = str(error) not in self._told
+        is_new = str(error) not in self._reported
         if is_new or asked:
             log.error("config.rejected", err=str(error))
         if not is_new:
             return
-        self._told.append(str(error))
+        self._reported.append(str(error))
         self._outside.say(NodeEvent("ConfigRejected", str(error), warning=True))
 
     def _keep(self, *, asked: bool) -> None:
         """Log that the sources are those in force, if they were refused before or on request."""
-        if self._told or asked:
+        if self._reported or asked:
             log.info("config.unchanged")
-        self._told.clear()
+        self._reported.clear()
         self._undrained = None
 
     async def _follow_labels(self) -> None:
@@ -314,7 +314,7 @@ class SettingsService:
 
     def _fit(self, settings: Settings, facts: NodeFacts) -> None:
         if self._refused is not None and self._refused != facts:
-            self._told.clear()  # the refusal is over; if it comes again, it is logged again
+            self._reported.clear()  # the refusal is over; if it comes again, it is logged again
         self._facts, self._refused = facts, None
         if self._publish(settings):
             log.info("config.fitted", node=facts.name, gpus=len(facts.gpus or ()))

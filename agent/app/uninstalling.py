@@ -45,22 +45,22 @@ async def uninstall_here(
     """
     with _without_an_agent(settings.paths.run / "lock"):
         if settings.plain is not None:  # plain mode writes nothing to a Node
-            return Uninstalled(LeftoverOutcome(), _host(settings))
+            return Uninstalled(LeftoverOutcome(), _paths_left(settings))
         kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
         async with _opened(Connection(kubeconfig, environment=environ)) as api:
             resource = settings.sharing.resource
             node = await api.node(settings.node)
             pods = () if force else await api.gpu_pods(node.name, resource)
             if pods:
-                raise InUse(_running(pods))
+                raise InUse(_pods_run(pods))
             state = await api.look(node.name, resource)
             if node.is_touched or state.degraded:
                 state = (await vacated(api, (node.name,), resource, say))[node.name]
                 if state.served:
-                    raise InUse(_serving(node.name, resource))
+                    raise InUse(_plugin_serves(node.name, resource))
             cleaned = await clean(api, node, state, resource, here=True)
     told(cleaned)
-    return Uninstalled(LeftoverOutcome((cleaned,)), _host(settings))
+    return Uninstalled(LeftoverOutcome((cleaned,)), _paths_left(settings))
 
 
 async def uninstall_everywhere(
@@ -97,7 +97,7 @@ def _without_an_agent(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def _running(pods: tuple[str, ...]) -> str:
+def _pods_run(pods: tuple[str, ...]) -> str:
     more = f" and {len(pods) - SHOWN} more" if len(pods) > SHOWN else ""
     return (
         f"pods with GPUs run here ({', '.join(pods[:SHOWN])}{more}): they would keep running, but "
@@ -105,14 +105,14 @@ def _running(pods: tuple[str, ...]) -> str:
     )
 
 
-def _serving(node: str, resource: str) -> str:
+def _plugin_serves(node: str, resource: str) -> str:
     return (
         f"a device plugin serves {resource} on the Node {node}, as its kubelet reports: an agent "
         "would write again, and another plugin's report must stay; stop that plugin first"
     )
 
 
-def _host(settings: Settings) -> Mapping[str, str]:
+def _paths_left(settings: Settings) -> Mapping[str, str]:
     """The agent's paths that stay on this host, each with what to do about it."""
     paths = settings.paths
     reasons = {
@@ -120,11 +120,11 @@ def _host(settings: Settings) -> Mapping[str, str]:
         paths.run: "the next boot removes it; or remove it now",
         paths.hook / "vgpu": "mounted in containers with GPUs; remove it when they have ended",
     }
-    found = {path: _there(path, why) for path, why in reasons.items()}
-    return {str(path): why for path, why in found.items() if why}
+    present = {path: _reason_left(path, why) for path, why in reasons.items()}
+    return {str(path): why for path, why in present.items() if why}
 
 
-def _there(path: Path, why: str) -> str:
+def _reason_left(path: Path, why: str) -> str:
     """The reason why the path stays; empty if it does not exist."""
     try:
         return why if path.is_dir() else ""

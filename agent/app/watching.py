@@ -28,22 +28,22 @@ class WebSubjects:
 
     heartbeat: Heartbeat
     standby: str = ""
-    whole: AgentParts | None = None
+    parts: AgentParts | None = None
     shut: dict[WebDoor, str] = dataclasses.field(default_factory=dict)
 
     def checks(self) -> tuple[Check, ...]:
         """All readiness checks."""
-        if self.whole is None:
+        if self.parts is None:
             return (Check("instance", ok=False, text=f"standby: {self.standby}"),)
-        return (*_checks(self.whole), *map(self._open, WebDoor))
+        return (*_checks(self.parts), *map(self._open, WebDoor))
 
     def _open(self, door: WebDoor) -> Check:
         text = self.shut.get(door, "")
         return Check(door.value, not text, text, required=False)
 
 
-def _checks(whole: AgentParts) -> tuple[Check, ...]:
-    front = whole.front
+def _checks(parts: AgentParts) -> tuple[Check, ...]:
+    front = parts.front
     facts = front.facts
     writable = front.state.error.value
     problem = front.knowing.discovery.problem.value
@@ -52,8 +52,8 @@ def _checks(whole: AgentParts) -> tuple[Check, ...]:
     return (
         Check("state", not writable, writable),
         _described(inventory, left_out, problem),
-        *(() if whole.observe else _kubelet(front)),
-        *_api(whole),
+        *(() if parts.observe else _kubelet(front)),
+        *_api(parts),
         Check("driver", not problem, problem or "", required=False),
         Check("gpus", bool(inventory.gpus), "there are no GPUs to share", required=False),
         _answering(left_out),
@@ -71,14 +71,14 @@ def _kubelet(front: Front) -> tuple[Check, ...]:
     )
 
 
-def _api(whole: AgentParts) -> tuple[Check, ...]:
+def _api(parts: AgentParts) -> tuple[Check, ...]:
     """The checks that need the API server; plain mode has none."""
-    if whole.plain:
+    if parts.plain:
         return ()
-    table, back = whole.front.facts.pods.value, whole.back.value
+    table, back = parts.front.facts.pods.value, parts.back.value
     loading = Check("report", ok=False, text="the agent is still loading", required=False)
     reporting = (loading,) if back is None else back.checks()
-    if whole.observe:
+    if parts.observe:
         return reporting
     return (
         Check("api_synced", table.synced, "the API server has not listed this node's pods yet"),
@@ -107,7 +107,7 @@ def _waking(left_out: Sequence[GpuFault]) -> str:
 
 
 def _answering(left_out: Sequence[GpuFault]) -> Check:
-    """Whether all GPUs answer. A GPU that is waking is a fault neither of it nor of the driver."""
+    """Whether all GPUs answer. One that still initialises is not missing and not left out."""
     text = _waking(left_out)
     return Check("gpus_answering", not text, text, required=False)
 

@@ -43,12 +43,12 @@ class _AgentMetrics(Collector):
 
     def _collector(self) -> AgentCollector:
         watched = self._watched
-        whole = watched.whole
-        back = whole.back.value if whole else None
-        if whole is None or back is None:
+        parts = watched.parts
+        back = parts.back.value if parts else None
+        if parts is None or back is None:
             empty = MetricCells(Cell(Inventory()), Cell(SliceList()), Cell(Ledger()))
             return AgentCollector(build(), empty, watched.checks, MetricSources())
-        front = whole.front
+        front = parts.front
         facts = MetricCells(
             front.facts.inventory,
             front.facts.slices,
@@ -92,9 +92,9 @@ async def open_web(
 
 def _actions(watched: WebSubjects) -> Actions | None:
     """The actions on GPUs. A standby has none."""
-    if watched.whole is None:
+    if watched.parts is None:
         return None
-    front = watched.whole.front
+    front = watched.parts.front
     health, ledger = front.knowing.health, front.state.ledger
     recheck = health.recheck
 
