@@ -215,8 +215,8 @@ async def _refuse_rival(
     if not await adapters.worker.call(rival.answers):
         return
     text = (
-        f"Not started: another device plugin serves {resource} at {rival.path}: take it off the "
-        "node (HAMi's: the DaemonSet hami-device-plugin), or set takeover: true to serve beside it."
+        f"The agent does not start: another plugin serves {resource} at {rival.path}: take it off "
+        "the node (HAMi's: the DaemonSet hami-device-plugin), or set takeover: true."
     )
     notices.say(NodeEvent("PluginConflict", text, warning=True))
     await post_last(settings, connection, adapters, notices)
