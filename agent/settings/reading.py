@@ -70,7 +70,7 @@ async def look(sources: Sources, offload: Offload, good: Sources | None = None) 
     try:
         async with asyncio.timeout(DEADLINE):
             async for latest in _read(sources, TextFiles(offload), paths):
-                current = latest  # stays, whatever the next one says
+                current = latest  # kept if the next read fails
             if current == good:
                 return SourcesRead(frozenset(paths), current)
             _refuse_removed(current, good, paths)
