@@ -1,4 +1,4 @@
-"""The outside world as far as a registration needs it, opened once."""
+"""Opens the adapters that the registration needs."""
 
 import contextlib
 import dataclasses
@@ -16,22 +16,22 @@ from agent.host.worker import Worker
 from agent.settings.sections import Settings
 
 DISK_QUEUE = 64
-"""Pieces of blocking work that may wait for the worker thread."""
+"""Blocking calls that may wait for a worker thread."""
 
 CLEARING_QUEUE = 2
-"""A part of a removal and one of a look, which may wait while a file system hangs."""
+"""Calls that may wait while a file system hangs: one of a removal and one of a measurement."""
 
 READER_QUEUE = 2
-"""Readings that may wait while a file system hangs."""
+"""Reads of settings files that may wait while a file system hangs."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Adapters:
-    """Adapters by the port that they fill. `worker` is for blocking work, `loader` for imports.
+    """The adapters by port. `worker` runs blocking calls, `loader` runs imports.
 
-    The state's disk has a thread of its own: while it hangs, everything else goes on and can say
-    so. So has `reader`, for the settings files, which may lie anywhere. What containers left is
-    removed, and what they keep is counted, on another one, for it can be millions of files.
+    The state's disk and `reader` (settings files, on any file system) have threads of their own:
+    while one hangs, the rest goes on and can report it. One more thread removes and measures the
+    directories of containers, which can hold millions of files.
     """
 
     driver: Driver
@@ -48,7 +48,7 @@ class Adapters:
 
 @contextlib.asynccontextmanager
 async def open_disk(settings: Settings) -> AsyncIterator[HostDisk]:
-    """The state's disk, with its own thread. Raises StateError, PermissionFault."""
+    """Open the state's disk, with its own thread. Raises StateError, PermissionFault."""
     async with Worker("state", DISK_QUEUE) as state:
         disk = await HostDisk.open(settings.paths.state, state)
         with contextlib.closing(disk):
@@ -57,9 +57,9 @@ async def open_disk(settings: Settings) -> AsyncIterator[HostDisk]:
 
 @contextlib.asynccontextmanager
 async def open_adapters(settings: Settings, disk: HostDisk) -> AsyncIterator[Adapters]:
-    """Open the others, and close them in reverse.
+    """Open the other adapters; close them in reverse order.
 
-    Raises SettingsError, PermissionFault: something that must be there is not.
+    Raises SettingsError, PermissionFault: something that the agent needs is missing.
     """
     async with contextlib.AsyncExitStack() as stack:
         worker = await stack.enter_async_context(Worker("disk", DISK_QUEUE))
@@ -85,7 +85,7 @@ async def open_adapters(settings: Settings, disk: HostDisk) -> AsyncIterator[Ada
 
 @contextlib.asynccontextmanager
 async def open_driver(settings: Settings) -> AsyncIterator[Driver]:
-    """NVML, or simulated GPUs where the settings name some; only the one in use is imported."""
+    """Open NVML, or the simulated GPUs of the settings. Only the driver in use is imported."""
     spec = settings.driver.simulate
     if spec is not None:
         from agent.sandbox.driver import open_simulation  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""The half that loads behind the registration: the API server, answers, and what follows them."""
+"""The back half, which loads after Register: the API server, answers, and what follows them."""
 
 import contextlib
 import dataclasses
@@ -41,7 +41,7 @@ from agent.settings.sections import Settings
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ApiServer:
-    """The API server, and what the kubelet tells about pods."""
+    """Clients of the API server and of the kubelet."""
 
     session: KubeSession
     events: EventPoster
@@ -53,7 +53,7 @@ class ApiServer:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Back:
-    """Views of the API server, answers, and services that make the world agree."""
+    """Watches of the API server, answers, and the services that reconcile."""
 
     api: ApiServer
     node: NodeWatch
@@ -69,12 +69,12 @@ class Back:
 
     @property
     def clients(self) -> tuple[KubeSession, ...]:
-        """What has to be loaded before the first answer."""
+        """The clients to load before the first answer."""
         return (self.api.session,)
 
     @property
     def runs(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        """Its standing activities by the names of their tasks."""
+        """Its standing activities by task name."""
         return {
             "node": self.node.run,
             "pods": self.pods.run,
@@ -87,7 +87,7 @@ class Back:
         }
 
     def checks(self) -> tuple[Check, ...]:
-        """What readiness is made of, beyond what the first half knows."""
+        """The readiness checks of the back half."""
         state, node = self.report_state.value, self.api.node
         report = Check("report", state.reported, state.reason, required=False)
         if not isinstance(node, ObservedNode):
@@ -100,7 +100,7 @@ class Back:
 async def open_back(
     settings: Settings, connection: Connection, adapters: Adapters, front: Front
 ) -> AsyncIterator[Back]:
-    """Open its adapters and join its services; close them at the end. Raises SettingsError."""
+    """Open its adapters and join its services; close all at the end. Raises SettingsError."""
     paths = settings.paths
     async with contextlib.AsyncExitStack() as stack:
         session = KubeSession(connection, adapters.random)

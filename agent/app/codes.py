@@ -1,4 +1,4 @@
-"""Exit codes of the daemon, after sysexits; systemd restarts on all but BAD_SETTINGS."""
+"""Exit codes of the daemon, after sysexits. systemd restarts it on all except BAD_SETTINGS."""
 
 OK = 0
 NO_DRIVER = 69

@@ -1,4 +1,4 @@
-"""The plugin server of our resource, its registration, and who looks out for a rival. Joined."""
+"""Joins the device plugin server, its registration, and the watch for another plugin."""
 
 import asyncio
 import dataclasses
@@ -24,7 +24,7 @@ from agent.settings.sections import Settings
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What serves our resource, with the list under it."""
+    """The device plugin server of our resource, with the list that it serves."""
 
     lists: Cell[SliceList]
     server: PluginServer
@@ -35,11 +35,11 @@ class Endpoint:
 
     @property
     def sockets(self) -> tuple[str, ...]:
-        """The names in the kubelet's directory that are of interest."""
+        """The names of the sockets to watch in the kubelet's directory."""
         return tuple(filter(None, (self.server.endpoint, *self.rival.names)))
 
     def heard(self, name: str) -> None:
-        """One of them came or went; under the empty name any may have."""
+        """Take note that a socket came or went. The empty name stands for all."""
         self.registration.heard(name)
         self.rivals.heard(name)
 
@@ -47,7 +47,7 @@ class Endpoint:
         """Serve and keep registered until cancelled."""
 
         async def register() -> None:
-            """No registration before the first list: an empty one would take every slice away."""
+            """Wait for the first list: registering an empty one would remove every slice."""
             await self.lists.until(lambda listed: listed.generation > 0)
             await self.registration.run()
 
@@ -61,7 +61,7 @@ class Endpoint:
 class EndpointFacts:
     """What the endpoint follows: our resource's name, its list, and the ledger for the fence.
 
-    `directory` is the kubelet's. `say` posts an Event about the Node.
+    `directory`: the kubelet's. `say`: posts an Event about the Node.
     """
 
     directory: SocketWatch
@@ -74,10 +74,10 @@ class EndpointFacts:
 def join_endpoint(
     settings: Settings, adapters: Adapters, facts: EndpointFacts, allocator: LateAllocator
 ) -> Endpoint:
-    """Build it; what is asked goes to `allocator`."""
+    """Build the endpoint. `allocator` answers the kubelet's calls."""
 
     def check(ids: tuple[SliceId, ...]) -> None:
-        """Whether the container that holds these slices may start. Raises Refusal."""
+        """Check that the container that holds these slices may start. Raises Refusal."""
         check_start(facts.ledger.value, ids)
 
     plugins, resource, chance = settings.paths.plugins, facts.resource, adapters.random

@@ -1,4 +1,4 @@
-"""The facts of the node, each in one cell with one writer."""
+"""The shared facts of the node, each in one cell with one writer."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from agent.kit.cell import Cell
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SharedCells:
-    """Cells that more than one room reads.
+    """Cells that more than one package reads.
 
     Each cell has one writer: `app.settings` for sharing, resource, report and edits; in
     `agent.services` `inventory.service` for the inventory, `inventory.listing` for slices,
@@ -33,7 +33,7 @@ class SharedCells:
 
 
 def new_facts(sharing: SharingSettings, report: ReportSettings, edits: EditSettings) -> SharedCells:
-    """Cells with nothing known yet."""
+    """Cells with the settings of the start, and nothing else known yet."""
     return SharedCells(
         sharing=Cell(sharing),
         resource=Cell(sharing.resource),

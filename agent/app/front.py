@@ -1,7 +1,7 @@
-"""The half that must be up first: state, inventory, lists and the registration. Joined, no logic.
+"""Joins the front half, which runs first: state, inventory, lists and the registration.
 
-A kubelet that has just started admits pods within a second; whatever a registration can do
-without is in agent.app.back and loads behind it.
+A kubelet that has just started admits pods within 1 s. What the registration does not need is in
+agent.app.back and loads later.
 """
 
 import asyncio
@@ -42,10 +42,10 @@ from agent.settings.sources import Sources
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What is known of the host before anything runs. `stop` ends the process.
+    """The facts about the host before anything runs. `stop` ends the process.
 
-    `start`: what settings were read, which `look` reads again, at once where that is `asked`;
-    `stored`: the last good ones on disk.
+    `start`: the settings as they were read. `look` reads them again, at once when `asked` is set.
+    `stored`: the last good settings on disk.
     """
 
     boot_id: str
@@ -60,7 +60,7 @@ class HostFacts:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KnowledgeServices:
-    """Services that find out what is true of the host."""
+    """Services that observe the host."""
 
     keeper: InventoryKeeper
     left_out: LeftOut
@@ -78,7 +78,7 @@ class KnowledgeServices:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Front:
-    """What runs first. `notices` are Events that wait until the API server can be told."""
+    """The services that run first. `notices`: Events that wait for the API server."""
 
     facts: SharedCells
     state: StateService
@@ -89,13 +89,13 @@ class Front:
     settings: SettingsService
 
     async def follow_held(self) -> None:
-        """Ids in use reach the inventory, so that they stay listed."""
+        """Pass the ids in use to the inventory, so that they stay listed."""
         async for ledger in self.state.ledger.follow():
             self.knowing.keeper.hold(ledger.held_ids())
 
     @property
     def server(self) -> PluginServer:
-        """What serves our resource."""
+        """The device plugin server of our resource."""
         return self.endpoint.server
 
     @property
@@ -105,7 +105,7 @@ class Front:
 
 
 def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front:
-    """Build the first half around its cells and ports."""
+    """Build the front half around its cells and ports."""
     facts = new_facts(settings.sharing, settings.report, settings.edits)
     state = StateService(disk=adapters.disk, recovered=host.recovered.state, boot_id=host.boot_id)
     allocator = LateAllocator()
@@ -128,7 +128,7 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
     service.recall(host.stored)
 
     def sockets() -> tuple[str, ...]:
-        """What is watched in the kubelet's directory; names come and go."""
+        """The names to watch in the kubelet's directory. They change."""
         return (settings.paths.kubelet_socket.name, *endpoint.sockets)
 
     def heard(name: str) -> None:
@@ -136,7 +136,7 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
 
     directory = DirectoryWatch(settings.paths.plugins, sockets, settings.paths.kubelet_socket.name)
     kubelet = KubeletWatch(directory, heard)
-    knowing = _knowing(settings, adapters, host, facts, state, service, keeper, kubelet, notices)
+    knowing = _services(settings, adapters, host, facts, state, service, keeper, kubelet, notices)
     served = EndpointFacts(directory, facts.resource, facts.slices, state.ledger, notices.say)
     endpoint = join_endpoint(settings, adapters, served, allocator)
     return Front(
@@ -150,7 +150,7 @@ def join_front(settings: Settings, adapters: Adapters, host: HostFacts) -> Front
     )
 
 
-def _knowing(
+def _services(
     settings: Settings,
     adapters: Adapters,
     host: HostFacts,
@@ -163,8 +163,8 @@ def _knowing(
 ) -> KnowledgeServices:
     clock = adapters.clock
 
-    def found(scan: Scan) -> None:
-        """The settings may depend on what the GPUs are: they come first."""
+    def scanned(scan: Scan) -> None:
+        """Update the settings first: they may depend on the GPUs."""
         listed = service.saw_gpus(scan)
         if listed is not None:
             keeper.found(listed)
@@ -173,20 +173,20 @@ def _knowing(
     listing = Listing(facts.inventory, keeper.held, facts.slices)
 
     def judged(verdicts: Mapping[GpuUuid, Health]) -> None:
-        """The list waits for nobody else who follows the inventory."""
+        """Update the list at once, before the other followers of the inventory run."""
         keeper.judged(verdicts)
         listing.refresh()
 
     def withhold(state: Withholding) -> None:
-        """Nor does this list."""
+        """Update the list at once, as above."""
         keeper.withhold(state)
         listing.refresh()
 
-    def ill(uuid: GpuUuid) -> bool:
+    def is_ill(uuid: GpuUuid) -> bool:
         shared = facts.inventory.value.find(uuid)
         return shared is not None and shared.health.ill
 
-    discovery = Discovery(adapters.driver, found, ill=ill)
+    discovery = Discovery(adapters.driver, scanned, ill=is_ill)
     before = host.recovered.state.boot_id
     health = HealthWatch(
         driver=adapters.driver,

@@ -1,4 +1,4 @@
-"""The half that may load late: it answers once the rest of the agent is there."""
+"""An allocator that accepts calls before the rest of the agent is loaded."""
 
 from agent.core.containers.edits import ContainerEdits
 from agent.core.inventory.slices import SliceId
@@ -8,9 +8,9 @@ from agent.plugin.handlers import SliceAllocator
 
 
 class LateAllocator:
-    """An allocator that waits for the real one, which `ready` gets; the door's deadline holds.
+    """Waits for the real allocator, which is put in `ready`. The caller sets the deadline.
 
-    `calls` tells whoever would disturb the kubelet whether it is just giving ids out.
+    `calls`: whether calls of the kubelet are in progress, for services that would disturb them.
     """
 
     def __init__(self) -> None:
@@ -18,19 +18,19 @@ class LateAllocator:
         self.ready: Cell[SliceAllocator | None] = Cell(None)
 
     async def loaded(self) -> SliceAllocator:
-        """The real one, once it is there."""
+        """The real allocator, once it is loaded."""
         while (allocator := self.ready.value) is None:
-            await self.ready.until(lambda one: one is not None)
+            await self.ready.until(lambda ready: ready is not None)
         return allocator
 
     async def allocate(self, ids: tuple[SliceId, ...]) -> ContainerEdits:
-        """Give these slices to the container being admitted. Raises AgentError."""
+        """Allocate these slices to the container being admitted. Raises AgentError."""
         with self.calls.busy():
             return await (await self.loaded()).allocate(ids)
 
     async def prefer(
         self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
     ) -> tuple[SliceId, ...]:
-        """The `size` ids of `available` that suit it best. Raises AgentError."""
+        """The `size` ids of `available` that fit best. Raises AgentError."""
         with self.calls.busy():
             return await (await self.loaded()).prefer(available, must_include, size)

@@ -1,4 +1,4 @@
-"""Late imports, on a thread of their own: what a registration need not wait for."""
+"""Imports, on a separate thread, what the registration does not need."""
 
 import asyncio
 import contextlib
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from agent.app.plain import PlainBack
 
 LOAD_DELAY = 0.25
-"""Seconds after which the rest is loaded although the kubelet was not reached yet."""
+"""Seconds after which the back half is loaded even if the kubelet was not reached yet."""
 
 OPEN_DEADLINE = 0.3
-"""Seconds that answers wait for the API client's import: a preference, which has 0.5 s in all, has
-to know the pods as well."""
+"""Seconds that answers wait for the API client's import. GetPreferredAllocation has 0.5 s in all,
+and also has to read the pods."""
 
 LAST_DEADLINE = 3.0
-"""Seconds that a process which ends for its settings spends on saying so at its Node."""
+"""Seconds to post the last Events when the settings end the process."""
 
 log = structlog.get_logger(__name__)
 
@@ -38,29 +38,29 @@ OpenWeb = Callable[..., contextlib.AbstractAsyncContextManager[object]]
 
 
 def back_half() -> "Callable[..., contextlib.AbstractAsyncContextManager[Back]]":
-    """The late import of what a registration can do without, for a thread."""
+    """Import the back half, on a thread."""
     from agent.app.back import open_back  # noqa: PLC0415 -- late on purpose
 
     return open_back
 
 
 def plain_half() -> "Callable[..., contextlib.AbstractAsyncContextManager[PlainBack]]":
-    """The same of plain mode."""
+    """Import the back half of plain mode, on a thread."""
     from agent.app.plain import open_plain  # noqa: PLC0415 -- late on purpose
 
     return open_plain
 
 
 def settle() -> None:
-    """What was loaded stays: no collection goes through it, each would halt the loop for 50 ms."""
+    """Exempt what was loaded from garbage collections: each would halt the loop for 50 ms."""
     gc.freeze()
 
 
 async def load_back(
-    settings: Settings, connection: Connection | None, adapters: Adapters, whole: AgentParts
+    settings: Settings, connection: Connection | None, adapters: Adapters, parts: AgentParts
 ) -> None:
-    """Bring the back half once the kubelet was reached or a moment has passed; keep it open."""
-    front = whole.front
+    """Open the back half when the kubelet was reached, after LOAD_DELAY at most; keep it open."""
+    front = parts.front
     await news(front.registration.state, within=LOAD_DELAY)
     opening: contextlib.AbstractAsyncContextManager[Back | PlainBack]
     if settings.plain is not None:
@@ -70,7 +70,7 @@ async def load_back(
         open_back = await adapters.loader.call(back_half)
         opening = open_back(settings, connection, adapters, front)
     async with opening as back:
-        whole.back.set(back)
+        parts.back.set(back)
         for client in back.clients:
             await connected(client)
         settle()
@@ -79,7 +79,7 @@ async def load_back(
 
 
 class Preloaded(Protocol):
-    """What can be loaded ahead of its use."""
+    """A client that can be loaded before its use."""
 
     async def open(self) -> None:
         """Load it. Raises SettingsError."""
@@ -87,9 +87,9 @@ class Preloaded(Protocol):
 
 
 async def connected(session: Preloaded) -> None:
-    """Load the API client before the first answer: its LIST has no time for that.
+    """Load the API client before the first answer: the LIST of an answer has no time for that.
 
-    What is wrong with the connection is told by the watches, which try again; nobody waits.
+    The watches report a bad connection and try again, so errors are ignored here.
     """
     with contextlib.suppress(SettingsError, TimeoutError):
         async with asyncio.timeout(OPEN_DEADLINE):
@@ -99,9 +99,9 @@ async def connected(session: Preloaded) -> None:
 async def post_last(
     settings: Settings, connection: Connection | None, adapters: Adapters, notices: NodeEventQueue
 ) -> None:
-    """Post the Events that still wait, of a process that ends before the second half is there.
+    """Post the waiting Events when the process ends before the back half is loaded.
 
-    Best effort: the log has the reason as well.
+    Best effort: the log also has the reason.
     """
     if connection is None or settings.observe:
         return
@@ -122,17 +122,17 @@ async def post_last(
 
 
 def web_door() -> OpenWeb:
-    """The late import of aiohttp, for a thread: Register does not wait for it."""
+    """Import aiohttp and the web pages, on a thread: Register does not wait for it."""
     from agent.app.webdoor import open_web  # noqa: PLC0415 -- late on purpose
 
     return open_web
 
 
 async def serve_web(
-    settings: Settings, watched: WebSubjects, whole: AgentParts, loader: Worker, door: WebDoor
+    settings: Settings, watched: WebSubjects, parts: AgentParts, loader: Worker, door: WebDoor
 ) -> None:
-    """The probes and metrics by one way, once the rest is loaded. Raises PermissionFault."""
-    await whole.loaded()
+    """Serve the web pages at one listener, once the rest is loaded. Raises PermissionFault."""
+    await parts.loaded()
     open_web = await loader.call(web_door)
     settle()
     try:

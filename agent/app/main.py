@@ -1,4 +1,4 @@
-"""The life of the process: settings in, tiers up, signals, tiers down, exit code out."""
+"""Runs the agent process: start in tiers, signals, stop in tiers, exit code."""
 
 import asyncio
 import contextlib
@@ -65,7 +65,7 @@ STOP_DEADLINE = 10.0
 """Seconds for a clean stop."""
 
 HOOK_DEADLINE = 2.0
-"""Seconds for one container's directory at the start."""
+"""Seconds to prepare one container's directory at the start."""
 
 
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
@@ -80,7 +80,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Process:
-    """What the process was started with. `look` looks at all sources again."""
+    """What the process was started with. `look` reads all sources again."""
 
     environ: Mapping[str, str]
     start: SourcesRead
@@ -90,7 +90,7 @@ class Process:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Memory:
-    """What is known from before: the state, and the settings that its rows allow."""
+    """The recovered state, and the settings that its rows allow."""
 
     boot_id: str
     recovered: Recovered
@@ -101,14 +101,14 @@ class _Memory:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Signals:
-    """What was asked for from outside."""
+    """What signals have requested."""
 
     stop: asyncio.Event
     reload: asyncio.Event
 
 
 async def run_agent(process: Process) -> int:
-    """Run until SIGTERM or SIGINT; return the exit code. A second signal leaves at once."""
+    """Run until SIGTERM or SIGINT; return the exit code. A second signal exits at once."""
     settings = process.settings
     notifier = service_notifier(process.environ, os.getpid())
     log.info("agent.starting", version=__version__, node=settings.node, observe=settings.observe)
@@ -119,9 +119,9 @@ async def run_agent(process: Process) -> int:
         with _signals() as signals:
             await _run(process, notifier, signals)
     except* (AgentError, OSError) as group:
-        code = _refused(group)
+        code = _log_failures(group)
     except* BudgetSpent as group:
-        code = _given_up(group)
+        code = _log_defects(group)
     if code == OK:
         log.info("agent.stopped")
     return code
@@ -132,30 +132,30 @@ async def _run(process: Process, notifier: ServiceNotifier, signals: _Signals) -
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(alive(notifier))
         lock = LockFile(settings.paths.run / "lock")
-        if not await _ours(lock, settings, notifier, signals.stop):
+        if not await _wait_to_be_alone(lock, settings, notifier, signals.stop):
             return
         stack.callback(lock.release)
         disk = await stack.enter_async_context(open_disk(settings))
-        memory = await _remembered(process, disk)
+        memory = await _recover(process, disk)
         settings = memory.settings
         connection = _connection(settings, process)
         adapters = await stack.enter_async_context(open_adapters(settings, disk))
         if settings.driver.exit_without:
             await adapters.driver.scan()
-        front = await _joined(process, memory, adapters, notifier, signals)
-        await _alone(settings, connection, adapters, front.notices)
+        front = await _join(process, memory, adapters, notifier, signals)
+        await _refuse_rival(settings, connection, adapters, front.notices)
         written = stack.enter_context(WrittenDirectory(settings.paths.plugins))
-        whole = AgentParts(front, plain=settings.plain is not None, observe=settings.observe)
-        watched = WebSubjects(Heartbeat(), whole=whole)
+        parts = AgentParts(front, plain=settings.plain is not None, observe=settings.observe)
+        watched = WebSubjects(Heartbeat(), parts=parts)
         extra = ProcessTasks(
             heartbeat=watched.heartbeat.run,
-            load=lambda: load_back(settings, connection, adapters, whole),
-            notify=lambda: tell_systemd(notifier, whole),
-            web=lambda: serve_web(settings, watched, whole, adapters.loader, WebDoor.PORT),
-            web_socket=lambda: serve_web(settings, watched, whole, adapters.loader, WebDoor.SOCKET),
+            load=lambda: load_back(settings, connection, adapters, parts),
+            notify=lambda: tell_systemd(notifier, parts),
+            web=lambda: serve_web(settings, watched, parts, adapters.loader, WebDoor.PORT),
+            web_socket=lambda: serve_web(settings, watched, parts, adapters.loader, WebDoor.SOCKET),
             mounts=Task("mounts", lambda: lost(front.registration.state, written)),
         )
-        await run_tiers(tiers(whole, extra, adapters.random), signals.stop, STOP_DEADLINE)
+        await run_tiers(tiers(parts, extra, adapters.random), signals.stop, STOP_DEADLINE)
         notifier.stopping()
         if front.settings.refusal is not None and front.facts.inventory.value.generation == 0:
             await post_last(settings, connection, adapters, front.notices)
@@ -163,7 +163,7 @@ async def _run(process: Process, notifier: ServiceNotifier, signals: _Signals) -
 
 
 def _connection(settings: Settings, process: Process) -> Connection | None:
-    """The way to the API server; None in plain mode, which asks none. Raises SettingsError."""
+    """The connection to the API server; None in plain mode. Raises SettingsError."""
     if settings.plain is not None:
         return None
     connection = Connection(
@@ -174,12 +174,12 @@ def _connection(settings: Settings, process: Process) -> Connection | None:
     return connection
 
 
-async def _ours(
+async def _wait_to_be_alone(
     lock: LockFile, settings: Settings, notifier: ServiceNotifier, stop: asyncio.Event
 ) -> bool:
-    """Wait until this is the only agent of the host; False when it is to stop before that.
+    """Wait until this is the only agent of the host. False: the process must stop before that.
 
-    A standby touches nothing: two agents on one kubelet would each undo what the other knows.
+    A standby changes nothing: two agents at one kubelet would undo each other's work.
     """
     if lock.try_take():
         return True
@@ -190,7 +190,7 @@ async def _ours(
         try:
             await stack.enter_async_context(web_door()(settings, watched, WebDoor.PORT))
         except PermissionFault as error:
-            log.info("standby.without_web", err=str(error))  # the other one has the port
+            log.info("standby.without_web", err=str(error))  # the running agent has the port
         group = await stack.enter_async_context(asyncio.TaskGroup())
         beating = group.create_task(watched.heartbeat.run())
         taken = group.create_task(lock.take())
@@ -201,12 +201,12 @@ async def _ours(
     return lock.held and not stop.is_set()
 
 
-async def _alone(
+async def _refuse_rival(
     settings: Settings, connection: Connection | None, adapters: Adapters, notices: NodeEventQueue
 ) -> None:
-    """Raise SettingsError where another plugin serves our resource.
+    """Raise SettingsError if another plugin serves our resource.
 
-    Each would take it from the other, and the scheduler's choices would reach only one of them.
+    The kubelet would use the one that registered last, and only one follows the scheduler.
     """
     if settings.observe or settings.takeover:
         return
@@ -215,37 +215,37 @@ async def _alone(
     if not await adapters.worker.call(rival.answers):
         return
     text = (
-        f"Another device plugin of this node serves {resource} at {rival.path}: take it off the "
-        "node (HAMi's: the DaemonSet hami-device-plugin), or set takeover: true to serve beside it."
+        f"The agent does not start: another plugin serves {resource} at {rival.path}: take it off "
+        "the node (HAMi's: the DaemonSet hami-device-plugin), or set takeover: true."
     )
     notices.say(NodeEvent("PluginConflict", text, warning=True))
     await post_last(settings, connection, adapters, notices)
     raise SettingsError(text)
 
 
-async def _remembered(process: Process, disk: Disk) -> _Memory:
-    """Read the state, and settle on the settings. Raises SettingsError: the rows allow none."""
+async def _recover(process: Process, disk: Disk) -> _Memory:
+    """Recover the state and choose the settings. Raises SettingsError: its rows allow none."""
     boot = boot_id()
     running = dt.timedelta(seconds=asyncio.get_running_loop().time())  # since the boot
     booted_at = SystemClock().now() - running
-    found = await recover(disk, boot_id=boot, machine_id=machine_id(), booted_at=booted_at)
-    stored = await _stored(disk)
-    ledger = found.state.ledger
+    recovered = await recover(disk, boot_id=boot, machine_id=machine_id(), booted_at=booted_at)
+    stored = await _read_stored(disk)
+    ledger = recovered.state.ledger
     start, settings = fitting(process.start, stored, ledger), process.settings
     if start is not process.start:
         settings = start.taken().settings(NodeFacts())
-    state = dataclasses.replace(found.state, ledger=ledger.named(settings.sharing.resource))
-    return _Memory(boot, dataclasses.replace(found, state=state), stored, start, settings)
+    state = dataclasses.replace(recovered.state, ledger=ledger.named(settings.sharing.resource))
+    return _Memory(boot, dataclasses.replace(recovered, state=state), stored, start, settings)
 
 
-async def _joined(
+async def _join(
     process: Process,
     memory: _Memory,
     adapters: Adapters,
     notifier: ServiceNotifier,
     signals: _Signals,
 ) -> Front:
-    """Build the first half, and make the directories of what is held."""
+    """Build the front half, and prepare the directories of the ledger's containers."""
     start, recovered = memory.start, memory.recovered
     host = HostFacts(
         boot_id=memory.boot_id,
@@ -267,8 +267,8 @@ async def _joined(
     return front
 
 
-async def _stored(disk: Disk) -> LastGood | None:
-    """The last good settings on disk; none where they cannot be read, for the files are there."""
+async def _read_stored(disk: Disk) -> LastGood | None:
+    """The last good settings on disk; None if there are none, or they cannot be read."""
     try:
         content = await disk.read(COPY)
         return None if content is None else decode_last_good(content)
@@ -278,9 +278,10 @@ async def _stored(disk: Disk) -> LastGood | None:
 
 
 async def _prepare(ledger: Ledger, adapters: Adapters) -> None:
-    """The directories of what is held: after a reboot the kubelet uses its records and asks no one.
+    """Prepare the directories of the ledger's containers.
 
-    One bad directory is one container's trouble, not the node's.
+    After a reboot the kubelet starts them from its checkpoint without an Allocate. A directory
+    that fails affects only its container.
     """
     for row in (row for row in ledger.rows if row.has_directory):
         try:
@@ -295,13 +296,13 @@ async def _prepare(ledger: Ledger, adapters: Adapters) -> None:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[_Signals]:
-    """TERM and INT ask for a clean stop, a second one leaves at once; HUP asks for a reload."""
+    """Handle TERM and INT (clean stop; a second one exits at once) and HUP (reload)."""
     loop = asyncio.get_running_loop()
     signals = _Signals(asyncio.Event(), asyncio.Event())
 
     def stop(number: signal.Signals) -> None:
         if signals.stop.is_set():
-            os._exit(128 + number)  # noqa: TID251 -- the last resort, asked for twice
+            os._exit(128 + number)  # noqa: TID251 -- the second signal exits at once
         log.info("agent.stopping", signal=number.name)
         signals.stop.set()
 
@@ -323,8 +324,8 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
             yield error
 
 
-def _refused(group: BaseExceptionGroup[BaseException]) -> int:
-    """The exit code for what the world refused, said in one sentence each."""
+def _log_failures(group: BaseExceptionGroup[BaseException]) -> int:
+    """Log each expected failure in one line, and return the exit code."""
     code = OS_ERROR
     for error in _leaves(group):
         log.error("agent.failed", err=str(error))
@@ -332,7 +333,7 @@ def _refused(group: BaseExceptionGroup[BaseException]) -> int:
     return code
 
 
-def _given_up(group: BaseExceptionGroup[BaseException]) -> int:
+def _log_defects(group: BaseExceptionGroup[BaseException]) -> int:
     for error in _leaves(group):
         log.error("agent.gave_up", err=str(error), cause=str(error.__cause__))
     return BUG

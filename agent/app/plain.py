@@ -1,4 +1,4 @@
-"""The half that loads behind the registration in plain mode: answers, and no API server at all."""
+"""The back half in plain mode, which loads after Register: answers without an API server."""
 
 import contextlib
 import dataclasses
@@ -29,7 +29,7 @@ from agent.settings.sections import Settings
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlainBack:
-    """Answers, and the ledger's agreement with the kubelet."""
+    """The services of plain mode: answers, and the reconcile with the kubelet."""
 
     allocation: Allocation
     reconcile: Reconcile
@@ -37,16 +37,16 @@ class PlainBack:
 
     @property
     def runs(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        """Its standing activities by the names of their tasks."""
+        """Its standing activities by task name."""
         return {"reconcile": self.reconcile.run, "announcer": self.announcer.run}
 
     @property
     def clients(self) -> tuple[()]:
-        """What has to be loaded before the first answer: nothing."""
+        """The clients to load before the first answer: none."""
         return ()
 
     def checks(self) -> tuple[Check, ...]:
-        """What readiness is made of, beyond what the first half knows."""
+        """The readiness checks of the back half: none."""
         return ()
 
 
@@ -54,7 +54,7 @@ class PlainBack:
 async def open_plain(
     settings: Settings, plain: PlainSettings, adapters: Adapters, front: Front
 ) -> AsyncIterator[PlainBack]:
-    """Open its adapters and join its services; close them at the end."""
+    """Open the adapters of plain mode and join its services; close them at the end."""
     witness = PodResourcesWitness(settings.paths.pod_resources_socket)
     records = KubeletRecordsFile(settings.paths.plugins, adapters.worker)
     facts = front.facts

@@ -1,4 +1,4 @@
-"""How often each standing activity may fail, and how long it rests: policy as data."""
+"""Restart policies: how often each task may fail, and the delays before its restarts."""
 
 from collections.abc import Mapping
 
@@ -6,10 +6,10 @@ from agent.core.errors import AgentError
 from agent.kit.supervisor import RestartPolicy
 
 EXPECTED: tuple[type[Exception], ...] = (AgentError, TimeoutError, OSError)
-"""Failures of the world, logged in one line; anything else is a defect and has a budget."""
+"""Failures of the outside world, logged in one line. Any other exception is a defect."""
 
 DEFECTS = 3
-"""Unexpected failures of one activity within its window before the process gives up."""
+"""Defects of one task within its window before the process gives up."""
 
 
 def _policy(*delays: float, jitter: float = 0.0) -> RestartPolicy:

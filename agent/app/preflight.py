@@ -1,4 +1,4 @@
-"""`doctor --pre`: looks at all that the agent will need on this node, and changes nothing."""
+"""`doctor --pre`: checks everything that the agent needs on this node, and changes nothing."""
 
 import asyncio
 import contextlib
@@ -39,18 +39,18 @@ from agent.services.inventory.service import InventoryKeeper
 from agent.settings.sections import Settings
 
 DRIVER_SECONDS = 15.0
-"""Eight GPUs that wake one after the other take 12 s."""
+"""8 GPUs that initialise one after the other take 12 s."""
 LOOK_SECONDS = 1.0
 NODE_SECONDS = 5.0
-"""A Node that is there comes with the first frame of its watch."""
+"""A Node that exists comes with the first frame of its watch."""
 
 
 async def examine(
     settings: Settings, environ: Mapping[str, str], *, reader: bool = False
 ) -> tuple[Finding, ...]:
-    """Everything but the settings themselves, each with a deadline of its own.
+    """All checks except those of the settings, each with a deadline of its own.
 
-    `reader`: as an account that may read, and is not the one that the agent will have.
+    `reader`: the account may only read, and is not the agent's.
     """
     plain = settings.plain is not None
     cluster = None if plain else await _cluster(settings, environ, reader=reader)
@@ -71,7 +71,7 @@ async def examine(
 
 
 def _differences(settings: Settings, scan: Scan, annotations: Mapping[str, str]) -> tuple[str, ...]:
-    """Where the Node's register annotation says something else than the agent would."""
+    """Where the Node's register annotation differs from what the agent would write."""
     inventory = Cell(Inventory())
     InventoryKeeper(inventory, Cell(settings.sharing), SystemClock()).found(scan)
     report = report_of(inventory.value, annotations, settings.report)
@@ -80,9 +80,9 @@ def _differences(settings: Settings, scan: Scan, annotations: Mapping[str, str])
 
 def _paths(settings: Settings) -> list[Finding]:
     paths = settings.paths
-    made = [preflight.judge_path(look_at(one), made=True) for one in (paths.state, paths.run)]
+    made = [preflight.judge_path(look_at(path), made=True) for path in (paths.state, paths.run)]
     hook, home = look_at(paths.hook), look_at(paths.hook / "vgpu")
-    if home.kind:  # which alone is mounted into a pod, under a read-only root
+    if home.kind:  # a pod mounts only this directory, and its root is read-only
         hook = dataclasses.replace(hook, writable=home.writable)
     return [*made, preflight.judge_path(hook, made=False)]
 
@@ -102,34 +102,34 @@ async def _library(settings: Settings) -> Finding:
 
 async def _driver(settings: Settings) -> tuple[Scan | None, tuple[Finding, ...]]:
     library = settings.driver.nvml_library or "NVIDIA's library (NVML)"
-    found, failure, remedy = await last_scan(_scans(settings))
+    scan, failure, remedy = await last_scan(_scans(settings))
     name = settings.driver.simulate or library
-    return found, tuple(preflight.judge_driver(name, found, failure, remedy))
+    return scan, tuple(preflight.judge_driver(name, scan, failure, remedy))
 
 
 async def last_scan(scans: AsyncGenerator[Scan]) -> tuple[Scan | None, str, str | None]:
-    """The first of them in which no GPU is waking, or the last in time; and why there is none.
+    """The first scan in which no GPU is waking, else the last in time; the failure; the remedy.
 
-    The third is what to do, where the failure knows that.
+    No failure: the empty string. The remedy is None if the failure names none.
     """
-    found: Scan | None = None
+    scan: Scan | None = None
     failure, remedy = "", None
     try:
         async with asyncio.timeout(DRIVER_SECONDS), contextlib.aclosing(scans):
-            async for found in scans:
-                if all(fault.trouble is not Trouble.SILENT for fault in found.faults):
+            async for scan in scans:
+                if all(fault.trouble is not Trouble.SILENT for fault in scan.faults):
                     break
     except TimeoutError:
         failure = f"the driver did not answer within {DRIVER_SECONDS:g} s"
     except (AgentError, OSError) as error:
-        failure, remedy = _parted(error)
-    return found, failure, remedy
+        failure, remedy = _failure_of(error)
+    return scan, failure, remedy
 
 
-def _parted(error: AgentError | OSError) -> tuple[str, str | None]:
-    """What is wrong, and what to do: empty where the one says the other, None where neither does.
+def _failure_of(error: AgentError | OSError) -> tuple[str, str | None]:
+    """The failure and the remedy. Empty remedy: the failure contains it. None: it is not known.
 
-    The text form says both in one line, and scripts read them apart.
+    The text form prints both in one line; scripts read them separately.
     """
     if isinstance(error, DriverMissing | SettingsError):
         return error.said, error.remedy
@@ -137,10 +137,10 @@ def _parted(error: AgentError | OSError) -> tuple[str, str | None]:
 
 
 async def _scans(settings: Settings) -> AsyncGenerator[Scan]:
-    """What the driver finds, again and again: GPUs that wake take seconds to answer.
+    """Scan again and again: GPUs that initialise take seconds to answer.
 
-    Simulated GPUs are looked at without the socket that `run` gives them. Raises DriverMissing,
-    DriverError, SettingsError.
+    Simulated GPUs are scanned once, without the socket that `run` opens for them. Raises
+    DriverMissing, DriverError, SettingsError.
     """
     spec = settings.driver.simulate
     if spec is not None:
@@ -173,7 +173,7 @@ async def _witness(settings: Settings) -> Finding:
 
 
 def _held(pods: tuple[Holding, ...], resource: str) -> int:
-    return sum(1 for pod in pods for one in pod.containers if one.ids.get(resource))
+    return sum(1 for pod in pods for held in pod.containers if held.ids.get(resource))
 
 
 async def _cluster(
@@ -189,7 +189,7 @@ async def _cluster(
             unasked = tuple(right for right in wanted if reader and not right.reads)
             asked = [right for right in wanted if right not in unasked]
             denied = tuple([right for right in asked if not await review.granted(right)])
-            if denied:  # what follows would only say it once more
+            if denied:  # the next requests would fail for the same reason
                 return ClusterAnswer(server, denied=denied)
             neighbours = await review.neighbours()
             looks = [api_rights.right_to_get(pod) for pod in neighbours.pods[:1]]
@@ -199,7 +199,7 @@ async def _cluster(
             node = await _node(KubeNode(session, settings.node))
             plugins = neighbours.plugins
     except (ApiError, SettingsError) as error:
-        failure, remedy = _parted(error)
+        failure, remedy = _failure_of(error)
         return ClusterAnswer(server, failure=failure, remedy=remedy)
     if node is None:
         return ClusterAnswer(server, found=False, unasked=unasked, plugins=plugins)
@@ -219,7 +219,7 @@ async def _session(connection: Connection) -> AsyncIterator[KubeSession]:
 
 
 async def _node(api: KubeNode) -> NodeView | None:
-    """This Node as the watch first shows it; None where it shows none."""
+    """This Node as the watch first shows it; None if it shows none."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(NODE_SECONDS):
             async for change in api.watch_node():

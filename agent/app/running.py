@@ -1,4 +1,4 @@
-"""Standing tasks in tiers: the state outlives knowledge, knowledge outlives the doors."""
+"""Standing tasks in tiers. The doors stop first, then what observes the host, then the state."""
 
 import asyncio
 import contextlib
@@ -31,21 +31,21 @@ PLAIN = ("reconcile", "announcer")
 """Tasks of the back half in plain mode."""
 
 OBSERVING = ("node", "announcer")
-"""Tasks of the back half that observe: none that acts on pods, locks, rows or directories."""
+"""Tasks of the back half with `observe`: none acts on pods, locks, rows or directories."""
 
 OBSERVING_PLAIN = ("announcer",)
 """The same in plain mode."""
 
 STATUS_PERIOD = 10.0
-"""Seconds between looks at the status line when nothing is new."""
+"""Seconds after which the status line is computed again without news."""
 
 MEETING = 5.0
-"""Seconds that READY waits for the kubelet: a silent one, or a silent driver, is no failure."""
+"""Seconds that READY waits for the kubelet. A silent kubelet or driver is no failed start."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AgentParts:
-    """Both halves; the second one once it is loaded. `plain`: it is the one of plain mode.
+    """Both halves; the back half once it is loaded. `plain`: it is that of plain mode.
 
     `observe`: neither registers or writes.
     """
@@ -56,30 +56,30 @@ class AgentParts:
     back: "Cell[Back | PlainBack | None]" = dataclasses.field(default_factory=lambda: Cell(None))
 
     async def loaded(self) -> "Back | PlainBack":
-        """The back half, once it is there."""
+        """The back half, once it is loaded."""
         while (back := self.back.value) is None:
-            await self.back.until(lambda one: one is not None)
+            await self.back.until(lambda back: back is not None)
         return back
 
 
 class WritableDirectory(Protocol):
-    """The kubelet's directory, which this process could write."""
+    """The kubelet's directory, in which this process could write."""
 
     @property
     def path(self) -> Path:
-        """Where it is."""
+        """Its path."""
         ...
 
     def is_lost(self) -> bool:
-        """True when it was made anew, and this process sees it read-only."""
+        """True if it was created again and this process sees it read-only."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ProcessTasks:
-    """Standing tasks of the process itself. `load` brings the back half and keeps it open.
+    """Standing tasks of the process itself. `load` opens the back half and keeps it open.
 
-    `mounts` ends the process when it fails: no new try of its own would see other mounts.
+    `mounts` ends the process when it fails: this process never sees the new mounts.
     """
 
     heartbeat: Run
@@ -91,10 +91,10 @@ class ProcessTasks:
 
 
 def tiers(
-    whole: AgentParts, extra: ProcessTasks, chance: random.Random
+    parts: AgentParts, extra: ProcessTasks, chance: random.Random
 ) -> Sequence[Sequence[Task]]:
     """All standing tasks, the outermost tier first."""
-    front, knowing = whole.front, whole.front.knowing
+    front, knowing = parts.front, parts.front.knowing
 
     def task(name: str, run: Run) -> Task:
         async def keep() -> None:
@@ -104,14 +104,14 @@ def tiers(
 
     def late(name: str) -> Task:
         async def run() -> None:
-            await (await whole.loaded()).runs[name]()
+            await (await parts.loaded()).runs[name]()
 
         return task(name, run)
 
     async def report() -> None:
-        """No report before the labels are known: profiles may ask for them."""
+        """Wait for the Node's labels before the first report: profiles may depend on them."""
         await front.settings.labelled.wait()
-        await (await whole.loaded()).runs["report"]()
+        await (await parts.loaded()).runs["report"]()
 
     return (
         (task("heartbeat", extra.heartbeat), task("state", front.state.run)),
@@ -121,9 +121,9 @@ def tiers(
             task("left_out", knowing.left_out.run),
             task("gpu_events", knowing.gpu_events.run),
             task("held", front.follow_held),
-            *(() if whole.observe else (task("withholder", knowing.withholder.run),)),
-            *(() if whole.observe else (task("clearing", knowing.clearing.run),)),
-            *(() if whole.observe else (task("measuring", knowing.measuring.run),)),
+            *(() if parts.observe else (task("withholder", knowing.withholder.run),)),
+            *(() if parts.observe else (task("clearing", knowing.clearing.run),)),
+            *(() if parts.observe else (task("measuring", knowing.measuring.run),)),
             task("listing", knowing.listing.run),
             task("discovery", knowing.discovery.run),
             task("health", knowing.health.run),
@@ -131,11 +131,11 @@ def tiers(
             task("kubelet", knowing.kubelet.run),
             task("recent", knowing.recent.run),
             task("load", extra.load),
-            *map(late, _behind(whole)),
+            *map(late, _back_tasks(parts)),
         ),
         (
-            *(() if whole.observe else (Task("endpoint", front.endpoint.run), extra.mounts)),
-            *(() if whole.plain else (task("report", report),)),
+            *(() if parts.observe else (Task("endpoint", front.endpoint.run), extra.mounts)),
+            *(() if parts.plain else (task("report", report),)),
             task("notify", extra.notify),
             task("web", extra.web),
             task("web_socket", extra.web_socket),
@@ -143,36 +143,36 @@ def tiers(
     )
 
 
-def _behind(whole: AgentParts) -> tuple[str, ...]:
-    """The tasks of the back half that outlive the doors."""
-    if whole.observe:
-        return OBSERVING_PLAIN if whole.plain else OBSERVING
-    return PLAIN if whole.plain else SCHEDULED
+def _back_tasks(parts: AgentParts) -> tuple[str, ...]:
+    """The tasks of the back half that stop after the doors."""
+    if parts.observe:
+        return OBSERVING_PLAIN if parts.plain else OBSERVING
+    return PLAIN if parts.plain else SCHEDULED
 
 
 async def met(state: Cell[RegistrationState], within: float = MEETING) -> None:
-    """Wait for the first word about the kubelet, `within` seconds at most.
+    """Wait for the first result at the kubelet, `within` seconds at most.
 
-    Then the plugin's socket serves and was registered or refused, or there is no kubelet.
+    Then the kubelet registered or refused the plugin's socket, or there is no kubelet.
     """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(within):
-            await state.until(lambda said: said != RegistrationState())
+            await state.until(lambda now: now != RegistrationState())
 
 
 async def lost(state: Cell[RegistrationState], written: WritableDirectory) -> None:
-    """Watch the kubelet's directory; raise DirectoryLost when only others can write there."""
+    """Watch the kubelet's directory. Raises DirectoryLost: this process cannot write there."""
     while not written.is_lost():
         await news(state, within=STATUS_PERIOD)
     raise DirectoryLost(
-        f"{written.path} was made anew, and only a new process can write there: restart the agent"
+        f"{written.path} was created again, and this process cannot write there: restart the agent"
     )
 
 
-async def tell_systemd(notifier: ServiceNotifier, whole: AgentParts) -> None:
-    """READY once the kubelet was met, then the state in one line."""
-    front = whole.front
-    if not whole.observe:
+async def tell_systemd(notifier: ServiceNotifier, parts: AgentParts) -> None:
+    """Send READY after the first result at the kubelet, then each new status line."""
+    front = parts.front
+    if not parts.observe:
         await met(front.registration.state)
     notifier.ready()
     text = ""
@@ -180,7 +180,7 @@ async def tell_systemd(notifier: ServiceNotifier, whole: AgentParts) -> None:
         state, listed = front.registration.state.value, front.facts.slices.value
         slices = sum(len(group.ids) for group in listed.groups if group.healthy)
         now = f"{slices} slices on offer; {state.text}"
-        if whole.observe:
+        if parts.observe:
             now = f"observing, nothing is registered; {slices} slices would be on offer"
         if now != text:
             text = now
@@ -190,7 +190,7 @@ async def tell_systemd(notifier: ServiceNotifier, whole: AgentParts) -> None:
 
 @contextlib.asynccontextmanager
 async def alive(notifier: ServiceNotifier) -> AsyncIterator[None]:
-    """Signs of life for systemd's watchdog while the block runs, a standby's wait included."""
+    """Ping systemd's watchdog while the block runs, also while a standby waits."""
     if notifier.watchdog is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""What the metrics page counts: every service's own tallies, gathered."""
+"""Gathers the counters and gauges of all services for the metrics page."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def series_of(front: Front, back: "Back | PlainBack") -> MetricSources:
-    """What every service counts."""
+    """The counters and gauges of all services."""
     knowing, traffic = front.knowing, front.server.traffic
     if isinstance(back, PlainBack):
         tallies, readings = _plain_tallies(back), _plain_readings(back)
@@ -59,22 +59,22 @@ def _front_readings(front: Front) -> tuple[Gauge, ...]:
     return (
         Gauge(
             "checkpoint_generation",
-            "Generation of the state that is on disk.",
+            "Generation of the state on disk.",
             lambda: front.state.generation,
         ),
         Gauge(
             "kubelet_stream_up",
-            "1 while the kubelet takes the lists.",
+            "1 while the kubelet receives the lists of slices.",
             lambda: float(front.registration.state.value.stream),
         ),
         Gauge(
             "directories_kept",
-            "Directories of containers that are gone and that the agent cannot remove.",
+            "Directories of ended containers that the agent cannot remove.",
             lambda: front.knowing.clearing.state.value.kept,
         ),
         Gauge(
             "directories_large",
-            "Containers whose directory is larger than HAMi-core needs, or closed to the agent.",
+            "Containers whose directory is larger than HAMi-core needs or not accessible.",
             lambda: len(measured.value.large),
         ),
         Gauge(
@@ -84,7 +84,7 @@ def _front_readings(front: Front) -> tuple[Gauge, ...]:
         ),
         Gauge(
             "hook_available_inodes",
-            "Free inodes of the same file system; infinite where it has no limit.",
+            "Free inodes of the same file system; infinite if it has no limit.",
             lambda: measured.value.room.inodes,
         ),
     )
@@ -95,8 +95,8 @@ def _readings(back: "Back") -> tuple[Gauge, ...]:
         _unconfirmed(lambda: back.reconcile.unconfirmed.value),
         Gauge(
             "allocation_drifted",
-            "Rows whose slices at the kubelet are of other GPUs than the answer, which was not "
-            "offered in time, and init containers that the kubelet shows nowhere.",
+            "Containers with slices of another GPU because the kubelet did not ask first, and init "
+            "containers that the kubelet does not report.",
             lambda: back.reconcile.drifted.value,
         ),
     )
@@ -109,6 +109,6 @@ def _plain_readings(back: PlainBack) -> tuple[Gauge, ...]:
 def _unconfirmed(read: Callable[[], float]) -> Gauge:
     return Gauge(
         "allocation_unconfirmed",
-        "Rows that the kubelet has not confirmed after a minute, but for init containers.",
+        "Answers that the kubelet has not confirmed after 60 s, without init containers.",
         read,
     )

@@ -1,7 +1,7 @@
-"""The settings of this node: files watched and read, the last good ones kept, what fits published.
+"""Keeps the settings of this node: watches and reads files, publishes settings, saves a copy.
 
-Profiles ask for labels and models of GPUs, which nobody knows when the process starts: settings are
-made anew when these become known or change, as when a file does.
+Profiles may select by labels and GPU models, which are unknown at the start. The settings are built
+again when these become known or change, and when a file changes.
 """
 
 import asyncio
@@ -31,25 +31,26 @@ from agent.settings.sources import Sources
 from agent.settings.values import NodeValues
 
 STILL: Final = 0.2
-"""Seconds without a change after which files count as written."""
+"""Files count as written after this many seconds without a change."""
 RESTLESS: Final = 2.0
-"""Seconds after which files are read although they change again and again."""
+"""Files that keep changing are read after this many seconds."""
 RETRY: Final = 30.0
-"""Seconds until a disk that did not take the copy is tried again."""
+"""Seconds until a failed write of the copy is tried again."""
 AGAIN: Final = 5.0
-"""Seconds until files are read again that did not answer."""
+"""Seconds until files that did not answer are read again."""
 TOLD: Final = 16
-"""Reasons of refusals that are remembered, so that each is said once."""
+"""Reasons of refusals to remember, so that each is logged once."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SettingsPorts:
-    """What the service reads from and acts on. `look` looks at all sources again.
+    """What the service reads and acts on. `look` reads all sources again.
 
-    `asked` is set by who wants it now. A change has the inventory `refresh`; `say` tells an Event;
-    `stop` ends the process. `ledger` says who holds slices, `calls` which answers are under way.
+    `asked`: set to request a read now. `refresh`: rebuilds the inventory after a change. `say`:
+    posts an Event. `stop`: ends the process. `ledger`: who holds slices. `calls`: which answers are
+    in progress.
     """
 
     look: Callable[[Sources], Awaitable[SourcesRead]]
@@ -67,7 +68,7 @@ class SettingsPorts:
 def fitting(start: SourcesRead, stored: LastGood | None, ledger: Ledger) -> SourcesRead:
     """The start with settings that the rows allow: those that were read, else the last good ones.
 
-    Raises SettingsError: neither are.
+    Raises SettingsError: the rows allow neither.
     """
     refusal = start.taken().undrained(ledger)
     if refusal is None:
@@ -75,8 +76,8 @@ def fitting(start: SourcesRead, stored: LastGood | None, ledger: Ledger) -> Sour
     last = None if stored is None else recalled(stored, start.sources)
     if last is None or last.undrained(ledger) is not None:
         raise SettingsError(
-            f"{refusal}. Without an agent no slice is given back, and there are no last good "
-            "settings to run with: set it back first"
+            f"{refusal}. The agent has no last good settings and does not start. Until it does, no "
+            "slice is released: set it back first"
         )
     return dataclasses.replace(start, plan=last, refusal=start.refusal or refusal)
 
@@ -84,10 +85,9 @@ def fitting(start: SourcesRead, stored: LastGood | None, ledger: Ledger) -> Sour
 class SettingsService:
     """Sole writer of the cells of settings, and of their last good copy on disk.
 
-    `refusal`: the settings cannot serve the GPUs that the first scan showed; `stop` is set then.
-    `labelled` is set once the Node's labels are known and the inventory follows from them: what is
-    told to the scheduler waits for it. `copy` is what to keep on disk: the sources in force, once
-    they fitted the GPUs.
+    `refusal`: the settings do not fit the GPUs of the first scan; `stop` is set then. `labelled`:
+    set when the Node's labels are known and applied to the inventory; the report to the scheduler
+    waits for it. `copy`: what to keep on disk, the sources in force once they fit the GPUs.
     """
 
     def __init__(
@@ -106,19 +106,19 @@ class SettingsService:
         self._undrained: NodeValues | None = None
         self._fitted: frozenset[GpuUuid] = frozenset()
         self._stored: LastGood | None = None
-        self._told: deque[str] = deque(maxlen=TOLD)
+        self._reported: deque[str] = deque(maxlen=TOLD)
         self._waiting: Mapping[str, object] = {}
         self._news = asyncio.Event()
         self._is_asked = False
 
     def recall(self, stored: LastGood | None) -> None:
-        """Before all else: what is on disk. The Node's labels of then hold until it is seen."""
+        """Take over the stored copy, first of all. Its labels count until the Node is seen."""
         self._stored = stored
         if stored is not None and stored.labels is not None and stored.node == self._facts.name:
             self._learn(dataclasses.replace(self._facts, labels=stored.labels))
 
     async def run(self) -> None:
-        """Follow the Node's labels, the rows and the files, and keep the copy, for ever."""
+        """Follow the Node's labels, the rows and the files, and save the copy, for ever."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_labels())
             group.create_task(self._follow_rows())
@@ -126,10 +126,10 @@ class SettingsService:
             group.create_task(self._keep_copy())
 
     def saw_gpus(self, scan: Scan) -> Scan | None:
-        """The driver was asked: take in its GPUs' models, and say what may be listed of them.
+        """Take the GPU models from a scan, and return the part of it that may be listed.
 
-        None: nothing, at the first scan. Later the settings may not fit GPUs that came: those are
-        left out, and what is known of the others counts.
+        If the settings do not fit, GPUs that came after the first scan are left out. None: the
+        settings do not fit the first scan.
         """
         first = self._facts.gpus is None
         facts = self._facts.after(scan)
@@ -139,29 +139,29 @@ class SettingsService:
         return None if first else _without(scan, self._fitted)
 
     async def read(self, *, asked: bool = False) -> None:
-        """Look at the sources, and take them over or say why not.
+        """Read the sources, and apply them or log why not.
 
-        `asked`: somebody wants it now, and is answered in the log each time.
+        `asked`: the operator requested it, so the log has an answer each time.
         """
-        with self._telling() if asked else contextlib.nullcontext():
-            found = await self._outside.look(self._plan.sources)
-            # Refused ones may not have told of all files, so that those before are watched as well.
-            self._files = found.asked | (self._files if found.refusal else frozenset())
-            if found.silent:
+        with self._reloading() if asked else contextlib.nullcontext():
+            result = await self._outside.look(self._plan.sources)
+            # A refused read may not name all files: the earlier ones stay watched.
+            self._files = result.asked | (self._files if result.refusal else frozenset())
+            if result.silent:
                 asyncio.get_running_loop().call_later(AGAIN, self._news.set)
-            if found.refusal is not None:
-                self.reject(found.refusal, asked=asked)
-            elif found.plan is None:
+            if result.refusal is not None:
+                self.reject(result.refusal, asked=asked)
+            elif result.plan is None:
                 self._keep(asked=asked)
             else:
-                if found.plan.lasting() != self._plan.lasting():
-                    await self._outside.calls.come(0)  # the row of one under way counts as well
-                self.take(found.plan, asked=asked)
+                if result.plan.lasting() != self._plan.lasting():
+                    await self._outside.calls.come(0)  # the row of an answer in progress counts
+                self.take(result.plan, asked=asked)
 
     def take(self, plan: NodeValues, *, asked: bool = False) -> None:
-        """The sources are others: take over what can change. Refused settings change nothing.
+        """Apply changed sources. Refused settings change nothing.
 
-        What cannot change while running is told. `asked`: see `read`.
+        The log names the settings that take effect only at the next start. `asked`: see `read`.
         """
         try:
             settings = plan.settings(self._facts)
@@ -174,48 +174,48 @@ class SettingsService:
             self.reject(refusal, asked=asked)
             return
         self._plan, self._refused, self._undrained = plan, None, None
-        self._told.clear()
+        self._reported.clear()
         for warning in plan.warnings:
             log.warning("config.ignored", what=warning)
         log.info("config.applied", changed=self._publish(settings))
         self._tell_waiting(plan)
 
     def reject(self, error: SettingsError, *, asked: bool = False) -> None:
-        """Settings were refused, and the last good ones stay: say so, once for each reason.
+        """Report a refusal, once for each reason. The last good settings stay in force.
 
-        Whoever `asked` is answered in the log each time; the Event is there already.
+        `asked`: see `read`. The log then repeats the reason; the Event is not repeated.
         """
-        is_new = str(error) not in self._told
+        is_new = str(error) not in self._reported
         if is_new or asked:
             log.error("config.rejected", err=str(error))
         if not is_new:
             return
-        self._told.append(str(error))
+        self._reported.append(str(error))
         self._outside.say(NodeEvent("ConfigRejected", str(error), warning=True))
 
     def _keep(self, *, asked: bool) -> None:
-        """The sources are those in force; after a refusal, or where somebody asked, say so."""
-        if self._told or asked:
+        """Log that the sources are those in force, if they were refused before or on request."""
+        if self._reported or asked:
             log.info("config.unchanged")
-        self._told.clear()
+        self._reported.clear()
         self._undrained = None
 
     async def _follow_labels(self) -> None:
-        """While the Node is not seen, its last labels hold."""
+        """Apply the Node's labels. While the Node is not seen, its last labels count."""
         async for node in self._cells.node.follow():
             if node is not None:
                 self._learn(dataclasses.replace(self._facts, labels=node.labels))
                 self.labelled.set()
 
     async def _follow_rows(self) -> None:
-        """Look at the sources again once nobody holds slices under other settings any more."""
+        """Read the sources again when no pod holds slices under other settings any more."""
         async for ledger in self._outside.ledger.follow():
             if self._undrained is not None and self._undrained.undrained(ledger) is None:
                 self._undrained = None
                 self._news.set()
 
     async def _follow_files(self) -> NoReturn:
-        """Read them as soon as they are watched, and when they changed and lie still."""
+        """Read the files when they are watched, and after each change, when it is complete."""
         while True:
             files = self._files
             async with asyncio.TaskGroup() as group:
@@ -240,7 +240,7 @@ class SettingsService:
             self._news.set()
 
     async def _settle(self) -> None:
-        """Return once nothing has changed for a moment, at once if somebody asks."""
+        """Return after STILL without a change, RESTLESS at most, or at once on request."""
         loop = asyncio.get_running_loop()
         end = loop.time() + RESTLESS
         while not self._is_asked and loop.time() < end:
@@ -252,7 +252,7 @@ class SettingsService:
                 return
 
     async def _keep_copy(self) -> None:
-        """Write the copy whenever it differs from what is on disk; a disk that is full may mend."""
+        """Write the copy when it differs from the one on disk. Try a failed write again."""
         is_failing = False
         async for _ in self.copy.follow():
             while (copy := self.copy.value) is not None and copy != self._stored:
@@ -268,7 +268,7 @@ class SettingsService:
                     log.debug("config.copied", file=COPY)
 
     def _learn(self, facts: NodeFacts) -> bool:
-        """Make settings for these facts; False, with nothing changed, when there are none."""
+        """Build the settings for these facts. False: they are refused, and nothing changed."""
         if facts in (self._facts, self._refused):
             return facts == self._facts
         try:
@@ -284,9 +284,9 @@ class SettingsService:
         return True
 
     def _recover(self, facts: NodeFacts) -> bool:
-        """The first GPUs do not fit: go back to the last good settings, or end and say why.
+        """The settings do not fit the first GPUs: use the last good ones, or stop the process.
 
-        Whoever ends has one line for it in the log, which is not this one's.
+        The end of the process logs the reason, so there is no log line here.
         """
         refusal = self.refusal
         if refusal is None or self._outside.stop.is_set():
@@ -299,28 +299,28 @@ class SettingsService:
         return False
 
     def _go_back(self, facts: NodeFacts) -> bool:
-        """Take the last good settings for GPUs that the present ones do not fit."""
+        """Use the last good settings, if they fit these GPUs and the rows. False: they do not."""
         now = self._plan.sources
-        then = None if self._stored is None else recalled(self._stored, now)
-        if then is None or then.sources == now or then.undrained(self._outside.ledger.value):
+        last = None if self._stored is None else recalled(self._stored, now)
+        if last is None or last.sources == now or last.undrained(self._outside.ledger.value):
             return False
         try:
-            settings = then.settings(facts)
+            settings = last.settings(facts)
         except SettingsError:
             return False
-        self._plan, self.refusal = then, None
+        self._plan, self.refusal = last, None
         self._fit(settings, facts)
         return True
 
     def _fit(self, settings: Settings, facts: NodeFacts) -> None:
         if self._refused is not None and self._refused != facts:
-            self._told.clear()  # what was refused is over; should it come again, it is said again
+            self._reported.clear()  # the refusal is over; if it comes again, it is logged again
         self._facts, self._refused = facts, None
         if self._publish(settings):
             log.info("config.fitted", node=facts.name, gpus=len(facts.gpus or ()))
 
     def _publish(self, settings: Settings) -> bool:
-        """Into the cells; True when that changed something."""
+        """Set the cells. True: that changed something."""
         cells = self._cells
         cells.resource.set(settings.sharing.resource)
         changed = cells.sharing.set(settings.sharing)
@@ -334,14 +334,14 @@ class SettingsService:
 
     @property
     def _waits_to_switch(self) -> bool:
-        """Whether the next start has another scheduler: what is answered until then is of this one.
+        """Whether the next start uses another scheduler. Until then the copy keeps this one.
 
-        Should pods hold slices at that start, the last good settings have to fit them.
+        If pods hold slices at that start, the last good settings must fit them.
         """
         return self._plan.fixed()[SCHEDULER] != self._running[SCHEDULER]
 
     def _tell_waiting(self, plan: NodeValues) -> None:
-        """Name the settings that differ and act only at the next start, once."""
+        """Log, once, the changed settings that take effect only at the next start."""
         wanted = plan.fixed()
         waiting = {key: wanted[key] for key, value in self._running.items() if wanted[key] != value}
         if waiting and waiting != self._waiting:
@@ -349,8 +349,8 @@ class SettingsService:
         self._waiting = waiting
 
     @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
-        """Tell systemd of a reload that was asked for."""
+    def _reloading(self) -> Iterator[None]:
+        """Tell systemd that a requested reload is in progress."""
         self._outside.notifier.reloading()
         try:
             yield
@@ -359,7 +359,7 @@ class SettingsService:
 
 
 def _without(scan: Scan, fitted: frozenset[GpuUuid]) -> Scan:
-    """The scan without the GPUs that came after the settings last fitted."""
+    """The scan without the GPUs that came since the settings last fitted."""
     reason = "the settings do not fit so many GPUs: see Event ConfigRejected"
     new = [GpuFault(gpu.uuid, reason) for gpu in scan.gpus if gpu.uuid not in fitted]
     gpus = tuple(gpu for gpu in scan.gpus if gpu.uuid in fitted)

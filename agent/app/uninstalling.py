@@ -1,4 +1,4 @@
-"""`uninstall`: takes what the agent wrote off this Node, or off all of them."""
+"""`uninstall`: removes what the agent wrote from this Node or from all Nodes."""
 
 import contextlib
 import dataclasses
@@ -17,18 +17,18 @@ from agent.services.leftovers import Say, Told, clean, clean_all, vacated
 from agent.settings.sections import Settings
 
 PROGRAM: Final = "hami-agent-uninstall"
-"""Another name than the agent's: what is changed here must not count as written by an agent."""
+"""Not the agent's name: changes made here must not count as written by an agent."""
 SHOWN: Final = 3
-"""Pods named in a sentence."""
+"""Pods that a message names."""
 
 
 class InUse(AgentError):  # noqa: N818 -- the state, not the call, is the error
-    """Something speaks against it: nothing was changed."""
+    """The uninstall is refused. Nothing was changed."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Uninstalled:
-    """What became of the Nodes, and what stays on this host, each path with the reason."""
+    """The result for the Nodes, and the paths that stay on this host, each with the reason."""
 
     outcome: LeftoverOutcome
     host: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -37,36 +37,36 @@ class Uninstalled:
 async def uninstall_here(
     settings: Settings, environ: Mapping[str, str], told: Told, say: Say, *, force: bool
 ) -> Uninstalled:
-    """Clean the Node of this host, when nobody serves on it.
+    """Clean the Node of this host, if nothing serves it.
 
-    With a run directory no agent starts meanwhile: one that comes waits for the lock. `force`: even
-    if pods with GPUs run here. Raises InUse, PermissionFault, SettingsError, ApiNotFound (there is
-    no such Node), ApiError.
+    If there is a run directory, the lock in it keeps an agent from starting meanwhile. `force`:
+    even if pods with GPUs run here. Raises InUse, PermissionFault, SettingsError, ApiNotFound
+    (there is no such Node), ApiError.
     """
     with _without_an_agent(settings.paths.run / "lock"):
-        if settings.plain is not None:  # which writes nothing to a Node
-            return Uninstalled(LeftoverOutcome(), _host(settings))
+        if settings.plain is not None:  # plain mode writes nothing to a Node
+            return Uninstalled(LeftoverOutcome(), _paths_left(settings))
         kubeconfig = Path(settings.kubeconfig) if settings.kubeconfig else None
         async with _opened(Connection(kubeconfig, environment=environ)) as api:
             resource = settings.sharing.resource
             node = await api.node(settings.node)
             pods = () if force else await api.gpu_pods(node.name, resource)
             if pods:
-                raise InUse(_running(pods))
+                raise InUse(_pods_run(pods))
             state = await api.look(node.name, resource)
             if node.is_touched or state.degraded:
                 state = (await vacated(api, (node.name,), resource, say))[node.name]
                 if state.served:
-                    raise InUse(_serving(node.name, resource))
+                    raise InUse(_plugin_serves(node.name, resource))
             cleaned = await clean(api, node, state, resource, here=True)
     told(cleaned)
-    return Uninstalled(LeftoverOutcome((cleaned,)), _host(settings))
+    return Uninstalled(LeftoverOutcome((cleaned,)), _paths_left(settings))
 
 
 async def uninstall_everywhere(
     connection: Connection, agents: Agents, told: Told, say: Say
 ) -> Uninstalled:
-    """Clean all Nodes, when these pods have ended. Raises SettingsError, ApiError."""
+    """Clean all Nodes after these agents have ended. Raises SettingsError, ApiError."""
     check(connection)
     async with _opened(connection) as api:
         return Uninstalled(await clean_all(api, agents, told, say))
@@ -74,13 +74,13 @@ async def uninstall_everywhere(
 
 @contextlib.contextmanager
 def _without_an_agent(path: Path) -> Iterator[None]:
-    """Hold the host's lock, where a run directory is there. Raises InUse, PermissionFault."""
+    """Hold the host's lock, if there is a run directory. Raises InUse, PermissionFault."""
     try:
         is_there = path.parent.is_dir()
     except OSError as error:
         raise PermissionFault(
-            f"{path.parent} cannot be looked at ({error.strerror}), so nobody knows whether an "
-            "agent runs here: call this as root, or as the agent's user"
+            f"{path.parent} cannot be accessed ({error.strerror}), so an agent may run on this "
+            "host: run this command as root, or as the agent's user"
         ) from error
     if not is_there:
         yield
@@ -97,39 +97,39 @@ def _without_an_agent(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def _running(pods: tuple[str, ...]) -> str:
+def _pods_run(pods: tuple[str, ...]) -> str:
     more = f" and {len(pods) - SHOWN} more" if len(pods) > SHOWN else ""
     return (
-        f"pods with GPUs run here ({', '.join(pods[:SHOWN])}{more}): they would run on, but could "
-        "not start again before another plugin serves; --force does it all the same"
+        f"pods with GPUs run here ({', '.join(pods[:SHOWN])}{more}): they would keep running, but "
+        "could not restart until another plugin serves; --force uninstalls anyway"
     )
 
 
-def _serving(node: str, resource: str) -> str:
+def _plugin_serves(node: str, resource: str) -> str:
     return (
-        f"a device plugin serves {resource} on the Node {node}, says its kubelet: an agent would "
-        "write again, and what another plugin reports is its own; stop it first, wherever it runs"
+        f"a device plugin serves {resource} on the Node {node}, as its kubelet reports: an agent "
+        "would write again, and another plugin's report must stay; stop that plugin first"
     )
 
 
-def _host(settings: Settings) -> Mapping[str, str]:
-    """The paths of the agent's that are there."""
+def _paths_left(settings: Settings) -> Mapping[str, str]:
+    """The agent's paths that stay on this host, each with what to do about it."""
     paths = settings.paths
     reasons = {
-        paths.state: "the state, for a later install; remove it for good",
-        paths.run: "goes with the next boot; or remove it",
-        paths.hook / "vgpu": "mounted in containers with GPUs; remove it when none is left",
+        paths.state: "the state, for a later install; remove it if none will follow",
+        paths.run: "the next boot removes it; or remove it now",
+        paths.hook / "vgpu": "mounted in containers with GPUs; remove it when they have ended",
     }
-    found = {path: _there(path, why) for path, why in reasons.items()}
-    return {str(path): why for path, why in found.items() if why}
+    present = {path: _reason_left(path, why) for path, why in reasons.items()}
+    return {str(path): why for path, why in present.items() if why}
 
 
-def _there(path: Path, why: str) -> str:
-    """The reason why it stays; empty where it is not there."""
+def _reason_left(path: Path, why: str) -> str:
+    """The reason why the path stays; empty if it does not exist."""
     try:
         return why if path.is_dir() else ""
     except OSError as error:
-        return f"if it is there: it cannot be looked at ({error.strerror})"
+        return f"it may exist: it cannot be accessed ({error.strerror})"
 
 
 @contextlib.asynccontextmanager

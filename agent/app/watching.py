@@ -1,4 +1,4 @@
-"""What the agent says of itself: readiness from the cells."""
+"""Computes the readiness checks of the agent from its cells."""
 
 import dataclasses
 import enum
@@ -13,7 +13,7 @@ from agent.kit.heartbeat import Heartbeat
 
 
 class WebDoor(enum.StrEnum):
-    """The ways to the pages, by the names of their tasks: each serves and fails by itself."""
+    """The listeners of the web pages, by task name. Each serves and fails by itself."""
 
     PORT = "web"
     SOCKET = "web_socket"
@@ -21,29 +21,29 @@ class WebDoor(enum.StrEnum):
 
 @dataclasses.dataclass(eq=False, slots=True)
 class WebSubjects:
-    """What the web doors look at; a standby has no parts. `shut`: doors that cannot open, and why.
+    """What the web pages show; a standby has no parts. `shut`: why a listener cannot open.
 
-    A standby opens the port alone, and leaves the unix socket to the agent that serves.
+    A standby opens only the port. The unix socket belongs to the agent that serves.
     """
 
     heartbeat: Heartbeat
     standby: str = ""
-    whole: AgentParts | None = None
+    parts: AgentParts | None = None
     shut: dict[WebDoor, str] = dataclasses.field(default_factory=dict)
 
     def checks(self) -> tuple[Check, ...]:
-        """What readiness is made of."""
-        if self.whole is None:
+        """All readiness checks."""
+        if self.parts is None:
             return (Check("instance", ok=False, text=f"standby: {self.standby}"),)
-        return (*_checks(self.whole), *map(self._open, WebDoor))
+        return (*_checks(self.parts), *map(self._open, WebDoor))
 
     def _open(self, door: WebDoor) -> Check:
         text = self.shut.get(door, "")
         return Check(door.value, not text, text, required=False)
 
 
-def _checks(whole: AgentParts) -> tuple[Check, ...]:
-    front = whole.front
+def _checks(parts: AgentParts) -> tuple[Check, ...]:
+    front = parts.front
     facts = front.facts
     writable = front.state.error.value
     problem = front.knowing.discovery.problem.value
@@ -52,8 +52,8 @@ def _checks(whole: AgentParts) -> tuple[Check, ...]:
     return (
         Check("state", not writable, writable),
         _described(inventory, left_out, problem),
-        *(() if whole.observe else _kubelet(front)),
-        *_api(whole),
+        *(() if parts.observe else _kubelet(front)),
+        *_api(parts),
         Check("driver", not problem, problem or "", required=False),
         Check("gpus", bool(inventory.gpus), "there are no GPUs to share", required=False),
         _answering(left_out),
@@ -71,14 +71,14 @@ def _kubelet(front: Front) -> tuple[Check, ...]:
     )
 
 
-def _api(whole: AgentParts) -> tuple[Check, ...]:
-    """What needs the API server; plain mode does without one."""
-    if whole.plain:
+def _api(parts: AgentParts) -> tuple[Check, ...]:
+    """The checks that need the API server; plain mode has none."""
+    if parts.plain:
         return ()
-    table, back = whole.front.facts.pods.value, whole.back.value
+    table, back = parts.front.facts.pods.value, parts.back.value
     loading = Check("report", ok=False, text="the agent is still loading", required=False)
     reporting = (loading,) if back is None else back.checks()
-    if whole.observe:
+    if parts.observe:
         return reporting
     return (
         Check("api_synced", table.synced, "the API server has not listed this node's pods yet"),
@@ -88,18 +88,18 @@ def _api(whole: AgentParts) -> tuple[Check, ...]:
 
 
 def _described(inventory: Inventory, left_out: Sequence[GpuFault], problem: str | None) -> Check:
-    """Whether there is a list; while none of the GPUs is awake there is nothing to tell in it."""
+    """Whether there is a list of GPUs. While no GPU has answered yet, there is none."""
     waking = "" if inventory.gpus else _waking(left_out)
     text = f"the driver answers; {waking}" if waking else "the driver has not been asked yet"
     return Check("inventory", inventory.generation > 0 and not waking, problem or text)
 
 
 def _waking(left_out: Sequence[GpuFault]) -> str:
-    """The GPUs that have not answered yet; equal words of several are said once."""
+    """The GPUs that have not answered yet. GPUs with the same text are named together."""
     named: dict[str, list[str]] = {}
-    for one in left_out:
-        if one.trouble is Trouble.SILENT:
-            named.setdefault(one.text, []).append(one.gpu)
+    for fault in left_out:
+        if fault.trouble is Trouble.SILENT:
+            named.setdefault(fault.text, []).append(fault.gpu)
     return "; ".join(
         f"{'GPU' if len(gpus) == 1 else 'GPUs'} {', '.join(gpus)}: {text}"
         for text, gpus in named.items()
@@ -107,15 +107,15 @@ def _waking(left_out: Sequence[GpuFault]) -> str:
 
 
 def _answering(left_out: Sequence[GpuFault]) -> Check:
-    """A GPU that is waking is neither left out for good nor a driver that is missing."""
+    """Whether all GPUs answer. One that still initialises is not missing and not left out."""
     text = _waking(left_out)
     return Check("gpus_answering", not text, text, required=False)
 
 
 def _gpu_health(front: Front) -> Check:
-    ill = [gpu for gpu in front.facts.inventory.value.gpus if not gpu.serving]
-    text = "; ".join(f"GPU {gpu.gpu.label} {gpu.plight}" for gpu in ill)
-    return Check("gpu_health", not ill, text, required=False)
+    unserved = [gpu for gpu in front.facts.inventory.value.gpus if not gpu.serving]
+    text = "; ".join(f"GPU {gpu.gpu.label} {gpu.plight}" for gpu in unserved)
+    return Check("gpu_health", not unserved, text, required=False)
 
 
 def _offer(front: Front) -> Check:

@@ -1,4 +1,4 @@
-"""The web door, joined. Imported late: aiohttp takes longer to load than a registration takes."""
+"""Opens the web pages. Imported late: aiohttp takes longer to load than a registration takes."""
 
 import contextlib
 import dataclasses
@@ -31,24 +31,24 @@ from agent.web.version import BuildInfo
 
 
 class _AgentMetrics(Collector):
-    """The agent's series; a standby has only what it says of itself."""
+    """The agent's metrics. A standby has only those about itself."""
 
     def __init__(self, watched: WebSubjects) -> None:
         self._watched = watched
 
     @override
     def collect(self) -> Iterator[Metric]:
-        """All families, each once."""
+        """All metric families, each once."""
         yield from self._collector().collect()
 
     def _collector(self) -> AgentCollector:
         watched = self._watched
-        whole = watched.whole
-        back = whole.back.value if whole else None
-        if whole is None or back is None:
+        parts = watched.parts
+        back = parts.back.value if parts else None
+        if parts is None or back is None:
             empty = MetricCells(Cell(Inventory()), Cell(SliceList()), Cell(Ledger()))
             return AgentCollector(build(), empty, watched.checks, MetricSources())
-        front = whole.front
+        front = parts.front
         facts = MetricCells(
             front.facts.inventory,
             front.facts.slices,
@@ -60,7 +60,7 @@ class _AgentMetrics(Collector):
 
 
 def build() -> BuildInfo:
-    """What runs here."""
+    """The versions of the agent, of Python and of the state's schema."""
     return BuildInfo(
         version=__version__, python=platform.python_version(), schema=f"state/{VERSION}"
     )
@@ -70,7 +70,7 @@ def build() -> BuildInfo:
 async def open_web(
     settings: Settings, watched: WebSubjects, door: WebDoor
 ) -> AsyncIterator[WebServer]:
-    """One way to the pages; actions are on the unix socket alone.
+    """Open one listener of the web pages. Only the unix socket has the actions.
 
     Raises PermissionFault: it cannot be bound.
     """
@@ -91,10 +91,10 @@ async def open_web(
 
 
 def _actions(watched: WebSubjects) -> Actions | None:
-    """A standby has no GPU to act on."""
-    if watched.whole is None:
+    """The actions on GPUs. A standby has none."""
+    if watched.parts is None:
         return None
-    front = watched.whole.front
+    front = watched.parts.front
     health, ledger = front.knowing.health, front.state.ledger
     recheck = health.recheck
 

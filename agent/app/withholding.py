@@ -1,4 +1,4 @@
-"""What would have every new pod refused: where the agent looks for it. Joined, no logic."""
+"""Joins the node checks: what they look for would make the agent refuse every new pod."""
 
 from agent.app.adapters import Adapters
 from agent.core.allocation.steps import AllocateStep
@@ -13,7 +13,7 @@ from agent.settings.sections import Settings
 def looks_of(
     settings: Settings, adapters: Adapters, write_error: Cell[str]
 ) -> tuple[NodeCheck, ...]:
-    """The looks that these settings ask for. `write_error`: what became of the last durable write.
+    """The node checks that these settings need. `write_error`: that of the last durable write.
 
     Plain mode without limits mounts nothing of HAMi-core and makes no directories.
     """

@@ -5,7 +5,7 @@ import enum
 
 
 class ReportProfile(enum.StrEnum):
-    """The form of the register annotation, which the scheduler's version decides."""
+    """The form of the register annotation. It depends on the scheduler's version."""
 
     JSON = "json"
     """HAMi 2.8 and later."""

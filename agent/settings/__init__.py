@@ -1,5 +1,5 @@
-"""What the operator chose: schema, sources in order, origin of every value.
+"""The agent's settings: their schema, their sources in order, and the origin of each value.
 
-It may never start anything and never fill a gap with a guess: a missing key is its documented
-default, a wrong one is refused with its file and line.
+This package starts nothing and guesses nothing: a missing key has its documented default, and a
+wrong one is refused with its file and line.
 """

@@ -1,4 +1,4 @@
-"""What one setting is, and a value of it with its origin."""
+"""The definition of a setting, and a value of it with its origin."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -11,23 +11,23 @@ from agent.settings.kinds import Value, ValueType, WrongValue, shown
 
 
 def as_it_is(value: Value) -> Value:
-    """The value of most settings is what the agent uses."""
+    """Return the value unchanged: most settings need no conversion."""
     return value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Field:
-    """One setting.
+    """The definition of one setting.
 
-    `key` is its path in the file (`sharing.splitCount`). `env` are variable names in order, the
-    first one that is set wins; `flag` is the option of `run`, empty when there is none, and
-    `other_flags` are spellings of it kept from HAMi and NVIDIA. `live`: a change takes effect while
-    the agent runs, so that profiles may set it, unless it is not `profiled`: one for all nodes.
-    `kept_read` reads the variables of `env` where HAMi reads them by another rule.
+    `key`: its path in the file (`sharing.splitCount`). `env`: variable names in order; the first
+    one that is set wins. `flag`: the option of `run`, empty if there is none. `other_flags`: its
+    spellings in HAMi and NVIDIA. `live`: a change takes effect while the agent runs. Profiles may
+    set a live setting, unless `profiled` is False. `kept_read` reads the variables of `env` if
+    HAMi reads them by another rule.
 
-    `section` is where the agent finds the value: the section and its attribute (`web.port`), an
-    attribute of Settings itself (`observe`), or several; `part` makes of the value what stands
-    there. Without one the value steers what is read or built, in agent/settings itself.
+    `section`: where the agent finds the value: a section's attribute (`web.port`), an attribute of
+    Settings itself (`observe`), or several. `part` converts the value for that place. A setting
+    without a section is used inside agent/settings only.
     """
 
     key: str
@@ -45,19 +45,19 @@ class Field:
 
     @property
     def sections(self) -> tuple[str, ...]:
-        """All places of the value."""
+        """`section` as a tuple."""
         return (self.section,) if isinstance(self.section, str) else self.section
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """All variable names: the agent's own, then those kept from HAMi and NVIDIA."""
+        """All variable names: the agent's own, then those of HAMi and NVIDIA."""
         words = "".join(f"_{c}" if c.isupper() else c for c in self.key.replace(".", "_"))
         return (f"HAMI_AGENT_{words.upper()}", *self.env)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
-    """A value and where it came from (`default`, file:line:column, `env NAME`, a flag)."""
+    """A value and its origin (`default`, file:line:column, `env NAME` or a flag)."""
 
     field: Field
     value: Value
@@ -65,11 +65,11 @@ class Setting:
 
 
 DEFAULT: Final = "default"
-"""The origin of a value that nobody set."""
+"""The origin of a value that no source sets."""
 
 
 class Values(Mapping[str, Setting]):
-    """Every setting by its key, as it is on one node. `profiles`: the names of those that apply."""
+    """All settings of one node, by key. `profiles`: the names of the profiles that apply."""
 
     def __init__(self, settings: Mapping[str, Setting], profiles: tuple[str, ...] = ()) -> None:
         self._settings = settings
@@ -89,9 +89,9 @@ class Values(Mapping[str, Setting]):
 
 
 def setting(field: Field, value: object, where: str, written: str = "") -> Setting:
-    """The setting with `value` from `where` (file:line:column, variable or flag).
+    """Read `value` from `where` (file:line:column, variable or flag) as a setting.
 
-    `written`: how the value stands there, for a message.
+    `written`: the value as the source writes it, for a message.
 
     Raises:
         SettingsError: the value does not fit.

@@ -1,4 +1,4 @@
-"""HAMi's two files as settings: its keys, its rules of what overrides, our bounds."""
+"""Translates HAMi's two files into settings: HAMi's keys, its order of precedence, our bounds."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
@@ -26,7 +26,7 @@ DEVICE_CONFIG: Final[Mapping[str, str]] = {
     "disableCoreLimit": "library.disableCoreLimit",
     "gpuCorePolicy": "library.corePolicy",
 }
-"""Key of device-config.yaml → setting. The others are for scheduler and webhook, or for MIG."""
+"""Key of device-config.yaml → setting. The other keys are for scheduler, webhook or MIG."""
 
 NODE_CONFIG: Final[Mapping[str, str]] = {
     "operatingmode": "sharing.operatingMode",
@@ -42,29 +42,29 @@ NODE_CONFIG: Final[Mapping[str, str]] = {
 WITHOUT_EFFECT: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
     "migstrategy": (
         ("", "none"),
-        "HAMi's plugin does not use it either, and MIG instances are not shared yet",
+        "HAMi's plugin does not use it either, and the agent does not share MIG instances yet",
     ),
     "enablegetpreferredallocation": (
         (True,),
-        "the kubelet is always told which slices fit the scheduler's choice",
+        "the agent always tells the kubelet which slices fit the scheduler's choice",
     ),
 }
-"""Key of config.json → values of which nothing is told, and why the others have no effect."""
+"""Key of config.json → values that need no warning, and why the others have no effect."""
 
 FILTER: Final = "filterdevices"
 
 
 def read_device_layer(content: bytes, name: str, faults: Faults) -> Layer:
-    """What device-config.yaml sets for all nodes; wrong values go to `faults`.
+    """Read what device-config.yaml sets for all nodes. Wrong values go to `faults`.
 
-    Raises SettingsError with the place: it cannot be read at all.
+    Raises SettingsError with the place: the file cannot be parsed.
     """
     config = read_device_config(content, name, faults)
     settings: list[Setting] = []
-    for one in config.found:
-        if one.key in DEVICE_CONFIG:
+    for known in config.found:
+        if known.key in DEVICE_CONFIG:
             with faults.kept():
-                settings.append(setting(BY_KEY[DEVICE_CONFIG[one.key]], one.value, one.where))
+                settings.append(setting(BY_KEY[DEVICE_CONFIG[known.key]], known.value, known.where))
     ours = tuple(
         f"{where}: {key} has no effect in HAMi's file; it belongs in the agent's own config.yaml"
         for key, where in config.others.items()
@@ -74,20 +74,20 @@ def read_device_layer(content: bytes, name: str, faults: Faults) -> Layer:
 
 
 def read_node_layer(content: bytes, name: str, faults: Faults) -> Layer:
-    """What config.json sets for some nodes, a profile for each entry; later ones win.
+    """Read what config.json sets for some nodes: one profile for each entry; a later one wins.
 
-    Wrong values go to `faults`. Raises SettingsError with the place: it cannot be read at all.
+    Wrong values go to `faults`. Raises SettingsError with the place: the file cannot be parsed.
     """
     config = read_nodeconfig(content, name, faults)
     profiles = tuple(_profile(entry, faults) for entry in config.entries)
-    passed = IgnoredKeys(name)
-    for sentence in _told(config.entries):
-        passed.over(lambda: sentence)  # noqa: B023 -- said at once
-    return Layer(profiles=profiles, warnings=(*config.warnings, *passed.warnings))
+    ignored = IgnoredKeys(name)
+    for warning in _warnings(config.entries):
+        ignored.over(lambda: warning)  # noqa: B023 -- called at once
+    return Layer(profiles=profiles, warnings=(*config.warnings, *ignored.warnings))
 
 
 def _profile(entry: NodeEntry, faults: Faults) -> SettingsProfile:
-    """What an entry sets; one without a name is of no node."""
+    """The profile of an entry. An entry without a name applies to no node."""
     names = (entry.name,) if entry.name else ()
     empty = (one for one in entry.found if one.key in NODE_CONFIG and one.value in (0, False))
     return SettingsProfile(
@@ -99,35 +99,35 @@ def _profile(entry: NodeEntry, faults: Faults) -> SettingsProfile:
     )
 
 
-def _told(entries: Iterable[NodeEntry]) -> Iterator[str]:
-    """What is no mistake, and may not be what was meant."""
+def _warnings(entries: Iterable[NodeEntry]) -> Iterator[str]:
+    """What is valid and may not be what the operator meant."""
     first: dict[str, str] = {}
     for entry in entries:
         place = first.setdefault(entry.name, entry.where)
         if entry.name and place != entry.where:
             yield (
-                f"{entry.where}: the node {cap(entry.name, 64)} is named at {place}, too; both "
-                "entries count, and where they differ this one, as in HAMi's plugin"
+                f"{entry.where}: the node {cap(entry.name, 64)} is also named at {place}; both "
+                "entries apply, and this one wins where they differ, as in HAMi's plugin"
             )
-        for one in entry.found:
-            silent, reason = WITHOUT_EFFECT.get(one.key, ((one.value,), ""))
-            if one.value not in silent:
-                yield f"{one.where}: {one.key} {shown(one.value)} has no effect: {reason}"
+        for known in entry.found:
+            silent, reason = WITHOUT_EFFECT.get(known.key, ((known.value,), ""))
+            if known.value not in silent:
+                yield f"{known.where}: {known.key} {shown(known.value)} has no effect: {reason}"
 
 
-def _overrides(found: Iterable[KnownKey], faults: Faults) -> Iterator[Setting]:
-    """What an entry sets: an empty value (0, "", false) overrides nothing, as in HAMi."""
-    for one in found:
+def _overrides(entries: Iterable[KnownKey], faults: Faults) -> Iterator[Setting]:
+    """The settings of an entry. An empty value (0, "", false) overrides nothing, as in HAMi."""
+    for known in entries:
         with faults.kept():
-            if one.key == FILTER:
-                yield from _filter(one)
-            elif one.key in NODE_CONFIG and one.value:
-                yield setting(BY_KEY[NODE_CONFIG[one.key]], one.value, one.where)
+            if known.key == FILTER:
+                yield from _filter(known)
+            elif known.key in NODE_CONFIG and known.value:
+                yield setting(BY_KEY[NODE_CONFIG[known.key]], known.value, known.where)
 
 
-def _filter(found: KnownKey) -> Iterator[Setting]:
-    """Both lists at once, as HAMi takes them, unless both are empty."""
-    lists = found.value if isinstance(found.value, dict) else {}
+def _filter(known: KnownKey) -> Iterator[Setting]:
+    """Both filter lists, as HAMi takes them; nothing if both are empty."""
+    lists = known.value if isinstance(known.value, dict) else {}
     if any(lists.values()):
         for key, name in (("uuid", "sharing.filterUUIDs"), ("index", "sharing.filterIndexes")):
-            yield setting(BY_KEY[name], list(lists.get(key, ())), found.where)
+            yield setting(BY_KEY[name], list(lists.get(key, ())), known.where)

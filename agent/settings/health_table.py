@@ -1,4 +1,4 @@
-"""The settings of health: times, and XIDs by our names and by HAMi's and NVIDIA's plugin's."""
+"""Settings of health: times, and classes of XIDs in our form and in NVIDIA's plugin's."""
 
 from collections.abc import Mapping
 
@@ -40,12 +40,12 @@ xid_classes = ValueType(
 
 
 def classes_of(items: tuple[str, ...]) -> Mapping[int, XidClass]:
-    """What `health.xids` says, by XID."""
+    """Read `health.xids`: the class of each XID."""
     return dict(map(_class_of, items))
 
 
 def switches_of(disabled: str, enabled: str) -> XidSwitches:
-    """What `health.disabledXids` and `health.enabledXids` say."""
+    """Read `health.disabledXids` and `health.enabledXids`."""
     return read_switches(disabled, enabled)
 
 
@@ -54,14 +54,14 @@ HEALTH: tuple[Field, ...] = (
         "health.driverHang",
         60.0,
         duration(1, 3600),
-        f"Silence of the driver until GPUs count as unhealthy for new pods. {HOW}",
+        f"Time without an answer of the driver after which new pods get none of its GPUs. {HOW}",
         section="health.driver_hang",
     ),
     Field(
         "health.quietPeriod",
         600.0,
         duration(1, 86400),
-        "Time without trouble, then three passing probes, until a GPU is well again. " + HOW,
+        "Cool-down: a GPU is ok after this time without a bad report and 3 passed probes. " + HOW,
         section="health.quiet",
     ),
     Field(
@@ -75,15 +75,15 @@ HEALTH: tuple[Field, ...] = (
         "health.longestQuietPeriod",
         7200.0,
         duration(1, 604800),
-        "Time to which the quiet period of a GPU grows that keeps falling ill: it doubles each "
-        f"time. {HOW}",
+        "Longest cool-down. The cool-down of a GPU doubles each time that the GPU becomes bad "
+        f"again soon after it recovered. {HOW}",
         section="health.longest_quiet",
     ),
     Field(
         "health.xids",
         (),
         xid_classes,
-        "Classes of XIDs that differ from the agent's table, as 94=fatal: "
+        "Classes of XIDs that differ from the agent's table, such as 94=fatal: "
         f"{', '.join([*CLASSES][:-1])} or {[*CLASSES][-1]}.",
         section="health.xids",
         part=classes_of,
@@ -92,16 +92,16 @@ HEALTH: tuple[Field, ...] = (
         "health.disabledXids",
         "",
         text,
-        "XIDs that change nothing, separated by commas. With all or xids there are no health "
-        "checks at all, as in NVIDIA's plugin: a GPU that hangs, fails or is lost stays offered, "
-        "a lost one until the next scan, within a minute.",
+        "XIDs to ignore, separated by commas. all or xids: no health checks at all, as in "
+        "NVIDIA's plugin. Then a GPU that hangs or fails stays on offer; a lost GPU stays until "
+        "the next scan, at most 1 minute.",
         env=("DP_DISABLE_HEALTHCHECKS",),
     ),
     Field(
         "health.enabledXids",
         "",
         text,
-        "XIDs that count although they are an application's, or disabled; all: every one.",
+        "XIDs to count even if an application causes them or they are disabled; all: every XID.",
         env=("DP_ENABLE_HEALTHCHECKS",),
     ),
 )

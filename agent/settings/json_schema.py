@@ -1,4 +1,4 @@
-"""The JSON schema of the agent's own file, made from the table of settings, for editors."""
+"""Makes the JSON schema of the agent's own file from the table of settings, for editors."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -16,7 +16,7 @@ _TEXTS: Final[Mapping[str, object]] = {
 }
 _MATCH: Final[Mapping[str, object]] = {
     "type": "object",
-    "description": "Which nodes: everything that stands here must hold.",
+    "description": "Which nodes: every condition here must hold.",
     "additionalProperties": False,
     "minProperties": 1,
     "properties": {
@@ -24,7 +24,7 @@ _MATCH: Final[Mapping[str, object]] = {
         "labels": {
             "type": "string",
             "minLength": 1,
-            "description": "A label selector, as kubectl takes it.",
+            "description": "A label selector in kubectl's form.",
         },
         "gpus": {**_TEXTS, "description": "Parts of the name of a GPU's model, in any case."},
     },
@@ -32,12 +32,12 @@ _MATCH: Final[Mapping[str, object]] = {
 
 
 def json_schema() -> dict[str, object]:
-    """The whole schema."""
+    """The schema of the whole file."""
     profile = _section(LIVE.values())
     profile["required"] = ["name", "match"]
     profile["type"] = "object"
     profile["properties"] = {
-        "name": {"type": "string", "minLength": 1, "description": "What messages call it."},
+        "name": {"type": "string", "minLength": 1, "description": "Name in messages."},
         "match": _MATCH,
         **_properties(profile),
     }
@@ -58,7 +58,7 @@ def json_schema() -> dict[str, object]:
 
 
 def _section(fields: Iterable[Field]) -> dict[str, object]:
-    """A mapping with these settings, nested by the dots of their keys."""
+    """The schema of a mapping with these settings, nested by the dots in their keys."""
     root: dict[str, object] = _empty()
     for field in fields:
         *parents, name = field.key.split(".")
@@ -71,7 +71,7 @@ def _section(fields: Iterable[Field]) -> dict[str, object]:
 
 
 def _empty() -> dict[str, object]:
-    """A section; one whose keys are all commented out is null."""
+    """A section without keys. YAML reads null if all its keys are commented out."""
     return {"type": ["object", "null"], "additionalProperties": False, "properties": {}}
 
 

@@ -1,4 +1,4 @@
-"""Types of settings with their bounds: text to value and back, and the same for editors."""
+"""Types of setting values: they read and write values, check bounds and have a JSON schema."""
 
 import dataclasses
 import json
@@ -17,16 +17,16 @@ TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 
 _NEVER: Final = re.compile("[\0\ud800-\udfff]")
-"""What no path and no message can hold; a variable that is no UTF-8 comes with surrogates."""
+"""Characters that no path and no message can hold. A variable that is not UTF-8 has surrogates."""
 _NUMBER: Final = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _GREATEST: Final = 10**19
-"""No whole number of a setting has more digits."""
+"""Every whole number of a setting is smaller than this."""
 
 
 class WrongValue(Exception):  # noqa: N818 -- becomes a SettingsError where its place is known
-    """A value does not fit its field; str() says what was expected.
+    """A value does not fit its setting; str() says what was expected.
 
-    `found` says what was found instead, where that is not the value as a whole.
+    `found`: the wrong part of the value, if that is not the whole value.
     """
 
     def __init__(self, expected: str, found: str = "") -> None:
@@ -36,10 +36,10 @@ class WrongValue(Exception):  # noqa: N818 -- becomes a SettingsError where its 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ValueType:
-    """A type with bounds. `schema` is the same said in JSON Schema, for editors.
+    """A type with bounds. `schema`: the same bounds in JSON Schema, for editors.
 
-    Called with a YAML scalar, or the text of a variable or flag, it gives the value or raises
-    WrongValue. `write` gives a value as the files say it.
+    `read` takes a YAML scalar, or the text of a variable or flag. It returns the value or raises
+    WrongValue. `write` formats a value as the files do.
     """
 
     read: Callable[[object], Value]
@@ -47,12 +47,12 @@ class ValueType:
     write: Callable[[Value], Value] = lambda value: value
 
     def __call__(self, value: object) -> Value:
-        """The value. Raises WrongValue."""
+        """Read `value`. Raises WrongValue."""
         return self.read(value)
 
 
 def shown(value: object) -> str:
-    """A short form of a refused value for a message, in the words of the files."""
+    """A refused value for a message, as the files write it, in at most 40 characters."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     try:
@@ -63,7 +63,7 @@ def shown(value: object) -> str:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        # YAML takes 94 for a number and `no` for false; quotes make either a text.
+        # YAML reads 94 as a number and `no` as false; quotes make either a string.
         quoted = " in quotes" if isinstance(value, int | float) else ""
         raise WrongValue(f"expected text{quoted}")
     if _NEVER.search(value):
@@ -81,10 +81,10 @@ def _is_short(value: object) -> bool:
 
 
 def _path(value: object) -> str:
-    found = _text(value)
-    if not found.startswith("/"):
+    absolute = _text(value)
+    if not absolute.startswith("/"):
         raise WrongValue("expected an absolute path")
-    return found
+    return absolute
 
 
 def _optional_path(value: object) -> str | None:
@@ -103,7 +103,7 @@ text = ValueType(_text, {"type": "string"})
 """A string."""
 
 text_or_whole = ValueType(_text_or_whole, {"type": ["string", "integer"]})
-"""A string; a whole number is taken for one, as it is shown."""
+"""A string. A whole number becomes the string of its digits."""
 
 optional_text = ValueType(lambda value: _text(value) or None, {"type": "string"})
 """A string; an empty one counts as not set."""
@@ -113,10 +113,10 @@ _DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-
 
 
 def _node_name(value: object) -> str | None:
-    found = _text(value)
-    if found and (len(found) > 253 or _DOMAIN.fullmatch(found) is None):
+    name = _text(value)
+    if name and (len(name) > 253 or _DOMAIN.fullmatch(name) is None):
         raise WrongValue("expected the name of a Node, like gpu-1 (lower case)")
-    return found or None
+    return name or None
 
 
 node_name = ValueType(_node_name, {"type": "string"})
@@ -136,22 +136,22 @@ boolean = ValueType(_boolean, {"type": "boolean"})
 
 
 exactly_true = ValueType(lambda value: value == "true", {"type": "boolean"})
-"""True for `true`, false for every other text, as HAMi's plugin reads a switch of its own."""
+"""True for `true`, false for every other text: HAMi's plugin reads ENABLE_TOPOLOGY_SCORE so."""
 
 
 def whole(low: int, high: int) -> ValueType:
     """A whole number from `low` to `high`."""
 
     def read(value: object) -> int:
-        found = value
-        if isinstance(found, str):
-            sign = found.removeprefix("-")
-            found = int(found) if sign.isascii() and sign.isdigit() and len(sign) < 20 else value
-        if isinstance(found, bool) or not isinstance(found, int):
+        parsed = value
+        if isinstance(parsed, str):
+            sign = parsed.removeprefix("-")
+            parsed = int(parsed) if sign.isascii() and sign.isdigit() and len(sign) < 20 else value
+        if isinstance(parsed, bool) or not isinstance(parsed, int):
             raise WrongValue("expected a whole number")
-        if not low <= found <= high:
+        if not low <= parsed <= high:
             raise WrongValue(f"expected {low} to {high}")
-        return found
+        return parsed
 
     return ValueType(read, {"type": "integer", "minimum": low, "maximum": high})
 
@@ -160,18 +160,18 @@ def number(low: float, high: float) -> ValueType:
     """A finite number from `low` to `high`."""
 
     def read(value: object) -> float:
-        found = decimal(value)
-        if not math.isfinite(found):
+        parsed = decimal(value)
+        if not math.isfinite(parsed):
             raise WrongValue("expected a number")
-        if not low <= found <= high:
+        if not low <= parsed <= high:
             raise WrongValue(f"expected {low:g} to {high:g}")
-        return found
+        return parsed
 
     return ValueType(read, {"type": "number", "minimum": low, "maximum": high})
 
 
 def decimal(value: object) -> float:
-    """The number; NaN for what is none. Python's own reader takes `1_0` and other scripts, too."""
+    """Convert to a number; NaN if it is none. float() also takes `1_0` and other scripts."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return math.nan
     if isinstance(value, str) and not _NUMBER.fullmatch(value):
@@ -183,13 +183,13 @@ def decimal(value: object) -> float:
 
 
 def choice(*words: str, like: Mapping[str, str] | None = None) -> ValueType:
-    """One of `words`; `like` are other words for them, kept from HAMi and NVIDIA."""
+    """One of `words`. `like`: other spellings, of HAMi and NVIDIA, with the word for each."""
 
     def read(value: object) -> str:
         if isinstance(value, str):
-            found = (like or {}).get(value, value)
-            if found in words:
-                return found
+            word = (like or {}).get(value, value)
+            if word in words:
+                return word
         raise WrongValue(f"expected one of {', '.join(words)}")
 
     return ValueType(read, {"enum": list(words)})
@@ -213,19 +213,19 @@ def several(*words: str) -> ValueType:
     def read(value: object) -> tuple[str, ...]:
         expected = f"expected one or more of {', '.join(words)}"
         try:
-            found = _texts(value)
+            chosen = _texts(value)
         except WrongValue as error:
             raise WrongValue(expected) from error
-        wrong = [word for word in found if word not in words]
-        if wrong or not found:
+        wrong = [word for word in chosen if word not in words]
+        if wrong or not chosen:
             raise WrongValue(expected, shown(wrong[0]) if wrong else "none")
-        return found
+        return chosen
 
     return ValueType(read, {"type": "array", "items": {"enum": list(words)}, "minItems": 1})
 
 
 def text_like(form: re.Pattern[str], example: str) -> ValueType:
-    """Text of this form, of which `example` is one."""
+    """Text of the form `form`. Messages show `example`."""
 
     def read(value: object) -> str:
         if not isinstance(value, str) or not form.fullmatch(value):
@@ -243,12 +243,12 @@ def _indexes(value: object) -> tuple[str, ...]:
 
 
 def _index(part: object) -> str:
-    """One index; empty where nothing stands."""
+    """One index; empty if there is none."""
     is_whole = isinstance(part, int) and not isinstance(part, bool) and _is_short(part)
-    found = str(part).strip() if is_whole or isinstance(part, str) else "-"
-    if found and not (found.isascii() and found.isdigit() and len(found) < 20):
+    digits = str(part).strip() if is_whole or isinstance(part, str) else "-"
+    if digits and not (digits.isascii() and digits.isdigit() and len(digits) < 20):
         raise WrongValue("expected GPU indexes", shown(part))
-    return found
+    return digits
 
 
 indexes = ValueType(
@@ -258,23 +258,23 @@ indexes = ValueType(
         "items": {"anyOf": [{"type": "integer", "minimum": 0}, {"pattern": "^[0-9]+$"}]},
     },
 )
-"""A list of numbers of GPUs; in variables and flags separated by commas."""
+"""A list of GPU indexes; in variables and flags separated by commas."""
 
 _NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
 def _resource_name(value: object) -> str:
-    found = _text(value)
-    domain, slash, name = found.partition("/")
+    full_name = _text(value)
+    domain, slash, name = full_name.partition("/")
     well_formed = (
         bool(slash)
         and len(domain) <= 244
         and _DOMAIN.fullmatch(domain) is not None
         and _NAME.fullmatch(name) is not None
     )
-    if not well_formed or "kubernetes.io/" in found or found.startswith("requests."):
+    if not well_formed or "kubernetes.io/" in full_name or full_name.startswith("requests."):
         raise WrongValue("expected a name like nvidia.com/gpu")
-    return found
+    return full_name
 
 
 resource_name = ValueType(_resource_name, {"type": "string", "pattern": "^[^/]+/[^/]+$"})
@@ -284,8 +284,8 @@ Source: kubernetes pkg/apis/core/v1/helper IsExtendedResourceName.
 """
 
 
-HOW: Final = "As 500ms, 2s, 10m or 1h; a number alone is seconds."
-"""What the sentence of each setting that is a duration says of its unit."""
+HOW: Final = "Such as 500ms, 2s, 10m or 1h; a number alone is seconds."
+"""The last sentence of each duration's help."""
 
 _UNITS: Final = {"h": Decimal(3600), "m": Decimal(60), "s": Decimal(1), "ms": Decimal("0.001")}
 _FORM: Final = re.compile("([0-9]{1,20}(?:[.][0-9]{1,400})?)(ms|s|m|h)")
@@ -293,13 +293,13 @@ _PATTERN: Final = "^[0-9]+([.][0-9]+)?(ms|s|m|h)?$"
 
 
 def seconds_of(text: str) -> float | None:
-    """The seconds of a duration with a unit; None for what is none."""
-    found = _FORM.fullmatch(text)
-    return None if found is None else float(Decimal(found[1]) * _UNITS[found[2]])
+    """The seconds of a duration with a unit; None if `text` is not one."""
+    match = _FORM.fullmatch(text)
+    return None if match is None else float(Decimal(match[1]) * _UNITS[match[2]])
 
 
 def written(seconds: float) -> str:
-    """A duration as the files say it, in the greatest unit that it is a whole number of.
+    """Format a duration as the files do, in the largest unit that divides it.
 
     `seconds` is finite and not negative. seconds_of() gives exactly the same number.
     """
@@ -314,14 +314,14 @@ def duration(low: float, high: float) -> ValueType:
     """A duration from `low` to `high` seconds; its value is seconds."""
 
     def read(value: object) -> float:
-        found = seconds_of(value) if isinstance(value, str) else None
-        if found is None:
-            found = decimal(value)
-        if not math.isfinite(found):
+        seconds = seconds_of(value) if isinstance(value, str) else None
+        if seconds is None:
+            seconds = decimal(value)
+        if not math.isfinite(seconds):
             raise WrongValue("expected a duration such as 500ms, 2s, 10m or 1h")
-        if not low <= found <= high:
+        if not low <= seconds <= high:
             raise WrongValue(f"expected {written(low)} to {written(high)}")
-        return found
+        return seconds
 
     number = {"type": "number", "minimum": low, "maximum": high}
     text = {"type": "string", "pattern": _PATTERN}

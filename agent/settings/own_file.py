@@ -1,4 +1,4 @@
-"""The agent's own file: every setting with its place, and profiles. An unknown key is an error."""
+"""Reads the agent's own file: settings with their places, and profiles. Refuses unknown keys."""
 
 import dataclasses
 import difflib
@@ -18,13 +18,13 @@ from agent.settings.table import BY_KEY
 
 PROFILES: Final = "profiles"
 LIKENESS: Final = 0.7
-"""Below it a hint leads astray."""
+"""The least likeness of a name in a hint. Less misleads."""
 LIVE: Final = {key: field for key, field in BY_KEY.items() if field.live and field.profiled}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _SettingEntry:
-    """A key below others, the whole path, where it stands, and what stands behind it."""
+    """A key, its place and its value. `above`: the keys above it, joined by dots."""
 
     name: str
     here: Place
@@ -38,9 +38,9 @@ class _SettingEntry:
 
 
 def read_own_file(content: bytes, name: str, faults: Faults) -> Layer:
-    """The whole file; `name` is what messages call it. Whatever is wrong goes to `faults`.
+    """Read the whole file. `name`: its name in messages. Errors go to `faults`.
 
-    Raises SettingsError: it is no YAML.
+    Raises SettingsError: the file is not YAML, or is another program's file.
     """
     document = read_yaml(content, name)
     if document is None or document.null:
@@ -60,7 +60,7 @@ def read_own_file(content: bytes, name: str, faults: Faults) -> Layer:
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """What stands behind an unknown name in a refusal."""
+    """The end of a refusal of an unknown name: a similar name, or the command that lists all."""
     return nearest(name, known, LIKENESS) or "; `hami-agent config show` lists all"
 
 
@@ -72,7 +72,7 @@ def _profiles(place: Place, faults: Faults) -> Iterator[SettingsProfile]:
 
 
 def _profile(item: Place, seen: set[str], faults: Faults) -> SettingsProfile:
-    """One profile, whose name is none of `seen`. Raises SettingsError."""
+    """Read one profile. Raises SettingsError, also if `seen` has its name."""
     keys = {key: _SettingEntry(key, here, value) for key, here, value in item.pairs()}
     name, match = keys.pop("name", None), keys.pop("match", None)
     settings = [one for entry in keys.values() for one in _settings(entry, LIVE, faults)]
@@ -80,7 +80,7 @@ def _profile(item: Place, seen: set[str], faults: Faults) -> SettingsProfile:
         raise item.fault(f"`{'match' if name else 'name'}` is needed")
     text = name.value.text()
     if text in seen:
-        raise name.value.fault(f"the profile {name.value.shown()} is there twice")
+        raise name.value.fault(f"the profile {name.value.shown()} is defined twice")
     seen.add(text)
     return SettingsProfile(text, read_match(match.value), tuple(settings), item.where)
 
@@ -88,7 +88,7 @@ def _profile(item: Place, seen: set[str], faults: Faults) -> SettingsProfile:
 def _settings(
     entry: _SettingEntry, known: Mapping[str, Field], faults: Faults
 ) -> Iterator[Setting]:
-    """The settings at and below the entry; what is wrong goes to `faults`."""
+    """The settings at and below the entry. Errors go to `faults`."""
     key, value = entry.key, entry.value
     field = known.get(key)
     with faults.kept():
@@ -104,7 +104,7 @@ def _settings(
 
 
 def _dotted(entry: _SettingEntry, known: Mapping[str, Field]) -> SettingsError:
-    """A key with a dot would be a second way to say the same, and could say something else."""
+    """The refusal of a key with a dot: it would be a second way to set the same setting."""
     close = difflib.get_close_matches(entry.key, known, n=1, cutoff=LIKENESS)
     if not close or entry.above:
         return _unknown(entry, known)

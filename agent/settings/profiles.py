@@ -1,4 +1,4 @@
-"""Profiles: settings for the nodes that a name, a label selector or a GPU's model selects."""
+"""Profiles: settings for the nodes that names, a label selector or GPU models select."""
 
 import dataclasses
 import fnmatch
@@ -14,16 +14,16 @@ from agent.core.inventory.gpu import Scan
 from agent.settings.fields import Setting
 
 WILD: Final = frozenset("*?[")
-"""What makes a name stand for many."""
+"""A name with one of these characters is a pattern."""
 KEYS: Final = frozenset({"nodes", "labels", "gpus"})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What settings may depend on. `labels` and `gpus` None: not known yet.
+    """The facts that settings may depend on. `labels` and `gpus` None: not known yet.
 
-    `gpus` has the model of each GPU, as the driver gives it; `former` those of GPUs that are gone,
-    and that none has come instead of.
+    `gpus`: the model of each GPU by its UUID, as the driver names it. `former`: the same of GPUs
+    that are gone and not replaced.
     """
 
     name: str = ""
@@ -32,9 +32,9 @@ class NodeFacts:
     former: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def after(self, scan: Scan) -> "NodeFacts":
-        """With the models of these GPUs; those of GPUs that are gone count until others come.
+        """The facts after a scan. Models of GPUs that are gone count until other GPUs come.
 
-        A driver that is unloaded and loaded again is no reason for other settings in between.
+        So the settings stay the same while a driver is unloaded and loaded again.
         """
         known = {**self.former, **(self.gpus or {})}
         silent = {fault.gpu for fault in scan.faults}
@@ -48,10 +48,10 @@ class NodeFacts:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ProfileMatch:
-    """Everything that it names must hold; of several names or models one is enough.
+    """A profile's condition. All parts that are set must hold; one of several names suffices.
 
-    Names may hold `*` and `?`, unless they are `exact`: then no name is no node. A model is a part
-    of a GPU's name, in any case, as in the annotation `nvidia.com/use-gputype`.
+    Names may contain `*` and `?`. With `exact` they are literal, and no names match no node. A
+    model is a part of a GPU's name, in any case, as in the annotation `nvidia.com/use-gputype`.
     """
 
     nodes: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ class ProfileMatch:
     exact: bool = False
 
     def holds(self, facts: NodeFacts) -> bool:
-        """True for a node with these facts; what is not known yet does not match."""
+        """True if a node with these facts matches. Labels or GPUs not known yet do not match."""
         by_label = self.labels is None or (
             facts.labels is not None and self.labels.matches(facts.labels)
         )
@@ -70,19 +70,19 @@ class ProfileMatch:
         return by_name and by_label and by_gpu
 
     def names(self, name: str) -> bool:
-        """True for a node of that name, whatever its labels and GPUs are."""
+        """True if the name matches; labels and GPUs do not count here."""
         if self.exact:
             return name in self.nodes
         return not self.nodes or any(fnmatch.fnmatchcase(name, one) for one in self.nodes)
 
     @property
     def singles(self) -> tuple[str, ...]:
-        """The nodes that it names one by one."""
+        """The names that are not patterns."""
         return tuple(name for name in self.nodes if self.exact or not WILD & {*name})
 
     @property
     def by_name_alone(self) -> bool:
-        """It asks for neither labels nor GPUs."""
+        """True if the condition asks for neither labels nor GPUs."""
         return self.labels is None and not self.gpus
 
 
@@ -90,8 +90,8 @@ class ProfileMatch:
 class SettingsProfile:
     """Settings for the nodes that `match` selects. `where`: its place, `file:line:column`.
 
-    An entry of HAMi's config.json is one with an exact match and no name of its own. `empty` are
-    its zeros and falses, which override nothing.
+    An entry of HAMi's config.json becomes a profile with an exact match and no name. `empty`: its
+    zeros and falses, which override nothing.
     """
 
     name: str
@@ -102,7 +102,7 @@ class SettingsProfile:
 
 
 class Profiles:
-    """Profiles by the names that they name, so that thousands of them cost a node little."""
+    """All profiles, indexed by node name, so that a node does not try thousands of them."""
 
     def __init__(self, profiles: Iterable[SettingsProfile]) -> None:
         self._all = tuple(profiles)
@@ -120,33 +120,33 @@ class Profiles:
         return iter(self._all)
 
     def of(self, facts: NodeFacts) -> list[SettingsProfile]:
-        """Those that apply to a node with these facts, in their order."""
+        """The profiles that apply to a node with these facts, in their order."""
         return [one for one in self.naming(facts.name) if one.match.holds(facts)]
 
     def naming(self, name: str) -> list[SettingsProfile]:
-        """Those that may apply to a node of that name, by its labels and GPUs."""
-        asked = sorted({*self._others, *self._named.get(name, ())})
-        return [one for one in (self._all[number] for number in asked) if one.match.names(name)]
+        """The profiles that match the name; labels and GPUs do not count here."""
+        numbers = sorted({*self._others, *self._named.get(name, ())})
+        return [one for one in (self._all[number] for number in numbers) if one.match.names(name)]
 
 
 def read_match(place: Place) -> ProfileMatch:
-    """The condition of a profile. Raises SettingsError with its place."""
-    found = place.mapping(KEYS)
-    if not found:
+    """Read the condition of a profile. Raises SettingsError with its place."""
+    parts = place.mapping(KEYS)
+    if not parts:
         raise place.fault("`nodes`, `labels` or `gpus` is needed")
     labels = None
-    if "labels" in found:
+    if "labels" in parts:
         try:
-            labels = parse_selector(found["labels"].text())
+            labels = parse_selector(parts["labels"].text())
         except MalformedText as error:
-            raise found["labels"].fault(str(error)) from error
-    return ProfileMatch(_texts(found.get("nodes")), labels, _texts(found.get("gpus")))
+            raise parts["labels"].fault(str(error)) from error
+    return ProfileMatch(_texts(parts.get("nodes")), labels, _texts(parts.get("gpus")))
 
 
 def _texts(place: Place | None) -> tuple[str, ...]:
     if place is None:
         return ()
-    found = tuple(item.text() for item in place.items())
-    if not found:
+    texts = tuple(item.text() for item in place.items())
+    if not texts:
         raise place.fault("an empty list selects nothing")
-    return found
+    return texts

@@ -1,6 +1,6 @@
-"""The door to the sources: which files there are, and their bytes; at a start the last good ones.
+"""Reads the files of settings; at the start it falls back to the last good ones.
 
-What they say is agent.settings.values.
+agent.settings.values interprets their content.
 """
 
 import asyncio
@@ -30,20 +30,20 @@ MAX_YAML: Final = 256 * 1024
 MAX_JSON: Final = 1024 * 1024
 """Bytes: what a ConfigMap can hold."""
 DEADLINE: Final = 30.0
-"""Seconds for one look at all files: a file system that hangs is no reason to wait for ever."""
+"""Seconds to read all files. A file system that hangs must not block the agent."""
 
 MAX_COPY: Final = 4 * 1024 * 1024
-"""Bytes: the files of a copy at their greatest, in base64, and the labels."""
+"""Bytes: the largest files, in base64, and the labels."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SourcesRead:
-    """What one look at the sources found.
+    """The result of one read of the sources.
 
-    `asked`: the files that were looked for, there or not. `sources`: what was read, as far as it
-    went. `plan` None: it is refused, and `refusal` says why; or it is the same as before. At a
-    start with a `refusal`, the plan is that of the last good ones. `silent`: a file system does
-    not answer, so that it must be asked again.
+    `asked`: the files that were looked for, whether they exist or not. `sources`: what was read
+    before any error. `plan` None: the sources are refused (`refusal` says why) or unchanged. At a
+    start with a `refusal`, `plan` is that of the last good sources. `silent`: a file system did
+    not answer, so the caller must read again.
     """
 
     asked: frozenset[Path]
@@ -60,54 +60,54 @@ class SourcesRead:
 
 
 async def look(sources: Sources, offload: Offload, good: Sources | None = None) -> SourcesRead:
-    """Read everything; `good` is what was read and taken over before, where there is such.
+    """Read all sources. `good`: the sources in force, if there are any.
 
-    What it had and what is gone refuses all: settings do not fall back to defaults while pods run.
-    Files are waited for, and YAML is parsed, by `offload`; one that does not answer is refused.
+    If a file of `good` is gone, everything is refused: settings do not fall back to defaults while
+    pods run. `offload` reads files and parses YAML. A file that does not answer is refused.
     """
-    asked: list[Path] = []
-    found = sources
+    paths: list[Path] = []
+    current = sources
     try:
         async with asyncio.timeout(DEADLINE):
-            async for more in _read(sources, TextFiles(offload), asked):
-                found = more  # stays, whatever the next one says
-            if found == good:
-                return SourcesRead(frozenset(asked), found)
-            _refuse_removed(found, good, asked)
-            return SourcesRead(frozenset(asked), found, await offload.call(make_plan, found))
+            async for latest in _read(sources, TextFiles(offload), paths):
+                current = latest  # kept if the next read fails
+            if current == good:
+                return SourcesRead(frozenset(paths), current)
+            _refuse_removed(current, good, paths)
+            return SourcesRead(frozenset(paths), current, await offload.call(make_plan, current))
     except SettingsError as error:
-        return SourcesRead(frozenset(asked), found, refusal=error)
+        return SourcesRead(frozenset(paths), current, refusal=error)
     except TimeoutError:
-        return SourcesRead(frozenset(asked), found, refusal=_unanswered(asked[-1]), silent=True)
+        return SourcesRead(frozenset(paths), current, refusal=_unanswered(paths[-1]), silent=True)
 
 
 async def begin(sources: Sources, offload: Offload, state: Offload) -> SourcesRead:
-    """Read all sources for a start; refused ones give way to the last good copy, read by `state`.
+    """Read all sources at the start. If they are refused, `state` reads the last good copy.
 
-    Raises SettingsError: they are refused, and there is no copy, or one that cannot be used.
+    Raises SettingsError: they are refused, and there is no usable copy.
     """
-    found = await look(sources, offload)
+    start = await look(sources, offload)
     try:
-        found.taken().settings(NodeFacts())
+        start.taken().settings(NodeFacts())
     except SettingsError as error:
         refusal = error
     else:
-        return found
-    file = _copy_file(found.sources)
+        return start
+    file = _copy_file(start.sources)
     copy = None if file is None else await _copy(file, refusal, TextFiles(state))
     if file is None or copy is None:
         raise refusal
     try:
-        last = _recalled(copy, found.sources)
+        last = _recalled(copy, start.sources)
     except SettingsError as error:
         raise _both(refusal, file, error) from error
-    return dataclasses.replace(found, plan=last, refusal=refusal)
+    return dataclasses.replace(start, plan=last, refusal=refusal)
 
 
 async def read_text(path: Path, offload: Offload) -> SourceFile:
-    """One file that may be any of the three, up to the bound of its form. Raises SettingsError.
+    """Read one file of any of the three kinds, up to the size of its kind. Raises SettingsError.
 
-    It is waited for as long as it takes: somebody may be typing it.
+    It has no deadline: the operator may be typing the text.
     """
     text = SourceFile(str(path), await TextFiles(offload).read(path, MAX_JSON))
     if not is_json(text):
@@ -116,15 +116,15 @@ async def read_text(path: Path, offload: Offload) -> SourceFile:
 
 
 def is_json(text: SourceFile) -> bool:
-    """True for what is HAMi's config.json, if it is any of the three. A template is no JSON."""
+    """True if the text, one of the three kinds, is HAMi's config.json. A template is not JSON."""
     begin = text.content.lstrip()[:2]
     return text.name.endswith(".json") or (begin[:1] == b"{" and begin != b"{{")
 
 
 def recalled(copy: LastGood, sources: Sources) -> NodeValues | None:
-    """The files of the copy under the environment and flags of `sources`.
+    """Merge the files of the copy with the environment and flags of `sources`.
 
-    None: they do not go together, so that the copy is of no use.
+    None: the result is refused, so the copy is not usable.
     """
     try:
         return _recalled(copy, sources)
@@ -133,7 +133,7 @@ def recalled(copy: LastGood, sources: Sources) -> NodeValues | None:
 
 
 def last_good(sources: Sources, node: NodeFacts) -> LastGood:
-    """The copy to keep of sources that fit the node."""
+    """The copy to keep of `sources`, which fit the node."""
     return LastGood(
         written_by=__version__,
         node=node.name,
@@ -145,63 +145,63 @@ def last_good(sources: Sources, node: NodeFacts) -> LastGood:
 
 
 def _unanswered(path: Path) -> SettingsError:
-    text = f"was not read within {DEADLINE:g} s; look at the file system that it lies on"
+    text = f"was not read within {DEADLINE:g} s; check the file system that it is on"
     return SettingsError(f"{path}: {text}")
 
 
-async def _read(sources: Sources, files: TextFiles, asked: list[Path]) -> AsyncIterator[Sources]:
-    """The sources with each file that was read; those that were looked for go to `asked`.
+async def _read(sources: Sources, files: TextFiles, paths: list[Path]) -> AsyncIterator[Sources]:
+    """Yield the sources again after each read. The paths that were looked for go to `paths`.
 
-    The own file, the environment and the flags say first where HAMi's files are.
+    Our own file, the environment and the flags come first: they say where HAMi's files are.
     Raises SettingsError.
     """
     path = sources.file or DEFAULT_FILE
-    asked.append(path)
+    paths.append(path)
     if sources.file is not None or await files.is_there(path):
         own = SourceFile(str(path), await files.read(path, MAX_YAML))
         sources = dataclasses.replace(sources, own=own)
         yield sources
     values = (await files.offload.call(make_plan, sources)).resolve(NodeFacts())
     named = values[DEVICE_CONFIG], values[NODE_CONFIG]
-    # Both are asked for in any case: who mends one file may have to mend the other one, too.
-    asked += [Path(str(one.value)) for one in named if one.value]
+    # Both are watched even if one is refused: the operator may have to change both.
+    paths += [Path(str(one.value)) for one in named if one.value]
     yield dataclasses.replace(
         sources,
-        device_config=await _named(named[0], MAX_YAML, files, asked),
-        node_config=await _named(named[1], MAX_JSON, files, asked),
+        device_config=await _named(named[0], MAX_YAML, files, paths),
+        node_config=await _named(named[1], MAX_JSON, files, paths),
     )
 
 
 async def _named(
-    setting: Setting, limit: int, files: TextFiles, asked: list[Path]
+    setting: Setting, limit: int, files: TextFiles, paths: list[Path]
 ) -> SourceFile | None:
-    """The file that the setting names; the default one only where it is there."""
+    """Read the file that the setting names. The default file need not exist."""
     if not setting.value:
         return None
     path = Path(str(setting.value))
-    asked.append(path)
+    paths.append(path)
     if setting.origin == DEFAULT and not await files.is_there(path):
         return None
     return SourceFile(str(path), await files.read(path, limit))
 
 
-def _refuse_removed(sources: Sources, good: Sources | None, asked: Sequence[Path]) -> None:
-    """Raise SettingsError where a file that was good is still looked for and is not there."""
+def _refuse_removed(sources: Sources, good: Sources | None, paths: Sequence[Path]) -> None:
+    """Raise SettingsError if a file of `good` was looked for and does not exist."""
     before = good or Sources()
     for old, new in (
         (before.own, sources.own),
         (before.device_config, sources.device_config),
         (before.node_config, sources.node_config),
     ):
-        if old is not None and new is None and Path(old.name) in asked:
+        if old is not None and new is None and Path(old.name) in paths:
             raise SettingsError(
-                f"{old.name}: was removed; what it said holds until it is back; to go on without "
-                "it, restart the agent"
+                f"{old.name}: was removed; the agent keeps its settings until it is back; to go on "
+                "without it, restart the agent"
             )
 
 
 def _recalled(copy: LastGood, sources: Sources) -> NodeValues:
-    """The same as recalled(). Raises SettingsError: they do not go together."""
+    """Like recalled(), but raises SettingsError if the result is refused."""
     then = dataclasses.replace(
         sources, device_config=copy.device_config, own=copy.own, node_config=copy.node_config
     )
@@ -211,7 +211,7 @@ def _recalled(copy: LastGood, sources: Sources) -> NodeValues:
 
 
 async def _copy(file: Path, refusal: SettingsError, files: TextFiles) -> LastGood | None:
-    """The last good copy, None where there is none. Raises SettingsError: it cannot be used."""
+    """Read the last good copy; None if there is none. Raises SettingsError: it is not usable."""
     try:
         async with asyncio.timeout(DEADLINE):
             if not await files.is_there(file):
@@ -224,7 +224,7 @@ async def _copy(file: Path, refusal: SettingsError, files: TextFiles) -> LastGoo
 
 
 def _both(refusal: SettingsError, file: Path, error: AgentError) -> SettingsError:
-    """Why the sources are refused, and their copy, too; one reason is said once."""
+    """The refusal of the sources and of their copy. The same reason appears once."""
     if str(error) in refusal.every:
         return refusal
     reason = str(error).removeprefix(f"{file}: ")
@@ -234,7 +234,7 @@ def _both(refusal: SettingsError, file: Path, error: AgentError) -> SettingsErro
 
 
 def _copy_file(sources: Sources) -> Path | None:
-    """Where the copy would be, as the own file says, if it is good, or environment and flags."""
+    """The path of the copy, by our own file if it is good, else by environment and flags."""
     ours = dataclasses.replace(sources, device_config=None, node_config=None)
     for known in (ours, dataclasses.replace(ours, own=None)):
         try:

@@ -1,4 +1,4 @@
-"""The settings as each part of the agent receives them: frozen sections, built from the values."""
+"""Builds the frozen sections of settings that the parts of the agent receive."""
 
 import dataclasses
 from collections import defaultdict
@@ -36,7 +36,7 @@ class HostPaths:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DriverSettings:
-    """Which driver: NVML, or simulated GPUs. `root`: where its library is looked for first."""
+    """The driver: NVML or simulated GPUs. `root`: the directory to search first for its library."""
 
     nvml_library: str | None
     root: Path
@@ -46,7 +46,7 @@ class DriverSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WebSettings:
-    """Where the probes and metrics listen."""
+    """Address and port of the probes and metrics."""
 
     address: str
     port: int
@@ -54,7 +54,7 @@ class WebSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LogSettings:
-    """What is logged, and how."""
+    """Level and format of the log."""
 
     level: str
     format: str
@@ -62,13 +62,12 @@ class LogSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that `run` was told. `fenced`: the kubelet asks before each start.
+    """All settings of one node. `fenced`: the kubelet asks before each start of a container.
 
-    `plain`: there is no scheduler of ours, the kubelet's ids decide; None in hami mode.
-    `observe`: nothing is registered or written, beside another plugin. `takeover`: another plugin
-    may serve the same resource.
-    `node_condition`: the Node's condition GpuDegraded is kept.
-    `memory_resource` is the name that pods request memory under.
+    `plain`: without HAMi's scheduler, the kubelet's ids decide; None in hami mode. `observe`:
+    register and write nothing, beside another plugin. `takeover`: another plugin may serve the
+    same resource. `node_condition`: write the Node's condition GpuDegraded. `memory_resource`:
+    the resource name under which pods request memory.
     """
 
     node: str
@@ -92,9 +91,9 @@ class Settings:
 
 
 def build(values: Values, *, host_name: str, gpus: int = 1) -> Settings:
-    """The sections of `values` for a node with so many GPUs.
+    """Build the sections from `values` for a node with `gpus` GPUs.
 
-    Raises SettingsError where values do not go together.
+    Raises SettingsError: the list of slices would be too long for the kubelet.
     """
     parts = _parts(values)
     top = parts.pop("")
@@ -105,7 +104,7 @@ def build(values: Values, *, host_name: str, gpus: int = 1) -> Settings:
         str(values["health.disabledXids"].value), str(values["health.enabledXids"].value)
     )
     is_plain = values["scheduler"].value == "none"
-    found = Settings(
+    settings = Settings(
         **top,
         sharing=SharingSettings(**parts["sharing"]),
         report=ReportSettings(**parts["report"]),
@@ -119,25 +118,25 @@ def build(values: Values, *, host_name: str, gpus: int = 1) -> Settings:
         log=LogSettings(**parts["log"]),
     )
     split_count = values["sharing.splitCount"]
-    check_list_size(gpus, found.sharing.split_count, split_count.origin)
-    return found
+    check_list_size(gpus, settings.sharing.split_count, split_count.origin)
+    return settings
 
 
 def check_shares(values: Values) -> None:
-    """Nothing, where settings let GPUs be shared. Raises SettingsError where they share none.
+    """Check that the settings share GPUs. Raises SettingsError: they share none.
 
-    Such a node runs all the same: it tells by Events why it has no slices.
+    The agent runs with such settings, and an Event says why the node has no slices.
     """
     mode = values["sharing.operatingMode"]
     if mode.value == MIG_MODE:
         raise SettingsError(
-            f"{mode.origin}: sharing.operatingMode: mig is not shared yet, so that a node with "
-            "it has no slices; set hami-core or mps, or leave that node to HAMi's plugin"
+            f"{mode.origin}: sharing.operatingMode: the agent does not share GPUs in mode mig "
+            "yet: the node has no slices; set hami-core or mps, or run HAMi's plugin there"
         )
 
 
 def _parts(values: Values) -> dict[str, dict[str, Any]]:
-    """The attributes of each section by its name, and of Settings itself by none."""
+    """The attributes of each section, by its name. Settings itself has the empty name."""
     parts: dict[str, dict[str, Any]] = defaultdict(dict)
     for setting in values.values():
         for place in setting.field.sections:
@@ -147,9 +146,9 @@ def _parts(values: Values) -> dict[str, dict[str, Any]]:
 
 
 def _stand_aside(parts: dict[str, dict[str, Any]], values: Values) -> None:
-    """Who observes leaves the usual port to the node's agent.
+    """Give an observing agent another port, lock, socket and state than the node's agent has.
 
-    It has a lock, a socket and a state of its own, which end with the next boot.
+    They are in the run directory, which the next boot empties.
     """
     paths = parts["paths"]
     paths["run"] /= "observe"

@@ -1,4 +1,4 @@
-"""The settings of what is shared, and of what a container is given."""
+"""Settings of sharing, of the answers to containers, and of HAMi-core's library."""
 
 import dataclasses
 from pathlib import Path
@@ -23,21 +23,21 @@ from agent.settings.kinds import (
 )
 
 POLICIES = {"": "default", "FORCE": "force", "DISABLE": "disable"}
-"""Spellings that HAMi-core takes, too; empty is its default."""
+"""Other spellings that HAMi-core accepts. The empty one is its default."""
 
 MODES = dataclasses.replace(
     choice("hami-core", "mps", "mig"), schema=choice("hami-core", "mps").schema
 )
-"""HAMi's operating modes. Nothing is shared in the last one yet: HAMi's config.json may name it for
-nodes that have HAMi's plugin."""
+"""HAMi's operating modes. The agent does not share GPUs in `mig` yet. HAMi's config.json may set it
+for nodes that run HAMi's plugin."""
 
 SHARING: tuple[Field, ...] = (
     Field(
         "scheduler",
         "hami",
         choice("hami", "none"),
-        "Who says what a container gets: HAMi's scheduler, or nobody. With none each slice that "
-        "the kubelet names is given as it is, and no API server is needed. Another one is refused "
+        "Who chooses a container's slices. hami: HAMi's scheduler. none: the kubelet; the agent "
+        "gives the slices that it names and needs no API server. The agent refuses a change "
         "while a pod holds slices.",
         flag="--scheduler",
     ),
@@ -45,16 +45,16 @@ SHARING: tuple[Field, ...] = (
         "plain.memoryLimits",
         default=False,
         read=boolean,
-        text="Without a scheduler: limit each slice to an equal part of its GPU's memory, kept by "
-        "HAMi-core.",
+        text="With scheduler none: HAMi-core limits each slice to an equal part of its GPU's "
+        "memory.",
         section="plain.memory_limits",
     ),
     Field(
         "sharing.resourceName",
         "nvidia.com/gpu",
         resource_name,
-        "Resource name that pods request and the kubelet advertises. Another one is refused while "
-        "a pod holds slices.",
+        "Resource name that pods request and the kubelet advertises. The agent refuses a change "
+        "while a pod holds slices.",
         flag="--resource-name",
         live=True,
         profiled=False,
@@ -73,7 +73,7 @@ SHARING: tuple[Field, ...] = (
         "sharing.memoryScaling",
         1.0,
         number(0.01, 10),
-        "Factor on the registered memory; above 1 is oversubscription.",
+        "Factor on the registered memory. Above 1 the memory is oversubscribed.",
         flag="--memory-scaling",
         live=True,
         section=("sharing.memory_scaling", "edits.memory_scaling"),
@@ -91,7 +91,7 @@ SHARING: tuple[Field, ...] = (
         "sharing.preconfiguredMemoryMiB",
         0,
         whole(0, 2**31 - 1),
-        "MiB to register for a GPU whose memory the driver cannot tell; 0 leaves it out.",
+        "MiB to register for a GPU whose memory the driver does not report; 0 leaves it out.",
         live=True,
         section="sharing.preconfigured_mib",
     ),
@@ -117,9 +117,9 @@ SHARING: tuple[Field, ...] = (
         "sharing.operatingMode",
         "hami-core",
         MODES,
-        "HAMi's operating mode of this node's GPUs, in the register annotation, by which pods can "
-        "choose them (nvidia.com/vgpu-mode). HAMi-core keeps the limits in hami-core and in mps, "
-        "which has allocation.mpsRoot.",
+        "HAMi's operating mode of this node's GPUs, for the register annotation. Pods can ask for "
+        "it (nvidia.com/vgpu-mode). HAMi-core enforces the limits in hami-core and in mps. For "
+        "mps see allocation.mpsRoot.",
         flag="--operating-mode",
         live=True,
         section=("sharing.mode", "edits.mode"),
@@ -128,8 +128,8 @@ SHARING: tuple[Field, ...] = (
         "sharing.numaTopology",
         default=False,
         read=boolean,
-        text="Tell the kubelet's topology manager on which NUMA node each GPU is. With its policy "
-        "single-numa-node pods are then refused whose GPUs and CPUs are on several.",
+        text="Tell the kubelet's topology manager the NUMA node of each GPU. Its policy "
+        "single-numa-node then refuses pods whose GPUs and CPUs are on several NUMA nodes.",
         live=True,
         section="sharing.numa_topology",
     ),
@@ -137,15 +137,15 @@ SHARING: tuple[Field, ...] = (
         "sharing.memoryResourceName",
         "nvidia.com/gpumem",
         resource_name,
-        "Resource name that pods request memory in MiB under; the scheduler counts it.",
+        "Resource name under which pods request memory in MiB. The scheduler counts it.",
         section="memory_resource",
     ),
     Field(
         "allocation.unlockedPods",
         "strict",
         choice("strict", "unique"),
-        "What to do with a pod that holds no node lock: refuse it, or serve it when the kubelet "
-        "confirms that it is the one being admitted (unique).",
+        "What to do with a pod that holds no node lock. strict: refuse it. unique: serve it if "
+        "the kubelet confirms that it is the one being admitted.",
         flag="--unlocked-pods",
         section="match.unlocked_pods",
         part=UnlockedPods,
@@ -154,8 +154,9 @@ SHARING: tuple[Field, ...] = (
         "allocation.fence",
         "none",
         choice("none", "prestart"),
-        "prestart: the kubelet asks before each start of a container with a GPU, and one for "
-        "which it booked another GPU is refused; without the agent none starts then.",
+        "prestart: the kubelet asks the agent before each start of a container with a GPU. The "
+        "agent refuses the start if the kubelet recorded another GPU. While no agent runs, no "
+        "such container starts.",
         flag="--fence",
         section="fenced",
         part=lambda fence: fence == "prestart",
@@ -164,7 +165,8 @@ SHARING: tuple[Field, ...] = (
         "allocation.deviceListStrategy",
         ("envvar",),
         several(*STRATEGIES),
-        "How a container is told its GPUs: envvar, volume-mounts, cdi-annotations, cdi-cri.",
+        "How the runtime learns a container's GPUs: envvar, volume-mounts, cdi-annotations, "
+        "cdi-cri.",
         env=("DEVICE_LIST_STRATEGY",),
         flag="--device-list-strategy",
         live=True,
@@ -174,7 +176,7 @@ SHARING: tuple[Field, ...] = (
         "allocation.cdiKind",
         "nvidia.com/gpu",
         text_like(CDI_KIND, "nvidia.com/gpu"),
-        "vendor/class of the GPUs in this host's CDI specification, which names them by UUID.",
+        "vendor/class of the GPUs in this host's CDI specification, which must name them by UUID.",
         flag="--cdi-kind",
         live=True,
         section="edits.cdi_kind",
@@ -183,7 +185,7 @@ SHARING: tuple[Field, ...] = (
         "allocation.cdiAnnotationPrefix",
         "cdi.k8s.io/",
         text_like(CDI_PREFIX, "cdi.k8s.io/"),
-        "Begin of the annotation of strategy cdi-annotations.",
+        "Prefix of the annotation of strategy cdi-annotations.",
         env=("CDI_ANNOTATION_PREFIX",),
         flag="--cdi-annotation-prefix",
         live=True,
@@ -193,7 +195,7 @@ SHARING: tuple[Field, ...] = (
         "allocation.passDeviceSpecs",
         default=False,
         read=boolean,
-        text="Name the device files of the GPUs to the runtime, too.",
+        text="Also pass the GPUs' device files to the runtime.",
         env=("PASS_DEVICE_SPECS",),
         flag="--pass-device-specs",
         live=True,
@@ -203,7 +205,7 @@ SHARING: tuple[Field, ...] = (
         "allocation.devRoot",
         "/",
         path,
-        "Host directory above dev/, where the device files lie.",
+        "Host directory above dev/, which holds the device files.",
         env=("NVIDIA_DEV_ROOT", "NVIDIA_DRIVER_ROOT"),
         flag="--dev-root",
         other_flags=("--nvidia-dev-root", "--nvidia-driver-root"),
@@ -231,7 +233,7 @@ SHARING: tuple[Field, ...] = (
         "allocation.mpsRoot",
         None,
         optional_path,
-        "In mode mps: host directory of the MPS control daemon, which you run; with it containers "
+        "In mode mps: host directory of the MPS control daemon, which you run. Containers then "
         "get CUDA_MPS_PIPE_DIRECTORY, <mpsRoot>/<resource name>/pipe and <mpsRoot>/shm.",
         env=("MPS_ROOT",),
         flag="--mps-root",
@@ -243,7 +245,7 @@ SHARING: tuple[Field, ...] = (
         "library.hookPath",
         "/usr/local",
         path,
-        "Host directory above vgpu/, where libvgpu.so and the containers' directories lie.",
+        "Host directory above vgpu/, which holds libvgpu.so and the containers' directories.",
         env=("HOOK_PATH",),
         flag="--hook-path",
         section="paths.hook",
@@ -253,7 +255,7 @@ SHARING: tuple[Field, ...] = (
         "library.version",
         "",
         text,
-        "Mount libvgpu.so.<version> where that file exists.",
+        "Mount libvgpu.so.<version> if that file exists.",
         section="library_version",
     ),
     Field(
@@ -276,8 +278,8 @@ SHARING: tuple[Field, ...] = (
         "library.corePolicy",
         "default",
         choice("default", "force", "disable", like=POLICIES),
-        "GPU_CORE_UTILIZATION_POLICY of the containers: when compute limits act; default leaves it "
-        "unset.",
+        "GPU_CORE_UTILIZATION_POLICY of the containers: when compute limits apply; default leaves "
+        "it unset.",
         live=True,
         section="edits.core_policy",
     ),

@@ -1,4 +1,4 @@
-"""The sources of settings: files as they were read, environment, flags; and what one of them says.
+"""The sources of settings (files, environment, flags) and the layer that is read from each.
 
 Order, later wins: defaults, HAMi's device-config.yaml, our own file, its profiles in their order,
 HAMi's config.json for this node, the environment, flags.
@@ -15,10 +15,10 @@ from agent.settings.profiles import SettingsProfile
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sources:
-    """Where settings come from. A file that is not there, or was not read yet, is None.
+    """The sources of settings. A file that does not exist, or was not read yet, is None.
 
-    `flags` holds the options that were given, by their name. `file` is our own one by its path;
-    None: the default file, if it is there. `host` is the host's name.
+    `file`: the path of our own file; None: the default file, if it exists. `flags`: the given
+    options by name. `host`: the host's name.
     """
 
     file: Path | None = None
@@ -32,7 +32,7 @@ class Sources:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layer:
-    """What one source says: of all nodes, of some, and what was passed over in it."""
+    """What one source sets for all nodes and for some, and warnings about what it ignores."""
 
     settings: tuple[Setting, ...] = ()
     profiles: tuple[SettingsProfile, ...] = ()

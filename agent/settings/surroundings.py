@@ -1,4 +1,4 @@
-"""Settings from the environment and from flags."""
+"""Reads settings from the environment and from flags."""
 
 import dataclasses
 import difflib
@@ -16,9 +16,9 @@ from agent.settings.table import FIELDS
 
 PREFIX: Final = "HAMI_AGENT_"
 ALIKE: Final = 0.8
-"""A hint to a variable that is less alike leads astray: many share a word."""
+"""The least likeness of a variable in a hint. Less misleads: many variables share a word."""
 OWN_FILE: Final = frozenset({"CONFIG", "CONFIG_FILE", "CONFIG_PATH"})
-"""What people call a variable for the settings file, which has none."""
+"""Variables that people expect to name the settings file. Only the flag --config does."""
 SERVICE_HOST: Final = "_SERVICE_HOST"
 VARIABLES: Final = tuple(field.variables[0] for field in FIELDS)
 
@@ -27,15 +27,15 @@ SCORE_SWITCH: Final = "ENABLE_TOPOLOGY_SCORE"
 _ADDRESS: Final = re.compile("(?:tcp|udp|sctp)://")
 _SINCE: Final = "HAMi's plugin ignores it since 2.4.1, and so does the agent; set"
 _CDI: Final = "the agent writes no CDI specification"
-_IMEX: Final = "IMEX channels are not served"
+_IMEX: Final = "the agent serves no IMEX channels"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class InheritedSetting:
-    """A variable and a flag of HAMi's and NVIDIA's plugin that change nothing here, and why.
+    """A variable and a flag of HAMi's and NVIDIA's plugins without effect here, and the reason.
 
-    `harmless` are the values that would change nothing there, either. `strict`: with another one
-    a node would not do what was asked for. `switch`: the flag may stand alone, for true.
+    `harmless`: values that ask for what the agent does anyway. `strict`: any other value is
+    refused instead of ignored. `switch`: the flag may stand alone and then means true.
     """
 
     reason: str
@@ -48,7 +48,7 @@ class InheritedSetting:
 
 FOREIGN: Final[tuple[InheritedSetting, ...]] = (
     InheritedSetting(
-        "MIG instances are not shared yet; a GPU in MIG mode is left out, with an Event",
+        "the agent does not share MIG instances yet; it leaves out GPUs in MIG mode, with an Event",
         "MIG_STRATEGY",
         ("--mig-strategy",),
         frozenset({"none"}),
@@ -76,13 +76,13 @@ FOREIGN: Final[tuple[InheritedSetting, ...]] = (
         switch=True,
     ),
     InheritedSetting(
-        "GPUs are always named by UUID",
+        "the agent always names GPUs by UUID",
         "DEVICE_ID_STRATEGY",
         ("--device-id-strategy",),
         frozenset({"uuid"}),
     ),
     InheritedSetting(
-        "GPUs are always found by NVML",
+        "the agent always finds GPUs by NVML",
         "DEVICE_DISCOVERY_STRATEGY",
         ("--device-discovery-strategy",),
         frozenset({"auto", "nvml"}),
@@ -94,19 +94,19 @@ FOREIGN: Final[tuple[InheritedSetting, ...]] = (
     InheritedSetting(_IMEX, "IMEX_REQUIRED", ("--imex-required",), FALSE, strict=True, switch=True),
     InheritedSetting("set log.level", flags=("-v", "--v")),
 )
-"""What a command line or an environment that was made for HAMi's plugin may have, too."""
+"""What an environment or a command line made for HAMi's plugin may also contain."""
 
 
 def read_surroundings(
     environ: Mapping[str, str], flags: Mapping[str, str], faults: Faults
 ) -> Layer:
-    """What variables set and, above them, flags; what is wrong goes to `faults`."""
+    """Read what variables and flags set; flags win. Errors go to `faults`."""
     settings = (*_read_environment(environ, faults), *_read_flags(flags, faults))
     return Layer(settings, warnings=_ignored(environ, flags))
 
 
 def _read_environment(environ: Mapping[str, str], faults: Faults) -> tuple[Setting, ...]:
-    """What variables set; what is wrong goes to `faults`, with the variable's name."""
+    """What variables set. Errors go to `faults`, with the variable's name."""
     environ = _without_links(environ)
     _refuse_unknown(environ, faults)
     for foreign, name, value in _foreign(environ, {}):
@@ -115,31 +115,31 @@ def _read_environment(environ: Mapping[str, str], faults: Faults) -> tuple[Setti
 
 
 def _read_flags(flags: Mapping[str, str], faults: Faults) -> tuple[Setting, ...]:
-    """What flags set; what is wrong goes to `faults`, with the flag."""
+    """What flags set. Errors go to `faults`, with the flag."""
     for foreign, name, value in _foreign({}, flags):
         _refuse(foreign, name, value, faults)
-    found: list[Setting] = []
+    settings: list[Setting] = []
     for field in FIELDS:
         if field.flag and field.flag in flags:
             with faults.kept():
-                found.append(setting(field, flags[field.flag], field.flag))
-    return tuple(found)
+                settings.append(setting(field, flags[field.flag], field.flag))
+    return tuple(settings)
 
 
 def _ignored(environ: Mapping[str, str], flags: Mapping[str, str]) -> tuple[str, ...]:
-    """A sentence for each variable and flag that somebody set and that changes nothing.
+    """A warning for each variable and flag that is set and has no effect.
 
-    And for each item of HAMi's lists of XIDs that is passed over, as there.
+    Also for each item of the lists of XIDs that is neither an XID nor `all`.
     """
     unread = tuple(
-        f"env {name}: {shown(item)} is neither an XID nor all: it is passed over"
+        f"env {name}: {shown(item)} is neither an XID nor all: it is ignored"
         for name in XID_LISTS
         for item in malformed(environ.get(name, ""))
     )
     score = environ.get(SCORE_SWITCH, "")
     if score and score != "true" and score not in FALSE:
-        found = f"env {SCORE_SWITCH}: {shown(score)} is not true"
-        unread += (f"{found}, so that the scores are off, as in HAMi's plugin",)
+        text = f"env {SCORE_SWITCH}: {shown(score)} is not true"
+        unread += (f"{text}, so the scores are off, as in HAMi's plugin",)
     return unread + tuple(
         f"{name}: has no effect: {foreign.reason}"
         for foreign, name, value in _foreign(environ, flags)
@@ -150,7 +150,7 @@ def _ignored(environ: Mapping[str, str], flags: Mapping[str, str]) -> tuple[str,
 def _foreign(
     environ: Mapping[str, str], flags: Mapping[str, str]
 ) -> Iterator[tuple[InheritedSetting, str, str]]:
-    """What is set of FOREIGN, its name for messages, and the value; an empty one is not set."""
+    """Those of FOREIGN that are set and not empty, with their name in messages and their value."""
     for foreign in FOREIGN:
         named = [(f"env {foreign.variable}", environ.get(foreign.variable, ""))]
         named += [(flag, flags.get(flag, "")) for flag in foreign.flags[:1]]
@@ -158,7 +158,7 @@ def _foreign(
 
 
 def _refuse(foreign: InheritedSetting, name: str, value: str, faults: Faults) -> None:
-    """A value that is passed over would leave something undone that somebody counts on."""
+    """Refuse a strict setting: the operator relies on something that the agent does not do."""
     if foreign.strict and value not in foreign.harmless:
         served = "false" if foreign.switch else " or ".join(sorted(foreign.harmless))
         with faults.kept():
@@ -168,19 +168,18 @@ def _refuse(foreign: InheritedSetting, name: str, value: str, faults: Faults) ->
 
 
 def _variable(field: Field, environ: Mapping[str, str], faults: Faults) -> Iterator[Setting]:
-    """The first variable that is set; one of HAMi's or NVIDIA's that is empty counts as not set."""
+    """The first variable that is set. Another plugin's empty variable counts as not set."""
     own, *others = field.variables
     names = [own] if own in environ else [name for name in others if environ.get(name)]
     for name in names[:1]:
         with faults.kept():
             kept = field.kept_read if name != own else None
             read = field if kept is None else dataclasses.replace(field, read=kept)
-            one = setting(read, environ[name], f"env {name}")
-            yield dataclasses.replace(one, field=field)
+            yield dataclasses.replace(setting(read, environ[name], f"env {name}"), field=field)
 
 
 def _refuse_unknown(environ: Mapping[str, str], faults: Faults) -> None:
-    """A variable with our prefix that no setting reads is a mistake, most likely of spelling."""
+    """Refuse a variable with our prefix that no setting reads: it is most likely misspelled."""
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in VARIABLES:
             with faults.kept():
@@ -188,10 +187,10 @@ def _refuse_unknown(environ: Mapping[str, str], faults: Faults) -> None:
 
 
 def _hint(name: str) -> str:
-    """The variable that was meant: of the flag of that name, one that ends so, or one alike."""
+    """The likely variable: of the flag of this name, or with this end, or one that is similar."""
     words = name.removeprefix(PREFIX)
     if words in OWN_FILE:
-        return "; the settings file is named by the flag --config alone"
+        return "; only the flag --config names the settings file"
     known = [variable.removeprefix(PREFIX) for variable in VARIABLES]
     flag = f"--{words.lower().replace('_', '-')}"
     flags = [one.variables[0].removeprefix(PREFIX) for one in FIELDS if one.flag == flag]
@@ -199,17 +198,17 @@ def _hint(name: str) -> str:
     for meant in flags or ends or difflib.get_close_matches(words, known, n=1, cutoff=ALIKE):
         return f"; did you mean {PREFIX}{meant}?"
     return (
-        f"; a variable is {PREFIX} and the words of a key, as {PREFIX}SHARING_SPLIT_COUNT; "
+        f"; a variable is {PREFIX} and the words of a key, such as {PREFIX}SHARING_SPLIT_COUNT; "
         "`hami-agent config show` lists all keys"
     )
 
 
 def _without_links(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Without what Kubernetes itself sets, which says nothing of the agent.
+    """The variables without the service links that Kubernetes sets.
 
     Beside a Service named hami-agent, every container of its namespace gets
-    HAMI_AGENT_SERVICE_HOST, HAMI_AGENT_PORT and more (service links). One named hami-agent-web
-    brings a HAMI_AGENT_WEB_PORT that is an address: somebody's own is a number.
+    HAMI_AGENT_SERVICE_HOST, HAMI_AGENT_PORT and more. A Service named hami-agent-web sets
+    HAMI_AGENT_WEB_PORT to an address; the operator's own value is a number.
     """
     links = tuple(
         name.removesuffix(SERVICE_HOST) + part

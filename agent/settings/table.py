@@ -1,6 +1,6 @@
-"""Every setting of the agent, in the order in which `config show` prints them.
+"""All settings of the agent, in the order of `config show`.
 
-A new one is a row here, or in the pages of sharing and of health. What people see of it follows.
+A new setting is a row here, in sharing_table or in health_table. Help and schema follow from it.
 """
 
 from pathlib import Path
@@ -23,14 +23,14 @@ from agent.settings.kinds import (
 from agent.settings.sharing_table import SHARING
 
 TRUTH = dict.fromkeys(TRUE, "exit") | dict.fromkeys(FALSE, "wait")
-"""How NVIDIA's FAIL_ON_INIT_ERROR says it."""
+"""NVIDIA's FAIL_ON_INIT_ERROR as values of driver.onNoDriver."""
 
 FIELDS: tuple[Field, ...] = (
     Field(
         "node.name",
         None,
         node_name,
-        "Name of this Node in Kubernetes; the host name where it is not set.",
+        "Name of this Node in Kubernetes; if not set, the host name.",
         env=("NODE_NAME",),
         flag="--node-name",
         section=("node", "match.node"),
@@ -39,7 +39,7 @@ FIELDS: tuple[Field, ...] = (
         "node.kubeconfig",
         None,
         optional_text,
-        "Kubeconfig file; the pod's service account where it is not set.",
+        "Kubeconfig file; if not set, the pod's service account.",
         env=("KUBECONFIG",),
         flag="--kubeconfig",
         section="kubeconfig",
@@ -48,7 +48,7 @@ FIELDS: tuple[Field, ...] = (
         "files.deviceConfig",
         "/etc/hami/device-config.yaml",
         text,
-        "HAMi's device-config.yaml; empty: none. The default is read only where it is there.",
+        "HAMi's device-config.yaml; empty: none. The default file is read only if it exists.",
         env=("CONFIG_FILE",),
         flag="--device-config",
         other_flags=("--config-file",),
@@ -59,8 +59,8 @@ FIELDS: tuple[Field, ...] = (
         "files.nodeConfig",
         "/etc/hami/config.json",
         text,
-        "HAMi's config.json with settings of nodes by name; empty: none. The default is read only "
-        "where it is there.",
+        "HAMi's config.json with settings of nodes by name; empty: none. The default file is read "
+        "only if it exists.",
         flag="--nodeconfig",
         live=True,
         profiled=False,
@@ -70,8 +70,8 @@ FIELDS: tuple[Field, ...] = (
         "observe",
         default=False,
         read=boolean,
-        text="Only show what would be listed and written, beside another plugin: nothing is "
-        "registered or written, and the state is a throwaway in the run directory.",
+        text="Only show what the agent would list and write, beside another plugin. It registers "
+        "and writes nothing; its temporary state is in the run directory.",
         flag="--observe",
         section="observe",
     ),
@@ -79,8 +79,8 @@ FIELDS: tuple[Field, ...] = (
         "takeover",
         default=False,
         read=boolean,
-        text="Serve although another device plugin of this node serves the same resource: the "
-        "kubelet takes whoever registered last.",
+        text="Serve even if another device plugin of this node serves the same resource. The "
+        "kubelet uses the one that registered last.",
         flag="--takeover",
         section="takeover",
     ),
@@ -88,8 +88,8 @@ FIELDS: tuple[Field, ...] = (
         "report.profile",
         "json",
         choice("json", "colon", "colon-7"),
-        "Form of the register annotation: json for HAMi's scheduler from 2.8 on, colon for 2.5 to "
-        "2.7.1, colon-7 for 2.4.",
+        "Form of the register annotation, by the version of HAMi's scheduler. json: 2.8 and "
+        "later. colon: 2.5 up to and including 2.7.1. colon-7: 2.4.",
         flag="--report-profile",
         live=True,
         section="report.profile",
@@ -99,7 +99,7 @@ FIELDS: tuple[Field, ...] = (
         "report.topologyScore",
         default=False,
         read=boolean,
-        text="Write the annotation with the links between the GPUs, too.",
+        text="Also write the annotation with the links between the GPUs.",
         env=("ENABLE_TOPOLOGY_SCORE",),
         live=True,
         kept_read=exactly_true,
@@ -109,7 +109,7 @@ FIELDS: tuple[Field, ...] = (
         "report.nodeCondition",
         default=False,
         read=boolean,
-        text="Keep the Node's condition GpuDegraded, which needs the right to patch nodes/status.",
+        text="Write the Node's condition GpuDegraded. It needs the right to patch nodes/status.",
         section="node_condition",
     ),
     *HEALTH,
@@ -117,7 +117,7 @@ FIELDS: tuple[Field, ...] = (
         "driver.nvmlLibrary",
         None,
         optional_text,
-        "Path of libnvidia-ml.so.1, where the loader does not find it.",
+        "Path of libnvidia-ml.so.1, if the loader does not find it.",
         flag="--nvml-library",
         section="driver.nvml_library",
     ),
@@ -125,7 +125,7 @@ FIELDS: tuple[Field, ...] = (
         "driver.root",
         "/driver-root",
         path,
-        "Directory laid out like the host's / in which the driver's library is looked for first.",
+        "Directory with the layout of the host's /. It is searched first for the driver's library.",
         env=("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"),
         flag="--driver-root-ctr-path",
         other_flags=("--container-driver-root",),
@@ -144,7 +144,7 @@ FIELDS: tuple[Field, ...] = (
         "driver.onNoDriver",
         "wait",
         choice("wait", "exit", like=TRUTH),
-        "Without a driver that answers: wait for it, or exit with 69 at the start.",
+        "If no driver answers at the start: wait for it, or exit with code 69.",
         env=("FAIL_ON_INIT_ERROR",),
         flag="--on-no-driver",
         other_flags=("--fail-on-init-error",),
@@ -211,7 +211,7 @@ FIELDS: tuple[Field, ...] = (
         "web.port",
         9394,
         whole(0, 65535),
-        "Port of the probes and metrics; 0 takes a free one and says which.",
+        "Port of the probes and metrics; 0 takes a free one, which the log names.",
         flag="--web-port",
         section="web.port",
     ),
@@ -219,7 +219,7 @@ FIELDS: tuple[Field, ...] = (
         "log.level",
         "info",
         choice("debug", "info", "warning", "error"),
-        "Least severe log lines to write.",
+        "Lowest level of the log lines to write.",
         flag="--log-level",
         section="log.level",
     ),
@@ -236,4 +236,4 @@ FIELDS: tuple[Field, ...] = (
 BY_KEY = {field.key: field for field in FIELDS}
 
 SECTIONS = frozenset(key.partition(".")[0] for key in BY_KEY) | {"profiles"}
-"""What can stand at the top of the agent's own file."""
+"""The keys allowed at the top of the agent's own file."""

@@ -1,6 +1,6 @@
-"""What all sources say of any node: values with their origins, and the sections made of them.
+"""Merges all sources into values with their origins, and builds the sections of a node.
 
-A refused source is refused whole, with its place and the mend.
+One error in a source refuses the whole source. The message has the place and the remedy.
 """
 
 import dataclasses
@@ -27,16 +27,16 @@ from agent.settings.surroundings import read_surroundings
 from agent.settings.table import FIELDS
 
 FILTERS: Final = frozenset({"sharing.filterUUIDs", "sharing.filterIndexes"})
-"""Lists of GPUs, of which each is named once."""
+"""Lists that should name each GPU once."""
 NODE_NAME: Final = "node.name"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeValues:
-    """What the sources say of every node. `warnings`: what was passed over, with its place.
+    """The merged sources, for any node. `warnings`: what has no effect, with its place.
 
-    `labelled`: labels of nodes can be known. Without a scheduler there is no API server to ask.
-    `profiles` has those of our own file, then the entries of HAMi's.
+    `labelled`: the agent can read the Node's labels. Without a scheduler it asks no API server.
+    `profiles`: those of our own file, then the entries of HAMi's config.json.
     """
 
     sources: Sources
@@ -49,59 +49,59 @@ class NodeValues:
     profiles: Profiles = dataclasses.field(compare=False, repr=False)
 
     def settings(self, facts: NodeFacts) -> Settings:
-        """The sections of the node that `facts` name, else the sources, else its host.
+        """Build the sections of a node. Its name is from `facts`, else the sources, else the host.
 
-        Raises SettingsError: values do not go together, or not with these GPUs.
+        Raises SettingsError: the values do not fit these GPUs.
         """
         name = facts.name or self.name
         values = self.resolve(dataclasses.replace(facts, name=name))
         return build(values, host_name=name, gpus=max(1, len(facts.gpus or ())))
 
     def resolve(self, facts: NodeFacts) -> Values:
-        """The values of a node with these facts: the same facts, the same values."""
+        """The values of a node with these facts."""
         if not self.labelled:
             facts = dataclasses.replace(facts, labels=None)
         applied = self.profiles.of(facts)
-        found = self.of_all_nodes()
-        for settings in (*(one.settings for one in applied), self.surroundings.settings):
-            found.update({one.field.key: one for one in settings})
-        return Values(found, tuple(one.name for one in applied if not one.match.exact))
+        values = self.of_all_nodes()
+        for settings in (*(profile.settings for profile in applied), self.surroundings.settings):
+            values.update({setting.field.key: setting for setting in settings})
+        return Values(values, tuple(one.name for one in applied if not one.match.exact))
 
     def of_all_nodes(self) -> dict[str, Setting]:
-        """What all nodes have before what is said of some of them, by key."""
-        found = {field.key: Setting(field, field.default, DEFAULT) for field in FIELDS}
+        """The values of all nodes before profiles, environment and flags apply, by key."""
+        values = {field.key: Setting(field, field.default, DEFAULT) for field in FIELDS}
         for layer in (self.device_config, self.own):
-            found.update({one.field.key: one for one in layer.settings})
-        return found
+            values.update({setting.field.key: setting for setting in layer.settings})
+        return values
 
     @property
     def name(self) -> str:
-        """The node's name, by the sources or by its host."""
+        """The node's name from the sources, else the host's name."""
         return str(self.resolve(NodeFacts())[NODE_NAME].value or self.sources.host)
 
     def fixed(self) -> Mapping[str, Value]:
-        """The settings that act at the start alone, the same for all facts, by key."""
-        found = self.resolve(NodeFacts())
-        values = {key: one.value for key, one in found.items() if not one.field.live}
+        """The settings that take effect only at the start, by key. They do not depend on facts."""
+        resolved = self.resolve(NodeFacts())
+        values = {key: one.value for key, one in resolved.items() if not one.field.live}
         return values | {NODE_NAME: self.name}
 
     def lasting(self) -> tuple[LastingSetting, ...]:
-        """The settings that need a drained node to change. No profile sets them."""
-        found = self.resolve(NodeFacts())
-        settings = (found[key] for key in (SCHEDULER, RESOURCE))
+        """The settings that change only while no pod holds slices. No profile sets them."""
+        resolved = self.resolve(NodeFacts())
+        settings = (resolved[key] for key in (SCHEDULER, RESOURCE))
         return tuple(LastingSetting(s.field.key, str(s.value), s.origin) for s in settings)
 
     def undrained(self, ledger: Ledger) -> SettingsError | None:
-        """Why these settings are refused while `ledger` has its rows; None: they are not."""
+        """Why the rows of `ledger` forbid these settings; None: they allow them."""
         return undrained(self.lasting(), ledger, self.name)
 
     def names(self) -> tuple[str, ...]:
-        """The nodes that the files name, each once, in the order of the files."""
+        """The names of nodes in the files, each once, in the order of the files."""
         return tuple(dict.fromkeys(name for one in self.profiles for name in one.match.singles))
 
 
 def make_plan(sources: Sources) -> NodeValues:
-    """Read all sources. Raises SettingsError with all that is wrong; then nothing is used."""
+    """Merge all sources. Raises SettingsError with every error that they contain."""
     faults = Faults()
     device_config = _read(sources.device_config, read_device_layer, faults)
     own = _read(sources.own, read_own_file, faults)
@@ -116,12 +116,12 @@ def make_plan(sources: Sources) -> NodeValues:
         warnings=tuple(text for layer in layers for text in layer.warnings),
         profiles=Profiles((*own.profiles, *node_config.profiles)),
     )
-    passed = IgnoredKeys("settings")
-    for sentence in _passed_over(plan):
-        passed.over(lambda: sentence)  # noqa: B023 -- said at once
+    ignored = IgnoredKeys("settings")
+    for warning in _without_effect(plan):
+        ignored.over(lambda: warning)  # noqa: B023 -- called at once
     for say in _overriding_nothing(plan):  # last: there may be one for each node
-        passed.over(say)
-    return dataclasses.replace(plan, warnings=(*plan.warnings, *passed.warnings))
+        ignored.over(say)
+    return dataclasses.replace(plan, warnings=(*plan.warnings, *ignored.warnings))
 
 
 def _read(
@@ -134,66 +134,64 @@ def _read(
 
 
 def _has_scheduler(settings: Iterable[Setting]) -> bool:
-    """No profile sets it and no file of HAMi's: it is the same for all nodes."""
+    """Whether HAMi's scheduler is in use. No profile and no file of HAMi's sets that."""
     return {one.field.key: one.value for one in settings}.get("scheduler") != "none"
 
 
-def _passed_over(plan: NodeValues) -> Iterator[str]:
-    """What is no mistake and has no effect."""
-    for one in plan.own.profiles:
-        if one.match.labels is not None and not plan.labelled:
-            name = cap(one.name, 64)
+def _without_effect(plan: NodeValues) -> Iterator[str]:
+    """Warnings about what is valid and has no effect."""
+    for profile in plan.own.profiles:
+        if profile.match.labels is not None and not plan.labelled:
             yield (
-                f"{one.where}: the profile {name} never applies: it asks for labels, which nobody "
-                "knows with scheduler: none"
+                f"{profile.where}: the profile {cap(profile.name, 64)} never applies: it selects "
+                "by labels, which the agent does not read with scheduler: none"
             )
     for setting in _all(plan):
         if setting.field.key in FILTERS and isinstance(setting.value, tuple):
             counts = Counter(setting.value)
             twice = [word for word, times in counts.items() if times > 1]
             if twice:
-                yield f"{setting.origin}: {setting.field.key}: twice there: {cap(', '.join(twice))}"
+                yield f"{setting.origin}: {setting.field.key}: named twice: {cap(', '.join(twice))}"
 
 
 def _overriding_nothing(plan: NodeValues) -> Iterator[Callable[[], str]]:
-    """The zeros and falses of config.json where the node has something else all the same.
+    """Warnings about a 0 or false of config.json on a node whose value differs from it.
 
-    Not where a flag or a variable decides: there another value would override nothing, either.
+    There is none if a flag or a variable sets the value: config.json cannot override that.
     """
     of_all = plan.of_all_nodes()
-    decided = {one.field.key for one in plan.surroundings.settings}
+    decided = {setting.field.key for setting in plan.surroundings.settings}
     for profile in plan.node_config.profiles:
-        for node, one in itertools.product(profile.match.nodes, profile.empty):
-            key = NODE_CONFIG[one.key]
-            may_hold = _may_hold(plan, node, of_all[key])
-            if key not in decided and any(holds.value != one.value for holds in may_hold):
-                yield partial(_overrides_nothing, one, key, may_hold)
+        for node, empty in itertools.product(profile.match.nodes, profile.empty):
+            key = NODE_CONFIG[empty.key]
+            candidates = _candidates(plan, node, of_all[key])
+            if key not in decided and any(one.value != empty.value for one in candidates):
+                yield partial(_overrides_nothing, empty, key, candidates)
 
 
-def _may_hold(plan: NodeValues, node: str, before: Setting) -> list[Setting]:
-    """What the node may have for that setting; more than one where labels or GPUs decide."""
-    found = [before]
+def _candidates(plan: NodeValues, node: str, before: Setting) -> list[Setting]:
+    """The values that the node may have for a setting; several if labels or GPUs decide."""
+    candidates = [before]
     for profile in plan.profiles.naming(node):
         if profile.match.labels is not None and not plan.labelled:
             continue
         for one in profile.settings:
             if one.field is before.field:
-                found = [one] if profile.match.by_name_alone else [*found, one]
-    return found
+                candidates = [one] if profile.match.by_name_alone else [*candidates, one]
+    return candidates
 
 
-def _overrides_nothing(one: KnownKey, key: str, may_hold: Sequence[Setting]) -> str:
-    holds = may_hold[0]
-    told = f"{key} is {shown(holds.value)} ({holds.origin})"
-    if len(may_hold) > 1:
-        told = f"which profiles apply, and so {key}, depends on the node's labels or GPUs"
-    return (
-        f"{one.where}: {one.key} {shown(one.value)} overrides nothing, as in HAMi's plugin: {told}"
-    )
+def _overrides_nothing(empty: KnownKey, key: str, candidates: Sequence[Setting]) -> str:
+    value = candidates[0]
+    reason = f"{key} is {shown(value.value)} ({value.origin})"
+    if len(candidates) > 1:
+        reason = f"{key} depends on the profiles that the node's labels or GPUs select"
+    text = f"{empty.where}: {empty.key} {shown(empty.value)}"
+    return f"{text} overrides nothing, as in HAMi's plugin: {reason}"
 
 
 def _all(plan: NodeValues) -> Iterator[Setting]:
-    """Every setting of our own file, of each node, of the environment and of the flags."""
+    """Every setting of our own file, the profiles, the environment and the flags."""
     yield from plan.own.settings
     for profile in plan.profiles:
         yield from profile.settings

@@ -37,7 +37,7 @@ def offered(node: FrontNode) -> tuple[list[str], list[str]]:
 
 def degraded(node: FrontNode) -> list[str]:
     """What readiness says beyond what it requires."""
-    checks = WebSubjects(Heartbeat(), whole=AgentParts(node.front, plain=True)).checks()
+    checks = WebSubjects(Heartbeat(), parts=AgentParts(node.front, plain=True)).checks()
     return [one.name for one in checks if not (one.ok or one.required)]
 
 

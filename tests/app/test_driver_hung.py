@@ -71,7 +71,7 @@ async def a_node() -> AsyncIterator[HungNode]:
     """A node of two GPUs that were found."""
     hardware = SimulatedHardware(Description("570", (a_gpu(index=0), a_gpu(index=1))))
     front = joined(HardwareDriver(hardware))
-    watched = WebSubjects(Heartbeat(), whole=AgentParts(front, plain=True))
+    watched = WebSubjects(Heartbeat(), parts=AgentParts(front, plain=True))
     told: list[str] = []
 
     async def follow_inventory() -> None:

@@ -24,9 +24,9 @@ SLOW, SLOWER = 0.225, 0.45
 
 def said(front) -> dict[str, str]:
     """What /readyz says of each condition that does not hold."""
-    whole = AgentParts(front, plain=True)
+    parts = AgentParts(front, plain=True)
     return {
-        one.name: one.text for one in WebSubjects(Heartbeat(), whole=whole).checks() if not one.ok
+        one.name: one.text for one in WebSubjects(Heartbeat(), parts=parts).checks() if not one.ok
     }
 
 

@@ -44,7 +44,7 @@ class Seen:
 
 
 async def test_a_directory_that_was_lost_ends_the_process_and_is_named():
-    with pytest.raises(DirectoryLost, match=r"^/var/lib/kubelet/device-plugins was made anew"):
+    with pytest.raises(DirectoryLost, match=r"^/var/lib/kubelet/device-plugins was created again"):
         await lost(Cell(RegistrationState()), Seen(False, False, True))
 
 

@@ -207,8 +207,8 @@ def test_a_profile_by_label_never_applies_without_a_scheduler_and_that_is_told(
 
     assert ["n", "  scheduler  none   c.yaml:1:12", "ok"] == out.splitlines()
     assert (
-        "hami-agent: warning: c.yaml:2:12: the profile p never applies: it asks for labels, which "
-        "nobody knows with scheduler: none\n"
+        "hami-agent: warning: c.yaml:2:12: the profile p never applies: it selects by labels, "
+        "which the agent does not read with scheduler: none\n"
     ) == err
 
 

@@ -14,8 +14,8 @@ def test_a_node_that_would_have_no_slices_is_no_good_one(tmp_path, monkeypatch, 
 
     assert "" == out
     assert (
-        "hami-agent: n.json:2:32: sharing.operatingMode: mig is not shared yet, so that a node "
-        "with it has no slices; set hami-core or mps, or leave that node to HAMi's plugin\n"
+        "hami-agent: n.json:2:32: sharing.operatingMode: the agent does not share GPUs in mode mig "
+        "yet: the node has no slices; set hami-core or mps, or run HAMi's plugin there\n"
     ) == err
     assert "b: all defaults" in checked(capsys, *files, "--node", "b")[0]
 
@@ -29,7 +29,7 @@ def test_a_node_that_would_have_no_slices_is_no_good_one(tmp_path, monkeypatch, 
         ),
         (
             '"enablegetpreferredallocation": false',
-            "n.json:2:47: enablegetpreferredallocation false has no effect: the kubelet is always",
+            "n.json:2:47: enablegetpreferredallocation false has no effect: the agent always tells",
         ),
         ('"migstrategy": "none"', ""),
         ('"enablegetpreferredallocation": true', ""),
@@ -56,8 +56,8 @@ def test_a_node_that_is_named_twice_is_told_with_both_places(tmp_path, monkeypat
     assert "  sharing.splitCount     4      n.json:3:35" in out.splitlines()
     assert "  sharing.memoryScaling  2.0    n.json:2:61" in out.splitlines()
     assert (
-        "hami-agent: warning: n.json:3:1: the node a is named at n.json:2:1, too; both entries "
-        "count, and where they differ this one, as in HAMi's plugin\n"
+        "hami-agent: warning: n.json:3:1: the node a is also named at n.json:2:1; both entries "
+        "apply, and this one wins where they differ, as in HAMi's plugin\n"
     ) == err
 
 

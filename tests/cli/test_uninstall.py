@@ -63,7 +63,7 @@ async def test_what_goes_and_what_stays_is_told_and_a_second_call_finds_nothing(
     assert [
         f"{NODE}: removed {OWN}, {REGISTER}",
         f"{NODE}: left {MUTEX_LOCK}: it is the lock of HAMi's scheduler",
-        f"this host: left {tmp_path}/run: goes with the next boot; or remove it",
+        f"this host: left {tmp_path}/run: the next boot removes it; or remove it now",
     ] == capsys.readouterr().out.splitlines()
     assert 0 == await uninstalled(*flags)
     assert "nothing of the agent's was found" in capsys.readouterr().out
@@ -296,7 +296,7 @@ async def test_a_run_directory_that_cannot_be_looked_at_is_a_sentence(
 
     assert 1 == await uninstalled(*flags, "--run-dir", str(tmp_path / "closed/run"))
 
-    assert f"{tmp_path}/closed/run cannot be looked at" in capsys.readouterr().err
+    assert f"{tmp_path}/closed/run cannot be accessed" in capsys.readouterr().err
     assert world.node_annotations() == NOTES
 
 
@@ -312,5 +312,5 @@ async def test_a_path_that_cannot_be_looked_at_afterwards_is_told(
     assert 0 == await uninstalled(*flags, "--state-dir", str(tmp_path / "closed/state"))
 
     said = capsys.readouterr().out
-    assert f"left {tmp_path}/closed/state: if it is there: it cannot be looked at" in said
+    assert f"left {tmp_path}/closed/state: it may exist: it cannot be accessed" in said
     assert REGISTER not in world.node_annotations()

@@ -1,4 +1,4 @@
-"""Slices: how one GPU becomes many ids, and the arithmetic of what is registered."""
+"""Slices: the ids into which a GPU is split, and the memory and compute to register for it."""
 
 import dataclasses
 import itertools
@@ -10,23 +10,23 @@ from agent.core.errors import SettingsError
 from agent.core.inventory.gpu import GpuUuid
 
 SliceId = NewType("SliceId", str)
-"""`<GPU UUID>-<n>`, n from 0: HAMi's form, so that a node that switches keeps its ids."""
+"""`<GPU UUID>-<n>`, n from 0, as in HAMi: a node that switches to the agent keeps its ids."""
 
 Held = Mapping[GpuUuid, tuple[SliceId, ...]]
 """Slices in use, by GPU."""
 
 MIB = 1024 * 1024
 MIG_MODE = "mig"
-"""HAMi's operating mode whose GPUs are not shared yet."""
+"""HAMi's operating mode whose GPUs the agent does not share yet."""
 
 LIST_BYTES = 7 * MIB // 2
-"""What a list may take: the kubelet ends the stream at 4 MiB, the rest is for ids still held."""
+"""Most bytes of a list. The kubelet ends the stream at 4 MiB; the rest is for ids still held."""
 
 INT32_MAX = 2**31 - 1
-"""The greatest number of MiB or percent that the register annotation can say."""
+"""The largest number of MiB or percent in the register annotation."""
 
 MAX_NUMBER = 9_999_999_999
-"""What has more digits is no number of a slice."""
+"""The largest number of a slice."""
 
 _SLICE_ID = re.compile(r"(.+)-(0|[1-9][0-9]{0,9})", re.DOTALL)
 
@@ -35,10 +35,10 @@ _SLICE_ID = re.compile(r"(.+)-(0|[1-9][0-9]{0,9})", re.DOTALL)
 class SharingSettings:
     """How GPUs are shared.
 
-    `resource` is the name by which pods request slices and the kubelet advertises them;
-    `split_count` slices per GPU; scalings are factors on what is registered;
-    `preconfigured_mib` stands in where the driver cannot tell the memory (0: leave the GPU out).
-    `numa_topology`: the kubelet is told on which NUMA node a GPU is.
+    `resource`: the name under which pods request slices and the kubelet advertises them.
+    `split_count`: slices per GPU. `memory_scaling`, `core_scaling`: factors on what is registered.
+    `preconfigured_mib`: MiB for a GPU whose memory the driver does not report (0: leave it out).
+    `numa_topology`: tell the kubelet the NUMA node of each GPU.
     """
 
     split_count: int = 10
@@ -54,7 +54,7 @@ class SharingSettings:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SliceGroup:
-    """The listed slices of one GPU: all agree on health, in number order."""
+    """The listed slices of one GPU, in the order of their numbers. All have the same health."""
 
     uuid: GpuUuid
     ids: tuple[SliceId, ...]
@@ -64,7 +64,7 @@ class SliceGroup:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SliceList:
-    """What one ListAndWatch message says: groups in inventory order. `generation` names it."""
+    """The content of one ListAndWatch message, in inventory order. `generation` identifies it."""
 
     generation: int = 0
     groups: tuple[SliceGroup, ...] = ()
@@ -82,9 +82,9 @@ def split_slice_id(text: str) -> tuple[GpuUuid, int] | None:
 
 
 def listed_ids(uuid: GpuUuid, split_count: int, held: Iterable[SliceId]) -> tuple[SliceId, ...]:
-    """The ids to list for a GPU: all held ones, then the lowest free up to the split count.
+    """The ids to list for a GPU: all held ones, then the lowest free ones up to the split count.
 
-    A split count lowered under running pods never takes a held id out of the list.
+    A lower split count never removes a held id.
     """
     pairs = map(split_slice_id, held)
     numbers = {pair[1] for pair in pairs if pair is not None and pair[0] == uuid}
@@ -94,19 +94,19 @@ def listed_ids(uuid: GpuUuid, split_count: int, held: Iterable[SliceId]) -> tupl
 
 
 def slice_bytes(split_count: int) -> int:
-    """Bytes that a slice takes in a list at the most: unhealthy, with its NUMA node.
+    """The most bytes that a slice takes in a list: it is unhealthy and has a NUMA node.
 
-    A UUID of 40 characters and the number behind it, 9 of `Unhealthy`, 2 of the NUMA node's number,
-    and tag and length of the five messages and texts around them.
+    40 bytes for the UUID, the hyphen and the number, 9 for `Unhealthy`, 2 for the NUMA node, and a
+    tag and a length for each of the five messages and strings around them.
     """
     return 40 + 1 + len(str(split_count - 1)) + 9 + 2 + 5 * 2
 
 
 def check_list_size(gpus: int, split_count: int, origin: str) -> None:
-    """Nothing, when the list of so many slices is one that the kubelet takes.
+    """Check that the kubelet accepts the list of this many slices.
 
     Raises:
-        SettingsError: it is not, with the arithmetic; `origin` is where the split count is from.
+        SettingsError: the list is too long. `origin`: where the split count is from.
     """
     each = slice_bytes(split_count)
     total = gpus * split_count * each
@@ -120,10 +120,10 @@ def check_list_size(gpus: int, split_count: int, origin: str) -> None:
 
 
 def registered_mib(memory_mib: int | None, settings: SharingSettings) -> int | None:
-    """MiB to register for a GPU, or None when the GPU must be left out.
+    """MiB to register for a GPU, or None if the GPU must be left out.
 
-    Truncated towards zero as HAMi's int32 conversion does; what is too great for 32 bits becomes
-    the greatest number, where HAMi's overflows into one that no scheduler can use.
+    Truncated towards zero, as by HAMi's conversion to int32. Larger numbers become INT32_MAX;
+    HAMi's overflow into numbers that no scheduler can use.
     Source: HAMi pkg/device-plugin/nvidiadevice/nvinternal/plugin/register.go getAPIDevices.
     """
     known = memory_mib if memory_mib is not None else settings.preconfigured_mib

@@ -56,5 +56,5 @@ def test_an_item_that_is_passed_over_is_told():
     told = make_plan(Sources(environ=environ)).warnings
 
     assert (
-        "env DP_DISABLE_HEALTHCHECKS: 'my-xids' is neither an XID nor all: it is passed over",
+        "env DP_DISABLE_HEALTHCHECKS: 'my-xids' is neither an XID nor all: it is ignored",
     ) == told

@@ -121,6 +121,6 @@ async def test_a_file_that_does_not_answer_is_refused_by_its_name(sources, tmp_p
 
     found = await door.look(Sources(None, {}, flags), Hanging(name))
 
-    assert f"{tmp_path}/{name}: was not read within 30 s; look at the" in str(found.refusal)
+    assert f"{tmp_path}/{name}: was not read within 30 s; check the" in str(found.refusal)
     assert found.silent
     assert door.DEADLINE == asyncio.get_running_loop().time() - began

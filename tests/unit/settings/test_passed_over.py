@@ -152,7 +152,7 @@ def test_a_zero_whose_value_depends_on_labels_or_gpus_is_told_without_one():
 
     assert "devicesplitcount 0 overrides nothing" in told
     assert told.endswith(
-        ": which profiles apply, and so sharing.splitCount, depends on the node's labels or GPUs"
+        ": sharing.splitCount depends on the profiles that the node's labels or GPUs select"
     )
 
 
@@ -188,7 +188,7 @@ def test_zeros_leave_room_for_what_else_was_passed_over():
     own = "sharing: {filterUUIDs: [GPU-a, GPU-a]}"
     warnings = plan_of(own=own, nodes=json.dumps({"nodeconfig": entries})).warnings
 
-    assert "twice there: GPU-a" in warnings[0]
+    assert "named twice: GPU-a" in warnings[0]
     assert "and 11 more are passed over" in warnings[-1]
 
 

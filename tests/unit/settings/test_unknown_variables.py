@@ -39,7 +39,7 @@ def test_a_variable_that_lacks_its_section_or_is_misspelt_is_known(name: str, me
 
 @pytest.mark.parametrize("name", ["CONFIG", "CONFIG_FILE", "CONFIG_PATH"])
 def test_a_variable_for_the_settings_file_is_told_the_flag(name: str) -> None:
-    with pytest.raises(SettingsError, match=r"settings file is named by the flag --config alone$"):
+    with pytest.raises(SettingsError, match=r"only the flag --config names the settings file$"):
         read({f"HAMI_AGENT_{name}": "/etc/x.yaml"})
 
 
@@ -50,5 +50,5 @@ def test_a_variable_that_is_near_to_none_is_told_how_they_are_made(name: str) ->
 
     assert str(caught.value) == (
         f"env HAMI_AGENT_{name}: unknown setting; a variable is HAMI_AGENT_ and the words of a "
-        "key, as HAMI_AGENT_SHARING_SPLIT_COUNT; `hami-agent config show` lists all keys"
+        "key, such as HAMI_AGENT_SHARING_SPLIT_COUNT; `hami-agent config show` lists all keys"
     )

@@ -93,7 +93,7 @@ def test_a_profile_is_for_nodes_that_keep_all_it_asks(match: str, facts: NodeFac
             "{name: p, match: {nodes: [a]}, sharing: {splitCount: 0}}",
             "expected 1 to 10000, found `0`",
         ),
-        ("{name: p, match: {nodes: [a]}}, {name: p, match: {nodes: [b]}}", "`p` is there twice"),
+        ("{name: p, match: {nodes: [a]}}, {name: p, match: {nodes: [b]}}", "`p` is defined twice"),
         ("3", "profiles[0]: keys and values are expected here"),
     ],
 )
@@ -162,7 +162,7 @@ def test_a_variable_of_hamis_that_changes_nothing_is_told():
 
     assert count.startswith("env DEVICE_SPLIT_COUNT: has no effect: HAMi's plugin ignores it since")
     assert count.endswith("set sharing.splitCount")
-    assert "env DEVICE_ID_STRATEGY: has no effect: GPUs are always named by UUID" == strategy
+    assert "env DEVICE_ID_STRATEGY: has no effect: the agent always names GPUs by UUID" == strategy
 
 
 @pytest.mark.parametrize(
@@ -194,10 +194,10 @@ def test_a_gpu_that_is_filtered_twice_is_a_warning_and_no_error():
     environ = {"HAMI_AGENT_SHARING_FILTER_INDEXES": "0,1,0,1"}
 
     assert (
-        "c.yaml:1:24: sharing.filterUUIDs: twice there: GPU-a",
-        "c.yaml:1:62: sharing.filterIndexes: twice there: 1",
-        "n.json:1:48: sharing.filterUUIDs: twice there: x",
-        "env HAMI_AGENT_SHARING_FILTER_INDEXES: sharing.filterIndexes: twice there: 0, 1",
+        "c.yaml:1:24: sharing.filterUUIDs: named twice: GPU-a",
+        "c.yaml:1:62: sharing.filterIndexes: named twice: 1",
+        "n.json:1:48: sharing.filterUUIDs: named twice: x",
+        "env HAMI_AGENT_SHARING_FILTER_INDEXES: sharing.filterIndexes: named twice: 0, 1",
     ) == plan_of("", own, nodes, environ).warnings
     assert () == plan_of("", "sharing: {filterUUIDs: [a, b]}").warnings
 
