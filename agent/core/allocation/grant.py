@@ -200,10 +200,7 @@ def _not_serving(name: str, gpu: SharedGpu) -> Refusal:
 
 
 def _as_placed(gpu: SharedGpu, evidence: Evidence) -> SharedGpu:
-    """The GPU with the greatest amounts that were registered in the last 60 s.
-
-    The scheduler may have placed the pod by them.
-    """
+    """The GPU with the greatest amounts of the last 60 s, by which the pod may have been placed."""
     recent = evidence.registered.get(gpu.uuid)
     if recent is None:
         return gpu

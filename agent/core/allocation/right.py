@@ -1,7 +1,4 @@
-"""Decides whether a pod has a right to an answer: the node lock must name it.
-
-Only writing the node lock needs rights on the Node.
-"""
+"""Decides whether a pod has a right to an answer: the node lock must name it."""
 
 from agent.core.allocation.evidence import AwaitLock, Candidate, Evidence, LookAtNode, Question
 from agent.core.allocation.settings import MatchSettings, UnlockedPods

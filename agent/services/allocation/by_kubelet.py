@@ -109,10 +109,7 @@ class KubeletShares:
         return chosen
 
     async def _asked_again(self, ids: tuple[SliceId, ...]) -> Row | None:
-        """The row to answer again, with its new time and epoch, or None.
-
-        No other call can take the row while the kubelet's checkpoint is read.
-        """
+        """The row to answer again, with its new time and epoch, or None."""
         epoch, taken = self._views.epoch(), self.calls.taken
         free = (row for row in self._views.ledger.value.rows if row.key not in taken)
         row = asked_again(ids, free, epoch) if epoch else None

@@ -1,7 +1,4 @@
-"""Hami mode: decides what a container gets by the annotation that HAMi's scheduler wrote.
-
-An Inquiry finds out which container asks.
-"""
+"""Hami mode: decides what a container gets by the annotation that HAMi's scheduler wrote."""
 
 import asyncio
 import dataclasses

@@ -88,10 +88,7 @@ class _Done:
 
 
 class Inquiry:
-    """The inquiry of one call. All calls share `vain`, the allowance for waits without a result.
-
-    Without `patient`, it makes no request to the API server.
-    """
+    """The inquiry of one call; without `patient` it asks no API server. All calls share `vain`."""
 
     def __init__(
         self,

@@ -116,10 +116,7 @@ class DueWrite:
 
 
 class Reporter:
-    """Writes the annotation. `writes` counts by reason, `failures` by HTTP status.
-
-    `saw` gets the Node after each write. `say` posts an Event about the Node.
-    """
+    """Writes the annotation. `writes` counts by reason, `failures` by HTTP status."""
 
     def __init__(
         self,
@@ -259,10 +256,7 @@ class Reporter:
         return max(turn, self._retry_at(need), self._truce_until(need, now))
 
     def _retry_at(self, need: DueWrite) -> float:
-        """The loop time until which the write waits after a failure.
-
-        Another write than the failed one waits only if the API server asked for it.
-        """
+        """When the write may go out after a failure. Another write waits only on request."""
         if self._failed is None:
             return 0.0
         target, error, retry_at = self._failed
