@@ -152,8 +152,8 @@ Question = AskKubelet | ReadRecords | CheckRunning | ListPods | LookAtPod | Awai
 class Grant:
     """The container that is served, its shares, and its position in `…-allocated`.
 
-    `lock`: the text of the node lock that names its pod; empty: none. `oversold`: the GPU of which
-    the scheduler promised more than it has; None: it did not.
+    `lock`: the text of the node lock that names its pod; empty: none. `oversold`: the scheduler
+    promised more of this GPU than it has; None: it did not.
     """
 
     candidate: Candidate

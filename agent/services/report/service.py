@@ -321,7 +321,7 @@ class Reporter:
             self._tell_lopsided(need.report)
 
     def _tell_lopsided(self, report: NodeReport) -> None:
-        pairs = ", ".join(f"{one} and {other}" for one, other in report.lopsided)
+        pairs = ", ".join(f"{first} and {second}" for first, second in report.lopsided)
         text = f"a link may be broken, because only one of its two GPUs reports it: {pairs}"
         log.warning("report.lopsided_links", pairs=len(report.lopsided))
         self._say(NodeEvent("AsymmetricGPUP2PLink", text, warning=True))
