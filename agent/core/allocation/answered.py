@@ -1,4 +1,4 @@
-"""What the ledger is once a container was answered: its row, and what is owed after it."""
+"""Adds an answered container to the ledger: its row, and the effects that follow."""
 
 import dataclasses
 import datetime as dt
@@ -9,14 +9,14 @@ from agent.core.cluster.pods import PodView
 from agent.core.state.ledger import Effect, EffectKind, Ledger, Row
 
 QUIET = dt.timedelta(seconds=1)
-"""After so long without another request, what was consumed so far is written to the pod."""
+"""After this time without another answer, the groups consumed so far are written to the pod."""
 
 
 def answered(ledger: Ledger, pod: PodView, row: Row) -> Ledger:
-    """With the row of a first answer. The pod is owed its settlement, and its lock the removal."""
+    """The ledger with the row of a first answer, the pod's settlement and its lock's release."""
     ledger = ledger.put(row)
     rows = ledger.rows_of(pod.uid)
-    complete = {one.key.container for one in rows} >= {
+    complete = {each.key.container for each in rows} >= {
         container.name
         for container in pod.asking(row.resource)
         if not is_over(container, row.epoch)
@@ -28,12 +28,12 @@ def answered(ledger: Ledger, pod: PodView, row: Row) -> Ledger:
         pod=pod.name,
         due=row.answered_at if complete else row.answered_at + QUIET,
         phase=PHASE_SUCCESS if complete else "",
-        groups=tuple(sorted(one.group for one in rows)),
+        groups=tuple(sorted(each.group for each in rows)),
     )
-    locks = sorted({one.lock for one in rows if one.lock}) if complete else []
+    locks = sorted({each.lock for each in rows if each.lock}) if complete else []
     if locks and pod.reusable_name:
-        # Another pod of its name may have taken over the lock as it is: the patch of the pod, which
-        # names its UID, shows whether it has.
+        # Another pod of this name may have taken over the lock. The patch of the pod has the UID,
+        # so it fails in that case, and the lock stays.
         settle = dataclasses.replace(settle, value=locks.pop())
     ledger = ledger.without_settlements(pod.uid).owe(settle)
     for lock in locks:

@@ -1,4 +1,4 @@
-"""What a decision about an Allocate rests on, what it may ask, and what it grants."""
+"""The types of a decision about an Allocate: its evidence, its questions and its grant."""
 
 import dataclasses
 import datetime as dt
@@ -13,24 +13,24 @@ from agent.core.state.holdings import Holding, KubeletEpoch
 from agent.core.state.ledger import ContainerKey, Ledger, Row
 
 PodKey = tuple[str, str]
-"""Namespace and name: all that PodResources and the node lock know of a pod."""
+"""Namespace and name of a pod. PodResources and the node lock have no more."""
 
 Known = Mapping[PodKey, Holding | None]
-"""The witness's answers so far; a key that is absent was not asked."""
+"""The witness's answers so far; None: it does not know the pod. A missing key: it was not asked."""
 
 NOT_HERE = PodUid("")
-"""What a GET says of a pod that is gone, or that this node may not read, for it is not here."""
+"""The result of a GET of a pod that is gone, or that this node may not read."""
 
 UNREAD = None
-"""What is known of a pod after a GET that the API server did not answer in time."""
+"""The result of a GET that the API server did not answer in time."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Candidate:
-    """A pod that may be the one being admitted, and the container that would be next in it.
+    """A pod that the kubelet may be admitting, and its next container.
 
-    `row` is set for a replay: the container was answered before. `deleted`: the pod is a
-    tombstone (the kubelet still admits pods that were deleted while they queued).
+    `row`: the row to replay; None: the container was not answered before. `deleted`: the pod is a
+    tombstone. The kubelet still admits pods that were deleted while they queued.
     """
 
     pod: PodView
@@ -41,12 +41,13 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Books:
-    """What is known of the kubelet beside the answers of the witness.
+    """What is known of the kubelet besides its PodResources answers.
 
-    `recorded`: the containers in the kubelet's checkpoint file, None while unread or unreadable
-    (ordinary init containers are listed nowhere else). `alive`: runtime ids of containers that run
-    for certain: after a reboot the API still says running for containers that are gone.
-    `witnessed`: this kubelet serves Get; where it does not, its file stands in.
+    - `recorded`: the containers in its checkpoint file, the only list with ordinary init
+      containers; None: not read, or unreadable.
+    - `alive`: the runtime ids of containers that run. After a reboot, the API server still reports
+      containers as running that are gone.
+    - `witnessed`: this kubelet serves Get; otherwise the agent uses the checkpoint file instead.
     """
 
     epoch: KubeletEpoch
@@ -57,17 +58,18 @@ class Books:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything a decision may rest on.
+    """All facts that a decision uses.
 
-    `ledger` includes rows that are being written. `former` are the locks that went and still prove
-    a right, the last one first; `spent` says under which of the last locks which pod was answered,
-    for rows of pods that end soon do not last; `outlived`, which of them stood when that pod
-    went. `known` holds the witness's answers of this request,
-    `looked` the UIDs that single GETs brought: NOT_HERE where the pod is gone or may not be read,
-    UNREAD where the API server was silent. `registered`: the greatest amounts of the last minute,
-    where they differ from the inventory's. `records_read`, `listed`, `waited`, `node_read`: what
-    was done already. `list_failed`: the LIST brought no answer. `checked`: runtime ids that were
-    looked up. `claimed`: pods of calls in flight, and those that asked in vain.
+    - `ledger`: includes rows that are being written.
+    - `former`: the former locks that still prove a right, the last one first.
+    - `spent`: the last locks with the pods that were answered under them. It remembers longer than
+      the rows. `outlived`: those of these locks that still stood when their pod was gone.
+    - `known`: the witness's answers in this call.
+    - `looked`: the UIDs from GETs of pods; also NOT_HERE and UNREAD.
+    - `registered`: the greatest amounts registered in the last 60 s, if not the inventory's.
+    - `records_read`, `listed`, `waited`, `node_read`: the questions that were asked already.
+      `list_failed`: the LIST failed. `checked`: the runtime ids that were asked about.
+    - `claimed`: pods that cannot be asking: another call answers them, or they were refused.
     """
 
     table: PodTable
@@ -92,16 +94,13 @@ class Evidence:
 
     @property
     def blind(self) -> bool:
-        """Whether the pods of this node cannot be known: never listed, or the LIST failed."""
+        """Whether the pods are not known: they were never listed, or the LIST failed."""
         return self.listed and (self.list_failed or not self.table.synced)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AskKubelet:
-    """Ask PodResources for this pod, and then for `others` until the kubelet knows one.
-
-    One that it does not know changes nothing but who is next, which needs no decision.
-    """
+    """Ask PodResources for this pod, and then for `others` until the kubelet knows one of them."""
 
     namespace: str
     name: str
@@ -110,24 +109,24 @@ class AskKubelet:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReadRecords:
-    """Read the kubelet's checkpoint file: an init container's record is nowhere else."""
+    """Read the kubelet's checkpoint file, the only record of ordinary init containers."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CheckRunning:
-    """Which of these runtime ids have a live container: a pod's status can be late or stale."""
+    """Ask which of these runtime ids have a live container. A pod's status can be stale."""
 
     ids: frozenset[str]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ListPods:
-    """Our view lags: one LIST of this node's pods."""
+    """LIST the pods of this node, because the watch may lag."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LookAtPod:
-    """One GET of this pod: another one may have come under its name since our watch showed it."""
+    """GET this pod, because another pod may have its name now."""
 
     namespace: str
     name: str
@@ -135,7 +134,7 @@ class LookAtPod:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AwaitLock:
-    """The Node's watch may lag behind the pods': wait a moment for this pod's lock, or for any."""
+    """Wait for the Node's watch to show this pod's lock; empty: any other lock than now."""
 
     namespace: str = ""
     name: str = ""
@@ -143,7 +142,7 @@ class AwaitLock:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LookAtNode:
-    """One GET of the Node: its watch may be late, or dead without a word."""
+    """GET the Node, because its watch may lag or be broken."""
 
 
 Question = AskKubelet | ReadRecords | CheckRunning | ListPods | LookAtPod | AwaitLock | LookAtNode
@@ -151,10 +150,10 @@ Question = AskKubelet | ReadRecords | CheckRunning | ListPods | LookAtPod | Awai
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Grant:
-    """The container is served: what it gets, and its position in `…-allocated`.
+    """The container that is served, its shares, and its position in `…-allocated`.
 
-    `lock`: the text of the node lock that names its pod; empty where none does. `oversold`: what is
-    promised of a GPU beyond what it has, for the scheduler counts less than it gave.
+    `lock`: the text of the node lock that names its pod; empty: none. `oversold`: the scheduler
+    promised more of this GPU than it has; None: it did not.
     """
 
     candidate: Candidate
@@ -165,10 +164,10 @@ class Grant:
 
     @property
     def key(self) -> ContainerKey:
-        """Which container it is."""
+        """The key of the container's row."""
         return ContainerKey(self.candidate.pod.uid, self.candidate.container.name)
 
     @property
     def replay(self) -> Row | None:
-        """The row that is answered again, or None for a first answer."""
+        """The row that is answered again; None: this is a first answer."""
         return self.candidate.row

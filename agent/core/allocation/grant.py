@@ -1,7 +1,7 @@
-"""Whether what the scheduler wrote for a container may be granted.
+"""Decides whether a container may get what the scheduler's annotation says.
 
-Everything is held against the inventory and the ledger: annotations can be written by tenants, so
-a GPU, an amount or a count is never taken on trust.
+Tenants can write annotations. So every GPU and amount is checked against the inventory and the
+ledger.
 """
 
 import dataclasses
@@ -36,76 +36,76 @@ from agent.core.inventory.share import Share
 from agent.core.state.ledger import Row
 
 
-def replay(found: Candidate, row: Row, evidence: Evidence) -> Grant:
-    """The same answer again; only a GPU that is gone can stand in the way.
+def replay(candidate: Candidate, row: Row, evidence: Evidence) -> Grant:
+    """The same answer again. Raises Refusal if one of its GPUs is gone, lost or in MIG mode.
 
-    One that is filtered out since is there: the container that has it may start again.
+    A GPU that the operator has filtered out since still counts: its container may start again.
     """
-    name = "/".join(found.pod.key)
+    name = "/".join(candidate.pod.key)
     for share in row.shares:
         gpu = evidence.inventory.find(share.uuid)
-        # In MIG mode nothing runs on the whole of it.
+        # In MIG mode nothing can use the whole GPU.
         is_whole = gpu is not None and gpu.there and not gpu.gpu.mig_enabled
         if gpu is None or not is_whole or gpu.health.condition is Condition.LOST:
             raise Refusal(
                 RefusalReason.BAD_GPU,
-                f"Container {row.key.container} of pod {name} holds GPU {share.uuid}, which is no "
-                "longer there as it was; delete the pod so that it is placed again.",
+                f"Container {row.key.container} of pod {name} holds GPU {share.uuid}, which is "
+                "gone, lost or in MIG mode; delete the pod so that it is placed again.",
             )
-    return Grant(found, row.group, row.shares)
+    return Grant(candidate, row.group, row.shares)
 
 
-def check(found: Candidate, evidence: Evidence, settings: MatchSettings) -> Question | Grant:
-    """What the scheduler wrote for the container, held against the inventory and the ledger."""
-    group, shares = _assigned(found, settings)
-    gpus = _usable(found, shares, evidence)
-    role = found.container.role
-    # A dead row only stops counting here: reconcile closes it, together with its directory.
+def check(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> Question | Grant:
+    """Grant what the annotation says if its GPUs serve and have room, or ask. Raises Refusal."""
+    group, shares = _assigned(candidate, settings)
+    gpus = _usable(candidate, shares, evidence)
+    role = candidate.container.role
+    # A dead row does not count here. Reconcile closes it and removes its directory.
     live = [row for row in evidence.ledger.rows if _live(row, evidence)]
     pods = evidence.table.pods
     as_scheduled = [scheduled(row, pods.get(row.key.pod_uid)) for row in live]
     short = shortage(
-        RoomClaim(found.pod.uid, scheduled_role(role, group, found.pod), shares),
-        (one for one in as_scheduled if one is not None),
+        RoomClaim(candidate.pod.uid, scheduled_role(role, group, candidate.pod), shares),
+        (claim for claim in as_scheduled if claim is not None),
         gpus,
     )
     if short is None:
         true = [claim_of(row) for row in live if counts(row, pods.get(row.key.pod_uid))]
-        oversold = shortage(RoomClaim(found.pod.uid, role, shares), true, gpus)
-        lock = lock_of(found.pod, evidence)
-        return Grant(found, group, shares, lock=lock.value if lock else "", oversold=oversold)
-    in_the_way = [row for row in live if _blocks(row, found, short)]
+        oversold = shortage(RoomClaim(candidate.pod.uid, role, shares), true, gpus)
+        lock = lock_of(candidate.pod, evidence)
+        return Grant(candidate, group, shares, lock=lock.value if lock else "", oversold=oversold)
+    in_the_way = [row for row in live if _blocks(row, candidate, short)]
     for row in in_the_way if evidence.books.witnessed else ():
         if (row.namespace, row.pod) not in evidence.known:
             return AskKubelet(row.namespace, row.pod)
     if in_the_way and not evidence.listed:
-        # The scheduler may have seen by its watch what ours has not shown yet.
+        # The scheduler's watch may have shown a change that the agent's watch has not.
         return ListPods()
-    raise _oversold(found, short)
+    raise _oversold(candidate, short)
 
 
-def _blocks(row: Row, found: Candidate, short: Shortage) -> bool:
-    """Whether another pod has of the GPU that is short."""
+def _blocks(row: Row, candidate: Candidate, short: Shortage) -> bool:
+    """Whether the row is another pod's and uses the GPU that has no room."""
     uses = any(share.uuid == short.gpu.uuid for share in row.shares)
-    return uses and row.key.pod_uid != found.pod.uid
+    return uses and row.key.pod_uid != candidate.pod.uid
 
 
-def _oversold(found: Candidate, short: Shortage) -> Refusal:
+def _oversold(candidate: Candidate, short: Shortage) -> Refusal:
     gate = RefusalReason.MEMORY_EXCEEDED if short.memory else RefusalReason.CORES_EXCEEDED
     what, total, limit = short.amounts
     return Refusal(
         gate,
-        f"With container {found.container.name} of pod {'/'.join(found.pod.key)}, GPU "
+        f"With container {candidate.container.name} of pod {'/'.join(candidate.pod.key)}, GPU "
         f"{short.gpu.uuid} would have {total} of {what} promised, and it has {limit}; create the "
-        "pod again, so that it is placed anew.",
+        "pod again, so that it is placed again.",
     )
 
 
 def _live(row: Row, evidence: Evidence) -> bool:
-    """Whether a row still counts: its pod is there, not terminal, and the kubelet knows it.
+    """Whether the row still counts: its pod is there, not terminal, and known to the kubelet.
 
-    A pod that the kubelet, asked, does not know is dead only if this kubelet was the one answered:
-    a new kubelet may not have taken the pod up yet.
+    A pod that the kubelet does not know is dead only if this kubelet instance was answered: a new
+    one may not have admitted the pod yet.
     """
     pod = evidence.table.pods.get(row.key.pod_uid)
     if pod is None or pod.terminal:
@@ -115,9 +115,9 @@ def _live(row: Row, evidence: Evidence) -> bool:
     return not (is_forgotten and row.epoch == evidence.books.epoch)
 
 
-def _assigned(found: Candidate, settings: MatchSettings) -> tuple[int, tuple[Share, ...]]:
-    """Group number and shares of the container in the scheduler's annotation."""
-    pod, container = found.pod, found.container
+def _assigned(candidate: Candidate, settings: MatchSettings) -> tuple[int, tuple[Share, ...]]:
+    """The container's group number and shares in the annotation. Raises Refusal."""
+    pod, container = candidate.pod, candidate.container
     name = "/".join(pod.key)
     if pod.groups_error:
         raise Refusal(
@@ -145,7 +145,7 @@ def _assigned(found: Candidate, settings: MatchSettings) -> tuple[int, tuple[Sha
 
 
 def _paired(pod: PodView, resource: str) -> tuple[Assignment, ...]:
-    """The groups of the pod with its containers; a refusal names the pod."""
+    """The pod's groups, each with its container. Raises Refusal."""
     try:
         return pair_groups(pod.groups or (), pod.asking(resource))
     except Refusal as refusal:
@@ -162,10 +162,10 @@ def _unplaced(pod: PodView) -> Refusal:
 
 
 def _usable(
-    found: Candidate, shares: tuple[Share, ...], evidence: Evidence
+    candidate: Candidate, shares: tuple[Share, ...], evidence: Evidence
 ) -> dict[GpuUuid, SharedGpu]:
-    """The GPUs of the shares, all known and serving."""
-    name = "/".join(found.pod.key)
+    """The GPUs of the shares. Raises Refusal unless all are known and serving."""
+    name = "/".join(candidate.pod.key)
     gpus: dict[GpuUuid, SharedGpu] = {}
     for share in shares:
         gpu = evidence.inventory.find(share.uuid)
@@ -174,7 +174,7 @@ def _usable(
             raise Refusal(
                 RefusalReason.UNKNOWN_GPU,
                 f"Pod {name} was given GPU {cap(share.uuid, 64)}, which this node does not share; "
-                "create it again, so that it is placed anew.",
+                "create it again, so that it is placed again.",
             )
         if not gpu.serving:
             raise _not_serving(name, gpu)
@@ -183,13 +183,13 @@ def _usable(
 
 
 def _not_serving(name: str, gpu: SharedGpu) -> Refusal:
-    """Why the GPU of that pod is not given out."""
+    """The refusal of a pod whose GPU is not serving."""
     which = gpu.gpu.title
     if gpu.health.condition is Condition.UNMONITORED:
         return Refusal(
             RefusalReason.DRIVER_UNRESPONSIVE,
             f"Pod {name} cannot start: the driver has not answered for its {which} for too long; "
-            "ask the operator to look at the node's driver.",
+            "ask the operator to check the node's driver.",
             transient=True,
         )
     return Refusal(
@@ -200,7 +200,7 @@ def _not_serving(name: str, gpu: SharedGpu) -> Refusal:
 
 
 def _as_placed(gpu: SharedGpu, evidence: Evidence) -> SharedGpu:
-    """The GPU with what the scheduler may have placed by: now, or up to a minute ago."""
+    """The GPU with the greatest amounts of the last 60 s, by which the pod may have been placed."""
     recent = evidence.registered.get(gpu.uuid)
     if recent is None:
         return gpu

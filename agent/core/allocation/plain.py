@@ -1,8 +1,7 @@
-"""Plain mode's answers: the kubelet's ids decide, and nobody says which pod asks.
+"""Makes plain mode's answers: the kubelet's ids decide what a container gets.
 
-Each answer is an identity of its own, because the same ids can come again while they are held: the
-kubelet forgets, after a lost checkpoint or a List during an Allocate. Only one case is taken for a
-repetition, see `asked_again`.
+Each answer gets its own row, because the kubelet can name ids again while a container holds them:
+after a lost checkpoint, or after a List during an Allocate. The only replay is in `asked_again`.
 """
 
 import dataclasses
@@ -27,12 +26,12 @@ from agent.core.state.holdings import KubeletEpoch
 from agent.core.state.ledger import PLAIN, Row
 
 MOST_IDS = 10_000
-"""More slices than any container asks for; a longer request is refused unread."""
+"""More slices than any container asks for. A longer request is refused."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlainSettings:
-    """`memory_limits`: each slice is an equal part of its GPU's memory, kept by HAMi-core."""
+    """`memory_limits`: HAMi-core limits each slice to an equal part of its GPU's memory."""
 
     memory_limits: bool = False
 
@@ -40,9 +39,9 @@ class PlainSettings:
 def grant(
     ids: Sequence[SliceId], inventory: Inventory, held: Collection[SliceId]
 ) -> tuple[GrantedShare, ...]:
-    """The GPUs that the ids stand for, each once, in PCI order; slices of one GPU add up.
+    """The shares of the ids, one for each GPU, in PCI order.
 
-    `held` ids count as known whatever the split count is now.
+    `held` ids are valid whatever the split count is now.
 
     Raises:
         Refusal: the request is malformed, or names a slice or GPU that cannot be given.
@@ -55,12 +54,12 @@ def grant(
 
 
 def _counted(ids: Sequence[SliceId]) -> Counter[GpuUuid]:
-    """How many slices of each GPU are asked for."""
+    """The number of requested slices of each GPU. Raises Refusal."""
     if len(ids) > MOST_IDS:
         raise Refusal(
             RefusalReason.TOO_MANY_SLICES,
-            f"The container asks for {len(ids)} slices, and no answer has more than {MOST_IDS}; "
-            "ask for fewer.",
+            f"The container asks for {len(ids)} slices, which is more than {MOST_IDS}; ask for "
+            "fewer.",
         )
     counts: Counter[GpuUuid] = Counter()
     for text, times in Counter(ids).items():
@@ -74,8 +73,8 @@ def _counted(ids: Sequence[SliceId]) -> Counter[GpuUuid]:
         if pair is None:
             raise Refusal(
                 RefusalReason.UNKNOWN_SLICE,
-                f"The kubelet named {cap(text, 80)!r}, which is not the id of a slice; look for "
-                "another plugin that serves this resource.",
+                f"The kubelet named {cap(text, 80)!r}, which is not the id of a slice; ask the "
+                "operator whether another plugin serves this resource.",
             )
         counts[pair[0]] += 1
     return counts
@@ -87,8 +86,8 @@ def _check_number(text: SliceId, inventory: Inventory, held: Collection[SliceId]
     if pair and gpu and pair[1] >= gpu.split_count and text not in held:
         raise Refusal(
             RefusalReason.UNKNOWN_SLICE,
-            f"GPU {gpu.gpu.label} has {gpu.split_count} slices, and {cap(text, 80)} is none of "
-            "them; create the pod again.",
+            f"The kubelet named slice {cap(text, 80)}, but GPU {gpu.gpu.label} has only "
+            f"{gpu.split_count} slices; create the pod again.",
         )
 
 
@@ -104,7 +103,7 @@ def _usable(uuid: GpuUuid, inventory: Inventory) -> SharedGpu:
         raise Refusal(
             RefusalReason.DRIVER_UNRESPONSIVE,
             f"The driver has not answered for {gpu.gpu.title} for too long; ask the "
-            "operator to look at the node's driver.",
+            "operator to check the node's driver.",
             transient=True,
         )
     if not gpu.serving:
@@ -116,10 +115,8 @@ def _usable(uuid: GpuUuid, inventory: Inventory) -> SharedGpu:
 
 
 def slice_mib(gpu: SharedGpu) -> int:
-    """MiB of one slice: an equal part of what is registered.
-
-    Never 0, which would mean all of the memory.
-    """
+    """The memory of one slice in MiB: an equal part of the registered memory, at least 1."""
+    # A limit of 0 would mean all of the memory.
     return max(gpu.registered_mib // gpu.split_count, 1)
 
 
@@ -135,7 +132,7 @@ def edits_of(
     edits: EditSettings,
     facts: HookFacts,
 ) -> ContainerEdits:
-    """The answer: the GPUs, with HAMi-core and limits only where the operator wants them.
+    """The edits of an answer: the GPUs, and with `memory_limits` also HAMi-core and its limits.
 
     Raises:
         SettingsError: no answer can be made with these settings.
@@ -147,15 +144,14 @@ def edits_of(
 
 
 def asked_again(ids: Iterable[SliceId], rows: Iterable[Row], epoch: KubeletEpoch) -> Row | None:
-    """The row to answer again if no container is on record with these ids, or None.
+    """The row to answer again if the kubelet's checkpoint file does not name these ids, or None.
 
-    It holds exactly these ids, was answered to an earlier kubelet, and nobody was ever seen to have
-    booked it. If the kubelet's checkpoint file does not name the ids either, that kubelet died
-    before it wrote the answer down, and a container starts only after that: whoever asks now, no
-    container lives in the row's directory.
+    The row has exactly these ids, was answered to an earlier kubelet instance and was never booked.
+    If the file does not name the ids either, that kubelet ended before it stored the answer. It
+    starts a container only after that, so no container uses the row's directory.
 
-    A booked row is never taken: a container that restarts after a lost checkpoint cannot be told
-    from another one that was given the ids of a container which still runs.
+    A booked row is never used again: a container that restarts after a lost checkpoint cannot be
+    told from a new one that got the ids of a running container.
     """
     wanted = frozenset(ids)
     fitting = [

@@ -1,4 +1,4 @@
-"""The right to an answer: who owns the node lock, for only that needs rights on the Node."""
+"""Decides whether a pod has a right to an answer: the node lock must name it."""
 
 from agent.core.allocation.evidence import AwaitLock, Candidate, Evidence, LookAtNode, Question
 from agent.core.allocation.settings import MatchSettings, UnlockedPods
@@ -6,18 +6,15 @@ from agent.core.cluster.pods import NodeLock, PodView, Role
 from agent.core.errors import Refusal, RefusalReason, cap
 
 
-def right(found: Candidate, evidence: Evidence, settings: MatchSettings) -> Question | None:
-    """What must be known of the pod's right; None: it has one, for the lock names it.
+def right(candidate: Candidate, evidence: Evidence, settings: MatchSettings) -> Question | None:
+    """The next question about the pod's right; None: the pod has it. Raises Refusal.
 
-    Raises Refusal.
-
-    No time is looked at, neither the lock's stamp nor the pod's bind-time: HAMi's scheduler reads
-    its clock for the two in an order that differs from release to release, and seconds lie between.
-    A pod that is served without a lock is waited for all the same where HAMi takes one: only a text
-    that its rows note is let go of at once.
+    The lock's time stamp and the pod's bind-time do not count: HAMi's scheduler writes the two in
+    an order that differs by release, seconds apart. With unlockedPods=unique the agent still waits
+    for the lock if HAMi takes one: only a lock that a row notes is removed at once.
     """
-    pod = found.pod
-    hopeless = _hopeless(found)
+    pod = candidate.pod
+    hopeless = _hopeless(candidate)
     if hopeless is not None:
         raise hopeless
     if lock_of(pod, evidence):
@@ -33,14 +30,14 @@ def right(found: Candidate, evidence: Evidence, settings: MatchSettings) -> Ques
     return None
 
 
-def _hopeless(found: Candidate) -> Refusal | None:
-    """Why a pod is not served whatever the lock says; None: the lock decides."""
-    pod, dropped = found.pod, found.container.dropped_memory
+def _hopeless(candidate: Candidate) -> Refusal | None:
+    """Why the pod is refused with or without a lock; None: the lock decides."""
+    pod, dropped = candidate.pod, candidate.container.dropped_memory
     name = "/".join(pod.key)
-    if found.deleted:
+    if candidate.deleted:
         return Refusal(
             RefusalReason.POD_DELETED,
-            f"Pod {name} was deleted before the kubelet took it up; its controller starts a new "
+            f"Pod {name} was deleted before the kubelet admitted it; its controller makes a new "
             "one.",
         )
     if pod.static:
@@ -49,17 +46,17 @@ def _hopeless(found: Candidate) -> Refusal | None:
             f"Pod {name} is a static pod, which HAMi's scheduler never sees; create it through the "
             "API server.",
         )
-    if dropped and not any(pod.groups or ()):  # then the scheduler takes no lock for it
+    if dropped and not any(pod.groups or ()):  # the scheduler then takes no lock for it
         return Refusal(
             RefusalReason.DROPPED_REQUEST,
-            f"HAMi's scheduler dropped the request of pod {name}: gpumem {cap(dropped, 40)} is not "
-            "a number of MiB that it can hold; write the number of MiB without a unit.",
+            f"HAMi's scheduler dropped the request of pod {name}: it cannot read gpumem "
+            f"{cap(dropped, 40)} as a number of MiB; write the number of MiB without a unit.",
         )
     return None
 
 
 def _refusal(pod: PodView, evidence: Evidence, settings: MatchSettings) -> Refusal | None:
-    """Why a pod that no lock names is not served; None: it is, by the operator's choice."""
+    """Why a pod without a lock is refused; None: the operator's settings allow it."""
     if settings.unlocked_pods is UnlockedPods.UNIQUE:
         return None
     name = "/".join(pod.key)
@@ -68,8 +65,8 @@ def _refusal(pod: PodView, evidence: Evidence, settings: MatchSettings) -> Refus
         return Refusal(
             RefusalReason.NO_RIGHT,
             f"Pod {name} asks for GPUs, but HAMi's scheduler is placing "
-            f"{'/'.join(lock.owner)} on this node: was the pod bound by another scheduler, or was "
-            "its lock handed over? Create it again with schedulerName of HAMi's scheduler.",
+            f"{'/'.join(lock.owner)} on this node: another scheduler bound the pod, or another pod "
+            "took over its lock. Create it again with schedulerName of HAMi's scheduler.",
         )
     return Refusal(
         RefusalReason.NO_LOCK, f"Pod {name} holds no node lock of HAMi's scheduler{_why(pod)}"
@@ -77,32 +74,32 @@ def _refusal(pod: PodView, evidence: Evidence, settings: MatchSettings) -> Refus
 
 
 def _why(pod: PodView) -> str:
-    """What a pod without a lock is told: HAMi's scheduler takes none for init containers alone."""
+    """Why the pod has no lock, and what its owner can do; the end of a sentence."""
     if _takes_lock(pod):
         return (
-            ": it was bound by another scheduler, or the lock was taken away; create it again with "
-            "schedulerName of HAMi's scheduler, or have the operator set allocation.unlockedPods."
+            ": another scheduler bound it, or the lock was removed; create it again with "
+            "schedulerName of HAMi's scheduler, or ask the operator to set allocation.unlockedPods."
         )
     return (
-        " (it takes none when only an init container requests GPUs); request the GPU in an app "
-        "container too, or have the operator set allocation.unlockedPods to unique."
+        " (it takes none if only init containers request GPUs); request the GPU in an app "
+        "container too, or ask the operator to set allocation.unlockedPods to unique."
     )
 
 
 def _takes_lock(pod: PodView) -> bool:
-    """Whether HAMi's scheduler locks the node for it: init containers alone are not worth it."""
-    return any(one.role is Role.APP for one in pod.gpu_containers)
+    """Whether HAMi's scheduler locks the node for the pod: not for init containers alone."""
+    return any(container.role is Role.APP for container in pod.gpu_containers)
 
 
 def lock_of(pod: PodView, evidence: Evidence) -> NodeLock | None:
-    """The lock that names the pod: the one that is there, or one that went a moment ago.
+    """The present or former lock that proves the pod's right, or None.
 
-    Another vendor's plugin on the node lets go of the lock that it shares with us when its own part
-    of the pod is done. A lock under which another pod of that name was answered proves nothing: a
-    tenant can make such a pod, and a watch that is late still shows the lock that went. After a GET
-    of the Node the present one counts: two pods of a name can take it within one second. So does
-    one that outlived the pod that was answered: HAMi lets the next of its name take it over as it
-    is.
+    A former lock counts because another vendor's plugin removes the shared lock when its own part
+    of the pod is done. A lock under which another pod of the same name was answered proves nothing:
+    a tenant can make such a pod, and a late watch still shows the removed lock. There are two
+    exceptions: the present lock after a GET of the Node, because two pods of a name can take it
+    within 1 s; and a lock that outlived the answered pod, because HAMi lets the next pod of the
+    name take it over.
     """
     used = {(row.lock, row.key.pod_uid) for row in evidence.ledger.rows} | evidence.spent.items()
     spent = {text for text, uid in used - evidence.outlived.items() if uid != pod.uid}
@@ -113,5 +110,5 @@ def lock_of(pod: PodView, evidence: Evidence) -> NodeLock | None:
         and (evidence.node_read or lock.value not in spent)
     ):
         return lock
-    went = (one for one in evidence.former if one.owner == pod.key and one.value not in spent)
-    return next(went, None)
+    former = (old for old in evidence.former if old.owner == pod.key and old.value not in spent)
+    return next(former, None)

@@ -1,7 +1,7 @@
-"""What a node keeps while containers hold slices: its scheduler and the name of its resource.
+"""Refuses a new scheduler or resource name while containers hold slices.
 
-Pods ask by the name, and the scheduler's choices are in what they were answered: a container that
-was answered under other settings could not be told from one that asks now.
+Otherwise the agent could not tell a container that was answered under the former settings from one
+that asks now.
 """
 
 import dataclasses
@@ -17,12 +17,12 @@ RESOURCE: Final = "sharing.resourceName"
 _SCHEDULERS: Final = {Decider.SCHEDULER: "hami", Decider.KUBELET: "none"}
 
 MOST_NAMED = 3
-"""Pods that a refusal names; the others are counted."""
+"""Pods that a refusal names. It counts the others."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LastingSetting:
-    """A setting that needs a drained node to change: its key, its value and where that is from."""
+    """A setting that can change only on a drained node. `origin`: where its value is from."""
 
     key: str
     value: str
@@ -31,7 +31,7 @@ class LastingSetting:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Hold:
-    """Who holds slices, and under which settings it was answered; empty: under any."""
+    """A pod that holds slices, and the settings of its answer; empty: fits all settings."""
 
     pod: str
     slices: int
@@ -43,15 +43,15 @@ class _Hold:
 
 
 def undrained(wanted: Sequence[LastingSetting], ledger: Ledger, node: str) -> SettingsError | None:
-    """Why such settings are refused on `node`; None: no row was answered under others.
+    """Why the settings are refused on `node`; None: the answers of all rows fit them.
 
-    A row that was only adopted fits every scheduler, one from before names were kept every name.
+    An adopted row fits every scheduler. A row without a resource name fits every name.
     """
-    for one in wanted:
-        holds = [hold for hold in _holds(ledger) if hold.value(one.key)]
-        values = {hold.value(one.key): None for hold in holds}
-        if values and one.value not in values:
-            return SettingsError(_sentence(one, ", ".join(values), holds, node))
+    for setting in wanted:
+        holds = [hold for hold in _holds(ledger) if hold.value(setting.key)]
+        values = {hold.value(setting.key): None for hold in holds}
+        if values and setting.value not in values:
+            return SettingsError(_sentence(setting, ", ".join(values), holds, node))
     return None
 
 
@@ -62,17 +62,17 @@ def _holds(ledger: Ledger) -> Iterator[_Hold]:
         yield _Hold(pod, len(row.slice_ids), scheduler, row.resource)
 
 
-def _sentence(one: LastingSetting, now: str, holds: Sequence[_Hold], node: str) -> str:
-    restart = ", then restart the agent" if one.key == SCHEDULER else ""
+def _sentence(wanted: LastingSetting, now: str, holds: Sequence[_Hold], node: str) -> str:
+    restart = ", then restart the agent" if wanted.key == SCHEDULER else ""
     return (
-        f"{one.origin}: {one.key}: {one.value} cannot replace {now} while {_held(holds)}; drain "
-        f"the node (kubectl drain {node}) or delete what holds them{restart}, or set it back to "
-        f"{now}"
+        f"{wanted.origin}: {wanted.key}: {wanted.value} cannot replace {now} while {_held(holds)}; "
+        f"drain the node (kubectl drain {node}) or delete what holds them{restart}, or set it back "
+        f"to {now}"
     )
 
 
 def _held(holds: Sequence[_Hold]) -> str:
-    """How many pods hold slices, and which; of those without a name only the slices are known."""
+    """Which pods hold slices, and how many slices belong to pods that are not known."""
     pods = sorted({hold.pod for hold in holds} - {""})
     unnamed = sum(hold.slices for hold in holds if not hold.pod)
     more = f" and {len(pods) - MOST_NAMED} more" if len(pods) > MOST_NAMED else ""

@@ -1,4 +1,4 @@
-"""The ledger against the kubelet and the API server: what is confirmed, over, owed or left on disk.
+"""Compares the ledger with the kubelet and the API server: rows, effects and directories.
 
-It finds and may never act.
+It may never act: it only returns findings.
 """

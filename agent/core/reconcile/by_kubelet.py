@@ -1,10 +1,10 @@
-"""Rows of the kubelet's ids against its books: who holds what, and when a row is over.
+"""Compares plain mode's rows with the kubelet: which container holds a row, and when a row is over.
 
-Nothing but the kubelet tells of pods here, and it knows none while it starts, nor, after a lost
-checkpoint, which ids a running container holds. So a row is over only when nobody can live by it:
-its holder's pod is gone, or, where no holder was ever seen, nobody has its ids. Somebody who is
-gone under the same kubelet that named him is gone; any other silence must agree with the kubelet's
-checkpoint file, which forgets a pod only when the kubelet knows that it ended.
+Only the kubelet reports pods here. While it starts it knows no pod; after a lost checkpoint it does
+not know which ids a running container holds. So a row is over only when no container can use it:
+its holder's pod is gone, or it never had a holder and no container has its ids. If the kubelet
+instance that named the holder no longer lists it, it is gone. In all other cases the kubelet's
+checkpoint file must agree: it forgets a pod only when the kubelet knows that the pod ended.
 """
 
 import dataclasses
@@ -19,25 +19,25 @@ from agent.core.reconcile.pace import UNCONFIRMED_AFTER
 from agent.core.state.ledger import ContainerKey, Decider, Holder, Ledger, Row
 
 GONE_GRACE = dt.timedelta(seconds=10)
-"""How long a row outlives a holder that went away under the kubelet that had named it."""
+"""How long a row stays when the kubelet instance that named its holder no longer lists it."""
 
 UNSEEN_GRACE = dt.timedelta(seconds=60)
-"""How long a row stays that nobody holds, and that the kubelet's checkpoint file does not name."""
+"""How long a row without a holder stays if the kubelet's checkpoint file does not name its ids."""
 
 UNREAD_GRACE = dt.timedelta(minutes=10)
-"""The same where that file cannot be read."""
+"""The same if that file cannot be read."""
 
 LOST_GRACE = dt.timedelta(days=1)
-"""The same where the file named the ids under an earlier kubelet: with a lost checkpoint nothing
-tells of an init container that runs on."""
+"""The same if the file named the ids under an earlier kubelet. After a lost checkpoint nothing
+shows an init container that still runs."""
 
 Held = frozenset[SliceId]
 
 
 def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Findings:
-    """Hold every row that the kubelet decided against its books; nothing is told by a part of them.
+    """Compare the rows of plain mode with a complete List; a Get gives no findings.
 
-    Where the scheduler decides, it is told by this when a row of a stranger is over.
+    In hami mode this says when a stranger's row is over.
     """
     if not seen.complete:
         return Findings()
@@ -69,11 +69,11 @@ def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Fin
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Books:
-    """One look.
+    """The kubelet's answers at one moment.
 
-    `recorded`: the ids in the kubelet's checkpoint file, equal ones once for each pod. `rows`: the
-    rows that a holder may live by; `owners`: the same, by row. `held`: every id that somebody
-    holds. `left`: what is recorded for others than these holders.
+    - `recorded`: the id sets in the kubelet's checkpoint file, each with its number of pods.
+    - `rows`: the rows that each holder may use; `owners`: the holder of each row.
+    - `held`: the ids of all holders. `left`: the recorded ids that no holder explains.
     """
 
     seen: ReconcileFacts
@@ -93,9 +93,9 @@ class _Books:
 
 def _read(before: Sequence[Row], seen: ReconcileFacts, resource: str) -> _Books:
     holders = {
-        Holder(one.namespace, one.pod, container.name): ids
-        for one in seen.holdings
-        for container in one.containers
+        Holder(holding.namespace, holding.pod, container.name): ids
+        for holding in seen.holdings
+        for container in holding.containers
         if (ids := container.ids.get(resource))
     }
     by_pod = {(key.pod_uid, ids) for key, ids in (seen.recorded or {}).items()}
@@ -106,7 +106,7 @@ def _read(before: Sequence[Row], seen: ReconcileFacts, resource: str) -> _Books:
         seen=seen,
         resource=resource,
         holders=holders,
-        pods=frozenset((one.namespace, one.pod) for one in seen.holdings),
+        pods=frozenset((holding.namespace, holding.pod) for holding in seen.holdings),
         recorded=recorded,
         rows=rows,
         owners={key: holder for holder, keys in rows.items() for key in keys},
@@ -118,12 +118,12 @@ def _read(before: Sequence[Row], seen: ReconcileFacts, resource: str) -> _Books:
 def _matched(
     rows: Sequence[Row], holders: Mapping[Holder, Held], recorded: Mapping[Held, int]
 ) -> Iterator[tuple[Holder, frozenset[ContainerKey]]]:
-    """The rows that each holder may live by; a holder that no row explains is left out.
+    """The rows that each holder may use. A holder that no row explains is left out.
 
-    Its own; and where it alone has the ids, or alone of those who have them has no row of its own,
-    all rows of these ids that are nobody's. Of several such holders, or beside an init container
-    with the same ids on record, it cannot be told who lives by which row: those stay nobody's, and
-    live as long as anybody has the ids.
+    A holder has its own rows. It also gets all rows with its ids that have no holder, if it is the
+    only holder of these ids, or the only one without a row. If there are several such holders, or
+    an init container with the same ids on record, their rows cannot be told apart: these rows keep
+    no holder, and stay as long as any container has the ids.
     """
     own: dict[Holder, set[ContainerKey]] = {}
     free: dict[Held, set[ContainerKey]] = {}
@@ -136,16 +136,16 @@ def _matched(
     sharers = Counter(holders.values())
     new = Counter(ids for holder, ids in holders.items() if holder not in own)
     for holder, ids in holders.items():
-        found = own.get(holder, set())
-        alone = sharers[ids] == 1 or (not found and new[ids] == 1)
-        if alone and recorded.get(ids, 0) <= sharers[ids]:
-            found = found | free.get(ids, set())
-        if found:
-            yield holder, frozenset(found)
+        keys = own.get(holder, set())
+        is_alone = sharers[ids] == 1 or (not keys and new[ids] == 1)
+        if is_alone and recorded.get(ids, 0) <= sharers[ids]:
+            keys = keys | free.get(ids, set())
+        if keys:
+            yield holder, frozenset(keys)
 
 
 def _learnt(row: Row, books: _Books) -> Row:
-    """The row with its holder, as far as the kubelet names one."""
+    """The row with its holder, if the kubelet names one."""
     holder = books.owners.get(row.key)
     if holder is None and (row.holder or frozenset(row.slice_ids) not in books.recorded):
         return row
@@ -153,36 +153,33 @@ def _learnt(row: Row, books: _Books) -> Row:
 
 
 def _lives(row: Row, books: _Books) -> bool:
-    """Whether a container can live by the row."""
+    """Whether a container may still use the row."""
     if row.holder is None:
-        # It may be this row that a holder of the ids lives by, or an init container's.
+        # Any holder of these ids may use this row.
         return not books.held.isdisjoint(row.slice_ids)
     by = books.rows.get(row.holder)
     return books.lists(row.holder) if by is None else row.key in by
 
 
 def _grace(row: Row, books: _Books) -> dt.timedelta | None:
-    """How long nobody has to be seen with the row until it is over; None: that cannot be told yet.
-
-    Who was only ever seen in the kubelet's file is an init container's.
-    """
+    """How long the row stays while no container is seen with it; None: not known yet."""
     is_new = row.epoch != books.seen.epoch
-    if row.holder is None and row.confirmed and is_new:
+    if row.holder is None and row.confirmed and is_new:  # only the file named it: init container
         return LOST_GRACE
     if row.holder is not None and not is_new:
         return GONE_GRACE
     if is_new and not books.pods:
-        return None  # a kubelet without any pod has not heard of its pods yet
+        return None  # a kubelet that knows no pod has just started
     if books.seen.recorded is None:
         return UNREAD_GRACE
     return UNSEEN_GRACE if books.left.isdisjoint(row.slice_ids) else None
 
 
 def _since(before: dt.datetime | None, row: Row, now: dt.datetime) -> dt.datetime:
-    """Since when nobody is seen with the row; what was seen before its last answer is void.
+    """Since when no container is seen with the row. Times before its last answer do not count.
 
-    A moment of the future is from before the clock was set back: what was seen then counts from
-    now, and an answer of then is an old one.
+    After the clock was set back, times can lie in the future: `before` then counts as now, and an
+    answer counts as old.
     """
     if before is None or before < row.answered_at <= now:
         return now
@@ -191,7 +188,7 @@ def _since(before: dt.datetime | None, row: Row, now: dt.datetime) -> dt.datetim
 
 def _strangers(ledger: Ledger, books: _Books) -> Iterable[Stranger]:
     """Holders of slices that no row explains."""
-    nobodys = {frozenset(row.slice_ids) for row in ledger.rows if row.holder is None}
+    unheld = {frozenset(row.slice_ids) for row in ledger.rows if row.holder is None}
     for holder, ids in sorted(books.holders.items()):
-        if holder not in books.rows and ids not in nobodys and any(map(split_slice_id, ids)):
+        if holder not in books.rows and ids not in unheld and any(map(split_slice_id, ids)):
             yield Stranger(holder, tuple(sorted(ids)), books.resource)

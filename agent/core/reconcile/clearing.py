@@ -1,4 +1,4 @@
-"""What has become of directories that were set aside, and what is said of those that stay."""
+"""The result of removing directories that were set aside, and the Event about those that stay."""
 
 import dataclasses
 from typing import Final
@@ -10,9 +10,9 @@ KEPT_EVENT: Final = "DirectoriesKept"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cleared:
-    """After one part of the work. `more`: there is more to do at once.
+    """The result of one part of the work. `more`: there is more to do at once.
 
-    `kept` directories stay, the first of them for the reason `why`, in the system's words.
+    `kept`: how many directories stay. `why`: the system's error for the first of them.
     """
 
     more: bool = False
@@ -21,10 +21,10 @@ class Cleared:
 
 
 def kept_event(cleared: Cleared) -> NodeEvent:
-    """That directories stay, and who can remove them."""
+    """The Event that directories stay."""
     some = "a directory" if cleared.kept == 1 else f"{cleared.kept} directories"
     text = (
         f"The agent cannot remove {some} of containers that are gone ({cleared.why}). No pod waits "
-        "for this. Root on the node can: RUNBOOK.md says how under DirectoriesKept."
+        "for this. Remove them as root on the node: see DirectoriesKept in RUNBOOK.md."
     )
     return NodeEvent(KEPT_EVENT, text, warning=True)

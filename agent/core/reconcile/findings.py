@@ -1,4 +1,4 @@
-"""What the ledger is held against, and what differs: the same, whoever decides the shares."""
+"""The facts that the ledger is compared with, and the findings, in both modes."""
 
 import dataclasses
 import datetime as dt
@@ -16,13 +16,14 @@ EVER = dt.datetime.min.replace(tzinfo=dt.UTC)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReconcileFacts:
-    """What reconcile looks at.
+    """The facts that a reconcile compares with the ledger.
 
-    `holdings` are the kubelet's answers; `complete`: they are all pods it knows (a List).
-    `recorded`: the ids of each container in the kubelet's checkpoint file, None where it was not
-    read. `directories`: the names of container directories, where they were looked for. `since`:
-    when this process began to see all pods. `failed`: since when rows' pods were seen as failed.
-    `idle`: since when rows were seen without a holder.
+    - `holdings`: the kubelet's answers; `complete`: they are from a List, so they have all pods.
+    - `recorded`: the ids in the kubelet's checkpoint file by container; None: not read.
+    - `directories`: the names of the container directories; empty: not searched.
+    - `since`: when this process began to see all pods.
+    - `failed`: since when pods with rows are seen as failed.
+    - `idle`: since when rows are seen without a holder.
     """
 
     table: PodTable
@@ -41,7 +42,7 @@ class ReconcileFacts:
 class Adoption:
     """A container that was answered and that the ledger does not know.
 
-    `ids` are the kubelet's; none: it has lost its records as well.
+    `ids`: the kubelet's; empty: the kubelet lost its checkpoint too.
     """
 
     pod: PodView
@@ -51,14 +52,14 @@ class Adoption:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stranger:
-    """A container that holds ids of `resource`, and of which nothing says what it was answered."""
+    """A container that holds ids of `resource` and whose answer is not known."""
 
     holder: Holder
     ids: tuple[SliceId, ...]
     resource: str
 
     def row(self, now: dt.datetime, epoch: KubeletEpoch) -> Row:
-        """A row that keeps the ids listed, and no more: the same for the same holder and ids."""
+        """A row that only keeps the ids in use. Equal holders and ids get equal keys."""
         name = "/".join((*dataclasses.astuple(self.holder), *self.ids))
         return Row(
             key=ContainerKey(PodUid(uuid.uuid5(uuid.NAMESPACE_OID, name).hex), PLAIN),
@@ -77,14 +78,15 @@ class Stranger:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Findings:
-    """What differs.
+    """What differs between the ledger and the facts.
 
-    `confirmed`: rows with what was learnt of them; those in `mismatched`, too, are of other GPUs
-    than was answered and offered, which was not said yet. `over`: rows by which nobody can live
-    any more. `adopt`: containers to take over. `strangers`: holders whose ids are only to be kept,
-    as are those of `adopt` that cannot be read. `idle`: for the next look. `due`: when the next row
-    may be over if nothing changes. `drifted`: rows of other GPUs which nobody could prevent, and
-    rows that cannot be compared. `unconfirmed`: rows that the kubelet should have confirmed by now.
+    - `confirmed`: rows that the kubelet confirms, with their new values.
+    - `mismatched`: those of them with a mismatch that was not reported yet.
+    - `over`: rows that no container can use any more.
+    - `adopt`: containers to adopt. `strangers`: holders whose ids are only kept in use.
+    - `idle`: for the next reconcile. `due`: when the next row may be over if nothing changes.
+    - `drifted`: how many rows have drift or cannot be compared.
+    - `unconfirmed`: how many rows the kubelet should have confirmed by now.
     """
 
     confirmed: tuple[Row, ...] = ()

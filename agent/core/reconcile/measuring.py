@@ -1,4 +1,4 @@
-"""What lies in container directories: when it is too much, and what is said of it."""
+"""The sizes of container directories: which of them are large, and the Event about it."""
 
 import dataclasses
 import math
@@ -14,17 +14,18 @@ LARGE_EVENT: Final = "DirectoryLarge"
 MIB: Final = 2**20
 LARGE_MIB: Final = 256
 LARGE_ENTRIES: Final = 10_000
-"""HAMi-core itself keeps a few files of some 2 MiB, and makes no directory."""
+"""HAMi-core needs a few files of about 2 MiB and makes no directory."""
 DEEPEST: Final = 16
-"""Directories in each other that are looked into."""
+"""The depth of nested directories up to which the agent measures."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DirectorySize:
-    """What one directory holds, or what was seen of it; `more`: there is more to be looked at.
+    """The size of one directory: `allocated` bytes in `entries` files and directories.
 
-    `closed` counts directories that the agent may not look into. `is_deep`: there are more than
-    DEEPEST in each other, and what lies deeper was not looked at.
+    - `closed`: how many directories the agent may not look into.
+    - `is_deep`: directories are nested deeper than DEEPEST; the deeper ones are not counted.
+    - `more`: the measurement has not ended.
     """
 
     allocated: int = 0
@@ -35,14 +36,17 @@ class DirectorySize:
 
     @property
     def is_large(self) -> bool:
-        """Whether it is more than HAMi-core can need, or cannot be told."""
+        """Whether the directory has more than HAMi-core can need, or cannot be measured."""
         beyond = self.allocated > LARGE_MIB * MIB or self.entries > LARGE_ENTRIES
         return beyond or self.is_deep or self.closed > 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DiskRoom:
-    """What is left on the file system of the directories; infinite where it counts no inodes."""
+    """Free space on the directories' file system: bytes `available`, and free `inodes`.
+
+    NaN: not known. Infinite inodes: the file system does not count them.
+    """
 
     available: float = math.nan
     inodes: float = math.nan
@@ -50,7 +54,7 @@ class DiskRoom:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Measured:
-    """The names of the directories that are large, and the room that is left."""
+    """The names of the large directories, and the free space."""
 
     large: frozenset[str] = frozenset()
     room: DiskRoom = DiskRoom()
@@ -58,9 +62,9 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OwnedDirectory:
-    """A container directory by its name, and whose it is.
+    """A container directory and the container that it belongs to.
 
-    `pod_uid` is empty where only the pod's name is known, `pod` where not even that is.
+    `pod_uid` empty: only the pod's name is known. `pod` empty: the pod is not known.
     """
 
     name: str
@@ -71,7 +75,7 @@ class OwnedDirectory:
 
 
 def owned_directories(ledger: Ledger) -> Iterator[OwnedDirectory]:
-    """The directory of each row, whether it is there or not."""
+    """The directories of all rows, whether they exist or not."""
     for row in (row for row in ledger.rows if row.has_directory):
         name = container_directory(row.key.pod_uid, row.key.container)
         container = row.holder.container if row.holder else ""
@@ -79,12 +83,12 @@ def owned_directories(ledger: Ledger) -> Iterator[OwnedDirectory]:
 
 
 def large_event(owned: OwnedDirectory, size: DirectorySize) -> NodeEvent:
-    """On the pod; on the Node where its UID is not known."""
+    """The Event about a large directory: on the pod, or on the Node if its UID is not known."""
     text = (
-        f"{_who(owned)} keeps {_what(size)} in its directory of HAMi-core, which needs some 2 MiB "
+        f"{_who(owned)} keeps {_what(size)} in its directory of HAMi-core, which needs about 2 MiB "
         f"there; more than {LARGE_MIB} MiB or {LARGE_ENTRIES:,} entries are too much. When "
         "that file system is full, new GPU pods of this node are refused (HA-5003). Ask the pod's "
-        "owner why; without a good reason, delete the pod: its directory goes with it."
+        "owner why. Without a good reason, delete the pod; its directory is then removed."
     )
     event = NodeEvent(LARGE_EVENT, text, warning=True)
     if not owned.pod_uid:
@@ -103,7 +107,7 @@ def _who(owned: OwnedDirectory) -> str:
 
 
 def _what(size: DirectorySize) -> str:
-    """What was seen. Where a bound was passed, the rest was not looked at."""
+    """The size in words. Beyond a bound the rest was not measured."""
     entries = "1 entry" if size.entries == 1 else f"{size.entries:,} entries"
     partly = "at least " if size.is_large else ""
     parts = [f"{partly}{size.allocated / MIB:,.0f} MiB in {entries}"]

@@ -1,4 +1,4 @@
-"""The ledger against what the kubelet holds and what the API shows: findings, not deeds."""
+"""Compares hami mode's ledger with the kubelet and the API server, and returns findings."""
 
 import dataclasses
 import datetime as dt
@@ -26,34 +26,34 @@ from agent.core.state.ledger import (
 )
 
 VANISHED_GRACE = dt.timedelta(seconds=60)
-"""How long a row outlives its pod in the watch and at the kubelet."""
+"""How long a row stays after its pod is gone from the watch and the kubelet."""
 
 LEAKED_AFTER = dt.timedelta(minutes=10)
-"""How long a container directory that belongs to nobody is left alone, by its last change."""
+"""How long a leaked container directory stays after its last change."""
 
 MISMATCH_EVENT = "SliceMismatch"
 
 
 def judge_by_scheduler(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Findings:
-    """Hold every row against the kubelet's answers, and every answer against the rows."""
-    by_key: dict[PodKey, Holding] = {(one.namespace, one.pod): one for one in seen.holdings}
+    """Compare all rows with the kubelet's answers, and all answers with the rows."""
+    by_key: dict[PodKey, Holding] = {(each.namespace, each.pod): each for each in seen.holdings}
     rows = ledger.rows_by(Decider.SCHEDULER)
-    looks = [(row, _confirm(row, by_key, seen)) for row in rows]
-    unseen = [row for row, update in looks if update is None]
+    updates = [(row, _confirm(row, by_key, seen)) for row in rows]
+    unseen = [row for row, update in updates if update is None]
     over = [row for row in unseen if _vanished(row, by_key, seen)]
     gone = {row.key for row in over}
     overdue = [row for row in unseen if row.key not in gone and _overdue(row, seen.now)]
     kept = judge_by_kubelet(ledger, seen, resource)
     ends = (*_ends(rows, seen), *([kept.due] if kept.due else []))
     return Findings(
-        confirmed=(*(new for old, new in looks if new and new != old), *kept.confirmed),
-        mismatched=tuple(row.key for row, update in looks if update and update.told != row.told),
+        confirmed=(*(new for old, new in updates if new and new != old), *kept.confirmed),
+        mismatched=tuple(row.key for row, update in updates if update and update.told != row.told),
         over=(*over, *kept.over),
         adopt=tuple(_adoptions(ledger, seen, by_key)),
         strangers=tuple(_strangers(ledger, seen, resource)),
         idle=kept.idle,
         due=min((end for end in ends if end > seen.now), default=None),
-        drifted=sum(update is not None and _drifts(update) for _, update in looks)
+        drifted=sum(update is not None and _drifts(update) for _, update in updates)
         + sum(row.role is Role.INIT for row in overdue),
         unconfirmed=sum(row.role is not Role.INIT for row in overdue) + kept.unconfirmed,
     )
@@ -64,18 +64,19 @@ def _overdue(row: Row, now: dt.datetime) -> bool:
 
 
 def _drifts(row: Row) -> bool:
-    """Ids of other GPUs which could not be prevented.
+    """Whether the row has drift: the agent could not offer the right ids before the answer.
 
-    They are an init container's that the kubelet uses again, or from before the agent's time.
+    The kubelet used the ids of an init container again, or another plugin answered.
     """
     return row.astray and not row.offered
 
 
 def _confirm(row: Row, by_key: Mapping[PodKey, Holding], seen: ReconcileFacts) -> Row | None:
-    """The row as the kubelet confirms it, or None: it does not.
+    """The row as the kubelet confirms it; None: it does not confirm it.
 
-    An init container is in its file only, and the file can be older than the kubelet, which has not
-    taken the pod up yet then: a row of this kubelet whose pod it does not know would pass for dead.
+    An init container is only in the kubelet's checkpoint file, which can be older than the kubelet
+    instance. So the kubelet must also know the pod: otherwise the row would count as answered by
+    this instance, and its unknown pod as dead.
     """
     pod = seen.table.pods.get(row.key.pod_uid)
     holding = by_key.get((row.namespace, row.pod))
@@ -88,12 +89,12 @@ def _confirm(row: Row, by_key: Mapping[PodKey, Holding], seen: ReconcileFacts) -
         return None
     if not ids:
         return None
-    found = dataclasses.replace(row, confirmed=True, epoch=seen.epoch, slice_ids=tuple(sorted(ids)))
-    return dataclasses.replace(found, told=found.told or found.mismatched)
+    new = dataclasses.replace(row, confirmed=True, epoch=seen.epoch, slice_ids=tuple(sorted(ids)))
+    return dataclasses.replace(new, told=new.told or new.mismatched)
 
 
 def mismatch(row: Row) -> Refusal:
-    """What a pod's owner is told of a mismatched row; also why its container may not start."""
+    """The sentence about a mismatched row for the pod's owner, also as the fence's refusal."""
     booked = {pair[0] if (pair := split_slice_id(text)) else text for text in row.slice_ids}
     return Refusal(
         RefusalReason.OTHER_GPU_BOOKED,
@@ -104,7 +105,7 @@ def mismatch(row: Row) -> Refusal:
 
 
 def mismatch_event(row: Row, now: dt.datetime) -> Effect:
-    """The Event that is owed to the pod of a mismatched row."""
+    """The effect that posts the Event about a mismatched row on its pod."""
     return Effect(
         kind=EffectKind.POST_EVENT,
         pod_uid=row.key.pod_uid,
@@ -117,10 +118,10 @@ def mismatch_event(row: Row, now: dt.datetime) -> Effect:
 
 
 def check_start(ledger: Ledger, ids: Iterable[SliceId]) -> None:
-    """Let the container that the kubelet holds `ids` for start, unless it is a mismatch.
+    """Refuse the start of the container that the kubelet holds `ids` for, if its row mismatches.
 
-    Ids can be another row's, too: of an init container before it, or of a pod that is gone. The
-    last answer counts. Ids without a row are nobody's that is known, and start.
+    Several rows can have the same ids, for example an init container's and that of a deleted pod.
+    The last answer counts. A container without a row may start.
 
     Raises:
         Refusal: the kubelet booked other GPUs than those that were offered and answered.
@@ -128,7 +129,7 @@ def check_start(ledger: Ledger, ids: Iterable[SliceId]) -> None:
     wanted = frozenset(ids)
     answered = ledger.rows_by(Decider.SCHEDULER)
     rows = [row for row in answered if frozenset(row.slice_ids) == wanted]
-    row = max(rows, key=lambda one: one.answered_at, default=None)
+    row = max(rows, key=lambda row: row.answered_at, default=None)
     if row is not None and row.mismatched:
         raise mismatch(row)
 
@@ -136,17 +137,18 @@ def check_start(ledger: Ledger, ids: Iterable[SliceId]) -> None:
 def leaked(
     ages: Mapping[str, dt.timedelta], ledger: Ledger, seen: ReconcileFacts
 ) -> tuple[str, ...]:
-    """The container directories that no live container can hold, of those found with their ages.
+    """The names of leaked container directories. `ages`: the time since each one's last change.
 
-    Not one while the view is partial, or while the kubelet has a pod that the API does not: it
-    could be anybody's. Plain mode's are left alone: their names tell of no pod.
+    Returns none while the view is incomplete, or while the kubelet has a pod that the API server
+    does not: any directory could be that pod's. Plain mode's directories are never returned: their
+    names have no pod.
     """
     table = seen.table
     if not (seen.complete and table.synced) or table.stale:
         return ()
-    pods = [*table.pods.values(), *(stone.pod for stone in table.tombstones)]
+    pods = [*table.pods.values(), *(tombstone.pod for tombstone in table.tombstones)]
     names = {pod.key for pod in pods}
-    if any((one.namespace, one.pod) not in names for one in seen.holdings):
+    if any((holding.namespace, holding.pod) not in names for holding in seen.holdings):
         return ()
     owners = {
         *(pod.uid for pod in pods),
@@ -157,15 +159,15 @@ def leaked(
         for name, age in sorted(ages.items())
         if age >= LEAKED_AFTER
         and PodUid(name.partition("_")[0]) not in owners
-        and "_" in name  # what has another form is not ours
+        and "_" in name  # the agent did not make a directory of another form
         and not name.endswith(f"_{PLAIN}")
     )
 
 
 def _vanished(row: Row, by_key: Mapping[PodKey, Holding], seen: ReconcileFacts) -> bool:
-    """Whether nobody knows the row's pod any more, for long enough.
+    """Whether the row's pod has been gone for long enough.
 
-    A kubelet that has just started knows no pod, and has not ended those that are deleted.
+    A kubelet that has just started knows no pod, and deleted pods may still run.
     """
     if not (seen.complete and seen.table.synced) or seen.table.stale:
         return False
@@ -181,9 +183,9 @@ def _vanished(row: Row, by_key: Mapping[PodKey, Holding], seen: ReconcileFacts) 
 
 
 def _has_ended(pod: PodView, seen: ReconcileFacts) -> bool:
-    """Whether nothing of a terminal pod runs any more.
+    """Whether no container of a terminal pod runs any more.
 
-    A pod that the kubelet rejects at its own start is failed while its containers are being ended.
+    A pod that the kubelet rejects at its start is failed while its containers still run.
     """
     if pod.phase is Phase.SUCCEEDED:
         return True
@@ -193,7 +195,7 @@ def _has_ended(pod: PodView, seen: ReconcileFacts) -> bool:
 def _ends(rows: Iterable[Row], seen: ReconcileFacts) -> Iterator[dt.datetime]:
     """When the rows of deleted pods may be over.
 
-    No grace is shorter than the time between looks, so no pod can be deleted and due between two.
+    VANISHED_GRACE is not shorter than PERIOD, so a pod cannot be deleted and due between two Lists.
     """
     for row in rows if seen.complete else ():
         if row.key.pod_uid not in seen.table.pods:
@@ -201,21 +203,21 @@ def _ends(rows: Iterable[Row], seen: ReconcileFacts) -> Iterator[dt.datetime]:
 
 
 def _gone_since(row: Row, seen: ReconcileFacts) -> dt.datetime:
-    """When the pod was deleted; where nobody looked, it may have been just before we did."""
-    for stone in seen.table.tombstones:
-        if stone.pod.uid == row.key.pod_uid:
-            return stone.deleted_at
+    """When the pod was deleted. If that was while the agent was down, the agent's start counts."""
+    for tombstone in seen.table.tombstones:
+        if tombstone.pod.uid == row.key.pod_uid:
+            return tombstone.deleted_at
     return max((at for at in (row.answered_at, seen.since) if at <= seen.now), default=EVER)
 
 
 def _adoptions(
     ledger: Ledger, seen: ReconcileFacts, by_key: Mapping[PodKey, Holding]
 ) -> Iterator[Adoption]:
-    """Containers with groups in the annotation and no row that were answered.
+    """Containers with groups in the annotation that were answered and have no row.
 
-    The kubelet names ids for them, or, where its records are lost as well, they have their
-    directory: only an answer makes one, and no tenant can. A short look is at pods that we answer
-    just now, the other containers of which the kubelet is about to ask for.
+    The kubelet names ids for them. If it lost its checkpoint, their directory shows it: only an
+    answer makes one. A Get gives no adoptions: it is about a pod that is being answered, and the
+    kubelet may be about to ask for its other containers.
     """
     for pod in seen.table.pods.values() if seen.complete else ():
         if pod.terminal or not pod.groups:
@@ -235,7 +237,7 @@ def _adoptions(
 
 
 def _strangers(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Iterator[Stranger]:
-    """Holders of slices that no row explains and that no annotation tells anything of."""
+    """Holders of slices without a row and without groups in an annotation."""
     explained = {row.holder for row in ledger.rows}
     for holding in seen.holdings if seen.complete and seen.table.synced else ():
         pod = seen.table.named(holding.namespace, holding.pod)
@@ -249,9 +251,9 @@ def _strangers(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Iterator[
 
 
 def _is_anothers(pod: PodView, container: ContainerView, seen: ReconcileFacts) -> bool:
-    """Whether ids under the pod's name are another pod's: the kubelet's file has none by its UID.
+    """Whether the ids under the pod's name are another pod's: the kubelet's file lacks its UID.
 
-    That pod may have come and gone between two frames of our watch.
+    The other pod may have been created and deleted between two frames of the agent's watch.
     """
     if pod.phase is not Phase.PENDING or not pod.reusable_name or seen.recorded is None:
         return False
@@ -259,14 +261,14 @@ def _is_anothers(pod: PodView, container: ContainerView, seen: ReconcileFacts) -
 
 
 def _may_hold_for_another(pod: PodView, ledger: Ledger, seen: ReconcileFacts) -> bool:
-    """Whether the ids that the kubelet names may be a deleted pod's, which it has not let go yet.
+    """Whether the kubelet may hold the ids for a deleted pod of the same name.
 
-    The deletion was seen, or it happened while nobody looked and left a row. This is about what is
-    held, however long ago the pod was deleted.
+    Either the table has the deleted pod, or it was deleted while the agent was down and its row is
+    still there. The time of the deletion does not matter.
     """
     if pod.phase is not Phase.PENDING:
         return False
-    return any(stone.pod.key == pod.key for stone in seen.table.tombstones) or any(
+    return any(tombstone.pod.key == pod.key for tombstone in seen.table.tombstones) or any(
         (row.namespace, row.pod) == pod.key and row.key.pod_uid != pod.uid
         for row in ledger.rows_by(Decider.SCHEDULER)
     )

@@ -1,4 +1,4 @@
-"""What must follow what happened: effects owed for rejected pods and for locks left over."""
+"""Finds the effects that are owed for rejected pods and for node locks that are left over."""
 
 import dataclasses
 import datetime as dt
@@ -19,36 +19,33 @@ from agent.core.cluster.pods import (
 from agent.core.state.ledger import Effect, EffectKind, Ledger
 
 REJECTED = "UnexpectedAdmissionError"
-"""status.reason that the kubelet gives a pod whose Allocate was answered with an error."""
+"""The status.reason of a pod whose Allocate was answered with an error."""
 
 ANSWERED_GRACE = dt.timedelta(seconds=2)
-"""How long a lock may outlive the last answer to its owner: the outbox is usually faster."""
+"""How long a lock may stay after the last answer to its owner. The outbox is usually faster."""
 
 UNCLAIMED = dt.timedelta(seconds=30)
-"""How long a lock must have stood before our eyes that nobody of its name waits for.
+"""How long the agent must have seen a lock before it removes one whose owner is not here.
 
-The scheduler takes the lock before it binds, and its own queue may lie between, so the owner of a
-fresh one is not seen yet.
+The scheduler takes the lock before it binds the pod, and its client queue can delay the bind.
 """
 
 REFUSED_AT_ONCE = 32
-"""Refused pods of one namespace to which something is owed at a time; the others come behind them.
-A pod that is bound to the node without a scheduler stays when it was refused, and its controller
-makes the next one: there can be thousands, of one tenant, and all that is owed is gone through at
-each news."""
+"""Refused pods of one namespace that are settled at a time; the others follow. One tenant can have
+thousands: a pod that is bound without a scheduler stays when it is refused, and its controller
+makes the next one. Each change goes through all effects that are owed."""
 
 NOBODY = PodUid("")
-"""In an effect: the pod's UID is not known, for it is not here."""
+"""The pod UID of an effect whose pod is not on this node."""
 
 REFUSED_EVENT = "AllocationRefused"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SettlementFacts:
-    """What settlement looks at.
+    """The facts that settlement reads.
 
-    `standing`: for how long, by our own measure, this very lock was there while the table was
-    followed without a break.
+    `standing`: for how long the agent has seen this lock while it followed the pods without a gap.
     """
 
     table: PodTable
@@ -59,7 +56,7 @@ class SettlementFacts:
 
 
 def refusal_text(pod: PodView) -> str:
-    """The agent's own sentence in the status of a pod that it refused, or nothing."""
+    """The agent's refusal in the status of a pod; empty: the agent did not refuse the pod."""
     if pod.phase is not Phase.FAILED or pod.reason != REJECTED or "[HA-" not in pod.message:
         return ""
     _, found, text = pod.message.partition("desc = ")
@@ -68,7 +65,7 @@ def refusal_text(pod: PodView) -> str:
 
 
 def event_of(effect: Effect) -> NodeEvent:
-    """The Event that is owed to a pod."""
+    """The Event of a post-event effect."""
     return NodeEvent(
         reason=effect.reason,
         text=effect.value,
@@ -80,12 +77,12 @@ def event_of(effect: Effect) -> NodeEvent:
 
 
 def owed(scene: SettlementFacts) -> tuple[Effect, ...]:
-    """All effects that the present calls for, by the views alone: a restart finds them again."""
+    """All effects that are owed now. They follow from the facts, so a restart finds them again."""
     return (*_for_rejected(scene), *_for_lock(scene))
 
 
 def _for_rejected(scene: SettlementFacts) -> Iterator[Effect]:
-    """A pod that the kubelet reports as refused by us is settled as failed, and told why."""
+    """Settle each pod that the agent refused as failed, and post an Event with the reason."""
     begun: Counter[str] = Counter()
     for pod in scene.table.pods.values():
         if begun[pod.namespace] >= REFUSED_AT_ONCE:
@@ -113,14 +110,15 @@ def _effect(
 
 
 def _for_lock(scene: SettlementFacts) -> tuple[Effect, ...]:
-    """The lock of an owner that needs it no more: answered in full, terminal, or gone.
+    """Remove the lock of an owner that no longer needs it: answered in full, terminal, or gone.
 
-    The lock names no UID, no order holds between its stamp and anything on the pod, and Pods and
-    Node are watched apart. So its exact text tells whose it is where a pod that is here was
-    answered under it. Of any other owner that is here, a patch with its UID shows that no other pod
-    has the name yet. Of one that is not, the lock must have stood for so long that whoever took it
-    would be here: HAMi lets a pod take over the lock of one that had its name, as it is. So it must
-    for one that asks us for nothing: it may wait for the plugin of another vendor.
+    The lock has no UID, its time stamp has no fixed order to the pod's, and Pods and Node have
+    separate watches. So the owner is found in one of three ways:
+    - A pod on this node was answered under exactly this lock.
+    - For another owner on this node, a patch with its UID shows that no other pod has the name.
+    - If the owner is not here, or asks for no GPU of ours, the lock must have stood for UNCLAIMED.
+      HAMi lets a pod take over the lock of a former pod of its name, and a pod that asks for no GPU
+      may wait for another vendor's plugin.
     """
     lock = scene.lock
     if lock is None or lock.owner is None or not scene.table.synced:
@@ -134,7 +132,7 @@ def _for_lock(scene: SettlementFacts) -> tuple[Effect, ...]:
 
 
 def _for_lock_of(owner: PodView, lock: NodeLock, scene: SettlementFacts) -> tuple[Effect, ...]:
-    """The same for a lock that names a pod that is here."""
+    """The same for a lock whose owner is on this node."""
     if not owner.terminal:
         if not _answered(owner, scene):
             return ()
@@ -145,7 +143,7 @@ def _for_lock_of(owner: PodView, lock: NodeLock, scene: SettlementFacts) -> tupl
 
 
 def _is_noted(lock: NodeLock, owner: PodView, scene: SettlementFacts) -> bool:
-    """Whether this very lock is the one under which the pod was answered."""
+    """Whether the pod was answered under exactly this lock."""
     return any(row.lock == lock.value for row in scene.ledger.rows_of(owner.uid))
 
 
@@ -154,23 +152,23 @@ def _release(lock: NodeLock, uid: PodUid, now: dt.datetime) -> Effect:
 
 
 def _answered(pod: PodView, scene: SettlementFacts) -> bool:
-    """Whether no GPU container of the pod waits for an answer, for a while now.
+    """Whether no GPU container of the pod waits for an answer.
 
-    One that runs needs none: a kubelet that has lost its checkpoint, and meets its plugin later,
-    starts pods without asking; for a while, for after a reboot its status is old, and the kubelet
-    may be about to ask. An answer from the future is an old one: the clock was set back.
+    A container that runs needs none: after a lost checkpoint the kubelet starts pods without an
+    Allocate. But after a reboot the status is old, and the kubelet may be about to ask: so the lock
+    must have stood for UNCLAIMED. An answer in the future is old, because the clock was set back.
     """
     rows = {row.key.container: row for row in scene.ledger.rows_of(pod.uid)}
-    unanswered = [one for one in pod.gpu_containers if one.name not in rows]
+    unanswered = [container for container in pod.gpu_containers if container.name not in rows]
     if unanswered and scene.standing < UNCLAIMED:
         return False
-    if not all(_has_started(pod, one) for one in unanswered):
+    if not all(_has_started(pod, container) for container in unanswered):
         return False
     last = max((row.answered_at for row in rows.values()), default=None)
     return last is None or not dt.timedelta(0) <= scene.now - last < ANSWERED_GRACE
 
 
 def _has_started(pod: PodView, container: ContainerView) -> bool:
-    """Whether the container runs, or has run: an ordinary init container ends before the others."""
+    """Whether the container runs or has run. Ordinary init containers end before app containers."""
     is_over = container.role is Role.INIT and pod.phase is Phase.RUNNING
     return is_over or container.running_id is not None or container.has_run

@@ -1,4 +1,4 @@
-"""What outlives the process: ledger, rows and effects, memory of health, last good settings.
+"""The state that outlives the process: ledger, health memory and last good settings.
 
-It may never write itself to a disk.
+It may never write to a disk.
 """

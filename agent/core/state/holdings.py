@@ -1,4 +1,4 @@
-"""What the kubelet says it holds: PodResources, merged per container."""
+"""The slices that the kubelet holds for pods, as PodResources reports them."""
 
 import dataclasses
 import datetime as dt
@@ -9,7 +9,7 @@ from agent.core.inventory.slices import SliceId
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ContainerHolding:
-    """The ids of one container, by resource name. No resource: nothing was allocated (yet)."""
+    """The slice ids of one container, by resource name; empty: nothing is allocated yet."""
 
     name: str
     ids: Mapping[str, frozenset[SliceId]] = dataclasses.field(default_factory=dict)
@@ -17,14 +17,14 @@ class ContainerHolding:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Holding:
-    """One pod that the kubelet knows (it has no UID there). Init containers are never listed."""
+    """One pod that the kubelet knows. PodResources has no UID and no ordinary init containers."""
 
     namespace: str
     pod: str
     containers: tuple[ContainerHolding, ...] = ()
 
     def ids_of(self, container: str, resource: str) -> frozenset[SliceId]:
-        """The ids of `resource` that the kubelet holds for the container; empty when none."""
+        """The ids of `resource` that the kubelet holds for the container; may be empty."""
         for held in self.containers:
             if held.name == container:
                 return held.ids.get(resource, frozenset())
@@ -33,7 +33,7 @@ class Holding:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KubeletEpoch:
-    """One life of the kubelet: its socket's inode and ctime (an inode alone is often reused)."""
+    """A kubelet instance: its socket's inode and ctime (an inode alone is often reused)."""
 
     inode: int = 0
     ctime_ns: int = 0

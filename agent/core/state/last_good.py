@@ -1,4 +1,4 @@
-"""The settings that were last taken over: their sources as they were, to start with once more."""
+"""The settings files that were last accepted. A later start falls back to them."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file's bytes, and what messages call it."""
+    """A file's bytes, and its name in messages."""
 
     name: str
     content: bytes
@@ -14,10 +14,10 @@ class SourceFile:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LastGood:
-    """The files as they were read when everything fitted; one that was not there is None.
+    """The files as they were last accepted; None: the file did not exist.
 
-    `labels` are the ones that the Node `node` was seen with last, None before it was seen.
-    `written_by` is the agent's version.
+    `labels`: the last known labels of the Node `node`; None: it was never seen. `written_by`: the
+    agent's version.
     """
 
     written_by: str

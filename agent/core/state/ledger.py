@@ -1,7 +1,7 @@
-"""The ledger: which container holds what. Rows and the outbox of effects that may follow.
+"""The ledger: one row for each container that holds slices, and the outbox of effects.
 
-Transitions are methods that return a new ledger; the old one stays as it was. A row counts once
-it is on disk (`committed`); effects are rows too, so that a crash after the answer loses none.
+The ledger is immutable: methods return a new one. Rows and effects are stored together, so that a
+crash after an answer loses no effect.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from agent.core.inventory.slices import Held, SliceId, split_slice_id
 from agent.core.state.holdings import KubeletEpoch
 
 PLAIN = "plain"
-"""Stands where a container's name stands in the identity of a row of which no pod is known."""
+"""The container name in the key of a row whose pod is not known."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -30,7 +30,7 @@ class ContainerKey:
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Holder:
-    """A container as PodResources names it; it has no UID there."""
+    """A container as PodResources names it, without a UID."""
 
     namespace: str
     pod: str
@@ -38,7 +38,7 @@ class Holder:
 
 
 class Decider(enum.StrEnum):
-    """Who decides what a container gets: HAMi's scheduler, or the kubelet by the ids it names."""
+    """Who decides what a container gets: HAMi's scheduler, or the kubelet by its slice ids."""
 
     SCHEDULER = "scheduler"
     KUBELET = "kubelet"
@@ -46,21 +46,23 @@ class Decider(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Row:
-    """One container's hold.
+    """The allocation of one container.
 
-    `key` names its directory. Where the kubelet decides, nobody says which pod asks: the UID is
-    drawn for each answer, and `holder` is None until PodResources names one. `shares` in the order
-    of the answer, none where it sets no limits; `slice_ids` the kubelet's ids of the last answer
-    (drift is allowed: only their number counts in hami mode). `epoch` is the kubelet that was
-    answered, or that was seen to have booked the answer since; `confirmed` says that one was.
-    `adopted`: somebody else answered, and the row only keeps the ids listed. `resource` is the name
-    that was asked by; empty in files from before it was kept.
+    - `key`: names its directory. In plain mode the UID is random, because the pod is not known.
+    - `holder`: in plain mode None until PodResources names one.
+    - `shares`: in the order of the answer; empty: without limits.
+    - `slice_ids`: the kubelet's ids of the last answer. In hami mode only their number counts.
+    - `epoch`: the last kubelet instance that was answered or has booked the answer; `confirmed`:
+      it has booked the answer.
+    - `adopted`: another plugin answered; the row only keeps the ids in use.
+    - `resource`: the requested resource name; empty in files of older agents.
 
-    Where the scheduler decides, `group` is the container's position in `…-allocated`; `offered`:
-    before its last answer the kubelet was offered free ids of the answer's GPUs; `told`: that it
-    took other GPUs all the same has been said once; `lock`: the exact text of the node lock under
-    which the first answer was given, the only one that is ever removed for it; empty where there
-    was none.
+    In hami mode only:
+    - `group`: the container's position in `…-allocated`.
+    - `offered`: the kubelet was offered free ids of the right GPUs before the last answer.
+    - `told`: the mismatch was reported.
+    - `lock`: the exact text of the node lock at the first answer, which is the only lock that is
+      removed for the row; empty: there was none.
     """
 
     key: ContainerKey
@@ -82,22 +84,22 @@ class Row:
 
     @property
     def namespace(self) -> str:
-        """The holder's; empty while it is not known."""
+        """The namespace of the holder's pod; empty: not known."""
         return self.holder.namespace if self.holder else ""
 
     @property
     def pod(self) -> str:
-        """The name of the holder's pod; empty while it is not known."""
+        """The name of the holder's pod; empty: not known."""
         return self.holder.pod if self.holder else ""
 
     @property
     def pod_uid(self) -> PodUid:
-        """The UID of the holder's pod; empty where only its name can be known."""
+        """The UID of the holder's pod; empty in plain mode."""
         return self.key.pod_uid if self.decided_by is Decider.SCHEDULER else PodUid("")
 
     @property
     def has_directory(self) -> bool:
-        """Whether the answer mounts a directory of its own: only limits need one."""
+        """Whether the answer mounts a container directory; only limits need one."""
         return self.decided_by is Decider.SCHEDULER or bool(self.shares)
 
     @property
@@ -108,19 +110,19 @@ class Row:
         return tuple(pair[0] for text in self.slice_ids if (pair := split_slice_id(text)))
 
     def is_booked_by(self, epoch: KubeletEpoch) -> bool:
-        """Whether this kubelet was seen to have booked the answer."""
+        """Whether this kubelet instance has booked the answer."""
         return self.confirmed and self.epoch == epoch
 
     @property
     def astray(self) -> bool:
-        """Whether its ids are of other GPUs than its shares: the answer holds, the ids do not."""
+        """Whether the kubelet's ids are of other GPUs than the shares. The shares are right."""
         pairs = (split_slice_id(text) for text in self.slice_ids)
         held = sorted(pair[0] if pair else GpuUuid("") for pair in pairs)
         return held != sorted(share.uuid for share in self.shares)
 
     @property
     def mismatched(self) -> bool:
-        """Whether the kubelet took other GPUs although the right ones were offered."""
+        """Whether the kubelet booked other GPUs although the right ones were offered."""
         return self.offered and self.astray
 
 
@@ -134,12 +136,12 @@ class EffectKind(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Effect:
-    """One row of the outbox, retried until done, also after a crash.
+    """One entry of the outbox, retried until done, also after a crash. `due`: not before this time.
 
-    settle-pod: `phase` is success or failed, `groups` the consumed positions; `due` is when it may
-    run (more containers may still come); `value` is the exact text of a lock that goes right after,
-    for a pod that is over. release-lock: `value` is the lock's exact text. post-event: `reason` and
-    `value` (its text). Equal (kind, pod_uid, value, reason): one effect.
+    - settle-pod: `phase` (success, failed, or empty while containers are missing) and `groups` (the
+      consumed positions) for the pod; `value`: the exact text of a lock to remove afterwards.
+    - release-lock: `value` is the lock's exact text.
+    - post-event: `reason`, and the text in `value`.
     """
 
     kind: EffectKind
@@ -154,61 +156,61 @@ class Effect:
 
     @property
     def frees_lock(self) -> bool:
-        """Whether the scheduler waits for it."""
+        """Whether it removes a lock, for which the scheduler waits."""
         return self.kind is EffectKind.RELEASE_LOCK or (
             self.kind is EffectKind.SETTLE_POD and bool(self.value)
         )
 
     @property
     def identity(self) -> tuple[EffectKind, PodUid, str, str]:
-        """What makes two effects the same one."""
+        """Effects of equal identity are the same effect."""
         return self.kind, self.pod_uid, self.value, self.reason
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ledger:
-    """Rows by container, in order of answering, and the outbox in order of arrival."""
+    """Rows in order of answering, one for each container, and the outbox in order of arrival."""
 
     rows: tuple[Row, ...] = ()
     outbox: tuple[Effect, ...] = ()
     _by_pod: dict[PodUid, tuple[Row, ...]] | None = dataclasses.field(
         default=None, init=False, repr=False, compare=False
     )
-    """The rows of each pod, made when they are asked for; a new ledger begins without."""
+    """The rows by pod, made at the first use."""
 
     def find(self, key: ContainerKey) -> Row | None:
-        """The row of that container, or None."""
+        """The row of one container, or None."""
         return next((row for row in self.rows_of(key.pod_uid) if row.key == key), None)
 
     def rows_of(self, uid: PodUid) -> tuple[Row, ...]:
-        """The rows of one pod. A decision asks for many pods, and graves: only the first counts."""
+        """The rows of one pod. Only the first call goes through all rows."""
         if self._by_pod is None:
-            found: dict[PodUid, tuple[Row, ...]] = {}
+            by_pod: dict[PodUid, tuple[Row, ...]] = {}
             for row in self.rows:
-                found[row.key.pod_uid] = (*found.get(row.key.pod_uid, ()), row)
-            object.__setattr__(self, "_by_pod", found)
-            return found.get(uid, ())
+                by_pod[row.key.pod_uid] = (*by_pod.get(row.key.pod_uid, ()), row)
+            object.__setattr__(self, "_by_pod", by_pod)
+            return by_pod.get(uid, ())
         return self._by_pod.get(uid, ())
 
     def rows_by(self, decider: Decider) -> tuple[Row, ...]:
-        """The rows that one decided. In hami mode the kubelet's keep ids of strangers listed."""
+        """The rows of one decider. In hami mode, rows of the kubelet keep strangers' ids in use."""
         return tuple(row for row in self.rows if row.decided_by is decider)
 
     def put(self, row: Row) -> "Ledger":
-        """With `row` in the place of the one of the same container, or at the end."""
+        """With `row` in place of the row of the same container, or at the end."""
         if all(old.key != row.key for old in self.rows):
             return dataclasses.replace(self, rows=(*self.rows, row))
         rows = tuple(row if old.key == row.key else old for old in self.rows)
         return dataclasses.replace(self, rows=rows)
 
     def drop(self, keys: Iterable[ContainerKey]) -> "Ledger":
-        """Without the rows of those containers."""
+        """Without the rows of these containers."""
         gone = frozenset(keys)
         rows = tuple(row for row in self.rows if row.key not in gone)
         return dataclasses.replace(self, rows=rows)
 
     def owe(self, effect: Effect) -> "Ledger":
-        """With `effect` in the outbox; one of the same identity is replaced in its place."""
+        """With `effect` in the outbox, in place of the one of the same identity or at the end."""
         if any(old.identity == effect.identity for old in self.outbox):
             outbox = tuple(
                 effect if old.identity == effect.identity else old for old in self.outbox
@@ -217,18 +219,18 @@ class Ledger:
         return dataclasses.replace(self, outbox=(*self.outbox, effect))
 
     def done(self, *effects: Effect) -> "Ledger":
-        """Without these effects; a newer one of the same identity stays."""
+        """Without these effects. A newer effect of the same identity stays."""
         outbox = tuple(old for old in self.outbox if old not in effects)
         return dataclasses.replace(self, outbox=outbox)
 
     def without_settlements(self, uid: PodUid) -> "Ledger":
-        """Without what is owed to the pod for its answers so far: the next one owes all of it."""
-        settle = EffectKind.SETTLE_POD
-        old = [one for one in self.outbox if one.kind is settle and one.pod_uid == uid]
+        """Without the pod's settle-pod effects."""
+        kind = EffectKind.SETTLE_POD
+        old = [effect for effect in self.outbox if effect.kind is kind and effect.pod_uid == uid]
         return self.done(*old)
 
     def named(self, resource: str) -> "Ledger":
-        """With `resource` for rows that say none: they were written when there was one name."""
+        """With `resource` in rows that have none: an older agent wrote them."""
         rows = tuple(
             row if row.resource else dataclasses.replace(row, resource=resource)
             for row in self.rows
@@ -236,10 +238,10 @@ class Ledger:
         return dataclasses.replace(self, rows=rows)
 
     def held_ids(self) -> Held:
-        """Slice ids in use by GPU, as the kubelet named them; what is no slice id is left out."""
+        """The slice ids in use by GPU. A text that is not a slice id is left out."""
         held: dict[GpuUuid, set[SliceId]] = {}
-        for text in (text for row in self.rows for text in row.slice_ids):
-            pair = split_slice_id(text)
+        for slice_id in (slice_id for row in self.rows for slice_id in row.slice_ids):
+            pair = split_slice_id(slice_id)
             if pair is not None:
-                held.setdefault(pair[0], set()).add(text)
+                held.setdefault(pair[0], set()).add(slice_id)
         return {uuid: tuple(sorted(ids)) for uuid, ids in held.items()}

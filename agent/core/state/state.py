@@ -1,4 +1,4 @@
-"""What survives the process: the ledger, the memory of health, and whose state it is."""
+"""The stored state: ledger and health memory, with the host and boot that they belong to."""
 
 import dataclasses
 import datetime as dt
@@ -13,9 +13,9 @@ from agent.core.state.ledger import Ledger
 class State:
     """One generation of the state.
 
-    `boot_id` names the boot in which the health memory was written; `machine_id` the host.
-    `booted_at`: when that boot was, by the clock that the moments of the health memory are of; a
-    clock that was set since says otherwise.
+    `boot_id`: the boot in which the health memory was written. `booted_at`: the time of that boot,
+    by the same clock as the times in the health memory; if the clock was set since, it differs from
+    the boot time now. `machine_id`: the host.
     """
 
     generation: int = 0

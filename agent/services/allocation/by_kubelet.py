@@ -1,7 +1,7 @@
-"""The kubelet's ids decide what a container gets, and nobody says which pod asks.
+"""Plain mode: decides what a container gets by the slice ids that the kubelet names.
 
-The kubelet is not asked either, so that overlapping calls are over within a write. It does not tell
-a new pod from an old one, and would die of any grant but that of the last call it began with.
+The agent does not know which pod asks. It does not ask PodResources, which cannot tell a new pod
+from an old one. The kubelet crashes when the earlier of two overlapping calls is granted.
 """
 
 import asyncio
@@ -26,14 +26,14 @@ from agent.kit.turns import Turns
 from agent.services.allocation.calls import AllocateCall, AllocateCalls
 
 RECORDS_BUDGET = 0.2
-"""Seconds for the kubelet's checkpoint file; after that the answer is a first one."""
+"""Seconds for reading the kubelet's checkpoint file. After that the call gets a new row."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KubeletViews:
-    """The facts that an answer is made of. `edits` also has the resource's name.
+    """The facts that a decision reads. `edits` also has the resource name.
 
-    `epoch` names the kubelet that is there now.
+    `epoch`: the present kubelet instance.
     """
 
     inventory: Cell[Inventory]
@@ -44,7 +44,7 @@ class KubeletViews:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KubeletPeers:
-    """Whom it asks."""
+    """The ports that a decision uses."""
 
     records: KubeletRecords
     hooks: HookDirs
@@ -69,8 +69,8 @@ class KubeletShares:
     async def decide(
         self, ids: tuple[SliceId, ...], call: AllocateCall
     ) -> Callable[[Ledger], Ledger] | None:
-        """Set the row of the call. None: it was overtaken before. Raises Refusal."""
-        # One that may be overtaken by another that is under way is refused like one that is.
+        """Set the row of the call. None: another call overtook it. Raises Refusal."""
+        # A call that may have been overtaken is refused too while another is under way.
         call.turn.yields = call.turn.doubted
         call.overlapped |= call.turn.doubted
         facts = await self._peers.hooks.facts()
@@ -85,31 +85,31 @@ class KubeletShares:
         return lambda ledger: ledger.put(row)
 
     def refused(self, refusal: Refusal, call: AllocateCall) -> None:
-        """Whoever was refused is not known, and may ask again."""
+        """Do nothing: the pod is not known."""
 
     async def prefer(
         self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
     ) -> tuple[SliceId, ...]:
-        """`size` of the offered ids, on GPUs near to each other; none where that cannot be.
+        """`size` of the available ids, on GPUs near to each other; empty if that is impossible.
 
-        Ids of answers that an earlier kubelet never booked are as good as free: whoever asks again
-        is best answered as before. What was just offered to another container is offered last, for
-        the kubelet marks it only when it asks for it.
+        Ids of answers that an earlier kubelet never booked count as free: a container that asks
+        again should get the same ids. Ids that were just offered to another container come last,
+        because the kubelet marks them as used only at the Allocate.
         """
         turn = self.calls.turns.begin()
         epoch = self._views.epoch()
         rows = self.calls.on_their_way(self._views.ledger.value).rows
         held = _ids_of(row for row in rows if row.confirmed or row.epoch == epoch)
-        gpus = {one.uuid: one.gpu for one in self._views.inventory.value.gpus}
+        gpus = {shared.uuid: shared.gpu for shared in self._views.inventory.value.gpus}
         offered = self.calls.turns.offered()
-        left = tuple(text for text in available if text not in offered)
-        chosen = nearest(left, must_include, size, gpus, held)
+        fresh = tuple(slice_id for slice_id in available if slice_id not in offered)
+        chosen = nearest(fresh, must_include, size, gpus, held)
         chosen = chosen or nearest(available, must_include, size, gpus, held)
         turn.ids = frozenset(chosen)
         return chosen
 
     async def _asked_again(self, ids: tuple[SliceId, ...]) -> Row | None:
-        """The row to answer again, as it will stand, or None. It is nobody else's meanwhile."""
+        """The row to answer again, with its new time and epoch, or None."""
         epoch, taken = self._views.epoch(), self.calls.taken
         free = (row for row in self._views.ledger.value.rows if row.key not in taken)
         row = asked_again(ids, free, epoch) if epoch else None
@@ -130,9 +130,9 @@ class KubeletShares:
     def _first(
         self, ids: tuple[SliceId, ...], granted: tuple[GrantedShare, ...], facts: HookFacts
     ) -> Row:
-        """A row of its own, with its answer."""
-        # Without dashes it is no UID of the API server's: hami mode, which sweeps directories of
-        # pods that are gone, leaves this one alone.
+        """A new row with its answer."""
+        # A UID without dashes is not one of the API server's. So hami mode, which removes
+        # directories of deleted pods, does not remove this one.
         uid = PodUid(f"{self._peers.chance.getrandbits(128):032x}")
         edits, has_limits = self._views.edits.value, self._settings.memory_limits
         if has_limits:
@@ -140,7 +140,7 @@ class KubeletShares:
         return Row(
             key=ContainerKey(uid, PLAIN),
             holder=None,
-            shares=tuple(one.share for one in granted) if has_limits else (),
+            shares=tuple(grant.share for grant in granted) if has_limits else (),
             slice_ids=tuple(sorted(ids)),
             edits=edits_of(uid, granted, self._settings, edits, facts),
             answered_at=self._peers.clock.now(),
@@ -151,4 +151,4 @@ class KubeletShares:
 
 
 def _ids_of(rows: Iterable[Row]) -> frozenset[SliceId]:
-    return frozenset(text for row in rows for text in row.slice_ids)
+    return frozenset(slice_id for row in rows for slice_id in row.slice_ids)

@@ -1,4 +1,4 @@
-"""HAMi's scheduler wrote what a container gets; which container asks is found out by questions."""
+"""Hami mode: decides what a container gets by the annotation that HAMi's scheduler wrote."""
 
 import asyncio
 import dataclasses
@@ -36,12 +36,12 @@ from agent.services.allocation.views import AllocationPeers, AllocationViews, Un
 log = structlog.get_logger(__name__)
 
 PREFER_BUDGET = 0.2
-"""Seconds for GetPreferredAllocation, which the kubelet asks just before: 1 s for both."""
+"""Seconds for GetPreferredAllocation. The kubelet calls it just before Allocate: 1 s for both."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AllocationSettings:
-    """How pods are matched and how answers are made. `edits` has our resource's name."""
+    """How pods are matched and how answers are made. `edits` also has the resource name."""
 
     match: MatchSettings
     edits: Cell[EditSettings]
@@ -50,8 +50,8 @@ class AllocationSettings:
 class SchedulerShares:
     """A ShareSource: the pod's annotation says what each container gets.
 
-    Only the number of the kubelet's ids counts: which ids it names is normal to differ after
-    restarts and never a reason to refuse.
+    Only the number of the kubelet's ids counts. The ids themselves may differ after a restart,
+    which is never a reason to refuse.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class SchedulerShares:
     async def decide(
         self, ids: tuple[SliceId, ...], call: AllocateCall
     ) -> Callable[[Ledger], Ledger]:
-        """Set the row of the call. What may follow the answer is owed by the same write."""
+        """Set the row of the call. One write stores the row and its effects. Raises Refusal."""
         grant, facts = await self._granted(len(ids), call)
         call.is_replay = call.turn.yields = grant.replay is not None
         call.oversold = grant.oversold
@@ -97,7 +97,7 @@ class SchedulerShares:
         return lambda ledger: answered(ledger, grant.candidate.pod, row)
 
     def refused(self, refusal: Refusal, call: AllocateCall) -> None:
-        """A pod that is refused at its admission does not ask again."""
+        """Exclude a pod that is refused at its admission: the kubelet does not ask for it again."""
         row, pods = call.row, self._views.pods.value
         if row is None or call.is_replay or refusal.gate is RefusalReason.OVERLAP:
             return
@@ -108,11 +108,11 @@ class SchedulerShares:
     async def prefer(
         self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
     ) -> tuple[SliceId, ...]:
-        """`size` of the offered ids: of the annotated GPUs if they can be had, else near ones."""
+        """`size` of the available ids: on the annotated GPUs if possible, else on near ones."""
         turn = self.calls.turns.begin()
         grant = await self._preferred(size)
         ledger = self._underway().ledger
-        held = frozenset(text for ids in ledger.held_ids().values() for text in ids)
+        held = frozenset(slice_id for ids in ledger.held_ids().values() for slice_id in ids)
         chosen = None
         if grant is not None:
             wanted = tuple(share.uuid for share in grant.shares)
@@ -121,13 +121,13 @@ class SchedulerShares:
             if chosen is not None:
                 self.calls.offer(grant.key)
         if chosen is None:
-            gpus = {one.uuid: one.gpu for one in self._views.inventory.value.gpus}
+            gpus = {shared.uuid: shared.gpu for shared in self._views.inventory.value.gpus}
             chosen = nearest(available, must_include, size, gpus, held)
         turn.ids = frozenset(chosen)
         return chosen
 
     async def _granted(self, count: int, call: AllocateCall) -> tuple[Grant, HookFacts]:
-        """Which container it is for, and what it gets and mounts."""
+        """Which container the call is for, what it gets, and what it mounts. Raises Refusal."""
         inquiry = self._inquiry(patient=True)
         try:
             facts = await self._hooks.facts()
@@ -143,7 +143,7 @@ class SchedulerShares:
         return grant, facts
 
     async def _preferred(self, size: int) -> Grant | None:
-        """What the container that is being admitted would get, or None: that is not known."""
+        """What the container that is being admitted would get; None: not known."""
         try:
             async with asyncio.timeout(PREFER_BUDGET):
                 return await self._inquiry(patient=False).grant(size, self._underway)

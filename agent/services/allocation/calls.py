@@ -1,4 +1,4 @@
-"""The Allocates under way: where each of them is, and what it says when its time is over."""
+"""The Allocates under way: the step of each, and its refusal when it fails or takes too long."""
 
 import dataclasses
 from collections import deque
@@ -15,19 +15,19 @@ from agent.core.state.ledger import ContainerKey, Ledger, Row
 from agent.kit.turns import Turn, Turns
 
 SPENT = 256
-"""Locks that are remembered with the pod that was answered under them: more than the scheduler can
-take while one that went proves a right."""
+"""Node locks remembered, each with the pod that was answered under it. The scheduler takes fewer
+in the 60 s in which a former lock proves a right."""
 
 OFFERS = 64
-"""Offers that are remembered: more than the containers of any pod, for each is used at once."""
+"""Offers remembered: more than the containers of any pod. The kubelet uses each at once."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class AllocateCall:
     """One Allocate under way. `overlapped`: another one was under way at the same time.
 
-    `turn` says whether the kubelet began with another container since. `row` is what is to be
-    answered, once that is known; `is_replay`: it was answered before.
+    - `turn`: says whether the kubelet has begun another container since.
+    - `row`: the row to answer; None: not known yet. `is_replay`: it was answered before.
     """
 
     turn: Turn
@@ -39,25 +39,25 @@ class AllocateCall:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it must not be granted: the kubelet has gone on, or it is not alone."""
+        """Whether the call must not be granted: another one overtook it, or may have."""
         return self.turn.overtaken or (self.turn.yields and self.overlapped)
 
     @property
     def may_come_again(self) -> bool:
-        """Whether the kubelet asks again if it is refused: not for a pod at its admission."""
+        """Whether the kubelet may ask again after a refusal. For a new pod it does not."""
         return self.is_replay or self.row is None or self.row.holder is None
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class AllocateCalls:
-    """The calls in flight, and the rows that are on their way to disk.
+    """The calls under way, and the rows that are being written to disk.
 
-    `taken` are rows in somebody's hands: being answered here, or being closed by the reconcile,
-    which shares it. `used_up`: pods that the kubelet `used_up_by` was refused at their admission;
-    it never asks for them again, and a later one may. `spent`: which pod was answered under which
-    of the last locks. `offers`: containers for which the kubelet was offered ids of the GPUs that
-    they get. `turns`: whom the kubelet began with after whom; it begins with a preference, and
-    drops what it noted of all others under way.
+    - `taken`: the rows that a call is answering or the reconcile is closing. Both share this set.
+    - `used_up`: the pods that were refused at their admission by the kubelet instance `used_up_by`.
+      That instance never asks for them again; a later one may.
+    - `spent`: for each of the last node locks, the pod that was answered under it.
+    - `offers`: the containers for which the kubelet was offered free ids of the right GPUs.
+    - `turns`: the order in which the kubelet began containers.
     Source: kubernetes pkg/kubelet/cm/devicemanager/manager.go, Allocate.
     """
 
@@ -72,13 +72,13 @@ class AllocateCalls:
 
     @contextmanager
     def entered(self, ids: Collection[SliceId]) -> Iterator[AllocateCall]:
-        """A call for these ids, from its arrival to its answer."""
+        """A call for these ids, under way while the block runs."""
         with self.turns.asked(ids) as turn:
             call = AllocateCall(turn)
             self.active.append(call)
             if len(self.active) > 1:
-                for one in self.active:
-                    one.overlapped = True
+                for other in self.active:
+                    other.overlapped = True
             try:
                 yield call
             finally:
@@ -86,7 +86,7 @@ class AllocateCalls:
 
     @contextmanager
     def claiming(self, row: Row) -> Iterator[None]:
-        """No other call may take this pod while the row is on its way to disk."""
+        """Reserve the row's pod while the block runs: no other call can take it."""
         self.pending[row.key] = row
         self.taken.add(row.key)
         try:
@@ -102,61 +102,61 @@ class AllocateCalls:
         return ledger
 
     def claimed(self, epoch: KubeletEpoch) -> frozenset[PodUid]:
-        """The pods that cannot be asking: those of these rows, and those that asked in vain."""
+        """The pods that cannot be asking: pods of taken rows, and pods refused at admission."""
         used_up = self.used_up if self.used_up_by == epoch else frozenset[PodUid]()
         return used_up | {key.pod_uid for key in self.taken}
 
     def spend(self, row: Row) -> None:
-        """The lock under which the row was answered proves nothing for another pod."""
+        """Record that the row's lock was used: it proves no right for another pod."""
         self.spent.pop(row.lock, None)
         self.spent[row.lock] = row.key.pod_uid
         while len(self.spent) > SPENT:
             del self.spent[next(iter(self.spent))]
 
     def offer(self, key: ContainerKey) -> None:
-        """The kubelet was offered free ids of the GPUs that this container gets."""
+        """Record that the kubelet was offered free ids of the GPUs that this container gets."""
         self.offers.append(key)
 
     def take_offer(self, key: ContainerKey) -> bool:
-        """Whether such an offer was made for the container; it counts for one answer."""
+        """Whether an offer was made for the container. Forgets it: it counts for one answer."""
         made = key in self.offers
         while key in self.offers:
             self.offers.remove(key)
         return made
 
     def use_up(self, pod: PodUid, table: PodTable, epoch: KubeletEpoch) -> None:
-        """This pod was refused; it is remembered as long as it is there, or its grave is kept."""
-        graves = frozenset(stone.pod.uid for stone in table.tombstones)
+        """Record that the pod was refused, for as long as the pod table knows it."""
+        graves = frozenset(tombstone.pod.uid for tombstone in table.tombstones)
         known = self.used_up if self.used_up_by == epoch else frozenset[PodUid]()
         self.used_up = (known | {pod}) & (table.pods.keys() | graves)
         self.used_up_by = epoch
 
 
 def overlap(call: AllocateCall) -> Refusal:
-    """What a call says that must not be granted beside another one."""
+    """The refusal of a call that must not be granted beside another one."""
     row = call.row
     if row is None or row.holder is None:
         text = (
-            "The kubelet asks for several containers at once after it lost its records, and would "
-            "die of this answer; it asks again for a container that ran in a few seconds, and a "
-            "new pod is started again by its controller."
+            "The kubelet asks for several containers at once after it lost its checkpoint, and "
+            "this answer would crash it. It asks again in a few seconds for a container that ran "
+            "before; the controller of a new pod starts it again."
         )
     elif call.is_replay:
         text = (
-            "The kubelet asks for several containers at once after it lost its records; it asks "
+            "The kubelet asks for several containers at once after it lost its checkpoint. It asks "
             f"again for {row.key.container} of pod {row.namespace}/{row.pod} in a few seconds."
         )
     else:
         text = (
-            f"While {row.key.container} of pod {row.namespace}/{row.pod} was being answered, the "
-            "kubelet began to start another container whose records it had lost, and would die of "
-            "this answer; the pod's controller starts it again."
+            f"The kubelet lost its checkpoint and began to start another container during the call "
+            f"for {row.key.container} of pod {row.namespace}/{row.pod}; this answer would crash "
+            "it. The pod's controller starts the pod again."
         )
     return Refusal(RefusalReason.OVERLAP, text, transient=True)
 
 
 def refusal_of(error: TimeoutError | StateError, call: AllocateCall) -> Refusal:
-    """What the pod's owner reads when a step failed, or was still going on at the end."""
+    """The refusal when the call's step failed or took too long."""
     if call.step is AllocateStep.ALONE:
         return overlap(call)
     if call.step is not AllocateStep.MATCH or isinstance(error, StateError):

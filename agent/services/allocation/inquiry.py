@@ -1,7 +1,6 @@
-"""One Allocate's questions: asks the outside world until the decision is made.
+"""Gathers the evidence for one Allocate: asks the kubelet and the API server until it can decide.
 
-Every answer is kept for this call only. Nothing here waits without a bound: the caller's deadline
-ends the whole inquiry.
+Answers are kept for this call only. The caller's deadline ends the inquiry.
 """
 
 import asyncio
@@ -50,27 +49,27 @@ from agent.services.allocation.views import AllocationPeers, AllocationViews, Un
 log = structlog.get_logger(__name__)
 
 UNANSWERED_PAUSES = (0.01, 0.05)
-"""Seconds until PodResources is asked again after a failure: the connection to a kubelet that was
-restarted is lost once, which must not cost a pod."""
+"""Seconds until PodResources is asked again after a failure. A kubelet's restart breaks the
+connection once; that must not fail a pod."""
 
 LOCK_PAUSE = 0.25
-"""Seconds that the Node's watch is given to catch up with the pods'."""
+"""Seconds that the Node's watch has to catch up with the pods' watch."""
 
 WATCH_PAUSE = 0.1
-"""Seconds that our watches are given to show what the kubelet, by a watch of its own, knows
-already: a preference that does not wait for it would name GPUs at random."""
+"""Seconds that the agent's watches have to show a pod that the kubelet's watch has shown already.
+Without this wait a preference would name any GPUs."""
 
 LIST_PAUSE = 0.4
-"""Seconds that the API server is given for the one LIST."""
+"""Seconds for the one LIST."""
 
 GET_PAUSE = 0.15
-"""The same for a GET."""
+"""Seconds for a GET."""
 
 API_BUDGET = 0.6
-"""Seconds that the API server is given in all."""
+"""Seconds for all requests to the API server together."""
 
 MAX_QUESTIONS = 256
-"""More than the pods of any node: a decision that asks more is a defect, and is refused."""
+"""More than the pods of any node. A decision that asks more has a defect and is refused."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,7 +88,7 @@ class _Done:
 
 
 class Inquiry:
-    """The evidence of one call, growing answer by answer. `vain` is the node's for all calls."""
+    """The inquiry of one call; without `patient` it asks no API server. All calls share `vain`."""
 
     def __init__(
         self,
@@ -115,8 +114,8 @@ class Inquiry:
     async def grant(self, count: int, underway: Callable[[], Underway]) -> Grant | None:
         """The decision for `count` slices. Raises Refusal.
 
-        `underway` is read anew for each attempt. None: the decision would need the API server, our
-        watches do not catch up, and this inquiry is not `patient`.
+        `underway` is read again for each attempt. None: the inquiry is not `patient`, and the
+        decision needs the API server because the watches did not catch up.
         """
         for _ in range(MAX_QUESTIONS):
             evidence = self._evidence(underway())
@@ -138,16 +137,16 @@ class Inquiry:
         )
 
     def _is_restarting(self, evidence: Evidence) -> bool:
-        """Whether the kubelet may be starting dead containers whose records it has lost.
+        """Whether the kubelet may be restarting containers after it lost its checkpoint.
 
-        It does so beside its other work, and dies when the earlier of two requests is granted: a
-        preference that is waited for would let a whole other request pass.
+        It then starts several at once, and crashes when the earlier of two requests is granted.
+        While a preference waits, a whole other request could pass.
         """
         rows = evidence.ledger.rows_by(Decider.SCHEDULER)
         return any(row.epoch != evidence.books.epoch for row in rows)
 
     def in_vain(self, count: int, underway: Underway) -> PodUid | None:
-        """The pod that will not ask again, now that its request was refused, or None."""
+        """The pod that the kubelet will not ask for again after this refusal, or None."""
         return in_vain(count, self._evidence(underway), self._settings)
 
     def _evidence(self, underway: Underway) -> Evidence:
@@ -227,7 +226,7 @@ class Inquiry:
                 return
 
     async def _caught_up(self, step: ListPods | AwaitLock, seen: Evidence) -> bool:
-        """Whether the watch that `step` is about tells more than was seen, before time is over."""
+        """Whether the watch that `step` needs shows a change from `seen` within WATCH_PAUSE."""
         now = asyncio.get_running_loop().time()
         if self._lagging_until is None:
             if not self._vain.allows(now):
@@ -247,9 +246,9 @@ class Inquiry:
 
     @contextlib.asynccontextmanager
     async def _asking(self, most: float) -> AsyncIterator[None]:
-        """A request to the API server, for `most` seconds or what is left for all. Raises ApiError.
+        """Bound a request to `most` seconds and the rest of API_BUDGET. Raises ApiError.
 
-        What the kubelet said before still holds: while it waits for us it admits nobody else.
+        The kubelet's earlier answers still hold: while it waits for us, it admits no other pod.
         """
         loop = asyncio.get_running_loop()
         began = loop.time()

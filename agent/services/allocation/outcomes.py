@@ -1,4 +1,4 @@
-"""How each Allocate ended: counted and logged."""
+"""Counts and logs how each Allocate ended."""
 
 import structlog
 
@@ -16,18 +16,18 @@ OVERSOLD_EVENT = "GpuOversold"
 
 
 def oversold(short: Shortage) -> NodeEvent:
-    """What the operator is told of a GPU of which the scheduler gave more than there is."""
+    """The Event that the scheduler has given out more of a GPU than it has."""
     what, total, limit = short.amounts
     text = (
         f"HAMi's scheduler has given out {total} of {what} of {short.gpu.gpu.title}, which has "
-        f"{limit}: behind an init container without GPUs it counts an app container as nothing. "
-        "Request the same GPUs in the init container, too, or leave it out."
+        f"{limit}: it does not count an app container behind an init container without GPUs. "
+        "Request the same GPUs in the init container too, or remove the init container."
     )
     return NodeEvent(OVERSOLD_EVENT, text, warning=True)
 
 
 class Outcomes:
-    """Tells of each answer and refusal, once."""
+    """Counts and logs each answer and refusal once."""
 
     def __init__(self) -> None:
         self.results = Tally(
@@ -35,7 +35,7 @@ class Outcomes:
         )
 
     def answered(self, row: Row, *, is_replay: bool) -> None:
-        """The kubelet gets this answer."""
+        """Report an answer."""
         result = "replay" if is_replay else "ok"
         self.results.add(result, "")
         gpus, count = list(dict.fromkeys(row.gpus)), len(row.slice_ids)
@@ -44,7 +44,7 @@ class Outcomes:
     def refused(
         self, refusal: Refusal, step: AllocateStep, count: int, row: Row | None = None
     ) -> None:
-        """The kubelet gets this refusal of `count` slices; `row` is what was to be answered."""
+        """Report a refusal of `count` slices. `row`: what would have been answered, if known."""
         self.results.add("refused", refusal.gate.name.lower())
         log.warning(
             "alloc.refused",
@@ -57,7 +57,7 @@ class Outcomes:
 
 
 def whose(row: Row) -> dict[str, str]:
-    """The container of a row, as the log names it; its drawn UID while nobody is known."""
+    """The log fields that name a row's container; its drawn UID while no holder is known."""
     if row.holder is None:
         return {"uid": row.key.pod_uid}
     return {"ns": row.namespace, "pod": row.pod, "ctr": row.holder.container}

@@ -1,4 +1,4 @@
-"""The row of a container: what it gets, made once and kept with whom it was given."""
+"""Makes the ledger rows of answered containers. A row's edits are made once and kept in it."""
 
 import asyncio
 import dataclasses
@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 
 class Rows:
-    """Makes rows. `edits` has our resource's present name; `epoch`: the kubelet that is there."""
+    """Makes rows. `edits` also has the resource name; `epoch`: the present kubelet instance."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Rows:
     def granted(
         self, grant: Grant, ids: tuple[SliceId, ...], facts: HookFacts, *, offered: bool
     ) -> Row:
-        """The row as it will stand: a replay keeps its answer and gets the new kubelet's ids."""
+        """The row of a grant. A replay keeps its answer and gets the ids of this call."""
         if grant.replay is not None:
             return dataclasses.replace(
                 grant.replay,
@@ -62,17 +62,17 @@ class Rows:
     async def adopted(self, found: Adoption) -> Row | None:
         """The row of a container that was answered and that the ledger does not know.
 
-        It was answered by another agent, or the ledger was lost; what the scheduler wrote for it
-        says what it holds. Where the kubelet has no ids for it, it lost its records, too, and may
-        ask again. None: what was written cannot be read, or names a GPU that is not here.
+        Another agent answered it, or the ledger was lost. The scheduler's annotation says what it
+        holds. If the kubelet has no ids for it, the kubelet lost its checkpoint and may ask again.
+        None: the annotation cannot be read, or names a GPU that is not on this node.
         """
         try:
             async with asyncio.timeout(DEADLINE):
                 facts = await self._hooks.facts()
             paired = pair_groups(found.pod.groups or (), found.pod.asking(found.container.resource))
-            for one in paired:
-                if one.container == found.container.name:
-                    group = (one.group_index, one.shares)
+            for pair in paired:
+                if pair.container == found.container.name:
+                    group = (pair.group_index, pair.shares)
                     row = self._first(found, group, facts)
                     epoch = row.epoch if found.ids else KubeletEpoch()
                     return dataclasses.replace(row, confirmed=bool(found.ids), epoch=epoch)
@@ -87,7 +87,7 @@ class Rows:
         group: tuple[int, tuple[Share, ...]],
         facts: HookFacts,
     ) -> Row:
-        """The row of a container that has none: its edits are made here, once."""
+        """A new row, with its edits. `group`: its position in `…-allocated`, and its shares."""
         pod, container = found.pod, found.container
         number, shares = group
         granted = cuda_order(map(self._share, shares))
@@ -102,7 +102,7 @@ class Rows:
             holder=Holder(pod.namespace, pod.name, container.name),
             role=container.role,
             group=number,
-            shares=tuple(one.share for one in granted),
+            shares=tuple(grant.share for grant in granted),
             slice_ids=tuple(sorted(found.ids)),
             edits=container_edits(request, self._edits.value, facts),
             answered_at=self._clock.now(),
@@ -115,7 +115,7 @@ class Rows:
         if gpu is None:  # the inventory changed between the decision and here
             raise Refusal(
                 RefusalReason.UNKNOWN_GPU,
-                f"GPU {share.uuid} vanished just now; create the pod again.",
+                f"GPU {share.uuid} was removed during this call; create the pod again.",
                 transient=True,
             )
         return GrantedShare(share, gpu.gpu.pci, gpu.registered_mib, gpu.gpu.minor)

@@ -1,7 +1,6 @@
-"""One Allocate: whose share, on disk, and only then the answer; the same, whoever decides.
+"""Answers Allocate in both modes: decide, claim the row, commit it, answer.
 
-Decide, claim, commit, answer: the host directory is made and the row is durable before the kubelet
-hears anything.
+The host directory is made and the row is durable before the kubelet gets the answer.
 """
 
 import asyncio
@@ -21,11 +20,11 @@ from agent.services.allocation.outcomes import Outcomes, oversold
 from agent.services.allocation.storage import Storage
 
 _OF_NO_POD = frozenset({RefusalReason.NO_POD_ADMITTED, RefusalReason.STATIC_POD})
-"""Refusals of pods that the API server does not know, or not yet: their Event is the Node's."""
+"""Refusals without a pod that the API server knows: their Event is posted about the Node."""
 
 
 class ShareSource(Protocol):
-    """Who decides what a container gets. `calls` are the Allocates under way."""
+    """Decides what a container gets. `calls`: the Allocates under way."""
 
     calls: AllocateCalls
 
@@ -37,20 +36,20 @@ class ShareSource(Protocol):
     async def decide(
         self, ids: tuple[SliceId, ...], call: AllocateCall, /
     ) -> Callable[[Ledger], Ledger] | None:
-        """Set the row of the call as it will stand, and say what goes to disk with it.
+        """Set the row of the call. Returns the change of the ledger to commit.
 
-        None: it was overtaken before anything was decided. Raises Refusal.
+        None: another call overtook it before the decision. Raises Refusal, StateError.
         """
         ...
 
     def refused(self, refusal: Refusal, call: AllocateCall, /) -> None:
-        """Take note of whom the kubelet is refused."""
+        """Record that the call was refused."""
         ...
 
     async def prefer(
         self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int, /
     ) -> tuple[SliceId, ...]:
-        """`size` of the offered ids that suit best."""
+        """The best `size` of the available ids."""
         ...
 
 
@@ -71,9 +70,9 @@ class Allocation:
         self.results = self._outcomes.results
 
     async def allocate(self, ids: tuple[SliceId, ...]) -> ContainerEdits:
-        """What the container that the kubelet is admitting receives for one id or more.
+        """The edits for the container that the kubelet is admitting. Raises Refusal.
 
-        Raises Refusal.
+        `ids`: the kubelet's slice ids, at least one.
         """
         with self._calls.entered(ids) as call:
             try:
@@ -94,23 +93,22 @@ class Allocation:
     async def prefer(
         self, available: tuple[SliceId, ...], must_include: tuple[SliceId, ...], size: int
     ) -> tuple[SliceId, ...]:
-        """`size` of the offered ids that suit best.
+        """The best `size` of the available ids.
 
         Never refuses: an error here would fail the pod's admission and leak ids in the kubelet.
         """
         return await self._source.prefer(available, must_include, size)
 
     async def _serve(self, ids: tuple[SliceId, ...], call: AllocateCall) -> Row:
-        """Decide, write, answer."""
         change = await self._source.decide(ids, call)
-        # Nothing is waited for from here until the row is claimed: a call beside this one decides.
+        # No await from here until the row is claimed: another call would decide on the same pod.
         if change is None or call.row is None:
             raise await self._overtaken(call)
         row = call.row
         with self._calls.claiming(row):
             if not call.is_lost:
                 await self._write(row, change, call)
-            # Looked at last: a kubelet whose earlier of two calls is granted dies of it.
+            # Checked last: granting the earlier of two overlapping calls crashes the kubelet.
             if call.is_lost:
                 raise await self._overtaken(call)
         return row
@@ -118,19 +116,19 @@ class Allocation:
     async def _write(
         self, row: Row, change: Callable[[Ledger], Ledger], call: AllocateCall
     ) -> None:
-        """The container's directory, and the row on disk.
+        """Make the container's directory and commit the row.
 
-        One of which no pod is known comes behind its row: without it nobody would ever remove the
-        directory, and a row without a directory closes by itself.
+        In plain mode the row comes first: only the row says later that the directory can be
+        removed. A row without a directory is closed like any other.
         """
-        comes_behind = row.decided_by is Decider.KUBELET
-        if not comes_behind:
+        is_row_first = row.decided_by is Decider.KUBELET
+        if not is_row_first:
             await self._make_directory(row, call, wipe=not call.is_replay)
         call.step = AllocateStep.WRITE
         await self._storage.commit(change)
         if row.lock:
             self._calls.spend(row)
-        if comes_behind and row.has_directory:
+        if is_row_first and row.has_directory:
             await self._make_directory(row, call, wipe=False)
 
     async def _make_directory(self, row: Row, call: AllocateCall, *, wipe: bool) -> None:
@@ -139,9 +137,10 @@ class Allocation:
         await self._storage.hooks.prepare(name, wipe=wipe)
 
     async def _overtaken(self, call: AllocateCall) -> Refusal:
-        """What a call says that must not be granted; to one that asks again once it is alone.
+        """The refusal of a call that must not be granted.
 
-        Until then the kubelet begins with nothing else of the pod.
+        If the kubelet will ask again, this waits until no other call is under way. Until then the
+        kubelet begins no other container of the pod.
         """
         if call.may_come_again:
             call.step = AllocateStep.ALONE

@@ -1,4 +1,4 @@
-"""Where an answer becomes durable."""
+"""The storage that an answer needs."""
 
 import dataclasses
 from collections.abc import Awaitable, Callable
@@ -9,7 +9,7 @@ from agent.core.state.ledger import Ledger
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Storage:
-    """The ledger's commit, and the host directories."""
+    """Commits changes of the ledger (raises StateError) and makes host directories."""
 
     commit: Callable[[Callable[[Ledger], Ledger]], Awaitable[None]]
     hooks: HookDirs

@@ -1,4 +1,4 @@
-"""What an Allocate looks at, whom it may ask, and what else is under way."""
+"""The facts that an Allocate reads, the peers it may ask, and the other calls under way."""
 
 import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
@@ -17,8 +17,8 @@ from agent.kit.cell import Cell
 class AllocationViews:
     """The facts that a decision reads.
 
-    `registered`: the greatest amounts of the last minute. `outlived`: which of the last locks stood
-    when the pod that was answered under it went.
+    - `registered`: the greatest amounts registered for each GPU in the last 60 s.
+    - `outlived`: the locks that still stood when the pod that was answered under them was gone.
     """
 
     pods: Cell[PodTable]
@@ -31,12 +31,13 @@ class AllocationViews:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AllocationPeers:
-    """Whom an inquiry asks.
+    """The peers that an inquiry asks.
 
-    `refresh` makes the one LIST of this node's pods, `look_at_pod` a GET that tells whose the name
-    is now, `look_at_node` one of the Node. `epoch` names the kubelet that is there now. `look` has
-    the Node's watch opened at once where it is down: after an outage the scheduler and the kubelet
-    may be back before it.
+    - `refresh`: makes the one LIST of this node's pods.
+    - `look_at_pod`: GETs the UID of the pod that has a name now. `look_at_node`: GETs the Node.
+    - `epoch`: the present kubelet instance.
+    - `look`: opens the Node's watch at once if it is down. After an outage the scheduler and the
+      kubelet may be back before it.
     """
 
     witness: Witness
@@ -52,9 +53,9 @@ class AllocationPeers:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Underway:
-    """What this process has under way at a moment.
+    """What the calls of this process have under way now.
 
-    `ledger` has the rows that are being written; the others are as in Evidence and Books.
+    `ledger` includes rows that are being written. `claimed` and `spent` are as in Evidence.
     """
 
     ledger: Ledger

@@ -1,4 +1,4 @@
-"""The node's GPUs as facts: found, withheld, listed for the kubelet, their usage sampled.
+"""Finds the node's GPUs, withholds or lists their slices for the kubelet, and samples their usage.
 
 It may never judge the health of a GPU.
 """

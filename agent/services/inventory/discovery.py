@@ -1,4 +1,4 @@
-"""Looking for GPUs: at start, when the driver says that they changed, every minute, on demand."""
+"""Scans for GPUs: at the start, when the driver reports a change, each minute, and on demand."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,13 +15,12 @@ log = structlog.get_logger(__name__)
 
 
 class Discovery:
-    """Scans the driver and hands on what it found.
+    """Scans the driver and passes each scan to `found`.
 
-    While the driver is missing or fails, the last inventory stays and the scan is tried again after
-    1, 2, 4, … 30 s. So it is while the driver says the same of all GPUs that are not `ill`, and
-    another session does not help; and while it fails for one in a way that may pass. `problem` is
-    None while the driver answers, else a sentence that says what is wrong; before the first scan it
-    says so.
+    A scan is tried again after 1, 2, 4, … 30 s in three cases: the driver is missing or fails; it
+    reports the same fault for all GPUs that are not `ill`, also in a new session; it fails for one
+    GPU in a way that may pass. In the first two cases the last inventory stays. `problem`: what is
+    wrong with the driver, in words; None: it answers.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class Discovery:
         self._wanted = asyncio.Event()
 
     def rescan(self) -> None:
-        """Scan as soon as possible; calls that come while a scan runs make one more."""
+        """Scan as soon as possible. Calls during a scan cause one more scan."""
         self._wanted.set()
 
     async def run(self) -> None:
@@ -57,11 +56,11 @@ class Discovery:
             is_wanted = await self._rest(self._interval if is_done else delay)
             if is_done:
                 delay = first
-            elif not is_wanted:  # a wish is no time that the driver had to come back
+            elif not is_wanted:  # a rescan on demand gives the driver no time to recover
                 delay = min(2 * delay, last)
 
     async def _scan(self) -> bool:
-        """Ask the driver, and hand on what it says. False: it is to be asked again soon."""
+        """Scan once. False: try again soon."""
         try:
             async with asyncio.timeout(self._deadline):
                 scan = await self._driver.scan()
@@ -87,7 +86,7 @@ class Discovery:
             log.warning("driver.fails", err=text)
 
     async def _rest(self, seconds: float) -> bool:
-        """Wait that long at most. True: somebody wants a scan before."""
+        """Wait for at most `seconds`. True: a scan on demand is wanted before."""
         try:
             async with asyncio.timeout(seconds):
                 return await self._wanted.wait()

@@ -1,4 +1,4 @@
-"""From the inventory and the held ids to the lists that the kubelet gets."""
+"""Makes the slice lists for the kubelet from the inventory and the held ids."""
 
 import asyncio
 from typing import TypeVar
@@ -13,16 +13,16 @@ from agent.kit.cell import Cell
 T = TypeVar("T")
 
 _Wanted = tuple[int, tuple[SliceId, ...]]
-"""What the ids of a GPU follow from: the split count, and what is held."""
+"""The split count of a GPU and its held ids, which decide its listed ids."""
 
 log = structlog.get_logger(__name__)
 
 
 class Listing:
-    """Publishes one SliceList per change: what came while it was busy is in the next one.
+    """Publishes a SliceList when the inventory or the held ids change.
 
-    Every GPU of the inventory is listed with all ids in use and the lowest free ones up to the
-    split count; all slices of a GPU agree on health.
+    Every GPU of the inventory is listed with all ids in use and the lowest free ids up to the
+    split count. All slices of a GPU have the same health.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Listing:
         self._ids: dict[GpuUuid, tuple[_Wanted, tuple[SliceId, ...]]] = {}
 
     def refresh(self) -> None:
-        """Publish what follows from inventory and held ids, unless it was from these."""
+        """Publish a list if the inventory or the held ids changed since the last one."""
         if self._basis != (self._inventory.value, self._held.value):
             self._publish()
 
@@ -53,7 +53,7 @@ class Listing:
         inventory, old = self._inventory.value, self._slices.value
         if inventory.generation == 0:
             return  # no scan yet: an empty list would take every slice from the kubelet
-        self._ids = {uuid: one for uuid, one in self._ids.items() if inventory.find(uuid)}
+        self._ids = {uuid: ids for uuid, ids in self._ids.items() if inventory.find(uuid)}
         self._basis = inventory, self._held.value
         groups = tuple(map(self._group, inventory.gpus))
         if old.generation > 0 and groups == old.groups:

@@ -1,4 +1,4 @@
-"""How much each GPU is used: asked every few seconds, kept for a quarter of an hour, in memory."""
+"""Samples the usage of each GPU every 5 s and keeps the samples for 15 minutes, in memory."""
 
 import asyncio
 import datetime as dt
@@ -20,18 +20,18 @@ KEPT: Final = 900.0
 
 ROWS: Final = round(KEPT / PERIOD)
 COLUMNS: Final = 4
-"""A row is 32 bytes, so that a GPU takes 5,760, and sixteen of them 90 KiB."""
+"""A row has 32 bytes, so a GPU takes 5,760 bytes and sixteen GPUs 90 KiB."""
 
 FRESH: Final = 2 * PERIOD + DEADLINE
-"""A sample is the present one for so long."""
+"""Seconds for which a sample counts as the present usage."""
 
 
 class Samples:
-    """Asks the GPUs of the inventory for as long as they answer; nobody waits for it.
+    """Asks the GPUs of the inventory for their usage.
 
-    One that is lost, gone or silent is left alone until its probes say otherwise, and its line has
-    a gap there. What fails is health's to tell, not ours. A GPU that leaves the inventory takes
-    its samples along.
+    A GPU that is lost, gone or silent is not asked until its probes pass; its history has a gap
+    there. Failures are not reported here: the probes report them. The samples of a GPU that leaves
+    the inventory are dropped.
     """
 
     def __init__(self, driver: Driver, inventory: Cell[Inventory], clock: Clock) -> None:
@@ -42,25 +42,25 @@ class Samples:
 
     @property
     def bytes(self) -> int:
-        """The memory that all samples take."""
+        """The memory that all samples take, in bytes."""
         return sum(ring.bytes for ring in self._rings.values())
 
     async def run(self) -> NoReturn:
-        """Ask every PERIOD, for ever; a round that took longer is followed by the next at once."""
+        """Ask all GPUs each PERIOD, for ever. After a longer round the next begins at once."""
         while True:
             due = _loop_time() + PERIOD
             await self._round()
             await asyncio.sleep(max(0.0, due - _loop_time()))
 
     def history(self, uuid: GpuUuid) -> tuple[Sampled, ...]:
-        """The samples of the last KEPT seconds, the oldest first."""
+        """The samples of one GPU in the last KEPT seconds, the oldest first."""
         ring = self._rings.get(uuid)
         since = _loop_time() - KEPT
         rows = ring.rows() if ring else ()
         return tuple(self._sampled(uuid, row) for row in rows if row[0] >= since)
 
     def newest(self, uuid: GpuUuid) -> Sampled | None:
-        """How much it is used now; None for a GPU that is not asked or does not tell."""
+        """The usage of one GPU now; None: it is not asked or does not report it."""
         ring = self._rings.get(uuid)
         row = ring.newest() if ring else None
         if row is None or row[0] < _loop_time() - FRESH:
@@ -83,17 +83,17 @@ class Samples:
         except (DriverError, GpuError, TimeoutError):
             return
         ring = self._rings.setdefault(uuid, Ring(ROWS, COLUMNS))
-        told = (sample.gpu_percent, sample.memory_percent, sample.used_mib)
-        ring.add(_loop_time(), *(math.nan if one is None else one for one in told))
+        values = (sample.gpu_percent, sample.memory_percent, sample.used_mib)
+        ring.add(_loop_time(), *(math.nan if value is None else value for value in values))
 
     def _sampled(self, uuid: GpuUuid, row: tuple[float, ...]) -> Sampled:
-        gpu, memory, used = (None if math.isnan(one) else int(one) for one in row[1:])
+        gpu, memory, used = (None if math.isnan(value) else int(value) for value in row[1:])
         at = self._origin + dt.timedelta(seconds=row[0])
         return Sampled(at, GpuSample(uuid, gpu, memory, used))
 
 
 def _answers(gpu: SharedGpu) -> bool:
-    """Whether the GPU is there to be asked; one that is filtered out may be in use yet."""
+    """Whether the GPU can be asked. A GPU that is filtered out may still be in use."""
     return gpu.there and gpu.health.condition is not Condition.LOST and not gpu.health.silent
 
 

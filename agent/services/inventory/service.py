@@ -1,4 +1,4 @@
-"""The sole writer of the inventory: what was found, how it is judged, what of it is held."""
+"""Keeps the inventory: combines scans, health, held slices and settings into one value."""
 
 import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -24,7 +24,7 @@ from agent.core.ports import Clock
 from agent.kit.cell import Cell
 
 MOST_GONE: Final = 64
-"""GPUs that left are known for as long as no more than these left after them."""
+"""The number of GPUs that left the inventory and are still remembered."""
 
 IN_MIG_MODE: Final = "it is in MIG mode, which is not shared yet; disable MIG or use another plugin"
 NODE_OF_MIG: Final = (
@@ -36,13 +36,13 @@ log = structlog.get_logger(__name__)
 
 
 class InventoryKeeper:
-    """Keeps Cell[Inventory] true. Every method is synchronous: one change, one publication.
+    """Sole writer of the inventory. Every method is synchronous and publishes at most once.
 
-    `held` is published too, for whoever lists ids: the slices in use.
-    `left_out` says which GPUs are not shared and why. A GPU stays as it was known while the driver
-    lists it but cannot describe it; a GPU that is gone, filtered out or no longer shareable stays,
-    as not present, while a slice of it is held. So does one that is remembered as not well, and
-    that the driver lists but has not described since we started.
+    - `held`: the slices in use. `left_out`: the GPUs that are not shared, and why.
+    - A GPU that the driver lists but cannot describe keeps its last known facts.
+    - A GPU that is gone, filtered out or no longer shareable stays, as not present, while a slice
+      of it is held. So does a GPU that is remembered as not ok and that the driver lists but has
+      not described since the agent started.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class InventoryKeeper:
 
     @property
     def gone(self) -> tuple[SharedGpu, ...]:
-        """Those that left the inventory since we started, as they were; the last one first."""
+        """GPUs that left the inventory since the agent started, the last one first."""
         return tuple(reversed(self._gone.values()))
 
     async def run(self) -> None:
@@ -74,32 +74,32 @@ class InventoryKeeper:
             self._publish()
 
     def refresh(self) -> None:
-        """The settings are others: publish what follows from them at once."""
+        """Publish at once what follows from the present settings."""
         self._publish()
 
     def found(self, scan: Scan) -> None:
-        """The driver was asked: these GPUs are here."""
+        """Take over a scan of the driver."""
         self._scan = scan
         self._facts.update({gpu.uuid: gpu for gpu in scan.gpus})
         self._publish()
 
     def judged(self, health: Mapping[GpuUuid, Health]) -> None:
-        """These GPUs are so; the others stay as they were."""
+        """Take over the health of these GPUs."""
         self._health.update(health)
         self._publish()
 
     def withhold(self, state: Withholding) -> None:
-        """While that holds nothing is on offer, whatever the GPUs are like."""
+        """Withhold all slices, or offer them again, whatever the health of the GPUs."""
         self._withheld = state.holds
         self._publish()
 
     def hold(self, held: Held) -> None:
-        """These slices are in use, and no others."""
+        """Replace the set of slices in use."""
         self.held.set(held)
         self._publish()
 
     def _publish(self) -> None:
-        """Compute everything anew; publish only what differs."""
+        """Compute the inventory again and publish it if it changed."""
         settings = self._settings.value
         if self._scan is None:
             return
@@ -131,20 +131,20 @@ class InventoryKeeper:
             self._inventory.set(dataclasses.replace(new, generation=old.generation + 1))
 
     def _unwell(self) -> frozenset[GpuUuid]:
-        """Those remembered as not well, and those kept in view for that, until they are described.
+        """GPUs remembered as not ok, and GPUs of the inventory that the driver never described.
 
-        One that nobody looks after is not known to be anything.
+        A GPU whose health checks are switched off does not count.
         """
         kept = (gpu.uuid for gpu in self._inventory.value.gpus if not gpu.gpu.name)
-        told = (
+        not_ok = (
             uuid
             for uuid, health in self._health.items()
             if health.condition is not Condition.OK and health.cause != Cause.OFF
         )
-        return frozenset((*kept, *told))
+        return frozenset((*kept, *not_ok))
 
     def _missing(self, scan: Scan, known: Iterable[GpuUuid]) -> frozenset[GpuUuid]:
-        """Those of `known` that neither this scan nor an earlier one has named."""
+        """The GPUs of `known` that neither this scan nor an earlier one has named."""
         seen = {*(gpu.uuid for gpu in scan.gpus), *(fault.gpu for fault in scan.faults)}
         return frozenset(known) - seen - self._facts.keys()
 
@@ -155,7 +155,7 @@ class InventoryKeeper:
         self._gone = dict(kept[-MOST_GONE:])
 
     def _keep(self, gpu: Gpu, settings: SharingSettings, offer: "_SharedGpus") -> SharedGpu:
-        """One that is kept in view, as not present."""
+        """A GPU that stays in the inventory as not present."""
         shared = self._share(gpu, settings)
         unknown = not gpu.name and gpu.uuid not in self.held.value
         return dataclasses.replace(
@@ -163,7 +163,7 @@ class InventoryKeeper:
             split_count=0 if unknown else shared.split_count,
             present=False,
             there=gpu.uuid in offer.here,
-            obstacle=next((one.text for one in offer.faults if one.gpu == gpu.uuid), ""),
+            obstacle=next((fault.text for fault in offer.faults if fault.gpu == gpu.uuid), ""),
             wanted=offer.wants(gpu),
         )
 
@@ -194,7 +194,7 @@ def _place(shared: SharedGpu) -> tuple[bool, int, GpuUuid]:
 
 
 class _SharedGpus:
-    """Which GPUs of a scan are shared, and what keeps the others out."""
+    """Decides which GPUs of a scan are shared; `faults`: why others are not."""
 
     def __init__(self, scan: Scan, settings: SharingSettings, facts: Mapping[GpuUuid, Gpu]) -> None:
         self._scan = scan
@@ -205,10 +205,10 @@ class _SharedGpus:
             *(gpu.uuid for gpu in scan.gpus),
             *(fault.gpu for fault in scan.faults if not fault.lost),
         }
-        """Whom the driver still lists."""
+        """The GPUs that the driver still lists."""
 
     def shared(self) -> Iterator[Gpu]:
-        """The GPUs to share; one that cannot be described just now is taken as last known."""
+        """The GPUs to share. A GPU that the driver cannot describe has its last known facts."""
         for gpu in self._scan.gpus:
             reason = self._obstacle(gpu)
             if reason:
@@ -227,15 +227,15 @@ class _SharedGpus:
                 self.faults.append(dataclasses.replace(fault, text=text))
 
     def absent(self, held: Collection[GpuUuid], unwell: Collection[GpuUuid]) -> Iterator[Gpu]:
-        """The GPUs to keep as not present: held ones, and some that the driver does not describe.
+        """The GPUs to keep as not present.
 
-        Of these the known ones that are lost, and the unknown ones that are not well.
+        These are held GPUs, lost GPUs with known facts, and `unwell` GPUs without known facts.
         """
         faults = {GpuUuid(fault.gpu): fault for fault in self._scan.faults}
         for uuid in dict.fromkeys((*faults, *held)):
             gpu = known = self._facts.get(uuid)
             if gpu is None:
-                # From before we started: nothing is known but its identity, and perhaps its index.
+                # It is from before the start: only its UUID is known, and perhaps its index.
                 index = faults[uuid].index if uuid in faults else NO_INDEX
                 gpu = Gpu(uuid, index=index, name="", memory_mib=None, pci="")
             is_missed = uuid in unwell if known is None else uuid in faults and faults[uuid].lost
@@ -243,20 +243,20 @@ class _SharedGpus:
                 yield gpu
 
     def wants(self, gpu: Gpu) -> bool:
-        """Whether nothing but the driver keeps it from being shared, as far as it is known."""
+        """Whether the settings and the known facts allow the agent to share the GPU."""
         return not (self._filtered(gpu) or (gpu.name and self._obstacle(gpu)))
 
     def _filtered(self, gpu: Gpu) -> bool:
         return gpu.uuid in self._settings.filter_uuids or gpu.index in self._settings.filter_indexes
 
     def _obstacle(self, gpu: Gpu) -> str:
-        """Why a GPU that the operator did not filter out cannot be shared; empty: it can."""
+        """Why the GPU cannot be shared. Empty: it can, or the operator filtered it out."""
         if self._filtered(gpu):
             return ""
         if not gpu.name:
-            return "the driver does not tell its name, by which schedulers know a GPU"
+            return "the driver does not report its name, which schedulers need"
         if gpu.mig_enabled or self._settings.mode == MIG_MODE:
             return IN_MIG_MODE if gpu.mig_enabled else NODE_OF_MIG
         if registered_mib(gpu.memory_mib, self._settings) is None:
-            return "the driver does not tell its memory; set sharing.preconfiguredMemoryMiB"
+            return "the driver does not report its memory; set sharing.preconfiguredMemoryMiB"
         return ""

@@ -1,7 +1,7 @@
-"""Looks for what would have every new pod refused; while there is such a thing, nothing is offered.
+"""Checks the node for faults for which every new pod would be refused, and withholds all slices.
 
-It judges nothing: what a look raises is what an Allocate would raise there, and when slices are
-withheld and offered again is decided in agent.core.node.withholding.
+A check raises what an Allocate would raise at that step. agent.core.node.withholding decides when
+slices are withheld and offered again.
 """
 
 import asyncio
@@ -18,65 +18,65 @@ from agent.core.node.withholding import Withholding, withheld
 from agent.kit.cell import Cell
 
 PERIOD: Final = 0.5
-"""Seconds between two looks at one thing."""
+"""Seconds between two runs of one check."""
 
 PATIENCE: Final = 15.0
-"""Seconds after which a look that is still going on is a reason. A disk that stalls for a moment
-costs the pods that ask meanwhile; withheld, the kubelet would reject all that are on their way."""
+"""Seconds after which a check that has not ended is a fault. A short stall of the disk fails only
+the pods admitted meanwhile; while slices are withheld, the kubelet rejects all bound pods."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeCheck:
-    """`check` raises AgentError where every new pod would be refused in that `step`."""
+    """A check of the node. `check` raises AgentError if `step` would fail for every new pod."""
 
     step: AllocateStep
     check: Callable[[], Awaitable[None]]
 
 
 class Withholder:
-    """Sole writer of `state`. `withhold` is told when slices are withheld, and when no more.
+    """Sole writer of `state`. `withhold` is called when slices are withheld or offered again.
 
     `say` posts an Event about the Node.
     """
 
     def __init__(
         self,
-        looks: Sequence[NodeCheck],
+        checks: Sequence[NodeCheck],
         withhold: Callable[[Withholding], None],
         say: Callable[[NodeEvent], None],
     ) -> None:
         self.state: Cell[Withholding] = Cell(Withholding())
-        self._looks = looks
-        self._found: dict[NodeCheck, str] = {}
+        self._checks = checks
+        self._reasons: dict[NodeCheck, str] = {}
         self._withhold = withhold
         self._say = say
 
     async def run(self) -> None:
-        """Look for ever. A look that hangs holds up no other one."""
+        """Run all checks for ever. A check that hangs does not delay the others."""
         async with asyncio.TaskGroup() as group:
-            for look in self._looks:
-                group.create_task(self._keep_looking(look))
+            for check in self._checks:
+                group.create_task(self._repeat(check))
 
-    async def _keep_looking(self, look: NodeCheck) -> NoReturn:
+    async def _repeat(self, check: NodeCheck) -> NoReturn:
         loop = asyncio.get_running_loop()
         while True:
-            late = loop.call_later(PATIENCE, self._note, look, TimeoutError())
+            late = loop.call_later(PATIENCE, self._note, check, TimeoutError())
             try:
-                await look.check()
+                await check.check()
             except AgentError as error:
-                self._note(look, error)
+                self._note(check, error)
             else:
-                self._note(look, None)
+                self._note(check, None)
             finally:
                 late.cancel()
             await asyncio.sleep(PERIOD)
 
-    def _note(self, look: NodeCheck, error: AgentError | TimeoutError | None) -> None:
-        """That look found this; decide anew, also because time has passed."""
-        self._found[look] = _sentence(error, look.step)
-        texts = (self._found.get(one, "") for one in self._looks)
+    def _note(self, check: NodeCheck, error: AgentError | TimeoutError | None) -> None:
+        """Record the result of a check and decide again; the decision also depends on time."""
+        self._reasons[check] = _sentence(error, check.step)
+        texts = (self._reasons.get(each, "") for each in self._checks)
         reasons = tuple(dict.fromkeys(filter(None, texts)))
         before, now = self.state.value, asyncio.get_running_loop().time()
         state = withheld(before, reasons, now)
@@ -96,7 +96,7 @@ class Withholder:
 
 
 def _sentence(error: AgentError | TimeoutError | None, step: AllocateStep) -> str:
-    """What a new pod would be told; empty: nothing is wrong."""
+    """The refusal that a new pod would get. Empty: the check passed."""
     if error is None:
         return ""
     if isinstance(error, TimeoutError | StateError):

@@ -1,4 +1,4 @@
-"""The ledger against the kubelet, in both modes, and container directories that nobody holds.
+"""Corrects the ledger to what the kubelet holds, and removes unused container directories.
 
-It may never close a row, or remove a directory, on half a view of the pods or the kubelet.
+It may never close a row, or remove a directory, on an incomplete view of the pods or the kubelet.
 """

@@ -1,4 +1,4 @@
-"""From findings to the ledger: rows to take over, and one change of all that was found."""
+"""Turns the findings of a reconcile into one change of the ledger."""
 
 import dataclasses
 import datetime as dt
@@ -15,17 +15,17 @@ log = structlog.get_logger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AdoptedRows:
-    """Rows of containers that the ledger did not know.
+    """New rows for containers that the ledger did not know.
 
-    Some only keep the ids of a container listed, because nothing says what it was answered.
-    `unread`: how many of them could be taken over later, when more is known.
+    If a container's answer cannot be read, its row only keeps its ids in use. `unread`: how many
+    answers could not be read; a later reconcile tries again.
     """
 
     rows: tuple[Row, ...] = ()
     unread: int = 0
 
     def tell(self) -> None:
-        """One line each."""
+        """Log each row."""
         for row in self.rows:
             named = {
                 "ns": row.namespace,
@@ -39,7 +39,7 @@ class AdoptedRows:
 
 
 async def unread(_: Adoption) -> Row | None:
-    """Nothing says what a container was answered."""
+    """None: plain mode has no source for another plugin's answer."""
     return None
 
 
@@ -49,21 +49,22 @@ async def take_over(
     ledger: Ledger,
     adopt: Callable[[Adoption], Awaitable[Row | None]],
 ) -> AdoptedRows:
-    """Make the rows. `adopt` makes one of an answer that can be read, None: it cannot be."""
+    """Make the new rows. `adopt` makes the row of one container; None: its answer is unreadable."""
     rows: list[Row] = []
     strangers = list(findings.strangers)
     unread = 0
     known = {row.holder for row in ledger.rows}
-    for one in findings.adopt:
-        row = await adopt(one)
+    for adoption in findings.adopt:
+        row = await adopt(adoption)
         if row is not None:
             rows.append(row)
             continue
         unread += 1
-        holder = Holder(one.pod.namespace, one.pod.name, one.container.name)
-        if one.ids and holder not in known:
-            strangers.append(Stranger(holder, one.ids, one.container.resource))
-    kept = (one.row(seen.now, seen.epoch) for one in strangers)
+        pod, container = adoption.pod, adoption.container
+        holder = Holder(pod.namespace, pod.name, container.name)
+        if adoption.ids and holder not in known:
+            strangers.append(Stranger(holder, adoption.ids, container.resource))
+    kept = (stranger.row(seen.now, seen.epoch) for stranger in strangers)
     return AdoptedRows((*rows, *kept), unread)
 
 
@@ -74,7 +75,7 @@ def applied(
     adopted: Iterable[Row],
     now: dt.datetime,
 ) -> Ledger:
-    """The findings about `base` on the newest ledger: rows that changed meanwhile stay."""
+    """`ledger` with the findings about `base`. Rows that changed since `base` stay as they are."""
     for row in findings.confirmed:
         present = ledger.find(row.key)
         if present is not None and present == base.find(row.key):

@@ -1,6 +1,6 @@
-"""Removes what was set aside of containers' directories, part by part, and tells what stays.
+"""Removes container directories that were set aside, in small parts, and reports what stays.
 
-Nothing waits for it: however much a tenant has left, others' directories are made beside it.
+Nothing waits for it: new directories are made meanwhile, however much a tenant has left.
 """
 
 import asyncio
@@ -19,22 +19,22 @@ from agent.kit.news import News
 log = structlog.get_logger(__name__)
 
 PERIOD: Final = 3600.0
-"""Seconds after which what stays is tried again."""
+"""Seconds between attempts to remove what stays."""
 
 RETRY: Final = 60.0
-"""Seconds after which a disk that failed, or did not answer, is asked again."""
+"""Seconds until the next attempt after the disk failed or did not answer."""
 
 PAUSE: Final = 0.05
-"""Seconds between two parts, which take about as long: half of the time is the disk's others'."""
+"""Seconds between two parts. A part takes about as long, so others have the disk half the time."""
 
 DEADLINE: Final = 30.0
-"""Seconds for one part: a single file can be of terabytes."""
+"""Seconds for one part. A single file can have terabytes."""
 
 
 class Clearing:
-    """Sole writer of `state`. `set_aside` changes when there is something to do.
+    """Sole writer of `state`. `set_aside` changes when there is something to remove.
 
-    `say` posts an Event about the Node, once for what stays until nothing does.
+    `say` posts one Event about the Node when directories stay, and no other until none stays.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Clearing:
         self.state: Cell[Cleared] = Cell(Cleared())
 
     async def run(self) -> NoReturn:
-        """Clear at the start, when something was set aside, and now and then."""
+        """Clear at the start, when something was set aside, and each PERIOD."""
         loop = asyncio.get_running_loop()
         news = News(self._set_aside)
         due = loop.time()
@@ -60,7 +60,7 @@ class Clearing:
             await news.wait(max(due - loop.time(), 0.0))
 
     async def _clear(self, *, again: bool) -> bool:
-        """Part after part until nothing is left that can go; False: the disk failed."""
+        """Remove all that can be removed. False: the disk failed."""
         while True:
             try:
                 async with asyncio.timeout(DEADLINE):
@@ -75,7 +75,7 @@ class Clearing:
             await asyncio.sleep(PAUSE)
 
     def _publish(self, cleared: Cleared) -> None:
-        """While it is tried again, what stayed before counts as staying."""
+        """Set the state. During an attempt, what stayed before still counts."""
         before = self.state.value
         if cleared.more and cleared.kept <= before.kept:
             return

@@ -1,7 +1,6 @@
-"""Container directories that no container can hold any more: of closed rows, and leaked ones.
+"""Removes container directories of closed rows, and leaked ones.
 
-A leaked one belongs to no row and to no pod of this node: the ledger or an agent before this one
-forgot it.
+A leaked directory belongs to no row and to no pod of this node.
 """
 
 import asyncio
@@ -20,11 +19,11 @@ from agent.kit.cell import Cell
 log = structlog.get_logger(__name__)
 
 SWEEP_PERIOD = 3600.0
-"""Seconds between searches for leaked directories; the first is made at the start."""
+"""Seconds between searches for leaked directories. The first search is at the start."""
 
 
 class Directories:
-    """Removes what is left behind. Nothing that fails here stops anything else."""
+    """Removes container directories. A failure is logged, never raised."""
 
     def __init__(self, hooks: HookDirs, ledger: Cell[Ledger], clock: Clock) -> None:
         self._hooks = hooks
@@ -33,7 +32,7 @@ class Directories:
         self._swept_at = -math.inf
 
     async def names(self) -> frozenset[str] | None:
-        """All container directories that are there; None: that cannot be seen now."""
+        """The names of all container directories; None: the disk failed or did not answer."""
         try:
             async with asyncio.timeout(DEADLINE):
                 return frozenset(await self._hooks.found())
@@ -42,7 +41,7 @@ class Directories:
             return None
 
     async def sweep(self, seen: ReconcileFacts) -> None:
-        """Remove leaked directories, now and then; after a failed search it is tried again."""
+        """Remove leaked directories if the last successful search is SWEEP_PERIOD ago."""
         elapsed = asyncio.get_running_loop().time()
         if elapsed - self._swept_at < SWEEP_PERIOD:
             return
@@ -61,7 +60,7 @@ class Directories:
                 return
 
     async def remove(self, name: str) -> bool:
-        """Whether the directory is gone."""
+        """Remove the directory. False: the disk failed or did not answer."""
         try:
             async with asyncio.timeout(DEADLINE):
                 await self._hooks.remove(name)

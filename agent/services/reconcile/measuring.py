@@ -1,7 +1,7 @@
-"""Looks how much the containers keep in their directories, and tells who keeps too much.
+"""Measures the container directories and reports large ones.
 
-A container can fill the file system that all of them share. Nothing here prevents that, and nothing
-waits for it: a look is taken in small parts, between those of a removal.
+A container can fill the file system that all of them share. The agent does not prevent that.
+Directories are measured in small parts, so that nothing waits for it.
 """
 
 import asyncio
@@ -30,17 +30,17 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 PERIOD: Final = 60.0
-"""Seconds between two looks at all directories."""
+"""Seconds between two measurements of all directories."""
 
 PAUSE: Final = 0.05
-"""Seconds between two parts of a look, which take about as long."""
+"""Seconds between two parts of a measurement. A part takes about as long."""
 
 DEADLINE: Final = 30.0
-"""Seconds for one part: the disk may be removing a file of terabytes just then."""
+"""Seconds for one part. The disk may be removing a file of terabytes at the same time."""
 
 
 class Measuring:
-    """Sole writer of `state`. `say` posts an Event, once for a directory until it is small."""
+    """Sole writer of `state`. `say` posts one Event for each directory that becomes large."""
 
     def __init__(
         self, hooks: HookDirs, ledger: Cell[Ledger], say: Callable[[NodeEvent], None]
@@ -51,19 +51,19 @@ class Measuring:
         self.state: Cell[Measured] = Cell(Measured())
 
     async def run(self) -> NoReturn:
-        """Look at all of them now and then, for ever."""
+        """Measure all directories each PERIOD, for ever."""
         while True:
             try:
-                await self._look()
+                await self._measure()
             except TimeoutError:
-                # Each of the others would wait as long for the same disk.
+                # The other directories are on the same disk and would time out too.
                 log.warning("hooks.not_measured", err="out of time")
             await asyncio.sleep(PERIOD)
 
-    async def _look(self) -> None:
-        """One container after the other. Raises TimeoutError."""
+    async def _measure(self) -> None:
+        """Measure all directories once, one after the other. Raises TimeoutError."""
         owned = tuple(owned_directories(self._ledger.value))
-        self._set_large(self.state.value.large & {one.name for one in owned})
+        self._set_large(self.state.value.large & {directory.name for directory in owned})
         failures, room = list[str](), DiskRoom()
         try:
             room = await _in_time(self._hooks.room())
@@ -71,9 +71,9 @@ class Measuring:
             failures.append(str(error))
         finally:
             self.state.set(dataclasses.replace(self.state.value, room=room))
-        for one in owned:
+        for directory in owned:
             try:
-                self._judge(one, await self._size(one.name))
+                self._judge(directory, await self._size(directory.name))
             except AgentError as error:
                 failures.append(str(error))
         if failures:
@@ -109,6 +109,6 @@ class Measuring:
 
 
 async def _in_time(part: Awaitable[T]) -> T:
-    """One part of a look. Raises TimeoutError, and what it raises itself."""
+    """Await one part for at most DEADLINE. Raises TimeoutError, and the errors of the part."""
     async with asyncio.timeout(DEADLINE):
         return await part

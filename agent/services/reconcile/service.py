@@ -1,8 +1,8 @@
-"""Reconcile: the ledger against the kubelet, after each answer, each new kubelet, each minute.
+"""Compares the ledger with the kubelet after each answer, for each new kubelet and each minute.
 
-It confirms rows and says where the kubelet booked other GPUs than were offered and answered, takes
-over holders that the ledger does not know (a node that switches to this agent, a lost state file),
-and closes rows by which nobody can live any more. Who decides the shares decides when that is.
+It confirms rows, and reports a mismatch if the kubelet booked other GPUs than were offered. It
+adopts containers that the ledger does not know: another plugin answered them, or the state file was
+lost. It closes rows that no container can use any more; the rules for that differ by mode.
 """
 
 import asyncio
@@ -45,22 +45,22 @@ from agent.services.reconcile.directories import Directories
 log = structlog.get_logger(__name__)
 
 SETTLE = 0.1
-"""Seconds after an answer before the kubelet is asked: it books the answer when it has it."""
+"""Seconds from an answer to the question whether the kubelet has booked it."""
 
 YOUNG = 4.0
-"""Seconds after which an answer is left to the next complete look."""
+"""Seconds after an answer in which a Get asks for it alone. Later the next List confirms it."""
 
 QUIET_WITHIN = 10.0
-"""Seconds after which a List is made all the same."""
+"""Seconds that a List waits at most for a time without an Allocate."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReconcileViews:
-    """What is compared. `epoch` names the kubelet that is there now.
+    """The facts that are compared. `epoch`: the present kubelet instance.
 
-    `rivals` counts the other plugins that are gone: what they answered is not known yet. `taken`
-    are rows in somebody's hands, shared with the allocation: what is being answered is not closed,
-    and what is being closed is not answered.
+    - `rivals`: how many other plugins for the resource are gone; their answers are not known yet.
+    - `taken`: the rows that a call is answering or the reconcile is closing, shared with Allocate:
+      a row is never answered and closed at the same time.
     """
 
     pods: Cell[PodTable]
@@ -72,7 +72,7 @@ class ReconcileViews:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReconcilePeers:
-    """Whom it asks, and where it cleans up. `calls` are the kubelet's requests under way."""
+    """The ports that a reconcile uses. `calls`: the kubelet's requests under way."""
 
     witness: Witness
     records: KubeletRecords
@@ -83,12 +83,13 @@ class ReconcilePeers:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReconcileRule:
-    """What differs by who decides the shares.
+    """What differs between hami mode and plain mode.
 
-    `judge` holds the ledger against what was seen, for the present name of our `resource`. `adopt`
-    makes a row of an answer, None: it cannot. `within`: seconds after which a List is made although
-    Allocates run; None: never, for the ids that it can un-mark decide who has what. `sweeps`: a
-    directory of nobody can be told, so leaked ones are looked for.
+    - `judge`: compares the ledger with the facts, for the present name of the `resource`.
+    - `adopt`: makes the row of a container that was answered; None: its answer is unreadable.
+    - `within`: seconds after which a List is made although Allocates run. None: never, because a
+      List can un-mark ids that decide who has what.
+    - `sweeps`: leaked directories can be recognised, so they are removed.
     """
 
     judge: Callable[[Ledger, ReconcileFacts, str], Findings]
@@ -100,7 +101,7 @@ class ReconcileRule:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Heard:
-    """What the kubelet `epoch` said, and the directories that were found, as in Seen."""
+    """The answers of the kubelet `epoch`, and the directories, as in ReconcileFacts."""
 
     holdings: Sequence[Holding]
     epoch: KubeletEpoch | None
@@ -109,7 +110,7 @@ class _Heard:
 
 
 class Reconcile:
-    """Keeps the ledger in agreement with the kubelet. `commit` is the ledger's."""
+    """Keeps the ledger equal to what the kubelet holds. `commit` may raise StateError."""
 
     def __init__(
         self,
@@ -142,10 +143,11 @@ class Reconcile:
         )
 
     async def run(self) -> NoReturn:
-        """A complete look now, after each new kubelet, each minute and when a row's grace ends.
+        """Reconcile for ever.
 
-        Also when another plugin for our resource is gone, and after an answer of which nobody knows
-        the pod. A short one after each other answer.
+        - With a List: at the start, for each new kubelet, each minute, when a row's grace ends,
+          when another plugin is gone, and after an answer without a known pod.
+        - With a Get of the pod: after each other answer.
         """
         await self._views.pods.until(lambda table: table.synced)
         self._since = self._peers.clock.now()
@@ -158,14 +160,14 @@ class Reconcile:
                 continue
             if epoch != self._epoch:
                 self._epoch, self._met = epoch, asyncio.get_running_loop().time()
-                self._idle = {}  # what this kubelet does not know, it may only not know yet
+                self._idle = {}  # a new kubelet does not know all its pods yet
             rivals = self._views.rivals.value
             failures = 0 if await self._look() else failures + 1
             if self._views.rivals.value == rivals:
                 await self._between(epoch, news, self._period(epoch, failures))
 
     def _period(self, epoch: KubeletEpoch, failures: int) -> float:
-        """Seconds until the next complete look."""
+        """Seconds until the next List."""
         if 0 < failures <= len(RETRIES):
             return RETRIES[failures - 1]
         is_new = asyncio.get_running_loop().time() - self._met < SETTLING
@@ -173,7 +175,7 @@ class Reconcile:
         return SETTLING_PAUSE if is_new and any(row.epoch != epoch for row in rows) else PERIOD
 
     async def _between(self, epoch: KubeletEpoch, news: News, period: float) -> None:
-        """Until the next complete look is due: short looks at what was just answered."""
+        """Confirm fresh answers with Gets until the next List is due."""
         loop = asyncio.get_running_loop()
         due = loop.time() + period
         rivals = self._views.rivals.value
@@ -184,19 +186,19 @@ class Reconcile:
         ):
             fresh = self._fresh(epoch)
             if any(row.holder is None for row in fresh):
-                return  # only a List tells who that is
+                return  # only a List can name the pod
             if fresh:
                 await self._confirm(fresh)
             await news.wait(min(left, PAUSE) if self._asked else left)
 
     def _until_due(self, most: float) -> float:
-        """Seconds until a row may be over, `most` at most."""
+        """Seconds until the grace of a row ends, `most` at most."""
         if self._due is None:
             return most
         return min(most, (self._due - self._peers.clock.now()).total_seconds())
 
     def _fresh(self, epoch: KubeletEpoch) -> tuple[Row, ...]:
-        """Rows answered to this kubelet that it has not confirmed and was not just asked about."""
+        """Unconfirmed rows of this kubelet that it was not asked about in the last PAUSE."""
         elapsed = asyncio.get_running_loop().time()
         self._asked = {key: at for key, at in self._asked.items() if elapsed - at < PAUSE}
         return tuple(
@@ -233,7 +235,7 @@ class Reconcile:
         await self._apply(_Heard(holdings, epoch, complete=False))
 
     async def _look(self) -> bool:
-        """A complete look; False when it should be taken again soon."""
+        """Reconcile with a List. False: it should be tried again soon."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._rule.within):
                 await self._peers.calls.come(QUIET)
@@ -261,11 +263,7 @@ class Reconcile:
         return done
 
     async def _apply(self, heard: _Heard) -> bool:
-        """Hold the ledger against the answers; False when something is left to do.
-
-        They are those of the kubelet that was there before it was asked: of a later one nothing is
-        known.
-        """
+        """Compare the ledger with the answers and correct it. False: something is left to do."""
         recorded: Mapping[ContainerKey, frozenset[SliceId]] | None = None
         if heard.complete or any(row.role is Role.INIT for row in self._views.ledger.value.rows):
             recorded = await self._recorded()
@@ -297,7 +295,7 @@ class Reconcile:
         return written and not adopted.unread and len(over) == len(findings.over)
 
     def _take(self, key: ContainerKey) -> bool:
-        """Whether the row is ours to close: it is not being answered with just now."""
+        """Reserve the row for closing. False: a call is answering it."""
         if key in self._views.taken and key not in self._closing:
             return False
         self._views.taken.add(key)
@@ -310,9 +308,9 @@ class Reconcile:
         self._closing.difference_update(keys)
 
     async def _removed(self, rows: Sequence[Row]) -> list[Row]:
-        """Those of the rows that have no directory any more; the others stay until it is gone.
+        """Remove the rows' directories. Returns the rows whose directory is gone.
 
-        In this order nothing is left behind by a kill.
+        The directory goes before the row, so that a crash leaves no directory without a row.
         """
         over: list[Row] = []
         for row in rows:
@@ -327,12 +325,12 @@ class Reconcile:
             return True
         try:
             name = container_directory(row.key.pod_uid, row.key.container)
-        except Refusal:  # of a file that was tampered with
+        except Refusal:  # the row comes from a state file that was changed by hand
             return True
         return await self._directories.remove(name)
 
     def _seen_failed(self, ledger: Ledger) -> Mapping[PodUid, dt.datetime]:
-        """Since when the failed pods that have rows are known to be failed."""
+        """The failed pods that have rows, with the time at which the agent saw them failed."""
         now, pods = self._peers.clock.now(), self._views.pods.value.pods
         failed = (
             uid

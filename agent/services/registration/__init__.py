@@ -1,4 +1,4 @@
-"""The kubelet's socket: which kubelet is there, registration with it, and rivals for the name.
+"""Registers with the kubelet, follows its instances, and watches for rival device plugins.
 
 It may never answer a call of the kubelet.
 """

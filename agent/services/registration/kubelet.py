@@ -1,7 +1,4 @@
-"""The one watch of the kubelet's directory, and which kubelet is there.
-
-Sole writer of its epoch, which changes when its socket is re-created.
-"""
+"""Watches the kubelet's directory and publishes the present kubelet instance."""
 
 from collections.abc import Callable
 
@@ -12,9 +9,9 @@ from agent.kit.cell import Cell
 
 
 class KubeletWatch:
-    """Publishes the life of the kubelet that is there now, None while there is none.
+    """Sole writer of `epoch`: the present kubelet instance; None: there is no kubelet socket.
 
-    `heard` is told which name came or went, and the empty one where any may have.
+    `heard` is called with the name of each file that was created or removed; empty: any file.
     """
 
     def __init__(self, watch: SocketWatch, heard: Callable[[str], None] = lambda _: None) -> None:
@@ -27,10 +24,10 @@ class KubeletWatch:
         async for name in self._watch.changes():
             self._heard(name)
             self.epoch.set(self._watch.epoch())
-        raise KubeletError("the watch of the kubelet's directory came to an end")
+        raise KubeletError("the watch of the kubelet's directory ended")
 
     def now(self) -> KubeletEpoch | None:
-        """The kubelet's socket looked at now: what an answer is stamped with."""
+        """The kubelet instance, read from its socket at this moment."""
         try:
             return self._watch.epoch()
         except KubeletError:

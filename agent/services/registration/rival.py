@@ -1,9 +1,9 @@
-"""Another device plugin for our resource that comes beside this agent, and goes again.
+"""Watches for another device plugin of the agent's resource, and registers again when it is gone.
 
-Up to kubelet 1.36 who registers last is asked, and nobody is told: our stream stays open, and when
-the other one ends, the kubelet takes the resource for ended although we serve it. So its socket is
-watched, and when it is gone and our stream did not end with it, we begin anew. A kubelet that
-starts removes all sockets: then we register with it anyway, and the other one may live.
+Up to and including 1.36, the kubelet uses the plugin that registered last, and tells neither: the
+agent's stream stays open. When the other plugin ends, the kubelet stops the resource although the
+agent serves it. So the agent registers again when the other socket is gone and its own stream did
+not end. A kubelet that starts removes all sockets; then the agent registers anyway.
 """
 
 import asyncio
@@ -19,38 +19,39 @@ from agent.kit.cell import Cell
 log = structlog.get_logger(__name__)
 
 LOOK_AGAIN = 5.0
-"""Seconds between looks: a plugin that is killed leaves its socket, and no news."""
+"""Seconds between checks. A plugin that is killed leaves its socket file, so no change is seen."""
 
 SETTLE = 0.5
-"""Seconds after news of its socket: it binds before it listens, and our stream may end with it."""
+"""Seconds from a change of its socket file to the check: a plugin binds before it listens, and the
+agent's stream may end with it."""
 
 
 class RivalSocket(Protocol):
-    """Where the other plugin of our resource would serve, by the name that it gives its socket."""
+    """The socket on which another plugin of the agent's resource would serve."""
 
     @property
     def path(self) -> str:
-        """The socket."""
+        """The path of the socket."""
         ...
 
     @property
     def names(self) -> Collection[str]:
-        """The base names whose coming and going tells of it; none where none does."""
+        """The base names of files that a rival creates or removes; may be empty."""
         ...
 
     def answers(self) -> bool | None:
-        """Whether somebody listens there; None: there is no such socket."""
+        """Whether a process listens on the socket; None: there is no socket."""
         ...
 
 
 class RegistrationSpell(Protocol):
-    """Our registration."""
+    """The agent's registration."""
 
     @property
     def spell(self) -> int | None:
         """A number that changes with each registration and each end of the streams.
 
-        None: the kubelet takes no lists now.
+        None: no stream is open.
         """
         ...
 
@@ -60,7 +61,7 @@ class RegistrationSpell(Protocol):
 
 
 class Rivals:
-    """Looks out for the other plugin of our resource. `say` posts an Event about the Node."""
+    """Watches the rival's socket. `say` posts an Event about the Node."""
 
     def __init__(
         self,
@@ -75,17 +76,17 @@ class Rivals:
         self._say = say
         self._news: Cell[int] = Cell(0)
         self.gone: Cell[int] = Cell(0)
-        """How many are gone again: what they answered is not ours."""
+        """How many rivals are gone. The ledger does not have their answers."""
 
     async def run(self) -> NoReturn:
-        """Look at its socket for ever."""
+        """Watch the socket for ever."""
         now, spell, seen = self._socket.answers(), self._registered.spell, self._news.value
         while True:
             came = await self._next(seen)
             if came:
                 await asyncio.sleep(SETTLE)
             seen, before, now = self._news.value, now, self._socket.answers()
-            # It may have come and gone between two looks; a dead file that is removed is no news.
+            # A rival may come and go between two checks. The removal of a dead file does not count.
             was_here = before or (came and before is None)
             if now and not before:
                 self._tell()
@@ -96,12 +97,12 @@ class Rivals:
             spell = self._registered.spell
 
     def heard(self, name: str) -> None:
-        """A name came or went in the directory of its socket."""
+        """Take note that a file was created or removed in the socket's directory."""
         if name in self._socket.names:
             self._news.set(self._news.value + 1)
 
     async def _next(self, seen: int) -> bool:
-        """True for news since `seen`; False: it is time to look all the same."""
+        """Wait for a change since `seen`. False: there was none for LOOK_AGAIN."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_AGAIN):
                 await self._news.until(lambda news: news != seen)
@@ -112,8 +113,8 @@ class Rivals:
         path = self._socket.path
         log.warning("registration.rival", resource=self._resource.value, path=path)
         text = (
-            f"Another device plugin began to serve {self._resource.value} at {path} beside this "
-            "agent, and the kubelet may ask it: take it off the node (HAMi's: the DaemonSet "
-            "hami-device-plugin); when it is gone, the agent registers again."
+            f"Another device plugin serves {self._resource.value} at {path}, so the kubelet may "
+            "ask it instead of this agent. Remove it from the node (HAMi's is the DaemonSet "
+            "hami-device-plugin). The agent registers again when it is gone."
         )
         self._say(NodeEvent("PluginConflict", text, warning=True))

@@ -1,10 +1,10 @@
-"""Registration with the kubelet: keeps a list stream open. The open stream is the truth.
+"""Keeps the resource registered with the kubelet: an open list stream proves the registration.
 
-The kubelet never dials again by itself, and a second Register beside a live stream costs it a
-connection and, up to 1.36, the registration. So: Register only while no stream is open, wait for
-the stream, and begin again when it ends, when our socket file vanished (every kubelet deletes all
-sockets as it starts), or when the kubelet's socket is a new one. One thing it does not show: that
-another plugin registered in our place. Who sees that says `renew`.
+The kubelet never dials again by itself. A second Register beside an open stream costs a connection
+and, up to and including 1.36, the registration. So the agent registers only while no stream is
+open, and then waits for the stream. It registers again when the stream ends, when its socket file
+is gone (every kubelet removes all sockets at its start), and when the kubelet's socket is new. The
+stream does not show that another plugin registered; `renew` is called for that.
 """
 
 import asyncio
@@ -29,30 +29,30 @@ KUBELET_SOCKET = "kubelet.sock"
 DELAYS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 JITTER = 0.5
 REGISTER_DEADLINE = 15.0
-"""Seconds; the kubelet alone may take 10 to dial back before it answers."""
+"""Seconds for a Register. The kubelet takes up to 10 s to dial back before it answers."""
 
 STREAM_DEADLINE = 5.0
 """Seconds from an accepted Register to the stream."""
 
 REBIND_DEADLINE = 15.0
 STABLE_AFTER = 10.0
-"""Seconds that a stream must have lasted for the delays to start over."""
+"""Seconds that a stream must last before the delays start over."""
 
 FRESH_FOR = 1.0
 """Seconds in which a new kubelet socket that refuses connections is tried every 10 to 50 ms."""
 
 REFUSED_DELAY = 60.0
-"""Seconds before a Register is repeated that no repetition can mend."""
+"""Seconds until the next Register after a refusal that will not change by itself."""
 
 LOOK_AGAIN = 5.0
-"""Seconds after which the directory is looked at although nothing was reported."""
+"""Seconds between checks of the directory while no change is reported."""
 
 SWEEP_LOOK = 0.5
-"""Seconds after which our socket file is looked for during a Register, reported or not."""
+"""Seconds between checks for the agent's socket file during a Register."""
 
 _LOST = {
     "stream_lost": "the kubelet's stream ended",
-    "socket_lost": "our socket is gone",
+    "socket_lost": "the agent's socket file is gone",
     "rival_gone": "another plugin took the resource and is gone",
     "renamed": "the resource has another name",
 }
@@ -65,17 +65,17 @@ class Serving(Protocol):
 
     @property
     def endpoint(self) -> str:
-        """The base name of the socket that serves now; empty while none does."""
+        """The base name of the socket that serves now; empty: none serves."""
         ...
 
     async def rebind(self) -> None:
-        """Stop what serves, if anything does, then serve on a new socket. Raises AgentError."""
+        """Stop serving, then serve on a new socket. Raises AgentError."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RegistrationState:
-    """What readiness and people see. `stream`: the kubelet takes our lists now."""
+    """The state for readiness and for people. `stream`: the kubelet receives the agent's lists."""
 
     registered: bool = False
     stream: bool = False
@@ -83,7 +83,7 @@ class RegistrationState:
 
 
 class Registration:
-    """The registration of our resource by its present name. `streams` counts open list streams."""
+    """Registers the present name of `resource`. `streams`: the number of open list streams."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Registration:
         )
 
     async def run(self) -> None:
-        """Keep the resource registered, for as long as it is not cancelled."""
+        """Keep the resource registered for ever."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_streams())
             group.create_task(self._follow_name())
@@ -131,15 +131,15 @@ class Registration:
         return self._ends + self._accepts if self._streams.value > 0 else None
 
     def renew(self) -> None:
-        """Serve on a new socket and register it, although a stream is open.
+        """Serve on a new socket and register it although a stream is open.
 
-        Nothing happens while none is: it is being seen to then.
+        Does nothing while no stream is open: then a registration is under way.
         """
         if self._streams.value > 0:
             self._begin_anew("rival_gone")
 
     def heard(self, name: str) -> None:
-        """A name came or went in the kubelet's directory; under the empty one any may have."""
+        """Take note that a file was created or removed in the kubelet's directory; empty: any."""
         if name in {"", KUBELET_SOCKET, self._serving.endpoint}:
             self._news.set(self._news.value + 1)
 
@@ -149,7 +149,7 @@ class Registration:
         self._news.set(self._news.value + 1)
 
     async def _follow_name(self) -> None:
-        """Another name is registered by a new socket: with the old one the former name goes."""
+        """Register a new name on a new socket; the former name ends with the old socket."""
         names = self._resource.follow()
         await anext(names)
         async for _ in names:
@@ -160,14 +160,14 @@ class Registration:
         await anext(counts)
         async for count in counts:
             if count == 0:
-                # Also for a stream that came and went before anybody looked.
+                # This also covers a stream that opened and ended between two steps.
                 self._ends += 1
                 self._not_accepted()
             self.state.set(dataclasses.replace(self.state.value, stream=count > 0))
             self._news.set(self._news.value + 1)
 
     async def _step(self) -> None:
-        """Look at everything, then do the one thing that is due, or wait for news."""
+        """Do the one thing that is due, or wait for a change."""
         seen = self._news.value
         epoch = self._watch.epoch()
         bound = self._bound()
@@ -189,15 +189,15 @@ class Registration:
             await self._register()
 
     def _bound(self) -> bool:
-        """True when the server's socket file is where the kubelet would look for it."""
+        """Whether the server's socket file is where the kubelet would dial it."""
         endpoint = self._serving.endpoint
         return bool(endpoint) and not self._name_is_spent and self._watch.exists(endpoint)
 
     def _meet(self, epoch: KubeletEpoch) -> None:
-        """A kubelet that we have not registered with: nothing that was waited for counts.
+        """Start over with a new kubelet instance, without the delays of the former one.
 
-        While a stream is open, its socket file may have been touched; a kubelet that really
-        started has deleted ours.
+        If a stream is open, the kubelet's socket file was only touched: a kubelet that starts
+        removes the agent's socket file.
         """
         if self._epoch is not None:
             self._trigger = "kubelet_restart"
@@ -208,7 +208,7 @@ class Registration:
         self._backoff.reset()
 
     def _serve(self) -> None:
-        """A stream is open, so we are registered, whatever became of our last call."""
+        """Record that a stream is open, so the resource is registered."""
         if self._served_since is None:
             self._served_since = _now()
             self._trigger = ""
@@ -218,7 +218,7 @@ class Registration:
         )
 
     def _lose(self, trigger: str) -> None:
-        """The stream ended, or our socket file is gone."""
+        """Record that the stream ended, or that the agent's socket file is gone."""
         if self._served_since is not None and _now() - self._served_since >= STABLE_AFTER:
             self._backoff.reset()
         self._served_since = None
@@ -239,7 +239,7 @@ class Registration:
             self._name_is_spent = False
 
     async def _register(self) -> None:
-        if self._accepted:  # and the time that the kubelet has for opening a stream is over
+        if self._accepted:  # and STREAM_DEADLINE has passed without a stream
             self._not_accepted()
             text = f"registered, but the kubelet opened no stream in {STREAM_DEADLINE:g} s"
             self._say("registration.no_stream", text, problem=True)
@@ -261,10 +261,10 @@ class Registration:
         self._say("registration.accepted", text, registered=True)
 
     async def _call(self) -> AgentError | TimeoutError | None:
-        """One Register, given up when our socket goes meanwhile; the error, or None.
+        """Make one Register; cancel it if the agent's socket file goes. Returns the error, or None.
 
-        A kubelet that starts sweeps its directory and is reached a moment later: it would dial a
-        name that is gone for 10 s, and fail every admission of that time.
+        A kubelet that starts removes all sockets just before it accepts calls. It would dial the
+        removed socket for 10 s and fail every admission meanwhile.
         """
         endpoint = self._serving.endpoint
 
@@ -283,7 +283,8 @@ class Registration:
             gone.cancel()
             if not call.done():
                 call.cancel()
-        return KubeletError("our socket was swept meanwhile") if call.cancelled() else call.result()
+        swept = KubeletError("the kubelet removed the agent's socket file during the call")
+        return swept if call.cancelled() else call.result()
 
     async def _until_gone(self, endpoint: str) -> None:
         """Return once the socket file of that name is gone."""
@@ -291,7 +292,7 @@ class Registration:
             await self._wait(self._news.value, SWEEP_LOOK)
 
     def _not_accepted(self) -> None:
-        """No stream is to be expected from the last Register any more."""
+        """Stop waiting for the stream of the last Register."""
         if self._accepted:
             self._accepted = False
             self._register_at = _now() + self._backoff.next()
@@ -307,23 +308,25 @@ class Registration:
             delay = 0.01 + 0.04 * self._chance.random()
         else:
             delay = self._backoff.next()
-        # The kubelet's record of this name may stay wrong for ever; a new name has none.
+        # The kubelet's record of this socket name may stay wrong for ever; a new name has none.
         self._name_is_spent = refused and _ALREADY in text
         self._register_at = _now() + delay
-        self._say("registration.failed", f"the kubelet did not register us: {text}", problem=True)
+        self._say(
+            "registration.failed", f"registration with the kubelet failed: {text}", problem=True
+        )
 
     def _say(
         self, event: str, text: str, *, registered: bool = False, problem: bool = False
     ) -> None:
-        """Publish the state; log it if it is news."""
+        """Publish the state; log it if it changed."""
         if self.state.set(RegistrationState(registered, self._streams.value > 0, text)):
             tell = log.warning if problem else log.info
             tell(event, resource=self._resource.value, endpoint=self._serving.endpoint, text=text)
 
     async def _is_due(self, seen: int, at: float) -> bool:
-        """True when the time has come; else wait for it or for news, then False."""
+        """Whether the loop time `at` has come. If not, wait for it or for a change; then False."""
         left = at - _now()
-        if left < 0.001:  # a clock may not resolve less
+        if left < 0.001:  # less than a clock may resolve
             return True
         await self._wait(seen, left)
         return False

@@ -1,4 +1,4 @@
-"""What the Node carries of this agent: the register annotation and Events.
+"""Writes the Node's register annotation and posts Events about the Node.
 
-It may never write what is already there.
+It may never write what the API server already holds.
 """

@@ -1,4 +1,4 @@
-"""Events about this Node: best effort, in order, never the only record of anything."""
+"""Posts Events about this Node in order, with best effort. An Event is never the only record."""
 
 import asyncio
 from collections import deque
@@ -14,14 +14,14 @@ from agent.kit.tally import Tally
 log = structlog.get_logger(__name__)
 
 LIMIT = 256
-"""Events that may wait; the oldest is dropped, and counted, when more come."""
+"""Events that may wait. When more come, the oldest is dropped and counted."""
 
 AGAIN = 5.0
-"""Seconds until the first event in line is tried again."""
+"""Seconds until a post that failed is tried again."""
 
 
 class NodeEventQueue:
-    """Events in line. `say` may be called from anywhere on the loop and never waits."""
+    """A queue of at most LIMIT Events."""
 
     def __init__(self) -> None:
         self._line: deque[NodeEvent] = deque()
@@ -33,7 +33,7 @@ class NodeEventQueue:
         )
 
     def say(self, event: NodeEvent) -> None:
-        """Put `event` in line; one that says the same as the last in line is dropped."""
+        """Queue the event unless it equals the last one in the queue. Never waits."""
         if self._line and self._line[-1] == event:
             return
         if len(self._line) >= LIMIT:
@@ -42,7 +42,7 @@ class NodeEventQueue:
         self._news.set()
 
     async def first(self) -> NodeEvent:
-        """The first event in line, which stays there."""
+        """Wait for the first event in the queue; it stays in the queue."""
         while not self._line:
             self._news.clear()
             await self._news.wait()
@@ -50,13 +50,13 @@ class NodeEventQueue:
 
     @property
     def waiting(self) -> tuple[NodeEvent, ...]:
-        """All that is in line, the first one first."""
+        """All events in the queue, the first one first."""
         return tuple(self._line)
 
     def done(self, event: NodeEvent, outcome: str = "") -> None:
-        """Take `event` out of line, if a full line has not pushed it out meanwhile.
+        """Remove the event if it is the first one in the queue.
 
-        `outcome`: what became of it, where it was not posted; whoever posts counts that.
+        `outcome`: what happened to an event that was not posted; empty: it was posted.
         """
         if outcome:
             self.unposted.add(event.reason, outcome)
@@ -65,13 +65,13 @@ class NodeEventQueue:
 
 
 class NoticeLog:
-    """Says in the log what is in line, where there is no API server to post it to."""
+    """Logs the queued events if there is no API server to post them to."""
 
     def __init__(self, notices: NodeEventQueue) -> None:
         self._notices = notices
 
     async def run(self) -> NoReturn:
-        """Say one event after the other, for ever."""
+        """Log one event after the other, for ever."""
         while True:
             event = await self._notices.first()
             level = log.warning if event.warning else log.info
@@ -81,7 +81,7 @@ class NoticeLog:
 
 
 class Announcer:
-    """Posts what is in line."""
+    """Posts the queued events."""
 
     def __init__(self, api: PodApi, notices: NodeEventQueue) -> None:
         self._api = api

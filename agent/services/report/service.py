@@ -1,10 +1,10 @@
-"""The register annotation: what the inventory says against what the API server holds.
+"""Keeps the Node's register annotation equal to the inventory.
 
-Laws: nothing is written when both mean the same, but for a mark, once, where another wrote it: an
-uninstallation asks whose report it is; an empty list is never written; a write that failed is tried
-again, soon once a lost server is back; who fights over the annotation is told, not fought for ever.
-Schedulers up to 2.7.1 drop a node that is silent for a minute: for them alone a stamp is written
-every 30 s.
+- The reporter writes only if the two differ in meaning. Exception: if another plugin wrote a
+  correct report, the agent marks it once as its own, so that an uninstallation removes it.
+- It never writes an empty list. It repeats a failed write, soon once a lost API server is back.
+- If another writer keeps changing the annotation, it stops for 10 minutes and posts an Event.
+- It stamps every 30 s only for schedulers up to and including 2.7.1: they drop a node after 60 s.
 """
 
 import asyncio
@@ -37,21 +37,21 @@ log = structlog.get_logger(__name__)
 DELAYS = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 JITTER = 0.5
 SPREAD = 1.0
-"""Seconds over which nodes spread a changed inventory, and what waited for a server that is back; a
-changed health waits for nobody else."""
+"""Seconds over which nodes spread their writes of a changed inventory, and their writes to an API
+server that is back. A changed health is written at once."""
 ROUNDS = 5
 FIGHT = 600.0
-"""More than so many rounds within so many seconds are a fight; then as long a truce."""
+"""After ROUNDS corrections within FIGHT seconds, the reporter stops for FIGHT seconds."""
 CONFLICT = (
     f"another writer keeps changing the Node annotation {REGISTER}: stop the other device plugin of"
     " this node; the next try is in 10 minutes or when the GPUs change"
 )
 TICK = 0.001
-"""Seconds that a clock may not resolve: what is due so soon is due."""
+"""Seconds: less than a clock may resolve. A write that is due so soon is made now."""
 MARK_RETRY = 30.0
-"""Seconds before a mark that failed is tried again: nothing that a scheduler reads is missing."""
+"""Seconds until a failed mark is tried again. Schedulers do not read the mark."""
 STAMP_EVERY = 30.0
-"""Seconds between stamps for a scheduler that wants them; it forgets the node after 60."""
+"""Seconds between stamps."""
 
 UNSEEN = "the Node has not been seen yet"
 
@@ -64,18 +64,18 @@ class Reason(enum.StrEnum):
     INVENTORY = "inventory"
     HEALTH = "health"
     SCORE = "score"
-    """Only how well the GPUs are joined differs."""
+    """Only the score annotation differs."""
     FOREIGN = "foreign"
-    """We wrote it, and somebody changed it."""
+    """Another writer changed what the agent wrote."""
     TAKEN_OVER = "taken-over"
-    """Another wrote what is true: only the mark is written."""
+    """Another plugin wrote a correct report: the agent writes only the mark."""
     STAMP = "stamp"
-    """Nothing differs, but the scheduler wants a sign of life."""
+    """Nothing differs, but the scheduler needs a stamp."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReportState:
-    """Whether the API server holds what the inventory says; if not, `reason` says why."""
+    """Whether the API server holds the report of the inventory; `reason`: why not."""
 
     reported: bool = False
     reason: str = UNSEEN
@@ -83,9 +83,9 @@ class ReportState:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReportCells:
-    """What the reporter reads, and its own state, which it alone writes.
+    """The facts that the reporter reads, and `state`, which it alone writes.
 
-    `returns` counts how often the node's view was fresh again after the server had been lost.
+    `returns`: how often the API server came back after it was lost.
     """
 
     inventory: Cell[Inventory]
@@ -96,12 +96,12 @@ class ReportCells:
 
 
 Target = tuple[str, str, str | None]
-"""UID of the Node, and what its register and score annotations shall say."""
+"""The UID of the Node, and the texts of its register and score annotations."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DueWrite:
-    """One write that is due: `changes` of the Node `uid`. Urgent: it does not wait its turn."""
+    """One write that is due: `changes` of the Node `uid`. `urgent`: without the SPREAD."""
 
     uid: str
     report: NodeReport
@@ -111,12 +111,12 @@ class DueWrite:
 
     @property
     def target(self) -> Target:
-        """What the write is about: equal means that it was tried already."""
+        """What the write is about. Equal targets: the same write."""
         return self.uid, self.report.register, self.report.score
 
 
 class Reporter:
-    """Keeps the annotation true. `writes` counts by reason, `failures` by the server's code."""
+    """Writes the annotation. `writes` counts by reason, `failures` by HTTP status."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Reporter:
         self._mark_from = 0.0
 
     async def run(self) -> None:
-        """Keep the annotation true for ever."""
+        """Keep the annotation equal to the inventory for ever."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._notice(self._cells.inventory))
             group.create_task(self._notice(self._cells.node))
@@ -165,7 +165,7 @@ class Reporter:
             self._news.set()
 
     async def _come_back(self) -> None:
-        """End the wait for a server that was lost, not the one that it asked for."""
+        """Repeat a failed write soon after the API server is back, unless it asked to wait."""
         async for _ in self._cells.returns.follow():
             if self._failed is None:
                 continue
@@ -198,12 +198,12 @@ class Reporter:
                     await self._news.wait()
 
     def _rest(self, reason: str) -> None:
-        """Nothing differs (no reason), or nothing can be said yet."""
+        """Publish that nothing differs (`reason` is empty), or why there is no report yet."""
         self._cells.state.set(ReportState(reported=not reason, reason=reason))
         self._due = None
 
     def _need(self) -> DueWrite | str:
-        """The write that the newest views ask for, or why there is none (empty: all is said)."""
+        """The write that is due, or why there is no report yet (empty: nothing differs)."""
         node, settings = self._cells.node.value, self._cells.settings.value
         if node is None:
             return UNSEEN
@@ -216,7 +216,7 @@ class Reporter:
         return self._aside(node, report)
 
     def _aside(self, node: NodeView, report: NodeReport) -> DueWrite | str:
-        """What is to be written although nothing differs."""
+        """The write that is due although nothing differs; empty: none."""
         if mark := self._mark(node):
             return DueWrite(node.uid, report, {REPORTS: mark}, Reason.TAKEN_OVER, urgent=False)
         if self._cells.settings.value.profile.stamps:
@@ -224,7 +224,7 @@ class Reporter:
         return ""
 
     def _mark(self, node: NodeView) -> str:
-        """What is to be said of another's report that is true; empty: nothing, or not yet."""
+        """The mark for another plugin's correct report; empty: none is due."""
         if not node.reported_by or asyncio.get_running_loop().time() < self._mark_from:
             return ""
         mark = mark_of(node.reported_by)
@@ -256,14 +256,14 @@ class Reporter:
         return max(turn, self._retry_at(need), self._truce_until(need, now))
 
     def _retry_at(self, need: DueWrite) -> float:
-        """After a failure the same write waits; another one too if the server asked for it."""
+        """When the write may go out after a failure. Another write waits only on request."""
         if self._failed is None:
             return 0.0
         target, error, retry_at = self._failed
         return retry_at if target == need.target or _asks_to_wait(error) else 0.0
 
     def _truce_until(self, need: DueWrite, now: float) -> float:
-        """When a fight with another writer may go on; a changed inventory ends it."""
+        """The loop time at which corrections may go on; a changed inventory ends the wait."""
         if self._truce is not None and self._truce[0] == need.target and now < self._truce[1]:
             self._cells.state.set(ReportState(reported=False, reason=CONFLICT))
             return self._truce[1]
@@ -290,7 +290,7 @@ class Reporter:
         try:
             node = await self._api.annotate_node({**need.changes, HANDSHAKE: stamp})
         except ApiError as error:
-            if self._cells.returns.value != returns:  # it went to a server that was lost then
+            if self._cells.returns.value != returns:  # the API server was lost during the call
                 self._backoff.reset()
             give_up = self._go_unmarked if need.reason is Reason.TAKEN_OVER else self._give_up
             give_up(need, error)
@@ -299,7 +299,7 @@ class Reporter:
         self._saw(node)
 
     def _done(self, need: DueWrite, *, is_written: bool) -> None:
-        """The annotation is as it shall be, or, for who only observes, taken to be."""
+        """Record a successful write. Not `is_written`: the agent only observes."""
         now = asyncio.get_running_loop().time()
         self._failed = self._due = None
         self._backoff.reset()
@@ -309,7 +309,7 @@ class Reporter:
         if need.reason is Reason.STAMP:
             return
         if need.reason is Reason.TAKEN_OVER:
-            self._mark_from = now + FIGHT  # a plugin that is still there writes for ever
+            self._mark_from = now + FIGHT  # the other plugin may still run and write again
             log.info("report.taken_over", mark=need.changes[REPORTS])
             return
         if need.reason is Reason.FOREIGN:
@@ -321,13 +321,13 @@ class Reporter:
             self._tell_lopsided(need.report)
 
     def _tell_lopsided(self, report: NodeReport) -> None:
-        pairs = ", ".join(f"{one} and {other}" for one, other in report.lopsided)
-        text = f"these GPUs tell of different links to each other, one may be broken: {pairs}"
+        pairs = ", ".join(f"{first} and {second}" for first, second in report.lopsided)
+        text = f"a link may be broken, because only one of its two GPUs reports it: {pairs}"
         log.warning("report.lopsided_links", pairs=len(report.lopsided))
         self._say(NodeEvent("AsymmetricGPUP2PLink", text, warning=True))
 
     def _go_unmarked(self, _: DueWrite, error: ApiError) -> None:
-        """What the scheduler reads is true all the same: nothing else waits for the mark."""
+        """Repeat a failed mark later. No other write waits: schedulers do not read the mark."""
         delay = max(MARK_RETRY, error.retry_after or 0.0)
         self._mark_from = asyncio.get_running_loop().time() + delay
         self._due = None
@@ -345,5 +345,5 @@ class Reporter:
 
 
 def _asks_to_wait(error: ApiError) -> bool:
-    """True where the server itself said that it wants no write for a while."""
+    """Whether the API server asked to wait before the next write."""
     return error.retry_after is not None or isinstance(error, ApiThrottled)

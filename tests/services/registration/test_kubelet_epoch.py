@@ -62,5 +62,5 @@ async def test_a_watch_that_ends_is_an_error() -> None:
         async def changes(self):
             yield ""
 
-    with pytest.raises(KubeletError, match="came to an end"):
+    with pytest.raises(KubeletError, match="directory ended"):
         await KubeletWatch(Ending()).run()

@@ -123,7 +123,7 @@ TABLE = {
         RefusalReason.POD_DELETED,
         changed(knowing(a_scene(gone=(POD,), lock=POD), holding(POD)), listed=True),
         "was deleted",
-        "controller starts a new one",
+        "controller makes a new one",
     ),
     "the lock is another's": RefusalCase(
         RefusalReason.NO_RIGHT,
@@ -251,7 +251,7 @@ TABLE = {
     "the GPU of a replay is lost": RefusalCase(
         RefusalReason.BAD_GPU,
         on_gpu(replaying(), condition=Condition.LOST),
-        "no longer there",
+        "gone, lost or in MIG mode",
         "delete the pod",
     ),
     "the driver says nothing": RefusalCase(
