@@ -100,7 +100,8 @@ class FakeContainers:
 class FakeHookDirs:
     """Directories by name; `wiped` and `made` count. None is made while `gate` is closed.
 
-    `changed`: when each changed last, just now where it does not say. `hanging` names a call.
+    `changed`: when each changed last, just now where it does not say. `hanging` names a call,
+    `stuck` directories that cannot be removed.
     `cleared` is what clear() says, one after the other, `clears` how it was asked. `sizes` is what
     measure() says of each name, part after part; `parts` what it was asked.
     """
@@ -113,6 +114,7 @@ class FakeHookDirs:
         self.failure: StateError | None = None
         self.missing: tuple[str, ...] = ()
         self.hanging = ""
+        self.stuck: set[str] = set()
         self.set_aside = Cell(0)
         self.clears: list[bool] = []
         self.cleared = [Cleared()]
@@ -142,6 +144,8 @@ class FakeHookDirs:
         await self._hang("remove")
         if self.failure is not None:
             raise self.failure
+        if name in self.stuck:
+            raise StateError(f"{name}: Device or resource busy")
         self.names.discard(name)
 
     async def clear(self, *, again: bool) -> Cleared:

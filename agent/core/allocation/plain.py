@@ -23,7 +23,7 @@ from agent.core.inventory.inventory import Inventory, SharedGpu
 from agent.core.inventory.share import Share
 from agent.core.inventory.slices import SliceId, split_slice_id
 from agent.core.state.holdings import KubeletEpoch
-from agent.core.state.ledger import PLAIN, Row
+from agent.core.state.ledger import PLAIN, Decider, Row
 
 MOST_IDS = 10_000
 """More slices than any container asks for. A longer request is refused."""
@@ -157,6 +157,9 @@ def asked_again(ids: Iterable[SliceId], rows: Iterable[Row], epoch: KubeletEpoch
     fitting = [
         row
         for row in rows
-        if not row.confirmed and row.epoch != epoch and frozenset(row.slice_ids) == wanted
+        if row.decided_by is Decider.KUBELET
+        and not row.confirmed
+        and row.epoch != epoch
+        and frozenset(row.slice_ids) == wanted
     ]
     return max(fitting, key=lambda row: row.answered_at, default=None)

@@ -35,13 +35,14 @@ Held = frozenset[SliceId]
 
 
 def judge_by_kubelet(ledger: Ledger, seen: ReconcileFacts, resource: str) -> Findings:
-    """Compare the rows of plain mode with a complete List; a Get gives no findings.
+    """Compare the rows with a complete List; a Get gives no findings.
 
-    In hami mode this says when a stranger's row is over.
+    In plain mode that is all rows: a state file of an earlier version may have rows of hami mode.
+    In hami mode it is the strangers' rows.
     """
     if not seen.complete:
         return Findings()
-    before = ledger.rows_by(Decider.KUBELET)
+    before = ledger.rows
     books = _read(before, seen, resource)
     rows = tuple(_learnt(row, books) for row in before)
     idle: dict[ContainerKey, dt.datetime] = {}
@@ -166,7 +167,7 @@ def _grace(row: Row, books: _Books) -> dt.timedelta | None:
     is_new = row.epoch != books.seen.epoch
     if row.holder is None and row.confirmed and is_new:  # only the file named it: init container
         return LOST_GRACE
-    if row.holder is not None and not is_new:
+    if row.holder is not None and row.confirmed and not is_new:
         return GONE_GRACE
     if is_new and not books.pods:
         return None  # a kubelet that knows no pod has just started
@@ -189,6 +190,9 @@ def _since(before: dt.datetime | None, row: Row, now: dt.datetime) -> dt.datetim
 def _strangers(ledger: Ledger, books: _Books) -> Iterable[Stranger]:
     """Holders of slices that no row explains."""
     unheld = {frozenset(row.slice_ids) for row in ledger.rows if row.holder is None}
+    scheduled = {row.holder for row in ledger.rows_by(Decider.SCHEDULER)}
     for holder, ids in sorted(books.holders.items()):
-        if holder not in books.rows and ids not in unheld and any(map(split_slice_id, ids)):
+        if holder in books.rows or holder in scheduled or ids in unheld:
+            continue
+        if any(map(split_slice_id, ids)):
             yield Stranger(holder, tuple(sorted(ids)), books.resource)

@@ -15,7 +15,6 @@ from agent.core.reconcile.findings import EVER, Adoption, Findings, ReconcileFac
 from agent.core.reconcile.pace import SETTLING, UNCONFIRMED_AFTER
 from agent.core.state.holdings import Holding
 from agent.core.state.ledger import (
-    PLAIN,
     ContainerKey,
     Decider,
     Effect,
@@ -43,7 +42,8 @@ def judge_by_scheduler(ledger: Ledger, seen: ReconcileFacts, resource: str) -> F
     over = [row for row in unseen if _vanished(row, by_key, seen)]
     gone = {row.key for row in over}
     overdue = [row for row in unseen if row.key not in gone and _overdue(row, seen.now)]
-    kept = judge_by_kubelet(ledger, seen, resource)
+    strangers = Ledger(ledger.rows_by(Decider.KUBELET))
+    kept = judge_by_kubelet(strangers, seen, resource)
     ends = (*_ends(rows, seen), *([kept.due] if kept.due else []))
     return Findings(
         confirmed=(*(new for old, new in updates if new and new != old), *kept.confirmed),
@@ -160,7 +160,7 @@ def leaked(
         if age >= LEAKED_AFTER
         and PodUid(name.partition("_")[0]) not in owners
         and "_" in name  # the agent did not make a directory of another form
-        and not name.endswith(f"_{PLAIN}")
+        and "-" in name.partition("_")[0]  # plain mode's names have no UID of a pod
     )
 
 

@@ -56,15 +56,23 @@ class Directories:
         ages = {name: now - changed for name, changed in found.items()}
         for name in leaked(ages, self._ledger.value, seen):
             log.info("hooks.leaked", directory=name)
-            if not await self.remove(name):
+            try:
+                await self.remove(name)
+            except TimeoutError:
                 return
 
     async def remove(self, name: str) -> bool:
-        """Remove the directory. False: the disk failed or did not answer."""
+        """Remove the directory. False: this one cannot be removed.
+
+        Raises TimeoutError: the disk does not answer, so it is useless to try another directory.
+        """
         try:
             async with asyncio.timeout(DEADLINE):
                 await self._hooks.remove(name)
-        except (AgentError, TimeoutError) as error:
-            log.warning("hooks.not_removed", directory=name, err=str(error) or "out of time")
+        except AgentError as error:
+            log.warning("hooks.not_removed", directory=name, err=str(error))
             return False
+        except TimeoutError:
+            log.warning("hooks.not_removed", directory=name, err="out of time")
+            raise
         return True

@@ -162,7 +162,7 @@ class Reconcile:
                 self._epoch, self._met = epoch, asyncio.get_running_loop().time()
                 self._idle = {}  # a new kubelet does not know all its pods yet
             rivals = self._views.rivals.value
-            failures = 0 if await self._look() else failures + 1
+            failures = 0 if await self._look(epoch) else failures + 1
             if self._views.rivals.value == rivals:
                 await self._between(epoch, news, self._period(epoch, failures))
 
@@ -234,15 +234,14 @@ class Reconcile:
                 holdings.append(holding)
         await self._apply(_Heard(holdings, epoch, complete=False))
 
-    async def _look(self) -> bool:
-        """Reconcile with a List. False: it should be tried again soon."""
+    async def _look(self, epoch: KubeletEpoch) -> bool:
+        """Reconcile with a List of the kubelet `epoch`. False: it should be tried again soon."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._rule.within):
                 await self._peers.calls.come(QUIET)
         elapsed, self._due = asyncio.get_running_loop().time(), None
         rows = self._views.ledger.value.rows
         self._asked.update((row.key, elapsed) for row in rows if row.holder is None)
-        epoch = self._views.epoch.value
         try:
             async with asyncio.timeout(DEADLINE):
                 holdings = await again(self._peers.witness.list, WitnessThrottled, THROTTLED_PAUSE)
@@ -281,6 +280,9 @@ class Reconcile:
             failed=self._failed,
             idle=self._idle,
         )
+        # A commit that was given up may have dropped its rows later.
+        known = {row.key for row in ledger.rows}
+        self._release_keys(self._closing - known)
         findings = self._rule.judge(ledger, seen, self._rule.resource())
         mine = [row for row in findings.over if self._take(row.key)]
         if heard.complete:
@@ -303,7 +305,9 @@ class Reconcile:
         return True
 
     def _release(self, *rows: Row) -> None:
-        keys = {row.key for row in rows}
+        self._release_keys({row.key for row in rows})
+
+    def _release_keys(self, keys: set[ContainerKey]) -> None:
         self._views.taken.difference_update(keys)
         self._closing.difference_update(keys)
 
@@ -313,14 +317,15 @@ class Reconcile:
         The directory goes before the row, so that a crash leaves no directory without a row.
         """
         over: list[Row] = []
-        for row in rows:
-            if await self._is_removed(row):
-                over.append(row)
-            else:
-                self._release(row)
+        with contextlib.suppress(TimeoutError):  # the others wait for the next look
+            for row in rows:
+                if await self._is_removed(row):
+                    over.append(row)  # noqa: PERF401 -- what went before the disk hung counts
+        self._release(*(row for row in rows if row not in over))
         return over
 
     async def _is_removed(self, row: Row) -> bool:
+        """Whether the row has no directory any more. Raises TimeoutError: see Directories."""
         if not row.has_directory:
             return True
         try:

@@ -10,6 +10,7 @@ from agent.core.cluster.pods import PodUid
 from agent.core.errors import KubeletError, StateError
 from agent.core.reconcile.pace import DEADLINE, PERIOD, QUIET
 from agent.core.state.ledger import PLAIN, Holder
+from tests.builders import NOON, a_row
 from tests.services.allocation.plain_node import a_node
 from tests.unit.core.allocation.plain_scene import EPOCH, HOLDER, NEXT, a_plain_row, holds, ids
 
@@ -288,3 +289,44 @@ async def test_two_rows_of_one_name_are_no_trouble():
                 await node.state.ledger.until(lambda ledger: len(ledger.rows) != 2)
 
         assert {HELD.key, twin.key} == {row.key for row in node.rows}
+
+
+async def test_what_a_row_was_idle_under_one_kubelet_does_not_count_under_the_next():
+    async with a_node(a_plain_row(slice_ids=ids(3))) as node:
+        await asyncio.sleep(5)
+        with node.calls.busy():
+            await asyncio.sleep(58)
+            node.epoch.set(NEXT)
+
+        await asyncio.sleep(5)
+
+        assert 1 == len(node.rows)
+
+
+SCHEDULED = a_row(slice_ids=ids(0), epoch=EPOCH, pod="old", answered_at=NOON)
+"""A row of hami mode in a state file of a version that took another `scheduler` at any time."""
+
+
+async def test_a_row_of_hami_mode_answers_nobody_in_plain_mode():
+    async with a_node(SCHEDULED) as node:
+        node.epoch.set(NEXT)
+        await asyncio.sleep(1)
+
+        await serve(node, ids(0), HOLDER)
+
+        assert [SCHEDULED.key] != [row.key for row in node.rows if row.holder == HOLDER]
+        assert f"{SCHEDULED.key.pod_uid}_{SCHEDULED.key.container}" not in node.hooks.names
+
+
+async def test_a_row_of_hami_mode_is_over_in_plain_mode_when_its_pod_is_gone():
+    own = Holder(SCHEDULED.namespace, SCHEDULED.pod, SCHEDULED.key.container)
+    async with a_node(SCHEDULED) as node:
+        node.book(own, ids(0))
+        await asyncio.sleep(2 * PERIOD)
+        assert [own] == [row.holder for row in node.rows]
+        node.witness.pods.pop((own.namespace, own.pod))
+        node.holds.ids = []
+
+        await asyncio.sleep(2 * PERIOD)
+
+        assert [] == list(node.rows)

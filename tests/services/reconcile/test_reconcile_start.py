@@ -264,3 +264,17 @@ async def test_one_that_goes_while_the_kubelet_is_asked_is_looked_for_again():
         await asyncio.sleep(1)
 
         assert [POD.name] == [row.pod for row in scene.rows]
+
+
+async def test_one_leaked_directory_that_cannot_be_removed_stops_no_other():
+    first = f"{a_pod_uid(6)}_main"
+    async with littered() as scene:
+        scene.hooks.names.add(first)
+        scene.hooks.changed = dict.fromkeys(scene.hooks.names, NOON - DAY)
+        scene.hooks.stuck.add(first)
+        scene.see(POD)
+
+        await asyncio.sleep(2 * PERIOD)
+
+        assert first in scene.hooks.names
+        assert STRANGER not in scene.hooks.names

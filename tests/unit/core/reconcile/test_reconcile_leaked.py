@@ -36,12 +36,17 @@ def test_a_directory_of_any_container_of_a_pod_with_a_row_is_not_leaked():
 
 
 def test_a_directory_of_plain_mode_is_left_to_plain_mode():
-    uid = a_pod_uid(7)
-    answer = a_plain_row(uid=uid)
-    names = {STRANGER: LEAKED_AFTER, f"{uid}_plain": LEAKED_AFTER}
+    answer = a_plain_row()
+    names = {STRANGER: LEAKED_AFTER, f"{answer.key.pod_uid}_plain": LEAKED_AFTER}
 
     assert (STRANGER,) == leaked(names, Ledger(), A_VIEW)
-    assert () == leaked(names, Ledger((answer,)), A_VIEW)
+    assert (STRANGER,) == leaked(names, Ledger((answer,)), A_VIEW)
+
+
+def test_a_container_that_is_called_plain_leaks_as_any_other():
+    name = f"{a_pod_uid(7)}_plain"
+
+    assert (name,) == leaked({name: LEAKED_AFTER}, Ledger(), A_VIEW)
 
 
 def test_a_directory_of_a_deleted_pod_is_not_leaked_while_it_is_remembered():
